@@ -1,0 +1,13 @@
+//! Frames as bytes: addresses, the virtio-net header, flow hashing.
+//!
+//! Nothing here touches guest memory or performs I/O: every function reads private bytes that
+//! were already copied out of a ring.
+
+pub mod ethernet;
+pub mod mac;
+pub mod rarp;
+pub mod vnet;
+
+pub use ethernet::flow_hash;
+pub use mac::MacAddr;
+pub use vnet::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY, VnetHdr};

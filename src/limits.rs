@@ -1,0 +1,284 @@
+//! Every limit and default in one place, each with its reason.
+//!
+//! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes
+//! the data path, lives here and nowhere else.
+
+// --- Frames -------------------------------------------------------------------------------
+
+/// Shortest Ethernet frame a port may send: destination, source, type. Guests do not pad, so the
+/// 60-byte minimum of the wire does not apply.
+pub const MIN_FRAME_LEN: u32 = 14;
+
+/// Longest Ethernet frame carried, in bytes without the virtio-net header: a 65,535-byte IP packet,
+/// the Ethernet header and two VLAN tags. virtio 1.2 section 5.1.6.3.1 sizes receive buffers of
+/// a guest with GUEST_TSO by the same packet.
+pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
+
+/// Bytes of each frame copied out of guest memory before any decision: one cache line. The copy is
+/// what gets delivered, so a sender cannot change an address after it was checked; it covers
+/// Ethernet, one VLAN tag, IPv4 and TCP without options, which flow hashing reads.
+pub const SNAPSHOT_LEN: usize = 64;
+
+// --- Rings --------------------------------------------------------------------------------
+
+/// Largest ring a driver may configure (virtio 1.2 section 2.7: queue size at most 32768).
+pub const MAX_RING_SIZE: u16 = 32_768;
+
+/// Queue pairs per port; `SET_VRING_*` indices stay below four times this plus one control queue,
+/// because some front-ends count rings where others count pairs.
+pub const MAX_QUEUE_PAIRS: u16 = 16;
+
+/// Frames taken from one TX ring at a time. 64 descriptors are four cache lines of heads and 16
+/// of descriptors; larger bursts gained nothing in VPP's and DPDK's published curves.
+pub const BURST_FRAMES: usize = 64;
+
+/// Bytes after which a burst ends (the frame that crosses the line is still taken): bounds how
+/// long one sender may hold a receiver's ring, and equals one maximal GSO frame.
+pub const BURST_BYTES: u32 = 65_536;
+
+/// Copies a burst may ask for by flooding before it is cut; the rest of the ring waits for the
+/// sender's next turn. Keeps a broadcast storm to about one turn of work for any number of ports.
+pub const BURST_FLOOD_COPIES: usize = 512;
+
+/// Descriptors accepted in one chain, direct and indirect together. Linux sends at most 19 and
+/// 64 KiB in 64-byte pieces is 1,024; more is work without payload.
+pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
+
+/// Memory pieces one burst may refer to; the burst ends before a chain that might not fit.
+pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
+
+/// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; a ring of smaller
+/// ones costs its owner frames, not the switch time.
+pub const MAX_MERGED_BUFFERS: usize = 256;
+
+// --- Guest memory -------------------------------------------------------------------------
+
+/// Memory slots offered to a front-end (`GET_MAX_MEM_SLOTS`). QEMU uses up to 509 with memory
+/// hotplug; offering fewer in a later version would strand running guests, so it never shrinks.
+pub const MAX_MEM_SLOTS: usize = 509;
+
+/// Bytes of address space one port may map: larger than most VMs of today, small enough that 100
+/// hostile ports take 100 of the 128 TiB a process has and a victim still maps.
+pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
+
+/// Bytes of dirty log accepted: one bit per 4 KiB page of [`MAX_PORT_MAPPED_BYTES`], doubled for
+/// holes in the guest's physical address space.
+pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
+
+// --- Workers ------------------------------------------------------------------------------
+
+/// A turn (one pass over a worker's ready rings) ends after this long even if rings are ready, so
+/// that pending signals leave in time.
+pub const TURN_NANOS: u64 = 50_000;
+
+/// How long a worker spins for a contended RX ring before it sends its pending signals and parks:
+/// about one maximal hold time (64 frames), so parking only happens when the holder was preempted.
+pub const LOCK_SPIN_NANOS: u64 = 2_000;
+
+/// Consecutive empty looks after which a polling worker stops reading a ring and waits for its
+/// kick: silent guests must not cost cache misses in every turn.
+pub const IDLE_LOOKS_BEFORE_ARM: u32 = 4096;
+
+/// A worker with ready rings looks for kernel events (kicks of other rings, TAPs, notes) this long
+/// after the last look: bounds what a busy guest adds to the latency of a silent one, at 0.4 µs
+/// of system call per look.
+pub const EVENT_CHECK_NANOS: u64 = 20_000;
+
+/// Events taken from epoll at once.
+pub const EPOLL_BATCH: usize = 64;
+
+// --- Sessions -----------------------------------------------------------------------------
+
+/// How long `SET_VRING_ENABLE 0` waits for the frames already posted to leave. A full ring of
+/// 64 KiB frames takes a few ms; the rest is for a busy machine.
+pub const DRAIN_MILLIS: u64 = 500;
+
+/// Log lines per second and port about misbehaviour of a guest or front-end.
+pub const PORT_LOG_LINES_PER_SECOND: u32 = 1;
+
+// --- Forwarding database ------------------------------------------------------------------
+
+/// Addresses one table learns. A host with 128 VMs needs hundreds; the rest is for what lives
+/// behind the uplink. Reserves 6 MiB of address space, backed by memory only where used.
+pub const FDB_MAX_ENTRIES: u32 = 65_536;
+
+/// Largest table a configuration may ask for (96 MiB of address space).
+pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
+
+/// Addresses learned from one port: far more than the containers of a VM, and 16 hostile ports
+/// are needed to fill the table.
+pub const FDB_MAX_PER_PORT: u32 = 4_096;
+
+/// Addresses each port may learn even when the table is full: hostile ports cannot make a quiet
+/// guest's traffic flood. A VM has one address, some a handful.
+pub const FDB_RESERVED_PER_PORT: u32 = 16;
+
+/// Seconds an address is kept without a frame from it (IEEE Std 802.1Q-2018, table 8-6).
+pub const FDB_AGE_SECONDS: u32 = 300;
+
+/// Ports the table can tell apart: 15 bits of a word.
+pub const FDB_MAX_PORTS: usize = 1 << 15;
+
+/// Locks for writers, each over an equal run of buckets. With a handful of workers two learn in
+/// the same shard at the same moment once in 64 times at worst.
+pub const FDB_SHARDS: usize = 64;
+
+/// Buckets a sweep (ageing, flush, listing) visits before it releases the shard's lock: 4 KiB of
+/// words, 0.8 µs in a full table, so that a learning worker hardly ever waits.
+pub const FDB_SWEEP_BUCKETS: usize = 64;
+
+/// Attempts at a shard's lock before a worker leaves learning to the next frame. One takes 10 to
+/// 50 ns, so 128 outlast a holder that runs (see above) and give up on one that was preempted: a
+/// worker must not sleep for the table.
+pub const FDB_LOCK_ATTEMPTS: u32 = 128;
+
+/// MTUs acknowledged (`NET_SET_MTU`): IPv4's least (RFC 791) up to what a frame can carry. A NACK
+/// leaves QEMU's guest with a dead device, so nothing in between is refused.
+pub const MIN_MTU: u64 = 68;
+/// See [`MIN_MTU`].
+pub const MAX_CARRIED_MTU: u64 = 65_535;
+
+// --- vhost-user messages and sockets ------------------------------------------------------
+
+/// Bytes of one message's body. The largest we serve is `SET_MEM_TABLE` with
+/// [`MAX_MESSAGE_FILES`] regions (1,032 bytes); the rest lets us read past, and refuse politely,
+/// messages we do not serve: a whole device configuration space is 4 KiB.
+pub const MAX_MESSAGE_BODY: usize = 4096;
+
+/// Descriptors that may come with one message, and so regions in one `SET_MEM_TABLE`. QEMU and
+/// DPDK send at most 8 there, the `vhost` crate's front-end at most 32; front-ends with more
+/// regions add them one by one (`CONFIGURE_MEM_SLOTS`).
+pub const MAX_MESSAGE_FILES: usize = 32;
+
+/// How long a message may take from its first byte to its last. Front-ends send a message in one
+/// system call; the time is for one that is stopped or swapped out just then. Less than the 5 s
+/// within which a half-sent header has to be given up.
+pub const MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// How long a reply waits for room in the socket. A front-end asks one thing at a time, so only
+/// one that never reads can fill 200 KiB of socket buffer with 20-byte replies.
+pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Front-ends waiting in a listening socket's queue while another is served. One is the rule (a
+/// restarted QEMU whose predecessor is still being taken down); the others get an error at once
+/// instead of a hang.
+pub const SOCKET_BACKLOG: i32 = 8;
+
+/// First and longest pause after `accept` failed for want of descriptors or memory. The pending
+/// connection keeps the listener readable, so without a pause the thread would spin.
+pub const ACCEPT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(50);
+/// See [`ACCEPT_RETRY_MIN`].
+pub const ACCEPT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// First pause between attempts to connect to a front-end that listens; doubles up to
+/// [`CONNECT_RETRY_MAX`].
+pub const CONNECT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(100);
+/// Longest pause between attempts to connect: a VM that starts waits no longer for its network.
+pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// How long the start waits for another daemon that is creating a socket in the same directory.
+/// Creating one takes well under a millisecond; a lock held for longer is not ours.
+pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).
+pub const MAX_SOCKET_PATH: usize = 107;
+
+/// Pieces of a frame handed to the kernel as they are; more are copied together first. The
+/// kernel's own limit is 1,024 (`UIO_MAXIOV`), and each piece costs it about 30 ns.
+pub const TAP_GATHER_PIECES: usize = 32;
+
+/// How often a TAP that is gone is looked for: reattached within a second, at a cost nobody sees.
+pub const TAP_RETRY_MILLIS: u64 = 250;
+
+/// Announcements waiting for a worker; QEMU sends five per migrated guest.
+pub const MAX_NOTES: usize = 256;
+
+// --- The process --------------------------------------------------------------------------
+
+/// How long stopping may take in all; the service manager is told to expect a second.
+pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
+
+/// Stack of a port's thread. It maps memory and answers messages of 4 KiB; the default 2 MiB would
+/// only be address space, but 1,000 of them show in every tool.
+pub const SESSION_STACK_BYTES: usize = 256 * 1024;
+
+/// Sweeps of the forwarding table per ageing time.
+pub const AGEING_SWEEPS: u32 = 8;
+
+// --- System layer -------------------------------------------------------------------------
+
+/// Mappings of foreign memory the whole process may hold: 128 ports with every memory slot used
+/// and a dirty log. The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
+pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
+
+/// Slots by which the registry of guarded mappings grows: one large guest, about 20 KiB.
+pub const GUARD_SEGMENT_SLOTS: usize = 512;
+
+/// Pause between two looks of the watchdog over pending signals. A write that is pending at two
+/// looks is freed, so it lasts at most two pauses: 40 ms of the 100 ms that other ports may wait.
+pub const WATCH_TICK_MILLIS: u64 = 20;
+
+/// Looks for which signals are sent with more care after a blocked one was freed (10 s): fellow
+/// attackers then cost a system call each, not two pauses each.
+pub const WATCH_ALERT_TICKS: u32 = 500;
+
+/// How long a netlink request may take altogether. The kernel answers in microseconds unless
+/// somebody holds the network configuration's lock.
+pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
+
+/// Messages read for one netlink request: the queueing disciplines of a host with 256 devices of
+/// 256 queues each.
+pub const NETLINK_MAX_MESSAGES: usize = 65_536;
+
+/// Queues of one TAP. The kernel allows 256; more than workers bring nothing.
+pub const MAX_TAP_QUEUES: u16 = 64;
+
+/// Interfaces beside the uplink in its bridge that are looked at for advice.
+pub const ADVICE_MAX_NEIGHBOURS: usize = 256;
+
+// --- Configuration ------------------------------------------------------------------------
+
+/// Ports and TAPs together. Port numbers travel as 16 bits in the forwarding table and a flood is
+/// one copy per port; the largest hosts known run a few hundred VMs.
+pub const MAX_PORTS: usize = 1024;
+
+/// TAP uplinks. Each is one more copy of every flooded frame; more than a few have no use, one per
+/// network segment does.
+pub const MAX_TAPS: usize = 64;
+
+/// Static MAC addresses of one port: static entries are exempt from the table's eviction, so their
+/// number is bounded here.
+pub const MAX_STATIC_MACS: usize = 64;
+
+/// Characters of a port's name: it stands in every log line and counter of the port.
+pub const MAX_NAME_LEN: usize = 64;
+
+/// Bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
+pub const MAX_IFNAME_LEN: usize = libc::IFNAMSIZ - 1;
+
+/// Bytes of a configuration file: [`MAX_PORTS`] entries of a kilobyte each.
+pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// Errors of a configuration file that are shown; the rest are only counted.
+pub const MAX_CONFIG_ERRORS: usize = 100;
+
+/// Characters of a rejected value that an error message repeats.
+pub const MAX_QUOTED_CHARS: usize = 80;
+
+/// Worker threads unless configured: one core is all a small host gives away unasked.
+pub const DEFAULT_WORKERS: usize = 1;
+
+/// Queue pairs of a port and queues of a TAP unless configured.
+pub const DEFAULT_QUEUES: u16 = 1;
+
+/// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. The table's shortest, 10 s, is not
+/// enforced: tests and fast-moving VMs profit from less.
+pub const MAX_AGE_SECONDS: u32 = 1_000_000;
+
+/// Permissions of a port's socket unless configured: owner and group, nobody else. Whoever can
+/// connect becomes the VM.
+pub const DEFAULT_SOCKET_MODE: u32 = 0o660;
+
+/// Bytes for one group's entry in the group database before its look-up is given up: a group
+/// with tens of thousands of members.
+pub const MAX_GROUP_ENTRY_BYTES: usize = 1 << 20;

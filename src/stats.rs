@@ -1,0 +1,204 @@
+//! Counters, and the named reasons for a drop.
+//!
+//! `in` is from a port into the switch, `out` from the switch to a port. The books balance:
+//! * per ingress: frames in = drops at the ingress + frames admitted; each admitted frame asks
+//!   for a number of copies;
+//! * over all ports: copies = frames out + drops at an egress.
+//!
+//! Two kinds of writer. A counter that belongs to a ring is only written under that ring's lock,
+//! so it is a plain load and store that any thread may read ([`Counter::add`]). A counter shared
+//! by several writers is off the hot path and uses an atomic add ([`Counter::add_shared`]).
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that one owner at a time increases and everybody may read.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`; the caller holds whatever lock makes it the only writer.
+    #[inline(always)]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Adds `n` where several threads may write.
+    #[inline]
+    pub fn add_shared(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The current value.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $name:ident => $text:literal,)*) => {
+        /// Why a frame, or a copy of it, went no further.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum DropReason { $($(#[$doc])* $name,)* }
+
+        impl DropReason {
+            /// All reasons, in the order of their discriminants.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
+
+            /// The name used in logs and metrics.
+            pub const fn name(self) -> &'static str {
+                match self { $(DropReason::$name => $text,)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// TX chain: a descriptor points outside the guest's memory.
+    BadAddress => "bad_address",
+    /// TX chain: a loop, more descriptors than the ring or the limit allows, a bad indirect table.
+    BadChain => "bad_chain",
+    /// TX chain: a descriptor the device may write, or (RX) one it may only read.
+    BadDirection => "bad_direction",
+    /// Shorter than the virtio-net header plus an Ethernet header.
+    TooShort => "too_short",
+    /// Longer than any frame the switch carries.
+    TooLong => "too_long",
+    /// The virtio-net header asks for an offload that was not negotiated.
+    BadOffload => "bad_offload",
+    /// Source address zero or a group address.
+    BadSource => "bad_source",
+    /// Destination 01:80:c2:00:00:00 to 0f, which a bridge must not forward.
+    Reserved => "reserved",
+    /// The destination lives on the port the frame came from.
+    Hairpin => "hairpin",
+    /// From one uplink to another, which is a loop unless configured.
+    UplinkToUplink => "uplink_to_uplink",
+    /// A flood that no port may receive.
+    NoReceiver => "no_receiver",
+    /// The sender's ring was disabled: its frames are discarded.
+    Disabled => "disabled",
+    /// Egress: no front-end attached, or no enabled receive ring that ever held a buffer.
+    PortDown => "port_down",
+    /// Egress: the receiver has no free buffer, now and at the one retry.
+    NoBuffer => "no_buffer",
+    /// Egress: the frame does not fit the receiver's buffers (without mergeable buffers one chain).
+    NoFit => "no_fit",
+    /// Egress: the receiver's ring is broken until its driver restarts it.
+    RingBroken => "ring_broken",
+    /// Egress: the TAP's queue is full or out of memory.
+    TapFull => "tap_full",
+    /// Egress: the TAP is administratively down.
+    TapDown => "tap_down",
+    /// Egress: the TAP is gone and not reattached yet.
+    TapGone => "tap_gone",
+    /// Egress: the kernel refused this frame.
+    TapRejected => "tap_rejected",
+}
+
+/// A counter per reason.
+#[derive(Debug, Default)]
+pub struct Drops([Counter; DropReason::ALL.len()]);
+
+impl Drops {
+    /// Counts `n` under the lock that makes the caller the only writer.
+    #[inline]
+    pub fn add(&self, reason: DropReason, n: u64) {
+        self.0[reason as usize].add(n);
+    }
+
+    /// Counts `n` from any thread.
+    #[inline]
+    pub fn add_shared(&self, reason: DropReason, n: u64) {
+        self.0[reason as usize].add_shared(n);
+    }
+
+    /// The count of one reason.
+    pub fn get(&self, reason: DropReason) -> u64 {
+        self.0[reason as usize].get()
+    }
+
+    /// Sum over all reasons.
+    pub fn total(&self) -> u64 {
+        self.0.iter().map(Counter::get).sum()
+    }
+}
+
+impl fmt::Display for Drops {
+    /// ` drop.name N` for each reason that is not zero.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for &reason in DropReason::ALL {
+            let n = self.get(reason);
+            if n > 0 {
+                write!(f, " drop.{} {n}", reason.name())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One queue in one direction; written under its ring's lock.
+#[derive(Debug, Default)]
+pub struct QueueStats {
+    /// Frames that crossed: taken from the guest, or delivered to it.
+    pub frames: Counter,
+    /// Their bytes, without virtio-net headers.
+    pub bytes: Counter,
+    /// Copies asked for by admitted frames (TX queues only).
+    pub copies: Counter,
+    /// Frames dropped here.
+    pub drops: Drops,
+    /// Interrupts sent to the guest.
+    pub signals: Counter,
+    /// Bursts after which the guest wanted no interrupt.
+    pub signals_suppressed: Counter,
+    /// Kicks received.
+    pub kicks: Counter,
+    /// RX: buffers returned unused because their chain was invalid.
+    pub bad_buffers: Counter,
+}
+
+/// What belongs to a port as a whole; written from several threads.
+#[derive(Debug, Default)]
+pub struct PortStats {
+    /// Copies dropped because no ring of the port could be chosen.
+    pub drops: Drops,
+    /// Front-ends attached so far.
+    pub attaches: Counter,
+    /// Conversations ended by an error.
+    pub session_errors: Counter,
+    /// Rings marked broken.
+    pub rings_broken: Counter,
+    /// Source addresses not learned because a cap was reached.
+    pub learn_refused: Counter,
+    /// Source addresses not learned because they are another port's static ones.
+    pub learn_static: Counter,
+    /// Announcements sent on the guest's behalf; written by the first worker only.
+    pub announced: QueueStats,
+    /// Turns that ended in a panic and were contained.
+    pub panics: Counter,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_indices_match() {
+        for (i, &a) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(a as usize, i);
+            assert!(DropReason::ALL[..i].iter().all(|b| b.name() != a.name()));
+        }
+    }
+
+    #[test]
+    fn drops_print_only_what_happened() {
+        let drops = Drops::default();
+        drops.add(DropReason::NoBuffer, 3);
+        drops.add_shared(DropReason::Hairpin, 1);
+        assert_eq!(drops.to_string(), " drop.hairpin 1 drop.no_buffer 3");
+        assert_eq!(drops.total(), 4);
+    }
+}
