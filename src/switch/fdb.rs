@@ -1,0 +1,585 @@
+//! The forwarding database: which port an address was last seen on.
+//!
+//! Two hot verbs, [`Fdb::lookup`] and [`Fdb::learn`]; a port is an opaque number. A lookup is one
+//! cache line of plain loads. Learning what is known already is the same and stores nothing;
+//! the time stamp is written once per second and address. Neither takes a lock.
+//!
+//! Writers (insert, move, remove, age, flush) hold the lock of the bucket's shard, a leaf: nothing
+//! else is taken while it is held, and nothing is called that could wait. A worker tries for a
+//! bounded time and otherwise answers [`Learn::Busy`]; the next frame learns instead.
+//!
+//! What readers may rely on:
+//! * An entry that stays is always found. A move replaces the word in one store, so a lookup sees
+//!   the old or the new port, never a gap; nothing is ever shifted from slot to slot.
+//! * An address has at most one entry: every insertion looks again under the lock.
+//! * A remembered answer is valid while [`Fdb::generation`] is what it was **before** the lookup.
+//!   Writers store the word first and count the generation up after, so a reader that still sees
+//!   the old number can at worst hold an answer as old as that number. Plain insertions do not
+//!   count: they make no "lives on port" wrong. They do outdate "lives nowhere", which therefore
+//!   must not be remembered beyond a burst.
+//!
+//! Full buckets. There are at least as many buckets as the table cap, so at the cap a bucket of
+//! eight slots has one entry on average. It is asked for a ninth with probability
+//! e⁻¹ · Σ 1/k! (k ≥ 9) = 1.1e-6: of 65536 addresses in the default table 0.08 on average find no
+//! slot (they displace one of their own port, or flood). With 4096 addresses it is 4e-17 a bucket.
+//! Half the buckets would save 3 MiB of address space and leave 10 addresses without a slot.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::frame::MacAddr;
+use crate::limits::{
+    FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_SHARDS, FDB_SWEEP_BUCKETS,
+};
+
+mod hash;
+mod quota;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use quota::{Quota, Refusal};
+use slots::{Found, Home, Slots, Word};
+
+/// Number of a port in the switch, below [`FDB_MAX_PORTS`].
+pub type PortId = u16;
+
+/// Stamp of an entry that the ageing sweep has claimed: it can no longer be refreshed.
+const EXPIRING: u32 = u32::MAX;
+
+/// Shape of a table. Not printable: it holds the key.
+#[derive(Clone, Copy)]
+pub struct FdbConfig {
+    /// Entries the table learns; beyond it only `reserved_per_port` applies.
+    pub max_entries: u32,
+    /// Entries one port may hold, unless [`Fdb::set_port_cap`] says otherwise.
+    pub max_per_port: u32,
+    /// Entries a port may learn although the table is full.
+    pub reserved_per_port: u32,
+    /// An entry idle for more than this many seconds is removed; 0: never.
+    pub age_seconds: u32,
+    /// Ports are numbered from 0 up to this, exclusive.
+    pub ports: usize,
+    /// Secret of the hash: random per table in service, fixed in tests.
+    pub key: [u64; 2],
+}
+
+/// What became of a source address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Learn {
+    /// Known on this port, by learning in this second or by configuration; nothing was stored.
+    Known,
+    /// Known on this port; its time stamp is now this second.
+    Refreshed,
+    /// New.
+    Inserted,
+    /// It was learned on another port before.
+    Moved {
+        /// The port it left.
+        from: PortId,
+    },
+    /// Refused: it belongs to another port by configuration.
+    Static,
+    /// Refused: the table is full, and so is what is reserved for this port.
+    TableFull,
+    /// Refused: the port holds as many as it may. A moving address stays where it was, so that a
+    /// port at its cap cannot take its neighbours' addresses.
+    PortFull,
+    /// Refused: eight others share its bucket, none of them this port's own learned ones.
+    BucketFull,
+    /// Not now: another thread held the shard for longer than a worker may wait.
+    Busy,
+    /// Refused: zero or a group address is no station.
+    NotStation,
+}
+
+impl Learn {
+    /// True if the address now is in the table on the asking port: the answer may be remembered
+    /// for this second and generation.
+    #[inline]
+    pub fn is_settled(self) -> bool {
+        matches!(
+            self,
+            Learn::Known | Learn::Refreshed | Learn::Inserted | Learn::Moved { .. }
+        )
+    }
+}
+
+/// Why a static entry was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StaticError {
+    /// Zero or a group address.
+    #[error("{0} is no station address")]
+    NotStation(MacAddr),
+    /// Another port has it by configuration.
+    #[error("{mac} already belongs to port {port} by configuration")]
+    Taken {
+        /// The address asked for.
+        mac: MacAddr,
+        /// Its owner.
+        port: PortId,
+    },
+    /// The port's number is not below [`FdbConfig::ports`].
+    #[error("port {0} does not exist")]
+    NoSuchPort(PortId),
+    /// Its bucket holds eight static entries.
+    #[error("no room in the forwarding table for {0}")]
+    BucketFull(MacAddr),
+}
+
+/// One entry of [`Fdb::entries`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The address.
+    pub mac: MacAddr,
+    /// Where it lives.
+    pub port: PortId,
+    /// How long it was silent.
+    pub age: EntryAge,
+}
+
+/// Age of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EntryAge {
+    /// Configured: never ages, never moves.
+    Static,
+    /// Learned, and idle for this many seconds.
+    Idle(u32),
+}
+
+/// Keeps what writers change off the cache lines that lookups read.
+#[repr(align(64))]
+struct CacheLine<T>(T);
+
+/// Entries in each run of [`FDB_SWEEP_BUCKETS`] of one shard: a sweep passes over empty runs and
+/// leaves their memory untouched.
+type Shard = CacheLine<Mutex<Vec<u32>>>;
+
+/// One table. See the module's description for its promises.
+pub struct Fdb {
+    slots: Slots,
+    age_seconds: u32,
+    buckets_per_shard: usize,
+    shards: Vec<Shard>,
+    quota: Quota,
+    generation: CacheLine<AtomicU64>,
+}
+
+impl Fdb {
+    /// An empty table. Sizes beyond [`FDB_MAX_ENTRIES_LIMIT`] and [`FDB_MAX_PORTS`] are cut.
+    pub fn new(config: FdbConfig) -> Fdb {
+        let max_entries = config.max_entries.min(FDB_MAX_ENTRIES_LIMIT);
+        let buckets = (max_entries as usize).next_power_of_two().max(FDB_SHARDS);
+        let buckets_per_shard = buckets / FDB_SHARDS;
+        let runs = buckets_per_shard.div_ceil(FDB_SWEEP_BUCKETS);
+        let ports = config.ports.min(FDB_MAX_PORTS);
+        Fdb {
+            slots: Slots::new(buckets, config.key),
+            age_seconds: config.age_seconds,
+            buckets_per_shard,
+            shards: (0..FDB_SHARDS)
+                .map(|_| CacheLine(Mutex::new(vec![0; runs])))
+                .collect(),
+            quota: Quota::new(
+                ports,
+                max_entries,
+                config.max_per_port,
+                config.reserved_per_port,
+            ),
+            generation: CacheLine(AtomicU64::new(0)),
+        }
+    }
+
+    /// The port where this address lives.
+    #[inline]
+    pub fn lookup(&self, mac: MacAddr) -> Option<PortId> {
+        self.slots
+            .find(self.slots.home(mac))
+            .map(|found| found.word.port())
+    }
+
+    /// Notes that a frame from `mac` came in on `port` in second `now`.
+    #[inline]
+    pub fn learn(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
+        let home = self.slots.home(mac);
+        let now = now.min(EXPIRING - 1);
+        match self.slots.find(home) {
+            Some(found) if found.word.port() == port => self
+                .refresh(found, now)
+                .unwrap_or_else(|| self.learn_locked(mac, port, now)),
+            Some(found) if found.word.is_static() => Learn::Static,
+            Some(_) if self.quota.is_port_full(port) => Learn::PortFull,
+            Some(_) => self.learn_locked(mac, port, now),
+            None => self.learn_new(mac, port, now),
+        }
+    }
+
+    /// Brings the stamp of a known entry up to date; `None` if the slot is changing hands.
+    #[inline]
+    fn refresh(&self, found: Found, now: u32) -> Option<Learn> {
+        let seen = self.slots.stamp(found.slot).load(Ordering::Relaxed);
+        if seen == now || found.word.is_static() {
+            return Some(Learn::Known);
+        }
+        if seen == EXPIRING {
+            return None;
+        }
+        // Any other second is written, an earlier one too: should time ever step back, live
+        // entries follow it.
+        self.restamp(found.slot, seen, now)
+            .then_some(Learn::Refreshed)
+    }
+
+    /// Replaces the stamp unless it is no longer the one seen.
+    ///
+    /// Exchanged, not stored: a refresh and the claim of an ageing sweep may meet, and then one of
+    /// them fails. With a plain store the sweep would remove what was refreshed a moment ago. If
+    /// the slot was reused since it was looked at, the exchange fails too, or at worst tells a
+    /// stranger's entry the right time.
+    #[inline]
+    fn restamp(&self, slot: usize, seen: u32, stamp: u32) -> bool {
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.slots
+            .stamp(slot)
+            .compare_exchange(seen, stamp, success, failure)
+            .is_ok()
+    }
+
+    /// A new address: what needs no lock is refused without one, so that a guest with a million
+    /// addresses costs its neighbours no lock traffic.
+    #[cold]
+    fn learn_new(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
+        if !mac.is_station() {
+            return Learn::NotStation;
+        }
+        match self.quota.refusal(port) {
+            Some(refusal) => refusal.into(),
+            None => self.learn_locked(mac, port, now),
+        }
+    }
+
+    /// Learns under the shard's lock, where nobody else inserts, moves or removes in this bucket.
+    #[cold]
+    fn learn_locked(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
+        let home = self.slots.home(mac);
+        let Some(mut shard) = self.lock_briefly(self.shard_of(home)) else {
+            return Learn::Busy;
+        };
+        // Look again: what the scan without the lock saw may have changed since.
+        match self.slots.find(home) {
+            Some(found) if found.word.port() == port => {
+                // No sweep can have claimed it: that needs this lock.
+                self.slots.stamp(found.slot).store(now, Ordering::Relaxed);
+                Learn::Refreshed
+            }
+            Some(found) if found.word.is_static() => Learn::Static,
+            Some(found) => self.relocate(found, mac, port, now),
+            None => self.insert(&mut shard[self.run_of(home)], home, mac, port, now),
+        }
+    }
+
+    fn relocate(&self, found: Found, mac: MacAddr, port: PortId, now: u32) -> Learn {
+        let from = found.word.port();
+        if let Err(refusal) = self.quota.transfer(from, port) {
+            return refusal.into();
+        }
+        self.write(found.slot, Word::learned(mac, port), now);
+        self.count_generation();
+        Learn::Moved { from }
+    }
+
+    fn insert(&self, run: &mut u32, home: Home, mac: MacAddr, port: PortId, now: u32) -> Learn {
+        let Some(free) = self
+            .slots
+            .bucket(home)
+            .find(|slot| slot.word == Word::EMPTY)
+        else {
+            return self.replace_own_oldest(home, mac, port, now);
+        };
+        if let Err(refusal) = self.quota.take(port) {
+            return refusal.into();
+        }
+        *run += 1;
+        self.write(free.slot, Word::learned(mac, port), now);
+        Learn::Inserted
+    }
+
+    /// The bucket is full: a port may displace its own entries only, or a guest that sends from
+    /// many addresses would push its neighbours out.
+    fn replace_own_oldest(&self, home: Home, mac: MacAddr, port: PortId, now: u32) -> Learn {
+        let own = |word: Word| word.port() == port;
+        let Some(victim) = self.oldest_learned(home, own) else {
+            return Learn::BucketFull;
+        };
+        self.write(victim.slot, Word::learned(mac, port), now);
+        self.count_generation();
+        Learn::Inserted
+    }
+
+    fn oldest_learned(&self, home: Home, eligible: impl Fn(Word) -> bool) -> Option<Found> {
+        self.slots
+            .bucket(home)
+            .filter(|slot| slot.word != Word::EMPTY && !slot.word.is_static())
+            .filter(|slot| eligible(slot.word))
+            .min_by_key(|slot| self.slots.stamp(slot.slot).load(Ordering::Relaxed))
+    }
+
+    /// Ties an address to a port for good: it cannot be learned elsewhere. What was learned about
+    /// it is replaced; caps do not apply to configured entries, though they count.
+    pub fn insert_static(&self, mac: MacAddr, port: PortId) -> Result<(), StaticError> {
+        if !mac.is_station() {
+            return Err(StaticError::NotStation(mac));
+        }
+        if !self.quota.knows(port) {
+            return Err(StaticError::NoSuchPort(port));
+        }
+        let home = self.slots.home(mac);
+        let mut shard = self.lock(self.shard_of(home));
+        let slot = match self.slots.find(home) {
+            Some(found) if found.word == Word::configured(mac, port) => return Ok(()),
+            Some(found) if found.word.is_static() => {
+                return Err(StaticError::Taken {
+                    mac,
+                    port: found.word.port(),
+                });
+            }
+            Some(found) => {
+                self.quota.transfer_static(found.word.port(), port);
+                found.slot
+            }
+            None => self.slot_for_static(&mut shard[self.run_of(home)], home, mac, port)?,
+        };
+        self.write(slot, Word::configured(mac, port), 0);
+        self.count_generation();
+        Ok(())
+    }
+
+    /// An empty slot, or else that of the oldest learned entry of any port: configuration
+    /// outranks learning.
+    fn slot_for_static(
+        &self,
+        run: &mut u32,
+        home: Home,
+        mac: MacAddr,
+        port: PortId,
+    ) -> Result<usize, StaticError> {
+        if let Some(free) = self
+            .slots
+            .bucket(home)
+            .find(|slot| slot.word == Word::EMPTY)
+        {
+            self.quota.take_static(port);
+            *run += 1;
+            return Ok(free.slot);
+        }
+        let victim = self
+            .oldest_learned(home, |_| true)
+            .ok_or(StaticError::BucketFull(mac))?;
+        self.quota.transfer_static(victim.word.port(), port);
+        Ok(victim.slot)
+    }
+
+    /// Removes a static entry of this port; false if the port has none for this address.
+    pub fn remove_static(&self, mac: MacAddr, port: PortId) -> bool {
+        let home = self.slots.home(mac);
+        let mut shard = self.lock(self.shard_of(home));
+        match self.slots.find(home) {
+            Some(found) if found.word == Word::configured(mac, port) => {
+                self.clear(&mut shard[self.run_of(home)], found);
+                self.count_generation();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Removes what was learned on a port; static entries stay. Returns how many.
+    ///
+    /// For a port that goes away: call it when no worker can learn for it any more.
+    pub fn flush_port(&self, port: PortId) -> usize {
+        // Counts are taken before words are stored: none counted, none there.
+        if self.port_len(port) == 0 {
+            return 0;
+        }
+        self.sweep(|found| !found.word.is_static() && found.word.port() == port)
+    }
+
+    /// Removes entries that were idle for more than the configured age. Returns how many.
+    ///
+    /// To be called every few seconds by a thread that is no worker: it visits the whole table,
+    /// one short run of buckets locked at a time.
+    pub fn age(&self, now: u32) -> usize {
+        if self.age_seconds == 0 {
+            return 0;
+        }
+        let now = now.min(EXPIRING - 1);
+        self.sweep(|found| !found.word.is_static() && self.claim_if_idle(found.slot, now))
+    }
+
+    /// Claims an entry for removal unless it is refreshed in time.
+    fn claim_if_idle(&self, slot: usize, now: u32) -> bool {
+        let seen = self.slots.stamp(slot).load(Ordering::Relaxed);
+        let Some(idle) = now.checked_sub(seen) else {
+            // A little ahead, and this sweep merely read the clock before that frame came in.
+            // Far ahead, and time has stepped back: count the age from here, so that a step
+            // neither empties the table nor keeps an entry for ever.
+            if seen - now > self.age_seconds {
+                self.restamp(slot, seen, now);
+            }
+            return false;
+        };
+        // More than, not at least: stamps are whole seconds, and an entry must get its full time.
+        idle > self.age_seconds && self.restamp(slot, seen, EXPIRING)
+    }
+
+    /// Changes whenever a remembered answer of [`Fdb::lookup`] may have become wrong. Read it
+    /// before the lookup that it is to vouch for.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        // Acquire: who sees the new number sees the change it was counted for.
+        self.generation.0.load(Ordering::Acquire)
+    }
+
+    /// Sets how many entries one port may hold, for an uplink with a large network behind it.
+    /// A port that holds more already keeps them until they age.
+    pub fn set_port_cap(&self, port: PortId, cap: u32) {
+        self.quota.set_port_cap(port, cap);
+    }
+
+    /// Entries in the table, static ones included.
+    pub fn len(&self) -> usize {
+        self.quota.total() as usize
+    }
+
+    /// True if the table has no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Entries of a port, static ones included.
+    pub fn port_len(&self, port: PortId) -> usize {
+        self.quota.of_port(port) as usize
+    }
+
+    /// All entries, in no order. Each is what the table held at some moment of the call.
+    pub fn entries(&self, now: u32) -> Vec<Entry> {
+        // Room for what is learned meanwhile: the vector should not grow under a shard's lock.
+        let mut entries = Vec::with_capacity(self.len() + self.len() / 8 + 64);
+        self.sweep(|found| {
+            let stamp = self.slots.stamp(found.slot).load(Ordering::Relaxed);
+            let age = match found.word.is_static() {
+                true => EntryAge::Static,
+                false => EntryAge::Idle(now.saturating_sub(stamp)),
+            };
+            entries.push(Entry {
+                mac: found.word.mac(),
+                port: found.word.port(),
+                age,
+            });
+            false
+        });
+        entries
+    }
+
+    /// Visits every entry and removes those that `doomed` says yes to. Returns how many.
+    fn sweep(&self, mut doomed: impl FnMut(Found) -> bool) -> usize {
+        let mut removed = 0;
+        for shard in 0..self.shards.len() {
+            let mut run = 0;
+            loop {
+                // Released after each run: workers learn in between.
+                let mut entries = self.lock(shard);
+                let Some(empty) = entries[run..].iter().position(|&n| n > 0) else {
+                    break;
+                };
+                run += empty;
+                removed += self.sweep_run(&mut entries[run], shard, run, &mut doomed);
+                run += 1;
+            }
+        }
+        removed
+    }
+
+    fn sweep_run(
+        &self,
+        entries: &mut u32,
+        shard: usize,
+        run: usize,
+        doomed: &mut impl FnMut(Found) -> bool,
+    ) -> usize {
+        let first = shard * self.buckets_per_shard + run * FDB_SWEEP_BUCKETS;
+        let buckets = FDB_SWEEP_BUCKETS.min(self.buckets_per_shard);
+        let mut removed = 0;
+        for slot in self.slots.slots_of(first, buckets) {
+            let found = Found {
+                slot,
+                word: self.slots.word(slot),
+            };
+            if found.word != Word::EMPTY && doomed(found) {
+                self.clear(entries, found);
+                removed += 1;
+            }
+        }
+        if removed > 0 {
+            self.count_generation();
+        }
+        removed
+    }
+
+    /// Stamp first: who sees the word (Acquire) sees its stamp, so a new entry never looks as old
+    /// as the slot's last tenant.
+    fn write(&self, slot: usize, word: Word, stamp: u32) {
+        self.slots.stamp(slot).store(stamp, Ordering::Relaxed);
+        self.slots.set(slot, word);
+    }
+
+    fn clear(&self, run: &mut u32, found: Found) {
+        self.slots.set(found.slot, Word::EMPTY);
+        self.quota.give_back(found.word.port());
+        *run -= 1;
+    }
+
+    /// After the word was stored, never before: a reader that takes the new number for an old
+    /// word would keep the wrong answer until the next change.
+    fn count_generation(&self) {
+        self.generation.0.fetch_add(1, Ordering::Release);
+    }
+
+    fn shard_of(&self, home: Home) -> usize {
+        self.slots.bucket_of(home) / self.buckets_per_shard
+    }
+
+    fn run_of(&self, home: Home) -> usize {
+        self.slots.bucket_of(home) % self.buckets_per_shard / FDB_SWEEP_BUCKETS
+    }
+
+    /// Waits for a shard. For control threads; its holders never wait for anything.
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Vec<u32>> {
+        // Poison is no concern: words are whole at any moment.
+        self.shards[shard]
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tries for a shard as long as a running holder could keep it. For workers.
+    fn lock_briefly(&self, shard: usize) -> Option<MutexGuard<'_, Vec<u32>>> {
+        for _ in 0..FDB_LOCK_ATTEMPTS {
+            match self.shards[shard].0.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::Poisoned(poison)) => return Some(poison.into_inner()),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        None
+    }
+}
+
+impl From<Refusal> for Learn {
+    fn from(refusal: Refusal) -> Learn {
+        match refusal {
+            Refusal::Table => Learn::TableFull,
+            Refusal::Port => Learn::PortFull,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Keyed hash of a 48-bit address: chooses the bucket.
+//!
+//! The threat: a guest picks its addresses freely, and if it knew which share a bucket it could
+//! fill its neighbour's bucket and make the neighbour's frames flood for good. So the hash has a
+//! random key per table, never shown outside, and enough mixing that timing or flooding seen for
+//! some addresses says nothing about others.
+//!
+//! The choice: two rounds of folded multiplication (64 × 64 → 128 bits, high half xor low half),
+//! the construction of wyhash and foldhash. One round spreads sequential addresses evenly too, but
+//! addresses that differ by a little then differ in the product by a little times the key; the
+//! second round, with another multiplier, takes that handle away and costs 0.35 ns of a 2.0 ns
+//! lookup (measured). SipHash-1-3 would be the textbook answer at several times the whole lookup;
+//! the stake is one flooded flow, not a forged message.
+
+/// Fractional digits of π, so that an all-zero key is still a good key (tests use it).
+const PI: [u64; 3] = [
+    0x243f_6a88_85a3_08d3,
+    0x1319_8a2e_0370_7344,
+    0xa409_3822_299f_31d0,
+];
+
+/// The two secret multipliers and the secret offset of one table.
+#[derive(Clone, Copy)]
+pub(super) struct MacHash {
+    offset: u64,
+    first: u64,
+    second: u64,
+}
+
+impl MacHash {
+    pub(super) fn new(key: [u64; 2]) -> MacHash {
+        MacHash {
+            offset: key[0] ^ PI[0],
+            // Odd, so that no bit of the input is multiplied away.
+            first: (key[1] ^ PI[1]) | 1,
+            second: (key[0].rotate_left(32) ^ key[1] ^ PI[2]) | 1,
+        }
+    }
+
+    /// 64 well-mixed bits of an address given as a number below 2^48.
+    #[inline(always)]
+    pub(super) fn hash(&self, mac_bits: u64) -> u64 {
+        fold(fold(mac_bits ^ self.offset, self.first), self.second)
+    }
+}
+
+#[inline(always)]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUCKETS: usize = 4096;
+
+    /// Chi-square of 16 addresses per bucket on average: mean 4095, deviation about 90.
+    fn chi_square(hash: MacHash, address: impl Fn(u64) -> u64) -> f64 {
+        let mut load = vec![0u32; BUCKETS];
+        let count = BUCKETS as u64 * 16;
+        for i in 0..count {
+            load[hash.hash(address(i)) as usize % BUCKETS] += 1;
+        }
+        load.iter()
+            .map(|&n| (f64::from(n) - 16.0).powi(2) / 16.0)
+            .sum()
+    }
+
+    #[test]
+    #[cfg_attr(
+        miri,
+        ignore = "statistics over 3 million hashes, no memory access to check"
+    )]
+    fn addresses_as_hypervisors_number_them_spread_like_random_ones() {
+        for key in [
+            [0, 0],
+            [1, 0],
+            [0, 1],
+            [u64::MAX; 2],
+            [0x0123_4567_89ab_cdef, 0xfeed],
+        ] {
+            let hash = MacHash::new(key);
+            let patterns: [(&str, &dyn Fn(u64) -> u64); 4] = [
+                ("sequential", &|i| 0x5254_0000_0000 + i),
+                ("stride 256", &|i| 0x5254_0000_0000 + (i << 8)),
+                ("high bytes", &|i| (i << 32) | 2),
+                ("bit reversed", &|i| i.reverse_bits() >> 16),
+            ];
+            for (name, pattern) in patterns {
+                let chi = chi_square(hash, pattern);
+                // 8 deviations either way: too even would be structure as well.
+                assert!((3375.0..4815.0).contains(&chi), "{name} {key:x?}: {chi}");
+            }
+        }
+    }
+
+    #[test]
+    fn another_key_gives_other_neighbours() {
+        let (one, two) = (MacHash::new([1, 2]), MacHash::new([3, 4]));
+        let mates = |hash: MacHash| {
+            let home = hash.hash(7) % 16;
+            (0..256)
+                .filter(|&mac| hash.hash(mac) % 16 == home)
+                .collect::<Vec<u64>>()
+        };
+        assert_ne!(mates(one), mates(two));
+    }
+}

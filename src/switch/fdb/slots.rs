@@ -1,0 +1,228 @@
+//! Storage of the forwarding table: words, time stamps, and how they are laid out in memory.
+//!
+//! A word is one table entry in one atomic: 48 bits of address, one bit "static", 15 bits of port.
+//! Zero is an empty slot; no entry looks like it, because the zero address is never stored. An
+//! entry therefore changes hands in one store, and a reader sees the old or the new one, whole.
+//!
+//! A bucket is the eight slots of one cache line. A probe never leaves its bucket, so a lookup
+//! costs at most one miss, and one shard lock covers everything an insertion may touch.
+//!
+//! Memory is taken zeroed from the allocator and stays untouched, thus unbacked, until an entry
+//! is written; a table that holds ten addresses costs ten pages, not 6 MiB.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::PortId;
+use super::hash::MacHash;
+use crate::frame::MacAddr;
+
+/// Slots in a bucket: 8 × 8 bytes are one cache line of x86-64 and arm64.
+pub(super) const BUCKET_SLOTS: usize = 8;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Low bits of a word that are not the address.
+const TAIL_BITS: u32 = 16;
+const TAIL_MASK: u64 = 0xffff;
+const STATIC_BIT: u64 = 0x8000;
+const PORT_MASK: u64 = 0x7fff;
+
+/// One entry, or [`Word::EMPTY`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Word(u64);
+
+impl Word {
+    pub(super) const EMPTY: Word = Word(0);
+
+    pub(super) fn learned(mac: MacAddr, port: PortId) -> Word {
+        Word(pack(mac) << TAIL_BITS | u64::from(port) & PORT_MASK)
+    }
+
+    pub(super) fn configured(mac: MacAddr, port: PortId) -> Word {
+        Word(Word::learned(mac, port).0 | STATIC_BIT)
+    }
+
+    pub(super) fn mac(self) -> MacAddr {
+        let [_, _, a, b, c, d, e, f] = self.0.to_le_bytes();
+        MacAddr([a, b, c, d, e, f])
+    }
+
+    #[inline(always)]
+    pub(super) fn port(self) -> PortId {
+        (self.0 & PORT_MASK) as PortId
+    }
+
+    #[inline(always)]
+    pub(super) fn is_static(self) -> bool {
+        self.0 & STATIC_BIT != 0
+    }
+}
+
+/// The address as a number below 2^48, first octet least significant: a word and a half-word load,
+/// without the byte swaps of the transmission order, which nobody sees in here.
+#[inline(always)]
+fn pack(mac: MacAddr) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from(u32::from_le_bytes([a, b, c, d])) | u64::from(u16::from_le_bytes([e, f])) << 32
+}
+
+/// Where an address belongs: its bucket's first slot, and the address placed as in a word.
+#[derive(Clone, Copy)]
+pub(super) struct Home {
+    first: usize,
+    key: u64,
+}
+
+/// An occupied slot as it was at the moment of the scan.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    pub(super) slot: usize,
+    pub(super) word: Word,
+}
+
+/// The arrays. A slot's number indexes both.
+pub(super) struct Slots {
+    hash: MacHash,
+    bucket_mask: usize,
+    /// Slots before the first cache-line boundary of `words`; they stay unused.
+    skip: usize,
+    words: Vec<AtomicU64>,
+    stamps: Vec<AtomicU32>,
+}
+
+impl Slots {
+    /// `buckets` must be a power of two.
+    pub(super) fn new(buckets: usize, key: [u64; 2]) -> Slots {
+        // A large allocation starts 16 bytes into a page, and safe Rust has no lazily zeroed
+        // array of a 64-byte-aligned type: take one bucket more and start at the boundary.
+        let length = (buckets + 1) * BUCKET_SLOTS;
+        // `vec![0; n]` asks for zeroed memory without touching it, and the map is done in place:
+        // optimised builds reduce it to nothing, so the pages stay unbacked.
+        let words: Vec<AtomicU64> = vec![0u64; length].into_iter().map(AtomicU64::new).collect();
+        let stamps: Vec<AtomicU32> = vec![0u32; length].into_iter().map(AtomicU32::new).collect();
+        let skip = words.as_ptr().addr().wrapping_neg() % LINE / size_of::<AtomicU64>();
+        Slots {
+            hash: MacHash::new(key),
+            bucket_mask: buckets - 1,
+            skip,
+            words,
+            stamps,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn home(&self, mac: MacAddr) -> Home {
+        let bits = pack(mac);
+        let bucket = self.hash.hash(bits) as usize & self.bucket_mask;
+        Home {
+            first: self.skip + bucket * BUCKET_SLOTS,
+            key: bits << TAIL_BITS,
+        }
+    }
+
+    pub(super) fn bucket_of(&self, home: Home) -> usize {
+        (home.first - self.skip) / BUCKET_SLOTS
+    }
+
+    /// The slots of a run of buckets.
+    pub(super) fn slots_of(&self, first_bucket: usize, buckets: usize) -> std::ops::Range<usize> {
+        let first = self.skip + first_bucket * BUCKET_SLOTS;
+        first..first + buckets * BUCKET_SLOTS
+    }
+
+    /// The entry of the address at `home`, if any.
+    ///
+    /// The scan passes over empty slots: entries are removed in any order, and one that stays must
+    /// be found while its neighbours go. Word xor key is below 2^16 exactly for the wanted
+    /// address. It stops at the match: buckets fill from the front and most hold one entry, so
+    /// that took 2.0, 2.4 and 7.2 ns with 10, 1000 and 65536 addresses in random order, a
+    /// branch-free look at all eight slots 5.2, 7.5 and 10.4 (EPYC; a locked hash map 16 to 21).
+    ///
+    /// Acquire pairs with [`Slots::set`]: whoever sees the word sees the stamp stored before it.
+    #[inline(always)]
+    pub(super) fn find(&self, home: Home) -> Option<Found> {
+        let bucket = self.words.get(home.first..home.first + BUCKET_SLOTS)?;
+        for (i, word) in bucket.iter().enumerate() {
+            let word = word.load(Ordering::Acquire);
+            if word ^ home.key <= TAIL_MASK {
+                let found = Found {
+                    slot: home.first + i,
+                    word: Word(word),
+                };
+                // The zero address matches every empty slot, and has no entry.
+                return (found.word != Word::EMPTY).then_some(found);
+            }
+        }
+        None
+    }
+
+    /// All slots of the bucket with their words, empty ones too.
+    pub(super) fn bucket(&self, home: Home) -> impl Iterator<Item = Found> + '_ {
+        (home.first..home.first + BUCKET_SLOTS).map(|slot| Found {
+            slot,
+            word: self.word(slot),
+        })
+    }
+
+    pub(super) fn word(&self, slot: usize) -> Word {
+        Word(self.words[slot].load(Ordering::Acquire))
+    }
+
+    /// Only with the shard's lock held: two writers of one bucket could store one address twice.
+    pub(super) fn set(&self, slot: usize, word: Word) {
+        self.words[slot].store(word.0, Ordering::Release);
+    }
+
+    #[inline(always)]
+    pub(super) fn stamp(&self, slot: usize) -> &AtomicU32 {
+        &self.stamps[slot]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_gives_back_what_it_was_made_of() {
+        let mac = MacAddr([0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        for port in [0, 1, 0x7fff] {
+            let (learned, configured) = (Word::learned(mac, port), Word::configured(mac, port));
+            assert_eq!(
+                (learned.mac(), learned.port(), learned.is_static()),
+                (mac, port, false)
+            );
+            assert_eq!(
+                (configured.mac(), configured.port(), configured.is_static()),
+                (mac, port, true)
+            );
+        }
+    }
+
+    #[test]
+    fn every_bucket_is_one_cache_line() {
+        for buckets in [64, 128, 4096] {
+            let slots = Slots::new(buckets, [0; 2]);
+            assert_eq!(slots.words[slots.skip..].as_ptr().addr() % LINE, 0);
+            assert!(slots.slots_of(0, buckets).end <= slots.words.len());
+        }
+    }
+
+    #[test]
+    fn the_last_slot_of_a_bucket_is_found_behind_seven_empty_ones() {
+        let slots = Slots::new(64, [0; 2]);
+        let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+        let home = slots.home(mac);
+        assert!(slots.find(home).is_none());
+        let last = home.first + BUCKET_SLOTS - 1;
+        slots.set(last, Word::configured(mac, 9));
+        let found = slots.find(home).map(|found| (found.slot, found.word));
+        assert_eq!(found, Some((last, Word::configured(mac, 9))));
+    }
+
+    #[test]
+    fn the_zero_address_matches_no_empty_slot() {
+        let slots = Slots::new(64, [0; 2]);
+        let home = slots.home(MacAddr::default());
+        assert!(slots.find(home).is_none());
+    }
+}

@@ -1,0 +1,169 @@
+//! Random operations on the table and on a plain map must give the same answers.
+
+use std::collections::HashMap;
+
+use super::*;
+
+/// The table's rules over a plain map.
+#[derive(Default)]
+struct Model {
+    entries: HashMap<MacAddr, Modelled>,
+}
+
+#[derive(Clone, Copy)]
+struct Modelled {
+    port: PortId,
+    stamp: u32,
+    configured: bool,
+}
+
+const MODEL_CAPS: FdbConfig = FdbConfig {
+    max_entries: 40,
+    max_per_port: 14,
+    reserved_per_port: 3,
+    age_seconds: 20,
+    ports: 5,
+    key: [7, 8],
+};
+
+impl Model {
+    fn held(&self, port: PortId) -> u32 {
+        self.entries
+            .values()
+            .filter(|entry| entry.port == port)
+            .count() as u32
+    }
+
+    fn learn(&mut self, mac: MacAddr, port: PortId, now: u32) -> Learn {
+        let held = self.held(port);
+        let total = self.entries.len() as u32;
+        if let Some(entry) = self.entries.get_mut(&mac) {
+            if entry.port == port {
+                let fresh = entry.configured || entry.stamp == now;
+                entry.stamp = now;
+                return if fresh {
+                    Learn::Known
+                } else {
+                    Learn::Refreshed
+                };
+            }
+            if entry.configured {
+                return Learn::Static;
+            }
+            if held >= MODEL_CAPS.max_per_port {
+                return Learn::PortFull;
+            }
+            let from = entry.port;
+            (entry.port, entry.stamp) = (port, now);
+            return Learn::Moved { from };
+        }
+        if held >= MODEL_CAPS.max_per_port {
+            return Learn::PortFull;
+        }
+        if held >= MODEL_CAPS.reserved_per_port && total >= MODEL_CAPS.max_entries {
+            return Learn::TableFull;
+        }
+        self.entries.insert(
+            mac,
+            Modelled {
+                port,
+                stamp: now,
+                configured: false,
+            },
+        );
+        Learn::Inserted
+    }
+
+    fn insert_static(&mut self, mac: MacAddr, port: PortId) -> Result<(), StaticError> {
+        if let Some(entry) = self.entries.get(&mac).filter(|entry| entry.configured) {
+            let taken = StaticError::Taken {
+                mac,
+                port: entry.port,
+            };
+            return if entry.port == port {
+                Ok(())
+            } else {
+                Err(taken)
+            };
+        }
+        self.entries.insert(
+            mac,
+            Modelled {
+                port,
+                stamp: 0,
+                configured: true,
+            },
+        );
+        Ok(())
+    }
+
+    fn remove_where(&mut self, doomed: impl Fn(&MacAddr, &Modelled) -> bool) -> usize {
+        let before = self.entries.len();
+        self.entries.retain(|mac, entry| !doomed(mac, entry));
+        before - self.entries.len()
+    }
+}
+
+/// One random operation on both; they must agree on the answer.
+fn step_both(fdb: &Fdb, model: &mut Model, random: &mut Random, now: u32) {
+    let (mac, port) = (station(random.below(60)), random.below(5) as PortId);
+    match random.below(100) {
+        0..70 => assert_eq!(fdb.learn(mac, port, now), model.learn(mac, port, now)),
+        70..90 => {
+            let expected = model.entries.get(&mac).map(|entry| entry.port);
+            assert_eq!(fdb.lookup(mac), expected);
+        }
+        90..93 => assert_eq!(fdb.insert_static(mac, port), model.insert_static(mac, port)),
+        93..97 => {
+            let mine = |m: &MacAddr, e: &Modelled| *m == mac && e.configured && e.port == port;
+            assert_eq!(fdb.remove_static(mac, port), model.remove_where(mine) == 1);
+        }
+        97..98 => {
+            let learned = |_: &MacAddr, e: &Modelled| !e.configured && e.port == port;
+            assert_eq!(fdb.flush_port(port), model.remove_where(learned));
+        }
+        _ => {
+            let age = MODEL_CAPS.age_seconds;
+            let old = |_: &MacAddr, e: &Modelled| !e.configured && now - e.stamp > age;
+            assert_eq!(fdb.age(now), model.remove_where(old));
+        }
+    }
+    assert_eq!(
+        fdb.lookup(mac),
+        model.entries.get(&mac).map(|entry| entry.port),
+        "{mac}"
+    );
+    assert_eq!(fdb.len(), model.entries.len());
+}
+
+#[test]
+fn random_operations_agree_with_a_plain_map() {
+    let (seeds, steps) = if cfg!(miri) { (2, 400) } else { (20, 5_000) };
+    for seed in 0..seeds {
+        let (fdb, mut model, mut random) = (Fdb::new(MODEL_CAPS), Model::default(), Random(seed));
+        let mut remembered: HashMap<MacAddr, (PortId, u64)> = HashMap::new();
+        for step in 0..steps {
+            let now = 1000 + step / 20;
+            step_both(&fdb, &mut model, &mut random, now);
+            let mac = station(random.below(60));
+            let (generation, answer) = (fdb.generation(), fdb.lookup(mac));
+            match remembered.get(&mac) {
+                Some(&(port, at)) if at == generation => {
+                    assert_eq!(
+                        answer,
+                        Some(port),
+                        "a remembered answer went wrong unnoticed"
+                    );
+                }
+                _ => drop(answer.map(|port| remembered.insert(mac, (port, generation)))),
+            }
+        }
+        for entry in fdb.entries(0) {
+            assert_eq!(
+                model.entries.get(&entry.mac).map(|e| e.port),
+                Some(entry.port)
+            );
+        }
+        assert_eq!(fdb.len(), model.entries.len());
+    }
+}

@@ -1,0 +1,224 @@
+//! What a worker may remember between frames, and when it must forget.
+//!
+//! [`SourceMemo`] spares a stream the look at its own source: one per port. Its answer is "this
+//! address is in the table on this port, and its stamp is this second", so it holds for one
+//! second and one generation.
+//!
+//! [`BurstMemo`] gives each address of a burst one decision. That is a matter of order, not only
+//! of speed: were the first frame of a burst flooded and the second, its destination learned
+//! meanwhile on another worker, sent alone, the second would overtake the first, because a burst
+//! delivers unicast before floods. It is cleared with every burst, so "nobody is known for this
+//! address" is not remembered longer, and needs no generation.
+
+use super::fdb::{Learn, PortId};
+use super::policy::Decision;
+use crate::frame::MacAddr;
+use crate::limits::BURST_FRAMES;
+
+/// Twice the addresses, so that probes stay short.
+const INDEX_SLOTS: usize = 2 * BURST_FRAMES;
+/// 2^64 divided by the golden ratio, odd: Knuth's multiplicative hash.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Keeps the product's uppermost bits, as many as number the index.
+const INDEX_SHIFT: u32 = 64 - INDEX_SLOTS.trailing_zeros();
+
+// An index entry is a byte, 0 for empty; masks stand in for bounds checks.
+const _: () = assert!(BURST_FRAMES.is_power_of_two() && BURST_FRAMES < 256);
+
+/// The last source of one port.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SourceMemo {
+    /// Zero, which no station has, when nothing is remembered.
+    source: MacAddr,
+    generation: u64,
+    second: u32,
+    port: PortId,
+}
+
+impl SourceMemo {
+    /// Whether `source` needs no learning: it is in the table on this port, stamped `now`.
+    #[inline]
+    pub fn covers(&self, source: MacAddr, port: PortId, generation: u64, now: u32) -> bool {
+        // The zero address of an empty memo is no station: it must reach `admit_source`.
+        self.source == source
+            && self.second == now
+            && self.generation == generation
+            && self.port == port
+            && !source.is_zero()
+    }
+
+    /// Remembers what [`super::Fdb::learn`] answered, if it may be; `generation` as read before
+    /// that call, or a removal in between would go unnoticed.
+    #[inline]
+    pub fn note(&mut self, source: MacAddr, port: PortId, generation: u64, now: u32, learn: Learn) {
+        if learn.is_settled() {
+            *self = SourceMemo {
+                source,
+                generation,
+                second: now,
+                port,
+            };
+        }
+    }
+}
+
+/// The destinations of one burst and what was decided about each.
+///
+/// The hash is not keyed: a sender that makes all its destinations collide spends about 30 ns more
+/// on each of its own frames, which its own budget pays for.
+pub struct BurstMemo {
+    /// Position in `known` plus one, or 0.
+    index: [u8; INDEX_SLOTS],
+    known: [(MacAddr, Decision); BURST_FRAMES],
+    count: usize,
+    last: usize,
+}
+
+impl BurstMemo {
+    /// Remembers nothing.
+    pub const fn new() -> BurstMemo {
+        BurstMemo {
+            index: [0; INDEX_SLOTS],
+            known: [(MacAddr([0; 6]), Decision::Flood); BURST_FRAMES],
+            count: 0,
+            last: 0,
+        }
+    }
+
+    /// Forgets the last burst. A burst comes from one ring, thus from one ingress port.
+    #[inline]
+    pub fn start_burst(&mut self) {
+        self.index = [0; INDEX_SLOTS];
+        self.count = 0;
+    }
+
+    /// The burst's decision about `destination`: the remembered one, or `decide`'s, which is then
+    /// remembered. Past [`BURST_FRAMES`] different addresses it only asks.
+    #[inline]
+    pub fn decide(&mut self, destination: MacAddr, decide: impl FnOnce() -> Decision) -> Decision {
+        // Most bursts are one stream.
+        let (last, decision) = self.known[self.last];
+        if last == destination && self.count > 0 {
+            return decision;
+        }
+        let mut probe = (destination.to_bits().wrapping_mul(GOLDEN) >> INDEX_SHIFT) as usize;
+        // Half the index is empty at least, so the probe ends.
+        while let Some(position) = usize::from(self.index[probe]).checked_sub(1) {
+            let (address, decision) = self.known[position % BURST_FRAMES];
+            if address == destination {
+                self.last = position % BURST_FRAMES;
+                return decision;
+            }
+            probe = (probe + 1) % INDEX_SLOTS;
+        }
+        let decision = decide();
+        if self.count < BURST_FRAMES {
+            self.known[self.count] = (destination, decision);
+            self.last = self.count;
+            self.count += 1;
+            self.index[probe] = self.count as u8;
+        }
+        decision
+    }
+}
+
+impl Default for BurstMemo {
+    fn default() -> BurstMemo {
+        BurstMemo::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn station(n: u64) -> MacAddr {
+        MacAddr::from_bits(0x5254_0000_0000 + n)
+    }
+
+    #[test]
+    fn a_source_is_covered_for_its_second_generation_and_port() {
+        let mut memo = SourceMemo::default();
+        assert!(!memo.covers(station(1), 3, 7, 100), "an empty memo");
+        memo.note(station(1), 3, 7, 100, Learn::Inserted);
+        assert!(memo.covers(station(1), 3, 7, 100));
+        assert!(!memo.covers(station(2), 3, 7, 100), "another source");
+        assert!(!memo.covers(station(1), 4, 7, 100), "another port");
+        assert!(
+            !memo.covers(station(1), 3, 8, 100),
+            "something moved or went"
+        );
+        assert!(
+            !memo.covers(station(1), 3, 7, 101),
+            "the stamp must be renewed"
+        );
+    }
+
+    #[test]
+    fn refused_learning_is_not_remembered() {
+        let refusals = [
+            Learn::Static,
+            Learn::TableFull,
+            Learn::PortFull,
+            Learn::BucketFull,
+            Learn::Busy,
+            Learn::NotStation,
+        ];
+        for refusal in refusals {
+            let mut memo = SourceMemo::default();
+            memo.note(station(1), 0, 0, 0, refusal);
+            assert!(!memo.covers(station(1), 0, 0, 0), "{refusal:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_memo_does_not_cover_the_zero_address() {
+        assert!(!SourceMemo::default().covers(MacAddr::default(), 0, 0, 0));
+    }
+
+    #[test]
+    fn an_address_gets_one_decision_per_burst() {
+        let mut memo = BurstMemo::new();
+        for round in 0..3 {
+            memo.start_burst();
+            for pass in 0..3 {
+                for n in 0..BURST_FRAMES as u64 {
+                    // What the table would say now; only the first pass may ask it.
+                    let now = Decision::Unicast((round * 1000 + pass * 100 + n) as PortId);
+                    let first = Decision::Unicast((round * 1000 + n) as PortId);
+                    assert_eq!(memo.decide(station(n), || now), first);
+                    assert_eq!(memo.decide(station(n), || Decision::Flood), first);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_zero_destination_is_not_taken_for_an_empty_place() {
+        let mut memo = BurstMemo::new();
+        let zero = MacAddr::default();
+        assert_eq!(
+            memo.decide(zero, || Decision::Unicast(1)),
+            Decision::Unicast(1)
+        );
+        memo.start_burst();
+        assert_eq!(
+            memo.decide(zero, || Decision::Unicast(2)),
+            Decision::Unicast(2)
+        );
+        assert_eq!(memo.decide(zero, || Decision::Flood), Decision::Unicast(2));
+    }
+
+    #[test]
+    fn a_burst_of_too_many_addresses_is_answered_all_the_same() {
+        let mut memo = BurstMemo::new();
+        for n in 0..1000u64 {
+            let decision = Decision::Unicast(n as PortId);
+            assert_eq!(memo.decide(station(n), || decision), decision);
+        }
+        assert_eq!(
+            memo.decide(station(5), || Decision::Flood),
+            Decision::Unicast(5)
+        );
+    }
+}

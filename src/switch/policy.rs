@@ -1,0 +1,378 @@
+//! The story of one frame: may it come in, who sent it, where does it go.
+//!
+//! In the order of IEEE Std 802.1Q-2018, clause 8.6: the source is admitted and learned, then the
+//! reserved addresses are filtered, the destination is resolved, and what may leave by the
+//! resolved port is forwarded; what nobody is known for is flooded.
+//!
+//! Everything here is a function of its arguments and the table. The caller counts drops and
+//! refused learning from the answers; it may call [`Policy::forward`] per frame, or, with what it
+//! remembers of a burst (`memo.rs`), [`Policy::admit_source`] and [`Policy::decide`] apart.
+
+use super::fdb::{Fdb, Learn, PortId};
+use crate::frame::MacAddr;
+
+/// What stands behind a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PortKind {
+    /// A VM.
+    Guest,
+    /// A network of unknown size, usually a TAP in a bridge.
+    Uplink,
+}
+
+/// The caller's table of ports, as far as a decision needs it.
+pub trait PortView {
+    /// The kind of a port, or `None` if there is no such port (any more).
+    fn kind(&self, port: PortId) -> Option<PortKind>;
+}
+
+/// A slice indexed by port number.
+impl PortView for [Option<PortKind>] {
+    fn kind(&self, port: PortId) -> Option<PortKind> {
+        self.get(usize::from(port)).copied().flatten()
+    }
+}
+
+/// The port a frame came in on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ingress {
+    /// Its number.
+    pub port: PortId,
+    /// Its kind.
+    pub kind: PortKind,
+}
+
+/// What the administrator allows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Rules {
+    /// Forward from uplink to uplink. Off by default: two TAPs in one bridge are a loop.
+    pub uplink_to_uplink: bool,
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// To this port alone.
+    Unicast(PortId),
+    /// To every port that [`Rules::flood_reaches`].
+    Flood,
+    /// Nowhere.
+    Drop(DropCause),
+}
+
+/// Why a frame goes nowhere. A drop is an outcome, not an error: the caller counts it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DropCause {
+    /// The destination is one a bridge must not forward (01:80:c2:00:00:00 to 0f).
+    ReservedAddress,
+    /// The source is zero or a group address: no station sends that, and answers to it flood.
+    BadSource,
+    /// The destination lives on the port the frame came from.
+    Hairpin,
+    /// From one uplink to another, which the rules do not allow.
+    UplinkToUplink,
+}
+
+/// The answer to one frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// What became of the source; `None` if the frame was dropped before. Refusals are to be
+    /// counted, they do not stop the frame.
+    pub learned: Option<Learn>,
+    /// Where the frame goes.
+    pub decision: Decision,
+}
+
+impl Rules {
+    /// Whether a flood from `ingress` goes out of `egress`: never back where it came from, and
+    /// from uplink to uplink only if allowed.
+    #[inline]
+    pub fn flood_reaches(self, ingress: Ingress, egress: PortId, egress_kind: PortKind) -> bool {
+        egress != ingress.port && self.allow(ingress.kind, egress_kind)
+    }
+
+    #[inline]
+    fn allow(self, ingress: PortKind, egress: PortKind) -> bool {
+        self.uplink_to_uplink || ingress != PortKind::Uplink || egress != PortKind::Uplink
+    }
+}
+
+/// What decisions are made from: the table, the ports and the rules of one moment.
+pub struct Policy<'a, P: PortView + ?Sized> {
+    /// Where addresses live.
+    pub fdb: &'a Fdb,
+    /// What the ports are.
+    pub ports: &'a P,
+    /// What is allowed.
+    pub rules: Rules,
+}
+
+impl<P: PortView + ?Sized> Policy<'_, P> {
+    /// Decides about one frame that came in on `ingress` in second `now`.
+    #[inline]
+    pub fn forward(
+        &self,
+        ingress: Ingress,
+        source: MacAddr,
+        destination: MacAddr,
+        now: u32,
+    ) -> Verdict {
+        match self.admit_source(ingress, source, now) {
+            Err(cause) => Verdict {
+                learned: None,
+                decision: Decision::Drop(cause),
+            },
+            Ok(learn) => Verdict {
+                learned: Some(learn),
+                decision: self.decide(ingress, destination),
+            },
+        }
+    }
+
+    /// Refuses a frame whose source no station can have; learns the source otherwise.
+    ///
+    /// A source that cannot be learned, because the table is full or because it is configured
+    /// for another port, is no reason to drop the frame: answers to it go elsewhere or flood.
+    #[inline]
+    pub fn admit_source(
+        &self,
+        ingress: Ingress,
+        source: MacAddr,
+        now: u32,
+    ) -> Result<Learn, DropCause> {
+        if !source.is_station() {
+            return Err(DropCause::BadSource);
+        }
+        Ok(self.fdb.learn(source, ingress.port, now))
+    }
+
+    /// Where a frame with this destination goes, its source being admitted.
+    #[inline]
+    pub fn decide(&self, ingress: Ingress, destination: MacAddr) -> Decision {
+        if destination.is_group() {
+            return match destination.is_bridge_reserved() {
+                true => Decision::Drop(DropCause::ReservedAddress),
+                false => Decision::Flood,
+            };
+        }
+        let Some(egress) = self.fdb.lookup(destination) else {
+            return Decision::Flood;
+        };
+        if egress == ingress.port {
+            return Decision::Drop(DropCause::Hairpin);
+        }
+        match self.ports.kind(egress) {
+            // The port is gone and its addresses are about to be flushed: nobody is known.
+            None => Decision::Flood,
+            Some(kind) if !self.rules.allow(ingress.kind, kind) => {
+                Decision::Drop(DropCause::UplinkToUplink)
+            }
+            Some(_) => Decision::Unicast(egress),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::fdb::FdbConfig;
+
+    const GUEST_A: Ingress = Ingress {
+        port: 0,
+        kind: PortKind::Guest,
+    };
+    const GUEST_B: Ingress = Ingress {
+        port: 1,
+        kind: PortKind::Guest,
+    };
+    const UPLINK_C: Ingress = Ingress {
+        port: 2,
+        kind: PortKind::Uplink,
+    };
+    const UPLINK_D: Ingress = Ingress {
+        port: 3,
+        kind: PortKind::Uplink,
+    };
+    const ALL: [Ingress; 4] = [GUEST_A, GUEST_B, UPLINK_C, UPLINK_D];
+    const NOW: u32 = 1000;
+
+    /// A switch of two guests and two uplinks.
+    struct Bench {
+        fdb: Fdb,
+        ports: Vec<Option<PortKind>>,
+        rules: Rules,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            Bench::with_port_cap(16)
+        }
+
+        fn with_port_cap(max_per_port: u32) -> Bench {
+            let fdb = Fdb::new(FdbConfig {
+                max_entries: 64,
+                max_per_port,
+                reserved_per_port: 0,
+                age_seconds: 300,
+                ports: 4,
+                key: [1, 2],
+            });
+            let ports = ALL.iter().map(|port| Some(port.kind)).collect();
+            Bench {
+                fdb,
+                ports,
+                rules: Rules::default(),
+            }
+        }
+
+        fn policy(&self) -> Policy<'_, [Option<PortKind>]> {
+            Policy {
+                fdb: &self.fdb,
+                ports: &self.ports,
+                rules: self.rules,
+            }
+        }
+
+        fn forward(&self, ingress: Ingress, source: MacAddr, destination: MacAddr) -> Verdict {
+            self.policy().forward(ingress, source, destination, NOW)
+        }
+    }
+
+    fn station(n: u8) -> MacAddr {
+        MacAddr([0x52, 0x54, 0, 0, 0, n])
+    }
+
+    #[test]
+    fn an_answer_goes_to_the_port_that_asked_only() {
+        let bench = Bench::new();
+        let asked = bench.forward(GUEST_A, station(1), MacAddr::BROADCAST);
+        assert_eq!(asked.decision, Decision::Flood);
+        assert_eq!(asked.learned, Some(Learn::Inserted));
+        let answered = bench.forward(GUEST_B, station(2), station(1));
+        assert_eq!(answered.decision, Decision::Unicast(GUEST_A.port));
+        let again = bench.forward(GUEST_A, station(1), station(2));
+        assert_eq!(again.decision, Decision::Unicast(GUEST_B.port));
+        assert_eq!(again.learned, Some(Learn::Known));
+    }
+
+    #[test]
+    fn unknown_unicast_multicast_and_broadcast_flood() {
+        let bench = Bench::new();
+        let multicast = MacAddr([0x33, 0x33, 0, 0, 0, 1]);
+        let beyond_reserved = MacAddr([0x01, 0x80, 0xc2, 0, 0, 0x10]);
+        for to in [
+            station(9),
+            multicast,
+            beyond_reserved,
+            MacAddr::BROADCAST,
+            MacAddr([0; 6]),
+        ] {
+            assert_eq!(
+                bench.forward(GUEST_A, station(1), to).decision,
+                Decision::Flood,
+                "{to}"
+            );
+        }
+    }
+
+    #[test]
+    fn reserved_addresses_are_not_forwarded_and_their_sender_is_learned() {
+        let bench = Bench::new();
+        for last in 0..=0x0f {
+            let to = MacAddr([0x01, 0x80, 0xc2, 0, 0, last]);
+            let verdict = bench.forward(GUEST_A, station(last + 1), to);
+            assert_eq!(
+                verdict.decision,
+                Decision::Drop(DropCause::ReservedAddress),
+                "{to}"
+            );
+            assert_eq!(verdict.learned, Some(Learn::Inserted));
+        }
+    }
+
+    #[test]
+    fn a_source_no_station_has_is_dropped_and_not_learned() {
+        let bench = Bench::new();
+        let multicast = MacAddr([0x01, 0, 0x5e, 0, 0, 1]);
+        for source in [MacAddr([0; 6]), multicast, MacAddr::BROADCAST] {
+            let verdict = bench.forward(GUEST_A, source, station(1));
+            let dropped = Decision::Drop(DropCause::BadSource);
+            assert_eq!(
+                verdict,
+                Verdict {
+                    learned: None,
+                    decision: dropped
+                },
+                "{source}"
+            );
+        }
+        assert!(bench.fdb.is_empty());
+    }
+
+    #[test]
+    fn a_frame_does_not_go_back_where_it_came_from() {
+        let bench = Bench::new();
+        bench.forward(GUEST_A, station(1), MacAddr::BROADCAST);
+        let verdict = bench.forward(GUEST_A, station(2), station(1));
+        assert_eq!(verdict.decision, Decision::Drop(DropCause::Hairpin));
+    }
+
+    #[test]
+    fn uplink_to_uplink_is_dropped_unless_allowed() {
+        let mut bench = Bench::new();
+        bench.forward(UPLINK_D, station(4), MacAddr::BROADCAST);
+        let verdict = bench.forward(UPLINK_C, station(3), station(4));
+        assert_eq!(verdict.decision, Decision::Drop(DropCause::UplinkToUplink));
+        let from_guest = bench.forward(GUEST_A, station(1), station(4));
+        assert_eq!(from_guest.decision, Decision::Unicast(UPLINK_D.port));
+        bench.rules.uplink_to_uplink = true;
+        let verdict = bench.forward(UPLINK_C, station(3), station(4));
+        assert_eq!(verdict.decision, Decision::Unicast(UPLINK_D.port));
+    }
+
+    #[test]
+    fn a_flood_reaches_all_but_its_ingress_and_other_uplinks() {
+        let reached = |rules: Rules, from: Ingress| {
+            let out = |to: &Ingress| rules.flood_reaches(from, to.port, to.kind);
+            ALL.map(|to| out(&to))
+        };
+        let closed = Rules::default();
+        assert_eq!(reached(closed, GUEST_A), [false, true, true, true]);
+        assert_eq!(reached(closed, UPLINK_C), [true, true, false, false]);
+        let open = Rules {
+            uplink_to_uplink: true,
+        };
+        assert_eq!(reached(open, UPLINK_C), [true, true, false, true]);
+        assert_eq!(reached(open, UPLINK_D), [true, true, true, false]);
+    }
+
+    #[test]
+    fn another_ports_static_source_is_forwarded_but_not_learned() {
+        let bench = Bench::new();
+        bench.fdb.insert_static(station(1), GUEST_A.port).unwrap();
+        bench.forward(UPLINK_C, station(3), MacAddr::BROADCAST);
+        let spoofed = bench.forward(GUEST_B, station(1), station(3));
+        assert_eq!(spoofed.learned, Some(Learn::Static));
+        assert_eq!(spoofed.decision, Decision::Unicast(UPLINK_C.port));
+        assert_eq!(bench.fdb.lookup(station(1)), Some(GUEST_A.port));
+    }
+
+    #[test]
+    fn a_refused_source_is_reported_and_the_frame_still_forwarded() {
+        let bench = Bench::with_port_cap(1);
+        bench.forward(GUEST_A, station(1), MacAddr::BROADCAST);
+        bench.forward(GUEST_B, station(2), MacAddr::BROADCAST);
+        let refused = bench.forward(GUEST_A, station(3), station(2));
+        assert_eq!(refused.learned, Some(Learn::PortFull));
+        assert_eq!(refused.decision, Decision::Unicast(GUEST_B.port));
+    }
+
+    #[test]
+    fn an_address_of_a_port_that_is_gone_floods() {
+        let mut bench = Bench::new();
+        bench.forward(GUEST_B, station(2), MacAddr::BROADCAST);
+        bench.ports[usize::from(GUEST_B.port)] = None;
+        let verdict = bench.forward(GUEST_A, station(1), station(2));
+        assert_eq!(verdict.decision, Decision::Flood);
+    }
+}
