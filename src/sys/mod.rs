@@ -1,0 +1,23 @@
+//! System calls that no crate wraps. This is where `unsafe` lives, with the guest pointers of
+//! `memory`, `ring` and `port`; every module offers a safe interface.
+
+pub mod clock;
+pub mod descriptor;
+pub mod eventfd;
+pub mod fs;
+pub mod group;
+pub mod inherited;
+pub mod netlink;
+pub mod notify;
+pub mod poll;
+pub mod qdisc;
+pub mod random;
+pub mod scm;
+pub mod sigbus;
+pub mod signals;
+pub mod tap;
+pub mod tap_io;
+#[cfg(test)]
+pub(crate) mod testns;
+pub mod unix_socket;
+pub mod watch;

@@ -1,0 +1,131 @@
+//! Waiting for one descriptor, a stop request, or a deadline: whichever comes first.
+//!
+//! For the threads that talk to front-ends. Each of them blocks in exactly one place, here, and
+//! so each of them can be stopped: the stop eventfd is part of every wait. It is only looked at,
+//! never read, so one write to it wakes every thread that shares it, also those that have yet to
+//! wait. Deadlines are absolute; nothing that arrives meanwhile extends them.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::time::Instant;
+
+use vmm_sys_util::eventfd::EventFd;
+
+/// What ended a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// The descriptor can be worked on; errors and hang-ups count, the next call on it says which.
+    Ready,
+    /// The stop eventfd was written. It wins over [`Wake::Ready`].
+    Stop,
+    /// The deadline has passed.
+    TimedOut,
+}
+
+/// What a descriptor is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Bytes, a connection, or the end of the stream.
+    Read,
+    /// Room to write.
+    Write,
+}
+
+/// Waits until `fd` is ready, `stop` is set, or `deadline` has passed (`None`: no deadline).
+/// Signals do not end the wait.
+pub fn wait(
+    fd: BorrowedFd<'_>,
+    interest: Interest,
+    stop: &EventFd,
+    deadline: Option<Instant>,
+) -> io::Result<Wake> {
+    let events = match interest {
+        Interest::Read => libc::POLLIN,
+        Interest::Write => libc::POLLOUT,
+    };
+    let mut fds = [entry(stop.as_raw_fd(), libc::POLLIN), entry(fd.as_raw_fd(), events)];
+    poll(&mut fds, deadline)?;
+    Ok(match fds {
+        [stop, _] if stop.revents != 0 => Wake::Stop,
+        [_, fd] if fd.revents != 0 => Wake::Ready,
+        _ => Wake::TimedOut,
+    })
+}
+
+/// Sleeps until `until` or until `stop` is set.
+pub fn pause(stop: &EventFd, until: Instant) -> io::Result<Wake> {
+    let mut fds = [entry(stop.as_raw_fd(), libc::POLLIN)];
+    poll(&mut fds, Some(until))?;
+    Ok(if fds[0].revents != 0 { Wake::Stop } else { Wake::TimedOut })
+}
+
+fn entry(fd: RawFd, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0 }
+}
+
+/// ppoll(2) until an entry is ready or the deadline has passed, across interruptions. With no
+/// deadline it returns only when an entry is ready.
+fn poll(fds: &mut [libc::pollfd], deadline: Option<Instant>) -> io::Result<()> {
+    loop {
+        let timeout = deadline.map(|at| {
+            let left = at.saturating_duration_since(Instant::now());
+            libc::timespec {
+                tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: `fds` and the optional `timeout` live across the call, and the count is that
+        // of `fds`.
+        let ready = unsafe {
+            libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, std::ptr::null())
+        };
+        if ready >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    #[test]
+    fn each_cause_wakes_and_stop_wins() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let soon = || Some(Instant::now() + Duration::from_millis(20));
+        let reading = |deadline| wait(near.as_fd(), Interest::Read, &stop, deadline).unwrap();
+
+        assert_eq!(reading(soon()), Wake::TimedOut);
+        assert_eq!(wait(near.as_fd(), Interest::Write, &stop, None).unwrap(), Wake::Ready);
+        far.write_all(b"x").unwrap();
+        assert_eq!(reading(None), Wake::Ready);
+        assert_eq!(
+            pause(&stop, Instant::now() + Duration::from_millis(5)).unwrap(),
+            Wake::TimedOut
+        );
+        stop.write(1).unwrap();
+        assert_eq!(reading(None), Wake::Stop);
+        assert_eq!(reading(None), Wake::Stop, "looking at the stop request must not consume it");
+        assert_eq!(pause(&stop, Instant::now() + Duration::from_secs(60)).unwrap(), Wake::Stop);
+    }
+
+    #[test]
+    fn a_deadline_in_the_past_looks_once() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let past = Some(Instant::now());
+        assert_eq!(wait(near.as_fd(), Interest::Read, &stop, past).unwrap(), Wake::TimedOut);
+        far.write_all(b"x").unwrap();
+        assert_eq!(wait(near.as_fd(), Interest::Read, &stop, past).unwrap(), Wake::Ready);
+    }
+}

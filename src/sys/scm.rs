@@ -1,0 +1,192 @@
+//! Bytes and descriptors over a Unix stream socket: recvmsg(2) and sendmsg(2), never blocking.
+//!
+//! `vmm_sys_util::sock_ctrl_msg` does most of this, but its receiving half does not serve a
+//! process that talks to peers it does not trust (version 0.15 read): it cannot pass
+//! `MSG_CMSG_CLOEXEC`, so descriptors of one VM would leak into any program started later, and
+//! it cannot pass `MSG_DONTWAIT`, so a deadline would depend on a file status flag that whoever
+//! handed us the socket can clear. It also looks at the first control message only and reports
+//! lost descriptors as an error without the bytes. Hence the two calls are made here; the tests
+//! send with the crate.
+//!
+//! Rule: every descriptor the kernel installs for us is in an [`OwnedFd`] before anything can
+//! return, so none can leak. Those that did not fit were never installed: the kernel drops them
+//! and says `MSG_CTRUNC`.
+
+use std::io;
+use std::mem::{align_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::limits::MAX_MESSAGE_FILES;
+
+/// What one receive call brought besides the bytes in its buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes written to the buffer; 0 is the end of the stream.
+    pub bytes: usize,
+    /// The peer sent descriptors that are lost: more than there was room for, some where none
+    /// are accepted, or this process is out of descriptors.
+    pub files_lost: bool,
+}
+
+/// Size of the control message that carries [`MAX_MESSAGE_FILES`] descriptors, and of nothing
+/// more: an even count leaves no alignment slack in which one more would be accepted.
+// SAFETY: CMSG_SPACE only computes.
+const CONTROL_BYTES: usize =
+    unsafe { libc::CMSG_SPACE((MAX_MESSAGE_FILES * size_of::<RawFd>()) as libc::c_uint) } as usize;
+
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
+
+/// Receives what is there, at most `buffer.len()` bytes, and appends up to [`MAX_MESSAGE_FILES`]
+/// descriptors, close-on-exec, to `files`. `WouldBlock` if nothing is there.
+pub fn receive_with_files(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    files: &mut Vec<OwnedFd>,
+) -> io::Result<Received> {
+    let mut control = Control([0; CONTROL_BYTES]);
+    receive_into(socket, buffer, Some(&mut control), files)
+}
+
+/// Receives what is there, at most `buffer.len()` bytes, and no descriptors: the kernel closes
+/// any that come and `files_lost` tells. `WouldBlock` if nothing is there.
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    receive_into(socket, buffer, None, &mut Vec::new())
+}
+
+fn receive_into(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    control: Option<&mut Control>,
+    files: &mut Vec<OwnedFd>,
+) -> io::Result<Received> {
+    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: all-zero bytes are a valid msghdr: null pointers with zero lengths.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut piece;
+    message.msg_iovlen = 1;
+    if let Some(control) = control {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_BYTES as _;
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: `message` points to `piece`, the caller's buffer and the control buffer, each live
+    // and exclusively ours across the call, with their true lengths.
+    let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags) };
+    let bytes = usize::try_from(bytes).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: recvmsg succeeded and `message` still points to the control buffer it filled.
+    unsafe { take_files(&message, files) };
+    Ok(Received { bytes, files_lost: message.msg_flags & libc::MSG_CTRUNC != 0 })
+}
+
+/// Moves every descriptor in the control messages of `message` into `files`.
+///
+/// # Safety
+/// `message` was filled by a successful recvmsg, its control buffer is live and aligned for a
+/// `cmsghdr`, and this is the only call for it: the descriptors become owned here.
+unsafe fn take_files(message: &libc::msghdr, files: &mut Vec<OwnedFd>) {
+    // SAFETY: the caller vouches for the control buffer; a null one gives a null header.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !header.is_null() {
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return headers that lie inside the buffer, and the
+        // kernel wrote cmsg_len to cover the header and what follows it within the buffer.
+        unsafe {
+            let payload = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let first = libc::CMSG_DATA(header).cast::<RawFd>();
+                for index in 0..payload / size_of::<RawFd>() {
+                    let fd = first.add(index).read_unaligned();
+                    files.push(OwnedFd::from_raw_fd(fd));
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}
+
+/// Sends as much of `buffer` as there is room for and returns how many bytes that was.
+/// `WouldBlock` if there is no room; a closed peer is an error, not a SIGPIPE.
+pub fn send(socket: BorrowedFd<'_>, buffer: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: `buffer` is live across the call and the length is its own.
+    let sent =
+        unsafe { libc::send(socket.as_raw_fd(), buffer.as_ptr().cast(), buffer.len(), flags) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::descriptor;
+    use std::io::{PipeReader, Read, pipe};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+    /// Sends `bytes` with `count` copies of the writing end of a new pipe; the reading end reports
+    /// end of file exactly when the last copy has been closed.
+    fn send_pipes(socket: &UnixStream, bytes: &[u8], count: usize) -> PipeReader {
+        let (reader, writer) = pipe().unwrap();
+        let fds = vec![writer.as_raw_fd(); count];
+        assert_eq!(socket.send_with_fds(&[bytes], &fds).unwrap(), bytes.len());
+        reader
+    }
+
+    #[test]
+    fn descriptors_arrive_close_on_exec() {
+        let (near, far) = UnixStream::pair().unwrap();
+        for count in [1, 2, 31, MAX_MESSAGE_FILES] {
+            let mut reader = send_pipes(&far, b"abc", count);
+            let (mut buffer, mut files) = ([0; 8], Vec::new());
+            let got = receive_with_files(near.as_fd(), &mut buffer, &mut files).unwrap();
+            assert_eq!(got, Received { bytes: 3, files_lost: false });
+            assert_eq!(files.len(), count);
+            for file in &files {
+                assert!(descriptor::is_close_on_exec(file.as_fd()).unwrap());
+            }
+            drop(files);
+            assert_eq!(reader.read(&mut buffer).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn descriptors_beyond_the_limit_are_reported_and_closed() {
+        let (near, far) = UnixStream::pair().unwrap();
+        for count in [MAX_MESSAGE_FILES + 1, 253] {
+            let mut reader = send_pipes(&far, b"abc", count);
+            let (mut buffer, mut files) = ([0; 8], Vec::new());
+            let got = receive_with_files(near.as_fd(), &mut buffer, &mut files).unwrap();
+            assert_eq!(got, Received { bytes: 3, files_lost: true });
+            assert_eq!(files.len(), MAX_MESSAGE_FILES);
+            drop(files);
+            assert_eq!(reader.read(&mut buffer).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn descriptors_where_none_are_accepted_are_reported_and_closed() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let mut reader = send_pipes(&far, b"abc", 3);
+        let mut buffer = [0; 8];
+        let got = receive(near.as_fd(), &mut buffer).unwrap();
+        assert_eq!(got, Received { bytes: 3, files_lost: true });
+        assert_eq!(reader.read(&mut buffer).unwrap(), 0);
+    }
+
+    #[test]
+    fn neither_direction_blocks_and_a_closed_peer_is_an_error() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let error = receive(near.as_fd(), &mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let error = loop {
+            if let Err(error) = send(near.as_fd(), &[0; 4096]) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(far);
+        let error = send(near.as_fd(), &[0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+}

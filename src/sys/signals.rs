@@ -1,0 +1,136 @@
+//! Signals as something to wait for, instead of handlers that interrupt.
+//!
+//! [`Signals::block`] runs in the main thread before any other is spawned: threads inherit the
+//! mask, so none of them is ever interrupted by these signals, and they stay queued for
+//! signalfd(2).
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// What the process was asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM: leave.
+    Terminate,
+    /// SIGINT: leave, from a terminal.
+    Interrupt,
+    /// SIGUSR1: log the counters.
+    Report,
+}
+
+/// The signals that are waited for, by number.
+const NUMBERS: [(libc::c_int, Signal); 3] = [
+    (libc::SIGTERM, Signal::Terminate),
+    (libc::SIGINT, Signal::Interrupt),
+    (libc::SIGUSR1, Signal::Report),
+];
+
+/// The queue of blocked signals of this process.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+}
+
+impl Signals {
+    /// Blocks the signals in the calling thread and opens their queue.
+    pub fn block() -> io::Result<Signals> {
+        let set = signal_set()?;
+        // SAFETY: `set` is initialised, and a null old set means that the old one is not wanted.
+        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        // SAFETY: `set` is initialised; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: signalfd just returned this descriptor, so nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Signals { fd })
+    }
+
+    /// Waits for the next signal.
+    pub fn wait(&self) -> io::Result<Signal> {
+        loop {
+            let number = self.read()?;
+            // Only the signals of the set arrive here; any other would be passed over.
+            if let Some((_, signal)) = NUMBERS.iter().find(|(known, _)| *known == number) {
+                return Ok(*signal);
+            }
+        }
+    }
+
+    /// The number of the next signal.
+    fn read(&self) -> io::Result<libc::c_int> {
+        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        loop {
+            // SAFETY: `info` is writable for SIZE bytes and lives across the call.
+            let len = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), SIZE) };
+            match usize::try_from(len) {
+                // SAFETY: zeroed and then filled by the kernel; every field is an integer.
+                Ok(SIZE) => return Ok(unsafe { info.assume_init() }.ssi_signo as libc::c_int),
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(_) => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl AsRawFd for Signals {
+    /// For an event loop: readable when [`Signals::wait`] would not block.
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// The set of [`NUMBERS`].
+fn signal_set() -> io::Result<libc::sigset_t> {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: sigemptyset initialises the set it is given.
+    if unsafe { libc::sigemptyset(set.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: initialised by sigemptyset.
+    let mut set = unsafe { set.assume_init() };
+    for (number, _) in NUMBERS {
+        // SAFETY: `set` is initialised and ours; an unknown number is refused.
+        if unsafe { libc::sigaddset(&mut set, number) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends `number` to the calling thread alone: other tests run in this process.
+    fn raise(number: libc::c_int) {
+        // SAFETY: pthread_self is always valid, and the signal is blocked in this thread.
+        let error = unsafe { libc::pthread_kill(libc::pthread_self(), number) };
+        assert_eq!(error, 0);
+    }
+
+    #[test]
+    fn each_blocked_signal_is_told_apart() {
+        // A thread of its own, so that the mask does not outlive the test.
+        let seen = std::thread::spawn(|| {
+            let signals = Signals::block().unwrap();
+            NUMBERS.map(|(number, _)| {
+                raise(number);
+                signals.wait().unwrap()
+            })
+        });
+        let expected = [Signal::Terminate, Signal::Interrupt, Signal::Report];
+        assert_eq!(seen.join().unwrap(), expected);
+    }
+}

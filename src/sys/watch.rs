@@ -1,0 +1,459 @@
+//! Freeing threads that a front-end made block in a write to its eventfd.
+//!
+//! The attack: the front-end clears `O_NONBLOCK` on the description it shares with us and sets
+//! the counter to 2^64-2, so that our next write waits for ever; in a switch that is the thread of
+//! every other port on that worker. Clearing the flag costs the attacker nothing and can happen
+//! between any check and the write, so the write is not prevented but watched.
+//!
+//! How: a thread announces each write in its [`SignalSlot`]. The watchdog looks at all slots every
+//! [`WATCH_TICK_MILLIS`]; a write that it sees pending twice gets its thread a SIGURG, whose empty
+//! handler was installed without SA_RESTART, so the write returns EINTR and the thread itself
+//! learns whose descriptor it was ([`SignalResult::Blocked`]).
+//!
+//! Why a signal and not a read of the eventfd, which would free the writer too: 32 threads that
+//! refill the counter kept a writer blocked through all 250 reads of a five-second trial, since
+//! everybody who waits for room races for it; a read takes an event from a guest when the writer
+//! was only preempted; and the number might belong to another file by then. A signal does no harm
+//! to a thread that is merely slow: a write that finds room does not look for signals.
+//!
+//! After a success the watch is *alert* for some seconds: signals are sent only after a look at
+//! the descriptor, so that a hundred accomplices do not cost two ticks each.
+//!
+//! Rules:
+//! - A slot belongs to one thread between `active` and `asleep`.
+//! - A thread that is about to sleep calls `asleep`, and `active` when it is back. While all are
+//!   asleep the watchdog is parked without a timeout: an idle process has no timer.
+//! - The watchdog never touches a descriptor, so it cannot block.
+
+use std::cell::Cell;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::eventfd::{CallFd, SignalResult};
+use crate::limits::{WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
+
+/// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
+/// handler, or by somebody else, does nothing.
+const RESCUE: libc::c_int = libc::SIGURG;
+
+/// The lower two bits of `Entry::state`; the others count writes.
+const PHASE: u64 = 3;
+/// No write.
+const IDLE: u64 = 0;
+/// A write was begun and has not returned.
+const PENDING: u64 = 1;
+/// As `PENDING`, and the watchdog is sending the signal: the writer may not leave.
+const RESCUING: u64 = 2;
+
+/// What a slot and the watchdog share; on its own cache lines, as the writer stores to it twice
+/// per signal.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Entry {
+    state: AtomicU64,
+    /// Thread id of the slot's user.
+    thread: AtomicI32,
+    /// `state` at the watchdog's last look.
+    seen: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    entries: Mutex<Vec<Arc<Entry>>>,
+    /// Slots whose threads are not asleep.
+    awake: AtomicU32,
+    /// Ticks of alertness left.
+    alert: AtomicU32,
+    rescues: AtomicU64,
+    ticks: AtomicU64,
+    stop: AtomicBool,
+    watchdog: OnceLock<std::thread::Thread>,
+}
+
+/// The watchdog thread; stopped and joined on drop.
+#[derive(Debug)]
+pub struct BlockedWriterWatch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One thread's announcement of the write it is at.
+#[derive(Debug)]
+pub struct SignalSlot {
+    shared: Arc<Shared>,
+    entry: Arc<Entry>,
+    awake: Cell<bool>,
+}
+
+impl BlockedWriterWatch {
+    /// Installs the handler and starts the thread.
+    pub fn start() -> io::Result<BlockedWriterWatch> {
+        install()?;
+        let shared = Arc::new(Shared {
+            entries: Mutex::new(Vec::new()),
+            awake: AtomicU32::new(0),
+            alert: AtomicU32::new(0),
+            rescues: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            watchdog: OnceLock::new(),
+        });
+        let watched = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
+            watched.run();
+        })?;
+        let _ = shared.watchdog.set(thread.thread().clone());
+        Ok(BlockedWriterWatch { shared, thread: Some(thread) })
+    }
+
+    /// A slot, asleep, for one thread; given back on drop.
+    pub fn register(&self) -> SignalSlot {
+        let entry = Arc::new(Entry {
+            state: AtomicU64::new(IDLE),
+            thread: AtomicI32::new(0),
+            seen: AtomicU64::new(IDLE),
+        });
+        self.shared.entries().push(Arc::clone(&entry));
+        SignalSlot { shared: Arc::clone(&self.shared), entry, awake: Cell::new(false) }
+    }
+
+    /// Signals `call` from a thread that does so too rarely to keep a slot.
+    pub fn signal_once(&self, call: &CallFd) -> SignalResult {
+        self.register().signal(call)
+    }
+
+    /// Blocked writes interrupted so far.
+    pub fn rescues(&self) -> u64 {
+        self.shared.rescues.load(Ordering::Relaxed)
+    }
+
+    /// Looks taken so far; stands still while all slots are asleep.
+    pub fn ticks(&self) -> u64 {
+        self.shared.ticks.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for BlockedWriterWatch {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // At most one tick away. It has no code that panics; if it did, there is nothing to
+            // clean up.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl SignalSlot {
+    /// The calling thread is back from its sleep. Wakes the watchdog if it was parked, which
+    /// happens at most once a tick.
+    #[inline]
+    pub fn active(&self) {
+        if self.awake.replace(true) {
+            return;
+        }
+        self.entry.thread.store(prepare_thread(), Ordering::Relaxed);
+        // Sequentially consistent with the watchdog's look before it parks: either it sees this
+        // count, or the unpark finds it parked, or about to and leaves a token.
+        if self.shared.awake.fetch_add(1, Ordering::SeqCst) == 0
+            && let Some(watchdog) = self.shared.watchdog.get()
+        {
+            watchdog.unpark();
+        }
+    }
+
+    /// The calling thread is about to sleep and signals nothing before [`SignalSlot::active`].
+    #[inline]
+    pub fn asleep(&self) {
+        if self.awake.replace(false) {
+            self.shared.awake.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Adds one to the eventfd behind `call`. Lasts at most two ticks, whatever the front-end
+    /// does. Implies [`SignalSlot::active`].
+    #[inline]
+    pub fn signal(&self, call: &CallFd) -> SignalResult {
+        self.active();
+        if self.shared.alert.load(Ordering::Relaxed) != 0
+            && let Some(result) = call.look()
+        {
+            return result;
+        }
+        let idle = self.entry.state.load(Ordering::Relaxed);
+        // Before the write in program order; the system call makes it visible soon enough for a
+        // look that comes milliseconds later.
+        self.entry.state.store(idle | PENDING, Ordering::Release);
+        let result = call.write();
+        self.leave(idle);
+        if result == SignalResult::Blocked {
+            self.shared.rescues.fetch_add(1, Ordering::Relaxed);
+            self.shared.alert.store(WATCH_ALERT_TICKS, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Ends the announcement. If the watchdog is at the signal, waits until it is sent: it must
+    /// hit this thread in here and not in whatever it does next.
+    #[inline]
+    fn leave(&self, idle: u64) {
+        let next = idle.wrapping_add(PHASE + 1);
+        let state = &self.entry.state;
+        while state
+            .compare_exchange(idle | PENDING, next, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for SignalSlot {
+    fn drop(&mut self) {
+        self.asleep();
+        // The watchdog signals threads under this lock, so none of its signals can be under way
+        // to a thread that is about to end.
+        self.shared.entries().retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+    }
+}
+
+impl Shared {
+    fn entries(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The watchdog's life.
+    fn run(&self) {
+        while !self.stop.load(Ordering::SeqCst) {
+            if self.awake.load(Ordering::SeqCst) == 0 {
+                std::thread::park();
+                continue;
+            }
+            std::thread::sleep(Duration::from_millis(WATCH_TICK_MILLIS));
+            self.ticks.fetch_add(1, Ordering::Relaxed);
+            self.look();
+        }
+    }
+
+    /// One look at all slots.
+    fn look(&self) {
+        let alert = self.alert.load(Ordering::Relaxed);
+        self.alert.store(alert.saturating_sub(1), Ordering::Relaxed);
+        for entry in self.entries().iter() {
+            let state = entry.state.load(Ordering::Relaxed);
+            let seen = entry.seen.swap(state, Ordering::Relaxed);
+            if state & PHASE == PENDING && seen == state {
+                entry.rescue(state);
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Interrupts the write that `state` announced, unless it is over. One that has not entered
+    /// the kernel yet may block all the same: then it is interrupted at the next look.
+    fn rescue(&self, state: u64) {
+        let claimed = state & !PHASE | RESCUING;
+        let (done, over) = (Ordering::Acquire, Ordering::Relaxed);
+        if self.state.compare_exchange(state, claimed, done, over).is_err() {
+            return;
+        }
+        let thread = self.thread.load(Ordering::Relaxed);
+        // SAFETY: no memory is involved; the claim keeps the thread in `SignalSlot::leave`, so
+        // the id is that of a living thread of this process, which has the handler.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, RESCUE) };
+        self.state.store(state, Ordering::Release);
+    }
+}
+
+/// Does nothing; exists so that the signal interrupts.
+extern "C" fn on_rescue(_signal: libc::c_int) {}
+
+/// Installs the handler for [`RESCUE`].
+fn install() -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid `sigaction`: no flags (SA_RESTART would undo the
+    // purpose, SA_SIGINFO is not wanted), empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(libc::c_int) = on_rescue;
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_ONSTACK;
+    // SAFETY: `action` lives across the call and names a handler of the plain signature.
+    match unsafe { libc::sigaction(RESCUE, &action, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The calling thread's id, after making sure, once per thread, that [`RESCUE`] reaches it:
+/// threads may inherit a mask that blocks every signal.
+fn prepare_thread() -> i32 {
+    thread_local!(static ID: Cell<i32> = const { Cell::new(0) });
+    ID.with(|id| {
+        if id.get() == 0 {
+            // SAFETY: `set` is initialized by sigemptyset before it is used and lives across the
+            // calls.
+            unsafe {
+                let mut set: libc::sigset_t = std::mem::zeroed();
+                libc::sigemptyset(&mut set);
+                libc::sigaddset(&mut set, RESCUE);
+                libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
+                id.set(libc::gettid());
+            }
+        }
+        id.get()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::time::Instant;
+
+    use vmm_sys_util::eventfd::EventFd;
+
+    use crate::sys::descriptor::from_eventfd;
+    use crate::sys::eventfd::drain;
+
+    const FULL: u64 = u64::MAX - 1;
+
+    /// An eventfd and the switch's view of it, after the front-end made it blocking and full.
+    fn hostile() -> (EventFd, CallFd) {
+        let eventfd = EventFd::new(0).unwrap();
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()));
+        // SAFETY: F_SETFL touches no memory.
+        unsafe { libc::fcntl(eventfd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
+        eventfd.write(FULL).unwrap();
+        (eventfd, call)
+    }
+
+    /// How long signalling `call` took; it must have been interrupted.
+    fn blocked(slot: &SignalSlot, call: &CallFd) -> Duration {
+        let start = Instant::now();
+        assert_eq!(slot.signal(call), SignalResult::Blocked);
+        start.elapsed()
+    }
+
+    #[test]
+    fn a_blocked_writer_is_freed_fifty_times() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (_eventfd, call) = hostile();
+        let slot = watch.register();
+        let mut longest = Duration::ZERO;
+        for _ in 0..50 {
+            // Otherwise only the first round would block.
+            watch.shared.alert.store(0, Ordering::Relaxed);
+            longest = longest.max(blocked(&slot, &call));
+        }
+        println!("longest blocked write: {longest:?}");
+        assert!(longest < Duration::from_millis(100), "{longest:?}");
+        assert_eq!(watch.rescues(), 50);
+    }
+
+    #[test]
+    fn refilling_the_counter_does_not_keep_the_writer() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (eventfd, call) = hostile();
+        let eventfd = Arc::new(eventfd);
+        let over = Arc::new(AtomicBool::new(false));
+        let refillers: Vec<_> = (0..8)
+            .map(|_| {
+                let (eventfd, over) = (Arc::clone(&eventfd), Arc::clone(&over));
+                std::thread::spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let _ = eventfd.write(FULL);
+                    }
+                })
+            })
+            .collect();
+        let slot = watch.register();
+        for _ in 0..5 {
+            watch.shared.alert.store(0, Ordering::Relaxed);
+            let lasted = blocked(&slot, &call);
+            assert!(lasted < Duration::from_millis(100), "{lasted:?}");
+        }
+        over.store(true, Ordering::Relaxed);
+        for refiller in refillers {
+            while !refiller.is_finished() {
+                drain(call.number());
+                std::thread::yield_now();
+            }
+            refiller.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn accomplices_do_not_cost_a_tick_each() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let slot = watch.register();
+        let ports: Vec<_> = (0..100).map(|_| hostile()).collect();
+        let start = Instant::now();
+        for (_, call) in &ports {
+            assert_eq!(slot.signal(call), SignalResult::Blocked);
+        }
+        assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+        assert_eq!(watch.rescues(), 1);
+    }
+
+    #[test]
+    fn honest_signals_pass_and_are_counted_by_their_eventfd() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let slot = watch.register();
+        let call = CallFd::new(from_eventfd(EventFd::new(0).unwrap()));
+        let start = Instant::now();
+        for _ in 0..100_000 {
+            assert_eq!(slot.signal(&call), SignalResult::Sent);
+        }
+        println!("{:?} per signal", start.elapsed() / 100_000);
+        assert_eq!(drain(call.number()), Some(100_000));
+        assert_eq!(watch.signal_once(&call), SignalResult::Sent);
+        assert_eq!(watch.rescues(), 0);
+    }
+
+    #[test]
+    fn the_watchdog_rests_while_all_are_asleep() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (one, two) = (watch.register(), watch.register());
+        let pause = Duration::from_millis(10 * WATCH_TICK_MILLIS);
+        std::thread::sleep(pause);
+        assert_eq!(watch.ticks(), 0, "never active");
+        one.active();
+        two.active();
+        one.asleep();
+        std::thread::sleep(pause);
+        assert!(watch.ticks() >= 2, "one slot is active");
+        two.asleep();
+        two.asleep();
+        std::thread::sleep(Duration::from_millis(3 * WATCH_TICK_MILLIS));
+        let ticks = watch.ticks();
+        std::thread::sleep(pause);
+        assert_eq!(watch.ticks(), ticks, "all asleep");
+        // Dropping an active slot counts as falling asleep.
+        one.active();
+        drop(one);
+        assert_eq!(watch.shared.awake.load(Ordering::SeqCst), 0);
+        assert_eq!(watch.shared.entries().len(), 1);
+    }
+
+    #[test]
+    fn a_thread_with_all_signals_blocked_is_freed_too() {
+        let watch = Arc::new(BlockedWriterWatch::start().unwrap());
+        let (_eventfd, call) = hostile();
+        let watched = Arc::clone(&watch);
+        let writer = std::thread::spawn(move || {
+            // SAFETY: the set is initialized by sigfillset and lives across the calls.
+            unsafe {
+                let mut set: libc::sigset_t = std::mem::zeroed();
+                libc::sigfillset(&mut set);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &set, ptr::null_mut());
+            }
+            watched.signal_once(&call)
+        });
+        assert_eq!(writer.join().unwrap(), SignalResult::Blocked);
+    }
+}
