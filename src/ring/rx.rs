@@ -1,0 +1,423 @@
+//! Delivering frames into a driver's receive queue: the one copy.
+//!
+//! The caller holds the ring's lock, which is a leaf: nothing here waits, makes a system call or
+//! takes another lock, and the work is bounded by one burst (64 frames, 64 KiB plus one frame).
+//!
+//! The common case, a frame that fits one descriptor, is a loop over buffers whose heads,
+//! descriptors and first cache lines were fetched ahead. Everything else (merged buffers, chains,
+//! headers split over descriptors, small buffers) takes the general path. A frame that finds no
+//! room leaves the ring as it was: positions only advance with a frame's last byte.
+
+use virtio_queue::desc::split::Descriptor;
+
+use super::chain::{ChainError, Direction, Piece, PieceBuf};
+use super::split::{RingError, SplitRing, prefetch_write};
+use super::tx::{Burst, Frame};
+use crate::frame::VNET_HDR_LEN;
+use crate::frame::vnet::VnetHdr;
+use crate::limits::{BURST_FRAMES, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS, SNAPSHOT_LEN};
+
+/// What became of a run of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Delivered {
+    /// Frames of the run that are settled, in order: delivered or dropped for good. The rest
+    /// found the ring without buffers.
+    pub settled: usize,
+    /// Of those, frames delivered.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of the settled, frames that do not fit the ring's buffers.
+    pub no_fit: u64,
+    /// Buffers given back unused because their chain was invalid.
+    pub bad_buffers: u64,
+    /// The driver wants to be signalled.
+    pub signal: bool,
+    /// The ring was found broken; frames from `settled` on are not delivered.
+    pub broken: Option<RingError>,
+}
+
+/// Room for the general path; allocated once per worker.
+#[derive(Debug)]
+pub struct RxScratch {
+    pieces: PieceBuf,
+    /// Head and capacity of each buffer gathered for one frame.
+    buffers: Box<[(u16, u64)]>,
+}
+
+impl Default for RxScratch {
+    fn default() -> RxScratch {
+        RxScratch {
+            pieces: PieceBuf::new(2 * MAX_CHAIN_DESCRIPTORS),
+            buffers: vec![(0, 0); MAX_MERGED_BUFFERS].into_boxed_slice(),
+        }
+    }
+}
+
+/// A buffer looked at but not taken: its head and first descriptor, and where that points if it is
+/// a plain writable one.
+#[derive(Clone, Copy)]
+struct Buffer {
+    head: u16,
+    desc: Descriptor,
+    at: *mut u8,
+}
+
+/// Buffers fetched ahead, in ring order from the ring's position.
+struct Ahead {
+    buffers: [Buffer; BURST_FRAMES],
+    next: usize,
+    count: usize,
+}
+
+/// Why no room was found for a frame.
+enum NoRoom {
+    /// The driver has posted too few buffers.
+    Empty,
+    /// This frame will never fit buffers like these.
+    NoFit,
+    /// The buffers are so small that no frame is worth trying.
+    Crumbs,
+    /// The ring cannot be read on.
+    Broken(RingError),
+}
+
+impl SplitRing {
+    /// Delivers the frames of `burst` that `run` lists, until buffers run out, and publishes them
+    /// at once.
+    pub fn deliver(&mut self, burst: &Burst, run: &[u8], scratch: &mut RxScratch) -> Delivered {
+        let mut done = Delivered::default();
+        match self.look_ahead(run.len()) {
+            Ok(mut ahead) => self.put_run(burst, run, &mut ahead, scratch, &mut done),
+            Err(error) => done.broken = Some(error),
+        }
+        done.signal = self.publish();
+        done
+    }
+
+    #[inline(always)]
+    fn put_run(
+        &mut self,
+        burst: &Burst,
+        run: &[u8],
+        ahead: &mut Ahead,
+        scratch: &mut RxScratch,
+        done: &mut Delivered,
+    ) {
+        let frames = burst.frames();
+        for &index in run {
+            let frame = &frames[usize::from(index)];
+            if !self.put_simple(frame, ahead) {
+                match self.put(burst, frame, ahead, scratch, done) {
+                    Ok(()) => {}
+                    Err(NoRoom::Empty) => return,
+                    Err(NoRoom::NoFit) => {
+                        done.no_fit += 1;
+                        done.settled += 1;
+                        continue;
+                    }
+                    Err(NoRoom::Crumbs) => {
+                        // Each further frame would cost another 256 descriptors for nothing.
+                        done.no_fit += (run.len() - done.settled) as u64;
+                        done.settled = run.len();
+                        return;
+                    }
+                    Err(NoRoom::Broken(error)) => {
+                        done.broken = Some(error);
+                        return;
+                    }
+                }
+            }
+            done.settled += 1;
+            done.frames += 1;
+            done.bytes += u64::from(frame.len);
+        }
+    }
+
+    /// Fetches up to `wanted` buffers from the ring's position, so that their misses overlap.
+    #[inline(always)]
+    fn look_ahead(&mut self, wanted: usize) -> Result<Ahead, RingError> {
+        let mut count = usize::from(self.available()?);
+        if count < wanted {
+            count = usize::from(self.refresh_available()?);
+        }
+        let count = count.min(wanted).min(BURST_FRAMES);
+        let empty = Buffer { head: 0, desc: Descriptor::default(), at: std::ptr::null_mut() };
+        let mut ahead = Ahead { buffers: [empty; BURST_FRAMES], next: 0, count };
+        for (i, buffer) in ahead.buffers[..count].iter_mut().enumerate() {
+            let head = self.load_head(self.next_avail.wrapping_add(i as u16));
+            if head >= self.size() {
+                return Err(RingError::Head { head, size: self.size() });
+            }
+            buffer.head = head;
+            self.prefetch_descriptor(head);
+        }
+        for buffer in &mut ahead.buffers[..count] {
+            buffer.desc = self.load_descriptor(buffer.head);
+            // Exactly WRITE: one plain buffer.
+            if buffer.desc.flags() == 2 {
+                let at = self.memory.contiguous(buffer.desc.addr().0, buffer.desc.len());
+                buffer.at = at.unwrap_or(std::ptr::null_mut());
+                prefetch_write(buffer.at);
+                prefetch_write(buffer.at.wrapping_add(VNET_HDR_LEN));
+            }
+        }
+        Ok(ahead)
+    }
+
+    /// The common case; false if the frame needs the general path.
+    #[inline(always)]
+    fn put_simple(&mut self, frame: &Frame, ahead: &mut Ahead) -> bool {
+        if ahead.next >= ahead.count {
+            return false;
+        }
+        let buffer = &ahead.buffers[ahead.next];
+        let need = u32::from(self.header_len) + frame.len;
+        if buffer.at.is_null() || buffer.desc.len() < need || frame.more.1 != 0 {
+            return false;
+        }
+        let at = buffer.at;
+        // SAFETY: `at` was translated for desc.len() bytes, at least header_len + frame.len, in
+        // this guest's memory, which `self.memory` keeps mapped; the frame's rest lies in its
+        // sender's memory or in staging, kept by the lock the worker holds on its source.
+        unsafe {
+            store_header(at, self.header_len, &VnetHdr::plain(1).to_bytes());
+            let payload = at.add(usize::from(self.header_len));
+            copy_frame(payload, frame);
+        }
+        if self.log.is_some() {
+            self.mark_payload(at, u64::from(need));
+        }
+        let head = buffer.head;
+        ahead.next += 1;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.push_used(head, need);
+        true
+    }
+
+    /// The general path: gathers buffers for one frame, writes it and returns them in order.
+    #[inline(never)]
+    fn put(
+        &mut self,
+        burst: &Burst,
+        frame: &Frame,
+        ahead: &mut Ahead,
+        scratch: &mut RxScratch,
+        done: &mut Delivered,
+    ) -> Result<(), NoRoom> {
+        let need = u64::from(self.header_len) + u64::from(frame.len);
+        let count = loop {
+            match self.gather(need, ahead, scratch) {
+                Ok(count) => break count,
+                Err(Gather::NoRoom(reason)) => return Err(reason),
+                // A buffer that can never be used goes back unused, with those gathered before it,
+                // as merged buffers must be consecutive. Each round consumes a buffer, so the
+                // loop ends with the ring.
+                Err(Gather::Bad(count)) => {
+                    self.give_back(&scratch.buffers[..count], ahead);
+                    done.bad_buffers += count as u64;
+                    if done.bad_buffers > MAX_MERGED_BUFFERS as u64 {
+                        return Err(NoRoom::Crumbs);
+                    }
+                }
+            }
+        };
+        let merged = if self.mergeable { count as u16 } else { 1 };
+        let header = VnetHdr::plain(merged).to_bytes();
+        let mut to = Writer { pieces: scratch.pieces.as_slice(), index: 0, offset: 0 };
+        to.write(header.as_ptr(), usize::from(self.header_len));
+        let first = (frame.len as usize).min(SNAPSHOT_LEN);
+        to.write(frame.snapshot.as_ptr(), first);
+        for piece in std::iter::once(&frame.rest).chain(burst.more(frame)) {
+            to.write(piece.at, piece.len as usize);
+        }
+        if self.log.is_some() {
+            self.mark_written(scratch, need);
+        }
+        let mut left = need;
+        for &(head, capacity) in &scratch.buffers[..count] {
+            let len = left.min(capacity);
+            left -= len;
+            self.push_used(head, len as u32);
+        }
+        self.advance(count, ahead);
+        Ok(())
+    }
+
+    /// Collects buffers until they hold `need` bytes: their number, pieces and heads in `scratch`.
+    fn gather(
+        &mut self,
+        need: u64,
+        ahead: &Ahead,
+        scratch: &mut RxScratch,
+    ) -> Result<usize, Gather> {
+        scratch.pieces.truncate(0);
+        let mut capacity = 0u64;
+        let mut count = 0usize;
+        while capacity < need {
+            if count > 0 && !self.mergeable {
+                return Err(Gather::NoRoom(NoRoom::NoFit));
+            }
+            if count == MAX_MERGED_BUFFERS {
+                return Err(Gather::NoRoom(NoRoom::Crumbs));
+            }
+            let (head, desc) = self.buffer_at(count, ahead)?;
+            scratch.buffers[count] = (head, 0);
+            count += 1;
+            let room = match self.walk(desc, Direction::Writable, &mut scratch.pieces) {
+                Ok(room) => room,
+                Err(ChainError::NoRoom) if count > 1 => {
+                    return Err(Gather::NoRoom(NoRoom::Crumbs));
+                }
+                Err(_) => return Err(Gather::Bad(count)),
+            };
+            // The header must lie in the first buffer; an empty buffer would make no progress.
+            let least = if count == 1 { u64::from(self.header_len) } else { 1 };
+            if room < least {
+                return Err(Gather::Bad(count));
+            }
+            scratch.buffers[count - 1].1 = room;
+            capacity = capacity.saturating_add(room);
+        }
+        Ok(count)
+    }
+
+    /// Head and first descriptor of the buffer `offset` behind the ring's position, each read once.
+    fn buffer_at(&mut self, offset: usize, ahead: &Ahead) -> Result<(u16, Descriptor), Gather> {
+        if let Some(buffer) = ahead.buffers[..ahead.count].get(ahead.next + offset) {
+            return Ok((buffer.head, buffer.desc));
+        }
+        let seen = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
+        if offset >= seen {
+            let now =
+                self.refresh_available().map_err(|error| Gather::NoRoom(NoRoom::Broken(error)))?;
+            if offset >= usize::from(now) {
+                return Err(Gather::NoRoom(NoRoom::Empty));
+            }
+        }
+        let head = self.load_head(self.next_avail.wrapping_add(offset as u16));
+        if head >= self.size() {
+            return Err(Gather::NoRoom(NoRoom::Broken(RingError::Head {
+                head,
+                size: self.size(),
+            })));
+        }
+        Ok((head, self.load_descriptor(head)))
+    }
+
+    /// Returns buffers unused.
+    fn give_back(&mut self, buffers: &[(u16, u64)], ahead: &mut Ahead) {
+        for &(head, _) in buffers {
+            self.push_used(head, 0);
+        }
+        self.advance(buffers.len(), ahead);
+    }
+
+    fn advance(&mut self, count: usize, ahead: &mut Ahead) {
+        self.next_avail = self.next_avail.wrapping_add(count as u16);
+        ahead.next += count;
+    }
+
+    /// Marks the first `need` bytes of the gathered pieces, which `put` wrote.
+    fn mark_written(&self, scratch: &RxScratch, need: u64) {
+        let mut left = need;
+        for piece in scratch.pieces.as_slice() {
+            let len = left.min(u64::from(piece.len));
+            self.mark_payload(piece.at, len);
+            left -= len;
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// Why [`SplitRing::gather`] stopped.
+enum Gather {
+    NoRoom(NoRoom),
+    /// The last of this many buffers is invalid.
+    Bad(usize),
+}
+
+/// Writes bytes one after another into pieces that are long enough.
+struct Writer<'a> {
+    pieces: &'a [Piece],
+    index: usize,
+    offset: usize,
+}
+
+impl Writer<'_> {
+    /// Appends `len` bytes from `from`; what does not fit is not written, but the caller gathered
+    /// enough room.
+    fn write(&mut self, mut from: *const u8, mut len: usize) {
+        while len > 0 {
+            let Some(piece) = self.pieces.get(self.index) else {
+                return;
+            };
+            let n = len.min(piece.len as usize - self.offset);
+            // SAFETY: `n` is at most what is left of the piece, which was translated in this
+            // guest's memory, and of `from`, which the caller vouches for: its own stack, a
+            // snapshot, or a translated piece of the sender.
+            unsafe { std::ptr::copy_nonoverlapping(from, piece.at.add(self.offset), n) };
+            from = from.wrapping_add(n);
+            len -= n;
+            self.offset += n;
+            if self.offset == piece.len as usize {
+                self.index += 1;
+                self.offset = 0;
+            }
+        }
+    }
+}
+
+/// Writes the header unless it is already there: receivers like DPDK keep it in the line before
+/// the payload and never touch it, so an equal header stays clean and shared.
+///
+/// # Safety
+/// `at` is valid for reads and writes of `header_len` bytes.
+#[inline(always)]
+unsafe fn store_header(at: *mut u8, header_len: u8, header: &[u8; VNET_HDR_LEN]) {
+    let n = usize::from(header_len);
+    let mut there = [0u8; VNET_HDR_LEN];
+    if n == VNET_HDR_LEN {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(at, there.as_mut_ptr(), VNET_HDR_LEN) };
+        if there != *header {
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, VNET_HDR_LEN) };
+        }
+    } else {
+        // SAFETY: the caller's promise; n is 10.
+        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, n) };
+    }
+}
+
+/// Copies a frame whose rest is one piece to `to`, exactly `frame.len` bytes.
+///
+/// # Safety
+/// `to` is valid for writes of `frame.len` bytes, and the frame's rest for reads.
+#[inline(always)]
+unsafe fn copy_frame(to: *mut u8, frame: &Frame) {
+    let from = frame.snapshot.as_ptr();
+    let len = frame.len as usize;
+    // SAFETY: the snapshot holds the first min(len, 64) bytes, `rest` the others; every branch
+    // writes bytes 0..len only. Sizes below 64 are two overlapping moves of a fixed size, where a
+    // variable copy would be a call.
+    unsafe {
+        if len >= SNAPSHOT_LEN {
+            std::ptr::copy_nonoverlapping(from, to, SNAPSHOT_LEN);
+            let rest = frame.rest.len as usize;
+            if rest > 0 {
+                std::ptr::copy_nonoverlapping(frame.rest.at, to.add(SNAPSHOT_LEN), rest);
+            }
+        } else if len >= 32 {
+            std::ptr::copy_nonoverlapping(from, to, 32);
+            std::ptr::copy_nonoverlapping(from.add(len - 32), to.add(len - 32), 32);
+        } else if len >= 16 {
+            std::ptr::copy_nonoverlapping(from, to, 16);
+            std::ptr::copy_nonoverlapping(from.add(len - 16), to.add(len - 16), 16);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, len);
+        }
+    }
+}

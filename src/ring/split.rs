@@ -1,0 +1,403 @@
+//! The split ring in guest memory: all loads and stores of its fields.
+//!
+//! Layout (virtio 1.2 sections 2.7.5, 2.7.6, 2.7.8), little-endian:
+//! ```text
+//! descriptor[size]: addr u64, len u32, flags u16, next u16       aligned 16
+//! avail: flags u16, idx u16, ring[size] u16, used_event u16      aligned 2
+//! used:  flags u16, idx u16, ring[size] (id u32, len u32), avail_event u16   aligned 4
+//! ```
+//! A [`SplitRing`] exists only while the ring is started; its pointers are resolved once and stay
+//! valid because it owns the [`Translator`] and with it the memory table.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use virtio_queue::desc::split::Descriptor;
+
+use crate::limits::MAX_RING_SIZE;
+use crate::memory::{DirtyLog, MemTable, Translator};
+
+// The descriptor is read as two words below; hold the crate's layout to the specification's.
+const _: () = assert!(std::mem::size_of::<Descriptor>() == 16);
+
+/// Bytes of the avail and used structures that are not per element: flags, idx, event.
+const AVAIL_FIXED: u64 = 6;
+const USED_FIXED: u64 = 6;
+
+/// Where a ring is and how its driver negotiated to use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingConfig {
+    /// Number of descriptors; a power of two.
+    pub size: u16,
+    /// Descriptor table, as an address of the front-end's process.
+    pub desc: u64,
+    /// Driver area, likewise.
+    pub avail: u64,
+    /// Device area, likewise.
+    pub used: u64,
+    /// `VIRTIO_F_EVENT_IDX` was acknowledged.
+    pub event_idx: bool,
+    /// Bytes of the virtio-net header on this ring: 10 or 12.
+    pub header_len: u8,
+    /// `VIRTIO_NET_F_MRG_RXBUF` was acknowledged.
+    pub mergeable: bool,
+}
+
+/// Why a ring cannot start, or was found broken while it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// Not a power of two, zero or too large.
+    #[error("ring size {0} is not a power of two up to {MAX_RING_SIZE}")]
+    Size(u16),
+    /// Part of the ring lies outside the memory regions.
+    #[error(
+        "the {part} at {address:#x} lies in no memory region (is the guest memory shared, share=on?)"
+    )]
+    NotMapped {
+        /// Which part.
+        part: &'static str,
+        /// The address the front-end gave.
+        address: u64,
+    },
+    /// Part of the ring is not aligned as the specification demands.
+    #[error("the {0} is not aligned")]
+    Misaligned(&'static str),
+    /// The driver's index ran ahead of the ring.
+    #[error("avail.idx is {ahead} ahead in a ring of {size}")]
+    AvailIndex {
+        /// How far the index is from what was taken.
+        ahead: u16,
+        /// Ring size.
+        size: u16,
+    },
+    /// A head index that is no descriptor.
+    #[error("head {head} in a ring of {size}")]
+    Head {
+        /// The head.
+        head: u16,
+        /// Ring size.
+        size: u16,
+    },
+}
+
+/// Checks a ring size (virtio 1.2 section 2.7).
+pub fn check_size(size: u32) -> Result<u16, RingError> {
+    let clipped = u16::try_from(size).unwrap_or(u16::MAX);
+    if clipped <= MAX_RING_SIZE && clipped.is_power_of_two() {
+        Ok(clipped)
+    } else {
+        Err(RingError::Size(clipped))
+    }
+}
+
+/// Dirty logging of one ring.
+#[derive(Debug, Clone)]
+pub struct RingLog {
+    /// The log.
+    pub log: Arc<DirtyLog>,
+    /// Guest-physical address of the used ring, if its own writes are to be logged
+    /// (`VHOST_VRING_F_LOG`).
+    pub used_gpa: Option<u64>,
+}
+
+/// A started ring.
+#[derive(Debug)]
+pub struct SplitRing {
+    desc: *const u8,
+    avail: *const u8,
+    used: *mut u8,
+    size: u16,
+    pub(super) memory: Translator,
+    pub(super) header_len: u8,
+    pub(super) mergeable: bool,
+    pub(super) event_idx: bool,
+    /// The first publication after a start signals whatever the guest says: it may wait at an
+    /// index that a killed predecessor had passed.
+    pub(super) force_signal: bool,
+    /// Position of the next head to take; everything before it has been completed.
+    pub(super) next_avail: u16,
+    /// avail.idx as last read: heads before it are known to be valid to read.
+    pub(super) avail_seen: u16,
+    /// Position of the next used element to write, and of the first not yet published.
+    pub(super) next_used: u16,
+    pub(super) published: u16,
+    /// used.idx when the ring started, to tell a ring that never moved.
+    started_at: u16,
+    complained: bool,
+    pub(super) log: Option<RingLog>,
+}
+
+// SAFETY: the pointers refer to guest memory kept alive by `memory`; they are only used through
+// `&mut self` or volatile reads, and a SplitRing is always owned by one lock.
+unsafe impl Send for SplitRing {}
+
+/// The three parts of a ring resolved in a memory table.
+struct Parts {
+    desc: *const u8,
+    avail: *const u8,
+    used: *mut u8,
+}
+
+fn resolve(table: &MemTable, config: &RingConfig) -> Result<Parts, RingError> {
+    let size = u64::from(config.size);
+    let part = |part, address, len, align: usize| {
+        let at =
+            table.at_user_address(address, len).ok_or(RingError::NotMapped { part, address })?;
+        if (at as usize).is_multiple_of(align) { Ok(at) } else { Err(RingError::Misaligned(part)) }
+    };
+    Ok(Parts {
+        desc: part("descriptor table", config.desc, 16 * size, 16)?,
+        avail: part("available ring", config.avail, AVAIL_FIXED + 2 * size, 2)?,
+        used: part("used ring", config.used, USED_FIXED + 8 * size, 4)?,
+    })
+}
+
+impl SplitRing {
+    /// Starts a ring: resolves its addresses and takes both indices from used.idx. The back-end
+    /// completes strictly in order and leaves nothing half done, so whatever was made available
+    /// beyond used.idx is still to be served, after a restart of either side too.
+    pub fn start(table: Arc<MemTable>, config: &RingConfig) -> Result<SplitRing, RingError> {
+        check_size(u32::from(config.size))?;
+        let Parts { desc, avail, used } = resolve(&table, config)?;
+        let mut ring = SplitRing {
+            desc,
+            avail,
+            used,
+            size: config.size,
+            memory: Translator::new(table),
+            header_len: config.header_len,
+            mergeable: config.mergeable,
+            event_idx: config.event_idx,
+            force_signal: true,
+            next_avail: 0,
+            avail_seen: 0,
+            next_used: 0,
+            published: 0,
+            started_at: 0,
+            complained: false,
+            log: None,
+        };
+        let at = ring.load_used_idx();
+        ring.next_avail = at;
+        ring.avail_seen = at;
+        ring.next_used = at;
+        ring.published = at;
+        ring.started_at = at;
+        Ok(ring)
+    }
+
+    /// Moves a running ring to another memory table or other addresses; positions stay.
+    pub fn rebase(&mut self, table: Arc<MemTable>, config: &RingConfig) -> Result<(), RingError> {
+        let Parts { desc, avail, used } = resolve(&table, config)?;
+        self.desc = desc;
+        self.avail = avail;
+        self.used = used;
+        self.memory = Translator::new(table);
+        Ok(())
+    }
+
+    /// Switches dirty logging of this ring on, off or to another log.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.log = log;
+    }
+
+    /// Ends dirty logging and returns what it was.
+    pub fn take_log(&mut self) -> Option<RingLog> {
+        self.log.take()
+    }
+
+    /// Number of descriptors.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Index of the next head to take, which is what `GET_VRING_BASE` reports.
+    pub fn base(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// True if the driver has made nothing available since the ring started.
+    pub fn never_moved(&self) -> bool {
+        self.next_avail == self.started_at && self.load_avail_idx() == self.started_at
+    }
+
+    /// True if this was asked before: a complaint about the ring is made once per start.
+    pub fn complaint_made(&mut self) -> bool {
+        std::mem::replace(&mut self.complained, true)
+    }
+
+    /// The memory table this ring uses.
+    pub fn table(&self) -> &Arc<MemTable> {
+        self.memory.table()
+    }
+
+    /// avail.idx; Acquire, so that heads and descriptors before it may be read after it.
+    #[inline(always)]
+    pub(super) fn load_avail_idx(&self) -> u16 {
+        // SAFETY: `avail` was resolved for AVAIL_FIXED + 2 * size bytes, 2-aligned, in memory that
+        // `self.memory` keeps mapped; the driver accesses the field atomically too.
+        u16::from_le(unsafe { &*self.avail.add(2).cast::<AtomicU16>() }.load(Ordering::Acquire))
+    }
+
+    /// avail.flags.
+    #[inline(always)]
+    pub(super) fn load_avail_flags(&self) -> u16 {
+        // SAFETY: as in `load_avail_idx`.
+        u16::from_le(unsafe { &*self.avail.cast::<AtomicU16>() }.load(Ordering::Relaxed))
+    }
+
+    /// used_event, behind the available ring.
+    #[inline(always)]
+    pub(super) fn load_used_event(&self) -> u16 {
+        let offset = 4 + 2 * usize::from(self.size);
+        // SAFETY: as in `load_avail_idx`; the offset is the last of the resolved fields.
+        u16::from_le(
+            unsafe { &*self.avail.add(offset).cast::<AtomicU16>() }.load(Ordering::Relaxed),
+        )
+    }
+
+    /// The head at ring position `position`.
+    #[inline(always)]
+    pub(super) fn load_head(&self, position: u16) -> u16 {
+        let offset = 4 + 2 * usize::from(position & (self.size - 1));
+        // SAFETY: the masked position is below size, so the field is inside the resolved range.
+        u16::from_le(unsafe { self.avail.add(offset).cast::<u16>().read_volatile() })
+    }
+
+    /// Tells the CPU that descriptor `index` will be read.
+    #[inline(always)]
+    pub(super) fn prefetch_descriptor(&self, index: u16) {
+        prefetch_read(self.desc.wrapping_add(16 * usize::from(index)));
+    }
+
+    /// Descriptor `index`, which the caller checked to be below size; each word is read once.
+    #[inline(always)]
+    pub(super) fn load_descriptor(&self, index: u16) -> Descriptor {
+        debug_assert!(index < self.size);
+        let at = self.desc.wrapping_add(16 * usize::from(index & (self.size - 1)));
+        // SAFETY: the masked index is below size, so 16 bytes at `at` are inside the resolved
+        // table, which is 16-aligned.
+        unsafe { load_descriptor_words(at) }
+    }
+
+    /// used.idx, which only we write.
+    fn load_used_idx(&self) -> u16 {
+        // SAFETY: `used` was resolved for USED_FIXED + 8 * size bytes, 4-aligned, in memory that
+        // `self.memory` keeps mapped.
+        u16::from_le(unsafe { &*self.used.add(2).cast::<AtomicU16>() }.load(Ordering::Relaxed))
+    }
+
+    /// Writes one used element at `next_used` and steps past it; not yet visible to the driver.
+    #[inline(always)]
+    pub(super) fn push_used(&mut self, head: u16, len: u32) {
+        let slot = 4 + 8 * usize::from(self.next_used & (self.size - 1));
+        let at = self.used.wrapping_add(slot).cast::<u32>();
+        // SAFETY: the masked position is below size, so both words are inside the resolved used
+        // ring, 4-aligned; the driver reads them only after used.idx is published.
+        unsafe {
+            at.write_volatile(u32::from(head).to_le());
+            at.add(1).write_volatile(len.to_le());
+        }
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Stores used.idx after everything written before, and orders what follows after it: the
+    /// driver's wish for a signal must be read after it could see the index.
+    #[inline(always)]
+    pub(super) fn store_used_idx(&mut self, idx: u16) {
+        // SAFETY: as in `load_used_idx`.
+        let field = unsafe { &*self.used.add(2).cast::<AtomicU16>() };
+        full_store(field, idx.to_le());
+    }
+
+    /// used.flags.
+    #[inline]
+    pub(super) fn store_used_flags(&mut self, flags: u16) {
+        // SAFETY: as in `load_used_idx`; the field is the first of the used ring.
+        let field = unsafe { &*self.used.cast::<AtomicU16>() };
+        full_store(field, flags.to_le());
+        self.mark_used(0, 2);
+    }
+
+    /// avail_event, behind the used ring.
+    #[inline]
+    pub(super) fn store_avail_event(&mut self, event: u16) {
+        let offset = 4 + 8 * usize::from(self.size);
+        // SAFETY: as in `load_used_idx`; the offset is the last of the resolved fields.
+        let field = unsafe { &*self.used.add(offset).cast::<AtomicU16>() };
+        full_store(field, event.to_le());
+        self.mark_used(offset as u64, 2);
+    }
+
+    /// Marks the used elements from `from` to `next_used`.
+    #[cold]
+    pub(super) fn mark_used_elements(&self, from: u16) {
+        for i in 0..self.next_used.wrapping_sub(from) {
+            let slot = u64::from(from.wrapping_add(i) & (self.size - 1));
+            self.mark_used(4 + 8 * slot, 8);
+        }
+    }
+
+    /// Marks bytes of the used ring if its writes are logged.
+    pub(super) fn mark_used(&self, offset: u64, len: u64) {
+        if let Some(RingLog { log, used_gpa: Some(gpa) }) = &self.log {
+            log.mark(gpa.wrapping_add(offset), len);
+        }
+    }
+
+    /// Marks `len` bytes at `at`, a pointer this ring's memory handed out.
+    pub(super) fn mark_payload(&self, at: *const u8, len: u64) {
+        if let (Some(log), Some(gpa)) = (&self.log, self.memory.table().gpa_of(at)) {
+            log.log.mark(gpa, len);
+        }
+    }
+}
+
+/// Two volatile 8-byte loads as a descriptor.
+///
+/// # Safety
+/// `at` is valid for reads of 16 bytes and 8-aligned.
+#[inline(always)]
+pub(super) unsafe fn load_descriptor_words(at: *const u8) -> Descriptor {
+    // SAFETY: the caller's promise.
+    let (addr, rest) =
+        unsafe { (at.cast::<u64>().read_volatile(), at.add(8).cast::<u64>().read_volatile()) };
+    let rest = u64::from_le(rest);
+    Descriptor::new(u64::from_le(addr), rest as u32, (rest >> 32) as u16, (rest >> 48) as u16)
+}
+
+/// A release store followed by a full fence. On x86 one `xchg` is both and costs less than `mfence`
+/// (it does not drain the load queue).
+#[inline(always)]
+fn full_store(field: &AtomicU16, value: u16) {
+    if cfg!(target_arch = "x86_64") {
+        field.swap(value, Ordering::SeqCst);
+    } else {
+        field.store(value, Ordering::Release);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// Asks for a cache line that will be read.
+#[inline(always)]
+pub(super) fn prefetch_read(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults and has no architectural effect.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Asks for a cache line that will be written.
+#[inline(always)]
+pub(super) fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults and has no architectural effect.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}

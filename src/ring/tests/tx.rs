@@ -1,0 +1,267 @@
+//! Taking bursts: every shape of chain, and what is no chain.
+
+use super::*;
+use crate::limits::{MAX_FRAME_LEN, SNAPSHOT_LEN};
+use crate::ring::{Burst, Frame, RingError};
+use crate::stats::DropReason;
+
+/// The bytes of a taken frame, put together again.
+fn bytes(burst: &Burst, frame: &Frame) -> Vec<u8> {
+    let first = (frame.len as usize).min(SNAPSHOT_LEN);
+    let mut all = frame.snapshot[..first].to_vec();
+    for piece in std::iter::once(&frame.rest).chain(burst.more(frame)) {
+        // SAFETY: the piece lies in the guest's memory, which the test holds.
+        all.extend((0..piece.len as usize).map(|i| unsafe { *piece.at.add(i) }));
+    }
+    all
+}
+
+fn with_header(frame: &[u8]) -> Vec<u8> {
+    let mut all = vec![0; 12];
+    all.extend(frame);
+    all
+}
+
+/// Splits `data` at `at` into a chain of descriptors from `first` on, in direct descriptors.
+fn chain(guest: &Guest, queue: &Queue<'_>, first: u16, data: &[u8], pieces: &[usize]) {
+    let mut at = DATA + u64::from(first) * 0x1_0000;
+    let mut rest = data;
+    for (i, &len) in pieces.iter().enumerate() {
+        let (piece, tail) = rest.split_at(len);
+        guest.write(at, piece);
+        let flags = if i + 1 < pieces.len() { NEXT } else { 0 };
+        describe(queue, first + i as u16, &[desc(at, len as u32, flags, first + i as u16 + 1)]);
+        rest = tail;
+        at += len as u64 + 3;
+    }
+    assert!(rest.is_empty());
+}
+
+#[test]
+fn one_descriptor_of_any_size_arrives_whole_and_goes_back_once() {
+    for len in [14, 15, 31, 32, 59, 60, 63, 64, 65, 128, 1514, 9000] {
+        let guest = Guest::new();
+        let queue = guest.queue();
+        let mut ring = guest.start(&queue);
+        let sent = frame(len as u8, len);
+        chain(&guest, &queue, 0, &with_header(&sent), &[len + 12]);
+        offer(&queue, &[0]);
+        let mut burst = Burst::default();
+        assert_eq!(ring.take(&mut burst, 64), Ok(1));
+        assert_eq!(bytes(&burst, &burst.frames()[0]), sent, "{len}");
+        assert!(used(&queue).is_empty(), "nothing goes back before the burst is complete");
+        ring.complete(&burst);
+        assert_eq!(used(&queue), [(0, 0)]);
+        assert_eq!(ring.take(&mut burst, 64), Ok(0));
+    }
+}
+
+#[test]
+fn the_header_may_be_split_at_every_offset_and_into_single_bytes() {
+    let sent = frame(3, 200);
+    let data = with_header(&sent);
+    let mut shapes: Vec<Vec<usize>> = (1..12).map(|at| vec![at, data.len() - at]).collect();
+    shapes.push([vec![1; 12], vec![200]].concat());
+    shapes.push([vec![1; 30], vec![data.len() - 30]].concat());
+    shapes.push(vec![0, 12, 0, 100, 0, 100]);
+    for shape in shapes {
+        let guest = Guest::new();
+        let queue = guest.queue();
+        let mut ring = guest.start(&queue);
+        chain(&guest, &queue, 0, &data, &shape);
+        offer(&queue, &[0]);
+        let mut burst = Burst::default();
+        assert_eq!(ring.take(&mut burst, 64), Ok(1));
+        assert_eq!(bytes(&burst, &burst.frames()[0]), sent, "{shape:?}");
+        ring.complete(&burst);
+        assert_eq!(used(&queue), [(0, 0)]);
+    }
+}
+
+#[test]
+fn an_indirect_table_is_followed_at_any_alignment_and_after_direct_descriptors() {
+    for table in [DATA + 0x8000, DATA + 0x8008, DATA + 0x8003] {
+        let guest = Guest::new();
+        let queue = guest.queue();
+        let mut ring = guest.start(&queue);
+        let sent = frame(9, 300);
+        let data = with_header(&sent);
+        guest.write(DATA, &data);
+        guest.indirect(
+            table,
+            &[desc(DATA + 12, 100, NEXT, 2), desc(0, 0, 0, 0), desc(DATA + 112, 200, 0, 0)],
+        );
+        describe(&queue, 5, &[desc(DATA, 12, NEXT, 6), desc(table, 48, INDIRECT, 0)]);
+        offer(&queue, &[5]);
+        let mut burst = Burst::default();
+        assert_eq!(ring.take(&mut burst, 64), Ok(1));
+        assert_eq!(bytes(&burst, &burst.frames()[0]), sent);
+    }
+}
+
+#[test]
+fn a_buffer_across_two_regions_is_one_frame() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    let sent = frame(1, 1000);
+    let at = MEMORY / 2 - 500;
+    guest.write(at, &with_header(&sent));
+    describe(&queue, 0, &[desc(at, 1012, 0, 0)]);
+    offer(&queue, &[0]);
+    let mut burst = Burst::default();
+    assert_eq!(ring.take(&mut burst, 64), Ok(1));
+    assert_eq!(bytes(&burst, &burst.frames()[0]), sent);
+}
+
+#[test]
+fn what_is_no_frame_is_rejected_by_name_and_its_head_goes_back() {
+    let table = DATA + 0x8000;
+    let cases: Vec<(&str, Vec<Descriptor>, Vec<Descriptor>, DropReason)> = vec![
+        (
+            "loop",
+            vec![desc(DATA, 8, NEXT, 1), desc(DATA, 8, NEXT, 0)],
+            vec![],
+            DropReason::BadChain,
+        ),
+        ("next beyond the table", vec![desc(DATA, 100, NEXT, SIZE)], vec![], DropReason::BadChain),
+        ("outside memory", vec![desc(MEMORY, 100, 0, 0)], vec![], DropReason::BadAddress),
+        ("last byte outside", vec![desc(MEMORY - 99, 100, 0, 0)], vec![], DropReason::BadAddress),
+        ("wraps", vec![desc(u64::MAX - 10, 100, 0, 0)], vec![], DropReason::BadAddress),
+        ("writable", vec![desc(DATA, 100, WRITE, 0)], vec![], DropReason::BadDirection),
+        ("empty", vec![desc(DATA, 0, 0, 0)], vec![], DropReason::TooShort),
+        ("header only", vec![desc(DATA, 12, 0, 0)], vec![], DropReason::TooShort),
+        ("13 bytes of frame", vec![desc(DATA, 25, 0, 0)], vec![], DropReason::TooShort),
+        ("too long", vec![desc(DATA, MAX_FRAME_LEN + 13, 0, 0)], vec![], DropReason::TooLong),
+        ("4 GiB", vec![desc(DATA, u32::MAX, 0, 0)], vec![], DropReason::BadAddress),
+        ("odd table", vec![desc(table, 24, INDIRECT, 0)], vec![], DropReason::BadChain),
+        ("empty table", vec![desc(table, 0, INDIRECT, 0)], vec![], DropReason::BadChain),
+        ("table outside", vec![desc(MEMORY, 16, INDIRECT, 0)], vec![], DropReason::BadAddress),
+        ("table and next", vec![desc(table, 16, INDIRECT | NEXT, 1)], vec![], DropReason::BadChain),
+        (
+            "nested table",
+            vec![desc(table, 16, INDIRECT, 0)],
+            vec![desc(table, 16, INDIRECT, 0)],
+            DropReason::BadChain,
+        ),
+        (
+            "loop in a table",
+            vec![desc(table, 16, INDIRECT, 0)],
+            vec![desc(DATA, 1, NEXT, 0)],
+            DropReason::BadChain,
+        ),
+        (
+            "next beyond its table",
+            vec![desc(table, 16, INDIRECT, 0)],
+            vec![desc(DATA, 100, NEXT, 1)],
+            DropReason::BadChain,
+        ),
+    ];
+    for (name, direct, indirect, reason) in cases {
+        let guest = Guest::new();
+        let queue = guest.queue();
+        let mut ring = guest.start(&queue);
+        guest.indirect(table, &indirect);
+        describe(&queue, 0, &direct);
+        describe(&queue, 20, &[desc(DATA, 100, 0, 0)]);
+        offer(&queue, &[0, 20]);
+        let mut burst = Burst::default();
+        // A chain that claims 64 KiB or more is a burst of its own.
+        ring.take(&mut burst, 64).unwrap();
+        assert_eq!(burst.rejected().collect::<Vec<_>>(), [reason], "{name}");
+        let mut frames = burst.frames().len();
+        ring.complete(&burst);
+        ring.take(&mut burst, 64).unwrap();
+        frames += burst.frames().len();
+        ring.complete(&burst);
+        assert_eq!(frames, 1, "{name}: the good frame behind it is taken");
+        assert_eq!(used(&queue), [(0, 0), (20, 0)], "{name}");
+    }
+}
+
+#[test]
+fn a_table_of_65535_descriptors_ends_at_the_limit() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    let table = 0x8_0000;
+    let count = (MEMORY / 2 - table) / 16;
+    let entries: Vec<_> = (0..count).map(|i| desc(DATA, 1, NEXT, (i + 1) as u16)).collect();
+    guest.indirect(table, &entries);
+    describe(&queue, 0, &[desc(table, (16 * count) as u32, INDIRECT, 0)]);
+    offer(&queue, &[0]);
+    let mut burst = Burst::default();
+    assert_eq!(ring.take(&mut burst, 64), Ok(1));
+    assert_eq!(burst.rejected().collect::<Vec<_>>(), [DropReason::BadChain]);
+}
+
+#[test]
+fn an_index_that_ran_ahead_or_a_head_that_does_not_exist_breaks_the_ring() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    let mut burst = Burst::default();
+    queue.avail().idx().store((SIZE + 1).to_le());
+    let error = ring.take(&mut burst, 64);
+    assert_eq!(error, Err(RingError::AvailIndex { ahead: SIZE + 1, size: SIZE }));
+    queue.avail().idx().store(0);
+    offer(&queue, &[SIZE]);
+    assert_eq!(ring.take(&mut burst, 64), Err(RingError::Head { head: SIZE, size: SIZE }));
+    assert!(used(&queue).is_empty());
+}
+
+#[test]
+fn a_burst_ends_at_64_frames_and_at_64_kib() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    describe(&queue, 0, &[desc(DATA, 100, 0, 0), desc(DATA, 40_000, 0, 0)]);
+    offer(&queue, &[0; SIZE as usize]);
+    let mut burst = Burst::default();
+    assert_eq!(ring.take(&mut burst, 10), Ok(10));
+    ring.complete(&burst);
+    assert_eq!(ring.take(&mut burst, 1000), Ok(SIZE as usize - 10));
+    ring.complete(&burst);
+    offer(&queue, &[1, 1, 1]);
+    assert_eq!(ring.take(&mut burst, 64), Ok(2));
+    ring.complete(&burst);
+    assert_eq!(ring.take(&mut burst, 64), Ok(1));
+}
+
+#[test]
+fn what_is_cut_from_a_burst_is_taken_again() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    describe(&queue, 0, &[desc(DATA, 100, 0, 0), desc(DATA, 4, 0, 0)]);
+    offer(&queue, &[0, 1, 0, 1, 0]);
+    let mut burst = Burst::default();
+    assert_eq!(ring.take(&mut burst, 64), Ok(5));
+    burst.cut(1);
+    assert_eq!((burst.frames().len(), burst.taken()), (1, 2));
+    assert_eq!(burst.rejected().count(), 1, "the reject behind the cut is not counted twice");
+    ring.complete(&burst);
+    assert_eq!(used(&queue), [(0, 0), (1, 0)]);
+    assert_eq!(ring.take(&mut burst, 64), Ok(3));
+    assert_eq!(burst.frames().len(), 2);
+}
+
+#[test]
+fn the_ring_wraps_around_its_size_and_its_index() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    // A ring that has been running for long: both sides stand just before the wrap.
+    let at = u16::MAX - 20;
+    queue.used().idx().store(at.to_le());
+    queue.avail().idx().store(at.to_le());
+    let mut ring = guest.start(&queue);
+    assert_eq!(ring.base(), at);
+    describe(&queue, 0, &[desc(DATA, 100, 0, 0)]);
+    let mut burst = Burst::default();
+    for _ in 0..50 {
+        offer(&queue, &[0]);
+        assert_eq!(ring.take(&mut burst, 64), Ok(1));
+        ring.complete(&burst);
+    }
+    assert_eq!(u16::from_le(queue.used().idx().load()), at.wrapping_add(50));
+}

@@ -1,0 +1,388 @@
+//! Taking frames from a driver's transmit queue, and giving the descriptors back.
+//!
+//! A burst is taken in two passes. The first reads heads and descriptors and translates them, so
+//! that the cache misses of the frames' first lines overlap; the second copies each frame's
+//! virtio-net header and first [`SNAPSHOT_LEN`] bytes into private memory. Decisions are made on
+//! that snapshot and the snapshot is what gets delivered: the guest may rewrite its buffer at any
+//! moment without changing what was checked. The rest of the payload stays where it is.
+//!
+//! Nothing moves until [`SplitRing::complete`]: a burst that is cut short simply ends earlier.
+
+use virtio_queue::desc::split::Descriptor;
+
+use super::chain::{ChainError, Direction, Piece, PieceBuf};
+use super::split::{RingError, SplitRing, prefetch_read};
+use crate::frame::VNET_HDR_LEN;
+use crate::frame::ethernet::Snapshot;
+use crate::frame::vnet::VnetHdr;
+use crate::limits::{
+    BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN,
+    SNAPSHOT_LEN,
+};
+use crate::stats::DropReason;
+
+/// One frame of a burst. The snapshot has a cache line of its own, the rest shares the next.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Frame {
+    /// The first bytes; beyond `len` their content is the sender's and means nothing.
+    pub snapshot: Snapshot,
+    /// The virtio-net header as the sender wrote it; zero-filled to 12 bytes.
+    pub header: VnetHdr,
+    /// Bytes of the whole frame.
+    pub len: u32,
+    /// Payload behind the snapshot: the first piece, which for most frames is all.
+    pub rest: Piece,
+    /// Further pieces: start and count in the burst's piece list.
+    pub more: (u16, u16),
+    /// Which of the burst's heads this frame came from.
+    pub position: u8,
+}
+
+const NO_FRAME: Frame = Frame {
+    snapshot: [0; SNAPSHOT_LEN],
+    header: VnetHdr::plain(0),
+    len: 0,
+    rest: Piece::EMPTY,
+    more: (0, 0),
+    position: 0,
+};
+
+/// Frames taken from one source and not completed yet; allocated once per worker.
+#[derive(Debug)]
+pub struct Burst {
+    frames: Box<[Frame; BURST_FRAMES]>,
+    count: usize,
+    heads: [u16; BURST_FRAMES],
+    taken: usize,
+    rejected: [(u8, DropReason); BURST_FRAMES],
+    rejects: usize,
+    pieces: PieceBuf,
+}
+
+// SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
+// which keeps the memory table they came from alive.
+unsafe impl Send for Burst {}
+
+impl Default for Burst {
+    fn default() -> Burst {
+        Burst {
+            frames: Box::new([NO_FRAME; BURST_FRAMES]),
+            count: 0,
+            heads: [0; BURST_FRAMES],
+            taken: 0,
+            rejected: [(0, DropReason::BadChain); BURST_FRAMES],
+            rejects: 0,
+            pieces: PieceBuf::new(BURST_PIECES),
+        }
+    }
+}
+
+impl Burst {
+    /// Empties the burst.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.count = 0;
+        self.taken = 0;
+        self.rejects = 0;
+        self.pieces.truncate(0);
+    }
+
+    /// The frames, in ring order.
+    #[inline(always)]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames[..self.count]
+    }
+
+    /// Heads taken, frames and rejected chains together.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Chains among the heads taken that are no frames, with the reason.
+    pub fn rejected(&self) -> impl Iterator<Item = DropReason> {
+        self.rejected[..self.rejects].iter().map(|&(_, reason)| reason)
+    }
+
+    /// The pieces of `frame` behind its snapshot and its first rest piece.
+    #[inline(always)]
+    pub fn more(&self, frame: &Frame) -> &[Piece] {
+        let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
+        &self.pieces.as_slice()[start..start + count]
+    }
+
+    /// Gives frame `index` and everything behind it back to the source, as if never taken.
+    pub fn cut(&mut self, index: usize) {
+        let Some(frame) = self.frames().get(index) else {
+            return;
+        };
+        let position = frame.position;
+        self.taken = usize::from(position);
+        self.count = index;
+        while self.rejects > 0 && self.rejected[self.rejects - 1].0 >= position {
+            self.rejects -= 1;
+        }
+    }
+
+    /// Adds a frame from private memory that stays valid until the burst is cleared: `len` bytes
+    /// at `at`. False if the burst is full or the frame too short.
+    ///
+    /// # Safety
+    /// `at` is valid for reads of `len` bytes until the burst is cleared.
+    pub unsafe fn push_private(&mut self, header: VnetHdr, at: *mut u8, len: u32) -> bool {
+        if self.count == BURST_FRAMES || len < MIN_FRAME_LEN {
+            return false;
+        }
+        let frame = &mut self.frames[self.count];
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        // SAFETY: the caller's promise for the source; the destination is SNAPSHOT_LEN long.
+        unsafe { std::ptr::copy_nonoverlapping(at, frame.snapshot.as_mut_ptr(), first) };
+        frame.header = header;
+        frame.len = len;
+        frame.rest = Piece { at: at.wrapping_add(first), len: len - first as u32 };
+        frame.more = (0, 0);
+        frame.position = self.taken as u8;
+        self.count += 1;
+        self.taken += 1;
+        true
+    }
+
+    #[inline]
+    fn reject(&mut self, position: usize, reason: DropReason) {
+        self.rejected[self.rejects] = (position as u8, reason);
+        self.rejects += 1;
+    }
+
+    /// A frame in one piece with room for header, Ethernet header and no more than the maximum.
+    #[inline(always)]
+    fn push_simple(&mut self, position: usize, header_len: u32, piece: Piece, readable: u64) {
+        let frame = &mut self.frames[self.count];
+        let len = piece.len - header_len;
+        let payload = piece.at.wrapping_add(header_len as usize);
+        frame.header = VnetHdr::from_bytes(load_header(piece.at, header_len));
+        if readable >= u64::from(header_len) + SNAPSHOT_LEN as u64 {
+            // A fixed-size copy is two vector moves where a variable one is a call. It may read
+            // past a short frame into the sender's own memory; those bytes go nowhere.
+            // SAFETY: `readable` bytes from `piece.at` lie in one mapped region of the sender.
+            unsafe {
+                std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), SNAPSHOT_LEN)
+            };
+        } else {
+            let first = (len as usize).min(SNAPSHOT_LEN);
+            // SAFETY: `first` is at most the piece's length, which was translated.
+            unsafe { std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), first) };
+        }
+        frame.len = len;
+        frame.rest = Piece { at: payload, len };
+        frame.rest.skip(SNAPSHOT_LEN as u32);
+        frame.more = (0, 0);
+        frame.position = position as u8;
+        self.count += 1;
+    }
+
+    /// A frame spread over the pieces from `start` to the end of the list.
+    fn push_pieces(&mut self, position: usize, header_len: u32, start: usize, total: u64) {
+        let len = (total - u64::from(header_len)) as u32;
+        let frame = &mut self.frames[self.count];
+        let pieces = &mut self.pieces.as_mut_slice()[start..];
+        let mut header = [0u8; VNET_HDR_LEN];
+        let skip = gather(pieces, &mut header[..header_len as usize]);
+        let pieces = &mut pieces[skip..];
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        let skipped = gather(pieces, &mut frame.snapshot[..first]);
+        let pieces = &pieces[skipped..];
+        frame.header = VnetHdr::from_bytes(header);
+        frame.len = len;
+        frame.rest = pieces.first().copied().unwrap_or(Piece::EMPTY);
+        let more = pieces.len().saturating_sub(1);
+        frame.more = (self.pieces.len().saturating_sub(more) as u16, more as u16);
+        frame.position = position as u8;
+        self.count += 1;
+    }
+}
+
+/// Moves the first `out.len()` bytes of `pieces` into `out`; returns how many pieces are used up.
+fn gather(pieces: &mut [Piece], out: &mut [u8]) -> usize {
+    let mut filled = 0;
+    let mut used_up = 0;
+    for piece in pieces.iter_mut() {
+        let n = (out.len() - filled).min(piece.len as usize);
+        // SAFETY: `n` is at most the piece's length, which was translated, and at most what is
+        // left of `out`.
+        unsafe { std::ptr::copy_nonoverlapping(piece.at, out.as_mut_ptr().add(filled), n) };
+        filled += n;
+        piece.skip(n as u32);
+        if piece.len > 0 {
+            break;
+        }
+        used_up += 1;
+    }
+    used_up
+}
+
+/// The virtio-net header at `at`, zero-filled to 12 bytes.
+#[inline(always)]
+fn load_header(at: *const u8, header_len: u32) -> [u8; VNET_HDR_LEN] {
+    let mut header = [0u8; VNET_HDR_LEN];
+    if header_len as usize == VNET_HDR_LEN {
+        // SAFETY: the caller translated at least `header_len` bytes at `at`.
+        unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), VNET_HDR_LEN) };
+    } else {
+        // SAFETY: as above; header_len is 10 here.
+        unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), header_len as usize) };
+    }
+    header
+}
+
+/// What the first pass leaves for the second.
+#[derive(Clone, Copy)]
+enum Found {
+    /// One descriptor with a plausible length: its bytes and the readable bytes from there on.
+    Simple(Piece, u64),
+    /// Anything else: to be walked.
+    Complex(Descriptor),
+}
+
+impl SplitRing {
+    /// Number of heads the driver has made available and we have not taken.
+    #[inline(always)]
+    pub(super) fn available(&mut self) -> Result<u16, RingError> {
+        let known = self.avail_seen.wrapping_sub(self.next_avail);
+        if known != 0 {
+            return Ok(known);
+        }
+        self.refresh_available()
+    }
+
+    /// As [`SplitRing::available`], after reading avail.idx again.
+    #[inline(always)]
+    pub(super) fn refresh_available(&mut self) -> Result<u16, RingError> {
+        let idx = self.load_avail_idx();
+        let ahead = idx.wrapping_sub(self.next_avail);
+        if ahead > self.size() {
+            return Err(RingError::AvailIndex { ahead, size: self.size() });
+        }
+        self.avail_seen = idx;
+        Ok(ahead)
+    }
+
+    /// True if the driver has made something available.
+    #[inline(always)]
+    pub fn has_work(&self) -> bool {
+        self.load_avail_idx() != self.next_avail
+    }
+
+    /// avail.idx as the driver has it now.
+    pub fn avail_idx(&self) -> u16 {
+        self.load_avail_idx()
+    }
+
+    /// Takes up to `limit` frames (at most 64, and 64 KiB plus one frame) into the empty `burst`.
+    /// The ring does not move before [`SplitRing::complete`].
+    pub fn take(&mut self, burst: &mut Burst, limit: usize) -> Result<usize, RingError> {
+        burst.clear();
+        let n = usize::from(self.refresh_available()?).min(limit).min(BURST_FRAMES);
+        if n == 0 {
+            return Ok(0);
+        }
+        for i in 0..n {
+            let head = self.load_head(self.next_avail.wrapping_add(i as u16));
+            if head >= self.size() {
+                return Err(RingError::Head { head, size: self.size() });
+            }
+            burst.heads[i] = head;
+            self.prefetch_descriptor(head);
+        }
+        let mut found = [Found::Simple(Piece::EMPTY, 0); BURST_FRAMES];
+        let n = self.find(burst, &mut found[..n]);
+        for (i, &found) in found[..n].iter().enumerate() {
+            match found {
+                Found::Simple(piece, readable) => {
+                    burst.push_simple(i, u32::from(self.header_len), piece, readable);
+                }
+                Found::Complex(desc) => {
+                    if !self.take_chain(burst, i, desc) {
+                        break;
+                    }
+                }
+            }
+            burst.taken = i + 1;
+        }
+        settle(burst);
+        Ok(burst.taken)
+    }
+
+    /// First pass: reads and translates the first descriptor of each head; returns how many heads
+    /// the byte limit lets into this burst.
+    #[inline(always)]
+    fn find(&mut self, burst: &Burst, found: &mut [Found]) -> usize {
+        let header_len = u32::from(self.header_len);
+        let plausible = header_len + MIN_FRAME_LEN..=header_len + MAX_FRAME_LEN;
+        let mut bytes = 0u32;
+        for (i, slot) in found.iter_mut().enumerate() {
+            let desc = self.load_descriptor(burst.heads[i]);
+            *slot = Found::Complex(desc);
+            if desc.flags() == 0 && plausible.contains(&desc.len()) {
+                if let Some((at, room)) = self.memory.run_at(desc.addr().0) {
+                    if u64::from(desc.len()) <= room {
+                        prefetch_read(at);
+                        prefetch_read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
+                        *slot = Found::Simple(Piece { at, len: desc.len() }, room);
+                    }
+                }
+            }
+            bytes = bytes.saturating_add(desc.len());
+            if bytes >= BURST_BYTES {
+                return i + 1;
+            }
+        }
+        found.len()
+    }
+
+    /// Takes a chain that is not one plain descriptor; false if it must wait for the next burst.
+    fn take_chain(&mut self, burst: &mut Burst, position: usize, first: Descriptor) -> bool {
+        let start = burst.pieces.len();
+        // A chain may need every piece there is; it gets them all as the first of a burst.
+        if start > 0 && start + MAX_CHAIN_DESCRIPTORS > BURST_PIECES {
+            return false;
+        }
+        let header_len = u32::from(self.header_len);
+        match self.walk(first, Direction::Readable, &mut burst.pieces) {
+            Ok(total) if total < u64::from(header_len + MIN_FRAME_LEN) => {
+                burst.reject(position, DropReason::TooShort);
+            }
+            Ok(total) if total > u64::from(header_len + MAX_FRAME_LEN) => {
+                burst.reject(position, DropReason::TooLong);
+            }
+            Ok(total) => {
+                burst.push_pieces(position, header_len, start, total);
+                return true;
+            }
+            Err(ChainError::NoRoom) if start > 0 => {
+                burst.pieces.truncate(start);
+                return false;
+            }
+            Err(error) => burst.reject(position, error.reason()),
+        }
+        burst.pieces.truncate(start);
+        true
+    }
+
+    /// Gives every head of the burst back, in ring order, and publishes them at once; true if the
+    /// driver wants to be signalled for it.
+    pub fn complete(&mut self, burst: &Burst) -> bool {
+        for &head in &burst.heads[..burst.taken] {
+            self.push_used(head, 0);
+        }
+        self.next_avail = self.next_avail.wrapping_add(burst.taken as u16);
+        self.publish()
+    }
+}
+
+/// From here on the snapshots may not be read from guest memory again. The copies above are plain
+/// ones, which a compiler that assumes no concurrent writer could in theory repeat; an opaque
+/// access to the whole burst makes the private copy the only source.
+#[inline(always)]
+fn settle(burst: &mut Burst) {
+    std::hint::black_box(&mut burst.frames);
+}
