@@ -1,0 +1,139 @@
+//! What a frame can come from and be delivered to.
+//!
+//! * [`queue`] one ring and everything its lock protects;
+//! * [`guest`] a VM: up to 16 pairs of rings, attached and detached by its session;
+//! * [`tap`] an uplink: one descriptor per queue, replaced when the interface comes back.
+//!
+//! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
+//! started), *Attached* (a ring runs), *Draining* (its session stops the rings one by one, TX
+//! before RX). Frames for a port without an enabled receive ring are counted drops.
+//!
+//! The table of ports is immutable; a worker holds an `Arc` of it.
+
+pub mod guest;
+pub mod queue;
+pub mod tap;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::limits::PORT_LOG_LINES_PER_SECOND;
+use crate::stats::{Counter, PortStats};
+use crate::switch::{PortId, PortKind, PortView};
+
+pub use guest::GuestPort;
+pub use queue::{Queue, RingState};
+pub use tap::{TapPort, TapQueue};
+
+/// What is behind a port.
+#[derive(Debug)]
+pub enum Endpoint {
+    /// A VM.
+    Guest(GuestPort),
+    /// A TAP interface of the host.
+    Tap(TapPort),
+}
+
+/// A port of the switch.
+#[derive(Debug)]
+pub struct Port {
+    /// Index in the table; what the forwarding table stores.
+    pub id: PortId,
+    /// Name from the configuration.
+    pub name: String,
+    /// What is behind it.
+    pub endpoint: Endpoint,
+    /// Counters of the port as a whole.
+    pub stats: PortStats,
+    /// Bounds what this port's peer can make us write to the log.
+    pub log: LogLimit,
+}
+
+impl Port {
+    /// A port for a VM with `pairs` queue pairs.
+    pub fn guest(id: PortId, name: &str, pairs: u16) -> Port {
+        Port::new(id, name, Endpoint::Guest(GuestPort::new(pairs)))
+    }
+
+    /// A port for a TAP.
+    pub fn tap(id: PortId, name: &str, tap: TapPort) -> Port {
+        Port::new(id, name, Endpoint::Tap(tap))
+    }
+
+    fn new(id: PortId, name: &str, endpoint: Endpoint) -> Port {
+        let name = name.to_owned();
+        Port { id, name, endpoint, stats: PortStats::default(), log: LogLimit::default() }
+    }
+
+    /// The VM behind this port, if it is one.
+    pub fn as_guest(&self) -> Option<&GuestPort> {
+        match &self.endpoint {
+            Endpoint::Guest(guest) => Some(guest),
+            Endpoint::Tap(_) => None,
+        }
+    }
+
+    /// What the switch's policy needs to know.
+    pub fn kind(&self) -> PortKind {
+        match &self.endpoint {
+            Endpoint::Guest(_) => PortKind::Guest,
+            Endpoint::Tap(_) => PortKind::Uplink,
+        }
+    }
+}
+
+/// The ports of the switch, by identifier.
+pub type PortTable = Arc<[Port]>;
+
+impl PortView for [Port] {
+    fn kind(&self, port: PortId) -> Option<PortKind> {
+        self.get(usize::from(port)).map(Port::kind)
+    }
+}
+
+/// Allows a few log lines a second and counts the others.
+#[derive(Debug)]
+pub struct LogLimit {
+    window: std::sync::Mutex<(Instant, u32)>,
+    /// Lines not written.
+    pub suppressed: Counter,
+}
+
+impl Default for LogLimit {
+    fn default() -> LogLimit {
+        LogLimit {
+            window: std::sync::Mutex::new((Instant::now(), 0)),
+            suppressed: Counter::default(),
+        }
+    }
+}
+
+impl LogLimit {
+    /// True if a line may be written now.
+    pub fn allow(&self) -> bool {
+        let mut window = self.window.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = Instant::now();
+        if now.duration_since(window.0).as_secs() >= 1 {
+            *window = (now, 0);
+        }
+        window.1 = window.1.saturating_add(1);
+        let allowed = window.1 <= PORT_LOG_LINES_PER_SECOND;
+        if !allowed {
+            self.suppressed.add_shared(1);
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_lines_are_limited_and_counted() {
+        let limit = LogLimit::default();
+        let allowed = (0..100).filter(|_| limit.allow()).count() as u64;
+        assert!(allowed >= 1 && allowed <= 2 * u64::from(PORT_LOG_LINES_PER_SECOND));
+        assert_eq!(limit.suppressed.get(), 100 - allowed);
+    }
+}

@@ -1,0 +1,306 @@
+//! An uplink: the queues of one TAP interface.
+//!
+//! Writing goes straight from the guests' buffers (`writev`), one system call a frame, by any
+//! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
+//! unknown before and no system call may run under a receive lock. Every result of the kernel is
+//! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
+//! whose interface is gone is emptied and reported to whoever reattaches it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::Port;
+use crate::frame::VNET_HDR_LEN;
+use crate::frame::vnet::VnetHdr;
+use crate::limits::{BURST_BYTES, BURST_FRAMES, MAX_FRAME_LEN, SNAPSHOT_LEN, TAP_GATHER_PIECES};
+use crate::ring::{Burst, Frame, Piece};
+use crate::stats::{DropReason, QueueStats};
+use crate::switch::SourceMemo;
+use crate::sys::tap::{FrameIo, TapIo};
+
+/// Bytes of staging per frame: header and longest frame, in whole cache lines.
+const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64);
+
+/// An attached queue.
+pub type Device = Arc<dyn FrameIo>;
+
+/// What reading a TAP queue came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TapState {
+    /// There may be more.
+    More,
+    /// Read empty: its next event will tell.
+    Empty,
+    /// Detached.
+    Gone,
+}
+
+/// One queue of a TAP.
+#[derive(Default)]
+pub struct TapQueue {
+    device: Mutex<Option<Device>>,
+    source: Mutex<SourceMemo>,
+    /// From the kernel; written by the worker that owns the queue.
+    pub input: QueueStats,
+    /// To the kernel; written by all workers.
+    pub output: QueueStats,
+}
+
+impl std::fmt::Debug for TapQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TapQueue").field("attached", &self.device().is_some()).finish()
+    }
+}
+
+/// A TAP's port.
+#[derive(Debug)]
+pub struct TapPort {
+    /// Interface name from the configuration.
+    pub ifname: String,
+    queues: Box<[TapQueue]>,
+    lost: Mutex<bool>,
+    wake: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TapQueue {
+    fn device(&self) -> Option<Device> {
+        lock(&self.device).clone()
+    }
+
+    /// The memo of the last source, kept by the queue's worker.
+    pub fn source(&self) -> SourceMemo {
+        *lock(&self.source)
+    }
+
+    /// Keeps the memo.
+    pub fn set_source(&self, memo: SourceMemo) {
+        *lock(&self.source) = memo;
+    }
+
+    /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the
+    /// reader's memory until the reader is used again.
+    pub fn receive(&self, reader: &mut TapReader, burst: &mut Burst, tap: &TapPort) -> TapState {
+        burst.clear();
+        let Some(device) = self.device() else {
+            return TapState::Gone;
+        };
+        let mut bytes = 0u32;
+        for slot in reader.staging.chunks_exact_mut(SLOT) {
+            match device.read(slot) {
+                TapIo::Done(len) => {
+                    bytes += self.take(&mut slot[..len], burst);
+                    if bytes >= BURST_BYTES {
+                        break;
+                    }
+                }
+                TapIo::WouldBlock => return TapState::Empty,
+                TapIo::Gone | TapIo::Eof => {
+                    tap.lose(self, &device);
+                    return TapState::Gone;
+                }
+                // Down, or short of memory: its next event tells when that has changed.
+                _ => return TapState::Empty,
+            }
+        }
+        TapState::More
+    }
+
+    /// Adds one frame as the kernel gave it to the burst; returns its length.
+    fn take(&self, bytes: &mut [u8], burst: &mut Burst) -> u32 {
+        let Some((header, frame)) = bytes.split_first_chunk_mut::<VNET_HDR_LEN>() else {
+            self.reject();
+            return 0;
+        };
+        let len = frame.len() as u32;
+        // SAFETY: the frame lies in the reader's staging, which lives as long as the worker and
+        // is not written again before the next `receive`, which clears the burst.
+        let taken =
+            unsafe { burst.push_private(VnetHdr::from_bytes(*header), frame.as_mut_ptr(), len) };
+        if !taken {
+            self.reject();
+        }
+        len
+    }
+
+    fn reject(&self) {
+        self.input.frames.add(1);
+        self.input.drops.add(DropReason::TooShort, 1);
+    }
+}
+
+impl TapPort {
+    /// A TAP with `queues` queues, none attached yet.
+    pub fn new(ifname: &str, queues: u16) -> TapPort {
+        TapPort {
+            ifname: ifname.to_owned(),
+            queues: (0..queues).map(|_| TapQueue::default()).collect(),
+            lost: Mutex::new(false),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// The queues.
+    pub fn queues(&self) -> &[TapQueue] {
+        &self.queues
+    }
+
+    /// True while a queue is attached.
+    pub fn is_up(&self) -> bool {
+        self.queues.iter().any(|queue| lock(&queue.device).is_some())
+    }
+
+    /// Puts freshly opened queues into service.
+    pub fn attach(&self, devices: Vec<Device>) {
+        *lock(&self.lost) = false;
+        for (queue, device) in self.queues.iter().zip(devices) {
+            *lock(&queue.device) = Some(device);
+        }
+    }
+
+    /// Takes a queue out of service, if it still is the one that failed, and wakes whoever waits
+    /// in [`TapPort::wait_lost`].
+    fn lose(&self, queue: &TapQueue, failed: &Device) {
+        let mut device = lock(&queue.device);
+        if device.as_ref().is_some_and(|device| Arc::ptr_eq(device, failed)) {
+            *device = None;
+            *lock(&self.lost) = true;
+            self.wake.notify_all();
+        }
+    }
+
+    /// Waits until a queue is lost; also returns when [`TapPort::wake`] is called.
+    pub fn wait_lost(&self) {
+        let lost = lock(&self.lost);
+        if !*lost {
+            drop(self.wake.wait(lost).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// True if a queue was lost and not attached again.
+    pub fn is_lost(&self) -> bool {
+        *lock(&self.lost)
+    }
+
+    /// Wakes whoever waits in [`TapPort::wait_lost`].
+    pub fn wake(&self) {
+        // The lock orders this after a waiter's last look at its own stop flag.
+        drop(lock(&self.lost));
+        self.wake.notify_all();
+    }
+
+    /// Writes the listed frames of `burst`, one system call each.
+    pub fn send(
+        &self,
+        worker: usize,
+        burst: &Burst,
+        frames: &[u8],
+        writer: &mut TapWriter,
+        port: &Port,
+    ) {
+        let queue = &self.queues[worker % self.queues.len()];
+        let Some(device) = queue.device() else {
+            port.stats.drops.add_shared(DropReason::TapGone, frames.len() as u64);
+            return;
+        };
+        for (i, &index) in frames.iter().enumerate() {
+            let frame = &burst.frames()[usize::from(index)];
+            let reason = match writer.write(&*device, burst, frame) {
+                TapIo::Done(_) => {
+                    queue.output.frames.add_shared(1);
+                    queue.output.bytes.add_shared(u64::from(frame.len));
+                    continue;
+                }
+                TapIo::WouldBlock | TapIo::NoBuffers => DropReason::TapFull,
+                TapIo::Down => DropReason::TapDown,
+                TapIo::Gone => DropReason::TapGone,
+                TapIo::Rejected(_) | TapIo::Fault | TapIo::Eof => DropReason::TapRejected,
+            };
+            // What is down or gone for this frame is so for the rest of the run too.
+            let all = matches!(reason, DropReason::TapDown | DropReason::TapGone);
+            let count = if all { frames.len() - i } else { 1 };
+            queue.output.drops.add_shared(reason, count as u64);
+            if reason == DropReason::TapGone {
+                self.lose(queue, &device);
+            }
+            if all {
+                return;
+            }
+        }
+    }
+}
+
+/// A worker's room for frames read from TAPs: one slot each, untouched pages cost nothing.
+#[derive(Debug)]
+pub struct TapReader {
+    staging: Box<[u8]>,
+}
+
+impl Default for TapReader {
+    fn default() -> TapReader {
+        TapReader { staging: vec![0; SLOT * BURST_FRAMES].into_boxed_slice() }
+    }
+}
+
+/// A worker's room for writing to TAPs.
+#[derive(Debug)]
+pub struct TapWriter {
+    pieces: Vec<libc::iovec>,
+    linear: Box<[u8]>,
+}
+
+// SAFETY: the pointers in `pieces` are only used within one call of `write`.
+unsafe impl Send for TapWriter {}
+
+impl Default for TapWriter {
+    fn default() -> TapWriter {
+        TapWriter {
+            pieces: Vec::with_capacity(TAP_GATHER_PIECES + 3),
+            linear: vec![0; MAX_FRAME_LEN as usize].into_boxed_slice(),
+        }
+    }
+}
+
+impl TapWriter {
+    /// Writes one frame: header and snapshot from private memory, the rest from where it lies.
+    fn write(&mut self, device: &dyn FrameIo, burst: &Burst, frame: &Frame) -> TapIo {
+        let header = VnetHdr::plain(0).to_bytes();
+        let first = (frame.len as usize).min(SNAPSHOT_LEN);
+        let more = burst.more(frame);
+        self.pieces.clear();
+        self.add(header.as_ptr(), header.len());
+        self.add(frame.snapshot.as_ptr(), first);
+        if more.len() > TAP_GATHER_PIECES {
+            // The kernel takes 1,024 pieces at most, and long before that one copy is cheaper.
+            let len = self.linearize(frame, more);
+            self.add(self.linear.as_ptr(), len);
+        } else {
+            for piece in std::iter::once(&frame.rest).chain(more).filter(|piece| piece.len > 0) {
+                self.add(piece.at, piece.len as usize);
+            }
+        }
+        // SAFETY: header, snapshot and `linear` are private and live across the call; the other
+        // pieces were translated in the sender's memory, which the lock on its ring holds.
+        unsafe { device.write(&self.pieces) }
+    }
+
+    fn add(&mut self, at: *const u8, len: usize) {
+        self.pieces.push(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len });
+    }
+
+    fn linearize(&mut self, frame: &Frame, more: &[Piece]) -> usize {
+        let mut filled = 0;
+        for piece in std::iter::once(&frame.rest).chain(more) {
+            let n = (piece.len as usize).min(self.linear.len() - filled);
+            // SAFETY: the piece was translated in the sender's memory, which its lock holds; `n`
+            // is at most what is left of `linear`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(piece.at, self.linear.as_mut_ptr().add(filled), n);
+            }
+            filled += n;
+        }
+        filled
+    }
+}

@@ -1,0 +1,266 @@
+//! The runs of a plan into their ports.
+//!
+//! A contended receive ring never holds up the others: its run is set aside and tried again after
+//! all other destinations of the burst, then by a short spin, and only then, with every signal
+//! owed sent first, by parking. Frames that find no buffer get that one later try too and are
+//! then counted drops; nothing here waits for a guest.
+//!
+//! Nothing that may sleep happens while a receive lock is held: signals and log lines are put off.
+
+use std::sync::Arc;
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use super::WorkerStats;
+use super::plan::Run;
+use crate::frame::flow_hash;
+use crate::limits::LOCK_SPIN_NANOS;
+use crate::port::guest::choose_queue;
+use crate::port::tap::TapWriter;
+use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
+use crate::ring::{Burst, CallFd, RingError, RxScratch};
+use crate::stats::{DropReason, QueueStats};
+use crate::sys::eventfd::{SignalResult, SignalSlot};
+
+/// Signals owed at the end of a turn.
+pub struct Signals {
+    worker: usize,
+    turn: u64,
+    pending: Vec<Arc<CallFd>>,
+    slot: SignalSlot,
+}
+
+impl Signals {
+    /// For worker `worker`, whose blocked writes are watched through `slot`.
+    pub fn new(worker: usize, slot: SignalSlot) -> Signals {
+        Signals { worker, turn: 0, pending: Vec::new(), slot }
+    }
+
+    /// Notes that the driver of a ring wants a signal, or that it does not.
+    #[inline]
+    pub fn note(&mut self, wanted: bool, state: &mut RingState, stats: &QueueStats) {
+        match &state.call {
+            Some(call) if wanted => {
+                let stamp = (self.worker + 1, self.turn);
+                if state.signalled != stamp {
+                    state.signalled = stamp;
+                    self.pending.push(Arc::clone(call));
+                    stats.signals.add(1);
+                }
+            }
+            // Without a call descriptor the driver polls.
+            _ => stats.signals_suppressed.add(1),
+        }
+    }
+
+    /// Reports a broken ring to the front-end.
+    pub fn note_error(&mut self, state: &RingState) {
+        self.pending.extend(state.err.clone());
+    }
+
+    /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs.
+    pub fn flush(&mut self, stats: &WorkerStats) {
+        for call in self.pending.drain(..) {
+            match self.slot.signal(&call) {
+                SignalResult::Sent => stats.signals.add(1),
+                // A full counter means the driver has a signal to read already.
+                SignalResult::Full | SignalResult::Blocked | SignalResult::Failed(_) => {
+                    stats.signals_failed.add(1);
+                }
+            }
+        }
+        self.turn += 1;
+    }
+
+    /// The slot, for the worker's sleep.
+    pub fn slot(&self) -> &SignalSlot {
+        &self.slot
+    }
+}
+
+/// What delivering needs besides the burst.
+pub struct Delivery<'a> {
+    /// All ports.
+    pub ports: &'a [Port],
+    /// Index of this worker, which chooses a TAP's queue.
+    pub worker: usize,
+    /// Its counters.
+    pub stats: &'a WorkerStats,
+    /// Room for the receive rings' general path.
+    pub scratch: &'a mut RxScratch,
+    /// Room for writing to a TAP.
+    pub writer: &'a mut TapWriter,
+    /// Signals owed.
+    pub signals: &'a mut Signals,
+}
+
+impl Delivery<'_> {
+    /// Delivers every run, each destination once and what is left over once more.
+    pub fn unicast(&mut self, burst: &Burst, runs: &mut [Run]) {
+        let mut left = false;
+        for run in runs.iter_mut() {
+            left |= !self.first_try(burst, run);
+        }
+        if left {
+            for run in runs.iter_mut().filter(|run| !run.left().is_empty()) {
+                self.last_try(burst, run);
+            }
+        }
+    }
+
+    /// True if the run is settled.
+    #[inline(always)]
+    fn first_try(&mut self, burst: &Burst, run: &mut Run) -> bool {
+        let ports = self.ports;
+        let port = &ports[usize::from(run.port)];
+        match &port.endpoint {
+            Endpoint::Guest(guest) => {
+                let queue = &guest.rx[usize::from(run.queue)];
+                let Some(state) = queue.try_lock() else {
+                    self.stats.lock_misses.add(1);
+                    return false;
+                };
+                let done = self.fill_ring(port, guest, run, state, burst, true);
+                run.settle(done);
+                run.left().is_empty()
+            }
+            Endpoint::Tap(tap) => {
+                tap.send(self.worker, burst, run.left(), self.writer, port);
+                run.settle(run.left().len());
+                true
+            }
+        }
+    }
+
+    fn last_try(&mut self, burst: &Burst, run: &mut Run) {
+        let ports = self.ports;
+        let port = &ports[usize::from(run.port)];
+        let Endpoint::Guest(guest) = &port.endpoint else {
+            return;
+        };
+        let state = self.lock(&guest.rx[usize::from(run.queue)]);
+        let done = self.fill_ring(port, guest, run, state, burst, false);
+        run.settle(done);
+    }
+
+    /// A contended lock: spin about as long as a burst takes, then settle debts and park.
+    fn lock<'q>(&mut self, queue: &'q Queue) -> MutexGuard<'q, RingState> {
+        let end = Instant::now() + Duration::from_nanos(LOCK_SPIN_NANOS);
+        loop {
+            if let Some(state) = queue.try_lock() {
+                return state;
+            }
+            if Instant::now() >= end {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        self.stats.lock_parks.add(1);
+        // The holder may be preempted for milliseconds; guests that were promised a signal at the
+        // end of this turn shall not wait for that.
+        self.signals.flush(self.stats);
+        queue.lock()
+    }
+
+    /// Delivers what is left of a run into a locked ring; returns how many frames are settled,
+    /// which is all of them unless `retry` promises another try.
+    fn fill_ring(
+        &mut self,
+        port: &Port,
+        guest: &GuestPort,
+        run: &Run,
+        mut state: MutexGuard<'_, RingState>,
+        burst: &Burst,
+        retry: bool,
+    ) -> usize {
+        let index = usize::from(run.queue);
+        let stats = &guest.rx[index].stats;
+        let frames = run.left();
+        let down = if state.broken { DropReason::RingBroken } else { DropReason::PortDown };
+        let Some(ring) = state.running() else {
+            stats.drops.add(down, frames.len() as u64);
+            return frames.len();
+        };
+        let done = ring.deliver(burst, frames, self.scratch);
+        stats.frames.add(done.frames);
+        stats.bytes.add(done.bytes);
+        if done.no_fit > 0 {
+            stats.drops.add(DropReason::NoFit, done.no_fit);
+        }
+        if done.bad_buffers > 0 {
+            stats.bad_buffers.add(done.bad_buffers);
+        }
+        if done.frames + done.bad_buffers > 0 {
+            self.signals.note(done.signal, &mut state, stats);
+        }
+        let left = (frames.len() - done.settled) as u64;
+        if let Some(error) = done.broken {
+            stats.drops.add(DropReason::RingBroken, left);
+            state.broken = true;
+            guest.set_active(index, false);
+            self.signals.note_error(&state);
+            drop(state);
+            report_broken(port, 2 * index, error);
+            return frames.len();
+        }
+        if retry {
+            return done.settled;
+        }
+        if left > 0 {
+            stats.drops.add(DropReason::NoBuffer, left);
+        }
+        frames.len()
+    }
+
+    /// Delivers the frames `floods` to every port of `targets`: one copy each and no retry, after
+    /// all unicast of the burst.
+    pub fn flood(&mut self, burst: &Burst, floods: &[u8], targets: &[u16], run: &mut Run) {
+        let ports = self.ports;
+        for &target in targets {
+            let port = &ports[usize::from(target)];
+            match &port.endpoint {
+                Endpoint::Guest(guest) => self.flood_guest(port, guest, burst, floods, run),
+                Endpoint::Tap(tap) => tap.send(self.worker, burst, floods, self.writer, port),
+            }
+        }
+    }
+
+    fn flood_guest(
+        &mut self,
+        port: &Port,
+        guest: &GuestPort,
+        burst: &Burst,
+        floods: &[u8],
+        run: &mut Run,
+    ) {
+        let active = guest.active();
+        if active == 0 {
+            port.stats.drops.add_shared(DropReason::PortDown, floods.len() as u64);
+            return;
+        }
+        let mut queues = active;
+        while queues != 0 {
+            let queue = queues.trailing_zeros() as u8;
+            queues &= queues - 1;
+            run.restart(port.id, queue);
+            for &frame in floods {
+                let snapshot = &burst.frames()[usize::from(frame)].snapshot;
+                if choose_queue(active, || flow_hash(snapshot)) == Some(usize::from(queue)) {
+                    run.push(frame);
+                }
+            }
+            if !run.left().is_empty() {
+                let state = self.lock(&guest.rx[usize::from(queue)]);
+                self.fill_ring(port, guest, run, state, burst, false);
+            }
+        }
+    }
+}
+
+/// Says once that a ring was found broken.
+pub fn report_broken(port: &Port, ring: usize, error: RingError) {
+    port.stats.rings_broken.add_shared(1);
+    if port.log.allow() {
+        log::warn!("port {}: ring {ring} is broken and left alone: {error}", port.name);
+    }
+}

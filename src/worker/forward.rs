@@ -1,0 +1,409 @@
+//! One burst, top to bottom: take, admit and learn, decide, deliver, complete.
+//!
+//! This is the one place that knows both the switch and the ports. The source's lock is held from
+//! taking to completing, so nothing is half done when a session finds it free; the receive locks
+//! inside are leaves.
+
+use std::sync::Arc;
+
+use super::deliver::{Delivery, Signals, report_broken};
+use super::plan::{Plan, Run};
+use super::{Shared, WorkerStats};
+use crate::frame::{MacAddr, VnetHdr, ethernet, flow_hash, rarp};
+use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES};
+use crate::port::guest::choose_queue;
+use crate::port::tap::{TapReader, TapState, TapWriter};
+use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
+use crate::ring::{Burst, RxScratch};
+use crate::stats::{DropReason, QueueStats};
+use crate::switch::{
+    BurstMemo, Decision, DropCause, Ingress, Learn, Policy, PortId, Rules, SourceMemo,
+};
+use crate::sys::clock;
+
+/// What came of looking at a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serviced {
+    /// A burst was forwarded; there may be more.
+    More,
+    /// A session wants the ring, or has it: look again next turn.
+    Busy,
+    /// Nothing there.
+    Idle,
+    /// Stopped, disabled or broken: somebody will say when to look again.
+    Gone,
+}
+
+/// The part of a worker that forwards.
+pub struct Forwarder {
+    worker: usize,
+    fdb: Arc<crate::switch::Fdb>,
+    rules: Rules,
+    burst: Burst,
+    plan: Plan,
+    memo: BurstMemo,
+    flood_run: Run,
+    targets: Vec<PortId>,
+    scratch: RxScratch,
+    writer: TapWriter,
+    reader: TapReader,
+    signals: Signals,
+    now: u32,
+}
+
+/// What classifying a burst counted.
+#[derive(Default)]
+struct Tally {
+    bytes: u64,
+    copies: u64,
+}
+
+impl Forwarder {
+    /// The forwarder of worker `worker`.
+    pub fn new(worker: usize, shared: &Shared) -> Forwarder {
+        Forwarder {
+            worker,
+            fdb: Arc::clone(&shared.fdb),
+            rules: shared.rules,
+            burst: Burst::default(),
+            plan: Plan::default(),
+            memo: BurstMemo::new(),
+            flood_run: Run::EMPTY,
+            targets: Vec::with_capacity(shared.ports.len()),
+            scratch: RxScratch::default(),
+            writer: TapWriter::default(),
+            reader: TapReader::default(),
+            signals: Signals::new(worker, shared.watch.register()),
+            now: 0,
+        }
+    }
+
+    /// Starts a turn: one reading of the clock serves it.
+    pub fn begin_turn(&mut self) {
+        self.now = clock::coarse_seconds();
+    }
+
+    /// Ends a turn: sends the signals it owes.
+    #[inline]
+    pub fn end_turn(&mut self, stats: &WorkerStats) {
+        self.signals.flush(stats);
+    }
+
+    /// Where this worker announces that it sleeps.
+    pub fn signals(&self) -> &Signals {
+        &self.signals
+    }
+
+    /// Forwards one burst of a guest's transmit queue.
+    pub fn guest_burst(
+        &mut self,
+        ports: &[Port],
+        id: PortId,
+        index: usize,
+        stats: &WorkerStats,
+    ) -> Serviced {
+        let Some((port, guest)) = guest_of(ports, id) else {
+            return Serviced::Gone;
+        };
+        let Some(queue) = guest.tx.get(index) else {
+            return Serviced::Gone;
+        };
+        let Some(mut state) = queue.lock_for_burst() else {
+            return Serviced::Busy;
+        };
+        let limit = match drain_left(&mut state, queue) {
+            Some(0) => return Serviced::Gone,
+            Some(left) => usize::from(left),
+            None => BURST_FRAMES,
+        };
+        let RingState { ring: Some(ring), enabled: true, broken: false, .. } = &mut *state else {
+            return Serviced::Gone;
+        };
+        let taken = match ring.take(&mut self.burst, limit) {
+            Ok(0) => return Serviced::Idle,
+            Ok(taken) => taken,
+            Err(error) => {
+                state.broken = true;
+                state.drain_to = None;
+                self.signals.note_error(&state);
+                drop(state);
+                queue.notify_drained();
+                report_broken(port, 2 * index + 1, error);
+                return Serviced::Gone;
+            }
+        };
+        let ingress = Ingress { port: id, kind: port.kind() };
+        let tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
+        self.deliver(ports, stats);
+        self.finish(&mut state, &queue.stats, tally);
+        drain_left(&mut state, queue);
+        stats.bursts.add(1);
+        stats.frames.add(taken as u64);
+        Serviced::More
+    }
+
+    /// Returns the burst's descriptors and counts it.
+    #[inline(always)]
+    fn finish(&mut self, state: &mut RingState, stats: &QueueStats, tally: Tally) {
+        for reason in self.burst.rejected() {
+            stats.drops.add(reason, 1);
+        }
+        stats.frames.add(self.burst.taken() as u64);
+        stats.bytes.add(tally.bytes);
+        stats.copies.add(tally.copies);
+        let Some(ring) = &mut state.ring else { return };
+        let wanted = ring.complete(&self.burst);
+        self.signals.note(wanted, state, stats);
+    }
+
+    /// Reads and forwards one burst of a TAP queue.
+    pub fn tap_burst(
+        &mut self,
+        ports: &[Port],
+        id: PortId,
+        index: usize,
+        stats: &WorkerStats,
+    ) -> Serviced {
+        let Some(port) = ports.get(usize::from(id)) else {
+            return Serviced::Gone;
+        };
+        let Endpoint::Tap(tap) = &port.endpoint else {
+            return Serviced::Gone;
+        };
+        let Some(queue) = tap.queues().get(index) else {
+            return Serviced::Gone;
+        };
+        let state = queue.receive(&mut self.reader, &mut self.burst, tap);
+        let taken = self.burst.taken();
+        if taken > 0 {
+            let ingress = Ingress { port: id, kind: port.kind() };
+            let mut source = queue.source();
+            let tally = self.classify(ports, port, ingress, &mut source, &queue.input);
+            queue.set_source(source);
+            self.deliver(ports, stats);
+            queue.input.frames.add(self.burst.taken() as u64);
+            queue.input.bytes.add(tally.bytes);
+            queue.input.copies.add(tally.copies);
+            stats.bursts.add(1);
+            stats.frames.add(taken as u64);
+        }
+        match state {
+            TapState::More => Serviced::More,
+            TapState::Empty => Serviced::Idle,
+            TapState::Gone => Serviced::Gone,
+        }
+    }
+
+    /// Tells the network where a guest is now: a RARP request from `mac`, forwarded as if it had
+    /// come from port `id` (vhost-user, `SEND_RARP`).
+    pub fn announce(&mut self, ports: &[Port], id: PortId, mac: MacAddr, stats: &WorkerStats) {
+        let Some(port) = ports.get(usize::from(id)) else {
+            return;
+        };
+        let mut bytes = rarp::request(mac);
+        self.burst.clear();
+        // SAFETY: `bytes` outlives the burst's use, which ends with this function; the burst is
+        // cleared before anything else is taken into it.
+        let taken = unsafe {
+            self.burst.push_private(VnetHdr::plain(0), bytes.as_mut_ptr(), bytes.len() as u32)
+        };
+        if taken {
+            let ingress = Ingress { port: id, kind: port.kind() };
+            let counters = &port.stats.announced;
+            let mut source = SourceMemo::default();
+            let tally = self.classify(ports, port, ingress, &mut source, counters);
+            self.deliver(ports, stats);
+            counters.frames.add(1);
+            counters.bytes.add(tally.bytes);
+            counters.copies.add(tally.copies);
+        }
+        self.burst.clear();
+    }
+
+    /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
+    /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states").
+    pub fn discard(&mut self, guest: &GuestPort, index: usize) {
+        let Some(queue) = guest.tx.get(index) else {
+            return;
+        };
+        let mut state = queue.lock();
+        if !state.discard || state.broken {
+            return;
+        }
+        // A driver that refills as fast as we discard ends this loop at one ring's worth.
+        let mut left = state.ring.as_ref().map_or(0, |ring| usize::from(ring.size()));
+        while left > 0 {
+            let Some(ring) = &mut state.ring else { return };
+            match ring.take(&mut self.burst, left) {
+                Ok(0) | Err(_) => return,
+                Ok(taken) => {
+                    left -= taken;
+                    let wanted = ring.complete(&self.burst);
+                    queue.stats.frames.add(taken as u64);
+                    queue.stats.drops.add(DropReason::Disabled, taken as u64);
+                    self.signals.note(wanted, &mut state, &queue.stats);
+                }
+            }
+        }
+    }
+
+    /// Admits, learns and decides every frame of the burst; fills the plan. May cut the burst.
+    #[inline(always)]
+    fn classify(
+        &mut self,
+        ports: &[Port],
+        port: &Port,
+        ingress: Ingress,
+        source: &mut SourceMemo,
+        stats: &QueueStats,
+    ) -> Tally {
+        self.plan.clear();
+        self.memo.start_burst();
+        self.targets.clear();
+        let mut tally = Tally::default();
+        let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
+        let mut cut = None;
+        let mut fan = None;
+        for (i, frame) in self.burst.frames().iter().enumerate() {
+            if !frame.header.is_plain() {
+                tally.bytes += u64::from(frame.len);
+                stats.drops.add(DropReason::BadOffload, 1);
+                continue;
+            }
+            let from = ethernet::source(&frame.snapshot);
+            let generation = policy.fdb.generation();
+            if !source.covers(from, ingress.port, generation, self.now) {
+                match policy.admit_source(ingress, from, self.now) {
+                    Ok(learn) => {
+                        source.note(from, ingress.port, generation, self.now, learn);
+                        count_refusal(port, learn);
+                    }
+                    Err(cause) => {
+                        tally.bytes += u64::from(frame.len);
+                        stats.drops.add(reason(cause), 1);
+                        continue;
+                    }
+                }
+            }
+            let to = ethernet::destination(&frame.snapshot);
+            match self.memo.decide(to, || policy.decide(ingress, to)) {
+                Decision::Unicast(egress) => {
+                    tally.copies += 1;
+                    let queue = receive_queue(ports, egress, &frame.snapshot);
+                    self.plan.unicast(i as u8, egress, queue);
+                }
+                Decision::Flood => {
+                    let fan = *fan.get_or_insert_with(|| {
+                        flood_targets(ports, ingress, self.rules, &mut self.targets);
+                        self.targets.len()
+                    });
+                    if i > 0 && (self.plan.floods().len() + 1) * fan > BURST_FLOOD_COPIES {
+                        cut = Some(i);
+                        break;
+                    }
+                    if fan == 0 {
+                        stats.drops.add(DropReason::NoReceiver, 1);
+                    } else {
+                        tally.copies += fan as u64;
+                        self.plan.flood(i as u8);
+                    }
+                }
+                Decision::Drop(cause) => stats.drops.add(reason(cause), 1),
+            }
+            tally.bytes += u64::from(frame.len);
+        }
+        if let Some(at) = cut {
+            self.burst.cut(at);
+        }
+        tally
+    }
+
+    /// Delivers the plan: unicast first, then floods.
+    #[inline(always)]
+    fn deliver(&mut self, ports: &[Port], stats: &WorkerStats) {
+        let mut delivery = Delivery {
+            ports,
+            worker: self.worker,
+            stats,
+            scratch: &mut self.scratch,
+            writer: &mut self.writer,
+            signals: &mut self.signals,
+        };
+        delivery.unicast(&self.burst, self.plan.runs());
+        if !self.plan.floods().is_empty() {
+            let floods = self.plan.floods();
+            delivery.flood(&self.burst, floods, &self.targets, &mut self.flood_run);
+        }
+    }
+}
+
+/// The guest behind port `id`.
+pub fn guest_of(ports: &[Port], id: PortId) -> Option<(&Port, &GuestPort)> {
+    let port = ports.get(usize::from(id))?;
+    port.as_guest().map(|guest| (port, guest))
+}
+
+/// Frames a ring that is being disabled still has to forward; none if it is not. Disables the ring
+/// and tells the waiting session when there are none left.
+fn drain_left(state: &mut RingState, queue: &Queue) -> Option<u16> {
+    let target = state.drain_to?;
+    let left = match state.running() {
+        Some(ring) => target.wrapping_sub(ring.base()),
+        None => 0,
+    };
+    if left == 0 {
+        state.drain_to = None;
+        state.enabled = false;
+        if let Some(ring) = &mut state.ring {
+            // Later frames are discarded on a kick; whether some are there already is the
+            // driver's affair until it kicks again.
+            let _ = ring.enable_kicks();
+        }
+        queue.notify_drained();
+    }
+    Some(left)
+}
+
+/// The receive queue of port `egress` for a frame; 0 where nothing can take it, which the delivery
+/// then finds and counts.
+#[inline(always)]
+fn receive_queue(ports: &[Port], egress: PortId, snapshot: &ethernet::Snapshot) -> u8 {
+    match &ports[usize::from(egress)].endpoint {
+        Endpoint::Guest(guest) => {
+            choose_queue(guest.active(), || flow_hash(snapshot)).unwrap_or(0) as u8
+        }
+        Endpoint::Tap(_) => 0,
+    }
+}
+
+/// The ports that a flood from `ingress` reaches and that are up.
+fn flood_targets(ports: &[Port], ingress: Ingress, rules: Rules, targets: &mut Vec<PortId>) {
+    for port in ports {
+        let up = match &port.endpoint {
+            Endpoint::Guest(guest) => guest.active() != 0,
+            Endpoint::Tap(tap) => tap.is_up(),
+        };
+        if up && rules.flood_reaches(ingress, port.id, port.kind()) {
+            targets.push(port.id);
+        }
+    }
+}
+
+fn reason(cause: DropCause) -> DropReason {
+    match cause {
+        DropCause::ReservedAddress => DropReason::Reserved,
+        DropCause::BadSource => DropReason::BadSource,
+        DropCause::Hairpin => DropReason::Hairpin,
+        DropCause::UplinkToUplink => DropReason::UplinkToUplink,
+    }
+}
+
+fn count_refusal(port: &Port, learn: Learn) {
+    match learn {
+        Learn::Static => port.stats.learn_static.add_shared(1),
+        Learn::TableFull | Learn::PortFull | Learn::BucketFull => {
+            port.stats.learn_refused.add_shared(1);
+        }
+        _ => {}
+    }
+}

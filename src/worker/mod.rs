@@ -1,0 +1,307 @@
+//! The threads of the data path.
+//!
+//! A worker owns a set of sources: transmit rings of guests and queues of TAPs. It sleeps in
+//! `epoll_wait` without a timeout until a kick, a readable TAP or a note from a session; a timer
+//! would hide a lost wake-up. Awake, it makes *turns*: one pass over its ready sources, one burst
+//! each, then the signals the turn owes, once per ring.
+//!
+//! * [`run`] the loop: which sources are ready, when to sleep;
+//! * [`forward`] one burst, top to bottom;
+//! * [`plan`] a burst sorted by destination;
+//! * [`deliver`] the runs of a plan into their ports;
+//! * [`spin`] whether an idle worker keeps looking.
+//!
+//! Kick descriptors are watched edge-triggered and never read: every write to an eventfd wakes its
+//! watchers whatever its counter says, so a read would only add a system call, and one that a
+//! front-end could make block by clearing O_NONBLOCK on the descriptor it shares with us.
+
+pub mod deliver;
+pub mod forward;
+pub mod plan;
+pub mod run;
+pub mod spin;
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::frame::MacAddr;
+use crate::limits::MAX_NOTES;
+use crate::port::PortTable;
+use crate::stats::Counter;
+use crate::switch::{Fdb, PortId, Rules};
+use crate::sys::eventfd::BlockedWriterWatch;
+
+/// What an event of a worker's epoll set is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    /// A note was left, or the worker shall stop.
+    Wake,
+    /// A guest kicked its transmit queue.
+    Transmit(PortId, u16),
+    /// A guest kicked its receive queue: it posted buffers.
+    Receive(PortId, u16),
+    /// A TAP queue is readable, or its interface changed.
+    Tap(PortId, u16),
+}
+
+impl Token {
+    fn to_bits(self) -> u64 {
+        let pack = |kind: u64, port: PortId, queue: u16| {
+            kind << 32 | u64::from(port) << 16 | u64::from(queue)
+        };
+        match self {
+            Token::Wake => 0,
+            Token::Transmit(port, queue) => pack(1, port, queue),
+            Token::Receive(port, queue) => pack(2, port, queue),
+            Token::Tap(port, queue) => pack(3, port, queue),
+        }
+    }
+
+    fn from_bits(bits: u64) -> Token {
+        let (port, queue) = ((bits >> 16) as PortId, bits as u16);
+        match bits >> 32 {
+            1 => Token::Transmit(port, queue),
+            2 => Token::Receive(port, queue),
+            3 => Token::Tap(port, queue),
+            _ => Token::Wake,
+        }
+    }
+}
+
+/// What another thread asks of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Note {
+    /// Look at a source once, without waiting for its event.
+    Look(Token),
+    /// Announce a guest's address to the network.
+    Announce(PortId, MacAddr),
+}
+
+/// Counters of one worker.
+#[derive(Debug, Default)]
+pub struct WorkerStats {
+    /// Passes over the ready sources.
+    pub turns: Counter,
+    /// Bursts that held frames.
+    pub bursts: Counter,
+    /// Heads taken in them.
+    pub frames: Counter,
+    /// Returns from sleep.
+    pub wakeups: Counter,
+    /// Returns from sleep that were followed by no frame.
+    pub empty_wakeups: Counter,
+    /// Signals written.
+    pub signals: Counter,
+    /// Signals that a full or broken descriptor did not take.
+    pub signals_failed: Counter,
+    /// Receive locks found taken.
+    pub lock_misses: Counter,
+    /// Receive locks that had to be waited for in the kernel.
+    pub lock_parks: Counter,
+}
+
+/// The part of a worker that other threads see.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    epoll: Epoll,
+    wake: EventFd,
+    notes: Mutex<Vec<Note>>,
+    noted: AtomicBool,
+    stop: AtomicBool,
+    /// Counters.
+    pub stats: WorkerStats,
+}
+
+impl WorkerHandle {
+    fn new() -> io::Result<WorkerHandle> {
+        let epoll = Epoll::new()?;
+        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let handle = WorkerHandle {
+            epoll,
+            wake,
+            notes: Mutex::new(Vec::new()),
+            noted: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            stats: WorkerStats::default(),
+        };
+        handle.watch(handle.wake.as_raw_fd(), Token::Wake)?;
+        Ok(handle)
+    }
+
+    /// Reports events of `fd` as `token` from now on, starting with the present state.
+    pub fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        let events = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        self.epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(events, token.to_bits()))
+    }
+
+    /// Stops reporting `fd`. Must precede its closing: the front-end holds the same description,
+    /// so closing our number alone would leave it in the set.
+    pub fn unwatch(&self, fd: RawFd) {
+        // Fails only if it is not in the set, which is what the caller wants.
+        let _ = self.epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
+    }
+
+    /// Makes the worker look at a source once, without waiting for a kick.
+    pub fn look(&self, token: Token) {
+        self.leave(Note::Look(token));
+    }
+
+    /// Makes the worker announce `mac` as living on `port`.
+    pub fn announce(&self, port: PortId, mac: MacAddr) {
+        self.leave(Note::Announce(port, mac));
+    }
+
+    fn leave(&self, note: Note) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        // One note of a kind is enough. Looks are bounded by the number of sources; a front-end
+        // that announces ever new addresses loses what a worker is too slow to send.
+        let room = matches!(note, Note::Look(_)) || notes.len() < MAX_NOTES;
+        if room && !notes.contains(&note) {
+            notes.push(note);
+        }
+        self.noted.store(true, Ordering::Release);
+        drop(notes);
+        // EAGAIN means the counter is full: the worker will wake all the same.
+        let _ = self.wake.write(1);
+    }
+
+    fn take_notes(&self, into: &mut Vec<Note>) {
+        if !self.noted.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.noted.store(false, Ordering::Relaxed);
+        into.append(&mut notes);
+    }
+}
+
+/// What all workers share and never changes.
+#[derive(Clone)]
+pub struct Shared {
+    /// The ports.
+    pub ports: PortTable,
+    /// Where addresses live.
+    pub fdb: Arc<Fdb>,
+    /// What the administrator allows.
+    pub rules: Rules,
+    /// Spin for good instead of sleeping.
+    pub poll: bool,
+    /// Frees a worker whose write to a call descriptor blocks.
+    pub watch: Arc<BlockedWriterWatch>,
+}
+
+/// All workers of the process.
+pub struct Workers {
+    handles: Vec<Arc<WorkerHandle>>,
+    /// Rings assigned to each worker.
+    load: Mutex<Vec<usize>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Workers {
+    /// Starts `count` workers.
+    pub fn start(count: usize, shared: &Shared) -> io::Result<Workers> {
+        let handles = (0..count)
+            .map(|_| WorkerHandle::new().map(Arc::new))
+            .collect::<io::Result<Vec<_>>>()?;
+        let workers = Workers {
+            load: Mutex::new(vec![0; handles.len()]),
+            handles,
+            threads: Mutex::new(Vec::new()),
+        };
+        for (index, handle) in workers.handles.iter().enumerate() {
+            let worker = run::Worker::new(index, Arc::clone(handle), shared.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("worker-{index}"))
+                .spawn(move || worker.run());
+            match thread {
+                Ok(thread) => workers.threads().push(thread),
+                Err(error) => {
+                    workers.stop();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(workers)
+    }
+
+    fn threads(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The worker with the fewest rings, which now has one more.
+    pub fn assign(&self) -> (usize, Arc<WorkerHandle>) {
+        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = (0..load.len()).min_by_key(|&i| load[i]).unwrap_or(0);
+        load[index] += 1;
+        (index, Arc::clone(&self.handles[index]))
+    }
+
+    /// Gives back what [`Workers::assign`] counted.
+    pub fn release(&self, index: usize) {
+        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(load) = load.get_mut(index) {
+            *load = load.saturating_sub(1);
+        }
+    }
+
+    /// The worker that serves queue `queue` of a TAP.
+    pub fn for_tap(&self, queue: usize) -> &Arc<WorkerHandle> {
+        &self.handles[queue % self.handles.len()]
+    }
+
+    /// All workers, for their counters.
+    pub fn handles(&self) -> &[Arc<WorkerHandle>] {
+        &self.handles
+    }
+
+    /// Ends all workers after their turn and waits for them.
+    pub fn stop(&self) {
+        for handle in &self.handles {
+            handle.stop.store(true, Ordering::Release);
+            let _ = handle.wake.write(1);
+        }
+        for thread in self.threads().drain(..) {
+            // A panic was already contained and counted inside the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_the_kernel() {
+        for token in [
+            Token::Wake,
+            Token::Transmit(0, 0),
+            Token::Transmit(u16::MAX, 15),
+            Token::Receive(3, u16::MAX),
+            Token::Tap(1000, 2),
+        ] {
+            assert_eq!(Token::from_bits(token.to_bits()), token);
+        }
+    }
+
+    #[test]
+    fn notes_are_taken_once_and_not_repeated() {
+        let handle = WorkerHandle::new().unwrap();
+        for _ in 0..3 {
+            handle.look(Token::Transmit(1, 0));
+        }
+        let mut notes = Vec::new();
+        handle.take_notes(&mut notes);
+        assert_eq!(notes, [Note::Look(Token::Transmit(1, 0))]);
+        notes.clear();
+        handle.take_notes(&mut notes);
+        assert!(notes.is_empty());
+    }
+}

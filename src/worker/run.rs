@@ -1,0 +1,293 @@
+//! The loop of a worker: which sources are ready, one turn after another, when to sleep.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::epoll::EpollEvent;
+
+use super::forward::{Forwarder, Serviced, guest_of};
+use super::spin::SpinPolicy;
+use super::{Note, Shared, Token, WorkerHandle};
+use crate::limits::{EPOLL_BATCH, TURN_NANOS};
+use crate::port::{Port, PortTable, RingState};
+use crate::switch::PortId;
+
+/// A source with work, or that lately had some.
+#[derive(Clone, Copy)]
+struct Ready {
+    token: Token,
+    /// How often in a row it was found empty.
+    looks: u32,
+}
+
+/// One worker thread.
+pub struct Worker {
+    handle: Arc<WorkerHandle>,
+    ports: PortTable,
+    forwarder: Forwarder,
+    spin: SpinPolicy,
+    ready: Vec<Ready>,
+    /// Where the next turn starts, so that a turn cut short by time is continued.
+    cursor: usize,
+    notes: Vec<Note>,
+    events: Vec<EpollEvent>,
+    woken: bool,
+}
+
+impl Worker {
+    /// Worker number `index`.
+    pub fn new(index: usize, handle: Arc<WorkerHandle>, shared: Shared) -> Worker {
+        Worker {
+            handle,
+            ports: Arc::clone(&shared.ports),
+            forwarder: Forwarder::new(index, &shared),
+            spin: SpinPolicy::new(shared.poll),
+            ready: Vec::new(),
+            cursor: 0,
+            notes: Vec::new(),
+            events: vec![EpollEvent::default(); EPOLL_BATCH],
+            woken: false,
+        }
+    }
+
+    /// Works until [`super::Workers::stop`].
+    pub fn run(mut self) {
+        while !self.handle.stop.load(Ordering::Relaxed) {
+            self.take_notes();
+            let found = self.turn();
+            if std::mem::take(&mut self.woken) && !found {
+                self.handle.stats.empty_wakeups.add(1);
+            }
+            if self.ready.is_empty() && self.spin.may_sleep() {
+                self.sleep();
+            } else if self.spin.check_events(Instant::now()) {
+                self.take_events(0);
+            }
+        }
+    }
+
+    /// One pass over the ready sources; true if any had frames.
+    fn turn(&mut self) -> bool {
+        let start = Instant::now();
+        let mut found = false;
+        self.forwarder.begin_turn();
+        for _ in 0..self.ready.len() {
+            if self.cursor >= self.ready.len() {
+                self.cursor = 0;
+            }
+            let Some(&Ready { token, looks }) = self.ready.get(self.cursor) else {
+                break;
+            };
+            let keep = match self.service(token) {
+                Serviced::More => {
+                    found = true;
+                    self.ready[self.cursor].looks = 0;
+                    true
+                }
+                Serviced::Busy => true,
+                Serviced::Idle => {
+                    self.ready[self.cursor].looks = looks.saturating_add(1);
+                    // Looking at a TAP is a system call; its event tells as well.
+                    let ring = !matches!(token, Token::Tap(..));
+                    (ring && !self.spin.arm(looks + 1)) || self.arm(token)
+                }
+                Serviced::Gone => false,
+            };
+            if keep {
+                self.cursor += 1;
+            } else {
+                self.ready.remove(self.cursor);
+            }
+            if found && start.elapsed() >= Duration::from_nanos(TURN_NANOS) {
+                break;
+            }
+        }
+        self.forwarder.end_turn(&self.handle.stats);
+        self.handle.stats.turns.add(1);
+        found
+    }
+
+    /// Looks at one source. A panic, which would be a bug of ours, is contained: it costs the port
+    /// its turn and, for a ring, its service until the driver restarts it, not the process.
+    fn service(&mut self, token: Token) -> Serviced {
+        let stats = &self.handle.stats;
+        let ports = &self.ports;
+        let forwarder = &mut self.forwarder;
+        let work = || match token {
+            Token::Transmit(port, queue) => forwarder.guest_burst(ports, port, queue.into(), stats),
+            Token::Tap(port, queue) => forwarder.tap_burst(ports, port, queue.into(), stats),
+            Token::Wake | Token::Receive(..) => Serviced::Gone,
+        };
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(serviced) => serviced,
+            Err(_) => {
+                self.contain_panic(token);
+                Serviced::Gone
+            }
+        }
+    }
+
+    #[cold]
+    fn contain_panic(&self, token: Token) {
+        let (Token::Transmit(id, queue) | Token::Receive(id, queue) | Token::Tap(id, queue)) =
+            token
+        else {
+            return;
+        };
+        let Some(port) = self.ports.get(usize::from(id)) else {
+            return;
+        };
+        port.stats.panics.add_shared(1);
+        if let Some(queue) = port.as_guest().and_then(|guest| guest.tx.get(usize::from(queue))) {
+            let mut state = queue.lock();
+            state.broken = true;
+            state.drain_to = None;
+            drop(state);
+            queue.notify_drained();
+        }
+        log::error!("port {}: a worker panicked on its behalf and was contained", port.name);
+    }
+
+    /// Enables the kicks of an empty source and looks again; true if it must stay ready.
+    fn arm(&mut self, token: Token) -> bool {
+        let Token::Transmit(id, queue) = token else {
+            // A TAP's edge-triggered event is armed by having read it empty.
+            return false;
+        };
+        let Some((_, guest)) = guest_of(&self.ports, id) else {
+            return false;
+        };
+        let Some(queue) = guest.tx.get(usize::from(queue)) else {
+            return false;
+        };
+        // A session has the ring, and may just be enabling it: look again later.
+        let Some(mut state) = queue.lock_for_burst() else {
+            return true;
+        };
+        if state.kickless {
+            return state.running().is_some();
+        }
+        let Some(ring) = state.running() else {
+            return false;
+        };
+        if ring.enable_kicks() {
+            ring.suppress_kicks();
+            return true;
+        }
+        false
+    }
+
+    fn mark_ready(&mut self, token: Token) {
+        match self.ready.iter_mut().find(|ready| ready.token == token) {
+            Some(ready) => ready.looks = 0,
+            None => self.ready.push(Ready { token, looks: 0 }),
+        }
+    }
+
+    /// Takes what sessions asked for.
+    fn take_notes(&mut self) {
+        self.handle.take_notes(&mut self.notes);
+        for i in 0..self.notes.len() {
+            match self.notes[i] {
+                Note::Look(Token::Receive(port, queue)) => {
+                    receive_kick(&self.ports, port, queue.into(), false);
+                }
+                Note::Look(token) => self.mark_ready(token),
+                Note::Announce(port, mac) => {
+                    self.forwarder.announce(&self.ports, port, mac, &self.handle.stats);
+                }
+            }
+        }
+        self.notes.clear();
+    }
+
+    /// Sleeps until something happens. There is no timeout: a timer would hide a lost wake-up.
+    fn sleep(&mut self) {
+        self.forwarder.signals().slot().asleep();
+        self.take_events(-1);
+        self.forwarder.signals().slot().active();
+        self.handle.stats.wakeups.add(1);
+        self.woken = true;
+    }
+
+    fn take_events(&mut self, timeout: i32) {
+        // An error can only be EINTR; there is nothing to do but come back.
+        let count = self.handle.epoll.wait(timeout, &mut self.events).unwrap_or(0);
+        for i in 0..count {
+            match Token::from_bits(self.events[i].data()) {
+                Token::Wake => {
+                    let _ = self.handle.wake.read();
+                }
+                Token::Receive(port, queue) => receive_kick(&self.ports, port, queue.into(), true),
+                Token::Transmit(port, queue) => self.transmit_kick(port, queue.into()),
+                token @ Token::Tap(..) => self.mark_ready(token),
+            }
+        }
+    }
+
+    /// A guest kicked its transmit queue.
+    fn transmit_kick(&mut self, id: PortId, index: usize) {
+        let ports = Arc::clone(&self.ports);
+        let Some((port, guest)) = guest_of(&ports, id) else {
+            return;
+        };
+        let Some(queue) = guest.tx.get(index) else {
+            return;
+        };
+        queue.stats.kicks.add_shared(1);
+        if let Some(mut state) = queue.lock_for_burst() {
+            check_moves(port, &mut state);
+            if state.discard {
+                drop(state);
+                self.forwarder.discard(guest, index);
+                return;
+            }
+            if let Some(ring) = state.running() {
+                ring.suppress_kicks();
+            }
+        }
+        self.mark_ready(Token::Transmit(id, index as u16));
+    }
+}
+
+/// A guest posted buffers to its receive queue: it can take frames from now on. Kicks stay
+/// suppressed while it has held buffers, as nobody waits for more.
+fn receive_kick(ports: &[Port], id: PortId, index: usize, kicked: bool) {
+    let Some((port, guest)) = guest_of(ports, id) else {
+        return;
+    };
+    let Some(queue) = guest.rx.get(index) else {
+        return;
+    };
+    let mut state = queue.lock();
+    if kicked {
+        queue.stats.kicks.add(1);
+        check_moves(port, &mut state);
+    }
+    let Some(ring) = state.running() else { return };
+    if ring.has_work() || ring.enable_kicks() {
+        ring.suppress_kicks();
+        guest.set_active(index, true);
+    }
+}
+
+/// Kicks without a single buffer since the start mean that the guest writes to other memory than we
+/// read: a front-end with private memory fails in no other visible way.
+fn check_moves(port: &Port, state: &mut RingState) {
+    if state.stale_kicks > 0 {
+        state.stale_kicks -= 1;
+        return;
+    }
+    let RingState { ring: Some(ring), .. } = state else {
+        return;
+    };
+    if ring.never_moved() && !ring.complaint_made() && port.log.allow() {
+        log::warn!(
+            "port {}: the guest kicks but its available ring never moves: is its memory shared \
+             (QEMU: memory-backend-memfd with share=on)?",
+            port.name
+        );
+    }
+}
