@@ -1,0 +1,218 @@
+//! One front-end's connection: whole messages in, replies out, nothing that waits for ever.
+//!
+//! The rules of the wire:
+//!
+//! * A message is 12 header bytes, then exactly the announced number of body bytes. Descriptors
+//!   come with the header's first piece, because front-ends send a message in one sendmsg(2), and
+//!   nowhere else.
+//! * Waiting for the first byte of a message has no limit: a front-end is silent for days. From
+//!   that byte on the whole message must arrive by one absolute deadline, however it is sliced, so
+//!   feeding single bytes gains a peer nothing.
+//! * A reply must be taken by a deadline too. The peer may be a process that never reads.
+//! * Every wait ends at once when the stop eventfd is written.
+//! * After any [`WireError`] the connection is of no more use: drop it. A message that arrived
+//!   whole but makes no sense is no such error, see [`crate::vhost_user::message`].
+//!
+//! Nothing here depends on the socket's own blocking mode, which whoever created it can change:
+//! each call says by itself that it must not block, and poll(2) does the waiting.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vhost::vhost_user::message::{VhostUserLog, VhostUserU64, VhostUserVringState};
+use vm_memory::ByteValued;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::limits::{MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
+use crate::sys::poll::{Interest, Wake, wait};
+use crate::sys::scm;
+use crate::vhost_user::message::{Code, HEADER_BYTES, Head, HeaderError, Message, reply_header};
+
+/// What waiting for the next message came to.
+#[derive(Debug)]
+pub enum Incoming {
+    /// A whole message.
+    Message(Message),
+    /// The front-end closed the connection between two messages.
+    Closed,
+    /// The stop eventfd was written.
+    Stopped,
+}
+
+/// The connection is over.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// The stream cannot be followed past this header.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// More descriptors than any message may carry.
+    #[error("more than {MAX_MESSAGE_FILES} descriptors with one message")]
+    TooManyFiles,
+    /// Descriptors were sent and could not be installed here.
+    #[error("descriptors were lost: this process has too many open (RLIMIT_NOFILE)")]
+    FilesLost,
+    /// Descriptors came in the middle of a message.
+    #[error("descriptors in the middle of a message")]
+    StrayFiles,
+    /// The front-end closed the connection inside a message.
+    #[error("connection closed in the middle of a message")]
+    Truncated,
+    /// A message was begun and not finished in time.
+    #[error("message not complete after {0:?}")]
+    MessageTimeout(Duration),
+    /// The front-end does not read its replies.
+    #[error("reply not taken within {0:?}")]
+    ReplyTimeout(Duration),
+    /// The stop eventfd was written while a reply was waiting for room.
+    #[error("stopped")]
+    Stopped,
+    /// A system call failed.
+    #[error("socket error: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The back-end's end of one connection to a front-end.
+#[derive(Debug)]
+pub struct Connection {
+    socket: UnixStream,
+    stop: Arc<EventFd>,
+    message_timeout: Duration,
+    reply_timeout: Duration,
+}
+
+impl Connection {
+    /// Talks over `socket` until `stop` is written. `stop` is never read here, so any number of
+    /// connections can share it; it must not be read by anyone else while they do.
+    pub fn new(socket: UnixStream, stop: Arc<EventFd>) -> Connection {
+        Connection::with_timeouts(socket, stop, MESSAGE_TIMEOUT, REPLY_TIMEOUT)
+    }
+
+    /// [`Connection::new`] with other deadlines than the usual ones.
+    pub fn with_timeouts(
+        socket: UnixStream,
+        stop: Arc<EventFd>,
+        message_timeout: Duration,
+        reply_timeout: Duration,
+    ) -> Connection {
+        Connection { socket, stop, message_timeout, reply_timeout }
+    }
+
+    /// Waits for the next message and reads all of it.
+    pub fn receive(&mut self) -> Result<Incoming, WireError> {
+        match self.receive_message() {
+            Ok(Some(message)) => Ok(Incoming::Message(message)),
+            Ok(None) => Ok(Incoming::Closed),
+            Err(WireError::Stopped) => Ok(Incoming::Stopped),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Answers with one number: `GET_FEATURES`, `GET_QUEUE_NUM` and the like.
+    pub fn reply_u64(&mut self, code: Code, value: u64) -> Result<(), WireError> {
+        self.reply(code, VhostUserU64::new(value))
+    }
+
+    /// Acknowledges a request that asked for it ([`Head::wants_ack`]): 0 says it was done, anything
+    /// else that it was not. Only with `REPLY_ACK` negotiated.
+    pub fn ack(&mut self, code: Code, done: bool) -> Result<(), WireError> {
+        self.reply_u64(code, u64::from(!done))
+    }
+
+    /// Answers `GET_VRING_BASE`.
+    pub fn reply_vring_state(&mut self, code: Code, index: u32, num: u32) -> Result<(), WireError> {
+        self.reply(code, VhostUserVringState::new(index, num))
+    }
+
+    /// Answers `SET_LOG_BASE` by repeating it. QEMU waits for this reply and ignores its body;
+    /// front-ends built on the `vhost` crate want to see the log description again. There is no
+    /// way to say no: a session that cannot use the log ends the connection.
+    pub fn reply_log(&mut self, code: Code, size: u64, offset: u64) -> Result<(), WireError> {
+        self.reply(code, VhostUserLog::new(size, offset))
+    }
+
+    /// `None`: the front-end left between two messages.
+    fn receive_message(&self) -> Result<Option<Message>, WireError> {
+        let mut header = [0; HEADER_BYTES];
+        let mut files = Vec::new();
+        let got = loop {
+            self.wait(Interest::Read, None)?;
+            match scm::receive_with_files(self.socket.as_fd(), &mut header, &mut files) {
+                Ok(got) if got.files_lost && files.len() >= MAX_MESSAGE_FILES => {
+                    return Err(WireError::TooManyFiles);
+                }
+                Ok(got) if got.files_lost => return Err(WireError::FilesLost),
+                Ok(got) if got.bytes == 0 => return Ok(None),
+                Ok(got) => break got.bytes,
+                // The front-end died without reading our last reply: no different from leaving.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) => retry(error)?,
+            }
+        };
+        let deadline = Instant::now() + self.message_timeout;
+        self.fill(&mut header[got..], deadline)?;
+        let head = Head::parse(&header)?;
+        let mut body = vec![0; head.size];
+        self.fill(&mut body, deadline)?;
+        Ok(Some(Message { head, body, files }))
+    }
+
+    /// Fills `buffer` with the bytes that continue a message.
+    fn fill(&self, mut buffer: &mut [u8], deadline: Instant) -> Result<(), WireError> {
+        while !buffer.is_empty() {
+            // Past the deadline only bytes that are already there are taken, a few thousand at
+            // most: a peer gains nothing, and if it was this process that slept (stopped by a
+            // debugger, say), a message that lies ready is not lost.
+            if self.wait(Interest::Read, Some(deadline))? == Wake::TimedOut {
+                return Err(WireError::MessageTimeout(self.message_timeout));
+            }
+            match scm::receive(self.socket.as_fd(), buffer) {
+                Ok(got) if got.files_lost => return Err(WireError::StrayFiles),
+                Ok(got) if got.bytes == 0 => return Err(WireError::Truncated),
+                Ok(got) => buffer = &mut buffer[got.bytes..],
+                Err(error) => retry(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one reply, in one piece unless the socket is nearly full.
+    fn reply<T: ByteValued>(&mut self, code: Code, body: T) -> Result<(), WireError> {
+        let header = reply_header(code, size_of::<T>() as u32);
+        let message = [&header, body.as_slice()].concat();
+        let deadline = Instant::now() + self.reply_timeout;
+        let mut rest = &message[..];
+        while !rest.is_empty() {
+            match scm::send(self.socket.as_fd(), rest) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(error) => {
+                    retry(error)?;
+                    if self.wait(Interest::Write, Some(deadline))? == Wake::TimedOut {
+                        return Err(WireError::ReplyTimeout(self.reply_timeout));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, interest: Interest, deadline: Option<Instant>) -> Result<Wake, WireError> {
+        match wait(self.socket.as_fd(), interest, &self.stop, deadline)? {
+            Wake::Stop => Err(WireError::Stopped),
+            wake => Ok(wake),
+        }
+    }
+}
+
+/// Passes over the errors that only mean "wait and try again".
+fn retry(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

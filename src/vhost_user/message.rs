@@ -1,0 +1,304 @@
+//! What a vhost-user message says: header, body and descriptors to a typed [`Request`].
+//!
+//! The protocol is QEMU's `docs/interop/vhost-user.rst`. Codes and body layouts are those of the
+//! `vhost` crate; the 12 header bytes are ours because the crate keeps its header type private.
+//!
+//! Two kinds of fault, because they end differently. A [`HeaderError`] means the stream can no
+//! longer be cut into messages: the connection is over. A [`BadMessage`] has a good header and was
+//! read to its end: the session may refuse it and go on. What a body must look like and how many
+//! descriptors come with it is said once, in the table of `decode.rs`; everything a message brings
+//! is dropped, and so closed, wherever decoding stops.
+//!
+//! Decoding says what is well-formed, not what is acceptable: ring indices, addresses, sizes and
+//! sums of region fields are still the front-end's word and are checked where they are used.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use vhost::vhost_user::message::{FrontendReq, VhostUserHeaderFlag};
+
+use crate::frame::MacAddr;
+use crate::limits::{MAX_MESSAGE_BODY, MAX_MESSAGE_FILES};
+
+mod decode;
+
+/// Bytes of a message header: request, flags and body size, each a u32 in native byte order.
+pub const HEADER_BYTES: usize = 12;
+
+/// The only protocol version there is, in the two lowest flag bits.
+const VERSION: u32 = 1;
+
+/// Flags of every reply: version 1 and the reply bit, nothing else. DPDK compares all 32 bits.
+pub const REPLY_FLAGS: u32 = VERSION | VhostUserHeaderFlag::REPLY.bits();
+
+/// A request code as it came, known or not. Prints as the protocol's name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+impl Code {
+    /// The request of this code, if the protocol (as of the `vhost` crate) has one.
+    pub fn known(self) -> Option<FrontendReq> {
+        FrontendReq::try_from(self.0).ok()
+    }
+}
+
+impl From<FrontendReq> for Code {
+    fn from(request: FrontendReq) -> Code {
+        Code(request.into())
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.known() {
+            Some(request) => write!(f, "{request:?}"),
+            None => write!(f, "request {}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A header after which the stream cannot be followed any further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// The version bits are not 1: this is another protocol, or not the start of a message.
+    #[error("{code}: flags {flags:#x} are not of version 1")]
+    Version {
+        /// The message's request code.
+        code: Code,
+        /// The message's flags.
+        flags: u32,
+    },
+    /// A reply, and we never ask.
+    #[error("{code}: a reply to a question never asked (flags {flags:#x})")]
+    Reply {
+        /// The message's request code.
+        code: Code,
+        /// The message's flags.
+        flags: u32,
+    },
+    /// Flag bits without a meaning.
+    #[error("{code}: reserved bits in flags {flags:#x}")]
+    Reserved {
+        /// The message's request code.
+        code: Code,
+        /// The message's flags.
+        flags: u32,
+    },
+    /// A body longer than [`MAX_MESSAGE_BODY`].
+    #[error("{code}: a body of {size} bytes, the limit is {MAX_MESSAGE_BODY}")]
+    BodyTooLong {
+        /// The message's request code.
+        code: Code,
+        /// Body size in bytes.
+        size: u32,
+    },
+}
+
+/// A message header that was found to be good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// What is asked.
+    pub code: Code,
+    /// The front-end set `NEED_REPLY`.
+    pub need_reply: bool,
+    /// Bytes of body, at most [`MAX_MESSAGE_BODY`].
+    pub size: usize,
+}
+
+impl Head {
+    /// Reads a header.
+    pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Head, HeaderError> {
+        let [code, flags, size] = [0, 4, 8].map(|at| u32_at(bytes, at));
+        let code = Code(code);
+        if flags & VhostUserHeaderFlag::VERSION.bits() != VERSION {
+            return Err(HeaderError::Version { code, flags });
+        }
+        if flags & VhostUserHeaderFlag::RESERVED_BITS.bits() != 0 {
+            return Err(HeaderError::Reserved { code, flags });
+        }
+        if flags & VhostUserHeaderFlag::REPLY.bits() != 0 {
+            return Err(HeaderError::Reply { code, flags });
+        }
+        let need_reply = flags & VhostUserHeaderFlag::NEED_REPLY.bits() != 0;
+        match usize::try_from(size) {
+            Ok(size) if size <= MAX_MESSAGE_BODY => Ok(Head { code, need_reply, size }),
+            _ => Err(HeaderError::BodyTooLong { code, size }),
+        }
+    }
+
+    /// Whether a plain acknowledgement is due: it was asked for, and the request has no answer of
+    /// its own, which would stand for it. (Only once `REPLY_ACK` is negotiated; the session knows.)
+    pub fn wants_ack(&self) -> bool {
+        self.need_reply && !decode::has_answer(self.code)
+    }
+}
+
+/// The bytes of a reply's header.
+pub fn reply_header(code: Code, size: u32) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    let words = [code.0, REPLY_FLAGS, size];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// One message as received: a good header, all of its body, and its descriptors.
+#[derive(Debug)]
+pub struct Message {
+    /// The header.
+    pub head: Head,
+    /// The body, `head.size` bytes.
+    pub body: Vec<u8>,
+    /// The descriptors, at most [`MAX_MESSAGE_FILES`], each close-on-exec.
+    pub files: Vec<OwnedFd>,
+}
+
+/// One region of guest memory as a front-end describes it. Nothing is checked, sums may wrap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest-physical address of the first byte.
+    pub gpa: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Address of the first byte in the front-end's own address space; ring addresses use these.
+    pub uva: u64,
+    /// Offset of the first byte in the file.
+    pub offset: u64,
+}
+
+/// Where a ring lies, in the front-end's address space. Nothing is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VringAddr {
+    /// Ring index.
+    pub index: u32,
+    /// Bit 0: log writes to the used ring.
+    pub flags: u32,
+    /// Address of the descriptor table.
+    pub descriptor: u64,
+    /// Address of the used ring.
+    pub used: u64,
+    /// Address of the available ring.
+    pub available: u64,
+    /// Guest-physical address of the used ring, for logging.
+    pub log: u64,
+}
+
+/// A well-formed message. The protocol's names; values as they came.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the variants and fields are those of vhost-user.rst")]
+pub enum Request {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    /// The whole memory table; at most [`MAX_MESSAGE_FILES`] regions, possibly none.
+    SetMemTable(Vec<(RegionSpec, OwnedFd)>),
+    /// Dirty log of `size` bytes at `offset` of `file`.
+    SetLogBase {
+        size: u64,
+        offset: u64,
+        file: OwnedFd,
+    },
+    /// Descriptor to signal when the log has grown. No front-end we know of needs it signalled.
+    SetLogFd(OwnedFd),
+    SetVringNum {
+        index: u32,
+        num: u32,
+    },
+    SetVringAddr(VringAddr),
+    SetVringBase {
+        index: u32,
+        base: u32,
+    },
+    GetVringBase {
+        index: u32,
+    },
+    /// Without a file: poll the ring.
+    SetVringKick {
+        index: u32,
+        file: Option<OwnedFd>,
+    },
+    /// Without a file: do not signal.
+    SetVringCall {
+        index: u32,
+        file: Option<OwnedFd>,
+    },
+    SetVringErr {
+        index: u32,
+        file: Option<OwnedFd>,
+    },
+    GetProtocolFeatures,
+    SetProtocolFeatures(u64),
+    GetQueueNum,
+    SetVringEnable {
+        index: u32,
+        enable: bool,
+    },
+    SendRarp(MacAddr),
+    NetSetMtu(u64),
+    GetMaxMemSlots,
+    AddMemReg(RegionSpec, OwnedFd),
+    RemMemReg(RegionSpec),
+    /// A request we do not serve, known to the protocol or not. Its body was skipped and its
+    /// descriptors are closed.
+    Other {
+        code: Code,
+    },
+}
+
+/// A message whose body or descriptors are not what its request calls for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadMessage {
+    /// The body has another length than the request's.
+    #[error("{code}: a body of {got} bytes instead of {expected}")]
+    BodySize {
+        /// The request.
+        code: Code,
+        /// Bytes the request calls for.
+        expected: usize,
+        /// Bytes that came.
+        got: usize,
+    },
+    /// More or fewer descriptors than the request calls for.
+    #[error("{code}: {got} descriptors instead of {expected}")]
+    FileCount {
+        /// The request.
+        code: Code,
+        /// Descriptors the request calls for.
+        expected: usize,
+        /// Descriptors that came.
+        got: usize,
+    },
+    /// A memory table with more regions than there can be descriptors.
+    #[error("{code}: {regions} regions, the limit is {MAX_MESSAGE_FILES}")]
+    TooManyRegions {
+        /// The request.
+        code: Code,
+        /// Regions announced.
+        regions: u32,
+    },
+    /// A value outside those the protocol defines.
+    #[error("{code}: undefined value {value:#x}")]
+    Value {
+        /// The request.
+        code: Code,
+        /// The value.
+        value: u64,
+    },
+}
+
+/// The native-endian u32 at `at`; 0 beyond the end, which the callers' sizes rule out.
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    word.map_or(0, |word| u32::from_ne_bytes(*word))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,472 @@
+//! What a session's requests do to the rings of its port.
+//!
+//! A ring starts when everything it needs is known: size, addresses that lie in memory, and a kick
+//! descriptor (or the front-end's word that there is none). It stops at `GET_VRING_BASE`. The
+//! base a front-end sets is remembered and reported, never used: a start takes both indices from
+//! the used ring, which is right for every front-end as long as nothing is half done.
+//!
+//! Everything that changes a running ring takes its lock first, which makes it quiet, one ring at
+//! a time, transmit before receive; no ring lock is held across a map, an unmap or a reply.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::descriptors;
+use super::features;
+use super::message::VringAddr;
+use super::session::{Context, Refusal};
+use crate::limits::DRAIN_MILLIS;
+use crate::memory::{DirtyLog, MemTable};
+use crate::port::{GuestPort, Port, Queue, RingState};
+use crate::ring::split::{RingLog, check_size};
+use crate::ring::{CallFd, RingConfig, SplitRing};
+use crate::sys::eventfd::{BlockedWriterWatch, drain, is_readable};
+use crate::worker::{Token, WorkerHandle, Workers};
+
+/// How a ring is kicked.
+#[derive(Debug, Default)]
+enum Kick {
+    /// Not said yet: the ring cannot start.
+    #[default]
+    Unknown,
+    /// Never: the ring is to be polled.
+    Poll,
+    /// Through an eventfd.
+    Fd(OwnedFd),
+}
+
+/// What is known of one ring.
+#[derive(Debug, Default)]
+struct Ring {
+    size: u16,
+    addr: Option<VringAddr>,
+    base: u16,
+    kick: Kick,
+    call: Option<Arc<CallFd>>,
+    err: Option<Arc<CallFd>>,
+    /// What `SET_VRING_ENABLE` said last, if it came.
+    enable: Option<bool>,
+    /// The worker that serves the ring, while it runs.
+    worker: Option<(usize, Arc<WorkerHandle>)>,
+}
+
+/// The rings of one session.
+pub struct Rings<'a> {
+    port: &'a Port,
+    guest: &'a GuestPort,
+    workers: &'a Workers,
+    watch: &'a BlockedWriterWatch,
+    rings: Vec<Ring>,
+    /// Rings are enabled unless disabled: protocol features were not acknowledged.
+    implicit_enable: bool,
+}
+
+impl<'a> Rings<'a> {
+    /// No ring set up.
+    pub fn new(context: &'a Context, port: &'a Port, guest: &'a GuestPort) -> Rings<'a> {
+        // One more than the port serves: a control queue, which front-ends keep to themselves
+        // but may mention.
+        let count = 2 * guest.tx.len() + 1;
+        Rings {
+            port,
+            guest,
+            workers: &context.workers,
+            watch: &context.watch,
+            rings: (0..count).map(|_| Ring::default()).collect(),
+            implicit_enable: true,
+        }
+    }
+
+    /// Queue pairs the port has rings for.
+    pub fn pairs(&self) -> usize {
+        self.guest.tx.len()
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut Ring, Refusal> {
+        self.rings.get_mut(index as usize).ok_or(Refusal::NoRing(index))
+    }
+
+    fn is_running(&self, index: usize) -> bool {
+        self.rings.get(index).is_some_and(|ring| ring.worker.is_some())
+    }
+
+    fn enabled(&self, index: usize) -> bool {
+        self.rings[index].enable.unwrap_or(self.implicit_enable)
+    }
+
+    /// `SET_VRING_NUM`
+    pub fn set_num(&mut self, index: u32, num: u32) -> Result<(), Refusal> {
+        let size = check_size(num)?;
+        let running = self.is_running(index as usize);
+        let ring = self.ring(index)?;
+        if running && ring.size != size {
+            return Err(Refusal::Running(index));
+        }
+        ring.size = size;
+        Ok(())
+    }
+
+    /// `SET_VRING_BASE`
+    pub fn set_base(&mut self, index: u32, base: u32) -> Result<(), Refusal> {
+        self.ring(index)?.base = base as u16;
+        Ok(())
+    }
+
+    /// `SET_VRING_ADDR`; on a running ring it changes addresses and the log flag only.
+    pub fn set_addr(&mut self, addr: VringAddr, memory: &Arc<MemTable>) -> Result<(), Refusal> {
+        if addr.flags & !1 != 0 {
+            return Err(Refusal::Flags(addr.flags));
+        }
+        self.ring(addr.index)?.addr = Some(addr);
+        let index = addr.index as usize;
+        if self.is_running(index) {
+            let config = self.config(index, 0);
+            self.with_ring(index, |state, _| {
+                let Some(ring) = &mut state.ring else {
+                    return Ok(());
+                };
+                ring.rebase(Arc::clone(memory), &config)?;
+                let log = ring.take_log().map(|log| ring_log(log.log, &addr));
+                ring.set_log(log);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// `SET_VRING_KICK`; on a running ring the old descriptor is watched no longer.
+    pub fn set_kick(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
+        let kick = match file {
+            Some(file) => Kick::Fd(descriptors::eventfd(file)?),
+            None => Kick::Poll,
+        };
+        self.ring(index)?;
+        let index = index as usize;
+        self.unwatch(index);
+        self.rings[index].kick = kick;
+        if self.is_running(index) {
+            self.watch(index)?;
+            // A kick may have gone to the old descriptor after its last event was taken.
+            self.look(index);
+        }
+        Ok(())
+    }
+
+    /// `SET_VRING_CALL`. The new descriptor is written once: a signal that went to the old one
+    /// while it was replaced must not be lost.
+    pub fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
+        let call = call_fd(file)?;
+        self.ring(index)?.call = call.clone();
+        self.with_ring(index as usize, |state, _| {
+            state.call = call.clone();
+            Ok(())
+        })?;
+        if let Some(call) = call {
+            self.watch.signal_once(&call);
+        }
+        Ok(())
+    }
+
+    /// `SET_VRING_ERR`
+    pub fn set_err(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
+        let err = call_fd(file)?;
+        self.ring(index)?.err = err.clone();
+        self.with_ring(index as usize, |state, _| {
+            state.err = err;
+            Ok(())
+        })
+    }
+
+    /// Whether rings that were never enabled nor disabled are enabled.
+    pub fn set_implicit_enable(&mut self, implicit: bool) {
+        self.implicit_enable = implicit;
+    }
+
+    /// `SET_VRING_ENABLE`
+    pub fn set_enable(&mut self, index: u32, enable: bool) -> Result<(), Refusal> {
+        self.ring(index)?.enable = Some(enable);
+        let index = index as usize;
+        if !self.is_running(index) {
+            return Ok(());
+        }
+        if enable {
+            self.with_ring(index, |state, guest| {
+                state.enabled = true;
+                state.discard = false;
+                open_receive(state, guest, index);
+                Ok(())
+            })?;
+            self.look(index);
+            Ok(())
+        } else {
+            self.disable(index)
+        }
+    }
+
+    /// Disables a ring: what the driver has posted by now is forwarded once, later frames are
+    /// discarded, and only on a new kick; a front-end that pauses its guest this way may be saving
+    /// the memory already.
+    fn disable(&mut self, index: usize) -> Result<(), Refusal> {
+        let Some((queue, transmit)) = self.guest.queue(index) else {
+            return Ok(());
+        };
+        let mut state = queue.quiet();
+        if transmit {
+            let left = state.running().is_some_and(|ring| ring.has_work());
+            if left {
+                state.drain_to = state.ring.as_ref().map(SplitRing::avail_idx);
+                drop(state);
+                self.look(index);
+                queue.wait_drained(Duration::from_millis(DRAIN_MILLIS));
+                state = queue.quiet();
+            }
+            state.drain_to = None;
+        } else {
+            self.guest.set_active(index / 2, false);
+        }
+        state.enabled = false;
+        state.discard = transmit;
+        drop(state);
+        // Clear the kick: one that is still counted belongs to the frames just forwarded.
+        self.unwatch(index);
+        if let Kick::Fd(fd) = &self.rings[index].kick {
+            drain(fd.as_raw_fd());
+        }
+        self.watch(index)?;
+        Ok(())
+    }
+
+    /// Starts ring `index` if it can be and is not.
+    pub fn refresh(
+        &mut self,
+        index: u32,
+        features: u64,
+        memory: &Arc<MemTable>,
+        log: &Option<Arc<DirtyLog>>,
+    ) -> Result<(), Refusal> {
+        self.ring(index)?;
+        let index = index as usize;
+        let ring = &self.rings[index];
+        let (Some(addr), false) = (ring.addr, matches!(ring.kick, Kick::Unknown)) else {
+            return Ok(());
+        };
+        let ready = ring.size != 0 && !memory.is_empty() && ring.worker.is_none();
+        let Some((queue, _)) = self.guest.queue(index).filter(|_| ready) else {
+            return Ok(());
+        };
+        let config = self.config(index, features);
+        let mut started = SplitRing::start(Arc::clone(memory), &config)?;
+        let log = log.clone().filter(|_| features & features::LOG_ALL != 0);
+        started.set_log(log.map(|log| ring_log(log, &addr)));
+        self.run(index, queue, started)
+    }
+
+    /// Hands a started ring to the data path.
+    fn run(&mut self, index: usize, queue: &Queue, started: SplitRing) -> Result<(), Refusal> {
+        let ring = &self.rings[index];
+        let mut state = queue.quiet();
+        *state = RingState {
+            ring: Some(started),
+            enabled: self.enabled(index),
+            call: ring.call.clone(),
+            err: ring.err.clone(),
+            kickless: matches!(ring.kick, Kick::Poll),
+            ..RingState::default()
+        };
+        open_receive(&mut state, self.guest, index);
+        drop(state);
+        self.rings[index].worker = Some(self.workers.assign());
+        self.watch(index)?;
+        self.look(index);
+        log::debug!("port {}: ring {index} started", self.port.name);
+        Ok(())
+    }
+
+    /// Starts every ring that can be started now, after memory has changed.
+    pub fn refresh_all(
+        &mut self,
+        features: u64,
+        memory: &Arc<MemTable>,
+        log: &Option<Arc<DirtyLog>>,
+    ) {
+        for index in 0..self.rings.len() as u32 {
+            // A ring whose addresses are in no region yet may get them with the next region.
+            let _ = self.refresh(index, features, memory, log);
+        }
+    }
+
+    /// `GET_VRING_BASE`: stops a ring, running or not, and returns its next index.
+    pub fn stop(&mut self, index: u32) -> Result<u32, Refusal> {
+        self.ring(index)?;
+        let index = index as usize;
+        self.unwatch(index);
+        if let Some((queue, transmit)) = self.guest.queue(index) {
+            let mut state = queue.quiet();
+            if let Some(ring) = state.ring.take() {
+                self.rings[index].base = ring.base();
+            }
+            state.drain_to = None;
+            if !transmit {
+                self.guest.set_active(index / 2, false);
+            }
+        }
+        if let Some((worker, _)) = self.rings[index].worker.take() {
+            self.workers.release(worker);
+            log::debug!("port {}: ring {index} stopped", self.port.name);
+        }
+        self.rings[index].kick = Kick::Unknown;
+        Ok(u32::from(self.rings[index].base))
+    }
+
+    /// Stops everything, transmit before receive, and lets go of all descriptors.
+    pub fn stop_all(&mut self) {
+        let count = self.rings.len();
+        for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
+            let _ = self.stop(index as u32);
+            if let Some((queue, _)) = self.guest.queue(index) {
+                let mut state = queue.quiet();
+                let old = std::mem::take(&mut *state);
+                drop(state);
+                drop(old);
+            }
+        }
+    }
+
+    /// Moves every running ring to another memory table. A ring that has no place there is broken.
+    pub fn rebase(&mut self, memory: &Arc<MemTable>) {
+        let count = self.rings.len();
+        for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
+            if !self.is_running(index) {
+                continue;
+            }
+            let config = self.config(index, 0);
+            let moved = self.with_ring(index, |state, guest| {
+                let Some(ring) = &mut state.ring else {
+                    return Ok(());
+                };
+                let moved = ring.rebase(Arc::clone(memory), &config);
+                if moved.is_err() {
+                    // It must not keep the old table mapped.
+                    state.ring = None;
+                    if index % 2 == 0 {
+                        guest.set_active(index / 2, false);
+                    }
+                }
+                Ok(moved?)
+            });
+            if let Err(refusal) = moved {
+                let _ = self.stop(index as u32);
+                if self.port.log.allow() {
+                    log::warn!("port {}: ring {index} stopped: {refusal}", self.port.name);
+                }
+            }
+        }
+    }
+
+    /// Switches logging of every ring.
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        for index in 0..self.rings.len() {
+            let addr = self.rings[index].addr;
+            let log = log.clone().zip(addr).map(|(log, addr)| ring_log(log, &addr));
+            let _ = self.with_ring(index, |state, _| {
+                if let Some(ring) = &mut state.ring {
+                    ring.set_log(log);
+                }
+                Ok(())
+            });
+        }
+    }
+
+    /// The configuration of a ring; size and addresses must be known.
+    fn config(&self, index: usize, features: u64) -> RingConfig {
+        let ring = &self.rings[index];
+        let (desc, avail, used) =
+            ring.addr.map_or((0, 0, 0), |a| (a.descriptor, a.available, a.used));
+        RingConfig {
+            size: ring.size,
+            desc,
+            avail,
+            used,
+            event_idx: features::event_idx(features),
+            header_len: features::header_len(features),
+            mergeable: features::mergeable(features),
+        }
+    }
+
+    /// Runs `change` on a ring's state while it is quiet; nothing if the port does not serve it.
+    fn with_ring(
+        &self,
+        index: usize,
+        change: impl FnOnce(&mut RingState, &GuestPort) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        match self.guest.queue(index) {
+            Some((queue, _)) => change(&mut queue.quiet(), self.guest),
+            None => Ok(()),
+        }
+    }
+
+    fn token(&self, index: usize) -> Token {
+        let queue = (index / 2) as u16;
+        if index % 2 == 1 {
+            Token::Transmit(self.port.id, queue)
+        } else {
+            Token::Receive(self.port.id, queue)
+        }
+    }
+
+    /// Makes the worker look at a ring once: on start and on enable nobody may have kicked.
+    fn look(&self, index: usize) {
+        if let Some((_, worker)) = &self.rings[index].worker {
+            worker.look(self.token(index));
+        }
+    }
+
+    fn kick_fd(&self, index: usize) -> Option<RawFd> {
+        match &self.rings[index].kick {
+            Kick::Fd(fd) => Some(fd.as_raw_fd()),
+            Kick::Unknown | Kick::Poll => None,
+        }
+    }
+
+    fn watch(&mut self, index: usize) -> Result<(), Refusal> {
+        let (Some(fd), Some((_, worker))) = (self.kick_fd(index), &self.rings[index].worker) else {
+            return Ok(());
+        };
+        let counted = u32::from(is_readable(fd));
+        self.with_ring(index, |state, _| {
+            // A count that is there already is reported as an event, but is not a new kick.
+            state.stale_kicks = counted;
+            Ok(())
+        })?;
+        Ok(worker.watch(fd, self.token(index))?)
+    }
+
+    fn unwatch(&self, index: usize) {
+        if let (Some(fd), Some((_, worker))) = (self.kick_fd(index), &self.rings[index].worker) {
+            worker.unwatch(fd);
+        }
+    }
+}
+
+/// An enabled receive ring takes frames as soon as it holds buffers; until then its kick tells.
+fn open_receive(state: &mut RingState, guest: &GuestPort, index: usize) {
+    if index % 2 == 1 {
+        return;
+    }
+    let Some(ring) = state.running() else { return };
+    if ring.has_work() || ring.enable_kicks() {
+        ring.suppress_kicks();
+        guest.set_active(index / 2, true);
+    }
+}
+
+/// A descriptor to signal through, if one came.
+fn call_fd(file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
+    let file = file.map(descriptors::eventfd).transpose()?;
+    Ok(file.map(|file| Arc::new(CallFd::new(file))))
+}
+
+fn ring_log(log: Arc<DirtyLog>, addr: &VringAddr) -> RingLog {
+    RingLog { log, used_gpa: (addr.flags & 1 != 0).then_some(addr.log) }
+}

@@ -1,0 +1,354 @@
+//! The conversation with one front-end, from its first message to its last.
+//!
+//! A thread per port reads requests and answers them; every error ends here. Three outcomes of a
+//! request: done; *refused* (answered with a NACK where the front-end asked, and the conversation
+//! goes on); *fatal* (the connection is closed, the listener stays). Requests may come in any
+//! order and state: front-ends enable rings before features are set, stop rings that never
+//! started, and repeat everything.
+
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+
+use super::codec::{Connection, Incoming, WireError};
+use super::descriptors::DescriptorError;
+use super::features;
+use super::message::{BadMessage, Code, Head, Message, RegionSpec, Request};
+use super::rings::Rings;
+use crate::frame::MacAddr;
+use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
+use crate::memory::{DirtyLog, LogError, MapError, Mapping, MemTable, Region, TableError};
+use crate::port::{Port, PortTable};
+use crate::ring::RingError;
+use crate::switch::{Fdb, PortId};
+use crate::sys::eventfd::BlockedWriterWatch;
+use crate::worker::Workers;
+
+/// What every session needs of the process.
+#[derive(Clone)]
+pub struct Context {
+    /// The ports.
+    pub ports: PortTable,
+    /// Where addresses live.
+    pub fdb: Arc<Fdb>,
+    /// The data path.
+    pub workers: Arc<Workers>,
+    /// Frees a session whose write to a call descriptor blocks.
+    pub watch: Arc<BlockedWriterWatch>,
+}
+
+/// A request that is not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The message is malformed.
+    #[error(transparent)]
+    Bad(#[from] BadMessage),
+    /// Not served.
+    #[error("{0} is not supported")]
+    Unsupported(Code),
+    /// A ring index beyond what the port has.
+    #[error("ring {0} does not exist")]
+    NoRing(u32),
+    /// The ring cannot be set up like this.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// Not while the ring runs.
+    #[error("ring {0} is running")]
+    Running(u32),
+    /// Bits in a ring's address flags that have no meaning.
+    #[error("undefined flags {0:#x}")]
+    Flags(u32),
+    /// The file cannot be mapped.
+    #[error("memory region: {0}")]
+    Map(#[from] MapError),
+    /// The regions are no memory table.
+    #[error("memory table: {0}")]
+    Table(#[from] TableError),
+    /// The descriptor is not what it should be.
+    #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
+    /// The dirty log cannot be used.
+    #[error("dirty log: {0}")]
+    Log(#[from] LogError),
+    /// An MTU no frame of ours can carry.
+    #[error("mtu {0} is out of range")]
+    Mtu(u64),
+    /// The data path could not watch the ring.
+    #[error("cannot watch a kick descriptor: {0}")]
+    Watch(#[from] std::io::Error),
+}
+
+/// The end of a conversation that should not have ended yet.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The wire.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// A request that has an answer of its own was malformed: nothing sensible can be said.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Feature bits that were not offered.
+    #[error("{what} {bits:#x} were not offered")]
+    NotOffered {
+        /// Virtio or protocol features.
+        what: &'static str,
+        /// The offending bits.
+        bits: u64,
+    },
+}
+
+/// How a conversation ended without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The front-end left.
+    Closed,
+    /// The daemon stops.
+    Stopped,
+}
+
+/// One conversation. Dropping it stops the rings and takes the port out of the switch.
+pub struct Session<'a> {
+    context: &'a Context,
+    port: &'a Port,
+    connection: Connection,
+    features: u64,
+    protocol: u64,
+    memory: Arc<MemTable>,
+    log: Option<Arc<DirtyLog>>,
+    rings: Rings<'a>,
+}
+
+impl<'a> Session<'a> {
+    /// A conversation over `connection` on behalf of port `id`, which must be a guest's.
+    pub fn new(context: &'a Context, id: PortId, connection: Connection) -> Option<Session<'a>> {
+        let port = context.ports.get(usize::from(id))?;
+        let guest = port.as_guest()?;
+        guest.set_attached(true);
+        port.stats.attaches.add_shared(1);
+        Some(Session {
+            context,
+            port,
+            connection,
+            features: 0,
+            protocol: 0,
+            memory: Arc::new(MemTable::default()),
+            log: None,
+            rings: Rings::new(context, port, guest),
+        })
+    }
+
+    /// Talks until the front-end leaves, the daemon stops, or an error ends it.
+    pub fn serve(&mut self) -> Result<End, SessionError> {
+        loop {
+            match self.connection.receive()? {
+                Incoming::Message(message) => self.handle(message)?,
+                Incoming::Closed => return Ok(End::Closed),
+                Incoming::Stopped => return Ok(End::Stopped),
+            }
+        }
+    }
+
+    fn handle(&mut self, message: Message) -> Result<(), SessionError> {
+        let head = message.head;
+        log::trace!("port {}: {}", self.port.name, head.code);
+        let refusal = match message.decode() {
+            Ok(request) => self.dispatch(head, request)?.err(),
+            Err(bad) => Some(bad.into()),
+        };
+        match refusal {
+            None => self.acknowledge(head, true),
+            Some(refusal) => self.refuse(head, refusal),
+        }
+    }
+
+    fn acknowledge(&mut self, head: Head, done: bool) -> Result<(), SessionError> {
+        if self.can_acknowledge(head) {
+            self.connection.ack(head.code, done)?;
+        }
+        Ok(())
+    }
+
+    fn can_acknowledge(&self, head: Head) -> bool {
+        head.wants_ack() && self.has_protocol(Protocol::REPLY_ACK)
+    }
+
+    fn has_protocol(&self, feature: Protocol) -> bool {
+        self.protocol & feature.bits() != 0
+    }
+
+    /// A front-end that asked for it gets a NACK and may go on. One that did not ask is told
+    /// nothing and would go on believing; a malformed message then ends the conversation, and
+    /// anything else is only said in the log, as QEMU relies on it (unknown requests, addresses
+    /// that are set again later).
+    fn refuse(&mut self, head: Head, refusal: Refusal) -> Result<(), SessionError> {
+        if self.port.log.allow() {
+            log::warn!("port {}: {} refused: {refusal}", self.port.name, head.code);
+        }
+        if !self.can_acknowledge(head) && matches!(refusal, Refusal::Bad(_)) {
+            return Err(refusal.into());
+        }
+        self.acknowledge(head, false)
+    }
+
+    /// One function per request. Outer error: fatal; inner: refused.
+    fn dispatch(
+        &mut self,
+        head: Head,
+        request: Request,
+    ) -> Result<Result<(), Refusal>, SessionError> {
+        let code = head.code;
+        match request {
+            Request::GetFeatures => self.connection.reply_u64(code, features::VIRTIO)?,
+            Request::GetProtocolFeatures => self.connection.reply_u64(code, features::PROTOCOL)?,
+            // Rings, not pairs: cloud-hypervisor reads it as rings; QEMU and DPDK read pairs and
+            // may then configure twice as many, which the port has rings for.
+            Request::GetQueueNum => {
+                self.connection.reply_u64(code, self.rings.pairs() as u64)?;
+            }
+            Request::GetMaxMemSlots => self.connection.reply_u64(code, MAX_MEM_SLOTS as u64)?,
+            Request::SetFeatures(bits) => self.set_features(bits)?,
+            Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
+            Request::GetVringBase { index } => return self.get_vring_base(code, index),
+            Request::SetLogBase { size, offset, file } => {
+                // There is no way to refuse this one, see `Connection::reply_log`.
+                let log = DirtyLog::new(file, offset, size).map_err(Refusal::from)?;
+                // Unmapped after every ring has let go of it, not under a ring's lock.
+                let old = self.log.replace(Arc::new(log));
+                self.update_log();
+                drop(old);
+                self.connection.reply_log(code, size, offset)?;
+            }
+            request => return Ok(self.change(code, request)),
+        }
+        Ok(Ok(()))
+    }
+
+    /// Requests without an answer of their own.
+    fn change(&mut self, code: Code, request: Request) -> Result<(), Refusal> {
+        match request {
+            // Deprecated by the protocol, to be ignored; the log needs no signal of ours.
+            Request::SetOwner | Request::ResetOwner | Request::SetLogFd(_) => Ok(()),
+            Request::SetMemTable(regions) => self.set_mem_table(regions),
+            Request::AddMemReg(spec, file) => {
+                let table = self.memory.with(map(spec, file)?)?;
+                self.replace_memory(table);
+                Ok(())
+            }
+            Request::RemMemReg(spec) => {
+                let table = self.memory.without(spec.gpa, spec.uva, spec.len)?;
+                self.replace_memory(table);
+                Ok(())
+            }
+            Request::SetVringNum { index, num } => self.rings.set_num(index, num),
+            Request::SetVringAddr(addr) => {
+                self.rings.set_addr(addr, &self.memory)?;
+                self.rings.refresh(addr.index, self.features, &self.memory, &self.log)
+            }
+            Request::SetVringBase { index, base } => self.rings.set_base(index, base),
+            Request::SetVringKick { index, file } => {
+                self.rings.set_kick(index, file)?;
+                self.rings.refresh(index, self.features, &self.memory, &self.log)
+            }
+            Request::SetVringCall { index, file } => self.rings.set_call(index, file),
+            Request::SetVringErr { index, file } => self.rings.set_err(index, file),
+            Request::SetVringEnable { index, enable } => self.rings.set_enable(index, enable),
+            Request::SendRarp(mac) => {
+                self.announce(mac);
+                Ok(())
+            }
+            Request::NetSetMtu(mtu) => self.set_mtu(mtu),
+            _ => Err(Refusal::Unsupported(code)),
+        }
+    }
+
+    /// Repeats while rings run, for one pair after another; only the log bit may then matter.
+    fn set_features(&mut self, bits: u64) -> Result<(), SessionError> {
+        check_offered("features", bits, features::VIRTIO)?;
+        self.features = bits;
+        self.rings.set_implicit_enable(bits & features::PROTOCOL_FEATURES == 0);
+        self.update_log();
+        Ok(())
+    }
+
+    fn set_protocol_features(&mut self, bits: u64) -> Result<(), SessionError> {
+        check_offered("protocol features", bits, features::PROTOCOL)?;
+        self.protocol = bits;
+        Ok(())
+    }
+
+    fn get_vring_base(
+        &mut self,
+        code: Code,
+        index: u32,
+    ) -> Result<Result<(), Refusal>, SessionError> {
+        let base = self.rings.stop(index)?;
+        self.connection.reply_vring_state(code, index, base)?;
+        Ok(Ok(()))
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: Vec<(RegionSpec, std::os::fd::OwnedFd)>,
+    ) -> Result<(), Refusal> {
+        let mut mapped = Vec::with_capacity(regions.len());
+        for (spec, file) in regions {
+            mapped.push(map(spec, file)?);
+        }
+        self.replace_memory(MemTable::new(mapped)?);
+        Ok(())
+    }
+
+    /// The old table is unmapped when the last running ring has let go of it, which is before this
+    /// returns.
+    fn replace_memory(&mut self, table: MemTable) {
+        // Held until every ring has moved: unmapping takes long, and must not happen under a lock.
+        let old = std::mem::replace(&mut self.memory, Arc::new(table));
+        self.rings.rebase(&self.memory);
+        drop(old);
+        self.rings.refresh_all(self.features, &self.memory, &self.log);
+    }
+
+    /// Switches logging of running rings on, off or over. When this returns nobody writes to
+    /// another log than the present one.
+    fn update_log(&mut self) {
+        let log = self.active_log();
+        self.rings.set_log(log);
+    }
+
+    fn active_log(&self) -> Option<Arc<DirtyLog>> {
+        self.log.clone().filter(|_| self.features & features::LOG_ALL != 0)
+    }
+
+    fn set_mtu(&mut self, mtu: u64) -> Result<(), Refusal> {
+        if (MIN_MTU..=MAX_CARRIED_MTU).contains(&mtu) { Ok(()) } else { Err(Refusal::Mtu(mtu)) }
+    }
+
+    /// After a migration the front-end asks to tell the network where the guest is now.
+    fn announce(&self, mac: MacAddr) {
+        if let Some(worker) = self.context.workers.handles().first() {
+            worker.announce(self.port.id, mac);
+        }
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.rings.stop_all();
+        self.context.fdb.flush_port(self.port.id);
+        if let Some(guest) = self.port.as_guest() {
+            guest.set_attached(false);
+        }
+    }
+}
+
+fn check_offered(what: &'static str, bits: u64, offered: u64) -> Result<(), SessionError> {
+    match bits & !offered {
+        0 => Ok(()),
+        bits => Err(SessionError::NotOffered { what, bits }),
+    }
+}
+
+fn map(spec: RegionSpec, file: std::os::fd::OwnedFd) -> Result<Region, MapError> {
+    let mapping = Arc::new(Mapping::new(file, spec.offset, spec.len)?);
+    Ok(Region { gpa: spec.gpa, uva: spec.uva, offset: spec.offset, mapping })
+}

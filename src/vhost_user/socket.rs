@@ -1,0 +1,413 @@
+//! The sockets on which front-ends are met: listening, connecting, inherited.
+//!
+//! **A listening socket appears complete.** It is bound to a temporary name in the same directory,
+//! given its mode and group, told to listen, and only then linked to its real name. Whoever sees
+//! the path sees a socket with the right permissions that accepts. link(2) never replaces
+//! anything, so a file that turned up meanwhile is safe too. (ss(8) therefore shows the temporary
+//! name, `.NAME.PID`.) Neither `UnixListener::bind` nor `vhost::vhost_user::Listener` serves: both
+//! listen before mode and group can be set, and the latter removes whatever is at the path, a live
+//! back-end's socket or a regular file, and at its end whatever is there by then.
+//!
+//! **A path in use is left alone.** If something is there already, connect(2) tells: accepted or
+//! queue full, a process lives behind it; refused, it was left behind and is removed. What is not
+//! a socket is never removed. Two daemons that start at once could each take the other's new
+//! socket for a stale one, so the directory itself is locked with flock(2) from the look to the
+//! link: no lock file stays behind, and the lock ends with its holder. If the lock cannot be had
+//! for a second (anyone who may read the directory can hold it), we go on without: the lock guards
+//! against an accident, not an attack.
+//!
+//! **At the end** the path is removed if it still is our socket, and before the socket is closed:
+//! while we listen, nobody takes it for stale, so nobody's successor is removed.
+//!
+//! One front-end at a time: a port accepts, serves, and accepts again. The next one waits in the
+//! queue, already connected from its own point of view.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fmt, thread};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::limits::{
+    ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, CONNECT_RETRY_MAX, CONNECT_RETRY_MIN, MAX_SOCKET_PATH,
+    SOCKET_BACKLOG, SOCKET_LOCK_WAIT,
+};
+use crate::sys::poll::{Interest, Wake, pause, wait};
+use crate::sys::{descriptor, unix_socket};
+
+/// Why a socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The path does not fit into a socket address.
+    #[error("socket path {0:?} is empty or longer than {MAX_SOCKET_PATH} bytes")]
+    BadPath(PathBuf),
+    /// Somebody accepts connections there.
+    #[error("socket {0:?} is in use by a live process")]
+    InUse(PathBuf),
+    /// Something that we did not make and do not touch.
+    #[error("{0:?} exists and is not a socket")]
+    NotASocket(PathBuf),
+    /// A step on the way failed.
+    #[error("cannot {step} {path:?}: {error}")]
+    Io {
+        /// What was tried.
+        step: &'static str,
+        /// The socket's path.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// An inherited descriptor that is none, or not a Unix stream socket that listens or is
+    /// connected.
+    #[error("descriptor {0} is not an inherited Unix stream socket")]
+    NotInherited(RawFd),
+    /// No such group.
+    #[error("there is no group {0:?}")]
+    NoSuchGroup(String),
+    /// A call on the open socket failed.
+    #[error("socket error: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// Wraps what the system said with what was tried.
+fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
+    move |error| SocketError::Io { step, path: path.to_owned(), error }
+}
+
+/// Who may connect to a listening socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits; connecting needs write permission, unix(7).
+    pub mode: u32,
+    /// Group to give the socket to; `None` leaves it in ours.
+    pub group: Option<u32>,
+}
+
+/// The number of a group given by name or by number.
+pub fn group_id(group: &str) -> Result<u32, SocketError> {
+    if let Ok(id) = group.parse() {
+        return Ok(id);
+    }
+    unix_socket::group_id(group)?.ok_or_else(|| SocketError::NoSuchGroup(group.to_owned()))
+}
+
+/// The process at the other end, for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Process number; 0 if it lives outside our PID namespace.
+    pub pid: i32,
+    /// User number.
+    pub uid: u32,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid {} uid {}", self.pid, self.uid)
+    }
+}
+
+/// What waiting for a front-end came to.
+#[derive(Debug)]
+pub enum Opened {
+    /// A connection, and who is at its other end.
+    Connection(UnixStream, Peer),
+    /// The stop eventfd was written.
+    Stopped,
+}
+
+/// A socket that accepts front-ends.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    place: Option<Place>,
+    /// When a failing accept was last logged: at most one line a second.
+    warned: Option<Instant>,
+}
+
+/// A file made by us, and how to recognise it.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Creates a listening socket at `path`, replacing one that was left behind.
+    pub fn bind(path: &Path, access: Access) -> Result<Listener, SocketError> {
+        check_path(path)?;
+        let directory = Directory::lock(path)?;
+        clear_stale(path)?;
+        let socket = unix_socket::stream_socket()?;
+        let temporary = directory.temporary(path);
+        let bound = unix_socket::bind(socket.as_fd(), &temporary);
+        bound.map_err(failed("create socket", path))?;
+        // Removes the temporary name on every way out; the linked one stays.
+        let temporary = Place::of(temporary).map_err(failed("examine socket", path))?;
+        std::os::unix::fs::lchown(&temporary.path, None, access.group)
+            .map_err(failed("set the group of socket", path))?;
+        fs::set_permissions(&temporary.path, fs::Permissions::from_mode(access.mode))
+            .map_err(failed("set the mode of socket", path))?;
+        unix_socket::listen(socket.as_fd(), SOCKET_BACKLOG).map_err(failed("listen on", path))?;
+        match fs::hard_link(&temporary.path, path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(SocketError::InUse(path.to_owned()));
+            }
+            Err(error) => return Err(failed("create socket", path)(error)),
+        }
+        let place = Place { path: path.to_owned(), identity: temporary.identity };
+        Ok(Listener { socket: socket.into(), place: Some(place), warned: None })
+    }
+
+    /// Waits for the next front-end. Running out of descriptors or memory is waited out: the
+    /// front-end stays in the queue meanwhile. An error means the listener itself is broken.
+    pub fn accept(&mut self, stop: &EventFd) -> Result<Opened, SocketError> {
+        let mut delay = ACCEPT_RETRY_MIN;
+        loop {
+            if wait(self.socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
+                return Ok(Opened::Stopped);
+            }
+            // A front-end that left the queue again costs one error, not the listener.
+            let error = match self.socket.accept() {
+                Ok((socket, _)) => match opened(socket) {
+                    Ok(opened) => return Ok(opened),
+                    Err(_) => continue,
+                },
+                Err(error) => error,
+            };
+            match error.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {}
+                Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED) => continue,
+                _ => return Err(error.into()),
+            }
+            self.warn(&error);
+            if pause(stop, Instant::now() + delay)? == Wake::Stop {
+                return Ok(Opened::Stopped);
+            }
+            delay = (delay * 2).min(ACCEPT_RETRY_MAX);
+        }
+    }
+
+    fn warn(&mut self, error: &io::Error) {
+        if self.warned.is_none_or(|at| at.elapsed() >= Duration::from_secs(1)) {
+            self.warned = Some(Instant::now());
+            let path = self.place.as_ref().map_or(Path::new("(inherited)"), |place| &place.path);
+            log::warn!("socket {path:?}: a front-end has to wait: {error}");
+        }
+    }
+}
+
+impl Place {
+    fn of(path: PathBuf) -> io::Result<Place> {
+        let found = fs::symlink_metadata(&path)?;
+        Ok(Place { identity: (found.dev(), found.ino()), path })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let now = fs::symlink_metadata(&self.path);
+        if now.is_ok_and(|now| (now.dev(), now.ino()) == self.identity) {
+            // Nothing to be done if it fails: at the next start it is stale and replaced.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Before the fields are dropped in order, and so before the socket is closed: while we
+        // still listen, no other daemon takes the path for stale and puts its own there.
+        self.place = None;
+    }
+}
+
+/// The directory a socket is about to appear in, locked if it could be.
+struct Directory {
+    handle: File,
+}
+
+impl Directory {
+    fn lock(socket: &Path) -> Result<Directory, SocketError> {
+        let path = match socket.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let handle = File::open(path).map_err(failed("open directory", path))?;
+        let until = Instant::now() + SOCKET_LOCK_WAIT;
+        // A file system without locks (an error) is no reason not to start either.
+        while let Ok(false) = unix_socket::try_lock(handle.as_fd()) {
+            if Instant::now() >= until {
+                log::warn!("directory {path:?} stays locked; going on without the lock");
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Directory { handle })
+    }
+
+    /// A name for the socket until it is complete. Where the readable one is too long for a socket
+    /// address, one by way of the open directory.
+    fn temporary(&self, path: &Path) -> PathBuf {
+        let pid = std::process::id();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let readable = path.with_file_name(format!(".{name}.{pid}"));
+        let temporary = if readable.as_os_str().len() <= MAX_SOCKET_PATH {
+            readable
+        } else {
+            format!("/proc/self/fd/{}/.vioswitch.{pid}", self.handle.as_raw_fd()).into()
+        };
+        // One left by a process that was killed between bind and link: process numbers recur.
+        let left = fs::symlink_metadata(&temporary);
+        if left.is_ok_and(|left| left.file_type().is_socket()) {
+            let _ = fs::remove_file(&temporary);
+        }
+        temporary
+    }
+}
+
+fn check_path(path: &Path) -> Result<(), SocketError> {
+    let bytes = path.as_os_str().as_bytes();
+    let fits = !bytes.is_empty() && bytes.len() <= MAX_SOCKET_PATH && !bytes.contains(&0);
+    if fits && path.file_name().is_some() {
+        Ok(())
+    } else {
+        Err(SocketError::BadPath(path.to_owned()))
+    }
+}
+
+/// Makes sure nothing is at `path`: removes a socket nobody listens on, refuses anything else.
+fn clear_stale(path: &Path) -> Result<(), SocketError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => {}
+        Ok(_) => return Err(SocketError::NotASocket(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("examine", path)(error)),
+    }
+    let Err(error) = unix_socket::connect(path) else {
+        return Err(SocketError::InUse(path.to_owned()));
+    };
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED) => match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("remove stale socket", path)(error))
+            }
+            _ => Ok(()),
+        },
+        Some(libc::ENOENT) => Ok(()),
+        // A full queue, or a live socket of another type.
+        Some(libc::EAGAIN | libc::EPROTOTYPE) => Err(SocketError::InUse(path.to_owned())),
+        _ => Err(failed("find out whether anybody uses", path)(error)),
+    }
+}
+
+/// A connected socket made ready: nothing but bytes and descriptors shall come out of it. Options
+/// such as `SO_PASSCRED`, which a parent may have set and accept(2) passes on, would put control
+/// messages beside the bytes and make descriptors seem lost.
+fn opened(socket: UnixStream) -> io::Result<Opened> {
+    for option in [libc::SO_PASSCRED, libc::SO_PASSSEC, libc::SO_PASSPIDFD] {
+        // A kernel that does not know an option cannot have it set.
+        let _ = unix_socket::set_socket_option(socket.as_fd(), option, 0);
+    }
+    let libc::ucred { pid, uid, .. } = unix_socket::peer_credentials(socket.as_fd())?;
+    Ok(Opened::Connection(socket, Peer { pid, uid }))
+}
+
+/// Connects to a front-end that listens, again and again.
+#[derive(Debug)]
+pub struct Connector {
+    path: PathBuf,
+    /// Pause before the next attempt.
+    delay: Duration,
+    /// When the last attempt succeeded.
+    connected: Option<Instant>,
+    /// The last failure that was logged; the same one is not logged again.
+    told: Option<i32>,
+}
+
+impl Connector {
+    /// Will connect to `path`; whether it exists does not matter yet.
+    pub fn new(path: &Path) -> Result<Connector, SocketError> {
+        check_path(path)?;
+        let path = path.to_owned();
+        Ok(Connector { path, delay: Duration::ZERO, connected: None, told: None })
+    }
+
+    /// Tries until a connection stands: at once after a connection that lasted, otherwise after a
+    /// pause that doubles from [`CONNECT_RETRY_MIN`] to [`CONNECT_RETRY_MAX`], so that neither a
+    /// missing front-end nor one that hangs up at once keeps us busy.
+    pub fn connect(&mut self, stop: &EventFd) -> Result<Opened, SocketError> {
+        if self.connected.take().is_some_and(|at| at.elapsed() >= CONNECT_RETRY_MAX) {
+            self.delay = Duration::ZERO;
+        }
+        loop {
+            if pause(stop, Instant::now() + self.delay)? == Wake::Stop {
+                return Ok(Opened::Stopped);
+            }
+            self.delay = (self.delay * 2).clamp(CONNECT_RETRY_MIN, CONNECT_RETRY_MAX);
+            let attempt = unix_socket::connect(&self.path);
+            match attempt.and_then(|socket| opened(socket.into())) {
+                Ok(opened) => {
+                    (self.connected, self.told) = (Some(Instant::now()), None);
+                    return Ok(opened);
+                }
+                Err(error) => self.tell(&error),
+            }
+        }
+    }
+
+    fn tell(&mut self, error: &io::Error) {
+        if self.told != error.raw_os_error() {
+            self.told = error.raw_os_error();
+            log::info!("socket {:?}: cannot connect, will retry: {error}", self.path);
+        }
+    }
+}
+
+/// An inherited socket, by what it is.
+#[derive(Debug)]
+pub enum Inherited {
+    /// It listens. Its path, if it has one, belongs to whoever made it and stays.
+    Listener(Listener),
+    /// It is connected to a front-end.
+    Connection(UnixStream, Peer),
+}
+
+/// Takes over the Unix stream socket that the program which started this one left open as
+/// descriptor `number`. To be called early, while the numbers still mean what they meant to it.
+pub fn inherit(number: RawFd) -> Result<Inherited, SocketError> {
+    let fd = descriptor::adopt_inherited(number)?.ok_or(SocketError::NotInherited(number))?;
+    let option = |option| unix_socket::socket_option(fd.as_fd(), option);
+    let is_unix_stream = matches!(option(libc::SO_DOMAIN), Ok(libc::AF_UNIX))
+        && matches!(option(libc::SO_TYPE), Ok(libc::SOCK_STREAM));
+    if !is_unix_stream {
+        return Err(SocketError::NotInherited(number));
+    }
+    if option(libc::SO_ACCEPTCONN)? != 0 {
+        // The parent may hold the same socket: without this, losing the race for a connection
+        // would leave us blocked in accept(2), deaf to the stop request.
+        descriptor::set_nonblocking(fd.as_fd())?;
+        let socket = UnixListener::from(fd);
+        return Ok(Inherited::Listener(Listener { socket, place: None, warned: None }));
+    }
+    connected(fd).ok_or(SocketError::NotInherited(number))
+}
+
+/// The connection behind `fd`; `None` if the socket is neither connected nor usable.
+fn connected(fd: OwnedFd) -> Option<Inherited> {
+    let socket = UnixStream::from(fd);
+    socket.peer_addr().ok()?;
+    match opened(socket) {
+        Ok(Opened::Connection(socket, peer)) => Some(Inherited::Connection(socket, peer)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
