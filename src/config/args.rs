@@ -1,0 +1,264 @@
+//! The command line: options to untyped settings, errors to one line.
+//!
+//! Values stay words here; `validate` types them by the same rules as the file's.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgAction, Parser};
+
+use super::UsageError;
+use super::raw::{
+    Complaint, Kind, Origin, Section, Setting, Source, Value, clip, is_unprintable, quote,
+};
+use crate::limits;
+
+/// The name that begins each message.
+const PROGRAM: &str = "vioswitchd";
+
+/// QEMU's docs/interop/vhost-user.rst, "Backend program conventions": one JSON object, and every
+/// other argument is ignored.
+const CAPABILITIES: &str = "{\"type\":\"net\"}\n";
+const PRINT_CAPABILITIES: &str = "--print-capabilities";
+
+const EXAMPLES: &str = "\
+Examples:
+  Two virtual machines and the host's network:
+    vioswitchd --port vm1,socket=/run/vioswitch/vm1.sock \\
+               --port vm2,socket=/run/vioswitch/vm2.sock --tap up,ifname=tap0
+
+  A virtual machine under QEMU; its memory must be shared:
+    qemu-system-x86_64 -m 1G -machine q35,memory-backend=mem \\
+      -object memory-backend-memfd,id=mem,size=1G,share=on \\
+      -chardev socket,id=c0,path=/run/vioswitch/vm1.sock,reconnect=1 \\
+      -netdev vhost-user,id=n0,chardev=c0 -device virtio-net-pci,netdev=n0
+
+  Four queue pairs, a socket for libvirt's QEMU, and a static address:
+    vioswitchd --port vm1,socket=/run/vm1.sock,queues=4,socket-group=kvm,mac=52:54:00:00:00:01
+
+  The rest from a file; the command line wins:
+    vioswitchd --config /etc/vioswitch/vioswitchd.toml --workers 2
+
+Signals: SIGTERM and SIGINT leave, SIGUSR1 logs the counters.
+Exit status: 0 after an orderly end, 1 if the switch could not run, 2 for a bad argument or file.";
+
+/// vhost-user-net back-end for many virtual machines, with a learning switch and a TAP uplink
+#[derive(Debug, Parser)]
+#[command(name = PROGRAM, bin_name = PROGRAM, version, after_help = EXAMPLES)]
+struct Options {
+    /// Read settings from a TOML file; what stands on the command line wins
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Add a port for a virtual machine; repeatable
+    ///
+    ///   socket=PATH         the vhost-user socket (required)
+    ///   mode=server|client  listen on it (default), or connect to it
+    ///   socket-mode=0660    who may connect: permissions of the socket (mode=server only)
+    ///   socket-group=GROUP  who may connect: group of the socket (mode=server only)
+    ///   queues=PAIRS        queue pairs, 1 (default) to 16
+    ///   mac=MAC             an address that no other port can take over; repeatable
+    ///
+    /// A comma inside a value is written twice. A [[port]] of the same name in the file is
+    /// replaced as a whole.
+    #[arg(
+        long,
+        value_name = "NAME,socket=PATH[,KEY=VALUE]...",
+        action = ArgAction::Append,
+        allow_hyphen_values = true,
+        verbatim_doc_comment
+    )]
+    port: Vec<String>,
+
+    /// Add a TAP interface as an uplink; repeatable
+    ///
+    ///   ifname=IFNAME       the interface, created if it does not exist (required)
+    ///   queues=N            its queues, 1 (default) to 64
+    ///
+    /// A [[tap]] of the same name in the file is replaced as a whole.
+    #[arg(
+        long,
+        value_name = "NAME,ifname=IFNAME[,queues=N]",
+        action = ArgAction::Append,
+        allow_hyphen_values = true,
+        verbatim_doc_comment
+    )]
+    tap: Vec<String>,
+
+    /// Add one port, named port0, that listens on PATH
+    #[arg(long, value_name = "PATH", conflicts_with = "fd")]
+    socket_path: Option<String>,
+
+    /// Add one port, named port0, on a socket left open by the parent as descriptor N
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    fd: Option<String>,
+
+    /// Threads that forward frames, at most the number of CPUs [default: 1]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    workers: Option<String>,
+
+    /// Spin instead of sleeping: lowest latency, and a whole CPU for each worker
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    poll: Option<String>,
+
+    /// Seconds after which a silent address is forgotten [default: 300]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    age: Option<String>,
+
+    /// Path of the control socket (reserved)
+    #[arg(long, value_name = "PATH")]
+    control: Option<String>,
+
+    /// Forward between two TAPs as well; two TAPs in one bridge are then a loop
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    uplink_to_uplink: Option<String>,
+
+    /// Print what this back-end is, as JSON for management software, and exit
+    #[arg(long)]
+    print_capabilities: bool,
+}
+
+/// What the arguments alone say.
+pub(super) enum Outcome {
+    /// Print this and leave.
+    Print(String),
+    /// Run with these settings.
+    Run(Request),
+}
+
+/// The settings given, and the file that holds the rest.
+pub(super) struct Request {
+    pub(super) file: Option<PathBuf>,
+    pub(super) source: Source,
+}
+
+/// Reads `args`, the program's name first.
+pub(super) fn parse(args: Vec<OsString>) -> Result<Outcome, UsageError> {
+    if args.iter().skip(1).any(|arg| arg == PRINT_CAPABILITIES) {
+        return Ok(Outcome::Print(CAPABILITIES.to_owned()));
+    }
+    if let Some(bad) = args.iter().skip(1).find(|arg| arg.to_str().is_none()) {
+        let text = format!("argument {} is not UTF-8", quote(&bad.to_string_lossy()));
+        return Err(usage_error(&text));
+    }
+    match Options::try_parse_from(args) {
+        Ok(options) => lower(options).map(Outcome::Run),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                Ok(Outcome::Print(error.to_string()))
+            }
+            _ => Err(usage_error(&summary(&error))),
+        },
+    }
+}
+
+/// The one line about a bad argument.
+pub(super) fn usage_error(text: &str) -> UsageError {
+    UsageError {
+        lines: vec![format!("{PROGRAM}: {text}")],
+    }
+}
+
+/// What clap says in several lines, as one: its first paragraph, and its best suggestion.
+fn summary(error: &clap::Error) -> String {
+    let rendered = error.to_string();
+    let first = rendered.split("\n\n").next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(first);
+    let mut line = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.retain(|c| !is_unprintable(c));
+    line = clip(&line, 4 * limits::MAX_QUOTED_CHARS);
+    match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(option)) => line += &format!(", did you mean '{option}'?"),
+        _ => line += ", see --help",
+    }
+    line
+}
+
+/// Options to settings. The first malformed `--port` or `--tap` is the error.
+fn lower(options: Options) -> Result<Request, UsageError> {
+    let mut source = Source::default();
+    for text in &options.port {
+        source.sections.push(section(Kind::Port, "--port", text)?);
+    }
+    for text in &options.tap {
+        source.sections.push(section(Kind::Tap, "--tap", text)?);
+    }
+    let scalars = [
+        ("socket-path", options.socket_path),
+        ("fd", options.fd),
+        ("workers", options.workers),
+        ("poll", options.poll),
+        ("age", options.age),
+        ("control", options.control),
+        ("uplink-to-uplink", options.uplink_to_uplink),
+    ];
+    for (key, value) in scalars {
+        if let Some(word) = value {
+            let at = Origin::argument(&format!("--{key}"), &word);
+            source.scalars.push(Setting {
+                key: key.to_owned(),
+                value: Value::Word(word),
+                at,
+            });
+        }
+    }
+    Ok(Request {
+        file: options.config,
+        source,
+    })
+}
+
+/// One `NAME,key=value,…`.
+fn section(kind: Kind, option: &str, text: &str) -> Result<Section, UsageError> {
+    let at = Origin::argument(option, text);
+    let mut settings = Vec::new();
+    for (place, part) in split_commas(text).into_iter().enumerate() {
+        let (key, word) = match (place, part.split_once('=')) {
+            (0, None) => ("name", part.as_str()),
+            (0, Some(_)) => {
+                let text = "the name comes first, before any key=value";
+                return Err(usage_error(&Complaint::new(&at, text).to_string()));
+            }
+            (_, Some(pair)) => pair,
+            (_, None) => {
+                let text = format!("{} is not key=value", quote(&part));
+                return Err(usage_error(&Complaint::new(&at, text).to_string()));
+            }
+        };
+        let (key, value) = (key.to_owned(), Value::Word(word.to_owned()));
+        settings.push(Setting {
+            key,
+            value,
+            at: at.clone(),
+        });
+    }
+    Ok(Section { kind, settings, at })
+}
+
+/// Splits at commas; two commas in a row are one comma of the value, as on QEMU's command line.
+fn split_commas(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let doubled = c == ',' && chars.next_if_eq(&',').is_some();
+        match (c, parts.last_mut()) {
+            (',', _) if !doubled => parts.push(String::new()),
+            (_, Some(part)) => part.push(c),
+            (_, None) => {}
+        }
+    }
+    parts
+}

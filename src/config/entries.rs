@@ -1,0 +1,175 @@
+//! Entries beside each other: what two may not share, and the command line laid over the file.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::raw::{Complaint, Kind, Origin, quote};
+use super::validate::{Scalars, Validated};
+use super::{Config, PortConfig, TapConfig};
+use crate::limits;
+
+/// What only one entry may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Shared {
+    Name,
+    Socket,
+    Interface,
+    Mac,
+}
+
+impl Shared {
+    fn noun(self) -> &'static str {
+        match self {
+            Shared::Name => "name",
+            Shared::Socket => "socket",
+            Shared::Interface => "interface",
+            Shared::Mac => "mac",
+        }
+    }
+}
+
+/// Something an entry takes for itself.
+#[derive(Debug, Clone)]
+pub(super) struct Claim {
+    pub(super) what: Shared,
+    pub(super) value: String,
+    pub(super) at: Origin,
+}
+
+impl Claim {
+    /// What is compared: two spellings of a path (`/run//a`, `/run/./a`) are one socket.
+    fn identity(&self) -> (Shared, PathBuf) {
+        let spelled = Path::new(&self.value);
+        match self.what {
+            Shared::Socket => (self.what, spelled.components().collect()),
+            _ => (self.what, spelled.to_owned()),
+        }
+    }
+}
+
+/// A port or a TAP, as far as it could be understood.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) kind: Kind,
+    pub(super) at: Origin,
+    pub(super) name: Option<String>,
+    /// Recorded even when the entry has errors, so that conflicts with it are told in the same
+    /// breath.
+    pub(super) claims: Vec<Claim>,
+    /// Present if the entry has no error.
+    pub(super) parsed: Option<Parsed>,
+}
+
+/// A checked entry.
+#[derive(Debug, Clone)]
+pub(super) enum Parsed {
+    Port(PortConfig),
+    Tap(TapConfig),
+}
+
+/// The final configuration, and what is wrong with it as a whole.
+pub(super) struct Merged {
+    pub(super) config: Config,
+    pub(super) complaints: Vec<Complaint>,
+}
+
+/// Everything that is claimed twice, and every limit on numbers that is passed.
+pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    let mut owners: HashMap<(Shared, PathBuf), &Claim> = HashMap::new();
+    let claims = checked.entries.iter().flat_map(|entry| &entry.claims);
+    for claim in claims.chain(&checked.scalars.control) {
+        match owners.get(&claim.identity()) {
+            Some(owner) => complaints.push(conflict(owner, claim)),
+            None => {
+                owners.insert(claim.identity(), claim);
+            }
+        }
+    }
+    if let Some(entry) = checked.entries.get(limits::MAX_PORTS) {
+        let text = format!("more than {} ports and taps", limits::MAX_PORTS);
+        complaints.push(Complaint::new(&entry.at, text));
+    }
+    let mut taps = checked
+        .entries
+        .iter()
+        .filter(|entry| entry.kind == Kind::Tap);
+    if let Some(entry) = taps.nth(limits::MAX_TAPS) {
+        let text = format!("more than {} taps", limits::MAX_TAPS);
+        complaints.push(Complaint::new(&entry.at, text));
+    }
+    complaints
+}
+
+/// Two claims to one thing. Between an argument and the file it is the argument that is wrong.
+fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
+    let (at, other) = match (&earlier.at, &later.at) {
+        (Origin::Argument(_), Origin::Line(_)) => (&earlier.at, &later.at),
+        _ => (&later.at, &earlier.at),
+    };
+    let place = match other {
+        other if other == at => "given twice".to_owned(),
+        Origin::Line(line) => format!("already used in line {line} of the file"),
+        Origin::Argument(argument) => format!("already used by {argument}"),
+        Origin::Command => "already used".to_owned(),
+    };
+    Complaint::new(
+        at,
+        format!("{} {} is {place}", later.what.noun(), quote(&later.value)),
+    )
+}
+
+/// The command line (`over`) laid over the file (`under`), both without errors of their own.
+pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
+    let mut all = Validated {
+        scalars: over.scalars.or(under.scalars),
+        ..Validated::default()
+    };
+    all.entries = under.entries;
+    // Places by name, taken once: a thousand ports over a thousand must not take a million looks.
+    let places: HashMap<(Kind, Option<String>), usize> = all
+        .entries
+        .iter()
+        .enumerate()
+        .map(|(place, entry)| ((entry.kind, entry.name.clone()), place))
+        .collect();
+    for entry in over.entries {
+        let place = places.get(&(entry.kind, entry.name.clone())).copied();
+        match place.and_then(|place| all.entries.get_mut(place)) {
+            // Twice on the command line is an error, not a replacement.
+            Some(old) if matches!(old.at, Origin::Line(_)) => *old = entry,
+            _ => all.entries.push(entry),
+        }
+    }
+    let mut complaints = conflicts(&all);
+    if all.entries.is_empty() {
+        let text = "nothing to switch: give at least one --port, --tap, --socket-path or --fd, \
+                    or a --config file with a [[port]] or [[tap]]";
+        complaints.push(Complaint::new(&Origin::Command, text));
+    }
+    Merged {
+        config: config(all.scalars, all.entries),
+        complaints,
+    }
+}
+
+/// The values, with defaults where nothing was given.
+fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
+    let mut config = Config {
+        ports: Vec::new(),
+        taps: Vec::new(),
+        workers: scalars.workers.unwrap_or(limits::DEFAULT_WORKERS),
+        poll: scalars.poll.unwrap_or(false),
+        age_seconds: scalars.age.unwrap_or(limits::FDB_AGE_SECONDS),
+        control: scalars.control.map(|claim| claim.value.into()),
+        uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
+    };
+    for entry in entries {
+        match entry.parsed {
+            Some(Parsed::Port(port)) => config.ports.push(port),
+            Some(Parsed::Tap(tap)) => config.taps.push(tap),
+            None => {}
+        }
+    }
+    config
+}

@@ -1,0 +1,145 @@
+//! Arguments and a TOML file, turned into one validated [`Config`].
+//!
+//! Flow: `args` and `file` each lower what was given to the same untyped form (`raw`), so a rule
+//! exists once for both; `validate` types every setting and remembers where it was given;
+//! `entries` lays the command line over the file and checks what two entries may not share.
+//!
+//! Rules: a bad argument is one line that names it; a bad file is all of its errors, each
+//! with its line. Nothing here opens a socket or a device: what can only fail when tried, fails
+//! in the daemon.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use crate::frame::MacAddr;
+
+mod args;
+mod entries;
+mod file;
+mod raw;
+#[cfg(test)]
+mod tests;
+mod validate;
+mod value;
+
+/// Everything the daemon is told before it starts, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Ports for virtual machines, names and sockets distinct.
+    pub ports: Vec<PortConfig>,
+    /// Uplinks, names and interfaces distinct.
+    pub taps: Vec<TapConfig>,
+    /// Threads of the data path, at least 1 and at most the number of CPUs.
+    pub workers: usize,
+    /// Workers spin instead of sleeping.
+    pub poll: bool,
+    /// Seconds after which a silent address is forgotten.
+    pub age_seconds: u32,
+    /// Path of the control socket.
+    pub control: Option<PathBuf>,
+    /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
+    pub uplink_to_uplink: bool,
+}
+
+/// One virtual machine's port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortConfig {
+    /// The port's name, distinct among ports and TAPs.
+    pub name: String,
+    /// Where the front-end is met.
+    pub endpoint: Endpoint,
+    /// Queue pairs offered, 1 to [`crate::limits::MAX_QUEUE_PAIRS`].
+    pub queue_pairs: u16,
+    /// Static addresses: they cannot be learned on any other port.
+    pub macs: Vec<MacAddr>,
+}
+
+/// How a port and its front-end find each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Listens on a socket, for one front-end after another.
+    Server {
+        /// Path of the socket, at most [`crate::limits::MAX_SOCKET_PATH`] bytes.
+        path: PathBuf,
+        /// Permission bits of the socket.
+        mode: u32,
+        /// Group that owns the socket; the process's own if not given.
+        group: Option<u32>,
+    },
+    /// Connects to a front-end that listens, again after each loss.
+    Client {
+        /// Path of the front-end's socket.
+        path: PathBuf,
+    },
+    /// A socket left open by the parent process, connected or listening. It was a socket when
+    /// the configuration was checked.
+    Fd(RawFd),
+}
+
+/// One uplink.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TapConfig {
+    /// The uplink's name, distinct among ports and TAPs.
+    pub name: String,
+    /// Interface to create or to attach to.
+    pub ifname: String,
+    /// Queues of the interface, 1 to [`crate::limits::MAX_TAP_QUEUES`].
+    pub queues: u16,
+}
+
+/// What the command line asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Run the switch.
+    Run(Config),
+    /// Print this to standard output and exit with status 0.
+    Print(String),
+}
+
+/// Why nothing can be run: print `lines` to standard error and exit with status 2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageError {
+    /// One line for a bad argument; one for each error of a bad file. None contains a newline.
+    pub lines: Vec<String>,
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines.join("\n"))
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Reads the command line `args` (the program's name first) and the file it names, for a machine
+/// of `cpus` available CPUs.
+pub fn from_args<I>(args: I, cpus: usize) -> Result<Action, UsageError>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString>,
+{
+    let request = match args::parse(args.into_iter().map(Into::into).collect())? {
+        args::Outcome::Print(text) => return Ok(Action::Print(text)),
+        args::Outcome::Run(request) => request,
+    };
+    let over = validate::source(&request.source, cpus);
+    one_line(&over.complaints)?;
+    one_line(&entries::conflicts(&over))?;
+    let under = match &request.file {
+        None => validate::Validated::default(),
+        Some(path) => file::load(path, cpus)?,
+    };
+    let merged = entries::overlay(under, over);
+    one_line(&merged.complaints)?;
+    Ok(Action::Run(merged.config))
+}
+
+/// A bad argument is reported alone, in one line, however many there are.
+fn one_line(complaints: &[raw::Complaint]) -> Result<(), UsageError> {
+    match complaints.first() {
+        None => Ok(()),
+        Some(first) => Err(args::usage_error(&first.to_string())),
+    }
+}

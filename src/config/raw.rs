@@ -1,0 +1,145 @@
+//! Settings as they were given: untyped, each with the place it came from.
+//!
+//! The command line and the file both lower to [`Source`], so that every rule about a value is
+//! written once, in `validate`.
+
+use std::fmt;
+
+use crate::limits;
+
+/// Where a setting was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// On the command line: the argument, ready to be printed.
+    Argument(String),
+    /// In the file, on this line, counted from 1.
+    Line(usize),
+    /// Nowhere in particular: the whole of the arguments.
+    Command,
+}
+
+impl Origin {
+    /// The argument `option` with its `value`.
+    pub(super) fn argument(option: &str, value: &str) -> Origin {
+        match value {
+            "" => Origin::Argument(format!("{option} ''")),
+            value => {
+                let value = clip(value, limits::MAX_QUOTED_CHARS);
+                Origin::Argument(format!("{option} {value}"))
+            }
+        }
+    }
+}
+
+/// A value before its type is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Value {
+    /// A word of the command line, which has no types: text, number or truth value.
+    Word(String),
+    /// A string of the file.
+    Text(String),
+    /// An integer of the file.
+    Integer(i64),
+    /// A truth value of the file.
+    Boolean(bool),
+    /// Something no setting takes, by the name of its type.
+    Other(&'static str),
+}
+
+/// One `key = value`.
+#[derive(Debug, Clone)]
+pub(super) struct Setting {
+    pub(super) key: String,
+    pub(super) value: Value,
+    pub(super) at: Origin,
+}
+
+/// What an entry describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Port,
+    Tap,
+}
+
+/// One `--port`, `--tap`, `[[port]]` or `[[tap]]`.
+#[derive(Debug, Clone)]
+pub(super) struct Section {
+    pub(super) kind: Kind,
+    pub(super) settings: Vec<Setting>,
+    pub(super) at: Origin,
+}
+
+/// All that one place says: the command line, or the file.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Source {
+    /// Settings outside of any entry.
+    pub(super) scalars: Vec<Setting>,
+    /// The entries, in the order given.
+    pub(super) sections: Vec<Section>,
+}
+
+/// Something wrong, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Complaint {
+    pub(super) at: Origin,
+    pub(super) text: String,
+}
+
+impl Complaint {
+    pub(super) fn new(at: &Origin, text: impl Into<String>) -> Complaint {
+        Complaint {
+            at: at.clone(),
+            text: text.into(),
+        }
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.at {
+            Origin::Argument(argument) => write!(f, "{argument}: {}", self.text),
+            Origin::Line(line) => write!(f, "{line}: {}", self.text),
+            Origin::Command => f.write_str(&self.text),
+        }
+    }
+}
+
+/// `text` fit for one line of a message: control characters escaped, so that nobody can forge a
+/// second line, and cut behind `max` characters.
+pub(super) fn clip(text: &str, max: usize) -> String {
+    let mut shown = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == max {
+            shown.push_str("...");
+            break;
+        }
+        if is_unprintable(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// `text` between quotes, cut behind [`limits::MAX_QUOTED_CHARS`].
+pub(super) fn quote(text: &str) -> String {
+    format!("'{}'", clip(text, limits::MAX_QUOTED_CHARS))
+}
+
+/// Characters that end a line or move the cursor, in ASCII and in Unicode.
+pub(super) fn is_unprintable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_text_is_one_short_line() {
+        assert_eq!(quote("a\nb\u{2028}c"), "'a\\nb\\u{2028}c'");
+        let long = quote(&"x".repeat(10_000));
+        assert_eq!(long.chars().count(), limits::MAX_QUOTED_CHARS + 5);
+    }
+}

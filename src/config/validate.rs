@@ -1,0 +1,338 @@
+//! Settings to typed values: every rule about one setting or one entry.
+//!
+//! Nothing stops at the first error: each setting is checked, and each complaint carries the
+//! place its setting was given at.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use super::entries::{Claim, Entry, Parsed, Shared};
+use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, quote};
+use super::value::{
+    group, inherited_socket, interface_name, is_client, number, permissions, port_name,
+    socket_path, station_address, text, truth, unknown_key,
+};
+use super::{Endpoint, PortConfig, TapConfig};
+use crate::frame::MacAddr;
+use crate::limits;
+
+/// Name of the port that `--socket-path` or `--fd` adds.
+const SHORTHAND_NAME: &str = "port0";
+
+const SCALAR_KEYS: &str =
+    "port, tap, workers, poll, age, control, uplink-to-uplink, socket-path, fd";
+const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac";
+const TAP_KEYS: &str = "name, ifname, queues";
+
+/// One place's settings, checked.
+#[derive(Debug, Default)]
+pub(super) struct Validated {
+    pub(super) scalars: Scalars,
+    pub(super) entries: Vec<Entry>,
+    pub(super) complaints: Vec<Complaint>,
+}
+
+/// Settings outside of any entry, where given.
+#[derive(Debug, Default)]
+pub(super) struct Scalars {
+    pub(super) workers: Option<usize>,
+    pub(super) poll: Option<bool>,
+    pub(super) age: Option<u32>,
+    pub(super) control: Option<Claim>,
+    pub(super) uplink_to_uplink: Option<bool>,
+}
+
+impl Scalars {
+    /// These, and `under` where these say nothing.
+    pub(super) fn or(self, under: Scalars) -> Scalars {
+        Scalars {
+            workers: self.workers.or(under.workers),
+            poll: self.poll.or(under.poll),
+            age: self.age.or(under.age),
+            control: self.control.or(under.control),
+            uplink_to_uplink: self.uplink_to_uplink.or(under.uplink_to_uplink),
+        }
+    }
+}
+
+/// Checks all of `source` for a machine of `cpus` available CPUs.
+pub(super) fn source(source: &Source, cpus: usize) -> Validated {
+    let mut checked = Validated::default();
+    for setting in &source.scalars {
+        if let Err(text) = scalar(&mut checked, setting, cpus) {
+            checked.complaints.push(Complaint::new(&setting.at, text));
+        }
+    }
+    for section in &source.sections {
+        let (entry, mut complaints) = match section.kind {
+            Kind::Port => PortDraft::default().check(section),
+            Kind::Tap => TapDraft::default().check(section),
+        };
+        checked.entries.push(entry);
+        checked.complaints.append(&mut complaints);
+    }
+    checked
+}
+
+/// One setting outside of any entry.
+fn scalar(checked: &mut Validated, setting: &Setting, cpus: usize) -> Result<(), String> {
+    let scalars = &mut checked.scalars;
+    match setting.key.as_str() {
+        "workers" => {
+            let count = number(setting, 1, cpus as u64);
+            scalars.workers = Some(count.map_err(|text| text + " (CPUs available)")?);
+        }
+        "poll" => scalars.poll = Some(truth(setting)?),
+        "age" => scalars.age = Some(number(setting, 1, limits::MAX_AGE_SECONDS.into())?),
+        "control" => {
+            socket_path(setting)?;
+            scalars.control = Some(claim(Shared::Socket, setting)?);
+        }
+        "uplink-to-uplink" => scalars.uplink_to_uplink = Some(truth(setting)?),
+        "socket-path" => {
+            let endpoint = server(socket_path(setting)?, None, None);
+            let claims = vec![claim(Shared::Socket, setting)?];
+            checked.entries.push(shorthand(setting, endpoint, claims));
+        }
+        "fd" => {
+            let endpoint = Endpoint::Fd(inherited_socket(setting)?);
+            checked
+                .entries
+                .push(shorthand(setting, endpoint, Vec::new()));
+        }
+        _ => return Err(unknown_key(setting, SCALAR_KEYS)),
+    }
+    Ok(())
+}
+
+/// The port that a shorthand stands for.
+fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> Entry {
+    let name = SHORTHAND_NAME.to_owned();
+    let at = setting.at.clone();
+    claims.push(Claim {
+        what: Shared::Name,
+        value: name.clone(),
+        at: at.clone(),
+    });
+    let queue_pairs = limits::DEFAULT_QUEUES;
+    let port = PortConfig {
+        name: name.clone(),
+        endpoint,
+        queue_pairs,
+        macs: Vec::new(),
+    };
+    let parsed = Some(Parsed::Port(port));
+    Entry {
+        kind: Kind::Port,
+        at,
+        name: Some(name),
+        claims,
+        parsed,
+    }
+}
+
+fn server(path: PathBuf, mode: Option<u32>, group: Option<u32>) -> Endpoint {
+    Endpoint::Server {
+        path,
+        mode: mode.unwrap_or(limits::DEFAULT_SOCKET_MODE),
+        group,
+    }
+}
+
+/// Claims the setting's value.
+fn claim(what: Shared, setting: &Setting) -> Result<Claim, String> {
+    Ok(Claim {
+        what,
+        value: text(setting)?.to_owned(),
+        at: setting.at.clone(),
+    })
+}
+
+/// What port and TAP entries have in common: every setting is looked at, once.
+trait Draft: Sized {
+    const KIND: Kind;
+
+    /// Takes one setting over.
+    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String>;
+
+    /// The name, if one was understood.
+    fn name(&self) -> Option<String>;
+
+    /// The whole, or what is missing or contradicts itself.
+    fn finish(self, at: &Origin) -> Result<Parsed, Vec<Complaint>>;
+
+    /// All of `section`.
+    fn check(mut self, section: &Section) -> (Entry, Vec<Complaint>) {
+        let mut complaints = Vec::new();
+        let mut claims = Vec::new();
+        let mut given: HashSet<&str> = HashSet::new();
+        for setting in &section.settings {
+            // A file cannot repeat a key, and addresses come one by one.
+            let again = !given.insert(&setting.key) && setting.key != "mac";
+            let outcome = if again {
+                Err(format!("{} is given twice", quote(&setting.key)))
+            } else {
+                self.set(setting, &mut claims)
+            };
+            if let Err(text) = outcome {
+                complaints.push(Complaint::new(&setting.at, text));
+            }
+        }
+        let name = self.name();
+        let required: &[&str] = match Self::KIND {
+            Kind::Port => &["name", "socket"],
+            Kind::Tap => &["name", "ifname"],
+        };
+        for key in required.iter().filter(|key| !given.contains(*key)) {
+            complaints.push(Complaint::new(&section.at, format!("{key} is missing")));
+        }
+        let parsed = match self.finish(&section.at) {
+            Ok(parsed) if complaints.is_empty() => Some(parsed),
+            Ok(_) => None,
+            Err(mut more) => {
+                complaints.append(&mut more);
+                None
+            }
+        };
+        let at = section.at.clone();
+        (
+            Entry {
+                kind: Self::KIND,
+                at,
+                name,
+                claims,
+                parsed,
+            },
+            complaints,
+        )
+    }
+}
+
+/// A port while its settings come in.
+#[derive(Default)]
+struct PortDraft {
+    name: Option<String>,
+    socket: Option<PathBuf>,
+    client: bool,
+    mode: Option<u32>,
+    group: Option<u32>,
+    /// Where a setting was given that only a listening socket can have.
+    server_only: Vec<(&'static str, Origin)>,
+    queues: Option<u16>,
+    macs: Vec<MacAddr>,
+}
+
+impl Draft for PortDraft {
+    const KIND: Kind = Kind::Port;
+
+    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
+        match setting.key.as_str() {
+            "name" => {
+                self.name = Some(port_name(setting)?);
+                claims.push(claim(Shared::Name, setting)?);
+            }
+            "socket" => {
+                self.socket = Some(socket_path(setting)?);
+                claims.push(claim(Shared::Socket, setting)?);
+            }
+            "mode" => self.client = is_client(setting)?,
+            "socket-mode" => {
+                self.server_only.push(("socket-mode", setting.at.clone()));
+                self.mode = Some(permissions(setting)?);
+            }
+            "socket-group" => {
+                self.server_only.push(("socket-group", setting.at.clone()));
+                self.group = Some(group(setting)?);
+            }
+            "queues" => self.queues = Some(number(setting, 1, limits::MAX_QUEUE_PAIRS.into())?),
+            "mac" => {
+                let mac = station_address(setting)?;
+                let (value, at) = (mac.to_string(), setting.at.clone());
+                claims.push(Claim {
+                    what: Shared::Mac,
+                    value,
+                    at,
+                });
+                self.macs.push(mac);
+            }
+            _ => return Err(unknown_key(setting, PORT_KEYS)),
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> Option<String> {
+        self.name.clone()
+    }
+
+    fn finish(self, at: &Origin) -> Result<Parsed, Vec<Complaint>> {
+        let mut complaints = Vec::new();
+        if self.client {
+            complaints.extend(self.server_only.iter().map(|(key, at)| {
+                Complaint::new(at, format!("{key} does not go with mode=client"))
+            }));
+        }
+        if self.macs.len() > limits::MAX_STATIC_MACS {
+            let text = format!("more than {} mac addresses", limits::MAX_STATIC_MACS);
+            complaints.push(Complaint::new(at, text));
+        }
+        // What is missing here was complained about when it was read or looked for.
+        let (Some(name), Some(path), true) = (self.name, self.socket, complaints.is_empty()) else {
+            return Err(complaints);
+        };
+        let endpoint = match self.client {
+            true => Endpoint::Client { path },
+            false => server(path, self.mode, self.group),
+        };
+        let queue_pairs = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
+        Ok(Parsed::Port(PortConfig {
+            name,
+            endpoint,
+            queue_pairs,
+            macs: self.macs,
+        }))
+    }
+}
+
+/// A TAP while its settings come in.
+#[derive(Default)]
+struct TapDraft {
+    name: Option<String>,
+    ifname: Option<String>,
+    queues: Option<u16>,
+}
+
+impl Draft for TapDraft {
+    const KIND: Kind = Kind::Tap;
+
+    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
+        match setting.key.as_str() {
+            "name" => {
+                self.name = Some(port_name(setting)?);
+                claims.push(claim(Shared::Name, setting)?);
+            }
+            "ifname" => {
+                self.ifname = Some(interface_name(setting)?);
+                claims.push(claim(Shared::Interface, setting)?);
+            }
+            "queues" => self.queues = Some(number(setting, 1, limits::MAX_TAP_QUEUES.into())?),
+            _ => return Err(unknown_key(setting, TAP_KEYS)),
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> Option<String> {
+        self.name.clone()
+    }
+
+    fn finish(self, _at: &Origin) -> Result<Parsed, Vec<Complaint>> {
+        let (Some(name), Some(ifname)) = (self.name, self.ifname) else {
+            return Err(Vec::new());
+        };
+        let queues = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
+        Ok(Parsed::Tap(TapConfig {
+            name,
+            ifname,
+            queues,
+        }))
+    }
+}

@@ -1,0 +1,241 @@
+//! Rules about single values: types, ranges, and what the kernel takes as a name.
+//!
+//! Each function reads one setting and answers with its value or with the text of a complaint
+//! that names the setting's key.
+
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+
+use super::raw::{Setting, Value, is_unprintable, quote};
+use crate::frame::MacAddr;
+use crate::{limits, sys};
+
+/// A string.
+pub(super) fn text(setting: &Setting) -> Result<&str, String> {
+    match &setting.value {
+        Value::Word(text) | Value::Text(text) => Ok(text),
+        other => Err(format!(
+            "{} must be a string, not {}",
+            setting.key,
+            kind(other)
+        )),
+    }
+}
+
+/// `true` or `false`.
+pub(super) fn truth(setting: &Setting) -> Result<bool, String> {
+    let wrong = match &setting.value {
+        Value::Boolean(truth) => return Ok(*truth),
+        Value::Word(word) if word == "true" => return Ok(true),
+        Value::Word(word) if word == "false" => return Ok(false),
+        Value::Word(word) => quote(word),
+        other => kind(other).to_owned(),
+    };
+    Err(format!(
+        "{} must be true or false, not {wrong}",
+        setting.key
+    ))
+}
+
+/// A whole number from `min` to `max`.
+pub(super) fn number<T>(setting: &Setting, min: u64, max: u64) -> Result<T, String>
+where
+    T: TryFrom<u64>,
+{
+    let (given, shown) = match &setting.value {
+        Value::Integer(number) => (u64::try_from(*number).ok(), number.to_string()),
+        Value::Word(word) => (digits(word), quote(word)),
+        other => (None, kind(other).to_owned()),
+    };
+    given
+        .filter(|number| (min..=max).contains(number))
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| {
+            format!(
+                "{} must be a number from {min} to {max}, not {shown}",
+                setting.key
+            )
+        })
+}
+
+/// A decimal number, `None` if it is none or has more than 64 bits.
+fn digits(word: &str) -> Option<u64> {
+    if is_decimal(word) {
+        word.parse().ok()
+    } else {
+        None
+    }
+}
+
+/// Digits alone: no sign, no blanks.
+fn is_decimal(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The name of a value's type.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Word(_) | Value::Text(_) => "a string",
+        Value::Integer(_) => "a number",
+        Value::Boolean(_) => "a truth value",
+        Value::Other(name) => name,
+    }
+}
+
+/// The complaint about a key that nothing reads; `known` lists those that exist here.
+pub(super) fn unknown_key(setting: &Setting, known: &str) -> String {
+    format!("unknown key {} (known: {known})", quote(&setting.key))
+}
+
+/// The name of a port: letters and digits, and `.`, `_`, `-` behind the first. It stands in log
+/// lines and counters, where blanks and quotes would need escaping.
+pub(super) fn port_name(setting: &Setting) -> Result<String, String> {
+    let name = text(setting)?;
+    let first = name
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if first && rest && name.len() <= limits::MAX_NAME_LEN {
+        return Ok(name.to_owned());
+    }
+    let max = limits::MAX_NAME_LEN;
+    let rule = "letters, digits, '.', '_' and '-', the first a letter or digit";
+    Err(format!(
+        "{} {} must be 1 to {max} {rule}",
+        setting.key,
+        quote(name)
+    ))
+}
+
+/// The path of a socket, in `sun_path`'s bounds.
+pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
+    let path = text(setting)?;
+    let key = &setting.key;
+    if path.is_empty() {
+        return Err(format!("{key} is empty"));
+    }
+    if path.len() > limits::MAX_SOCKET_PATH {
+        let (len, max) = (path.len(), limits::MAX_SOCKET_PATH);
+        return Err(format!(
+            "{key} {} has {len} bytes, a socket path at most {max}",
+            quote(path)
+        ));
+    }
+    if path.chars().any(is_unprintable) {
+        return Err(format!("{key} {} has unprintable characters", quote(path)));
+    }
+    let named = Path::new(path).file_name().is_some();
+    if !named || path.ends_with('/') || path.ends_with("/.") {
+        return Err(format!(
+            "{key} {} names a directory, not a socket",
+            quote(path)
+        ));
+    }
+    Ok(PathBuf::from(path))
+}
+
+/// A socket the parent process left open.
+pub(super) fn inherited_socket(setting: &Setting) -> Result<RawFd, String> {
+    let fd: RawFd = number(setting, 0, RawFd::MAX as u64)?;
+    match sys::inherited::is_socket(fd) {
+        true => Ok(fd),
+        false => Err(format!("{} {fd} is not an open socket", setting.key)),
+    }
+}
+
+/// `mode=`: whether to connect instead of listen.
+pub(super) fn is_client(setting: &Setting) -> Result<bool, String> {
+    match text(setting)? {
+        "server" => Ok(false),
+        "client" => Ok(true),
+        other => Err(format!(
+            "mode must be server or client, not {}",
+            quote(other)
+        )),
+    }
+}
+
+/// Permission bits in octal. Set-id and sticky bits mean nothing on a socket.
+pub(super) fn permissions(setting: &Setting) -> Result<u32, String> {
+    let rule = "socket-mode must be octal digits in a string, such as \"0660\", at most 0777";
+    let word = text(setting).map_err(|_| rule.to_owned())?;
+    let plain = (1..=4).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_digit());
+    let bits = if plain {
+        u32::from_str_radix(word, 8).ok()
+    } else {
+        None
+    };
+    bits.filter(|bits| *bits <= 0o777)
+        .ok_or_else(|| format!("{rule}, not {}", quote(word)))
+}
+
+/// A group's number, given as such or by name.
+pub(super) fn group(setting: &Setting) -> Result<u32, String> {
+    let numeric = match &setting.value {
+        Value::Integer(_) => true,
+        Value::Word(text) | Value::Text(text) => is_decimal(text),
+        Value::Boolean(_) | Value::Other(_) => false,
+    };
+    if numeric {
+        // The highest number tells chown(2) to change nothing.
+        let value = match &setting.value {
+            Value::Text(text) => Value::Word(text.clone()),
+            other => other.clone(),
+        };
+        return number(
+            &Setting {
+                value,
+                ..setting.clone()
+            },
+            0,
+            u64::from(u32::MAX) - 1,
+        );
+    }
+    let name = text(setting)?;
+    match sys::group::gid_of(name) {
+        Ok(Some(gid)) => Ok(gid),
+        Ok(None) => Err(format!("socket-group {} does not exist", quote(name))),
+        Err(error) => Err(format!(
+            "socket-group {} cannot be looked up: {error}",
+            quote(name)
+        )),
+    }
+}
+
+/// An address one station can have.
+pub(super) fn station_address(setting: &Setting) -> Result<MacAddr, String> {
+    let word = text(setting)?;
+    let mac: MacAddr = word
+        .parse()
+        .map_err(|error| format!("mac {}: {error}", quote(word)))?;
+    if mac.is_group() {
+        return Err(format!("mac {} is a group address", quote(word)));
+    }
+    if mac.is_zero() {
+        return Err(format!(
+            "mac {} is not the address of a station",
+            quote(word)
+        ));
+    }
+    Ok(mac)
+}
+
+/// The name of a network interface: what the kernel takes (`dev_valid_name` in net/core/dev.c),
+/// and no `%`, which would ask it to make up a name.
+pub(super) fn interface_name(setting: &Setting) -> Result<String, String> {
+    let name = text(setting)?;
+    let max = limits::MAX_IFNAME_LEN;
+    if name.is_empty() || name.len() > max {
+        return Err(format!("ifname {} must have 1 to {max} bytes", quote(name)));
+    }
+    let plain = name
+        .bytes()
+        .all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
+    if !plain || name == "." || name == ".." {
+        return Err(format!("ifname {} is not an interface name", quote(name)));
+    }
+    Ok(name.to_owned())
+}

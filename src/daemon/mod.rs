@@ -1,0 +1,261 @@
+//! The parts of the process and the order in which they start and stop.
+//!
+//! Start: ports and table, watchdog, workers, TAPs, then every socket, then the session threads.
+//! Sockets come last, so that a front-end that connects finds everything else running; the process
+//! is ready when all of them exist.
+//!
+//! Stop: one descriptor tells all sessions; each makes its rings quiet, one at a time, so guests
+//! find them consistent, and removes its socket; then workers end after their turn. Nobody is
+//! waited for longer than [`STOP_TIMEOUT`](crate::limits::STOP_TIMEOUT) in all.
+
+mod front_end;
+mod report;
+mod uplink;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::config::{Config, PortConfig};
+use crate::limits::{
+    AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, STOP_TIMEOUT,
+};
+use crate::port::{Endpoint, Port, PortTable, TapPort};
+use crate::switch::{Fdb, FdbConfig, PortId, Rules, StaticError};
+use crate::sys::eventfd::BlockedWriterWatch;
+use crate::sys::{clock, random};
+use crate::vhost_user::session::Context;
+use crate::vhost_user::socket::SocketError;
+use crate::worker::{Shared, Workers};
+use uplink::UplinkError;
+
+/// Why the process cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A socket cannot be opened.
+    #[error("port {name}: {source}")]
+    Socket {
+        /// Port name.
+        name: String,
+        /// The reason.
+        source: SocketError,
+    },
+    /// A configured address cannot be entered.
+    #[error("port {name}: {source}")]
+    Static {
+        /// Port name.
+        name: String,
+        /// The reason.
+        source: StaticError,
+    },
+    /// A TAP cannot be opened.
+    #[error("tap {name}: {source}")]
+    Tap {
+        /// Port name.
+        name: String,
+        /// The reason.
+        source: UplinkError,
+    },
+    /// A thread or descriptor cannot be had.
+    #[error("cannot start: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A running switch.
+pub struct Daemon {
+    ports: PortTable,
+    fdb: Arc<Fdb>,
+    workers: Arc<Workers>,
+    watch: Arc<BlockedWriterWatch>,
+    stop: Arc<EventFd>,
+    stopping: Arc<AtomicBool>,
+    sessions: Vec<JoinHandle<()>>,
+    /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
+    helpers: Vec<JoinHandle<()>>,
+}
+
+impl Daemon {
+    /// Starts everything; when this returns all sockets exist.
+    pub fn start(config: &Config) -> Result<Daemon, StartError> {
+        let ports = build_ports(config);
+        let fdb = Arc::new(build_fdb(config, &ports)?);
+        let shared = Shared {
+            ports: Arc::clone(&ports),
+            fdb: Arc::clone(&fdb),
+            rules: Rules { uplink_to_uplink: config.uplink_to_uplink },
+            poll: config.poll,
+            watch: Arc::new(BlockedWriterWatch::start()?),
+        };
+        let workers = Arc::new(Workers::start(config.workers, &shared)?);
+        let mut daemon = Daemon {
+            ports,
+            fdb,
+            workers,
+            watch: shared.watch,
+            stop: Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?),
+            stopping: Arc::new(AtomicBool::new(false)),
+            sessions: Vec::new(),
+            helpers: Vec::new(),
+        };
+        match daemon.start_ports(config) {
+            Ok(()) => Ok(daemon),
+            Err(error) => {
+                daemon.stop();
+                Err(error)
+            }
+        }
+    }
+
+    fn start_ports(&mut self, config: &Config) -> Result<(), StartError> {
+        let mut taps = Vec::new();
+        for port in self.ports.iter() {
+            if let Endpoint::Tap(tap) = &port.endpoint {
+                let created = uplink::attach(port, tap, &self.workers)
+                    .map_err(|source| StartError::Tap { name: port.name.clone(), source })?;
+                taps.push((usize::from(port.id), created));
+            }
+        }
+        let mut entrances = Vec::with_capacity(config.ports.len());
+        for (id, port) in config.ports.iter().enumerate() {
+            let entrance = front_end::Entrance::open(&port.endpoint)
+                .map_err(|source| StartError::Socket { name: port.name.clone(), source })?;
+            entrances.push((id as PortId, entrance));
+        }
+        for (id, entrance) in entrances {
+            self.start_session_thread(id, entrance)?;
+        }
+        self.start_helpers(&taps, config.age_seconds)?;
+        Ok(())
+    }
+
+    fn start_session_thread(
+        &mut self,
+        id: PortId,
+        entrance: front_end::Entrance,
+    ) -> Result<(), StartError> {
+        let context = Context {
+            ports: Arc::clone(&self.ports),
+            fdb: Arc::clone(&self.fdb),
+            workers: Arc::clone(&self.workers),
+            watch: Arc::clone(&self.watch),
+        };
+        let stop = Arc::clone(&self.stop);
+        let thread = std::thread::Builder::new()
+            .name(format!("port-{id}"))
+            .stack_size(crate::limits::SESSION_STACK_BYTES)
+            .spawn(move || entrance.serve(&context, id, &stop))?;
+        self.sessions.push(thread);
+        Ok(())
+    }
+
+    fn start_helpers(&mut self, taps: &[(usize, bool)], age_seconds: u32) -> io::Result<()> {
+        for &(port, created) in taps {
+            let (ports, workers) = (Arc::clone(&self.ports), Arc::clone(&self.workers));
+            let stopping = Arc::clone(&self.stopping);
+            let keep = move || uplink::keep(&ports[port], created, &workers, &stopping);
+            let builder = std::thread::Builder::new().name(format!("tap-{port}"));
+            self.helpers.push(builder.spawn(keep)?);
+        }
+        if age_seconds > 0 {
+            let (fdb, stopping) = (Arc::clone(&self.fdb), Arc::clone(&self.stopping));
+            let builder = std::thread::Builder::new().name("ageing".to_owned());
+            self.helpers.push(builder.spawn(move || age(&fdb, age_seconds, &stopping))?);
+        }
+        Ok(())
+    }
+
+    /// Writes all counters to the log.
+    pub fn report(&self) {
+        report::log(&self.ports, &self.workers, &self.fdb);
+    }
+
+    /// The ports, for their counters.
+    pub fn ports(&self) -> &PortTable {
+        &self.ports
+    }
+
+    /// Stops everything; guests find their rings consistent, sockets are gone.
+    pub fn stop(&mut self) {
+        let end = Instant::now() + STOP_TIMEOUT;
+        self.stopping.store(true, Ordering::Release);
+        // The descriptor is only written, so every thread sees it.
+        let _ = self.stop.write(1);
+        for port in self.ports.iter() {
+            if let Endpoint::Tap(tap) = &port.endpoint {
+                tap.wake();
+            }
+        }
+        for helper in &self.helpers {
+            helper.thread().unpark();
+        }
+        join_until(&mut self.sessions, end);
+        self.workers.stop();
+        join_until(&mut self.helpers, end);
+    }
+}
+
+/// Joins threads as they end; one that hangs (a front-end can make its own session wait in the
+/// kernel) is left to the end of the process.
+fn join_until(threads: &mut Vec<JoinHandle<()>>, end: Instant) {
+    while !threads.is_empty() && Instant::now() < end {
+        let (done, running): (Vec<_>, Vec<_>) = threads.drain(..).partition(|t| t.is_finished());
+        for thread in done {
+            // Panics were contained and logged inside.
+            let _ = thread.join();
+        }
+        *threads = running;
+        if !threads.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn build_ports(config: &Config) -> PortTable {
+    // Twice the configured pairs: some front-ends read the number of rings as pairs.
+    let guests = config.ports.iter().map(|p| (p.name.as_str(), 2 * p.queue_pairs));
+    let mut ports: Vec<Port> = guests
+        .enumerate()
+        .map(|(id, (name, pairs))| Port::guest(id as PortId, name, pairs))
+        .collect();
+    for tap in &config.taps {
+        let id = ports.len() as PortId;
+        ports.push(Port::tap(id, &tap.name, TapPort::new(&tap.ifname, tap.queues)));
+    }
+    ports.into()
+}
+
+fn build_fdb(config: &Config, ports: &[Port]) -> Result<Fdb, StartError> {
+    let fdb = Fdb::new(FdbConfig {
+        max_entries: FDB_MAX_ENTRIES,
+        max_per_port: FDB_MAX_PER_PORT,
+        reserved_per_port: FDB_RESERVED_PER_PORT,
+        age_seconds: config.age_seconds,
+        ports: ports.len(),
+        key: random::key()?,
+    });
+    for port in ports.iter().filter(|port| matches!(port.endpoint, Endpoint::Tap(_))) {
+        // A whole network lives behind an uplink.
+        fdb.set_port_cap(port.id, FDB_MAX_ENTRIES);
+    }
+    for (id, PortConfig { name, macs, .. }) in config.ports.iter().enumerate() {
+        for &mac in macs {
+            fdb.insert_static(mac, id as PortId)
+                .map_err(|source| StartError::Static { name: name.clone(), source })?;
+        }
+    }
+    Ok(fdb)
+}
+
+/// Removes entries that were idle for too long. Sweeps an eighth of the age apart, so an entry
+/// lives at most an eighth longer than configured; not part of the data path.
+fn age(fdb: &Fdb, age_seconds: u32, stopping: &AtomicBool) {
+    let pause = Duration::from_secs(u64::from(age_seconds)) / AGEING_SWEEPS;
+    while !stopping.load(Ordering::Acquire) {
+        std::thread::park_timeout(pause.max(Duration::from_millis(500)));
+        fdb.age(clock::coarse_seconds());
+    }
+}

@@ -1,0 +1,60 @@
+//! vioswitchd: arguments to a configuration to a running switch, then wait for a signal.
+//!
+//! Exit status: 0 after SIGTERM or SIGINT, 2 for a bad argument or configuration file, 1 if the
+//! switch cannot start.
+
+use std::process::ExitCode;
+
+use vioswitch::config::{self, Action, Config};
+use vioswitch::daemon::Daemon;
+use vioswitch::sys::notify::notify;
+use vioswitch::sys::signals::{Signal, Signals};
+
+fn main() -> ExitCode {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let config = match config::from_args(std::env::args_os(), cpus) {
+        Ok(Action::Run(config)) => config,
+        Ok(Action::Print(text)) => {
+            println!("{}", text.trim_end());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
+    let default = env_logger::Env::default().default_filter_or("info");
+    env_logger::Builder::from_env(default).format_target(false).init();
+    match run(&config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
+    // Before any thread exists, so that all inherit the mask and only this one takes signals.
+    let signals = Signals::block()?;
+    let mut daemon = Daemon::start(config)?;
+    tell("READY=1\nSTATUS=all sockets exist");
+    log::info!("ready: {} ports, {} taps", config.ports.len(), config.taps.len());
+    loop {
+        match signals.wait()? {
+            Signal::Report => daemon.report(),
+            Signal::Terminate | Signal::Interrupt => break,
+        }
+    }
+    tell("STOPPING=1");
+    daemon.stop();
+    daemon.report();
+    Ok(())
+}
+
+/// Tells the service manager, if there is one; it does without if that fails.
+fn tell(state: &str) {
+    if let Err(error) = notify(state) {
+        log::warn!("cannot notify the service manager: {error}");
+    }
+}
