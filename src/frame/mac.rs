@@ -18,7 +18,8 @@ impl MacAddr {
     #[inline]
     pub const fn to_bits(self) -> u64 {
         let [a, b, c, d, e, f] = self.0;
-        u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+        // Two byte swaps; LLVM does not recognize one of six bytes and shifts each by itself.
+        (u32::from_be_bytes([a, b, c, d]) as u64) << 16 | u16::from_be_bytes([e, f]) as u64
     }
 
     /// The inverse of [`MacAddr::to_bits`]; the upper 16 bits of `bits` are ignored.

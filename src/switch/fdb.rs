@@ -98,10 +98,7 @@ impl Learn {
     /// for this second and generation.
     #[inline]
     pub fn is_settled(self) -> bool {
-        matches!(
-            self,
-            Learn::Known | Learn::Refreshed | Learn::Inserted | Learn::Moved { .. }
-        )
+        matches!(self, Learn::Known | Learn::Refreshed | Learn::Inserted | Learn::Moved { .. })
     }
 }
 
@@ -177,15 +174,8 @@ impl Fdb {
             slots: Slots::new(buckets, config.key),
             age_seconds: config.age_seconds,
             buckets_per_shard,
-            shards: (0..FDB_SHARDS)
-                .map(|_| CacheLine(Mutex::new(vec![0; runs])))
-                .collect(),
-            quota: Quota::new(
-                ports,
-                max_entries,
-                config.max_per_port,
-                config.reserved_per_port,
-            ),
+            shards: (0..FDB_SHARDS).map(|_| CacheLine(Mutex::new(vec![0; runs]))).collect(),
+            quota: Quota::new(ports, max_entries, config.max_per_port, config.reserved_per_port),
             generation: CacheLine(AtomicU64::new(0)),
         }
     }
@@ -193,9 +183,7 @@ impl Fdb {
     /// The port where this address lives.
     #[inline]
     pub fn lookup(&self, mac: MacAddr) -> Option<PortId> {
-        self.slots
-            .find(self.slots.home(mac))
-            .map(|found| found.word.port())
+        self.slots.find(self.slots.home(mac)).map(|found| found.word.port())
     }
 
     /// Notes that a frame from `mac` came in on `port` in second `now`.
@@ -204,9 +192,9 @@ impl Fdb {
         let home = self.slots.home(mac);
         let now = now.min(EXPIRING - 1);
         match self.slots.find(home) {
-            Some(found) if found.word.port() == port => self
-                .refresh(found, now)
-                .unwrap_or_else(|| self.learn_locked(mac, port, now)),
+            Some(found) if found.word.port() == port => {
+                self.refresh(found, now).unwrap_or_else(|| self.learn_locked(mac, port, now))
+            }
             Some(found) if found.word.is_static() => Learn::Static,
             Some(_) if self.quota.is_port_full(port) => Learn::PortFull,
             Some(_) => self.learn_locked(mac, port, now),
@@ -226,8 +214,7 @@ impl Fdb {
         }
         // Any other second is written, an earlier one too: should time ever step back, live
         // entries follow it.
-        self.restamp(found.slot, seen, now)
-            .then_some(Learn::Refreshed)
+        self.restamp(found.slot, seen, now).then_some(Learn::Refreshed)
     }
 
     /// Replaces the stamp unless it is no longer the one seen.
@@ -239,10 +226,7 @@ impl Fdb {
     #[inline]
     fn restamp(&self, slot: usize, seen: u32, stamp: u32) -> bool {
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-        self.slots
-            .stamp(slot)
-            .compare_exchange(seen, stamp, success, failure)
-            .is_ok()
+        self.slots.stamp(slot).compare_exchange(seen, stamp, success, failure).is_ok()
     }
 
     /// A new address: what needs no lock is refused without one, so that a guest with a million
@@ -289,11 +273,7 @@ impl Fdb {
     }
 
     fn insert(&self, run: &mut u32, home: Home, mac: MacAddr, port: PortId, now: u32) -> Learn {
-        let Some(free) = self
-            .slots
-            .bucket(home)
-            .find(|slot| slot.word == Word::EMPTY)
-        else {
+        let Some(free) = self.slots.bucket(home).find(|slot| slot.word == Word::EMPTY) else {
             return self.replace_own_oldest(home, mac, port, now);
         };
         if let Err(refusal) = self.quota.take(port) {
@@ -338,10 +318,7 @@ impl Fdb {
         let slot = match self.slots.find(home) {
             Some(found) if found.word == Word::configured(mac, port) => return Ok(()),
             Some(found) if found.word.is_static() => {
-                return Err(StaticError::Taken {
-                    mac,
-                    port: found.word.port(),
-                });
+                return Err(StaticError::Taken { mac, port: found.word.port() });
             }
             Some(found) => {
                 self.quota.transfer_static(found.word.port(), port);
@@ -363,18 +340,12 @@ impl Fdb {
         mac: MacAddr,
         port: PortId,
     ) -> Result<usize, StaticError> {
-        if let Some(free) = self
-            .slots
-            .bucket(home)
-            .find(|slot| slot.word == Word::EMPTY)
-        {
+        if let Some(free) = self.slots.bucket(home).find(|slot| slot.word == Word::EMPTY) {
             self.quota.take_static(port);
             *run += 1;
             return Ok(free.slot);
         }
-        let victim = self
-            .oldest_learned(home, |_| true)
-            .ok_or(StaticError::BucketFull(mac))?;
+        let victim = self.oldest_learned(home, |_| true).ok_or(StaticError::BucketFull(mac))?;
         self.quota.transfer_static(victim.word.port(), port);
         Ok(victim.slot)
     }
@@ -471,11 +442,7 @@ impl Fdb {
                 true => EntryAge::Static,
                 false => EntryAge::Idle(now.saturating_sub(stamp)),
             };
-            entries.push(Entry {
-                mac: found.word.mac(),
-                port: found.word.port(),
-                age,
-            });
+            entries.push(Entry { mac: found.word.mac(), port: found.word.port(), age });
             false
         });
         entries
@@ -511,10 +478,7 @@ impl Fdb {
         let buckets = FDB_SWEEP_BUCKETS.min(self.buckets_per_shard);
         let mut removed = 0;
         for slot in self.slots.slots_of(first, buckets) {
-            let found = Found {
-                slot,
-                word: self.slots.word(slot),
-            };
+            let found = Found { slot, word: self.slots.word(slot) };
             if found.word != Word::EMPTY && doomed(found) {
                 self.clear(entries, found);
                 removed += 1;
@@ -556,10 +520,7 @@ impl Fdb {
     /// Waits for a shard. For control threads; its holders never wait for anything.
     fn lock(&self, shard: usize) -> MutexGuard<'_, Vec<u32>> {
         // Poison is no concern: words are whole at any moment.
-        self.shards[shard]
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tries for a shard as long as a running holder could keep it. For workers.

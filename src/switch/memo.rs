@@ -52,12 +52,7 @@ impl SourceMemo {
     #[inline]
     pub fn note(&mut self, source: MacAddr, port: PortId, generation: u64, now: u32, learn: Learn) {
         if learn.is_settled() {
-            *self = SourceMemo {
-                source,
-                generation,
-                second: now,
-                port,
-            };
+            *self = SourceMemo { source, generation, second: now, port };
         }
     }
 }
@@ -144,14 +139,8 @@ mod tests {
         assert!(memo.covers(station(1), 3, 7, 100));
         assert!(!memo.covers(station(2), 3, 7, 100), "another source");
         assert!(!memo.covers(station(1), 4, 7, 100), "another port");
-        assert!(
-            !memo.covers(station(1), 3, 8, 100),
-            "something moved or went"
-        );
-        assert!(
-            !memo.covers(station(1), 3, 7, 101),
-            "the stamp must be renewed"
-        );
+        assert!(!memo.covers(station(1), 3, 8, 100), "something moved or went");
+        assert!(!memo.covers(station(1), 3, 7, 101), "the stamp must be renewed");
     }
 
     #[test]
@@ -197,15 +186,9 @@ mod tests {
     fn the_zero_destination_is_not_taken_for_an_empty_place() {
         let mut memo = BurstMemo::new();
         let zero = MacAddr::default();
-        assert_eq!(
-            memo.decide(zero, || Decision::Unicast(1)),
-            Decision::Unicast(1)
-        );
+        assert_eq!(memo.decide(zero, || Decision::Unicast(1)), Decision::Unicast(1));
         memo.start_burst();
-        assert_eq!(
-            memo.decide(zero, || Decision::Unicast(2)),
-            Decision::Unicast(2)
-        );
+        assert_eq!(memo.decide(zero, || Decision::Unicast(2)), Decision::Unicast(2));
         assert_eq!(memo.decide(zero, || Decision::Flood), Decision::Unicast(2));
     }
 
@@ -216,9 +199,6 @@ mod tests {
             let decision = Decision::Unicast(n as PortId);
             assert_eq!(memo.decide(station(n), || decision), decision);
         }
-        assert_eq!(
-            memo.decide(station(5), || Decision::Flood),
-            Decision::Unicast(5)
-        );
+        assert_eq!(memo.decide(station(5), || Decision::Flood), Decision::Unicast(5));
     }
 }

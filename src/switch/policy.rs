@@ -118,14 +118,10 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         now: u32,
     ) -> Verdict {
         match self.admit_source(ingress, source, now) {
-            Err(cause) => Verdict {
-                learned: None,
-                decision: Decision::Drop(cause),
-            },
-            Ok(learn) => Verdict {
-                learned: Some(learn),
-                decision: self.decide(ingress, destination),
-            },
+            Err(cause) => Verdict { learned: None, decision: Decision::Drop(cause) },
+            Ok(learn) => {
+                Verdict { learned: Some(learn), decision: self.decide(ingress, destination) }
+            }
         }
     }
 
@@ -177,22 +173,10 @@ mod tests {
     use super::*;
     use crate::switch::fdb::FdbConfig;
 
-    const GUEST_A: Ingress = Ingress {
-        port: 0,
-        kind: PortKind::Guest,
-    };
-    const GUEST_B: Ingress = Ingress {
-        port: 1,
-        kind: PortKind::Guest,
-    };
-    const UPLINK_C: Ingress = Ingress {
-        port: 2,
-        kind: PortKind::Uplink,
-    };
-    const UPLINK_D: Ingress = Ingress {
-        port: 3,
-        kind: PortKind::Uplink,
-    };
+    const GUEST_A: Ingress = Ingress { port: 0, kind: PortKind::Guest };
+    const GUEST_B: Ingress = Ingress { port: 1, kind: PortKind::Guest };
+    const UPLINK_C: Ingress = Ingress { port: 2, kind: PortKind::Uplink };
+    const UPLINK_D: Ingress = Ingress { port: 3, kind: PortKind::Uplink };
     const ALL: [Ingress; 4] = [GUEST_A, GUEST_B, UPLINK_C, UPLINK_D];
     const NOW: u32 = 1000;
 
@@ -218,19 +202,11 @@ mod tests {
                 key: [1, 2],
             });
             let ports = ALL.iter().map(|port| Some(port.kind)).collect();
-            Bench {
-                fdb,
-                ports,
-                rules: Rules::default(),
-            }
+            Bench { fdb, ports, rules: Rules::default() }
         }
 
         fn policy(&self) -> Policy<'_, [Option<PortKind>]> {
-            Policy {
-                fdb: &self.fdb,
-                ports: &self.ports,
-                rules: self.rules,
-            }
+            Policy { fdb: &self.fdb, ports: &self.ports, rules: self.rules }
         }
 
         fn forward(&self, ingress: Ingress, source: MacAddr, destination: MacAddr) -> Verdict {
@@ -260,18 +236,8 @@ mod tests {
         let bench = Bench::new();
         let multicast = MacAddr([0x33, 0x33, 0, 0, 0, 1]);
         let beyond_reserved = MacAddr([0x01, 0x80, 0xc2, 0, 0, 0x10]);
-        for to in [
-            station(9),
-            multicast,
-            beyond_reserved,
-            MacAddr::BROADCAST,
-            MacAddr([0; 6]),
-        ] {
-            assert_eq!(
-                bench.forward(GUEST_A, station(1), to).decision,
-                Decision::Flood,
-                "{to}"
-            );
+        for to in [station(9), multicast, beyond_reserved, MacAddr::BROADCAST, MacAddr([0; 6])] {
+            assert_eq!(bench.forward(GUEST_A, station(1), to).decision, Decision::Flood, "{to}");
         }
     }
 
@@ -281,11 +247,7 @@ mod tests {
         for last in 0..=0x0f {
             let to = MacAddr([0x01, 0x80, 0xc2, 0, 0, last]);
             let verdict = bench.forward(GUEST_A, station(last + 1), to);
-            assert_eq!(
-                verdict.decision,
-                Decision::Drop(DropCause::ReservedAddress),
-                "{to}"
-            );
+            assert_eq!(verdict.decision, Decision::Drop(DropCause::ReservedAddress), "{to}");
             assert_eq!(verdict.learned, Some(Learn::Inserted));
         }
     }
@@ -297,14 +259,7 @@ mod tests {
         for source in [MacAddr([0; 6]), multicast, MacAddr::BROADCAST] {
             let verdict = bench.forward(GUEST_A, source, station(1));
             let dropped = Decision::Drop(DropCause::BadSource);
-            assert_eq!(
-                verdict,
-                Verdict {
-                    learned: None,
-                    decision: dropped
-                },
-                "{source}"
-            );
+            assert_eq!(verdict, Verdict { learned: None, decision: dropped }, "{source}");
         }
         assert!(bench.fdb.is_empty());
     }
@@ -339,9 +294,7 @@ mod tests {
         let closed = Rules::default();
         assert_eq!(reached(closed, GUEST_A), [false, true, true, true]);
         assert_eq!(reached(closed, UPLINK_C), [true, true, false, false]);
-        let open = Rules {
-            uplink_to_uplink: true,
-        };
+        let open = Rules { uplink_to_uplink: true };
         assert_eq!(reached(open, UPLINK_C), [true, true, false, true]);
         assert_eq!(reached(open, UPLINK_D), [true, true, true, false]);
     }

@@ -38,13 +38,7 @@ fn look_up(name: &CStr, size: usize) -> io::Result<Option<u32>> {
     // SAFETY: `name` is terminated; `entry`, `buffer` and `found` are live, exclusively ours, and
     // `buffer.len()` is the number of bytes that may be written to `buffer`.
     let error = unsafe {
-        libc::getgrnam_r(
-            name.as_ptr(),
-            &mut entry,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            &mut found,
-        )
+        libc::getgrnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found)
     };
     match error {
         0 if found.is_null() => Ok(None),

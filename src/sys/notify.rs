@@ -44,11 +44,7 @@ fn send(name: &OsStr, state: &str) -> io::Result<()> {
     // A manager that does not read must not hold up the switch.
     socket.set_nonblocking(true)?;
     let sent = socket.send_to_addr(state.as_bytes(), &address)?;
-    if sent == state.len() {
-        Ok(())
-    } else {
-        Err(io::ErrorKind::WriteZero.into())
-    }
+    if sent == state.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 #[cfg(test)]
@@ -58,9 +54,7 @@ mod tests {
 
     fn received(socket: &UnixDatagram) -> String {
         let mut buffer = [0; 64];
-        socket
-            .set_read_timeout(Some(std::time::Duration::from_secs(5)))
-            .unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
         let len = socket.recv(&mut buffer).unwrap();
         String::from_utf8(buffer[..len].to_vec()).unwrap()
     }
@@ -102,9 +96,7 @@ mod tests {
         let path = scratch("full");
         let _ = std::fs::remove_file(&path);
         let _manager = UnixDatagram::bind(&path).unwrap();
-        let refused = (0..100_000)
-            .find_map(|_| send(path.as_os_str(), READY).err())
-            .unwrap();
+        let refused = (0..100_000).find_map(|_| send(path.as_os_str(), READY).err()).unwrap();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         std::fs::remove_file(&path).unwrap();
     }

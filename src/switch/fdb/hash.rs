@@ -13,11 +13,7 @@
 //! the stake is one flooded flow, not a forged message.
 
 /// Fractional digits of π, so that an all-zero key is still a good key (tests use it).
-const PI: [u64; 3] = [
-    0x243f_6a88_85a3_08d3,
-    0x1319_8a2e_0370_7344,
-    0xa409_3822_299f_31d0,
-];
+const PI: [u64; 3] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0];
 
 /// The two secret multipliers and the secret offset of one table.
 #[derive(Clone, Copy)]
@@ -63,24 +59,13 @@ mod tests {
         for i in 0..count {
             load[hash.hash(address(i)) as usize % BUCKETS] += 1;
         }
-        load.iter()
-            .map(|&n| (f64::from(n) - 16.0).powi(2) / 16.0)
-            .sum()
+        load.iter().map(|&n| (f64::from(n) - 16.0).powi(2) / 16.0).sum()
     }
 
     #[test]
-    #[cfg_attr(
-        miri,
-        ignore = "statistics over 3 million hashes, no memory access to check"
-    )]
+    #[cfg_attr(miri, ignore = "statistics over 3 million hashes, no memory access to check")]
     fn addresses_as_hypervisors_number_them_spread_like_random_ones() {
-        for key in [
-            [0, 0],
-            [1, 0],
-            [0, 1],
-            [u64::MAX; 2],
-            [0x0123_4567_89ab_cdef, 0xfeed],
-        ] {
+        for key in [[0, 0], [1, 0], [0, 1], [u64::MAX; 2], [0x0123_4567_89ab_cdef, 0xfeed]] {
             let hash = MacHash::new(key);
             let patterns: [(&str, &dyn Fn(u64) -> u64); 4] = [
                 ("sequential", &|i| 0x5254_0000_0000 + i),
@@ -101,9 +86,7 @@ mod tests {
         let (one, two) = (MacHash::new([1, 2]), MacHash::new([3, 4]));
         let mates = |hash: MacHash| {
             let home = hash.hash(7) % 16;
-            (0..256)
-                .filter(|&mac| hash.hash(mac) % 16 == home)
-                .collect::<Vec<u64>>()
+            (0..256).filter(|&mac| hash.hash(mac) % 16 == home).collect::<Vec<u64>>()
         };
         assert_ne!(mates(one), mates(two));
     }

@@ -33,10 +33,7 @@ pub(super) struct Quota {
 
 impl Quota {
     pub(super) fn new(ports: usize, table_cap: u32, port_cap: u32, reserved: u32) -> Quota {
-        let port = || PortQuota {
-            entries: AtomicU32::new(0),
-            cap: AtomicU32::new(port_cap),
-        };
+        let port = || PortQuota { entries: AtomicU32::new(0), cap: AtomicU32::new(port_cap) };
         Quota {
             table_cap,
             reserved_per_port: reserved,
@@ -60,9 +57,7 @@ impl Quota {
     }
 
     pub(super) fn of_port(&self, port: PortId) -> u32 {
-        self.ports
-            .get(usize::from(port))
-            .map_or(0, |quota| quota.entries.load(Ordering::Relaxed))
+        self.ports.get(usize::from(port)).map_or(0, |quota| quota.entries.load(Ordering::Relaxed))
     }
 
     /// Whether a move to this port would be refused. A port that does not exist is full.
@@ -144,9 +139,7 @@ impl Quota {
 /// Adds one unless the count has reached `cap`; tells the count before.
 fn count_up_below(count: &AtomicU32, cap: u32) -> Option<u32> {
     let up = |n: u32| (n < cap).then(|| n + 1);
-    count
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, up)
-        .ok()
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, up).ok()
 }
 
 #[cfg(test)]
@@ -170,10 +163,7 @@ mod tests {
         assert_eq!(quota.take(1), Err(Refusal::Table));
         assert_eq!(quota.transfer(1, 0), Err(Refusal::Port));
         assert_eq!(quota.take(2), Err(Refusal::Port), "no such port");
-        assert_eq!(
-            (quota.total(), quota.of_port(0), quota.of_port(1)),
-            (3, 2, 1)
-        );
+        assert_eq!((quota.total(), quota.of_port(0), quota.of_port(1)), (3, 2, 1));
     }
 
     #[test]
@@ -189,10 +179,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(
-            (quota.of_port(0), quota.of_port(1), quota.total()),
-            (70, 70, 140)
-        );
+        assert_eq!((quota.of_port(0), quota.of_port(1), quota.total()), (70, 70, 140));
         assert_eq!(taken.into_inner(), 140);
     }
 }

@@ -100,23 +100,14 @@ impl Slots {
         let words: Vec<AtomicU64> = vec![0u64; length].into_iter().map(AtomicU64::new).collect();
         let stamps: Vec<AtomicU32> = vec![0u32; length].into_iter().map(AtomicU32::new).collect();
         let skip = words.as_ptr().addr().wrapping_neg() % LINE / size_of::<AtomicU64>();
-        Slots {
-            hash: MacHash::new(key),
-            bucket_mask: buckets - 1,
-            skip,
-            words,
-            stamps,
-        }
+        Slots { hash: MacHash::new(key), bucket_mask: buckets - 1, skip, words, stamps }
     }
 
     #[inline(always)]
     pub(super) fn home(&self, mac: MacAddr) -> Home {
         let bits = pack(mac);
         let bucket = self.hash.hash(bits) as usize & self.bucket_mask;
-        Home {
-            first: self.skip + bucket * BUCKET_SLOTS,
-            key: bits << TAIL_BITS,
-        }
+        Home { first: self.skip + bucket * BUCKET_SLOTS, key: bits << TAIL_BITS }
     }
 
     pub(super) fn bucket_of(&self, home: Home) -> usize {
@@ -144,10 +135,7 @@ impl Slots {
         for (i, word) in bucket.iter().enumerate() {
             let word = word.load(Ordering::Acquire);
             if word ^ home.key <= TAIL_MASK {
-                let found = Found {
-                    slot: home.first + i,
-                    word: Word(word),
-                };
+                let found = Found { slot: home.first + i, word: Word(word) };
                 // The zero address matches every empty slot, and has no entry.
                 return (found.word != Word::EMPTY).then_some(found);
             }
@@ -157,10 +145,7 @@ impl Slots {
 
     /// All slots of the bucket with their words, empty ones too.
     pub(super) fn bucket(&self, home: Home) -> impl Iterator<Item = Found> + '_ {
-        (home.first..home.first + BUCKET_SLOTS).map(|slot| Found {
-            slot,
-            word: self.word(slot),
-        })
+        (home.first..home.first + BUCKET_SLOTS).map(|slot| Found { slot, word: self.word(slot) })
     }
 
     pub(super) fn word(&self, slot: usize) -> Word {
@@ -187,10 +172,7 @@ mod tests {
         let mac = MacAddr([0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]);
         for port in [0, 1, 0x7fff] {
             let (learned, configured) = (Word::learned(mac, port), Word::configured(mac, port));
-            assert_eq!(
-                (learned.mac(), learned.port(), learned.is_static()),
-                (mac, port, false)
-            );
+            assert_eq!((learned.mac(), learned.port(), learned.is_static()), (mac, port, false));
             assert_eq!(
                 (configured.mac(), configured.port(), configured.is_static()),
                 (mac, port, true)

@@ -33,11 +33,7 @@ fn station(n: u64) -> MacAddr {
 fn neighbours(fdb: &Fdb, count: usize) -> Vec<MacAddr> {
     let bucket = |mac| fdb.slots.bucket_of(fdb.slots.home(mac));
     let home = bucket(station(0));
-    (0..)
-        .map(station)
-        .filter(|&mac| bucket(mac) == home)
-        .take(count)
-        .collect()
+    (0..).map(station).filter(|&mac| bucket(mac) == home).take(count).collect()
 }
 
 /// Counts agree with each other and with the words, and no address is in the table twice.
@@ -83,10 +79,7 @@ fn expire_an_entry_idle_for_more_than_its_age_goes() {
     assert_eq!(fdb.age(10 + AGE), 0);
     assert_eq!(fdb.generation(), 0);
     assert_eq!(fdb.age(11 + AGE), 1);
-    assert_eq!(
-        (fdb.lookup(station(1)), fdb.lookup(station(2))),
-        (None, Some(3))
-    );
+    assert_eq!((fdb.lookup(station(1)), fdb.lookup(station(2))), (None, Some(3)));
     assert_eq!(fdb.generation(), 1);
     assert_eq!(fdb.learn(station(1), 4, 400), Learn::Inserted);
     assert_consistent(&fdb);
@@ -103,10 +96,7 @@ fn expire_a_refreshed_entry_stays() {
 
 #[test]
 fn age_zero_means_never() {
-    let fdb = Fdb::new(FdbConfig {
-        age_seconds: 0,
-        ..config()
-    });
+    let fdb = Fdb::new(FdbConfig { age_seconds: 0, ..config() });
     fdb.learn(station(1), 3, 0);
     assert_eq!(fdb.age(u32::MAX), 0);
     assert_eq!(fdb.lookup(station(1)), Some(3));
@@ -120,11 +110,7 @@ fn time_backwards_ages_nothing_at_once_and_everything_in_time() {
     assert_eq!(fdb.age(100), 0);
     assert_eq!(fdb.learn(station(2), 3, 100 + AGE), Learn::Refreshed);
     assert_eq!(fdb.age(100 + AGE), 0);
-    assert_eq!(
-        fdb.age(101 + AGE),
-        1,
-        "idle since the step, not since second 90000"
-    );
+    assert_eq!(fdb.age(101 + AGE), 1, "idle since the step, not since second 90000");
     assert_eq!(fdb.lookup(station(2)), Some(3));
 }
 
@@ -133,11 +119,7 @@ fn time_of_a_late_sweep_makes_no_entry_older() {
     let fdb = table();
     fdb.learn(station(1), 3, 50);
     assert_eq!(fdb.age(40), 0);
-    assert_eq!(
-        fdb.learn(station(1), 3, 50),
-        Learn::Known,
-        "the stamp is still 50"
-    );
+    assert_eq!(fdb.learn(station(1), 3, 50), Learn::Known, "the stamp is still 50");
 }
 
 #[test]
@@ -163,17 +145,11 @@ fn refresh_and_claim_that_saw_the_same_stamp_do_not_both_succeed() {
     fdb.learn(station(1), 3, 10);
     let slot = fdb.slots.find(fdb.slots.home(station(1))).unwrap().slot;
     assert!(fdb.claim_if_idle(slot, 11 + AGE));
-    assert!(
-        !fdb.restamp(slot, 10, 11 + AGE),
-        "a refresh that saw second 10 comes too late"
-    );
+    assert!(!fdb.restamp(slot, 10, 11 + AGE), "a refresh that saw second 10 comes too late");
     fdb.learn(station(2), 3, 10);
     let slot = fdb.slots.find(fdb.slots.home(station(2))).unwrap().slot;
     assert!(fdb.restamp(slot, 10, 11 + AGE));
-    assert!(
-        !fdb.restamp(slot, 10, EXPIRING),
-        "a claim that saw second 10 comes too late"
-    );
+    assert!(!fdb.restamp(slot, 10, EXPIRING), "a claim that saw second 10 comes too late");
 }
 
 #[test]
@@ -189,25 +165,14 @@ fn move_the_entry_follows_its_station() {
 
 #[test]
 fn cap_a_full_port_learns_no_more_and_takes_nothing_from_others() {
-    let fdb = Fdb::new(FdbConfig {
-        max_per_port: 2,
-        ..config()
-    });
+    let fdb = Fdb::new(FdbConfig { max_per_port: 2, ..config() });
     fdb.learn(station(1), 3, 0);
     fdb.learn(station(2), 3, 0);
     assert_eq!(fdb.learn(station(3), 3, 0), Learn::PortFull);
     assert_eq!(fdb.learn(station(4), 4, 0), Learn::Inserted);
-    assert_eq!(
-        fdb.learn(station(4), 3, 0),
-        Learn::PortFull,
-        "not by moving it either"
-    );
+    assert_eq!(fdb.learn(station(4), 3, 0), Learn::PortFull, "not by moving it either");
     assert_eq!(fdb.lookup(station(4)), Some(4));
-    assert_eq!(
-        fdb.learn(station(1), 3, 1),
-        Learn::Refreshed,
-        "what it has stays fresh"
-    );
+    assert_eq!(fdb.learn(station(1), 3, 1), Learn::Refreshed, "what it has stays fresh");
     fdb.flush_port(3);
     assert_eq!(fdb.learn(station(3), 3, 0), Learn::Inserted);
     assert_consistent(&fdb);
@@ -215,10 +180,7 @@ fn cap_a_full_port_learns_no_more_and_takes_nothing_from_others() {
 
 #[test]
 fn cap_of_one_port_can_be_raised() {
-    let fdb = Fdb::new(FdbConfig {
-        max_per_port: 1,
-        ..config()
-    });
+    let fdb = Fdb::new(FdbConfig { max_per_port: 1, ..config() });
     fdb.set_port_cap(4, 3);
     for n in 0..5 {
         fdb.learn(station(n), 3, 0);
@@ -229,12 +191,7 @@ fn cap_of_one_port_can_be_raised() {
 
 #[test]
 fn cap_a_full_table_keeps_the_reserve_of_each_port() {
-    let caps = FdbConfig {
-        max_entries: 8,
-        max_per_port: 6,
-        reserved_per_port: 2,
-        ..config()
-    };
+    let caps = FdbConfig { max_entries: 8, max_per_port: 6, reserved_per_port: 2, ..config() };
     let fdb = Fdb::new(caps);
     for n in 0..20 {
         fdb.learn(station(n), 0, 0);
@@ -248,11 +205,7 @@ fn cap_a_full_table_keeps_the_reserve_of_each_port() {
         assert_eq!(fdb.learn(station(base + 2), port, 0), Learn::TableFull);
     }
     assert_eq!(fdb.len(), 8 + 6 * 2);
-    assert_eq!(
-        fdb.learn(station(0), 2, 0),
-        Learn::Moved { from: 0 },
-        "a move needs no room"
-    );
+    assert_eq!(fdb.learn(station(0), 2, 0), Learn::Moved { from: 0 }, "a move needs no room");
     assert_consistent(&fdb);
 }
 
@@ -261,10 +214,7 @@ fn cap_a_port_that_does_not_exist_learns_nothing() {
     let fdb = table();
     for port in [8, 0x7fff, 0x8000, u16::MAX] {
         assert_eq!(fdb.learn(station(1), port, 0), Learn::PortFull);
-        assert_eq!(
-            fdb.insert_static(station(1), port),
-            Err(StaticError::NoSuchPort(port))
-        );
+        assert_eq!(fdb.insert_static(station(1), port), Err(StaticError::NoSuchPort(port)));
         assert_eq!((fdb.flush_port(port), fdb.port_len(port)), (0, 0));
     }
     assert!(fdb.is_empty());
@@ -273,11 +223,7 @@ fn cap_a_port_that_does_not_exist_learns_nothing() {
 #[test]
 fn zero_and_group_addresses_are_never_stored() {
     let fdb = table();
-    for mac in [
-        MacAddr::default(),
-        MacAddr::BROADCAST,
-        MacAddr([1, 0, 0x5e, 0, 0, 1]),
-    ] {
+    for mac in [MacAddr::default(), MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
         assert_eq!(fdb.learn(mac, 0, 0), Learn::NotStation);
         assert_eq!(fdb.insert_static(mac, 0), Err(StaticError::NotStation(mac)));
         assert_eq!(fdb.lookup(mac), None);
@@ -309,11 +255,7 @@ fn static_entries_neither_age_nor_move() {
     let fdb = table();
     fdb.insert_static(station(1), 3).unwrap();
     assert_eq!(fdb.learn(station(1), 4, 0), Learn::Static);
-    assert_eq!(
-        fdb.learn(station(1), 3, 0),
-        Learn::Known,
-        "its own port may send from it"
-    );
+    assert_eq!(fdb.learn(station(1), 3, 0), Learn::Known, "its own port may send from it");
     assert_eq!(fdb.age(u32::MAX), 0);
     assert_eq!(fdb.lookup(station(1)), Some(3));
 }
@@ -335,10 +277,7 @@ fn static_belongs_to_one_port() {
     fdb.insert_static(mac, 3).unwrap();
     fdb.insert_static(mac, 3).unwrap();
     assert_eq!(fdb.len(), 1);
-    assert_eq!(
-        fdb.insert_static(mac, 4),
-        Err(StaticError::Taken { mac, port: 3 })
-    );
+    assert_eq!(fdb.insert_static(mac, 4), Err(StaticError::Taken { mac, port: 3 }));
     assert!(!fdb.remove_static(mac, 4));
     assert!(fdb.remove_static(mac, 3));
     assert_eq!((fdb.lookup(mac), fdb.generation()), (None, 2));
@@ -348,11 +287,7 @@ fn static_belongs_to_one_port() {
 
 #[test]
 fn static_ignores_caps() {
-    let fdb = Fdb::new(FdbConfig {
-        max_entries: 1,
-        max_per_port: 1,
-        ..config()
-    });
+    let fdb = Fdb::new(FdbConfig { max_entries: 1, max_per_port: 1, ..config() });
     fdb.learn(station(1), 3, 0);
     assert_eq!(fdb.insert_static(station(2), 3), Ok(()));
     assert_eq!((fdb.len(), fdb.port_len(3)), (2, 2));
@@ -385,11 +320,7 @@ fn bucket_full_of_others_refuses() {
         fdb.learn(mac, 0, 0);
     }
     fdb.insert_static(macs[7], 1).unwrap();
-    assert_eq!(
-        fdb.learn(macs[8], 1, 0),
-        Learn::BucketFull,
-        "its own static entry stays"
-    );
+    assert_eq!(fdb.learn(macs[8], 1, 0), Learn::BucketFull, "its own static entry stays");
     assert!(macs[..8].iter().all(|&mac| fdb.lookup(mac).is_some()));
     assert_eq!(fdb.lookup(macs[8]), None);
 }
@@ -405,10 +336,7 @@ fn bucket_full_yields_to_configuration_but_not_to_nine_of_them() {
         assert_eq!(fdb.insert_static(mac, 1), Ok(()));
     }
     assert!(macs[..8].iter().all(|&mac| fdb.lookup(mac).is_none()));
-    assert_eq!(
-        fdb.insert_static(macs[16], 1),
-        Err(StaticError::BucketFull(macs[16]))
-    );
+    assert_eq!(fdb.insert_static(macs[16], 1), Err(StaticError::BucketFull(macs[16])));
     assert_eq!((fdb.len(), fdb.port_len(0), fdb.port_len(1)), (8, 0, 8));
     assert_consistent(&fdb);
 }
@@ -420,11 +348,7 @@ fn a_worker_does_not_wait_for_a_held_shard() {
     let shard = fdb.lock(fdb.shard_of(fdb.slots.home(station(1))));
     assert_eq!(fdb.learn(station(1), 4, 0), Learn::Busy);
     assert_eq!(fdb.lookup(station(1)), Some(3));
-    assert_eq!(
-        fdb.learn(station(1), 3, 1),
-        Learn::Refreshed,
-        "known needs no lock"
-    );
+    assert_eq!(fdb.learn(station(1), 3, 1), Learn::Refreshed, "known needs no lock");
     drop(shard);
     assert_eq!(fdb.learn(station(1), 4, 0), Learn::Moved { from: 3 });
 }
@@ -445,17 +369,10 @@ fn a_poisoned_shard_goes_on() {
 }
 
 #[test]
-#[cfg_attr(
-    miri,
-    ignore = "many insertions; the paths are those of the smaller tests"
-)]
+#[cfg_attr(miri, ignore = "many insertions; the paths are those of the smaller tests")]
 fn sweeps_reach_every_run_of_every_shard() {
     // Four runs a shard; both kinds of sweep must find what the runs say is there.
-    let shape = FdbConfig {
-        max_entries: 16_384,
-        max_per_port: 16_384,
-        ..config()
-    };
+    let shape = FdbConfig { max_entries: 16_384, max_per_port: 16_384, ..config() };
     let fdb = Fdb::new(shape);
     for n in 0..10_000 {
         fdb.learn(station(n), (n % 8) as PortId, (n % 2) as u32);
@@ -474,34 +391,16 @@ fn entries_tell_address_port_and_age() {
     fdb.insert_static(station(2), 4).unwrap();
     let mut entries = fdb.entries(25);
     entries.sort_by_key(|entry| entry.port);
-    let learned = Entry {
-        mac: station(1),
-        port: 3,
-        age: EntryAge::Idle(15),
-    };
-    let configured = Entry {
-        mac: station(2),
-        port: 4,
-        age: EntryAge::Static,
-    };
+    let learned = Entry { mac: station(1), port: 3, age: EntryAge::Idle(15) };
+    let configured = Entry { mac: station(2), port: 4, age: EntryAge::Static };
     assert_eq!(entries, [learned, configured]);
 }
 
 #[test]
-#[cfg_attr(
-    miri,
-    ignore = "64 Ki insertions; the paths are those of the smaller tests"
-)]
+#[cfg_attr(miri, ignore = "64 Ki insertions; the paths are those of the smaller tests")]
 fn the_default_table_holds_its_cap_of_sequential_addresses() {
-    let caps = FdbConfig {
-        max_entries: 65_536,
-        max_per_port: 65_536,
-        ..config()
-    };
-    let fdb = Fdb::new(FdbConfig {
-        key: [42, 43],
-        ..caps
-    });
+    let caps = FdbConfig { max_entries: 65_536, max_per_port: 65_536, ..config() };
+    let fdb = Fdb::new(FdbConfig { key: [42, 43], ..caps });
     let refused =
         (0..65_536).filter(|&n| fdb.learn(station(n), (n % 8) as PortId, 0) != Learn::Inserted);
     // 0.08 on average over keys, see the module's description.

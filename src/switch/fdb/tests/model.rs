@@ -28,10 +28,7 @@ const MODEL_CAPS: FdbConfig = FdbConfig {
 
 impl Model {
     fn held(&self, port: PortId) -> u32 {
-        self.entries
-            .values()
-            .filter(|entry| entry.port == port)
-            .count() as u32
+        self.entries.values().filter(|entry| entry.port == port).count() as u32
     }
 
     fn learn(&mut self, mac: MacAddr, port: PortId, now: u32) -> Learn {
@@ -41,11 +38,7 @@ impl Model {
             if entry.port == port {
                 let fresh = entry.configured || entry.stamp == now;
                 entry.stamp = now;
-                return if fresh {
-                    Learn::Known
-                } else {
-                    Learn::Refreshed
-                };
+                return if fresh { Learn::Known } else { Learn::Refreshed };
             }
             if entry.configured {
                 return Learn::Static;
@@ -63,37 +56,16 @@ impl Model {
         if held >= MODEL_CAPS.reserved_per_port && total >= MODEL_CAPS.max_entries {
             return Learn::TableFull;
         }
-        self.entries.insert(
-            mac,
-            Modelled {
-                port,
-                stamp: now,
-                configured: false,
-            },
-        );
+        self.entries.insert(mac, Modelled { port, stamp: now, configured: false });
         Learn::Inserted
     }
 
     fn insert_static(&mut self, mac: MacAddr, port: PortId) -> Result<(), StaticError> {
         if let Some(entry) = self.entries.get(&mac).filter(|entry| entry.configured) {
-            let taken = StaticError::Taken {
-                mac,
-                port: entry.port,
-            };
-            return if entry.port == port {
-                Ok(())
-            } else {
-                Err(taken)
-            };
+            let taken = StaticError::Taken { mac, port: entry.port };
+            return if entry.port == port { Ok(()) } else { Err(taken) };
         }
-        self.entries.insert(
-            mac,
-            Modelled {
-                port,
-                stamp: 0,
-                configured: true,
-            },
-        );
+        self.entries.insert(mac, Modelled { port, stamp: 0, configured: true });
         Ok(())
     }
 
@@ -128,11 +100,7 @@ fn step_both(fdb: &Fdb, model: &mut Model, random: &mut Random, now: u32) {
             assert_eq!(fdb.age(now), model.remove_where(old));
         }
     }
-    assert_eq!(
-        fdb.lookup(mac),
-        model.entries.get(&mac).map(|entry| entry.port),
-        "{mac}"
-    );
+    assert_eq!(fdb.lookup(mac), model.entries.get(&mac).map(|entry| entry.port), "{mac}");
     assert_eq!(fdb.len(), model.entries.len());
 }
 
@@ -149,20 +117,13 @@ fn random_operations_agree_with_a_plain_map() {
             let (generation, answer) = (fdb.generation(), fdb.lookup(mac));
             match remembered.get(&mac) {
                 Some(&(port, at)) if at == generation => {
-                    assert_eq!(
-                        answer,
-                        Some(port),
-                        "a remembered answer went wrong unnoticed"
-                    );
+                    assert_eq!(answer, Some(port), "a remembered answer went wrong unnoticed");
                 }
                 _ => drop(answer.map(|port| remembered.insert(mac, (port, generation)))),
             }
         }
         for entry in fdb.entries(0) {
-            assert_eq!(
-                model.entries.get(&entry.mac).map(|e| e.port),
-                Some(entry.port)
-            );
+            assert_eq!(model.entries.get(&entry.mac).map(|e| e.port), Some(entry.port));
         }
         assert_eq!(fdb.len(), model.entries.len());
     }

@@ -1,0 +1,486 @@
+//! The few rtnetlink requests an uplink needs: looking at an interface, bringing it up, reading
+//! and setting queueing disciplines (rtnetlink(7), `linux/rtnetlink.h`, `linux/if_link.h`).
+//!
+//! One socket per request, so that an answer that was given up cannot be taken for the next one.
+//! Replies are bounded in time and number, come from the kernel or are ignored, and are parsed
+//! with checked slices only.
+//!
+//! Rule: never called by a worker. The kernel handles a request inside `send`, holding the lock of
+//! the whole network configuration, and somebody else may hold that for a while.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use crate::frame::MacAddr;
+use crate::limits::{NETLINK_MAX_MESSAGES, NETLINK_TIMEOUT_MILLIS};
+
+// linux/if_link.h and linux/if_tun.h, where libc has no names.
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_VNET_HDR: u16 = 5;
+const IFLA_TUN_PERSIST: u16 = 6;
+const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+const IFLA_TUN_NUM_QUEUES: u16 = 8;
+
+/// Parent of the root queueing discipline (`TC_H_ROOT`).
+pub const ROOT: u32 = 0xffff_ffff;
+
+/// Sequence number of every request: each has its own socket.
+const SEQUENCE: u32 = 1;
+/// `struct nlmsghdr`: length, type, flags, sequence, port.
+const HEADER_LEN: usize = 16;
+/// `struct ifinfomsg`
+const IFINFO_LEN: usize = 16;
+/// `struct tcmsg`
+const TCMSG_LEN: usize = 20;
+/// The kernel fills datagrams of a dump up to 32 KiB, and no single answer is longer.
+const BUFFER_LEN: usize = 32 * 1024;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// Needs CAP_NET_ADMIN in the network namespace's owner.
+    #[error("not permitted")]
+    Permission,
+    /// The kernel refused, as errno.
+    #[error("refused by the kernel: {}", io::Error::from_raw_os_error(*.0))]
+    Refused(i32),
+    /// A socket call failed.
+    #[error("netlink socket: {0}")]
+    Socket(#[from] io::Error),
+    /// No complete answer in [`NETLINK_TIMEOUT_MILLIS`].
+    #[error("no answer from the kernel")]
+    Timeout,
+    /// An answer that cannot be parsed, or one of more than [`NETLINK_MAX_MESSAGES`] messages.
+    #[error("unexpected answer from the kernel")]
+    Malformed,
+}
+
+/// What a TUN/TAP driver says about its interface. Absent before Linux 4.17.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TunInfo {
+    /// TAP (Ethernet frames), not TUN (IP packets).
+    pub tap: bool,
+    /// Created with `multi_queue`.
+    pub multi_queue: bool,
+    /// Frames carry a virtio-net header.
+    pub vnet_hdr: bool,
+    /// Outlives the descriptors attached to it.
+    pub persistent: bool,
+    /// Descriptors attached, by whichever process; only told if `multi_queue`, else 0.
+    pub queues: u32,
+}
+
+/// One network interface.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Link {
+    /// Number; stays when the interface is renamed.
+    pub index: u32,
+    /// Name at the time of asking.
+    pub name: String,
+    /// Hardware address; zero if it has none of six bytes.
+    pub mac: MacAddr,
+    /// Largest payload in bytes, Ethernet header not counted.
+    pub mtu: u32,
+    /// Administratively up (IFF_UP).
+    pub up: bool,
+    /// Kind of the root queueing discipline; `noop` while the interface was never up.
+    pub qdisc: String,
+    /// Driver kind such as `tun` or `bridge`; empty for most hardware.
+    pub kind: String,
+    /// Only for kind `tun`.
+    pub tun: Option<TunInfo>,
+}
+
+/// One queueing discipline of an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qdisc {
+    /// Such as `mq` or `fq_codel`.
+    pub kind: String,
+    /// Major number in the upper 16 bits; 0 for those the kernel attached by itself.
+    pub handle: u32,
+    /// Where it is attached: [`ROOT`], or a class of another one.
+    pub parent: u32,
+}
+
+/// The interface of this name, if there is one.
+pub fn link_by_name(name: &str) -> Result<Option<Link>, NetlinkError> {
+    let mut request = Request::new(libc::RTM_GETLINK, 0, &ifinfo(0, 0, 0));
+    request.attribute(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
+    query_link(&request)
+}
+
+/// The interface of this number, if there is one.
+pub fn link_by_index(index: u32) -> Result<Option<Link>, NetlinkError> {
+    query_link(&Request::new(libc::RTM_GETLINK, 0, &ifinfo(index, 0, 0)))
+}
+
+/// Brings an interface up.
+pub fn set_up(index: u32) -> Result<(), NetlinkError> {
+    let up = libc::IFF_UP as u32;
+    exchange(&Request::new(libc::RTM_NEWLINK, 0, &ifinfo(index, up, up)), |_, _| ())
+}
+
+/// Replaces the root queueing discipline of an interface by `noqueue`, on all its queues. The
+/// kernel can attach it by hand since Linux 4.3; older ones refuse.
+pub fn set_noqueue(index: u32) -> Result<(), NetlinkError> {
+    set_root_qdisc(index, "noqueue")
+}
+
+/// Replaces the root queueing discipline by one of this kind with its default options.
+pub(super) fn set_root_qdisc(index: u32, kind: &str) -> Result<(), NetlinkError> {
+    let flags = (libc::NLM_F_CREATE | libc::NLM_F_REPLACE) as u16;
+    let mut request = Request::new(libc::RTM_NEWQDISC, flags, &tcmsg(index, ROOT));
+    request.attribute(libc::TCA_KIND, &[kind.as_bytes(), b"\0"].concat());
+    exchange(&request, |_, _| ())
+}
+
+/// All queueing disciplines of an interface, children included. The kernel lists those of every
+/// interface; the others are skipped here.
+pub fn qdiscs(index: u32) -> Result<Vec<Qdisc>, NetlinkError> {
+    let flags = libc::NLM_F_DUMP as u16;
+    let request = Request::new(libc::RTM_GETQDISC, flags, &tcmsg(index, 0));
+    let mut found = Vec::new();
+    exchange(&request, |kind, body| {
+        if kind == libc::RTM_NEWQDISC && u32_at(body, 4) == Some(index) {
+            found.extend(parse_qdisc(body));
+        }
+    })?;
+    Ok(found)
+}
+
+fn query_link(request: &Request) -> Result<Option<Link>, NetlinkError> {
+    let mut link = None;
+    let result = exchange(request, |kind, body| {
+        if kind == libc::RTM_NEWLINK {
+            link = parse_link(body);
+        }
+    });
+    match result {
+        Ok(()) => link.map(Some).ok_or(NetlinkError::Malformed),
+        Err(NetlinkError::Refused(libc::ENODEV)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let mut link = Link {
+        index: u32_at(body, 4)?,
+        up: u32_at(body, 8)? & libc::IFF_UP as u32 != 0,
+        ..Link::default()
+    };
+    for (kind, value) in attributes(body.get(IFINFO_LEN..)?) {
+        match kind {
+            libc::IFLA_ADDRESS => link.mac = MacAddr(value.try_into().unwrap_or_default()),
+            libc::IFLA_IFNAME => link.name = text(value),
+            libc::IFLA_MTU => link.mtu = u32_at(value, 0)?,
+            libc::IFLA_QDISC => link.qdisc = text(value),
+            libc::IFLA_LINKINFO => parse_link_info(value, &mut link),
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+fn parse_link_info(nested: &[u8], link: &mut Link) {
+    // The kind comes before the data it gives a meaning to.
+    for (kind, value) in attributes(nested) {
+        match kind {
+            IFLA_INFO_KIND => link.kind = text(value),
+            IFLA_INFO_DATA if link.kind == "tun" => link.tun = Some(parse_tun(value)),
+            _ => {}
+        }
+    }
+}
+
+fn parse_tun(nested: &[u8]) -> TunInfo {
+    let mut tun = TunInfo::default();
+    for (kind, value) in attributes(nested) {
+        let flag = value.first().is_some_and(|byte| *byte != 0);
+        match kind {
+            IFLA_TUN_TYPE => tun.tap = value.first() == Some(&(libc::IFF_TAP as u8)),
+            IFLA_TUN_VNET_HDR => tun.vnet_hdr = flag,
+            IFLA_TUN_PERSIST => tun.persistent = flag,
+            IFLA_TUN_MULTI_QUEUE => tun.multi_queue = flag,
+            IFLA_TUN_NUM_QUEUES => tun.queues = u32_at(value, 0).unwrap_or(0),
+            _ => {}
+        }
+    }
+    tun
+}
+
+fn parse_qdisc(body: &[u8]) -> Option<Qdisc> {
+    let (handle, parent) = (u32_at(body, 8)?, u32_at(body, 12)?);
+    let (_, kind) = attributes(body.get(TCMSG_LEN..)?).find(|(kind, _)| *kind == libc::TCA_KIND)?;
+    Some(Qdisc { kind: text(kind), handle, parent })
+}
+
+/// `struct ifinfomsg` for AF_UNSPEC.
+fn ifinfo(index: u32, flags: u32, change: u32) -> [u8; IFINFO_LEN] {
+    let mut body = [0; IFINFO_LEN];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    body[8..12].copy_from_slice(&flags.to_ne_bytes());
+    body[12..16].copy_from_slice(&change.to_ne_bytes());
+    body
+}
+
+/// `struct tcmsg` for AF_UNSPEC, with a handle of the kernel's choice.
+fn tcmsg(index: u32, parent: u32) -> [u8; TCMSG_LEN] {
+    let mut body = [0; TCMSG_LEN];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    body[12..16].copy_from_slice(&parent.to_ne_bytes());
+    body
+}
+
+/// The attributes in `bytes` (`struct nlattr`: length with header, type, value, padding to 4), up
+/// to the first that does not fit.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let len = usize::from(u16_at(bytes, 0)?);
+        // The two upper bits say "nested" and "network byte order".
+        let kind = u16_at(bytes, 2)? & 0x3fff;
+        let value = bytes.get(4..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|chunk| u16::from_ne_bytes(*chunk))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|chunk| u32::from_ne_bytes(*chunk))
+}
+
+/// A NUL-terminated name.
+fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}
+
+/// A request under construction.
+struct Request(Vec<u8>);
+
+impl Request {
+    fn new(kind: u16, flags: u16, body: &[u8]) -> Request {
+        // Always acknowledged: success and failure both end in a message to wait for.
+        let flags = flags | (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+        let mut bytes = vec![0; 4];
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(SEQUENCE.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        bytes.extend(body);
+        Request(bytes)
+    }
+
+    /// Appends an attribute; values are names and numbers, far below the 64 KiB it could hold.
+    fn attribute(&mut self, kind: u16, value: &[u8]) {
+        self.0.extend((4 + value.len() as u16).to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    }
+
+    /// The complete message.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.0.clone();
+        let len = bytes.len() as u32;
+        bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        bytes
+    }
+}
+
+/// Sends a request and calls `each` with type and body of every message of the answer.
+fn exchange(request: &Request, mut each: impl FnMut(u16, &[u8])) -> Result<(), NetlinkError> {
+    let deadline = Instant::now() + Duration::from_millis(NETLINK_TIMEOUT_MILLIS);
+    let socket = send(&request.bytes())?;
+    let mut buffer = vec![0; BUFFER_LEN];
+    let mut budget = NETLINK_MAX_MESSAGES;
+    loop {
+        let mut datagram = receive(&socket, &mut buffer, deadline)?;
+        while !datagram.is_empty() {
+            budget = budget.checked_sub(1).ok_or(NetlinkError::Malformed)?;
+            let (kind, body, rest) = split_message(datagram).ok_or(NetlinkError::Malformed)?;
+            datagram = rest;
+            match i32::from(kind) {
+                libc::NLMSG_NOOP => {}
+                libc::NLMSG_DONE => return Ok(()),
+                libc::NLMSG_ERROR => return outcome(body),
+                _ => each(kind, body),
+            }
+        }
+    }
+}
+
+/// Type and body of the first message, and what follows it.
+fn split_message(datagram: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let len = u32_at(datagram, 0)? as usize;
+    let body = datagram.get(HEADER_LEN..len)?;
+    let next = len.checked_next_multiple_of(4)?;
+    Some((u16_at(datagram, 4)?, body, datagram.get(next..).unwrap_or_default()))
+}
+
+/// An NLMSG_ERROR: a negative errno, or zero for an acknowledgement.
+fn outcome(body: &[u8]) -> Result<(), NetlinkError> {
+    match u32_at(body, 0).map(u32::cast_signed).ok_or(NetlinkError::Malformed)?.wrapping_neg() {
+        0 => Ok(()),
+        libc::EPERM | libc::EACCES => Err(NetlinkError::Permission),
+        errno => Err(NetlinkError::Refused(errno)),
+    }
+}
+
+/// A socket on which `message` was sent to the kernel.
+fn send(message: &[u8]) -> Result<OwnedFd, NetlinkError> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: socket touches no memory.
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: `fd` was just created and is owned by nobody else.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: `message` is readable for its length. Without an address it goes to the kernel.
+    let sent = unsafe { libc::send(fd, message.as_ptr().cast(), message.len(), 0) };
+    if sent < 0 { Err(io::Error::last_os_error().into()) } else { Ok(socket) }
+}
+
+/// The next datagram from the kernel.
+fn receive<'a>(
+    socket: &OwnedFd,
+    buffer: &'a mut [u8],
+    deadline: Instant,
+) -> Result<&'a [u8], NetlinkError> {
+    let fd = socket.as_raw_fd();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live entry, and the count says so.
+        let ready = unsafe { libc::poll(&mut entry, 1, left.as_millis() as i32) };
+        if ready == 0 {
+            return Err(NetlinkError::Timeout);
+        }
+        let (flags, at) = (libc::MSG_DONTWAIT | libc::MSG_TRUNC, buffer.as_mut_ptr().cast());
+        // SAFETY: all-zero bytes are a valid sockaddr_nl.
+        let mut from: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+        let mut from_len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        let from_at = (&raw mut from).cast();
+        // SAFETY: `buffer` and `from` are writable for the lengths given and live across the call.
+        let len = unsafe { libc::recvfrom(fd, at, buffer.len(), flags, from_at, &mut from_len) };
+        let Ok(len) = usize::try_from(len) else {
+            match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::WouldBlock => continue,
+                error if error.kind() == io::ErrorKind::Interrupted => continue,
+                error => return Err(error.into()),
+            }
+        };
+        // With MSG_TRUNC the length is that of the datagram, however much fitted. Processes can
+        // send to this socket as well, the kernel's own port is 0.
+        if from.nl_pid == 0 {
+            return buffer.get(..len).ok_or(NetlinkError::Malformed);
+        }
+    }
+}
+
+/// For tests: changes an interface (RTM_NEWLINK) or with `RTM_DELLINK` deletes it.
+#[cfg(test)]
+pub(super) fn modify(
+    kind: u16,
+    index: u32,
+    up: Option<bool>,
+    attributes: &[(u16, &[u8])],
+) -> Result<(), NetlinkError> {
+    let change = up.map_or(0, |_| libc::IFF_UP as u32);
+    let flags = if up == Some(true) { change } else { 0 };
+    let mut request = Request::new(kind, 0, &ifinfo(index, flags, change));
+    for (kind, value) in attributes {
+        request.attribute(*kind, value);
+    }
+    exchange(&request, |_, _| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::tap::{self, Missing};
+    use crate::sys::testns;
+
+    #[test]
+    fn the_loopback_interface_is_described_without_privilege() {
+        let lo = link_by_name("lo").unwrap().unwrap();
+        assert_eq!((lo.index, lo.name.as_str(), lo.qdisc.as_str()), (1, "lo", "noqueue"));
+        assert_eq!((lo.mtu, lo.mac, lo.tun), (65536, MacAddr([0; 6]), None));
+        assert_eq!(link_by_index(1).unwrap().unwrap(), lo);
+        assert_eq!(link_by_name("nosuchif").unwrap(), None);
+        assert_eq!(link_by_index(0x7fff_fff0).unwrap(), None);
+    }
+
+    #[test]
+    fn noqueue_replaces_whatever_is_there() {
+        testns::run(|| {
+            for queues in [1, 2] {
+                let tap = tap::open("nq0", queues, 0, Missing::Create).unwrap();
+                let index = tap.link.index;
+                let kind = || link_by_index(index).unwrap().unwrap().qdisc;
+                let roots = || {
+                    let all = qdiscs(index).unwrap().into_iter();
+                    all.filter(|q| q.parent == ROOT).map(|q| q.kind).collect::<Vec<_>>()
+                };
+                assert_eq!(kind(), "noop", "never up");
+                // Set before the first "up", it is not replaced by the default one.
+                set_noqueue(index).unwrap();
+                set_up(index).unwrap();
+                assert_eq!((kind().as_str(), roots()), ("noqueue", vec!["noqueue".to_owned()]));
+                for other in ["pfifo", "tbf_no_such_thing", "pfifo_fast"] {
+                    match set_root_qdisc(index, other) {
+                        Ok(()) => assert_eq!(roots(), [other]),
+                        Err(error) => assert!(matches!(error, NetlinkError::Refused(_)), "{error}"),
+                    }
+                    set_noqueue(index).unwrap();
+                    assert_eq!(kind(), "noqueue");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn children_of_a_multi_queue_interface_are_listed() {
+        testns::run(|| {
+            let tap = tap::open("mq0", 4, 0, Missing::Create).unwrap();
+            set_up(tap.link.index).unwrap();
+            let all = qdiscs(tap.link.index).unwrap();
+            assert_eq!(all.iter().filter(|q| q.parent == ROOT && q.kind == "mq").count(), 1);
+            assert_eq!(all.iter().filter(|q| q.parent != ROOT).count(), 4, "{all:?}");
+        });
+    }
+
+    #[test]
+    fn a_refusal_is_named() {
+        testns::run(|| {
+            assert!(matches!(set_up(4711), Err(NetlinkError::Refused(libc::ENODEV))));
+            testns::without_privilege(|| {
+                assert!(matches!(set_noqueue(1), Err(NetlinkError::Permission)));
+                assert!(matches!(set_up(1), Err(NetlinkError::Permission)));
+            });
+        });
+    }
+
+    #[test]
+    fn garbage_from_the_socket_is_an_error_not_a_panic() {
+        let mut bytes = [0u8; 64];
+        for len in 0..64u32 {
+            for cut in 0..bytes.len() {
+                bytes[..4].copy_from_slice(&len.to_ne_bytes());
+                let _ = split_message(&bytes[..cut]);
+                let _ = (parse_link(&bytes[..cut]), parse_qdisc(&bytes[..cut]));
+                assert!(attributes(&bytes[..cut]).count() <= 16);
+            }
+        }
+        assert!(split_message(&u32::MAX.to_ne_bytes()).is_none());
+        assert!(matches!(outcome(&[]), Err(NetlinkError::Malformed)));
+        assert!(matches!(outcome(&[0, 0, 0, 0x80]), Err(NetlinkError::Refused(_))));
+    }
+}

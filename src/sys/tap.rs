@@ -1,0 +1,437 @@
+//! Opening TAP interfaces: creating one, or attaching to one that exists.
+//!
+//! An interface made by the administrator is attached to and otherwise left as it is; one that we
+//! create goes away with its last queue. Each queue is a descriptor of its own.
+//!
+//! Facts of the driver (`drivers/net/tun.c`) that this file is shaped by:
+//! - TUNSETIFF answers EINVAL for an interface that is no TAP, and for one whose `multi_queue`
+//!   differs from the request; EBUSY only if a single-queue TAP has a user.
+//! - A multi-queue TAP takes further queues from any process. Those after the first do not change
+//!   its flags, so a frame could come without the header we count on, and two switches would
+//!   share its frames. We ask netlink how many are attached, and look at the flags afterwards.
+//! - The header size belongs to the interface, not to the descriptor, and outlives it.
+//! - A name with a `%d` is a pattern, and an empty one means "choose": both are refused here.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
+
+use super::netlink::{self, Link, NetlinkError};
+pub use super::tap_io::{FrameIo, TapIo, TapQueue};
+use crate::frame::VNET_HDR_LEN;
+use crate::limits::MAX_TAP_QUEUES;
+
+/// Request numbers of `linux/if_tun.h`. The size in a number is that of the C declaration, not of
+/// what is passed.
+mod ioctls {
+    use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};
+
+    const TUN: u32 = b'T' as u32;
+    ioctl_iow_nr!(TUNSETIFF, TUN, 202, libc::c_int);
+    ioctl_iow_nr!(TUNSETOFFLOAD, TUN, 208, libc::c_uint);
+    ioctl_ior_nr!(TUNGETIFF, TUN, 210, libc::c_uint);
+    ioctl_iow_nr!(TUNSETVNETHDRSZ, TUN, 216, libc::c_int);
+    ioctl_iow_nr!(TUNSETVNETLE, TUN, 220, libc::c_int);
+    #[cfg(test)]
+    ioctl_iow_nr!(TUNSETPERSIST, TUN, 203, libc::c_int);
+}
+
+/// The clone device of the TUN/TAP driver.
+const CLONE_DEVICE: &str = "/dev/net/tun";
+
+/// What to do if no interface has the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// Create one; it goes away with its last queue.
+    Create,
+    /// Fail: the administrator's interface is being waited for.
+    Fail,
+}
+
+/// An opened TAP.
+#[derive(Debug)]
+pub struct Tap {
+    /// The interface as it was right after attaching. It may be renamed, changed or deleted at any
+    /// time: ask [`netlink::link_by_index`] again where that matters.
+    pub link: Link,
+    /// We created it, so bringing it up is up to us.
+    pub created: bool,
+    /// Its queues.
+    pub queues: Vec<TapQueue>,
+}
+
+/// Why a TAP cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// Not a name the kernel accepts for one interface.
+    #[error("not an interface name (1 to 15 bytes without '/', ':', '%' and white space)")]
+    BadName,
+    /// Zero, or more than [`MAX_TAP_QUEUES`].
+    #[error("between 1 and {MAX_TAP_QUEUES} queues are possible")]
+    BadQueues,
+    /// `/dev/net/tun` does not exist or has no driver.
+    #[error("{CLONE_DEVICE} is missing: load the kernel module tun (modprobe tun)")]
+    NoDriver,
+    /// `/dev/net/tun` may not be opened, or the interface not created or attached to.
+    #[error("not permitted: needs CAP_NET_ADMIN, or an interface created for this user")]
+    Permission,
+    /// Somebody is attached to it.
+    #[error("in use by another process")]
+    Busy,
+    /// Some other kind of interface has the name; a TUN, which has no Ethernet, too.
+    #[error("exists and is not a TAP")]
+    NotTap,
+    /// Several queues were asked for, and the existing TAP takes one.
+    #[error("exists with a single queue: recreate it with multi_queue, or use queues=1")]
+    SingleQueue,
+    /// [`Missing::Fail`] was asked for.
+    #[error("no such interface")]
+    Absent,
+    /// The kernel lacks an offload of the mask.
+    #[error("this kernel cannot do these offloads")]
+    Offload,
+    /// Looking at the interface failed.
+    #[error("cannot examine the interface: {0}")]
+    Netlink(#[from] NetlinkError),
+    /// Any other failure.
+    #[error("{call}: {source}")]
+    Io {
+        /// What was being done.
+        call: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl TapError {
+    fn io(call: &'static str) -> TapError {
+        TapError::Io { call, source: io::Error::last_os_error() }
+    }
+}
+
+/// True for a name the kernel accepts for an interface (`dev_valid_name`) and does not take for a
+/// pattern.
+pub fn is_valid_name(name: &str) -> bool {
+    let bad = |c: char| c == '/' || c == ':' || c == '%' || c == '\0' || c.is_ascii_whitespace();
+    (1..libc::IFNAMSIZ).contains(&name.len()) && name != "." && name != ".." && !name.contains(bad)
+}
+
+/// Opens `queues` queues of the TAP `name`, each frame behind a 12-byte header, with the offloads
+/// of `offload` (TUN_F_*) switched on.
+pub fn open(name: &str, queues: u16, offload: u32, missing: Missing) -> Result<Tap, TapError> {
+    if !is_valid_name(name) {
+        return Err(TapError::BadName);
+    }
+    if !(1..=MAX_TAP_QUEUES).contains(&queues) {
+        return Err(TapError::BadQueues);
+    }
+    let existing = netlink::link_by_name(name)?;
+    if existing.is_none() && missing == Missing::Fail {
+        return Err(TapError::Absent);
+    }
+    let multi_queue = match &existing {
+        Some(link) => examine(link, queues)?,
+        None => queues > 1,
+    };
+    let (first, multi_queue) = attach_first(name, multi_queue, queues)?;
+    let mut opened = vec![first];
+    for _ in 1..queues {
+        opened.push(attach(name, multi_queue)?);
+    }
+    configure(&opened[0], offload)?;
+    let link = look_again(&opened, existing.as_ref())?;
+    let queues = opened.into_iter().map(|file| TapQueue::new(OwnedFd::from(file))).collect();
+    Ok(Tap { link, created: existing.is_none(), queues })
+}
+
+impl TapQueue {
+    /// The interface's name now, or why there is none ([`libc::EBADFD`]: it was deleted).
+    pub fn ifname(&self) -> io::Result<String> {
+        request_of(self).map(|request| name_in(&request))
+    }
+
+    /// Switches the offloads of `mask` (TUN_F_*) on and all others off, for the whole interface.
+    pub fn set_offload(&self, mask: u32) -> Result<(), TapError> {
+        set_offload(self, mask)
+    }
+}
+
+/// Whether an existing interface takes `queues` queues from us; true if with IFF_MULTI_QUEUE.
+fn examine(link: &Link, queues: u16) -> Result<bool, TapError> {
+    match link.tun {
+        _ if link.kind != "tun" => Err(TapError::NotTap),
+        Some(tun) if !tun.tap => Err(TapError::NotTap),
+        Some(tun) if tun.queues > 0 => Err(TapError::Busy),
+        Some(tun) if !tun.multi_queue && queues > 1 => Err(TapError::SingleQueue),
+        Some(tun) => Ok(tun.multi_queue),
+        // A kernel before 4.17 does not say: `attach_first` finds out.
+        None => Ok(queues > 1),
+    }
+}
+
+/// The interface after attaching, unless something changed between the look before and that.
+fn look_again(opened: &[File], existing: Option<&Link>) -> Result<Link, TapError> {
+    let name = request_of(&opened[0]).map(|request| name_in(&request));
+    let name = name.map_err(|_| TapError::Absent)?;
+    let link = netlink::link_by_name(&name)?.ok_or(TapError::Absent)?;
+    if existing.is_some_and(|existing| existing.index != link.index) {
+        // Deleted meanwhile, so that attaching made another one; it goes away with `opened`.
+        return Err(TapError::Absent);
+    }
+    if link.tun.is_some_and(|tun| tun.multi_queue && tun.queues as usize != opened.len()) {
+        return Err(TapError::Busy);
+    }
+    Ok(link)
+}
+
+/// The first queue, and whether the interface is multi-queue. EINVAL can mean that the guess was
+/// wrong, so with one queue the other one is tried as well.
+fn attach_first(name: &str, guess: bool, queues: u16) -> Result<(File, bool), TapError> {
+    let refused = |error: &TapError| matches!(error, TapError::NotTap);
+    let file = match attach(name, guess) {
+        Err(error) if refused(&error) && queues == 1 => {
+            return attach(name, !guess).map(|file| (file, !guess));
+        }
+        Err(error) if refused(&error) => {
+            // Attached with the other flag it would be a TAP after all, just not a multi-queue one.
+            let single = attach(name, !guess).is_ok();
+            return Err(if single { TapError::SingleQueue } else { error });
+        }
+        result => result?,
+    };
+    Ok((file, guess))
+}
+
+/// Opens the clone device and attaches it to `name`. EINVAL comes back as [`TapError::NotTap`].
+fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    let file = options.open(CLONE_DEVICE).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => TapError::NoDriver,
+        Some(libc::EACCES | libc::EPERM) => TapError::Permission,
+        _ => TapError::Io { call: CLONE_DEVICE, source },
+    })?;
+    let multi = if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 };
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi;
+    let mut request = request_for(name, flags);
+    // SAFETY: TUNSETIFF reads and writes a whole `ifreq`, which `request` is.
+    if unsafe { ioctl_with_mut_ref(&file, ioctls::TUNSETIFF(), &mut request) } == 0 {
+        return Ok(file);
+    }
+    let error = TapError::io("TUNSETIFF");
+    let TapError::Io { source, .. } = &error else {
+        return Err(error);
+    };
+    Err(match source.raw_os_error() {
+        Some(libc::EBUSY | libc::E2BIG) => TapError::Busy,
+        Some(libc::EPERM | libc::EACCES) => TapError::Permission,
+        Some(libc::EINVAL) => TapError::NotTap,
+        _ => error,
+    })
+}
+
+/// Header length, byte order and offloads of a freshly attached interface.
+fn configure(file: &File, offload: u32) -> Result<(), TapError> {
+    let request = request_of(file).map_err(|source| TapError::Io { call: "TUNGETIFF", source })?;
+    let flags = flags_in(&request);
+    if flags & libc::IFF_VNET_HDR == 0 {
+        // Only the first to attach sets the flags: somebody was faster.
+        return Err(TapError::Busy);
+    }
+    let header = VNET_HDR_LEN as libc::c_int;
+    // SAFETY: TUNSETVNETHDRSZ reads one int.
+    if unsafe { ioctl_with_ref(file, ioctls::TUNSETVNETHDRSZ(), &header) } != 0 {
+        return Err(TapError::io("TUNSETVNETHDRSZ"));
+    }
+    let little: libc::c_int = 1;
+    // Where the host is big-endian the header would be as well, and the rings' is not.
+    // SAFETY: TUNSETVNETLE reads one int.
+    let refused = unsafe { ioctl_with_ref(file, ioctls::TUNSETVNETLE(), &little) } != 0;
+    if refused && cfg!(target_endian = "big") {
+        return Err(TapError::io("TUNSETVNETLE"));
+    }
+    set_offload(file, offload)
+}
+
+fn set_offload(file: &impl AsRawFd, mask: u32) -> Result<(), TapError> {
+    // SAFETY: TUNSETOFFLOAD takes its argument by value.
+    if unsafe { ioctl_with_val(file, ioctls::TUNSETOFFLOAD(), mask.into()) } == 0 {
+        return Ok(());
+    }
+    match TapError::io("TUNSETOFFLOAD") {
+        TapError::Io { source, .. } if source.raw_os_error() == Some(libc::EINVAL) => {
+            Err(TapError::Offload)
+        }
+        error => Err(error),
+    }
+}
+
+/// An `ifreq` for a name that [`is_valid_name`].
+fn request_for(name: &str, flags: libc::c_int) -> libc::ifreq {
+    // SAFETY: all-zero bytes are a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // The flag bits fill the 16 bits of the field; the sign means nothing.
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    request
+}
+
+/// What TUNGETIFF says: name and flags of the interface behind a queue.
+fn request_of(file: &impl AsRawFd) -> io::Result<libc::ifreq> {
+    let mut request = request_for("", 0);
+    // SAFETY: TUNGETIFF writes a whole `ifreq`, which `request` is.
+    match unsafe { ioctl_with_mut_ref(file, ioctls::TUNGETIFF(), &mut request) } {
+        0 => Ok(request),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn name_in(request: &libc::ifreq) -> String {
+    let bytes = request.ifr_name.iter().take_while(|c| **c != 0).map(|c| *c as u8);
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+}
+
+fn flags_in(request: &libc::ifreq) -> libc::c_int {
+    // SAFETY: TUNGETIFF and `request_for` fill this member of the union.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    libc::c_int::from(flags as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::testns;
+
+    /// Makes a persistent interface, as `ip tuntap add` does. It goes with the namespace.
+    fn persist(name: &str, flags: libc::c_int) {
+        let file = OpenOptions::new().read(true).write(true).open(CLONE_DEVICE).unwrap();
+        let mut request = request_for(name, flags | libc::IFF_NO_PI);
+        // SAFETY: a whole `ifreq`, and an argument by value.
+        unsafe {
+            assert_eq!(ioctl_with_mut_ref(&file, ioctls::TUNSETIFF(), &mut request), 0);
+            assert_eq!(ioctl_with_val(&file, ioctls::TUNSETPERSIST(), 1), 0);
+        }
+    }
+
+    fn refusal(name: &str, queues: u16) -> TapError {
+        open(name, queues, 0, Missing::Create).unwrap_err()
+    }
+
+    #[test]
+    fn only_names_of_one_interface_are_accepted() {
+        for good in ["t", "vio-up.0", "a23456789012345", "ä"] {
+            assert!(is_valid_name(good), "{good}");
+        }
+        for bad in ["", ".", "..", "a/b", "a b", "a:b", "tap%d", "a234567890123456", "a\0", "a\t"] {
+            assert!(!is_valid_name(bad), "{bad}");
+            assert!(matches!(refusal(bad, 1), TapError::BadName), "{bad}");
+        }
+        assert!(matches!(refusal("t0", 0), TapError::BadQueues));
+        assert!(matches!(refusal("t0", MAX_TAP_QUEUES + 1), TapError::BadQueues));
+    }
+
+    #[test]
+    fn a_missing_interface_is_created_and_goes_with_its_queues() {
+        testns::run(|| {
+            for queues in [1, 4] {
+                assert!(matches!(open("t0", 1, 0, Missing::Fail), Err(TapError::Absent)));
+                let tap = open("t0", queues, 0, Missing::Create).unwrap();
+                assert!(tap.created && !tap.link.up && tap.link.mac.is_station());
+                assert_eq!((tap.link.mtu, tap.link.name.as_str()), (1500, "t0"));
+                assert_eq!(tap.queues.len(), usize::from(queues));
+                let tun = tap.link.tun.unwrap();
+                assert!(tun.tap && tun.vnet_hdr && !tun.persistent);
+                assert_eq!(tun.multi_queue, queues > 1);
+                assert!(queues == 1 || tun.queues == u32::from(queues));
+                netlink::set_up(tap.link.index).unwrap();
+                assert!(netlink::link_by_index(tap.link.index).unwrap().unwrap().up);
+                drop(tap);
+                assert_eq!(netlink::link_by_name("t0").unwrap(), None);
+            }
+        });
+    }
+
+    #[test]
+    fn existing_interfaces_are_attached_with_the_flags_they_have() {
+        testns::run(|| {
+            persist("single", libc::IFF_TAP);
+            persist("multi", libc::IFF_TAP | libc::IFF_MULTI_QUEUE);
+            for (name, queues) in [("single", 1), ("multi", 1), ("multi", 3), ("single", 1)] {
+                let tap = open(name, queues, 0, Missing::Fail).unwrap();
+                assert!(!tap.created && tap.link.tun.unwrap().vnet_hdr, "{name}");
+                assert!(matches!(refusal(name, 1), TapError::Busy), "{name}");
+                assert_eq!(tap.queues[0].ifname().unwrap(), name);
+            }
+            assert!(matches!(refusal("single", 2), TapError::SingleQueue));
+        });
+    }
+
+    #[test]
+    fn a_wrong_guess_about_multi_queue_is_corrected() {
+        // What happens on kernels that do not describe their TAPs.
+        testns::run(|| {
+            persist("single", libc::IFF_TAP);
+            persist("multi", libc::IFF_TAP | libc::IFF_MULTI_QUEUE);
+            for guess in [false, true] {
+                assert!(!attach_first("single", guess, 1).unwrap().1);
+                assert!(attach_first("multi", guess, 1).unwrap().1);
+            }
+            let refused = attach_first("single", true, 2);
+            assert!(matches!(refused, Err(TapError::SingleQueue)));
+            assert!(matches!(attach_first("lo", true, 2), Err(TapError::NotTap)));
+        });
+    }
+
+    #[test]
+    fn other_interfaces_of_the_name_are_refused() {
+        testns::run(|| {
+            persist("tun0", libc::IFF_TUN);
+            for queues in [1, 2] {
+                assert!(matches!(refusal("lo", queues), TapError::NotTap));
+                assert!(matches!(refusal("tun0", queues), TapError::NotTap));
+            }
+        });
+    }
+
+    #[test]
+    fn lacking_privilege_is_named() {
+        testns::run(|| {
+            persist("theirs", libc::IFF_TAP);
+            testns::without_privilege(|| {
+                assert!(matches!(refusal("mine", 1), TapError::Permission));
+                assert!(netlink::link_by_name("mine").unwrap().is_none());
+            });
+        });
+    }
+
+    #[test]
+    fn offloads_are_set_and_unknown_ones_refused() {
+        testns::run(|| {
+            let offload = libc::TUN_F_CSUM | libc::TUN_F_TSO4;
+            let tap = open("t0", 1, offload, Missing::Create).unwrap();
+            tap.queues[0].set_offload(0).unwrap();
+            assert!(matches!(tap.queues[0].set_offload(1 << 31), Err(TapError::Offload)));
+        });
+    }
+
+    #[test]
+    fn a_queue_follows_its_interface_through_renaming_and_knows_when_it_is_gone() {
+        testns::run(|| {
+            let tap = open("t0", 1, 0, Missing::Create).unwrap();
+            let index = tap.link.index;
+            let name = (libc::IFLA_IFNAME, &b"renamed\0"[..]);
+            netlink::modify(libc::RTM_NEWLINK, index, None, &[name]).unwrap();
+            assert_eq!(tap.queues[0].ifname().unwrap(), "renamed");
+            netlink::modify(libc::RTM_DELLINK, index, None, &[]).unwrap();
+            let gone = tap.queues[0].ifname().unwrap_err();
+            assert_eq!(gone.raw_os_error(), Some(libc::EBADFD));
+            // The old descriptor does not stand in the way of a new interface.
+            assert!(open("t0", 1, 0, Missing::Create).unwrap().created);
+        });
+    }
+}

@@ -1,0 +1,411 @@
+//! Frames through one queue of a TAP, and what each answer of the kernel means.
+//!
+//! Measured on Linux 6.18 with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR and O_NONBLOCK, and kept true by
+//! the tests below; in brackets what is taken from the driver's source (`drivers/net/tun.c`):
+//!
+//! | situation | write | read | epoll |
+//! |---|---|---|---|
+//! | interface down | EIO | frames queued before, then EAGAIN | no EPOLLOUT; both come with "up" |
+//! | nothing queued | | EAGAIN | |
+//! | interface deleted | EBADFD | EBADFD | EPOLLERR, one edge |
+//! | queue detached (TUNSETQUEUE) | goes through | EAGAIN | |
+//! | MTU lowered below the frame | goes through: no check | | |
+//! | header and frame below 12 + 14 bytes | EINVAL | | |
+//! | frame of 1 MiB | goes through: no upper limit of its own | | |
+//! | header fields that contradict the frame | EINVAL | | |
+//! | more than 1,024 pieces | EINVAL | | |
+//! | a piece that cannot be read or written | EFAULT | EFAULT | |
+//! | buffer shorter than 12 bytes | | EINVAL, and the frame is lost | |
+//! | buffer shorter than the frame | | cut without a sign | |
+//! | no piece, or only empty ones | 0 | | |
+//! | socket buffer full, after TUNSETSNDBUF | [EAGAIN] | | |
+//! | no memory | [ENOMEM, ENOBUFS] | | |
+//!
+//! So a reader needs a buffer for the longest frame there is, and a caller must bound what it
+//! writes. The header of a frame read with all offloads off may still carry DATA_VALID.
+//!
+//! Rule: nothing here waits, retries or logs. The caller counts.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// What one system call on a TAP queue came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TapIo {
+    /// Bytes moved, the 12-byte header included.
+    Done(usize),
+    /// Nothing to read, or no room to write.
+    WouldBlock,
+    /// The interface is down; it tells by an event when that has changed.
+    Down,
+    /// The interface was deleted, or the descriptor is none of a TAP. It reports an error event
+    /// for good: stop watching it, close it, open another.
+    Gone,
+    /// The kernel has no memory at the moment.
+    NoBuffers,
+    /// The kernel refused this very frame, as errno.
+    Rejected(i32),
+    /// A piece lies in memory that is not there any more: its file was shortened.
+    Fault,
+    /// Zero bytes: from a read not something a TAP does, so treat it as [`TapIo::Gone`] to avoid a
+    /// loop; from a write only for pieces without a byte.
+    Eof,
+}
+
+impl TapIo {
+    /// The result of `readv` or `writev`, of which a negative one comes with `errno`.
+    pub fn from_result(result: isize, errno: i32) -> TapIo {
+        match usize::try_from(result) {
+            Ok(0) => TapIo::Eof,
+            Ok(len) => TapIo::Done(len),
+            Err(_) => TapIo::from_errno(errno),
+        }
+    }
+
+    /// The meaning of an errno.
+    pub fn from_errno(errno: i32) -> TapIo {
+        match errno {
+            // A non-blocking call does not get as far as being interrupted; if it did, coming
+            // back later is right.
+            libc::EAGAIN | libc::EINTR => TapIo::WouldBlock,
+            libc::EIO | libc::ENETDOWN => TapIo::Down,
+            libc::EBADFD | libc::ENODEV | libc::EBADF | libc::ENXIO => TapIo::Gone,
+            libc::ENOBUFS | libc::ENOMEM => TapIo::NoBuffers,
+            libc::EFAULT => TapIo::Fault,
+            errno => TapIo::Rejected(errno),
+        }
+    }
+}
+
+/// Sending and receiving whole frames, each behind its 12-byte virtio-net header. A trait so that
+/// tests can let every call end in every way. `as_raw_fd` is for epoll only.
+pub trait FrameIo: Send + Sync + AsRawFd {
+    /// Writes one frame, gathered from at most 1,024 pieces.
+    ///
+    /// # Safety
+    ///
+    /// Every piece lies in memory that is mapped, or was until somebody else shortened its file,
+    /// and that nobody holds a `&mut` to. Its bytes may change meanwhile: guest memory does.
+    unsafe fn write(&self, pieces: &[libc::iovec]) -> TapIo;
+
+    /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
+    fn read(&self, buffer: &mut [u8]) -> TapIo;
+}
+
+/// One attached queue; detached on drop.
+#[derive(Debug)]
+pub struct TapQueue(OwnedFd);
+
+impl TapQueue {
+    /// Around a descriptor that is attached and non-blocking.
+    pub(super) fn new(fd: OwnedFd) -> TapQueue {
+        TapQueue(fd)
+    }
+}
+
+impl AsRawFd for TapQueue {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for TapQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl FrameIo for TapQueue {
+    unsafe fn write(&self, pieces: &[libc::iovec]) -> TapIo {
+        // More than fits an int is more than 1,024, which the kernel refuses.
+        let count = i32::try_from(pieces.len()).unwrap_or(i32::MAX);
+        // SAFETY: the kernel reads `count` entries of `pieces`, and the memory they name is the
+        // caller's promise; where it is gone the kernel answers EFAULT.
+        let result = unsafe { libc::writev(self.as_raw_fd(), pieces.as_ptr(), count) };
+        TapIo::from_result(result, errno_of(result))
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> TapIo {
+        // SAFETY: `buffer` is writable for its length.
+        let result =
+            unsafe { libc::read(self.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+        TapIo::from_result(result, errno_of(result))
+    }
+}
+
+/// The errno that belongs to a negative result.
+#[inline]
+fn errno_of(result: isize) -> i32 {
+    if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+    use vmm_sys_util::ioctl::ioctl_with_ref;
+    use vmm_sys_util::ioctl_iow_nr;
+
+    use crate::sys::fs::{memfd, page_size};
+    use crate::sys::netlink::{self, modify};
+    use crate::sys::tap::{self, Missing, Tap};
+    use crate::sys::testns::{self, Packets};
+
+    ioctl_iow_nr!(TUNSETQUEUE, b'T' as u32, 217, libc::c_int);
+
+    /// IEEE Std 802 local experimental EtherType 1: nothing else on the interface uses it.
+    const TYPE: u16 = 0x88b5;
+    const HEADER: [u8; 12] = [0; 12];
+
+    fn frame(len: usize) -> Vec<u8> {
+        let mut frame = vec![0xff; 6];
+        frame.extend([2, 0, 0, 0, 0, 1]);
+        frame.extend(TYPE.to_be_bytes());
+        frame.resize(len, 0x5a);
+        frame
+    }
+
+    fn piece(bytes: &[u8]) -> libc::iovec {
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+    }
+
+    fn write(queue: &TapQueue, header: &[u8], frame: &[u8]) -> TapIo {
+        // SAFETY: both pieces are borrowed across the call.
+        unsafe { queue.write(&[piece(header), piece(frame)]) }
+    }
+
+    /// Reads until there is nothing left; the last result, and the frames of our type.
+    fn read_all(queue: &TapQueue) -> (TapIo, Vec<Vec<u8>>) {
+        let (mut buffer, mut frames) = (vec![0; 70_000], Vec::new());
+        loop {
+            match queue.read(&mut buffer) {
+                TapIo::Done(len) if buffer[24..26] == TYPE.to_be_bytes() => {
+                    frames.push(buffer[12..len].to_vec());
+                }
+                TapIo::Done(_) => {}
+                end => return (end, frames),
+            }
+        }
+    }
+
+    fn up(tap: &Tap, up: bool) {
+        modify(libc::RTM_NEWLINK, tap.link.index, Some(up), &[]).unwrap();
+    }
+
+    fn new_tap(queues: u16) -> Tap {
+        tap::open("t0", queues, 0, Missing::Create).unwrap()
+    }
+
+    #[test]
+    fn frames_pass_both_ways_unchanged() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            up(&tap, true);
+            let (queue, host) = (&tap.queues[0], Packets::open(tap.link.index, TYPE));
+            for len in [14, 15, 60, 64, 1514] {
+                let frame = frame(len);
+                assert_eq!(write(queue, &HEADER, &frame), TapIo::Done(12 + len));
+                assert_eq!(host.receive().unwrap(), frame);
+                host.send(&frame);
+                assert_eq!(read_all(queue), (TapIo::WouldBlock, vec![frame]));
+            }
+        });
+    }
+
+    #[test]
+    fn down_is_told_by_writes_and_its_end_by_an_event() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            let queue = &tap.queues[0];
+            assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Down);
+            assert_eq!(read_all(queue).0, TapIo::WouldBlock);
+            let events = watch(queue);
+            assert_eq!(next_event(&events), None);
+            up(&tap, true);
+            assert!(next_event(&events).unwrap().contains(EventSet::OUT));
+            assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Done(72));
+            // What the kernel queued before "down" can still be read.
+            Packets::open(tap.link.index, TYPE).send(&frame(100));
+            up(&tap, false);
+            assert_eq!(read_all(queue), (TapIo::WouldBlock, vec![frame(100)]));
+            assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Down);
+        });
+    }
+
+    fn watch(queue: &TapQueue) -> Epoll {
+        let epoll = Epoll::new().unwrap();
+        let events = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
+        epoll.ctl(ControlOperation::Add, queue.as_raw_fd(), EpollEvent::new(events, 0)).unwrap();
+        epoll
+    }
+
+    fn next_event(epoll: &Epoll) -> Option<EventSet> {
+        let mut events = [EpollEvent::default()];
+        (epoll.wait(100, &mut events).unwrap() == 1).then(|| events[0].event_set())
+    }
+
+    #[test]
+    fn deletion_is_gone_for_both_directions_and_one_edge() {
+        testns::run(|| {
+            let tap = new_tap(2);
+            up(&tap, true);
+            let (one, two) = (&tap.queues[0], &tap.queues[1]);
+            let events = watch(one);
+            while next_event(&events).is_some() {}
+            modify(libc::RTM_DELLINK, tap.link.index, None, &[]).unwrap();
+            assert!(next_event(&events).unwrap().contains(EventSet::ERROR));
+            assert_eq!(next_event(&events), None);
+            for queue in [one, two] {
+                assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Gone);
+                assert_eq!(read_all(queue).0, TapIo::Gone);
+            }
+        });
+    }
+
+    #[test]
+    fn a_detached_queue_still_writes_and_reads_nothing() {
+        testns::run(|| {
+            let tap = new_tap(2);
+            up(&tap, true);
+            // SAFETY: all-zero bytes are a valid `ifreq`; TUNSETQUEUE reads the flags of it.
+            unsafe {
+                let mut request: libc::ifreq = std::mem::zeroed();
+                request.ifr_ifru.ifru_flags = libc::IFF_DETACH_QUEUE as libc::c_short;
+                assert_eq!(ioctl_with_ref(&tap.queues[1], TUNSETQUEUE(), &request), 0);
+            }
+            assert_eq!(write(&tap.queues[1], &HEADER, &frame(60)), TapIo::Done(72));
+            assert_eq!(read_all(&tap.queues[1]).0, TapIo::WouldBlock);
+            assert_eq!(write(&tap.queues[0], &HEADER, &frame(60)), TapIo::Done(72));
+        });
+    }
+
+    #[test]
+    fn lengths_are_checked_from_below_only() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            up(&tap, true);
+            let queue = &tap.queues[0];
+            // The system call itself answers for nothing at all, without asking the driver.
+            assert_eq!(write(queue, &[], &[]), TapIo::Eof);
+            for len in 1..12 {
+                assert_eq!(write(queue, &HEADER[..len], &[]), TapIo::Rejected(libc::EINVAL));
+            }
+            for len in 0..14 {
+                let refused = write(queue, &HEADER, &frame(60)[..len]);
+                assert_eq!(refused, TapIo::Rejected(libc::EINVAL), "{len}");
+            }
+            let mtu = (libc::IFLA_MTU, &300u32.to_ne_bytes()[..]);
+            modify(libc::RTM_NEWLINK, tap.link.index, None, &[mtu]).unwrap();
+            for len in [14, 1514, 65_535, 65_557, 1 << 20] {
+                assert_eq!(write(queue, &HEADER, &frame(len)), TapIo::Done(12 + len));
+            }
+        });
+    }
+
+    #[test]
+    fn headers_that_contradict_the_frame_are_rejected() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            up(&tap, true);
+            let refused = TapIo::Rejected(libc::EINVAL);
+            // NEEDS_CSUM beyond the frame, unknown GSO type, TSO without a segment size.
+            let bad: [&[u8]; 3] =
+                [&[1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff], &[0, 99], &[0, 1, 54, 0]];
+            for bad in bad {
+                let mut header = HEADER;
+                header[..bad.len()].copy_from_slice(bad);
+                assert_eq!(write(&tap.queues[0], &header, &frame(60)), refused, "{bad:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn as_many_pieces_as_the_kernel_takes() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            up(&tap, true);
+            let frame = frame(1024);
+            let mut pieces = vec![piece(&HEADER)];
+            pieces.extend(frame.chunks(1).take(1023).map(piece));
+            // SAFETY: all pieces are borrowed from here.
+            let written = unsafe { tap.queues[0].write(&pieces) };
+            assert_eq!(written, TapIo::Done(12 + 1023));
+            pieces.push(piece(&frame[1023..]));
+            // SAFETY: as above.
+            let written = unsafe { tap.queues[0].write(&pieces) };
+            assert_eq!(written, TapIo::Rejected(libc::EINVAL));
+        });
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_a_fault_and_not_a_signal() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            up(&tap, true);
+            let (len, prot) = (page_size() as usize, libc::PROT_READ | libc::PROT_WRITE);
+            let file = std::fs::File::from(memfd("fault", len as u64).unwrap());
+            let (shared, fd) = (libc::MAP_SHARED, file.as_raw_fd());
+            // SAFETY: a fresh mapping, unmapped at the end, of which no reference is made.
+            unsafe {
+                let at = libc::mmap(std::ptr::null_mut(), len, prot, shared, fd, 0);
+                assert_ne!(at, libc::MAP_FAILED);
+                file.set_len(0).unwrap();
+                let lost = libc::iovec { iov_base: at, iov_len: 60 };
+                assert_eq!(tap.queues[0].write(&[piece(&HEADER), lost]), TapIo::Fault);
+                libc::munmap(at, len);
+            }
+        });
+    }
+
+    #[test]
+    fn short_buffers_lose_frames() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            up(&tap, true);
+            let (queue, host) = (&tap.queues[0], Packets::open(tap.link.index, TYPE));
+            read_all(queue);
+            host.send(&frame(1000));
+            assert_eq!(queue.read(&mut [0; 100]), TapIo::Done(100));
+            host.send(&frame(1000));
+            assert_eq!(queue.read(&mut [0; 11]), TapIo::Rejected(libc::EINVAL));
+            assert_eq!(read_all(queue), (TapIo::WouldBlock, vec![]));
+        });
+    }
+
+    #[test]
+    fn errnos_have_the_meaning_of_the_table() {
+        let table = [
+            (libc::EAGAIN, TapIo::WouldBlock),
+            (libc::EINTR, TapIo::WouldBlock),
+            (libc::EIO, TapIo::Down),
+            (libc::EBADFD, TapIo::Gone),
+            (libc::ENODEV, TapIo::Gone),
+            (libc::ENOBUFS, TapIo::NoBuffers),
+            (libc::ENOMEM, TapIo::NoBuffers),
+            (libc::EFAULT, TapIo::Fault),
+            (libc::EINVAL, TapIo::Rejected(libc::EINVAL)),
+        ];
+        for (errno, meaning) in table {
+            assert_eq!(TapIo::from_result(-1, errno), meaning);
+        }
+        assert_eq!(TapIo::from_result(0, 0), TapIo::Eof);
+        assert_eq!(TapIo::from_result(72, libc::EIO), TapIo::Done(72), "errno is stale then");
+    }
+
+    #[test]
+    fn noqueue_and_down_up_do_not_disturb_an_attached_queue() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            for _ in 0..100 {
+                up(&tap, true);
+                netlink::set_noqueue(tap.link.index).unwrap();
+                Packets::open(tap.link.index, TYPE).send(&frame(60));
+                assert_eq!(read_all(&tap.queues[0]).1, vec![frame(60)]);
+                up(&tap, false);
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+    }
+}
