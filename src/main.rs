@@ -40,11 +40,8 @@ fn run(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     let mut daemon = Daemon::start(config)?;
     tell("READY=1\nSTATUS=all sockets exist");
     log::info!("ready: {} ports, {} taps", config.ports.len(), config.taps.len());
-    loop {
-        match signals.wait()? {
-            Signal::Report => daemon.report(),
-            Signal::Terminate | Signal::Interrupt => break,
-        }
+    while signals.wait()? == Signal::Report {
+        daemon.report();
     }
     tell("STOPPING=1");
     daemon.stop();

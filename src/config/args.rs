@@ -167,9 +167,7 @@ pub(super) fn parse(args: Vec<OsString>) -> Result<Outcome, UsageError> {
 
 /// The one line about a bad argument.
 pub(super) fn usage_error(text: &str) -> UsageError {
-    UsageError {
-        lines: vec![format!("{PROGRAM}: {text}")],
-    }
+    UsageError { lines: vec![format!("{PROGRAM}: {text}")] }
 }
 
 /// What clap says in several lines, as one: its first paragraph, and its best suggestion.
@@ -208,17 +206,10 @@ fn lower(options: Options) -> Result<Request, UsageError> {
     for (key, value) in scalars {
         if let Some(word) = value {
             let at = Origin::argument(&format!("--{key}"), &word);
-            source.scalars.push(Setting {
-                key: key.to_owned(),
-                value: Value::Word(word),
-                at,
-            });
+            source.scalars.push(Setting { key: key.to_owned(), value: Value::Word(word), at });
         }
     }
-    Ok(Request {
-        file: options.config,
-        source,
-    })
+    Ok(Request { file: options.config, source })
 }
 
 /// One `NAME,key=value,…`.
@@ -239,11 +230,7 @@ fn section(kind: Kind, option: &str, text: &str) -> Result<Section, UsageError> 
             }
         };
         let (key, value) = (key.to_owned(), Value::Word(word.to_owned()));
-        settings.push(Setting {
-            key,
-            value,
-            at: at.clone(),
-        });
+        settings.push(Setting { key, value, at: at.clone() });
     }
     Ok(Section { kind, settings, at })
 }

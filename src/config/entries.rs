@@ -90,10 +90,7 @@ pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
         let text = format!("more than {} ports and taps", limits::MAX_PORTS);
         complaints.push(Complaint::new(&entry.at, text));
     }
-    let mut taps = checked
-        .entries
-        .iter()
-        .filter(|entry| entry.kind == Kind::Tap);
+    let mut taps = checked.entries.iter().filter(|entry| entry.kind == Kind::Tap);
     if let Some(entry) = taps.nth(limits::MAX_TAPS) {
         let text = format!("more than {} taps", limits::MAX_TAPS);
         complaints.push(Complaint::new(&entry.at, text));
@@ -113,18 +110,12 @@ fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
         Origin::Argument(argument) => format!("already used by {argument}"),
         Origin::Command => "already used".to_owned(),
     };
-    Complaint::new(
-        at,
-        format!("{} {} is {place}", later.what.noun(), quote(&later.value)),
-    )
+    Complaint::new(at, format!("{} {} is {place}", later.what.noun(), quote(&later.value)))
 }
 
 /// The command line (`over`) laid over the file (`under`), both without errors of their own.
 pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
-    let mut all = Validated {
-        scalars: over.scalars.or(under.scalars),
-        ..Validated::default()
-    };
+    let mut all = Validated { scalars: over.scalars.or(under.scalars), ..Validated::default() };
     all.entries = under.entries;
     // Places by name, taken once: a thousand ports over a thousand must not take a million looks.
     let places: HashMap<(Kind, Option<String>), usize> = all
@@ -147,10 +138,7 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
                     or a --config file with a [[port]] or [[tap]]";
         complaints.push(Complaint::new(&Origin::Command, text));
     }
-    Merged {
-        config: config(all.scalars, all.entries),
-        complaints,
-    }
+    Merged { config: config(all.scalars, all.entries), complaints }
 }
 
 /// The values, with defaults where nothing was given.

@@ -30,16 +30,12 @@ pub(super) fn load(path: &Path, cpus: usize) -> Result<Validated, UsageError> {
 /// The whole file, if it is one and not longer than [`limits::MAX_CONFIG_BYTES`].
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     // O_NONBLOCK: opening a FIFO that nobody writes to would wait for ever.
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(limits::MAX_CONFIG_BYTES + 1)
-        .read_to_end(&mut bytes)?;
+    file.take(limits::MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limits::MAX_CONFIG_BYTES {
         let text = format!("longer than {} bytes", limits::MAX_CONFIG_BYTES);
         return Err(io::Error::other(text));
@@ -62,21 +58,13 @@ pub(super) fn check(bytes: &[u8], cpus: usize) -> Result<Validated, Vec<Complain
         };
         return Err(errors.iter().map(complain).collect());
     }
-    let mut lowering = Lowering {
-        lines,
-        source: Source::default(),
-        complaints: Vec::new(),
-    };
+    let mut lowering = Lowering { lines, source: Source::default(), complaints: Vec::new() };
     lowering.document(table.get_ref());
     let mut checked = validate::source(&lowering.source, cpus);
     let mut complaints = lowering.complaints;
     complaints.append(&mut checked.complaints);
     complaints.append(&mut entries::conflicts(&checked));
-    if complaints.is_empty() {
-        Ok(checked)
-    } else {
-        Err(complaints)
-    }
+    if complaints.is_empty() { Ok(checked) } else { Err(complaints) }
 }
 
 /// `FILE:LINE: message`, in the order of the lines.
@@ -107,9 +95,7 @@ struct Lines {
 impl Lines {
     fn of(bytes: &[u8]) -> Lines {
         let newlines = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
-        let starts = std::iter::once(0)
-            .chain(newlines.map(|(place, _)| place + 1))
-            .collect();
+        let starts = std::iter::once(0).chain(newlines.map(|(place, _)| place + 1)).collect();
         Lines { starts }
     }
 
@@ -135,11 +121,7 @@ impl Lowering {
                 "port" => self.sections(Kind::Port, "port", value, &at),
                 "tap" => self.sections(Kind::Tap, "tap", value, &at),
                 key => {
-                    let setting = Setting {
-                        key: key.to_owned(),
-                        value: plain(value),
-                        at,
-                    };
+                    let setting = Setting { key: key.to_owned(), value: plain(value), at };
                     self.source.scalars.push(setting);
                 }
             }
@@ -179,11 +161,7 @@ impl Lowering {
                         at: self.lines.at(item.span().start),
                     }));
                 }
-                _ => settings.push(Setting {
-                    key: key.to_owned(),
-                    value: plain(value),
-                    at,
-                }),
+                _ => settings.push(Setting { key: key.to_owned(), value: plain(value), at }),
             }
         }
         settings

@@ -87,10 +87,7 @@ pub(super) struct Complaint {
 
 impl Complaint {
     pub(super) fn new(at: &Origin, text: impl Into<String>) -> Complaint {
-        Complaint {
-            at: at.clone(),
-            text: text.into(),
-        }
+        Complaint { at: at.clone(), text: text.into() }
     }
 }
 

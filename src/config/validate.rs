@@ -96,9 +96,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, cpus: usize) -> Result<(),
         }
         "fd" => {
             let endpoint = Endpoint::Fd(inherited_socket(setting)?);
-            checked
-                .entries
-                .push(shorthand(setting, endpoint, Vec::new()));
+            checked.entries.push(shorthand(setting, endpoint, Vec::new()));
         }
         _ => return Err(unknown_key(setting, SCALAR_KEYS)),
     }
@@ -109,43 +107,20 @@ fn scalar(checked: &mut Validated, setting: &Setting, cpus: usize) -> Result<(),
 fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> Entry {
     let name = SHORTHAND_NAME.to_owned();
     let at = setting.at.clone();
-    claims.push(Claim {
-        what: Shared::Name,
-        value: name.clone(),
-        at: at.clone(),
-    });
+    claims.push(Claim { what: Shared::Name, value: name.clone(), at: at.clone() });
     let queue_pairs = limits::DEFAULT_QUEUES;
-    let port = PortConfig {
-        name: name.clone(),
-        endpoint,
-        queue_pairs,
-        macs: Vec::new(),
-    };
+    let port = PortConfig { name: name.clone(), endpoint, queue_pairs, macs: Vec::new() };
     let parsed = Some(Parsed::Port(port));
-    Entry {
-        kind: Kind::Port,
-        at,
-        name: Some(name),
-        claims,
-        parsed,
-    }
+    Entry { kind: Kind::Port, at, name: Some(name), claims, parsed }
 }
 
 fn server(path: PathBuf, mode: Option<u32>, group: Option<u32>) -> Endpoint {
-    Endpoint::Server {
-        path,
-        mode: mode.unwrap_or(limits::DEFAULT_SOCKET_MODE),
-        group,
-    }
+    Endpoint::Server { path, mode: mode.unwrap_or(limits::DEFAULT_SOCKET_MODE), group }
 }
 
 /// Claims the setting's value.
 fn claim(what: Shared, setting: &Setting) -> Result<Claim, String> {
-    Ok(Claim {
-        what,
-        value: text(setting)?.to_owned(),
-        at: setting.at.clone(),
-    })
+    Ok(Claim { what, value: text(setting)?.to_owned(), at: setting.at.clone() })
 }
 
 /// What port and TAP entries have in common: every setting is looked at, once.
@@ -195,16 +170,7 @@ trait Draft: Sized {
             }
         };
         let at = section.at.clone();
-        (
-            Entry {
-                kind: Self::KIND,
-                at,
-                name,
-                claims,
-                parsed,
-            },
-            complaints,
-        )
+        (Entry { kind: Self::KIND, at, name, claims, parsed }, complaints)
     }
 }
 
@@ -248,11 +214,7 @@ impl Draft for PortDraft {
             "mac" => {
                 let mac = station_address(setting)?;
                 let (value, at) = (mac.to_string(), setting.at.clone());
-                claims.push(Claim {
-                    what: Shared::Mac,
-                    value,
-                    at,
-                });
+                claims.push(Claim { what: Shared::Mac, value, at });
                 self.macs.push(mac);
             }
             _ => return Err(unknown_key(setting, PORT_KEYS)),
@@ -284,12 +246,7 @@ impl Draft for PortDraft {
             false => server(path, self.mode, self.group),
         };
         let queue_pairs = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
-        Ok(Parsed::Port(PortConfig {
-            name,
-            endpoint,
-            queue_pairs,
-            macs: self.macs,
-        }))
+        Ok(Parsed::Port(PortConfig { name, endpoint, queue_pairs, macs: self.macs }))
     }
 }
 
@@ -329,10 +286,6 @@ impl Draft for TapDraft {
             return Err(Vec::new());
         };
         let queues = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
-        Ok(Parsed::Tap(TapConfig {
-            name,
-            ifname,
-            queues,
-        }))
+        Ok(Parsed::Tap(TapConfig { name, ifname, queues }))
     }
 }

@@ -14,11 +14,7 @@ use crate::{limits, sys};
 pub(super) fn text(setting: &Setting) -> Result<&str, String> {
     match &setting.value {
         Value::Word(text) | Value::Text(text) => Ok(text),
-        other => Err(format!(
-            "{} must be a string, not {}",
-            setting.key,
-            kind(other)
-        )),
+        other => Err(format!("{} must be a string, not {}", setting.key, kind(other))),
     }
 }
 
@@ -31,10 +27,7 @@ pub(super) fn truth(setting: &Setting) -> Result<bool, String> {
         Value::Word(word) => quote(word),
         other => kind(other).to_owned(),
     };
-    Err(format!(
-        "{} must be true or false, not {wrong}",
-        setting.key
-    ))
+    Err(format!("{} must be true or false, not {wrong}", setting.key))
 }
 
 /// A whole number from `min` to `max`.
@@ -50,21 +43,12 @@ where
     given
         .filter(|number| (min..=max).contains(number))
         .and_then(|number| T::try_from(number).ok())
-        .ok_or_else(|| {
-            format!(
-                "{} must be a number from {min} to {max}, not {shown}",
-                setting.key
-            )
-        })
+        .ok_or_else(|| format!("{} must be a number from {min} to {max}, not {shown}", setting.key))
 }
 
 /// A decimal number, `None` if it is none or has more than 64 bits.
 fn digits(word: &str) -> Option<u64> {
-    if is_decimal(word) {
-        word.parse().ok()
-    } else {
-        None
-    }
+    if is_decimal(word) { word.parse().ok() } else { None }
 }
 
 /// Digits alone: no sign, no blanks.
@@ -91,23 +75,14 @@ pub(super) fn unknown_key(setting: &Setting, known: &str) -> String {
 /// lines and counters, where blanks and quotes would need escaping.
 pub(super) fn port_name(setting: &Setting) -> Result<String, String> {
     let name = text(setting)?;
-    let first = name
-        .bytes()
-        .next()
-        .is_some_and(|byte| byte.is_ascii_alphanumeric());
-    let rest = name
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     if first && rest && name.len() <= limits::MAX_NAME_LEN {
         return Ok(name.to_owned());
     }
     let max = limits::MAX_NAME_LEN;
     let rule = "letters, digits, '.', '_' and '-', the first a letter or digit";
-    Err(format!(
-        "{} {} must be 1 to {max} {rule}",
-        setting.key,
-        quote(name)
-    ))
+    Err(format!("{} {} must be 1 to {max} {rule}", setting.key, quote(name)))
 }
 
 /// The path of a socket, in `sun_path`'s bounds.
@@ -119,20 +94,14 @@ pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
     }
     if path.len() > limits::MAX_SOCKET_PATH {
         let (len, max) = (path.len(), limits::MAX_SOCKET_PATH);
-        return Err(format!(
-            "{key} {} has {len} bytes, a socket path at most {max}",
-            quote(path)
-        ));
+        return Err(format!("{key} {} has {len} bytes, a socket path at most {max}", quote(path)));
     }
     if path.chars().any(is_unprintable) {
         return Err(format!("{key} {} has unprintable characters", quote(path)));
     }
     let named = Path::new(path).file_name().is_some();
     if !named || path.ends_with('/') || path.ends_with("/.") {
-        return Err(format!(
-            "{key} {} names a directory, not a socket",
-            quote(path)
-        ));
+        return Err(format!("{key} {} names a directory, not a socket", quote(path)));
     }
     Ok(PathBuf::from(path))
 }
@@ -151,10 +120,7 @@ pub(super) fn is_client(setting: &Setting) -> Result<bool, String> {
     match text(setting)? {
         "server" => Ok(false),
         "client" => Ok(true),
-        other => Err(format!(
-            "mode must be server or client, not {}",
-            quote(other)
-        )),
+        other => Err(format!("mode must be server or client, not {}", quote(other))),
     }
 }
 
@@ -163,13 +129,8 @@ pub(super) fn permissions(setting: &Setting) -> Result<u32, String> {
     let rule = "socket-mode must be octal digits in a string, such as \"0660\", at most 0777";
     let word = text(setting).map_err(|_| rule.to_owned())?;
     let plain = (1..=4).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_digit());
-    let bits = if plain {
-        u32::from_str_radix(word, 8).ok()
-    } else {
-        None
-    };
-    bits.filter(|bits| *bits <= 0o777)
-        .ok_or_else(|| format!("{rule}, not {}", quote(word)))
+    let bits = if plain { u32::from_str_radix(word, 8).ok() } else { None };
+    bits.filter(|bits| *bits <= 0o777).ok_or_else(|| format!("{rule}, not {}", quote(word)))
 }
 
 /// A group's number, given as such or by name.
@@ -185,40 +146,25 @@ pub(super) fn group(setting: &Setting) -> Result<u32, String> {
             Value::Text(text) => Value::Word(text.clone()),
             other => other.clone(),
         };
-        return number(
-            &Setting {
-                value,
-                ..setting.clone()
-            },
-            0,
-            u64::from(u32::MAX) - 1,
-        );
+        return number(&Setting { value, ..setting.clone() }, 0, u64::from(u32::MAX) - 1);
     }
     let name = text(setting)?;
     match sys::group::gid_of(name) {
         Ok(Some(gid)) => Ok(gid),
         Ok(None) => Err(format!("socket-group {} does not exist", quote(name))),
-        Err(error) => Err(format!(
-            "socket-group {} cannot be looked up: {error}",
-            quote(name)
-        )),
+        Err(error) => Err(format!("socket-group {} cannot be looked up: {error}", quote(name))),
     }
 }
 
 /// An address one station can have.
 pub(super) fn station_address(setting: &Setting) -> Result<MacAddr, String> {
     let word = text(setting)?;
-    let mac: MacAddr = word
-        .parse()
-        .map_err(|error| format!("mac {}: {error}", quote(word)))?;
+    let mac: MacAddr = word.parse().map_err(|error| format!("mac {}: {error}", quote(word)))?;
     if mac.is_group() {
         return Err(format!("mac {} is a group address", quote(word)));
     }
     if mac.is_zero() {
-        return Err(format!(
-            "mac {} is not the address of a station",
-            quote(word)
-        ));
+        return Err(format!("mac {} is not the address of a station", quote(word)));
     }
     Ok(mac)
 }
@@ -231,9 +177,7 @@ pub(super) fn interface_name(setting: &Setting) -> Result<String, String> {
     if name.is_empty() || name.len() > max {
         return Err(format!("ifname {} must have 1 to {max} bytes", quote(name)));
     }
-    let plain = name
-        .bytes()
-        .all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
+    let plain = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
     if !plain || name == "." || name == ".." {
         return Err(format!("ifname {} is not an interface name", quote(name)));
     }

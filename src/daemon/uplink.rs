@@ -117,7 +117,8 @@ fn set_up(port: &Port, opened: &Tap) {
     if let Err(error) = netlink::set_noqueue(link.index) {
         log::debug!("tap {}: cannot set noqueue: {error}", port.name);
     }
-    for advice in qdisc::advice(link) {
-        log::warn!("tap {}: {advice}", port.name);
+    match qdisc::uplink_advice(link.index) {
+        Ok(advice) => advice.iter().for_each(|line| log::warn!("tap {}: {line}", port.name)),
+        Err(error) => log::debug!("tap {}: cannot examine its queueing: {error}", port.name),
     }
 }

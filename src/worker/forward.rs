@@ -26,6 +26,8 @@ use crate::sys::clock;
 pub enum Serviced {
     /// A burst was forwarded; there may be more.
     More,
+    /// A burst was forwarded, and the source is known to be empty now.
+    Last,
     /// A session wants the ring, or has it: look again next turn.
     Busy,
     /// Nothing there.
@@ -189,6 +191,7 @@ impl Forwarder {
         }
         match state {
             TapState::More => Serviced::More,
+            TapState::Empty if taken > 0 => Serviced::Last,
             TapState::Empty => Serviced::Idle,
             TapState::Gone => Serviced::Gone,
         }

@@ -86,6 +86,10 @@ impl Worker {
                     self.ready[self.cursor].looks = 0;
                     true
                 }
+                Serviced::Last => {
+                    found = true;
+                    self.arm(token)
+                }
                 Serviced::Busy => true,
                 Serviced::Idle => {
                     self.ready[self.cursor].looks = looks.saturating_add(1);

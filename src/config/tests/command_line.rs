@@ -8,19 +8,14 @@ fn printing_needs_no_ports() {
     let json = Ok(Action::Print("{\"type\":\"net\"}\n".into()));
     assert_eq!(run(&["--print-capabilities"]), json);
     // docs/interop/vhost-user.rst: "Other options and arguments should be ignored".
-    assert_eq!(
-        run(&["--bogus", "--print-capabilities", "--workers=0"]),
-        json
-    );
+    assert_eq!(run(&["--bogus", "--print-capabilities", "--workers=0"]), json);
     let version = format!("vioswitchd {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(run(&["--version"]), Ok(Action::Print(version)));
 }
 
 #[test]
 fn help_tells_every_option_and_fits_a_terminal() {
-    let Ok(Action::Print(help)) = run(&["--help"]) else {
-        panic!("no help")
-    };
+    let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
     let options = [
         "config",
         "port",
@@ -38,13 +33,8 @@ fn help_tells_every_option_and_fits_a_terminal() {
     for option in options {
         assert!(help.contains(&format!("--{option}")), "{option}");
     }
-    for text in [
-        "Usage: vioswitchd",
-        "qemu-system-x86_64",
-        "share=on",
-        "socket-group=",
-        "SIGUSR1",
-    ] {
+    for text in ["Usage: vioswitchd", "qemu-system-x86_64", "share=on", "socket-group=", "SIGUSR1"]
+    {
         assert!(help.contains(text), "{text}");
     }
     for line in help.lines() {
@@ -54,50 +44,24 @@ fn help_tells_every_option_and_fits_a_terminal() {
 
 #[test]
 fn figures_in_the_help_are_the_limits() {
-    let Ok(Action::Print(help)) = run(&["--help"]) else {
-        panic!("no help")
-    };
-    assert!(help.contains(&format!(
-        "queue pairs, 1 (default) to {}\n",
-        limits::MAX_QUEUE_PAIRS
-    )));
-    assert!(help.contains(&format!(
-        "its queues, 1 (default) to {}\n",
-        limits::MAX_TAP_QUEUES
-    )));
+    let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
+    assert!(help.contains(&format!("queue pairs, 1 (default) to {}\n", limits::MAX_QUEUE_PAIRS)));
+    assert!(help.contains(&format!("its queues, 1 (default) to {}\n", limits::MAX_TAP_QUEUES)));
     assert!(help.contains(&format!("socket-mode=0{:o}", limits::DEFAULT_SOCKET_MODE)));
     assert!(help.contains(&format!("forgotten [default: {}]", limits::FDB_AGE_SECONDS)));
-    assert!(help.contains(&format!(
-        "number of CPUs [default: {}]",
-        limits::DEFAULT_WORKERS
-    )));
+    assert!(help.contains(&format!("number of CPUs [default: {}]", limits::DEFAULT_WORKERS)));
 }
 
 #[test]
 fn errors_of_the_parser_are_one_line_that_names_the_argument() {
     let cases: [(&[&str], &str); 12] = [
-        (
-            &["--bogus"],
-            "unexpected argument '--bogus' found, see --help",
-        ),
-        (
-            &["--prt", "x"],
-            "unexpected argument '--prt' found, did you mean '--port'?",
-        ),
+        (&["--bogus"], "unexpected argument '--bogus' found, see --help"),
+        (&["--prt", "x"], "unexpected argument '--prt' found, did you mean '--port'?"),
         (&["word"], "unexpected argument 'word' found, see --help"),
         (&["-x"], "unexpected argument '-x' found, see --help"),
-        (
-            &["--poll", "false"],
-            "unexpected argument 'false' found, see --help",
-        ),
-        (
-            &["--bo\ngus"],
-            "unexpected argument '--bo gus' found, see --help",
-        ),
-        (
-            &["--bo\u{1b}[2Jgus"],
-            "unexpected argument '--bogus' found, see --help",
-        ),
+        (&["--poll", "false"], "unexpected argument 'false' found, see --help"),
+        (&["--bo\ngus"], "unexpected argument '--bo gus' found, see --help"),
+        (&["--bo\u{1b}[2Jgus"], "unexpected argument '--bogus' found, see --help"),
         (
             &["--config"],
             "a value is required for '--config <FILE>' but none was supplied, see --help",
@@ -130,10 +94,7 @@ fn arguments_must_be_utf8() {
     use std::os::unix::ffi::OsStringExt;
     let bad = OsString::from_vec(b"--port=\xff".to_vec());
     let error = from_args([OsString::from("vioswitchd"), bad], CPUS).unwrap_err();
-    assert_eq!(
-        error.lines,
-        ["vioswitchd: argument '--port=\u{fffd}' is not UTF-8"]
-    );
+    assert_eq!(error.lines, ["vioswitchd: argument '--port=\u{fffd}' is not UTF-8"]);
 }
 
 #[test]
@@ -141,16 +102,7 @@ fn bad_scalars_on_the_command_line() {
     let number = |key: &str, shown: &str, max: &str| {
         format!("--{key} {shown}: {key} must be a number from 1 to {max}, not '{shown}'")
     };
-    for bad in [
-        "0",
-        "5",
-        "-1",
-        "+1",
-        "1.5",
-        "x",
-        "0x1",
-        "99999999999999999999",
-    ] {
+    for bad in ["0", "5", "-1", "+1", "1.5", "x", "0x1", "99999999999999999999"] {
         let expected = number("workers", bad, "4") + " (CPUs available)";
         assert_complaint(&["--socket-path=/s", "--workers", bad], &expected);
     }
@@ -158,10 +110,7 @@ fn bad_scalars_on_the_command_line() {
         assert_complaint(&["--age", bad], &number("age", bad, "1000000"));
     }
     let cases = [
-        (
-            "--poll=yes",
-            "--poll yes: poll must be true or false, not 'yes'",
-        ),
+        ("--poll=yes", "--poll yes: poll must be true or false, not 'yes'"),
         ("--poll=", "--poll '': poll must be true or false, not ''"),
         (
             "--uplink-to-uplink=1",
@@ -172,14 +121,8 @@ fn bad_scalars_on_the_command_line() {
             "--socket-path=/d/",
             "--socket-path /d/: socket-path '/d/' names a directory, not a socket",
         ),
-        (
-            "--fd=x",
-            "--fd x: fd must be a number from 0 to 2147483647, not 'x'",
-        ),
-        (
-            "--fd=1000000",
-            "--fd 1000000: fd 1000000 is not an open socket",
-        ),
+        ("--fd=x", "--fd x: fd must be a number from 0 to 2147483647, not 'x'"),
+        ("--fd=1000000", "--fd 1000000: fd 1000000 is not an open socket"),
     ];
     for (arg, expected) in cases {
         assert_complaint(&[arg], expected);
@@ -195,38 +138,14 @@ fn bad_entries_on_the_command_line() {
         ("a,socket=", "socket is empty"),
         ("a,socket=/s,socket=/t", "'socket' is given twice"),
         ("a,name=b,socket=/s", "'name' is given twice"),
-        (
-            "a,socket=/s,queues=0",
-            "queues must be a number from 1 to 16, not '0'",
-        ),
-        (
-            "a,socket=/s,queues=17",
-            "queues must be a number from 1 to 16, not '17'",
-        ),
-        (
-            "a,socket=/s,mode=peer",
-            "mode must be server or client, not 'peer'",
-        ),
-        (
-            "a,socket=/s,mode=client,socket-mode=0600",
-            "socket-mode does not go with mode=client",
-        ),
-        (
-            "a,socket=/s,socket-group=0,mode=client",
-            "socket-group does not go with mode=client",
-        ),
-        (
-            "a,socket=/s,socket-group=no such",
-            "socket-group 'no such' does not exist",
-        ),
-        (
-            "a,socket=/s,mac=01:00:5e:00:00:01",
-            "mac '01:00:5e:00:00:01' is a group address",
-        ),
-        (
-            "a,socket=/s,mac=ff:ff:ff:ff:ff:ff",
-            "mac 'ff:ff:ff:ff:ff:ff' is a group address",
-        ),
+        ("a,socket=/s,queues=0", "queues must be a number from 1 to 16, not '0'"),
+        ("a,socket=/s,queues=17", "queues must be a number from 1 to 16, not '17'"),
+        ("a,socket=/s,mode=peer", "mode must be server or client, not 'peer'"),
+        ("a,socket=/s,mode=client,socket-mode=0600", "socket-mode does not go with mode=client"),
+        ("a,socket=/s,socket-group=0,mode=client", "socket-group does not go with mode=client"),
+        ("a,socket=/s,socket-group=no such", "socket-group 'no such' does not exist"),
+        ("a,socket=/s,mac=01:00:5e:00:00:01", "mac '01:00:5e:00:00:01' is a group address"),
+        ("a,socket=/s,mac=ff:ff:ff:ff:ff:ff", "mac 'ff:ff:ff:ff:ff:ff' is a group address"),
         (
             "a,socket=/s,mac=00:00:00:00:00:00",
             "mac '00:00:00:00:00:00' is not the address of a station",
@@ -238,33 +157,21 @@ fn bad_entries_on_the_command_line() {
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),
         (",socket=/s", "name '' must be 1 to 64"),
-        (
-            "a,socket=/s,ifname=x",
-            "unknown key 'ifname' (known: name, socket, mode,",
-        ),
+        ("a,socket=/s,ifname=x", "unknown key 'ifname' (known: name, socket, mode,"),
         ("a,socket=/s,", "'' is not key=value"),
     ];
     for (value, expected) in cases {
         let line = complaint(&["--port", value]);
-        assert!(
-            line.starts_with(&format!("--port {value}: {expected}")),
-            "{value}: {line}"
-        );
+        assert!(line.starts_with(&format!("--port {value}: {expected}")), "{value}: {line}");
     }
     for mode in ["", "660x", "0999", "01777", "1777", "00660", "+660", "-1"] {
         let line = complaint(&["--port", &format!("a,socket=/s,socket-mode={mode}")]);
-        assert!(
-            line.contains(": socket-mode must be octal digits"),
-            "{line}"
-        );
+        assert!(line.contains(": socket-mode must be octal digits"), "{line}");
         assert!(line.ends_with(&format!("not '{mode}'")), "{line}");
     }
     for gid in ["4294967295", "99999999999999999999"] {
         let line = complaint(&["--port", &format!("a,socket=/s,socket-group={gid}")]);
-        assert!(
-            line.contains("socket-group must be a number from 0 to 4294967294"),
-            "{line}"
-        );
+        assert!(line.contains("socket-group must be a number from 0 to 4294967294"), "{line}");
     }
     let line = complaint(&["--port=a,socket=/s,mac=5254"]);
     assert!(line.contains("mac '5254': not a MAC address"), "{line}");
@@ -275,31 +182,19 @@ fn bad_taps_on_the_command_line() {
     let names = ["b/r", "a b", "tap%d", "a:1", "..", ".", "t\u{e4}p"];
     for name in names {
         let line = complaint(&["--tap", &format!("up,ifname={name}")]);
-        assert!(
-            line.ends_with(&format!(": ifname '{name}' is not an interface name")),
-            "{line}"
-        );
+        assert!(line.ends_with(&format!(": ifname '{name}' is not an interface name")), "{line}");
     }
     assert!(complaint(&["--tap=up,ifname=a\tb"]).ends_with("'a\\tb' is not an interface name"));
     for name in ["", "sixteen-bytes-xx"] {
         let line = complaint(&["--tap", &format!("up,ifname={name}")]);
-        assert!(
-            line.ends_with(&format!("ifname '{name}' must have 1 to 15 bytes")),
-            "{line}"
-        );
+        assert!(line.ends_with(&format!("ifname '{name}' must have 1 to 15 bytes")), "{line}");
     }
-    assert_eq!(
-        config(&["--tap=up,ifname=fifteen-bytes-x"]).taps[0].ifname,
-        "fifteen-bytes-x"
-    );
+    assert_eq!(config(&["--tap=up,ifname=fifteen-bytes-x"]).taps[0].ifname, "fifteen-bytes-x");
     assert_complaint(&["--tap=up"], "--tap up: ifname is missing");
     for queues in ["0", "65"] {
         let arg = format!("up,ifname=t,queues={queues}");
         let rule = "queues must be a number from 1 to 64";
-        assert_complaint(
-            &["--tap", &arg],
-            &format!("--tap {arg}: {rule}, not '{queues}'"),
-        );
+        assert_complaint(&["--tap", &arg], &format!("--tap {arg}: {rule}, not '{queues}'"));
     }
     assert!(complaint(&["--tap=up,ifname=t,mac=x"]).contains("unknown key 'mac'"));
     assert_complaint(
@@ -311,20 +206,11 @@ fn bad_taps_on_the_command_line() {
 #[test]
 fn socket_paths_fit_sun_path() {
     let fits = format!("/{}", "x".repeat(106));
-    assert_eq!(
-        config(&["--socket-path", &fits]).ports[0].endpoint,
-        server(&fits)
-    );
+    assert_eq!(config(&["--socket-path", &fits]).ports[0].endpoint, server(&fits));
     let line = complaint(&["--socket-path", &format!("{fits}x")]);
-    assert!(
-        line.ends_with("has 108 bytes, a socket path at most 107"),
-        "{line}"
-    );
+    assert!(line.ends_with("has 108 bytes, a socket path at most 107"), "{line}");
     for directory in ["/", ".", "..", "/run/", "/run/.", "/run/.."] {
-        assert!(
-            complaint(&["--socket-path", directory]).ends_with("not a socket"),
-            "{directory}"
-        );
+        assert!(complaint(&["--socket-path", directory]).ends_with("not a socket"), "{directory}");
     }
 }
 
@@ -332,42 +218,15 @@ fn socket_paths_fit_sun_path() {
 fn duplicates_on_the_command_line_name_the_later_argument() {
     let with_mac = |name: &str| format!("--port={name},socket=/{name},mac={MAC}");
     let cases = [
-        (
-            [
-                "--port=a,socket=/a".to_owned(),
-                "--port=a,socket=/b".to_owned(),
-            ],
-            "name 'a'",
-        ),
-        (
-            [
-                "--port=a,socket=/a".to_owned(),
-                "--port=b,socket=//a".to_owned(),
-            ],
-            "socket '//a'",
-        ),
-        (
-            [
-                "--port=a,socket=/a".to_owned(),
-                "--tap=a,ifname=t".to_owned(),
-            ],
-            "name 'a'",
-        ),
-        (
-            [
-                "--port=port0,socket=/a".to_owned(),
-                "--socket-path=/b".to_owned(),
-            ],
-            "name 'port0'",
-        ),
+        (["--port=a,socket=/a".to_owned(), "--port=a,socket=/b".to_owned()], "name 'a'"),
+        (["--port=a,socket=/a".to_owned(), "--port=b,socket=//a".to_owned()], "socket '//a'"),
+        (["--port=a,socket=/a".to_owned(), "--tap=a,ifname=t".to_owned()], "name 'a'"),
+        (["--port=port0,socket=/a".to_owned(), "--socket-path=/b".to_owned()], "name 'port0'"),
         ([with_mac("a"), with_mac("b")], "mac '52:54:00:00:00:01'"),
     ];
     for ([first, second], what) in cases {
         let line = complaint(&[&first, &second]);
-        assert!(
-            line.contains(&format!(": {what} is already used by --")),
-            "{line}"
-        );
+        assert!(line.contains(&format!(": {what} is already used by --")), "{line}");
     }
     // Even where the file has a namesake that either could replace.
     let file = "[[port]]\nname='a'\nsocket='/z'\n";
@@ -378,14 +237,10 @@ fn duplicates_on_the_command_line_name_the_later_argument() {
 #[test]
 fn numbers_of_ports_and_taps_are_limited() {
     let ports = |count: usize| -> Vec<String> {
-        (0..count)
-            .map(|i| format!("--port=p{i},socket=/p{i}"))
-            .collect()
+        (0..count).map(|i| format!("--port=p{i},socket=/p{i}")).collect()
     };
     let taps = |count: usize| -> Vec<String> {
-        (0..count)
-            .map(|i| format!("--tap=t{i},ifname=t{i}"))
-            .collect()
+        (0..count).map(|i| format!("--tap=t{i},ifname=t{i}")).collect()
     };
     let check = |all: Vec<String>| -> Result<Config, String> {
         match from_args(std::iter::once("vioswitchd".to_owned()).chain(all), CPUS) {
@@ -394,29 +249,15 @@ fn numbers_of_ports_and_taps_are_limited() {
             Err(error) => Err(error.to_string()),
         }
     };
-    assert_eq!(
-        check(ports(limits::MAX_PORTS)).unwrap().ports.len(),
-        limits::MAX_PORTS
-    );
+    assert_eq!(check(ports(limits::MAX_PORTS)).unwrap().ports.len(), limits::MAX_PORTS);
     let over = check([ports(limits::MAX_PORTS), taps(1)].concat()).unwrap_err();
-    assert!(
-        over.ends_with("--tap t0,ifname=t0: more than 1024 ports and taps"),
-        "{over}"
-    );
-    assert_eq!(
-        check(taps(limits::MAX_TAPS)).unwrap().taps.len(),
-        limits::MAX_TAPS
-    );
+    assert!(over.ends_with("--tap t0,ifname=t0: more than 1024 ports and taps"), "{over}");
+    assert_eq!(check(taps(limits::MAX_TAPS)).unwrap().taps.len(), limits::MAX_TAPS);
     let over = check(taps(limits::MAX_TAPS + 1)).unwrap_err();
-    assert!(
-        over.ends_with("--tap t64,ifname=t64: more than 64 taps"),
-        "{over}"
-    );
+    assert!(over.ends_with("--tap t64,ifname=t64: more than 64 taps"), "{over}");
 
     let macs = |count: usize| -> String {
-        (0..count)
-            .map(|i| format!(",mac=52:54:00:00:00:{i:02x}"))
-            .collect()
+        (0..count).map(|i| format!(",mac=52:54:00:00:00:{i:02x}")).collect()
     };
     let port = |count: usize| vec![format!("--port=a,socket=/a{}", macs(count))];
     assert!(check(port(limits::MAX_STATIC_MACS)).is_ok());

@@ -80,87 +80,36 @@ ifname = 'way-too-long-name'
 fn wrong_types_in_a_file() {
     let port = "[[port]]\nname='a'\nsocket='/a'\n";
     let cases = [
-        (
-            "workers='2'\n",
-            "1: workers must be a number from 1 to 4, not a string",
-        ),
-        (
-            "workers=1.5\n",
-            "1: workers must be a number from 1 to 4, not a fraction",
-        ),
-        (
-            "workers=-1\n",
-            "1: workers must be a number from 1 to 4, not -1",
-        ),
+        ("workers='2'\n", "1: workers must be a number from 1 to 4, not a string"),
+        ("workers=1.5\n", "1: workers must be a number from 1 to 4, not a fraction"),
+        ("workers=-1\n", "1: workers must be a number from 1 to 4, not -1"),
         (
             "workers=99999999999999999999\n",
             "1: workers must be a number from 1 to 4, not an integer",
         ),
-        (
-            "age=1979-05-27\n",
-            "1: age must be a number from 1 to 1000000, not a date",
-        ),
+        ("age=1979-05-27\n", "1: age must be a number from 1 to 1000000, not a date"),
         ("poll=1\n", "1: poll must be true or false, not a number"),
-        (
-            "control=true\n",
-            "1: control must be a string, not a truth value",
-        ),
+        ("control=true\n", "1: control must be a string, not a truth value"),
         ("[control]\n", "1: control must be a string, not a table"),
-        (
-            "\nport='x'\n",
-            "2: 'port' is a list of tables, each begun with [[port]]",
-        ),
-        (
-            "[port]\nname='a'\n",
-            "1: 'port' is a list of tables, each begun with [[port]]",
-        ),
-        (
-            "tap=[1]\n",
-            "1: 'tap' is a list of tables, each begun with [[tap]]",
-        ),
-        (
-            "[[port]]\nname=1\nsocket='/a'\n",
-            "2: name must be a string, not a number",
-        ),
-        (
-            "[[port]]\nname='a'\nsocket=['/a']\n",
-            "3: socket must be a string, not a list",
-        ),
-        (
-            "[[port]]\nname='a'\nsocket=\"/a\\u0000\"\n",
-            "3: socket '/a\\u{0}' has unprintable",
-        ),
+        ("\nport='x'\n", "2: 'port' is a list of tables, each begun with [[port]]"),
+        ("[port]\nname='a'\n", "1: 'port' is a list of tables, each begun with [[port]]"),
+        ("tap=[1]\n", "1: 'tap' is a list of tables, each begun with [[tap]]"),
+        ("[[port]]\nname=1\nsocket='/a'\n", "2: name must be a string, not a number"),
+        ("[[port]]\nname='a'\nsocket=['/a']\n", "3: socket must be a string, not a list"),
+        ("[[port]]\nname='a'\nsocket=\"/a\\u0000\"\n", "3: socket '/a\\u{0}' has unprintable"),
         ("fd=1000000\n", "1: fd 1000000 is not an open socket"),
-        (
-            "fd='3'\n",
-            "1: fd must be a number from 0 to 2147483647, not a string",
-        ),
+        ("fd='3'\n", "1: fd must be a number from 0 to 2147483647, not a string"),
     ];
     for (content, expected) in cases {
         assert_file_error(content, expected);
     }
     let cases = [
         ("mac=1", "4: mac must be a string, not a number"),
-        (
-            "mac=[\n'52:54:00:00:00:01',\n7]",
-            "6: mac must be a string, not a number",
-        ),
-        (
-            "socket-mode=660",
-            "4: socket-mode must be octal digits in a string",
-        ),
-        (
-            "socket-group=true",
-            "4: socket-group must be a string, not a truth value",
-        ),
-        (
-            "queues='1'",
-            "4: queues must be a number from 1 to 16, not a string",
-        ),
-        (
-            "mode='client'\nsocket-group=0",
-            "5: socket-group does not go with mode=client",
-        ),
+        ("mac=[\n'52:54:00:00:00:01',\n7]", "6: mac must be a string, not a number"),
+        ("socket-mode=660", "4: socket-mode must be octal digits in a string"),
+        ("socket-group=true", "4: socket-group must be a string, not a truth value"),
+        ("queues='1'", "4: queues must be a number from 1 to 16, not a string"),
+        ("mode='client'\nsocket-group=0", "5: socket-group does not go with mode=client"),
         (
             "socket_mode='0660'",
             "4: unknown key 'socket_mode' (known: name, socket, mode, socket-mode",
@@ -207,23 +156,14 @@ fn a_flood_of_errors_is_cut_and_counted() {
     assert_eq!(error.lines.len(), limits::MAX_CONFIG_ERRORS + 1);
     let last = &error.lines[limits::MAX_CONFIG_ERRORS];
     assert_eq!(*last, format!("{}: 9900 more errors", file.path()));
-    assert!(
-        error.lines[0].contains(":1: unknown key 'bogus00000'"),
-        "{}",
-        error.lines[0]
-    );
+    assert!(error.lines[0].contains(":1: unknown key 'bogus00000'"), "{}", error.lines[0]);
 }
 
 #[test]
 fn hostile_text_does_not_panic_or_take_long() {
     let deep = format!("a = {}", "[".repeat(500_000));
     let tables = format!("{}x = 1", "a.".repeat(300_000));
-    for content in [
-        deep,
-        tables,
-        "[[port]]\n".repeat(100_000),
-        "\"".repeat(1 << 20),
-    ] {
+    for content in [deep, tables, "[[port]]\n".repeat(100_000), "\"".repeat(1 << 20)] {
         assert!(!file_errors(content).is_empty());
     }
 }

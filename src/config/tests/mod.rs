@@ -8,16 +8,14 @@ use super::*;
 
 mod command_line;
 mod file;
+mod packaging;
 mod precedence;
 
 const CPUS: usize = 4;
 const MAC: &str = "52:54:00:00:00:01";
 
 fn run(args: &[&str]) -> Result<Action, UsageError> {
-    from_args(
-        std::iter::once("vioswitchd").chain(args.iter().copied()),
-        CPUS,
-    )
+    from_args(std::iter::once("vioswitchd").chain(args.iter().copied()), CPUS)
 }
 
 fn config(args: &[&str]) -> Config {
@@ -32,10 +30,7 @@ fn complaint(args: &[&str]) -> String {
     let error = run(args).expect_err(&format!("{args:?}"));
     assert_eq!(error.lines.len(), 1, "{args:?}: {error:?}");
     assert!(!error.lines[0].contains(['\n', '\r']), "{error:?}");
-    error.lines[0]
-        .strip_prefix("vioswitchd: ")
-        .unwrap_or(&error.lines[0])
-        .to_owned()
+    error.lines[0].strip_prefix("vioswitchd: ").unwrap_or(&error.lines[0]).to_owned()
 }
 
 fn assert_complaint(args: &[&str], expected: &str) {
@@ -69,10 +64,8 @@ impl Drop for Scratch {
 /// The configuration of a file and arguments.
 fn with_file(content: &str, args: &[&str]) -> Result<Action, UsageError> {
     let file = Scratch::new(content);
-    let all: Vec<&str> = ["--config", file.path()]
-        .into_iter()
-        .chain(args.iter().copied())
-        .collect();
+    let all: Vec<&str> =
+        ["--config", file.path()].into_iter().chain(args.iter().copied()).collect();
     run(&all)
 }
 
@@ -84,9 +77,5 @@ fn good_file(content: &str, args: &[&str]) -> Config {
 }
 
 fn server(path: &str) -> Endpoint {
-    Endpoint::Server {
-        path: path.into(),
-        mode: 0o660,
-        group: None,
-    }
+    Endpoint::Server { path: path.into(), mode: 0o660, group: None }
 }

@@ -14,21 +14,14 @@ fn defaults() {
             queue_pairs: 1,
             macs: vec![],
         }],
-        taps: vec![TapConfig {
-            name: "up".into(),
-            ifname: "tap0".into(),
-            queues: 1,
-        }],
+        taps: vec![TapConfig { name: "up".into(), ifname: "tap0".into(), queues: 1 }],
         workers: 1,
         poll: false,
         age_seconds: 300,
         control: None,
         uplink_to_uplink: false,
     };
-    assert_eq!(
-        config(&["--port", "vm1,socket=/run/vm1", "--tap", "up,ifname=tap0"]),
-        expected
-    );
+    assert_eq!(config(&["--port", "vm1,socket=/run/vm1", "--tap", "up,ifname=tap0"]), expected);
     let file = "[[port]]\nname='vm1'\nsocket='/run/vm1'\n[[tap]]\nname='up'\nifname='tap0'\n";
     assert_eq!(good_file(file, &[]), expected);
 }
@@ -80,24 +73,11 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         ifname = 'tap1'
     ";
     assert_eq!(good_file(file, &[]), args);
-    let first = Endpoint::Server {
-        path: "/run/a,b".into(),
-        mode: 0o600,
-        group: Some(0),
-    };
+    let first = Endpoint::Server { path: "/run/a,b".into(), mode: 0o600, group: Some(0) };
     assert_eq!(args.ports[0].endpoint, first);
     assert_eq!(args.ports[0].macs.len(), 2);
-    assert_eq!(
-        args.ports[1].endpoint,
-        Endpoint::Client {
-            path: "c.sock".into()
-        }
-    );
-    let third = Endpoint::Server {
-        path: "/d".into(),
-        mode: 0o660,
-        group: Some(65534),
-    };
+    assert_eq!(args.ports[1].endpoint, Endpoint::Client { path: "c.sock".into() });
+    let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
     assert_eq!(args.ports[2].endpoint, third);
     assert_eq!((args.workers, args.poll, args.age_seconds), (4, true, 1));
     assert_eq!(args.control, Some(PathBuf::from("/run/control")));
@@ -114,10 +94,7 @@ fn a_single_address_needs_no_list() {
 fn scalars_of_the_command_line_win() {
     let file = "workers=2\npoll=true\nage=5\ncontrol='/c'\nuplink-to-uplink=true\nsocket-path='/s'";
     let untouched = good_file(file, &[]);
-    assert_eq!(
-        (untouched.workers, untouched.poll, untouched.age_seconds),
-        (2, true, 5)
-    );
+    assert_eq!((untouched.workers, untouched.poll, untouched.age_seconds), (2, true, 5));
     let won = good_file(
         file,
         &[
@@ -142,87 +119,35 @@ fn an_entry_of_the_command_line_replaces_its_namesake_as_a_whole() {
         "[[port]]\nname='a'\nsocket='/a'\nqueues=4\nmac=['{MAC}']\n\
          [[port]]\nname='b'\nsocket='/b'\n[[tap]]\nname='up'\nifname='tap0'\nqueues=2\n"
     );
-    let args = [
-        "--port=a,socket=/new",
-        "--port=c,socket=/c",
-        "--tap=up,ifname=tap9",
-    ];
+    let args = ["--port=a,socket=/new", "--port=c,socket=/c", "--tap=up,ifname=tap9"];
     let config = good_file(&file, &args);
-    let ports: Vec<_> = config
-        .ports
-        .iter()
-        .map(|p| (p.name.as_str(), &p.endpoint))
-        .collect();
-    assert_eq!(
-        ports,
-        [
-            ("a", &server("/new")),
-            ("b", &server("/b")),
-            ("c", &server("/c"))
-        ]
-    );
-    assert_eq!(
-        (config.ports[0].queue_pairs, config.ports[0].macs.len()),
-        (1, 0)
-    );
-    assert_eq!(
-        config.taps,
-        [TapConfig {
-            name: "up".into(),
-            ifname: "tap9".into(),
-            queues: 1
-        }]
-    );
+    let ports: Vec<_> = config.ports.iter().map(|p| (p.name.as_str(), &p.endpoint)).collect();
+    assert_eq!(ports, [("a", &server("/new")), ("b", &server("/b")), ("c", &server("/c"))]);
+    assert_eq!((config.ports[0].queue_pairs, config.ports[0].macs.len()), (1, 0));
+    assert_eq!(config.taps, [TapConfig { name: "up".into(), ifname: "tap9".into(), queues: 1 }]);
 }
 
 #[test]
 fn what_a_replaced_entry_had_is_free_again() {
     let file = format!("[[port]]\nname='a'\nsocket='/a'\nmac='{MAC}'\n");
     let other = format!("--port=b,socket=/a,mac={MAC}");
-    assert_eq!(
-        good_file(&file, &["--port=a,socket=/x", &other])
-            .ports
-            .len(),
-        2
-    );
+    assert_eq!(good_file(&file, &["--port=a,socket=/x", &other]).ports.len(), 2);
 }
 
 #[test]
 fn conflicts_between_arguments_and_file_name_the_argument() {
     let file = "control='/ctl'\n[[port]]\nname='a'\nsocket='/a'\n[[tap]]\nname='up'\nifname='t'\n";
     let cases = [
-        (
-            "--port=b,socket=/./a",
-            "--port b,socket=/./a: socket '/./a' is already used in line 4",
-        ),
-        (
-            "--port=b,socket=/ctl",
-            "--port b,socket=/ctl: socket '/ctl' is already used in line 1",
-        ),
-        (
-            "--port=up,socket=/b",
-            "--port up,socket=/b: name 'up' is already used in line 6",
-        ),
-        (
-            "--tap=a,ifname=u",
-            "--tap a,ifname=u: name 'a' is already used in line 3",
-        ),
-        (
-            "--tap=v,ifname=t",
-            "--tap v,ifname=t: interface 't' is already used in line 7",
-        ),
-        (
-            "--control=/a",
-            "--control /a: socket '/a' is already used in line 4",
-        ),
+        ("--port=b,socket=/./a", "--port b,socket=/./a: socket '/./a' is already used in line 4"),
+        ("--port=b,socket=/ctl", "--port b,socket=/ctl: socket '/ctl' is already used in line 1"),
+        ("--port=up,socket=/b", "--port up,socket=/b: name 'up' is already used in line 6"),
+        ("--tap=a,ifname=u", "--tap a,ifname=u: name 'a' is already used in line 3"),
+        ("--tap=v,ifname=t", "--tap v,ifname=t: interface 't' is already used in line 7"),
+        ("--control=/a", "--control /a: socket '/a' is already used in line 4"),
     ];
     for (arg, expected) in cases {
         let error = with_file(file, &[arg]).unwrap_err();
-        assert_eq!(
-            error.lines,
-            [format!("vioswitchd: {expected} of the file")],
-            "{arg}"
-        );
+        assert_eq!(error.lines, [format!("vioswitchd: {expected} of the file")], "{arg}");
     }
 }
 
@@ -241,10 +166,7 @@ fn shorthands_make_one_port() {
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
     let fd = listener.as_raw_fd();
-    assert_eq!(
-        config(&["--fd", &fd.to_string()]).ports[0].endpoint,
-        Endpoint::Fd(fd)
-    );
+    assert_eq!(config(&["--fd", &fd.to_string()]).ports[0].endpoint, Endpoint::Fd(fd));
     let replaced = good_file("socket-path='/s'\nage=7\n", &[&format!("--fd={fd}")]);
     assert_eq!(replaced.ports[0].endpoint, Endpoint::Fd(fd));
     std::fs::remove_file(&path).unwrap();
@@ -254,10 +176,7 @@ fn shorthands_make_one_port() {
 fn nothing_to_switch_says_what_to_give() {
     for args in [&[][..], &["--workers=1"]] {
         let line = complaint(args);
-        assert!(
-            line.starts_with("nothing to switch: give at least one --port"),
-            "{line}"
-        );
+        assert!(line.starts_with("nothing to switch: give at least one --port"), "{line}");
     }
     assert!(with_file("workers = 1\n", &[]).unwrap_err().lines[0].contains("nothing to switch"));
     // Not even a program's name.
@@ -269,9 +188,6 @@ fn the_first_of_several_bad_arguments_is_told() {
     assert!(complaint(&["--age=0", "--workers=0"]).starts_with("--workers 0: "));
     // A bad argument comes before a bad file.
     let error = with_file("bogus = 1\n", &["--age=0"]).unwrap_err();
-    assert!(
-        error.lines[0].starts_with("vioswitchd: --age 0: "),
-        "{error:?}"
-    );
+    assert!(error.lines[0].starts_with("vioswitchd: --age 0: "), "{error:?}");
     assert_eq!(error.lines.len(), 1);
 }

@@ -1,0 +1,58 @@
+//! The files under scripts/ that describe the daemon to others agree with it.
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitchd.toml");
+const UNIT: &str = include_str!("../../../scripts/systemd/vioswitchd.service");
+const DESCRIPTION: &str = include_str!("../../../scripts/vhost-user/50-vioswitchd.json");
+
+/// Runs a line of the unit, on a copy of the example.
+fn start_as_installed(example: &str) -> Config {
+    let file = Scratch::new(example);
+    let line = UNIT.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let line = line.replace("/etc/vioswitch/vioswitchd.toml", file.path());
+    match from_args(line.split(' '), CPUS) {
+        Ok(Action::Run(config)) => config,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_example_is_taken_and_its_remarks_are_the_defaults() {
+    let plain = start_as_installed(EXAMPLE);
+    assert_eq!((plain.ports.len(), plain.taps.len()), (2, 1));
+    // "A line that begins with # and no blank is a setting that is off".
+    let mut settings = 0;
+    let mut all = String::new();
+    for line in EXAMPLE.lines() {
+        let setting = line.strip_prefix('#').filter(|rest| rest.starts_with(char::is_alphabetic));
+        settings += usize::from(setting.is_some());
+        all += setting.unwrap_or(line);
+        all.push('\n');
+    }
+    assert_eq!(settings, 11);
+    // This machine may have no such group.
+    let all = start_as_installed(&all.replace("\"kvm\"", "\"root\""));
+    let mut expected = plain;
+    expected.control = Some("/run/vioswitch/control.sock".into());
+    let path = PathBuf::from("/run/vioswitch/vm1.sock");
+    expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
+    expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn qemu_is_told_the_type_that_the_daemon_prints() {
+    assert!(DESCRIPTION.contains("\"type\": \"net\""));
+    let Ok(Action::Print(json)) = run(&["--print-capabilities"]) else { panic!("no answer") };
+    assert!(json.contains("\"type\":\"net\""));
+}
+
+#[test]
+fn sockets_of_the_example_are_where_the_unit_makes_a_directory() {
+    assert!(UNIT.contains("\nRuntimeDirectory=vioswitch\n"));
+    for port in start_as_installed(EXAMPLE).ports {
+        let Endpoint::Server { path, .. } = port.endpoint else { panic!("{}", port.name) };
+        assert_eq!(path.parent(), Some("/run/vioswitch".as_ref()));
+    }
+}
