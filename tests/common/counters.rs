@@ -1,0 +1,68 @@
+//! The daemon's counters as it logs them on SIGUSR1, and the balance they must show (I1).
+//!
+//! `port NAME [queue N in|out|announced] KEY VALUE KEY VALUE …`; drops are keys `drop.REASON`.
+
+use std::collections::HashMap;
+
+/// One line.
+#[derive(Clone, Debug)]
+struct Row {
+    port: String,
+    /// "in", "out", "announced", or "" for the port's own line.
+    side: String,
+    values: HashMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    rows: Vec<Row>,
+}
+
+impl Counters {
+    /// Reads all counter lines out of a piece of log.
+    pub fn parse(log: &str) -> Counters {
+        let rows = log.lines().filter_map(|l| parse_row(l.split_once("] ")?.1)).collect();
+        Counters { rows }
+    }
+
+    /// Sum of a counter over the queues of one side, of one port or of all.
+    pub fn sum(&self, port: Option<&str>, side: &str, key: &str) -> u64 {
+        self.side(port, side).filter_map(|r| r.values.get(key)).sum()
+    }
+
+    /// Sum of all drops, likewise.
+    pub fn drops(&self, port: Option<&str>, side: &str) -> u64 {
+        let rows = self.side(port, side).flat_map(|r| &r.values);
+        rows.filter(|(k, _)| k.starts_with("drop.")).map(|(_, v)| v).sum()
+    }
+
+    fn side<'a>(&'a self, port: Option<&'a str>, side: &'a str) -> impl Iterator<Item = &'a Row> {
+        let wanted = move |r: &&Row| r.side == side && port.is_none_or(|p| r.port == p);
+        self.rows.iter().filter(wanted)
+    }
+
+    /// Copies asked for = frames out + drops on the way out, those without a queue included.
+    pub fn balance(&self) {
+        let copies = self.sum(None, "in", "copies") + self.sum(None, "announced", "copies");
+        let out = self.sum(None, "out", "frames");
+        let dropped = self.drops(None, "out") + self.drops(None, "");
+        assert_eq!(copies, out + dropped, "copies, frames out + drops (I1): {self:#?}");
+    }
+}
+
+fn parse_row(text: &str) -> Option<Row> {
+    let mut words: Vec<&str> = text.split_whitespace().collect();
+    if words.first() != Some(&"port") || words.len() < 4 {
+        return None;
+    }
+    let port = words[1].to_string();
+    let mut side = String::new();
+    words.drain(..2);
+    if words[0] == "queue" {
+        side = words.get(2)?.to_string();
+        words.drain(..3);
+    }
+    let value = |p: &[&str]| Some((p.first()?.to_string(), p.get(1)?.parse().ok()?));
+    let values: HashMap<String, u64> = words.chunks(2).map(value).collect::<Option<_>>()?;
+    Some(Row { port, side, values })
+}

@@ -1,0 +1,192 @@
+//! The few system calls the test front-end needs and std has no word for: eventfd, memfd, poll,
+//! and one message with descriptors over a UNIX socket. Safe wrappers over `libc`; every wait has
+//! a limit, so that a broken daemon fails a test and never hangs it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// `Ok(value)` of a call that answers -1 on error.
+fn cvt(ret: libc::c_int) -> io::Result<libc::c_int> {
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
+}
+
+/// A non-blocking eventfd, as a VMM makes them for kicks and calls.
+pub struct EventFd(OwnedFd);
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl EventFd {
+    pub fn new() -> EventFd {
+        EventFd::with_flags(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+    }
+
+    /// With chosen flags: a hostile front-end hands out blocking ones.
+    pub fn with_flags(flags: libc::c_int) -> EventFd {
+        // SAFETY: plain system call, no memory involved.
+        let fd = cvt(unsafe { libc::eventfd(0, flags) }).expect("eventfd");
+        // SAFETY: the descriptor is new and nobody else owns it.
+        EventFd(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Adds `n` to the counter. An EAGAIN (counter full) is as good as signalled.
+    pub fn write(&self, n: u64) {
+        let bytes = n.to_ne_bytes();
+        // SAFETY: the buffer is 8 readable bytes.
+        let ret = unsafe { libc::write(self.raw(), bytes.as_ptr().cast(), 8) };
+        if ret < 0 {
+            let e = io::Error::last_os_error();
+            assert_eq!(e.kind(), io::ErrorKind::WouldBlock, "eventfd write: {e}");
+        }
+    }
+
+    /// The counter, set back to 0; 0 if nobody signalled.
+    pub fn take(&self) -> u64 {
+        let mut bytes = [0u8; 8];
+        // SAFETY: the buffer is 8 writable bytes.
+        let ret = unsafe { libc::read(self.raw(), bytes.as_mut_ptr().cast(), 8) };
+        if ret == 8 { u64::from_ne_bytes(bytes) } else { 0 }
+    }
+
+    /// Waits until signalled and clears it; false if the time is over.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        poll_in(&[self.raw()], timeout) && self.take() > 0
+    }
+
+    pub fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+}
+
+/// Signals an eventfd of which only the number is at hand.
+pub fn signal_raw(fd: RawFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: the buffer is 8 readable bytes.
+    unsafe { libc::write(fd, one.as_ptr().cast(), 8) };
+}
+
+/// Waits until one of the descriptors is readable (or hung up); false if the time is over.
+pub fn poll_in(fds: &[RawFd], timeout: Duration) -> bool {
+    let mut set: Vec<libc::pollfd> =
+        fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    poll_set(&mut set, timeout)
+}
+
+/// The same over a set the caller keeps, so that a loop does not allocate.
+pub fn poll_set(set: &mut [libc::pollfd], timeout: Duration) -> bool {
+    let end = Instant::now() + timeout;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let ts = libc::timespec {
+            tv_sec: left.as_secs() as libc::time_t,
+            tv_nsec: left.subsec_nanos() as libc::c_long,
+        };
+        // SAFETY: `set` is a valid slice of pollfd, `ts` outlives the call, no signal mask.
+        let ret = unsafe {
+            libc::ppoll(set.as_mut_ptr(), set.len() as libc::nfds_t, &ts, std::ptr::null())
+        };
+        match cvt(ret) {
+            Ok(n) => return n > 0,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => panic!("ppoll: {e}"),
+        }
+    }
+}
+
+/// An anonymous file of `len` bytes: guest memory, or a dirty log.
+pub fn memfd(len: u64) -> OwnedFd {
+    // SAFETY: the name is a NUL-terminated literal.
+    let fd = cvt(unsafe { libc::memfd_create(c"test-guest".as_ptr(), libc::MFD_CLOEXEC) });
+    // SAFETY: the descriptor is new and nobody else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd.expect("memfd_create")) };
+    truncate(&fd, len);
+    fd
+}
+
+/// Sets a file's length: a hostile front-end shrinks its memory under the daemon.
+pub fn truncate(fd: &impl AsRawFd, len: u64) {
+    // SAFETY: plain system call, no memory involved.
+    cvt(unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) }).expect("ftruncate");
+}
+
+/// Maps `len` bytes of a file shared and writable.
+pub fn map_shared(fd: &impl AsRawFd, offset: u64, len: u64) -> *mut u8 {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let off = offset as libc::off_t;
+    // SAFETY: a new mapping at an address the kernel chooses overlaps nothing of ours.
+    let p = unsafe {
+        libc::mmap(std::ptr::null_mut(), len as usize, prot, libc::MAP_SHARED, fd.as_raw_fd(), off)
+    };
+    assert_ne!(p, libc::MAP_FAILED, "mmap: {}", io::Error::last_os_error());
+    p.cast()
+}
+
+/// Ends a mapping made by [`map_shared`].
+///
+/// # Safety
+/// Nothing may use the range any more.
+pub unsafe fn unmap(host: *mut u8, len: u64) {
+    // SAFETY: the caller gives back a whole mapping that nobody uses.
+    unsafe { libc::munmap(host.cast(), len as usize) };
+}
+
+/// Sends `data` and `fds` in one message; answers how many bytes left.
+pub fn send_with_fds(sock: RawFd, data: &[u8], fds: &[RawFd]) -> io::Result<usize> {
+    let mut iov = libc::iovec { iov_base: data.as_ptr() as *mut _, iov_len: data.len() };
+    let fd_bytes = std::mem::size_of_val(fds);
+    // SAFETY: CMSG_SPACE only computes.
+    let space = unsafe { libc::CMSG_SPACE(fd_bytes as u32) } as usize;
+    // u64 elements give the control buffer the alignment of cmsghdr.
+    let mut control = vec![0u64; space.div_ceil(8)];
+    // SAFETY: msghdr is plain data, all zero is its empty value.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    if !fds.is_empty() {
+        msg.msg_control = control.as_mut_ptr().cast();
+        msg.msg_controllen = space as _;
+        // SAFETY: the control buffer holds one header plus `fd_bytes`, by CMSG_SPACE.
+        unsafe {
+            let c = libc::CMSG_FIRSTHDR(&msg);
+            (*c).cmsg_level = libc::SOL_SOCKET;
+            (*c).cmsg_type = libc::SCM_RIGHTS;
+            (*c).cmsg_len = libc::CMSG_LEN(fd_bytes as u32) as _;
+            std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), libc::CMSG_DATA(c), fd_bytes);
+        }
+    }
+    // SAFETY: `msg` points to live buffers of the lengths given.
+    let n = unsafe { libc::sendmsg(sock, &msg, libc::MSG_NOSIGNAL) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
+/// True if a file lives in memory.
+pub fn on_tmpfs(fd: &impl AsRawFd) -> bool {
+    // SAFETY: statfs is plain data; the kernel fills it in.
+    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `fs` is writable and of the right type.
+    cvt(unsafe { libc::fstatfs(fd.as_raw_fd(), &mut fs) }).expect("fstatfs");
+    fs.f_type == libc::TMPFS_MAGIC
+}
+
+/// Sends a signal to one process.
+pub fn kill(pid: u32, signal: libc::c_int) -> bool {
+    // SAFETY: plain system call, no memory involved.
+    unsafe { libc::kill(pid as libc::pid_t, signal) == 0 }
+}
+
+/// True if `needle` occurs in `hay` (`memmem`: tests scan whole guest memories for it).
+pub fn contains(hay: &[u8], needle: &[u8]) -> bool {
+    // SAFETY: both slices are valid for their lengths.
+    let p = unsafe {
+        libc::memmem(hay.as_ptr().cast(), hay.len(), needle.as_ptr().cast(), needle.len())
+    };
+    !p.is_null()
+}

@@ -1,0 +1,211 @@
+//! A network namespace, a scratch directory and a daemon, all gone when the test ends.
+//!
+//! The namespace has no name: a sleeping process holds it, so a killed test leaves none behind.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::counters::Counters;
+use super::{tail, wait_for};
+
+/// The host's end of the TAP.
+pub const TAP: &str = "uplink0";
+
+/// Addresses of the host's end of the TAP.
+pub const HOST_IP4: &str = "10.99.0.254";
+/// The same in IPv6.
+pub const HOST_IP6: &str = "fd00:99::fe";
+
+/// The daemon promises to leave within one second; the second one is the test machine's, whose
+/// two cores also run guests.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// One test's surroundings.
+pub struct Lab {
+    dir: PathBuf,
+    /// Holds the namespace; `None` for tests that need no network.
+    holder: Option<Child>,
+    daemon: Option<Child>,
+}
+
+impl Lab {
+    /// An empty directory, and no network; `name` appears in the directory's name.
+    pub fn without_network(name: &str) -> Lab {
+        let dir = std::env::temp_dir().join(format!("vioswitch-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir(&dir).expect("make the scratch directory");
+        Lab { dir, holder: None, daemon: None }
+    }
+
+    /// An empty directory and a namespace with nothing but its loopback.
+    pub fn new(name: &str) -> Lab {
+        let mut lab = Lab::without_network(name);
+        let holder = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("start the process that holds the namespace");
+        let namespace = format!("/proc/{}/ns/net", holder.id());
+        lab.holder = Some(holder);
+        let own = std::fs::read_link("/proc/self/ns/net").expect("own namespace");
+        wait_for("the network namespace", Duration::from_secs(10), || {
+            (std::fs::read_link(&namespace).ok()? != own).then_some(())
+        });
+        lab.sh("ip link set lo up");
+        lab
+    }
+
+    /// A path in the scratch directory.
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.dir.join(file)
+    }
+
+    /// A command that runs in the namespace, if there is one, and dies with the test.
+    pub fn in_netns(&self, program: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]);
+        if let Some(holder) = &self.holder {
+            command.args(["nsenter", "--net", "--target", &holder.id().to_string()]);
+        }
+        command.arg(program);
+        command
+    }
+
+    /// Runs a shell script in the namespace; panics with its output unless it succeeds.
+    pub fn sh(&self, script: &str) -> String {
+        let out = self.in_netns("sh").args(["-c", script]).output().expect("run sh");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "`{script}` failed on the host: {text}{errors}");
+        text
+    }
+
+    /// Starts the daemon under test and waits until its listening sockets exist.
+    pub fn start_daemon(&mut self, args: &[String]) {
+        assert!(self.daemon.is_none(), "one daemon at a time");
+        let log = File::create(self.log_path()).expect("create the daemon's log");
+        let child = self
+            .in_netns(&daemon_binary())
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("clone the log"))
+            .stderr(log)
+            .spawn()
+            .expect("start vioswitchd");
+        self.daemon = Some(child);
+        wait_for("the daemon's sockets", Duration::from_secs(20), || {
+            assert!(self.daemon_runs(), "the daemon left at once");
+            listening_sockets(args).all(|socket| socket.exists()).then_some(())
+        });
+    }
+
+    /// Gives the host's end of the TAP its addresses and brings it up.
+    pub fn configure_tap(&self) {
+        wait_for("the TAP", Duration::from_secs(10), || {
+            let found = self.in_netns("ip").args(["link", "show", TAP]).output().ok()?;
+            found.status.success().then_some(())
+        });
+        self.sh(&format!(
+            "ip link set {TAP} up && ip addr add {HOST_IP4}/24 dev {TAP} && \
+             ip -6 addr add {HOST_IP6}/64 dev {TAP} nodad"
+        ));
+    }
+
+    /// Whether the daemon is still there.
+    pub fn daemon_runs(&mut self) -> bool {
+        self.daemon.as_mut().is_some_and(|d| d.try_wait().expect("wait").is_none())
+    }
+
+    /// Makes the daemon log its counters and reads them.
+    pub fn counters(&mut self) -> Counters {
+        let before = std::fs::read(self.log_path()).expect("read the log").len();
+        self.signal_daemon("USR1");
+        wait_for("the counters in the log", Duration::from_secs(10), || {
+            let log = std::fs::read(self.log_path()).expect("read the log");
+            Counters::parse(&String::from_utf8_lossy(&log[before..]))
+        })
+    }
+
+    /// The counters once traffic rests: two readings 0.2 s apart say the same.
+    pub fn counters_at_rest(&mut self) -> Counters {
+        let mut last = self.counters();
+        wait_for("traffic to rest", Duration::from_secs(20), || {
+            std::thread::sleep(Duration::from_millis(200));
+            let now = self.counters();
+            let rests = ["in frames", "out frames"].iter().all(|k| now.total(k) == last.total(k));
+            last = now.clone();
+            rests.then_some(now)
+        })
+    }
+
+    /// SIGTERM: the daemon must leave with status 0, in time, and take its sockets along.
+    pub fn stop_daemon(&mut self) {
+        self.signal_daemon("TERM");
+        let start = Instant::now();
+        let mut daemon = self.daemon.take().expect("a running daemon");
+        let status: ExitStatus = wait_for("the daemon to leave", Duration::from_secs(10), || {
+            daemon.try_wait().expect("wait for the daemon")
+        });
+        let took = start.elapsed();
+        assert!(status.success(), "the daemon left with {status}:\n{}", self.log_tail());
+        assert!(took < STOP_LIMIT, "the daemon took {took:?} to leave");
+    }
+
+    /// SIGKILL: what a crash leaves.
+    pub fn kill_daemon(&mut self) {
+        let mut daemon = self.daemon.take().expect("a running daemon");
+        daemon.kill().expect("kill the daemon");
+        daemon.wait().expect("wait for the daemon");
+    }
+
+    fn signal_daemon(&self, signal: &str) {
+        let pid = self.daemon.as_ref().expect("a running daemon").id();
+        self.sh(&format!("kill -{signal} {pid}"));
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.path("vioswitchd.log")
+    }
+
+    fn log_tail(&self) -> String {
+        tail(&self.log_path(), 60)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- vioswitchd, end of its log:\n{}", self.log_tail());
+        }
+        for child in [&mut self.daemon, &mut self.holder].into_iter().flatten() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The daemon under test: this package's, or the one that `VIOSWITCHD_BIN` names.
+fn daemon_binary() -> String {
+    std::env::var("VIOSWITCHD_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_vioswitchd").into())
+}
+
+/// The sockets that the daemon itself creates, from its `--port` arguments.
+fn listening_sockets(args: &[String]) -> impl Iterator<Item = &Path> {
+    args.iter()
+        .filter(|arg| arg.contains(",socket=") && !arg.contains(",mode=client"))
+        .filter_map(|arg| arg.split(',').find_map(|part| part.strip_prefix("socket=")))
+        .map(Path::new)
+}
+
+/// `--port NAME,socket=PATH…` as two arguments; `options` starts with a comma or is empty.
+pub fn port(name: &str, socket: &Path, options: &str) -> [String; 2] {
+    ["--port".into(), format!("{name},socket={}{options}", socket.display())]
+}
+
+/// `--tap` for the namespace's uplink.
+pub fn tap() -> [String; 2] {
+    ["--tap".into(), format!("uplink,ifname={TAP}")]
+}

@@ -1,0 +1,348 @@
+//! A Linux guest under QEMU on one of the daemon's ports, which runs commands for the test.
+//!
+//! The guest is what `scripts/guest-image` built. Its console goes to a file; its second serial
+//! port is QEMU's standard input and output and carries commands (protocol in
+//! `scripts/lib/guest-init`), so a test can talk to the guest with no network up. QMP is for what
+//! only the machine's owner can do: pull the cable, press reset.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::lab::Lab;
+use super::{need_program, tail};
+
+/// From power-on to the first command. A guest under TCG takes 3 s on an idle machine and ten
+/// times that on a busy one.
+const BOOT_LIMIT: Duration = Duration::from_secs(90);
+
+/// For a command that does no waiting of its own.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// What a guest of a failed test tells about itself.
+const CONFESSION: &str =
+    "ip addr; ip neigh; ip -6 neigh; cat /proc/net/dev; cat /proc/net/igmp6; ethtool -S eth0";
+
+/// A QEMU of this machine and how it runs.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    program: PathBuf,
+    major: u32,
+    accel: String,
+    kernel: PathBuf,
+    initrd: PathBuf,
+}
+
+impl Qemu {
+    /// The distribution's QEMU, 7.2 on Debian 12; `Err` says what is missing.
+    pub fn system() -> Result<Qemu, String> {
+        need_program("qemu-system-x86_64")?;
+        Qemu::new(PathBuf::from("qemu-system-x86_64"))
+    }
+
+    /// QEMU 10.0 as `scripts/guest-image --qemu10` unpacked it.
+    pub fn backported() -> Result<Qemu, String> {
+        Qemu::new(target().join("qemu10/qemu-system-x86_64"))
+    }
+
+    fn new(program: PathBuf) -> Result<Qemu, String> {
+        let (kernel, initrd) = (target().join("guest/vmlinux"), target().join("guest/initrd.gz"));
+        if !kernel.is_file() || !initrd.is_file() {
+            return Err("there is no guest: run scripts/guest-image".into());
+        }
+        let version = Command::new(&program)
+            .arg("--version")
+            .output()
+            .map_err(|e| format!("{} does not run: {e}", program.display()))?;
+        let version = String::from_utf8_lossy(&version.stdout).into_owned();
+        let major = version
+            .split_once("version ")
+            .and_then(|(_, v)| v.split('.').next()?.parse().ok())
+            .ok_or_else(|| format!("{} tells no version", program.display()))?;
+        let accel = accelerator()?;
+        Ok(Qemu { program, major, accel, kernel, initrd })
+    }
+
+    /// QEMU before 8 crashes by itself under TCG when a vhost-user-net device uses MSI-X.
+    fn without_msix(&self) -> bool {
+        self.major < 8 && self.accel == "tcg"
+    }
+}
+
+/// The project's target directory, where scripts put what they build. Cargo's own may be elsewhere.
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target")
+}
+
+/// `kvm` or `tcg`: the script that built the guest finds out by booting it.
+fn accelerator() -> Result<String, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/guest-image");
+    let out = Command::new(script)
+        .arg("--accel")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("scripts/guest-image does not run: {e}"))?;
+    let answer = String::from_utf8_lossy(&out.stdout).trim().to_string();
+    if out.status.success() && (answer == "kvm" || answer == "tcg") {
+        Ok(answer)
+    } else {
+        Err(format!("scripts/guest-image --accel failed: {answer}"))
+    }
+}
+
+/// One virtual machine's shape.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    /// Also the name of its files.
+    pub name: &'static str,
+    /// Last part of its addresses: MAC 52:54:00:99:00:xx, 10.99.0.xx/24, fd00:99::xx/64.
+    pub number: u8,
+    /// The port's socket.
+    pub socket: PathBuf,
+    /// QEMU listens on the socket and the daemon connects.
+    pub listens: bool,
+    /// Queue pairs, and virtual CPUs to use them.
+    pub pairs: u16,
+}
+
+impl VmSpec {
+    /// The guest's IPv4 address.
+    pub fn ip4(&self) -> String {
+        format!("10.99.0.{}", self.number)
+    }
+
+    /// The guest's IPv6 address.
+    pub fn ip6(&self) -> String {
+        format!("fd00:99::{}", self.number)
+    }
+
+    fn arguments(&self, qemu: &Qemu, console: &Path, qmp: &Path) -> Vec<String> {
+        let (pairs, number) = (self.pairs, self.number);
+        let vectors = if qemu.without_msix() { 0 } else { 2 * pairs + 2 };
+        let multi = if pairs > 1 { ",mq=on" } else { "" };
+        let server = if self.listens { ",server=on" } else { "" };
+        let cpu = if qemu.accel == "kvm" { "host" } else { "max" };
+        let socket = self.socket.display();
+        let device = format!(
+            "virtio-net-pci,id=nic,netdev=net,mac=52:54:00:99:00:{number:02x},romfile=,\
+             vectors={vectors}{multi}"
+        );
+        let append = format!(
+            "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check ip4={}/24 ip6={}/64",
+            self.ip4(),
+            self.ip6()
+        );
+        let words = [
+            "-accel",
+            &qemu.accel,
+            "-cpu",
+            cpu,
+            "-smp",
+            &pairs.to_string(),
+            "-m",
+            "192",
+            "-object",
+            "memory-backend-memfd,id=mem,size=192M,share=on",
+            "-machine",
+            "pc,memory-backend=mem",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-serial",
+            &format!("file:{}", console.display()),
+            "-chardev",
+            "stdio,id=commands,signal=off",
+            "-serial",
+            "chardev:commands",
+            "-qmp",
+            &format!("unix:{},server=on,wait=off", qmp.display()),
+            "-chardev",
+            &format!("socket,id=port,path={socket}{server}"),
+            "-netdev",
+            &format!("vhost-user,id=net,chardev=port,queues={pairs}"),
+            "-device",
+            &device,
+            "-kernel",
+            &qemu.kernel.to_string_lossy(),
+            "-initrd",
+            &qemu.initrd.to_string_lossy(),
+            "-append",
+            &append,
+        ];
+        words.iter().map(|word| (*word).to_string()).collect()
+    }
+}
+
+/// A running guest.
+pub struct Vm {
+    /// Its shape.
+    pub spec: VmSpec,
+    child: Child,
+    commands: ChildStdin,
+    replies: Receiver<String>,
+    console: PathBuf,
+    qemu_log: PathBuf,
+    qmp: PathBuf,
+    next_id: u32,
+    heard: Vec<String>,
+}
+
+impl Vm {
+    /// Powers the machine on; [`Vm::wait_ready`] waits for it.
+    pub fn start(lab: &Lab, qemu: &Qemu, spec: &VmSpec) -> Vm {
+        let file = |suffix: &str| lab.path(&format!("{}{suffix}", spec.name));
+        let (console, qemu_log, qmp) = (file(".console"), file(".qemu"), file(".qmp"));
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(&qemu.program)
+            .args(spec.arguments(qemu, &console, &qmp))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&qemu_log).expect("create QEMU's log"))
+            .spawn()
+            .expect("start QEMU");
+        let commands = child.stdin.take().expect("QEMU's standard input");
+        let output = child.stdout.take().expect("QEMU's standard output");
+        let (send, replies) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                if send.send(String::from_utf8_lossy(&line).trim_end().to_string()).is_err() {
+                    break;
+                }
+            }
+        });
+        let (spec, heard) = (spec.clone(), Vec::new());
+        Vm { spec, child, commands, replies, console, qemu_log, qmp, next_id: 0, heard }
+    }
+
+    /// Waits until the guest takes commands: after power-on, and again after each reset.
+    pub fn wait_ready(&mut self) {
+        self.wait_line("VS ready", BOOT_LIMIT);
+    }
+
+    /// Runs a command in the guest: its exit status and output.
+    pub fn run(&mut self, command: &str, limit: Duration) -> (i32, String) {
+        self.next_id += 1;
+        let id = self.next_id;
+        self.send(&format!("{id} {command}"));
+        let (text, end) = (format!("VS {id} | "), format!("VS {id} exit "));
+        let from = self.heard.len();
+        let last = self.wait_line(&end, limit);
+        let status = last[end.len()..].parse().expect("an exit status");
+        let output = self.heard[from..].iter().filter_map(|line| line.strip_prefix(&text));
+        (status, output.flat_map(|line| [line, "\n"]).collect())
+    }
+
+    /// Runs a command that must succeed within [`SOON`]; its output.
+    pub fn ok(&mut self, command: &str) -> String {
+        self.ok_within(command, SOON)
+    }
+
+    /// Runs a command that must succeed; its output.
+    pub fn ok_within(&mut self, command: &str, limit: Duration) -> String {
+        let (status, output) = self.run(command, limit);
+        let name = self.spec.name;
+        assert!(status == 0, "`{command}` ended with {status} in {name}:\n{output}");
+        output
+    }
+
+    /// Sends a command whose end the guest will not live to report.
+    pub fn last_words(&mut self, command: &str) {
+        self.send(&format!("0 {command}"));
+    }
+
+    /// One QMP command, such as `"execute":"system_reset"`; panics unless QEMU accepts it.
+    pub fn qmp(&self, command: &str) {
+        let stream = UnixStream::connect(&self.qmp).expect("connect to QMP");
+        stream.set_read_timeout(Some(SOON)).expect("set a time limit");
+        let mut writer = stream.try_clone().expect("clone the QMP connection");
+        let mut lines = BufReader::new(stream).lines();
+        let mut answer = |wanted: &[&str]| {
+            // Events come in between; they carry neither word as a key.
+            lines
+                .by_ref()
+                .map(|line| line.expect("an answer from QMP"))
+                .find(|line| wanted.iter().any(|key| line.starts_with(&format!("{{\"{key}\""))))
+                .expect("QMP closed the connection")
+        };
+        answer(&["QMP"]);
+        for request in ["\"execute\":\"qmp_capabilities\"", command] {
+            writeln!(writer, "{{{request}}}").expect("write to QMP");
+            let reply = answer(&["return", "error"]);
+            assert!(reply.starts_with("{\"return\""), "QMP {request}: {reply}");
+        }
+    }
+
+    /// SIGKILL, as the kernel's out-of-memory killer would send it, and the machine anew.
+    pub fn power_cycle(&mut self, lab: &Lab, qemu: &Qemu) {
+        self.child.kill().expect("kill QEMU");
+        self.child.wait().expect("wait for QEMU");
+        *self = Vm::start(lab, qemu, &self.spec);
+    }
+
+    fn send(&mut self, line: &str) {
+        writeln!(self.commands, "{line}").expect("QEMU takes a command");
+        self.commands.flush().expect("QEMU takes a command");
+    }
+
+    /// Reads on until a line begins with `start`; panics when the time is over or QEMU gone.
+    fn wait_line(&mut self, start: &str, limit: Duration) -> String {
+        let (name, end) = (self.spec.name, Instant::now() + limit);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.replies.recv_timeout(left) {
+                Ok(line) => {
+                    self.heard.push(line.clone());
+                    if line.starts_with(start) {
+                        return line;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("{name} did not say `{start}` within {limit:?}");
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("{name}'s QEMU left: {:?}", self.child.wait());
+                }
+            }
+        }
+    }
+}
+
+impl Vm {
+    /// Asks a guest of a failed test for its view of the network; a dead one stays silent.
+    fn confess(&mut self) {
+        let _ = writeln!(self.commands, "0 {CONFESSION}");
+        let _ = self.commands.flush();
+        let end = Instant::now() + Duration::from_secs(3);
+        while let Ok(line) =
+            self.replies.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            let last = line.starts_with("VS 0 exit");
+            self.heard.push(line);
+            if last {
+                break;
+            }
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.confess();
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let name = self.spec.name;
+            let from = self.heard.len().saturating_sub(90);
+            eprintln!("--- {name}, last answers:\n    {}", self.heard[from..].join("\n    "));
+            eprintln!("--- {name}, end of its console:\n{}", tail(&self.console, 30));
+            eprintln!("--- {name}, QEMU:\n{}", tail(&self.qemu_log, 20));
+        }
+    }
+}

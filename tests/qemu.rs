@@ -1,0 +1,300 @@
+//! Real Linux guests under two generations of QEMU talk through the switch.
+//!
+//! For QEMU 7.2 (Debian 12's) and 10.0 (its backports): boot, ping between guests and to the host
+//! behind the TAP over IPv4 and IPv6, iperf3, the cable pulled, queue pairs changed, guests
+//! rebooted, QEMU killed and started again. The daemon is the real binary in a network namespace
+//! of the test's own. Guests boot as seldom as possible: under TCG a boot is what costs.
+//!
+//! Needs root and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
+//! `VIOSWITCH_LONG=1` kills QEMU 50 times instead of 5.
+
+mod guests;
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use guests::lab::{HOST_IP4, HOST_IP6, Lab, port, tap};
+use guests::vm::{Qemu, SOON, Vm, VmSpec};
+use guests::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
+
+/// Bytes in each direction that the counters must show after iperf3 has run both ways: far above
+/// what pings and neighbours leave, far below an emulated guest's 20 MB/s and its bare ACKs.
+const IPERF_FLOOR_BYTES: u64 = 50_000;
+
+/// Two guests with two ports and an uplink between them.
+struct Pair {
+    vm1: Vm,
+    vm2: Vm,
+    qemu: Qemu,
+    lab: Lab,
+}
+
+/// Starts daemon and guests and waits for both; `None` (said loudly) if the machine lacks a part.
+/// The second guest has `pairs` queue pairs and, if `listens`, QEMU is the socket's server.
+fn pair(name: &str, qemu: Result<Qemu, String>, pairs: u16, listens: bool) -> Option<Pair> {
+    let qemu = match can_make_network().and(need_program("iperf3")).and(qemu) {
+        Ok(qemu) => qemu,
+        Err(missing) => {
+            skip(&missing);
+            return None;
+        }
+    };
+    let mut lab = Lab::new(name);
+    let (s1, s2) = (lab.path("vm1.sock"), lab.path("vm2.sock"));
+    let mode = if listens { ",mode=client" } else { "" };
+    let options = format!(",queues={pairs}{mode}");
+    let args = [&port("vm1", &s1, "")[..], &port("vm2", &s2, &options), &tap()].concat();
+    lab.start_daemon(&args);
+    lab.configure_tap();
+    let one = VmSpec { name: "vm1", number: 1, socket: s1, listens: false, pairs: 1 };
+    let two = VmSpec { name: "vm2", number: 2, socket: s2, listens, pairs };
+    let start = Instant::now();
+    let mut vm1 = Vm::start(&lab, &qemu, &one);
+    let mut vm2 = Vm::start(&lab, &qemu, &two);
+    vm1.wait_ready();
+    vm2.wait_ready();
+    progress(&format!("two guests up after {:.1} s", start.elapsed().as_secs_f32()));
+    Some(Pair { vm1, vm2, qemu, lab })
+}
+
+/// A guest reaches an address: no question is lost, not even the first to a new neighbour.
+fn pings(vm: &mut Vm, address: &str) {
+    let said = vm.ok_within(&format!("ping -c 3 -i 0.2 -W 8 {address}"), Duration::from_secs(40));
+    assert!(said.contains("3 packets received"), "ping {address}: {said}");
+}
+
+/// Whether one question to an address gets an answer.
+fn answers(vm: &mut Vm, address: &str) -> bool {
+    vm.run(&format!("ping -c 1 -W 2 {address}"), Duration::from_secs(15)).0 == 0
+}
+
+/// Runs iperf3 in `client` against `address`, where a server waits. Returns the received rate in
+/// kbit/s, and for UDP the share of lost datagrams in percent.
+fn iperf(client: &mut Vm, address: &str, options: &str) -> (f64, Option<f64>) {
+    let command = format!("iperf3 -c {address} -f k --connect-timeout 10000 {options}");
+    let said = client.ok_within(&command, Duration::from_secs(60));
+    let line = said
+        .lines()
+        .rfind(|line| line.ends_with("receiver"))
+        .unwrap_or_else(|| panic!("iperf3 has no result: {said}"));
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words.iter().position(|&w| w == "Kbits/sec").expect("a rate");
+    let rate = words[at - 1].parse().expect("a rate");
+    let lost = words.iter().find_map(|w| w.strip_prefix('(')?.strip_suffix("%)")?.parse().ok());
+    (rate, lost)
+}
+
+/// Everybody reaches everybody.
+fn all_ping(p: &mut Pair) {
+    let (one, two) = (p.vm1.spec.clone(), p.vm2.spec.clone());
+    for (vm, other) in [(&mut p.vm1, &two), (&mut p.vm2, &one)] {
+        pings(vm, &other.ip4());
+        pings(vm, &other.ip6());
+        pings(vm, HOST_IP4);
+        pings(vm, HOST_IP6);
+        let (ip4, ip6) = (vm.spec.ip4(), vm.spec.ip6());
+        p.lab.sh(&format!("ping -q -c 3 -i 0.2 -W 5 {ip4} && ping -q -c 3 -i 0.2 -W 5 {ip6}"));
+    }
+}
+
+/// The guests go, the books must balance, and the daemon leaves in good order.
+fn finish(p: Pair) {
+    let Pair { vm1, vm2, mut lab, .. } = p;
+    drop((vm1, vm2));
+    assert!(lab.daemon_runs(), "the daemon is gone");
+    lab.counters_at_rest().assert_balanced();
+    lab.stop_daemon();
+}
+
+fn talk(name: &str, qemu: Result<Qemu, String>) {
+    let _alone = alone();
+    let Some(mut p) = pair(name, qemu, 1, false) else {
+        return;
+    };
+    all_ping(&mut p);
+    let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
+    p.vm1.ok("iperf3 -s -D");
+    p.vm2.ok("iperf3 -s -D");
+    let (there, _) = iperf(&mut p.vm1, &ip2, "-t 3");
+    let (back, _) = iperf(&mut p.vm1, &ip2, "-t 3 -R");
+    let (other, _) = iperf(&mut p.vm2, &ip1, "-t 2");
+    let (udp, lost) = iperf(&mut p.vm2, &ip1, "-t 3 -u -b 5M -l 1400");
+    let _server = p.lab.in_netns("iperf3").args(["-s", "-1", "-D"]).status().expect("iperf3 -s");
+    let (up, _) = iperf(&mut p.vm1, HOST_IP4, "-t 2");
+    progress(&format!(
+        "iperf3 TCP {there:.0}, reverse {back:.0}, other way {other:.0}, to the host {up:.0} \
+         kbit/s; UDP {udp:.0} kbit/s, lost {lost:?} %"
+    ));
+    for rate in [there, back, other, up] {
+        assert!(rate > 1000.0, "TCP crawls at {rate} kbit/s");
+    }
+    // 5 Mbit/s is 450 frames a second; a loss of more than a fifth is a stall, not noise.
+    assert!(udp > 4000.0 && lost.is_some_and(|l| l < 20.0), "UDP {udp} kbit/s, lost {lost:?}");
+    let counters = p.lab.counters();
+    for port in ["vm1", "vm2", "uplink"] {
+        for direction in ["in bytes", "out bytes"] {
+            assert!(counters.get(port, direction) > IPERF_FLOOR_BYTES, "{port}: {counters:#?}");
+        }
+    }
+    finish(p);
+}
+
+/// Pulls and plugs the second guest's cable, and lets the guest shut its own interface.
+fn cable(p: &mut Pair) {
+    let ip1 = p.vm1.spec.ip4();
+    let set = |up| format!(r#""execute":"set_link","arguments":{{"name":"net","up":{up}}}"#);
+    for _ in 0..2 {
+        p.vm2.qmp(&set(false));
+        wait_carrier(&mut p.vm2, "0");
+        assert!(!answers(&mut p.vm2, &ip1), "frames pass a pulled cable");
+        p.vm2.qmp(&set(true));
+        wait_carrier(&mut p.vm2, "1");
+        pings(&mut p.vm2, &ip1);
+    }
+    p.vm2.ok("ip link set eth0 down && sleep 1 && ip link set eth0 up");
+    pings(&mut p.vm2, &ip1);
+    pings(&mut p.vm1, &p.vm2.spec.ip4());
+    progress("cable pulled and plugged");
+}
+
+fn wait_carrier(vm: &mut Vm, wanted: &str) {
+    wait_for("the carrier", Duration::from_secs(20), || {
+        let (_, carrier) = vm.run("cat /sys/class/net/eth0/carrier", SOON);
+        (carrier.trim() == wanted).then_some(())
+    });
+}
+
+/// Frames that the guest has sent on one of its queues.
+fn sent_on(vm: &mut Vm, queue: u16) -> u64 {
+    let name = format!("tx_queue_{queue}_packets:");
+    let all = vm.ok("ethtool -S eth0");
+    let line = all.lines().find_map(|line| line.trim().strip_prefix(&name));
+    line.unwrap_or_else(|| panic!("no {name} in {all}")).trim().parse().expect("a number")
+}
+
+/// The second guest gives up its second queue pair, takes it back and uses both.
+fn queues(p: &mut Pair) {
+    let ip1 = p.vm1.spec.ip4();
+    for pairs in [1, 2, 1, 2] {
+        p.vm2.ok(&format!("ethtool -L eth0 combined {pairs}"));
+        let said = p.vm2.ok("ethtool -l eth0");
+        let current = said.lines().rfind(|line| line.starts_with("Combined:")).unwrap_or("");
+        assert!(current.ends_with(&pairs.to_string()), "{said}");
+        pings(&mut p.vm2, &ip1);
+    }
+    // The kernel gives each CPU a TX queue of its own.
+    for queue in 0..2 {
+        let before = sent_on(&mut p.vm2, queue);
+        let mask = 1 << queue;
+        let said = p.vm2.ok(&format!("taskset {mask} ping -c 10 -i 0.1 -W 8 {ip1}"));
+        assert!(said.contains("10 packets received"), "from CPU {queue}: {said}");
+        let sent = sent_on(&mut p.vm2, queue) - before;
+        assert!(sent >= 10, "queue {queue} sent only {sent} frames");
+    }
+    progress("queue pairs changed");
+}
+
+/// Each guest reboots, by the reset button and by itself, while the other stays up.
+fn reboots(p: &mut Pair) {
+    for _ in 0..2 {
+        p.vm2.qmp(r#""execute":"system_reset""#);
+        p.vm2.wait_ready();
+        pings(&mut p.vm2, &p.vm1.spec.ip4());
+        p.vm1.last_words("reboot -f");
+        p.vm1.wait_ready();
+        pings(&mut p.vm2, &p.vm1.spec.ip4());
+    }
+    all_ping(p);
+    progress("guests rebooted");
+}
+
+fn change(name: &str, qemu: Result<Qemu, String>) {
+    let _alone = alone();
+    let Some(mut p) = pair(name, qemu, 2, false) else {
+        return;
+    };
+    pings(&mut p.vm1, &p.vm2.spec.ip4());
+    cable(&mut p);
+    queues(&mut p);
+    reboots(&mut p);
+    finish(p);
+}
+
+/// A host's ping to the guest that stays, for as long as the other one dies and returns.
+struct Bystander(Child);
+
+impl Bystander {
+    fn start(p: &Pair) -> Bystander {
+        let mut ping = p.lab.in_netns("ping");
+        ping.args(["-q", "-i", "0.1", "-W", "10", &p.vm1.spec.ip4()]).stdout(Stdio::piped());
+        Bystander(ping.spawn().expect("start ping"))
+    }
+
+    /// Fails if more than one question in a hundred went unanswered.
+    fn finish(self, lab: &Lab) {
+        lab.sh(&format!("kill -INT {}", self.0.id()));
+        let out = self.0.wait_with_output().expect("wait for ping");
+        let said = String::from_utf8_lossy(&out.stdout);
+        let numbers: Vec<u64> = said
+            .lines()
+            .filter(|line| line.contains("packets transmitted"))
+            .flat_map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()))
+            .collect();
+        let [sent, received, ..] = numbers[..] else { panic!("ping says no numbers: {said}") };
+        assert!(sent > 10 && (sent - received) * 100 <= sent, "bystander: {said}");
+        progress(&format!("the bystander lost {} of {sent}", sent - received));
+    }
+}
+
+/// QEMU dies under load and starts again on the same port, time after time. With `listens` the
+/// daemon is the socket's client and has to connect again by itself.
+fn kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
+    let _alone = alone();
+    let Some(mut p) = pair(name, qemu, 1, listens) else {
+        return;
+    };
+    let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
+    let bystander = Bystander::start(&p);
+    p.vm1.ok(&format!("ping -s 1400 -i 0.01 {ip2} >/dev/null 2>&1 &"));
+    let rounds = if is_set("VIOSWITCH_LONG") { 50 } else { 5 };
+    for round in 1..=rounds {
+        p.vm2.ok(&format!("ping -s 1400 -i 0.01 {ip1} >/dev/null 2>&1 & sleep 0.5"));
+        p.vm2.power_cycle(&p.lab, &p.qemu);
+        p.vm2.wait_ready();
+        pings(&mut p.vm2, &ip1);
+        pings(&mut p.vm1, &ip2);
+        progress(&format!("QEMU killed and back, {round} of {rounds}"));
+    }
+    bystander.finish(&p.lab);
+    finish(p);
+}
+
+#[test]
+fn guests_and_host_talk_qemu_7() {
+    talk("talk7", Qemu::system());
+}
+
+#[test]
+fn guests_and_host_talk_qemu_10() {
+    talk("talk10", Qemu::backported());
+}
+
+#[test]
+fn cable_queues_and_reboots_qemu_7() {
+    change("change7", Qemu::system());
+}
+
+#[test]
+fn cable_queues_and_reboots_qemu_10() {
+    change("change10", Qemu::backported());
+}
+
+#[test]
+fn qemu_killed_and_started_again_qemu_7() {
+    kills("kills7", Qemu::system(), false);
+}
+
+#[test]
+fn qemu_killed_and_started_again_qemu_10() {
+    kills("kills10", Qemu::backported(), true);
+}
