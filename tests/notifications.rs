@@ -90,9 +90,7 @@ fn ping_pong(workers: &str, features: u64) {
             look = (d.run_queue_wait(), Instant::now());
         }
         // A pause of varying length meets the daemon at every point of its way to sleep.
-        for _ in 0..rng.below(4) * rng.below(500) {
-            black_box(seq);
-        }
+        pause(rng.below(4) * rng.below(500));
     }
     let (took, calls) = (start.elapsed(), a.rx[0].ring.stats.calls);
     println!("{rounds} ping-pongs in {took:.1?}, {calls} calls, {excused} late, {workers} workers");
@@ -120,6 +118,85 @@ fn ping_pong_with_event_idx_two_workers() {
 #[test]
 fn ping_pong_without_event_idx_two_workers() {
     ping_pong("2", NO_EVENT_IDX);
+}
+
+/// Spins for about `n` nanoseconds, without a look at the clock, which would cost as much.
+fn pause(n: u64) {
+    for i in 0..n {
+        black_box(i);
+    }
+}
+
+/// Frames shown at every moment of the daemon's way to sleep: right after a completion, and then a
+/// few nanoseconds later each time. The window between the last look at the ring and the wish for a
+/// kick is some 10 ns wide; a daemon that does not look again after asking loses one of these.
+fn at_every_moment(features: u64) {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let d = Daemon::with(2, &[]);
+    let (mut a, b) = guests(&d, features);
+    let frame = [&a.mac()[..], &a.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+    let rounds = if long() { 3_000_000 } else { 300_000 };
+    let mut rng = Rng::new(3);
+    for round in 0..rounds {
+        assert!(a.tx[0].send(&frame));
+        let start = Instant::now();
+        let mut looks = 0;
+        while a.tx[0].reclaim() == 0 {
+            looks += 1;
+            if looks % 1024 == 0 {
+                assert!(start.elapsed() < LOST, "frame {round} lost: {:?}", a.tx[0].ring.stats);
+                // On one CPU the daemon needs this one.
+                std::thread::yield_now();
+            }
+        }
+        pause(rng.below(4000));
+    }
+    println!("{:?}", a.tx[0].ring.stats);
+    drop((a, b));
+    d.stop();
+}
+
+#[test]
+fn at_every_moment_with_event_idx() {
+    at_every_moment(MODERN);
+}
+
+#[test]
+fn at_every_moment_without_event_idx() {
+    at_every_moment(NO_EVENT_IDX);
+}
+
+/// The same for calls: the receiver goes to sleep at every moment of a frame's way. Between the
+/// daemon's used index and its look at what the driver wants lies a store-load pair that a CPU may
+/// turn round; the call is then lost.
+fn asleep_at_every_moment(features: u64) {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let d = Daemon::with(2, &[]);
+    let (mut a, mut b) = guests(&d, features);
+    // A long frame: the index waits in the CPU's store buffer behind its payload, which is what
+    // gives the later load the time to overtake.
+    let frame = [&b.mac()[..], &a.mac(), &[0x88, 0xb5], &[0; 1500]].concat();
+    let rounds = if long() { 2_000_000 } else { 200_000 };
+    let mut rng = Rng::new(5);
+    for round in 0..rounds {
+        assert!(a.tx[0].send(&frame));
+        pause(rng.below(6000));
+        assert!(b.rx[0].wait(LOST), "frame {round} lost");
+        assert_eq!(b.rx[0].recv(2, |_, f| assert_eq!(f.len(), 1514)), 1);
+    }
+    println!("{:?}", b.rx[0].ring.stats);
+    drop((a, b));
+    d.stop();
+}
+
+#[test]
+fn asleep_at_every_moment_with_event_idx() {
+    asleep_at_every_moment(MODERN);
+}
+
+#[test]
+fn asleep_at_every_moment_without_event_idx() {
+    asleep_at_every_moment(NO_EVENT_IDX);
 }
 
 /// Bursts of any length, so that indices leap over event indices.

@@ -5,6 +5,7 @@ mod common;
 
 use std::io;
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::frontend::{Acks, Error, Frontend, message, req};
@@ -381,6 +382,41 @@ fn rx_only_restart() {
         b.guest.start_ring(&mut b.fe, &b.guest.rx[0].ring).expect("start");
         b.settle();
         exchange(&mut a, &mut b);
+    }
+    drop((a, b));
+    d.stop();
+}
+
+/// A daemon killed between publishing and signalling leaves a guest asleep at an event index that
+/// is passed already. So a ring's first publish after its start signals whatever that index says.
+#[test]
+fn the_first_publish_signals() {
+    let d = Daemon::with(2, &[]);
+    let (mut a, mut b) = (attach(&d, 0), attach(&d, 1));
+    exchange(&mut b, &mut a);
+    let frame = [&b.mac()[..], &a.mac(), &[0x88, 0xb5], &[3; 46]].concat();
+    for _ in 0..20 {
+        exchange(&mut a, &mut b);
+        b.fe.get_vring_base(0).expect("base");
+        let ring = &b.guest.rx[0].ring;
+        // The guest asked to be woken at the element before the one that comes next.
+        let passed = ring.used_idx().wrapping_sub(1);
+        ring.avail.index(4 + 2 * ring.size as usize).store(passed, Ordering::SeqCst);
+        b.guest.start_ring(&mut b.fe, ring).expect("start");
+        b.settle();
+        // What the new call fd brought along is not what is asked for here.
+        b.rx[0].ring.call.take();
+        assert!(a.tx[0].send(&frame));
+        assert!(b.rx[0].ring.call.wait(SOON), "the guest sleeps on");
+        expect_frame(&mut b, &frame);
+        // From the second on the index counts: one that is not passed means no call.
+        let ring = &b.guest.rx[0].ring;
+        let ahead = ring.used_idx().wrapping_add(1000);
+        ring.avail.index(4 + 2 * ring.size as usize).store(ahead, Ordering::SeqCst);
+        ring.call.take();
+        assert!(a.tx[0].send(&frame));
+        assert!(!b.rx[0].ring.call.wait(Duration::from_millis(20)), "call not asked for");
+        expect_frame(&mut b, &frame);
     }
     drop((a, b));
     d.stop();

@@ -26,7 +26,7 @@ use crate::limits::{
 };
 use crate::port::{Endpoint, Port, PortTable, TapPort};
 use crate::switch::{Fdb, FdbConfig, PortId, Rules, StaticError};
-use crate::sys::eventfd::BlockedWriterWatch;
+use crate::sys::eventfd::{self, BlockedWriterWatch};
 use crate::sys::{clock, random};
 use crate::vhost_user::session::Context;
 use crate::vhost_user::socket::SocketError;
@@ -60,6 +60,9 @@ pub enum StartError {
         /// The reason.
         source: UplinkError,
     },
+    /// Descriptors of front-ends could not be told apart.
+    #[error("/proc is not mounted: eventfds cannot be recognized")]
+    NoProc,
     /// A thread or descriptor cannot be had.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
@@ -81,6 +84,9 @@ pub struct Daemon {
 impl Daemon {
     /// Starts everything; when this returns all sockets exist.
     pub fn start(config: &Config) -> Result<Daemon, StartError> {
+        if !eventfd::can_identify() {
+            return Err(StartError::NoProc);
+        }
         let ports = build_ports(config);
         let fdb = Arc::new(build_fdb(config, &ports)?);
         let shared = Shared {

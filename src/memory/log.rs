@@ -11,7 +11,8 @@
 //! access (measured 167–458 ns a frame against 1.4–3 ns for the whole ring access of this crate).
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::mapping::{MapError, Mapping};
 use crate::limits::MAX_LOG_BYTES;
@@ -42,12 +43,17 @@ unsafe impl Send for DirtyLog {}
 unsafe impl Sync for DirtyLog {}
 
 impl DirtyLog {
-    /// Maps `len` bytes of `file` from `offset` as a log.
-    pub fn new(file: OwnedFd, offset: u64, len: u64) -> Result<DirtyLog, LogError> {
+    /// Maps `len` bytes of `file` from `offset` as a log; `truncated` as for a [`Mapping`].
+    pub fn new(
+        file: OwnedFd,
+        offset: u64,
+        len: u64,
+        truncated: &Arc<AtomicBool>,
+    ) -> Result<DirtyLog, LogError> {
         if len > MAX_LOG_BYTES {
             return Err(LogError::TooLarge(len));
         }
-        Ok(DirtyLog { mapping: Mapping::new(file, offset, len)? })
+        Ok(DirtyLog { mapping: Mapping::new(file, offset, len, truncated)? })
     }
 
     /// Marks the pages of `len` bytes at guest-physical `gpa`; pages the log has no bit for are
@@ -82,7 +88,7 @@ mod tests {
     fn log(len: u64) -> (DirtyLog, std::fs::File) {
         let fd = memfd("log", len).unwrap();
         let file = std::fs::File::from(fd.try_clone().unwrap());
-        (DirtyLog::new(fd, 0, len).unwrap(), file)
+        (DirtyLog::new(fd, 0, len, &Arc::default()).unwrap(), file)
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use vm_memory::{FileOffset, MmapRegion};
 
@@ -52,7 +52,6 @@ pub struct Mapping {
     /// Offset of the front-end's first byte inside `region` (page or huge-page alignment).
     delta: usize,
     len: usize,
-    truncated: Arc<AtomicBool>,
 }
 
 impl Mapping {
@@ -60,7 +59,13 @@ impl Mapping {
     ///
     /// hugetlbfs maps whole huge pages only, and unmaps only whole ones, so the range is widened to
     /// the file system's page size; [`Mapping::as_ptr`] still points at the first byte asked for.
-    pub fn new(file: OwnedFd, offset: u64, len: u64) -> Result<Mapping, MapError> {
+    /// `truncated` becomes true if an access later finds the file shorter than it is now.
+    pub fn new(
+        file: OwnedFd,
+        offset: u64,
+        len: u64,
+        truncated: &Arc<AtomicBool>,
+    ) -> Result<Mapping, MapError> {
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MapError::BadRange)?;
         let (kind, size, page) = fs::examine(file.as_raw_fd()).map_err(MapError::Stat)?;
         if kind == FileKind::Other {
@@ -79,11 +84,10 @@ impl Mapping {
             libc::MAP_SHARED | libc::MAP_NORESERVE,
         )
         .map_err(|e| MapError::Mmap(e.to_string()))?;
-        let truncated = Arc::new(AtomicBool::new(false));
-        let guard = sigbus::guard(region.as_ptr() as usize, whole, Arc::clone(&truncated))
+        let guard = sigbus::guard(region.as_ptr() as usize, whole, Arc::clone(truncated))
             .map_err(|_| MapError::TooMany)?;
         let delta = (offset - first) as usize;
-        Ok(Mapping { _guard: guard, region, delta, len: len as usize, truncated })
+        Ok(Mapping { _guard: guard, region, delta, len: len as usize })
     }
 
     /// First byte of the range asked for.
@@ -101,11 +105,6 @@ impl Mapping {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-
-    /// True once an access found the file shorter than when it was mapped.
-    pub fn is_truncated(&self) -> bool {
-        self.truncated.load(Ordering::Relaxed)
-    }
 }
 
 #[cfg(test)]
@@ -116,7 +115,7 @@ mod tests {
     #[test]
     fn a_range_beyond_the_file_is_refused() {
         let file = memfd("t", 8192).unwrap();
-        let err = Mapping::new(file, 4096, 8192).unwrap_err();
+        let err = Mapping::new(file, 4096, 8192, &Arc::default()).unwrap_err();
         assert!(matches!(err, MapError::BeyondEnd { end: 12288, size: 8192 }), "{err}");
     }
 
@@ -124,21 +123,24 @@ mod tests {
     fn overflow_and_emptiness_are_refused() {
         for (offset, len) in [(u64::MAX, 1), (1, u64::MAX), (0, 0)] {
             let file = memfd("t", 4096).unwrap();
-            assert!(matches!(Mapping::new(file, offset, len), Err(MapError::BadRange)));
+            assert!(matches!(
+                Mapping::new(file, offset, len, &Arc::default()),
+                Err(MapError::BadRange)
+            ));
         }
     }
 
     #[test]
     fn a_disk_file_is_refused() {
         let file = File::open("/proc/self/exe").unwrap();
-        let err = Mapping::new(OwnedFd::from(file), 0, 4096).unwrap_err();
+        let err = Mapping::new(OwnedFd::from(file), 0, 4096, &Arc::default()).unwrap_err();
         assert!(matches!(err, MapError::NotMemory), "{err}");
     }
 
     #[test]
     fn an_unaligned_offset_points_at_its_byte() {
         let file = memfd("t", 8192).unwrap();
-        let map = Mapping::new(file, 100, 50).unwrap();
+        let map = Mapping::new(file, 100, 50, &Arc::default()).unwrap();
         assert_eq!(map.as_ptr() as usize % 4096, 100);
         assert_eq!(map.len(), 50);
     }

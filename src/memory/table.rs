@@ -6,6 +6,7 @@
 //! last, so that the common lookup is one subtraction and two comparisons with nothing to chase.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::mapping::Mapping;
 use crate::limits::{MAX_MEM_SLOTS, MAX_PORT_MAPPED_BYTES};
@@ -73,6 +74,8 @@ pub struct MemTable {
     /// Sorted by guest-physical address; parallel to `windows`.
     regions: Vec<Region>,
     windows: Vec<Window>,
+    /// Set by the SIGBUS guard of any mapping of this guest.
+    truncated: Arc<AtomicBool>,
 }
 
 // SAFETY: the raw pointers in `windows` point into mappings owned by `regions` of the same value;
@@ -84,7 +87,11 @@ unsafe impl Sync for MemTable {}
 
 impl MemTable {
     /// A table of these regions, after checking that they are disjoint and within the limits.
-    pub fn new(mut regions: Vec<Region>) -> Result<MemTable, TableError> {
+    /// `truncated` is the flag its mappings were made with.
+    pub fn new(
+        mut regions: Vec<Region>,
+        truncated: &Arc<AtomicBool>,
+    ) -> Result<MemTable, TableError> {
         if regions.len() > MAX_MEM_SLOTS {
             return Err(TableError::TooMany);
         }
@@ -109,14 +116,14 @@ impl MemTable {
             host: r.mapping.as_ptr(),
         };
         let windows = regions.iter().map(window).collect();
-        Ok(MemTable { regions, windows })
+        Ok(MemTable { regions, windows, truncated: Arc::clone(truncated) })
     }
 
     /// This table and one more region.
     pub fn with(&self, region: Region) -> Result<MemTable, TableError> {
         let mut regions = self.regions.clone();
         regions.push(region);
-        MemTable::new(regions)
+        MemTable::new(regions, &self.truncated)
     }
 
     /// This table without the region that has these coordinates (`REM_MEM_REG` names a region by
@@ -126,7 +133,7 @@ impl MemTable {
         let same = |r: &Region| r.gpa == gpa && r.uva == uva && r.mapping.len() as u64 == len;
         let at = regions.iter().position(same).ok_or(TableError::Unknown)?;
         regions.remove(at);
-        MemTable::new(regions)
+        MemTable::new(regions, &self.truncated)
     }
 
     /// True for a table without regions.
@@ -141,7 +148,7 @@ impl MemTable {
 
     /// True if the front-end shortened one of the files after it was mapped.
     pub fn is_truncated(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping.is_truncated())
+        self.truncated.load(Ordering::Relaxed)
     }
 
     /// Highest guest-physical address of the table plus one.
@@ -225,12 +232,12 @@ mod tests {
     use crate::sys::fs::memfd;
 
     fn region(gpa: u64, uva: u64, len: u64) -> Region {
-        let mapping = Mapping::new(memfd("t", len).unwrap(), 0, len).unwrap();
+        let mapping = Mapping::new(memfd("t", len).unwrap(), 0, len, &Arc::default()).unwrap();
         Region { gpa, uva, offset: 0, mapping: Arc::new(mapping) }
     }
 
     fn table(regions: &[(u64, u64, u64)]) -> Result<MemTable, TableError> {
-        MemTable::new(regions.iter().map(|&(g, u, l)| region(g, u, l)).collect())
+        MemTable::new(regions.iter().map(|&(g, u, l)| region(g, u, l)).collect(), &Arc::default())
     }
 
     #[test]

@@ -4,7 +4,10 @@
 //! (virtio 1.2 section 5.1.2). Which receive rings can take frames is a bit mask, so that a sender
 //! chooses one without a lock; it is only ever a hint, checked again under the ring's lock.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::queue::Queue;
 use crate::limits::MAX_QUEUE_PAIRS;
@@ -20,7 +23,7 @@ pub struct GuestPort {
     /// Receive queues: from the switch to the VM.
     pub rx: Box<[Queue]>,
     active_rx: AtomicU32,
-    attached: AtomicBool,
+    connection: Mutex<Option<UnixStream>>,
 }
 
 impl GuestPort {
@@ -31,7 +34,7 @@ impl GuestPort {
             tx: queues(),
             rx: queues(),
             active_rx: AtomicU32::new(0),
-            attached: AtomicBool::new(false),
+            connection: Mutex::new(None),
         }
     }
 
@@ -59,14 +62,32 @@ impl GuestPort {
         self.active_rx.load(Ordering::Relaxed)
     }
 
-    /// True while a front-end is connected.
-    pub fn is_attached(&self) -> bool {
-        self.attached.load(Ordering::Relaxed)
+    /// Records that a front-end came, and the handle by which it can be dropped.
+    pub fn attach(&self, connection: UnixStream) {
+        *self.connection() = Some(connection);
     }
 
-    /// Records that a front-end came or went.
-    pub fn set_attached(&self, attached: bool) {
-        self.attached.store(attached, Ordering::Relaxed);
+    /// Records that the front-end left.
+    pub fn detach(&self) {
+        *self.connection() = None;
+    }
+
+    /// True while a front-end is connected.
+    pub fn is_attached(&self) -> bool {
+        self.connection().is_some()
+    }
+
+    /// Ends the conversation with the front-end: its session sees the connection closed and takes
+    /// the port out of service. For peers that endanger others; any thread may call it.
+    pub fn evict(&self) {
+        if let Some(connection) = &*self.connection() {
+            // Fails only if the peer closed it already.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

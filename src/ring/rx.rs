@@ -137,6 +137,7 @@ impl SplitRing {
     /// Fetches up to `wanted` buffers from the ring's position, so that their misses overlap.
     #[inline(always)]
     fn look_ahead(&mut self, wanted: usize) -> Result<Ahead, RingError> {
+        self.check_memory()?;
         let mut count = usize::from(self.available()?);
         if count < wanted {
             count = usize::from(self.refresh_available()?);

@@ -70,6 +70,9 @@ pub enum RingError {
         /// Ring size.
         size: u16,
     },
+    /// The front-end shortened a file of the guest's memory after it was mapped.
+    #[error("the guest's memory was truncated")]
+    Truncated,
     /// A head index that is no descriptor.
     #[error("head {head} in a ring of {size}")]
     Head {
@@ -224,6 +227,13 @@ impl SplitRing {
     /// True if this was asked before: a complaint about the ring is made once per start.
     pub fn complaint_made(&mut self) -> bool {
         std::mem::replace(&mut self.complained, true)
+    }
+
+    /// Fails once the front-end took memory away that it had handed over: what is read there now
+    /// are zeros of our own.
+    #[inline(always)]
+    pub(super) fn check_memory(&self) -> Result<(), RingError> {
+        if self.memory.table().is_truncated() { Err(RingError::Truncated) } else { Ok(()) }
     }
 
     /// The memory table this ring uses.

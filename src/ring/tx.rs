@@ -281,6 +281,7 @@ impl SplitRing {
     /// The ring does not move before [`SplitRing::complete`].
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> Result<usize, RingError> {
         burst.clear();
+        self.check_memory()?;
         let n = usize::from(self.refresh_available()?).min(limit).min(BURST_FRAMES);
         if n == 0 {
             return Ok(0);
@@ -322,14 +323,14 @@ impl SplitRing {
         for (i, slot) in found.iter_mut().enumerate() {
             let desc = self.load_descriptor(burst.heads[i]);
             *slot = Found::Complex(desc);
-            if desc.flags() == 0 && plausible.contains(&desc.len()) {
-                if let Some((at, room)) = self.memory.run_at(desc.addr().0) {
-                    if u64::from(desc.len()) <= room {
-                        prefetch_read(at);
-                        prefetch_read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
-                        *slot = Found::Simple(Piece { at, len: desc.len() }, room);
-                    }
-                }
+            if desc.flags() == 0
+                && plausible.contains(&desc.len())
+                && let Some((at, room)) = self.memory.run_at(desc.addr().0)
+                && u64::from(desc.len()) <= room
+            {
+                prefetch_read(at);
+                prefetch_read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
+                *slot = Found::Simple(Piece { at, len: desc.len() }, room);
             }
             bytes = bytes.saturating_add(desc.len());
             if bytes >= BURST_BYTES {

@@ -100,6 +100,11 @@ impl Connection {
         Connection { socket, stop, message_timeout, reply_timeout }
     }
 
+    /// Another handle of the socket, by which another thread can shut the conversation down.
+    pub fn handle(&self) -> io::Result<UnixStream> {
+        self.socket.try_clone()
+    }
+
     /// Waits for the next message and reads all of it.
     pub fn receive(&mut self) -> Result<Incoming, WireError> {
         match self.receive_message() {

@@ -21,7 +21,7 @@ use crate::memory::{DirtyLog, MemTable};
 use crate::port::{GuestPort, Port, Queue, RingState};
 use crate::ring::split::{RingLog, check_size};
 use crate::ring::{CallFd, RingConfig, SplitRing};
-use crate::sys::eventfd::{BlockedWriterWatch, drain, is_readable};
+use crate::sys::eventfd::{BlockedWriterWatch, SignalResult, drain, is_readable};
 use crate::worker::{Token, WorkerHandle, Workers};
 
 /// How a ring is kicked.
@@ -163,7 +163,9 @@ impl<'a> Rings<'a> {
             Ok(())
         })?;
         if let Some(call) = call {
-            self.watch.signal_once(&call);
+            if self.watch.signal_once(&call) == SignalResult::Blocked {
+                self.guest.evict();
+            }
         }
         Ok(())
     }

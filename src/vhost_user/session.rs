@@ -6,7 +6,9 @@
 //! order and state: front-ends enable rings before features are set, stop rings that never
 //! started, and repeat everything.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
@@ -114,6 +116,8 @@ pub struct Session<'a> {
     features: u64,
     protocol: u64,
     memory: Arc<MemTable>,
+    /// Set when an access finds a file of this guest shorter than it was when mapped.
+    truncated: Arc<AtomicBool>,
     log: Option<Arc<DirtyLog>>,
     rings: Rings<'a>,
 }
@@ -123,7 +127,7 @@ impl<'a> Session<'a> {
     pub fn new(context: &'a Context, id: PortId, connection: Connection) -> Option<Session<'a>> {
         let port = context.ports.get(usize::from(id))?;
         let guest = port.as_guest()?;
-        guest.set_attached(true);
+        guest.attach(connection.handle().ok()?);
         port.stats.attaches.add_shared(1);
         Some(Session {
             context,
@@ -132,6 +136,7 @@ impl<'a> Session<'a> {
             features: 0,
             protocol: 0,
             memory: Arc::new(MemTable::default()),
+            truncated: Arc::default(),
             log: None,
             rings: Rings::new(context, port, guest),
         })
@@ -211,7 +216,8 @@ impl<'a> Session<'a> {
             Request::GetVringBase { index } => return self.get_vring_base(code, index),
             Request::SetLogBase { size, offset, file } => {
                 // There is no way to refuse this one, see `Connection::reply_log`.
-                let log = DirtyLog::new(file, offset, size).map_err(Refusal::from)?;
+                let log =
+                    DirtyLog::new(file, offset, size, &self.truncated).map_err(Refusal::from)?;
                 // Unmapped after every ring has let go of it, not under a ring's lock.
                 let old = self.log.replace(Arc::new(log));
                 self.update_log();
@@ -230,7 +236,7 @@ impl<'a> Session<'a> {
             Request::SetOwner | Request::ResetOwner | Request::SetLogFd(_) => Ok(()),
             Request::SetMemTable(regions) => self.set_mem_table(regions),
             Request::AddMemReg(spec, file) => {
-                let table = self.memory.with(map(spec, file)?)?;
+                let table = self.memory.with(self.map(spec, file)?)?;
                 self.replace_memory(table);
                 Ok(())
             }
@@ -286,16 +292,19 @@ impl<'a> Session<'a> {
         Ok(Ok(()))
     }
 
-    fn set_mem_table(
-        &mut self,
-        regions: Vec<(RegionSpec, std::os::fd::OwnedFd)>,
-    ) -> Result<(), Refusal> {
+    fn set_mem_table(&mut self, regions: Vec<(RegionSpec, OwnedFd)>) -> Result<(), Refusal> {
         let mut mapped = Vec::with_capacity(regions.len());
         for (spec, file) in regions {
-            mapped.push(map(spec, file)?);
+            mapped.push(self.map(spec, file)?);
         }
-        self.replace_memory(MemTable::new(mapped)?);
+        self.replace_memory(MemTable::new(mapped, &self.truncated)?);
         Ok(())
+    }
+
+    fn map(&self, spec: RegionSpec, file: OwnedFd) -> Result<Region, MapError> {
+        let mapping = Mapping::new(file, spec.offset, spec.len, &self.truncated)?;
+        let RegionSpec { gpa, uva, offset, .. } = spec;
+        Ok(Region { gpa, uva, offset, mapping: Arc::new(mapping) })
     }
 
     /// The old table is unmapped when the last running ring has let go of it, which is before this
@@ -336,7 +345,7 @@ impl Drop for Session<'_> {
         self.rings.stop_all();
         self.context.fdb.flush_port(self.port.id);
         if let Some(guest) = self.port.as_guest() {
-            guest.set_attached(false);
+            guest.detach();
         }
     }
 }
@@ -346,9 +355,4 @@ fn check_offered(what: &'static str, bits: u64, offered: u64) -> Result<(), Sess
         0 => Ok(()),
         bits => Err(SessionError::NotOffered { what, bits }),
     }
-}
-
-fn map(spec: RegionSpec, file: std::os::fd::OwnedFd) -> Result<Region, MapError> {
-    let mapping = Arc::new(Mapping::new(file, spec.offset, spec.len)?);
-    Ok(Region { gpa: spec.gpa, uva: spec.uva, offset: spec.offset, mapping })
 }

@@ -20,13 +20,14 @@ use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
 use crate::ring::{Burst, CallFd, RingError, RxScratch};
 use crate::stats::{DropReason, QueueStats};
+use crate::switch::PortId;
 use crate::sys::eventfd::{SignalResult, SignalSlot};
 
 /// Signals owed at the end of a turn.
 pub struct Signals {
     worker: usize,
     turn: u64,
-    pending: Vec<Arc<CallFd>>,
+    pending: Vec<(PortId, Arc<CallFd>)>,
     slot: SignalSlot,
 }
 
@@ -38,13 +39,13 @@ impl Signals {
 
     /// Notes that the driver of a ring wants a signal, or that it does not.
     #[inline]
-    pub fn note(&mut self, wanted: bool, state: &mut RingState, stats: &QueueStats) {
+    pub fn note(&mut self, id: PortId, wanted: bool, state: &mut RingState, stats: &QueueStats) {
         match &state.call {
             Some(call) if wanted => {
                 let stamp = (self.worker + 1, self.turn);
                 if state.signalled != stamp {
                     state.signalled = stamp;
-                    self.pending.push(Arc::clone(call));
+                    self.pending.push((id, Arc::clone(call)));
                     stats.signals.add(1);
                 }
             }
@@ -54,18 +55,20 @@ impl Signals {
     }
 
     /// Reports a broken ring to the front-end.
-    pub fn note_error(&mut self, state: &RingState) {
-        self.pending.extend(state.err.clone());
+    pub fn note_error(&mut self, id: PortId, state: &RingState) {
+        self.pending.extend(state.err.clone().map(|err| (id, err)));
     }
 
     /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs.
-    pub fn flush(&mut self, stats: &WorkerStats) {
-        for call in self.pending.drain(..) {
+    pub fn flush(&mut self, ports: &[Port], stats: &WorkerStats) {
+        for (id, call) in self.pending.drain(..) {
             match self.slot.signal(&call) {
                 SignalResult::Sent => stats.signals.add(1),
                 // A full counter means the driver has a signal to read already.
-                SignalResult::Full | SignalResult::Blocked | SignalResult::Failed(_) => {
+                SignalResult::Full | SignalResult::Failed(_) => stats.signals_failed.add(1),
+                SignalResult::Blocked => {
                     stats.signals_failed.add(1);
+                    evict(&ports[usize::from(id)], "its call descriptor blocks writers");
                 }
             }
         }
@@ -158,7 +161,7 @@ impl Delivery<'_> {
         self.stats.lock_parks.add(1);
         // The holder may be preempted for milliseconds; guests that were promised a signal at the
         // end of this turn shall not wait for that.
-        self.signals.flush(self.stats);
+        self.signals.flush(self.ports, self.stats);
         queue.lock()
     }
 
@@ -191,16 +194,16 @@ impl Delivery<'_> {
             stats.bad_buffers.add(done.bad_buffers);
         }
         if done.frames + done.bad_buffers > 0 {
-            self.signals.note(done.signal, &mut state, stats);
+            self.signals.note(port.id, done.signal, &mut state, stats);
         }
         let left = (frames.len() - done.settled) as u64;
         if let Some(error) = done.broken {
             stats.drops.add(DropReason::RingBroken, left);
             state.broken = true;
             guest.set_active(index, false);
-            self.signals.note_error(&state);
+            self.signals.note_error(port.id, &state);
             drop(state);
-            report_broken(port, 2 * index, error);
+            report_broken(port, guest, 2 * index, error);
             return frames.len();
         }
         if retry {
@@ -257,9 +260,23 @@ impl Delivery<'_> {
     }
 }
 
+/// Ends the conversation of a front-end that endangers others.
+fn evict(port: &Port, why: &str) {
+    if let Some(guest) = port.as_guest() {
+        guest.evict();
+    }
+    if port.log.allow() {
+        log::warn!("port {}: front-end dropped: {why}", port.name);
+    }
+}
+
 /// Says once that a ring was found broken.
-pub fn report_broken(port: &Port, ring: usize, error: RingError) {
+pub fn report_broken(port: &Port, guest: &GuestPort, ring: usize, error: RingError) {
     port.stats.rings_broken.add_shared(1);
+    if error == RingError::Truncated {
+        // Nothing of this guest can be trusted to be its memory any more.
+        guest.evict();
+    }
     if port.log.allow() {
         log::warn!("port {}: ring {ring} is broken and left alone: {error}", port.name);
     }

@@ -87,8 +87,8 @@ impl Forwarder {
 
     /// Ends a turn: sends the signals it owes.
     #[inline]
-    pub fn end_turn(&mut self, stats: &WorkerStats) {
-        self.signals.flush(stats);
+    pub fn end_turn(&mut self, ports: &[Port], stats: &WorkerStats) {
+        self.signals.flush(ports, stats);
     }
 
     /// Where this worker announces that it sleeps.
@@ -127,17 +127,17 @@ impl Forwarder {
             Err(error) => {
                 state.broken = true;
                 state.drain_to = None;
-                self.signals.note_error(&state);
+                self.signals.note_error(id, &state);
                 drop(state);
                 queue.notify_drained();
-                report_broken(port, 2 * index + 1, error);
+                report_broken(port, guest, 2 * index + 1, error);
                 return Serviced::Gone;
             }
         };
         let ingress = Ingress { port: id, kind: port.kind() };
         let tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
         self.deliver(ports, stats);
-        self.finish(&mut state, &queue.stats, tally);
+        self.finish(id, &mut state, &queue.stats, tally);
         drain_left(&mut state, queue);
         stats.bursts.add(1);
         stats.frames.add(taken as u64);
@@ -146,7 +146,7 @@ impl Forwarder {
 
     /// Returns the burst's descriptors and counts it.
     #[inline(always)]
-    fn finish(&mut self, state: &mut RingState, stats: &QueueStats, tally: Tally) {
+    fn finish(&mut self, id: PortId, state: &mut RingState, stats: &QueueStats, tally: Tally) {
         for reason in self.burst.rejected() {
             stats.drops.add(reason, 1);
         }
@@ -155,7 +155,7 @@ impl Forwarder {
         stats.copies.add(tally.copies);
         let Some(ring) = &mut state.ring else { return };
         let wanted = ring.complete(&self.burst);
-        self.signals.note(wanted, state, stats);
+        self.signals.note(id, wanted, state, stats);
     }
 
     /// Reads and forwards one burst of a TAP queue.
@@ -225,7 +225,7 @@ impl Forwarder {
 
     /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
     /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states").
-    pub fn discard(&mut self, guest: &GuestPort, index: usize) {
+    pub fn discard(&mut self, id: PortId, guest: &GuestPort, index: usize) {
         let Some(queue) = guest.tx.get(index) else {
             return;
         };
@@ -244,7 +244,7 @@ impl Forwarder {
                     let wanted = ring.complete(&self.burst);
                     queue.stats.frames.add(taken as u64);
                     queue.stats.drops.add(DropReason::Disabled, taken as u64);
-                    self.signals.note(wanted, &mut state, &queue.stats);
+                    self.signals.note(id, wanted, &mut state, &queue.stats);
                 }
             }
         }

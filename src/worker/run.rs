@@ -108,7 +108,7 @@ impl Worker {
                 break;
             }
         }
-        self.forwarder.end_turn(&self.handle.stats);
+        self.forwarder.end_turn(&self.ports, &self.handle.stats);
         self.handle.stats.turns.add(1);
         found
     }
@@ -245,7 +245,7 @@ impl Worker {
             check_moves(port, &mut state);
             if state.discard {
                 drop(state);
-                self.forwarder.discard(guest, index);
+                self.forwarder.discard(id, guest, index);
                 return;
             }
             if let Some(ring) = state.running() {

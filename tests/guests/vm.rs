@@ -135,45 +135,28 @@ impl VmSpec {
             self.ip4(),
             self.ip6()
         );
-        let words = [
-            "-accel",
-            &qemu.accel,
-            "-cpu",
-            cpu,
-            "-smp",
-            &pairs.to_string(),
-            "-m",
-            "192",
-            "-object",
-            "memory-backend-memfd,id=mem,size=192M,share=on",
-            "-machine",
-            "pc,memory-backend=mem",
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-serial",
-            &format!("file:{}", console.display()),
-            "-chardev",
-            "stdio,id=commands,signal=off",
-            "-serial",
-            "chardev:commands",
-            "-qmp",
-            &format!("unix:{},server=on,wait=off", qmp.display()),
-            "-chardev",
-            &format!("socket,id=port,path={socket}{server}"),
-            "-netdev",
-            &format!("vhost-user,id=net,chardev=port,queues={pairs}"),
-            "-device",
-            &device,
-            "-kernel",
-            &qemu.kernel.to_string_lossy(),
-            "-initrd",
-            &qemu.initrd.to_string_lossy(),
-            "-append",
-            &append,
+        let options = [
+            ("accel", qemu.accel.clone()),
+            ("cpu", cpu.into()),
+            ("smp", pairs.to_string()),
+            ("m", "192".into()),
+            ("object", "memory-backend-memfd,id=mem,size=192M,share=on".into()),
+            ("machine", "pc,memory-backend=mem".into()),
+            ("display", "none".into()),
+            ("serial", format!("file:{}", console.display())),
+            ("chardev", "stdio,id=commands,signal=off".into()),
+            ("serial", "chardev:commands".into()),
+            ("qmp", format!("unix:{},server=on,wait=off", qmp.display())),
+            ("chardev", format!("socket,id=port,path={socket}{server}")),
+            ("netdev", format!("vhost-user,id=net,chardev=port,queues={pairs}")),
+            ("device", device),
+            ("kernel", qemu.kernel.display().to_string()),
+            ("initrd", qemu.initrd.display().to_string()),
+            ("append", append),
         ];
-        words.iter().map(|word| (*word).to_string()).collect()
+        let switches = ["-nodefaults", "-no-user-config"].map(String::from);
+        let pairs = options.into_iter().flat_map(|(name, value)| [format!("-{name}"), value]);
+        switches.into_iter().chain(pairs).collect()
     }
 }
 

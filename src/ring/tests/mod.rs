@@ -85,13 +85,16 @@ impl Guest {
         let driver = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
         // Two regions that meet, so that buffers can lie across them.
         let half = MEMORY / 2;
+        let truncated = Arc::default();
         let region = |start: u64| Region {
             gpa: start,
             uva: start,
             offset: start,
-            mapping: Arc::new(Mapping::new(fd.try_clone().unwrap(), start, half).unwrap()),
+            mapping: Arc::new(
+                Mapping::new(fd.try_clone().unwrap(), start, half, &truncated).unwrap(),
+            ),
         };
-        let table = Arc::new(MemTable::new(vec![region(0), region(half)]).unwrap());
+        let table = Arc::new(MemTable::new(vec![region(0), region(half)], &truncated).unwrap());
         Guest { driver, table }
     }
 
