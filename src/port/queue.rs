@@ -68,7 +68,7 @@ impl Queue {
     /// The lock, if free. A poisoned lock is taken as it is: the panic was contained, and the ring
     /// it hit is marked broken.
     #[inline(always)]
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, RingState>> {
+    fn try_lock(&self) -> Option<MutexGuard<'_, RingState>> {
         match self.state.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -81,7 +81,8 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock for a worker's burst: none while a session wants the ring quiet.
+    /// The lock for a worker's burst or run: none while a session wants the ring quiet, or it would
+    /// lose against a busy worker again and again.
     #[inline(always)]
     pub fn lock_for_burst(&self) -> Option<MutexGuard<'_, RingState>> {
         if self.waiting.load(Ordering::Relaxed) != 0 { None } else { self.try_lock() }

@@ -178,10 +178,10 @@ impl SignalSlot {
     #[inline]
     pub fn signal(&self, call: &CallFd) -> SignalResult {
         self.active();
-        if self.shared.alert.load(Ordering::Relaxed) != 0 {
-            if let Some(result) = call.look() {
-                return result;
-            }
+        if self.shared.alert.load(Ordering::Relaxed) != 0
+            && let Some(result) = call.look()
+        {
+            return result;
         }
         let idle = self.entry.state.load(Ordering::Relaxed);
         // Before the write in program order; the system call makes it visible soon enough for a

@@ -162,10 +162,10 @@ impl<'a> Rings<'a> {
             state.call = call.clone();
             Ok(())
         })?;
-        if let Some(call) = call {
-            if self.watch.signal_once(&call) == SignalResult::Blocked {
-                self.guest.evict();
-            }
+        if let Some(call) = call
+            && self.watch.signal_once(&call) == SignalResult::Blocked
+        {
+            self.guest.evict();
         }
         Ok(())
     }

@@ -119,7 +119,7 @@ impl Delivery<'_> {
         match &port.endpoint {
             Endpoint::Guest(guest) => {
                 let queue = &guest.rx[usize::from(run.queue)];
-                let Some(state) = queue.try_lock() else {
+                let Some(state) = queue.lock_for_burst() else {
                     self.stats.lock_misses.add(1);
                     return false;
                 };
@@ -150,7 +150,7 @@ impl Delivery<'_> {
     fn lock<'q>(&mut self, queue: &'q Queue) -> MutexGuard<'q, RingState> {
         let end = Instant::now() + Duration::from_nanos(LOCK_SPIN_NANOS);
         loop {
-            if let Some(state) = queue.try_lock() {
+            if let Some(state) = queue.lock_for_burst() {
                 return state;
             }
             if Instant::now() >= end {
