@@ -34,6 +34,8 @@ pub struct Worker {
     notes: Vec<Note>,
     events: Vec<EpollEvent>,
     woken: bool,
+    /// When the present turn began.
+    now: Instant,
 }
 
 impl Worker {
@@ -49,6 +51,7 @@ impl Worker {
             notes: Vec::new(),
             events: vec![EpollEvent::default(); EPOLL_BATCH],
             woken: false,
+            now: Instant::now(),
         }
     }
 
@@ -62,7 +65,7 @@ impl Worker {
             }
             if self.ready.is_empty() && self.spin.may_sleep() {
                 self.sleep();
-            } else if self.spin.check_events(Instant::now()) {
+            } else if self.spin.check_events(self.now) {
                 self.take_events(0);
             }
         }
@@ -70,7 +73,7 @@ impl Worker {
 
     /// One pass over the ready sources; true if any had frames.
     fn turn(&mut self) -> bool {
-        let start = Instant::now();
+        self.now = Instant::now();
         let mut found = false;
         self.forwarder.begin_turn();
         for _ in 0..self.ready.len() {
@@ -104,7 +107,7 @@ impl Worker {
             } else {
                 self.ready.remove(self.cursor);
             }
-            if found && start.elapsed() >= Duration::from_nanos(TURN_NANOS) {
+            if found && self.now.elapsed() >= Duration::from_nanos(TURN_NANOS) {
                 break;
             }
         }

@@ -228,6 +228,19 @@ impl Daemon {
         ticks.map(|v| v.parse::<u64>().expect("ticks")).sum()
     }
 
+    /// Gives the daemon one CPU and this thread another, so that they truly run side by side: a
+    /// wake-up otherwise tends to bring both to the same one, where they take turns. False if there
+    /// is only one.
+    pub fn run_apart(&self) -> bool {
+        let [mine, its, ..] = sys::cpus()[..] else { return false };
+        for t in fs::read_dir(self.proc("task")).expect("tasks").flatten() {
+            let id = t.file_name().to_string_lossy().parse().expect("a thread's number");
+            sys::pin(id, its);
+        }
+        sys::pin(0, mine);
+        true
+    }
+
     /// How long the daemon's threads and this process's stood ready without a CPU, in all. What a
     /// busy machine adds to a delay is told apart from what the daemon does by this.
     pub fn run_queue_wait(&self) -> Duration {

@@ -176,6 +176,27 @@ pub fn on_tmpfs(fd: &impl AsRawFd) -> bool {
     fs.f_type == libc::TMPFS_MAGIC
 }
 
+/// The CPUs this thread may run on.
+pub fn cpus() -> Vec<usize> {
+    // SAFETY: a CPU set is plain data, all zero is the empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is writable and of the length given.
+    let ret = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) };
+    cvt(ret).expect("sched_getaffinity");
+    // SAFETY: the index stays below the size of the set.
+    (0..libc::CPU_SETSIZE as usize).filter(|&i| unsafe { libc::CPU_ISSET(i, &set) }).collect()
+}
+
+/// Binds a thread (0: this one) to one CPU.
+pub fn pin(thread: libc::pid_t, cpu: usize) {
+    // SAFETY: a CPU set is plain data, all zero is the empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `cpu` came from `cpus` and lies in the set.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: `set` is readable and of the length given.
+    cvt(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &set) }).expect("affinity");
+}
+
 /// Sends a signal to one process.
 pub fn kill(pid: u32, signal: libc::c_int) -> bool {
     // SAFETY: plain system call, no memory involved.

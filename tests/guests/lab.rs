@@ -28,6 +28,8 @@ pub struct Lab {
     /// Holds the namespace; `None` for tests that need no network.
     holder: Option<Child>,
     daemon: Option<Child>,
+    /// Those that the daemon listens on.
+    sockets: Vec<PathBuf>,
 }
 
 impl Lab {
@@ -36,7 +38,7 @@ impl Lab {
         let dir = std::env::temp_dir().join(format!("vioswitch-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir(&dir).expect("make the scratch directory");
-        Lab { dir, holder: None, daemon: None }
+        Lab { dir, holder: None, daemon: None, sockets: Vec::new() }
     }
 
     /// An empty directory and a namespace with nothing but its loopback.
@@ -99,6 +101,7 @@ impl Lab {
             assert!(self.daemon_runs(), "the daemon left at once");
             listening_sockets(args).all(|socket| socket.exists()).then_some(())
         });
+        self.sockets = listening_sockets(args).map(Path::to_path_buf).collect();
     }
 
     /// Gives the host's end of the TAP its addresses and brings it up.
@@ -140,8 +143,10 @@ impl Lab {
         })
     }
 
-    /// SIGTERM: the daemon must leave with status 0, in time, and take its sockets along.
+    /// SIGTERM: the daemon must leave with status 0 and in time, remove its sockets, and log
+    /// counters that balance, whoever is still attached.
     pub fn stop_daemon(&mut self) {
+        let before = std::fs::read(self.log_path()).expect("read the log").len();
         self.signal_daemon("TERM");
         let start = Instant::now();
         let mut daemon = self.daemon.take().expect("a running daemon");
@@ -151,6 +156,12 @@ impl Lab {
         let took = start.elapsed();
         assert!(status.success(), "the daemon left with {status}:\n{}", self.log_tail());
         assert!(took < STOP_LIMIT, "the daemon took {took:?} to leave");
+        for socket in self.sockets.drain(..) {
+            assert!(!socket.exists(), "{} was left behind", socket.display());
+        }
+        let log = std::fs::read(self.log_path()).expect("read the log");
+        let counters = Counters::parse(&String::from_utf8_lossy(&log[before..]));
+        counters.expect("counters in the log at the end").assert_balanced();
     }
 
     /// SIGKILL: what a crash leaves.
