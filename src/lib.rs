@@ -1,4 +1,30 @@
-//! vioswitch: a vhost-user-net back-end for many VMs with an L2 learning switch inside.
+//! vioswitch: a vhost-user-net back-end for many VMs with an L2 learning switch and TAP uplinks
+//! inside. `docs/architecture.md` tells the whole story; this is the map.
+//!
+//! A module uses what stands below it, never above:
+//!
+//! | module | room for |
+//! |---|---|
+//! | [`daemon`] | the parts of the process, start and stop order |
+//! | [`config`] | arguments and TOML to one validated value |
+//! | [`vhost_user`] | one front-end's conversation |
+//! | [`worker`] | threads of the data path; `forward.rs` is one burst, top to bottom |
+//! | [`port`] | what frames come from and go to: a guest's rings, a TAP |
+//! | [`ring`] | split virtqueues |
+//! | [`memory`] | guest memory: mapping, translation, dirty log |
+//! | [`switch`] | decisions: the forwarding table and the policy |
+//! | [`stats`] | counters and the named reasons for a drop |
+//! | [`sys`] | system calls |
+//! | [`frame`] | frames as bytes |
+//! | [`limits`] | every limit and default |
+//!
+//! Life of a frame: a guest kicks, `worker::run` finds its ring ready, `ring::tx` takes a burst,
+//! `worker::forward` admits, learns and decides, `worker::plan` sorts by destination,
+//! `worker::deliver` takes each receive ring's lock and `ring::rx` copies, once; the burst's
+//! descriptors go back together and signals leave at the end of the turn.
+//!
+//! Lock order: a transmit ring's lock (its worker's, or a session's), then one receive ring's lock,
+//! a leaf. The forwarding table's shard locks and a port's small mutexes are leaves too.
 #![cfg(target_os = "linux")]
 
 pub mod config;

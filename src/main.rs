@@ -3,6 +3,7 @@
 //! Exit status: 0 after SIGTERM or SIGINT, 2 for a bad argument or configuration file, 1 if the
 //! switch cannot start.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use vioswitch::config::{self, Action, Config};
@@ -15,7 +16,8 @@ fn main() -> ExitCode {
     let config = match config::from_args(std::env::args_os(), cpus) {
         Ok(Action::Run(config)) => config,
         Ok(Action::Print(text)) => {
-            println!("{}", text.trim_end());
+            // A closed pipe (`--help | head`) is the reader's choice, not an error.
+            let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
             return ExitCode::SUCCESS;
         }
         Err(error) => {

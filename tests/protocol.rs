@@ -368,3 +368,25 @@ fn garbage_body(rng: &mut Rng) -> Vec<u8> {
     }
     body
 }
+
+/// QEMU 7.2 sends every region once per queue pair, both ways. The same region again is no error;
+/// other bytes at the same place are.
+#[test]
+fn regions_come_once_per_queue_pair() {
+    let d = Daemon::with(1, &[]);
+    let fd = sys::memfd(1 << 20);
+    let other = sys::memfd(1 << 20);
+    let region = RegionSpec { gpa: 0, len: 1 << 19, uva: 1 << 40, offset: 0 };
+    let mut fe = acked(&d);
+    for _ in 0..3 {
+        fe.add_mem_reg(&region, fd.as_raw_fd()).expect("the same region again");
+    }
+    assert_refused("another file", fe.add_mem_reg(&region, other.as_raw_fd()));
+    for _ in 0..3 {
+        fe.rem_mem_reg(&region).expect("removed, or removed already");
+    }
+    fe.add_mem_reg(&region, other.as_raw_fd()).expect("the place is free now");
+    drop(fe);
+    serves(&d);
+    d.stop();
+}

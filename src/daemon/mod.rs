@@ -27,6 +27,7 @@ use crate::limits::{
 use crate::port::{Endpoint, Port, PortTable, TapPort};
 use crate::switch::{Fdb, FdbConfig, PortId, Rules, StaticError};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
+use crate::sys::threads::join_until;
 use crate::sys::{clock, random};
 use crate::vhost_user::session::Context;
 use crate::vhost_user::socket::SocketError;
@@ -199,24 +200,8 @@ impl Daemon {
             helper.thread().unpark();
         }
         join_until(&mut self.sessions, end);
-        self.workers.stop();
+        self.workers.stop(end);
         join_until(&mut self.helpers, end);
-    }
-}
-
-/// Joins threads as they end; one that hangs (a front-end can make its own session wait in the
-/// kernel) is left to the end of the process.
-fn join_until(threads: &mut Vec<JoinHandle<()>>, end: Instant) {
-    while !threads.is_empty() && Instant::now() < end {
-        let (done, running): (Vec<_>, Vec<_>) = threads.drain(..).partition(|t| t.is_finished());
-        for thread in done {
-            // Panics were contained and logged inside.
-            let _ = thread.join();
-        }
-        *threads = running;
-        if !threads.is_empty() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use vm_memory::{FileOffset, MmapRegion};
 
-use crate::sys::fs::{self, FileKind};
+use crate::sys::fs::{self, FileFacts, FileKind};
 use crate::sys::sigbus;
 
 /// Why a file cannot serve as guest memory.
@@ -52,6 +52,7 @@ pub struct Mapping {
     /// Offset of the front-end's first byte inside `region` (page or huge-page alignment).
     delta: usize,
     len: usize,
+    identity: (u64, u64),
 }
 
 impl Mapping {
@@ -67,7 +68,8 @@ impl Mapping {
         truncated: &Arc<AtomicBool>,
     ) -> Result<Mapping, MapError> {
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MapError::BadRange)?;
-        let (kind, size, page) = fs::examine(file.as_raw_fd()).map_err(MapError::Stat)?;
+        let FileFacts { kind, size, page, identity } =
+            fs::examine(file.as_raw_fd()).map_err(MapError::Stat)?;
         if kind == FileKind::Other {
             return Err(MapError::NotMemory);
         }
@@ -87,7 +89,7 @@ impl Mapping {
         let guard = sigbus::guard(region.as_ptr() as usize, whole, Arc::clone(truncated))
             .map_err(|_| MapError::TooMany)?;
         let delta = (offset - first) as usize;
-        Ok(Mapping { _guard: guard, region, delta, len: len as usize })
+        Ok(Mapping { _guard: guard, region, delta, len: len as usize, identity })
     }
 
     /// First byte of the range asked for.
@@ -99,6 +101,11 @@ impl Mapping {
     /// Length of the range asked for, in bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Device and inode of the file.
+    pub fn identity(&self) -> (u64, u64) {
+        self.identity
     }
 
     /// Never true: empty ranges are refused.

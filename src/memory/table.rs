@@ -136,6 +136,16 @@ impl MemTable {
         MemTable::new(regions, &self.truncated)
     }
 
+    /// True if the table has this very region: same addresses, length, and bytes of the same file.
+    pub fn holds(&self, region: &Region) -> bool {
+        let same = |r: &Region| {
+            (r.gpa, r.uva, r.offset) == (region.gpa, region.uva, region.offset)
+                && r.mapping.len() == region.mapping.len()
+                && r.mapping.identity() == region.mapping.identity()
+        };
+        self.regions.iter().any(same)
+    }
+
     /// True for a table without regions.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
@@ -288,5 +298,20 @@ mod tests {
         let less = table.without(0, 0x1000, 0x1000).unwrap();
         assert_eq!(less.bytes(), 0x1000);
         assert_eq!(less.with(region(0, 0x1000, 0x1000)).unwrap().bytes(), 0x2000);
+    }
+
+    #[test]
+    fn a_region_is_held_only_with_the_same_bytes_of_the_same_file() {
+        let fd = memfd("t", 0x2000).unwrap();
+        let region = |fd: &std::os::fd::OwnedFd, offset| {
+            let file = fd.try_clone().unwrap();
+            let mapping = Arc::new(Mapping::new(file, offset, 0x1000, &Arc::default()).unwrap());
+            Region { gpa: 0, uva: 0x1000, offset, mapping }
+        };
+        let table = MemTable::new(vec![region(&fd, 0)], &Arc::default()).unwrap();
+        assert!(table.holds(&region(&fd, 0)));
+        assert!(!table.holds(&region(&fd, 0x1000)), "other bytes");
+        assert!(!table.holds(&region(&memfd("u", 0x2000).unwrap(), 0)), "another file");
+        assert!(!table.holds(&Region { gpa: 0x1000, ..region(&fd, 0) }), "another address");
     }
 }

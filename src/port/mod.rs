@@ -1,7 +1,7 @@
 //! What a frame can come from and be delivered to.
 //!
 //! * [`queue`] one ring and everything its lock protects;
-//! * [`guest`] a VM: up to 16 pairs of rings, attached and detached by its session;
+//! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`tap`] an uplink: one descriptor per queue, replaced when the interface comes back.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring

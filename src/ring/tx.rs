@@ -124,6 +124,22 @@ impl Burst {
         }
     }
 
+    /// Adds a frame that fits the snapshot; false if the burst is full or the frame too short or
+    /// too long for that.
+    pub fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {
+        let fits = (MIN_FRAME_LEN as usize..=SNAPSHOT_LEN).contains(&bytes.len());
+        if self.count == BURST_FRAMES || !fits {
+            return false;
+        }
+        let frame = &mut self.frames[self.count];
+        *frame = Frame { header, len: bytes.len() as u32, ..NO_FRAME };
+        frame.snapshot[..bytes.len()].copy_from_slice(bytes);
+        frame.position = self.taken as u8;
+        self.count += 1;
+        self.taken += 1;
+        true
+    }
+
     /// Adds a frame from private memory that stays valid until the burst is cleared: `len` bytes
     /// at `at`. False if the burst is full or the frame too short.
     ///

@@ -15,8 +15,21 @@ pub enum FileKind {
     Other,
 }
 
-/// Kind, size in bytes and mapping granularity in bytes of `fd`.
-pub fn examine(fd: RawFd) -> io::Result<(FileKind, u64, u64)> {
+/// What mapping needs to know of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileFacts {
+    /// Where it lives.
+    pub kind: FileKind,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Mapping granularity in bytes.
+    pub page: u64,
+    /// Device and inode: equal for two descriptors of one file.
+    pub identity: (u64, u64),
+}
+
+/// Examines `fd`.
+pub fn examine(fd: RawFd) -> io::Result<FileFacts> {
     // SAFETY: all-zero bytes are a valid value of these plain C structs.
     let (mut stat, mut vfs): (libc::stat, libc::statfs) = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` and `vfs` are live and writable for the duration of the calls.
@@ -35,7 +48,8 @@ pub fn examine(fd: RawFd) -> io::Result<(FileKind, u64, u64)> {
         FileKind::Huge => u64::try_from(vfs.f_bsize).unwrap_or(0).max(4096),
         _ => page_size(),
     };
-    Ok((kind, u64::try_from(stat.st_size).unwrap_or(0), page))
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    Ok(FileFacts { kind, size, page, identity: (stat.st_dev, stat.st_ino) })
 }
 
 /// The system's base page size in bytes.

@@ -19,5 +19,6 @@ pub mod tap;
 pub mod tap_io;
 #[cfg(test)]
 pub(crate) mod testns;
+pub mod threads;
 pub mod unix_socket;
 pub mod watch;

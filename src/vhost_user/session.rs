@@ -205,8 +205,8 @@ impl<'a> Session<'a> {
         match request {
             Request::GetFeatures => self.connection.reply_u64(code, features::VIRTIO)?,
             Request::GetProtocolFeatures => self.connection.reply_u64(code, features::PROTOCOL)?,
-            // Rings, not pairs: cloud-hypervisor reads it as rings; QEMU and DPDK read pairs and
-            // may then configure twice as many, which the port has rings for.
+            // The number of rings of the configured pairs, which cloud-hypervisor expects. QEMU and
+            // DPDK read it as pairs and may use that many: the port has twice the pairs.
             Request::GetQueueNum => {
                 self.connection.reply_u64(code, self.rings.pairs() as u64)?;
             }
@@ -235,16 +235,8 @@ impl<'a> Session<'a> {
             // Deprecated by the protocol, to be ignored; the log needs no signal of ours.
             Request::SetOwner | Request::ResetOwner | Request::SetLogFd(_) => Ok(()),
             Request::SetMemTable(regions) => self.set_mem_table(regions),
-            Request::AddMemReg(spec, file) => {
-                let table = self.memory.with(self.map(spec, file)?)?;
-                self.replace_memory(table);
-                Ok(())
-            }
-            Request::RemMemReg(spec) => {
-                let table = self.memory.without(spec.gpa, spec.uva, spec.len)?;
-                self.replace_memory(table);
-                Ok(())
-            }
+            Request::AddMemReg(spec, file) => self.add_region(spec, file),
+            Request::RemMemReg(spec) => self.remove_region(spec),
             Request::SetVringNum { index, num } => self.rings.set_num(index, num),
             Request::SetVringAddr(addr) => {
                 self.rings.set_addr(addr, &self.memory)?;
@@ -305,6 +297,27 @@ impl<'a> Session<'a> {
         let mapping = Mapping::new(file, spec.offset, spec.len, &self.truncated)?;
         let RegionSpec { gpa, uva, offset, .. } = spec;
         Ok(Region { gpa, uva, offset, mapping: Arc::new(mapping) })
+    }
+
+    /// `ADD_MEM_REG`. QEMU 7.2 sends each region once per queue pair, so one that is there already
+    /// is no error.
+    fn add_region(&mut self, spec: RegionSpec, file: OwnedFd) -> Result<(), Refusal> {
+        let region = self.map(spec, file)?;
+        if !self.memory.holds(&region) {
+            let table = self.memory.with(region)?;
+            self.replace_memory(table);
+        }
+        Ok(())
+    }
+
+    /// `REM_MEM_REG`, which comes once per queue pair too.
+    fn remove_region(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
+        match self.memory.without(spec.gpa, spec.uva, spec.len) {
+            Ok(table) => self.replace_memory(table),
+            Err(TableError::Unknown) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 
     /// The old table is unmapped when the last running ring has let go of it, which is before this

@@ -203,14 +203,8 @@ impl Forwarder {
         let Some(port) = ports.get(usize::from(id)) else {
             return;
         };
-        let mut bytes = rarp::request(mac);
         self.burst.clear();
-        // SAFETY: `bytes` outlives the burst's use, which ends with this function; the burst is
-        // cleared before anything else is taken into it.
-        let taken = unsafe {
-            self.burst.push_private(VnetHdr::plain(0), bytes.as_mut_ptr(), bytes.len() as u32)
-        };
-        if taken {
+        if self.burst.push_small(VnetHdr::plain(0), &rarp::request(mac)) {
             let ingress = Ingress { port: id, kind: port.kind() };
             let counters = &port.stats.announced;
             let mut source = SourceMemo::default();

@@ -26,16 +26,18 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::frame::MacAddr;
-use crate::limits::MAX_NOTES;
+use crate::limits::{MAX_NOTES, STOP_TIMEOUT};
 use crate::port::PortTable;
 use crate::stats::Counter;
 use crate::switch::{Fdb, PortId, Rules};
 use crate::sys::eventfd::BlockedWriterWatch;
+use crate::sys::threads::join_until;
 
 /// What an event of a worker's epoll set is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,7 +225,7 @@ impl Workers {
             match thread {
                 Ok(thread) => workers.threads().push(thread),
                 Err(error) => {
-                    workers.stop();
+                    workers.stop(Instant::now() + STOP_TIMEOUT);
                     return Err(error);
                 }
             }
@@ -261,16 +263,13 @@ impl Workers {
         &self.handles
     }
 
-    /// Ends all workers after their turn and waits for them.
-    pub fn stop(&self) {
+    /// Ends all workers after their turn and waits for them, at most until `end`.
+    pub fn stop(&self, end: Instant) {
         for handle in &self.handles {
             handle.stop.store(true, Ordering::Release);
             let _ = handle.wake.write(1);
         }
-        for thread in self.threads().drain(..) {
-            // A panic was already contained and counted inside the thread.
-            let _ = thread.join();
-        }
+        join_until(&mut self.threads(), end);
     }
 }
 

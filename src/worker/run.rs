@@ -244,8 +244,9 @@ impl Worker {
             return;
         };
         queue.stats.kicks.add_shared(1);
+        let mut suspicious = false;
         if let Some(mut state) = queue.lock_for_burst() {
-            check_moves(port, &mut state);
+            suspicious = never_moves(&mut state);
             if state.discard {
                 drop(state);
                 self.forwarder.discard(id, guest, index);
@@ -255,6 +256,9 @@ impl Worker {
                 ring.suppress_kicks();
             }
         }
+        if suspicious {
+            complain(port);
+        }
         self.mark_ready(Token::Transmit(id, index as u16));
     }
 }
@@ -262,35 +266,40 @@ impl Worker {
 /// A guest posted buffers to its receive queue: it can take frames from now on. Kicks stay
 /// suppressed while it has held buffers, as nobody waits for more.
 fn receive_kick(ports: &[Port], id: PortId, index: usize, kicked: bool) {
-    let Some((port, guest)) = guest_of(ports, id) else {
-        return;
-    };
-    let Some(queue) = guest.rx.get(index) else {
-        return;
-    };
+    let Some((port, guest)) = guest_of(ports, id) else { return };
+    let Some(queue) = guest.rx.get(index) else { return };
     let mut state = queue.lock();
+    let mut suspicious = false;
     if kicked {
         queue.stats.kicks.add(1);
-        check_moves(port, &mut state);
+        suspicious = never_moves(&mut state);
     }
-    let Some(ring) = state.running() else { return };
-    if ring.has_work() || ring.enable_kicks() {
+    if let Some(ring) = state.running()
+        && (ring.has_work() || ring.enable_kicks())
+    {
         ring.suppress_kicks();
         guest.set_active(index, true);
+    }
+    drop(state);
+    if suspicious {
+        complain(port);
     }
 }
 
 /// Kicks without a single buffer since the start mean that the guest writes to other memory than we
-/// read: a front-end with private memory fails in no other visible way.
-fn check_moves(port: &Port, state: &mut RingState) {
+/// read: a front-end with private memory fails in no other visible way. True once per start.
+fn never_moves(state: &mut RingState) -> bool {
     if state.stale_kicks > 0 {
         state.stale_kicks -= 1;
-        return;
+        return false;
     }
-    let RingState { ring: Some(ring), .. } = state else {
-        return;
-    };
-    if ring.never_moved() && !ring.complaint_made() && port.log.allow() {
+    let RingState { ring: Some(ring), .. } = state else { return false };
+    ring.never_moved() && !ring.complaint_made()
+}
+
+/// Logs; not to be called with a ring's lock held.
+fn complain(port: &Port) {
+    if port.log.allow() {
         log::warn!(
             "port {}: the guest kicks but its available ring never moves: is its memory shared \
              (QEMU: memory-backend-memfd with share=on)?",

@@ -61,6 +61,15 @@ pub struct Usage {
     pub mappings: usize,
 }
 
+/// This thread keeps to one CPU; see [`Daemon::run_apart`].
+pub struct Apart(Vec<usize>);
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        sys::pin(0, &self.0);
+    }
+}
+
 pub struct Daemon {
     child: Child,
     args: Vec<String>,
@@ -229,16 +238,17 @@ impl Daemon {
     }
 
     /// Gives the daemon one CPU and this thread another, so that they truly run side by side: a
-    /// wake-up otherwise tends to bring both to the same one, where they take turns. False if there
-    /// is only one.
-    pub fn run_apart(&self) -> bool {
-        let [mine, its, ..] = sys::cpus()[..] else { return false };
+    /// wake-up otherwise tends to bring both to the same one, where they take turns. `None` if there
+    /// is only one. Ends with the value.
+    pub fn run_apart(&self) -> Option<Apart> {
+        let all = sys::cpus();
+        let [mine, its, ..] = all[..] else { return None };
         for t in fs::read_dir(self.proc("task")).expect("tasks").flatten() {
             let id = t.file_name().to_string_lossy().parse().expect("a thread's number");
-            sys::pin(id, its);
+            sys::pin(id, &[its]);
         }
-        sys::pin(0, mine);
-        true
+        sys::pin(0, &[mine]);
+        Some(Apart(all))
     }
 
     /// How long the daemon's threads and this process's stood ready without a CPU, in all. What a

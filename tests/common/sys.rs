@@ -187,12 +187,12 @@ pub fn cpus() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&i| unsafe { libc::CPU_ISSET(i, &set) }).collect()
 }
 
-/// Binds a thread (0: this one) to one CPU.
-pub fn pin(thread: libc::pid_t, cpu: usize) {
+/// Binds a thread (0: this one) to some CPUs.
+pub fn pin(thread: libc::pid_t, cpus: &[usize]) {
     // SAFETY: a CPU set is plain data, all zero is the empty one.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `cpu` came from `cpus` and lies in the set.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the numbers came from `cpus` and lie in the set.
+    cpus.iter().for_each(|&cpu| unsafe { libc::CPU_SET(cpu, &mut set) });
     // SAFETY: `set` is readable and of the length given.
     cvt(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &set) }).expect("affinity");
 }
