@@ -1,0 +1,92 @@
+# shellcheck shell=bash
+# Finds a cargo that is new enough, or tells the one line that gets it.
+# Sourced, never run; needs common.sh. Sets CARGO.
+#
+# Debian 12's cargo and rustc are too old for us. Its cargo-web and rustc-web, kept current for
+# browsers, are not: they install /usr/bin/cargo and /usr/bin/rustc, in place of the old ones.
+
+TOOLCHAIN_PACKAGES="cargo-web rustc-web"
+
+toolchain_manifest=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/Cargo.toml
+
+# The oldest Rust that builds the crate, as Cargo.toml says.
+rust_version() {
+    sed -n 's/^rust-version *= *"\([0-9.]*\)".*/\1/p' "$toolchain_manifest"
+}
+
+# Whether version $1 is at least version $2.
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]; }
+
+# The version number in "cargo 1.95.0 (f2d3ce0bd 2026-03-21)" and the like; empty if $1 fails.
+version_of() { "$1" --version 2>/dev/null </dev/null | sed -n '1s/^[a-z]* \([0-9.]*\).*/\1/p'; }
+
+# Finds cargo and its rustc, and puts them into PATH. Fails if either is missing or too old.
+# rustup's own directory is looked at because root and cron often have a shorter PATH.
+find_cargo() {
+    local candidate directory wanted rustc rustup=${CARGO_HOME:-${HOME:-/root}/.cargo}/bin
+    wanted=$(rust_version)
+    for candidate in "$(command -v cargo || true)" "$rustup/cargo"; do
+        [ -x "$candidate" ] || continue
+        directory=$(dirname "$candidate")
+        rustc=$directory/rustc
+        [ -x "$rustc" ] || rustc=$(command -v rustc || true)
+        at_least "$(version_of "$candidate")" "$wanted" || continue
+        at_least "$(version_of "$rustc")" "$wanted" || continue
+        CARGO=$candidate
+        case ":$PATH:" in
+        *":$directory:"*) ;;
+        *) export PATH="$directory:$PATH" ;;
+        esac
+        return 0
+    done
+    return 1
+}
+
+# The version apt would install of package $1; empty if it knows none.
+apt_candidate() {
+    LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9.]*\).*/\1/p'
+}
+
+# Sets CARGO, or prints the line that gets one and stops.
+require_cargo() {
+    local wanted offered update=''
+    wanted=$(rust_version)
+    if find_cargo; then return 0; fi
+    say "this needs Rust $wanted or newer, cargo and rustc; found: $(found_toolchain)" >&2
+    offered=$(apt_candidate rustc-web)
+    # A machine that never ran "apt-get update" knows no package at all.
+    [ -n "$offered" ] || update="$(sudo_word)apt-get update && "
+    if [ -n "$update" ] || at_least "$offered" "$wanted"; then
+        say "run this as root, then start again:" >&2
+        say "  ${update}$(sudo_word)apt-get install --no-install-recommends $TOOLCHAIN_PACKAGES" >&2
+    else
+        say "this system's packages are older; install it with rustup: rustup update stable" >&2
+    fi
+    exit 1
+}
+
+# What is there, for the message about what is missing.
+found_toolchain() {
+    local version
+    version=$(version_of rustc)
+    if [ -n "$version" ]; then printf '%s' "$version"; else printf 'none'; fi
+}
+
+# Makes sure that "cargo fmt" and "cargo clippy" work with CARGO. Debian has them in packages of
+# their own, rustup in components.
+require_cargo_tools() {
+    local package
+    if "$CARGO" fmt --version >/dev/null 2>&1 && "$CARGO" clippy --version >/dev/null 2>&1; then
+        return 0
+    fi
+    package=$(dpkg -S "$(readlink -f "$CARGO")" 2>/dev/null | cut -d: -f1 || true)
+    case $package in
+    cargo-web) require_packages rustfmt-web rust-web-clippy ;;
+    cargo) require_packages rustfmt rust-clippy ;;
+    *)
+        say "cargo fmt or cargo clippy is missing; run this, then start again:" >&2
+        say "  rustup component add rustfmt clippy" >&2
+        exit 1
+        ;;
+    esac
+}
