@@ -6,7 +6,7 @@
 //!
 //! Stop: one descriptor tells all sessions; each makes its rings quiet, one at a time, so guests
 //! find them consistent, and removes its socket; then workers end after their turn. Nobody is
-//! waited for longer than [`STOP_TIMEOUT`](crate::limits::STOP_TIMEOUT) in all.
+//! waited for longer than [`STOP_TIMEOUT`] in all.
 
 mod front_end;
 mod report;

@@ -18,7 +18,7 @@
 //! | buffer shorter than 12 bytes | | EINVAL, and the frame is lost | |
 //! | buffer shorter than the frame | | cut without a sign | |
 //! | no piece, or only empty ones | 0 | | |
-//! | socket buffer full, after TUNSETSNDBUF | [EAGAIN] | | |
+//! | socket buffer full, after TUNSETSNDBUF | (EAGAIN) | | |
 //! | no memory | [ENOMEM, ENOBUFS] | | |
 //!
 //! So a reader needs a buffer for the longest frame there is, and a caller must bound what it

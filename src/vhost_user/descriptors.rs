@@ -14,7 +14,7 @@ use crate::sys::descriptor;
 /// A descriptor for notifications that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
-    /// It is something else; the text is the kernel's name for it, "pipe:[4026]" for one.
+    /// It is something else; the text is the kernel's name for it, such as `pipe:[4026]`.
     #[error("not an eventfd but {0}")]
     NotEventfd(String),
     /// The kernel would not tell, or would not set the flag.
