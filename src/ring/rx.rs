@@ -13,8 +13,8 @@ use virtio_queue::desc::split::Descriptor;
 use super::chain::{ChainError, Direction, Piece, PieceBuf};
 use super::split::{RingError, SplitRing, prefetch_write};
 use super::tx::{Burst, Frame};
-use crate::frame::VNET_HDR_LEN;
 use crate::frame::vnet::VnetHdr;
+use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{BURST_FRAMES, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS, SNAPSHOT_LEN};
 
 /// What became of a run of frames.
@@ -40,30 +40,46 @@ pub struct Delivered {
 /// Room for the general path; allocated once per worker.
 #[derive(Debug)]
 pub struct RxScratch {
+    ahead: Box<Ahead>,
+    gathered: Gathered,
+}
+
+/// Buffers gathered for one frame by the general path.
+#[derive(Debug)]
+struct Gathered {
     pieces: PieceBuf,
-    /// Head and capacity of each buffer gathered for one frame.
+    /// Head and capacity of each.
     buffers: Box<[(u16, u64)]>,
 }
 
 impl Default for RxScratch {
     fn default() -> RxScratch {
+        let empty = Buffer { head: 0, desc: Descriptor::default(), at: std::ptr::null_mut() };
         RxScratch {
-            pieces: PieceBuf::new(2 * MAX_CHAIN_DESCRIPTORS),
-            buffers: vec![(0, 0); MAX_MERGED_BUFFERS].into_boxed_slice(),
+            ahead: Box::new(Ahead { buffers: [empty; BURST_FRAMES], next: 0, count: 0 }),
+            gathered: Gathered {
+                pieces: PieceBuf::new(2 * MAX_CHAIN_DESCRIPTORS),
+                buffers: vec![(0, 0); MAX_MERGED_BUFFERS].into_boxed_slice(),
+            },
         }
     }
 }
 
+// SAFETY: the pointers in `ahead` are only dereferenced within one `deliver`, under the ring's lock.
+unsafe impl Send for RxScratch {}
+
 /// A buffer looked at but not taken: its head and first descriptor, and where that points if it is
 /// a plain writable one.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Buffer {
     head: u16,
     desc: Descriptor,
     at: *mut u8,
 }
 
-/// Buffers fetched ahead, in ring order from the ring's position.
+/// Buffers fetched ahead, in ring order from the ring's position. Kept by the worker, as clearing
+/// 1.5 KiB would cost a short run more than its copies.
+#[derive(Debug)]
 struct Ahead {
     buffers: [Buffer; BURST_FRAMES],
     next: usize,
@@ -87,8 +103,8 @@ impl SplitRing {
     /// at once.
     pub fn deliver(&mut self, burst: &Burst, run: &[u8], scratch: &mut RxScratch) -> Delivered {
         let mut done = Delivered::default();
-        match self.look_ahead(run.len()) {
-            Ok(mut ahead) => self.put_run(burst, run, &mut ahead, scratch, &mut done),
+        match self.look_ahead(run.len(), &mut scratch.ahead) {
+            Ok(()) => self.put_run(burst, run, scratch, &mut done),
             Err(error) => done.broken = Some(error),
         }
         done.signal = self.publish();
@@ -100,15 +116,15 @@ impl SplitRing {
         &mut self,
         burst: &Burst,
         run: &[u8],
-        ahead: &mut Ahead,
         scratch: &mut RxScratch,
         done: &mut Delivered,
     ) {
+        let RxScratch { ahead, gathered } = scratch;
         let frames = burst.frames();
         for &index in run {
             let frame = &frames[usize::from(index)];
             if !self.put_simple(frame, ahead) {
-                match self.put(burst, frame, ahead, scratch, done) {
+                match self.put(burst, frame, ahead, gathered, done) {
                     Ok(()) => {}
                     Err(NoRoom::Empty) => return,
                     Err(NoRoom::NoFit) => {
@@ -136,15 +152,14 @@ impl SplitRing {
 
     /// Fetches up to `wanted` buffers from the ring's position, so that their misses overlap.
     #[inline(always)]
-    fn look_ahead(&mut self, wanted: usize) -> Result<Ahead, RingError> {
+    fn look_ahead(&mut self, wanted: usize, ahead: &mut Ahead) -> Result<(), RingError> {
+        (ahead.next, ahead.count) = (0, 0);
         self.check_memory()?;
         let mut count = usize::from(self.available()?);
         if count < wanted {
             count = usize::from(self.refresh_available()?);
         }
         let count = count.min(wanted).min(BURST_FRAMES);
-        let empty = Buffer { head: 0, desc: Descriptor::default(), at: std::ptr::null_mut() };
-        let mut ahead = Ahead { buffers: [empty; BURST_FRAMES], next: 0, count };
         for (i, buffer) in ahead.buffers[..count].iter_mut().enumerate() {
             let head = self.load_head(self.next_avail.wrapping_add(i as u16));
             if head >= self.size() {
@@ -155,6 +170,7 @@ impl SplitRing {
         }
         for buffer in &mut ahead.buffers[..count] {
             buffer.desc = self.load_descriptor(buffer.head);
+            buffer.at = std::ptr::null_mut();
             // Exactly WRITE: one plain buffer.
             if buffer.desc.flags() == 2 {
                 let at = self.memory.contiguous(buffer.desc.addr().0, buffer.desc.len());
@@ -163,7 +179,8 @@ impl SplitRing {
                 prefetch_write(buffer.at.wrapping_add(VNET_HDR_LEN));
             }
         }
-        Ok(ahead)
+        ahead.count = count;
+        Ok(())
     }
 
     /// The common case; false if the frame needs the general path.
@@ -203,19 +220,19 @@ impl SplitRing {
         burst: &Burst,
         frame: &Frame,
         ahead: &mut Ahead,
-        scratch: &mut RxScratch,
+        gathered: &mut Gathered,
         done: &mut Delivered,
     ) -> Result<(), NoRoom> {
         let need = u64::from(self.header_len) + u64::from(frame.len);
         let count = loop {
-            match self.gather(need, ahead, scratch) {
+            match self.gather(need, ahead, gathered) {
                 Ok(count) => break count,
                 Err(Gather::NoRoom(reason)) => return Err(reason),
                 // A buffer that can never be used goes back unused, with those gathered before it,
                 // as merged buffers must be consecutive. Each round consumes a buffer, so the
                 // loop ends with the ring.
                 Err(Gather::Bad(count)) => {
-                    self.give_back(&scratch.buffers[..count], ahead);
+                    self.give_back(&gathered.buffers[..count], ahead);
                     done.bad_buffers += count as u64;
                     if done.bad_buffers > MAX_MERGED_BUFFERS as u64 {
                         return Err(NoRoom::Crumbs);
@@ -225,7 +242,7 @@ impl SplitRing {
         };
         let merged = if self.mergeable { count as u16 } else { 1 };
         let header = VnetHdr::plain(merged).to_bytes();
-        let mut to = Writer { pieces: scratch.pieces.as_slice(), index: 0, offset: 0 };
+        let mut to = Writer { pieces: gathered.pieces.as_slice(), index: 0, offset: 0 };
         to.write(header.as_ptr(), usize::from(self.header_len));
         let first = (frame.len as usize).min(SNAPSHOT_LEN);
         to.write(frame.snapshot.as_ptr(), first);
@@ -233,10 +250,10 @@ impl SplitRing {
             to.write(piece.at, piece.len as usize);
         }
         if self.log.is_some() {
-            self.mark_written(scratch, need);
+            self.mark_written(gathered, need);
         }
         let mut left = need;
-        for &(head, capacity) in &scratch.buffers[..count] {
+        for &(head, capacity) in &gathered.buffers[..count] {
             let len = left.min(capacity);
             left -= len;
             self.push_used(head, len as u32);
@@ -250,9 +267,9 @@ impl SplitRing {
         &mut self,
         need: u64,
         ahead: &Ahead,
-        scratch: &mut RxScratch,
+        gathered: &mut Gathered,
     ) -> Result<usize, Gather> {
-        scratch.pieces.truncate(0);
+        gathered.pieces.truncate(0);
         let mut capacity = 0u64;
         let mut count = 0usize;
         while capacity < need {
@@ -263,9 +280,9 @@ impl SplitRing {
                 return Err(Gather::NoRoom(NoRoom::Crumbs));
             }
             let (head, desc) = self.buffer_at(count, ahead)?;
-            scratch.buffers[count] = (head, 0);
+            gathered.buffers[count] = (head, 0);
             count += 1;
-            let room = match self.walk(desc, Direction::Writable, &mut scratch.pieces) {
+            let room = match self.walk(desc, Direction::Writable, &mut gathered.pieces) {
                 Ok(room) => room,
                 Err(ChainError::NoRoom) if count > 1 => {
                     return Err(Gather::NoRoom(NoRoom::Crumbs));
@@ -277,7 +294,7 @@ impl SplitRing {
             if room < least {
                 return Err(Gather::Bad(count));
             }
-            scratch.buffers[count - 1].1 = room;
+            gathered.buffers[count - 1].1 = room;
             capacity = capacity.saturating_add(room);
         }
         Ok(count)
@@ -320,9 +337,9 @@ impl SplitRing {
     }
 
     /// Marks the first `need` bytes of the gathered pieces, which `put` wrote.
-    fn mark_written(&self, scratch: &RxScratch, need: u64) {
+    fn mark_written(&self, gathered: &Gathered, need: u64) {
         let mut left = need;
-        for piece in scratch.pieces.as_slice() {
+        for piece in gathered.pieces.as_slice() {
             let len = left.min(u64::from(piece.len));
             self.mark_payload(piece.at, len);
             left -= len;
@@ -389,7 +406,7 @@ unsafe fn store_header(at: *mut u8, header_len: u8, header: &[u8; VNET_HDR_LEN])
         }
     } else {
         // SAFETY: the caller's promise; n is 10.
-        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, n) };
+        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, VNET_HDR_LEN_LEGACY) };
     }
 }
 

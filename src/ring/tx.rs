@@ -12,9 +12,9 @@ use virtio_queue::desc::split::Descriptor;
 
 use super::chain::{ChainError, Direction, Piece, PieceBuf};
 use super::split::{RingError, SplitRing, prefetch_read};
-use crate::frame::VNET_HDR_LEN;
 use crate::frame::ethernet::Snapshot;
 use crate::frame::vnet::VnetHdr;
+use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
     BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN,
     SNAPSHOT_LEN,
@@ -58,6 +58,9 @@ pub struct Burst {
     rejected: [(u8, DropReason); BURST_FRAMES],
     rejects: usize,
     pieces: PieceBuf,
+    /// Left by the first pass for the second; kept here as clearing it would cost a short burst
+    /// more than its frames.
+    found: Box<[Found; BURST_FRAMES]>,
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
@@ -74,6 +77,7 @@ impl Default for Burst {
             rejected: [(0, DropReason::BadChain); BURST_FRAMES],
             rejects: 0,
             pieces: PieceBuf::new(BURST_PIECES),
+            found: Box::new([Found::Simple(Piece::EMPTY, 0); BURST_FRAMES]),
         }
     }
 }
@@ -244,14 +248,15 @@ fn load_header(at: *const u8, header_len: u32) -> [u8; VNET_HDR_LEN] {
         // SAFETY: the caller translated at least `header_len` bytes at `at`.
         unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), VNET_HDR_LEN) };
     } else {
+        // A constant again: with the variable both branches would become one call.
         // SAFETY: as above; header_len is 10 here.
-        unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), header_len as usize) };
+        unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), VNET_HDR_LEN_LEGACY) };
     }
     header
 }
 
 /// What the first pass leaves for the second.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 enum Found {
     /// One descriptor with a plausible length: its bytes and the readable bytes from there on.
     Simple(Piece, u64),
@@ -310,10 +315,9 @@ impl SplitRing {
             burst.heads[i] = head;
             self.prefetch_descriptor(head);
         }
-        let mut found = [Found::Simple(Piece::EMPTY, 0); BURST_FRAMES];
-        let n = self.find(burst, &mut found[..n]);
-        for (i, &found) in found[..n].iter().enumerate() {
-            match found {
+        let n = self.find(burst, n);
+        for i in 0..n {
+            match burst.found[i] {
                 Found::Simple(piece, readable) => {
                     burst.push_simple(i, u32::from(self.header_len), piece, readable);
                 }
@@ -332,12 +336,13 @@ impl SplitRing {
     /// First pass: reads and translates the first descriptor of each head; returns how many heads
     /// the byte limit lets into this burst.
     #[inline(always)]
-    fn find(&mut self, burst: &Burst, found: &mut [Found]) -> usize {
+    fn find(&mut self, burst: &mut Burst, count: usize) -> usize {
         let header_len = u32::from(self.header_len);
         let plausible = header_len + MIN_FRAME_LEN..=header_len + MAX_FRAME_LEN;
         let mut bytes = 0u32;
-        for (i, slot) in found.iter_mut().enumerate() {
+        for i in 0..count {
             let desc = self.load_descriptor(burst.heads[i]);
+            let slot = &mut burst.found[i];
             *slot = Found::Complex(desc);
             if desc.flags() == 0
                 && plausible.contains(&desc.len())
@@ -353,7 +358,7 @@ impl SplitRing {
                 return i + 1;
             }
         }
-        found.len()
+        count
     }
 
     /// Takes a chain that is not one plain descriptor; false if it must wait for the next burst.
