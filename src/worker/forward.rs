@@ -14,7 +14,7 @@ use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES};
 use crate::port::guest::choose_queue;
 use crate::port::tap::{TapReader, TapState, TapWriter};
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
-use crate::ring::{Burst, RxScratch};
+use crate::ring::{Burst, Frame, RxScratch};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{
     BurstMemo, Decision, DropCause, Ingress, Learn, Policy, PortId, Rules, SourceMemo,
@@ -259,37 +259,16 @@ impl Forwarder {
         self.targets.clear();
         let mut tally = Tally::default();
         let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
+        let mut judge = Judge::new(policy, port, ingress, source, &mut self.memo, self.now);
         let mut cut = None;
         let mut fan = None;
         for (i, frame) in self.burst.frames().iter().enumerate() {
-            if !frame.header.is_plain() {
-                tally.bytes += u64::from(frame.len);
-                stats.drops.add(DropReason::BadOffload, 1);
-                continue;
-            }
-            let from = ethernet::source(&frame.snapshot);
-            let generation = policy.fdb.generation();
-            if !source.covers(from, ingress.port, generation, self.now) {
-                match policy.admit_source(ingress, from, self.now) {
-                    Ok(learn) => {
-                        source.note(from, ingress.port, generation, self.now, learn);
-                        count_refusal(port, learn);
-                    }
-                    Err(cause) => {
-                        tally.bytes += u64::from(frame.len);
-                        stats.drops.add(reason(cause), 1);
-                        continue;
-                    }
-                }
-            }
-            let to = ethernet::destination(&frame.snapshot);
-            match self.memo.decide(to, || policy.decide(ingress, to)) {
-                Decision::Unicast(egress) => {
+            match judge.decide(frame) {
+                Ok(Decision::Unicast(egress)) => {
                     tally.copies += 1;
-                    let queue = receive_queue(ports, egress, &frame.snapshot);
-                    self.plan.unicast(i as u8, egress, queue);
+                    self.plan.unicast(i as u8, egress, judge.queue(frame));
                 }
-                Decision::Flood => {
+                Ok(Decision::Flood) => {
                     let fan = *fan.get_or_insert_with(|| {
                         flood_targets(ports, ingress, self.rules, &mut self.targets);
                         self.targets.len()
@@ -305,7 +284,8 @@ impl Forwarder {
                         self.plan.flood(i as u8);
                     }
                 }
-                Decision::Drop(cause) => stats.drops.add(reason(cause), 1),
+                Ok(Decision::Drop(cause)) => stats.drops.add(reason(cause), 1),
+                Err(reason) => stats.drops.add(reason, 1),
             }
             tally.bytes += u64::from(frame.len);
         }
@@ -334,6 +314,95 @@ impl Forwarder {
     }
 }
 
+/// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
+/// came to is tried first: two comparisons of addresses a frame.
+struct Judge<'a> {
+    policy: Policy<'a, [Port]>,
+    port: &'a Port,
+    ingress: Ingress,
+    source: &'a mut SourceMemo,
+    memo: &'a mut BurstMemo,
+    now: u32,
+    /// Read before the first learning, as the memo's rule demands.
+    generation: u64,
+    /// Addresses of the frame before, as numbers.
+    from: u64,
+    to: u64,
+    decision: Decision,
+    /// Receive queues that the decision's port can take frames on.
+    active: u32,
+}
+
+/// No address: numbers of addresses are below 2^48.
+const NOBODY: u64 = u64::MAX;
+
+impl<'a> Judge<'a> {
+    fn new(
+        policy: Policy<'a, [Port]>,
+        port: &'a Port,
+        ingress: Ingress,
+        source: &'a mut SourceMemo,
+        memo: &'a mut BurstMemo,
+        now: u32,
+    ) -> Judge<'a> {
+        let generation = policy.fdb.generation();
+        let (from, to, decision, active) = (NOBODY, NOBODY, Decision::Flood, 0);
+        Judge { policy, port, ingress, source, memo, now, generation, from, to, decision, active }
+    }
+
+    /// Where a frame goes; an error if it may not come in.
+    #[inline(always)]
+    fn decide(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
+        if !frame.header.is_plain() {
+            return Err(DropReason::BadOffload);
+        }
+        let from = ethernet::source(&frame.snapshot);
+        if from.to_bits() != self.from {
+            self.admit(from)?;
+        }
+        let to = ethernet::destination(&frame.snapshot);
+        if to.to_bits() != self.to {
+            self.resolve(to);
+        }
+        Ok(self.decision)
+    }
+
+    /// Admits and learns a source that is not that of the frame before.
+    #[inline(never)]
+    fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
+        let (id, generation) = (self.ingress.port, self.generation);
+        if !self.source.covers(from, id, generation, self.now) {
+            let learn = self.policy.admit_source(self.ingress, from, self.now).map_err(reason)?;
+            self.source.note(from, id, generation, self.now, learn);
+            count_refusal(self.port, learn);
+        }
+        self.from = from.to_bits();
+        Ok(())
+    }
+
+    /// Looks up a destination that is not that of the frame before.
+    #[inline(never)]
+    fn resolve(&mut self, to: MacAddr) {
+        let Judge { policy, ingress, .. } = self;
+        self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
+        self.active = match self.decision {
+            Decision::Unicast(egress) => match &self.policy.ports[usize::from(egress)].endpoint {
+                Endpoint::Guest(guest) => guest.active(),
+                Endpoint::Tap(_) => 0,
+            },
+            _ => 0,
+        };
+        self.to = to.to_bits();
+    }
+
+    /// The receive queue for a unicast frame; 0 for a TAP, and where nothing can take it, which the
+    /// delivery then finds and counts.
+    #[inline(always)]
+    fn queue(&self, frame: &Frame) -> u8 {
+        choose_queue(self.active, || flow_hash(&frame.snapshot)).unwrap_or(0) as u8
+    }
+}
+
 /// The guest behind port `id`.
 pub fn guest_of(ports: &[Port], id: PortId) -> Option<(&Port, &GuestPort)> {
     let port = ports.get(usize::from(id))?;
@@ -359,18 +428,6 @@ fn drain_left(state: &mut RingState, queue: &Queue) -> Option<u16> {
         queue.notify_drained();
     }
     Some(left)
-}
-
-/// The receive queue of port `egress` for a frame; 0 where nothing can take it, which the delivery
-/// then finds and counts.
-#[inline(always)]
-fn receive_queue(ports: &[Port], egress: PortId, snapshot: &ethernet::Snapshot) -> u8 {
-    match &ports[usize::from(egress)].endpoint {
-        Endpoint::Guest(guest) => {
-            choose_queue(guest.active(), || flow_hash(snapshot)).unwrap_or(0) as u8
-        }
-        Endpoint::Tap(_) => 0,
-    }
 }
 
 /// The ports that a flood from `ingress` reaches and that are up.
