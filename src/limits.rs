@@ -190,6 +190,10 @@ pub const TAP_GATHER_PIECES: usize = 32;
 /// How often a TAP that is gone is looked for: reattached within a second, at a cost nobody sees.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 
+/// How long the closing of a lost TAP waits for workers to let go of it. They do at the end of a
+/// burst, within microseconds unless the machine has no CPU for them.
+pub const CLOSE_PATIENCE_MILLIS: u32 = 1_000;
+
 /// Announcements waiting for a worker; QEMU sends five per migrated guest.
 pub const MAX_NOTES: usize = 256;
 

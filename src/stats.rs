@@ -94,7 +94,7 @@ drop_reasons! {
     TapDown => "tap_down",
     /// Egress: the TAP is gone and not reattached yet.
     TapGone => "tap_gone",
-    /// Egress: the kernel refused this frame.
+    /// The kernel refused this frame, on its way to a TAP or from it.
     TapRejected => "tap_rejected",
 }
 

@@ -152,8 +152,8 @@ impl Aim {
 }
 
 /// Frames shown at every moment of the daemon's way to sleep: right after a completion, and then a
-/// few nanoseconds later or earlier. The window between the last look at the ring and the wish for a
-/// kick is some 10 ns wide; a daemon that does not look again after asking loses one of these.
+/// few nanoseconds later or earlier. The window between the last look at the ring and the wish for
+/// a kick is some 10 ns wide; a daemon that does not look again after asking loses one of these.
 fn at_every_moment(features: u64) {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let d = Daemon::with(2, &[]);

@@ -57,19 +57,22 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
     let missing = if created { Missing::Create } else { Missing::Fail };
     let stopped = || stopping.load(Ordering::Acquire);
     while !stopped() {
-        tap.wait_lost();
+        tap.wait_lost(stopped);
         if stopped() || !tap.is_lost() {
             continue;
         }
         log::warn!("tap {}: interface {} is gone, waiting for it", port.name, tap.ifname);
         let mut told = None;
         while !stopped() {
+            tap.close_lost();
             match open(tap, missing).and_then(|opened| {
                 set_up(port, &opened);
                 serve(port, tap, opened, workers)
             }) {
                 Ok(()) => {
                     log::info!("tap {}: attached to interface {} again", port.name, tap.ifname);
+                    // Queues whose loss no worker had noticed yet.
+                    tap.close_lost();
                     break;
                 }
                 Err(error) => {
@@ -96,12 +99,15 @@ fn open(tap: &TapPort, missing: Missing) -> Result<Tap, UplinkError> {
 /// Puts the opened queues into service.
 fn serve(port: &Port, tap: &TapPort, opened: Tap, workers: &Workers) -> Result<(), UplinkError> {
     let devices: Vec<Device> = opened.queues.into_iter().map(|q| Arc::new(q) as Device).collect();
-    tap.attach(devices.clone());
+    let token = |queue: usize| Token::Tap(port.id, queue as u16);
+    // Watched before attached: if that fails the interface must be free for the next attempt.
     for (queue, device) in devices.iter().enumerate() {
-        let token = Token::Tap(port.id, queue as u16);
-        let worker = workers.for_tap(queue);
-        worker.watch(device.as_raw_fd(), token)?;
-        worker.look(token);
+        workers.for_tap(queue).watch(device.as_raw_fd(), token(queue))?;
+    }
+    tap.attach(devices);
+    // What came between is found now.
+    for queue in 0..tap.queues().len() {
+        workers.for_tap(queue).look(token(queue));
     }
     Ok(())
 }

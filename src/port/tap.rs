@@ -7,11 +7,15 @@
 //! whose interface is gone is emptied and reported to whoever reattaches it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::Port;
 use crate::frame::VNET_HDR_LEN;
 use crate::frame::vnet::VnetHdr;
-use crate::limits::{BURST_BYTES, BURST_FRAMES, MAX_FRAME_LEN, SNAPSHOT_LEN, TAP_GATHER_PIECES};
+use crate::limits::{
+    BURST_BYTES, BURST_FRAMES, CLOSE_PATIENCE_MILLIS, MAX_FRAME_LEN, SNAPSHOT_LEN,
+    TAP_GATHER_PIECES,
+};
 use crate::ring::{Burst, Frame, Piece};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::SourceMemo;
@@ -51,13 +55,30 @@ impl std::fmt::Debug for TapQueue {
     }
 }
 
+/// What was lost and is not dealt with yet.
+#[derive(Default)]
+struct Loss {
+    /// A queue is without its device.
+    lost: bool,
+    /// Devices out of service, yet to be closed.
+    dead: Vec<Device>,
+}
+
+impl std::fmt::Debug for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loss").field("lost", &self.lost).field("dead", &self.dead.len()).finish()
+    }
+}
+
 /// A TAP's port.
 #[derive(Debug)]
 pub struct TapPort {
     /// Interface name from the configuration.
     pub ifname: String,
     queues: Box<[TapQueue]>,
-    lost: Mutex<bool>,
+    /// Taken before a queue's device, so that a late loss of the old devices and the attaching of
+    /// new ones cannot mix: what is lost is always what is attached.
+    loss: Mutex<Loss>,
     wake: Condvar,
 }
 
@@ -101,8 +122,12 @@ impl TapQueue {
                     tap.lose(self, &device);
                     return TapState::Gone;
                 }
+                TapIo::Rejected(_) | TapIo::Fault => {
+                    self.reject(DropReason::TapRejected);
+                    return TapState::Empty;
+                }
                 // Down, or short of memory: its next event tells when that has changed.
-                _ => return TapState::Empty,
+                TapIo::Down | TapIo::NoBuffers => return TapState::Empty,
             }
         }
         TapState::More
@@ -111,23 +136,28 @@ impl TapQueue {
     /// Adds one frame as the kernel gave it to the burst; returns its length.
     fn take(&self, bytes: &mut [u8], burst: &mut Burst) -> u32 {
         let Some((header, frame)) = bytes.split_first_chunk_mut::<VNET_HDR_LEN>() else {
-            self.reject();
+            self.reject(DropReason::TooShort);
             return 0;
         };
         let len = frame.len() as u32;
+        if len > MAX_FRAME_LEN {
+            // It may have been longer still: the kernel cuts what does not fit without a sign.
+            self.reject(DropReason::TooLong);
+            return len;
+        }
         // SAFETY: the frame lies in the reader's staging, which lives as long as the worker and
         // is not written again before the next `receive`, which clears the burst.
         let taken =
             unsafe { burst.push_private(VnetHdr::from_bytes(*header), frame.as_mut_ptr(), len) };
         if !taken {
-            self.reject();
+            self.reject(DropReason::TooShort);
         }
         len
     }
 
-    fn reject(&self) {
+    fn reject(&self, reason: DropReason) {
         self.input.frames.add(1);
-        self.input.drops.add(DropReason::TooShort, 1);
+        self.input.drops.add(reason, 1);
     }
 }
 
@@ -137,7 +167,7 @@ impl TapPort {
         TapPort {
             ifname: ifname.to_owned(),
             queues: (0..queues).map(|_| TapQueue::default()).collect(),
-            lost: Mutex::new(false),
+            loss: Mutex::default(),
             wake: Condvar::new(),
         }
     }
@@ -154,40 +184,58 @@ impl TapPort {
 
     /// Puts freshly opened queues into service.
     pub fn attach(&self, devices: Vec<Device>) {
-        *lock(&self.lost) = false;
+        let mut loss = lock(&self.loss);
+        loss.lost = false;
         for (queue, device) in self.queues.iter().zip(devices) {
-            *lock(&queue.device) = Some(device);
+            let old = lock(&queue.device).replace(device);
+            loss.dead.extend(old);
         }
     }
 
     /// Takes a queue out of service, if it still is the one that failed, and wakes whoever waits
     /// in [`TapPort::wait_lost`].
     fn lose(&self, queue: &TapQueue, failed: &Device) {
+        let mut loss = lock(&self.loss);
         let mut device = lock(&queue.device);
         if device.as_ref().is_some_and(|device| Arc::ptr_eq(device, failed)) {
-            *device = None;
-            *lock(&self.lost) = true;
+            loss.dead.extend(device.take());
+            loss.lost = true;
             self.wake.notify_all();
         }
     }
 
-    /// Waits until a queue is lost; also returns when [`TapPort::wake`] is called.
-    pub fn wait_lost(&self) {
-        let lost = lock(&self.lost);
-        if !*lost {
-            drop(self.wake.wait(lost).unwrap_or_else(PoisonError::into_inner));
+    /// Closes what was lost. Not for workers: closing waits for the lock of the host's network
+    /// configuration, which whoever deletes an interface holds for a long time.
+    pub fn close_lost(&self) {
+        let mut dead = std::mem::take(&mut lock(&self.loss).dead);
+        // A worker in the middle of a burst may hold one, and must not be the last to.
+        for _ in 0..CLOSE_PATIENCE_MILLIS {
+            dead.retain(|device| Arc::strong_count(device) > 1);
+            if dead.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until a queue is lost; also returns when [`TapPort::wake`] is called. `stopped` is
+    /// asked under the lock that `wake` takes: set before that, it is seen here or cuts the wait.
+    pub fn wait_lost(&self, stopped: impl Fn() -> bool) {
+        let loss = lock(&self.loss);
+        if !loss.lost && !stopped() {
+            drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner));
         }
     }
 
     /// True if a queue was lost and not attached again.
     pub fn is_lost(&self) -> bool {
-        *lock(&self.lost)
+        lock(&self.loss).lost
     }
 
     /// Wakes whoever waits in [`TapPort::wait_lost`].
     pub fn wake(&self) {
-        // The lock orders this after a waiter's last look at its own stop flag.
-        drop(lock(&self.lost));
+        // The lock orders this after a waiter's last look at its stop flag.
+        drop(lock(&self.loss));
         self.wake.notify_all();
     }
 
@@ -304,3 +352,6 @@ impl TapWriter {
         filled
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,7 +65,8 @@ impl Default for RxScratch {
     }
 }
 
-// SAFETY: the pointers in `ahead` are only dereferenced within one `deliver`, under the ring's lock.
+// SAFETY: the pointers in `ahead` are only dereferenced within one `deliver`, under the lock of the
+// ring they came from.
 unsafe impl Send for RxScratch {}
 
 /// A buffer looked at but not taken: its head and first descriptor, and where that points if it is

@@ -51,7 +51,8 @@ pub enum RingError {
     Size(u16),
     /// Part of the ring lies outside the memory regions.
     #[error(
-        "the {part} at {address:#x} lies in no memory region (is the guest memory shared, share=on?)"
+        "the {part} at {address:#x} lies in no memory region (is the guest memory shared, \
+         share=on?)"
     )]
     NotMapped {
         /// Which part.

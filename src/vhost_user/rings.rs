@@ -278,7 +278,7 @@ impl<'a> Rings<'a> {
         };
         open_receive(&mut state, self.guest, index);
         drop(state);
-        self.rings[index].worker = Some(self.workers.assign());
+        self.rings[index].worker = Some(self.workers.assign(transmits(index)));
         self.watch(index)?;
         self.look(index);
         log::debug!("port {}: ring {index} started", self.port.name);
@@ -314,7 +314,7 @@ impl<'a> Rings<'a> {
             }
         }
         if let Some((worker, _)) = self.rings[index].worker.take() {
-            self.workers.release(worker);
+            self.workers.release(worker, transmits(index));
             log::debug!("port {}: ring {index} stopped", self.port.name);
         }
         self.rings[index].kick = Kick::Unknown;
@@ -461,6 +461,11 @@ fn open_receive(state: &mut RingState, guest: &GuestPort, index: usize) {
         ring.suppress_kicks();
         guest.set_active(index / 2, true);
     }
+}
+
+/// Rings are numbered in pairs, receive first (virtio 1.2 section 5.1.2).
+fn transmits(index: usize) -> bool {
+    index % 2 == 1
 }
 
 /// A descriptor to signal through, if one came.

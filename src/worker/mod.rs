@@ -201,8 +201,8 @@ pub struct Shared {
 /// All workers of the process.
 pub struct Workers {
     handles: Vec<Arc<WorkerHandle>>,
-    /// Rings assigned to each worker.
-    load: Mutex<Vec<usize>>,
+    /// Receive and transmit rings assigned to each worker.
+    load: Mutex<Vec<[usize; 2]>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -213,7 +213,7 @@ impl Workers {
             .map(|_| WorkerHandle::new().map(Arc::new))
             .collect::<io::Result<Vec<_>>>()?;
         let workers = Workers {
-            load: Mutex::new(vec![0; handles.len()]),
+            load: Mutex::new(vec![[0; 2]; handles.len()]),
             handles,
             threads: Mutex::new(Vec::new()),
         };
@@ -237,19 +237,23 @@ impl Workers {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The worker with the fewest rings, which now has one more.
-    pub fn assign(&self) -> (usize, Arc<WorkerHandle>) {
+    /// The worker with the fewest rings of this direction, which now has one more. Counted apart,
+    /// as the work is with the transmit rings: rings start in turn, receive and transmit, so
+    /// counted together all of one kind would go to every second worker.
+    pub fn assign(&self, transmit: bool) -> (usize, Arc<WorkerHandle>) {
+        let kind = usize::from(transmit);
         let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = (0..load.len()).min_by_key(|&i| load[i]).unwrap_or(0);
-        load[index] += 1;
+        let index = (0..load.len()).min_by_key(|&i| load[i][kind]).unwrap_or(0);
+        load[index][kind] += 1;
         (index, Arc::clone(&self.handles[index]))
     }
 
     /// Gives back what [`Workers::assign`] counted.
-    pub fn release(&self, index: usize) {
+    pub fn release(&self, index: usize, transmit: bool) {
         let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(load) = load.get_mut(index) {
-            *load = load.saturating_sub(1);
+            let rings = &mut load[usize::from(transmit)];
+            *rings = rings.saturating_sub(1);
         }
     }
 

@@ -238,8 +238,8 @@ impl Daemon {
     }
 
     /// Gives the daemon one CPU and this thread another, so that they truly run side by side: a
-    /// wake-up otherwise tends to bring both to the same one, where they take turns. `None` if there
-    /// is only one. Ends with the value.
+    /// wake-up otherwise tends to bring both to the same one, where they take turns. `None` if
+    /// there is only one. Ends with the value.
     pub fn run_apart(&self) -> Option<Apart> {
         let all = sys::cpus();
         let [mine, its, ..] = all[..] else { return None };

@@ -1,0 +1,556 @@
+//! An uplink against a device that answers in every way a kernel can: what is counted, how often
+//! it is asked, who is woken, and which bytes cross.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{LazyLock, mpsc};
+use std::thread;
+
+use virtio_queue::desc::RawDescriptor;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+
+use super::*;
+use crate::memory::{Mapping, MemTable, Region};
+use crate::ring::{RingConfig, SplitRing};
+use crate::stats::Counter;
+use crate::sys::fs::memfd;
+use crate::sys::tap::TapIo;
+
+/// Repetitions of each answer.
+const TIMES: u64 = 1_000;
+/// Frames offered at a time.
+const FRAMES: u64 = 8;
+
+/// What stands for a descriptor: nothing here watches it.
+static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap());
+
+/// A TAP queue whose kernel is this test.
+struct Fake {
+    /// What each call comes to; `Done` moves the frame.
+    answer: Mutex<TapIo>,
+    /// What reads find before they get the answer.
+    queued: Mutex<VecDeque<Vec<u8>>>,
+    /// The last frame written, pieces together.
+    written: Mutex<Vec<u8>>,
+    /// Lengths of its pieces.
+    pieces: Mutex<Vec<usize>>,
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+impl Fake {
+    fn new(answer: TapIo) -> Arc<Fake> {
+        Arc::new(Fake {
+            answer: Mutex::new(answer),
+            queued: Mutex::default(),
+            written: Mutex::default(),
+            pieces: Mutex::default(),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+        })
+    }
+
+    fn errno(errno: i32) -> Arc<Fake> {
+        Fake::new(TapIo::from_result(-1, errno))
+    }
+
+    fn queue(&self, frame: &[u8]) {
+        lock(&self.queued).push_back(frame.to_vec());
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        (self.reads.load(Ordering::Relaxed), self.writes.load(Ordering::Relaxed))
+    }
+}
+
+impl AsRawFd for Fake {
+    fn as_raw_fd(&self) -> RawFd {
+        NULL.as_raw_fd()
+    }
+}
+
+impl FrameIo for Fake {
+    unsafe fn write(&self, pieces: &[libc::iovec]) -> TapIo {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let (mut written, mut lens) = (lock(&self.written), lock(&self.pieces));
+        written.clear();
+        lens.clear();
+        for piece in pieces {
+            // SAFETY: the caller's promise for `pieces`.
+            written.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
+            });
+            lens.push(piece.iov_len);
+        }
+        match *lock(&self.answer) {
+            TapIo::Done(_) => TapIo::Done(written.len()),
+            answer => answer,
+        }
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> TapIo {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        match lock(&self.queued).pop_front() {
+            Some(frame) => {
+                let len = frame.len().min(buffer.len());
+                buffer[..len].copy_from_slice(&frame[..len]);
+                TapIo::Done(len)
+            }
+            None => *lock(&self.answer),
+        }
+    }
+}
+
+fn uplink(queues: u16) -> Port {
+    Port::tap(0, "up", TapPort::new("t0", queues))
+}
+
+fn tap(port: &Port) -> &TapPort {
+    match &port.endpoint {
+        crate::port::Endpoint::Tap(tap) => tap,
+        crate::port::Endpoint::Guest(_) => unreachable!("made by `uplink`"),
+    }
+}
+
+fn attach(port: &Port, device: &Arc<Fake>) {
+    tap(port).attach(vec![Arc::clone(device) as Device]);
+}
+
+/// `frames` frames of 60 bytes in private memory.
+fn small_burst(frames: u64) -> Burst {
+    let mut burst = Burst::default();
+    for i in 0..frames {
+        assert!(burst.push_small(VnetHdr::plain(0), &[i as u8; 60]));
+    }
+    burst
+}
+
+/// Sends the whole burst from worker 0.
+fn send(port: &Port, burst: &Burst, writer: &mut TapWriter) {
+    let all: Vec<u8> = (0..burst.frames().len() as u8).collect();
+    tap(port).send(0, burst, &all, writer, port);
+}
+
+/// A counter of the output and its value, and that no other reason was counted.
+fn assert_drops(port: &Port, reason: DropReason, on_queue: u64, on_port: u64) {
+    let queue = &tap(port).queues()[0].output;
+    assert_eq!((queue.drops.get(reason), queue.drops.total()), (on_queue, on_queue), "{reason:?}");
+    let drops = &port.stats.drops;
+    assert_eq!((drops.get(reason), drops.total()), (on_port, on_port), "{reason:?}");
+}
+
+#[test]
+fn each_refused_write_is_counted_under_its_reason() {
+    use DropReason::{TapDown, TapFull, TapRejected};
+    let refused = TapIo::from_result;
+    // What is wrong with this frame or this moment is tried for each; what is wrong with the
+    // interface, once a burst.
+    let table = [
+        (refused(-1, libc::EAGAIN), TapFull, FRAMES),
+        (refused(-1, libc::ENOBUFS), TapFull, FRAMES),
+        (refused(-1, libc::ENOMEM), TapFull, FRAMES),
+        (refused(-1, libc::EIO), TapDown, 1),
+        (refused(-1, libc::EINVAL), TapRejected, FRAMES),
+        (refused(-1, libc::EFAULT), TapRejected, FRAMES),
+        (refused(0, 0), TapRejected, FRAMES),
+    ];
+    let (burst, mut writer) = (small_burst(FRAMES), TapWriter::default());
+    for (answer, reason, calls) in table {
+        let (port, device) = (uplink(1), Fake::new(answer));
+        attach(&port, &device);
+        for _ in 0..TIMES {
+            send(&port, &burst, &mut writer);
+        }
+        assert_eq!(device.counts(), (0, calls * TIMES), "{answer:?}");
+        assert_drops(&port, reason, FRAMES * TIMES, 0);
+        let output = &tap(&port).queues()[0].output;
+        assert_eq!((output.frames.get(), output.bytes.get()), (0, 0));
+        assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
+        // Nothing of it lasts.
+        *lock(&device.answer) = TapIo::Done(0);
+        send(&port, &burst, &mut writer);
+        assert_eq!((output.frames.get(), output.bytes.get()), (FRAMES, 60 * FRAMES));
+        assert_drops(&port, reason, FRAMES * TIMES, 0);
+    }
+}
+
+/// The interface is gone: the first frame finds out, the rest are not even tried.
+#[test]
+fn a_write_to_a_deleted_interface_loses_it_once() {
+    let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
+    let (burst, mut writer) = (small_burst(FRAMES), TapWriter::default());
+    attach(&port, &device);
+    for _ in 0..TIMES {
+        send(&port, &burst, &mut writer);
+    }
+    assert_eq!(device.counts(), (0, 1));
+    assert_drops(&port, DropReason::TapGone, FRAMES, FRAMES * (TIMES - 1));
+    assert!(tap(&port).is_lost() && !tap(&port).is_up());
+}
+
+#[test]
+fn each_loss_is_told_and_mended() {
+    let (port, mut writer, mut reader) = (uplink(1), TapWriter::default(), TapReader::default());
+    let (burst, mut received) = (small_burst(FRAMES), Burst::default());
+    let tap = tap(&port);
+    for i in 0..TIMES {
+        let answers = [TapIo::Gone, TapIo::Eof];
+        let device = Fake::new(answers[i as usize % 2]);
+        attach(&port, &device);
+        assert!(tap.is_up() && !tap.is_lost());
+        if i % 4 == 0 {
+            send(&port, &burst, &mut writer);
+            assert_eq!(device.counts(), (0, 1));
+        } else {
+            let state = tap.queues()[0].receive(&mut reader, &mut received, tap);
+            assert_eq!((state, device.counts()), (TapState::Gone, (1, 0)));
+        }
+        assert!(tap.is_lost() && !tap.is_up());
+        tap.wait_lost(|| false);
+        let kept = Arc::downgrade(&device);
+        drop(device);
+        assert!(kept.upgrade().is_some(), "not closed by a worker");
+        tap.close_lost();
+        assert!(kept.upgrade().is_none(), "closed by who asked");
+    }
+    assert_drops(&port, DropReason::TapGone, FRAMES * TIMES / 4, 0);
+    assert_eq!(tap.queues()[0].input.drops.total(), 0);
+}
+
+#[test]
+fn each_refused_read_is_asked_once() {
+    let refused = |errno| TapIo::from_result(-1, errno);
+    let table = [
+        (refused(libc::EAGAIN), TapState::Empty, 0),
+        (refused(libc::ENOBUFS), TapState::Empty, 0),
+        (refused(libc::EIO), TapState::Empty, 0),
+        (refused(libc::EINVAL), TapState::Empty, 1),
+        (refused(libc::EFAULT), TapState::Empty, 1),
+    ];
+    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    for (answer, state, lost_frames) in table {
+        let (port, device) = (uplink(1), Fake::new(answer));
+        attach(&port, &device);
+        let queue = &tap(&port).queues()[0];
+        for n in 1..=TIMES {
+            assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), state, "{answer:?}");
+            assert_eq!((device.counts(), burst.taken()), ((n, 0), 0), "{answer:?}");
+        }
+        let drops = &queue.input.drops;
+        let counted = (drops.get(DropReason::TapRejected), drops.total(), queue.input.frames.get());
+        assert_eq!(counted, (lost_frames * TIMES, lost_frames * TIMES, lost_frames * TIMES));
+        assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
+        // After three frames the same answer ends the burst.
+        (0..3).for_each(|_| device.queue(&[0; 72]));
+        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), state);
+        assert_eq!((burst.taken(), device.counts().0), (3, TIMES + 4));
+    }
+}
+
+#[test]
+fn a_read_from_a_deleted_interface_loses_it_once() {
+    for answer in [TapIo::from_result(-1, libc::EBADFD), TapIo::from_result(0, 0)] {
+        let (port, device) = (uplink(1), Fake::new(answer));
+        let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+        attach(&port, &device);
+        device.queue(&[0; 72]);
+        let queue = &tap(&port).queues()[0];
+        for n in 0..TIMES {
+            let state = queue.receive(&mut reader, &mut burst, tap(&port));
+            assert_eq!((state, burst.taken()), (TapState::Gone, usize::from(n == 0)), "{answer:?}");
+        }
+        assert_eq!(device.counts(), (2, 0), "one frame, one answer, and then never again");
+        assert!(tap(&port).is_lost() && !tap(&port).is_up());
+    }
+}
+
+#[test]
+fn short_and_overlong_reads_are_drops() {
+    let (port, device) = (uplink(1), Fake::new(TapIo::WouldBlock));
+    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    attach(&port, &device);
+    let queue = &tap(&port).queues()[0];
+    // Less than a header, then less than an Ethernet header behind it.
+    for len in 1..12 + 14 {
+        let before = queue.input.drops.get(DropReason::TooShort);
+        (0..TIMES).for_each(|_| device.queue(&vec![0; len]));
+        // 64 at a time, of which none is a frame.
+        while queue.receive(&mut reader, &mut burst, tap(&port)) == TapState::More {
+            assert_eq!(burst.taken(), 0, "{len}");
+        }
+        assert_eq!(queue.input.drops.get(DropReason::TooShort) - before, TIMES, "{len}");
+    }
+    assert_eq!(queue.input.frames.get(), 25 * TIMES);
+    let reads = device.counts().0;
+    assert_eq!(reads, 25 * (TIMES + 1), "one call a frame, and one that finds nothing");
+    // As long as a buffer is, it may have been longer.
+    for len in [MAX_FRAME_LEN as usize + 1, SLOT, SLOT + 1] {
+        device.queue(&vec![0; 12 + len]);
+        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), TapState::More);
+        assert_eq!(burst.taken(), 0, "{len}");
+        queue.receive(&mut reader, &mut burst, tap(&port));
+    }
+    assert_eq!(queue.input.drops.get(DropReason::TooLong), 3);
+    assert_eq!(queue.input.drops.total(), 25 * TIMES + 3);
+}
+
+/// A queue that is lost twice at once, by a reader and by writers, is told of once; and one that
+/// was replaced meanwhile is not lost with its predecessor.
+#[test]
+fn a_late_failure_does_not_hurt_the_successor() {
+    let (port, first) = (uplink(1), Fake::errno(libc::EBADFD));
+    attach(&port, &first);
+    let tap = tap(&port);
+    let old = tap.queues()[0].device().unwrap();
+    let (entered, left) = (Counter::default(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                tap.lose(&tap.queues()[0], &old);
+                entered.add_shared(1);
+            });
+        }
+        scope.spawn(|| {
+            tap.wait_lost(|| false);
+            left.store(true, Ordering::Relaxed);
+        });
+    });
+    assert!(left.load(Ordering::Relaxed) && tap.is_lost());
+    assert_eq!(lock(&tap.loss).dead.len(), 1);
+    let second = Fake::new(TapIo::WouldBlock);
+    attach(&port, &second);
+    tap.lose(&tap.queues()[0], &old);
+    assert!(tap.is_up() && !tap.is_lost());
+    assert!(Arc::ptr_eq(&tap.queues()[0].device().unwrap(), &(second as Device)));
+}
+
+/// Losses and attachments in any order from three sides: at every moment a queue is without its
+/// device if and only if the port says that something is lost.
+#[test]
+fn losing_and_attaching_do_not_mix() {
+    let port = uplink(2);
+    let tap = tap(&port);
+    let devices = || (0..2).map(|_| Fake::new(TapIo::Gone) as Device).collect();
+    tap.attach(devices());
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for queue in tap.queues() {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if let Some(device) = queue.device() {
+                        tap.lose(queue, &device);
+                    }
+                }
+            });
+        }
+        for _ in 0..20 * TIMES {
+            tap.wait_lost(|| false);
+            tap.attach(devices());
+            let loss = lock(&tap.loss);
+            let without = tap.queues().iter().any(|queue| queue.device().is_none());
+            if loss.lost != without {
+                stop.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(loss.lost, without);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_loss_is_woken() {
+    let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
+    let (burst, mut writer) = (small_burst(1), TapWriter::default());
+    let stopped = AtomicBool::new(false);
+    let tap = tap(&port);
+    for _ in 0..100 {
+        attach(&port, &device);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| tap.wait_lost(|| false));
+            send(&port, &burst, &mut writer);
+            waiter.join().unwrap();
+        });
+        // The same without a loss, by whoever stops the process.
+        attach(&port, &device);
+        stopped.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| tap.wait_lost(|| stopped.load(Ordering::Relaxed)));
+            stopped.store(true, Ordering::Relaxed);
+            tap.wake();
+            waiter.join().unwrap();
+        });
+        assert!(!tap.is_lost());
+    }
+}
+
+/// Closing an interface can take long, so a worker's burst is never the last to hold it.
+#[test]
+fn a_lost_device_is_closed_by_who_asks_for_it() {
+    let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
+    attach(&port, &device);
+    let tap = tap(&port);
+    let held = tap.queues()[0].device().unwrap();
+    let weak = Arc::downgrade(&device);
+    drop(device);
+    tap.lose(&tap.queues()[0], &held);
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            told.recv().unwrap();
+            assert_eq!(Arc::strong_count(&held), 2, "the worker lets go first");
+        });
+        tell.send(()).unwrap();
+        tap.close_lost();
+        assert!(weak.upgrade().is_none());
+    });
+}
+
+/// A guest's transmit ring over memory of its own, for frames in pieces.
+struct Sender {
+    memory: GuestMemoryMmap<()>,
+    ring: SplitRing,
+    burst: Burst,
+}
+
+const DESC: u64 = 0x1000;
+const AVAIL: u64 = 0x8000;
+const USED: u64 = 0xc000;
+const DATA: u64 = 0x2_0000;
+const RING: u16 = 1024;
+
+impl Sender {
+    fn new() -> Sender {
+        let len = 1 << 20;
+        let fd = memfd("sender", len).unwrap();
+        let file = FileOffset::new(File::from(fd.try_clone().unwrap()), 0);
+        let ranges = [(GuestAddress(0), len as usize, Some(file))];
+        let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
+        let truncated = Arc::default();
+        let mapping = Arc::new(Mapping::new(fd, 0, len, &truncated).unwrap());
+        let region = Region { gpa: 0, uva: 0, offset: 0, mapping };
+        let table = Arc::new(MemTable::new(vec![region], &truncated).unwrap());
+        let config = RingConfig {
+            size: RING,
+            desc: DESC,
+            avail: AVAIL,
+            used: USED,
+            event_idx: false,
+            header_len: 12,
+            mergeable: true,
+        };
+        let ring = SplitRing::start(table, &config).unwrap();
+        Sender { memory, ring, burst: Burst::default() }
+    }
+
+    /// Takes one frame that lies in `pieces` pieces behind its header, all over memory.
+    fn take(&mut self, frame: &[u8], pieces: usize) {
+        let mut at = DATA;
+        let mut rest = frame;
+        let header = [0xee; 12];
+        for i in 0..=pieces {
+            let take = if i == pieces { rest.len() } else { frame.len() / pieces };
+            let (piece, tail) = if i == 0 { (&header[..], rest) } else { rest.split_at(take) };
+            rest = tail;
+            self.memory.write_slice(piece, GuestAddress(at)).unwrap();
+            let flags = u16::from(i < pieces);
+            let desc = Descriptor::new(at, piece.len() as u32, flags, i as u16 + 1);
+            let place = GuestAddress(DESC + 16 * i as u64);
+            self.memory.write_obj(RawDescriptor::from(desc), place).unwrap();
+            at += piece.len() as u64 + 5;
+        }
+        let taken = self.ring.base();
+        let slot = AVAIL + 4 + 2 * u64::from(taken % RING);
+        self.memory.write_obj(0u16, GuestAddress(slot)).unwrap();
+        self.memory.write_obj((taken + 1).to_le(), GuestAddress(AVAIL + 2)).unwrap();
+        assert_eq!(self.ring.take(&mut self.burst, 64), Ok(1));
+        assert_eq!(self.burst.frames().len(), 1, "{} bytes in {pieces}", frame.len());
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(0x9e37_79b1).to_le_bytes()[3]).collect()
+}
+
+#[test]
+fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
+    let (port, device, mut writer) = (uplink(1), Fake::new(TapIo::Done(0)), TapWriter::default());
+    attach(&port, &device);
+    let mut sender = Sender::new();
+    let gather = TAP_GATHER_PIECES;
+    let counts = [1, 2, 3, gather - 1, gather, gather + 1, gather + 2, gather + 3, 200, 1000];
+    for len in [14, 63, 64, 65, 66, 100, 1_000, 1_514, 9_014, 65_549, MAX_FRAME_LEN as usize] {
+        let frame = pattern(len);
+        for &count in counts.iter().filter(|&&count| count <= len) {
+            sender.take(&frame, count);
+            tap(&port).send(0, &sender.burst, &[0], &mut writer, &port);
+            let (written, pieces) = (lock(&device.written), lock(&device.pieces));
+            // The sender's header asks for everything; ours for nothing.
+            assert_eq!(written[..12], [0; 12], "{len} in {count}");
+            assert_eq!(written[12..], frame, "{len} in {count}");
+            let more = sender.burst.more(&sender.burst.frames()[0]).len();
+            let own = 1 + 1;
+            let expected = if more > gather { own + 1..=own + 1 } else { own..=own + 1 + more };
+            assert!(expected.contains(&pieces.len()), "{len} in {count}: {}", pieces.len());
+            assert!(pieces.iter().all(|&len| len > 0));
+            drop((written, pieces));
+            sender.ring.complete(&sender.burst);
+        }
+    }
+    assert_eq!(tap(&port).queues()[0].output.drops.total(), 0);
+}
+
+/// Every length there is, out of one piece and into it again.
+#[test]
+fn frames_of_every_length_cross_unchanged() {
+    let (port, device) = (uplink(1), Fake::new(TapIo::Done(0)));
+    let (mut writer, mut reader) = (TapWriter::default(), TapReader::default());
+    attach(&port, &device);
+    let mut frame = pattern(MAX_FRAME_LEN as usize);
+    let mut burst = Burst::default();
+    let queue = &tap(&port).queues()[0];
+    for len in 14..=MAX_FRAME_LEN {
+        burst.clear();
+        // SAFETY: `frame` is longer, and neither moved nor written while the burst is used.
+        let taken = unsafe { burst.push_private(VnetHdr::plain(9), frame.as_mut_ptr(), len) };
+        assert!(taken, "{len}");
+        tap(&port).send(0, &burst, &[0], &mut writer, &port);
+        let written = std::mem::take(&mut *lock(&device.written));
+        assert_eq!(written[..12], [0; 12], "{len}");
+        assert!(written[12..] == frame[..len as usize], "{len}: bytes to the TAP");
+
+        lock(&device.queued).push_back(written);
+        *lock(&device.answer) = TapIo::WouldBlock;
+        queue.receive(&mut reader, &mut burst, tap(&port));
+        *lock(&device.answer) = TapIo::Done(0);
+        let [read] = burst.frames() else { panic!("{len}: {} frames", burst.frames().len()) };
+        assert!(read.len == len && read.header.is_plain() && burst.more(read).is_empty());
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        assert_eq!(read.snapshot[..first], frame[..first], "{len}");
+        // SAFETY: the frame lies in the reader's staging until the next `receive`.
+        let rest = unsafe { std::slice::from_raw_parts(read.rest.at, read.rest.len as usize) };
+        assert!(rest == &frame[first..len as usize], "{len}: bytes from the TAP");
+    }
+    let count = u64::from(MAX_FRAME_LEN - 13);
+    assert_eq!((queue.output.frames.get(), queue.output.drops.total()), (count, 0));
+    assert_eq!(queue.output.bytes.get(), (14..=u64::from(MAX_FRAME_LEN)).sum::<u64>());
+    assert_eq!(queue.input.drops.total(), 0);
+}
+
+/// A burst holds 64 frames, or 64 KiB and the frame that crosses the line.
+#[test]
+fn bursts_from_a_tap_are_bounded() {
+    let (port, device) = (uplink(1), Fake::new(TapIo::WouldBlock));
+    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    attach(&port, &device);
+    for (len, expected) in [(60, 64), (1514, 44), (30_000, 3), (65_549, 1)] {
+        (0..100).for_each(|_| device.queue(&vec![0; 12 + len]));
+        let queue = &tap(&port).queues()[0];
+        let state = queue.receive(&mut reader, &mut burst, tap(&port));
+        assert_eq!((state, burst.frames().len()), (TapState::More, expected), "{len}");
+        lock(&device.queued).clear();
+    }
+}

@@ -1,0 +1,369 @@
+//! The shape of the source, held by a test: a module uses what stands below it and never above,
+//! `unsafe` stays in the rooms made for it, and files and lines keep their size.
+//!
+//! A failure names file and line. To change the order of modules change [`LAYERS`] here and the
+//! map in `src/lib.rs` together.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules from top to bottom, each with those it may use. All of them stand below it.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("main", &["daemon", "config", "sys"]),
+    ("daemon", &["config", "vhost_user", "worker", "port", "switch", "stats", "sys", "limits"]),
+    ("config", &["sys", "frame", "limits"]),
+    (
+        "vhost_user",
+        &["worker", "port", "ring", "memory", "switch", "stats", "sys", "frame", "limits"],
+    ),
+    ("worker", &["port", "ring", "switch", "stats", "sys", "frame", "limits"]),
+    ("port", &["ring", "switch", "stats", "sys", "frame", "limits"]),
+    ("ring", &["memory", "stats", "sys", "frame", "limits"]),
+    ("memory", &["sys", "limits"]),
+    ("switch", &["frame", "limits"]),
+    ("stats", &[]),
+    ("sys", &["frame", "limits"]),
+    ("frame", &["limits"]),
+    ("limits", &[]),
+];
+
+/// Modules that only compute: no system, no clock, no log. Time is an argument.
+const PURE: &[&str] = &["switch", "frame", "stats"];
+const IMPURE: &[&str] = &[
+    "log::",
+    "libc::",
+    "vmm_sys_util::",
+    "std::io",
+    "std::fs",
+    "std::net",
+    "std::os",
+    "std::env",
+    "std::process",
+    "Instant::now",
+    "SystemTime",
+    "println!",
+];
+
+/// Where `unsafe` may stand.
+const UNSAFE_ROOMS: &[&str] = &["sys", "memory", "ring", "port"];
+/// A `SAFETY` comment stands at most so many lines before its block.
+const SAFETY_LINES: usize = 8;
+
+const MAX_COLUMNS: usize = 100;
+const MAX_FILE_LINES: usize = 600;
+
+/// A source file, as it is and without its comments and literals.
+struct Source {
+    /// Relative to the crate's root.
+    path: PathBuf,
+    text: String,
+    code: String,
+}
+
+impl Source {
+    /// `file:line` of a byte of the text.
+    fn at(&self, offset: usize) -> String {
+        let line = self.text[..offset].matches('\n').count() + 1;
+        format!("{}:{line}", self.path.display())
+    }
+
+    /// Path below `src`, if it is there.
+    fn below_src(&self) -> Option<&Path> {
+        self.path.strip_prefix("src").ok()
+    }
+
+    /// The top-level module the file belongs to.
+    fn module(&self) -> Option<String> {
+        let first = self.below_src()?.components().next()?.as_os_str().to_str()?;
+        Some(if first == "bin" { "main" } else { first.trim_end_matches(".rs") }.to_owned())
+    }
+
+    /// True for a file that only tests are made of: they may use anything below their module.
+    fn is_test(&self) -> bool {
+        let name = |part: &std::ffi::OsStr| part == "tests" || part == "tests.rs";
+        self.path.iter().skip(1).any(name)
+    }
+}
+
+/// All Rust files under a directory of the crate.
+fn sources(dir: &str) -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut dirs, mut found) = (vec![root.join(dir)], Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).expect("directory") {
+            let path = entry.expect("entry").path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).expect("UTF-8");
+                let path = path.strip_prefix(root).expect("below the root").to_owned();
+                found.push(Source { code: code_only(&text), path, text });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(found.len() > 10, "{dir}: only {} files", found.len());
+    found
+}
+
+/// `text` with comments and the insides of literals blanked; every byte keeps its place.
+fn code_only(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = bytes.to_vec();
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = match literal_end(bytes, at) {
+            Some(end) => end,
+            None => {
+                at += 1;
+                continue;
+            }
+        };
+        for byte in &mut out[at..end] {
+            if *byte != b'\n' {
+                *byte = b' ';
+            }
+        }
+        at = end;
+    }
+    String::from_utf8(out).expect("whole literals were blanked")
+}
+
+/// Where the comment or literal that begins at `at` ends; none if it is neither.
+fn literal_end(bytes: &[u8], at: usize) -> Option<usize> {
+    let rest = &bytes[at..];
+    let behind_word = at > 0 && is_word(bytes[at - 1]);
+    let find = |from: usize, end: &[u8]| {
+        let found = rest[from..].windows(end.len()).position(|w| w == end);
+        at + found.map_or(rest.len(), |n| from + n + end.len())
+    };
+    match rest {
+        [b'/', b'/', ..] => Some(find(2, b"\n") - 1),
+        [b'/', b'*', ..] => Some(find(2, b"*/")),
+        [b'r', b'"' | b'#', ..] if !behind_word => {
+            let hashes = rest[1..].iter().take_while(|b| **b == b'#').count();
+            let end = [&b"\""[..], &b"#".repeat(hashes)].concat();
+            // `r#name` is an identifier.
+            (rest.get(1 + hashes) == Some(&b'"')).then(|| find(2 + hashes, &end))
+        }
+        [b'"', ..] => Some(at + quoted(rest, b'"')),
+        // A lifetime has no closing quote.
+        [b'\'', b'\\', ..] => Some(at + quoted(rest, b'\'')),
+        [b'\'', ..] => {
+            let tail = std::str::from_utf8(&rest[1..rest.len().min(8)])
+                .unwrap_or_else(|e| std::str::from_utf8(&rest[1..1 + e.valid_up_to()]).unwrap());
+            let c = tail.chars().next()?;
+            (rest.get(1 + c.len_utf8()) == Some(&b'\'')).then(|| at + 2 + c.len_utf8())
+        }
+        _ => None,
+    }
+}
+
+/// Length of a quoted literal with escapes.
+fn quoted(rest: &[u8], quote: u8) -> usize {
+    let mut at = 1;
+    while at < rest.len() {
+        match rest[at] {
+            b'\\' => at += 2,
+            b if b == quote => return at + 1,
+            _ => at += 1,
+        }
+    }
+    rest.len()
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_'
+}
+
+/// Every place where `word` stands by itself.
+fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let bytes = code.as_bytes();
+    code.match_indices(word).map(|(at, _)| at).filter(move |&at| {
+        let before = at.checked_sub(1).is_none_or(|i| !is_word(bytes[i]));
+        before && bytes.get(at + word.len()).is_none_or(|&b| !is_word(b))
+    })
+}
+
+/// The names that follow a path's prefix: one, or those at the first level of a group.
+fn names(code: &str, from: usize) -> Vec<(usize, &str)> {
+    let word_at = |at: usize| {
+        let len = code[at..].bytes().take_while(|&b| is_word(b)).count();
+        (at, &code[at..at + len])
+    };
+    if !code[from..].starts_with('{') {
+        return vec![word_at(from)];
+    }
+    let (mut depth, mut found, mut fresh) = (0, Vec::new(), false);
+    for (at, byte) in code.bytes().enumerate().skip(from) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth -= 1,
+            b if is_word(b) && fresh && depth == 1 => found.push(word_at(at)),
+            _ => {}
+        }
+        fresh = matches!(byte, b'{' | b',') || (fresh && byte.is_ascii_whitespace());
+        if depth == 0 {
+            break;
+        }
+    }
+    found
+}
+
+/// All modules of the crate that a file names, with the place.
+fn uses(source: &Source) -> Vec<(usize, &str)> {
+    let code = &source.code;
+    let mut found = Vec::new();
+    for prefix in ["crate", "vioswitch"] {
+        for at in words(code, prefix) {
+            let end = at + prefix.len();
+            if code[end..].starts_with("::") {
+                found.extend(names(code, end + 2));
+            }
+        }
+    }
+    // `super::super::name` may reach the root as well; tests inside a file are one level deeper.
+    let below = source.below_src().map_or(0, |p| p.components().count());
+    let depth = if source.path.ends_with("mod.rs") { below - 1 } else { below };
+    for (at, _) in code.match_indices("super::") {
+        let chain = code[at..].split("::").take_while(|part| *part == "super").count();
+        let starts = !code[..at].ends_with("::");
+        if starts && depth > 0 && chain >= depth {
+            found.extend(names(code, at + chain * "super::".len()));
+        }
+    }
+    found.retain(|(_, name)| LAYERS.iter().any(|(module, _)| module == name));
+    found
+}
+
+fn none(complaints: Vec<String>) {
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn the_table_runs_downwards_and_is_whole() {
+    for (i, (module, allowed)) in LAYERS.iter().enumerate() {
+        for name in *allowed {
+            let below = LAYERS[i + 1..].iter().any(|(module, _)| module == name);
+            assert!(below, "{name} does not stand below {module}");
+        }
+    }
+    for source in sources("src").iter().filter(|s| !s.path.ends_with("lib.rs")) {
+        let module = source.module().expect("below src");
+        assert!(LAYERS.iter().any(|(m, _)| *m == module), "{}: not listed", source.at(0));
+    }
+}
+
+#[test]
+fn modules_use_only_what_stands_below() {
+    let (mut complaints, mut seen) = (Vec::new(), 0);
+    for source in sources("src") {
+        let module = source.module().expect("below src");
+        let Some(place) = LAYERS.iter().position(|(m, _)| *m == module) else { continue };
+        for (at, name) in uses(&source) {
+            seen += 1;
+            let below = LAYERS[place + 1..].iter().any(|(m, _)| *m == name);
+            let listed = LAYERS[place].1.contains(&name);
+            if name != module && !(listed || source.is_test() && below) {
+                complaints.push(format!("{}: {module} may not use {name}", source.at(at)));
+            }
+        }
+    }
+    assert!(seen > 100, "only {seen} uses found: the scan is broken");
+    none(complaints);
+}
+
+#[test]
+fn decisions_touch_neither_system_nor_clock_nor_log() {
+    let mut complaints = Vec::new();
+    for source in sources("src") {
+        let module = source.module().expect("below src");
+        if !PURE.contains(&module.as_str()) || source.is_test() {
+            continue;
+        }
+        for word in IMPURE {
+            for (at, _) in source.code.match_indices(word) {
+                if at.checked_sub(1).is_none_or(|i| !is_word(source.code.as_bytes()[i])) {
+                    complaints.push(format!("{}: {module} may not use {word}", source.at(at)));
+                }
+            }
+        }
+    }
+    none(complaints);
+}
+
+#[test]
+fn unsafe_stays_in_its_rooms() {
+    let mut complaints = Vec::new();
+    for source in sources("src") {
+        let module = source.module().expect("below src");
+        if UNSAFE_ROOMS.contains(&module.as_str()) {
+            continue;
+        }
+        for at in words(&source.code, "unsafe") {
+            complaints.push(format!("{}: unsafe in {module}", source.at(at)));
+        }
+    }
+    none(complaints);
+}
+
+#[test]
+fn each_unsafe_block_says_why_it_is_sound() {
+    let (mut complaints, mut blocks) = (Vec::new(), 0);
+    for source in sources("src").iter().chain(&sources("tests")) {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for at in words(&source.code, "unsafe") {
+            let next = source.code[at + "unsafe".len()..].trim_start();
+            if !(next.starts_with('{') || next.starts_with("impl")) {
+                continue;
+            }
+            blocks += 1;
+            let line = source.text[..at].matches('\n').count();
+            let before = &lines[line.saturating_sub(SAFETY_LINES)..=line];
+            if !before.iter().any(|line| line.contains("SAFETY:")) {
+                complaints.push(format!("{}: unsafe without SAFETY", source.at(at)));
+            }
+        }
+    }
+    assert!(blocks > 50, "only {blocks} blocks found: the scan is broken");
+    none(complaints);
+}
+
+#[test]
+fn files_begin_with_what_they_are_for_and_keep_their_size() {
+    let mut complaints = Vec::new();
+    for source in sources("src").iter().chain(&sources("tests")) {
+        if !source.text.starts_with("//! ") {
+            complaints.push(format!("{}: no header", source.at(0)));
+        }
+        for (i, line) in source.text.lines().enumerate() {
+            let columns = line.chars().count();
+            if columns > MAX_COLUMNS {
+                complaints.push(format!("{}:{}: {columns} columns", source.path.display(), i + 1));
+            }
+        }
+        let count = source.text.lines().count();
+        if source.below_src().is_some() && count > MAX_FILE_LINES {
+            complaints.push(format!("{}: {count} lines", source.at(0)));
+        }
+    }
+    none(complaints);
+}
+
+/// The scan itself: what it must see, and what it must not.
+#[test]
+fn the_scan_tells_code_from_text() {
+    let text = "use crate::{limits, sys::{self, tap}, frame};\n// crate::daemon\n\
+                let s = \"crate::main\"; let c = '\"'; let r = r#\"crate::port\"#;\n\
+                fn f<'a>(x: &'a str) -> crate::ring::Burst { unsafe { g('\\'') } }\n";
+    let code = code_only(text);
+    let source = Source { path: "src/worker/x.rs".into(), text: text.into(), code };
+    let found: Vec<&str> = uses(&source).into_iter().map(|(_, name)| name).collect();
+    assert_eq!(found, ["limits", "sys", "frame", "ring"]);
+    assert_eq!(words(&source.code, "unsafe").count(), 1);
+    assert_eq!(source.at(uses(&source)[3].0), "src/worker/x.rs:4");
+
+    let up = "use super::super::daemon::Daemon;\nuse super::plan;\n".to_owned();
+    let source = Source { path: "src/worker/x.rs".into(), code: up.clone(), text: up };
+    assert_eq!(uses(&source).into_iter().map(|(_, name)| name).collect::<Vec<_>>(), ["daemon"]);
+}
