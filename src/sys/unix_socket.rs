@@ -4,7 +4,6 @@
 //! has to set mode and group between bind(2) and listen(2), and must not hang in connect(2), which
 //! waits for as long as the other side's queue is full.
 
-use std::ffi::CString;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,9 +11,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::limits::MAX_SOCKET_PATH;
-
-/// Largest buffer offered to the group database for one entry (its member list included).
-const MAX_GROUP_ENTRY: usize = 1 << 20;
 
 /// A new stream socket, close-on-exec and non-blocking.
 pub fn stream_socket() -> io::Result<OwnedFd> {
@@ -111,30 +107,6 @@ pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
-/// The number of the group called `name`, `None` if there is no such group.
-pub fn group_id(name: &str) -> io::Result<Option<u32>> {
-    let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let mut buffer = vec![0 as libc::c_char; 4096];
-    loop {
-        // SAFETY: all-zero bytes are a valid group entry: null pointers and a number.
-        let mut entry: libc::group = unsafe { std::mem::zeroed() };
-        let mut found = std::ptr::null_mut();
-        let (to, len) = (buffer.as_mut_ptr(), buffer.len());
-        // SAFETY: every pointer is to a live value, `name` is NUL-terminated and `len` is the
-        // length of the buffer. The entry's pointers into it are not used.
-        let error = unsafe { libc::getgrnam_r(name.as_ptr(), &mut entry, to, len, &mut found) };
-        match error {
-            0 if found.is_null() => return Ok(None),
-            0 => return Ok(Some(entry.gr_gid)),
-            libc::ERANGE if len < MAX_GROUP_ENTRY => buffer.resize(len * 4, 0),
-            libc::EINTR => {}
-            // getgrnam(3): "not found" is reported in any of these ways.
-            libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
-            error => return Err(io::Error::from_raw_os_error(error)),
-        }
-    }
-}
-
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -151,13 +123,6 @@ mod tests {
         assert!(address(Path::new(&"x".repeat(MAX_SOCKET_PATH + 1))).is_err());
         let (longest, _) = address(Path::new(&"x".repeat(MAX_SOCKET_PATH))).unwrap();
         assert_eq!(longest.sun_path.last(), Some(&0));
-    }
-
-    #[test]
-    fn groups_are_found_by_name() {
-        assert_eq!(group_id("root").unwrap(), Some(0));
-        assert_eq!(group_id("no-such-group-here").unwrap(), None);
-        assert!(group_id("a\0b").is_err());
     }
 
     #[test]

@@ -67,9 +67,6 @@ pub enum SocketError {
     /// connected.
     #[error("descriptor {0} is not an inherited Unix stream socket")]
     NotInherited(RawFd),
-    /// No such group.
-    #[error("there is no group {0:?}")]
-    NoSuchGroup(String),
     /// A call on the open socket failed.
     #[error("socket error: {0}")]
     Socket(#[from] io::Error),
@@ -87,14 +84,6 @@ pub struct Access {
     pub mode: u32,
     /// Group to give the socket to; `None` leaves it in ours.
     pub group: Option<u32>,
-}
-
-/// The number of a group given by name or by number.
-pub fn group_id(group: &str) -> Result<u32, SocketError> {
-    if let Ok(id) = group.parse() {
-        return Ok(id);
-    }
-    unix_socket::group_id(group)?.ok_or_else(|| SocketError::NoSuchGroup(group.to_owned()))
 }
 
 /// The process at the other end, for the log.

@@ -348,10 +348,3 @@ fn descriptors_that_are_no_stream_socket_are_not_inherited() {
         assert!(matches!(inherit(number), Err(SocketError::NotInherited(_))), "{number}");
     }
 }
-
-#[test]
-fn groups_by_name_and_by_number() {
-    assert_eq!(group_id("root").unwrap(), 0);
-    assert_eq!(group_id("54321").unwrap(), 54_321);
-    assert!(matches!(group_id("no-such-group-here"), Err(SocketError::NoSuchGroup(_))));
-}
