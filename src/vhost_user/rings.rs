@@ -224,6 +224,10 @@ impl<'a> Rings<'a> {
                 state = queue.quiet();
             }
             state.drain_to = None;
+            if let Some(ring) = &mut state.ring {
+                // The worker may have suppressed them; without a kick nothing would be discarded.
+                let _ = ring.enable_kicks();
+            }
         } else {
             self.guest.set_active(index / 2, false);
         }

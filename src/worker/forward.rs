@@ -121,9 +121,9 @@ impl Forwarder {
         let RingState { ring: Some(ring), enabled: true, broken: false, .. } = &mut *state else {
             return Serviced::Gone;
         };
-        let taken = match ring.take(&mut self.burst, limit) {
+        match ring.take(&mut self.burst, limit) {
             Ok(0) => return Serviced::Idle,
-            Ok(taken) => taken,
+            Ok(_) => {}
             Err(error) => {
                 state.broken = true;
                 state.drain_to = None;
@@ -133,14 +133,15 @@ impl Forwarder {
                 report_broken(port, guest, 2 * index + 1, error);
                 return Serviced::Gone;
             }
-        };
+        }
         let ingress = Ingress { port: id, kind: port.kind() };
         let tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
         self.deliver(ports, stats);
         self.finish(id, &mut state, &queue.stats, tally);
         drain_left(&mut state, queue);
         stats.bursts.add(1);
-        stats.frames.add(taken as u64);
+        // After classifying, which may have cut the burst: what was cut comes again.
+        stats.frames.add(self.burst.taken() as u64);
         Serviced::More
     }
 
@@ -232,6 +233,8 @@ impl Forwarder {
         while left > 0 {
             let Some(ring) = &mut state.ring else { return };
             match ring.take(&mut self.burst, left) {
+                // The driver kicks for the next frame only if asked to, or was just before us.
+                Ok(0) if ring.enable_kicks() => left -= 1,
                 Ok(0) | Err(_) => return,
                 Ok(taken) => {
                     left -= taken;
