@@ -285,6 +285,11 @@ fn disabling_a_sender() {
     a.tx[0].drain(SOON);
     std::thread::sleep(Duration::from_millis(30));
     assert!(!b.rx[0].ring.has_used(), "a disabled ring's frame was forwarded");
+    // Kicked only when asked for: each discard must ask for the next kick.
+    for _ in 0..5 {
+        a.tx[0].send_waiting(&frame, SOON);
+        a.tx[0].drain(SOON);
+    }
     a.fe.set_vring_enable(1, true).expect("acknowledged");
     exchange(&mut a, &mut b);
     drop((a, b));
