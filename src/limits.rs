@@ -84,6 +84,17 @@ pub const IDLE_LOOKS_BEFORE_ARM: u32 = 4096;
 /// of system call per look.
 pub const EVENT_CHECK_NANOS: u64 = 20_000;
 
+/// Senders a receive ring tells apart when it has too few buffers for all; 16 bytes each. Beyond
+/// that many, ports whose numbers are equal modulo it share a part.
+pub const SHARE_PLACES: usize = 64;
+
+/// Visits per known sender after which one that did not come is forgotten. Two workers whose turns
+/// differ by a factor of four still know each other's senders.
+pub const SHARE_IDLE_VISITS: u32 = 4;
+
+/// Buffers a sender may catch up at most, having got less than others: two bursts.
+pub const SHARE_LAG_BUFFERS: u64 = 2 * BURST_FRAMES as u64;
+
 /// Events taken from epoll at once.
 pub const EPOLL_BATCH: usize = 64;
 

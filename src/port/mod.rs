@@ -2,6 +2,7 @@
 //!
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
+//! * [`share`] who gets the buffers of a receive ring that has too few;
 //! * [`tap`] an uplink: one descriptor per queue, replaced when the interface comes back.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
@@ -12,6 +13,7 @@
 
 pub mod guest;
 pub mod queue;
+pub mod share;
 pub mod tap;
 
 use std::sync::Arc;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use super::share::Shares;
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
 use crate::switch::SourceMemo;
@@ -40,6 +41,8 @@ pub struct RingState {
     pub discard: bool,
     /// The front-end gave no kick descriptor: the ring is polled for good.
     pub kickless: bool,
+    /// Of a receive ring: who gets its buffers when there are too few.
+    pub shares: Shares,
     /// Kick events to ignore when judging whether the driver's memory is shared.
     pub stale_kicks: u32,
 }

@@ -293,6 +293,13 @@ impl SplitRing {
         self.load_avail_idx() != self.next_avail
     }
 
+    /// Buffers the driver offers now; 0 too for an index that makes no sense, which taking the next
+    /// one reports.
+    #[inline(always)]
+    pub fn offered(&mut self) -> u16 {
+        self.refresh_available().unwrap_or(0)
+    }
+
     /// avail.idx as the driver has it now.
     pub fn avail_idx(&self) -> u16 {
         self.load_avail_idx()

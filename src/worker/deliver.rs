@@ -85,6 +85,8 @@ impl Signals {
 pub struct Delivery<'a> {
     /// All ports.
     pub ports: &'a [Port],
+    /// Where the burst came from.
+    pub ingress: PortId,
     /// Index of this worker, which chooses a TAP's queue.
     pub worker: usize,
     /// Its counters.
@@ -180,11 +182,15 @@ impl Delivery<'_> {
         let stats = &guest.rx[index].stats;
         let frames = run.left();
         let down = if state.broken { DropReason::RingBroken } else { DropReason::PortDown };
-        let Some(ring) = state.running() else {
+        let RingState { ring: Some(ring), enabled: true, broken: false, shares, .. } = &mut *state
+        else {
             stats.drops.add(down, frames.len() as u64);
             return frames.len();
         };
-        let done = ring.deliver(burst, frames, self.scratch);
+        let allowed = shares.allow(self.ingress, frames.len(), || ring.offered().into());
+        let base = ring.base();
+        let done = ring.deliver(burst, &frames[..allowed.min(frames.len())], self.scratch);
+        shares.settle(done.frames, ring.base().wrapping_sub(base));
         stats.frames.add(done.frames);
         stats.bytes.add(done.bytes);
         if done.no_fit > 0 {

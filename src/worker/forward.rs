@@ -136,7 +136,7 @@ impl Forwarder {
         }
         let ingress = Ingress { port: id, kind: port.kind() };
         let tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
-        self.deliver(ports, stats);
+        self.deliver(ports, id, stats);
         self.finish(id, &mut state, &queue.stats, tally);
         drain_left(&mut state, queue);
         stats.bursts.add(1);
@@ -183,7 +183,7 @@ impl Forwarder {
             let mut source = queue.source();
             let tally = self.classify(ports, port, ingress, &mut source, &queue.input);
             queue.set_source(source);
-            self.deliver(ports, stats);
+            self.deliver(ports, id, stats);
             queue.input.frames.add(self.burst.taken() as u64);
             queue.input.bytes.add(tally.bytes);
             queue.input.copies.add(tally.copies);
@@ -210,7 +210,7 @@ impl Forwarder {
             let counters = &port.stats.announced;
             let mut source = SourceMemo::default();
             let tally = self.classify(ports, port, ingress, &mut source, counters);
-            self.deliver(ports, stats);
+            self.deliver(ports, id, stats);
             counters.frames.add(1);
             counters.bytes.add(tally.bytes);
             counters.copies.add(tally.copies);
@@ -300,9 +300,10 @@ impl Forwarder {
 
     /// Delivers the plan: unicast first, then floods.
     #[inline(always)]
-    fn deliver(&mut self, ports: &[Port], stats: &WorkerStats) {
+    fn deliver(&mut self, ports: &[Port], ingress: PortId, stats: &WorkerStats) {
         let mut delivery = Delivery {
             ports,
+            ingress,
             worker: self.worker,
             stats,
             scratch: &mut self.scratch,

@@ -1,0 +1,270 @@
+//! Who gets how many buffers of a receive ring that has too few for all.
+//!
+//! First come, first served gives a scarce receiver to whoever is served first after it posted
+//! buffers: of four equal senders, two got everything at times (Jain's index 0.94 over three
+//! seconds, lower over milliseconds). So each ring remembers who lately sent to it and how many
+//! buffers each was given, and a sender may take only what leaves the others their part.
+//!
+//! The part is max-min fair (Bertsekas and Gallager, *Data Networks*, section 6.5.2) over what each
+//! sender last asked for: buffers fill all senders up to one level, none beyond its demand. Who
+//! got less before, because its worker came by less often, is further below the level and gets
+//! more now; the memory of that is bounded, so that a sender cannot save up a share. A sender that
+//! no longer comes is forgotten within a few bursts of the others and holds nothing back.
+//!
+//! Counted per ingress port, in receive buffers, under the ring's lock. Nothing here waits.
+
+use crate::limits::{SHARE_IDLE_VISITS, SHARE_LAG_BUFFERS, SHARE_PLACES};
+use crate::switch::PortId;
+
+// Places in use are a bit mask.
+const _: () = assert!(SHARE_PLACES == u64::BITS as usize);
+
+/// One sender as a receiver sees it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sender {
+    /// Visit at which it last came.
+    seen: u32,
+    /// Buffers it last asked for.
+    demand: u32,
+    /// Buffers it was given; only differences between senders mean something.
+    served: u64,
+}
+
+/// The senders of one receive ring.
+#[derive(Debug)]
+pub struct Shares {
+    /// By port number modulo the number of places: ports that meet in one share a part.
+    places: Box<[Sender; SHARE_PLACES]>,
+    /// Places whose sender lately came.
+    active: u64,
+    /// Place of the sender that came last.
+    current: usize,
+    visits: u32,
+    /// Buffers a frame lately took, rounded up; 0 before the first.
+    per_frame: u32,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        let places = Box::new([Sender::default(); SHARE_PLACES]);
+        Shares { places, active: 0, current: 0, visits: 0, per_frame: 0 }
+    }
+}
+
+impl Shares {
+    /// How many of the `frames` that `port` brings may be delivered. `buffers` tells how many the
+    /// ring has free; it is asked only if others send to it too, as the answer is a cache miss.
+    #[inline(always)]
+    pub fn allow(
+        &mut self,
+        port: PortId,
+        frames: usize,
+        buffers: impl FnOnce() -> usize,
+    ) -> usize {
+        self.visits = self.visits.wrapping_add(1);
+        self.current = usize::from(port) % SHARE_PLACES;
+        if self.active == 1 << self.current {
+            return frames;
+        }
+        self.allow_among(frames, buffers())
+    }
+
+    /// Records what the sender that [`Shares::allow`] was last asked for took.
+    #[inline(always)]
+    pub fn settle(&mut self, frames: u64, buffers: u16) {
+        if frames > 0 && u64::from(buffers) != frames * u64::from(self.per_frame) {
+            self.per_frame = u32::from(buffers).div_ceil(frames as u32);
+        }
+        self.places[self.current].served += u64::from(buffers);
+    }
+
+    #[inline(never)]
+    fn allow_among(&mut self, frames: usize, buffers: usize) -> usize {
+        let per_frame = self.per_frame.max(1) as usize;
+        let demand = frames * per_frame;
+        self.enter(demand as u32);
+        if self.claims(demand as u64) <= buffers as u64 {
+            return frames;
+        }
+        // The claims grow with what is taken; the largest part that fits is found by halving.
+        let (mut fits, mut too_much) = (0, demand as u64);
+        while too_much - fits > 1 {
+            let middle = fits.midpoint(too_much);
+            if self.claims(middle) <= buffers as u64 { fits = middle } else { too_much = middle }
+        }
+        (fits as usize).div_ceil(per_frame)
+    }
+
+    /// Buffers needed if the current sender takes `taken` and every other one may then rise to the
+    /// same level.
+    fn claims(&self, taken: u64) -> u64 {
+        let level = self.places[self.current].served + taken;
+        self.others().fold(taken, |sum, place| {
+            let other = &self.places[place];
+            sum + u64::from(other.demand).min(level.saturating_sub(other.served))
+        })
+    }
+
+    /// Places in use except the current sender's.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let mut left = self.active & !(1 << self.current);
+        std::iter::from_fn(move || {
+            let place = left.trailing_zeros() as usize;
+            left &= left.wrapping_sub(1);
+            (place < SHARE_PLACES).then_some(place)
+        })
+    }
+
+    /// Notes that the current sender came, and forgets who has not come while the others came
+    /// several times each. A newcomer starts level with the one that got least.
+    fn enter(&mut self, demand: u32) {
+        let patience = SHARE_IDLE_VISITS * self.active.count_ones();
+        let (mut least, mut most) = (u64::MAX, 0);
+        for place in self.others() {
+            let sender = self.places[place];
+            if self.visits.wrapping_sub(sender.seen) > patience {
+                self.active &= !(1 << place);
+            } else {
+                least = least.min(sender.served);
+                most = most.max(sender.served);
+            }
+        }
+        let known = self.active & 1 << self.current != 0;
+        let sender = &mut self.places[self.current];
+        if !known && least <= most {
+            sender.served = least;
+        }
+        sender.served = sender.served.max(most.saturating_sub(SHARE_LAG_BUFFERS));
+        sender.seen = self.visits;
+        sender.demand = demand;
+        self.active |= 1 << self.current;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A ring that gets `refill` buffers a round; each sender, in the order given, brings `frames`
+    /// of `per_frame` buffers. Returns what each port got.
+    fn run(
+        order: &[PortId],
+        frames: usize,
+        refill: usize,
+        per_frame: usize,
+        rounds: usize,
+    ) -> Vec<usize> {
+        let mut shares = Shares::default();
+        let mut got = vec![0; 80];
+        let mut free = 0;
+        for _ in 0..rounds {
+            free = (free + refill).min(256);
+            for &port in order {
+                let allowed = shares.allow(port, frames, || free).min(frames);
+                let taken = allowed.min(free / per_frame);
+                shares.settle(taken as u64, (taken * per_frame) as u16);
+                free -= taken * per_frame;
+                got[usize::from(port)] += taken;
+            }
+        }
+        got
+    }
+
+    #[test]
+    fn one_sender_takes_everything() {
+        assert_eq!(run(&[3], 64, 64, 1, 100)[3], 6400);
+    }
+
+    #[test]
+    fn equal_senders_get_equal_parts_of_a_scarce_ring() {
+        for refill in [8, 63, 64, 100, 127] {
+            let got = run(&[0, 1, 2, 3], 32, refill, 1, 1000);
+            let total: usize = got.iter().sum();
+            assert!(total >= 990 * refill, "{refill}: only {total} delivered");
+            for &got in &got[..4] {
+                assert!(got.abs_diff(total / 4) <= total / 200, "{refill}: {got} of {total}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sender_served_twice_as_often_gets_no_more() {
+        let got = run(&[0, 2, 1, 2], 32, 48, 1, 1000);
+        let total: usize = got.iter().sum();
+        assert!(total >= 47_000);
+        for &got in &got[..3] {
+            assert!(got.abs_diff(total / 3) <= total / 50, "{got} of {total}");
+        }
+    }
+
+    #[test]
+    fn buffers_are_shared_not_frames_of_unknown_size() {
+        let got = run(&[0, 1, 2], 4, 100, 33, 3000);
+        let total: usize = got.iter().sum();
+        for &got in &got[..3] {
+            assert!(got.abs_diff(total / 3) <= total / 20, "{got} of {total}");
+        }
+    }
+
+    #[test]
+    fn a_small_sender_gets_all_it_asks_and_the_others_the_rest() {
+        let mut shares = Shares::default();
+        let (mut small, mut large) = (0, 0);
+        for _ in 0..1000 {
+            let mut free = 64;
+            for (port, frames) in [(0, 64), (1, 64), (2, 3)] {
+                let taken = shares.allow(port, frames, || free).min(free);
+                shares.settle(taken as u64, taken as u16);
+                free -= taken;
+                if port == 2 { small += taken } else { large += taken }
+            }
+        }
+        assert!(small >= 2_990, "{small}");
+        // One buffer of 64 cannot be split between two equals.
+        assert!(small + large >= 62_900, "{large}");
+    }
+
+    #[test]
+    fn who_left_holds_nothing_back() {
+        let mut shares = Shares::default();
+        for port in 0..4 {
+            shares.allow(port, 64, || 64);
+            shares.settle(0, 0);
+        }
+        let taken = (0..100).map(|_| {
+            let taken = shares.allow(0, 64, || 64).min(64);
+            shares.settle(taken as u64, taken as u16);
+            taken
+        });
+        let short = taken.filter(|&taken| taken < 64).count();
+        assert!(short <= 4 * SHARE_IDLE_VISITS as usize, "{short} bursts were cut");
+    }
+
+    #[test]
+    fn a_share_cannot_be_saved_up() {
+        let mut shares = Shares::default();
+        let mut give = |port, frames, free: usize| {
+            let taken = shares.allow(port, frames, || free).min(free);
+            shares.settle(taken as u64, taken as u16);
+            taken
+        };
+        for _ in 0..10_000 {
+            give(0, 64, 64);
+            give(1, 1, 64);
+        }
+        let got: usize = (0..100).map(|_| (give(1, 64, 64), give(0, 64, 0)).0).sum();
+        // All of what it lagged, and then half of the rest at most.
+        assert!(got <= SHARE_LAG_BUFFERS as usize + 64 * 100 / 2 + 64, "{got}");
+    }
+
+    #[test]
+    fn many_senders_are_all_served() {
+        let order: Vec<PortId> = (0..80).collect();
+        let got = run(&order, 16, 64, 1, 8000);
+        let total: usize = got.iter().sum();
+        assert!(total > 500_000, "{total}");
+        assert!(got[16..64].iter().all(|&got| got.abs_diff(total / 64) < total / 640), "{got:?}");
+        let shared = (0..16).map(|i| got[i] + got[i + 64]);
+        assert!(shared.into_iter().all(|got| got > total / 80), "{got:?}");
+    }
+}
