@@ -55,12 +55,7 @@ impl Shares {
     /// How many of the `frames` that `port` brings may be delivered. `buffers` tells how many the
     /// ring has free; it is asked only if others send to it too, as the answer is a cache miss.
     #[inline(always)]
-    pub fn allow(
-        &mut self,
-        port: PortId,
-        frames: usize,
-        buffers: impl FnOnce() -> usize,
-    ) -> usize {
+    pub fn allow(&mut self, port: PortId, frames: usize, buffers: impl FnOnce() -> usize) -> usize {
         self.visits = self.visits.wrapping_add(1);
         self.current = usize::from(port) % SHARE_PLACES;
         if self.active == 1 << self.current {

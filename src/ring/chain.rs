@@ -62,6 +62,8 @@ impl Piece {
 pub struct PieceBuf {
     pieces: Box<[Piece]>,
     len: usize,
+    /// Descriptors read so far, empty ones included: what walking cost.
+    pub(super) visited: u32,
 }
 
 // SAFETY: pieces are plain addresses here; whoever dereferences one upholds the lock and table
@@ -71,7 +73,7 @@ unsafe impl Send for PieceBuf {}
 impl PieceBuf {
     /// Room for `capacity` pieces.
     pub fn new(capacity: usize) -> PieceBuf {
-        PieceBuf { pieces: vec![Piece::EMPTY; capacity].into_boxed_slice(), len: 0 }
+        PieceBuf { pieces: vec![Piece::EMPTY; capacity].into_boxed_slice(), len: 0, visited: 0 }
     }
 
     /// Number of pieces held.
@@ -193,6 +195,7 @@ impl SplitRing {
         direction: Direction,
         out: &mut PieceBuf,
     ) -> Result<u64, ChainError> {
+        out.visited = out.visited.wrapping_add(1);
         if desc.is_write_only() != (direction == Direction::Writable) {
             return Err(ChainError::Direction);
         }

@@ -125,6 +125,8 @@ pub struct SplitRing {
     /// Position of the next used element to write, and of the first not yet published.
     pub(super) next_used: u16,
     pub(super) published: u16,
+    /// Bytes by which the last burst exceeded its part.
+    pub(super) overdrawn: u32,
     /// used.idx when the ring started, to tell a ring that never moved.
     started_at: u16,
     complained: bool,
@@ -177,6 +179,7 @@ impl SplitRing {
             avail_seen: 0,
             next_used: 0,
             published: 0,
+            overdrawn: 0,
             started_at: 0,
             complained: false,
             log: None,

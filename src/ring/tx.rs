@@ -48,6 +48,9 @@ const NO_FRAME: Frame = Frame {
     position: 0,
 };
 
+/// Bytes of a descriptor (virtio 1.2 section 2.7.5).
+const DESCRIPTOR_LEN: u32 = 16;
+
 /// Frames taken from one source and not completed yet; allocated once per worker.
 #[derive(Debug)]
 pub struct Burst {
@@ -305,8 +308,10 @@ impl SplitRing {
         self.load_avail_idx()
     }
 
-    /// Takes up to `limit` frames (at most 64, and 64 KiB plus one frame) into the empty `burst`.
-    /// The ring does not move before [`SplitRing::complete`].
+    /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`. The frame
+    /// that crosses the line is still taken, and its excess comes off the next burst (deficit round
+    /// robin, Shreedhar and Varghese 1995), so rings that take turns get equal parts whatever the
+    /// size of their frames. The ring does not move before [`SplitRing::complete`].
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> Result<usize, RingError> {
         burst.clear();
         self.check_memory()?;
@@ -322,28 +327,35 @@ impl SplitRing {
             burst.heads[i] = head;
             self.prefetch_descriptor(head);
         }
-        let n = self.find(burst, n);
+        // A frame a burst is always taken, or a maximal one would leave nothing for the next turn.
+        let budget = BURST_BYTES.saturating_sub(self.overdrawn).max(1);
+        let n = self.find(burst, n, budget);
+        let mut bytes = 0u32;
         for i in 0..n {
             match burst.found[i] {
                 Found::Simple(piece, readable) => {
                     burst.push_simple(i, u32::from(self.header_len), piece, readable);
+                    bytes += piece.len;
                 }
-                Found::Complex(desc) => {
-                    if !self.take_chain(burst, i, desc) {
-                        break;
-                    }
-                }
+                Found::Complex(desc) => match self.take_chain(burst, i, desc) {
+                    Some(cost) => bytes += cost,
+                    None => break,
+                },
             }
             burst.taken = i + 1;
+            if bytes >= budget {
+                break;
+            }
         }
+        self.overdrawn = bytes.saturating_sub(budget);
         settle(burst);
         Ok(burst.taken)
     }
 
     /// First pass: reads and translates the first descriptor of each head; returns how many heads
-    /// the byte limit lets into this burst.
+    /// the budget lets into this burst at most. Chains may turn out longer than their first piece.
     #[inline(always)]
-    fn find(&mut self, burst: &mut Burst, count: usize) -> usize {
+    fn find(&mut self, burst: &mut Burst, count: usize, budget: u32) -> usize {
         let header_len = u32::from(self.header_len);
         let plausible = header_len + MIN_FRAME_LEN..=header_len + MAX_FRAME_LEN;
         let mut bytes = 0u32;
@@ -361,40 +373,42 @@ impl SplitRing {
                 *slot = Found::Simple(Piece { at, len: desc.len() }, room);
             }
             bytes = bytes.saturating_add(desc.len());
-            if bytes >= BURST_BYTES {
+            if bytes >= budget {
                 return i + 1;
             }
         }
         count
     }
 
-    /// Takes a chain that is not one plain descriptor; false if it must wait for the next burst.
-    fn take_chain(&mut self, burst: &mut Burst, position: usize, first: Descriptor) -> bool {
+    /// Takes a chain that is not one plain descriptor. Returns the bytes it stands for, those of its
+    /// descriptors included: the work of a chain that is rejected at its end counts too. `None` if
+    /// it must wait for the next burst.
+    fn take_chain(&mut self, burst: &mut Burst, position: usize, first: Descriptor) -> Option<u32> {
         let start = burst.pieces.len();
         // A chain may need every piece there is; it gets them all as the first of a burst.
         if start > 0 && start + MAX_CHAIN_DESCRIPTORS > BURST_PIECES {
-            return false;
+            return None;
         }
         let header_len = u32::from(self.header_len);
-        match self.walk(first, Direction::Readable, &mut burst.pieces) {
-            Ok(total) if total < u64::from(header_len + MIN_FRAME_LEN) => {
-                burst.reject(position, DropReason::TooShort);
-            }
-            Ok(total) if total > u64::from(header_len + MAX_FRAME_LEN) => {
-                burst.reject(position, DropReason::TooLong);
-            }
+        let before = burst.pieces.visited;
+        let walked = self.walk(first, Direction::Readable, &mut burst.pieces);
+        let cost = DESCRIPTOR_LEN * burst.pieces.visited.wrapping_sub(before);
+        let reject = match walked {
+            Ok(total) if total < u64::from(header_len + MIN_FRAME_LEN) => DropReason::TooShort,
+            Ok(total) if total > u64::from(header_len + MAX_FRAME_LEN) => DropReason::TooLong,
             Ok(total) => {
                 burst.push_pieces(position, header_len, start, total);
-                return true;
+                return Some(cost + total as u32);
             }
             Err(ChainError::NoRoom) if start > 0 => {
                 burst.pieces.truncate(start);
-                return false;
+                return None;
             }
-            Err(error) => burst.reject(position, error.reason()),
-        }
+            Err(error) => error.reason(),
+        };
+        burst.reject(position, reject);
         burst.pieces.truncate(start);
-        true
+        Some(cost)
     }
 
     /// Gives every head of the burst back, in ring order, and publishes them at once; true if the

@@ -228,6 +228,68 @@ fn a_burst_ends_at_64_frames_and_at_64_kib() {
     assert_eq!(ring.take(&mut burst, 64), Ok(1));
 }
 
+/// Frames whose weight is not in their first descriptor, as Linux sends them.
+#[test]
+fn a_burst_of_chains_ends_at_64_kib_too() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    describe(&queue, 0, &[desc(DATA, 100, NEXT, 1), desc(DATA, 30_000, 0, 0)]);
+    offer(&queue, &[0; 10]);
+    let mut burst = Burst::default();
+    // The third crosses the line; its excess of 24 KB comes off the second burst.
+    assert_eq!(ring.take(&mut burst, 64), Ok(3));
+    ring.complete(&burst);
+    assert_eq!(ring.take(&mut burst, 64), Ok(2));
+}
+
+#[test]
+fn turns_of_large_and_of_small_frames_carry_as_many_bytes() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    describe(&queue, 0, &[desc(DATA, 1500, 0, 0), desc(DATA, 40_000, 0, 0)]);
+    let mut burst = Burst::default();
+    for head in [0, 1] {
+        let mut taken = 0;
+        for _ in 0..40 {
+            let left = u16::from_le(queue.avail().idx().load()).wrapping_sub(ring.base());
+            offer(&queue, &[head; SIZE as usize][usize::from(left)..]);
+            ring.take(&mut burst, 64).unwrap();
+            taken += burst.frames().iter().map(|frame| frame.len as usize).sum::<usize>();
+            ring.complete(&burst);
+        }
+        let part = 40 * crate::limits::BURST_BYTES as usize;
+        assert!(taken.abs_diff(part) < 41_000, "{taken} of {part} in frames of one size");
+        // Start the other size with an empty ring.
+        while ring.take(&mut burst, 64) != Ok(0) {
+            ring.complete(&burst);
+        }
+    }
+}
+
+#[test]
+fn rejected_chains_count_the_descriptors_they_made_us_read() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    // Empty descriptors, which are not even pieces, and a last one that points nowhere.
+    let mut table: Vec<_> = (1..1000).map(|next| desc(DATA, 0, NEXT, next)).collect();
+    table.push(desc(u64::MAX, 1, 0, 0));
+    guest.indirect(DATA, &table);
+    describe(&queue, 0, &[desc(DATA, 16_000, INDIRECT, 0)]);
+    offer(&queue, &[0; SIZE as usize]);
+    let mut burst = Burst::default();
+    let mut bursts = 0;
+    while ring.take(&mut burst, 64) != Ok(0) {
+        assert_eq!(burst.frames().len(), 0);
+        assert!(burst.taken() <= 5, "{} in one burst", burst.taken());
+        ring.complete(&burst);
+        bursts += 1;
+    }
+    assert!(bursts >= 15, "{bursts}");
+}
+
 #[test]
 fn what_is_cut_from_a_burst_is_taken_again() {
     let guest = Guest::new();
