@@ -267,6 +267,17 @@ enum Found {
     Complex(Descriptor),
 }
 
+/// What the first pass found.
+struct Seen {
+    /// Heads that the budget lets into the burst at most; chains may turn out longer than their
+    /// first descriptor.
+    count: usize,
+    /// Bytes of their first descriptors.
+    bytes: u32,
+    /// All are [`Found::Simple`].
+    plain: bool,
+}
+
 impl SplitRing {
     /// Number of heads the driver has made available and we have not taken.
     #[inline(always)]
@@ -329,9 +340,34 @@ impl SplitRing {
         }
         // A frame a burst is always taken, or a maximal one would leave nothing for the next turn.
         let budget = BURST_BYTES.saturating_sub(self.overdrawn).max(1);
-        let n = self.find(burst, n, budget);
+        let seen = self.find(burst, n, budget);
+        let bytes = if seen.plain {
+            self.take_plain(burst, seen.count);
+            seen.bytes
+        } else {
+            self.take_mixed(burst, seen.count, budget)
+        };
+        self.overdrawn = bytes.saturating_sub(budget);
+        settle(burst);
+        Ok(burst.taken)
+    }
+
+    /// Second pass over frames of one descriptor each.
+    #[inline(always)]
+    fn take_plain(&self, burst: &mut Burst, count: usize) {
+        for i in 0..count {
+            if let Found::Simple(piece, readable) = burst.found[i] {
+                burst.push_simple(i, u32::from(self.header_len), piece, readable);
+            }
+        }
+        burst.taken = count;
+    }
+
+    /// Second pass where chains are to be walked; returns the bytes they and the others add up to.
+    #[inline(never)]
+    fn take_mixed(&mut self, burst: &mut Burst, count: usize, budget: u32) -> u32 {
         let mut bytes = 0u32;
-        for i in 0..n {
+        for i in 0..count {
             match burst.found[i] {
                 Found::Simple(piece, readable) => {
                     burst.push_simple(i, u32::from(self.header_len), piece, readable);
@@ -347,18 +383,15 @@ impl SplitRing {
                 break;
             }
         }
-        self.overdrawn = bytes.saturating_sub(budget);
-        settle(burst);
-        Ok(burst.taken)
+        bytes
     }
 
-    /// First pass: reads and translates the first descriptor of each head; returns how many heads
-    /// the budget lets into this burst at most. Chains may turn out longer than their first piece.
+    /// First pass: reads and translates the first descriptor of each head.
     #[inline(always)]
-    fn find(&mut self, burst: &mut Burst, count: usize, budget: u32) -> usize {
+    fn find(&mut self, burst: &mut Burst, count: usize, budget: u32) -> Seen {
         let header_len = u32::from(self.header_len);
         let plausible = header_len + MIN_FRAME_LEN..=header_len + MAX_FRAME_LEN;
-        let mut bytes = 0u32;
+        let mut seen = Seen { count: 0, bytes: 0, plain: true };
         for i in 0..count {
             let desc = self.load_descriptor(burst.heads[i]);
             let slot = &mut burst.found[i];
@@ -371,13 +404,16 @@ impl SplitRing {
                 prefetch_read(at);
                 prefetch_read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
                 *slot = Found::Simple(Piece { at, len: desc.len() }, room);
+            } else {
+                seen.plain = false;
             }
-            bytes = bytes.saturating_add(desc.len());
-            if bytes >= budget {
-                return i + 1;
+            seen.bytes = seen.bytes.saturating_add(desc.len());
+            seen.count = i + 1;
+            if seen.bytes >= budget {
+                break;
             }
         }
-        count
+        seen
     }
 
     /// Takes a chain that is not one plain descriptor. Returns the bytes it stands for, those of its
