@@ -390,14 +390,16 @@ impl SplitRing {
     #[inline(always)]
     fn find(&mut self, burst: &mut Burst, count: usize, budget: u32) -> Seen {
         let header_len = u32::from(self.header_len);
-        let plausible = header_len + MIN_FRAME_LEN..=header_len + MAX_FRAME_LEN;
+        // One comparison: lengths below the shortest wrap around to large numbers.
+        let shortest = header_len + MIN_FRAME_LEN;
+        let plausible = |len: u32| len.wrapping_sub(shortest) <= MAX_FRAME_LEN - MIN_FRAME_LEN;
         let mut seen = Seen { count: 0, bytes: 0, plain: true };
         for i in 0..count {
             let desc = self.load_descriptor(burst.heads[i]);
             let slot = &mut burst.found[i];
             *slot = Found::Complex(desc);
             if desc.flags() == 0
-                && plausible.contains(&desc.len())
+                && plausible(desc.len())
                 && let Some((at, room)) = self.memory.run_at(desc.addr().0)
                 && u64::from(desc.len()) <= room
             {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use super::deliver::{Delivery, Signals, report_broken};
 use super::plan::{Plan, Run};
 use super::{Shared, WorkerStats};
-use crate::frame::{MacAddr, VnetHdr, ethernet, flow_hash, rarp};
+use crate::frame::ethernet::{self, Addresses};
+use crate::frame::{MacAddr, VnetHdr, flow_hash, rarp};
 use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES};
 use crate::port::guest::choose_queue;
 use crate::port::tap::{TapReader, TapState, TapWriter};
@@ -329,16 +330,12 @@ struct Judge<'a> {
     now: u32,
     /// Read before the first learning, as the memo's rule demands.
     generation: u64,
-    /// Addresses of the frame before, as numbers.
-    from: u64,
-    to: u64,
+    /// Addresses of the last frame that was admitted, and what was decided about it.
+    last: Addresses,
     decision: Decision,
     /// Receive queues that the decision's port can take frames on.
     active: u32,
 }
-
-/// No address: numbers of addresses are below 2^48.
-const NOBODY: u64 = u64::MAX;
 
 impl<'a> Judge<'a> {
     fn new(
@@ -350,8 +347,8 @@ impl<'a> Judge<'a> {
         now: u32,
     ) -> Judge<'a> {
         let generation = policy.fdb.generation();
-        let (from, to, decision, active) = (NOBODY, NOBODY, Decision::Flood, 0);
-        Judge { policy, port, ingress, source, memo, now, generation, from, to, decision, active }
+        let (last, decision, active) = (Addresses::NONE, Decision::Flood, 0);
+        Judge { policy, port, ingress, source, memo, now, generation, last, decision, active }
     }
 
     /// Where a frame goes; an error if it may not come in.
@@ -360,19 +357,27 @@ impl<'a> Judge<'a> {
         if !frame.header.is_plain() {
             return Err(DropReason::BadOffload);
         }
-        let from = ethernet::source(&frame.snapshot);
-        if from.to_bits() != self.from {
-            self.admit(from)?;
-        }
-        let to = ethernet::destination(&frame.snapshot);
-        if to.to_bits() != self.to {
-            self.resolve(to);
+        let addresses = ethernet::addresses(&frame.snapshot);
+        if addresses != self.last {
+            self.turn_to(addresses, frame)?;
         }
         Ok(self.decision)
     }
 
-    /// Admits and learns a source that is not that of the frame before.
+    /// A frame of another stream than the one before.
     #[inline(never)]
+    fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
+        if !addresses.same_source(self.last) {
+            self.admit(ethernet::source(&frame.snapshot))?;
+        }
+        if !addresses.same_destination(self.last) {
+            self.resolve(ethernet::destination(&frame.snapshot));
+        }
+        self.last = addresses;
+        Ok(())
+    }
+
+    /// Admits and learns a source that is not that of the frame before.
     fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
         let (id, generation) = (self.ingress.port, self.generation);
         if !self.source.covers(from, id, generation, self.now) {
@@ -380,12 +385,10 @@ impl<'a> Judge<'a> {
             self.source.note(from, id, generation, self.now, learn);
             count_refusal(self.port, learn);
         }
-        self.from = from.to_bits();
         Ok(())
     }
 
     /// Looks up a destination that is not that of the frame before.
-    #[inline(never)]
     fn resolve(&mut self, to: MacAddr) {
         let Judge { policy, ingress, .. } = self;
         self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
@@ -396,7 +399,6 @@ impl<'a> Judge<'a> {
             },
             _ => 0,
         };
-        self.to = to.to_bits();
     }
 
     /// The receive queue for a unicast frame; 0 for a TAP, and where nothing can take it, which the

@@ -54,6 +54,8 @@ pub struct Plan {
     runs: Box<[Run; BURST_FRAMES]>,
     count: usize,
     last: usize,
+    /// Destination of the last run as one number, [`Plan::NOWHERE`] without one.
+    last_key: u32,
     flood: [u8; BURST_FRAMES],
     floods: usize,
 }
@@ -64,6 +66,7 @@ impl Default for Plan {
             runs: Box::new([Run::EMPTY; BURST_FRAMES]),
             count: 0,
             last: 0,
+            last_key: Plan::NOWHERE,
             flood: [0; BURST_FRAMES],
             floods: 0,
         }
@@ -71,11 +74,14 @@ impl Default for Plan {
 }
 
 impl Plan {
+    /// No destination: keys of destinations are below 2^24.
+    const NOWHERE: u32 = u32::MAX;
+
     /// Empties the plan.
     #[inline]
     pub fn clear(&mut self) {
         self.count = 0;
-        self.last = 0;
+        self.last_key = Plan::NOWHERE;
         self.floods = 0;
     }
 
@@ -83,14 +89,22 @@ impl Plan {
     /// one before; 64 different ones cost about 1 µs of comparisons.
     #[inline(always)]
     pub fn unicast(&mut self, index: u8, port: PortId, queue: u8) {
-        let matches = |run: &Run| run.port == port && run.queue == queue;
-        if self.count == 0 || !matches(&self.runs[self.last]) {
-            self.last = match self.runs[..self.count].iter().position(matches) {
-                Some(at) => at,
-                None => self.open(port, queue),
-            };
+        let key = u32::from(port) << 8 | u32::from(queue);
+        if key != self.last_key {
+            self.turn_to(port, queue);
+            self.last_key = key;
         }
         self.runs[self.last].push(index);
+    }
+
+    /// Makes the run of this destination the last one.
+    #[inline(never)]
+    fn turn_to(&mut self, port: PortId, queue: u8) {
+        let matches = |run: &Run| run.port == port && run.queue == queue;
+        self.last = match self.runs[..self.count].iter().position(matches) {
+            Some(at) => at,
+            None => self.open(port, queue),
+        };
     }
 
     fn open(&mut self, port: PortId, queue: u8) -> usize {
