@@ -64,6 +64,8 @@ pub struct Burst {
     /// Left by the first pass for the second; kept here as clearing it would cost a short burst
     /// more than its frames.
     found: Box<[Found; BURST_FRAMES]>,
+    /// First descriptors of the chains that the second pass has to walk.
+    chains: Box<[Descriptor; BURST_FRAMES]>,
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
@@ -80,7 +82,8 @@ impl Default for Burst {
             rejected: [(0, DropReason::BadChain); BURST_FRAMES],
             rejects: 0,
             pieces: PieceBuf::new(BURST_PIECES),
-            found: Box::new([Found::Simple(Piece::EMPTY, 0); BURST_FRAMES]),
+            found: Box::new([Found::CHAIN; BURST_FRAMES]),
+            chains: Box::new([Descriptor::default(); BURST_FRAMES]),
         }
     }
 }
@@ -176,25 +179,21 @@ impl Burst {
         self.rejects += 1;
     }
 
-    /// A frame in one piece with room for header, Ethernet header and no more than the maximum.
+    /// A frame in one piece that [`SplitRing::find`] found plain: at least header and snapshot are
+    /// readable there.
     #[inline(always)]
-    fn push_simple(&mut self, position: usize, header_len: u32, piece: Piece, readable: u64) {
+    fn push_plain<const HEADER_LEN: usize>(&mut self, position: usize, found: Found) {
         let frame = &mut self.frames[self.count];
-        let len = piece.len - header_len;
-        let payload = piece.at.wrapping_add(header_len as usize);
-        frame.header = VnetHdr::from_bytes(load_header(piece.at, header_len));
-        if readable >= u64::from(header_len) + SNAPSHOT_LEN as u64 {
-            // A fixed-size copy is two vector moves where a variable one is a call. It may read
-            // past a short frame into the sender's own memory; those bytes go nowhere.
-            // SAFETY: `readable` bytes from `piece.at` lie in one mapped region of the sender.
-            unsafe {
-                std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), SNAPSHOT_LEN)
-            };
-        } else {
-            let first = (len as usize).min(SNAPSHOT_LEN);
-            // SAFETY: `first` is at most the piece's length, which was translated.
-            unsafe { std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), first) };
-        }
+        let len = found.len - HEADER_LEN as u32;
+        let payload = found.at.wrapping_add(HEADER_LEN);
+        frame.header = VnetHdr::from_bytes(load_header::<HEADER_LEN>(found.at));
+        // A fixed-size copy is two vector moves where a variable one is a call. It may read past a
+        // short frame into the sender's own memory; those bytes go nowhere.
+        // SAFETY: HEADER_LEN + SNAPSHOT_LEN bytes from `found.at` lie in one mapped region of the
+        // sender, as `find` made sure.
+        unsafe {
+            std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), SNAPSHOT_LEN)
+        };
         frame.len = len;
         frame.rest = Piece { at: payload, len };
         frame.rest.skip(SNAPSHOT_LEN as u32);
@@ -243,28 +242,29 @@ fn gather(pieces: &mut [Piece], out: &mut [u8]) -> usize {
     used_up
 }
 
-/// The virtio-net header at `at`, zero-filled to 12 bytes.
+/// The virtio-net header at `at`, zero-filled to 12 bytes. The length is a constant, as a copy of a
+/// variable one would be a call.
 #[inline(always)]
-fn load_header(at: *const u8, header_len: u32) -> [u8; VNET_HDR_LEN] {
+fn load_header<const HEADER_LEN: usize>(at: *const u8) -> [u8; VNET_HDR_LEN] {
+    const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
     let mut header = [0u8; VNET_HDR_LEN];
-    if header_len as usize == VNET_HDR_LEN {
-        // SAFETY: the caller translated at least `header_len` bytes at `at`.
-        unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), VNET_HDR_LEN) };
-    } else {
-        // A constant again: with the variable both branches would become one call.
-        // SAFETY: as above; header_len is 10 here.
-        unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), VNET_HDR_LEN_LEGACY) };
-    }
+    // SAFETY: the caller translated at least HEADER_LEN bytes at `at`, which is at most the length
+    // of `header`.
+    unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), HEADER_LEN) };
     header
 }
 
-/// What the first pass leaves for the second.
+/// What the first pass leaves for the second: one plain buffer.
 #[derive(Debug, Clone, Copy)]
-enum Found {
-    /// One descriptor with a plausible length: its bytes and the readable bytes from there on.
-    Simple(Piece, u64),
-    /// Anything else: to be walked.
-    Complex(Descriptor),
+struct Found {
+    /// Its first byte; null if it is anything else, to be walked.
+    at: *mut u8,
+    /// Its bytes, virtio-net header included.
+    len: u32,
+}
+
+impl Found {
+    const CHAIN: Found = Found { at: std::ptr::null_mut(), len: 0 };
 }
 
 /// What the first pass found.
@@ -274,7 +274,7 @@ struct Seen {
     count: usize,
     /// Bytes of their first descriptors.
     bytes: u32,
-    /// All are [`Found::Simple`].
+    /// All are plain buffers.
     plain: bool,
 }
 
@@ -341,24 +341,24 @@ impl SplitRing {
         // A frame a burst is always taken, or a maximal one would leave nothing for the next turn.
         let budget = BURST_BYTES.saturating_sub(self.overdrawn).max(1);
         let seen = self.find(burst, n, budget);
-        let bytes = if seen.plain {
-            self.take_plain(burst, seen.count);
-            seen.bytes
+        let mut bytes = seen.bytes;
+        if !seen.plain {
+            bytes = self.take_mixed(burst, seen.count, budget);
+        } else if usize::from(self.header_len) == VNET_HDR_LEN {
+            SplitRing::take_plain::<VNET_HDR_LEN>(burst, seen.count);
         } else {
-            self.take_mixed(burst, seen.count, budget)
-        };
+            SplitRing::take_plain::<VNET_HDR_LEN_LEGACY>(burst, seen.count);
+        }
         self.overdrawn = bytes.saturating_sub(budget);
         settle(burst);
         Ok(burst.taken)
     }
 
-    /// Second pass over frames of one descriptor each.
+    /// Second pass over plain buffers.
     #[inline(always)]
-    fn take_plain(&self, burst: &mut Burst, count: usize) {
+    fn take_plain<const HEADER_LEN: usize>(burst: &mut Burst, count: usize) {
         for i in 0..count {
-            if let Found::Simple(piece, readable) = burst.found[i] {
-                burst.push_simple(i, u32::from(self.header_len), piece, readable);
-            }
+            burst.push_plain::<HEADER_LEN>(i, burst.found[i]);
         }
         burst.taken = count;
     }
@@ -368,15 +368,19 @@ impl SplitRing {
     fn take_mixed(&mut self, burst: &mut Burst, count: usize, budget: u32) -> u32 {
         let mut bytes = 0u32;
         for i in 0..count {
-            match burst.found[i] {
-                Found::Simple(piece, readable) => {
-                    burst.push_simple(i, u32::from(self.header_len), piece, readable);
-                    bytes += piece.len;
-                }
-                Found::Complex(desc) => match self.take_chain(burst, i, desc) {
+            let found = burst.found[i];
+            if found.at.is_null() {
+                match self.take_chain(burst, i, burst.chains[i]) {
                     Some(cost) => bytes += cost,
                     None => break,
-                },
+                }
+            } else {
+                bytes += found.len;
+                if usize::from(self.header_len) == VNET_HDR_LEN {
+                    burst.push_plain::<VNET_HDR_LEN>(i, found);
+                } else {
+                    burst.push_plain::<VNET_HDR_LEN_LEGACY>(i, found);
+                }
             }
             burst.taken = i + 1;
             if bytes >= budget {
@@ -390,26 +394,28 @@ impl SplitRing {
     #[inline(always)]
     fn find(&mut self, burst: &mut Burst, count: usize, budget: u32) -> Seen {
         let header_len = u32::from(self.header_len);
+        let least = u64::from(header_len) + SNAPSHOT_LEN as u64;
         // One comparison: lengths below the shortest wrap around to large numbers.
         let shortest = header_len + MIN_FRAME_LEN;
         let plausible = |len: u32| len.wrapping_sub(shortest) <= MAX_FRAME_LEN - MIN_FRAME_LEN;
         let mut seen = Seen { count: 0, bytes: 0, plain: true };
         for i in 0..count {
             let desc = self.load_descriptor(burst.heads[i]);
-            let slot = &mut burst.found[i];
-            *slot = Found::Complex(desc);
+            let len = desc.len();
             if desc.flags() == 0
-                && plausible(desc.len())
+                && plausible(len)
                 && let Some((at, room)) = self.memory.run_at(desc.addr().0)
-                && u64::from(desc.len()) <= room
+                && u64::from(len).max(least) <= room
             {
                 prefetch_read(at);
                 prefetch_read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
-                *slot = Found::Simple(Piece { at, len: desc.len() }, room);
+                burst.found[i] = Found { at, len };
             } else {
+                burst.found[i] = Found::CHAIN;
+                burst.chains[i] = desc;
                 seen.plain = false;
             }
-            seen.bytes = seen.bytes.saturating_add(desc.len());
+            seen.bytes = seen.bytes.saturating_add(len);
             seen.count = i + 1;
             if seen.bytes >= budget {
                 break;
