@@ -54,7 +54,8 @@ struct Gathered {
 
 impl Default for RxScratch {
     fn default() -> RxScratch {
-        let empty = Buffer { head: 0, desc: Descriptor::default(), at: std::ptr::null_mut() };
+        let at = std::ptr::null_mut();
+        let empty = Buffer { head: 0, room: 0, at, desc: Descriptor::default() };
         RxScratch {
             ahead: Box::new(Ahead { buffers: [empty; BURST_FRAMES], next: 0, count: 0 }),
             gathered: Gathered {
@@ -69,13 +70,15 @@ impl Default for RxScratch {
 // ring they came from.
 unsafe impl Send for RxScratch {}
 
-/// A buffer looked at but not taken: its head and first descriptor, and where that points if it is
-/// a plain writable one.
+/// A buffer looked at but not taken.
 #[derive(Debug, Clone, Copy)]
 struct Buffer {
     head: u16,
-    desc: Descriptor,
+    /// Bytes at `at` if it is one plain writable descriptor, otherwise 0.
+    room: u32,
     at: *mut u8,
+    /// First descriptor.
+    desc: Descriptor,
 }
 
 /// Buffers fetched ahead, in ring order from the ring's position. Kept by the worker, as clearing
@@ -121,33 +124,34 @@ impl SplitRing {
         done: &mut Delivered,
     ) {
         let RxScratch { ahead, gathered } = scratch;
-        let frames = burst.frames();
-        for &index in run {
-            let frame = &frames[usize::from(index)];
-            if !self.put_simple(frame, ahead) {
-                match self.put(burst, frame, ahead, gathered, done) {
-                    Ok(()) => {}
-                    Err(NoRoom::Empty) => return,
-                    Err(NoRoom::NoFit) => {
-                        done.no_fit += 1;
-                        done.settled += 1;
-                        continue;
-                    }
-                    Err(NoRoom::Crumbs) => {
-                        // Each further frame would cost another 256 descriptors for nothing.
-                        done.no_fit += (run.len() - done.settled) as u64;
-                        done.settled = run.len();
-                        return;
-                    }
-                    Err(NoRoom::Broken(error)) => {
-                        done.broken = Some(error);
-                        return;
-                    }
+        while done.settled < run.len() {
+            let left = &run[done.settled..];
+            if usize::from(self.header_len) == VNET_HDR_LEN {
+                self.put_plain::<VNET_HDR_LEN>(burst, left, ahead, done);
+            } else {
+                self.put_plain::<VNET_HDR_LEN_LEGACY>(burst, left, ahead, done);
+            }
+            let Some(&index) = run.get(done.settled) else { return };
+            let frame = &burst.frames()[usize::from(index)];
+            match self.put(burst, frame, ahead, gathered, done) {
+                Ok(()) => {
+                    done.frames += 1;
+                    done.bytes += u64::from(frame.len);
+                }
+                Err(NoRoom::Empty) => return,
+                Err(NoRoom::NoFit) => done.no_fit += 1,
+                Err(NoRoom::Crumbs) => {
+                    // Each further frame would cost another 256 descriptors for nothing.
+                    done.no_fit += (run.len() - done.settled) as u64;
+                    done.settled = run.len();
+                    return;
+                }
+                Err(NoRoom::Broken(error)) => {
+                    done.broken = Some(error);
+                    return;
                 }
             }
             done.settled += 1;
-            done.frames += 1;
-            done.bytes += u64::from(frame.len);
         }
     }
 
@@ -170,48 +174,64 @@ impl SplitRing {
             self.prefetch_descriptor(head);
         }
         for buffer in &mut ahead.buffers[..count] {
-            buffer.desc = self.load_descriptor(buffer.head);
-            buffer.at = std::ptr::null_mut();
+            let desc = self.load_descriptor(buffer.head);
+            buffer.desc = desc;
+            buffer.room = 0;
             // Exactly WRITE: one plain buffer.
-            if buffer.desc.flags() == 2 {
-                let at = self.memory.contiguous(buffer.desc.addr().0, buffer.desc.len());
-                buffer.at = at.unwrap_or(std::ptr::null_mut());
-                prefetch_write(buffer.at);
-                prefetch_write(buffer.at.wrapping_add(VNET_HDR_LEN));
+            if desc.flags() == 2
+                && let Some(at) = self.memory.contiguous(desc.addr().0, desc.len())
+            {
+                (buffer.at, buffer.room) = (at, desc.len());
+                prefetch_write(at);
+                prefetch_write(at.wrapping_add(VNET_HDR_LEN));
             }
         }
         ahead.count = count;
         Ok(())
     }
 
-    /// The common case; false if the frame needs the general path.
+    /// The common case, for as many frames as it lasts: each in one piece behind its snapshot, into
+    /// one plain buffer each.
     #[inline(always)]
-    fn put_simple(&mut self, frame: &Frame, ahead: &mut Ahead) -> bool {
-        if ahead.next >= ahead.count {
-            return false;
+    fn put_plain<const HEADER_LEN: usize>(
+        &mut self,
+        burst: &Burst,
+        run: &[u8],
+        ahead: &mut Ahead,
+        done: &mut Delivered,
+    ) {
+        let frames = burst.frames();
+        let header = VnetHdr::plain(1).to_bytes();
+        let logging = self.log.is_some();
+        // The general path may have gone on behind what was fetched.
+        let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
+        let (mut count, mut bytes) = (0u16, 0u64);
+        for (&index, buffer) in run.iter().zip(ready) {
+            let frame = &frames[usize::from(index)];
+            let need = HEADER_LEN as u32 + frame.len;
+            if buffer.room < need || frame.more.1 != 0 {
+                break;
+            }
+            // SAFETY: `buffer.at` was translated for `buffer.room` bytes, at least `need`, in this
+            // guest's memory, which `self.memory` keeps mapped; the frame's rest lies in its
+            // sender's memory or in staging, kept by the lock the worker holds on its source.
+            unsafe {
+                store_header::<HEADER_LEN>(buffer.at, &header);
+                copy_frame(buffer.at.add(HEADER_LEN), frame);
+            }
+            if logging {
+                self.mark_payload(buffer.at, u64::from(need));
+            }
+            self.store_used(self.next_used.wrapping_add(count), buffer.head, need);
+            count += 1;
+            bytes += u64::from(frame.len);
         }
-        let buffer = &ahead.buffers[ahead.next];
-        let need = u32::from(self.header_len) + frame.len;
-        if buffer.at.is_null() || buffer.desc.len() < need || frame.more.1 != 0 {
-            return false;
-        }
-        let at = buffer.at;
-        // SAFETY: `at` was translated for desc.len() bytes, at least header_len + frame.len, in
-        // this guest's memory, which `self.memory` keeps mapped; the frame's rest lies in its
-        // sender's memory or in staging, kept by the lock the worker holds on its source.
-        unsafe {
-            store_header(at, self.header_len, &VnetHdr::plain(1).to_bytes());
-            let payload = at.add(usize::from(self.header_len));
-            copy_frame(payload, frame);
-        }
-        if self.log.is_some() {
-            self.mark_payload(at, u64::from(need));
-        }
-        let head = buffer.head;
-        ahead.next += 1;
-        self.next_avail = self.next_avail.wrapping_add(1);
-        self.push_used(head, need);
-        true
+        self.next_used = self.next_used.wrapping_add(count);
+        self.next_avail = self.next_avail.wrapping_add(count);
+        ahead.next += usize::from(count);
+        done.settled += usize::from(count);
+        done.frames += u64::from(count);
+        done.bytes += bytes;
     }
 
     /// The general path: gathers buffers for one frame, writes it and returns them in order.
@@ -393,22 +413,20 @@ impl Writer<'_> {
 /// the payload and never touch it, so an equal header stays clean and shared.
 ///
 /// # Safety
-/// `at` is valid for reads and writes of `header_len` bytes.
+/// `at` is valid for reads and writes of HEADER_LEN bytes.
 #[inline(always)]
-unsafe fn store_header(at: *mut u8, header_len: u8, header: &[u8; VNET_HDR_LEN]) {
-    let n = usize::from(header_len);
-    let mut there = [0u8; VNET_HDR_LEN];
-    if n == VNET_HDR_LEN {
+unsafe fn store_header<const HEADER_LEN: usize>(at: *mut u8, header: &[u8; VNET_HDR_LEN]) {
+    const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
+    if HEADER_LEN == VNET_HDR_LEN {
+        let mut there = [0u8; VNET_HDR_LEN];
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(at, there.as_mut_ptr(), VNET_HDR_LEN) };
-        if there != *header {
-            // SAFETY: the caller's promise.
-            unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, VNET_HDR_LEN) };
+        if there == *header {
+            return;
         }
-    } else {
-        // SAFETY: the caller's promise; n is 10.
-        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, VNET_HDR_LEN_LEGACY) };
     }
+    // SAFETY: the caller's promise; HEADER_LEN is at most the header's length.
+    unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, HEADER_LEN) };
 }
 
 /// Copies a frame whose rest is one piece to `to`, exactly `frame.len` bytes.

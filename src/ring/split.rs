@@ -304,15 +304,20 @@ impl SplitRing {
     /// Writes one used element at `next_used` and steps past it; not yet visible to the driver.
     #[inline(always)]
     pub(super) fn push_used(&mut self, head: u16, len: u32) {
-        let slot = 4 + 8 * usize::from(self.next_used & (self.size - 1));
-        let at = self.used.wrapping_add(slot).cast::<u32>();
-        // SAFETY: the masked position is below size, so both words are inside the resolved used
-        // ring, 4-aligned; the driver reads them only after used.idx is published.
-        unsafe {
-            at.write_volatile(u32::from(head).to_le());
-            at.add(1).write_volatile(len.to_le());
-        }
+        self.store_used(self.next_used, head, len);
         self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Writes the used element at `position`, which the driver cannot see yet.
+    #[inline(always)]
+    pub(super) fn store_used(&mut self, position: u16, head: u16, len: u32) {
+        let slot = 4 + 8 * usize::from(position & (self.size - 1));
+        let element = u64::from(head) | u64::from(len) << 32;
+        let at = self.used.wrapping_add(slot).cast::<u64>();
+        // SAFETY: the masked position is below size, so the 8 bytes are inside the resolved used
+        // ring, 4-aligned; the driver reads them only after used.idx is published, before which
+        // the release store of that index keeps this one.
+        unsafe { at.write_unaligned(element.to_le()) };
     }
 
     /// Stores used.idx after everything written before, and orders what follows after it: the
