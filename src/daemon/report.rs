@@ -3,7 +3,8 @@
 use crate::port::{Endpoint, Port};
 use crate::stats::QueueStats;
 use crate::switch::Fdb;
-use crate::worker::Workers;
+use crate::sys::clock;
+use crate::worker::{WorkerStats, Workers};
 
 /// Writes all counters at level info.
 pub fn log(ports: &[Port], workers: &Workers, fdb: &Fdb) {
@@ -11,22 +12,39 @@ pub fn log(ports: &[Port], workers: &Workers, fdb: &Fdb) {
         log_port(port, fdb);
     }
     for (index, handle) in workers.handles().iter().enumerate() {
-        let s = &handle.stats;
-        log::info!(
-            "worker {index} turns {} bursts {} frames {} wakeups {} empty_wakeups {} signals {} \
-             signals_failed {} lock_misses {} lock_parks {}",
-            s.turns.get(),
-            s.bursts.get(),
-            s.frames.get(),
-            s.wakeups.get(),
-            s.empty_wakeups.get(),
-            s.signals.get(),
-            s.signals_failed.get(),
-            s.lock_misses.get(),
-            s.lock_parks.get()
-        );
+        log_worker(index, &handle.stats);
     }
     log::info!("addresses {}", fdb.len());
+}
+
+fn log_worker(index: usize, s: &WorkerStats) {
+    let frames = s.frames.get();
+    log::info!(
+        "worker {index} turns {} bursts {} frames {frames} wakeups {} empty_wakeups {} signals {} \
+         signals_suppressed {} signals_failed {} lock_misses {} lock_parks {} busy_turns {} \
+         frames_per_busy_turn {:.1} busy_cycles {} idle_cycles {} cycles_per_frame {:.1} \
+         cycles_per_second {}",
+        s.turns.get(),
+        s.bursts.get(),
+        s.wakeups.get(),
+        s.empty_wakeups.get(),
+        s.signals.get(),
+        s.signals_suppressed.get(),
+        s.signals_failed.get(),
+        s.lock_misses.get(),
+        s.lock_parks.get(),
+        s.busy_turns.get(),
+        ratio(frames, s.busy_turns.get()),
+        s.busy_cycles.get(),
+        s.idle_cycles.get(),
+        ratio(s.busy_cycles.get(), frames),
+        clock::cycles_per_second()
+    );
+}
+
+/// `a / b`, 0 if there is no `b` yet.
+fn ratio(a: u64, b: u64) -> f64 {
+    if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
 fn log_port(port: &Port, fdb: &Fdb) {

@@ -28,13 +28,15 @@ pub struct Signals {
     worker: usize,
     turn: u64,
     pending: Vec<(PortId, Arc<CallFd>)>,
+    /// Signals not wanted in this turn.
+    suppressed: u64,
     slot: SignalSlot,
 }
 
 impl Signals {
     /// For worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, slot: SignalSlot) -> Signals {
-        Signals { worker, turn: 0, pending: Vec::new(), slot }
+        Signals { worker, turn: 0, pending: Vec::new(), suppressed: 0, slot }
     }
 
     /// Notes that the driver of a ring wants a signal, or that it does not.
@@ -50,7 +52,10 @@ impl Signals {
                 }
             }
             // Without a call descriptor the driver polls.
-            _ => stats.signals_suppressed.add(1),
+            _ => {
+                stats.signals_suppressed.add(1);
+                self.suppressed += 1;
+            }
         }
     }
 
@@ -71,6 +76,9 @@ impl Signals {
                     evict(&ports[usize::from(id)], "its call descriptor blocks writers");
                 }
             }
+        }
+        if self.suppressed > 0 {
+            stats.signals_suppressed.add(std::mem::take(&mut self.suppressed));
         }
         self.turn += 1;
     }

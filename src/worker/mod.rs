@@ -36,6 +36,7 @@ use crate::limits::{MAX_NOTES, STOP_TIMEOUT};
 use crate::port::PortTable;
 use crate::stats::Counter;
 use crate::switch::{Fdb, PortId, Rules};
+use crate::sys::clock;
 use crate::sys::eventfd::BlockedWriterWatch;
 use crate::sys::threads::join_until;
 
@@ -90,6 +91,13 @@ pub enum Note {
 pub struct WorkerStats {
     /// Passes over the ready sources.
     pub turns: Counter,
+    /// Passes that found frames.
+    pub busy_turns: Counter,
+    /// Cycles ([`crate::sys::clock`]) of the loop's iterations whose turn found frames, with the
+    /// notes and kernel events they took.
+    pub busy_cycles: Counter,
+    /// Cycles of the iterations that looked and found nothing. Sleep counts in neither.
+    pub idle_cycles: Counter,
     /// Bursts that held frames.
     pub bursts: Counter,
     /// Heads taken in them.
@@ -100,6 +108,8 @@ pub struct WorkerStats {
     pub empty_wakeups: Counter,
     /// Signals written.
     pub signals: Counter,
+    /// Bursts after which a guest wanted no signal.
+    pub signals_suppressed: Counter,
     /// Signals that a full or broken descriptor did not take.
     pub signals_failed: Counter,
     /// Receive locks found taken.
@@ -209,6 +219,9 @@ pub struct Workers {
 impl Workers {
     /// Starts `count` workers.
     pub fn start(count: usize, shared: &Shared) -> io::Result<Workers> {
+        // Measured here once: the workers only use it.
+        let rate = clock::cycles_per_second();
+        log::debug!("the cycle counter makes {rate} ticks a second");
         let handles = (0..count)
             .map(|_| WorkerHandle::new().map(Arc::new))
             .collect::<io::Result<Vec<_>>>()?;

@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use vmm_sys_util::epoll::EpollEvent;
 
@@ -13,6 +12,7 @@ use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::port::{Port, PortTable, RingState};
 use crate::switch::PortId;
+use crate::sys::clock;
 
 /// A source with work, or that lately had some.
 #[derive(Clone, Copy)]
@@ -34,8 +34,10 @@ pub struct Worker {
     notes: Vec<Note>,
     events: Vec<EpollEvent>,
     woken: bool,
-    /// When the present turn began.
-    now: Instant,
+    /// The loop's one reading of the cycle counter: when the present iteration began.
+    now: u64,
+    /// [`TURN_NANOS`] in cycles.
+    turn_cycles: u64,
 }
 
 impl Worker {
@@ -45,38 +47,57 @@ impl Worker {
             handle,
             ports: Arc::clone(&shared.ports),
             forwarder: Forwarder::new(index, &shared),
-            spin: SpinPolicy::new(shared.poll),
+            spin: SpinPolicy::new(shared.poll, clock::cycles_in),
             ready: Vec::new(),
             cursor: 0,
             notes: Vec::new(),
             events: vec![EpollEvent::default(); EPOLL_BATCH],
             woken: false,
-            now: Instant::now(),
+            now: clock::cycles(),
+            turn_cycles: clock::cycles_in(TURN_NANOS),
         }
     }
 
     /// Works until [`super::Workers::stop`].
     pub fn run(mut self) {
+        self.now = clock::cycles();
         while !self.handle.stop.load(Ordering::Relaxed) {
             self.take_notes();
             let found = self.turn();
             if std::mem::take(&mut self.woken) && !found {
                 self.handle.stats.empty_wakeups.add(1);
             }
-            if self.ready.is_empty() && self.spin.may_sleep() {
-                self.sleep();
-            } else if self.spin.check_events(self.now) {
+            let sleepy = self.ready.is_empty() && self.spin.may_sleep();
+            if !sleepy && self.spin.check_events(self.now) {
                 self.take_events(0);
             }
+            self.account(found);
+            if sleepy {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Ends an iteration: books its cycles and begins the next with the same reading.
+    #[inline]
+    fn account(&mut self, found: bool) {
+        let now = clock::cycles();
+        let spent = clock::since(self.now, now);
+        self.now = now;
+        let stats = &self.handle.stats;
+        if found {
+            stats.busy_turns.add(1);
+            stats.busy_cycles.add(spent);
+        } else {
+            stats.idle_cycles.add(spent);
         }
     }
 
     /// One pass over the ready sources; true if any had frames.
     fn turn(&mut self) -> bool {
-        self.now = Instant::now();
         let mut found = false;
         self.forwarder.begin_turn();
-        for _ in 0..self.ready.len() {
+        for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
                 self.cursor = 0;
             }
@@ -107,7 +128,8 @@ impl Worker {
             } else {
                 self.ready.remove(self.cursor);
             }
-            if found && self.now.elapsed() >= Duration::from_nanos(TURN_NANOS) {
+            // With nothing left to look at the turn ends anyhow.
+            if found && left > 0 && clock::since(self.now, clock::cycles()) >= self.turn_cycles {
                 break;
             }
         }
@@ -214,6 +236,7 @@ impl Worker {
     fn sleep(&mut self) {
         self.forwarder.signals().slot().asleep();
         self.take_events(-1);
+        self.now = clock::cycles();
         self.forwarder.signals().slot().active();
         self.handle.stats.wakeups.add(1);
         self.woken = true;

@@ -4,21 +4,22 @@
 //! never sleeps, but stops *reading* a ring that has been empty for long: its kick is enabled and
 //! looked for with the other kernel events, so that silent guests cost nothing per turn.
 
-use std::time::{Duration, Instant};
-
 use crate::limits::{EVENT_CHECK_NANOS, IDLE_LOOKS_BEFORE_ARM};
 
 /// The idle policy of one worker.
 #[derive(Debug, Clone, Copy)]
 pub struct SpinPolicy {
     poll: bool,
-    checked: Option<Instant>,
+    /// Cycles between two looks for kernel events.
+    pause: u64,
+    checked: u64,
 }
 
 impl SpinPolicy {
-    /// Polling for good, or interrupt-driven.
-    pub fn new(poll: bool) -> SpinPolicy {
-        SpinPolicy { poll, checked: None }
+    /// Polling for good, or interrupt-driven. Time is given in cycles; `cycles` tells how many
+    /// of them some nanoseconds have.
+    pub fn new(poll: bool, cycles: impl Fn(u64) -> u64) -> SpinPolicy {
+        SpinPolicy { poll, pause: cycles(EVENT_CHECK_NANOS), checked: 0 }
     }
 
     /// True if a source that was found empty `looks` times in a row shall wait for its kick.
@@ -35,11 +36,11 @@ impl SpinPolicy {
     /// Called once a turn; true if kernel events shall be looked for now. Without that one busy
     /// guest would starve the kicks of all others.
     #[inline]
-    pub fn check_events(&mut self, now: Instant) -> bool {
-        let pause = Duration::from_nanos(EVENT_CHECK_NANOS);
-        let due = self.checked.is_none_or(|at| now.duration_since(at) >= pause);
+    pub fn check_events(&mut self, now: u64) -> bool {
+        // A counter that went backwards makes it due: see `sys::clock`.
+        let due = now.wrapping_sub(self.checked) >= self.pause;
         if due {
-            self.checked = Some(now);
+            self.checked = now;
         }
         due
     }
@@ -49,19 +50,24 @@ impl SpinPolicy {
 mod tests {
     use super::*;
 
+    /// Three cycles a nanosecond.
+    fn policy(poll: bool) -> SpinPolicy {
+        SpinPolicy::new(poll, |nanos| 3 * nanos)
+    }
+
     #[test]
     fn interrupt_mode_arms_at_once_and_poll_mode_after_long_silence() {
-        assert!(SpinPolicy::new(false).arm(1));
-        assert!(!SpinPolicy::new(true).arm(IDLE_LOOKS_BEFORE_ARM - 1));
-        assert!(SpinPolicy::new(true).arm(IDLE_LOOKS_BEFORE_ARM));
+        assert!(policy(false).arm(1));
+        assert!(!policy(true).arm(IDLE_LOOKS_BEFORE_ARM - 1));
+        assert!(policy(true).arm(IDLE_LOOKS_BEFORE_ARM));
     }
 
     #[test]
     fn events_are_looked_for_at_a_bounded_distance() {
-        let mut spin = SpinPolicy::new(true);
-        let start = Instant::now();
-        let step = Duration::from_nanos(EVENT_CHECK_NANOS / 10);
+        let mut spin = policy(true);
+        let (start, step) = (1 << 40, 3 * EVENT_CHECK_NANOS / 10);
         let looks = (0..1000).filter(|&i| spin.check_events(start + i * step)).count();
         assert_eq!(looks, 100);
+        assert!(spin.check_events(start), "a counter that went backwards must not end the looks");
     }
 }

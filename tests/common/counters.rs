@@ -1,6 +1,7 @@
 //! The daemon's counters as it logs them on SIGUSR1, and the balance they must show (I1).
 //!
 //! `port NAME [queue N in|out|announced] KEY VALUE KEY VALUE …`; drops are keys `drop.REASON`.
+//! `worker N KEY VALUE …`; some values are ratios, with a decimal point.
 
 use std::collections::HashMap;
 
@@ -16,13 +17,29 @@ struct Row {
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     rows: Vec<Row>,
+    /// By the worker's number.
+    workers: Vec<HashMap<String, f64>>,
 }
 
 impl Counters {
     /// Reads all counter lines out of a piece of log.
     pub fn parse(log: &str) -> Counters {
-        let rows = log.lines().filter_map(|l| parse_row(l.split_once("] ")?.1)).collect();
-        Counters { rows }
+        let lines = || log.lines().filter_map(|l| Some(l.split_once("] ")?.1));
+        Counters {
+            rows: lines().filter_map(parse_row).collect(),
+            workers: lines().filter_map(parse_worker).collect(),
+        }
+    }
+
+    /// How many workers reported.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// A worker's counter; panics if the report has none of this name.
+    pub fn worker(&self, index: usize, key: &str) -> f64 {
+        let found = self.workers.get(index).and_then(|worker| worker.get(key));
+        *found.unwrap_or_else(|| panic!("no {key} of worker {index}: {:?}", self.workers))
     }
 
     /// Sum of a counter over the queues of one side, of one port or of all.
@@ -65,4 +82,11 @@ fn parse_row(text: &str) -> Option<Row> {
     let value = |p: &[&str]| Some((p.first()?.to_string(), p.get(1)?.parse().ok()?));
     let values: HashMap<String, u64> = words.chunks(2).map(value).collect::<Option<_>>()?;
     Some(Row { port, side, values })
+}
+
+fn parse_worker(text: &str) -> Option<HashMap<String, f64>> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let ["worker", _, row @ ..] = &words[..] else { return None };
+    let value = |p: &[&str]| Some((p.first()?.to_string(), p.get(1)?.parse().ok()?));
+    row.chunks(2).map(value).collect()
 }
