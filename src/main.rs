@@ -6,14 +6,17 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use vioswitch::config::{self, Action, Config};
+use vioswitch::config::{self, Action, Config, Machine};
 use vioswitch::daemon::Daemon;
+use vioswitch::sys::affinity;
 use vioswitch::sys::notify::notify;
 use vioswitch::sys::signals::{Signal, Signals};
 
 fn main() -> ExitCode {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let config = match config::from_args(std::env::args_os(), cpus) {
+    let allowed = affinity::allowed().unwrap_or_default();
+    let machine = Machine { cpus, allowed: &allowed };
+    let config = match config::from_args(std::env::args_os(), machine) {
         Ok(Action::Run(config)) => config,
         Ok(Action::Print(text)) => {
             // A closed pipe (`--help | head`) is the reader's choice, not an error.

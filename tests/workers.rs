@@ -3,10 +3,14 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
 use std::time::Instant;
 
 use common::net::{Job, Net, Sizes};
 use common::proc::Daemon;
+use common::sys;
 use common::traffic::To;
 
 fn both_ways(frames: u32) -> [Job; 2] {
@@ -75,4 +79,66 @@ fn a_polling_worker_accounts_for_all_its_time() {
     assert!(passed > 0.9 * least - 0.1 && passed < most + 0.1, "{least} {passed} {most}");
     drop(net);
     d.stop();
+}
+
+/// `Cpus_allowed_list` by thread name.
+fn bindings(d: &Daemon) -> BTreeMap<String, String> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", d.pid())).expect("tasks");
+    let threads = tasks.flatten().filter_map(|task| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
+        Some((name.trim().to_owned(), list.trim().to_owned()))
+    });
+    threads.collect()
+}
+
+/// `--cpus` binds worker by worker, in the list's order, and nobody else.
+#[test]
+fn workers_run_where_they_are_told() {
+    let cpus = sys::cpus();
+    let [first, second, ..] = cpus[..] else {
+        println!("SKIPPED workers_run_where_they_are_told: one CPU");
+        return;
+    };
+    let free = {
+        let d = Daemon::with(1, &["--workers", "2"]);
+        let seen = bindings(&d);
+        assert_eq!(seen["worker-0"], seen["vioswitchd"], "bound without being told: {seen:?}");
+        d.stop();
+        seen["vioswitchd"].clone()
+    };
+    for (list, wanted) in [
+        (format!("{second},{first}"), [second, first]),
+        (first.to_string(), [first, first]),
+        (format!("{first}-{first},{second}"), [first, second]),
+    ] {
+        let d = Daemon::with(1, &["--workers", "2", "--cpus", &list]);
+        let seen = bindings(&d);
+        for (worker, cpu) in wanted.iter().enumerate() {
+            assert_eq!(seen[&format!("worker-{worker}")], cpu.to_string(), "{list}: {seen:?}");
+        }
+        for (name, allowed) in seen.iter().filter(|(name, _)| !name.starts_with("worker-")) {
+            assert_eq!(*allowed, free, "{list}: {name} is bound too");
+        }
+        d.stop();
+    }
+}
+
+/// A CPU that the process may not use is refused before anything is started.
+#[test]
+fn only_cpus_of_the_process_are_taken() {
+    let highest = *sys::cpus().last().expect("a CPU");
+    let (inside, outside) = (highest.to_string(), (highest + 1).to_string());
+    let run = |cpus: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchd"));
+        command.args(["--socket-path", "/nonexistent/s", "--cpus", cpus]).output().expect("run")
+    };
+    let refused = run(&outside);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.starts_with(&format!("vioswitchd: --cpus {outside}: ")), "{said}");
+    assert!(said.contains("not one this process may use"), "{said}");
+    // The good one fails later, for want of the directory.
+    assert_eq!(run(&inside).status.code(), Some(1));
 }

@@ -98,6 +98,10 @@ struct Options {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     workers: Option<String>,
 
+    /// Bind worker i to the i-th of these CPUs, in turn, such as 0,2-3
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    cpus: Option<String>,
+
     /// Spin instead of sleeping: lowest latency, and a whole CPU for each worker
     #[arg(
         long,
@@ -198,6 +202,7 @@ fn lower(options: Options) -> Result<Request, UsageError> {
         ("socket-path", options.socket_path),
         ("fd", options.fd),
         ("workers", options.workers),
+        ("cpus", options.cpus),
         ("poll", options.poll),
         ("age", options.age),
         ("control", options.control),

@@ -147,6 +147,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         ports: Vec::new(),
         taps: Vec::new(),
         workers: scalars.workers.unwrap_or(limits::DEFAULT_WORKERS),
+        cpus: scalars.cpus.unwrap_or_default(),
         poll: scalars.poll.unwrap_or(false),
         age_seconds: scalars.age.unwrap_or(limits::FDB_AGE_SECONDS),
         control: scalars.control.map(|claim| claim.value.into()),

@@ -12,19 +12,19 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
-use super::UsageError;
 use super::args::usage_error;
 use super::entries;
 use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, Value, quote};
 use super::validate::{self, Validated};
+use super::{Machine, UsageError};
 use crate::limits;
 
 /// Reads and checks the file at `path`, alone.
-pub(super) fn load(path: &Path, cpus: usize) -> Result<Validated, UsageError> {
+pub(super) fn load(path: &Path, machine: Machine<'_>) -> Result<Validated, UsageError> {
     let name = path.to_string_lossy();
     let bytes =
         read(path).map_err(|error| usage_error(&format!("--config {}: {error}", quote(&name))))?;
-    check(&bytes, cpus).map_err(|complaints| report(&name, complaints))
+    check(&bytes, machine).map_err(|complaints| report(&name, complaints))
 }
 
 /// The whole file, if it is one and not longer than [`limits::MAX_CONFIG_BYTES`].
@@ -44,7 +44,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// The settings of a file's `bytes`, or everything that is wrong with them.
-pub(super) fn check(bytes: &[u8], cpus: usize) -> Result<Validated, Vec<Complaint>> {
+pub(super) fn check(bytes: &[u8], machine: Machine<'_>) -> Result<Validated, Vec<Complaint>> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let lines = Lines::of(bytes);
         vec![Complaint::new(&lines.at(error.valid_up_to()), "not UTF-8")]
@@ -60,7 +60,7 @@ pub(super) fn check(bytes: &[u8], cpus: usize) -> Result<Validated, Vec<Complain
     }
     let mut lowering = Lowering { lines, source: Source::default(), complaints: Vec::new() };
     lowering.document(table.get_ref());
-    let mut checked = validate::source(&lowering.source, cpus);
+    let mut checked = validate::source(&lowering.source, machine);
     let mut complaints = lowering.complaints;
     complaints.append(&mut checked.complaints);
     complaints.append(&mut entries::conflicts(&checked));

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use crate::frame::MacAddr;
 
 mod args;
+mod cpus;
 mod entries;
 mod file;
 mod raw;
@@ -33,6 +34,8 @@ pub struct Config {
     pub taps: Vec<TapConfig>,
     /// Threads of the data path, at least 1 and at most the number of CPUs.
     pub workers: usize,
+    /// CPUs the workers are bound to, in turn; empty if they run where the kernel puts them.
+    pub cpus: Vec<usize>,
     /// Workers spin instead of sleeping.
     pub poll: bool,
     /// Seconds after which a silent address is forgotten.
@@ -113,9 +116,17 @@ impl fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// Reads the command line `args` (the program's name first) and the file it names, for a machine
-/// of `cpus` available CPUs.
-pub fn from_args<I>(args: I, cpus: usize) -> Result<Action, UsageError>
+/// What a configuration may ask of the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine<'a> {
+    /// CPUs' worth of time the process may use; quotas count.
+    pub cpus: usize,
+    /// Numbers of the CPUs it may run on, ascending.
+    pub allowed: &'a [usize],
+}
+
+/// Reads the command line `args` (the program's name first) and the file it names, for `machine`.
+pub fn from_args<I>(args: I, machine: Machine<'_>) -> Result<Action, UsageError>
 where
     I: IntoIterator,
     I::Item: Into<OsString>,
@@ -124,12 +135,12 @@ where
         args::Outcome::Print(text) => return Ok(Action::Print(text)),
         args::Outcome::Run(request) => request,
     };
-    let over = validate::source(&request.source, cpus);
+    let over = validate::source(&request.source, machine);
     one_line(&over.complaints)?;
     one_line(&entries::conflicts(&over))?;
     let under = match &request.file {
         None => validate::Validated::default(),
-        Some(path) => file::load(path, cpus)?,
+        Some(path) => file::load(path, machine)?,
     };
     let merged = entries::overlay(under, over);
     one_line(&merged.complaints)?;

@@ -6,13 +6,14 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
+use super::cpus::cpu_list;
 use super::entries::{Claim, Entry, Parsed, Shared};
 use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, quote};
 use super::value::{
     group, inherited_socket, interface_name, is_client, number, permissions, port_name,
     socket_path, station_address, text, truth, unknown_key,
 };
-use super::{Endpoint, PortConfig, TapConfig};
+use super::{Endpoint, Machine, PortConfig, TapConfig};
 use crate::frame::MacAddr;
 use crate::limits;
 
@@ -20,7 +21,7 @@ use crate::limits;
 const SHORTHAND_NAME: &str = "port0";
 
 const SCALAR_KEYS: &str =
-    "port, tap, workers, poll, age, control, uplink-to-uplink, socket-path, fd";
+    "port, tap, workers, cpus, poll, age, control, uplink-to-uplink, socket-path, fd";
 const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac";
 const TAP_KEYS: &str = "name, ifname, queues";
 
@@ -36,6 +37,7 @@ pub(super) struct Validated {
 #[derive(Debug, Default)]
 pub(super) struct Scalars {
     pub(super) workers: Option<usize>,
+    pub(super) cpus: Option<Vec<usize>>,
     pub(super) poll: Option<bool>,
     pub(super) age: Option<u32>,
     pub(super) control: Option<Claim>,
@@ -47,6 +49,7 @@ impl Scalars {
     pub(super) fn or(self, under: Scalars) -> Scalars {
         Scalars {
             workers: self.workers.or(under.workers),
+            cpus: self.cpus.or(under.cpus),
             poll: self.poll.or(under.poll),
             age: self.age.or(under.age),
             control: self.control.or(under.control),
@@ -55,11 +58,11 @@ impl Scalars {
     }
 }
 
-/// Checks all of `source` for a machine of `cpus` available CPUs.
-pub(super) fn source(source: &Source, cpus: usize) -> Validated {
+/// Checks all of `source` for `machine`.
+pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
     let mut checked = Validated::default();
     for setting in &source.scalars {
-        if let Err(text) = scalar(&mut checked, setting, cpus) {
+        if let Err(text) = scalar(&mut checked, setting, machine) {
             checked.complaints.push(Complaint::new(&setting.at, text));
         }
     }
@@ -75,13 +78,14 @@ pub(super) fn source(source: &Source, cpus: usize) -> Validated {
 }
 
 /// One setting outside of any entry.
-fn scalar(checked: &mut Validated, setting: &Setting, cpus: usize) -> Result<(), String> {
+fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> Result<(), String> {
     let scalars = &mut checked.scalars;
     match setting.key.as_str() {
         "workers" => {
-            let count = number(setting, 1, cpus as u64);
+            let count = number(setting, 1, machine.cpus as u64);
             scalars.workers = Some(count.map_err(|text| text + " (CPUs available)")?);
         }
+        "cpus" => scalars.cpus = Some(cpu_list(setting, machine.allowed)?),
         "poll" => scalars.poll = Some(truth(setting)?),
         "age" => scalars.age = Some(number(setting, 1, limits::MAX_AGE_SECONDS.into())?),
         "control" => {

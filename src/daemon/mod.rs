@@ -97,7 +97,7 @@ impl Daemon {
             poll: config.poll,
             watch: Arc::new(BlockedWriterWatch::start()?),
         };
-        let workers = Arc::new(Workers::start(config.workers, &shared)?);
+        let workers = Arc::new(Workers::start(config.workers, &config.cpus, &shared)?);
         let mut daemon = Daemon {
             ports,
             fdb,

@@ -1,6 +1,7 @@
 //! System calls that no crate wraps. This is where `unsafe` lives, with the guest pointers of
 //! `memory`, `ring` and `port`; every module offers a safe interface.
 
+pub mod affinity;
 pub mod clock;
 pub mod descriptor;
 pub mod eventfd;

@@ -24,7 +24,7 @@ pub mod spin;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -36,6 +36,7 @@ use crate::limits::{MAX_NOTES, STOP_TIMEOUT};
 use crate::port::PortTable;
 use crate::stats::Counter;
 use crate::switch::{Fdb, PortId, Rules};
+use crate::sys::affinity;
 use crate::sys::clock;
 use crate::sys::eventfd::BlockedWriterWatch;
 use crate::sys::threads::join_until;
@@ -217,8 +218,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` workers.
-    pub fn start(count: usize, shared: &Shared) -> io::Result<Workers> {
+    /// Starts `count` workers, bound to `cpus` in turn if there are any.
+    pub fn start(count: usize, cpus: &[usize], shared: &Shared) -> io::Result<Workers> {
         // Measured here once: the workers only use it.
         let rate = clock::cycles_per_second();
         log::debug!("the cycle counter makes {rate} ticks a second");
@@ -232,18 +233,34 @@ impl Workers {
         };
         for (index, handle) in workers.handles.iter().enumerate() {
             let worker = run::Worker::new(index, Arc::clone(handle), shared.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("worker-{index}"))
-                .spawn(move || worker.run());
-            match thread {
-                Ok(thread) => workers.threads().push(thread),
-                Err(error) => {
-                    workers.stop(Instant::now() + STOP_TIMEOUT);
-                    return Err(error);
-                }
+            let cpu = cpus.get(index % cpus.len().max(1)).copied();
+            if let Err(error) = workers.spawn(index, cpu, worker) {
+                workers.stop(Instant::now() + STOP_TIMEOUT);
+                return Err(error);
             }
         }
         Ok(workers)
+    }
+
+    /// Starts a worker's thread. A thread can only bind itself, so it says how that went.
+    fn spawn(&self, index: usize, cpu: Option<usize>, worker: run::Worker) -> io::Result<()> {
+        let (tell, told) = mpsc::sync_channel(1);
+        let thread =
+            std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
+                let bound = cpu.map_or(Ok(()), affinity::pin);
+                let ready = bound.is_ok();
+                let _ = tell.send(bound);
+                if ready {
+                    worker.run();
+                }
+            })?;
+        self.threads().push(thread);
+        // A thread that ended without a word panicked, which was printed.
+        let bound = told.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
+        bound.map_err(|error| {
+            let cpu = cpu.unwrap_or_default();
+            io::Error::new(error.kind(), format!("worker {index} cannot use CPU {cpu}: {error}"))
+        })
     }
 
     fn threads(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {

@@ -23,6 +23,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "socket-path",
         "fd",
         "workers",
+        "cpus",
         "poll",
         "age",
         "control",
@@ -110,6 +111,16 @@ fn bad_scalars_on_the_command_line() {
         assert_complaint(&["--age", bad], &number("age", bad, "1000000"));
     }
     let cases = [
+        (
+            "--cpus=0-3",
+            "--cpus 0-3: cpus '0-3': CPU 1 is not one this process may use, which are 0,2-3,7",
+        ),
+        ("--cpus=2,2", "--cpus 2,2: cpus '2,2': CPU 2 is given twice"),
+        (
+            "--cpus=-1",
+            "--cpus -1: cpus must be CPU numbers and ranges with commas between, such as 0,2-3, \
+             not '-1'",
+        ),
         ("--poll=yes", "--poll yes: poll must be true or false, not 'yes'"),
         ("--poll=", "--poll '': poll must be true or false, not ''"),
         (

@@ -30,10 +30,11 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         all += setting.unwrap_or(line);
         all.push('\n');
     }
-    assert_eq!(settings, 11);
+    assert_eq!(settings, 12);
     // This machine may have no such group.
     let all = start_as_installed(&all.replace("\"kvm\"", "\"root\""));
     let mut expected = plain;
+    expected.cpus = vec![2, 3];
     expected.control = Some("/run/vioswitch/control.sock".into());
     let path = PathBuf::from("/run/vioswitch/vm1.sock");
     expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };

@@ -16,6 +16,7 @@ fn defaults() {
         }],
         taps: vec![TapConfig { name: "up".into(), ifname: "tap0".into(), queues: 1 }],
         workers: 1,
+        cpus: vec![],
         poll: false,
         age_seconds: 300,
         control: None,
@@ -37,6 +38,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         "--tap=up,ifname=tap0,queues=4",
         "--tap=up2,ifname=tap1",
         "--workers=4",
+        "--cpus=3,0",
         "--poll",
         "--age=1",
         "--control=/run/control",
@@ -44,6 +46,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     ]);
     let file = "
         workers = 4
+        cpus = '3,0'
         poll = true
         age = 1
         control = '/run/control'
@@ -80,6 +83,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
     assert_eq!(args.ports[2].endpoint, third);
     assert_eq!((args.workers, args.poll, args.age_seconds), (4, true, 1));
+    assert_eq!(args.cpus, [3, 0]);
     assert_eq!(args.control, Some(PathBuf::from("/run/control")));
     assert!(args.uplink_to_uplink);
 }
@@ -92,13 +96,16 @@ fn a_single_address_needs_no_list() {
 
 #[test]
 fn scalars_of_the_command_line_win() {
-    let file = "workers=2\npoll=true\nage=5\ncontrol='/c'\nuplink-to-uplink=true\nsocket-path='/s'";
+    let file = "workers=2\ncpus=7\npoll=true\nage=5\ncontrol='/c'\n\
+                uplink-to-uplink=true\nsocket-path='/s'";
     let untouched = good_file(file, &[]);
     assert_eq!((untouched.workers, untouched.poll, untouched.age_seconds), (2, true, 5));
+    assert_eq!(untouched.cpus, [7]);
     let won = good_file(
         file,
         &[
             "--workers=3",
+            "--cpus=2-3",
             "--poll=false",
             "--age=6",
             "--control=/d",
@@ -107,6 +114,7 @@ fn scalars_of_the_command_line_win() {
         ],
     );
     assert_eq!((won.workers, won.poll, won.age_seconds), (3, false, 6));
+    assert_eq!(won.cpus, [2, 3]);
     assert_eq!(won.control, Some(PathBuf::from("/d")));
     assert!(!won.uplink_to_uplink);
     assert_eq!(won.ports.len(), 1);

@@ -1,0 +1,82 @@
+//! Which CPUs the process may use, and binding a thread to one of them.
+
+use std::io;
+
+/// Bits of a word of the kernel's CPU masks, which are arrays of C's unsigned long.
+const WORD_BITS: usize = libc::c_ulong::BITS as usize;
+
+/// Words of the largest mask asked for. Linux knows at most 8,192 CPUs (`NR_CPUS`).
+const MAX_WORDS: usize = 8_192 * 8 / WORD_BITS;
+
+/// The CPUs that the calling thread, and so each thread it starts, is allowed to run on, in
+/// ascending order.
+pub fn allowed() -> io::Result<Vec<usize>> {
+    // glibc's cpu_set_t has 1,024 bits; the kernel refuses (EINVAL) what is too small for it.
+    let mut mask: Vec<libc::c_ulong> = vec![0; 1024 / WORD_BITS];
+    loop {
+        let bytes = size_of_val(mask.as_slice());
+        // SAFETY: the kernel writes at most `bytes` bytes, all of which `mask` owns; any bits are
+        // valid there. Its rows of words are what cpu_set_t is.
+        let failed = unsafe { libc::sched_getaffinity(0, bytes, mask.as_mut_ptr().cast()) } != 0;
+        if !failed {
+            return Ok(members(&mask));
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINVAL) || mask.len() >= MAX_WORDS {
+            return Err(error);
+        }
+        mask.resize(2 * mask.len(), 0);
+    }
+}
+
+/// Binds the calling thread to one CPU; EINVAL if it may not run there.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    if cpu >= MAX_WORDS * WORD_BITS {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut mask: Vec<libc::c_ulong> = vec![0; cpu / WORD_BITS + 1];
+    mask[cpu / WORD_BITS] = 1 << (cpu % WORD_BITS);
+    let bytes = size_of_val(mask.as_slice());
+    // SAFETY: the kernel reads `bytes` bytes, all of which `mask` owns.
+    match unsafe { libc::sched_setaffinity(0, bytes, mask.as_ptr().cast()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Numbers of the bits that are set.
+fn members(mask: &[libc::c_ulong]) -> Vec<usize> {
+    let is_set = |cpu: &usize| mask[cpu / WORD_BITS] >> (cpu % WORD_BITS) & 1 != 0;
+    (0..mask.len() * WORD_BITS).filter(is_set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_is_allowed_there_and_nowhere_else() {
+        let before = allowed().unwrap();
+        assert!(before.is_sorted() && !before.is_empty());
+        for &cpu in &before {
+            let pinned = std::thread::spawn(move || {
+                pin(cpu).unwrap();
+                allowed().unwrap()
+            });
+            assert_eq!(pinned.join().unwrap(), [cpu]);
+        }
+        assert_eq!(allowed().unwrap(), before, "another thread's");
+    }
+
+    #[test]
+    fn a_cpu_that_does_not_exist_is_refused() {
+        for cpu in [8_191, MAX_WORDS * WORD_BITS, usize::MAX] {
+            assert_eq!(pin(cpu).unwrap_err().raw_os_error(), Some(libc::EINVAL), "{cpu}");
+        }
+    }
+
+    #[test]
+    fn masks_are_read_bit_by_bit() {
+        assert_eq!(members(&[0b1001, 1 << (WORD_BITS - 1)]), [0, 3, 2 * WORD_BITS - 1]);
+    }
+}
