@@ -23,8 +23,9 @@
 //! `worker::deliver` takes each receive ring's lock and `ring::rx` copies, once; the burst's
 //! descriptors go back together and signals leave at the end of the turn.
 //!
-//! Lock order: a transmit ring's lock (its worker's, or a session's), then one receive ring's lock,
-//! a leaf. The forwarding table's shard locks and a port's small mutexes are leaves too.
+//! Lock order: the assignment of rings to workers (a session's), then a transmit ring's lock (its
+//! worker's, or a session's), then one receive ring's lock, a leaf. The forwarding table's shard
+//! locks and a port's small mutexes are leaves too.
 #![cfg(target_os = "linux")]
 
 pub mod config;

@@ -6,12 +6,17 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use common::net::{Job, Net, Sizes};
-use common::proc::Daemon;
-use common::sys;
+use common::proc::{Daemon, wait_for};
 use common::traffic::To;
+use common::vm::{Vm, VmConfig};
+use common::{Rng, long, sys};
+
+/// After this nothing comes any more, on a machine however busy.
+const LOST: Duration = Duration::from_secs(5);
 
 fn both_ways(frames: u32) -> [Job; 2] {
     [
@@ -141,4 +146,109 @@ fn only_cpus_of_the_process_are_taken() {
     assert!(said.contains("not one this process may use"), "{said}");
     // The good one fails later, for want of the directory.
     assert_eq!(run(&inside).status.code(), Some(1));
+}
+
+fn connect(d: &Daemon, id: u8) -> Vm {
+    Vm::connect(&d.socket(usize::from(id)), VmConfig::new(id))
+}
+
+/// Frames that each worker took in while `run` ran.
+fn shares(d: &Daemon, run: impl FnOnce()) -> [u64; 2] {
+    let frames = || [0, 1].map(|w| d.counters().worker(w, "frames") as u64);
+    let before = frames();
+    run();
+    let after = frames();
+    [after[0] - before[0], after[1] - before[1]]
+}
+
+/// Two guests on one worker, two on the other leave while the first two talk: one of those moves
+/// over, and no frame of theirs is lost, doubled or overtaken on the way.
+#[test]
+fn a_ring_moves_when_others_leave() {
+    let rounds = if long() { 100 } else { 8 };
+    for round in 0..rounds {
+        let d = Daemon::with(4, &["--workers", "2"]);
+        // Rings go to the worker with the fewest, so in this order every other one shares one.
+        let first = connect(&d, 0);
+        let mut others = vec![connect(&d, 2)];
+        let mut net = Net::new(vec![first, connect(&d, 1)]);
+        others.push(connect(&d, 3));
+        net.announce();
+        let together = shares(&d, || net.run(&both_ways(1000)));
+        assert_eq!(together, [2000, 0], "frames of two guests on one worker");
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                for vm in others {
+                    std::thread::sleep(Duration::from_millis(2 * round));
+                    drop(vm);
+                }
+            });
+            net.run(&both_ways(20_000));
+        });
+        // A session ends some time after its connection.
+        let mut last = [0; 2];
+        let apart = wait_for(LOST, || {
+            last = shares(&d, || net.run(&both_ways(1000)));
+            last == [1000, 1000]
+        });
+        assert!(apart, "round {round}: {last:?} frames with one guest per worker");
+        // Newcomers find them in balance and move nobody.
+        let others = [connect(&d, 2), connect(&d, 3)];
+        let still = shares(&d, || net.run(&both_ways(1000)));
+        assert_eq!(still, [1000, 1000], "round {round}");
+        drop((net, others));
+        d.stop();
+    }
+}
+
+/// Ports attach and detach in all orders while two guests with two queue pairs each talk. The ones
+/// that come and go send to themselves and sleep until their frames come back, so a kick that is
+/// lost in a move is seen on both sides.
+#[test]
+fn ports_come_and_go_while_others_talk() {
+    let d = Daemon::with_ports(
+        &[",queues=2", ",queues=2", "", "", "", "", "", ""],
+        &["--workers", "2"],
+    );
+    let mut net = Net::connect(&d, 2, |c| VmConfig { pairs: 2, ..c });
+    let rounds = if long() { 1000 } else { 60 };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let visitors: Vec<_> = (2..8)
+            .map(|id| {
+                let d = &d;
+                s.spawn(move || visit(d, id, rounds))
+            })
+            .collect();
+        let watcher = s.spawn(|| {
+            let panicked = visitors.into_iter().filter_map(|v| v.join().err()).count();
+            over.store(true, Ordering::Release);
+            assert_eq!(panicked, 0, "visitors that failed");
+        });
+        while !over.load(Ordering::Acquire) {
+            let [a, b] = both_ways(2000);
+            net.run(&[a.clone(), b.clone(), a.queue(1).flow(1), b.queue(1).flow(2)]);
+        }
+        watcher.join().expect("visitors");
+    });
+    net.run(&both_ways(2000));
+    drop(net);
+    d.stop();
+}
+
+/// Attaches, sends frames to itself, detaches; again and again.
+fn visit(d: &Daemon, id: u8, rounds: u32) {
+    let mut rng = Rng::new(u64::from(id));
+    for _ in 0..rounds {
+        let mut vm = connect(d, id);
+        let frame = [&vm.mac()[..], &vm.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+        for _ in 0..rng.below(20) {
+            vm.tx[0].send_waiting(&frame, LOST);
+            vm.tx[0].drain(LOST);
+            std::thread::sleep(Duration::from_micros(rng.below(300)));
+        }
+        if rng.below(2) == 0 {
+            vm.stop();
+        }
+    }
 }

@@ -22,6 +22,9 @@ use crate::switch::SourceMemo;
 pub struct RingState {
     /// The ring while it is started.
     pub ring: Option<SplitRing>,
+    /// The worker that serves this transmit ring, by number. Any other that still has it among its
+    /// sources lets go of it; see `worker::assignment`.
+    pub owner: Option<usize>,
     /// `SET_VRING_ENABLE`, or implied without protocol features.
     pub enabled: bool,
     /// The driver broke the ring; it is not touched again before a restart.

@@ -8,7 +8,7 @@
 //! Everything that changes a running ring takes its lock first, which makes it quiet, one ring at
 //! a time, transmit before receive; no ring lock is held across a map, an unmap or a reply.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::memory::{DirtyLog, MemTable};
 use crate::port::{GuestPort, Port, Queue, RingState};
 use crate::ring::split::{RingLog, check_size};
 use crate::ring::{CallFd, RingConfig, SplitRing};
-use crate::sys::eventfd::{BlockedWriterWatch, SignalResult, drain, is_readable};
-use crate::worker::{Token, WorkerHandle, Workers};
+use crate::sys::eventfd::{BlockedWriterWatch, SignalResult, drain};
+use crate::worker::{Token, Workers};
 
 /// How a ring is kicked.
 #[derive(Debug, Default)]
@@ -32,8 +32,8 @@ enum Kick {
     Unknown,
     /// Never: the ring is to be polled.
     Poll,
-    /// Through an eventfd.
-    Fd(OwnedFd),
+    /// Through an eventfd, which the ring's worker watches.
+    Fd(Arc<OwnedFd>),
 }
 
 /// What is known of one ring.
@@ -47,8 +47,8 @@ struct Ring {
     err: Option<Arc<CallFd>>,
     /// What `SET_VRING_ENABLE` said last, if it came.
     enable: Option<bool>,
-    /// The worker that serves the ring, while it runs.
-    worker: Option<(usize, Arc<WorkerHandle>)>,
+    /// A worker serves the ring.
+    running: bool,
 }
 
 /// The rings of one session.
@@ -88,7 +88,7 @@ impl<'a> Rings<'a> {
     }
 
     fn is_running(&self, index: usize) -> bool {
-        self.rings.get(index).is_some_and(|ring| ring.worker.is_some())
+        self.rings.get(index).is_some_and(|ring| ring.running)
     }
 
     fn enabled(&self, index: usize) -> bool {
@@ -138,15 +138,13 @@ impl<'a> Rings<'a> {
     /// `SET_VRING_KICK`; on a running ring the old descriptor is watched no longer.
     pub fn set_kick(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
         let kick = match file {
-            Some(file) => Kick::Fd(descriptors::eventfd(file)?),
+            Some(file) => Kick::Fd(Arc::new(descriptors::eventfd(file)?)),
             None => Kick::Poll,
         };
-        self.ring(index)?;
+        self.ring(index)?.kick = kick;
         let index = index as usize;
-        self.unwatch(index);
-        self.rings[index].kick = kick;
         if self.is_running(index) {
-            self.watch(index)?;
+            self.workers.rings().set_kick(self.token(index), self.kick_fd(index))?;
             // A kick may have gone to the old descriptor after its last event was taken.
             self.look(index);
         }
@@ -235,12 +233,13 @@ impl<'a> Rings<'a> {
         state.discard = transmit;
         drop(state);
         // Clear the kick: one that is still counted belongs to the frames just forwarded.
-        self.unwatch(index);
-        if let Kick::Fd(fd) = &self.rings[index].kick {
+        let (served, token) = (self.workers.rings(), self.token(index));
+        served.set_kick(token, None)?;
+        let kick = self.kick_fd(index);
+        if let Some(fd) = &kick {
             drain(fd.as_raw_fd());
         }
-        self.watch(index)?;
-        Ok(())
+        Ok(served.set_kick(token, kick)?)
     }
 
     /// Starts ring `index` if it can be and is not.
@@ -257,7 +256,7 @@ impl<'a> Rings<'a> {
         let (Some(addr), false) = (ring.addr, matches!(ring.kick, Kick::Unknown)) else {
             return Ok(());
         };
-        let ready = ring.size != 0 && !memory.is_empty() && ring.worker.is_none();
+        let ready = ring.size != 0 && !memory.is_empty() && !ring.running;
         let Some((queue, _)) = self.guest.queue(index).filter(|_| ready) else {
             return Ok(());
         };
@@ -282,9 +281,11 @@ impl<'a> Rings<'a> {
         };
         open_receive(&mut state, self.guest, index);
         drop(state);
-        self.rings[index].worker = Some(self.workers.assign(transmits(index)));
-        self.watch(index)?;
-        self.look(index);
+        self.rings[index].running = true;
+        if let Err(error) = self.workers.rings().serve(self.token(index), self.kick_fd(index)) {
+            self.stop_ring(index as u32)?;
+            return Err(error.into());
+        }
         log::debug!("port {}: ring {index} started", self.port.name);
         Ok(())
     }
@@ -304,9 +305,15 @@ impl<'a> Rings<'a> {
 
     /// `GET_VRING_BASE`: stops a ring, running or not, and returns its next index.
     pub fn stop(&mut self, index: u32) -> Result<u32, Refusal> {
+        let base = self.stop_ring(index)?;
+        self.workers.rings().rebalance();
+        Ok(base)
+    }
+
+    fn stop_ring(&mut self, index: u32) -> Result<u32, Refusal> {
         self.ring(index)?;
         let index = index as usize;
-        self.unwatch(index);
+        self.workers.rings().release(self.token(index));
         if let Some((queue, transmit)) = self.guest.queue(index) {
             let mut state = queue.quiet();
             if let Some(ring) = state.ring.take() {
@@ -317,8 +324,7 @@ impl<'a> Rings<'a> {
                 self.guest.set_active(index / 2, false);
             }
         }
-        if let Some((worker, _)) = self.rings[index].worker.take() {
-            self.workers.release(worker, transmits(index));
+        if std::mem::take(&mut self.rings[index].running) {
             log::debug!("port {}: ring {index} stopped", self.port.name);
         }
         self.rings[index].kick = Kick::Unknown;
@@ -329,7 +335,7 @@ impl<'a> Rings<'a> {
     pub fn stop_all(&mut self) {
         let count = self.rings.len();
         for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
-            let _ = self.stop(index as u32);
+            let _ = self.stop_ring(index as u32);
             if let Some((queue, _)) = self.guest.queue(index) {
                 let mut state = queue.quiet();
                 let old = std::mem::take(&mut *state);
@@ -337,6 +343,7 @@ impl<'a> Rings<'a> {
                 drop(old);
             }
         }
+        self.workers.rings().rebalance();
     }
 
     /// Moves every running ring to another memory table. A ring that has no place there is broken.
@@ -412,6 +419,7 @@ impl<'a> Rings<'a> {
         }
     }
 
+    /// Rings are numbered in pairs, receive first (virtio 1.2 section 5.1.2).
     fn token(&self, index: usize) -> Token {
         let queue = (index / 2) as u16;
         if index % 2 == 1 {
@@ -421,36 +429,15 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// Makes the worker look at a ring once: on start and on enable nobody may have kicked.
+    /// Makes the ring's worker look at it once: on enable nobody may have kicked.
     fn look(&self, index: usize) {
-        if let Some((_, worker)) = &self.rings[index].worker {
-            worker.look(self.token(index));
-        }
+        self.workers.rings().look(self.token(index));
     }
 
-    fn kick_fd(&self, index: usize) -> Option<RawFd> {
+    fn kick_fd(&self, index: usize) -> Option<Arc<OwnedFd>> {
         match &self.rings[index].kick {
-            Kick::Fd(fd) => Some(fd.as_raw_fd()),
+            Kick::Fd(fd) => Some(Arc::clone(fd)),
             Kick::Unknown | Kick::Poll => None,
-        }
-    }
-
-    fn watch(&mut self, index: usize) -> Result<(), Refusal> {
-        let (Some(fd), Some((_, worker))) = (self.kick_fd(index), &self.rings[index].worker) else {
-            return Ok(());
-        };
-        let counted = u32::from(is_readable(fd));
-        self.with_ring(index, |state, _| {
-            // A count that is there already is reported as an event, but is not a new kick.
-            state.stale_kicks = counted;
-            Ok(())
-        })?;
-        Ok(worker.watch(fd, self.token(index))?)
-    }
-
-    fn unwatch(&self, index: usize) {
-        if let (Some(fd), Some((_, worker))) = (self.kick_fd(index), &self.rings[index].worker) {
-            worker.unwatch(fd);
         }
     }
 }
@@ -465,11 +452,6 @@ fn open_receive(state: &mut RingState, guest: &GuestPort, index: usize) {
         ring.suppress_kicks();
         guest.set_active(index / 2, true);
     }
-}
-
-/// Rings are numbered in pairs, receive first (virtio 1.2 section 5.1.2).
-fn transmits(index: usize) -> bool {
-    index % 2 == 1
 }
 
 /// A descriptor to signal through, if one came.

@@ -114,6 +114,9 @@ impl Forwarder {
         let Some(mut state) = queue.lock_for_burst() else {
             return Serviced::Busy;
         };
+        if state.owner != Some(self.worker) {
+            return Serviced::Gone;
+        }
         let limit = match drain_left(&mut state, queue) {
             Some(0) => return Serviced::Gone,
             Some(left) => usize::from(left),

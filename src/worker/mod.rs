@@ -5,6 +5,7 @@
 //! would hide a lost wake-up. Awake, it makes *turns*: one pass over its ready sources, one burst
 //! each, then the signals the turn owes, once per ring.
 //!
+//! * [`assignment`] which worker serves which ring, and moving them;
 //! * [`run`] the loop: which sources are ready, when to sleep;
 //! * [`forward`] one burst, top to bottom;
 //! * [`plan`] a burst sorted by destination;
@@ -15,6 +16,7 @@
 //! watchers whatever its counter says, so a read would only add a system call, and one that a
 //! front-end could make block by clearing O_NONBLOCK on the descriptor it shares with us.
 
+pub mod assignment;
 pub mod deliver;
 pub mod forward;
 pub mod plan;
@@ -31,6 +33,7 @@ use std::time::Instant;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
+use self::assignment::Assignment;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_NOTES, STOP_TIMEOUT};
 use crate::port::PortTable;
@@ -42,7 +45,7 @@ use crate::sys::eventfd::BlockedWriterWatch;
 use crate::sys::threads::join_until;
 
 /// What an event of a worker's epoll set is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Token {
     /// A note was left, or the worker shall stop.
     Wake,
@@ -211,9 +214,7 @@ pub struct Shared {
 
 /// All workers of the process.
 pub struct Workers {
-    handles: Vec<Arc<WorkerHandle>>,
-    /// Receive and transmit rings assigned to each worker.
-    load: Mutex<Vec<[usize; 2]>>,
+    rings: Assignment,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -227,11 +228,10 @@ impl Workers {
             .map(|_| WorkerHandle::new().map(Arc::new))
             .collect::<io::Result<Vec<_>>>()?;
         let workers = Workers {
-            load: Mutex::new(vec![[0; 2]; handles.len()]),
-            handles,
+            rings: Assignment::new(handles, Arc::clone(&shared.ports)),
             threads: Mutex::new(Vec::new()),
         };
-        for (index, handle) in workers.handles.iter().enumerate() {
+        for (index, handle) in workers.handles().iter().enumerate() {
             let worker = run::Worker::new(index, Arc::clone(handle), shared.clone());
             let cpu = cpus.get(index % cpus.len().max(1)).copied();
             if let Err(error) = workers.spawn(index, cpu, worker) {
@@ -267,39 +267,25 @@ impl Workers {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The worker with the fewest rings of this direction, which now has one more. Counted apart,
-    /// as the work is with the transmit rings: rings start in turn, receive and transmit, so
-    /// counted together all of one kind would go to every second worker.
-    pub fn assign(&self, transmit: bool) -> (usize, Arc<WorkerHandle>) {
-        let kind = usize::from(transmit);
-        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = (0..load.len()).min_by_key(|&i| load[i][kind]).unwrap_or(0);
-        load[index][kind] += 1;
-        (index, Arc::clone(&self.handles[index]))
-    }
-
-    /// Gives back what [`Workers::assign`] counted.
-    pub fn release(&self, index: usize, transmit: bool) {
-        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(load) = load.get_mut(index) {
-            let rings = &mut load[usize::from(transmit)];
-            *rings = rings.saturating_sub(1);
-        }
+    /// Who serves which ring of a guest.
+    pub fn rings(&self) -> &Assignment {
+        &self.rings
     }
 
     /// The worker that serves queue `queue` of a TAP.
     pub fn for_tap(&self, queue: usize) -> &Arc<WorkerHandle> {
-        &self.handles[queue % self.handles.len()]
+        let workers = self.handles();
+        &workers[queue % workers.len()]
     }
 
     /// All workers, for their counters.
     pub fn handles(&self) -> &[Arc<WorkerHandle>] {
-        &self.handles
+        self.rings.workers()
     }
 
     /// Ends all workers after their turn and waits for them, at most until `end`.
     pub fn stop(&self, end: Instant) {
-        for handle in &self.handles {
+        for handle in self.handles() {
             handle.stop.store(true, Ordering::Release);
             let _ = handle.wake.write(1);
         }

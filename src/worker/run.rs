@@ -26,6 +26,7 @@ struct Ready {
 pub struct Worker {
     handle: Arc<WorkerHandle>,
     ports: PortTable,
+    index: usize,
     forwarder: Forwarder,
     spin: SpinPolicy,
     ready: Vec<Ready>,
@@ -46,6 +47,7 @@ impl Worker {
         Worker {
             handle,
             ports: Arc::clone(&shared.ports),
+            index,
             forwarder: Forwarder::new(index, &shared),
             spin: SpinPolicy::new(shared.poll, clock::cycles_in),
             ready: Vec::new(),
@@ -195,6 +197,9 @@ impl Worker {
         let Some(mut state) = queue.lock_for_burst() else {
             return true;
         };
+        if state.owner != Some(self.index) {
+            return false;
+        }
         if state.kickless {
             return state.running().is_some();
         }
@@ -267,18 +272,22 @@ impl Worker {
             return;
         };
         queue.stats.kicks.add_shared(1);
-        let mut suspicious = false;
-        if let Some(mut state) = queue.lock_for_burst() {
-            suspicious = never_moves(&mut state);
-            if state.discard {
-                drop(state);
-                self.forwarder.discard(id, guest, index);
-                return;
-            }
-            if let Some(ring) = state.running() {
-                ring.suppress_kicks();
-            }
+        // Waits for a session that has the ring: a disabled ring's kick is not repeated.
+        let mut state = queue.lock();
+        if state.owner != Some(self.index) {
+            // The ring moved; its new worker was told to look.
+            return;
         }
+        let suspicious = never_moves(&mut state);
+        if state.discard {
+            drop(state);
+            self.forwarder.discard(id, guest, index);
+            return;
+        }
+        if let Some(ring) = state.running() {
+            ring.suppress_kicks();
+        }
+        drop(state);
         if suspicious {
             complain(port);
         }
