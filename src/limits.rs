@@ -92,6 +92,11 @@ pub const SHARE_PLACES: usize = 64;
 /// differ by a factor of four still know each other's senders.
 pub const SHARE_IDLE_VISITS: u32 = 4;
 
+/// Visits per known sender for which a receive ring that ran out of buffers counts as scarce. Under
+/// lasting overload the ring runs out again at once when this is over, so one round in 17 is first
+/// come, first served, and the account evens it out.
+pub const SHARE_ROUNDS: u32 = 16;
+
 /// Buffers a sender may catch up at most, having got less than others: two bursts.
 pub const SHARE_LAG_BUFFERS: u64 = 2 * BURST_FRAMES as u64;
 

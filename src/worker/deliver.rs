@@ -196,9 +196,11 @@ impl Delivery<'_> {
             return frames.len();
         };
         let allowed = shares.allow(self.ingress, frames.len(), || ring.offered().into());
+        let allowed = allowed.min(frames.len());
         let base = ring.base();
-        let done = ring.deliver(burst, &frames[..allowed.min(frames.len())], self.scratch);
-        shares.settle(done.frames, ring.base().wrapping_sub(base));
+        let done = ring.deliver(burst, &frames[..allowed], self.scratch);
+        let taken = ring.base().wrapping_sub(base);
+        shares.settle(done.frames, taken, done.settled < allowed);
         stats.frames.add(done.frames);
         stats.bytes.add(done.bytes);
         if done.no_fit > 0 {
