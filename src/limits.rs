@@ -100,6 +100,36 @@ pub const SHARE_ROUNDS: u32 = 16;
 /// Buffers a sender may catch up at most, having got less than others: two bursts.
 pub const SHARE_LAG_BUFFERS: u64 = 2 * BURST_FRAMES as u64;
 
+/// Longest spin of a worker that found nothing. A sleep and its wake-up cost the sender a kick
+/// (1 to 5 µs of VM exit) and the worker about 10 µs; beyond a few times that, spinning wastes
+/// more than it saves. KVM's halt polling, with dearer sleeps, has 200 µs.
+pub const SPIN_MAX_NANOS: u64 = 50_000;
+
+/// Shortest spin, and the first after none: less than a guest needs to answer a frame finds
+/// nothing.
+pub const SPIN_MIN_NANOS: u64 = 4_000;
+
+/// A worker may spin for one part in so many of the time.
+pub const SPIN_SHARE: u64 = 10;
+
+/// What a worker can save up for spinning: a burst of some dozens of requests and answers is spun
+/// through whole, and a CPU is never withheld from others for longer than a scheduler's tick.
+pub const SPIN_CREDIT_NANOS: u64 = 1_000_000;
+
+/// As [`EVENT_CHECK_NANOS`] while spinning, when nothing else waits: about what a wake-up costs,
+/// so spinning for one guest delays no other one.
+pub const SPIN_EVENT_CHECK_NANOS: u64 = 5_000;
+
+/// A worker that lost its CPU to another thread more than once in this time does not spin. An
+/// undisturbed thread is preempted some times a second; one that competes, at every tick (1 to
+/// 4 ms) or whenever a guest wakes up.
+pub const SPIN_PREEMPTION_NANOS: u64 = 10_000_000;
+
+/// How long it does not, the first time and at most; doubled while it goes on.
+pub const SPIN_OFF_NANOS: u64 = 100_000_000;
+/// See [`SPIN_OFF_NANOS`].
+pub const SPIN_OFF_MAX_NANOS: u64 = 1_600_000_000;
+
 /// Events taken from epoll at once.
 pub const EPOLL_BATCH: usize = 64;
 

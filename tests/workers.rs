@@ -252,3 +252,74 @@ fn visit(d: &Daemon, id: u8, rounds: u32) {
         }
     }
 }
+
+/// Two guests that poll, so that what is measured is the daemon.
+fn pollers(d: &Daemon) -> (Vm, Vm) {
+    let (mut a, mut b) = (connect(d, 0), connect(d, 1));
+    for vm in [&mut a, &mut b] {
+        vm.tx[0].ring.disarm();
+        vm.rx[0].ring.disarm();
+    }
+    (a, b)
+}
+
+/// One frame from one guest to another; how long it took.
+fn one_way(from: &mut Vm, to: &mut Vm) -> Duration {
+    let frame = [&to.mac()[..], &from.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+    let start = Instant::now();
+    assert!(from.tx[0].send(&frame), "completions are missing");
+    let mut looks = 0u32;
+    while to.rx[0].recv(1, |_, got| assert_eq!(got, frame)) == 0 {
+        looks += 1;
+        if looks % 256 == 0 {
+            assert!(start.elapsed() < LOST, "a frame is lost");
+            // On one CPU the daemon needs this one.
+            std::thread::yield_now();
+        }
+    }
+    start.elapsed()
+}
+
+/// A value that so many percent of the times stay below.
+fn percentile(times: &mut [Duration], percent: usize) -> Duration {
+    times.sort();
+    times[(times.len() - 1) * percent / 100]
+}
+
+/// A frame every 10 µs: the worker spins for some of them, and for not more than a tenth of the
+/// time.
+#[test]
+fn spinning_pays_and_stays_within_its_budget() {
+    let d = Daemon::with(2, &[]);
+    let (mut a, mut b) = pollers(&d);
+    one_way(&mut a, &mut b);
+    one_way(&mut b, &mut a);
+    let _apart = d.run_apart();
+    let gap = Duration::from_micros(10);
+    let cycles = |key| d.counters().worker(0, key);
+    let (first, ticks, idle) = (Instant::now(), d.cpu_ticks(), cycles("idle_cycles"));
+    let mut times = Vec::new();
+    let mut next = Instant::now();
+    for _ in 0..100_000 {
+        times.push(one_way(&mut a, &mut b));
+        next = (next + gap).max(Instant::now());
+        while Instant::now() < next {}
+    }
+    let took = first.elapsed().as_secs_f64();
+    let used = (d.cpu_ticks() - ticks) as f64 / 100.0 / took;
+    let idle = (cycles("idle_cycles") - idle) / cycles("cycles_per_second") / took;
+    let (found, empty) = (cycles("spins_found"), cycles("spins_empty"));
+    let (p50, p99) = (percentile(&mut times, 50), percentile(&mut times, 99));
+    println!(
+        "{:.0} frames/s: p50 {p50:.1?} p99 {p99:.1?}, {:.0} % of a CPU, {:.1} % idle, \
+         spins {found} found {empty} not",
+        1e5 / took,
+        100.0 * used,
+        100.0 * idle
+    );
+    assert!(found > 0.0, "no spin ever found a frame");
+    // The spins, and the looks before each sleep.
+    assert!(idle < 0.2, "awake with nothing to do for {:.0} % of the time", 100.0 * idle);
+    drop((a, b));
+    d.stop();
+}

@@ -23,7 +23,7 @@ fn log_worker(index: usize, s: &WorkerStats) {
         "worker {index} turns {} bursts {} frames {frames} wakeups {} empty_wakeups {} signals {} \
          signals_suppressed {} signals_failed {} lock_misses {} lock_parks {} busy_turns {} \
          frames_per_busy_turn {:.1} busy_cycles {} idle_cycles {} cycles_per_frame {:.1} \
-         cycles_per_second {}",
+         cycles_per_second {} spins_found {} spins_empty {}",
         s.turns.get(),
         s.bursts.get(),
         s.wakeups.get(),
@@ -38,7 +38,9 @@ fn log_worker(index: usize, s: &WorkerStats) {
         s.busy_cycles.get(),
         s.idle_cycles.get(),
         ratio(s.busy_cycles.get(), frames),
-        clock::cycles_per_second()
+        clock::cycles_per_second(),
+        s.spins_found.get(),
+        s.spins_empty.get()
     );
 }
 

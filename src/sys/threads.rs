@@ -1,4 +1,4 @@
-//! Waiting for threads to end.
+//! Waiting for threads to end, and what the kernel says of the calling one.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,4 +17,13 @@ pub fn join_until(threads: &mut Vec<JoinHandle<()>>, end: Instant) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// How often the kernel took the CPU away from the calling thread for another one.
+pub fn involuntary_switches() -> u64 {
+    // SAFETY: all-zero bytes are a valid `rusage`, which is plain numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is live and writable. Fails only on bad arguments, and is 0 then.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    u64::try_from(usage.ru_nivcsw).unwrap_or(0)
 }

@@ -110,6 +110,10 @@ pub struct WorkerStats {
     pub wakeups: Counter,
     /// Returns from sleep that were followed by no frame.
     pub empty_wakeups: Counter,
+    /// Spins that ended with a frame.
+    pub spins_found: Counter,
+    /// Spins that were given up.
+    pub spins_empty: Counter,
     /// Signals written.
     pub signals: Counter,
     /// Bursts after which a guest wanted no signal.

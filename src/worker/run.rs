@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use vmm_sys_util::epoll::EpollEvent;
 
 use super::forward::{Forwarder, Serviced, guest_of};
-use super::spin::SpinPolicy;
+use super::spin::{Next, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::port::{Port, PortTable, RingState};
 use crate::switch::PortId;
 use crate::sys::clock;
+use crate::sys::threads::involuntary_switches;
 
 /// A source with work, or that lately had some.
 #[derive(Clone, Copy)]
@@ -49,7 +50,7 @@ impl Worker {
             ports: Arc::clone(&shared.ports),
             index,
             forwarder: Forwarder::new(index, &shared),
-            spin: SpinPolicy::new(shared.poll, clock::cycles_in),
+            spin: SpinPolicy::new(shared.poll, clock::cycles(), clock::cycles_in),
             ready: Vec::new(),
             cursor: 0,
             notes: Vec::new(),
@@ -69,6 +70,7 @@ impl Worker {
             if std::mem::take(&mut self.woken) && !found {
                 self.handle.stats.empty_wakeups.add(1);
             }
+            self.judge(found);
             let sleepy = self.ready.is_empty() && self.spin.may_sleep();
             if !sleepy && self.spin.check_events(self.now) {
                 self.take_events(0);
@@ -76,6 +78,38 @@ impl Worker {
             self.account(found);
             if sleepy {
                 self.sleep();
+            }
+        }
+    }
+
+    /// After a turn: spin on, or arm what was held for a spin.
+    #[inline]
+    fn judge(&mut self, found: bool) {
+        let stats = &self.handle.stats;
+        if found {
+            if self.spin.found(self.now) {
+                stats.spins_found.add(1);
+            }
+        } else if !self.ready.is_empty() {
+            match self.spin.next(self.now, involuntary_switches) {
+                Next::Look => {}
+                Next::Arm => self.arm_all(),
+                Next::GiveUp => {
+                    stats.spins_empty.add(1);
+                    self.arm_all();
+                }
+            }
+        }
+    }
+
+    /// Arms every source; those that turn out to have work stay ready.
+    fn arm_all(&mut self) {
+        let mut at = 0;
+        while let Some(&Ready { token, .. }) = self.ready.get(at) {
+            if self.arm(token) {
+                at += 1;
+            } else {
+                self.ready.remove(at);
             }
         }
     }
@@ -121,7 +155,7 @@ impl Worker {
                     self.ready[self.cursor].looks = looks.saturating_add(1);
                     // Looking at a TAP is a system call; its event tells as well.
                     let ring = !matches!(token, Token::Tap(..));
-                    (ring && !self.spin.arm(looks + 1)) || self.arm(token)
+                    (ring && self.spin.hold(self.now, looks.saturating_add(1))) || self.arm(token)
                 }
                 Serviced::Gone => false,
             };
@@ -240,8 +274,10 @@ impl Worker {
     /// Sleeps until something happens. There is no timeout: a timer would hide a lost wake-up.
     fn sleep(&mut self) {
         self.forwarder.signals().slot().asleep();
+        let asleep = self.now;
         self.take_events(-1);
         self.now = clock::cycles();
+        self.spin.woke(asleep, self.now);
         self.forwarder.signals().slot().active();
         self.handle.stats.wakeups.add(1);
         self.woken = true;

@@ -1,34 +1,194 @@
-//! Whether an idle worker keeps looking or arms its sources and sleeps.
+//! Whether a worker that found nothing keeps looking, or arms its sources and sleeps.
 //!
-//! Interrupt mode arms a source as soon as it is empty: nothing is spent on idle guests. Poll mode
-//! never sleeps, but stops *reading* a ring that has been empty for long: its kick is enabled and
-//! looked for with the other kernel events, so that silent guests cost nothing per turn.
+//! By default it spins for a while, when that promises to be shorter than going to sleep: kicks
+//! stay suppressed and its rings are polled. The length of a spin, the *window*, follows what
+//! the last idle times were, as KVM's `halt_poll_ns` does for a halted vCPU
+//! (Documentation/virt/kvm/halt-polling.rst): it doubles when an idle time was short enough that
+//! a spin could have found its end, and halves, down to none, when it was longer than any spin
+//! would be. So a guest that sends a frame a second costs what it did without spinning.
+//!
+//! Two things bound what spinning takes from others. A token bucket: spinning earns a tenth of the
+//! time that passes and pays for every cycle, found or not. And a look at how often the kernel took
+//! the CPU away from the worker: where more threads than CPUs want to run, a spinning worker is in
+//! the way of the guest it waits for, so spinning ends for a while.
+//!
+//! Poll mode never sleeps and has none of that, but stops *reading* a ring that has been empty for
+//! long: its kick is enabled and looked for with the other kernel events, so that silent guests
+//! cost nothing per turn.
+//!
+//! Nothing here reads a clock or asks the kernel: time, in cycles, and counts are arguments. A
+//! counter of cycles that steps back ends what it is compared for (see `sys::clock`).
 
-use crate::limits::{EVENT_CHECK_NANOS, IDLE_LOOKS_BEFORE_ARM};
+use crate::limits::{
+    EVENT_CHECK_NANOS, IDLE_LOOKS_BEFORE_ARM, SPIN_CREDIT_NANOS, SPIN_EVENT_CHECK_NANOS,
+    SPIN_MAX_NANOS, SPIN_MIN_NANOS, SPIN_OFF_MAX_NANOS, SPIN_OFF_NANOS, SPIN_PREEMPTION_NANOS,
+    SPIN_SHARE,
+};
+use crate::sys::clock::since;
+
+/// What a worker does that found nothing although it holds sources whose kicks are suppressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Look again.
+    Look,
+    /// Arm them: no spin is worth it, or allowed, now.
+    Arm,
+    /// Arm them: a spin ended and found nothing.
+    GiveUp,
+}
+
+/// Where the worker stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Working,
+    /// Spinning, since then.
+    Spinning(u64),
+    /// Idle since then, and done with spinning.
+    Spun(u64),
+}
+
+/// The limits, in cycles.
+#[derive(Debug, Clone, Copy)]
+struct Cycles {
+    event_check: u64,
+    spin_event_check: u64,
+    min: u64,
+    max: u64,
+    credit: u64,
+    off: u64,
+    off_max: u64,
+    preemption: u64,
+}
 
 /// The idle policy of one worker.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct SpinPolicy {
     poll: bool,
-    /// Cycles between two looks for kernel events.
-    pause: u64,
+    cycles: Cycles,
+    /// When kernel events were looked for last.
     checked: u64,
+    phase: Phase,
+    /// How long a spin lasts at most; 0: none is made.
+    window: u64,
+    /// What may be spent, and when that was reckoned.
+    credit: u64,
+    credited: u64,
+    /// Times the worker lost its CPU, and when that was asked.
+    preempted: u64,
+    asked: u64,
+    /// No spin for `off` cycles after `asked`.
+    off: u64,
+    /// The next such pause.
+    next_off: u64,
 }
 
 impl SpinPolicy {
-    /// Polling for good, or interrupt-driven. Time is given in cycles; `cycles` tells how many
-    /// of them some nanoseconds have.
-    pub fn new(poll: bool, cycles: impl Fn(u64) -> u64) -> SpinPolicy {
-        SpinPolicy { poll, pause: cycles(EVENT_CHECK_NANOS), checked: 0 }
+    /// Polling for good, or adaptive. `cycles` tells how many some nanoseconds have, `now` is the
+    /// present cycle.
+    pub fn new(poll: bool, now: u64, cycles: impl Fn(u64) -> u64) -> SpinPolicy {
+        let cycles = Cycles {
+            event_check: cycles(EVENT_CHECK_NANOS),
+            spin_event_check: cycles(SPIN_EVENT_CHECK_NANOS),
+            min: cycles(SPIN_MIN_NANOS),
+            max: cycles(SPIN_MAX_NANOS),
+            credit: cycles(SPIN_CREDIT_NANOS),
+            off: cycles(SPIN_OFF_NANOS),
+            off_max: cycles(SPIN_OFF_MAX_NANOS),
+            preemption: cycles(SPIN_PREEMPTION_NANOS),
+        };
+        SpinPolicy {
+            poll,
+            cycles,
+            checked: now,
+            phase: Phase::Working,
+            window: 0,
+            credit: 0,
+            credited: now,
+            preempted: 0,
+            asked: now,
+            off: 0,
+            next_off: cycles.off,
+        }
     }
 
-    /// True if a source that was found empty `looks` times in a row shall wait for its kick.
+    /// A source was found empty, `looks` times in a row by now: true if it is to be looked at again
+    /// without its kick.
     #[inline]
-    pub fn arm(&self, looks: u32) -> bool {
-        !self.poll || looks >= IDLE_LOOKS_BEFORE_ARM
+    pub fn hold(&mut self, now: u64, looks: u32) -> bool {
+        looks < IDLE_LOOKS_BEFORE_ARM && (self.poll || self.is_spinning() || self.may_spin(now))
+    }
+
+    /// A turn found frames; true if that ended a spin.
+    #[inline]
+    pub fn found(&mut self, now: u64) -> bool {
+        match self.phase {
+            Phase::Working => false,
+            phase => self.end_idle(now, phase),
+        }
+    }
+
+    #[cold]
+    fn end_idle(&mut self, now: u64, phase: Phase) -> bool {
+        self.phase = Phase::Working;
+        let Phase::Spinning(start) = phase else {
+            // Found while arming, which is as good as a short sleep.
+            self.woke(now, now);
+            return false;
+        };
+        let spent = since(start, now);
+        self.pay(now, spent);
+        if spent > self.window / 2 {
+            // A little later and it would have been missed.
+            self.grow();
+        }
+        true
+    }
+
+    /// A turn found nothing, and sources are held. `preemptions` tells how often the kernel took
+    /// the CPU away from the worker so far; it is asked rarely.
+    #[inline]
+    pub fn next(&mut self, now: u64, preemptions: impl FnOnce() -> u64) -> Next {
+        if self.poll {
+            return Next::Look;
+        }
+        match self.phase {
+            Phase::Spinning(start) if now.wrapping_sub(start) < self.window => Next::Look,
+            Phase::Spinning(start) => {
+                self.pay(now, since(start, now));
+                self.phase = Phase::Spun(start);
+                Next::GiveUp
+            }
+            Phase::Spun(_) => Next::Arm,
+            Phase::Working => self.begin(now, preemptions),
+        }
+    }
+
+    fn begin(&mut self, now: u64, preemptions: impl FnOnce() -> u64) -> Next {
+        if !self.may_spin(now) || self.is_in_the_way(now, preemptions) {
+            return Next::Arm;
+        }
+        self.phase = Phase::Spinning(now);
+        Next::Look
+    }
+
+    /// The worker slept from `asleep` to `awake`.
+    pub fn woke(&mut self, asleep: u64, awake: u64) {
+        let start = match std::mem::replace(&mut self.phase, Phase::Working) {
+            Phase::Spinning(start) | Phase::Spun(start) => start,
+            Phase::Working => asleep,
+        };
+        if since(start, awake) < self.cycles.max {
+            self.grow();
+        } else {
+            self.window /= 2;
+            if self.window < self.cycles.min {
+                self.window = 0;
+            }
+        }
     }
 
     /// True if the worker may sleep when nothing is ready.
+    #[inline]
     pub fn may_sleep(&self) -> bool {
         !self.poll
     }
@@ -37,37 +197,68 @@ impl SpinPolicy {
     /// guest would starve the kicks of all others.
     #[inline]
     pub fn check_events(&mut self, now: u64) -> bool {
-        // A counter that went backwards makes it due: see `sys::clock`.
-        let due = now.wrapping_sub(self.checked) >= self.pause;
+        // A spinning worker has nothing better to do, and those it does not hold rely on it.
+        let spinning = self.is_spinning();
+        let pause = if spinning { self.cycles.spin_event_check } else { self.cycles.event_check };
+        let due = now.wrapping_sub(self.checked) >= pause;
         if due {
             self.checked = now;
         }
         due
     }
+
+    #[inline]
+    fn is_spinning(&self) -> bool {
+        matches!(self.phase, Phase::Spinning(_))
+    }
+
+    /// True if a whole window can be paid for; a part of one would mostly find nothing.
+    #[inline]
+    fn may_spin(&mut self, now: u64) -> bool {
+        if self.window == 0 || now.wrapping_sub(self.asked) < self.off {
+            return false;
+        }
+        self.earn(now);
+        self.credit >= self.window
+    }
+
+    fn earn(&mut self, now: u64) {
+        let earned = since(self.credited, now) / SPIN_SHARE;
+        // What is too short to earn anything is not lost.
+        if earned > 0 || now < self.credited {
+            self.credit = self.credit.saturating_add(earned).min(self.cycles.credit);
+            self.credited = now;
+        }
+    }
+
+    fn pay(&mut self, now: u64, spent: u64) {
+        self.earn(now);
+        self.credit = self.credit.saturating_sub(spent);
+    }
+
+    fn grow(&mut self) {
+        self.window = (2 * self.window).clamp(self.cycles.min, self.cycles.max);
+    }
+
+    /// Asks now and then how often the worker was preempted: true, and no spin for a while, twice
+    /// as long each time, if that was more than once per [`SPIN_PREEMPTION_NANOS`].
+    fn is_in_the_way(&mut self, now: u64, preemptions: impl FnOnce() -> u64) -> bool {
+        let passed = now.wrapping_sub(self.asked);
+        if passed < self.cycles.preemption {
+            return false;
+        }
+        let preempted = preemptions();
+        let more = preempted.saturating_sub(self.preempted);
+        (self.preempted, self.asked, self.off) = (preempted, now, 0);
+        if more <= passed / self.cycles.preemption.max(1) {
+            self.next_off = self.cycles.off;
+            return false;
+        }
+        self.off = self.next_off;
+        self.next_off = (2 * self.next_off).min(self.cycles.off_max);
+        true
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Three cycles a nanosecond.
-    fn policy(poll: bool) -> SpinPolicy {
-        SpinPolicy::new(poll, |nanos| 3 * nanos)
-    }
-
-    #[test]
-    fn interrupt_mode_arms_at_once_and_poll_mode_after_long_silence() {
-        assert!(policy(false).arm(1));
-        assert!(!policy(true).arm(IDLE_LOOKS_BEFORE_ARM - 1));
-        assert!(policy(true).arm(IDLE_LOOKS_BEFORE_ARM));
-    }
-
-    #[test]
-    fn events_are_looked_for_at_a_bounded_distance() {
-        let mut spin = policy(true);
-        let (start, step) = (1 << 40, 3 * EVENT_CHECK_NANOS / 10);
-        let looks = (0..1000).filter(|&i| spin.check_events(start + i * step)).count();
-        assert_eq!(looks, 100);
-        assert!(spin.check_events(start), "a counter that went backwards must not end the looks");
-    }
-}
+mod tests;

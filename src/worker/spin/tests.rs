@@ -1,0 +1,235 @@
+//! The idle policy without a worker: a simulated clock, and frames that come when the test says.
+
+use super::*;
+
+/// Cycles a nanosecond.
+const RATE: u64 = 3;
+const START: u64 = 1 << 40;
+
+fn policy(poll: bool) -> SpinPolicy {
+    SpinPolicy::new(poll, START, |nanos| RATE * nanos)
+}
+
+/// What became of an idle time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Idle {
+    /// A spin found its end.
+    Found,
+    /// A spin was given up before.
+    GivenUp,
+    /// No spin.
+    Slept,
+}
+
+/// A worker that does nothing but wait for frames.
+struct Sim {
+    spin: SpinPolicy,
+    now: u64,
+    /// Cycles spent spinning.
+    spun: u64,
+    preempted: u64,
+    asked: u32,
+}
+
+impl Sim {
+    fn new() -> Sim {
+        Sim { spin: policy(false), now: START, spun: 0, preempted: 0, asked: 0 }
+    }
+
+    /// Lets time pass in sleep, so long that the window is closed at its end.
+    fn rest(&mut self, nanos: u64) {
+        let asleep = self.now;
+        self.now += RATE * nanos;
+        self.spin.woke(asleep, self.now);
+    }
+
+    /// One idle time of so many nanoseconds, in steps of 100 as a worker's turns are.
+    fn idle(&mut self, nanos: u64) -> Idle {
+        let (begin, end) = (self.now, self.now + RATE * nanos);
+        let mut outcome = Idle::Slept;
+        while self.now < end {
+            let held = self.spin.hold(self.now, 1);
+            let preempted = self.preempted;
+            let asked = &mut self.asked;
+            let next = self.spin.next(self.now, || {
+                *asked += 1;
+                preempted
+            });
+            assert!(held || next != Next::Look, "a ring that was armed is not spun for");
+            match next {
+                Next::Look => {
+                    self.now += RATE * 100;
+                    outcome = Idle::Found;
+                }
+                Next::Arm | Next::GiveUp => {
+                    if next == Next::GiveUp {
+                        self.spun += self.now - begin;
+                        outcome = Idle::GivenUp;
+                    }
+                    let asleep = self.now;
+                    self.now = end;
+                    self.spin.woke(asleep, end);
+                    return outcome;
+                }
+            }
+        }
+        self.spun += self.now - begin;
+        assert!(self.spin.found(self.now), "a spin found something");
+        outcome
+    }
+
+    fn window_nanos(&self) -> u64 {
+        self.spin.window / RATE
+    }
+}
+
+#[test]
+fn poll_mode_never_sleeps_and_arms_after_long_silence() {
+    let mut spin = policy(true);
+    assert!(!spin.may_sleep());
+    assert!(spin.hold(START, IDLE_LOOKS_BEFORE_ARM - 1));
+    assert!(!spin.hold(START, IDLE_LOOKS_BEFORE_ARM));
+    assert_eq!(spin.next(START, || panic!("not asked")), Next::Look);
+    assert!(!spin.found(START));
+}
+
+#[test]
+fn events_are_looked_for_at_a_bounded_distance() {
+    let mut spin = policy(true);
+    let step = RATE * EVENT_CHECK_NANOS / 10;
+    let looks = (1..=1000).filter(|&i| spin.check_events(START + i * step)).count();
+    assert_eq!(looks, 100);
+    assert!(spin.check_events(START), "a counter that went backwards must not end the looks");
+}
+
+#[test]
+fn a_spinning_worker_looks_for_events_more_often() {
+    let mut sim = Sim::new();
+    sim.rest(1_000_000_000);
+    sim.rest(SPIN_MAX_NANOS / 2);
+    assert_eq!(sim.spin.next(sim.now, || 0), Next::Look);
+    assert!(sim.spin.check_events(sim.now));
+    assert!(!sim.spin.check_events(sim.now + RATE * SPIN_EVENT_CHECK_NANOS - 1));
+    assert!(sim.spin.check_events(sim.now + RATE * SPIN_EVENT_CHECK_NANOS));
+}
+
+#[test]
+fn who_sends_rarely_is_never_spun_for() {
+    let mut sim = Sim::new();
+    for _ in 0..10_000 {
+        assert_eq!(sim.idle(1_000_000), Idle::Slept);
+        // Work between two idle times.
+        assert!(!sim.spin.found(sim.now));
+    }
+    assert_eq!((sim.window_nanos(), sim.spun), (0, 0));
+}
+
+#[test]
+fn the_window_grows_until_spins_find_work() {
+    let mut sim = Sim::new();
+    sim.rest(1_000_000_000);
+    let outcomes: Vec<Idle> = (0..8).map(|_| sim.idle(20_000)).collect();
+    // 4, 8 and 16 µs are too short for 20.
+    let expected = [Idle::Slept, Idle::GivenUp, Idle::GivenUp, Idle::GivenUp];
+    assert_eq!(outcomes[..4], expected);
+    assert_eq!(outcomes[4..], [Idle::Found; 4]);
+    assert!((20_000..=SPIN_MAX_NANOS).contains(&sim.window_nanos()), "{}", sim.window_nanos());
+}
+
+#[test]
+fn the_window_closes_when_nobody_sends() {
+    let mut sim = Sim::new();
+    sim.rest(1_000_000_000);
+    while sim.window_nanos() < SPIN_MAX_NANOS {
+        sim.idle(30_000);
+    }
+    sim.rest(1_000_000_000);
+    sim.rest(1);
+    let before = sim.spun;
+    let outcomes: Vec<Idle> = (0..8).map(|_| sim.idle(10_000_000)).collect();
+    assert_eq!(outcomes[0], Idle::GivenUp);
+    assert_eq!(outcomes[7], Idle::Slept);
+    assert_eq!(sim.window_nanos(), 0);
+    assert!(sim.spun - before <= 2 * RATE * SPIN_MAX_NANOS, "{}", sim.spun - before);
+}
+
+#[test]
+fn spinning_takes_a_tenth_of_the_time_at_most() {
+    for gap in [3_000, 9_000, 20_000, 45_000] {
+        let mut sim = Sim::new();
+        let begin = sim.now;
+        let mut found = 0;
+        while sim.now - begin < RATE * 1_000_000_000 {
+            found += u32::from(sim.idle(gap) == Idle::Found);
+            // As much work again.
+            sim.now += RATE * gap;
+        }
+        let share = sim.spun as f64 / (sim.now - begin) as f64;
+        assert!(share < 0.101, "{share} of the time spun at a frame per {gap} ns");
+        assert!(share > 0.09, "{share} of the time spun at a frame per {gap} ns");
+        assert!(found > 100, "{found} found at a frame per {gap} ns");
+    }
+}
+
+#[test]
+fn what_is_saved_is_bounded() {
+    let mut sim = Sim::new();
+    sim.rest(3_600_000_000_000);
+    let begin = sim.now;
+    while sim.idle(10_000) != Idle::Slept || sim.now == begin + RATE * 10_000 {}
+    assert!(sim.spun <= RATE * (SPIN_CREDIT_NANOS * 12 / 10), "{}", sim.spun);
+}
+
+#[test]
+fn a_worker_in_the_way_of_others_stops_spinning_for_longer_and_longer() {
+    let mut sim = Sim::new();
+    let mut pauses = Vec::new();
+    let mut asked = 0;
+    while pauses.len() < 8 {
+        let (before, off) = (sim.spun, sim.now.wrapping_sub(sim.spin.asked) < sim.spin.off);
+        sim.idle(10_000);
+        assert!(!off || sim.spun == before, "a spin in a pause");
+        // Preempted every millisecond.
+        sim.preempted = (sim.now - START) / (RATE * 1_000_000);
+        if sim.asked > asked && sim.spin.off > 0 {
+            pauses.push(sim.spin.off / RATE);
+        }
+        asked = sim.asked;
+        assert!(sim.now - START < RATE * 60_000_000_000, "{pauses:?}");
+    }
+    assert_eq!(pauses[0], SPIN_OFF_NANOS);
+    assert!(pauses.windows(2).all(|p| p[1] == (2 * p[0]).min(SPIN_OFF_MAX_NANOS)), "{pauses:?}");
+    // Left alone it spins again, and the next pause is the first again.
+    sim.now += RATE * SPIN_OFF_MAX_NANOS;
+    let found = (0..100).filter(|_| sim.idle(10_000) == Idle::Found).count();
+    assert!(found > 5, "{found}");
+    assert_eq!(sim.spin.next_off, RATE * SPIN_OFF_NANOS);
+}
+
+#[test]
+fn preemptions_are_asked_for_rarely() {
+    let mut sim = Sim::new();
+    let seconds = 2;
+    while sim.now - START < seconds * RATE * 1_000_000_000 {
+        sim.idle(10_000);
+        // Now and then the kernel has something to do on every machine.
+        sim.preempted = (sim.now - START) / (RATE * 50_000_000);
+    }
+    let most = seconds * 1_000_000_000 / SPIN_PREEMPTION_NANOS;
+    assert!((10..=most).contains(&sim.asked.into()), "{}", sim.asked);
+    assert_eq!(sim.spin.off, 0);
+}
+
+#[test]
+fn a_counter_that_steps_back_ends_a_spin_and_a_pause() {
+    let mut sim = Sim::new();
+    sim.rest(1_000_000_000);
+    sim.rest(1);
+    assert_eq!(sim.spin.next(sim.now, || 0), Next::Look);
+    assert_eq!(sim.spin.next(sim.now - (1 << 35), || 0), Next::GiveUp);
+    sim.spin.off = u64::MAX / 2;
+    assert!(!sim.spin.may_spin(sim.now));
+    sim.spin.woke(sim.now, sim.now);
+    sim.spin.credit = sim.spin.cycles.credit;
+    assert!(sim.spin.may_spin(sim.spin.asked - 1));
+}
