@@ -190,8 +190,7 @@ impl SplitRing {
         Ok(())
     }
 
-    /// The common case, for as many frames as it lasts: each in one piece behind its snapshot, into
-    /// one plain buffer each.
+    /// The common case, for as many frames as it lasts: each into one plain buffer.
     #[inline(always)]
     fn put_plain<const HEADER_LEN: usize>(
         &mut self,
@@ -209,15 +208,21 @@ impl SplitRing {
         for (&index, buffer) in run.iter().zip(ready) {
             let frame = &frames[usize::from(index)];
             let need = HEADER_LEN as u32 + frame.len;
-            if buffer.room < need || frame.more.1 != 0 {
+            if buffer.room < need {
                 break;
             }
             // SAFETY: `buffer.at` was translated for `buffer.room` bytes, at least `need`, in this
-            // guest's memory, which `self.memory` keeps mapped; the frame's rest lies in its
-            // sender's memory or in staging, kept by the lock the worker holds on its source.
+            // guest's memory, which `self.memory` keeps mapped; the frame's pieces lie in its
+            // sender's memory or in staging, kept by the lock the worker holds on its source, and
+            // add up to its length.
             unsafe {
                 store_header::<HEADER_LEN>(buffer.at, &header);
-                copy_frame(buffer.at.add(HEADER_LEN), frame);
+                let payload = buffer.at.add(HEADER_LEN);
+                copy_frame(payload, frame);
+                if frame.more.1 != 0 {
+                    let copied = SNAPSHOT_LEN + frame.rest.len as usize;
+                    copy_pieces(payload.add(copied), burst.more(frame));
+                }
             }
             if logging {
                 self.mark_payload(buffer.at, u64::from(need));
@@ -429,7 +434,22 @@ unsafe fn store_header<const HEADER_LEN: usize>(at: *mut u8, header: &[u8; VNET_
     unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, HEADER_LEN) };
 }
 
-/// Copies a frame whose rest is one piece to `to`, exactly `frame.len` bytes.
+/// Copies pieces one behind the other to `to`.
+///
+/// # Safety
+/// `to` is valid for writes of as many bytes as the pieces have, and they for reads.
+#[inline(never)]
+unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
+    for piece in pieces {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(piece.at, to, piece.len as usize);
+            to = to.add(piece.len as usize);
+        }
+    }
+}
+
+/// Copies a frame's snapshot and the first piece behind it to `to`.
 ///
 /// # Safety
 /// `to` is valid for writes of `frame.len` bytes, and the frame's rest for reads.

@@ -202,6 +202,31 @@ impl Burst {
         self.count += 1;
     }
 
+    /// A chain whose first piece holds header and snapshot, as those of Linux do: headers there,
+    /// payload in the next pieces. False if it is none.
+    #[inline(always)]
+    fn push_headed<const HEADER_LEN: usize>(
+        &mut self,
+        position: usize,
+        start: usize,
+        total: u64,
+    ) -> bool {
+        let piece = self.pieces.as_slice()[start];
+        if (piece.len as usize) < HEADER_LEN + SNAPSHOT_LEN {
+            return false;
+        }
+        self.push_plain::<HEADER_LEN>(position, Found { at: piece.at, len: piece.len });
+        let frame = &mut self.frames[self.count - 1];
+        frame.len = (total - HEADER_LEN as u64) as u32;
+        let mut more = start + 1;
+        if frame.rest.len == 0 && more < self.pieces.len() {
+            frame.rest = self.pieces.as_slice()[more];
+            more += 1;
+        }
+        frame.more = (more as u16, (self.pieces.len() - more) as u16);
+        true
+    }
+
     /// A frame spread over the pieces from `start` to the end of the list.
     fn push_pieces(&mut self, position: usize, header_len: u32, start: usize, total: u64) {
         let len = (total - u64::from(header_len)) as u32;
@@ -441,7 +466,14 @@ impl SplitRing {
             Ok(total) if total < u64::from(header_len + MIN_FRAME_LEN) => DropReason::TooShort,
             Ok(total) if total > u64::from(header_len + MAX_FRAME_LEN) => DropReason::TooLong,
             Ok(total) => {
-                burst.push_pieces(position, header_len, start, total);
+                let headed = if header_len as usize == VNET_HDR_LEN {
+                    burst.push_headed::<VNET_HDR_LEN>(position, start, total)
+                } else {
+                    burst.push_headed::<VNET_HDR_LEN_LEGACY>(position, start, total)
+                };
+                if !headed {
+                    burst.push_pieces(position, header_len, start, total);
+                }
                 return Some(cost + total as u32);
             }
             Err(ChainError::NoRoom) if start > 0 => {
