@@ -165,7 +165,7 @@ impl Memory {
 
 /// Burst sizes to measure for frames of `len` bytes: a burst also ends after 64 KiB.
 pub fn counts(len: u64) -> Vec<u16> {
-    let most = u64::from(vioswitch::limits::BURST_BYTES).div_ceil(HEADER + len);
+    let most = (u64::from(vioswitch::limits::BURST_BYTES) / (HEADER + len)).max(1);
     let mut counts: Vec<u16> = [1, 8, 32, 64].map(|n: u16| n.min(most as u16)).to_vec();
     counts.dedup();
     counts
