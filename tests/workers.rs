@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,9 @@ use common::proc::{Daemon, wait_for};
 use common::traffic::To;
 use common::vm::{Vm, VmConfig};
 use common::{Rng, long, sys};
+
+/// One test at a time: they measure time, and the machine may have two cores.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// After this nothing comes any more, on a machine however busy.
 const LOST: Duration = Duration::from_secs(5);
@@ -29,6 +33,7 @@ fn both_ways(frames: u32) -> [Job; 2] {
 /// other and with those of the queues.
 #[test]
 fn what_a_worker_counts_adds_up() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     for workers in [1, 2] {
         let start = Instant::now();
         let d = Daemon::with(2, &["--workers", &workers.to_string()]);
@@ -67,6 +72,7 @@ fn what_a_worker_counts_adds_up() {
 /// between two reports, and nothing is counted twice.
 #[test]
 fn a_polling_worker_accounts_for_all_its_time() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let d = Daemon::with(2, &["--poll"]);
     let mut net = Net::connect(&d, 2, |c| c);
     let awake = || {
@@ -101,6 +107,7 @@ fn bindings(d: &Daemon) -> BTreeMap<String, String> {
 /// `--cpus` binds worker by worker, in the list's order, and nobody else.
 #[test]
 fn workers_run_where_they_are_told() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let cpus = sys::cpus();
     let [first, second, ..] = cpus[..] else {
         println!("SKIPPED workers_run_where_they_are_told: one CPU");
@@ -133,6 +140,7 @@ fn workers_run_where_they_are_told() {
 /// A CPU that the process may not use is refused before anything is started.
 #[test]
 fn only_cpus_of_the_process_are_taken() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let highest = *sys::cpus().last().expect("a CPU");
     let (inside, outside) = (highest.to_string(), (highest + 1).to_string());
     let run = |cpus: &str| {
@@ -165,6 +173,7 @@ fn shares(d: &Daemon, run: impl FnOnce()) -> [u64; 2] {
 /// over, and no frame of theirs is lost, doubled or overtaken on the way.
 #[test]
 fn a_ring_moves_when_others_leave() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let rounds = if long() { 100 } else { 8 };
     for round in 0..rounds {
         let d = Daemon::with(4, &["--workers", "2"]);
@@ -206,6 +215,7 @@ fn a_ring_moves_when_others_leave() {
 /// lost in a move is seen on both sides.
 #[test]
 fn ports_come_and_go_while_others_talk() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let d = Daemon::with_ports(
         &[",queues=2", ",queues=2", "", "", "", "", "", ""],
         &["--workers", "2"],
@@ -268,7 +278,7 @@ fn one_way(from: &mut Vm, to: &mut Vm) -> Duration {
     let frame = [&to.mac()[..], &from.mac(), &[0x88, 0xb5], &[0; 46]].concat();
     let start = Instant::now();
     assert!(from.tx[0].send(&frame), "completions are missing");
-    let mut looks = 0u32;
+    let mut looks = 0;
     while to.rx[0].recv(1, |_, got| assert_eq!(got, frame)) == 0 {
         looks += 1;
         if looks % 256 == 0 {
@@ -287,9 +297,17 @@ fn percentile(times: &mut [Duration], percent: usize) -> Duration {
 }
 
 /// A frame every 10 µs: the worker spins for some of them, and for not more than a tenth of the
-/// time.
+/// time. Cycles go on while another process has the CPU, so a busy machine gets three tries.
 #[test]
 fn spinning_pays_and_stays_within_its_budget() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let shares: Vec<f64> = (0..3).map(|_| idle_share_of_a_trickle()).collect();
+    // The spins, and the looks before each sleep.
+    assert!(shares.iter().any(|share| *share < 0.2), "awake with nothing to do for {shares:?}");
+}
+
+/// The share of the time that a worker is awake with nothing to do, beside a frame every 10 µs.
+fn idle_share_of_a_trickle() -> f64 {
     let d = Daemon::with(2, &[]);
     let (mut a, mut b) = pollers(&d);
     one_way(&mut a, &mut b);
@@ -297,29 +315,114 @@ fn spinning_pays_and_stays_within_its_budget() {
     let _apart = d.run_apart();
     let gap = Duration::from_micros(10);
     let cycles = |key| d.counters().worker(0, key);
-    let (first, ticks, idle) = (Instant::now(), d.cpu_ticks(), cycles("idle_cycles"));
+    let idle = cycles("idle_cycles");
+    let (first, ticks) = (Instant::now(), d.cpu_ticks());
     let mut times = Vec::new();
     let mut next = Instant::now();
-    for _ in 0..100_000 {
+    for _ in 0..50_000 {
         times.push(one_way(&mut a, &mut b));
         next = (next + gap).max(Instant::now());
         while Instant::now() < next {}
     }
     let took = first.elapsed().as_secs_f64();
-    let used = (d.cpu_ticks() - ticks) as f64 / 100.0 / took;
+    let used = (d.cpu_ticks() - ticks) as f64 / took;
     let idle = (cycles("idle_cycles") - idle) / cycles("cycles_per_second") / took;
     let (found, empty) = (cycles("spins_found"), cycles("spins_empty"));
     let (p50, p99) = (percentile(&mut times, 50), percentile(&mut times, 99));
     println!(
-        "{:.0} frames/s: p50 {p50:.1?} p99 {p99:.1?}, {:.0} % of a CPU, {:.1} % idle, \
-         spins {found} found {empty} not",
-        1e5 / took,
-        100.0 * used,
+        "{:.0} frames/s: p50 {p50:.1?} p99 {p99:.1?}, {used:.0} % of a CPU, {:.1} % idle, spins \
+         {found} found {empty} not",
+        5e4 / took,
         100.0 * idle
     );
     assert!(found > 0.0, "no spin ever found a frame");
-    // The spins, and the looks before each sleep.
-    assert!(idle < 0.2, "awake with nothing to do for {:.0} % of the time", 100.0 * idle);
     drop((a, b));
     d.stop();
+    idle
+}
+
+/// One guest floods another without a pause; a quiet pair on the same worker still gets each frame
+/// through at once. A switch that starves them does so each time, a busy machine does not.
+#[test]
+fn a_flood_does_not_starve_a_quiet_pair() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let mut slow = Vec::new();
+    while slow.len() < 3 {
+        let p99 = quiet_pair_beside_a_flood(&[]);
+        if p99 < Duration::from_millis(5) {
+            break;
+        }
+        slow.push(p99);
+    }
+    assert!(slow.len() < 3, "99 % of the frames took up to {slow:?}");
+    // A polling worker, the flood and the quiet pair each use a CPU.
+    if sys::cpus().len() > 2 {
+        let p99 = quiet_pair_beside_a_flood(&["--poll"]);
+        assert!(p99 < Duration::from_millis(5), "{p99:?} with --poll");
+    }
+}
+
+/// What 99 % of the quiet pair's frames take at most.
+fn quiet_pair_beside_a_flood(args: &[&str]) -> Duration {
+    let rounds: u64 = if long() { 100_000 } else { 5_000 };
+    let d = Daemon::with(4, args);
+    let (mut a, mut b) = pollers(&d);
+    // All four are known before it begins, so that nothing is flooded to all.
+    one_way(&mut a, &mut b);
+    one_way(&mut b, &mut a);
+    let (mut from, mut to) = (connect(&d, 2), connect(&d, 3));
+    one_way(&mut from, &mut to);
+    one_way(&mut to, &mut from);
+    for vm in [&mut a, &mut b] {
+        vm.rx[0].recv(64, |_, _| {});
+    }
+    let over = AtomicBool::new(false);
+    let (mut times, flood) = std::thread::scope(|s| {
+        let over = &over;
+        let flood = s.spawn(move || flood(&mut from, &mut to, over));
+        let end = SetOnDrop(over);
+        std::thread::sleep(Duration::from_millis(50));
+        let times = (0..rounds).map(|_| {
+            // Asleep between two rounds, as a guest that waits for its user is.
+            std::thread::sleep(Duration::from_micros(200));
+            (one_way(&mut a, &mut b) + one_way(&mut b, &mut a)) / 2
+        });
+        let times: Vec<Duration> = times.collect();
+        drop(end);
+        (times, flood.join().expect("flood"))
+    });
+    let (p50, p99) = (percentile(&mut times, 50), percentile(&mut times, 99));
+    println!("{args:?}: p50 {p50:.1?} p99 {p99:.1?} beside {flood} frames");
+    assert!(flood > 10 * rounds, "that was no flood: {flood} frames");
+    drop((a, b));
+    d.stop();
+    p99
+}
+
+/// Ends the others' loop, also when its thread panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Keeps one ring full until `over`; the receiver takes what it can. Answers the frames sent.
+fn flood(from: &mut Vm, to: &mut Vm, over: &AtomicBool) -> u64 {
+    from.tx[0].ring.disarm();
+    to.rx[0].ring.disarm();
+    let frame = [&to.mac()[..], &from.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+    let mut sent = 0;
+    while !over.load(Ordering::Acquire) {
+        while from.tx[0].queue(&frame) {
+            sent += 1;
+            if sent % 32 == 0 {
+                break;
+            }
+        }
+        from.tx[0].ring.publish();
+        to.rx[0].recv(64, |_, _| {});
+    }
+    sent
 }
