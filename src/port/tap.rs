@@ -13,7 +13,7 @@ use super::Port;
 use crate::frame::VNET_HDR_LEN;
 use crate::frame::vnet::VnetHdr;
 use crate::limits::{
-    BURST_BYTES, BURST_FRAMES, CLOSE_PATIENCE_MILLIS, MAX_FRAME_LEN, SNAPSHOT_LEN,
+    BURST_BYTES, BURST_FRAMES, CLOSE_PATIENCE_MILLIS, MAX_FRAME_LEN, SNAPSHOT_LEN, TAP_COPY_BYTES,
     TAP_GATHER_PIECES,
 };
 use crate::ring::{Burst, Frame, Piece};
@@ -253,12 +253,13 @@ impl TapPort {
             port.stats.drops.add_shared(DropReason::TapGone, frames.len() as u64);
             return;
         };
+        let (mut count, mut bytes) = (0, 0);
         for (i, &index) in frames.iter().enumerate() {
             let frame = &burst.frames()[usize::from(index)];
             let reason = match writer.write(&*device, burst, frame) {
                 TapIo::Done(_) => {
-                    queue.output.frames.add_shared(1);
-                    queue.output.bytes.add_shared(u64::from(frame.len));
+                    count += 1;
+                    bytes += u64::from(frame.len);
                     continue;
                 }
                 TapIo::WouldBlock | TapIo::NoBuffers => DropReason::TapFull,
@@ -268,15 +269,18 @@ impl TapPort {
             };
             // What is down or gone for this frame is so for the rest of the run too.
             let all = matches!(reason, DropReason::TapDown | DropReason::TapGone);
-            let count = if all { frames.len() - i } else { 1 };
-            queue.output.drops.add_shared(reason, count as u64);
+            let dropped = if all { frames.len() - i } else { 1 };
+            queue.output.drops.add_shared(reason, dropped as u64);
             if reason == DropReason::TapGone {
                 self.lose(queue, &device);
             }
             if all {
-                return;
+                break;
             }
         }
+        // Once a run: other workers write these too.
+        queue.output.frames.add_shared(count);
+        queue.output.bytes.add_shared(bytes);
     }
 }
 
@@ -296,50 +300,55 @@ impl Default for TapReader {
 #[derive(Debug)]
 pub struct TapWriter {
     pieces: Vec<libc::iovec>,
+    /// Our header, which asks for nothing and never changes, then as much of a frame as is copied.
     linear: Box<[u8]>,
 }
 
 // SAFETY: the pointers in `pieces` are only used within one call of `write`.
 unsafe impl Send for TapWriter {}
 
+/// Header and snapshot: what is sent from private memory of every frame.
+const PRIVATE: usize = VNET_HDR_LEN + SNAPSHOT_LEN;
+
 impl Default for TapWriter {
     fn default() -> TapWriter {
-        TapWriter {
-            pieces: Vec::with_capacity(TAP_GATHER_PIECES + 3),
-            linear: vec![0; MAX_FRAME_LEN as usize].into_boxed_slice(),
-        }
+        let mut linear = vec![0; VNET_HDR_LEN + MAX_FRAME_LEN as usize].into_boxed_slice();
+        linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
+        TapWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear }
     }
 }
 
 impl TapWriter {
-    /// Writes one frame: header and snapshot from private memory, the rest from where it lies.
+    /// Writes one frame: header and snapshot from private memory, the rest from where it lies if
+    /// it is long.
+    #[inline]
     fn write(&mut self, device: &dyn FrameIo, burst: &Burst, frame: &Frame) -> TapIo {
-        let header = VnetHdr::plain(0).to_bytes();
-        let first = (frame.len as usize).min(SNAPSHOT_LEN);
         let more = burst.more(frame);
-        self.pieces.clear();
-        self.add(header.as_ptr(), header.len());
-        self.add(frame.snapshot.as_ptr(), first);
-        if more.len() > TAP_GATHER_PIECES {
-            // The kernel takes 1,024 pieces at most, and long before that one copy is cheaper.
+        // All of the snapshot, as a constant length is two moves; what is too much is overwritten
+        // or not sent.
+        self.linear[VNET_HDR_LEN..PRIVATE].copy_from_slice(&frame.snapshot);
+        if frame.len as usize <= TAP_COPY_BYTES || more.len() > TAP_GATHER_PIECES {
             let len = self.linearize(frame, more);
-            self.add(self.linear.as_ptr(), len);
-        } else {
-            for piece in std::iter::once(&frame.rest).chain(more).filter(|piece| piece.len > 0) {
-                self.add(piece.at, piece.len as usize);
-            }
+            return device.write(&self.linear[..len]);
         }
-        // SAFETY: header, snapshot and `linear` are private and live across the call; the other
-        // pieces were translated in the sender's memory, which the lock on its ring holds.
-        unsafe { device.write(&self.pieces) }
+        self.pieces.clear();
+        self.add(self.linear.as_ptr(), PRIVATE);
+        for piece in std::iter::once(&frame.rest).chain(more).filter(|piece| piece.len > 0) {
+            self.add(piece.at, piece.len as usize);
+        }
+        // SAFETY: `linear` is private and lives across the call; the other pieces were translated
+        // in the sender's memory, which the lock on its ring holds.
+        unsafe { device.write_pieces(&self.pieces) }
     }
 
     fn add(&mut self, at: *const u8, len: usize) {
         self.pieces.push(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len });
     }
 
+    /// Copies what is behind the snapshot; returns the length with header and snapshot.
+    #[inline]
     fn linearize(&mut self, frame: &Frame, more: &[Piece]) -> usize {
-        let mut filled = 0;
+        let mut filled = VNET_HDR_LEN + (frame.len as usize).min(SNAPSHOT_LEN);
         for piece in std::iter::once(&frame.rest).chain(more) {
             let n = (piece.len as usize).min(self.linear.len() - filled);
             // SAFETY: the piece was translated in the sender's memory, which its lock holds; `n`

@@ -17,7 +17,7 @@
 //! | a piece that cannot be read or written | EFAULT | EFAULT | |
 //! | buffer shorter than 12 bytes | | EINVAL, and the frame is lost | |
 //! | buffer shorter than the frame | | cut without a sign | |
-//! | no piece, or only empty ones | 0 | | |
+//! | no piece, or only empty ones | 0 by `writev`, EINVAL by `write` | | |
 //! | socket buffer full, after TUNSETSNDBUF | (EAGAIN) | | |
 //! | no memory | [ENOMEM, ENOBUFS] | | |
 //!
@@ -80,13 +80,16 @@ impl TapIo {
 /// Sending and receiving whole frames, each behind its 12-byte virtio-net header. A trait so that
 /// tests can let every call end in every way. `as_raw_fd` is for epoll only.
 pub trait FrameIo: Send + Sync + AsRawFd {
+    /// Writes one frame that lies in one piece, its header included.
+    fn write(&self, bytes: &[u8]) -> TapIo;
+
     /// Writes one frame, gathered from at most 1,024 pieces.
     ///
     /// # Safety
     ///
     /// Every piece lies in memory that is mapped, or was until somebody else shortened its file,
     /// and that nobody holds a `&mut` to. Its bytes may change meanwhile: guest memory does.
-    unsafe fn write(&self, pieces: &[libc::iovec]) -> TapIo;
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo;
 
     /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
     fn read(&self, buffer: &mut [u8]) -> TapIo;
@@ -116,7 +119,13 @@ impl AsFd for TapQueue {
 }
 
 impl FrameIo for TapQueue {
-    unsafe fn write(&self, pieces: &[libc::iovec]) -> TapIo {
+    fn write(&self, bytes: &[u8]) -> TapIo {
+        // SAFETY: `bytes` is readable for its length.
+        let result = unsafe { libc::write(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+        TapIo::from_result(result, errno_of(result))
+    }
+
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
         // More than fits an int is more than 1,024, which the kernel refuses.
         let count = i32::try_from(pieces.len()).unwrap_or(i32::MAX);
         // SAFETY: the kernel reads `count` entries of `pieces`, and the memory they name is the
@@ -173,7 +182,7 @@ mod tests {
 
     fn write(queue: &TapQueue, header: &[u8], frame: &[u8]) -> TapIo {
         // SAFETY: both pieces are borrowed across the call.
-        unsafe { queue.write(&[piece(header), piece(frame)]) }
+        unsafe { queue.write_pieces(&[piece(header), piece(frame)]) }
     }
 
     /// Reads until there is nothing left; the last result, and the frames of our type.
@@ -211,6 +220,33 @@ mod tests {
                 host.send(&frame);
                 assert_eq!(read_all(queue), (TapIo::WouldBlock, vec![frame]));
             }
+        });
+    }
+
+    #[test]
+    fn one_piece_is_answered_as_several() {
+        testns::run(|| {
+            let tap = new_tap(1);
+            let queue = &tap.queues[0];
+            let both = |frame: &[u8]| {
+                let one = queue.write(&[&HEADER, frame].concat());
+                assert_eq!(write(queue, &HEADER, frame), one, "{} bytes", frame.len());
+                one
+            };
+            assert_eq!(both(&frame(60)), TapIo::Down);
+            up(&tap, true);
+            let host = Packets::open(tap.link.index, TYPE);
+            for len in [14, 60, 1514] {
+                assert_eq!(both(&frame(len)), TapIo::Done(12 + len));
+                assert_eq!(host.receive().unwrap(), frame(len));
+                assert_eq!(host.receive().unwrap(), frame(len));
+            }
+            assert_eq!(both(&frame(60)[..13]), TapIo::Rejected(libc::EINVAL));
+            assert_eq!(queue.write(&[0, 99]), TapIo::Rejected(libc::EINVAL));
+            // Two empty pieces never reach the driver; one empty buffer does.
+            assert_eq!(queue.write(&[]), TapIo::Rejected(libc::EINVAL));
+            modify(libc::RTM_DELLINK, tap.link.index, None, &[]).unwrap();
+            assert_eq!(both(&frame(60)), TapIo::Gone);
         });
     }
 
@@ -330,11 +366,11 @@ mod tests {
             let mut pieces = vec![piece(&HEADER)];
             pieces.extend(frame.chunks(1).take(1023).map(piece));
             // SAFETY: all pieces are borrowed from here.
-            let written = unsafe { tap.queues[0].write(&pieces) };
+            let written = unsafe { tap.queues[0].write_pieces(&pieces) };
             assert_eq!(written, TapIo::Done(12 + 1023));
             pieces.push(piece(&frame[1023..]));
             // SAFETY: as above.
-            let written = unsafe { tap.queues[0].write(&pieces) };
+            let written = unsafe { tap.queues[0].write_pieces(&pieces) };
             assert_eq!(written, TapIo::Rejected(libc::EINVAL));
         });
     }
@@ -353,7 +389,7 @@ mod tests {
                 assert_ne!(at, libc::MAP_FAILED);
                 file.set_len(0).unwrap();
                 let lost = libc::iovec { iov_base: at, iov_len: 60 };
-                assert_eq!(tap.queues[0].write(&[piece(&HEADER), lost]), TapIo::Fault);
+                assert_eq!(tap.queues[0].write_pieces(&[piece(&HEADER), lost]), TapIo::Fault);
                 libc::munmap(at, len);
             }
         });
