@@ -10,7 +10,9 @@ use std::thread;
 
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+};
 
 use super::*;
 use crate::memory::{Mapping, MemTable, Region};
@@ -419,6 +421,7 @@ fn a_lost_device_is_closed_by_who_asks_for_it() {
 /// A guest's transmit ring over memory of its own, for frames in pieces.
 struct Sender {
     memory: GuestMemoryMmap<()>,
+    truncated: Arc<AtomicBool>,
     ring: SplitRing,
     burst: Burst,
 }
@@ -450,7 +453,7 @@ impl Sender {
             mergeable: true,
         };
         let ring = SplitRing::start(table, &config).unwrap();
-        Sender { memory, ring, burst: Burst::default() }
+        Sender { memory, truncated, ring, burst: Burst::default() }
     }
 
     /// Takes one frame that lies in `pieces` pieces behind its header, all over memory.
@@ -512,6 +515,25 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
         }
     }
     assert_eq!(tap(&port).queues()[0].output.drops.total(), 0);
+}
+
+/// Short frames are copied here and not by the kernel: memory that its guest takes away under that
+/// copy costs the frame its bytes and nobody anything else.
+#[test]
+fn memory_that_is_gone_under_a_copy_is_survived() {
+    let (port, device, mut writer) = (uplink(1), Fake::new(TapIo::Done(0)), TapWriter::default());
+    attach(&port, &device);
+    for (len, pieces) in [(TAP_COPY_BYTES, 1), (60_000, 200)] {
+        let (mut sender, frame) = (Sender::new(), pattern(len));
+        sender.take(&frame, pieces);
+        let region = sender.memory.find_region(GuestAddress(0)).unwrap();
+        region.file_offset().unwrap().file().set_len(0).unwrap();
+        tap(&port).send(0, &sender.burst, &[0], &mut writer, &port);
+        let written = lock(&device.written);
+        assert_eq!(written[12..12 + SNAPSHOT_LEN], frame[..SNAPSHOT_LEN], "copied before");
+        assert!(written[12 + SNAPSHOT_LEN..] == vec![0; len - SNAPSHOT_LEN], "{len} in {pieces}");
+        assert!(sender.truncated.load(Ordering::Relaxed), "the ring's owner is told");
+    }
 }
 
 /// Every length there is, out of one piece and into it again.
