@@ -1,0 +1,431 @@
+//! What the switch costs between a guest and a TAP, beside a bare loop of system calls.
+//!
+//! `cargo bench --bench tap`, as root. In a network namespace of its own it measures in turn:
+//! * guest to TAP: the real daemon with one guest whose transmit ring is kept full from another
+//!   CPU, against one thread that writes the same bytes out of the same kind of memory (a shared
+//!   memfd) into a TAP set up alike; by `writev` of a header and a frame, and by `write` of both
+//!   in one piece, which only somebody who trusts the guest's header could do;
+//! * TAP to guest: a queue of frames, filled while the reader is held, read at one go.
+//!
+//! The main figure is CPU time per frame, of the whole daemon and of the loop's thread: other load
+//! on the machine hardly moves it. The wall rate is that of the ring kept full, so it falls when
+//! the driver loses its CPU. Frames end in the host's stack, where nobody wants them: the rest of
+//! a host's work is the same for all and would only blur the ratio.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../uplink/host.rs"]
+#[allow(dead_code)]
+mod host;
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use common::mem::{RegionSpec, Span};
+use common::proc::{Apart, Daemon, wait_for};
+use common::ring::Seg;
+use common::rx::RxConfig;
+use common::sys;
+use common::vm::{Vm, VmConfig, mac_of};
+use host::{Host, in_namespace, ip};
+
+/// The longest frame a packet socket can send to a TAP: its largest MTU and an Ethernet header.
+const LONG: usize = 65_535;
+const HEADER: usize = 12;
+/// The sender's buffers: the ring's size.
+const RING: usize = 256;
+/// Bytes of frames under way at most: more than a core's cache, less than what others on the
+/// machine would have to give up.
+const UNDER_WAY: usize = 2 << 20;
+/// Bytes between two buffers.
+const ROOM: usize = 65_600;
+/// Bytes of all buffers.
+const BYTES: u64 = (RING * ROOM) as u64;
+/// The station behind the TAP.
+const HOST: u8 = 9;
+/// TUNSETIFF and TUNSETVNETHDRSZ of linux/if_tun.h.
+const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
+/// This thread's CPU time.
+const OWN: libc::clockid_t = libc::CLOCK_THREAD_CPUTIME_ID;
+const SOON: Duration = Duration::from_secs(10);
+
+/// What one round took.
+#[derive(Clone, Copy)]
+struct Sample {
+    /// CPU nanoseconds per frame.
+    cpu: f64,
+    /// Nanoseconds per frame on the clock.
+    wall: f64,
+}
+
+/// Nanoseconds of a clock.
+fn clock(id: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is writable.
+    let done = unsafe { libc::clock_gettime(id, &mut time) };
+    assert_eq!(done, 0, "clock {id}");
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The clock of a whole process's CPU time.
+fn clock_of(pid: u32) -> libc::clockid_t {
+    let mut id = 0;
+    // SAFETY: `id` is writable.
+    let done = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &mut id) };
+    assert_eq!(done, 0, "no CPU clock of {pid}");
+    id
+}
+
+/// Runs `work` for `frames` frames and books it on the CPU clock of this thread or of another
+/// process. What a running process used since the last tick is not on its clock yet: it gets time
+/// to fall asleep, which is one more look for frames.
+fn timed(id: libc::clockid_t, frames: usize, work: impl FnOnce()) -> Sample {
+    let (cpu, wall) = (clock(id), Instant::now());
+    work();
+    let wall = wall.elapsed().as_nanos() as f64 / frames as f64;
+    if id != OWN {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Sample { cpu: (clock(id) - cpu) as f64 / frames as f64, wall }
+}
+
+/// A frame of an EtherType nobody listens to.
+fn frame(dst: u8, src: u8, len: usize) -> Vec<u8> {
+    let mut frame = [&mac_of(dst)[..], &mac_of(src), &[0x88, 0xb5]].concat();
+    frame.resize(len, 0x5a);
+    frame
+}
+
+/// Frames of `len` bytes under way at once.
+fn under_way(len: usize) -> usize {
+    RING.min(UNDER_WAY / len)
+}
+
+fn tune(ifname: &str) {
+    ip(&format!("link set {ifname} mtu {} up", LONG - 14));
+    let words = ["qdisc", "replace", "dev", ifname, "root", "noqueue"];
+    assert!(Command::new("tc").args(words).status().expect("run tc").success());
+}
+
+/// A TAP set up as the switch sets up its own, and nothing else around it.
+struct Bare {
+    tap: File,
+    /// [`RING`] buffers, shared as a guest's are, with a frame in each.
+    mem: *mut u8,
+}
+
+// SAFETY: the memory is never unmapped, and only the kernel accesses it after the filling.
+unsafe impl Sync for Bare {}
+
+impl Bare {
+    fn open(ifname: &str, bytes: &[u8]) -> Bare {
+        let mut options = OpenOptions::new();
+        let tap = options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+        let tap = tap.open("/dev/net/tun").expect("open /dev/net/tun");
+        // SAFETY: all-zero bytes are a valid `ifreq`.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(ifname.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        let header = HEADER as libc::c_int;
+        // SAFETY: both read, and the first writes, a value of the type given, which lives here.
+        unsafe {
+            assert_eq!(libc::ioctl(tap.as_raw_fd(), TUNSETIFF, &mut request), 0);
+            assert_eq!(libc::ioctl(tap.as_raw_fd(), TUNSETVNETHDRSZ, &header), 0);
+        }
+        tune(ifname);
+        let mem = sys::map_shared(&sys::memfd(BYTES), 0, BYTES);
+        for i in 0..RING {
+            // SAFETY: a buffer is longer than a header and the longest frame.
+            unsafe { mem.add(i * ROOM).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        Bare { tap, mem }
+    }
+
+    /// The buffer of frame `i` among frames of `len` bytes.
+    fn buffer(&self, i: usize, len: usize) -> *mut u8 {
+        self.mem.wrapping_add(i % under_way(len) * ROOM)
+    }
+
+    /// Writes `frames` frames, header and frame apart.
+    fn writev(&self, len: usize, frames: usize) {
+        let header = [0u8; HEADER];
+        for i in 0..frames {
+            let at = self.buffer(i, len).wrapping_add(HEADER);
+            let header = libc::iovec { iov_base: header.as_ptr() as _, iov_len: HEADER };
+            let pieces = [header, libc::iovec { iov_base: at.cast(), iov_len: len }];
+            // SAFETY: both pieces are readable for their lengths.
+            let n = unsafe { libc::writev(self.tap.as_raw_fd(), pieces.as_ptr(), 2) };
+            assert_eq!(n, (HEADER + len) as isize);
+        }
+    }
+
+    /// Writes `frames` frames in one piece each.
+    fn write(&self, len: usize, frames: usize) {
+        for i in 0..frames {
+            let at = self.buffer(i, len);
+            // SAFETY: the piece is readable for its length.
+            let n = unsafe { libc::write(self.tap.as_raw_fd(), at.cast(), HEADER + len) };
+            assert_eq!(n, (HEADER + len) as isize);
+        }
+    }
+
+    /// Reads until there is nothing left, after waiting for something; answers the frames.
+    fn read_all(&self, len: usize) -> usize {
+        assert!(sys::poll_in(&[self.tap.as_raw_fd()], SOON), "nothing came");
+        for n in 0.. {
+            let at = self.buffer(n, len);
+            // SAFETY: the piece is writable for its length.
+            if unsafe { libc::read(self.tap.as_raw_fd(), at.cast(), ROOM) } < 0 {
+                return n;
+            }
+        }
+        unreachable!("the loop has no end of its own");
+    }
+}
+
+/// The daemon with one guest and one TAP, and the bare loop beside them.
+struct Bench {
+    daemon: Daemon,
+    vm: Vm,
+    bare: Bare,
+    /// The driver's CPU and that of whoever is measured.
+    cpus: (usize, usize),
+    apart: Option<Apart>,
+    len: usize,
+    buffers: Vec<Span>,
+    idle: Vec<u16>,
+}
+
+impl Bench {
+    fn new(len: usize) -> Bench {
+        let daemon = Daemon::with(1, &["--tap", "up,ifname=tap0"]);
+        assert!(wait_for(SOON, || daemon.log().contains("ready: ")), "{}", daemon.log());
+        tune("tap0");
+        let mut cfg = VmConfig::new(0);
+        cfg.regions = [0, 4 << 30].map(|gpa| RegionSpec::new(gpa, 2 * BYTES + (4 << 20))).to_vec();
+        cfg.size = 512;
+        cfg.tx_size = RING as u16;
+        cfg.rx = RxConfig::plain(512, if len > 1514 { ROOM as u32 } else { 1526 });
+        cfg.tx.buffers = 4;
+        let mut vm = Vm::connect(&daemon.socket(0), cfg);
+        let all = vm.mem.alloc_in(0, BYTES, 4096);
+        let bytes = [vec![0; HEADER], frame(HOST, 0, len)].concat();
+        let buffers: Vec<Span> = (0..RING).map(|i| all.sub(i * ROOM, ROOM)).collect();
+        buffers.iter().for_each(|buffer| buffer.write(0, &bytes));
+        let bare = Bare::open("bare0", &bytes);
+        let host = Host::open("tap0");
+        // The switch learns both sides.
+        vm.tx[0].send_waiting(&frame(HOST, 0, 60), SOON);
+        assert!(host.receive(SOON).is_some(), "the guest's hello");
+        vm.tx[0].drain(SOON);
+        host.send(&frame(0, HOST, 60));
+        assert!(vm.rx[0].wait(SOON), "the host's hello");
+        vm.rx[0].recv(1, |_, _| ());
+        let idle = (0..under_way(len) as u16).collect();
+        let cpus = sys::cpus();
+        let cpus = (cpus[0], *cpus.get(1).unwrap_or(&cpus[0]));
+        let apart = daemon.run_apart();
+        Bench { daemon, vm, bare, cpus, apart, len, buffers, idle }
+    }
+
+    /// Keeps the transmit ring full until `frames` frames went through it.
+    fn guest_to_tap(&mut self, frames: usize) -> Sample {
+        let len = (HEADER + self.len) as u32;
+        let (buffers, idle, ring) = (&self.buffers, &mut self.idle, &mut self.vm.guest.tx[0].ring);
+        timed(clock_of(self.daemon.pid()), frames, || {
+            let (mut sent, mut done, mut spins) = (0, 0, 0u64);
+            while done < frames {
+                let before = done;
+                while let Some((token, _)) = ring.pop_used() {
+                    idle.push(token);
+                    done += 1;
+                }
+                while sent < frames
+                    && let Some(&token) = idle.last()
+                    && ring.add(
+                        &[Seg { gpa: buffers[token as usize].gpa(), len }],
+                        false,
+                        None,
+                        token,
+                    )
+                {
+                    idle.pop();
+                    sent += 1;
+                }
+                ring.publish();
+                spins = if done == before { spins + 1 } else { 0 };
+                // Seconds of a loop without a system call or a look at the clock.
+                assert!(spins < 1 << 32, "stalled at {done} of {frames}");
+                std::hint::spin_loop();
+            }
+        })
+    }
+
+    /// Stops the daemon's threads, all of them.
+    fn hold(&self) {
+        self.daemon.signal(libc::SIGSTOP);
+        let path = format!("/proc/{}/stat", self.daemon.pid());
+        let held = || std::fs::read_to_string(&path).expect("stat").contains(") T ");
+        assert!(wait_for(SOON, held), "not stopped");
+    }
+
+    /// Holds the daemon, fills the TAP's queue, and lets the daemon deliver it at one go. With no
+    /// frame it tells what holding costs.
+    fn tap_to_guest(&mut self, host: &Host, frames: usize) -> Sample {
+        let frame = frame(0, HOST, self.len);
+        self.hold();
+        (0..frames).for_each(|_| host.send(&frame));
+        let id = clock_of(self.daemon.pid());
+        let sample = timed(id, frames.max(1), || {
+            self.daemon.signal(libc::SIGCONT);
+            let ring = &self.vm.rx[0].ring;
+            let start = Instant::now();
+            while usize::from(ring.used_ready()) < frames {
+                assert!(start.elapsed() < SOON, "{} of {frames} came", ring.used_ready());
+                std::hint::spin_loop();
+            }
+        });
+        assert_eq!(self.vm.rx[0].recv(usize::MAX, |_, _| ()), frames);
+        sample
+    }
+}
+
+/// Samples of one way of doing it.
+struct Row(&'static str, Vec<Sample>);
+
+impl Row {
+    /// Best and median of a figure.
+    fn figures(&self, of: impl Fn(&Sample) -> f64) -> (f64, f64) {
+        let mut all: Vec<f64> = self.1.iter().map(of).collect();
+        all.sort_by(f64::total_cmp);
+        (all[0], all[all.len() / 2])
+    }
+
+    fn print(&self, reference: &Row, rate: bool) {
+        let (cpu, wall) = (self.figures(|s| s.cpu), self.figures(|s| s.wall));
+        let base = reference.figures(|s| s.cpu);
+        let (best, median) = (base.0 / cpu.0, base.1 / cpu.1);
+        print!("  {:<22}{:>8.0}{:>8.0}{:>9.2}{:>8.2}", self.0, cpu.0, cpu.1, best, median);
+        match rate {
+            true => println!("{:>12.3}{:>8.3}", 1e3 / wall.0, 1e3 / wall.1),
+            false => println!(),
+        }
+    }
+}
+
+fn heading(title: &str, rate: bool) {
+    println!("{title}");
+    print!("  {:<22}{:>8}{:>8}{:>9}{:>8}", "CPU ns a frame", "best", "median", "ratio", "median");
+    println!("{}", if rate { "  M frames/s  median" } else { "" });
+}
+
+fn guest_to_tap(bench: &mut Bench, rounds: usize, frames: usize) {
+    let mut rows =
+        [Row("bare writev", vec![]), Row("bare write", vec![]), Row("vioswitchd", vec![])];
+    let before = bench.daemon.counters();
+    let len = bench.len;
+    for _ in 0..rounds {
+        rows[2].1.push(bench.guest_to_tap(frames));
+        let (bare, cpu) = (&bench.bare, bench.cpus.1);
+        let (a, b) = std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                sys::pin(0, &[cpu]);
+                let a = timed(OWN, frames, || bare.writev(len, frames));
+                (a, timed(OWN, frames, || bare.write(len, frames)))
+            });
+            // As busy beside the loop as the driver is beside the daemon: the two CPUs may be one
+            // core's.
+            while !thread.is_finished() {
+                std::hint::spin_loop();
+            }
+            thread.join().expect("bare loop")
+        });
+        rows[0].1.push(a);
+        rows[1].1.push(b);
+    }
+    let after = bench.daemon.counters();
+    let sent = |c: &common::counters::Counters| c.sum(Some("up"), "out", "frames");
+    assert_eq!(sent(&after) - sent(&before), (rounds * frames) as u64, "every frame was written");
+    heading(&format!("guest to TAP, {len} bytes"), true);
+    rows.iter().for_each(|row| row.print(&rows[0], true));
+}
+
+fn tap_to_guest(bench: &mut Bench, rounds: usize, frames: usize) {
+    let mut rows = [Row("bare read", vec![]), Row("vioswitchd", vec![])];
+    // Only now: a packet socket costs the writers of its interface a copy of each frame.
+    let (bare, host) = (Host::open("bare0"), Host::open("tap0"));
+    let frame = frame(0, HOST, bench.len);
+    let (cpu, tap, len) = (bench.cpus.1, &bench.bare, bench.len);
+    let mut held = Vec::new();
+    std::thread::scope(|scope| {
+        let (go, wait) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let reader = scope.spawn(move || {
+            sys::pin(0, &[cpu]);
+            while wait.recv().is_ok() {
+                let mut count = 0;
+                let sample = timed(OWN, frames, || count = tap.read_all(len));
+                tell.send((count, sample)).expect("asked for");
+            }
+        });
+        for _ in 0..rounds {
+            (0..frames).for_each(|_| bare.send(&frame));
+            go.send(()).expect("reader");
+            let (count, sample) = told.recv().expect("reader");
+            assert_eq!(count, frames, "bare loop");
+            rows[0].1.push(sample);
+        }
+        drop(go);
+        reader.join().expect("reader");
+    });
+    for _ in 0..rounds {
+        held.push(bench.tap_to_guest(&host, 0).cpu);
+        rows[1].1.push(bench.tap_to_guest(&host, frames));
+    }
+    // What stopping and going on costs the daemon's threads is not the frames'.
+    held.sort_by(f64::total_cmp);
+    let held = held[held.len() / 2] / frames as f64;
+    rows[1].1.iter_mut().for_each(|sample| sample.cpu -= held);
+    heading(&format!("TAP to guest, {} bytes, {frames} at a time", bench.len), false);
+    rows.iter().for_each(|row| row.print(&rows[0], false));
+    println!("  (less {held:.0} ns a frame for holding the daemon)");
+}
+
+fn main() {
+    // `cargo bench` says so; anything else only wants to know whether this works.
+    let real = std::env::args().any(|arg| arg == "--bench");
+    // Many short rounds: on a busy machine some run undisturbed.
+    let rounds = if real { 41 } else { 1 };
+    // Numbers choose lengths, `out` and `back` directions.
+    let chosen: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
+    let wanted = |way: &str, other: &str| {
+        std::env::args().any(|arg| arg == way) || !std::env::args().any(|arg| arg == other)
+    };
+    in_namespace(|| {
+        for (len, frames, queued) in [(60, 20_000, 400), (1514, 20_000, 400), (LONG, 4_000, 48)] {
+            if !chosen.is_empty() && !chosen.contains(&len) {
+                continue;
+            }
+            let mut bench = Bench::new(len);
+            if bench.apart.is_none() {
+                println!("one CPU only: the ring is not kept full, and rates mean little");
+            }
+            if wanted("out", "back") {
+                guest_to_tap(&mut bench, rounds, if real { frames } else { 1000 });
+            }
+            if wanted("back", "out") {
+                tap_to_guest(&mut bench, rounds * if real { 4 } else { 1 }, queued);
+            }
+            let Bench { daemon, .. } = bench;
+            daemon.stop();
+        }
+    });
+}
