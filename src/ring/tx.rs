@@ -344,10 +344,10 @@ impl SplitRing {
         self.load_avail_idx()
     }
 
-    /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`. The frame
-    /// that crosses the line is still taken, and its excess comes off the next burst (deficit round
-    /// robin, Shreedhar and Varghese 1995), so rings that take turns get equal parts whatever the
-    /// size of their frames. The ring does not move before [`SplitRing::complete`].
+    /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`. The
+    /// frame that crosses the line is still taken, and its excess comes off the next burst (deficit
+    /// round robin, Shreedhar and Varghese 1995), so rings that take turns get equal parts whatever
+    /// the size of their frames. The ring does not move before [`SplitRing::complete`].
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> Result<usize, RingError> {
         burst.clear();
         self.check_memory()?;
@@ -449,9 +449,9 @@ impl SplitRing {
         seen
     }
 
-    /// Takes a chain that is not one plain descriptor. Returns the bytes it stands for, those of its
-    /// descriptors included: the work of a chain that is rejected at its end counts too. `None` if
-    /// it must wait for the next burst.
+    /// Takes a chain that is not one plain descriptor. Returns the bytes it stands for, those of
+    /// its descriptors included: the work of a chain that is rejected at its end counts too. `None`
+    /// if it must wait for the next burst.
     fn take_chain(&mut self, burst: &mut Burst, position: usize, first: Descriptor) -> Option<u32> {
         let start = burst.pieces.len();
         // A chain may need every piece there is; it gets them all as the first of a burst.
