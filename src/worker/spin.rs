@@ -20,9 +20,9 @@
 //! counter of cycles that steps back ends what it is compared for (see `sys::clock`).
 
 use crate::limits::{
-    EVENT_CHECK_NANOS, IDLE_LOOKS_BEFORE_ARM, SPIN_CREDIT_NANOS, SPIN_EVENT_CHECK_NANOS,
-    SPIN_MAX_NANOS, SPIN_MIN_NANOS, SPIN_OFF_MAX_NANOS, SPIN_OFF_NANOS, SPIN_PREEMPTION_NANOS,
-    SPIN_SHARE,
+    BUSY_LOOKS_BEFORE_ARM, EVENT_CHECK_NANOS, IDLE_LOOKS_BEFORE_ARM, SPIN_CREDIT_NANOS,
+    SPIN_EVENT_CHECK_NANOS, SPIN_MAX_NANOS, SPIN_MIN_NANOS, SPIN_OFF_MAX_NANOS, SPIN_OFF_NANOS,
+    SPIN_PREEMPTION_NANOS, SPIN_SHARE,
 };
 use crate::sys::clock::since;
 
@@ -115,7 +115,11 @@ impl SpinPolicy {
     /// without its kick.
     #[inline]
     pub fn hold(&mut self, now: u64, looks: u32) -> bool {
-        looks < IDLE_LOOKS_BEFORE_ARM && (self.poll || self.is_spinning() || self.may_spin(now))
+        if self.poll {
+            return looks < IDLE_LOOKS_BEFORE_ARM;
+        }
+        // A spin ends by itself; a worker that is busy elsewhere would look for ever.
+        self.is_spinning() || (looks < BUSY_LOOKS_BEFORE_ARM && self.may_spin(now))
     }
 
     /// A turn found frames; true if that ended a spin.

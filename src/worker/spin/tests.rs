@@ -114,6 +114,19 @@ fn a_spinning_worker_looks_for_events_more_often() {
 }
 
 #[test]
+fn a_busy_worker_holds_a_silent_ring_for_some_looks_only() {
+    let mut sim = Sim::new();
+    assert!(!sim.spin.hold(sim.now, 1), "no window yet");
+    sim.rest(1_000_000_000);
+    sim.rest(1);
+    assert!(sim.spin.hold(sim.now, BUSY_LOOKS_BEFORE_ARM - 1));
+    assert!(!sim.spin.hold(sim.now, BUSY_LOOKS_BEFORE_ARM));
+    // A spin takes a look in a fraction of the time, and all of them until its end.
+    assert_eq!(sim.spin.next(sim.now, || 0), Next::Look);
+    assert!(sim.spin.hold(sim.now, 10 * BUSY_LOOKS_BEFORE_ARM));
+}
+
+#[test]
 fn who_sends_rarely_is_never_spun_for() {
     let mut sim = Sim::new();
     for _ in 0..10_000 {
