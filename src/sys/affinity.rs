@@ -6,7 +6,7 @@ use std::io;
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
 
 /// Words of the largest mask asked for. Linux knows at most 8,192 CPUs (`NR_CPUS`).
-const MAX_WORDS: usize = 8_192 * 8 / WORD_BITS;
+const MAX_WORDS: usize = 8_192 / WORD_BITS;
 
 /// The CPUs that the calling thread, and so each thread it starts, is allowed to run on, in
 /// ascending order.

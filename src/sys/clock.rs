@@ -65,7 +65,7 @@ pub fn since(then: u64, now: u64) -> u64 {
 }
 
 /// Rate of the cycle counter in ticks per second, measured at the first call, which takes
-/// [`MEASURE`]; no worker makes it.
+/// 10 ms; no worker makes it.
 ///
 /// Precision: each end of the measurement is the tightest of some tries to read the counter
 /// between two readings of CLOCK_MONOTONIC, so it is wrong by less than 100 ns even under load:
