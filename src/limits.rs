@@ -89,6 +89,23 @@ pub const BUSY_LOOKS_BEFORE_ARM: u32 = 64;
 /// of system call per look.
 pub const EVENT_CHECK_NANOS: u64 = 20_000;
 
+/// Patience with a full receiver at most: what a burst may wait in its sender's ring instead of
+/// being dropped. A scheduler that runs a receiver's virtual CPU again within two of its ticks
+/// (1 to 4 ms) costs TCP nothing then; see docs/performance.md for the figures.
+pub const HOLD_NANOS: u64 = 10_000_000;
+
+/// Frames behind a waiting burst that are looked at for another destination: all of a ring of 256,
+/// the default of QEMU, Linux and DPDK. About 10 ns each, at every try.
+pub const PEEK_FRAMES: usize = 256;
+
+/// A receiver earns patience for one part in so many of the time: bounds what a slow one costs
+/// others through a sender they share.
+pub const HOLD_SHARE: u64 = 10;
+
+/// How long a worker sleeps at most that has nothing to do but to wait for full receivers. The
+/// receiver's kick ends it before that, unless another worker hears it.
+pub const HOLD_SLEEP_MILLIS: i32 = 1;
+
 /// Senders a receive ring tells apart when it has too few buffers for all; 16 bytes each. Beyond
 /// that many, ports whose numbers are equal modulo it share a part.
 pub const SHARE_PLACES: usize = 64;

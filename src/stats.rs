@@ -156,6 +156,8 @@ pub struct QueueStats {
     pub signals_suppressed: Counter,
     /// Kicks received.
     pub kicks: Counter,
+    /// TX: times that a burst began to wait for its receiver.
+    pub waits: Counter,
     /// RX: buffers returned unused because their chain was invalid.
     pub bad_buffers: Counter,
 }

@@ -2,8 +2,9 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use common::Rng;
 use common::proc::Daemon;
 use common::traffic::{self, Checker, Stream, To};
 use common::vm::{Vm, VmConfig};
@@ -89,4 +90,149 @@ fn four_senders_get_equal_parts_of_a_scarce_receiver() {
 #[test]
 fn four_senders_on_two_workers_get_equal_parts() {
     equal_parts("2");
+}
+
+/// A receiver without buffers for a moment: what is sent meanwhile waits in the sender's ring.
+#[test]
+fn a_short_pause_of_the_receiver_loses_nothing() {
+    let lossless = (0..10).any(|_| {
+        let d = Daemon::with(2, &[]);
+        let (mut receiver, mut senders) = guests(&d, 1);
+        let before = d.counters().sum(Some("p0"), "out", "drop.no_buffer");
+        let mut checker = Checker::new(0, 1);
+        let mut frame = Vec::new();
+        for seq in 0..200 {
+            traffic::build(&stream(1, 0), seq, 60, &mut frame);
+            assert!(senders[0].tx[0].queue(&frame));
+        }
+        senders[0].tx[0].ring.publish();
+        std::thread::sleep(Duration::from_millis(2));
+        receiver.rx[0].refill();
+        senders[0].tx[0].drain(LIMIT);
+        while receiver.rx[0].recv(64, |_, f| {
+            checker.accept(0, f);
+        }) > 0
+        {}
+        let counters = d.counters();
+        counters.balance();
+        let dropped = counters.sum(Some("p0"), "out", "drop.no_buffer") - before;
+        assert_eq!(receiver.rx[0].frames - 256, 200 - dropped);
+        let waits = counters.sum(Some("p1"), "in", "waits");
+        d.stop();
+        // On a machine without a free CPU the pause may have lasted longer than any patience.
+        dropped == 0 && waits > 0
+    });
+    assert!(lossless, "frames were dropped each time");
+}
+
+/// A receiver that never takes anything costs its senders' other traffic one patience, not a
+/// patience a burst.
+#[test]
+fn a_dead_receiver_does_not_hold_up_a_third_port() {
+    let d = Daemon::with(3, &[]);
+    let (_dead, mut senders) = guests(&d, 2);
+    let [sender, third] = &mut senders[..] else { unreachable!() };
+    let mut checker = Checker::new(2, 1);
+    let mut frame = Vec::new();
+    // The third port has seen the sender's broadcast and the dead one's.
+    while third.rx[0].recv(64, |_, _| ()) > 0 {}
+    let start = Instant::now();
+    const ROUNDS: u32 = 300;
+    for round in 0..ROUNDS {
+        for to in [0, 2] {
+            for i in 0..64 {
+                traffic::build(&stream(1, to), 64 * round + i, 60, &mut frame);
+                assert!(sender.tx[0].queue(&frame));
+            }
+            sender.tx[0].ring.publish();
+            sender.tx[0].drain(LIMIT);
+        }
+        while third.rx[0].recv(64, |_, f| {
+            checker.accept(0, f);
+        }) > 0
+        {}
+    }
+    let took = start.elapsed();
+    checker.complete(&stream(1, 2), u64::from(64 * ROUNDS));
+    // Waiting 10 ms for each burst would take three seconds.
+    assert!(took < Duration::from_millis(1500), "{ROUNDS} rounds took {took:?}");
+    assert_eq!(d.counters().sum(Some("p0"), "out", "drop.no_buffer") % 64, 0);
+    d.counters().balance();
+    d.stop();
+}
+
+/// Order and number under pauses of all lengths: nothing twice, nothing overtaken, each frame
+/// delivered or counted.
+#[test]
+fn pauses_of_any_length_keep_the_books() {
+    let d = Daemon::with(2, &[]);
+    let (mut receiver, mut senders) = guests(&d, 1);
+    let before = d.counters().sum(Some("p0"), "out", "drop.no_buffer");
+    let mut checker = Checker::new(0, 1);
+    let mut rng = Rng::new(7);
+    let mut frame = Vec::new();
+    let (mut seq, mut got) = (0, 0);
+    while seq < 50_000 {
+        for _ in 0..rng.below(200) {
+            traffic::build(&stream(1, 0), seq, 60, &mut frame);
+            seq += u32::from(senders[0].tx[0].queue(&frame));
+        }
+        senders[0].tx[0].ring.publish();
+        if rng.below(20) == 0 {
+            std::thread::sleep(Duration::from_micros(rng.below(15_000)));
+        }
+        receiver.rx[0].post(rng.below(150) as usize);
+        receiver.rx[0].ring.publish();
+        got += receiver.rx[0].recv(256, |_, f| {
+            checker.accept(0, f);
+        });
+    }
+    receiver.rx[0].refill();
+    senders[0].tx[0].drain(LIMIT);
+    while receiver.rx[0].ring.has_used() {
+        got += receiver.rx[0].recv(256, |_, f| {
+            checker.accept(0, f);
+        });
+    }
+    let counters = d.counters();
+    counters.balance();
+    let dropped = counters.sum(Some("p0"), "out", "drop.no_buffer") - before;
+    assert_eq!(got as u64 + dropped, u64::from(seq));
+    d.stop();
+}
+
+/// A frame behind a burst that waits for a full receiver ends the waiting if it is for somebody
+/// else, whether it was there before or comes later.
+#[test]
+fn what_is_behind_a_waiting_burst_is_not_held_up() {
+    for late in [false, true] {
+        let soonest = (0..8).map(|_| time_behind_a_waiting_burst(late)).min().unwrap();
+        // Patience would be 10 ms; a try is made each millisecond.
+        assert!(soonest < Duration::from_millis(6), "late {late}: {soonest:?}");
+    }
+}
+
+fn time_behind_a_waiting_burst(late: bool) -> Duration {
+    let d = Daemon::with(3, &[]);
+    let (_full, mut senders) = guests(&d, 2);
+    let [sender, third] = &mut senders[..] else { unreachable!() };
+    while third.rx[0].recv(64, |_, _| ()) > 0 {}
+    third.rx[0].ring.arm();
+    let mut frame = Vec::new();
+    for seq in 0..130 {
+        traffic::build(&stream(1, 0), seq, 60, &mut frame);
+        assert!(sender.tx[0].queue(&frame));
+    }
+    if late {
+        sender.tx[0].ring.publish();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    traffic::build(&stream(1, 2), 0, 60, &mut frame);
+    let start = Instant::now();
+    assert!(sender.tx[0].send(&frame));
+    assert!(third.rx[0].wait(LIMIT), "the third port's frame is lost");
+    let took = start.elapsed();
+    sender.tx[0].drain(LIMIT);
+    d.stop();
+    took
 }

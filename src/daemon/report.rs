@@ -91,7 +91,7 @@ fn log_queue(port: &Port, direction: &str, index: usize, s: &QueueStats) {
     }
     log::info!(
         "port {} queue {index} {direction} frames {} bytes {} copies {} kicks {} signals {} \
-         signals_suppressed {} bad_buffers {}{}",
+         signals_suppressed {} waits {} bad_buffers {}{}",
         port.name,
         s.frames.get(),
         s.bytes.get(),
@@ -99,6 +99,7 @@ fn log_queue(port: &Port, direction: &str, index: usize, s: &QueueStats) {
         s.kicks.get(),
         s.signals.get(),
         s.signals_suppressed.get(),
+        s.waits.get(),
         s.bad_buffers.get(),
         s.drops
     );

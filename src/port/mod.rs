@@ -1,5 +1,6 @@
 //! What a frame can come from and be delivered to.
 //!
+//! * [`patience`] how long a full receive ring may keep its senders waiting;
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`share`] who gets the buffers of a receive ring that has too few;
@@ -12,6 +13,7 @@
 //! The table of ports is immutable; a worker holds an `Arc` of it.
 
 pub mod guest;
+pub mod patience;
 pub mod queue;
 pub mod share;
 pub mod tap;

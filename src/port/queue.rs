@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use super::patience::Patience;
 use super::share::Shares;
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
@@ -46,6 +47,11 @@ pub struct RingState {
     pub kickless: bool,
     /// Of a receive ring: who gets its buffers when there are too few.
     pub shares: Shares,
+    /// Of a receive ring: how long senders may wait for it.
+    pub patience: Patience,
+    /// Of a transmit ring: its first burst waits for its receiver; the cycle up to which that was
+    /// charged.
+    pub waiting_since: Option<u64>,
     /// Kick events to ignore when judging whether the driver's memory is shared.
     pub stale_kicks: u32,
 }

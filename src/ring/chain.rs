@@ -214,7 +214,7 @@ impl SplitRing {
 
 /// Reads one entry of an indirect table. Tables have no alignment rule, so an unaligned one is read
 /// byte by byte: slow, correct, and not met in practice.
-fn load_indirect(at: *const u8) -> Descriptor {
+pub(super) fn load_indirect(at: *const u8) -> Descriptor {
     if (at as usize).is_multiple_of(8) {
         // SAFETY: the caller resolved the whole table in one region and bounded the index; the
         // pointer is 8-aligned by the check above.

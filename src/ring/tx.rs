@@ -10,14 +10,14 @@
 
 use virtio_queue::desc::split::Descriptor;
 
-use super::chain::{ChainError, Direction, Piece, PieceBuf};
+use super::chain::{ChainError, Direction, Piece, PieceBuf, load_indirect};
 use super::split::{RingError, SplitRing, prefetch_read};
 use crate::frame::ethernet::Snapshot;
 use crate::frame::vnet::VnetHdr;
-use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
+use crate::frame::{MacAddr, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
     BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN,
-    SNAPSHOT_LEN,
+    PEEK_FRAMES, SNAPSHOT_LEN,
 };
 use crate::stats::DropReason;
 
@@ -413,6 +413,40 @@ impl SplitRing {
             }
         }
         bytes
+    }
+
+    /// True if the frames that the driver made available behind the first `skip` go to `address`, as
+    /// far as [`PEEK_FRAMES`]. A glance that decides about waiting and nothing else: each is looked
+    /// at again, and checked, when it is taken.
+    #[inline(never)]
+    pub fn all_go_to(&mut self, address: MacAddr, skip: usize) -> bool {
+        let Ok(available) = self.refresh_available() else { return false };
+        let end = usize::from(available).min(skip + PEEK_FRAMES);
+        (skip..end).all(|offset| {
+            let head = self.load_head(self.next_avail.wrapping_add(offset as u16));
+            head < self.size() && self.glance(head) == Some(address)
+        })
+    }
+
+    /// Destination of the chain at `head` if its first descriptor, direct or in a table, holds it.
+    fn glance(&mut self, head: u16) -> Option<MacAddr> {
+        let mut desc = self.load_descriptor(head);
+        if desc.refers_to_indirect_table() {
+            let table = self.memory.contiguous(desc.addr().0, DESCRIPTOR_LEN)?;
+            desc = load_indirect(table);
+        }
+        let need = u32::from(self.header_len) + MIN_FRAME_LEN;
+        if desc.len() < need {
+            return None;
+        }
+        let at = self.memory.contiguous(desc.addr().0, need)?;
+        let mut octets = [0u8; 6];
+        // SAFETY: `need` bytes from `at` were translated, and the address ends before them.
+        unsafe {
+            let address = at.add(usize::from(self.header_len));
+            std::ptr::copy_nonoverlapping(address, octets.as_mut_ptr(), octets.len());
+        }
+        Some(MacAddr(octets))
     }
 
     /// First pass: reads and translates the first descriptor of each head.

@@ -3,7 +3,8 @@
 //! A contended receive ring never holds up the others: its run is set aside and tried again after
 //! all other destinations of the burst, then by a short spin, and only then, with every signal
 //! owed sent first, by parking. Frames that find no buffer get that one later try too and are
-//! then counted drops; nothing here waits for a guest.
+//! then counted drops, unless the burst may wait in its sender's ring (`port::patience`); nothing
+//! here waits for a guest.
 //!
 //! Nothing that may sleep happens while a receive lock is held: signals and log lines are put off.
 
@@ -16,9 +17,10 @@ use super::plan::Run;
 use crate::frame::flow_hash;
 use crate::limits::LOCK_SPIN_NANOS;
 use crate::port::guest::choose_queue;
+use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
-use crate::ring::{Burst, CallFd, RingError, RxScratch};
+use crate::ring::{Burst, CallFd, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::PortId;
 use crate::sys::eventfd::{SignalResult, SignalSlot};
@@ -89,6 +91,17 @@ impl Signals {
     }
 }
 
+/// What becomes of frames that find no buffer.
+#[derive(Clone, Copy)]
+enum Short {
+    /// Another try follows.
+    Retry,
+    /// They may stay in their sender's ring.
+    Wait(Wait),
+    /// They are counted drops.
+    Drop,
+}
+
 /// What delivering needs besides the burst.
 pub struct Delivery<'a> {
     /// All ports.
@@ -105,18 +118,21 @@ pub struct Delivery<'a> {
     pub writer: &'a mut TapWriter,
     /// Signals owed.
     pub signals: &'a mut Signals,
+    /// Set if frames wait for a receiver that has buffers again.
+    pub again: bool,
 }
 
 impl Delivery<'_> {
-    /// Delivers every run, each destination once and what is left over once more.
-    pub fn unicast(&mut self, burst: &Burst, runs: &mut [Run]) {
+    /// Delivers every run, each destination once and what is left over once more. With `wait` given
+    /// a run may then still have frames left, which are neither delivered nor dropped.
+    pub fn unicast(&mut self, burst: &Burst, runs: &mut [Run], wait: Option<Wait>) {
         let mut left = false;
         for run in runs.iter_mut() {
             left |= !self.first_try(burst, run);
         }
         if left {
             for run in runs.iter_mut().filter(|run| !run.left().is_empty()) {
-                self.last_try(burst, run);
+                self.last_try(burst, run, wait);
             }
         }
     }
@@ -133,7 +149,7 @@ impl Delivery<'_> {
                     self.stats.lock_misses.add(1);
                     return false;
                 };
-                let done = self.fill_ring(port, guest, run, state, burst, true);
+                let done = self.fill_ring(port, guest, run, state, burst, Short::Retry);
                 run.settle(done);
                 run.left().is_empty()
             }
@@ -145,14 +161,15 @@ impl Delivery<'_> {
         }
     }
 
-    fn last_try(&mut self, burst: &Burst, run: &mut Run) {
+    fn last_try(&mut self, burst: &Burst, run: &mut Run, wait: Option<Wait>) {
         let ports = self.ports;
         let port = &ports[usize::from(run.port)];
         let Endpoint::Guest(guest) = &port.endpoint else {
             return;
         };
         let state = self.lock(&guest.rx[usize::from(run.queue)]);
-        let done = self.fill_ring(port, guest, run, state, burst, false);
+        let short = wait.map_or(Short::Drop, Short::Wait);
+        let done = self.fill_ring(port, guest, run, state, burst, short);
         run.settle(done);
     }
 
@@ -176,7 +193,7 @@ impl Delivery<'_> {
     }
 
     /// Delivers what is left of a run into a locked ring; returns how many frames are settled,
-    /// which is all of them unless `retry` promises another try.
+    /// which is all of them unless `short` keeps them.
     fn fill_ring(
         &mut self,
         port: &Port,
@@ -184,7 +201,7 @@ impl Delivery<'_> {
         run: &Run,
         mut state: MutexGuard<'_, RingState>,
         burst: &Burst,
-        retry: bool,
+        short: Short,
     ) -> usize {
         let index = usize::from(run.queue);
         let stats = &guest.rx[index].stats;
@@ -222,11 +239,19 @@ impl Delivery<'_> {
             report_broken(port, guest, 2 * index, error);
             return frames.len();
         }
-        if retry {
-            return done.settled;
+        if done.frames > 0 {
+            state.patience.took();
         }
-        if left > 0 {
-            stats.drops.add(DropReason::NoBuffer, left);
+        match short {
+            Short::Retry => return done.settled,
+            Short::Wait(wait) if left > 0 && state.patience.allows(wait) => {
+                // The driver's next buffers end the waiting, unless they came just before it could
+                // see that we ask.
+                self.again |= state.running().is_some_and(SplitRing::enable_kicks);
+                return done.settled;
+            }
+            _ if left > 0 => stats.drops.add(DropReason::NoBuffer, left),
+            _ => {}
         }
         frames.len()
     }
@@ -270,7 +295,7 @@ impl Delivery<'_> {
             }
             if !run.left().is_empty() {
                 let state = self.lock(&guest.rx[usize::from(queue)]);
-                self.fill_ring(port, guest, run, state, burst, false);
+                self.fill_ring(port, guest, run, state, burst, Short::Drop);
             }
         }
     }

@@ -11,8 +11,9 @@ use super::plan::{Plan, Run};
 use super::{Shared, WorkerStats};
 use crate::frame::ethernet::{self, Addresses};
 use crate::frame::{MacAddr, VnetHdr, flow_hash, rarp};
-use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES};
+use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS};
 use crate::port::guest::choose_queue;
+use crate::port::patience::Wait;
 use crate::port::tap::{TapReader, TapState, TapWriter};
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
 use crate::ring::{Burst, Frame, RxScratch};
@@ -31,6 +32,8 @@ pub enum Serviced {
     Last,
     /// A session wants the ring, or has it: look again next turn.
     Busy,
+    /// Nothing could be forwarded: the receiver is full, and the frames wait for it.
+    Waiting,
     /// Nothing there.
     Idle,
     /// Stopped, disabled or broken: somebody will say when to look again.
@@ -52,6 +55,10 @@ pub struct Forwarder {
     reader: TapReader,
     signals: Signals,
     now: u32,
+    /// The present turn's cycle.
+    cycle: u64,
+    /// Patience with a full receiver at most, in cycles.
+    patience: u64,
 }
 
 /// What classifying a burst counted.
@@ -78,12 +85,15 @@ impl Forwarder {
             reader: TapReader::default(),
             signals: Signals::new(worker, shared.watch.register()),
             now: 0,
+            cycle: 0,
+            patience: clock::cycles_in(HOLD_NANOS),
         }
     }
 
-    /// Starts a turn: one reading of the clock serves it.
-    pub fn begin_turn(&mut self) {
+    /// Starts a turn at `cycle`: one reading of the clocks serves it.
+    pub fn begin_turn(&mut self, cycle: u64) {
         self.now = clock::coarse_seconds();
+        self.cycle = cycle;
     }
 
     /// Ends a turn: sends the signals it owes.
@@ -139,14 +149,66 @@ impl Forwarder {
             }
         }
         let ingress = Ingress { port: id, kind: port.kind() };
-        let tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
-        self.deliver(ports, id, stats);
+        let mut tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
+        let wait = self.may_wait(&state);
+        let mut again = self.deliver(ports, id, stats, wait);
+        if self.others_wait_behind(&mut state) {
+            again = self.deliver(ports, id, stats, None);
+        }
+        if !self.leave_unsettled(&mut state, queue, &mut tally) {
+            return if again { Serviced::Busy } else { Serviced::Waiting };
+        }
         self.finish(id, &mut state, &queue.stats, tally);
         drain_left(&mut state, queue);
         stats.bursts.add(1);
         // After classifying, which may have cut the burst: what was cut comes again.
         stats.frames.add(self.burst.taken() as u64);
         Serviced::More
+    }
+
+    /// Whether the burst may wait for its receiver: if it goes to one only, so that nobody else's
+    /// frames are known to wait with it, and nobody waits for the ring itself.
+    #[inline(always)]
+    fn may_wait(&mut self, state: &RingState) -> Option<Wait> {
+        let whole = match self.plan.runs() {
+            [run] => run.left().len() == self.burst.frames().len(),
+            _ => false,
+        };
+        (whole && state.drain_to.is_none()).then(|| Wait {
+            now: self.cycle,
+            waited: state.waiting_since.map_or(0, |then| clock::since(then, self.cycle)),
+            most: self.patience,
+        })
+    }
+
+    /// True if frames are left that wait for their receiver, and behind the burst is one for
+    /// somebody else: that one shall not wait.
+    #[inline(always)]
+    fn others_wait_behind(&mut self, state: &mut RingState) -> bool {
+        let Some(&first) = self.plan.runs().first().and_then(|run| run.left().first()) else {
+            return false;
+        };
+        let to = ethernet::destination(&self.burst.frames()[usize::from(first)].snapshot);
+        let taken = self.burst.taken();
+        state.ring.as_mut().is_some_and(|ring| !ring.all_go_to(to, taken))
+    }
+
+    /// Gives frames that wait for their receiver back to the ring; true if any others are left to
+    /// be completed.
+    #[inline(always)]
+    fn leave_unsettled(&mut self, state: &mut RingState, queue: &Queue, tally: &mut Tally) -> bool {
+        let Some(&first) = self.plan.runs().first().and_then(|run| run.left().first()) else {
+            state.waiting_since = None;
+            return true;
+        };
+        let back = &self.burst.frames()[usize::from(first)..];
+        tally.copies -= back.len() as u64;
+        tally.bytes -= back.iter().map(|frame| u64::from(frame.len)).sum::<u64>();
+        self.burst.cut(usize::from(first));
+        if state.waiting_since.replace(self.cycle).is_none() {
+            queue.stats.waits.add(1);
+        }
+        self.burst.taken() > 0
     }
 
     /// Returns the burst's descriptors and counts it.
@@ -187,7 +249,7 @@ impl Forwarder {
             let mut source = queue.source();
             let tally = self.classify(ports, port, ingress, &mut source, &queue.input);
             queue.set_source(source);
-            self.deliver(ports, id, stats);
+            self.deliver(ports, id, stats, None);
             queue.input.frames.add(self.burst.taken() as u64);
             queue.input.bytes.add(tally.bytes);
             queue.input.copies.add(tally.copies);
@@ -214,7 +276,7 @@ impl Forwarder {
             let counters = &port.stats.announced;
             let mut source = SourceMemo::default();
             let tally = self.classify(ports, port, ingress, &mut source, counters);
-            self.deliver(ports, id, stats);
+            self.deliver(ports, id, stats, None);
             counters.frames.add(1);
             counters.bytes.add(tally.bytes);
             counters.copies.add(tally.copies);
@@ -302,9 +364,16 @@ impl Forwarder {
         tally
     }
 
-    /// Delivers the plan: unicast first, then floods.
+    /// Delivers the plan: unicast first, then floods. True if frames that wait may be tried again at
+    /// once.
     #[inline(always)]
-    fn deliver(&mut self, ports: &[Port], ingress: PortId, stats: &WorkerStats) {
+    fn deliver(
+        &mut self,
+        ports: &[Port],
+        ingress: PortId,
+        stats: &WorkerStats,
+        wait: Option<Wait>,
+    ) -> bool {
         let mut delivery = Delivery {
             ports,
             ingress,
@@ -313,12 +382,14 @@ impl Forwarder {
             scratch: &mut self.scratch,
             writer: &mut self.writer,
             signals: &mut self.signals,
+            again: false,
         };
-        delivery.unicast(&self.burst, self.plan.runs());
+        delivery.unicast(&self.burst, self.plan.runs(), wait);
         if !self.plan.floods().is_empty() {
             let floods = self.plan.floods();
             delivery.flood(&self.burst, floods, &self.targets, &mut self.flood_run);
         }
+        delivery.again
     }
 }
 

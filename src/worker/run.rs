@@ -9,7 +9,7 @@ use vmm_sys_util::epoll::EpollEvent;
 use super::forward::{Forwarder, Serviced, guest_of};
 use super::spin::{Next, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
-use crate::limits::{EPOLL_BATCH, TURN_NANOS};
+use crate::limits::{EPOLL_BATCH, HOLD_SLEEP_MILLIS, TURN_NANOS};
 use crate::port::{Port, PortTable, RingState};
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -36,6 +36,8 @@ pub struct Worker {
     notes: Vec<Note>,
     events: Vec<EpollEvent>,
     woken: bool,
+    /// Sources of the last turn whose frames wait for a full receiver.
+    waiting: usize,
     /// The loop's one reading of the cycle counter: when the present iteration began.
     now: u64,
     /// [`TURN_NANOS`] in cycles.
@@ -56,6 +58,7 @@ impl Worker {
             notes: Vec::new(),
             events: vec![EpollEvent::default(); EPOLL_BATCH],
             woken: false,
+            waiting: 0,
             now: clock::cycles(),
             turn_cycles: clock::cycles_in(TURN_NANOS),
         }
@@ -70,8 +73,12 @@ impl Worker {
             if std::mem::take(&mut self.woken) && !found {
                 self.handle.stats.empty_wakeups.add(1);
             }
-            self.judge(found);
-            let sleepy = self.ready.is_empty() && self.spin.may_sleep();
+            let rest = self.judge(found);
+            // Frames that wait for a full receiver are tried again by the clock, too: the kick that
+            // tells of its buffers may be another worker's.
+            let sleepy = (rest || self.ready.is_empty())
+                && self.spin.may_sleep()
+                && self.ready.len() == self.waiting;
             if !sleepy && self.spin.check_events(self.now) {
                 self.take_events(0);
             }
@@ -82,17 +89,19 @@ impl Worker {
         }
     }
 
-    /// After a turn: spin on, or arm what was held for a spin.
+    /// After a turn: spin on, or arm what was held for a spin. True if the worker shall rest.
     #[inline]
-    fn judge(&mut self, found: bool) {
+    fn judge(&mut self, found: bool) -> bool {
         let stats = &self.handle.stats;
         if found {
             if self.spin.found(self.now) {
                 stats.spins_found.add(1);
             }
-        } else if !self.ready.is_empty() {
+            return false;
+        }
+        if !self.ready.is_empty() {
             match self.spin.next(self.now, involuntary_switches) {
-                Next::Look => {}
+                Next::Look => return false,
                 Next::Arm => self.arm_all(),
                 Next::GiveUp => {
                     stats.spins_empty.add(1);
@@ -100,6 +109,7 @@ impl Worker {
                 }
             }
         }
+        self.spin.may_sleep()
     }
 
     /// Arms every source; those that turn out to have work stay ready.
@@ -132,7 +142,8 @@ impl Worker {
     /// One pass over the ready sources; true if any had frames.
     fn turn(&mut self) -> bool {
         let mut found = false;
-        self.forwarder.begin_turn();
+        self.waiting = 0;
+        self.forwarder.begin_turn(self.now);
         for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
                 self.cursor = 0;
@@ -151,6 +162,10 @@ impl Worker {
                     self.arm(token)
                 }
                 Serviced::Busy => true,
+                Serviced::Waiting => {
+                    self.waiting += 1;
+                    true
+                }
                 Serviced::Idle => {
                     self.ready[self.cursor].looks = looks.saturating_add(1);
                     // Looking at a TAP is a system call; its event tells as well.
@@ -271,11 +286,12 @@ impl Worker {
         self.notes.clear();
     }
 
-    /// Sleeps until something happens. There is no timeout: a timer would hide a lost wake-up.
+    /// Sleeps until something happens. There is no timeout, which would hide a lost wake-up, unless
+    /// frames wait for a receiver.
     fn sleep(&mut self) {
         self.forwarder.signals().slot().asleep();
         let asleep = self.now;
-        self.take_events(-1);
+        self.take_events(if self.ready.is_empty() { -1 } else { HOLD_SLEEP_MILLIS });
         self.now = clock::cycles();
         self.spin.woke(asleep, self.now);
         self.forwarder.signals().slot().active();
