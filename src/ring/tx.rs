@@ -415,9 +415,9 @@ impl SplitRing {
         bytes
     }
 
-    /// True if the frames that the driver made available behind the first `skip` go to `address`, as
-    /// far as [`PEEK_FRAMES`]. A glance that decides about waiting and nothing else: each is looked
-    /// at again, and checked, when it is taken.
+    /// True if the frames that the driver made available behind the first `skip` go to `address`,
+    /// as far as [`PEEK_FRAMES`]. A glance that decides about waiting and nothing else: each is
+    /// looked at again, and checked, when it is taken.
     #[inline(never)]
     pub fn all_go_to(&mut self, address: MacAddr, skip: usize) -> bool {
         let Ok(available) = self.refresh_available() else { return false };

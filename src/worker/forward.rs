@@ -364,8 +364,8 @@ impl Forwarder {
         tally
     }
 
-    /// Delivers the plan: unicast first, then floods. True if frames that wait may be tried again at
-    /// once.
+    /// Delivers the plan: unicast first, then floods. True if frames that wait may be tried again
+    /// at once.
     #[inline(always)]
     fn deliver(
         &mut self,
