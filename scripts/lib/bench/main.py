@@ -64,6 +64,8 @@ def options():
                         help="count vioswitchd's instructions per frame under valgrind instead")
     parser.add_argument("--limit", metavar="LEN=N,…", default="",
                         help="with --instructions: fail above so many, as in 60=300,1514=700")
+    parser.add_argument("--parts", action="store_true",
+                        help="only the micro-benchmarks, which otherwise come last")
     parser.add_argument("--list", action="store_true", help="list cases and switches")
     parser.add_argument("--target", default=f"{REPO}/target", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
