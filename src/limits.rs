@@ -131,7 +131,8 @@ pub const SPIN_MAX_NANOS: u64 = 50_000;
 /// nothing.
 pub const SPIN_MIN_NANOS: u64 = 4_000;
 
-/// A worker may spin for one part in so many of the time.
+/// A worker may spin for one part in so many of the time, or for as long as it works, if that is
+/// more.
 pub const SPIN_SHARE: u64 = 10;
 
 /// What a worker can save up for spinning: a burst of some dozens of requests and answers is spun

@@ -134,6 +134,7 @@ impl Worker {
         if found {
             stats.busy_turns.add(1);
             stats.busy_cycles.add(spent);
+            self.spin.work(spent);
         } else {
             stats.idle_cycles.add(spent);
         }

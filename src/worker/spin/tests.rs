@@ -246,3 +246,21 @@ fn a_counter_that_steps_back_ends_a_spin_and_a_pause() {
     sim.spin.credit = sim.spin.cycles.credit;
     assert!(sim.spin.may_spin(sim.spin.asked - 1));
 }
+
+#[test]
+fn a_worker_under_load_may_spin_for_as_long_as_it_works() {
+    let mut sim = Sim::new();
+    // Of each millisecond 600 µs are work.
+    for _ in 0..100 {
+        sim.spin.work(RATE * 600_000);
+        sim.now += RATE * 1_000_000;
+        sim.spin.pay(sim.now, RATE * 590_000);
+    }
+    let left = sim.spin.credit;
+    assert!(left > 0, "the work was not earned");
+    for _ in 0..100 {
+        sim.now += RATE * 1_000_000;
+        sim.spin.pay(sim.now, RATE * 110_000);
+    }
+    assert_eq!(sim.spin.credit, 0, "without work more than a tenth was earned");
+}
