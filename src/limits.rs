@@ -131,9 +131,12 @@ pub const SPIN_MAX_NANOS: u64 = 50_000;
 /// nothing.
 pub const SPIN_MIN_NANOS: u64 = 4_000;
 
-/// A worker may spin for one part in so many of the time, or for as long as it works, if that is
-/// more.
+/// A worker may spin for one part in so many of the time …
 pub const SPIN_SHARE: u64 = 10;
+
+/// … or for so many thirds of the time it works, if that is more: one under load gets through most
+/// of the gaps between its bursts awake, and keeps a quarter of its CPU to sleep.
+pub const SPIN_WORK_THIRDS: u64 = 2;
 
 /// What a worker can save up for spinning: a burst of some dozens of requests and answers is spun
 /// through whole, and a CPU is never withheld from others for longer than a scheduler's tick.
@@ -143,10 +146,10 @@ pub const SPIN_CREDIT_NANOS: u64 = 1_000_000;
 /// so spinning for one guest delays no other one.
 pub const SPIN_EVENT_CHECK_NANOS: u64 = 5_000;
 
-/// A worker that lost its CPU to another thread more than once in this time does not spin. An
-/// undisturbed thread is preempted some times a second; one that competes, at every tick (1 to
-/// 4 ms) or whenever a guest wakes up.
-pub const SPIN_PREEMPTION_NANOS: u64 = 10_000_000;
+/// A worker that stood ready without a CPU for more than a millisecond in this time does not spin.
+/// One that competes for its CPU waits half of the time; what a kernel does now and then is far
+/// less, and so is a monitor that wakes up a hundred times a second.
+pub const SPIN_WAIT_NANOS: u64 = 10_000_000;
 
 /// How long it does not, the first time and at most; doubled while it goes on.
 pub const SPIN_OFF_NANOS: u64 = 100_000_000;

@@ -19,8 +19,16 @@ pub fn join_until(threads: &mut Vec<JoinHandle<()>>, end: Instant) {
     }
 }
 
-/// How often the kernel took the CPU away from the calling thread for another one.
-pub fn involuntary_switches() -> u64 {
+/// Milliseconds for which the calling thread so far was ready to run and had no CPU
+/// (`run_delay`, Documentation/scheduler/sched-stats.rst); on a kernel that does not count them, how
+/// often the CPU was taken away from it, which costs it a scheduler's slice of some milliseconds.
+pub fn ready_without_cpu() -> u64 {
+    let counted = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanos = counted.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    nanos.map_or_else(involuntary_switches, |nanos| nanos / 1_000_000)
+}
+
+fn involuntary_switches() -> u64 {
     // SAFETY: all-zero bytes are a valid `rusage`, which is plain numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is live and writable. Fails only on bad arguments, and is 0 then.

@@ -13,7 +13,7 @@ use crate::limits::{EPOLL_BATCH, HOLD_SLEEP_MILLIS, TURN_NANOS};
 use crate::port::{Port, PortTable, RingState};
 use crate::switch::PortId;
 use crate::sys::clock;
-use crate::sys::threads::involuntary_switches;
+use crate::sys::threads::ready_without_cpu;
 
 /// A source with work, or that lately had some.
 #[derive(Clone, Copy)]
@@ -100,7 +100,7 @@ impl Worker {
             return false;
         }
         if !self.ready.is_empty() {
-            match self.spin.next(self.now, involuntary_switches) {
+            match self.spin.next(self.now, ready_without_cpu) {
                 Next::Look => return false,
                 Next::Arm => self.arm_all(),
                 Next::GiveUp => {

@@ -8,13 +8,14 @@
 //! would be. So a guest that sends a frame a second costs what it did without spinning.
 //!
 //! Two things bound what spinning takes from others. A token bucket: spinning earns a tenth of the
-//! time that passes, or as much time as the worker worked, whichever is more, and pays for every
-//! cycle, found or not. Up to a tenth of a CPU of work that is the tenth; a worker under load has
+//! time that passes, or two thirds of what the worker works, whichever is more, and pays for every
+//! cycle, found or not. Up to a sixth of a CPU of work that is the tenth; a worker under load has
 //! gaps of a microsecond or two between bursts, and to sleep through each of them costs it, and the
-//! guest that has to kick, more than to wait (60 B, two ports: 18 Mpps at 0.56 CPU with a tenth
-//! alone, 20.7 at 0.68 so; 28 polling). And a look at how often the kernel took
-//! the CPU away from the worker: where more threads than CPUs want to run, a spinning worker is in
-//! the way of the guest it waits for, so spinning ends for a while.
+//! guest that has to kick, more than to wait (60 B, two ports, Mpps: 18.1 at 0.56 CPU with a tenth
+//! alone, 20.7 at 0.74 so, 25.2 at 0.90 with as much as it works, 26.5 polling). And a look
+//! at how long the worker stood ready without a CPU: where more threads than CPUs want to run, a
+//! spinning worker is in the way of the guest it waits for, so spinning ends for a while. (How
+//! often it was preempted says less: a monitor that wakes up every 10 ms counts like a rival.)
 //!
 //! Poll mode never sleeps and has none of that, but stops *reading* a ring that has been empty for
 //! long: its kick is enabled and looked for with the other kernel events, so that silent guests
@@ -26,7 +27,7 @@
 use crate::limits::{
     BUSY_LOOKS_BEFORE_ARM, EVENT_CHECK_NANOS, IDLE_LOOKS_BEFORE_ARM, SPIN_CREDIT_NANOS,
     SPIN_EVENT_CHECK_NANOS, SPIN_MAX_NANOS, SPIN_MIN_NANOS, SPIN_OFF_MAX_NANOS, SPIN_OFF_NANOS,
-    SPIN_PREEMPTION_NANOS, SPIN_SHARE,
+    SPIN_SHARE, SPIN_WAIT_NANOS, SPIN_WORK_THIRDS,
 };
 use crate::sys::clock::since;
 
@@ -61,7 +62,7 @@ struct Cycles {
     credit: u64,
     off: u64,
     off_max: u64,
-    preemption: u64,
+    wait: u64,
 }
 
 /// The idle policy of one worker.
@@ -79,8 +80,8 @@ pub struct SpinPolicy {
     credited: u64,
     /// Cycles of work since then.
     worked: u64,
-    /// Times the worker lost its CPU, and when that was asked.
-    preempted: u64,
+    /// Milliseconds it stood ready without a CPU, and when that was asked.
+    waited: u64,
     asked: u64,
     /// No spin for `off` cycles after `asked`.
     off: u64,
@@ -100,7 +101,7 @@ impl SpinPolicy {
             credit: cycles(SPIN_CREDIT_NANOS),
             off: cycles(SPIN_OFF_NANOS),
             off_max: cycles(SPIN_OFF_MAX_NANOS),
-            preemption: cycles(SPIN_PREEMPTION_NANOS),
+            wait: cycles(SPIN_WAIT_NANOS),
         };
         SpinPolicy {
             poll,
@@ -111,7 +112,7 @@ impl SpinPolicy {
             credit: 0,
             credited: now,
             worked: 0,
-            preempted: 0,
+            waited: 0,
             asked: now,
             off: 0,
             next_off: cycles.off,
@@ -155,10 +156,10 @@ impl SpinPolicy {
         true
     }
 
-    /// A turn found nothing, and sources are held. `preemptions` tells how often the kernel took
-    /// the CPU away from the worker so far; it is asked rarely.
+    /// A turn found nothing, and sources are held. `waits` tells for how many milliseconds the
+    /// worker stood ready without a CPU so far; it is asked rarely.
     #[inline]
-    pub fn next(&mut self, now: u64, preemptions: impl FnOnce() -> u64) -> Next {
+    pub fn next(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Next {
         if self.poll {
             return Next::Look;
         }
@@ -170,12 +171,12 @@ impl SpinPolicy {
                 Next::GiveUp
             }
             Phase::Spun(_) => Next::Arm,
-            Phase::Working => self.begin(now, preemptions),
+            Phase::Working => self.begin(now, waits),
         }
     }
 
-    fn begin(&mut self, now: u64, preemptions: impl FnOnce() -> u64) -> Next {
-        if !self.may_spin(now) || self.is_in_the_way(now, preemptions) {
+    fn begin(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Next {
+        if !self.may_spin(now) || self.is_in_the_way(now, waits) {
             return Next::Arm;
         }
         self.phase = Phase::Spinning(now);
@@ -235,7 +236,7 @@ impl SpinPolicy {
 
     fn earn(&mut self, now: u64) {
         let passed = since(self.credited, now) / SPIN_SHARE;
-        let earned = passed.max(self.worked);
+        let earned = passed.max(self.worked / 3 * SPIN_WORK_THIRDS);
         // What is too short to earn anything is not lost.
         if earned > 0 || now < self.credited {
             self.credit = self.credit.saturating_add(earned).min(self.cycles.credit);
@@ -259,17 +260,17 @@ impl SpinPolicy {
         self.window = (2 * self.window).clamp(self.cycles.min, self.cycles.max);
     }
 
-    /// Asks now and then how often the worker was preempted: true, and no spin for a while, twice
-    /// as long each time, if that was more than once per [`SPIN_PREEMPTION_NANOS`].
-    fn is_in_the_way(&mut self, now: u64, preemptions: impl FnOnce() -> u64) -> bool {
+    /// Asks now and then how long the worker waited for a CPU: true, and no spin for a while, twice
+    /// as long each time, if that was more than a millisecond per [`SPIN_WAIT_NANOS`].
+    fn is_in_the_way(&mut self, now: u64, waits: impl FnOnce() -> u64) -> bool {
         let passed = now.wrapping_sub(self.asked);
-        if passed < self.cycles.preemption {
+        if passed < self.cycles.wait {
             return false;
         }
-        let preempted = preemptions();
-        let more = preempted.saturating_sub(self.preempted);
-        (self.preempted, self.asked, self.off) = (preempted, now, 0);
-        if more <= passed / self.cycles.preemption.max(1) {
+        let waited = waits();
+        let more = waited.saturating_sub(self.waited);
+        (self.waited, self.asked, self.off) = (waited, now, 0);
+        if more <= passed / self.cycles.wait.max(1) {
             self.next_off = self.cycles.off;
             return false;
         }
