@@ -20,8 +20,8 @@ pub fn join_until(threads: &mut Vec<JoinHandle<()>>, end: Instant) {
 }
 
 /// Milliseconds for which the calling thread so far was ready to run and had no CPU
-/// (`run_delay`, Documentation/scheduler/sched-stats.rst); on a kernel that does not count them, how
-/// often the CPU was taken away from it, which costs it a scheduler's slice of some milliseconds.
+/// (`run_delay`, Documentation/scheduler/sched-stats.rst); on a kernel that does not count them,
+/// how often the CPU was taken away from it, which costs it a slice of some milliseconds.
 pub fn ready_without_cpu() -> u64 {
     let counted = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanos = counted.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
