@@ -246,6 +246,16 @@ mod tests {
         (kick, Some(Arc::new(ours)))
     }
 
+    /// Serves the transmit rings of the first `ports` ports; their kicks.
+    fn serve_first(a: &Assignment, ports: u16) -> Vec<EventFd> {
+        let serve = |port| {
+            let (kick, ours) = kick();
+            a.serve(tx(port), ours).unwrap();
+            kick
+        };
+        (0..ports).map(serve).collect()
+    }
+
     fn owner(a: &Assignment, port: u16) -> usize {
         a.queue(tx(port)).unwrap().lock().owner.unwrap()
     }
@@ -279,13 +289,7 @@ mod tests {
     #[test]
     fn those_that_stay_are_spread_again() {
         let a = assignment(2);
-        let kicks: Vec<_> = (0..4)
-            .map(|port| {
-                let (kick, ours) = kick();
-                a.serve(tx(port), ours).unwrap();
-                kick
-            })
-            .collect();
+        let kicks = serve_first(&a, 4);
         assert_eq!([0, 1, 2, 3].map(|port| owner(&a, port)), [0, 1, 0, 1]);
         notes(&a, 0);
         a.release(tx(1));
@@ -307,13 +311,7 @@ mod tests {
     #[test]
     fn a_kick_that_was_not_taken_before_the_move_is_seen_after_it() {
         let a = assignment(2);
-        let kicks: Vec<_> = (0..4)
-            .map(|port| {
-                let (kick, ours) = kick();
-                a.serve(tx(port), ours).unwrap();
-                kick
-            })
-            .collect();
+        let kicks = serve_first(&a, 4);
         kicks.iter().for_each(|kick| kick.write(1).unwrap());
         a.release(tx(1));
         a.release(tx(3));
@@ -325,13 +323,7 @@ mod tests {
     #[test]
     fn a_disabled_ring_stays_where_it_is() {
         let a = assignment(2);
-        let kicks: Vec<_> = (0..6)
-            .map(|port| {
-                let (kick, ours) = kick();
-                a.serve(tx(port), ours).unwrap();
-                kick
-            })
-            .collect();
+        let kicks = serve_first(&a, 6);
         for port in [0, 4] {
             a.queue(tx(port)).unwrap().lock().discard = true;
         }
