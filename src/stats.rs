@@ -82,7 +82,8 @@ drop_reasons! {
     Disabled => "disabled",
     /// Egress: no front-end attached, or no enabled receive ring that ever held a buffer.
     PortDown => "port_down",
-    /// Egress: the receiver has no free buffer, now and at the one retry.
+    /// Egress: the receiver has no free buffer, now, at the one retry, and as long as it could be
+    /// waited for.
     NoBuffer => "no_buffer",
     /// Egress: the frame does not fit the receiver's buffers (without mergeable buffers one chain).
     NoFit => "no_fit",

@@ -2,8 +2,9 @@
 //!
 //! A worker owns a set of sources: transmit rings of guests and queues of TAPs. It sleeps in
 //! `epoll_wait` without a timeout until a kick, a readable TAP or a note from a session; a timer
-//! would hide a lost wake-up. Awake, it makes *turns*: one pass over its ready sources, one burst
-//! each, then the signals the turn owes, once per ring.
+//! would hide a lost wake-up. Only while frames wait for a full receiver does it look again after
+//! a millisecond. Awake, it makes *turns*: one pass over its ready sources, one burst each, then
+//! the signals the turn owes, once per ring.
 //!
 //! * [`assignment`] which worker serves which ring, and moving them;
 //! * [`run`] the loop: which sources are ready, when to sleep;
