@@ -19,6 +19,18 @@ pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
 /// Ethernet, one VLAN tag, IPv4 and TCP without options, which flow hashing reads.
 pub const SNAPSHOT_LEN: usize = 64;
 
+/// Headers, from Ethernet to TCP's options, that a frame asking for an offload may have. Two VLAN
+/// tags, IPv6 and TCP with all options are 122 bytes; the rest is for extension headers.
+pub const MAX_HEADERS_LEN: usize = 256;
+
+/// Least payload of a TCP segment that a sender may ask for: Linux's `TCP_MIN_GSO_SIZE`, which is
+/// its smallest MSS of 48 less 40 bytes of options.
+pub const MIN_TCP_GSO_SIZE: u16 = 8;
+
+/// Segments that one frame is cut into at most; what is behind them is a counted loss. 64 KiB for
+/// a path of 576 bytes are 125; the bound is for senders that want a receive ring held for long.
+pub const MAX_SEGMENTS: u32 = 1024;
+
 // --- Rings --------------------------------------------------------------------------------
 
 /// Largest ring a driver may configure (virtio 1.2 section 2.7: queue size at most 32768).

@@ -7,14 +7,14 @@
 use super::MacAddr;
 use crate::limits::SNAPSHOT_LEN;
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
+pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
+pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
 
 /// Protocol numbers of IP.
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
 
 /// First bytes of a frame, zero beyond the frame's end.
 pub type Snapshot = [u8; SNAPSHOT_LEN];
@@ -72,6 +72,24 @@ impl Addresses {
         // The upper half of the last word tells frames from none.
         ((self.first ^ other.first) & DESTINATION) | ((self.last ^ other.last) >> 32) == 0
     }
+}
+
+/// Offset of what follows Ethernet and up to two VLAN tags in a frame that begins with `bytes`: at
+/// least 14, at most 22, and maybe beyond their end.
+#[inline]
+pub fn l3_offset(bytes: &[u8]) -> usize {
+    let tagged = |at: usize| match bytes.get(at..).and_then(<[u8]>::first_chunk) {
+        Some(&tag) => matches!(u16::from_be_bytes(tag), ETHERTYPE_VLAN | ETHERTYPE_QINQ),
+        None => false,
+    };
+    let tags = if !tagged(12) {
+        0
+    } else if !tagged(16) {
+        1
+    } else {
+        2
+    };
+    14 + 4 * tags
 }
 
 /// A hash that is equal for all frames of one flow: addresses and, for unfragmented TCP and UDP,

@@ -3,14 +3,13 @@
 //! Twelve bytes with VERSION_1 or MRG_RXBUF, else the ten of the legacy layout, which lacks
 //! `num_buffers`. Held as raw bytes: what was checked is what gets delivered.
 
+use super::offload::NEEDS_CSUM;
+
 /// Header length with VERSION_1 or MRG_RXBUF, and on the TAP.
 pub const VNET_HDR_LEN: usize = 12;
 
 /// Header length of a legacy driver without MRG_RXBUF.
 pub const VNET_HDR_LEN_LEGACY: usize = 10;
-
-/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
-const NEEDS_CSUM: u8 = 1;
 
 /// `struct virtio_net_hdr_v1`, little-endian as the ring has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
