@@ -1,15 +1,20 @@
-//! Frames as bytes: addresses, the virtio-net header and what it asks for, flow hashing.
+//! Frames as bytes: addresses, flow hashing, the virtio-net header, what it asks for and how that is
+//! done in software.
 //!
 //! Nothing here touches guest memory or performs I/O: every function reads private bytes that
 //! were already copied out of a ring.
 
+pub mod checksum;
 pub mod ethernet;
 pub mod mac;
 pub mod offload;
 pub mod rarp;
+pub mod segment;
 pub mod vnet;
 
+pub use checksum::Sum;
 pub use ethernet::flow_hash;
 pub use mac::MacAddr;
 pub use offload::Offloads;
+pub use segment::Segmenter;
 pub use vnet::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY, VnetHdr};

@@ -28,13 +28,13 @@ pub const GSO_UDP_L4: u8 = 5;
 pub const GSO_ECN: u8 = 0x80;
 
 /// Where TCP and UDP keep their checksum.
-const TCP_CSUM: usize = 16;
-const UDP_CSUM: usize = 6;
+pub(super) const TCP_CSUM: usize = 16;
+pub(super) const UDP_CSUM: usize = 6;
 /// Bytes of the headers without options.
-const IPV4_HEADER: usize = 20;
-const IPV6_HEADER: usize = 40;
-const TCP_HEADER: usize = 20;
-const UDP_HEADER: usize = 8;
+pub(super) const IPV4_HEADER: usize = 20;
+pub(super) const IPV6_HEADER: usize = 40;
+pub(super) const TCP_HEADER: usize = 20;
+pub(super) const UDP_HEADER: usize = 8;
 
 /// Next headers of IPv6 that another one follows (RFC 8200 section 4).
 const HOP_BY_HOP: u8 = 0;

@@ -1,0 +1,389 @@
+//! Cutting one large TCP packet or a train of UDP datagrams into what a receiver without that
+//! offload takes (TSO and USO in software), header by header.
+//!
+//! A [`Segmenter`] has its own copy of the packet's headers and knows which part of the payload
+//! goes into which segment; the payload it never sees, only its sum. What a segment's headers say
+//! is what Linux makes of such a packet (`tcp_gso_segment`, `__udp_gso_segment`,
+//! `inet_gso_segment`): each has its own lengths, IPv4 identification, sequence number and
+//! checksums; FIN and PSH are for the last, CWR is for the first.
+//!
+//! The headers were checked ([`super::offload::check`]), but most of them are read from guest
+//! memory once more after that. So offsets and lengths come from the [`Request`] alone, and bytes
+//! that contradict it are refused; all others only travel.
+
+use super::VnetHdr;
+use super::checksum::Sum;
+use super::offload::{
+    GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, IPV4_HEADER, IPV6_HEADER, NEEDS_CSUM, Offloads,
+    Request, TCP_CSUM, TCP_HEADER, UDP_CSUM, UDP_HEADER,
+};
+use crate::limits::{MAX_HEADERS_LEN, MAX_SEGMENTS};
+
+/// Fields of an IPv4 header: total length, identification, checksum (RFC 791 section 3.1).
+const IPV4_LENGTH: usize = 2;
+const IPV4_ID: usize = 4;
+const IPV4_CSUM: usize = 10;
+/// Payload length of an IPv6 header (RFC 8200 section 3).
+const IPV6_LENGTH: usize = 4;
+/// Sequence number, data offset and flags of TCP (RFC 9293 section 3.1); length of UDP.
+const TCP_SEQUENCE: usize = 4;
+const TCP_DATA_OFFSET: usize = 12;
+const TCP_FLAGS: usize = 13;
+const UDP_LENGTH: usize = 4;
+
+/// Flags of TCP.
+const FIN: u8 = 0x01;
+const PSH: u8 = 0x08;
+const CWR: u8 = 0x80;
+
+/// A packet that is being cut into segments.
+#[derive(Debug, Clone)]
+pub struct Segmenter {
+    /// Those of the segment asked for last, of the whole packet at first.
+    headers: [u8; MAX_HEADERS_LEN],
+    headers_len: usize,
+    /// Network header.
+    l3: usize,
+    /// Transport header.
+    l4: usize,
+    /// Bytes of the whole packet's payload, more than [`Self::size`].
+    payload: usize,
+    /// Payload of a segment that is not the last.
+    size: usize,
+    segments: usize,
+    network: Network,
+    transport: Transport,
+    /// Pseudo-header without the length.
+    pseudo: Sum,
+    /// Transport header without what differs between segments.
+    header: Sum,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Network {
+    /// Sum of the header without what differs between segments.
+    V4 {
+        id: u16,
+        header: Sum,
+    },
+    V6,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Transport {
+    /// Of the whole packet. The word with data offset and flags is summed with these.
+    Tcp {
+        sequence: u32,
+        offset: u8,
+        flags: u8,
+    },
+    Udp,
+}
+
+impl Segmenter {
+    /// For a frame of `len` bytes, of which `headers` are the first [`Request::headers_len`]. None
+    /// if the frame is not to be segmented, or if request, bytes and length contradict each other:
+    /// the sender has changed the bytes since they were checked.
+    pub fn new(request: &Request, headers: &[u8], len: u32) -> Option<Segmenter> {
+        let (v4, tcp) = kind(request)?;
+        let (l3, l4) = (usize::from(request.l3), request.csum_start());
+        let headers_len = request.headers_len();
+        let payload = (len as usize).checked_sub(headers_len).filter(|&n| n > 0)?;
+        let size = Some(request.gso_size()).filter(|&n| n > 0)?;
+        let network = l4.checked_sub(l3)?;
+        let transport = headers_len.checked_sub(l4)?;
+        // What was read behind a length is a header of that length.
+        let least = if v4 { IPV4_HEADER } else { IPV6_HEADER };
+        let sound = network >= least
+            && transport == if tcp { transport & !3 } else { UDP_HEADER }
+            && transport >= if tcp { TCP_HEADER } else { UDP_HEADER }
+            && request.csum_at() == l4 + if tcp { TCP_CSUM } else { UDP_CSUM };
+        // The length an IP header gives the whole packet, so that those of segments fit as well.
+        let unsaid = l3 + if v4 { 0 } else { IPV6_HEADER };
+        if !sound || len as usize > unsaid + usize::from(u16::MAX) {
+            return None;
+        }
+        let mut own = [0; MAX_HEADERS_LEN];
+        own.get_mut(..headers_len)?.copy_from_slice(headers.get(..headers_len)?);
+        let mut segmenter = Segmenter {
+            headers: own,
+            headers_len,
+            l3,
+            l4,
+            payload,
+            size,
+            segments: payload.div_ceil(size),
+            network: Network::V6,
+            transport: Transport::Udp,
+            pseudo: Sum::ZERO,
+            header: Sum::ZERO,
+        };
+        segmenter.network = segmenter.network(v4)?;
+        segmenter.transport = segmenter.transport(tcp)?;
+        segmenter.sum_up(len as usize);
+        Some(segmenter)
+    }
+
+    /// The network header, whose length and version have to be those that were checked.
+    fn network(&self, v4: bool) -> Option<Network> {
+        let first = self.headers[self.l3];
+        if !v4 {
+            return (first >> 4 == 6).then_some(Network::V6);
+        }
+        let length = self.l4 - self.l3;
+        if first >> 4 != 4 || usize::from(first & 0xf) * 4 != length {
+            return None;
+        }
+        let id = u16::from_be_bytes(self.field(self.l3 + IPV4_ID));
+        let header = Sum::of(&self.headers[self.l3..self.l4])
+            .minus_word(u16::from_be_bytes(self.field(self.l3 + IPV4_LENGTH)))
+            .minus_word(id)
+            .minus_word(u16::from_be_bytes(self.field(self.l3 + IPV4_CSUM)));
+        Some(Network::V4 { id, header })
+    }
+
+    /// The transport header, whose length has to be the one that was checked.
+    fn transport(&self, tcp: bool) -> Option<Transport> {
+        if !tcp {
+            return Some(Transport::Udp);
+        }
+        let offset = self.headers[self.l4 + TCP_DATA_OFFSET];
+        if usize::from(offset >> 4) * 4 != self.headers_len - self.l4 {
+            return None;
+        }
+        let sequence = u32::from_be_bytes(self.field(self.l4 + TCP_SEQUENCE));
+        Some(Transport::Tcp { sequence, offset, flags: self.headers[self.l4 + TCP_FLAGS] })
+    }
+
+    /// Sums what all segments have in common.
+    fn sum_up(&mut self, len: usize) {
+        // The field holds the pseudo-header's sum, with the length of the whole packet.
+        let field = u16::from_be_bytes(self.field(self.csum_at()));
+        self.pseudo = Sum::ZERO.word(field).minus_word((len - self.l4) as u16);
+        self.header = Sum::of(&self.headers[self.l4..self.headers_len]).minus_word(field);
+        self.header = match self.transport {
+            Transport::Tcp { sequence, offset, flags } => self
+                .header
+                .minus_word((sequence >> 16) as u16)
+                .minus_word(sequence as u16)
+                .minus_word(u16::from_be_bytes([offset, flags])),
+            Transport::Udp => {
+                self.header.minus_word(u16::from_be_bytes(self.field(self.l4 + UDP_LENGTH)))
+            }
+        };
+    }
+
+    /// Segments the packet is cut into: at most [`MAX_SEGMENTS`], see [`Segmenter::surplus`].
+    #[inline]
+    pub fn segments(&self) -> u32 {
+        self.segments.min(MAX_SEGMENTS as usize) as u32
+    }
+
+    /// Segments beyond [`MAX_SEGMENTS`], which are to be dropped and counted.
+    #[inline]
+    pub fn surplus(&self) -> u32 {
+        self.segments.saturating_sub(MAX_SEGMENTS as usize) as u32
+    }
+
+    /// Where the payload of a segment begins in the frame, and its length in bytes: zero for one
+    /// that does not exist.
+    #[inline]
+    pub fn payload(&self, index: u32) -> (u32, u32) {
+        let from = (index as usize).saturating_mul(self.size).min(self.payload);
+        let len = (self.payload - from).min(self.size);
+        ((self.headers_len + from) as u32, len as u32)
+    }
+
+    /// Bytes of headers of each segment.
+    #[inline]
+    pub fn headers_len(&self) -> usize {
+        self.headers_len
+    }
+
+    /// Headers of a segment with all checksums, `payload` being the sum of its payload.
+    #[inline]
+    pub fn complete(&mut self, index: u32, payload: Sum) -> &[u8] {
+        let (length, differing) = self.write(index);
+        // The header's length is even, so the payload's position is.
+        let sum = self.pseudo.word(length).plus(self.header).plus(differing).plus(payload);
+        self.put(self.csum_at(), sum.checksum());
+        &self.headers[..self.headers_len]
+    }
+
+    /// Headers of a segment whose TCP or UDP checksum is left to the receiver, who needs
+    /// [`Segmenter::partial_header`] for that.
+    #[inline]
+    pub fn partial(&mut self, index: u32) -> &[u8] {
+        let (length, _) = self.write(index);
+        self.put(self.csum_at(), self.pseudo.word(length).to_bytes());
+        &self.headers[..self.headers_len]
+    }
+
+    /// The virtio-net header of each segment of [`Segmenter::partial`].
+    #[inline]
+    pub fn partial_header(&self) -> VnetHdr {
+        VnetHdr {
+            flags: NEEDS_CSUM,
+            csum_start: (self.l4 as u16).to_le_bytes(),
+            csum_offset: ((self.csum_at() - self.l4) as u16).to_le_bytes(),
+            ..VnetHdr::plain(1)
+        }
+    }
+
+    /// Writes a segment's fields, except the transport checksum: the length for its pseudo-header
+    /// and the sum of the transport header's fields that differ from other segments'.
+    #[inline]
+    fn write(&mut self, index: u32) -> (u16, Sum) {
+        let (_, payload) = self.payload(index);
+        let end = self.headers_len + payload as usize;
+        self.write_network(index, end);
+        let length = (end - self.l4) as u16;
+        (length, self.write_transport(index, length))
+    }
+
+    /// `end` is the length of the segment's frame.
+    #[inline]
+    fn write_network(&mut self, index: u32, end: usize) {
+        match self.network {
+            Network::V4 { id, header } => {
+                let length = (end - self.l3) as u16;
+                let id = id.wrapping_add(index as u16);
+                self.put(self.l3 + IPV4_LENGTH, length.to_be_bytes());
+                self.put(self.l3 + IPV4_ID, id.to_be_bytes());
+                self.put(self.l3 + IPV4_CSUM, header.word(length).word(id).header_checksum());
+            }
+            Network::V6 => {
+                let length = (end - self.l3 - IPV6_HEADER) as u16;
+                self.put(self.l3 + IPV6_LENGTH, length.to_be_bytes());
+            }
+        }
+    }
+
+    /// `length` is that of the segment from the transport header. The sum of what is written.
+    #[inline]
+    fn write_transport(&mut self, index: u32, length: u16) -> Sum {
+        match self.transport {
+            Transport::Tcp { sequence, offset, mut flags } => {
+                let sequence = sequence.wrapping_add(index.wrapping_mul(self.size as u32));
+                if index != 0 {
+                    flags &= !CWR;
+                }
+                if index as usize + 1 != self.segments {
+                    flags &= !(FIN | PSH);
+                }
+                self.put(self.l4 + TCP_SEQUENCE, sequence.to_be_bytes());
+                self.put(self.l4 + TCP_FLAGS, [flags]);
+                Sum::ZERO
+                    .word((sequence >> 16) as u16)
+                    .word(sequence as u16)
+                    .word(u16::from_be_bytes([offset, flags]))
+            }
+            Transport::Udp => {
+                self.put(self.l4 + UDP_LENGTH, length.to_be_bytes());
+                Sum::ZERO.word(length)
+            }
+        }
+    }
+
+    /// Where the transport checksum stands.
+    #[inline(always)]
+    fn csum_at(&self) -> usize {
+        self.l4
+            + match self.transport {
+                Transport::Tcp { .. } => TCP_CSUM,
+                Transport::Udp => UDP_CSUM,
+            }
+    }
+
+    /// Bytes of the headers; zeros beyond [`MAX_HEADERS_LEN`].
+    #[inline(always)]
+    fn field<const N: usize>(&self, at: usize) -> [u8; N] {
+        self.headers.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
+    }
+
+    #[inline(always)]
+    fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
+        // All offsets are inside since `new`, which the compiler cannot know.
+        if let Some(field) = self.headers.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {
+            *field = bytes;
+        }
+    }
+}
+
+/// If a request to segment is one for IPv4, and for TCP.
+fn kind(request: &Request) -> Option<(bool, bool)> {
+    let needs = |offload| request.needs.has(offload);
+    match request.header.gso_type & !GSO_ECN {
+        GSO_TCPV4 if needs(Offloads::TSO4) => Some((true, true)),
+        GSO_TCPV6 if needs(Offloads::TSO6) => Some((false, true)),
+        GSO_UDP_L4 if needs(Offloads::USO4) => Some((true, false)),
+        GSO_UDP_L4 if needs(Offloads::USO6) => Some((false, false)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::offload::{Refused, check};
+
+    /// IPv4 and TCP without options, FIN, PSH, ACK and CWR, for 3,000 bytes of payload.
+    fn tcp4() -> (Vec<u8>, u32, VnetHdr) {
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+        let len = (14 + 40 + 3000) as u32;
+        frame.extend([0x45, 0, (len - 14 >> 8) as u8, (len - 14) as u8, 0xff, 0xff, 0x40, 0]);
+        frame.extend([64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame.extend([0x12, 0x34, 0, 80, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1]);
+        frame.extend([0x50, 0x99, 1, 0]);
+        let pseudo = Sum::of(&frame[26..34]).word(6).word((len - 34) as u16);
+        frame.extend(pseudo.to_bytes());
+        frame.extend([0, 0]);
+        let header = VnetHdr {
+            flags: NEEDS_CSUM,
+            gso_type: GSO_TCPV4 | GSO_ECN,
+            gso_size: 1448u16.to_le_bytes(),
+            csum_start: 34u16.to_le_bytes(),
+            csum_offset: 16u16.to_le_bytes(),
+            ..VnetHdr::plain(0)
+        };
+        (frame, len, header)
+    }
+
+    fn request(frame: &[u8], len: u32, header: VnetHdr) -> Result<Request, Refused> {
+        check(header, frame, len, Offloads::ALL)
+    }
+
+    #[test]
+    fn a_packet_becomes_its_segments() {
+        let (frame, len, header) = tcp4();
+        let request = request(&frame, len, header).expect("sound");
+        let mut segmenter = Segmenter::new(&request, &frame, len).expect("sound");
+        assert_eq!((segmenter.segments(), segmenter.surplus()), (3, 0));
+        let parts = [0, 1, 2, 3].map(|i| segmenter.payload(i));
+        assert_eq!(parts, [(54, 1448), (1502, 1448), (2950, 104), (3054, 0)]);
+
+        let expected = [
+            (1488u16, 0xffffu16, 0xffff_ffffu32, 0x90u8),
+            (1488, 0, 1447, 0x10),
+            (144, 1, 2895, 0x19),
+        ];
+        for (i, (length, id, sequence, flags)) in (0..).zip(expected) {
+            let payload = Sum::of(&vec![i as u8 + 1; usize::from(length) - 40]);
+            let headers = segmenter.complete(i, payload);
+            assert_eq!(headers.len(), 54);
+            assert_eq!(headers[16..18], length.to_be_bytes());
+            assert_eq!(headers[18..20], id.to_be_bytes());
+            assert_eq!(headers[38..42], sequence.to_be_bytes());
+            assert_eq!(headers[47], flags);
+            // RFC 1071: the sum over everything with the checksum is all ones.
+            assert_eq!(Sum::of(&headers[14..34]).fold(), 0xffff);
+            let pseudo = Sum::of(&headers[26..34]).word(6).word(length - 20);
+            assert_eq!(pseudo.plus(Sum::of(&headers[34..])).plus(payload).fold(), 0xffff);
+
+            let headers = segmenter.partial(i);
+            assert_eq!(headers[50..52], pseudo.to_bytes());
+        }
+        let partial = segmenter.partial_header().to_bytes();
+        assert_eq!(partial, [1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 1, 0]);
+    }
+}
