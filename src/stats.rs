@@ -161,6 +161,21 @@ pub struct QueueStats {
     pub waits: Counter,
     /// RX: buffers returned unused because their chain was invalid.
     pub bad_buffers: Counter,
+    /// To a receiver: what was done for frames in its stead.
+    pub fallbacks: Fallbacks,
+}
+
+/// Offloads that a receiver lacks, done in software.
+#[derive(Debug, Default)]
+pub struct Fallbacks {
+    /// Frames whose checksum was finished.
+    pub checksummed: Counter,
+    /// Frames that were cut into segments.
+    pub segmented: Counter,
+    /// These segments.
+    pub segments: Counter,
+    /// Segments that found no buffer although their frame counts as delivered.
+    pub segments_lost: Counter,
 }
 
 /// What belongs to a port as a whole; written from several threads.

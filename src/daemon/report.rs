@@ -91,7 +91,8 @@ fn log_queue(port: &Port, direction: &str, index: usize, s: &QueueStats) {
     }
     log::info!(
         "port {} queue {index} {direction} frames {} bytes {} copies {} kicks {} signals {} \
-         signals_suppressed {} waits {} bad_buffers {}{}",
+         signals_suppressed {} waits {} bad_buffers {} checksummed {} segmented {} segments {} \
+         segments_lost {}{}",
         port.name,
         s.frames.get(),
         s.bytes.get(),
@@ -101,6 +102,10 @@ fn log_queue(port: &Port, direction: &str, index: usize, s: &QueueStats) {
         s.signals_suppressed.get(),
         s.waits.get(),
         s.bad_buffers.get(),
+        s.fallbacks.checksummed.get(),
+        s.fallbacks.segmented.get(),
+        s.fallbacks.segments.get(),
+        s.fallbacks.segments_lost.get(),
         s.drops
     );
 }

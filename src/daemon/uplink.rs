@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Endpoint;
+use crate::frame::Offloads;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::tap::Device;
 use crate::port::{Port, TapPort};
@@ -90,9 +91,8 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
 }
 
 fn open(tap: &TapPort, missing: Missing) -> Result<Tap, UplinkError> {
-    // No offloads: what comes in is complete, and nothing else goes out.
     let queues = tap.queues().len() as u16;
-    tap::open(&tap.ifname, queues, 0, missing)
+    tap::open(&tap.ifname, queues, Offloads::ALL, missing)
         .map_err(|source| UplinkError::Open { ifname: tap.ifname.clone(), source })
 }
 
@@ -104,7 +104,7 @@ fn serve(port: &Port, tap: &TapPort, opened: Tap, workers: &Workers) -> Result<(
     for (queue, device) in devices.iter().enumerate() {
         workers.for_tap(queue).watch(device.as_raw_fd(), token(queue))?;
     }
-    tap.attach(devices);
+    tap.attach(devices, opened.offloads);
     // What came between is found now.
     for queue in 0..tap.queues().len() {
         workers.for_tap(queue).look(token(queue));

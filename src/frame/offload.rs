@@ -77,6 +77,22 @@ impl Offloads {
         Offloads(self.0 & other.0)
     }
 
+    /// These less those of `other`.
+    #[inline(always)]
+    pub const fn without(self, other: Offloads) -> Offloads {
+        Offloads(self.0 & !other.0)
+    }
+
+    /// As a number, to be stored.
+    pub const fn to_bits(self) -> u8 {
+        self.0
+    }
+
+    /// From a number; bits without a meaning are dropped.
+    pub const fn from_bits(bits: u8) -> Offloads {
+        Offloads(bits & Offloads::ALL.0)
+    }
+
     /// True if every offload of `other` is among these.
     #[inline(always)]
     pub const fn has(self, other: Offloads) -> bool {

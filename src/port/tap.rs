@@ -1,25 +1,27 @@
 //! An uplink: the queues of one TAP interface.
 //!
-//! Writing goes straight from the guests' buffers (`writev`), one system call a frame, by any
+//! Writing goes straight from the guests' buffers ([`writer`]), one system call a frame, by any
 //! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
 //! unknown before and no system call may run under a receive lock. Every result of the kernel is
 //! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
 //! whose interface is gone is emptied and reported to whoever reattaches it.
 
+pub mod writer;
+
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Port;
-use crate::frame::VNET_HDR_LEN;
 use crate::frame::vnet::VnetHdr;
-use crate::limits::{
-    BURST_BYTES, BURST_FRAMES, CLOSE_PATIENCE_MILLIS, MAX_FRAME_LEN, SNAPSHOT_LEN, TAP_COPY_BYTES,
-    TAP_GATHER_PIECES,
-};
-use crate::ring::{Burst, Frame, Piece};
+use crate::frame::{Offloads, VNET_HDR_LEN};
+use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_PATIENCE_MILLIS, MAX_FRAME_LEN};
+use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::SourceMemo;
 use crate::sys::tap::{FrameIo, TapIo};
+
+pub use writer::TapWriter;
 
 /// Bytes of staging per frame: header and longest frame, in whole cache lines.
 const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64);
@@ -76,6 +78,8 @@ pub struct TapPort {
     /// Interface name from the configuration.
     pub ifname: String,
     queues: Box<[TapQueue]>,
+    /// What the kernel takes, as bits of [`Offloads`].
+    takes: AtomicU8,
     /// Taken before a queue's device, so that a late loss of the old devices and the attaching of
     /// new ones cannot mix: what is lost is always what is attached.
     loss: Mutex<Loss>,
@@ -167,6 +171,7 @@ impl TapPort {
         TapPort {
             ifname: ifname.to_owned(),
             queues: (0..queues).map(|_| TapQueue::default()).collect(),
+            takes: AtomicU8::new(0),
             loss: Mutex::default(),
             wake: Condvar::new(),
         }
@@ -182,10 +187,11 @@ impl TapPort {
         self.queues.iter().any(|queue| lock(&queue.device).is_some())
     }
 
-    /// Puts freshly opened queues into service.
-    pub fn attach(&self, devices: Vec<Device>) {
+    /// Puts freshly opened queues into service, whose frames may come with `takes`.
+    pub fn attach(&self, devices: Vec<Device>, takes: Offloads) {
         let mut loss = lock(&self.loss);
         loss.lost = false;
+        self.takes.store(takes.to_bits(), Ordering::Relaxed);
         for (queue, device) in self.queues.iter().zip(devices) {
             let old = lock(&queue.device).replace(device);
             loss.dead.extend(old);
@@ -239,7 +245,8 @@ impl TapPort {
         self.wake.notify_all();
     }
 
-    /// Writes the listed frames of `burst`, one system call each.
+    /// Writes the listed frames of `burst`, one system call each or, of a frame that the kernel
+    /// wants cut into segments, for each of these.
     pub fn send(
         &self,
         worker: usize,
@@ -253,10 +260,16 @@ impl TapPort {
             port.stats.drops.add_shared(DropReason::TapGone, frames.len() as u64);
             return;
         };
+        let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let (mut count, mut bytes) = (0, 0);
         for (i, &index) in frames.iter().enumerate() {
             let frame = &burst.frames()[usize::from(index)];
-            let reason = match writer.write(&*device, burst, frame) {
+            let result = if burst.asks() {
+                writer.write_asking(&*device, burst, frame, takes, &queue.output.fallbacks)
+            } else {
+                writer.write(&*device, burst, frame)
+            };
+            let reason = match result {
                 TapIo::Done(_) => {
                     count += 1;
                     bytes += u64::from(frame.len);
@@ -293,72 +306,6 @@ pub struct TapReader {
 impl Default for TapReader {
     fn default() -> TapReader {
         TapReader { staging: vec![0; SLOT * BURST_FRAMES].into_boxed_slice() }
-    }
-}
-
-/// A worker's room for writing to TAPs.
-#[derive(Debug)]
-pub struct TapWriter {
-    pieces: Vec<libc::iovec>,
-    /// Our header, which asks for nothing and never changes, then as much of a frame as is copied.
-    linear: Box<[u8]>,
-}
-
-// SAFETY: the pointers in `pieces` are only used within one call of `write`.
-unsafe impl Send for TapWriter {}
-
-/// Header and snapshot: what is sent from private memory of every frame.
-const PRIVATE: usize = VNET_HDR_LEN + SNAPSHOT_LEN;
-
-impl Default for TapWriter {
-    fn default() -> TapWriter {
-        let mut linear = vec![0; VNET_HDR_LEN + MAX_FRAME_LEN as usize].into_boxed_slice();
-        linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
-        TapWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear }
-    }
-}
-
-impl TapWriter {
-    /// Writes one frame: header and snapshot from private memory, the rest from where it lies if
-    /// it is long.
-    #[inline]
-    fn write(&mut self, device: &dyn FrameIo, burst: &Burst, frame: &Frame) -> TapIo {
-        let more = burst.more(frame);
-        // All of the snapshot, as a constant length is two moves; what is too much is overwritten
-        // or not sent.
-        self.linear[VNET_HDR_LEN..PRIVATE].copy_from_slice(&frame.snapshot);
-        if frame.len as usize <= TAP_COPY_BYTES || more.len() > TAP_GATHER_PIECES {
-            let len = self.linearize(frame, more);
-            return device.write(&self.linear[..len]);
-        }
-        self.pieces.clear();
-        self.add(self.linear.as_ptr(), PRIVATE);
-        for piece in std::iter::once(&frame.rest).chain(more).filter(|piece| piece.len > 0) {
-            self.add(piece.at, piece.len as usize);
-        }
-        // SAFETY: `linear` is private and lives across the call; the other pieces were translated
-        // in the sender's memory, which the lock on its ring holds.
-        unsafe { device.write_pieces(&self.pieces) }
-    }
-
-    fn add(&mut self, at: *const u8, len: usize) {
-        self.pieces.push(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len });
-    }
-
-    /// Copies what is behind the snapshot; returns the length with header and snapshot.
-    #[inline]
-    fn linearize(&mut self, frame: &Frame, more: &[Piece]) -> usize {
-        let mut filled = VNET_HDR_LEN + (frame.len as usize).min(SNAPSHOT_LEN);
-        for piece in std::iter::once(&frame.rest).chain(more) {
-            let n = (piece.len as usize).min(self.linear.len() - filled);
-            // SAFETY: the piece was translated in the sender's memory, which its lock holds; `n`
-            // is at most what is left of `linear`.
-            unsafe {
-                std::ptr::copy_nonoverlapping(piece.at, self.linear.as_mut_ptr().add(filled), n);
-            }
-            filled += n;
-        }
-        filled
     }
 }
 

@@ -5,14 +5,16 @@
 //!
 //! The common case, a frame that fits one descriptor, is a loop over buffers whose heads,
 //! descriptors and first cache lines were fetched ahead. Everything else (merged buffers, chains,
-//! headers split over descriptors, small buffers) takes the general path. A frame that finds no
-//! room leaves the ring as it was: positions only advance with a frame's last byte.
+//! headers split over descriptors, small buffers) takes the general path, and a frame that asks for
+//! more than the driver has acknowledged that of `fallback`. A frame that finds no room leaves the
+//! ring as it was: positions only advance with a frame's last byte.
 
 use virtio_queue::desc::split::Descriptor;
 
-use super::chain::{ChainError, Direction, Piece, PieceBuf};
+use super::burst::{Burst, Frame};
+use super::chain::{ChainError, Direction, PieceBuf};
+use super::copy::{Reader, Writer, copy_frame, copy_pieces, store_header};
 use super::split::{RingError, SplitRing, prefetch_write};
-use super::tx::{Burst, Frame};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{BURST_FRAMES, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS, SNAPSHOT_LEN};
@@ -31,6 +33,14 @@ pub struct Delivered {
     pub no_fit: u64,
     /// Buffers given back unused because their chain was invalid.
     pub bad_buffers: u64,
+    /// Of the frames delivered, those whose checksum was finished here.
+    pub checksummed: u64,
+    /// Of the frames delivered, those that were cut into segments here.
+    pub segmented: u64,
+    /// These segments.
+    pub segments: u64,
+    /// Segments of delivered frames that found no buffer.
+    pub segments_lost: u64,
     /// The driver wants to be signalled.
     pub signal: bool,
     /// The ring was found broken; frames from `settled` on are not delivered.
@@ -46,8 +56,8 @@ pub struct RxScratch {
 
 /// Buffers gathered for one frame by the general path.
 #[derive(Debug)]
-struct Gathered {
-    pieces: PieceBuf,
+pub(super) struct Gathered {
+    pub(super) pieces: PieceBuf,
     /// Head and capacity of each.
     buffers: Box<[(u16, u64)]>,
 }
@@ -84,14 +94,22 @@ struct Buffer {
 /// Buffers fetched ahead, in ring order from the ring's position. Kept by the worker, as clearing
 /// 1.5 KiB would cost a short run more than its copies.
 #[derive(Debug)]
-struct Ahead {
+pub(super) struct Ahead {
     buffers: [Buffer; BURST_FRAMES],
     next: usize,
     count: usize,
 }
 
+/// A position of a ring.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    avail: u16,
+    used: u16,
+    ahead: usize,
+}
+
 /// Why no room was found for a frame.
-enum NoRoom {
+pub(super) enum NoRoom {
     /// The driver has posted too few buffers.
     Empty,
     /// This frame will never fit buffers like these.
@@ -104,36 +122,53 @@ enum NoRoom {
 
 impl SplitRing {
     /// Delivers the frames of `burst` that `run` lists, until buffers run out, and publishes them
-    /// at once.
-    pub fn deliver(&mut self, burst: &Burst, run: &[u8], scratch: &mut RxScratch) -> Delivered {
+    /// at once. A frame that is cut into segments waits until there are buffers for all of them,
+    /// unless there is no later try (`last`) or there will never be.
+    pub fn deliver(
+        &mut self,
+        burst: &Burst,
+        run: &[u8],
+        scratch: &mut RxScratch,
+        last: bool,
+    ) -> Delivered {
         let mut done = Delivered::default();
         match self.look_ahead(run.len(), &mut scratch.ahead) {
-            Ok(()) => self.put_run(burst, run, scratch, &mut done),
+            Ok(()) if burst.asks() => self.put_run::<true>(burst, run, scratch, &mut done, last),
+            Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, last),
             Err(error) => done.broken = Some(error),
         }
         done.signal = self.publish();
         done
     }
 
+    /// With `ASKS` each frame's own header is delivered, else one that asks for nothing.
     #[inline(always)]
-    fn put_run(
+    fn put_run<const ASKS: bool>(
         &mut self,
         burst: &Burst,
         run: &[u8],
         scratch: &mut RxScratch,
         done: &mut Delivered,
+        last: bool,
     ) {
         let RxScratch { ahead, gathered } = scratch;
         while done.settled < run.len() {
             let left = &run[done.settled..];
             if usize::from(self.header_len) == VNET_HDR_LEN {
-                self.put_plain::<VNET_HDR_LEN>(burst, left, ahead, done);
+                self.put_plain::<VNET_HDR_LEN, ASKS>(burst, left, ahead, done);
             } else {
-                self.put_plain::<VNET_HDR_LEN_LEGACY>(burst, left, ahead, done);
+                self.put_plain::<VNET_HDR_LEN_LEGACY, ASKS>(burst, left, ahead, done);
             }
             let Some(&index) = run.get(done.settled) else { return };
             let frame = &burst.frames()[usize::from(index)];
-            match self.put(burst, frame, ahead, gathered, done) {
+            let put = if !ASKS {
+                self.put(burst, frame, VnetHdr::plain(1), ahead, gathered, done)
+            } else if self.offloads.has(frame.needs) {
+                self.put(burst, frame, frame.header, ahead, gathered, done)
+            } else {
+                self.put_other(burst, frame, ahead, gathered, done, last)
+            };
+            match put {
                 Ok(()) => {
                     done.frames += 1;
                     done.bytes += u64::from(frame.len);
@@ -192,7 +227,7 @@ impl SplitRing {
 
     /// The common case, for as many frames as it lasts: each into one plain buffer.
     #[inline(always)]
-    fn put_plain<const HEADER_LEN: usize>(
+    fn put_plain<const HEADER_LEN: usize, const ASKS: bool>(
         &mut self,
         burst: &Burst,
         run: &[u8],
@@ -200,7 +235,7 @@ impl SplitRing {
         done: &mut Delivered,
     ) {
         let frames = burst.frames();
-        let header = VnetHdr::plain(1).to_bytes();
+        let plain = VnetHdr::plain(1).to_bytes();
         let logging = self.log.is_some();
         // The general path may have gone on behind what was fetched.
         let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
@@ -208,9 +243,10 @@ impl SplitRing {
         for (&index, buffer) in run.iter().zip(ready) {
             let frame = &frames[usize::from(index)];
             let need = HEADER_LEN as u32 + frame.len;
-            if buffer.room < need {
+            if buffer.room < need || (ASKS && !self.offloads.has(frame.needs)) {
                 break;
             }
+            let header = if ASKS { frame.header.to_bytes() } else { plain };
             // SAFETY: `buffer.at` was translated for `buffer.room` bytes, at least `need`, in this
             // guest's memory, which `self.memory` keeps mapped; the frame's pieces lie in its
             // sender's memory or in staging, kept by the lock the worker holds on its source, and
@@ -239,20 +275,65 @@ impl SplitRing {
         done.bytes += bytes;
     }
 
-    /// The general path: gathers buffers for one frame, writes it and returns them in order.
+    /// The general path: gathers buffers for one frame, writes it behind `header` and returns them
+    /// in order.
     #[inline(never)]
-    fn put(
+    pub(super) fn put(
         &mut self,
         burst: &Burst,
         frame: &Frame,
+        header: VnetHdr,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
     ) -> Result<(), NoRoom> {
         let need = u64::from(self.header_len) + u64::from(frame.len);
-        let count = loop {
+        let count = self.gather_good(need, ahead, gathered, done)?;
+        let mut to = Writer::new(gathered.pieces.as_slice());
+        self.write_header(&mut to, header, count);
+        to.write_from(&mut Reader::new(burst, frame), frame.len as usize);
+        self.take_gathered(need, count, ahead, gathered);
+        Ok(())
+    }
+
+    /// Writes the virtio-net header of a frame in `count` buffers.
+    pub(super) fn write_header(&self, to: &mut Writer<'_>, header: VnetHdr, count: usize) {
+        let merged = if self.mergeable { count as u16 } else { 1 };
+        let header = VnetHdr { num_buffers: merged.to_le_bytes(), ..header };
+        to.write(header.to_bytes().as_ptr(), usize::from(self.header_len));
+    }
+
+    /// Returns gathered buffers as used, the first `need` bytes of which were written.
+    pub(super) fn take_gathered(
+        &mut self,
+        need: u64,
+        count: usize,
+        ahead: &mut Ahead,
+        gathered: &Gathered,
+    ) {
+        if self.log.is_some() {
+            self.mark_written(gathered, need);
+        }
+        let mut left = need;
+        for &(head, capacity) in &gathered.buffers[..count] {
+            let len = left.min(capacity);
+            left -= len;
+            self.push_used(head, len as u32);
+        }
+        self.advance(count, ahead);
+    }
+
+    /// Gathers buffers for `need` bytes; returns their number.
+    pub(super) fn gather_good(
+        &mut self,
+        need: u64,
+        ahead: &mut Ahead,
+        gathered: &mut Gathered,
+        done: &mut Delivered,
+    ) -> Result<usize, NoRoom> {
+        loop {
             match self.gather(need, ahead, gathered) {
-                Ok(count) => break count,
+                Ok(count) => return Ok(count),
                 Err(Gather::NoRoom(reason)) => return Err(reason),
                 // A buffer that can never be used goes back unused, with those gathered before it,
                 // as merged buffers must be consecutive. Each round consumes a buffer, so the
@@ -265,27 +346,17 @@ impl SplitRing {
                     }
                 }
             }
-        };
-        let merged = if self.mergeable { count as u16 } else { 1 };
-        let header = VnetHdr::plain(merged).to_bytes();
-        let mut to = Writer { pieces: gathered.pieces.as_slice(), index: 0, offset: 0 };
-        to.write(header.as_ptr(), usize::from(self.header_len));
-        let first = (frame.len as usize).min(SNAPSHOT_LEN);
-        to.write(frame.snapshot.as_ptr(), first);
-        for piece in std::iter::once(&frame.rest).chain(burst.more(frame)) {
-            to.write(piece.at, piece.len as usize);
         }
-        if self.log.is_some() {
-            self.mark_written(gathered, need);
-        }
-        let mut left = need;
-        for &(head, capacity) in &gathered.buffers[..count] {
-            let len = left.min(capacity);
-            left -= len;
-            self.push_used(head, len as u32);
-        }
-        self.advance(count, ahead);
-        Ok(())
+    }
+
+    /// Where the ring stands, to come back to while nothing is published.
+    pub(super) fn place(&self, ahead: &Ahead) -> Place {
+        Place { avail: self.next_avail, used: self.next_used, ahead: ahead.next }
+    }
+
+    /// Gives back what was taken since `place`.
+    pub(super) fn back_to(&mut self, place: Place, ahead: &mut Ahead) {
+        (self.next_avail, self.next_used, ahead.next) = (place.avail, place.used, place.ahead);
     }
 
     /// Collects buffers until they hold `need` bytes: their number, pieces and heads in `scratch`.
@@ -381,100 +452,4 @@ enum Gather {
     NoRoom(NoRoom),
     /// The last of this many buffers is invalid.
     Bad(usize),
-}
-
-/// Writes bytes one after another into pieces that are long enough.
-struct Writer<'a> {
-    pieces: &'a [Piece],
-    index: usize,
-    offset: usize,
-}
-
-impl Writer<'_> {
-    /// Appends `len` bytes from `from`; what does not fit is not written, but the caller gathered
-    /// enough room.
-    fn write(&mut self, mut from: *const u8, mut len: usize) {
-        while len > 0 {
-            let Some(piece) = self.pieces.get(self.index) else {
-                return;
-            };
-            let n = len.min(piece.len as usize - self.offset);
-            // SAFETY: `n` is at most what is left of the piece, which was translated in this
-            // guest's memory, and of `from`, which the caller vouches for: its own stack, a
-            // snapshot, or a translated piece of the sender.
-            unsafe { std::ptr::copy_nonoverlapping(from, piece.at.add(self.offset), n) };
-            from = from.wrapping_add(n);
-            len -= n;
-            self.offset += n;
-            if self.offset == piece.len as usize {
-                self.index += 1;
-                self.offset = 0;
-            }
-        }
-    }
-}
-
-/// Writes the header unless it is already there: receivers like DPDK keep it in the line before
-/// the payload and never touch it, so an equal header stays clean and shared.
-///
-/// # Safety
-/// `at` is valid for reads and writes of HEADER_LEN bytes.
-#[inline(always)]
-unsafe fn store_header<const HEADER_LEN: usize>(at: *mut u8, header: &[u8; VNET_HDR_LEN]) {
-    const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
-    if HEADER_LEN == VNET_HDR_LEN {
-        let mut there = [0u8; VNET_HDR_LEN];
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(at, there.as_mut_ptr(), VNET_HDR_LEN) };
-        if there == *header {
-            return;
-        }
-    }
-    // SAFETY: the caller's promise; HEADER_LEN is at most the header's length.
-    unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, HEADER_LEN) };
-}
-
-/// Copies pieces one behind the other to `to`.
-///
-/// # Safety
-/// `to` is valid for writes of as many bytes as the pieces have, and they for reads.
-#[inline(never)]
-unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
-    for piece in pieces {
-        // SAFETY: the caller's promise.
-        unsafe {
-            std::ptr::copy_nonoverlapping(piece.at, to, piece.len as usize);
-            to = to.add(piece.len as usize);
-        }
-    }
-}
-
-/// Copies a frame's snapshot and the first piece behind it to `to`.
-///
-/// # Safety
-/// `to` is valid for writes of `frame.len` bytes, and the frame's rest for reads.
-#[inline(always)]
-unsafe fn copy_frame(to: *mut u8, frame: &Frame) {
-    let from = frame.snapshot.as_ptr();
-    let len = frame.len as usize;
-    // SAFETY: the snapshot holds the first min(len, 64) bytes, `rest` the others; every branch
-    // writes bytes 0..len only. Sizes below 64 are two overlapping moves of a fixed size, where a
-    // variable copy would be a call.
-    unsafe {
-        if len >= SNAPSHOT_LEN {
-            std::ptr::copy_nonoverlapping(from, to, SNAPSHOT_LEN);
-            let rest = frame.rest.len as usize;
-            if rest > 0 {
-                std::ptr::copy_nonoverlapping(frame.rest.at, to.add(SNAPSHOT_LEN), rest);
-            }
-        } else if len >= 32 {
-            std::ptr::copy_nonoverlapping(from, to, 32);
-            std::ptr::copy_nonoverlapping(from.add(len - 32), to.add(len - 32), 32);
-        } else if len >= 16 {
-            std::ptr::copy_nonoverlapping(from, to, 16);
-            std::ptr::copy_nonoverlapping(from.add(len - 16), to.add(len - 16), 16);
-        } else {
-            std::ptr::copy_nonoverlapping(from, to, len);
-        }
-    }
 }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use virtio_queue::desc::split::Descriptor;
 
+use crate::frame::Offloads;
 use crate::limits::MAX_RING_SIZE;
 use crate::memory::{DirtyLog, MemTable, Translator};
 
@@ -41,6 +42,10 @@ pub struct RingConfig {
     pub header_len: u8,
     /// `VIRTIO_NET_F_MRG_RXBUF` was acknowledged.
     pub mergeable: bool,
+    /// Offloads that were acknowledged: of a transmit ring what its frames may ask for
+    /// (`VIRTIO_NET_F_CSUM`, `_HOST_*`), of a receive ring what they may be delivered with
+    /// (`_GUEST_*`).
+    pub offloads: Offloads,
 }
 
 /// Why a ring cannot start, or was found broken while it ran.
@@ -114,6 +119,7 @@ pub struct SplitRing {
     pub(super) memory: Translator,
     pub(super) header_len: u8,
     pub(super) mergeable: bool,
+    pub(super) offloads: Offloads,
     pub(super) event_idx: bool,
     /// The first publication after a start signals whatever the guest says: it may wait at an
     /// index that a killed predecessor had passed.
@@ -173,6 +179,7 @@ impl SplitRing {
             memory: Translator::new(table),
             header_len: config.header_len,
             mergeable: config.mergeable,
+            offloads: config.offloads,
             event_idx: config.event_idx,
             force_signal: true,
             next_avail: 0,

@@ -2,18 +2,15 @@
 //!
 //! A burst is taken in two passes. The first reads heads and descriptors and translates them, so
 //! that the cache misses of the frames' first lines overlap; the second copies each frame's
-//! virtio-net header and first [`SNAPSHOT_LEN`] bytes into private memory. Decisions are made on
-//! that snapshot and the snapshot is what gets delivered: the guest may rewrite its buffer at any
-//! moment without changing what was checked. The rest of the payload stays where it is.
+//! virtio-net header and first [`SNAPSHOT_LEN`] bytes into private memory; see `burst`.
 //!
 //! Nothing moves until [`SplitRing::complete`]: a burst that is cut short simply ends earlier.
 
 use virtio_queue::desc::split::Descriptor;
 
-use super::chain::{ChainError, Direction, Piece, PieceBuf, load_indirect};
+use super::burst::{Burst, Found};
+use super::chain::{ChainError, Direction, load_indirect};
 use super::split::{RingError, SplitRing, prefetch_read};
-use crate::frame::ethernet::Snapshot;
-use crate::frame::vnet::VnetHdr;
 use crate::frame::{MacAddr, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
     BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN,
@@ -21,276 +18,8 @@ use crate::limits::{
 };
 use crate::stats::DropReason;
 
-/// One frame of a burst. The snapshot has a cache line of its own, the rest shares the next.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub struct Frame {
-    /// The first bytes; beyond `len` their content is the sender's and means nothing.
-    pub snapshot: Snapshot,
-    /// The virtio-net header as the sender wrote it; zero-filled to 12 bytes.
-    pub header: VnetHdr,
-    /// Bytes of the whole frame.
-    pub len: u32,
-    /// Payload behind the snapshot: the first piece, which for most frames is all.
-    pub rest: Piece,
-    /// Further pieces: start and count in the burst's piece list.
-    pub more: (u16, u16),
-    /// Which of the burst's heads this frame came from.
-    pub position: u8,
-}
-
-const NO_FRAME: Frame = Frame {
-    snapshot: [0; SNAPSHOT_LEN],
-    header: VnetHdr::plain(0),
-    len: 0,
-    rest: Piece::EMPTY,
-    more: (0, 0),
-    position: 0,
-};
-
 /// Bytes of a descriptor (virtio 1.2 section 2.7.5).
 const DESCRIPTOR_LEN: u32 = 16;
-
-/// Frames taken from one source and not completed yet; allocated once per worker.
-#[derive(Debug)]
-pub struct Burst {
-    frames: Box<[Frame; BURST_FRAMES]>,
-    count: usize,
-    heads: [u16; BURST_FRAMES],
-    taken: usize,
-    rejected: [(u8, DropReason); BURST_FRAMES],
-    rejects: usize,
-    pieces: PieceBuf,
-    /// Left by the first pass for the second; kept here as clearing it would cost a short burst
-    /// more than its frames.
-    found: Box<[Found; BURST_FRAMES]>,
-    /// First descriptors of the chains that the second pass has to walk.
-    chains: Box<[Descriptor; BURST_FRAMES]>,
-}
-
-// SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
-// which keeps the memory table they came from alive.
-unsafe impl Send for Burst {}
-
-impl Default for Burst {
-    fn default() -> Burst {
-        Burst {
-            frames: Box::new([NO_FRAME; BURST_FRAMES]),
-            count: 0,
-            heads: [0; BURST_FRAMES],
-            taken: 0,
-            rejected: [(0, DropReason::BadChain); BURST_FRAMES],
-            rejects: 0,
-            pieces: PieceBuf::new(BURST_PIECES),
-            found: Box::new([Found::CHAIN; BURST_FRAMES]),
-            chains: Box::new([Descriptor::default(); BURST_FRAMES]),
-        }
-    }
-}
-
-impl Burst {
-    /// Empties the burst.
-    #[inline]
-    pub fn clear(&mut self) {
-        self.count = 0;
-        self.taken = 0;
-        self.rejects = 0;
-        self.pieces.truncate(0);
-    }
-
-    /// The frames, in ring order.
-    #[inline(always)]
-    pub fn frames(&self) -> &[Frame] {
-        &self.frames[..self.count]
-    }
-
-    /// Heads taken, frames and rejected chains together.
-    pub fn taken(&self) -> usize {
-        self.taken
-    }
-
-    /// Chains among the heads taken that are no frames, with the reason.
-    pub fn rejected(&self) -> impl Iterator<Item = DropReason> {
-        self.rejected[..self.rejects].iter().map(|&(_, reason)| reason)
-    }
-
-    /// The pieces of `frame` behind its snapshot and its first rest piece.
-    #[inline(always)]
-    pub fn more(&self, frame: &Frame) -> &[Piece] {
-        let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
-        &self.pieces.as_slice()[start..start + count]
-    }
-
-    /// Gives frame `index` and everything behind it back to the source, as if never taken.
-    pub fn cut(&mut self, index: usize) {
-        let Some(frame) = self.frames().get(index) else {
-            return;
-        };
-        let position = frame.position;
-        self.taken = usize::from(position);
-        self.count = index;
-        while self.rejects > 0 && self.rejected[self.rejects - 1].0 >= position {
-            self.rejects -= 1;
-        }
-    }
-
-    /// Adds a frame that fits the snapshot; false if the burst is full or the frame too short or
-    /// too long for that.
-    pub fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {
-        let fits = (MIN_FRAME_LEN as usize..=SNAPSHOT_LEN).contains(&bytes.len());
-        if self.count == BURST_FRAMES || !fits {
-            return false;
-        }
-        let frame = &mut self.frames[self.count];
-        *frame = Frame { header, len: bytes.len() as u32, ..NO_FRAME };
-        frame.snapshot[..bytes.len()].copy_from_slice(bytes);
-        frame.position = self.taken as u8;
-        self.count += 1;
-        self.taken += 1;
-        true
-    }
-
-    /// Adds a frame from private memory that stays valid until the burst is cleared: `len` bytes
-    /// at `at`. False if the burst is full or the frame too short.
-    ///
-    /// # Safety
-    /// `at` is valid for reads of `len` bytes until the burst is cleared.
-    pub unsafe fn push_private(&mut self, header: VnetHdr, at: *mut u8, len: u32) -> bool {
-        if self.count == BURST_FRAMES || len < MIN_FRAME_LEN {
-            return false;
-        }
-        let frame = &mut self.frames[self.count];
-        let first = (len as usize).min(SNAPSHOT_LEN);
-        // SAFETY: the caller's promise for the source; the destination is SNAPSHOT_LEN long.
-        unsafe { std::ptr::copy_nonoverlapping(at, frame.snapshot.as_mut_ptr(), first) };
-        frame.header = header;
-        frame.len = len;
-        frame.rest = Piece { at: at.wrapping_add(first), len: len - first as u32 };
-        frame.more = (0, 0);
-        frame.position = self.taken as u8;
-        self.count += 1;
-        self.taken += 1;
-        true
-    }
-
-    #[inline]
-    fn reject(&mut self, position: usize, reason: DropReason) {
-        self.rejected[self.rejects] = (position as u8, reason);
-        self.rejects += 1;
-    }
-
-    /// A frame in one piece that [`SplitRing::find`] found plain: at least header and snapshot are
-    /// readable there.
-    #[inline(always)]
-    fn push_plain<const HEADER_LEN: usize>(&mut self, position: usize, found: Found) {
-        let frame = &mut self.frames[self.count];
-        let len = found.len - HEADER_LEN as u32;
-        let payload = found.at.wrapping_add(HEADER_LEN);
-        frame.header = VnetHdr::from_bytes(load_header::<HEADER_LEN>(found.at));
-        // A fixed-size copy is two vector moves where a variable one is a call. It may read past a
-        // short frame into the sender's own memory; those bytes go nowhere.
-        // SAFETY: HEADER_LEN + SNAPSHOT_LEN bytes from `found.at` lie in one mapped region of the
-        // sender, as `find` made sure.
-        unsafe {
-            std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), SNAPSHOT_LEN)
-        };
-        frame.len = len;
-        frame.rest = Piece { at: payload, len };
-        frame.rest.skip(SNAPSHOT_LEN as u32);
-        frame.more = (0, 0);
-        frame.position = position as u8;
-        self.count += 1;
-    }
-
-    /// A chain whose first piece holds header and snapshot, as those of Linux do: headers there,
-    /// payload in the next pieces. False if it is none.
-    #[inline(always)]
-    fn push_headed<const HEADER_LEN: usize>(
-        &mut self,
-        position: usize,
-        start: usize,
-        total: u64,
-    ) -> bool {
-        let piece = self.pieces.as_slice()[start];
-        if (piece.len as usize) < HEADER_LEN + SNAPSHOT_LEN {
-            return false;
-        }
-        self.push_plain::<HEADER_LEN>(position, Found { at: piece.at, len: piece.len });
-        let frame = &mut self.frames[self.count - 1];
-        frame.len = (total - HEADER_LEN as u64) as u32;
-        let mut more = start + 1;
-        if frame.rest.len == 0 && more < self.pieces.len() {
-            frame.rest = self.pieces.as_slice()[more];
-            more += 1;
-        }
-        frame.more = (more as u16, (self.pieces.len() - more) as u16);
-        true
-    }
-
-    /// A frame spread over the pieces from `start` to the end of the list.
-    fn push_pieces(&mut self, position: usize, header_len: u32, start: usize, total: u64) {
-        let len = (total - u64::from(header_len)) as u32;
-        let frame = &mut self.frames[self.count];
-        let pieces = &mut self.pieces.as_mut_slice()[start..];
-        let mut header = [0u8; VNET_HDR_LEN];
-        let skip = gather(pieces, &mut header[..header_len as usize]);
-        let pieces = &mut pieces[skip..];
-        let first = (len as usize).min(SNAPSHOT_LEN);
-        let skipped = gather(pieces, &mut frame.snapshot[..first]);
-        let pieces = &pieces[skipped..];
-        frame.header = VnetHdr::from_bytes(header);
-        frame.len = len;
-        frame.rest = pieces.first().copied().unwrap_or(Piece::EMPTY);
-        let more = pieces.len().saturating_sub(1);
-        frame.more = (self.pieces.len().saturating_sub(more) as u16, more as u16);
-        frame.position = position as u8;
-        self.count += 1;
-    }
-}
-
-/// Moves the first `out.len()` bytes of `pieces` into `out`; returns how many pieces are used up.
-fn gather(pieces: &mut [Piece], out: &mut [u8]) -> usize {
-    let mut filled = 0;
-    let mut used_up = 0;
-    for piece in pieces.iter_mut() {
-        let n = (out.len() - filled).min(piece.len as usize);
-        // SAFETY: `n` is at most the piece's length, which was translated, and at most what is
-        // left of `out`.
-        unsafe { std::ptr::copy_nonoverlapping(piece.at, out.as_mut_ptr().add(filled), n) };
-        filled += n;
-        piece.skip(n as u32);
-        if piece.len > 0 {
-            break;
-        }
-        used_up += 1;
-    }
-    used_up
-}
-
-/// The virtio-net header at `at`, zero-filled to 12 bytes. The length is a constant, as a copy of a
-/// variable one would be a call.
-#[inline(always)]
-fn load_header<const HEADER_LEN: usize>(at: *const u8) -> [u8; VNET_HDR_LEN] {
-    const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
-    let mut header = [0u8; VNET_HDR_LEN];
-    // SAFETY: the caller translated at least HEADER_LEN bytes at `at`, which is at most the length
-    // of `header`.
-    unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), HEADER_LEN) };
-    header
-}
-
-/// What the first pass leaves for the second: one plain buffer.
-#[derive(Debug, Clone, Copy)]
-struct Found {
-    /// Its first byte; null if it is anything else, to be walked.
-    at: *mut u8,
-    /// Its bytes, virtio-net header included.
-    len: u32,
-}
-
-impl Found {
-    const CHAIN: Found = Found { at: std::ptr::null_mut(), len: 0 };
-}
 
 /// What the first pass found.
 struct Seen {
@@ -376,6 +105,7 @@ impl SplitRing {
         }
         self.overdrawn = bytes.saturating_sub(budget);
         settle(burst);
+        burst.examine(self.offloads, false);
         Ok(burst.taken)
     }
 
@@ -537,5 +267,5 @@ impl SplitRing {
 /// access to the whole burst makes the private copy the only source.
 #[inline(always)]
 fn settle(burst: &mut Burst) {
-    std::hint::black_box(&mut burst.frames);
+    std::hint::black_box(burst.frames_mut());
 }

@@ -405,6 +405,7 @@ pub(super) fn modify(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::Offloads;
     use crate::sys::tap::{self, Missing};
     use crate::sys::testns;
 
@@ -422,7 +423,7 @@ mod tests {
     fn noqueue_replaces_whatever_is_there() {
         testns::run(|| {
             for queues in [1, 2] {
-                let tap = tap::open("nq0", queues, 0, Missing::Create).unwrap();
+                let tap = tap::open("nq0", queues, Offloads::NONE, Missing::Create).unwrap();
                 let index = tap.link.index;
                 let kind = || link_by_index(index).unwrap().unwrap().qdisc;
                 let roots = || {
@@ -449,7 +450,7 @@ mod tests {
     #[test]
     fn children_of_a_multi_queue_interface_are_listed() {
         testns::run(|| {
-            let tap = tap::open("mq0", 4, 0, Missing::Create).unwrap();
+            let tap = tap::open("mq0", 4, Offloads::NONE, Missing::Create).unwrap();
             set_up(tap.link.index).unwrap();
             let all = qdiscs(tap.link.index).unwrap();
             assert_eq!(all.iter().filter(|q| q.parent == ROOT && q.kind == "mq").count(), 1);

@@ -172,6 +172,7 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
+    use crate::frame::Offloads;
     use crate::sys::tap::{self, Missing, Tap};
     use crate::sys::testns;
 
@@ -207,7 +208,7 @@ mod tests {
 
     /// A running TAP whose root queueing discipline is `kind`, or the default one.
     fn tap(name: &str, queues: u16, kind: Option<&str>) -> Tap {
-        let tap = tap::open(name, queues, 0, Missing::Create).unwrap();
+        let tap = tap::open(name, queues, Offloads::NONE, Missing::Create).unwrap();
         netlink::set_up(tap.link.index).unwrap();
         if let Some(kind) = kind {
             netlink::set_root_qdisc(tap.link.index, kind).unwrap();

@@ -21,7 +21,7 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 
 use super::netlink::{self, Link, NetlinkError};
 pub use super::tap_io::{FrameIo, TapIo, TapQueue};
-use crate::frame::VNET_HDR_LEN;
+use crate::frame::{Offloads, VNET_HDR_LEN};
 use crate::limits::MAX_TAP_QUEUES;
 
 /// Request numbers of `linux/if_tun.h`. The size in a number is that of the C declaration, not of
@@ -40,6 +40,16 @@ mod ioctls {
     #[cfg(test)]
     ioctl_iow_nr!(TUNSETPERSIST, TUN, 203, libc::c_int);
 }
+
+/// Bits of TUNSETOFFLOAD, `linux/if_tun.h`.
+const TUN_F: [(Offloads, libc::c_uint); 6] = [
+    (Offloads::CSUM, 0x01),
+    (Offloads::TSO4, 0x02),
+    (Offloads::TSO6, 0x04),
+    (Offloads::ECN, 0x08),
+    (Offloads::USO4, 0x20),
+    (Offloads::USO6, 0x40),
+];
 
 /// The clone device of the TUN/TAP driver.
 const CLONE_DEVICE: &str = "/dev/net/tun";
@@ -61,6 +71,8 @@ pub struct Tap {
     pub link: Link,
     /// We created it, so bringing it up is up to us.
     pub created: bool,
+    /// Offloads that the kernel takes and gives.
+    pub offloads: Offloads,
     /// Its queues.
     pub queues: Vec<TapQueue>,
 }
@@ -121,9 +133,9 @@ pub fn is_valid_name(name: &str) -> bool {
     (1..libc::IFNAMSIZ).contains(&name.len()) && name != "." && name != ".." && !name.contains(bad)
 }
 
-/// Opens `queues` queues of the TAP `name`, each frame behind a 12-byte header, with the offloads
-/// of `offload` (TUN_F_*) switched on.
-pub fn open(name: &str, queues: u16, offload: u32, missing: Missing) -> Result<Tap, TapError> {
+/// Opens `queues` queues of the TAP `name`, each frame behind a 12-byte header, with those of
+/// `wanted` switched on that the kernel has: it may lack USO, which came with Linux 6.2.
+pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Result<Tap, TapError> {
     if !is_valid_name(name) {
         return Err(TapError::BadName);
     }
@@ -143,21 +155,16 @@ pub fn open(name: &str, queues: u16, offload: u32, missing: Missing) -> Result<T
     for _ in 1..queues {
         opened.push(attach(name, multi_queue)?);
     }
-    configure(&opened[0], offload)?;
+    let offloads = configure(&opened[0], wanted)?;
     let link = look_again(&opened, existing.as_ref())?;
     let queues = opened.into_iter().map(|file| TapQueue::new(OwnedFd::from(file))).collect();
-    Ok(Tap { link, created: existing.is_none(), queues })
+    Ok(Tap { link, created: existing.is_none(), offloads, queues })
 }
 
 impl TapQueue {
     /// The interface's name now, or why there is none ([`libc::EBADFD`]: it was deleted).
     pub fn ifname(&self) -> io::Result<String> {
         request_of(self).map(|request| name_in(&request))
-    }
-
-    /// Switches the offloads of `mask` (TUN_F_*) on and all others off, for the whole interface.
-    pub fn set_offload(&self, mask: u32) -> Result<(), TapError> {
-        set_offload(self, mask)
     }
 }
 
@@ -235,8 +242,8 @@ fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
     })
 }
 
-/// Header length, byte order and offloads of a freshly attached interface.
-fn configure(file: &File, offload: u32) -> Result<(), TapError> {
+/// Header length, byte order and offloads of a freshly attached interface; the offloads it has.
+fn configure(file: &File, wanted: Offloads) -> Result<Offloads, TapError> {
     let request = request_of(file).map_err(|source| TapError::Io { call: "TUNGETIFF", source })?;
     let flags = flags_in(&request);
     if flags & libc::IFF_VNET_HDR == 0 {
@@ -255,10 +262,22 @@ fn configure(file: &File, offload: u32) -> Result<(), TapError> {
     if refused && cfg!(target_endian = "big") {
         return Err(TapError::io("TUNSETVNETLE"));
     }
-    set_offload(file, offload)
+    // The kernel takes USO for both versions of IP or for none, and refuses the whole mask for a
+    // bit that it does not know.
+    let uso = Offloads::USO4.or(Offloads::USO6);
+    match set_offload(file, wanted) {
+        Err(TapError::Offload) if !wanted.and(uso).is_empty() => {
+            let older = wanted.without(uso);
+            set_offload(file, older).map(|()| older)
+        }
+        result => result.map(|()| wanted),
+    }
 }
 
-fn set_offload(file: &impl AsRawFd, mask: u32) -> Result<(), TapError> {
+/// Switches `offloads` on and all others off, for the whole interface.
+fn set_offload(file: &impl AsRawFd, offloads: Offloads) -> Result<(), TapError> {
+    let bits = TUN_F.iter().filter(|(offload, _)| offloads.has(*offload));
+    let mask = bits.fold(0, |mask, (_, bit)| mask | bit);
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
     if unsafe { ioctl_with_val(file, ioctls::TUNSETOFFLOAD(), mask.into()) } == 0 {
         return Ok(());
@@ -321,7 +340,7 @@ mod tests {
     }
 
     fn refusal(name: &str, queues: u16) -> TapError {
-        open(name, queues, 0, Missing::Create).unwrap_err()
+        open(name, queues, Offloads::NONE, Missing::Create).unwrap_err()
     }
 
     #[test]
@@ -341,8 +360,11 @@ mod tests {
     fn a_missing_interface_is_created_and_goes_with_its_queues() {
         testns::run(|| {
             for queues in [1, 4] {
-                assert!(matches!(open("t0", 1, 0, Missing::Fail), Err(TapError::Absent)));
-                let tap = open("t0", queues, 0, Missing::Create).unwrap();
+                assert!(matches!(
+                    open("t0", 1, Offloads::NONE, Missing::Fail),
+                    Err(TapError::Absent)
+                ));
+                let tap = open("t0", queues, Offloads::NONE, Missing::Create).unwrap();
                 assert!(tap.created && !tap.link.up && tap.link.mac.is_station());
                 assert_eq!((tap.link.mtu, tap.link.name.as_str()), (1500, "t0"));
                 assert_eq!(tap.queues.len(), usize::from(queues));
@@ -364,7 +386,7 @@ mod tests {
             persist("single", libc::IFF_TAP);
             persist("multi", libc::IFF_TAP | libc::IFF_MULTI_QUEUE);
             for (name, queues) in [("single", 1), ("multi", 1), ("multi", 3), ("single", 1)] {
-                let tap = open(name, queues, 0, Missing::Fail).unwrap();
+                let tap = open(name, queues, Offloads::NONE, Missing::Fail).unwrap();
                 assert!(!tap.created && tap.link.tun.unwrap().vnet_hdr, "{name}");
                 assert!(matches!(refusal(name, 1), TapError::Busy), "{name}");
                 assert_eq!(tap.queues[0].ifname().unwrap(), name);
@@ -379,7 +401,7 @@ mod tests {
         // write costs 0.4 µs more.
         testns::run(|| {
             persist("napi", libc::IFF_TAP | libc::IFF_MULTI_QUEUE | libc::IFF_NAPI);
-            let tap = open("napi", 2, 0, Missing::Fail).unwrap();
+            let tap = open("napi", 2, Offloads::NONE, Missing::Fail).unwrap();
             netlink::set_up(tap.link.index).unwrap();
             let request = request_for("", libc::IFF_DETACH_QUEUE);
             // SAFETY: TUNSETQUEUE reads a whole `ifreq`.
@@ -430,19 +452,27 @@ mod tests {
     }
 
     #[test]
-    fn offloads_are_set_and_unknown_ones_refused() {
+    fn offloads_are_those_that_the_kernel_has() {
         testns::run(|| {
-            let offload = libc::TUN_F_CSUM | libc::TUN_F_TSO4;
-            let tap = open("t0", 1, offload, Missing::Create).unwrap();
-            tap.queues[0].set_offload(0).unwrap();
-            assert!(matches!(tap.queues[0].set_offload(1 << 31), Err(TapError::Offload)));
+            let uso = Offloads::USO4.or(Offloads::USO6);
+            let tso = Offloads::CSUM.or(Offloads::TSO4);
+            for (at, wanted) in [Offloads::ALL, Offloads::NONE, Offloads::CSUM, tso, uso.or(tso)]
+                .into_iter()
+                .enumerate()
+            {
+                let tap = open(&format!("t{at}"), 1, wanted, Missing::Create).unwrap();
+                let older = wanted.without(uso);
+                assert!(tap.offloads == wanted || tap.offloads == older, "{wanted:?}");
+                // What an older kernel refuses.
+                assert!(set_offload(&tap.queues[0], tap.offloads).is_ok());
+            }
         });
     }
 
     #[test]
     fn a_queue_follows_its_interface_through_renaming_and_knows_when_it_is_gone() {
         testns::run(|| {
-            let tap = open("t0", 1, 0, Missing::Create).unwrap();
+            let tap = open("t0", 1, Offloads::NONE, Missing::Create).unwrap();
             let index = tap.link.index;
             let name = (libc::IFLA_IFNAME, &b"renamed\0"[..]);
             netlink::modify(libc::RTM_NEWLINK, index, None, &[name]).unwrap();
@@ -451,7 +481,7 @@ mod tests {
             let gone = tap.queues[0].ifname().unwrap_err();
             assert_eq!(gone.raw_os_error(), Some(libc::EBADFD));
             // The old descriptor does not stand in the way of a new interface.
-            assert!(open("t0", 1, 0, Missing::Create).unwrap().created);
+            assert!(open("t0", 1, Offloads::NONE, Missing::Create).unwrap().created);
         });
     }
 }

@@ -157,6 +157,7 @@ mod tests {
     use vmm_sys_util::ioctl::ioctl_with_ref;
     use vmm_sys_util::ioctl_iow_nr;
 
+    use crate::frame::Offloads;
     use crate::sys::fs::{memfd, page_size};
     use crate::sys::netlink::{self, modify};
     use crate::sys::tap::{self, Missing, Tap};
@@ -204,7 +205,7 @@ mod tests {
     }
 
     fn new_tap(queues: u16) -> Tap {
-        tap::open("t0", queues, 0, Missing::Create).unwrap()
+        tap::open("t0", queues, Offloads::NONE, Missing::Create).unwrap()
     }
 
     #[test]

@@ -7,10 +7,15 @@
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 use virtio_bindings::virtio_config::{VIRTIO_F_ANY_LAYOUT, VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF,
-    VIRTIO_NET_F_MTU,
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
+    VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_ECN,
+    VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MQ,
+    VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use crate::frame::Offloads;
 
 /// Bit 26: log every write to guest memory.
 pub const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
@@ -25,9 +30,8 @@ const fn bit(number: u32) -> u64 {
 ///
 /// CTRL_VQ and GUEST_ANNOUNCE are served by the front-end; cloud-hypervisor offers them to its
 /// guest only if the back-end does. ACCESS_PLATFORM, PACKED, RSS, HASH_REPORT and RSC_EXT need
-/// machinery that is not here and must not be offered without it. Checksum and segmentation
-/// offloads are not offered as long as receivers without them have no fallback.
-pub const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
+/// machinery that is not here and must not be offered without it, and UFO is not worth having.
+const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
     | bit(VIRTIO_F_ANY_LAYOUT)
     | bit(VIRTIO_F_IN_ORDER)
     | bit(VIRTIO_RING_F_INDIRECT_DESC)
@@ -39,6 +43,40 @@ pub const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
     | bit(VIRTIO_NET_F_CTRL_VQ)
     | LOG_ALL
     | PROTOCOL_FEATURES;
+
+/// The feature bits of each offload: of senders, whose frames may ask for it, and of receivers,
+/// whose frames may come with it. USO has one bit for sending over either version of IP.
+const OFFLOADS: [(Offloads, u64, u64); 6] = [
+    (Offloads::CSUM, bit(VIRTIO_NET_F_CSUM), bit(VIRTIO_NET_F_GUEST_CSUM)),
+    (Offloads::TSO4, bit(VIRTIO_NET_F_HOST_TSO4), bit(VIRTIO_NET_F_GUEST_TSO4)),
+    (Offloads::TSO6, bit(VIRTIO_NET_F_HOST_TSO6), bit(VIRTIO_NET_F_GUEST_TSO6)),
+    (Offloads::ECN, bit(VIRTIO_NET_F_HOST_ECN), bit(VIRTIO_NET_F_GUEST_ECN)),
+    (Offloads::USO4, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO4)),
+    (Offloads::USO6, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO6)),
+];
+
+/// Virtio features offered to a port that may use `offloads`.
+pub fn offered(offloads: Offloads) -> u64 {
+    let used = OFFLOADS.iter().filter(|(offload, _, _)| offloads.has(*offload));
+    used.fold(VIRTIO, |features, (_, send, receive)| features | send | receive)
+}
+
+/// What frames from a driver with these acknowledged features may ask for.
+pub fn may_ask(features: u64) -> Offloads {
+    OFFLOADS.iter().fold(
+        Offloads::NONE,
+        |set, &(offload, send, _)| {
+            if features & send != 0 { set.or(offload) } else { set }
+        },
+    )
+}
+
+/// What frames may be delivered with to a driver with these acknowledged features.
+pub fn takes(features: u64) -> Offloads {
+    OFFLOADS.iter().fold(Offloads::NONE, |set, &(offload, _, receive)| {
+        if features & receive != 0 { set.or(offload) } else { set }
+    })
+}
 
 /// Protocol features offered. CONFIG, STATUS, RESET_DEVICE and BACKEND_REQ are not: QEMU behaves
 /// better without them for a network device.
@@ -72,8 +110,19 @@ mod tests {
     /// Pinned: bits may be added, never removed.
     #[test]
     fn the_offered_sets_are_these() {
-        assert_eq!(VIRTIO, 0x9_7c62_8008);
+        assert_eq!(offered(Offloads::NONE), 0x9_7c62_8008);
+        assert_eq!(offered(Offloads::CSUM), 0x9_7c62_800b);
+        assert_eq!(offered(Offloads::ALL), 0x01c0_0009_7c62_bb8b);
         assert_eq!(PROTOCOL, 0x801f);
+    }
+
+    #[test]
+    fn offloads_follow_the_acknowledged_bits() {
+        assert_eq!(may_ask(offered(Offloads::ALL)), Offloads::ALL);
+        assert_eq!(takes(offered(Offloads::ALL)), Offloads::ALL);
+        assert_eq!(may_ask(1 << 0 | 1 << 56), Offloads::CSUM.or(Offloads::USO4).or(Offloads::USO6));
+        assert_eq!(takes(1 << 1 | 1 << 8), Offloads::CSUM.or(Offloads::TSO6));
+        assert!(takes(1 << 0).is_empty() && may_ask(1 << 1).is_empty());
     }
 
     #[test]

@@ -404,6 +404,10 @@ impl<'a> Rings<'a> {
             event_idx: features::event_idx(features),
             header_len: features::header_len(features),
             mergeable: features::mergeable(features),
+            offloads: match index % 2 {
+                0 => features::takes(features),
+                _ => features::may_ask(features),
+            },
         }
     }
 

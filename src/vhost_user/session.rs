@@ -17,7 +17,7 @@ use super::descriptors::DescriptorError;
 use super::features;
 use super::message::{BadMessage, Code, Head, Message, RegionSpec, Request};
 use super::rings::Rings;
-use crate::frame::MacAddr;
+use crate::frame::{MacAddr, Offloads};
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 use crate::memory::{DirtyLog, LogError, MapError, Mapping, MemTable, Region, TableError};
 use crate::port::{Port, PortTable};
@@ -203,7 +203,7 @@ impl<'a> Session<'a> {
     ) -> Result<Result<(), Refusal>, SessionError> {
         let code = head.code;
         match request {
-            Request::GetFeatures => self.connection.reply_u64(code, features::VIRTIO)?,
+            Request::GetFeatures => self.connection.reply_u64(code, self.offered())?,
             Request::GetProtocolFeatures => self.connection.reply_u64(code, features::PROTOCOL)?,
             // The number of rings of the configured pairs, which cloud-hypervisor expects. QEMU and
             // DPDK read it as pairs and may use that many: the port has twice the pairs.
@@ -259,9 +259,14 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Virtio features offered to this port.
+    fn offered(&self) -> u64 {
+        features::offered(Offloads::ALL)
+    }
+
     /// Repeats while rings run, for one pair after another; only the log bit may then matter.
     fn set_features(&mut self, bits: u64) -> Result<(), SessionError> {
-        check_offered("features", bits, features::VIRTIO)?;
+        check_offered("features", bits, self.offered())?;
         self.features = bits;
         self.rings.set_implicit_enable(bits & features::PROTOCOL_FEATURES == 0);
         self.update_log();

@@ -20,8 +20,8 @@ use crate::port::guest::choose_queue;
 use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
-use crate::ring::{Burst, CallFd, RingError, RxScratch, SplitRing};
-use crate::stats::{DropReason, QueueStats};
+use crate::ring::{Burst, CallFd, Delivered, RingError, RxScratch, SplitRing};
+use crate::stats::{DropReason, Fallbacks, QueueStats};
 use crate::switch::PortId;
 use crate::sys::eventfd::{SignalResult, SignalSlot};
 
@@ -215,11 +215,15 @@ impl Delivery<'_> {
         let allowed = shares.allow(self.ingress, frames.len(), || ring.offered().into());
         let allowed = allowed.min(frames.len());
         let base = ring.base();
-        let done = ring.deliver(burst, &frames[..allowed], self.scratch);
+        let last = matches!(short, Short::Drop);
+        let done = ring.deliver(burst, &frames[..allowed], self.scratch, last);
         let taken = ring.base().wrapping_sub(base);
         shares.settle(done.frames, taken, done.settled < allowed);
         stats.frames.add(done.frames);
         stats.bytes.add(done.bytes);
+        if burst.asks() {
+            count_fallbacks(&stats.fallbacks, &done);
+        }
         if done.no_fit > 0 {
             stats.drops.add(DropReason::NoFit, done.no_fit);
         }
@@ -299,6 +303,13 @@ impl Delivery<'_> {
             }
         }
     }
+}
+
+fn count_fallbacks(fallbacks: &Fallbacks, done: &Delivered) {
+    fallbacks.checksummed.add(done.checksummed);
+    fallbacks.segmented.add(done.segmented);
+    fallbacks.segments.add(done.segments);
+    fallbacks.segments_lost.add(done.segments_lost);
 }
 
 /// Ends the conversation of a front-end that endangers others.

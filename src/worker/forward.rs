@@ -10,7 +10,7 @@ use super::deliver::{Delivery, Signals, report_broken};
 use super::plan::{Plan, Run};
 use super::{Shared, WorkerStats};
 use crate::frame::ethernet::{self, Addresses};
-use crate::frame::{MacAddr, VnetHdr, flow_hash, rarp};
+use crate::frame::{MacAddr, Offloads, VnetHdr, flow_hash, rarp};
 use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS};
 use crate::port::guest::choose_queue;
 use crate::port::patience::Wait;
@@ -243,6 +243,8 @@ impl Forwarder {
             return Serviced::Gone;
         };
         let state = queue.receive(&mut self.reader, &mut self.burst, tap);
+        // What the kernel forwards comes from strangers too.
+        self.burst.examine(Offloads::ALL, true);
         let taken = self.burst.taken();
         if taken > 0 {
             let ingress = Ingress { port: id, kind: port.kind() };
@@ -250,6 +252,9 @@ impl Forwarder {
             let tally = self.classify(ports, port, ingress, &mut source, &queue.input);
             queue.set_source(source);
             self.deliver(ports, id, stats, None);
+            for reason in self.burst.rejected() {
+                queue.input.drops.add(reason, 1);
+            }
             queue.input.frames.add(self.burst.taken() as u64);
             queue.input.bytes.add(tally.bytes);
             queue.input.copies.add(tally.copies);
@@ -428,9 +433,6 @@ impl<'a> Judge<'a> {
     /// Where a frame goes; an error if it may not come in.
     #[inline(always)]
     fn decide(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
-        if !frame.header.is_plain() {
-            return Err(DropReason::BadOffload);
-        }
         let addresses = ethernet::addresses(&frame.snapshot);
         if addresses != self.last {
             self.turn_to(addresses, frame)?;

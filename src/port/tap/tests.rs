@@ -15,6 +15,7 @@ use vm_memory::{
 };
 
 use super::*;
+use crate::limits::{SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
 use crate::memory::{Mapping, MemTable, Region};
 use crate::ring::{RingConfig, SplitRing};
 use crate::stats::Counter;
@@ -125,7 +126,7 @@ fn tap(port: &Port) -> &TapPort {
 }
 
 fn attach(port: &Port, device: &Arc<Fake>) {
-    tap(port).attach(vec![Arc::clone(device) as Device]);
+    tap(port).attach(vec![Arc::clone(device) as Device], Offloads::ALL);
 }
 
 /// `frames` frames of 60 bytes in private memory.
@@ -343,7 +344,7 @@ fn losing_and_attaching_do_not_mix() {
     let port = uplink(2);
     let tap = tap(&port);
     let devices = || (0..2).map(|_| Fake::new(TapIo::Gone) as Device).collect();
-    tap.attach(devices());
+    tap.attach(devices(), Offloads::ALL);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for queue in tap.queues() {
@@ -358,7 +359,7 @@ fn losing_and_attaching_do_not_mix() {
         }
         for _ in 0..20 * TIMES {
             tap.wait_lost(|| false);
-            tap.attach(devices());
+            tap.attach(devices(), Offloads::ALL);
             let loss = lock(&tap.loss);
             let without = tap.queues().iter().any(|queue| queue.device().is_none());
             if loss.lost != without {
@@ -451,6 +452,7 @@ impl Sender {
             event_idx: false,
             header_len: 12,
             mergeable: true,
+            offloads: Offloads::NONE,
         };
         let ring = SplitRing::start(table, &config).unwrap();
         Sender { memory, truncated, ring, burst: Burst::default() }
@@ -460,7 +462,9 @@ impl Sender {
     fn take(&mut self, frame: &[u8], pieces: usize) {
         let mut at = DATA;
         let mut rest = frame;
-        let header = [0xee; 12];
+        // It asks for nothing: what else it says means nothing.
+        let mut header = [0xee; 12];
+        header[1] = 0;
         for i in 0..=pieces {
             let take = if i == pieces { rest.len() } else { frame.len() / pieces };
             let (piece, tail) = if i == 0 { (&header[..], rest) } else { rest.split_at(take) };
@@ -501,7 +505,7 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
             sender.take(&frame, count);
             tap(&port).send(0, &sender.burst, &[0], &mut writer, &port);
             let (written, pieces) = (lock(&device.written), lock(&device.pieces));
-            // The sender's header asks for everything; ours for nothing.
+            // Not the sender's header, but ours.
             assert_eq!(written[..12], [0; 12], "{len} in {count}");
             assert_eq!(written[12..], frame, "{len} in {count}");
             let more = sender.burst.more(&sender.burst.frames()[0]).len();

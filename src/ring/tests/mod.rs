@@ -16,6 +16,7 @@ use virtio_queue::mock::{AvailRing, DescriptorTable, UsedRing};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::{RingConfig, SplitRing};
+use crate::frame::Offloads;
 use crate::memory::{Mapping, MemTable, Region};
 use crate::sys::fs::memfd;
 
@@ -111,6 +112,7 @@ impl Guest {
             event_idx: false,
             header_len: 12,
             mergeable: true,
+            offloads: Offloads::NONE,
         }
     }
 

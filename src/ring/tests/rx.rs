@@ -30,7 +30,7 @@ impl Frames {
 
     fn deliver(&self, ring: &mut SplitRing) -> Delivered {
         let run: Vec<u8> = (0..self.data.len() as u8).collect();
-        ring.deliver(&self.burst, &run, &mut RxScratch::default())
+        ring.deliver(&self.burst, &run, &mut RxScratch::default(), false)
     }
 }
 

@@ -37,7 +37,7 @@ fn deliver(c: &mut Criterion, name: &str, receiver: &mut Guest, len: u64, count:
     group.bench_function(format!("{len}x{count}"), |b| {
         b.iter(|| {
             receiver.offer(SIZE);
-            let done = receiver.ring.deliver(&burst, &run, &mut scratch);
+            let done = receiver.ring.deliver(&burst, &run, &mut scratch, false);
             assert_eq!(done.frames, frames);
             done
         });

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use vioswitch::frame::Offloads;
 use vioswitch::memory::{Mapping, MemTable, Region};
 use vioswitch::ring::{Burst, RingConfig, SplitRing};
 use vioswitch::sys::fs::memfd;
@@ -103,6 +104,7 @@ impl Guest {
             event_idx: false,
             header_len: HEADER as u8,
             mergeable: true,
+            offloads: Offloads::NONE,
         };
         let idx = table.at_user_address(AVAIL + 2, 2).expect("mapped").cast_const().cast();
         let ring = SplitRing::start(table, &config).expect("ring");

@@ -1,0 +1,441 @@
+//! The frames of one turn of one source, and what is known of them.
+//!
+//! A frame's first [`SNAPSHOT_LEN`] bytes and its virtio-net header are private copies: decisions
+//! are made on them and they are what gets delivered, so the sender may rewrite its buffer at any
+//! moment without changing what was checked. Where a frame asks for an offload that takes more of
+//! its headers to check, these become private too ([`Burst::examine`]). The rest of the payload
+//! stays where it is.
+
+use virtio_queue::desc::split::Descriptor;
+
+use super::chain::{Piece, PieceBuf};
+use crate::frame::ethernet::Snapshot;
+use crate::frame::offload::{self, DATA_VALID, Offloads, Refused, Request};
+use crate::frame::vnet::VnetHdr;
+use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
+use crate::limits::{BURST_FRAMES, BURST_PIECES, MAX_HEADERS_LEN, MIN_FRAME_LEN, SNAPSHOT_LEN};
+use crate::stats::DropReason;
+
+/// One frame of a burst. The snapshot has a cache line of its own, the rest shares the next.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Frame {
+    /// The first bytes; beyond `len` their content is the sender's and means nothing.
+    pub snapshot: Snapshot,
+    /// The virtio-net header: as the sender wrote it, zero-filled to 12 bytes, and from
+    /// [`Burst::examine`] on, if the burst [asks](Burst::asks), as a receiver may see it.
+    pub header: VnetHdr,
+    /// Bytes of the whole frame.
+    pub len: u32,
+    /// Payload behind the snapshot: the first piece, which for most frames is all.
+    pub rest: Piece,
+    /// Further pieces: start and count in the burst's piece list.
+    pub more: (u16, u16),
+    /// Which of the burst's heads this frame came from.
+    pub position: u8,
+    /// Offset of the network header; of a frame that asks for an offload only.
+    pub l3: u8,
+    /// What a receiver must have acknowledged to get the frame with its header; known only if the
+    /// burst asks.
+    pub needs: Offloads,
+}
+
+impl Frame {
+    /// What the frame asks for; only if the burst asks.
+    pub fn request(&self) -> Request {
+        Request { needs: self.needs, l3: self.l3, header: self.header }
+    }
+}
+
+const NO_FRAME: Frame = Frame {
+    snapshot: [0; SNAPSHOT_LEN],
+    header: VnetHdr::plain(0),
+    len: 0,
+    rest: Piece::EMPTY,
+    more: (0, 0),
+    position: 0,
+    l3: 0,
+    needs: Offloads::NONE,
+};
+
+/// Frames taken from one source and not completed yet; allocated once per worker.
+#[derive(Debug)]
+pub struct Burst {
+    frames: Box<[Frame; BURST_FRAMES]>,
+    count: usize,
+    pub(super) heads: [u16; BURST_FRAMES],
+    pub(super) taken: usize,
+    /// Flags and segmentation types of all headers, or'ed.
+    asks: u16,
+    rejected: [(u8, DropReason); BURST_FRAMES],
+    rejects: usize,
+    pub(super) pieces: PieceBuf,
+    /// First bytes of frames whose headers are longer than a snapshot.
+    headers: Box<[[u8; MAX_HEADERS_LEN]; BURST_FRAMES]>,
+    /// Left by the first pass for the second; kept here as clearing it would cost a short burst
+    /// more than its frames.
+    pub(super) found: Box<[Found; BURST_FRAMES]>,
+    /// First descriptors of the chains that the second pass has to walk.
+    pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
+}
+
+// SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
+// which keeps the memory table they came from alive.
+unsafe impl Send for Burst {}
+
+impl Default for Burst {
+    fn default() -> Burst {
+        Burst {
+            frames: Box::new([NO_FRAME; BURST_FRAMES]),
+            count: 0,
+            heads: [0; BURST_FRAMES],
+            taken: 0,
+            asks: 0,
+            rejected: [(0, DropReason::BadChain); BURST_FRAMES],
+            rejects: 0,
+            // A frame in one piece needs one more where its headers are copied.
+            pieces: PieceBuf::new(BURST_PIECES + BURST_FRAMES),
+            headers: Box::new([[0; MAX_HEADERS_LEN]; BURST_FRAMES]),
+            found: Box::new([Found::CHAIN; BURST_FRAMES]),
+            chains: Box::new([Descriptor::default(); BURST_FRAMES]),
+        }
+    }
+}
+
+impl Burst {
+    /// Empties the burst.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.count = 0;
+        self.taken = 0;
+        self.asks = 0;
+        self.rejects = 0;
+        self.pieces.truncate(0);
+    }
+
+    /// The frames, in ring order.
+    #[inline(always)]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames[..self.count]
+    }
+
+    /// The frames' memory.
+    #[inline(always)]
+    pub(super) fn frames_mut(&mut self) -> &mut [Frame; BURST_FRAMES] {
+        &mut self.frames
+    }
+
+    /// Heads taken, frames and rejected chains together.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Chains among the heads taken that are no frames, with the reason.
+    pub fn rejected(&self) -> impl Iterator<Item = DropReason> {
+        self.rejected[..self.rejects].iter().map(|&(_, reason)| reason)
+    }
+
+    /// The pieces of `frame` behind its snapshot and its first rest piece.
+    #[inline(always)]
+    pub fn more(&self, frame: &Frame) -> &[Piece] {
+        let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
+        &self.pieces.as_slice()[start..start + count]
+    }
+
+    /// Gives frame `index` and everything behind it back to the source, as if never taken.
+    pub fn cut(&mut self, index: usize) {
+        let Some(frame) = self.frames().get(index) else {
+            return;
+        };
+        let position = frame.position;
+        self.taken = usize::from(position);
+        self.count = index;
+        while self.rejects > 0 && self.rejected[self.rejects - 1].0 >= position {
+            self.rejects -= 1;
+        }
+    }
+
+    /// Adds a frame that fits the snapshot; false if the burst is full or the frame too short or
+    /// too long for that.
+    pub fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {
+        let fits = (MIN_FRAME_LEN as usize..=SNAPSHOT_LEN).contains(&bytes.len());
+        if self.count == BURST_FRAMES || !fits {
+            return false;
+        }
+        let frame = &mut self.frames[self.count];
+        *frame = Frame { header, len: bytes.len() as u32, ..NO_FRAME };
+        self.asks |= asks(header);
+        frame.snapshot[..bytes.len()].copy_from_slice(bytes);
+        frame.position = self.taken as u8;
+        self.count += 1;
+        self.taken += 1;
+        true
+    }
+
+    /// Adds a frame from private memory that stays valid until the burst is cleared: `len` bytes
+    /// at `at`. False if the burst is full or the frame too short.
+    ///
+    /// # Safety
+    /// `at` is valid for reads of `len` bytes until the burst is cleared.
+    pub unsafe fn push_private(&mut self, header: VnetHdr, at: *mut u8, len: u32) -> bool {
+        if self.count == BURST_FRAMES || len < MIN_FRAME_LEN {
+            return false;
+        }
+        let frame = &mut self.frames[self.count];
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        // SAFETY: the caller's promise for the source; the destination is SNAPSHOT_LEN long.
+        unsafe { std::ptr::copy_nonoverlapping(at, frame.snapshot.as_mut_ptr(), first) };
+        frame.header = header;
+        self.asks |= asks(header);
+        frame.len = len;
+        frame.rest = Piece { at: at.wrapping_add(first), len: len - first as u32 };
+        frame.more = (0, 0);
+        frame.position = self.taken as u8;
+        self.count += 1;
+        self.taken += 1;
+        true
+    }
+
+    /// True if a frame asks for an offload, so that headers differ from frame to frame; after
+    /// [`Burst::examine`] each is one that a receiver with the features of `needs` may see.
+    #[inline(always)]
+    pub fn asks(&self) -> bool {
+        self.asks != 0
+    }
+
+    /// Checks what the frames ask for, if any does; `may` is what their sender has acknowledged.
+    /// Frames that ask for nonsense are rejected. That a sum is valid (`DATA_VALID`) is believed
+    /// of the kernel, on a TAP, and of no guest.
+    #[inline(always)]
+    pub fn examine(&mut self, may: Offloads, kernel: bool) {
+        let known = asks(VnetHdr { flags: offload::NEEDS_CSUM, ..VnetHdr::plain(0) });
+        let valid = asks(VnetHdr { flags: DATA_VALID, ..VnetHdr::plain(0) });
+        let types = asks(VnetHdr { gso_type: 0xff, ..VnetHdr::plain(0) });
+        self.asks &= known | types | if kernel { valid } else { 0 };
+        if self.asks != 0 {
+            self.examine_each(may, kernel);
+        }
+    }
+
+    #[inline(never)]
+    fn examine_each(&mut self, may: Offloads, kernel: bool) {
+        let mut kept = 0;
+        // One pointer for all slots: each stays valid while others are written.
+        let slots = self.headers.as_mut_ptr();
+        for i in 0..self.count {
+            let header = self.frames[i].header;
+            // SAFETY: there is a slot for each frame.
+            let slot = unsafe { &mut *slots.add(i) };
+            match self.request_of(i, may, slot) {
+                Ok(request) => {
+                    let frame = &mut self.frames[i];
+                    (frame.needs, frame.l3, frame.header) =
+                        (request.needs, request.l3, request.header);
+                    if kernel && request.needs.is_empty() && header.flags & DATA_VALID != 0 {
+                        frame.needs = Offloads::CSUM;
+                        frame.header.flags = DATA_VALID;
+                    }
+                    if kept != i {
+                        self.frames[kept] = self.frames[i];
+                    }
+                    kept += 1;
+                }
+                Err(_) => self.reject(self.frames[i].position.into(), DropReason::BadOffload),
+            }
+        }
+        self.count = kept;
+        self.rejected[..self.rejects].sort_unstable_by_key(|&(position, _)| position);
+        // The private headers are the only source from here on; see `settle` in `tx`.
+        std::hint::black_box(&mut self.headers);
+    }
+
+    /// Checks what frame `index` asks for.
+    fn request_of(
+        &mut self,
+        index: usize,
+        may: Offloads,
+        slot: &mut [u8; MAX_HEADERS_LEN],
+    ) -> Result<Request, Refused> {
+        let Frame { snapshot, header, len, .. } = &self.frames[index];
+        let (header, len) = (*header, *len);
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        match offload::check(header, &snapshot[..first], len, may) {
+            Err(Refused::Short) => {
+                let known = self.extend(index, slot).ok_or(Refused::Nonsense)?;
+                offload::check(header, &slot[..known], len, may)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Makes the first [`MAX_HEADERS_LEN`] bytes of frame `index`, which is longer than a snapshot,
+    /// private: they are copied to `slot`, and the frame refers to them there. Returns their
+    /// number; none if there is no room for another piece.
+    fn extend(&mut self, index: usize, slot: &mut [u8; MAX_HEADERS_LEN]) -> Option<usize> {
+        let frame = &mut self.frames[index];
+        let wanted = (frame.len as usize).min(MAX_HEADERS_LEN);
+        let mut rest = frame.rest;
+        let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
+        slot[..SNAPSHOT_LEN].copy_from_slice(&frame.snapshot);
+        let mut filled = SNAPSHOT_LEN + gather_one(&mut rest, &mut slot[SNAPSHOT_LEN..wanted]);
+        let mut next = start;
+        while filled < wanted && next < start + count {
+            rest = self.pieces.as_slice()[next];
+            next += 1;
+            filled += gather_one(&mut rest, &mut slot[filled..wanted]);
+        }
+        let mut left = start + count - next;
+        if rest.len > 0 {
+            // What is left of a chain's piece takes that piece's place, just before the others.
+            // A frame in one piece has none: there is room for one more of each.
+            if next > 0 {
+                next -= 1;
+                self.pieces.as_mut_slice()[next] = rest;
+            } else {
+                next = self.pieces.len();
+                self.pieces.push(rest).ok()?;
+            }
+            left += 1;
+        }
+        let at = slot.as_mut_ptr().wrapping_add(SNAPSHOT_LEN);
+        frame.rest = Piece { at, len: (filled - SNAPSHOT_LEN) as u32 };
+        frame.more = (next as u16, left as u16);
+        Some(filled)
+    }
+
+    #[inline]
+    pub(super) fn reject(&mut self, position: usize, reason: DropReason) {
+        self.rejected[self.rejects] = (position as u8, reason);
+        self.rejects += 1;
+    }
+
+    /// A frame in one piece that [`SplitRing::find`] found plain: at least header and snapshot are
+    /// readable there.
+    #[inline(always)]
+    pub(super) fn push_plain<const HEADER_LEN: usize>(&mut self, position: usize, found: Found) {
+        let frame = &mut self.frames[self.count];
+        let len = found.len - HEADER_LEN as u32;
+        let payload = found.at.wrapping_add(HEADER_LEN);
+        frame.header = VnetHdr::from_bytes(load_header::<HEADER_LEN>(found.at));
+        self.asks |= asks(frame.header);
+        // A fixed-size copy is two vector moves where a variable one is a call. It may read past a
+        // short frame into the sender's own memory; those bytes go nowhere.
+        // SAFETY: HEADER_LEN + SNAPSHOT_LEN bytes from `found.at` lie in one mapped region of the
+        // sender, as `find` made sure.
+        unsafe {
+            std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), SNAPSHOT_LEN)
+        };
+        frame.len = len;
+        frame.rest = Piece { at: payload, len };
+        frame.rest.skip(SNAPSHOT_LEN as u32);
+        frame.more = (0, 0);
+        frame.position = position as u8;
+        self.count += 1;
+    }
+
+    /// A chain whose first piece holds header and snapshot, as those of Linux do: headers there,
+    /// payload in the next pieces. False if it is none.
+    #[inline(always)]
+    pub(super) fn push_headed<const HEADER_LEN: usize>(
+        &mut self,
+        position: usize,
+        start: usize,
+        total: u64,
+    ) -> bool {
+        let piece = self.pieces.as_slice()[start];
+        if (piece.len as usize) < HEADER_LEN + SNAPSHOT_LEN {
+            return false;
+        }
+        self.push_plain::<HEADER_LEN>(position, Found { at: piece.at, len: piece.len });
+        let frame = &mut self.frames[self.count - 1];
+        frame.len = (total - HEADER_LEN as u64) as u32;
+        let mut more = start + 1;
+        if frame.rest.len == 0 && more < self.pieces.len() {
+            frame.rest = self.pieces.as_slice()[more];
+            more += 1;
+        }
+        frame.more = (more as u16, (self.pieces.len() - more) as u16);
+        true
+    }
+
+    /// A frame spread over the pieces from `start` to the end of the list.
+    pub(super) fn push_pieces(
+        &mut self,
+        position: usize,
+        header_len: u32,
+        start: usize,
+        total: u64,
+    ) {
+        let len = (total - u64::from(header_len)) as u32;
+        let frame = &mut self.frames[self.count];
+        let pieces = &mut self.pieces.as_mut_slice()[start..];
+        let mut header = [0u8; VNET_HDR_LEN];
+        let skip = gather(pieces, &mut header[..header_len as usize]);
+        let pieces = &mut pieces[skip..];
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        let skipped = gather(pieces, &mut frame.snapshot[..first]);
+        let pieces = &pieces[skipped..];
+        frame.header = VnetHdr::from_bytes(header);
+        self.asks |= asks(frame.header);
+        frame.len = len;
+        frame.rest = pieces.first().copied().unwrap_or(Piece::EMPTY);
+        let more = pieces.len().saturating_sub(1);
+        frame.more = (self.pieces.len().saturating_sub(more) as u16, more as u16);
+        frame.position = position as u8;
+        self.count += 1;
+    }
+}
+
+/// Moves as many bytes of `piece` into `out` as it has and fit; returns their number.
+fn gather_one(piece: &mut Piece, out: &mut [u8]) -> usize {
+    let n = out.len().min(piece.len as usize);
+    // SAFETY: `n` is at most the piece's length, which was translated, and at most that of `out`.
+    unsafe { std::ptr::copy_nonoverlapping(piece.at, out.as_mut_ptr(), n) };
+    piece.skip(n as u32);
+    n
+}
+
+/// Moves the first `out.len()` bytes of `pieces` into `out`; returns how many pieces are used up.
+fn gather(pieces: &mut [Piece], out: &mut [u8]) -> usize {
+    let mut filled = 0;
+    let mut used_up = 0;
+    for piece in pieces.iter_mut() {
+        filled += gather_one(piece, &mut out[filled..]);
+        if piece.len > 0 {
+            break;
+        }
+        used_up += 1;
+    }
+    used_up
+}
+
+/// The virtio-net header at `at`, zero-filled to 12 bytes. The length is a constant, as a copy of a
+/// variable one would be a call.
+#[inline(always)]
+fn load_header<const HEADER_LEN: usize>(at: *const u8) -> [u8; VNET_HDR_LEN] {
+    const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
+    let mut header = [0u8; VNET_HDR_LEN];
+    // SAFETY: the caller translated at least HEADER_LEN bytes at `at`, which is at most the length
+    // of `header`.
+    unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), HEADER_LEN) };
+    header
+}
+
+/// What the first pass leaves for the second: one plain buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    /// Its first byte; null if it is anything else, to be walked.
+    pub(super) at: *mut u8,
+    /// Its bytes, virtio-net header included.
+    pub(super) len: u32,
+}
+
+impl Found {
+    pub(super) const CHAIN: Found = Found { at: std::ptr::null_mut(), len: 0 };
+}
+
+/// What a header asks for, as bits that can be or'ed.
+#[inline(always)]
+fn asks(header: VnetHdr) -> u16 {
+    u16::from_le_bytes([header.flags, header.gso_type])
+}

@@ -1,0 +1,254 @@
+//! Copies between guests' memories: the frame as it is, and the frame with its checksum.
+//!
+//! Guest memory changes under us, so it is only ever touched through raw pointers, once for each
+//! byte: what was summed is what was written.
+
+use super::burst::{Burst, Frame};
+use super::chain::Piece;
+use crate::frame::checksum::Sum;
+use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
+use crate::limits::SNAPSHOT_LEN;
+
+/// Writes bytes one after another into pieces that are long enough.
+#[derive(Clone)]
+pub(super) struct Writer<'a> {
+    pieces: &'a [Piece],
+    index: usize,
+    offset: usize,
+}
+
+impl<'a> Writer<'a> {
+    /// At the first byte of `pieces`.
+    pub(super) fn new(pieces: &'a [Piece]) -> Writer<'a> {
+        Writer { pieces, index: 0, offset: 0 }
+    }
+
+    /// The bytes that can be written at once, at most `most`; none at the end.
+    fn room(&self, most: usize) -> Option<(*mut u8, usize)> {
+        let piece = self.pieces.get(self.index)?;
+        Some((piece.at.wrapping_add(self.offset), most.min(piece.len as usize - self.offset)))
+    }
+
+    /// Passes over `len` bytes.
+    pub(super) fn skip(&mut self, mut len: usize) {
+        while len > 0 {
+            let Some((_, n)) = self.room(len) else { return };
+            self.passed(n);
+            len -= n;
+        }
+    }
+
+    fn passed(&mut self, n: usize) {
+        self.offset += n;
+        if self.pieces.get(self.index).is_some_and(|piece| self.offset == piece.len as usize) {
+            self.index += 1;
+            self.offset = 0;
+        }
+    }
+
+    /// Appends `len` bytes from `from`; what does not fit is not written, but the caller gathered
+    /// enough room.
+    pub(super) fn write(&mut self, mut from: *const u8, mut len: usize) {
+        while len > 0 {
+            let Some((to, n)) = self.room(len) else { return };
+            // SAFETY: `n` is at most what is left of the piece, which was translated in this
+            // guest's memory, and of `from`, which the caller vouches for: its own stack, a
+            // snapshot, or a translated piece of the sender.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, n) };
+            from = from.wrapping_add(n);
+            len -= n;
+            self.passed(n);
+        }
+    }
+
+    /// Appends the next `len` bytes of a frame, which the caller gathered room for; their sum.
+    pub(super) fn write_summed(&mut self, from: &mut Reader<'_>, mut len: usize) -> Sum {
+        let mut sum = Sum::default();
+        let mut odd = false;
+        while len > 0 {
+            let Some((at, readable)) = from.bytes(len) else { break };
+            let Some((to, n)) = self.room(readable) else { break };
+            // SAFETY: `n` is at most what is left of both pieces; the one was translated in this
+            // guest's memory, the other in the sender's, or is private.
+            let part = unsafe { copy_summed(to, at, n) };
+            sum = sum.plus_at(part, odd);
+            odd ^= !n.is_multiple_of(2);
+            self.passed(n);
+            from.passed(n);
+            len -= n;
+        }
+        sum
+    }
+
+    /// Appends the next `len` bytes of a frame, which the caller gathered room for.
+    pub(super) fn write_from(&mut self, from: &mut Reader<'_>, mut len: usize) {
+        while len > 0 {
+            let Some((at, n)) = from.bytes(len) else { return };
+            self.write(at, n);
+            from.passed(n);
+            len -= n;
+        }
+    }
+}
+
+/// Reads the bytes of a frame one after another.
+pub(super) struct Reader<'a> {
+    snapshot: Piece,
+    rest: Piece,
+    more: &'a [Piece],
+    /// Piece being read, and how much of it has been: 0 is the snapshot, 1 the rest.
+    index: usize,
+    offset: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// At the first byte of `frame`, which is one of `burst`.
+    pub(super) fn new(burst: &'a Burst, frame: &'a Frame) -> Reader<'a> {
+        let snapshot = Piece {
+            at: frame.snapshot.as_ptr().cast_mut(),
+            len: frame.len.min(SNAPSHOT_LEN as u32),
+        };
+        Reader { snapshot, rest: frame.rest, more: burst.more(frame), index: 0, offset: 0 }
+    }
+
+    /// The bytes that can be read at once, at most `most`; none at the end.
+    fn bytes(&mut self, most: usize) -> Option<(*const u8, usize)> {
+        loop {
+            let piece = match self.index {
+                0 => self.snapshot,
+                1 => self.rest,
+                n => *self.more.get(n - 2)?,
+            };
+            let left = piece.len as usize - self.offset;
+            if left > 0 {
+                return Some((piece.at.wrapping_add(self.offset), most.min(left)));
+            }
+            self.index += 1;
+            self.offset = 0;
+        }
+    }
+
+    fn passed(&mut self, n: usize) {
+        self.offset += n;
+    }
+
+    /// Copies the next bytes into private memory; fills all of `out` unless the frame is shorter.
+    pub(super) fn read(&mut self, out: &mut [u8]) -> usize {
+        let mut filled = 0;
+        while filled < out.len() {
+            let Some((at, n)) = self.bytes(out.len() - filled) else { break };
+            // SAFETY: `n` is at most what is left of a piece of the frame and of `out`.
+            unsafe { std::ptr::copy_nonoverlapping(at, out[filled..].as_mut_ptr(), n) };
+            filled += n;
+            self.passed(n);
+        }
+        filled
+    }
+}
+
+/// Copies `len` bytes and sums them in one pass: each is read once, so the sum is that of what was
+/// written whatever the sender does meanwhile.
+///
+/// # Safety
+/// `to` is valid for writes and `from` for reads of `len` bytes, and they do not overlap, or the
+/// result is garbage.
+pub(super) unsafe fn copy_summed(to: *mut u8, from: *const u8, len: usize) -> Sum {
+    const STEP: usize = 32;
+    // As in `Sum::of`: the lower halves' sum follows from the whole and the upper halves', which
+    // is exact below 32 GiB, and nothing waits for a carry.
+    let (mut sums, mut upper) = ([0u64; 4], [0u64; 4]);
+    let whole = len / STEP * STEP;
+    let mut at = 0;
+    while at < whole {
+        // SAFETY: `at + STEP` is at most `len`; the caller's promise.
+        unsafe {
+            let words = from.add(at).cast::<[u64; 4]>().read_unaligned();
+            to.add(at).cast::<[u64; 4]>().write_unaligned(words);
+            for (i, word) in words.into_iter().enumerate() {
+                sums[i] = sums[i].wrapping_add(word);
+                upper[i] += word >> 32;
+            }
+        }
+        at += STEP;
+    }
+    let mut tail = [0u8; STEP];
+    // SAFETY: what is left is shorter than STEP; the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.add(at), tail.as_mut_ptr(), len - at);
+        std::ptr::copy_nonoverlapping(tail.as_ptr(), to.add(at), len - at);
+    }
+    let mut sum = Sum::of(&tail[..len - at]);
+    for (whole, upper) in sums.into_iter().zip(upper) {
+        let lower = whole.wrapping_sub(upper << 32);
+        sum = sum.plus(Sum::from_raw(lower)).plus(Sum::from_raw(upper));
+    }
+    sum
+}
+
+/// Writes the header unless it is already there: receivers like DPDK keep it in the line before
+/// the payload and never touch it, so an equal header stays clean and shared.
+///
+/// # Safety
+/// `at` is valid for reads and writes of HEADER_LEN bytes.
+#[inline(always)]
+pub(super) unsafe fn store_header<const HEADER_LEN: usize>(
+    at: *mut u8,
+    header: &[u8; VNET_HDR_LEN],
+) {
+    const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
+    if HEADER_LEN == VNET_HDR_LEN {
+        let mut there = [0u8; VNET_HDR_LEN];
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(at, there.as_mut_ptr(), VNET_HDR_LEN) };
+        if there == *header {
+            return;
+        }
+    }
+    // SAFETY: the caller's promise; HEADER_LEN is at most the header's length.
+    unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, HEADER_LEN) };
+}
+
+/// Copies pieces one behind the other to `to`.
+///
+/// # Safety
+/// `to` is valid for writes of as many bytes as the pieces have, and they for reads.
+#[inline(never)]
+pub(super) unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
+    for piece in pieces {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(piece.at, to, piece.len as usize);
+            to = to.add(piece.len as usize);
+        }
+    }
+}
+
+/// Copies a frame's snapshot and the first piece behind it to `to`.
+///
+/// # Safety
+/// `to` is valid for writes of `frame.len` bytes, and the frame's rest for reads.
+#[inline(always)]
+pub(super) unsafe fn copy_frame(to: *mut u8, frame: &Frame) {
+    let from = frame.snapshot.as_ptr();
+    let len = frame.len as usize;
+    // SAFETY: the snapshot holds the first min(len, 64) bytes, `rest` the others; every branch
+    // writes bytes 0..len only. Sizes below 64 are two overlapping moves of a fixed size, where a
+    // variable copy would be a call.
+    unsafe {
+        if len >= SNAPSHOT_LEN {
+            std::ptr::copy_nonoverlapping(from, to, SNAPSHOT_LEN);
+            let rest = frame.rest.len as usize;
+            if rest > 0 {
+                std::ptr::copy_nonoverlapping(frame.rest.at, to.add(SNAPSHOT_LEN), rest);
+            }
+        } else if len >= 32 {
+            std::ptr::copy_nonoverlapping(from, to, 32);
+            std::ptr::copy_nonoverlapping(from.add(len - 32), to.add(len - 32), 32);
+        } else if len >= 16 {
+            std::ptr::copy_nonoverlapping(from, to, 16);
+            std::ptr::copy_nonoverlapping(from.add(len - 16), to.add(len - 16), 16);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, len);
+        }
+    }
+}
