@@ -216,11 +216,15 @@ pub const FDB_SWEEP_BUCKETS: usize = 64;
 /// worker must not sleep for the table.
 pub const FDB_LOCK_ATTEMPTS: u32 = 128;
 
-/// MTUs acknowledged (`NET_SET_MTU`): IPv4's least (RFC 791) up to what a frame can carry. A NACK
-/// leaves QEMU's guest with a dead device, so nothing in between is refused.
+/// MTUs acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's least (RFC 791) up to what a
+/// frame can carry. A NACK leaves QEMU's guest with a dead device, so nothing in between is refused.
 pub const MIN_MTU: u64 = 68;
 /// See [`MIN_MTU`].
 pub const MAX_CARRIED_MTU: u64 = 65_535;
+
+/// Largest MTU that a TAP can have: the driver counts the Ethernet header in (`tun_net_initialize`,
+/// drivers/net/tun.c).
+pub const MAX_TAP_MTU: u64 = MAX_CARRIED_MTU - 14;
 
 // --- vhost-user messages and sockets ------------------------------------------------------
 

@@ -59,6 +59,9 @@ struct Options {
     ///   socket-group=GROUP  who may connect: group of the socket (mode=server only)
     ///   queues=PAIRS        queue pairs, 1 (default) to 16
     ///   mac=MAC             an address that no other port can take over; repeatable
+    ///   offload=on|csum|off checksums and segmentation offered to the VM: all (default),
+    ///                       checksums only, none
+    ///   mtu=N               drop longer packets for the VM, 68 to 65535
     ///
     /// A comma inside a value is written twice. A [[port]] of the same name in the file is
     /// replaced as a whole.
@@ -75,11 +78,13 @@ struct Options {
     ///
     ///   ifname=IFNAME       the interface, created if it does not exist (required)
     ///   queues=N            its queues, 1 (default) to 64
+    ///   offload=on|csum|off as for a port
+    ///   mtu=N               its MTU if it is created, 68 to 65521
     ///
     /// A [[tap]] of the same name in the file is replaced as a whole.
     #[arg(
         long,
-        value_name = "NAME,ifname=IFNAME[,queues=N]",
+        value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...",
         action = ArgAction::Append,
         allow_hyphen_values = true,
         verbatim_doc_comment

@@ -14,6 +14,7 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use crate::frame::MacAddr;
+use crate::frame::offload::Offloads;
 
 mod args;
 mod cpus;
@@ -57,6 +58,11 @@ pub struct PortConfig {
     pub queue_pairs: u16,
     /// Static addresses: they cannot be learned on any other port.
     pub macs: Vec<MacAddr>,
+    /// Offloads that may be offered to the VM.
+    pub offload: Offloads,
+    /// Longest packet delivered to the VM, [`crate::limits::MIN_MTU`] to
+    /// [`crate::limits::MAX_CARRIED_MTU`] bytes.
+    pub mtu: Option<u16>,
 }
 
 /// How a port and its front-end find each other.
@@ -90,6 +96,11 @@ pub struct TapConfig {
     pub ifname: String,
     /// Queues of the interface, 1 to [`crate::limits::MAX_TAP_QUEUES`].
     pub queues: u16,
+    /// Offloads that may be used towards the host.
+    pub offload: Offloads,
+    /// MTU of the interface, [`crate::limits::MIN_MTU`] to [`crate::limits::MAX_TAP_MTU`] bytes: set
+    /// if it is created, compared if it exists.
+    pub mtu: Option<u16>,
 }
 
 /// What the command line asks for.

@@ -10,11 +10,12 @@ use super::cpus::cpu_list;
 use super::entries::{Claim, Entry, Parsed, Shared};
 use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, quote};
 use super::value::{
-    group, inherited_socket, interface_name, is_client, number, permissions, port_name,
+    group, inherited_socket, interface_name, is_client, number, offloads, permissions, port_name,
     socket_path, station_address, text, truth, unknown_key,
 };
 use super::{Endpoint, Machine, PortConfig, TapConfig};
 use crate::frame::MacAddr;
+use crate::frame::offload::Offloads;
 use crate::limits;
 
 /// Name of the port that `--socket-path` or `--fd` adds.
@@ -22,8 +23,8 @@ const SHORTHAND_NAME: &str = "port0";
 
 const SCALAR_KEYS: &str =
     "port, tap, workers, cpus, poll, age, control, uplink-to-uplink, socket-path, fd";
-const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac";
-const TAP_KEYS: &str = "name, ifname, queues";
+const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, mtu";
+const TAP_KEYS: &str = "name, ifname, queues, offload, mtu";
 
 /// One place's settings, checked.
 #[derive(Debug, Default)]
@@ -112,8 +113,14 @@ fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> E
     let name = SHORTHAND_NAME.to_owned();
     let at = setting.at.clone();
     claims.push(Claim { what: Shared::Name, value: name.clone(), at: at.clone() });
-    let queue_pairs = limits::DEFAULT_QUEUES;
-    let port = PortConfig { name: name.clone(), endpoint, queue_pairs, macs: Vec::new() };
+    let port = PortConfig {
+        name: name.clone(),
+        endpoint,
+        queue_pairs: limits::DEFAULT_QUEUES,
+        macs: Vec::new(),
+        offload: Offloads::ALL,
+        mtu: None,
+    };
     let parsed = Some(Parsed::Port(port));
     Entry { kind: Kind::Port, at, name: Some(name), claims, parsed }
 }
@@ -190,6 +197,8 @@ struct PortDraft {
     server_only: Vec<(&'static str, Origin)>,
     queues: Option<u16>,
     macs: Vec<MacAddr>,
+    offload: Option<Offloads>,
+    mtu: Option<u16>,
 }
 
 impl Draft for PortDraft {
@@ -221,6 +230,10 @@ impl Draft for PortDraft {
                 claims.push(Claim { what: Shared::Mac, value, at });
                 self.macs.push(mac);
             }
+            "offload" => self.offload = Some(offloads(setting)?),
+            "mtu" => {
+                self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_CARRIED_MTU)?);
+            }
             _ => return Err(unknown_key(setting, PORT_KEYS)),
         }
         Ok(())
@@ -249,8 +262,14 @@ impl Draft for PortDraft {
             true => Endpoint::Client { path },
             false => server(path, self.mode, self.group),
         };
-        let queue_pairs = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
-        Ok(Parsed::Port(PortConfig { name, endpoint, queue_pairs, macs: self.macs }))
+        Ok(Parsed::Port(PortConfig {
+            name,
+            endpoint,
+            queue_pairs: self.queues.unwrap_or(limits::DEFAULT_QUEUES),
+            macs: self.macs,
+            offload: self.offload.unwrap_or(Offloads::ALL),
+            mtu: self.mtu,
+        }))
     }
 }
 
@@ -260,6 +279,8 @@ struct TapDraft {
     name: Option<String>,
     ifname: Option<String>,
     queues: Option<u16>,
+    offload: Option<Offloads>,
+    mtu: Option<u16>,
 }
 
 impl Draft for TapDraft {
@@ -276,6 +297,8 @@ impl Draft for TapDraft {
                 claims.push(claim(Shared::Interface, setting)?);
             }
             "queues" => self.queues = Some(number(setting, 1, limits::MAX_TAP_QUEUES.into())?),
+            "offload" => self.offload = Some(offloads(setting)?),
+            "mtu" => self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_TAP_MTU)?),
             _ => return Err(unknown_key(setting, TAP_KEYS)),
         }
         Ok(())
@@ -290,6 +313,7 @@ impl Draft for TapDraft {
             return Err(Vec::new());
         };
         let queues = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
-        Ok(Parsed::Tap(TapConfig { name, ifname, queues }))
+        let offload = self.offload.unwrap_or(Offloads::ALL);
+        Ok(Parsed::Tap(TapConfig { name, ifname, queues, offload, mtu: self.mtu }))
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::raw::{Setting, Value, is_unprintable, quote};
 use crate::frame::MacAddr;
+use crate::frame::offload::Offloads;
 use crate::{limits, sys};
 
 /// A string.
@@ -121,6 +122,16 @@ pub(super) fn is_client(setting: &Setting) -> Result<bool, String> {
         "server" => Ok(false),
         "client" => Ok(true),
         other => Err(format!("mode must be server or client, not {}", quote(other))),
+    }
+}
+
+/// `offload=`: what may be offered.
+pub(super) fn offloads(setting: &Setting) -> Result<Offloads, String> {
+    match text(setting)? {
+        "on" => Ok(Offloads::ALL),
+        "csum" => Ok(Offloads::CSUM),
+        "off" => Ok(Offloads::NONE),
+        other => Err(format!("offload must be on, csum or off, not {}", quote(other))),
     }
 }
 

@@ -207,14 +207,15 @@ impl Daemon {
 
 fn build_ports(config: &Config) -> PortTable {
     // Twice the configured pairs: some front-ends read the number of rings as pairs.
-    let guests = config.ports.iter().map(|p| (p.name.as_str(), 2 * p.queue_pairs));
-    let mut ports: Vec<Port> = guests
-        .enumerate()
-        .map(|(id, (name, pairs))| Port::guest(id as PortId, name, pairs))
-        .collect();
+    let mut ports = Vec::with_capacity(config.ports.len() + config.taps.len());
+    for port in &config.ports {
+        let made = Port::guest(ports.len() as PortId, &port.name, 2 * port.queue_pairs);
+        ports.push(made.configured(port.offload, port.mtu));
+    }
     for tap in &config.taps {
-        let id = ports.len() as PortId;
-        ports.push(Port::tap(id, &tap.name, TapPort::new(&tap.ifname, tap.queues)));
+        let endpoint = TapPort::new(&tap.ifname, tap.queues);
+        let made = Port::tap(ports.len() as PortId, &tap.name, endpoint);
+        ports.push(made.configured(tap.offload, tap.mtu));
     }
     ports.into()
 }

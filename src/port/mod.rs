@@ -21,6 +21,7 @@ pub mod tap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::frame::offload::Offloads;
 use crate::limits::PORT_LOG_LINES_PER_SECOND;
 use crate::stats::{Counter, PortStats};
 use crate::switch::{PortId, PortKind, PortView};
@@ -47,6 +48,10 @@ pub struct Port {
     pub name: String,
     /// What is behind it.
     pub endpoint: Endpoint,
+    /// Offloads that may be used towards what is behind it; what it has agreed to is never more.
+    pub offload: Offloads,
+    /// The MTU from the configuration.
+    pub mtu: Option<u16>,
     /// Counters of the port as a whole.
     pub stats: PortStats,
     /// Bounds what this port's peer can make us write to the log.
@@ -65,8 +70,20 @@ impl Port {
     }
 
     fn new(id: PortId, name: &str, endpoint: Endpoint) -> Port {
-        let name = name.to_owned();
-        Port { id, name, endpoint, stats: PortStats::default(), log: LogLimit::default() }
+        Port {
+            id,
+            name: name.to_owned(),
+            endpoint,
+            offload: Offloads::ALL,
+            mtu: None,
+            stats: PortStats::default(),
+            log: LogLimit::default(),
+        }
+    }
+
+    /// The port with what the configuration says; all offloads and no MTU otherwise.
+    pub fn configured(self, offload: Offloads, mtu: Option<u16>) -> Port {
+        Port { offload, mtu, ..self }
     }
 
     /// The VM behind this port, if it is one.

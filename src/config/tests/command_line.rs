@@ -48,6 +48,10 @@ fn figures_in_the_help_are_the_limits() {
     let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
     assert!(help.contains(&format!("queue pairs, 1 (default) to {}\n", limits::MAX_QUEUE_PAIRS)));
     assert!(help.contains(&format!("its queues, 1 (default) to {}\n", limits::MAX_TAP_QUEUES)));
+    let (least, most) = (limits::MIN_MTU, limits::MAX_CARRIED_MTU);
+    assert!(help.contains(&format!("packets for the VM, {least} to {most}\n")));
+    let most = limits::MAX_TAP_MTU;
+    assert!(help.contains(&format!("its MTU if it is created, {least} to {most}\n")));
     assert!(help.contains(&format!("socket-mode=0{:o}", limits::DEFAULT_SOCKET_MODE)));
     assert!(help.contains(&format!("forgotten [default: {}]", limits::FDB_AGE_SECONDS)));
     assert!(help.contains(&format!("number of CPUs [default: {}]", limits::DEFAULT_WORKERS)));
@@ -165,6 +169,10 @@ fn bad_entries_on_the_command_line() {
             "a,socket=/s,mac=52:54:00:00:00:01,mac=52-54-00-00-00-01",
             "mac '52:54:00:00:00:01' is given twice",
         ),
+        ("a,socket=/s,offload=yes", "offload must be on, csum or off, not 'yes'"),
+        ("a,socket=/s,offload=on,offload=off", "'offload' is given twice"),
+        ("a,socket=/s,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
+        ("a,socket=/s,mtu=65536", "mtu must be a number from 68 to 65535, not '65536'"),
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),
         (",socket=/s", "name '' must be 1 to 64"),
@@ -207,6 +215,15 @@ fn bad_taps_on_the_command_line() {
         let rule = "queues must be a number from 1 to 64";
         assert_complaint(&["--tap", &arg], &format!("--tap {arg}: {rule}, not '{queues}'"));
     }
+    for mtu in ["0", "65522"] {
+        let arg = format!("up,ifname=t,mtu={mtu}");
+        let rule = "mtu must be a number from 68 to 65521";
+        assert_complaint(&["--tap", &arg], &format!("--tap {arg}: {rule}, not '{mtu}'"));
+    }
+    assert_complaint(
+        &["--tap=up,ifname=t,offload="],
+        "--tap up,ifname=t,offload=: offload must be on, csum or off, not ''",
+    );
     assert!(complaint(&["--tap=up,ifname=t,mac=x"]).contains("unknown key 'mac'"));
     assert_complaint(
         &["--tap=a,ifname=t", "--tap=b,ifname=t"],

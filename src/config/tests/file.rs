@@ -112,6 +112,10 @@ fn wrong_types_in_a_file() {
         ("socket-mode=660", "4: socket-mode must be octal digits in a string"),
         ("socket-group=true", "4: socket-group must be a string, not a truth value"),
         ("queues='1'", "4: queues must be a number from 1 to 16, not a string"),
+        ("mtu='1500'", "4: mtu must be a number from 68 to 65535, not a string"),
+        ("mtu=67", "4: mtu must be a number from 68 to 65535, not 67"),
+        ("offload=true", "4: offload must be a string, not a truth value"),
+        ("offload='tso'", "4: offload must be on, csum or off, not 'tso'"),
         ("mode='client'\nsocket-group=0", "5: socket-group does not go with mode=client"),
         (
             "socket_mode='0660'",

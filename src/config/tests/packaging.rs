@@ -30,7 +30,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         all += setting.unwrap_or(line);
         all.push('\n');
     }
-    assert_eq!(settings, 12);
+    assert_eq!(settings, 16);
     // This machine may have no such group.
     let all = start_as_installed(&all.replace("\"kvm\"", "\"root\""));
     let mut expected = plain;
@@ -39,6 +39,8 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     let path = PathBuf::from("/run/vioswitch/vm1.sock");
     expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
     expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];
+    expected.ports[0].mtu = Some(1500);
+    expected.taps[0].mtu = Some(1500);
     assert_eq!(all, expected);
 }
 

@@ -5,6 +5,12 @@ use std::os::unix::net::UnixListener;
 
 use super::*;
 
+/// A TAP of which nothing else was said.
+fn tap(name: &str, ifname: &str) -> TapConfig {
+    let (name, ifname) = (name.into(), ifname.into());
+    TapConfig { name, ifname, queues: 1, offload: Offloads::ALL, mtu: None }
+}
+
 #[test]
 fn defaults() {
     let expected = Config {
@@ -13,8 +19,10 @@ fn defaults() {
             endpoint: server("/run/vm1"),
             queue_pairs: 1,
             macs: vec![],
+            offload: Offloads::ALL,
+            mtu: None,
         }],
-        taps: vec![TapConfig { name: "up".into(), ifname: "tap0".into(), queues: 1 }],
+        taps: vec![tap("up", "tap0")],
         workers: 1,
         cpus: vec![],
         poll: false,
@@ -32,10 +40,10 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let args = config(&[
         "--port",
         "vm1,socket=/run/a,,b,socket-mode=0600,socket-group=root,queues=16,mac=52:54:00:00:00:01,\
-         mac=52-54-00-00-00-02",
-        "--port=vm2,socket=c.sock,mode=client",
+         mac=52-54-00-00-00-02,offload=csum,mtu=9000",
+        "--port=vm2,socket=c.sock,mode=client,offload=off",
         "--port=vm3,socket=/d,mode=server,socket-group=65534",
-        "--tap=up,ifname=tap0,queues=4",
+        "--tap=up,ifname=tap0,queues=4,offload=off,mtu=1400",
         "--tap=up2,ifname=tap1",
         "--workers=4",
         "--cpus=3,0",
@@ -58,10 +66,13 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         socket-group = 'root'
         queues = 16
         mac = ['52:54:00:00:00:01', '52:54:00:00:00:02']
+        offload = 'csum'
+        mtu = 9000
         [[port]]
         name = 'vm2'
         socket = 'c.sock'
         mode = 'client'
+        offload = 'off'
         [[port]]
         name = 'vm3'
         socket = '/d'
@@ -71,6 +82,8 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         name = 'up'
         ifname = 'tap0'
         queues = 4
+        offload = 'off'
+        mtu = 1400
         [[tap]]
         name = 'up2'
         ifname = 'tap1'
@@ -79,6 +92,10 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let first = Endpoint::Server { path: "/run/a,b".into(), mode: 0o600, group: Some(0) };
     assert_eq!(args.ports[0].endpoint, first);
     assert_eq!(args.ports[0].macs.len(), 2);
+    let offers: Vec<_> = args.ports.iter().map(|port| port.offload).collect();
+    assert_eq!(offers, [Offloads::CSUM, Offloads::NONE, Offloads::ALL]);
+    assert_eq!(args.taps.iter().map(|tap| tap.mtu).collect::<Vec<_>>(), [Some(1400), None]);
+    assert_eq!((args.ports[0].mtu, args.taps[0].offload), (Some(9000), Offloads::NONE));
     assert_eq!(args.ports[1].endpoint, Endpoint::Client { path: "c.sock".into() });
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
     assert_eq!(args.ports[2].endpoint, third);
@@ -124,7 +141,7 @@ fn scalars_of_the_command_line_win() {
 #[test]
 fn an_entry_of_the_command_line_replaces_its_namesake_as_a_whole() {
     let file = format!(
-        "[[port]]\nname='a'\nsocket='/a'\nqueues=4\nmac=['{MAC}']\n\
+        "[[port]]\nname='a'\nsocket='/a'\nqueues=4\nmac=['{MAC}']\nmtu=576\noffload='off'\n\
          [[port]]\nname='b'\nsocket='/b'\n[[tap]]\nname='up'\nifname='tap0'\nqueues=2\n"
     );
     let args = ["--port=a,socket=/new", "--port=c,socket=/c", "--tap=up,ifname=tap9"];
@@ -132,7 +149,8 @@ fn an_entry_of_the_command_line_replaces_its_namesake_as_a_whole() {
     let ports: Vec<_> = config.ports.iter().map(|p| (p.name.as_str(), &p.endpoint)).collect();
     assert_eq!(ports, [("a", &server("/new")), ("b", &server("/b")), ("c", &server("/c"))]);
     assert_eq!((config.ports[0].queue_pairs, config.ports[0].macs.len()), (1, 0));
-    assert_eq!(config.taps, [TapConfig { name: "up".into(), ifname: "tap9".into(), queues: 1 }]);
+    assert_eq!((config.ports[0].mtu, config.ports[0].offload), (None, Offloads::ALL));
+    assert_eq!(config.taps, [tap("up", "tap9")]);
 }
 
 #[test]
@@ -167,6 +185,8 @@ fn shorthands_make_one_port() {
         endpoint: server("/run/s"),
         queue_pairs: 1,
         macs: vec![],
+        offload: Offloads::ALL,
+        mtu: None,
     };
     assert_eq!(made.ports, [expected]);
 
