@@ -217,7 +217,8 @@ pub const FDB_SWEEP_BUCKETS: usize = 64;
 pub const FDB_LOCK_ATTEMPTS: u32 = 128;
 
 /// MTUs acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's least (RFC 791) up to what a
-/// frame can carry. A NACK leaves QEMU's guest with a dead device, so nothing in between is refused.
+/// frame can carry. A NACK leaves QEMU's guest with a dead device, so nothing in between is
+/// refused.
 pub const MIN_MTU: u64 = 68;
 /// See [`MIN_MTU`].
 pub const MAX_CARRIED_MTU: u64 = 65_535;

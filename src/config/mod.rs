@@ -98,8 +98,8 @@ pub struct TapConfig {
     pub queues: u16,
     /// Offloads that may be used towards the host.
     pub offload: Offloads,
-    /// MTU of the interface, [`crate::limits::MIN_MTU`] to [`crate::limits::MAX_TAP_MTU`] bytes: set
-    /// if it is created, compared if it exists.
+    /// MTU of the interface, [`crate::limits::MIN_MTU`] to [`crate::limits::MAX_TAP_MTU`] bytes:
+    /// set if it is created, compared if it exists.
     pub mtu: Option<u16>,
 }
 

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Endpoint;
-use crate::frame::Offloads;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::tap::Device;
 use crate::port::{Port, TapPort};
@@ -37,7 +36,7 @@ pub enum UplinkError {
 
 /// Opens a TAP at the start; true if the interface was created for it.
 pub fn attach(port: &Port, tap: &TapPort, workers: &Workers) -> Result<bool, UplinkError> {
-    let opened = open(tap, Missing::Create)?;
+    let opened = open(port, tap, Missing::Create)?;
     let created = opened.created;
     set_up(port, &opened);
     log::info!(
@@ -66,7 +65,7 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
         let mut told = None;
         while !stopped() {
             tap.close_lost();
-            match open(tap, missing).and_then(|opened| {
+            match open(port, tap, missing).and_then(|opened| {
                 set_up(port, &opened);
                 serve(port, tap, opened, workers)
             }) {
@@ -90,9 +89,9 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
     }
 }
 
-fn open(tap: &TapPort, missing: Missing) -> Result<Tap, UplinkError> {
+fn open(port: &Port, tap: &TapPort, missing: Missing) -> Result<Tap, UplinkError> {
     let queues = tap.queues().len() as u16;
-    tap::open(&tap.ifname, queues, Offloads::ALL, missing)
+    tap::open(&tap.ifname, queues, port.offload, missing)
         .map_err(|source| UplinkError::Open { ifname: tap.ifname.clone(), source })
 }
 

@@ -331,7 +331,7 @@ mod tests {
     fn tcp4() -> (Vec<u8>, u32, VnetHdr) {
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
         let len = (14 + 40 + 3000) as u32;
-        frame.extend([0x45, 0, (len - 14 >> 8) as u8, (len - 14) as u8, 0xff, 0xff, 0x40, 0]);
+        frame.extend([0x45, 0, ((len - 14) >> 8) as u8, (len - 14) as u8, 0xff, 0xff, 0x40, 0]);
         frame.extend([64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
         frame.extend([0x12, 0x34, 0, 80, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1]);
         frame.extend([0x50, 0x99, 1, 0]);

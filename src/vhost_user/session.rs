@@ -17,7 +17,7 @@ use super::descriptors::DescriptorError;
 use super::features;
 use super::message::{BadMessage, Code, Head, Message, RegionSpec, Request};
 use super::rings::Rings;
-use crate::frame::{MacAddr, Offloads};
+use crate::frame::MacAddr;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 use crate::memory::{DirtyLog, LogError, MapError, Mapping, MemTable, Region, TableError};
 use crate::port::{Port, PortTable};
@@ -261,7 +261,7 @@ impl<'a> Session<'a> {
 
     /// Virtio features offered to this port.
     fn offered(&self) -> u64 {
-        features::offered(Offloads::ALL)
+        features::offered(self.port.offload)
     }
 
     /// Repeats while rings run, for one pair after another; only the log bit may then matter.
