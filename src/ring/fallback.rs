@@ -16,7 +16,7 @@ use crate::frame::checksum::Sum;
 use crate::frame::offload::{NEEDS_CSUM, Offloads};
 use crate::frame::segment::Segmenter;
 use crate::frame::vnet::VnetHdr;
-use crate::limits::{MAX_HEADERS_LEN, MAX_SEGMENTS};
+use crate::limits::MAX_HEADERS_LEN;
 
 /// A packet and how much of it has become segments.
 struct Cut<'a> {
@@ -108,8 +108,7 @@ impl SplitRing {
         let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len) else {
             return Err(NoRoom::NoFit);
         };
-        let all = segmenter.segments();
-        let wanted = all.min(MAX_SEGMENTS);
+        let (wanted, surplus) = (segmenter.segments(), segmenter.surplus());
         // What can never be delivered as a whole is worth more in part: TCP sends the rest again.
         let part = last || wanted > u32::from(self.size());
         if !part && u32::from(self.offered()) < wanted {
@@ -125,7 +124,7 @@ impl SplitRing {
         }
         done.segmented += 1;
         done.segments += u64::from(cut.made);
-        done.segments_lost += u64::from(all - cut.made);
+        done.segments_lost += u64::from(wanted - cut.made + surplus);
         Ok(())
     }
 

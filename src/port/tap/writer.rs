@@ -5,7 +5,7 @@ use crate::frame::offload::{NEEDS_CSUM, Request};
 use crate::frame::segment::Segmenter;
 use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
 use crate::limits::{
-    MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_SEGMENTS, SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES,
+    MAX_FRAME_LEN, MAX_HEADERS_LEN, SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES,
 };
 use crate::ring::{Burst, Frame, Piece};
 use crate::stats::Fallbacks;
@@ -117,22 +117,19 @@ impl TapWriter {
         let Some(mut segmenter) = Segmenter::new(&request, headers, frame.len) else {
             return TapIo::Rejected(libc::EINVAL);
         };
-        let all = segmenter.segments();
-        for index in 0..all.min(MAX_SEGMENTS) {
-            let result = self.write_segment(device, &mut segmenter, index, takes);
-            if !matches!(result, TapIo::Done(_)) {
-                if index == 0 {
-                    return result;
-                }
-                fallbacks.segments_lost.add_shared(u64::from(all - index));
-                fallbacks.segments.add_shared(u64::from(index));
-                fallbacks.segmented.add_shared(1);
-                return TapIo::Done(len);
+        let (all, surplus) = (segmenter.segments(), segmenter.surplus());
+        let mut made = 0;
+        while made < all {
+            let result = self.write_segment(device, &mut segmenter, made, takes);
+            match result {
+                TapIo::Done(_) => made += 1,
+                _ if made == 0 => return result,
+                _ => break,
             }
         }
         fallbacks.segmented.add_shared(1);
-        fallbacks.segments.add_shared(u64::from(all.min(MAX_SEGMENTS)));
-        fallbacks.segments_lost.add_shared(u64::from(all.saturating_sub(MAX_SEGMENTS)));
+        fallbacks.segments.add_shared(made.into());
+        fallbacks.segments_lost.add_shared(u64::from(all - made + surplus));
         TapIo::Done(len)
     }
 

@@ -4,6 +4,7 @@
 //! bytes and so lets the used ring overlap it.
 
 mod notify;
+mod offload;
 mod rx;
 mod tx;
 
