@@ -9,6 +9,8 @@ pub mod ethernet;
 pub mod mac;
 pub mod offload;
 pub mod rarp;
+#[cfg(test)]
+pub mod samples;
 pub mod segment;
 pub mod vnet;
 

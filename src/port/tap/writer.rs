@@ -182,3 +182,126 @@ impl TapWriter {
         filled
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, RawFd};
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::frame::samples::{asking, check_whole, l4, ones, tcp};
+
+    /// A kernel that keeps what it is given, and after `limit` frames has no memory.
+    struct Kernel {
+        frames: Mutex<Vec<(VnetHdr, Vec<u8>)>>,
+        limit: usize,
+    }
+
+    impl AsRawFd for Kernel {
+        fn as_raw_fd(&self) -> RawFd {
+            -1
+        }
+    }
+
+    impl FrameIo for Kernel {
+        fn write(&self, bytes: &[u8]) -> TapIo {
+            let mut frames = self.frames.lock().unwrap();
+            if frames.len() == self.limit {
+                return TapIo::NoBuffers;
+            }
+            let (header, frame) = bytes.split_first_chunk().unwrap();
+            frames.push((VnetHdr::from_bytes(*header), frame.to_vec()));
+            TapIo::Done(bytes.len())
+        }
+
+        unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
+            let mut bytes = Vec::new();
+            for piece in pieces {
+                // SAFETY: the caller's promise for `pieces`.
+                bytes.extend_from_slice(unsafe {
+                    std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
+                });
+            }
+            self.write(&bytes)
+        }
+
+        fn read(&self, _: &mut [u8]) -> TapIo {
+            TapIo::WouldBlock
+        }
+    }
+
+    /// What a write came to, the frames that arrived, and the counts.
+    type Outcome = (TapIo, Vec<(VnetHdr, Vec<u8>)>, [u64; 4]);
+
+    /// Writes a TCP packet, then one that asks for nothing.
+    fn write(v6: bool, mss: u16, payload: usize, takes: Offloads, limit: usize) -> Outcome {
+        let kernel = Kernel { frames: Mutex::default(), limit };
+        let (mut packet, mut plain) = (tcp(v6, payload), vec![7; 100]);
+        let mut burst = Burst::default();
+        let (mut writer, counts) = (TapWriter::default(), Fallbacks::default());
+        // SAFETY: both frames outlive the burst's use.
+        let pushed = unsafe {
+            burst.push_private(asking(v6, mss), packet.as_mut_ptr(), packet.len() as u32)
+                && burst.push_private(VnetHdr::plain(0), plain.as_mut_ptr(), 100)
+        };
+        assert!(pushed);
+        burst.examine(Offloads::ALL, false);
+        let [asked, plain] = burst.frames() else { panic!() };
+        let result = writer.write_asking(&kernel, &burst, asked, takes, &counts);
+        writer.write_asking(&kernel, &burst, plain, takes, &counts);
+        let counts = [
+            counts.checksummed.get(),
+            counts.segmented.get(),
+            counts.segments.get(),
+            counts.segments_lost.get(),
+        ];
+        let mut frames = kernel.frames.into_inner().unwrap();
+        if frames.len() < limit {
+            assert_eq!(frames.pop(), Some((VnetHdr::plain(0), vec![7; 100])));
+        }
+        (result, frames, counts)
+    }
+
+    #[test]
+    fn a_kernel_that_can_gets_the_request() {
+        for (v6, mss, payload) in [(false, 0, 50), (true, 0, 1400), (false, 1448, 60_000)] {
+            let (_, frames, counts) = write(v6, mss, payload, Offloads::ALL, 9);
+            let [(header, got)] = &frames[..] else { panic!("{} frames", frames.len()) };
+            let headers = if mss > 0 { l4(v6) as u16 + 32 } else { 0 };
+            let expected = VnetHdr { hdr_len: headers.to_le_bytes(), ..asking(v6, mss) };
+            assert_eq!((header, counts), (&expected, [0; 4]));
+            assert!(*got == tcp(v6, payload));
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_gets_complete_frames() {
+        for v6 in [false, true] {
+            let (_, frames, counts) = write(v6, 0, 1001, Offloads::NONE, 9);
+            assert_eq!((frames.len(), counts), (1, [1, 0, 0, 0]));
+            check_whole(&frames[0].1, v6);
+            assert!(frames[0].0 == VnetHdr::plain(0));
+            for takes in [Offloads::NONE, Offloads::CSUM] {
+                let (_, frames, counts) = write(v6, 1000, 4500, takes, 9);
+                assert_eq!((frames.len(), counts), (5, [0, 1, 5, 0]));
+                for (header, mut segment) in frames {
+                    assert_eq!(header.flags, if takes.is_empty() { 0 } else { NEEDS_CSUM });
+                    if !takes.is_empty() {
+                        let sum = !ones(0, &segment[l4(v6)..]) as u16;
+                        segment[l4(v6) + 16..l4(v6) + 18].copy_from_slice(&sum.to_be_bytes());
+                    }
+                    check_whole(&segment, v6);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn segments_that_are_refused_are_counted() {
+        let (result, frames, counts) = write(false, 1000, 4500, Offloads::NONE, 2);
+        assert!(matches!(result, TapIo::Done(_)));
+        assert_eq!((frames.len(), counts), (2, [0, 1, 2, 3]));
+        let (result, _, counts) = write(false, 1000, 4500, Offloads::NONE, 0);
+        assert_eq!((result, counts), (TapIo::NoBuffers, [0; 4]));
+    }
+}

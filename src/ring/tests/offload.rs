@@ -1,9 +1,10 @@
 //! Frames that ask for offloads: examined whatever their layout, and delivered as each receiver
-//! can take them. Sums are checked by a loop of this file's own.
+//! can take them.
 
 use super::*;
 use crate::frame::VnetHdr;
-use crate::frame::offload::{DATA_VALID, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM};
+use crate::frame::offload::{DATA_VALID, NEEDS_CSUM};
+use crate::frame::samples::{asking, check_whole, l4, ones, pseudo, tcp};
 use crate::limits::{MAX_SEGMENTS, SNAPSHOT_LEN};
 use crate::ring::{Burst, Delivered, Frame, RxScratch};
 use crate::stats::DropReason;
@@ -11,61 +12,6 @@ use crate::stats::DropReason;
 /// Where the receiver's queue and buffers are.
 const RX_QUEUE: u64 = 0x1_1000;
 const RX_DATA: u64 = 0x10_8000;
-
-/// Ones' complement sum of `bytes`, added to `sum`.
-fn ones(mut sum: u32, bytes: &[u8]) -> u32 {
-    for pair in bytes.chunks(2) {
-        sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum
-}
-
-/// Offset of the TCP header in the packets of this file.
-fn l4(v6: bool) -> usize {
-    14 + if v6 { 40 } else { 20 }
-}
-
-/// Sum of a packet's pseudo-header.
-fn pseudo(packet: &[u8], v6: bool) -> u32 {
-    let addresses = if v6 { 22..54 } else { 26..34 };
-    let len = (packet.len() - l4(v6)) as u32;
-    ones(ones(6, &len.to_be_bytes()), &packet[addresses])
-}
-
-/// A TCP packet with 12 bytes of options whose checksum is left to be finished.
-fn tcp(v6: bool, payload: usize) -> Vec<u8> {
-    let mut p = vec![2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1];
-    let len = payload + 32;
-    if v6 {
-        p.extend([0x86, 0xdd, 0x60, 0, 0, 0, (len >> 8) as u8, len as u8, 6, 64]);
-        p.extend((0..32).map(|i| 0xfd ^ (i * 7)));
-    } else {
-        let total = len + 20;
-        p.extend([8, 0, 0x45, 0, (total >> 8) as u8, total as u8, 0xff, 0xfe, 0x40, 0, 64, 6]);
-        p.extend([0xab, 0xcd, 10, 0, 0, 1, 10, 0, 0, 2]);
-    }
-    p.extend([0x12, 0x34, 0x56, 0x78, 0xff, 0xff, 0xff, 0x00, 1, 2, 3, 4, 0x80, 0x18, 1, 0, 0, 0]);
-    p.extend([0, 0, 1, 1, 8, 10, 5, 5, 5, 5, 6, 6, 6, 6]);
-    p.extend(frame(3, payload));
-    let at = l4(v6) + 16;
-    let sum = pseudo(&p, v6) as u16;
-    p[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-    p
-}
-
-/// A header that asks for what is left to do: for segments too if `mss` is not 0.
-fn asking(v6: bool, mss: u16) -> VnetHdr {
-    let kind = if v6 { GSO_TCPV6 } else { GSO_TCPV4 };
-    VnetHdr {
-        flags: NEEDS_CSUM,
-        gso_type: if mss == 0 { 0 } else { kind },
-        gso_size: mss.to_le_bytes(),
-        csum_start: (l4(v6) as u16).to_le_bytes(),
-        csum_offset: [16, 0],
-        ..VnetHdr::plain(0)
-    }
-}
 
 /// A sender and a receiver in one memory.
 struct Pair<'a> {
@@ -155,18 +101,6 @@ impl<'a> Pair<'a> {
         assert_eq!(left, 0, "buffers missing");
         frames
     }
-}
-
-/// Checks a complete packet's sums and lengths.
-fn check_whole(packet: &[u8], v6: bool) {
-    let len = packet.len() - 14;
-    if v6 {
-        assert_eq!(usize::from(u16::from_be_bytes([packet[18], packet[19]])), len - 40);
-    } else {
-        assert_eq!(usize::from(u16::from_be_bytes([packet[16], packet[17]])), len);
-        assert_eq!(ones(0, &packet[14..34]), 0xffff, "IPv4 header");
-    }
-    assert_eq!(ones(pseudo(packet, v6), &packet[l4(v6)..]), 0xffff, "TCP");
 }
 
 /// Checks the segments of `packet`, complete or with their sums left to the receiver.
