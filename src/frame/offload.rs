@@ -225,19 +225,20 @@ struct Gso {
 }
 
 impl View<'_> {
-    /// The error for bytes that are not here: either the frame or what we look at has no more.
-    fn missing(&self) -> Refused {
-        let all = self.bytes.len() >= self.len.min(MAX_HEADERS_LEN);
-        if all { Refused::Nonsense } else { Refused::Short }
+    /// The error for bytes up to `end` that are not here: whether the frame, and what is looked at
+    /// of it, goes that far.
+    fn missing(&self, end: usize) -> Refused {
+        let ever = end <= self.len.min(MAX_HEADERS_LEN);
+        if ever { Refused::Short } else { Refused::Nonsense }
     }
 
     fn u8(&self, at: usize) -> Result<u8, Refused> {
-        self.bytes.get(at).copied().ok_or(self.missing())
+        self.bytes.get(at).copied().ok_or_else(|| self.missing(at + 1))
     }
 
     fn u16(&self, at: usize) -> Result<u16, Refused> {
         let two = self.bytes.get(at..).and_then(<[u8]>::first_chunk::<2>);
-        two.map(|&b| u16::from_be_bytes(b)).ok_or(self.missing())
+        two.map(|&b| u16::from_be_bytes(b)).ok_or_else(|| self.missing(at + 2))
     }
 
     fn packet(&self) -> Result<Packet, Refused> {
@@ -303,7 +304,7 @@ impl View<'_> {
         if !inside || !placed {
             return Err(Refused::Nonsense);
         }
-        if end > self.bytes.len() { Err(self.missing()) } else { Ok(()) }
+        if end > self.bytes.len() { Err(self.missing(end)) } else { Ok(()) }
     }
 
     fn check_gso(
@@ -356,3 +357,6 @@ impl View<'_> {
         if sound { Ok(()) } else { Err(Refused::Nonsense) }
     }
 }
+
+#[cfg(test)]
+mod tests;
