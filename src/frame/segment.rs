@@ -331,7 +331,8 @@ mod tests {
     fn tcp4() -> (Vec<u8>, u32, VnetHdr) {
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
         let len = (14 + 40 + 3000) as u32;
-        frame.extend([0x45, 0, ((len - 14) >> 8) as u8, (len - 14) as u8, 0xff, 0xff, 0x40, 0]);
+        let [high, low] = (len as u16 - 14).to_be_bytes();
+        frame.extend([0x45, 0, high, low, 0xff, 0xff, 0x40, 0]);
         frame.extend([64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
         frame.extend([0x12, 0x34, 0, 80, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1]);
         frame.extend([0x50, 0x99, 1, 0]);
@@ -385,5 +386,129 @@ mod tests {
         }
         let partial = segmenter.partial_header().to_bytes();
         assert_eq!(partial, [1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 1, 0]);
+    }
+
+    /// Most headers come from the guest's memory once more after the check: whatever they are by
+    /// then, lengths are those that were checked.
+    #[test]
+    fn headers_that_changed_meanwhile_are_refused_or_harmless() {
+        let (frame, len, header) = tcp4();
+        let request = request(&frame, len, header).expect("sound");
+        let mut refused = Vec::new();
+        for at in 0..frame.len() {
+            for bits in 1..=u8::MAX {
+                let mut changed = frame.clone();
+                changed[at] ^= bits;
+                let Some(mut segmenter) = Segmenter::new(&request, &changed, len) else {
+                    refused.push((at, bits));
+                    continue;
+                };
+                for index in [0, 2] {
+                    let payload = segmenter.payload(index).1;
+                    let headers = segmenter.complete(index, Sum::ZERO);
+                    assert_eq!(headers[16..18], (40 + payload as u16).to_be_bytes(), "{at}");
+                    assert_eq!((headers[14], headers[46] >> 4), (0x45, 5), "{at}");
+                }
+            }
+        }
+        // Version and length of IPv4, length of TCP.
+        let expected = (1..=u8::MAX).map(|bits| (14, bits));
+        let expected = expected.chain((1..=u8::MAX).filter(|b| b >> 4 != 0).map(|b| (46, b)));
+        assert_eq!(refused, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let (frame, len, header) = tcp4();
+        let good = request(&frame, len, header).expect("sound");
+        let with = |change: &dyn Fn(&mut Request)| {
+            let mut request = good;
+            change(&mut request);
+            request
+        };
+        let none = |name: &str, request: &Request, headers: &[u8], len: u32| {
+            assert!(Segmenter::new(request, headers, len).is_none(), "{name}");
+        };
+        none("fewer bytes than headers", &good, &frame[..53], len);
+        none("headers and no payload", &good, &frame, 54);
+        none("shorter than its headers", &good, &frame, 20);
+        none("longer than IPv4 can say", &good, &frame, 14 + 65_536);
+        none("nothing asked for", &Request::NONE, &frame, len);
+        none("another type", &with(&|r| r.header.gso_type = GSO_TCPV6), &frame, len);
+        none("no type", &with(&|r| r.header.gso_type = 0), &frame, len);
+        none("UDP", &with(&|r| r.header.gso_type = GSO_UDP_L4), &frame, len);
+        none("no size", &with(&|r| r.header.gso_size = [0; 2]), &frame, len);
+        none("no headers", &with(&|r| r.header.hdr_len = [0; 2]), &frame, len);
+        none("all is headers", &with(&|r| r.header.hdr_len = [0, 1]), &[0; 300], len);
+        none("more headers than kept", &with(&|r| r.header.hdr_len = [1, 1]), &[0; 300], len);
+        none("a wider header", &with(&|r| r.header.hdr_len = [55, 0]), &frame, len);
+        none("another sum", &with(&|r| r.header.csum_offset = [6, 0]), &frame, len);
+        none("sum before the packet", &with(&|r| r.header.csum_start = [4, 0]), &frame, len);
+        none("sum in the packet's header", &with(&|r| r.header.csum_start = [33, 0]), &frame, len);
+        none("sum far away", &with(&|r| r.header.csum_start = [0xff, 0xff]), &frame, len);
+        none("another network header", &with(&|r| r.l3 = 18), &frame, len);
+        none("network header far away", &with(&|r| r.l3 = 255), &frame, len);
+    }
+
+    /// No field of a request, alone or with another, leads outside the headers.
+    #[test]
+    fn no_request_panics() {
+        // Offsets of IPv4 and IPv6 behind 14 and 22 bytes of link, and of what follows them.
+        let values = [0, 1, 6, 14, 16, 34, 42, 54, 62, 78, 86, 255, 256, 257, 65_535u16];
+        let values = values.map(u16::to_le_bytes);
+        let (mut accepted, sizes) = ([0; 3], [(1u16, 2000), (9, 65_589), (65_535, u32::MAX)]);
+        // Versions 4 and 6; TCP headers of 24 bytes behind the latter.
+        let first = [(Offloads::USO4, 0x45), (Offloads::USO6, 0x65), (Offloads::TSO6, 0x65)];
+        for (kind, (offload, byte)) in first.into_iter().enumerate() {
+            let gso_type = if offload == Offloads::TSO6 { GSO_TCPV6 } else { GSO_UDP_L4 };
+            let mut try_all = |csum_start, csum_offset, hdr_len, l3| {
+                for (size, len) in sizes {
+                    let header = VnetHdr {
+                        gso_type,
+                        hdr_len,
+                        gso_size: size.to_le_bytes(),
+                        csum_start,
+                        csum_offset,
+                        ..VnetHdr::plain(1)
+                    };
+                    let request = Request { needs: offload, l3, header };
+                    let bytes = [byte; MAX_HEADERS_LEN];
+                    let Some(mut segmenter) = Segmenter::new(&request, &bytes, len) else {
+                        continue;
+                    };
+                    accepted[kind] += 1;
+                    for index in [0, segmenter.segments() - 1, segmenter.segments(), u32::MAX] {
+                        segmenter.payload(index);
+                        segmenter.complete(index, Sum::from_raw(u64::MAX));
+                        segmenter.partial(index);
+                    }
+                }
+            };
+            for start in values {
+                for offset in values {
+                    for hdr_len in values {
+                        for l3 in [0, 14, 22, 255] {
+                            try_all(start, offset, hdr_len, l3);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(accepted.iter().all(|&n| n > 0), "{accepted:?}: the table is broken");
+    }
+
+    #[test]
+    fn more_segments_than_a_receiver_is_held_for_are_surplus() {
+        let (mut frame, len, mut header) = tcp4();
+        header.gso_size = [8, 0];
+        let long = 54 + 8 * MAX_SEGMENTS + 17;
+        frame[16..18].copy_from_slice(&((long - 14) as u16).to_be_bytes());
+        let request = request(&frame, long, header).expect("sound");
+        let mut segmenter = Segmenter::new(&request, &frame, long).expect("sound");
+        assert_eq!((segmenter.segments(), segmenter.surplus()), (MAX_SEGMENTS, 3));
+        // FIN and PSH are those of a segment that nobody gets.
+        assert_eq!(segmenter.complete(MAX_SEGMENTS - 1, Sum::ZERO)[47], 0x10);
+        assert_eq!(segmenter.payload(MAX_SEGMENTS + 2), (long - 1, 1));
+        assert!(len < long);
     }
 }
