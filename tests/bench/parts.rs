@@ -29,13 +29,15 @@ mod frame;
 mod guest;
 #[path = "parts/memo.rs"]
 mod memo;
+#[path = "parts/offload.rs"]
+mod offload;
 #[path = "parts/random.rs"]
 mod random;
 
 /// Frames or addresses of one iteration where the part itself knows no bursts.
 const BURST: usize = vioswitch::limits::BURST_FRAMES;
 
-/// Short runs: some eighty lines are to take about a minute. What a longer run would gain in
+/// Short runs: some ninety lines are to take about a minute. What a longer run would gain in
 /// precision, the machine's drift takes away.
 fn settings() -> Criterion {
     Criterion::default()
@@ -48,6 +50,6 @@ fn settings() -> Criterion {
 criterion_group! {
     name = parts;
     config = settings();
-    targets = drain::all, fill::all, fdb::all, memo::all, frame::all
+    targets = drain::all, fill::all, fdb::all, memo::all, frame::all, offload::all
 }
 criterion_main!(parts);

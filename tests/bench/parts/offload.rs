@@ -1,0 +1,124 @@
+//! Offloads in software: the check of what a frame asks for, the sum of its bytes, and the headers
+//! of its segments. The bytes of the payload are copied elsewhere.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use vioswitch::frame::offload::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, check};
+use vioswitch::frame::{Segmenter, Sum, VnetHdr};
+
+use super::BURST;
+use super::random::Random;
+
+/// `check/<kind of frame>`, `sum/<bytes>` and `segments/<kind of frame>`
+pub fn all(c: &mut Criterion) {
+    checks(c);
+    sums(c);
+    segments(c);
+}
+
+/// Payload of a segment: an MTU of 1,500 less IPv4 and TCP with a timestamp.
+const SEGMENT: u16 = 1448;
+/// A TCP packet as long as Linux makes them, in bytes from its IP header.
+const PACKET: u16 = 45 * SEGMENT + 52;
+
+const ETHERNET: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+/// Ports, sequence numbers, 32 bytes with ACK and PSH, no sum yet, a timestamp.
+const TCP: [u8; 32] = [
+    0x12, 0x34, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1, 0x80, 0x18, 1, 0, 0, 0, 0, 0, 1, 1, 8, 10, 0, 0, 0,
+    9, 0, 0, 0, 8,
+];
+
+/// A frame's first bytes, what its sender's header asks for, and its length.
+struct Frame {
+    name: &'static str,
+    headers: Vec<u8>,
+    header: VnetHdr,
+    len: u32,
+}
+
+fn tcp4() -> Frame {
+    let mut headers = [&ETHERNET[..], &[8, 0, 0x45, 0]].concat();
+    headers.extend(PACKET.to_be_bytes());
+    headers.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame("TCP4", headers, GSO_TCPV4, 14 + u32::from(PACKET))
+}
+
+fn tcp6() -> Frame {
+    let mut headers = [&ETHERNET[..], &[0x86, 0xdd, 0x60, 0, 0, 0]].concat();
+    headers.extend(PACKET.to_be_bytes());
+    headers.extend([6, 64]);
+    headers.extend([0xfd; 32]);
+    frame("TCP6", headers, GSO_TCPV6, 54 + u32::from(PACKET))
+}
+
+fn frame(name: &'static str, mut headers: Vec<u8>, gso_type: u8, len: u32) -> Frame {
+    let header = VnetHdr {
+        flags: NEEDS_CSUM,
+        gso_type,
+        gso_size: SEGMENT.to_le_bytes(),
+        csum_start: (headers.len() as u16).to_le_bytes(),
+        csum_offset: [16, 0],
+        ..VnetHdr::plain(0)
+    };
+    headers.extend(TCP);
+    Frame { name, headers, header, len }
+}
+
+fn checks(c: &mut Criterion) {
+    let mut group = c.benchmark_group("check");
+    group.throughput(Throughput::Elements(BURST as u64));
+    for frame in [tcp4(), tcp6()] {
+        group.bench_function(frame.name, |b| b.iter(|| check_all(&frame)));
+    }
+    group.finish();
+}
+
+/// A function of its own, so that callgrind can count its instructions (docs/testing.md).
+#[inline(never)]
+fn check_all(frame: &Frame) {
+    for _ in 0..BURST {
+        let Frame { header, headers, len, .. } = black_box(frame);
+        assert!(black_box(check(*header, headers, *len, Offloads::ALL)).is_ok());
+    }
+}
+
+fn sums(c: &mut Criterion) {
+    let mut group = c.benchmark_group("sum");
+    for len in [usize::from(SEGMENT), 65_000] {
+        let mut random = Random(len as u64);
+        let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+        group.throughput(Throughput::Bytes(len as u64));
+        group.bench_function(BenchmarkId::from_parameter(len), |b| b.iter(|| sum_all(&bytes)));
+    }
+    group.finish();
+}
+
+#[inline(never)]
+fn sum_all(bytes: &[u8]) {
+    black_box(Sum::of(black_box(bytes)));
+}
+
+fn segments(c: &mut Criterion) {
+    let mut group = c.benchmark_group("segments");
+    for frame in [tcp4(), tcp6()] {
+        let request = check(frame.header, &frame.headers, frame.len, Offloads::ALL);
+        let request = request.expect("a sound frame");
+        let new = || Segmenter::new(black_box(&request), black_box(&frame.headers), frame.len);
+        let count = new().expect("a sound frame").segments();
+        group.throughput(Throughput::Elements(count.into()));
+        group.bench_function(frame.name, |b| {
+            b.iter(|| segment_all(new().expect("a sound frame")));
+        });
+    }
+    group.finish();
+}
+
+#[inline(never)]
+fn segment_all(mut segmenter: Segmenter) {
+    for index in 0..segmenter.segments() {
+        black_box(segmenter.payload(index));
+        let sum = black_box(Sum::from_raw(u64::from(index)));
+        black_box(segmenter.complete(index, sum));
+    }
+}
