@@ -8,6 +8,7 @@ pub mod eventfd;
 pub mod fs;
 pub mod group;
 pub mod inherited;
+pub mod link_mtu;
 pub mod netlink;
 pub mod notify;
 pub mod poll;

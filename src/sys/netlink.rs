@@ -1,5 +1,6 @@
-//! The few rtnetlink requests an uplink needs: looking at an interface, bringing it up, reading
-//! and setting queueing disciplines (rtnetlink(7), `linux/rtnetlink.h`, `linux/if_link.h`).
+//! The few rtnetlink requests an uplink needs: looking at an interface, bringing it up, setting its
+//! MTU, reading and setting queueing disciplines (rtnetlink(7), `linux/rtnetlink.h`,
+//! `linux/if_link.h`).
 //!
 //! One socket per request, so that an answer that was given up cannot be taken for the next one.
 //! Replies are bounded in time and number, come from the kernel or are ignored, and are parsed
@@ -121,6 +122,13 @@ pub fn link_by_index(index: u32) -> Result<Option<Link>, NetlinkError> {
 pub fn set_up(index: u32) -> Result<(), NetlinkError> {
     let up = libc::IFF_UP as u32;
     exchange(&Request::new(libc::RTM_NEWLINK, 0, &ifinfo(index, up, up)), |_, _| ())
+}
+
+/// Sets an interface's MTU. Out of the driver's range is [`NetlinkError::Refused`] with EINVAL.
+pub fn set_mtu(index: u32, mtu: u32) -> Result<(), NetlinkError> {
+    let mut request = Request::new(libc::RTM_NEWLINK, 0, &ifinfo(index, 0, 0));
+    request.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+    exchange(&request, |_, _| ())
 }
 
 /// Replaces the root queueing discipline of an interface by `noqueue`, on all its queues. The
