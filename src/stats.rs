@@ -87,6 +87,8 @@ drop_reasons! {
     NoBuffer => "no_buffer",
     /// Egress: the frame does not fit the receiver's buffers (without mergeable buffers one chain).
     NoFit => "no_fit",
+    /// Egress: longer than the MTU of the port allows.
+    TooBig => "too_big",
     /// Egress: the receiver's ring is broken until its driver restarts it.
     RingBroken => "ring_broken",
     /// Egress: the TAP's queue is full or out of memory.
@@ -181,7 +183,7 @@ pub struct Fallbacks {
 /// What belongs to a port as a whole; written from several threads.
 #[derive(Debug, Default)]
 pub struct PortStats {
-    /// Copies dropped because no ring of the port could be chosen.
+    /// Copies dropped because they are too big for the port, or no ring of it could be chosen.
     pub drops: Drops,
     /// Front-ends attached so far.
     pub attaches: Counter,

@@ -126,6 +126,7 @@ impl Daemon {
                 taps.push((usize::from(port.id), created));
             }
         }
+        uplink::compare_mtus(&self.ports);
         let mut entrances = Vec::with_capacity(config.ports.len());
         for (id, port) in config.ports.iter().enumerate() {
             let entrance = front_end::Entrance::open(&port.endpoint)

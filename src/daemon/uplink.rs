@@ -2,8 +2,8 @@
 //!
 //! A host should not queue for its VMs: the interface gets `noqueue`, as a locking qdisc makes all
 //! senders wait for each other. Where that is not permitted the administrator is told the line that
-//! does it. An interface that we created is brought up and created again when somebody deletes it;
-//! one that the administrator made is waited for.
+//! does it. An interface that we created gets its MTU, is brought up, and is created again when
+//! somebody deletes it; one that the administrator made is left as it is, and waited for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,7 @@ use super::Endpoint;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::tap::Device;
 use crate::port::{Port, TapPort};
+use crate::sys::link_mtu::LinkMtu;
 use crate::sys::netlink;
 use crate::sys::qdisc;
 use crate::sys::tap::{self, Missing, Tap, TapError};
@@ -45,7 +46,7 @@ pub fn attach(port: &Port, tap: &TapPort, workers: &Workers) -> Result<bool, Upl
         if created { "created" } else { "attached to" },
         opened.link.name,
         opened.link.mac,
-        opened.link.mtu
+        port.mtu.get().unwrap_or(opened.link.mtu)
     );
     serve(port, tap, opened, workers)?;
     Ok(created)
@@ -111,9 +112,53 @@ fn serve(port: &Port, tap: &TapPort, opened: Tap, workers: &Workers) -> Result<(
     Ok(())
 }
 
-/// Brings up what is ours and sees to the queueing discipline; problems are advice, not errors.
+/// Warns, in one line, of VMs whose configured MTU exceeds an uplink's: what they send of that
+/// length does not get out there.
+pub fn compare_mtus(ports: &[Port]) {
+    let uplinks = ports.iter().filter(|port| matches!(port.endpoint, Endpoint::Tap(_)));
+    let known = uplinks.filter_map(|tap| Some((tap.mtu.get()?, &tap.name)));
+    let Some((least, tap)) = known.min() else { return };
+    let guests = ports.iter().filter(|port| port.as_guest().is_some());
+    let mut longer = guests.filter_map(|port| {
+        let mtu = port.mtu.configured.filter(|&mtu| u32::from(mtu) > least)?;
+        Some((&port.name, mtu))
+    });
+    let Some((name, mtu)) = longer.next() else { return };
+    let more = match longer.count() {
+        0 => String::new(),
+        n => format!(", and so do those of {n} more ports"),
+    };
+    log::warn!("port {name}: mtu {mtu} exceeds the {least} of tap {tap}{more}");
+}
+
+/// Gives an interface of ours its MTU, compares that of another's, and begins to follow it.
+fn settle_mtu(port: &Port, opened: &Tap) {
+    let link = &opened.link;
+    match port.mtu.configured.map(u32::from) {
+        Some(mtu) if opened.created => {
+            if let Err(error) = netlink::set_mtu(link.index, mtu) {
+                log::warn!("tap {}: cannot set the MTU of {}: {error}", port.name, link.name);
+            }
+        }
+        Some(mtu) if mtu != link.mtu => log::warn!(
+            "tap {}: {} has an MTU of {}, not {mtu}, and keeps it: ip link set {} mtu {mtu}",
+            port.name,
+            link.name,
+            link.mtu,
+            link.name
+        ),
+        _ => {}
+    }
+    match LinkMtu::new(link.index) {
+        Ok(mtu) => port.mtu.follow(mtu),
+        Err(error) => log::warn!("tap {}: cannot follow its MTU: {error}", port.name),
+    }
+}
+
+/// Brings up what is ours and sees to MTU and queueing discipline; problems are advice, not errors.
 fn set_up(port: &Port, opened: &Tap) {
     let link = &opened.link;
+    settle_mtu(port, opened);
     if opened.created
         && let Err(error) = netlink::set_up(link.index)
     {

@@ -1,6 +1,7 @@
 //! What a frame can come from and be delivered to.
 //!
 //! * [`patience`] how long a full receive ring may keep its senders waiting;
+//! * [`mtu`] the longest frame a port takes;
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`share`] who gets the buffers of a receive ring that has too few;
@@ -13,6 +14,7 @@
 //! The table of ports is immutable; a worker holds an `Arc` of it.
 
 pub mod guest;
+pub mod mtu;
 pub mod patience;
 pub mod queue;
 pub mod share;
@@ -27,6 +29,7 @@ use crate::stats::{Counter, PortStats};
 use crate::switch::{PortId, PortKind, PortView};
 
 pub use guest::GuestPort;
+pub use mtu::Mtu;
 pub use queue::{Queue, RingState};
 pub use tap::{TapPort, TapQueue};
 
@@ -50,8 +53,8 @@ pub struct Port {
     pub endpoint: Endpoint,
     /// Offloads that may be used towards what is behind it; what it has agreed to is never more.
     pub offload: Offloads,
-    /// The MTU from the configuration.
-    pub mtu: Option<u16>,
+    /// The longest packet that goes there.
+    pub mtu: Mtu,
     /// Counters of the port as a whole.
     pub stats: PortStats,
     /// Bounds what this port's peer can make us write to the log.
@@ -75,7 +78,7 @@ impl Port {
             name: name.to_owned(),
             endpoint,
             offload: Offloads::ALL,
-            mtu: None,
+            mtu: Mtu::new(None),
             stats: PortStats::default(),
             log: LogLimit::default(),
         }
@@ -83,7 +86,7 @@ impl Port {
 
     /// The port with what the configuration says; all offloads and no MTU otherwise.
     pub fn configured(self, offload: Offloads, mtu: Option<u16>) -> Port {
-        Port { offload, mtu, ..self }
+        Port { offload, mtu: Mtu::new(mtu), ..self }
     }
 
     /// The VM behind this port, if it is one.

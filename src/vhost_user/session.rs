@@ -347,7 +347,10 @@ impl<'a> Session<'a> {
     }
 
     fn set_mtu(&mut self, mtu: u64) -> Result<(), Refusal> {
-        if (MIN_MTU..=MAX_CARRIED_MTU).contains(&mtu) { Ok(()) } else { Err(Refusal::Mtu(mtu)) }
+        let carried = (MIN_MTU..=MAX_CARRIED_MTU).contains(&mtu);
+        let said = u16::try_from(mtu).ok().filter(|_| carried).ok_or(Refusal::Mtu(mtu))?;
+        self.port.mtu.agree(Some(said));
+        Ok(())
     }
 
     /// After a migration the front-end asks to tell the network where the guest is now.
@@ -362,6 +365,7 @@ impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.rings.stop_all();
         self.context.fdb.flush_port(self.port.id);
+        self.port.mtu.agree(None);
         if let Some(guest) = self.port.as_guest() {
             guest.detach();
         }
