@@ -28,6 +28,8 @@ const QUIET: Duration = Duration::from_millis(30);
 const WINDOW: usize = 32;
 /// The promise for a TAP that is up, or there, again.
 const BACK_LIMIT: Duration = Duration::from_secs(1);
+/// After so long the daemon knows a new MTU: a second, and a tick of the coarse clock.
+const FOLLOWED: Duration = Duration::from_millis(1050);
 /// Clock ticks (of 10 ms) the daemon may use in a second in which its TAP is gone: 5 %.
 const IDLE_TICKS: u64 = 5;
 
@@ -119,6 +121,7 @@ fn frames_pass_both_ways_unchanged() {
             to_host(&mut one, &host, &sizes);
             from_host(&host, &mut two, &sizes);
             ip("link set tap0 mtu 9000");
+            std::thread::sleep(FOLLOWED);
             let mut sizes: Vec<usize> = (1515..=9014).step_by(61).collect();
             sizes.extend([1518, 2047, 2048, 2049, 4095, 4096, 4097, 8191, 8192, 9013, 9014]);
             to_host(&mut two, &host, &sizes);
@@ -416,7 +419,7 @@ struct Probe<'d> {
     host: Host,
     queues: u16,
     seq: usize,
-    /// Frames sent into a TAP that was not in service.
+    /// Frames sent into a TAP that was not in service, or had too small an MTU.
     lost: u64,
     worst: Duration,
 }
@@ -499,12 +502,16 @@ impl Probe<'_> {
                 self.back(start, waited);
             }
             Trouble::Mtu => {
-                ip(&format!("link set tap0 mtu {}", [576, 9000, 1500][n % 3]));
+                let longest = [590, 9013, 1514][n % 3];
+                ip(&format!("link set tap0 mtu {}", longest - 14));
                 self.back(Instant::now(), waited);
-                // A lowered MTU binds the host; what guests send passes.
-                to_host(&mut self.vm, &self.host, &[60, 590, 1514, 9014]);
-                let longest = [590, 9014, 1514][n % 3];
+                std::thread::sleep(FOLLOWED);
+                to_host(&mut self.vm, &self.host, &[60, 590, longest]);
                 from_host(&self.host, &mut self.vm, &[60, 590, longest]);
+                let longer = traced(2, To::Vm(HOST), 0, n, longest + 1);
+                self.vm.tx[0].send_waiting(&longer, SOON);
+                self.vm.tx[0].drain(SOON);
+                self.lost += 1;
             }
         }
     }
@@ -535,16 +542,17 @@ impl Probe<'_> {
         let c = self.d.counters();
         let sum = |key| c.sum(Some("up"), "out", key) + c.sum(Some("up"), "", key);
         let (down, gone) = (sum("drop.tap_down"), sum("drop.tap_gone"));
+        let too_big = sum("drop.too_big");
         match trouble {
             Trouble::Down => assert_eq!((down, gone), (self.lost, 0), "{c:?}"),
             // Attempts while it was away, or not yet up, are counted too.
             Trouble::Deleted | Trouble::DeletedByAdmin => {
                 assert!(gone >= self.lost, "{gone} of {}: {c:?}", self.lost);
             }
-            Trouble::Mtu => assert_eq!((down, gone), (0, 0), "{c:?}"),
+            Trouble::Mtu => assert_eq!((down, gone, too_big), (0, 0, self.lost), "{c:?}"),
         }
         let drops = c.drops(None, "in") + c.drops(None, "out") + c.drops(None, "");
-        assert_eq!(drops, down + gone, "other drops: {c:?}");
+        assert_eq!(drops, down + gone + too_big, "other drops: {c:?}");
         c.balance();
     }
 }

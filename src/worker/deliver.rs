@@ -13,9 +13,10 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::WorkerStats;
+use super::fit::{keep_fitting, longest};
 use super::plan::Run;
 use crate::frame::flow_hash;
-use crate::limits::LOCK_SPIN_NANOS;
+use crate::limits::{BURST_FRAMES, LOCK_SPIN_NANOS};
 use crate::port::guest::choose_queue;
 use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
@@ -118,6 +119,8 @@ pub struct Delivery<'a> {
     pub writer: &'a mut TapWriter,
     /// Signals owed.
     pub signals: &'a mut Signals,
+    /// The present second.
+    pub now: u32,
     /// Set if frames wait for a receiver that has buffers again.
     pub again: bool,
 }
@@ -264,8 +267,15 @@ impl Delivery<'_> {
     /// all unicast of the burst.
     pub fn flood(&mut self, burst: &Burst, floods: &[u8], targets: &[u16], run: &mut Run) {
         let ports = self.ports;
+        let longest = longest(burst, floods);
+        let mut kept = [0; BURST_FRAMES];
         for &target in targets {
             let port = &ports[usize::from(target)];
+            let max_len = port.mtu.max_len(self.now);
+            let floods = match longest <= max_len {
+                true => floods,
+                false => keep_fitting(burst, floods, port, max_len, &mut kept),
+            };
             match &port.endpoint {
                 Endpoint::Guest(guest) => self.flood_guest(port, guest, burst, floods, run),
                 Endpoint::Tap(tap) => tap.send(self.worker, burst, floods, self.writer, port),

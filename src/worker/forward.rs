@@ -7,12 +7,14 @@
 use std::sync::Arc;
 
 use super::deliver::{Delivery, Signals, report_broken};
+use super::fit::drop_too_big;
 use super::plan::{Plan, Run};
 use super::{Shared, WorkerStats};
 use crate::frame::ethernet::{self, Addresses};
 use crate::frame::{MacAddr, Offloads, VnetHdr, flow_hash, rarp};
 use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS};
 use crate::port::guest::choose_queue;
+use crate::port::mtu::NO_LIMIT;
 use crate::port::patience::Wait;
 use crate::port::tap::{TapReader, TapState, TapWriter};
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
@@ -363,8 +365,12 @@ impl Forwarder {
             }
             tally.bytes += u64::from(frame.len);
         }
+        let least = judge.least;
         if let Some(at) = cut {
             self.burst.cut(at);
+        }
+        if least < NO_LIMIT {
+            drop_too_big(&self.burst, &mut self.plan, ports, least, self.now);
         }
         tally
     }
@@ -387,6 +393,7 @@ impl Forwarder {
             scratch: &mut self.scratch,
             writer: &mut self.writer,
             signals: &mut self.signals,
+            now: self.now,
             again: false,
         };
         delivery.unicast(&self.burst, self.plan.runs(), wait);
@@ -414,6 +421,8 @@ struct Judge<'a> {
     decision: Decision,
     /// Receive queues that the decision's port can take frames on.
     active: u32,
+    /// The shortest of the longest frames that the ports decided on take.
+    least: u32,
 }
 
 impl<'a> Judge<'a> {
@@ -426,8 +435,21 @@ impl<'a> Judge<'a> {
         now: u32,
     ) -> Judge<'a> {
         let generation = policy.fdb.generation();
-        let (last, decision, active) = (Addresses::NONE, Decision::Flood, 0);
-        Judge { policy, port, ingress, source, memo, now, generation, last, decision, active }
+        let (last, decision) = (Addresses::NONE, Decision::Flood);
+        let (active, least) = (0, NO_LIMIT);
+        Judge {
+            policy,
+            port,
+            ingress,
+            source,
+            memo,
+            now,
+            generation,
+            last,
+            decision,
+            active,
+            least,
+        }
     }
 
     /// Where a frame goes; an error if it may not come in.
@@ -475,6 +497,10 @@ impl<'a> Judge<'a> {
             },
             _ => 0,
         };
+        if let Decision::Unicast(egress) = self.decision {
+            let mtu = &self.policy.ports[usize::from(egress)].mtu;
+            self.least = self.least.min(mtu.max_len(self.now));
+        }
     }
 
     /// The receive queue for a unicast frame; 0 for a TAP, and where nothing can take it, which the

@@ -19,6 +19,7 @@
 
 pub mod assignment;
 pub mod deliver;
+pub mod fit;
 pub mod forward;
 pub mod plan;
 pub mod run;
