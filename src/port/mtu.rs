@@ -98,6 +98,7 @@ impl Mtu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::Offloads;
     use crate::sys::netlink;
     use crate::sys::tap::{self, Missing};
     use crate::sys::testns;
@@ -126,7 +127,7 @@ mod tests {
     #[test]
     fn an_interface_is_asked_once_a_second() {
         testns::run(|| {
-            let tap = tap::open("mt0", 1, 0, Missing::Create).unwrap();
+            let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
             let index = tap.link.index;
             let mtu = Mtu::new(Some(9000));
             mtu.follow(LinkMtu::new(index).unwrap());
@@ -136,7 +137,7 @@ mod tests {
             assert_eq!((mtu.max_len(6), mtu.get()), (590, Some(576)));
             drop(tap);
             assert_eq!(mtu.max_len(7), 590, "gone");
-            let tap = tap::open("mt0", 1, 0, Missing::Create).unwrap();
+            let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
             assert_eq!(mtu.max_len(8), 590, "another of the same name");
             mtu.follow(LinkMtu::new(tap.link.index).unwrap());
             assert_eq!(mtu.max_len(8), 1514);

@@ -56,6 +56,7 @@ impl LinkMtu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::Offloads;
     use crate::sys::netlink;
     use crate::sys::tap::{self, Missing};
     use crate::sys::testns;
@@ -63,7 +64,7 @@ mod tests {
     #[test]
     fn the_mtu_is_that_of_the_moment_under_any_name() {
         testns::run(|| {
-            let tap = tap::open("mt0", 1, 0, Missing::Create).unwrap();
+            let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
             let index = tap.link.index;
             let mtu = LinkMtu::new(index).unwrap();
             assert_eq!(mtu.get().unwrap(), 1500);
