@@ -134,6 +134,10 @@ pub const SHARE_ROUNDS: u32 = 16;
 /// Buffers a sender may catch up at most, having got less than others: two bursts.
 pub const SHARE_LAG_BUFFERS: u64 = 2 * BURST_FRAMES as u64;
 
+/// Flows of a guest with several queue pairs whose receive queue is remembered: as many as Linux's
+/// tun driver remembers (`MAX_TAP_FLOWS`), in 8 KiB. Those beyond displace silent ones.
+pub const STEERING_FLOWS: usize = 4096;
+
 /// Longest spin of a worker that found nothing. A sleep and its wake-up cost the sender a kick
 /// (1 to 5 µs of VM exit) and the worker about 10 µs; beyond a few times that, spinning wastes
 /// more than it saves. KVM's halt polling, with dearer sleeps, has 200 µs.

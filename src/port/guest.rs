@@ -2,18 +2,21 @@
 //!
 //! Ring `2n` of the device is the receive queue of pair n, ring `2n + 1` its transmit queue
 //! (virtio 1.2 section 5.1.2). Which receive rings can take frames is a bit mask, so that a sender
-//! chooses one without a lock; it is only ever a hint, checked again under the ring's lock.
+//! chooses one without a lock; it is only ever a hint, checked again under the ring's lock. Among
+//! several the guest's own sending chooses (`port::steering`), and for a flow that it has not sent
+//! the flow's hash.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::queue::Queue;
+use super::steering::Steering;
 use crate::limits::MAX_QUEUE_PAIRS;
 
-// One bit per receive queue.
-const _: () = assert!(MAX_QUEUE_PAIRS <= 32);
+// One bit per receive queue, of which a port has twice its pairs.
+const _: () = assert!(2 * MAX_QUEUE_PAIRS <= 32);
 
 /// A VM's port.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub struct GuestPort {
     /// Receive queues: from the switch to the VM.
     pub rx: Box<[Queue]>,
     active_rx: AtomicU32,
+    /// Made when two receive queues are active for the first time.
+    steering: OnceLock<Steering>,
     connection: Mutex<Option<UnixStream>>,
 }
 
@@ -34,6 +39,7 @@ impl GuestPort {
             tx: queues(),
             rx: queues(),
             active_rx: AtomicU32::new(0),
+            steering: OnceLock::new(),
             connection: Mutex::new(None),
         }
     }
@@ -50,7 +56,10 @@ impl GuestPort {
     pub fn set_active(&self, queue: usize, active: bool) {
         let bit = 1u32.checked_shl(queue as u32).unwrap_or(0);
         if active {
-            self.active_rx.fetch_or(bit, Ordering::Release);
+            let others = self.active_rx.fetch_or(bit, Ordering::Release) & !bit;
+            if others != 0 {
+                self.steering.get_or_init(Steering::default);
+            }
         } else {
             self.active_rx.fetch_and(!bit, Ordering::Release);
         }
@@ -62,13 +71,30 @@ impl GuestPort {
         self.active_rx.load(Ordering::Relaxed)
     }
 
+    /// Where to record what the guest sends; none while it has no choice of receive queues.
+    #[inline(always)]
+    pub fn steering(&self) -> Option<&Steering> {
+        if is_one_or_none(self.active()) { None } else { self.steering.get() }
+    }
+
+    /// The receive queues to choose from for a burst.
+    #[inline(always)]
+    pub fn receivers(&self) -> Receivers<'_> {
+        let active = self.active();
+        let steering = if is_one_or_none(active) { None } else { self.steering.get() };
+        Receivers { active, steering }
+    }
+
     /// Records that a front-end came, and the handle by which it can be dropped.
     pub fn attach(&self, connection: UnixStream) {
         *self.connection() = Some(connection);
     }
 
-    /// Records that the front-end left.
+    /// Records that the front-end left; its rings are stopped.
     pub fn detach(&self) {
+        if let Some(steering) = self.steering.get() {
+            steering.clear();
+        }
         *self.connection() = None;
     }
 
@@ -91,33 +117,99 @@ impl GuestPort {
     }
 }
 
-/// The receive queue for a flow: the n-th set bit of `active`, n being the flow's hash modulo
-/// their number. None if no bit is set.
+/// The receive queues of a guest that can take frames, and what is known of its flows. A copy of
+/// the mask: one burst sees one set of queues.
+#[derive(Debug, Clone, Copy)]
+pub struct Receivers<'a> {
+    active: u32,
+    steering: Option<&'a Steering>,
+}
+
+impl Receivers<'_> {
+    /// No queue at all.
+    pub const NONE: Receivers<'static> = Receivers { active: 0, steering: None };
+
+    /// The queue for a flow: the one the guest last sent it on, if that is known and can take
+    /// frames, or else the n-th of those that can, n following from the flow's hash. None if no
+    /// queue can.
+    #[inline(always)]
+    pub fn choose(&self, hash: impl FnOnce() -> u32) -> Option<usize> {
+        if is_one_or_none(self.active) {
+            return (self.active != 0).then_some(self.active.trailing_zeros() as usize);
+        }
+        Some(self.choose_of_many(hash()))
+    }
+
+    fn choose_of_many(&self, hash: u32) -> usize {
+        if let Some(queue) = self.steering.and_then(|flows| flows.queue(hash))
+            && self.active >> queue & 1 != 0
+        {
+            return queue;
+        }
+        // The hash's upper bits, as a fraction; the table of flows takes the lower ones.
+        let nth = u64::from(hash) * u64::from(self.active.count_ones()) >> 32;
+        let mut left = self.active;
+        for _ in 0..nth {
+            left &= left - 1;
+        }
+        left.trailing_zeros() as usize
+    }
+}
+
+/// True unless two bits are set. Counting them takes a dozen instructions on the oldest x86-64 we
+/// build for.
 #[inline(always)]
-pub fn choose_queue(active: u32, hash: impl FnOnce() -> u32) -> Option<usize> {
-    // Counting bits takes a dozen instructions on the oldest x86-64 we build for.
-    if active & active.wrapping_sub(1) == 0 {
-        return (active != 0).then_some(active.trailing_zeros() as usize);
-    }
-    let mut left = active;
-    for _ in 0..hash() % active.count_ones() {
-        left &= left - 1;
-    }
-    Some(left.trailing_zeros() as usize)
+const fn is_one_or_none(mask: u32) -> bool {
+    mask & mask.wrapping_sub(1) == 0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn choose(active: u32, hash: u32) -> Option<usize> {
+        Receivers { active, steering: None }.choose(|| hash)
+    }
+
     #[test]
     fn a_flow_goes_to_one_of_the_active_queues() {
-        assert_eq!(choose_queue(0, || 7), None);
-        assert_eq!(choose_queue(0b1000, || panic!("not needed")), Some(3));
-        assert_eq!(choose_queue(0b1010_0001, || 0), Some(0));
-        assert_eq!(choose_queue(0b1010_0001, || 4), Some(5));
-        assert_eq!(choose_queue(0b1010_0001, || 5), Some(7));
-        assert_eq!(choose_queue(u32::MAX, || 31), Some(31));
+        assert_eq!(choose(0, 7), None);
+        let one = Receivers { active: 0b1000, steering: None };
+        assert_eq!(one.choose(|| panic!("not needed")), Some(3));
+        assert_eq!(choose(0b1010_0001, 0), Some(0));
+        assert_eq!(choose(0b1010_0001, u32::MAX / 3), Some(0));
+        assert_eq!(choose(0b1010_0001, u32::MAX / 3 + 1), Some(5));
+        assert_eq!(choose(0b1010_0001, u32::MAX), Some(7));
+        assert_eq!(choose(u32::MAX, u32::MAX), Some(31));
+        assert_eq!(choose(u32::MAX, 1 << 27), Some(1));
+    }
+
+    #[test]
+    fn a_flow_follows_its_guest_while_that_queue_is_active() {
+        let port = GuestPort::new(4);
+        let hash = 0x8765_4321;
+        port.set_active(0, true);
+        assert!(port.steering().is_none(), "one queue, nothing to choose");
+        port.set_active(0, true);
+        assert!(port.steering.get().is_none(), "one queue, no table");
+        port.set_active(2, true);
+        assert_eq!(port.receivers().choose(|| hash), Some(2), "the hash's upper half");
+        let flows = port.steering().expect("two queues");
+        flows.note(hash, 0);
+        assert_eq!(port.receivers().choose(|| hash), Some(0));
+        // Sent on a pair whose receive queue takes nothing, or is none: the hash decides.
+        for queue in [1, 3, 31] {
+            flows.note(hash, queue);
+            assert_eq!(port.receivers().choose(|| hash), Some(2));
+        }
+        flows.note(hash, 0);
+        port.set_active(0, false);
+        assert!(port.steering().is_none());
+        assert_eq!(port.receivers().choose(|| hash), Some(2));
+        port.set_active(0, true);
+        assert_eq!(port.receivers().choose(|| hash), Some(0), "it comes back");
+        port.detach();
+        assert_eq!(port.receivers().choose(|| hash), Some(2), "the next guest begins anew");
     }
 
     #[test]

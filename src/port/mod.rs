@@ -5,6 +5,7 @@
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`share`] who gets the buffers of a receive ring that has too few;
+//! * [`steering`] which receive queue a guest wants a flow on;
 //! * [`tap`] an uplink: one descriptor per queue, replaced when the interface comes back.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
@@ -18,6 +19,7 @@ pub mod mtu;
 pub mod patience;
 pub mod queue;
 pub mod share;
+pub mod steering;
 pub mod tap;
 
 use std::sync::Arc;

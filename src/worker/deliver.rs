@@ -17,7 +17,6 @@ use super::fit::{keep_fitting, longest};
 use super::plan::Run;
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_SPIN_NANOS};
-use crate::port::guest::choose_queue;
 use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
@@ -170,8 +169,8 @@ impl Delivery<'_> {
         let Endpoint::Guest(guest) = &port.endpoint else {
             return;
         };
-        let state = self.lock(&guest.rx[usize::from(run.queue)]);
         let short = wait.map_or(Short::Drop, Short::Wait);
+        let state = self.lock(&guest.rx[usize::from(run.queue)]);
         let done = self.fill_ring(port, guest, run, state, burst, short);
         run.settle(done);
     }
@@ -291,26 +290,25 @@ impl Delivery<'_> {
         floods: &[u8],
         run: &mut Run,
     ) {
-        let active = guest.active();
-        if active == 0 {
-            port.stats.drops.add_shared(DropReason::PortDown, floods.len() as u64);
-            return;
+        let receivers = guest.receivers();
+        // One queue for each frame, and what queues that makes.
+        let (mut chosen, mut queues) = ([0; BURST_FRAMES], 0u32);
+        for (place, &frame) in chosen.iter_mut().zip(floods) {
+            let snapshot = &burst.frames()[usize::from(frame)].snapshot;
+            let Some(queue) = receivers.choose(|| flow_hash(snapshot)) else {
+                port.stats.drops.add_shared(DropReason::PortDown, floods.len() as u64);
+                return;
+            };
+            *place = queue as u8;
+            queues |= 1 << queue;
         }
-        let mut queues = active;
         while queues != 0 {
             let queue = queues.trailing_zeros() as u8;
             queues &= queues - 1;
             run.restart(port.id, queue);
-            for &frame in floods {
-                let snapshot = &burst.frames()[usize::from(frame)].snapshot;
-                if choose_queue(active, || flow_hash(snapshot)) == Some(usize::from(queue)) {
-                    run.push(frame);
-                }
-            }
-            if !run.left().is_empty() {
-                let state = self.lock(&guest.rx[usize::from(queue)]);
-                self.fill_ring(port, guest, run, state, burst, Short::Drop);
-            }
+            floods.iter().zip(chosen).filter(|of| of.1 == queue).for_each(|of| run.push(*of.0));
+            let state = self.lock(&guest.rx[usize::from(queue)]);
+            self.fill_ring(port, guest, run, state, burst, Short::Drop);
         }
     }
 }

@@ -13,9 +13,10 @@ use super::{Shared, WorkerStats};
 use crate::frame::ethernet::{self, Addresses};
 use crate::frame::{MacAddr, Offloads, VnetHdr, flow_hash, rarp};
 use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS};
-use crate::port::guest::choose_queue;
+use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::patience::Wait;
+use crate::port::steering::Steering;
 use crate::port::tap::{TapReader, TapState, TapWriter};
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
 use crate::ring::{Burst, Frame, RxScratch};
@@ -149,6 +150,9 @@ impl Forwarder {
                 report_broken(port, guest, 2 * index + 1, error);
                 return Serviced::Gone;
             }
+        }
+        if let Some(flows) = guest.steering() {
+            note_flows(flows, &self.burst, index);
         }
         let ingress = Ingress { port: id, kind: port.kind() };
         let mut tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
@@ -420,7 +424,7 @@ struct Judge<'a> {
     last: Addresses,
     decision: Decision,
     /// Receive queues that the decision's port can take frames on.
-    active: u32,
+    receivers: Receivers<'a>,
     /// The shortest of the longest frames that the ports decided on take.
     least: u32,
 }
@@ -436,7 +440,7 @@ impl<'a> Judge<'a> {
     ) -> Judge<'a> {
         let generation = policy.fdb.generation();
         let (last, decision) = (Addresses::NONE, Decision::Flood);
-        let (active, least) = (0, NO_LIMIT);
+        let (receivers, least) = (Receivers::NONE, NO_LIMIT);
         Judge {
             policy,
             port,
@@ -447,7 +451,7 @@ impl<'a> Judge<'a> {
             generation,
             last,
             decision,
-            active,
+            receivers,
             least,
         }
     }
@@ -490,12 +494,12 @@ impl<'a> Judge<'a> {
     fn resolve(&mut self, to: MacAddr) {
         let Judge { policy, ingress, .. } = self;
         self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
-        self.active = match self.decision {
+        self.receivers = match self.decision {
             Decision::Unicast(egress) => match &self.policy.ports[usize::from(egress)].endpoint {
-                Endpoint::Guest(guest) => guest.active(),
-                Endpoint::Tap(_) => 0,
+                Endpoint::Guest(guest) => guest.receivers(),
+                Endpoint::Tap(_) => Receivers::NONE,
             },
-            _ => 0,
+            _ => Receivers::NONE,
         };
         if let Decision::Unicast(egress) = self.decision {
             let mtu = &self.policy.ports[usize::from(egress)].mtu;
@@ -507,7 +511,15 @@ impl<'a> Judge<'a> {
     /// delivery then finds and counts.
     #[inline(always)]
     fn queue(&self, frame: &Frame) -> u8 {
-        choose_queue(self.active, || flow_hash(&frame.snapshot)).unwrap_or(0) as u8
+        self.receivers.choose(|| flow_hash(&frame.snapshot)).unwrap_or(0) as u8
+    }
+}
+
+/// Records that a guest sends the flows of a burst on pair `queue`.
+#[inline(never)]
+fn note_flows(flows: &Steering, burst: &Burst, queue: usize) {
+    for frame in burst.frames() {
+        flows.note(flow_hash(&frame.snapshot), queue);
     }
 }
 
