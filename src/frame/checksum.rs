@@ -185,7 +185,9 @@ mod tests {
         let most = Sum::from_raw(u64::MAX);
         assert_eq!(most.plus(most).fold(), 0xffff);
         assert_eq!(most.plus(Sum::from_raw(1)).fold(), 1);
-        for raw in [0, 1, 0xffff, 0x1_0000, 0x1_fffe, 0xffff_0001, u64::MAX - 1, u64::MAX] {
+        let edges = [0, 1, 0xffff, 0x1_0000, 0x1_fffe, 0xffff_0001, u64::MAX - 1, u64::MAX];
+        // The one chained to them carries at the last addition too.
+        for raw in edges.into_iter().chain([0x8000_0000_8000_ffff]) {
             let fold = u64::from(Sum::from_raw(raw).fold());
             assert_eq!(fold % 0xffff, raw % 0xffff, "{raw:#x}");
             assert_eq!(fold == 0, raw == 0, "{raw:#x}");

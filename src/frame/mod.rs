@@ -1,5 +1,5 @@
-//! Frames as bytes: addresses, flow hashing, the virtio-net header, what it asks for and how that
-//! is done in software.
+//! Frames as bytes: addresses, flow hashing, the virtio-net header, and what it asks for, done in
+//! software.
 //!
 //! Nothing here touches guest memory or performs I/O: every function reads private bytes that
 //! were already copied out of a ring.

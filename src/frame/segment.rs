@@ -95,8 +95,7 @@ impl Segmenter {
         // What was read behind a length is a header of that length.
         let least = if v4 { IPV4_HEADER } else { IPV6_HEADER };
         let sound = network >= least
-            && transport == if tcp { transport & !3 } else { UDP_HEADER }
-            && transport >= if tcp { TCP_HEADER } else { UDP_HEADER }
+            && if tcp { transport >= TCP_HEADER } else { transport == UDP_HEADER }
             && request.csum_at() == l4 + if tcp { TCP_CSUM } else { UDP_CSUM };
         // The length an IP header gives the whole packet, so that those of segments fit as well.
         let unsaid = l3 + if v4 { 0 } else { IPV6_HEADER };
@@ -446,6 +445,16 @@ mod tests {
         none("sum before the packet", &with(&|r| r.header.csum_start = [4, 0]), &frame, len);
         none("sum in the packet's header", &with(&|r| r.header.csum_start = [33, 0]), &frame, len);
         none("sum far away", &with(&|r| r.header.csum_start = [0xff, 0xff]), &frame, len);
+        let udp = |headers: u8| {
+            with(&|r| {
+                r.needs = Offloads::USO4;
+                r.header.gso_type = GSO_UDP_L4;
+                r.header.csum_offset = [6, 0];
+                r.header.hdr_len = [headers, 0];
+            })
+        };
+        assert!(Segmenter::new(&udp(42), &frame, len).is_some());
+        none("a wider UDP header", &udp(43), &frame, len);
         none("another network header", &with(&|r| r.l3 = 18), &frame, len);
         none("network header far away", &with(&|r| r.l3 = 255), &frame, len);
     }

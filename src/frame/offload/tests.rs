@@ -192,7 +192,11 @@ fn bad() -> Vec<Case> {
     const IP: usize = 14;
     add("not IPv4", "TCP", &|c| c.bytes[IP] = 0x65);
     add("not IPv6", "TCP6", &|c| c.bytes[IP] = 0x45);
-    add("short IPv4 header", "TCP", &|c| c.bytes[IP] = 0x44);
+    add("short IPv4 header", "TCP", &|c| {
+        c.bytes[IP] = 0x44;
+        c.header.csum_start[0] -= 4;
+    });
+    add("checksum behind its header", "TCP", &|c| c.header.csum_start[0] += 4);
     add("another IPv4 header", "TCP", &|c| c.bytes[IP] = 0x46);
     add("more fragments", "TCP", &|c| c.bytes[IP + 6] = 0x20);
     add("last fragment", "TCP", &|c| c.bytes[IP + 7] = 1);
@@ -232,6 +236,10 @@ fn bad() -> Vec<Case> {
     add("segments without payload", "USO4", &|c| c.header.gso_size = [0, 0]);
     add("segments of 7 bytes", "TSO4", &|c| c.header.gso_size = [7, 0]);
     add("headers beyond the frame", "TCP", &|c| c.header.hdr_len = [0xff, 0xff]);
+    // Its checksum is not.
+    let ip = ipv6(TCP, &[(HOP_BY_HOP, 176)], TCP_LEN);
+    let (v6, gso) = (link(0, ETHERTYPE_IPV6), (GSO_TCPV6, 1448));
+    cases.push(case("options beyond all headers", v6, ip, gso, Offloads::TSO6));
     cases.extend(opaque().into_iter().filter(|c| c.name == "SCTP").flat_map(|c| {
         let name = "checksum in the network header";
         let far = c.clone().sum_at(MAX_HEADERS_LEN - 9, 8);
