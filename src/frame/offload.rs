@@ -40,7 +40,6 @@ pub(super) const UDP_HEADER: usize = 8;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
 
 /// A set of offloads: what a port has acknowledged, or what a frame asks for.
@@ -278,10 +277,7 @@ impl View<'_> {
                     next = self.u8(at)?;
                     at += 8 + 8 * usize::from(self.u8(at + 1)?);
                 }
-                AUTHENTICATION => {
-                    next = self.u8(at)?;
-                    at += 8 + 4 * usize::from(self.u8(at + 1)?);
-                }
+                // Not authentication headers: no part of a packet has the digest of the whole.
                 FRAGMENT => return Ok(Packet { l4: at, fragment: true, ..none }),
                 proto => return Ok(Packet { l4: at, proto: Some(proto), ..none }),
             }

@@ -147,7 +147,7 @@ impl Receivers<'_> {
             return queue;
         }
         // The hash's upper bits, as a fraction; the table of flows takes the lower ones.
-        let nth = u64::from(hash) * u64::from(self.active.count_ones()) >> 32;
+        let nth = (u64::from(hash) * u64::from(self.active.count_ones())) >> 32;
         let mut left = self.active;
         for _ in 0..nth {
             left &= left - 1;

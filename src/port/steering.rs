@@ -99,7 +99,7 @@ fn tag(hash: u32) -> u64 {
 /// used and looks like tag 0 comes after all that were.
 #[inline(always)]
 fn find(lanes: u64, hash: u32) -> Option<u32> {
-    let other = (lanes ^ tag(hash) * ONES) & !(QUEUE * ONES);
+    let other = (lanes ^ (tag(hash) * ONES)) & !(QUEUE * ONES);
     // Lanes that are zero, as their highest bits; exact up to the first, and only that is used.
     let zero = other.wrapping_sub(ONES) & !other & ONES << 15;
     (zero != 0).then(|| zero.trailing_zeros() & !15)

@@ -5,8 +5,9 @@
 //! the payload goes from buffer to buffer and is summed on its way. A receiver that finishes
 //! checksums itself gets its segments without.
 //!
-//! What `offload::check` has read of the headers is private since, and the same bytes come out of
-//! the frame here. The rest (TCP's options, say) is read here, without meaning anything.
+//! What `offload::check` has read of the headers is private since, if it lay in the snapshot or was
+//! made private then. The rest (TCP's options, say) is read here for the first time, and means
+//! nothing; a header that is another one now is a counted drop.
 
 use super::burst::{Burst, Frame};
 use super::copy::{Reader, Writer};
@@ -76,7 +77,7 @@ impl SplitRing {
         let first = from.read(&mut bytes);
         let (start, at) = (request.csum_start(), request.csum_at());
         // Both lie inside, or the request would have been refused.
-        let Some(covered) = bytes[..first].get(start..) else { return Err(NoRoom::NoFit) };
+        let Some(covered) = bytes[..first].get(start..) else { return Err(NoRoom::Changed) };
         let mut to = Writer::new(gathered.pieces.as_slice());
         self.write_header(&mut to, VnetHdr::plain(1), count);
         let mut front = to.clone();
@@ -106,7 +107,7 @@ impl SplitRing {
         let mut payload = Reader::new(burst, frame);
         let len = payload.read(&mut headers[..request.headers_len().min(MAX_HEADERS_LEN)]);
         let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len) else {
-            return Err(NoRoom::NoFit);
+            return Err(NoRoom::Changed);
         };
         let (wanted, surplus) = (segmenter.segments(), segmenter.surplus());
         // What can never be delivered as a whole is worth more in part: TCP sends the rest again.

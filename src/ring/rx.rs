@@ -31,6 +31,8 @@ pub struct Delivered {
     pub bytes: u64,
     /// Of the settled, frames that do not fit the ring's buffers.
     pub no_fit: u64,
+    /// Of the settled, frames whose headers changed into something that cannot be cut.
+    pub bad_offload: u64,
     /// Buffers given back unused because their chain was invalid.
     pub bad_buffers: u64,
     /// Of the frames delivered, those whose checksum was finished here.
@@ -114,6 +116,8 @@ pub(super) enum NoRoom {
     Empty,
     /// This frame will never fit buffers like these.
     NoFit,
+    /// The frame is not what it was when it was examined.
+    Changed,
     /// The buffers are so small that no frame is worth trying.
     Crumbs,
     /// The ring cannot be read on.
@@ -175,6 +179,7 @@ impl SplitRing {
                 }
                 Err(NoRoom::Empty) => return,
                 Err(NoRoom::NoFit) => done.no_fit += 1,
+                Err(NoRoom::Changed) => done.bad_offload += 1,
                 Err(NoRoom::Crumbs) => {
                     // Each further frame would cost another 256 descriptors for nothing.
                     done.no_fit += (run.len() - done.settled) as u64;

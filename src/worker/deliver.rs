@@ -229,6 +229,9 @@ impl Delivery<'_> {
         if done.no_fit > 0 {
             stats.drops.add(DropReason::NoFit, done.no_fit);
         }
+        if done.bad_offload > 0 {
+            stats.drops.add(DropReason::BadOffload, done.bad_offload);
+        }
         if done.bad_buffers > 0 {
             stats.bad_buffers.add(done.bad_buffers);
         }
