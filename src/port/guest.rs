@@ -71,6 +71,11 @@ impl GuestPort {
         self.active_rx.load(Ordering::Relaxed)
     }
 
+    /// Any receive queue that can take frames.
+    pub fn any_receiver(&self) -> Option<usize> {
+        self.receivers().any()
+    }
+
     /// Where to record what the guest sends; none while it has no choice of receive queues.
     #[inline(always)]
     pub fn steering(&self) -> Option<&Steering> {
@@ -82,7 +87,7 @@ impl GuestPort {
     pub fn receivers(&self) -> Receivers<'_> {
         let active = self.active();
         let steering = if is_one_or_none(active) { None } else { self.steering.get() };
-        Receivers { active, steering }
+        Receivers { active, steering, last: None }
     }
 
     /// Records that a front-end came, and the handle by which it can be dropped.
@@ -123,21 +128,43 @@ impl GuestPort {
 pub struct Receivers<'a> {
     active: u32,
     steering: Option<&'a Steering>,
+    /// The flow asked for last, and the answer: bursts are mostly one flow.
+    last: Option<(u32, u8)>,
 }
 
 impl Receivers<'_> {
     /// No queue at all.
-    pub const NONE: Receivers<'static> = Receivers { active: 0, steering: None };
+    pub const NONE: Receivers<'static> = Receivers { active: 0, steering: None, last: None };
+
+    /// True if flows have a choice of queues.
+    #[inline(always)]
+    pub fn are_many(&self) -> bool {
+        !is_one_or_none(self.active)
+    }
+
+    /// The first queue, if there is one.
+    #[inline(always)]
+    pub fn any(&self) -> Option<usize> {
+        (self.active != 0).then_some(self.active.trailing_zeros() as usize)
+    }
 
     /// The queue for a flow: the one the guest last sent it on, if that is known and can take
     /// frames, or else the n-th of those that can, n following from the flow's hash. None if no
     /// queue can.
     #[inline(always)]
-    pub fn choose(&self, hash: impl FnOnce() -> u32) -> Option<usize> {
-        if is_one_or_none(self.active) {
-            return (self.active != 0).then_some(self.active.trailing_zeros() as usize);
+    pub fn choose(&mut self, hash: impl FnOnce() -> u32) -> Option<usize> {
+        if !self.are_many() {
+            return self.any();
         }
-        Some(self.choose_of_many(hash()))
+        let hash = hash();
+        match self.last {
+            Some((last, queue)) if last == hash => Some(queue.into()),
+            _ => {
+                let queue = self.choose_of_many(hash);
+                self.last = Some((hash, queue as u8));
+                Some(queue)
+            }
+        }
     }
 
     fn choose_of_many(&self, hash: u32) -> usize {
@@ -168,13 +195,13 @@ mod tests {
     use super::*;
 
     fn choose(active: u32, hash: u32) -> Option<usize> {
-        Receivers { active, steering: None }.choose(|| hash)
+        Receivers { active, ..Receivers::NONE }.choose(|| hash)
     }
 
     #[test]
     fn a_flow_goes_to_one_of_the_active_queues() {
         assert_eq!(choose(0, 7), None);
-        let one = Receivers { active: 0b1000, steering: None };
+        let mut one = Receivers { active: 0b1000, ..Receivers::NONE };
         assert_eq!(one.choose(|| panic!("not needed")), Some(3));
         assert_eq!(choose(0b1010_0001, 0), Some(0));
         assert_eq!(choose(0b1010_0001, u32::MAX / 3), Some(0));

@@ -293,7 +293,7 @@ impl Delivery<'_> {
         floods: &[u8],
         run: &mut Run,
     ) {
-        let receivers = guest.receivers();
+        let mut receivers = guest.receivers();
         // One queue for each frame, and what queues that makes.
         let (mut chosen, mut queues) = ([0; BURST_FRAMES], 0u32);
         for (place, &frame) in chosen.iter_mut().zip(floods) {

@@ -49,6 +49,9 @@ pub struct Forwarder {
     fdb: Arc<crate::switch::Fdb>,
     rules: Rules,
     burst: Burst,
+    /// Flow hashes of the burst's frames, if `hashed`.
+    hashes: [u32; BURST_FRAMES],
+    hashed: bool,
     plan: Plan,
     memo: BurstMemo,
     flood_run: Run,
@@ -79,6 +82,8 @@ impl Forwarder {
             fdb: Arc::clone(&shared.fdb),
             rules: shared.rules,
             burst: Burst::default(),
+            hashes: [0; BURST_FRAMES],
+            hashed: false,
             plan: Plan::default(),
             memo: BurstMemo::new(),
             flood_run: Run::EMPTY,
@@ -152,7 +157,7 @@ impl Forwarder {
             }
         }
         if let Some(flows) = guest.steering() {
-            note_flows(flows, &self.burst, index);
+            self.note_flows(flows, index);
         }
         let ingress = Ingress { port: id, kind: port.kind() };
         let mut tally = self.classify(ports, port, ingress, &mut state.source, &queue.stats);
@@ -170,6 +175,20 @@ impl Forwarder {
         // After classifying, which may have cut the burst: what was cut comes again.
         stats.frames.add(self.burst.taken() as u64);
         Serviced::More
+    }
+
+    /// Records that a guest sends the flows of the burst on pair `queue`. Their hashes are kept for
+    /// the receivers' sake.
+    #[inline(never)]
+    fn note_flows(&mut self, flows: &Steering, queue: usize) {
+        let mut last = None;
+        for (frame, place) in self.burst.frames().iter().zip(&mut self.hashes) {
+            *place = flow_hash(&frame.snapshot);
+            if last.replace(*place) != Some(*place) {
+                flows.note(*place, queue);
+            }
+        }
+        self.hashed = true;
     }
 
     /// Whether the burst may wait for its receiver: if it goes to one only, so that nobody else's
@@ -340,13 +359,14 @@ impl Forwarder {
         let mut tally = Tally::default();
         let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
         let mut judge = Judge::new(policy, port, ingress, source, &mut self.memo, self.now);
+        judge.hashes = std::mem::take(&mut self.hashed).then_some(&self.hashes);
         let mut cut = None;
         let mut fan = None;
         for (i, frame) in self.burst.frames().iter().enumerate() {
             match judge.decide(frame) {
                 Ok(Decision::Unicast(egress)) => {
                     tally.copies += 1;
-                    self.plan.unicast(i as u8, egress, judge.queue(frame));
+                    self.plan.unicast(i as u8, egress, judge.queue(i, frame));
                 }
                 Ok(Decision::Flood) => {
                     let fan = *fan.get_or_insert_with(|| {
@@ -425,6 +445,11 @@ struct Judge<'a> {
     decision: Decision,
     /// Receive queues that the decision's port can take frames on.
     receivers: Receivers<'a>,
+    /// Whether there are several, and the only one if not: all that most frames ask.
+    choice: bool,
+    only: u8,
+    /// Flow hashes of the burst, if they are known.
+    hashes: Option<&'a [u32; BURST_FRAMES]>,
     /// The shortest of the longest frames that the ports decided on take.
     least: u32,
 }
@@ -439,8 +464,6 @@ impl<'a> Judge<'a> {
         now: u32,
     ) -> Judge<'a> {
         let generation = policy.fdb.generation();
-        let (last, decision) = (Addresses::NONE, Decision::Flood);
-        let (receivers, least) = (Receivers::NONE, NO_LIMIT);
         Judge {
             policy,
             port,
@@ -449,10 +472,13 @@ impl<'a> Judge<'a> {
             memo,
             now,
             generation,
-            last,
-            decision,
-            receivers,
-            least,
+            last: Addresses::NONE,
+            decision: Decision::Flood,
+            receivers: Receivers::NONE,
+            choice: false,
+            only: 0,
+            hashes: None,
+            least: NO_LIMIT,
         }
     }
 
@@ -505,21 +531,22 @@ impl<'a> Judge<'a> {
             let mtu = &self.policy.ports[usize::from(egress)].mtu;
             self.least = self.least.min(mtu.max_len(self.now));
         }
+        self.choice = self.receivers.are_many();
+        self.only = self.receivers.any().unwrap_or(0) as u8;
     }
 
-    /// The receive queue for a unicast frame; 0 for a TAP, and where nothing can take it, which the
-    /// delivery then finds and counts.
+    /// The receive queue for unicast frame `index` of the burst; 0 for a TAP, and where nothing can
+    /// take it, which the delivery then finds and counts.
     #[inline(always)]
-    fn queue(&self, frame: &Frame) -> u8 {
-        self.receivers.choose(|| flow_hash(&frame.snapshot)).unwrap_or(0) as u8
+    fn queue(&mut self, index: usize, frame: &Frame) -> u8 {
+        if self.choice { self.choose(index, frame) } else { self.only }
     }
-}
 
-/// Records that a guest sends the flows of a burst on pair `queue`.
-#[inline(never)]
-fn note_flows(flows: &Steering, burst: &Burst, queue: usize) {
-    for frame in burst.frames() {
-        flows.note(flow_hash(&frame.snapshot), queue);
+    #[inline(never)]
+    fn choose(&mut self, index: usize, frame: &Frame) -> u8 {
+        let known = self.hashes.map(|hashes| hashes[index]);
+        let hash = || known.unwrap_or_else(|| flow_hash(&frame.snapshot));
+        self.receivers.choose(hash).unwrap_or(0) as u8
     }
 }
 
