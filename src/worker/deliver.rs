@@ -170,9 +170,29 @@ impl Delivery<'_> {
             return;
         };
         let short = wait.map_or(Short::Drop, Short::Wait);
-        let state = self.lock(&guest.rx[usize::from(run.queue)]);
-        let done = self.fill_ring(port, guest, run, state, burst, short);
+        let done = self.fill_locked(port, guest, run, burst, short);
         run.settle(done);
+    }
+
+    /// As [`Delivery::fill_ring`] for a ring whose lock is waited for. If the ring went out of
+    /// service after it was chosen, the run turns to another one of the guest.
+    fn fill_locked(
+        &mut self,
+        port: &Port,
+        guest: &GuestPort,
+        run: &mut Run,
+        burst: &Burst,
+        short: Short,
+    ) -> usize {
+        let mut state = self.lock(&guest.rx[usize::from(run.queue)]);
+        if state.running().is_none()
+            && let Some(queue) = guest.any_receiver()
+        {
+            drop(state);
+            run.queue = queue as u8;
+            state = self.lock(&guest.rx[queue]);
+        }
+        self.fill_ring(port, guest, run, state, burst, short)
     }
 
     /// A contended lock: spin about as long as a burst takes, then settle debts and park.
@@ -211,6 +231,9 @@ impl Delivery<'_> {
         let down = if state.broken { DropReason::RingBroken } else { DropReason::PortDown };
         let RingState { ring: Some(ring), enabled: true, broken: false, shares, .. } = &mut *state
         else {
+            if matches!(short, Short::Retry) && guest.any_receiver().is_some() {
+                return 0;
+            }
             stats.drops.add(down, frames.len() as u64);
             return frames.len();
         };
@@ -310,8 +333,7 @@ impl Delivery<'_> {
             queues &= queues - 1;
             run.restart(port.id, queue);
             floods.iter().zip(chosen).filter(|of| of.1 == queue).for_each(|of| run.push(*of.0));
-            let state = self.lock(&guest.rx[usize::from(queue)]);
-            self.fill_ring(port, guest, run, state, burst, Short::Drop);
+            self.fill_locked(port, guest, run, burst, Short::Drop);
         }
     }
 }
