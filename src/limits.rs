@@ -31,6 +31,14 @@ pub const MIN_TCP_GSO_SIZE: u16 = 8;
 /// a path of 576 bytes are 125; the bound is for senders that want a receive ring held for long.
 pub const MAX_SEGMENTS: u32 = 1024;
 
+/// The same for each copy of a flooded frame: 64 KiB for a path of 1,500 bytes are 46. A flood to
+/// many receivers then costs no more by cutting than by copying.
+pub const MAX_FLOOD_SEGMENTS: u32 = 64;
+
+/// What a segment cut for a receiver counts for in its sender's part of the worker's time: as much
+/// as a frame of a burst.
+pub const SEGMENT_BYTES: u32 = BURST_BYTES / BURST_FRAMES as u32;
+
 // --- Rings --------------------------------------------------------------------------------
 
 /// Largest ring a driver may configure (virtio 1.2 section 2.7: queue size at most 32768).

@@ -246,7 +246,7 @@ impl TapPort {
     }
 
     /// Writes the listed frames of `burst`, one system call each or, of a frame that the kernel
-    /// wants cut into segments, for each of these.
+    /// wants cut into segments, for each of these. Returns the number of segments.
     pub fn send(
         &self,
         worker: usize,
@@ -254,11 +254,11 @@ impl TapPort {
         frames: &[u8],
         writer: &mut TapWriter,
         port: &Port,
-    ) {
+    ) -> u32 {
         let queue = &self.queues[worker % self.queues.len()];
         let Some(device) = queue.device() else {
             port.stats.drops.add_shared(DropReason::TapGone, frames.len() as u64);
-            return;
+            return 0;
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let (mut count, mut bytes) = (0, 0);
@@ -294,6 +294,7 @@ impl TapPort {
         // Once a run: other workers write these too.
         queue.output.frames.add_shared(count);
         queue.output.bytes.add_shared(bytes);
+        std::mem::take(&mut writer.segments)
     }
 }
 

@@ -11,7 +11,7 @@
 
 use super::burst::{Burst, Frame};
 use super::copy::{Reader, Writer};
-use super::rx::{Ahead, Delivered, Gathered, NoRoom};
+use super::rx::{Ahead, Cut, Delivered, Gathered, NoRoom};
 use super::split::SplitRing;
 use crate::frame::checksum::Sum;
 use crate::frame::offload::{NEEDS_CSUM, Offloads};
@@ -20,18 +20,15 @@ use crate::frame::vnet::VnetHdr;
 use crate::limits::MAX_HEADERS_LEN;
 
 /// A packet and how much of it has become segments.
-struct Cut<'a> {
+struct Progress<'a> {
     segmenter: Segmenter,
     /// At the next segment's payload.
     payload: Reader<'a>,
-    /// Segments to deliver.
-    wanted: u32,
     made: u32,
 }
 
 impl SplitRing {
-    /// Delivers a frame that asks for something this driver has not acknowledged. See
-    /// [`SplitRing::deliver`] for `last`.
+    /// Delivers a frame that asks for something this driver has not acknowledged.
     #[inline(never)]
     pub(super) fn put_other(
         &mut self,
@@ -40,13 +37,13 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-        last: bool,
+        cut: Cut,
     ) -> Result<(), NoRoom> {
         let request = frame.request();
         if request.is_gso() {
             let place = self.place(ahead);
             let bad_buffers = done.bad_buffers;
-            let put = self.put_segments(burst, frame, ahead, gathered, done, last);
+            let put = self.put_segments(burst, frame, ahead, gathered, done, cut);
             if put.is_err() {
                 // As if nothing had been tried.
                 self.back_to(place, ahead);
@@ -100,7 +97,7 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-        last: bool,
+        cut: Cut,
     ) -> Result<(), NoRoom> {
         let request = frame.request();
         let mut headers = [0u8; MAX_HEADERS_LEN];
@@ -109,47 +106,51 @@ impl SplitRing {
         let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len) else {
             return Err(NoRoom::Changed);
         };
-        let (wanted, surplus) = (segmenter.segments(), segmenter.surplus());
+        let all = segmenter.segments();
         // What can never be delivered as a whole is worth more in part: TCP sends the rest again.
-        let part = last || wanted > u32::from(self.size());
+        let (part, wanted) = match cut {
+            Cut::Whole => (all > u32::from(self.size()), all),
+            Cut::Part(most) => (true, all.min(most)),
+        };
         if !part && u32::from(self.offered()) < wanted {
             return Err(NoRoom::Empty);
         }
-        let mut cut = Cut { segmenter, payload, wanted, made: 0 };
-        while cut.made < cut.wanted {
-            match self.put_segment(&mut cut, ahead, gathered, done) {
-                Err(NoRoom::Empty) if part && cut.made > 0 => break,
+        let surplus = all - wanted + segmenter.surplus();
+        let mut progress = Progress { segmenter, payload, made: 0 };
+        while progress.made < wanted {
+            match self.put_segment(&mut progress, ahead, gathered, done) {
+                Err(NoRoom::Empty) if part && progress.made > 0 => break,
                 put => put?,
             }
-            cut.made += 1;
+            progress.made += 1;
         }
         done.segmented += 1;
-        done.segments += u64::from(cut.made);
-        done.segments_lost += u64::from(wanted - cut.made + surplus);
+        done.segments += u64::from(progress.made);
+        done.segments_lost += u64::from(wanted - progress.made + surplus);
         Ok(())
     }
 
     /// Delivers the next segment.
     fn put_segment(
         &mut self,
-        cut: &mut Cut<'_>,
+        progress: &mut Progress<'_>,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
     ) -> Result<(), NoRoom> {
-        let (_, len) = cut.segmenter.payload(cut.made);
-        let front_len = cut.segmenter.headers_len();
+        let (_, len) = progress.segmenter.payload(progress.made);
+        let front_len = progress.segmenter.headers_len();
         let need = u64::from(self.header_len) + front_len as u64 + u64::from(len);
         let count = self.gather_good(need, ahead, gathered, done)?;
         let mut to = Writer::new(gathered.pieces.as_slice());
         let mut front = to.clone();
         to.skip(usize::from(self.header_len) + front_len);
         let (header, bytes) = if self.offloads.has(Offloads::CSUM) {
-            to.write_from(&mut cut.payload, len as usize);
-            (cut.segmenter.partial_header(), cut.segmenter.partial(cut.made))
+            to.write_from(&mut progress.payload, len as usize);
+            (progress.segmenter.partial_header(), progress.segmenter.partial(progress.made))
         } else {
-            let sum = to.write_summed(&mut cut.payload, len as usize);
-            (VnetHdr::plain(1), cut.segmenter.complete(cut.made, sum))
+            let sum = to.write_summed(&mut progress.payload, len as usize);
+            (VnetHdr::plain(1), progress.segmenter.complete(progress.made, sum))
         };
         self.write_header(&mut front, header, count);
         front.write(bytes.as_ptr(), bytes.len());

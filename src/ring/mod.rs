@@ -34,5 +34,5 @@ mod tests;
 pub use burst::{Burst, Frame};
 pub use chain::{ChainError, Piece, PieceBuf};
 pub use notify::CallFd;
-pub use rx::{Delivered, RxScratch};
+pub use rx::{Cut, Delivered, RxScratch};
 pub use split::{RingConfig, RingError, SplitRing};

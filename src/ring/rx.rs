@@ -49,6 +49,15 @@ pub struct Delivered {
     pub broken: Option<RingError>,
 }
 
+/// How a frame becomes segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// All of them at once: it waits until there are buffers for all, unless there will never be.
+    Whole,
+    /// There is no later try: as many as there are buffers for, and at most so many.
+    Part(u32),
+}
+
 /// Room for the general path; allocated once per worker.
 #[derive(Debug)]
 pub struct RxScratch {
@@ -126,19 +135,18 @@ pub(super) enum NoRoom {
 
 impl SplitRing {
     /// Delivers the frames of `burst` that `run` lists, until buffers run out, and publishes them
-    /// at once. A frame that is cut into segments waits until there are buffers for all of them,
-    /// unless there is no later try (`last`) or there will never be.
+    /// at once. How frames are cut that the driver wants in segments says `cut`.
     pub fn deliver(
         &mut self,
         burst: &Burst,
         run: &[u8],
         scratch: &mut RxScratch,
-        last: bool,
+        cut: Cut,
     ) -> Delivered {
         let mut done = Delivered::default();
         match self.look_ahead(run.len(), &mut scratch.ahead) {
-            Ok(()) if burst.asks() => self.put_run::<true>(burst, run, scratch, &mut done, last),
-            Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, last),
+            Ok(()) if burst.asks() => self.put_run::<true>(burst, run, scratch, &mut done, cut),
+            Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, cut),
             Err(error) => done.broken = Some(error),
         }
         done.signal = self.publish();
@@ -153,7 +161,7 @@ impl SplitRing {
         run: &[u8],
         scratch: &mut RxScratch,
         done: &mut Delivered,
-        last: bool,
+        cut: Cut,
     ) {
         let RxScratch { ahead, gathered } = scratch;
         while done.settled < run.len() {
@@ -170,7 +178,7 @@ impl SplitRing {
             } else if self.offloads.has(frame.needs) {
                 self.put(burst, frame, frame.header, ahead, gathered, done)
             } else {
-                self.put_other(burst, frame, ahead, gathered, done, last)
+                self.put_other(burst, frame, ahead, gathered, done, cut)
             };
             match put {
                 Ok(()) => {

@@ -73,6 +73,22 @@ impl SplitRing {
         self.load_avail_idx()
     }
 
+    /// True if earlier bursts cost so much more than their part that this ring's turn is skipped.
+    #[inline(always)]
+    pub fn sits_out(&mut self) -> bool {
+        let sits = self.overdrawn >= BURST_BYTES;
+        if sits {
+            self.overdrawn -= BURST_BYTES;
+        }
+        sits
+    }
+
+    /// Counts work that the last burst caused beyond its bytes, which comes off the next ones: a
+    /// packet cut into segments of few bytes costs ten times what it does as a whole.
+    pub fn charge(&mut self, bytes: u32) {
+        self.overdrawn = self.overdrawn.saturating_add(bytes);
+    }
+
     /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`. The
     /// frame that crosses the line is still taken, and its excess comes off the next burst (deficit
     /// round robin, Shreedhar and Varghese 1995), so rings that take turns get equal parts whatever

@@ -16,11 +16,11 @@ use super::WorkerStats;
 use super::fit::{keep_fitting, longest};
 use super::plan::Run;
 use crate::frame::flow_hash;
-use crate::limits::{BURST_FRAMES, LOCK_SPIN_NANOS};
+use crate::limits::{BURST_FRAMES, LOCK_SPIN_NANOS, MAX_FLOOD_SEGMENTS};
 use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
-use crate::ring::{Burst, CallFd, Delivered, RingError, RxScratch, SplitRing};
+use crate::ring::{Burst, CallFd, Cut, Delivered, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, Fallbacks, QueueStats};
 use crate::switch::PortId;
 use crate::sys::eventfd::{SignalResult, SignalSlot};
@@ -122,6 +122,10 @@ pub struct Delivery<'a> {
     pub now: u32,
     /// Set if frames wait for a receiver that has buffers again.
     pub again: bool,
+    /// Segments that were cut for receivers.
+    pub segments: u32,
+    /// Segments that a frame may be cut into.
+    pub most_segments: u32,
 }
 
 impl Delivery<'_> {
@@ -156,7 +160,7 @@ impl Delivery<'_> {
                 run.left().is_empty()
             }
             Endpoint::Tap(tap) => {
-                tap.send(self.worker, burst, run.left(), self.writer, port);
+                self.segments += tap.send(self.worker, burst, run.left(), self.writer, port);
                 run.settle(run.left().len());
                 true
             }
@@ -240,14 +244,18 @@ impl Delivery<'_> {
         let allowed = shares.allow(self.ingress, frames.len(), || ring.offered().into());
         let allowed = allowed.min(frames.len());
         let base = ring.base();
-        let last = matches!(short, Short::Drop);
-        let done = ring.deliver(burst, &frames[..allowed], self.scratch, last);
+        let cut = match short {
+            Short::Retry | Short::Wait(_) => Cut::Whole,
+            Short::Drop => Cut::Part(self.most_segments),
+        };
+        let done = ring.deliver(burst, &frames[..allowed], self.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
         shares.settle(done.frames, taken, done.settled < allowed);
         stats.frames.add(done.frames);
         stats.bytes.add(done.bytes);
         if burst.asks() {
             count_fallbacks(&stats.fallbacks, &done);
+            self.segments += done.segments as u32;
         }
         if done.no_fit > 0 {
             stats.drops.add(DropReason::NoFit, done.no_fit);
@@ -292,6 +300,7 @@ impl Delivery<'_> {
     /// all unicast of the burst.
     pub fn flood(&mut self, burst: &Burst, floods: &[u8], targets: &[u16], run: &mut Run) {
         let ports = self.ports;
+        self.most_segments = MAX_FLOOD_SEGMENTS;
         let longest = longest(burst, floods);
         let mut kept = [0; BURST_FRAMES];
         for &target in targets {
@@ -303,7 +312,9 @@ impl Delivery<'_> {
             };
             match &port.endpoint {
                 Endpoint::Guest(guest) => self.flood_guest(port, guest, burst, floods, run),
-                Endpoint::Tap(tap) => tap.send(self.worker, burst, floods, self.writer, port),
+                Endpoint::Tap(tap) => {
+                    self.segments += tap.send(self.worker, burst, floods, self.writer, port);
+                }
             }
         }
     }

@@ -8,22 +8,20 @@ use std::sync::Arc;
 
 use super::deliver::{Delivery, Signals, report_broken};
 use super::fit::drop_too_big;
+use super::judge::{Judge, reason};
 use super::plan::{Plan, Run};
 use super::{Shared, WorkerStats};
-use crate::frame::ethernet::{self, Addresses};
+use crate::frame::ethernet;
 use crate::frame::{MacAddr, Offloads, VnetHdr, flow_hash, rarp};
-use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS};
-use crate::port::guest::Receivers;
+use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS, SEGMENT_BYTES};
 use crate::port::mtu::NO_LIMIT;
 use crate::port::patience::Wait;
 use crate::port::steering::Steering;
 use crate::port::tap::{TapReader, TapState, TapWriter};
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
-use crate::ring::{Burst, Frame, RxScratch};
+use crate::ring::{Burst, RxScratch};
 use crate::stats::{DropReason, QueueStats};
-use crate::switch::{
-    BurstMemo, Decision, DropCause, Ingress, Learn, Policy, PortId, Rules, SourceMemo,
-};
+use crate::switch::{BurstMemo, Decision, Ingress, Policy, PortId, Rules, SourceMemo};
 use crate::sys::clock;
 
 /// What came of looking at a source.
@@ -65,6 +63,8 @@ pub struct Forwarder {
     cycle: u64,
     /// Patience with a full receiver at most, in cycles.
     patience: u64,
+    /// Segments cut for the receivers of the present burst.
+    segments: u32,
 }
 
 /// What classifying a burst counted.
@@ -95,6 +95,7 @@ impl Forwarder {
             now: 0,
             cycle: 0,
             patience: clock::cycles_in(HOLD_NANOS),
+            segments: 0,
         }
     }
 
@@ -143,6 +144,9 @@ impl Forwarder {
         let RingState { ring: Some(ring), enabled: true, broken: false, .. } = &mut *state else {
             return Serviced::Gone;
         };
+        if ring.sits_out() {
+            return Serviced::Busy;
+        }
         match ring.take(&mut self.burst, limit) {
             Ok(0) => return Serviced::Idle,
             Ok(_) => {}
@@ -246,6 +250,9 @@ impl Forwarder {
         stats.bytes.add(tally.bytes);
         stats.copies.add(tally.copies);
         let Some(ring) = &mut state.ring else { return };
+        if self.segments > 0 {
+            ring.charge(std::mem::take(&mut self.segments).saturating_mul(SEGMENT_BYTES));
+        }
         let wanted = ring.complete(&self.burst);
         self.signals.note(id, wanted, state, stats);
     }
@@ -419,134 +426,16 @@ impl Forwarder {
             signals: &mut self.signals,
             now: self.now,
             again: false,
+            segments: 0,
+            most_segments: MAX_SEGMENTS,
         };
         delivery.unicast(&self.burst, self.plan.runs(), wait);
         if !self.plan.floods().is_empty() {
             let floods = self.plan.floods();
             delivery.flood(&self.burst, floods, &self.targets, &mut self.flood_run);
         }
+        self.segments += delivery.segments;
         delivery.again
-    }
-}
-
-/// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
-/// came to is tried first: two comparisons of addresses a frame.
-struct Judge<'a> {
-    policy: Policy<'a, [Port]>,
-    port: &'a Port,
-    ingress: Ingress,
-    source: &'a mut SourceMemo,
-    memo: &'a mut BurstMemo,
-    now: u32,
-    /// Read before the first learning, as the memo's rule demands.
-    generation: u64,
-    /// Addresses of the last frame that was admitted, and what was decided about it.
-    last: Addresses,
-    decision: Decision,
-    /// Receive queues that the decision's port can take frames on.
-    receivers: Receivers<'a>,
-    /// Whether there are several, and the only one if not: all that most frames ask.
-    choice: bool,
-    only: u8,
-    /// Flow hashes of the burst, if they are known.
-    hashes: Option<&'a [u32; BURST_FRAMES]>,
-    /// The shortest of the longest frames that the ports decided on take.
-    least: u32,
-}
-
-impl<'a> Judge<'a> {
-    fn new(
-        policy: Policy<'a, [Port]>,
-        port: &'a Port,
-        ingress: Ingress,
-        source: &'a mut SourceMemo,
-        memo: &'a mut BurstMemo,
-        now: u32,
-    ) -> Judge<'a> {
-        let generation = policy.fdb.generation();
-        Judge {
-            policy,
-            port,
-            ingress,
-            source,
-            memo,
-            now,
-            generation,
-            last: Addresses::NONE,
-            decision: Decision::Flood,
-            receivers: Receivers::NONE,
-            choice: false,
-            only: 0,
-            hashes: None,
-            least: NO_LIMIT,
-        }
-    }
-
-    /// Where a frame goes; an error if it may not come in.
-    #[inline(always)]
-    fn decide(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
-        let addresses = ethernet::addresses(&frame.snapshot);
-        if addresses != self.last {
-            self.turn_to(addresses, frame)?;
-        }
-        Ok(self.decision)
-    }
-
-    /// A frame of another stream than the one before.
-    #[inline(never)]
-    fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
-        if !addresses.same_source(self.last) {
-            self.admit(ethernet::source(&frame.snapshot))?;
-        }
-        if !addresses.same_destination(self.last) {
-            self.resolve(ethernet::destination(&frame.snapshot));
-        }
-        self.last = addresses;
-        Ok(())
-    }
-
-    /// Admits and learns a source that is not that of the frame before.
-    fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
-        let (id, generation) = (self.ingress.port, self.generation);
-        if !self.source.covers(from, id, generation, self.now) {
-            let learn = self.policy.admit_source(self.ingress, from, self.now).map_err(reason)?;
-            self.source.note(from, id, generation, self.now, learn);
-            count_refusal(self.port, learn);
-        }
-        Ok(())
-    }
-
-    /// Looks up a destination that is not that of the frame before.
-    fn resolve(&mut self, to: MacAddr) {
-        let Judge { policy, ingress, .. } = self;
-        self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
-        self.receivers = match self.decision {
-            Decision::Unicast(egress) => match &self.policy.ports[usize::from(egress)].endpoint {
-                Endpoint::Guest(guest) => guest.receivers(),
-                Endpoint::Tap(_) => Receivers::NONE,
-            },
-            _ => Receivers::NONE,
-        };
-        if let Decision::Unicast(egress) = self.decision {
-            let mtu = &self.policy.ports[usize::from(egress)].mtu;
-            self.least = self.least.min(mtu.max_len(self.now));
-        }
-        self.choice = self.receivers.are_many();
-        self.only = self.receivers.any().unwrap_or(0) as u8;
-    }
-
-    /// The receive queue for unicast frame `index` of the burst; 0 for a TAP, and where nothing can
-    /// take it, which the delivery then finds and counts.
-    #[inline(always)]
-    fn queue(&mut self, index: usize, frame: &Frame) -> u8 {
-        if self.choice { self.choose(index, frame) } else { self.only }
-    }
-
-    #[inline(never)]
-    fn choose(&mut self, index: usize, frame: &Frame) -> u8 {
-        let known = self.hashes.map(|hashes| hashes[index]);
-        let hash = || known.unwrap_or_else(|| flow_hash(&frame.snapshot));
-        self.receivers.choose(hash).unwrap_or(0) as u8
     }
 }
 
@@ -587,24 +476,5 @@ fn flood_targets(ports: &[Port], ingress: Ingress, rules: Rules, targets: &mut V
         if up && rules.flood_reaches(ingress, port.id, port.kind()) {
             targets.push(port.id);
         }
-    }
-}
-
-fn reason(cause: DropCause) -> DropReason {
-    match cause {
-        DropCause::ReservedAddress => DropReason::Reserved,
-        DropCause::BadSource => DropReason::BadSource,
-        DropCause::Hairpin => DropReason::Hairpin,
-        DropCause::UplinkToUplink => DropReason::UplinkToUplink,
-    }
-}
-
-fn count_refusal(port: &Port, learn: Learn) {
-    match learn {
-        Learn::Static => port.stats.learn_static.add_shared(1),
-        Learn::TableFull | Learn::PortFull | Learn::BucketFull => {
-            port.stats.learn_refused.add_shared(1);
-        }
-        _ => {}
     }
 }

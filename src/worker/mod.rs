@@ -9,6 +9,8 @@
 //! * [`assignment`] which worker serves which ring, and moving them;
 //! * [`run`] the loop: which sources are ready, when to sleep;
 //! * [`forward`] one burst, top to bottom;
+//! * [`judge`] what becomes of each frame of a burst;
+//! * [`fit`] frames too big for where they go;
 //! * [`plan`] a burst sorted by destination;
 //! * [`deliver`] the runs of a plan into their ports;
 //! * [`spin`] whether an idle worker keeps looking.
@@ -21,6 +23,7 @@ pub mod assignment;
 pub mod deliver;
 pub mod fit;
 pub mod forward;
+pub mod judge;
 pub mod plan;
 pub mod run;
 pub mod spin;

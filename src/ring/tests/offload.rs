@@ -6,7 +6,7 @@ use crate::frame::VnetHdr;
 use crate::frame::offload::{DATA_VALID, NEEDS_CSUM};
 use crate::frame::samples::{asking, check_whole, l4, ones, pseudo, tcp};
 use crate::limits::{MAX_SEGMENTS, SNAPSHOT_LEN};
-use crate::ring::{Burst, Delivered, Frame, RxScratch};
+use crate::ring::{Burst, Cut, Delivered, Frame, RxScratch};
 use crate::stats::DropReason;
 
 /// Where the receiver's queue and buffers are.
@@ -77,9 +77,9 @@ impl<'a> Pair<'a> {
         }
     }
 
-    fn deliver(&mut self, last: bool) -> Delivered {
+    fn deliver(&mut self, cut: Cut) -> Delivered {
         let run: Vec<u8> = (0..self.burst.frames().len() as u8).collect();
-        self.receiver.deliver(&self.burst, &run, &mut RxScratch::default(), last)
+        self.receiver.deliver(&self.burst, &run, &mut RxScratch::default(), cut)
     }
 
     /// What the driver found: header and bytes of each frame, its buffers put together.
@@ -178,7 +178,7 @@ fn what_is_acknowledged_passes_as_it_is() {
         pair.send(asking(v6, 1448), &packet, &[12 + 86]);
         pair.post(if size > 20_000 { 1 } else { 40 }, size);
         pair.take();
-        assert_eq!(pair.deliver(false).frames, 1);
+        assert_eq!(pair.deliver(Cut::Whole).frames, 1);
         let [(header, got)] = &pair.received(size)[..] else { panic!() };
         assert!(*got == packet);
         let count = (packet.len() as u32 + 12).div_ceil(size) as u16;
@@ -203,7 +203,7 @@ fn without_tso_a_receiver_gets_segments() {
                     pair.send(asking(v6, mss), &packet, &cuts);
                     pair.post(60, size);
                     pair.take();
-                    let done = pair.deliver(false);
+                    let done = pair.deliver(Cut::Whole);
                     let count = payload.div_ceil(mss.into()) as u64;
                     assert_eq!((done.frames, done.segmented, done.segments), (1, 1, count));
                     check_segments(&pair.received(size), &packet, v6, mss.into(), partial);
@@ -225,7 +225,7 @@ fn without_checksums_a_receiver_gets_whole_ones() {
                     pair.send(asking(v6, 0), &packet, &cuts);
                     pair.post(20, size);
                     pair.take();
-                    assert_eq!(pair.deliver(false).checksummed, 1);
+                    assert_eq!(pair.deliver(Cut::Whole).checksummed, 1);
                     let [(header, got)] = &pair.received(size)[..] else { panic!() };
                     assert!(header.is_plain());
                     assert_eq!(ones(pseudo(got, v6), &got[l4(v6)..]), 0xffff, "{cuts:?}");
@@ -282,14 +282,14 @@ fn segments_wait_for_all_their_buffers_unless_it_is_the_last_try() {
         pair.send(asking(false, 1000), &packet, &[]);
         pair.post(3, 2048);
         pair.take();
-        let done = pair.deliver(last);
+        let done = pair.deliver(if last { Cut::Part(9) } else { Cut::Whole });
         if last {
             assert_eq!((done.settled, done.segments, done.segments_lost), (1, 3, 2));
             assert_eq!(pair.received(2048).len(), 3);
         } else {
             assert_eq!((done.settled, done.frames, used(&pair.rx).len()), (0, 0, 0));
             pair.post(2, 2048);
-            assert_eq!(pair.deliver(false).segments, 5);
+            assert_eq!(pair.deliver(Cut::Whole).segments, 5);
             check_segments(&pair.received(2048), &packet, false, 1000, false);
         }
     }
@@ -303,9 +303,9 @@ fn a_packet_that_runs_out_of_buffers_midway_leaves_the_ring_as_it_was() {
     pair.send(asking(false, 1000), &packet, &[]);
     pair.post(7, 700);
     pair.take();
-    assert_eq!((pair.deliver(false).settled, used(&pair.rx).len()), (0, 0));
+    assert_eq!((pair.deliver(Cut::Whole).settled, used(&pair.rx).len()), (0, 0));
     pair.post(3, 700);
-    assert_eq!(pair.deliver(false).segments, 5);
+    assert_eq!(pair.deliver(Cut::Whole).segments, 5);
     check_segments(&pair.received(700), &packet, false, 1000, false);
 }
 
@@ -316,7 +316,7 @@ fn more_segments_than_the_ring_has_buffers_are_delivered_in_part() {
     pair.send(asking(false, 8), &packet, &[]);
     pair.post(50, 256);
     pair.take();
-    let done = pair.deliver(false);
+    let done = pair.deliver(Cut::Whole);
     assert_eq!((done.frames, done.segments), (1, 50));
     assert_eq!(done.segments_lost, 60_000_u64.div_ceil(8) - 50);
     assert!(u64::from(MAX_SEGMENTS) > 50);
@@ -329,7 +329,7 @@ fn a_segment_that_fits_no_chain_is_a_drop() {
     pair.send(asking(false, 3000), &packet, &[]);
     pair.post(10, 2048);
     pair.take();
-    let done = pair.deliver(false);
+    let done = pair.deliver(Cut::Whole);
     assert_eq!((done.no_fit, done.frames, used(&pair.rx).len()), (1, 0, 0));
 }
 
@@ -348,7 +348,7 @@ fn valid_sums_are_believed_of_the_kernel_only() {
         assert!(pushed);
         pair.burst.examine(Offloads::ALL, kernel);
         pair.post(1, 2048);
-        assert_eq!(pair.deliver(false).frames, 1);
+        assert_eq!(pair.deliver(Cut::Whole).frames, 1);
         let [(header, got)] = &pair.received(2048)[..] else { panic!() };
         assert_eq!((header.flags, got), (flags, &packet));
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::frame::VnetHdr;
 use crate::limits::MAX_MERGED_BUFFERS;
-use crate::ring::{Burst, Delivered, RxScratch};
+use crate::ring::{Burst, Cut, Delivered, RxScratch};
 
 const POISON: u8 = 0xa5;
 
@@ -30,7 +30,7 @@ impl Frames {
 
     fn deliver(&self, ring: &mut SplitRing) -> Delivered {
         let run: Vec<u8> = (0..self.data.len() as u8).collect();
-        ring.deliver(&self.burst, &run, &mut RxScratch::default(), false)
+        ring.deliver(&self.burst, &run, &mut RxScratch::default(), Cut::Whole)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use criterion::{Criterion, Throughput};
 use vioswitch::limits::MAX_FRAME_LEN;
-use vioswitch::ring::RxScratch;
+use vioswitch::ring::{Cut, RxScratch};
 
 use super::guest::{Form, Guest, HEADER, SIZE, counts};
 
@@ -37,7 +37,7 @@ fn deliver(c: &mut Criterion, name: &str, receiver: &mut Guest, len: u64, count:
     group.bench_function(format!("{len}x{count}"), |b| {
         b.iter(|| {
             receiver.offer(SIZE);
-            let done = receiver.ring.deliver(&burst, &run, &mut scratch, false);
+            let done = receiver.ring.deliver(&burst, &run, &mut scratch, Cut::Whole);
             assert_eq!(done.frames, frames);
             done
         });
