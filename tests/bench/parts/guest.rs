@@ -47,7 +47,12 @@ pub struct Guest {
 impl Guest {
     /// A receive ring full of mergeable buffers of `len` bytes each.
     pub fn receiver(len: u64) -> Guest {
-        Guest::new(len, |memory, slot, at| {
+        Guest::receiver_with(len, Offloads::NONE)
+    }
+
+    /// The same of a driver that takes `offloads`.
+    pub fn receiver_with(len: u64, offloads: Offloads) -> Guest {
+        Guest::new(len, offloads, |memory, slot, at| {
             memory.descriptor(DESC, slot, at, len, WRITE);
             slot
         })
@@ -55,7 +60,7 @@ impl Guest {
 
     /// A transmit ring whose slots all hold frames of `len` bytes.
     pub fn sender(len: u64, form: Form) -> Guest {
-        Guest::new(HEADER + len, |memory, slot, at| {
+        Guest::new(HEADER + len, Offloads::ALL, |memory, slot, at| {
             memory.frame(at + HEADER, len);
             let header = HEADERS + 64 * u64::from(slot);
             let table = TABLES + 32 * u64::from(slot);
@@ -81,9 +86,20 @@ impl Guest {
         })
     }
 
+    /// A transmit ring whose slots all hold this header and frame in one piece.
+    pub fn sender_of(header: &[u8], frame: &[u8]) -> Guest {
+        let len = HEADER + frame.len() as u64;
+        Guest::new(len, Offloads::ALL, |memory, slot, at| {
+            memory.write(at, header);
+            memory.write(at + HEADER, frame);
+            memory.descriptor(DESC, slot, at, len, 0);
+            slot
+        })
+    }
+
     /// A guest with `len` bytes of data for each slot; `fill` writes a slot's descriptors and data
     /// and returns its head.
-    fn new(len: u64, fill: impl Fn(&Memory, u16, u64) -> u16) -> Guest {
+    fn new(len: u64, offloads: Offloads, fill: impl Fn(&Memory, u16, u64) -> u16) -> Guest {
         let stride = len.next_multiple_of(2048);
         let bytes = DATA + stride * u64::from(SIZE);
         let truncated = Arc::default();
@@ -104,7 +120,7 @@ impl Guest {
             event_idx: false,
             header_len: HEADER as u8,
             mergeable: true,
-            offloads: Offloads::NONE,
+            offloads,
         };
         let idx = table.at_user_address(AVAIL + 2, 2).expect("mapped").cast_const().cast();
         let ring = SplitRing::start(table, &config).expect("ring");

@@ -1,20 +1,25 @@
-//! Offloads in software: the check of what a frame asks for, the sum of its bytes, and the headers
-//! of its segments. The bytes of the payload are copied elsewhere.
+//! Offloads: the check of what a frame asks for, the sum of its bytes, the headers of its segments,
+//! and all of it together on the way to receivers that lack different ones.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use vioswitch::frame::offload::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, check};
 use vioswitch::frame::{Segmenter, Sum, VnetHdr};
+use vioswitch::limits::MAX_FRAME_LEN;
+use vioswitch::ring::{Burst, Cut, RxScratch};
 
 use super::BURST;
+use super::guest::{Guest, HEADER, SIZE};
 use super::random::Random;
 
-/// `check/<kind of frame>`, `sum/<bytes>` and `segments/<kind of frame>`
+/// `check/<kind of frame>`, `sum/<bytes>`, `segments/<kind of frame>` and
+/// `cross <kind of frame>/<what the receiver takes>`
 pub fn all(c: &mut Criterion) {
     checks(c);
     sums(c);
     segments(c);
+    crossings(c);
 }
 
 /// Payload of a segment: an MTU of 1,500 less IPv4 and TCP with a timestamp.
@@ -121,4 +126,44 @@ fn segment_all(mut segmenter: Segmenter) {
         let sum = black_box(Sum::from_raw(u64::from(index)));
         black_box(segmenter.complete(index, sum));
     }
+}
+
+/// From one ring to another: packets of 64 KiB, and 42 frames whose checksum is left to do.
+fn crossings(c: &mut Criterion) {
+    for mut frame in [tcp4(), tcp6()] {
+        cross(c, frame.name, &frame, 1);
+        frame.header = VnetHdr { gso_type: 0, gso_size: [0; 2], ..frame.header };
+        frame.len = frame.headers.len() as u32 + u32::from(SEGMENT);
+        cross(c, &format!("{} checksum", frame.name), &frame, 42);
+    }
+}
+
+fn cross(c: &mut Criterion, name: &str, frame: &Frame, count: u16) {
+    let mut bytes = frame.headers.clone();
+    bytes.resize(frame.len as usize, 0x5a);
+    let mut sender = Guest::sender_of(&frame.header.to_bytes(), &bytes);
+    let (mut burst, mut scratch) = (Burst::default(), RxScratch::default());
+    let run: Vec<u8> = (0..count as u8).collect();
+    let mut group = c.benchmark_group(format!("cross {name}"));
+    group.throughput(Throughput::Bytes(u64::from(count) * u64::from(frame.len)));
+    let large = HEADER + u64::from(MAX_FRAME_LEN);
+    for (takes, offloads, buffer) in [
+        ("all", Offloads::ALL, large),
+        ("all, merged", Offloads::ALL, 1536),
+        ("checksums", Offloads::CSUM, 1536),
+        ("none", Offloads::NONE, 1536),
+    ] {
+        let mut receiver = Guest::receiver_with(buffer, offloads);
+        group.bench_function(takes, |b| {
+            b.iter(|| {
+                sender.offer(count);
+                receiver.offer(SIZE);
+                assert_eq!(sender.ring.take(&mut burst, count.into()), Ok(count.into()));
+                let done = receiver.ring.deliver(&burst, &run, &mut scratch, Cut::Whole);
+                assert_eq!(done.frames, u64::from(count));
+                sender.ring.complete(&burst)
+            });
+        });
+    }
+    group.finish();
 }
