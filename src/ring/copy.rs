@@ -153,34 +153,73 @@ impl<'a> Reader<'a> {
 /// `to` is valid for writes and `from` for reads of `len` bytes, and they do not overlap, or the
 /// result is garbage.
 pub(super) unsafe fn copy_summed(to: *mut u8, from: *const u8, len: usize) -> Sum {
-    const STEP: usize = 32;
-    // As in `Sum::of`: the lower halves' sum follows from the whole and the upper halves', which
-    // is exact below 32 GiB, and nothing waits for a carry.
-    let (mut sums, mut upper) = ([0u64; 4], [0u64; 4]);
     let whole = len / STEP * STEP;
-    let mut at = 0;
-    while at < whole {
-        // SAFETY: `at + STEP` is at most `len`; the caller's promise.
-        unsafe {
-            let words = from.add(at).cast::<[u64; 4]>().read_unaligned();
-            to.add(at).cast::<[u64; 4]>().write_unaligned(words);
-            for (i, word) in words.into_iter().enumerate() {
-                sums[i] = sums[i].wrapping_add(word);
-                upper[i] += word >> 32;
-            }
-        }
-        at += STEP;
-    }
+    // SAFETY: the caller's promise; `whole` is at most `len`.
+    let sum = unsafe { copy_steps(to, from, whole) };
     let mut tail = [0u8; STEP];
+    let left = len - whole;
     // SAFETY: what is left is shorter than STEP; the caller's promise.
     unsafe {
-        std::ptr::copy_nonoverlapping(from.add(at), tail.as_mut_ptr(), len - at);
-        std::ptr::copy_nonoverlapping(tail.as_ptr(), to.add(at), len - at);
+        std::ptr::copy_nonoverlapping(from.add(whole), tail.as_mut_ptr(), left);
+        std::ptr::copy_nonoverlapping(tail.as_ptr(), to.add(whole), left);
     }
-    let mut sum = Sum::of(&tail[..len - at]);
-    for (whole, upper) in sums.into_iter().zip(upper) {
-        let lower = whole.wrapping_sub(upper << 32);
-        sum = sum.plus(Sum::from_raw(lower)).plus(Sum::from_raw(upper));
+    sum.plus(Sum::of(&tail[..left]))
+}
+
+/// Bytes that [`copy_steps`] moves at a time.
+const STEP: usize = 32;
+
+/// As [`copy_summed`], of whole steps. In vectors by hand: left to the compiler this loop stays
+/// scalar and takes 58 ns for 1,448 bytes instead of 34. As in [`Sum::of`] there is no carry to
+/// wait for: the lower halves' sum follows from that of the words and the upper halves', which is
+/// exact below 32 GiB.
+///
+/// # Safety
+/// As for [`copy_summed`]; `len` is a multiple of STEP.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_steps(to: *mut u8, from: *const u8, len: usize) -> Sum {
+    use std::arch::x86_64::{
+        __m128i, _mm_add_epi64, _mm_loadu_si128, _mm_setzero_si128, _mm_srli_epi64,
+        _mm_storeu_si128,
+    };
+    // SAFETY: SSE2 is part of x86-64. Loads and stores are unaligned ones inside `len` bytes, by
+    // the caller's promise.
+    unsafe {
+        let (mut words, mut upper) = ([_mm_setzero_si128(); 2], [_mm_setzero_si128(); 2]);
+        let mut at = 0;
+        while at < len {
+            for half in 0..2 {
+                let data = _mm_loadu_si128(from.add(at + 16 * half).cast::<__m128i>());
+                _mm_storeu_si128(to.add(at + 16 * half).cast::<__m128i>(), data);
+                words[half] = _mm_add_epi64(words[half], data);
+                upper[half] = _mm_add_epi64(upper[half], _mm_srli_epi64::<32>(data));
+            }
+            at += STEP;
+        }
+        let mut lanes = [0u64; 4];
+        let all = lanes.as_mut_ptr().cast::<__m128i>();
+        _mm_storeu_si128(all, _mm_add_epi64(words[0], words[1]));
+        _mm_storeu_si128(all.add(1), _mm_add_epi64(upper[0], upper[1]));
+        let (words, upper) = (lanes[0].wrapping_add(lanes[1]), lanes[2].wrapping_add(lanes[3]));
+        Sum::from_raw(words.wrapping_sub(upper << 32)).plus(Sum::from_raw(upper))
+    }
+}
+
+/// As [`copy_summed`], of whole steps.
+///
+/// # Safety
+/// As for [`copy_summed`]; `len` is a multiple of STEP.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_steps(to: *mut u8, from: *const u8, len: usize) -> Sum {
+    let mut sum = Sum::ZERO;
+    for at in (0..len).step_by(STEP) {
+        let mut step = [0u8; STEP];
+        // SAFETY: the caller's promise; `at + STEP` is at most `len`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.add(at), step.as_mut_ptr(), STEP);
+            std::ptr::copy_nonoverlapping(step.as_ptr(), to.add(at), STEP);
+        }
+        sum = sum.plus(Sum::of(&step));
     }
     sum
 }
@@ -249,6 +288,33 @@ pub(super) unsafe fn copy_frame(to: *mut u8, frame: &Frame) {
             std::ptr::copy_nonoverlapping(from.add(len - 16), to.add(len - 16), 16);
         } else {
             std::ptr::copy_nonoverlapping(from, to, len);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_is_summed_at_every_length_and_place() {
+        let source: Vec<u8> =
+            (0..3000u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+        let ones = vec![0xffu8; 3000];
+        for bytes in [&source, &ones] {
+            for len in (0..200).chain([1447, 1448, 1449, 2048]) {
+                for (from, to) in [(0, 0), (1, 0), (7, 3), (16, 5)] {
+                    let mut copy = vec![0u8; to + len + 1];
+                    // SAFETY: both are longer than that.
+                    let sum = unsafe {
+                        copy_summed(copy[to..].as_mut_ptr(), bytes[from..].as_ptr(), len)
+                    };
+                    let expected = &bytes[from..from + len];
+                    assert_eq!(sum.fold(), Sum::of(expected).fold(), "{len} from {from}");
+                    assert!(copy[to..to + len] == *expected && copy[to + len] == 0);
+                    assert!(copy[..to].iter().all(|&byte| byte == 0));
+                }
+            }
         }
     }
 }

@@ -2,8 +2,8 @@
 //! packet cut into segments, straight into the receive buffers.
 //!
 //! The headers are copied into private memory, once, and written from there with their new fields;
-//! the payload goes from buffer to buffer and is summed on its way. A receiver that finishes
-//! checksums itself gets its segments without.
+//! the payload goes from buffer to buffer and is summed on its way, which costs less than the copy
+//! itself. A receiver that has GUEST_CSUM is told that the sum is right.
 //!
 //! What `offload::check` has read of the headers is private since, if it lay in the snapshot or was
 //! made private then. The rest (TCP's options, say) is read here for the first time, and means
@@ -14,7 +14,7 @@ use super::copy::{Reader, Writer};
 use super::rx::{Ahead, Cut, Delivered, Gathered, NoRoom};
 use super::split::SplitRing;
 use crate::frame::checksum::Sum;
-use crate::frame::offload::{NEEDS_CSUM, Offloads};
+use crate::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
 use crate::frame::segment::Segmenter;
 use crate::frame::vnet::VnetHdr;
 use crate::limits::MAX_HEADERS_LEN;
@@ -41,7 +41,7 @@ impl SplitRing {
     ) -> Result<(), NoRoom> {
         let request = frame.request();
         if request.is_gso() {
-            let place = self.place(ahead);
+            let place = self.place();
             let bad_buffers = done.bad_buffers;
             let put = self.put_segments(burst, frame, ahead, gathered, done, cut);
             if put.is_err() {
@@ -118,6 +118,11 @@ impl SplitRing {
         let surplus = all - wanted + segmenter.surplus();
         let mut progress = Progress { segmenter, payload, made: 0 };
         while progress.made < wanted {
+            if ahead.is_used_up()
+                && let Err(error) = self.look_ahead((wanted - progress.made) as usize, ahead)
+            {
+                return Err(NoRoom::Broken(error));
+            }
             match self.put_segment(&mut progress, ahead, gathered, done) {
                 Err(NoRoom::Empty) if part && progress.made > 0 => break,
                 put => put?,
@@ -145,13 +150,10 @@ impl SplitRing {
         let mut to = Writer::new(gathered.pieces.as_slice());
         let mut front = to.clone();
         to.skip(usize::from(self.header_len) + front_len);
-        let (header, bytes) = if self.offloads.has(Offloads::CSUM) {
-            to.write_from(&mut progress.payload, len as usize);
-            (progress.segmenter.partial_header(), progress.segmenter.partial(progress.made))
-        } else {
-            let sum = to.write_summed(&mut progress.payload, len as usize);
-            (VnetHdr::plain(1), progress.segmenter.complete(progress.made, sum))
-        };
+        let sum = to.write_summed(&mut progress.payload, len as usize);
+        let bytes = progress.segmenter.complete(progress.made, sum);
+        let flags = if self.offloads.has(Offloads::CSUM) { DATA_VALID } else { 0 };
+        let header = VnetHdr { flags, ..VnetHdr::plain(1) };
         self.write_header(&mut front, header, count);
         front.write(bytes.as_ptr(), bytes.len());
         self.take_gathered(need, count, ahead, gathered);

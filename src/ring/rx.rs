@@ -12,7 +12,7 @@
 use virtio_queue::desc::split::Descriptor;
 
 use super::burst::{Burst, Frame};
-use super::chain::{ChainError, Direction, PieceBuf};
+use super::chain::{ChainError, Direction, Piece, PieceBuf};
 use super::copy::{Reader, Writer, copy_frame, copy_pieces, store_header};
 use super::split::{RingError, SplitRing, prefetch_write};
 use crate::frame::vnet::VnetHdr;
@@ -111,12 +111,18 @@ pub(super) struct Ahead {
     count: usize,
 }
 
+impl Ahead {
+    /// True if everything that was fetched is taken.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.next >= self.count
+    }
+}
+
 /// A position of a ring.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     avail: u16,
     used: u16,
-    ahead: usize,
 }
 
 /// Why no room was found for a frame.
@@ -205,7 +211,7 @@ impl SplitRing {
 
     /// Fetches up to `wanted` buffers from the ring's position, so that their misses overlap.
     #[inline(always)]
-    fn look_ahead(&mut self, wanted: usize, ahead: &mut Ahead) -> Result<(), RingError> {
+    pub(super) fn look_ahead(&mut self, wanted: usize, ahead: &mut Ahead) -> Result<(), RingError> {
         (ahead.next, ahead.count) = (0, 0);
         self.check_memory()?;
         let mut count = usize::from(self.available()?);
@@ -363,13 +369,15 @@ impl SplitRing {
     }
 
     /// Where the ring stands, to come back to while nothing is published.
-    pub(super) fn place(&self, ahead: &Ahead) -> Place {
-        Place { avail: self.next_avail, used: self.next_used, ahead: ahead.next }
+    pub(super) fn place(&self) -> Place {
+        Place { avail: self.next_avail, used: self.next_used }
     }
 
     /// Gives back what was taken since `place`.
     pub(super) fn back_to(&mut self, place: Place, ahead: &mut Ahead) {
-        (self.next_avail, self.next_used, ahead.next) = (place.avail, place.used, place.ahead);
+        (self.next_avail, self.next_used) = (place.avail, place.used);
+        // What was fetched may begin elsewhere.
+        (ahead.next, ahead.count) = (0, 0);
     }
 
     /// Collects buffers until they hold `need` bytes: their number, pieces and heads in `scratch`.
@@ -380,6 +388,14 @@ impl SplitRing {
         gathered: &mut Gathered,
     ) -> Result<usize, Gather> {
         gathered.pieces.truncate(0);
+        // One buffer that was translated already.
+        if let Some(buffer) = ahead.buffers[..ahead.count].get(ahead.next)
+            && u64::from(buffer.room) >= need
+            && gathered.pieces.push(Piece { at: buffer.at, len: buffer.room }).is_ok()
+        {
+            gathered.buffers[0] = (buffer.head, u64::from(buffer.room));
+            return Ok(1);
+        }
         let mut capacity = 0u64;
         let mut count = 0usize;
         while capacity < need {
