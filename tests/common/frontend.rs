@@ -44,6 +44,17 @@ pub mod req {
 
 /// Virtio and vhost-user feature bits, as masks.
 pub mod feat {
+    pub const CSUM: u64 = 1 << 0;
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    pub const GUEST_ECN: u64 = 1 << 9;
+    pub const HOST_TSO4: u64 = 1 << 11;
+    pub const HOST_TSO6: u64 = 1 << 12;
+    pub const HOST_ECN: u64 = 1 << 13;
+    pub const GUEST_USO4: u64 = 1 << 54;
+    pub const GUEST_USO6: u64 = 1 << 55;
+    pub const HOST_USO: u64 = 1 << 56;
     pub const NET_MTU: u64 = 1 << 3;
     pub const MRG_RXBUF: u64 = 1 << 15;
     pub const CTRL_VQ: u64 = 1 << 17;
@@ -56,6 +67,15 @@ pub mod feat {
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
     pub const IN_ORDER: u64 = 1 << 35;
+
+    /// What a guest may send with.
+    pub const HOST_OFFLOADS: u64 = CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | HOST_USO;
+    /// What asks for receive buffers of a whole 64 KiB packet (5.1.6.3.1).
+    pub const GUEST_LARGE: u64 = GUEST_TSO4 | GUEST_TSO6 | GUEST_USO4 | GUEST_USO6;
+    /// What a guest may receive with.
+    pub const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_LARGE | GUEST_ECN;
+    /// All offloads, both ways.
+    pub const OFFLOADS: u64 = HOST_OFFLOADS | GUEST_OFFLOADS;
 }
 
 /// Protocol feature bits, as masks.

@@ -5,10 +5,12 @@
 //! vhost-user specification, so that a misreading cannot hide on both sides.
 //!
 //! From the bottom up: `sys` (system calls), `mem` (guest memory), `frontend` (messages), `ring`
-//! (one split virtqueue and its books), `rx` and `tx` (the two sides of virtio-net), `vm` (a whole
-//! guest), `traffic` (frames that prove I1 to I4), `net` (several guests and the traffic between
-//! them), `hostile` (what a driver must never do), `transcript` (recorded conversations),
-//! `proc` (the daemon's process), `counters` (what it says it did).
+//! (one split virtqueue and its books), `vnet` (the virtio-net header and what is promised of it),
+//! `rx` and `tx` (the two sides of virtio-net), `vm` (a whole guest), `traffic` (frames that prove
+//! I1 to I4), `net` (several guests and the traffic between them), `packet` (TCP and UDP packets,
+//! and what becomes of them without offloads), `hostile` (what a driver must never do),
+//! `transcript` (recorded conversations), `proc` (the daemon's process), `counters` (what it says
+//! it did).
 
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
@@ -18,6 +20,7 @@ pub mod frontend;
 pub mod hostile;
 pub mod mem;
 pub mod net;
+pub mod packet;
 pub mod proc;
 pub mod ring;
 pub mod rx;
@@ -26,6 +29,7 @@ pub mod traffic;
 pub mod transcript;
 pub mod tx;
 pub mod vm;
+pub mod vnet;
 
 /// A small generator (xorshift64*): the same numbers in each run, so a failure repeats.
 pub struct Rng(u64);

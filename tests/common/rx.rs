@@ -1,12 +1,15 @@
 //! The receive side of the test driver: posts buffers full of poison, takes frames out, and checks
 //! every promise of 5.1.6.4 and of the used ring on the way: used.len within the buffer, nothing
-//! written beyond it or between the descriptors, num_buffers right, a plain header.
+//! written beyond it or between the descriptors, num_buffers right, a header that asks for no more
+//! than was acknowledged: without offloads a plain one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::frontend::feat;
 use super::mem::{GuestMem, Span};
 use super::ring::{Ring, Seg};
+use super::vnet::{self, Header};
 
 /// Untouched bytes between two descriptors of one buffer.
 const GUARD: u32 = 16;
@@ -48,7 +51,8 @@ struct Buffer {
 pub struct RxRing {
     pub ring: Ring,
     header_len: usize,
-    mergeable: bool,
+    /// Acknowledged virtio features.
+    features: u64,
     poison: Poison,
     tag: u64,
     buffers: Vec<Buffer>,
@@ -69,8 +73,8 @@ impl RxRing {
         mem: &Arc<GuestMem>,
         ring: Ring,
         cfg: &RxConfig,
+        features: u64,
         header_len: usize,
-        mergeable: bool,
         tag: u64,
     ) -> RxRing {
         let mut room = ring.size as usize;
@@ -88,7 +92,7 @@ impl RxRing {
         RxRing {
             ring,
             header_len,
-            mergeable,
+            features,
             poison: cfg.poison,
             tag,
             buffers,
@@ -142,6 +146,17 @@ impl RxRing {
         n
     }
 
+    /// The next `n` frames with their headers; fewer if none comes within `limit`.
+    pub fn take(&mut self, n: usize, limit: Duration) -> Vec<(Header, Vec<u8>)> {
+        let mut frames = Vec::new();
+        while frames.len() < n && (self.ring.has_used() || self.wait(limit)) {
+            self.recv(n - frames.len(), |header, frame| {
+                frames.push((Header::parse(header), frame.to_vec()));
+            });
+        }
+        frames
+    }
+
     /// Sleeps until a frame is there; false when the limit is over.
     pub fn wait(&mut self, limit: Duration) -> bool {
         self.ring.wait(limit)
@@ -157,7 +172,6 @@ impl RxRing {
         let (first_len, first_cap) = self.take_buffer();
         let index = self.ring.index;
         assert!(first_len as usize >= self.header_len, "ring {index}: used.len {first_len}");
-        assert_eq!(self.scratch[..10], [0; 10], "ring {index}: header without offloads");
         let buffers = self.buffer_number();
         assert!(buffers <= ready, "ring {index}: {buffers} buffers, {ready} published");
         let mut short = first_len < first_cap;
@@ -165,6 +179,12 @@ impl RxRing {
             self.underfilled += u64::from(short);
             let (len, cap) = self.take_buffer();
             short = len < cap;
+        }
+        let (header, frame) = self.scratch.split_at(self.header_len);
+        let header = Header::parse(header);
+        if let Err(e) = vnet::check(self.features, &header, frame) {
+            let shown = &frame[..frame.len().min(64)];
+            panic!("ring {index}: {e}: {header:?}, {} bytes {shown:02x?} (5.1.6.4)", frame.len());
         }
         true
     }
@@ -176,7 +196,8 @@ impl RxRing {
         }
         let n = u16::from_le_bytes([self.scratch[10], self.scratch[11]]);
         assert!(n >= 1, "ring {}: num_buffers {n}", self.ring.index);
-        assert!(self.mergeable || n == 1, "ring {}: num_buffers {n}", self.ring.index);
+        let mergeable = self.features & feat::MRG_RXBUF != 0;
+        assert!(mergeable || n == 1, "ring {}: num_buffers {n}", self.ring.index);
         n
     }
 

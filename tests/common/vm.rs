@@ -48,6 +48,8 @@ pub struct VmConfig {
 
 /// The features of a modern Linux guest, offloads apart.
 pub const MODERN: u64 = feat::VERSION_1 | feat::MRG_RXBUF | feat::INDIRECT | feat::EVENT_IDX;
+/// Room for a 64 KiB packet in one receive buffer (5.1.6.3.1).
+pub const LARGE_BUFFER: u32 = 65_562;
 const PROTOCOL: u64 =
     proto::MQ | proto::REPLY_ACK | proto::CONFIGURE_MEM_SLOTS | proto::NET_MTU | proto::RARP;
 
@@ -75,10 +77,36 @@ impl VmConfig {
         }
     }
 
+    /// A guest with some of [`feat::OFFLOADS`]: its receive buffers are what 5.1.6.3.1 asks of a
+    /// driver with them, large ones as Linux's chains of pages or in one piece.
+    pub fn with_offloads(id: u8, offloads: u64, mergeable: bool) -> VmConfig {
+        let mut cfg = VmConfig::new(id);
+        cfg.features |= offloads;
+        cfg.tx.buffers = 64;
+        cfg.tx.max_frame = LARGE_BUFFER;
+        if !mergeable {
+            cfg.features &= !feat::MRG_RXBUF;
+            if offloads & feat::GUEST_LARGE != 0 {
+                cfg.rx.layouts = large_layouts();
+                cfg.rx.indirect = true;
+            }
+        }
+        cfg
+    }
+
     /// 12 bytes with VERSION_1 or MRG_RXBUF, else 10 (5.1.6.1).
     pub fn header_len(&self) -> usize {
         if self.features & (feat::VERSION_1 | feat::MRG_RXBUF) != 0 { 12 } else { 10 }
     }
+}
+
+/// Receive buffers totalling [`LARGE_BUFFER`].
+fn large_layouts() -> Vec<Vec<u32>> {
+    let header_apart = vec![12, LARGE_BUFFER - 12];
+    let mut pages = vec![12];
+    pages.extend([4096; 16]);
+    pages.push(LARGE_BUFFER - pages.iter().sum::<u32>());
+    vec![vec![LARGE_BUFFER], header_apart, pages]
 }
 
 /// A locally administered address that tells the guest's number.
@@ -108,13 +136,12 @@ impl Guest {
             strict_order: true,
         };
         let (header, tag) = (cfg.header_len(), tag_of(cfg.id));
-        let mergeable = cfg.features & feat::MRG_RXBUF != 0;
         let mut guest = Guest { mem, rx: Vec::new(), tx: Vec::new(), cfg };
         for pair in 0..guest.cfg.pairs {
             let cfg = &guest.cfg;
             let rx = Ring::new(&guest.mem, pair, 2 * pair as u32, cfg.size, mode);
             let tx = Ring::new(&guest.mem, pair, 2 * pair as u32 + 1, cfg.tx_size, mode);
-            let mut rx = RxRing::new(&guest.mem, rx, &cfg.rx, header, mergeable, tag);
+            let mut rx = RxRing::new(&guest.mem, rx, &cfg.rx, cfg.features, header, tag);
             rx.post(usize::MAX);
             rx.ring.show();
             guest.rx.push(rx);
