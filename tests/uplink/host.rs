@@ -1,6 +1,9 @@
 //! The host's side of a TAP: a network namespace of the test's own, `ip` run in it, and a packet
 //! socket that sends and receives whole frames on an interface.
 
+// Each test binary uses its own part of this.
+#![allow(dead_code)]
+
 use std::ffi::CString;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,6 +14,10 @@ use crate::common::sys;
 
 /// A packet socket's receive buffer: a window of frames of 9 KiB with the kernel's overhead.
 const BUFFER_BYTES: libc::c_int = 8 << 20;
+/// A frame with an IP packet of 64 KiB and the header before it.
+const FRAME_ROOM: usize = 65_557 + HEADER_LEN;
+/// Bytes of the virtio-net header before each frame, if there is one.
+pub const HEADER_LEN: usize = 10;
 
 /// Runs `test` on a thread in a fresh network namespace, which its children inherit and which
 /// ends with them. Where that is not permitted the test is skipped, or fails if
@@ -40,13 +47,18 @@ pub fn in_namespace(test: impl FnOnce() + Send) {
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     if let Some(reason) = missing {
-        let required = std::env::var_os("VIOSWITCH_REQUIRE").is_some_and(|value| value == "1");
-        assert!(!required, "{reason}");
-        let thread = std::thread::current();
-        let line = format!("SKIPPED uplink {}: {reason}\n", thread.name().unwrap_or("?"));
-        // Not `eprintln`, which the test harness swallows for a test that passes.
-        let _ = io::stderr().write_all(line.as_bytes());
+        skip(&reason);
     }
+}
+
+/// Says that this test is skipped, which fails it if `VIOSWITCH_REQUIRE=1`.
+pub fn skip(reason: &str) {
+    let required = std::env::var_os("VIOSWITCH_REQUIRE").is_some_and(|value| value == "1");
+    assert!(!required, "{reason}");
+    let thread = std::thread::current();
+    let line = format!("SKIPPED {}: {reason}\n", thread.name().unwrap_or("?"));
+    // Not `eprintln`, which the test harness swallows for a test that passes.
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// `ip` with these words; panics with its complaint if it fails.
@@ -72,6 +84,16 @@ pub struct Host {
 
 impl Host {
     pub fn open(ifname: &str) -> Host {
+        Host::open_as(ifname, false)
+    }
+
+    /// With a virtio-net header (`PACKET_VNET_HDR`) before each frame sent and received: packets
+    /// whose checksum or segmentation is left to somebody else stay as they are.
+    pub fn open_with_headers(ifname: &str) -> Host {
+        Host::open_as(ifname, true)
+    }
+
+    fn open_as(ifname: &str, headers: bool) -> Host {
         let index = index_of(ifname).unwrap_or_else(|| panic!("no interface {ifname}"));
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let protocol = (libc::ETH_P_ALL as u16).to_be();
@@ -91,6 +113,9 @@ impl Host {
         };
         set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER_BYTES);
         set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1);
+        if headers {
+            set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1);
+        }
         // SAFETY: all-zero bytes are a valid sockaddr_ll, which lives across the call.
         unsafe {
             let mut address: libc::sockaddr_ll = std::mem::zeroed();
@@ -125,7 +150,7 @@ impl Host {
     /// The next frame that came in through the interface; none if there is none within `limit`.
     pub fn receive(&self, limit: Duration) -> Option<Vec<u8>> {
         let fd = self.socket.as_raw_fd();
-        let mut frame = vec![0; 1 << 16];
+        let mut frame = vec![0; FRAME_ROOM];
         loop {
             // SAFETY: `frame` is writable for its length.
             let len = unsafe { libc::recv(fd, frame.as_mut_ptr().cast(), frame.len(), 0) };
