@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use common::frontend::{Acks, Frontend, feat, proto};
 use common::mem::{GuestMem, RegionSpec, Span};
+use common::packet::{Ask, Kind, Packet, payload};
 use common::proc::Daemon;
 use common::ring::Ring;
 use common::vm::{Guest, Vm, VmConfig};
@@ -57,9 +58,14 @@ fn pages(gpa: u64, len: u64) -> impl Iterator<Item = u64> {
 
 /// A sender and the guest that migrates.
 fn pair() -> (Daemon, Vm, Vm) {
+    pair_with(0, 0)
+}
+
+/// The same with offloads.
+fn pair_with(sender: u64, migrating: u64) -> (Daemon, Vm, Vm) {
     let d = Daemon::with(2, &["--workers", "2"]);
-    let a = Vm::connect(&d.socket(0), VmConfig::new(0));
-    let mut c = VmConfig::new(1);
+    let a = Vm::connect(&d.socket(0), VmConfig::with_offloads(0, sender, true));
+    let mut c = VmConfig::with_offloads(1, migrating, true);
     c.protocol |= proto::LOG_SHMFD;
     c.acks = Acks::Always;
     // Small buffers, so that frames take several, and a used ring of several pages that wraps.
@@ -92,10 +98,17 @@ fn log_on(vm: &mut Vm, log: &Log) {
 
 /// Runs traffic both ways and compares the marked pages with those that were written.
 fn check_marks(a: &mut Vm, b: &mut Vm, log: &Log) {
+    check_marks_of(b, log, |b| {
+        send(a, b, 100);
+        send(b, a, 10);
+    });
+}
+
+/// The same for any traffic.
+fn check_marks_of(b: &mut Vm, log: &Log, traffic: impl FnOnce(&mut Vm)) {
     b.rx[0].trace = Some(Vec::new());
     let from: Vec<u16> = b.rings().map(Ring::used_idx).collect();
-    send(a, b, 100);
-    send(b, a, 10);
+    traffic(b);
     let marked = log.take();
     let written = b.rx[0].trace.take().expect("traced");
     assert!(!written.is_empty());
@@ -116,8 +129,10 @@ fn check_marks(a: &mut Vm, b: &mut Vm, log: &Log) {
 /// The page of the used index, and those of the elements written since `from`.
 fn used_pages(ring: &Ring, from: u16) -> BTreeSet<u64> {
     let used = ring.used.gpa();
-    let mut all: BTreeSet<u64> = pages(used + 2, 2).collect();
-    for i in 0..ring.used_idx().wrapping_sub(from) {
+    let count = ring.used_idx().wrapping_sub(from);
+    let index = (count > 0).then(|| pages(used + 2, 2));
+    let mut all: BTreeSet<u64> = index.into_iter().flatten().collect();
+    for i in 0..count {
         let slot = u64::from(from.wrapping_add(i) & (ring.size - 1));
         all.extend(pages(used + 4 + 8 * slot, 8));
     }
@@ -139,6 +154,35 @@ fn what_is_written_is_marked() {
     }
     drop((a, b));
     d.stop();
+}
+
+/// What is written by other ways: large packets as they are, checksums finished, segments.
+#[test]
+fn what_offloads_write_is_marked() {
+    for migrating in [feat::GUEST_OFFLOADS, feat::GUEST_CSUM, 0] {
+        let (d, mut a, mut b) = pair_with(feat::HOST_OFFLOADS, migrating);
+        send(&mut b, &mut a, 1);
+        send(&mut a, &mut b, 1);
+        let log = Log::for_guest(&b);
+        log_on(&mut b, &log);
+        for kind in Kind::plain() {
+            let asks = [(1000, Ask::Sum), (kind.longest(), Ask::Segments(kind.mss()))];
+            for (len, ask) in asks {
+                let packet = Packet::new(kind, a.mac(), b.mac(), &payload(1, len));
+                let (header, frame) = packet.sent(ask);
+                let expected = packet.received(ask, b.cfg.features);
+                a.tx[0].header = header.bytes(12);
+                check_marks_of(&mut b, &log, |b| {
+                    a.tx[0].send_waiting(&frame, SOON);
+                    let got = b.rx[0].take(expected.len(), SOON);
+                    let same = got.iter().zip(&expected).all(|(g, e)| g.1 == e.1);
+                    assert!(same && got.len() == expected.len(), "{kind:?} {ask:?}");
+                });
+            }
+        }
+        drop((a, b));
+        d.stop();
+    }
 }
 
 /// cloud-hypervisor swaps the log each round and then reads the old one: when the answer is there,
