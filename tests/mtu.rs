@@ -5,7 +5,6 @@
 
 mod common;
 #[path = "uplink/host.rs"]
-#[allow(dead_code)]
 mod host;
 
 use std::process::Command;

@@ -15,7 +15,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../uplink/host.rs"]
-#[allow(dead_code)]
 mod host;
 
 use std::fs::{File, OpenOptions};

@@ -13,7 +13,9 @@ use etherparse::{
 };
 
 use super::frontend::feat;
-use super::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header, NEEDS_CSUM, network_offset};
+use super::vnet::{
+    DATA_VALID, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header, NEEDS_CSUM, network_offset,
+};
 
 /// Longest Ethernet frame of an ordinary path.
 pub const MTU_FRAME: usize = 1514;
@@ -169,6 +171,11 @@ impl Packet {
         (header, self.partial(self.bytes.clone()))
     }
 
+    /// A segment of this packet whose checksum is left to the kernel.
+    pub fn unfinished(&self, segment: Vec<u8>) -> (Header, Vec<u8>) {
+        (self.sum_header(), self.partial(segment))
+    }
+
     fn sum_header(&self) -> Header {
         Header {
             flags: NEEDS_CSUM,
@@ -202,24 +209,20 @@ impl Packet {
                 if features & need == need {
                     return vec![self.sent(ask)];
                 }
-                let finished = features & feat::GUEST_CSUM == 0;
-                self.segments(size, finished)
+                self.segments(size, features & feat::GUEST_CSUM != 0)
             }
             _ if features & feat::GUEST_CSUM == 0 => whole(),
             _ => vec![self.sent(Ask::Sum)],
         }
     }
 
-    /// The packet cut into segments, their checksums finished or left to the receiver.
-    fn segments(&self, size: u16, finished: bool) -> Vec<(Header, Vec<u8>)> {
+    /// The packet cut into segments; `told` if the receiver is told that their checksums are right.
+    fn segments(&self, size: u16, told: bool) -> Vec<(Header, Vec<u8>)> {
         let (size, of) = (usize::from(size), self.payload.len());
         let part =
             |index: usize| Part { index, from: index * size, to: ((index + 1) * size).min(of), of };
-        let segment = |i| match (self.build(part(i)), finished) {
-            (frame, true) => (Header::default(), frame),
-            (frame, false) => (self.sum_header(), self.partial(frame)),
-        };
-        (0..of.div_ceil(size)).map(segment).collect()
+        let header = Header { flags: if told { DATA_VALID } else { 0 }, ..Header::default() };
+        (0..of.div_ceil(size)).map(|i| (header, self.build(part(i)))).collect()
     }
 
     /// One segment, or all of it: the identification counts up, the sequence number counts bytes,
