@@ -40,18 +40,19 @@ impl Qemu {
     /// The distribution's QEMU, 7.2 on Debian 12; `Err` says what is missing.
     pub fn system() -> Result<Qemu, String> {
         need_program("qemu-system-x86_64")?;
-        Qemu::new(PathBuf::from("qemu-system-x86_64"))
+        Qemu::new(PathBuf::from("qemu-system-x86_64"), "guest")
     }
 
-    /// QEMU 10.0 as `scripts/guest-image --qemu10` unpacked it.
+    /// QEMU 10.0 and a kernel of its time, as `scripts/guest-image --qemu10` unpacked them.
     pub fn backported() -> Result<Qemu, String> {
-        Qemu::new(target().join("qemu10/qemu-system-x86_64"))
+        Qemu::new(target().join("qemu10/qemu-system-x86_64"), "guest10")
     }
 
-    fn new(program: PathBuf) -> Result<Qemu, String> {
-        let (kernel, initrd) = (target().join("guest/vmlinux"), target().join("guest/initrd.gz"));
+    fn new(program: PathBuf, guest: &str) -> Result<Qemu, String> {
+        let guest = target().join(guest);
+        let (kernel, initrd) = (guest.join("vmlinux"), guest.join("initrd.gz"));
         if !kernel.is_file() || !initrd.is_file() {
-            return Err("there is no guest: run scripts/guest-image".into());
+            return Err("there is no guest: run scripts/guest-image --qemu10".into());
         }
         let version = Command::new(&program)
             .arg("--version")
@@ -75,6 +76,11 @@ impl Qemu {
 /// The project's target directory, where scripts put what they build. Cargo's own may be elsewhere.
 fn target() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target")
+}
+
+/// The program of that name in the guests, for the host's side of a test.
+pub fn datagrams() -> PathBuf {
+    target().join("guest/datagrams")
 }
 
 /// `kvm` or `tcg`: the script that built the guest finds out by booting it.
@@ -106,6 +112,8 @@ pub struct VmSpec {
     pub listens: bool,
     /// Queue pairs, and virtual CPUs to use them.
     pub pairs: u16,
+    /// Further options of the network device, each after a comma.
+    pub device: &'static str,
 }
 
 impl VmSpec {
@@ -120,7 +128,7 @@ impl VmSpec {
     }
 
     fn arguments(&self, qemu: &Qemu, console: &Path, qmp: &Path) -> Vec<String> {
-        let (pairs, number) = (self.pairs, self.number);
+        let (pairs, number, more) = (self.pairs, self.number, self.device);
         let vectors = if qemu.without_msix() { 0 } else { 2 * pairs + 2 };
         let multi = if pairs > 1 { ",mq=on" } else { "" };
         let server = if self.listens { ",server=on" } else { "" };
@@ -128,7 +136,7 @@ impl VmSpec {
         let socket = self.socket.display();
         let device = format!(
             "virtio-net-pci,id=nic,netdev=net,mac=52:54:00:99:00:{number:02x},romfile=,\
-             vectors={vectors}{multi}"
+             vectors={vectors}{multi}{more}"
         );
         let append = format!(
             "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check ip4={}/24 ip6={}/64",
