@@ -14,6 +14,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use guests::lab::{HOST_IP4, HOST_IP6, Lab, port, tap};
+use guests::talk::{Iperf, answers, iperf, pings};
 use guests::vm::{Qemu, SOON, Vm, VmSpec};
 use guests::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
 
@@ -46,8 +47,8 @@ fn pair(name: &str, qemu: Result<Qemu, String>, pairs: u16, listens: bool) -> Op
     let args = [&port("vm1", &s1, "")[..], &port("vm2", &s2, &options), &tap()].concat();
     lab.start_daemon(&args);
     lab.configure_tap();
-    let one = VmSpec { name: "vm1", number: 1, socket: s1, listens: false, pairs: 1 };
-    let two = VmSpec { name: "vm2", number: 2, socket: s2, listens, pairs };
+    let one = VmSpec { name: "vm1", number: 1, socket: s1, listens: false, pairs: 1, device: "" };
+    let two = VmSpec { name: "vm2", number: 2, socket: s2, listens, pairs, device: "" };
     let start = Instant::now();
     let mut vm1 = Vm::start(&lab, &qemu, &one);
     let mut vm2 = Vm::start(&lab, &qemu, &two);
@@ -55,33 +56,6 @@ fn pair(name: &str, qemu: Result<Qemu, String>, pairs: u16, listens: bool) -> Op
     vm2.wait_ready();
     progress(&format!("two guests up after {:.1} s", start.elapsed().as_secs_f32()));
     Some(Pair { vm1, vm2, qemu, lab })
-}
-
-/// A guest reaches an address: no question is lost, not even the first to a new neighbour.
-fn pings(vm: &mut Vm, address: &str) {
-    let said = vm.ok_within(&format!("ping -c 3 -i 0.2 -W 8 {address}"), Duration::from_secs(40));
-    assert!(said.contains("3 packets received"), "ping {address}: {said}");
-}
-
-/// Whether one question to an address gets an answer.
-fn answers(vm: &mut Vm, address: &str) -> bool {
-    vm.run(&format!("ping -c 1 -W 2 {address}"), Duration::from_secs(15)).0 == 0
-}
-
-/// Runs iperf3 in `client` against `address`, where a server waits. Returns the received rate in
-/// kbit/s, and for UDP the share of lost datagrams in percent.
-fn iperf(client: &mut Vm, address: &str, options: &str) -> (f64, Option<f64>) {
-    let command = format!("iperf3 -c {address} -f k --connect-timeout 10000 {options}");
-    let said = client.ok_within(&command, Duration::from_secs(60));
-    let line = said
-        .lines()
-        .rfind(|line| line.ends_with("receiver"))
-        .unwrap_or_else(|| panic!("iperf3 has no result: {said}"));
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let at = words.iter().position(|&w| w == "Kbits/sec").expect("a rate");
-    let rate = words[at - 1].parse().expect("a rate");
-    let lost = words.iter().find_map(|w| w.strip_prefix('(')?.strip_suffix("%)")?.parse().ok());
-    (rate, lost)
 }
 
 /// Everybody reaches everybody.
@@ -122,12 +96,12 @@ fn talk(name: &str, qemu: Result<Qemu, String>) {
     let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
     p.vm1.ok("iperf3 -s -D");
     p.vm2.ok("iperf3 -s -D");
-    let (there, _) = iperf(&mut p.vm1, &ip2, "-t 3");
-    let (back, _) = iperf(&mut p.vm1, &ip2, "-t 3 -R");
-    let (other, _) = iperf(&mut p.vm2, &ip1, "-t 2");
-    let (udp, lost) = iperf(&mut p.vm2, &ip1, "-t 3 -u -b 5M -l 1400");
+    let there = iperf(&mut p.vm1, &ip2, "-t 3").rate;
+    let back = iperf(&mut p.vm1, &ip2, "-t 3 -R").rate;
+    let other = iperf(&mut p.vm2, &ip1, "-t 2").rate;
+    let Iperf { rate: udp, lost, .. } = iperf(&mut p.vm2, &ip1, "-t 3 -u -b 5M -l 1400");
     let _server = p.lab.in_netns("iperf3").args(["-s", "-1", "-D"]).status().expect("iperf3 -s");
-    let (up, _) = iperf(&mut p.vm1, HOST_IP4, "-t 2");
+    let up = iperf(&mut p.vm1, HOST_IP4, "-t 2").rate;
     progress(&format!(
         "iperf3 TCP {there:.0}, reverse {back:.0}, other way {other:.0}, to the host {up:.0} \
          kbit/s; UDP {udp:.0} kbit/s, lost {lost:?} %"
@@ -171,12 +145,9 @@ fn wait_carrier(vm: &mut Vm, wanted: &str) {
     });
 }
 
-/// Frames that the guest has sent on one of its queues.
-fn sent_on(vm: &mut Vm, queue: u16) -> u64 {
-    let name = format!("tx_queue_{queue}_packets:");
-    let all = vm.ok("ethtool -S eth0");
-    let line = all.lines().find_map(|line| line.trim().strip_prefix(&name));
-    line.unwrap_or_else(|| panic!("no {name} in {all}")).trim().parse().expect("a number")
+/// Frames that the second guest has sent on one of its queues.
+fn sent_on(p: &mut Pair, queue: u16) -> u64 {
+    p.lab.counters().get("vm2", &format!("in {queue} frames"))
 }
 
 /// The second guest gives up its second queue pair, takes it back and uses both.
@@ -191,11 +162,11 @@ fn queues(p: &mut Pair) {
     }
     // The kernel gives each CPU a TX queue of its own.
     for queue in 0..2 {
-        let before = sent_on(&mut p.vm2, queue);
+        let before = sent_on(p, queue);
         let mask = 1 << queue;
         let said = p.vm2.ok(&format!("taskset {mask} ping -c 10 -i 0.1 -W 8 {ip1}"));
         assert!(said.contains("10 packets received"), "from CPU {queue}: {said}");
-        let sent = sent_on(&mut p.vm2, queue) - before;
+        let sent = sent_on(p, queue) - before;
         assert!(sent >= 10, "queue {queue} sent only {sent} frames");
     }
     progress("queue pairs changed");

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 
-/// One block, with a port's queues added up.
+/// One block, with a port's queues added up and each by itself.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    /// By port and by name; names of queue counters carry their direction: `in frames`.
+    /// By port and by name; names of queue counters carry their direction: `in frames`, and the
+    /// same with the queue's number: `in 1 frames`.
     ports: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
@@ -33,9 +34,11 @@ impl Counters {
     }
 
     fn add_line(&mut self, words: &[&str]) {
-        let (name, direction, row) = match words {
-            [name, "queue", _, direction, row @ ..] => (name, format!("{direction} "), row),
-            [name, row @ ..] => (name, String::new(), row),
+        let (name, direction, queue, row) = match words {
+            [name, "queue", queue, direction, row @ ..] => {
+                (name, format!("{direction} "), Some(queue), row)
+            }
+            [name, row @ ..] => (name, String::new(), None, row),
             [] => return,
         };
         for pair in row.chunks_exact(2) {
@@ -44,6 +47,9 @@ impl Counters {
             };
             let port = self.ports.entry((*name).to_string()).or_default();
             *port.entry(format!("{direction}{}", pair[0])).or_default() += value;
+            if let Some(queue) = queue {
+                port.insert(format!("{direction}{queue} {}", pair[0]), value);
+            }
             if pair[0].starts_with("drop.") {
                 *port.entry(format!("{direction}drops")).or_default() += value;
             }

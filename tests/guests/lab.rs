@@ -44,17 +44,7 @@ impl Lab {
     /// An empty directory and a namespace with nothing but its loopback.
     pub fn new(name: &str) -> Lab {
         let mut lab = Lab::without_network(name);
-        let holder = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("start the process that holds the namespace");
-        let namespace = format!("/proc/{}/ns/net", holder.id());
-        lab.holder = Some(holder);
-        let own = std::fs::read_link("/proc/self/ns/net").expect("own namespace");
-        wait_for("the network namespace", Duration::from_secs(10), || {
-            (std::fs::read_link(&namespace).ok()? != own).then_some(())
-        });
+        lab.holder = Some(hold_namespace());
         lab.sh("ip link set lo up");
         lab
     }
@@ -66,13 +56,7 @@ impl Lab {
 
     /// A command that runs in the namespace, if there is one, and dies with the test.
     pub fn in_netns(&self, program: &str) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]);
-        if let Some(holder) = &self.holder {
-            command.args(["nsenter", "--net", "--target", &holder.id().to_string()]);
-        }
-        command.arg(program);
-        command
+        in_netns(self.holder.as_ref(), program)
     }
 
     /// Runs a shell script in the namespace; panics with its output unless it succeeds.
@@ -196,6 +180,32 @@ impl Drop for Lab {
         }
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+/// A command that runs in the holder's namespace, or in the test's own, and dies with the test.
+pub fn in_netns(holder: Option<&Child>, program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]);
+    if let Some(holder) = holder {
+        command.args(["nsenter", "--net", "--target", &holder.id().to_string()]);
+    }
+    command.arg(program);
+    command
+}
+
+/// A process that holds a network namespace of its own and dies with the test.
+pub fn hold_namespace() -> Child {
+    let holder = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("start the process that holds the namespace");
+    let namespace = format!("/proc/{}/ns/net", holder.id());
+    let own = std::fs::read_link("/proc/self/ns/net").expect("own namespace");
+    wait_for("the network namespace", Duration::from_secs(10), || {
+        (std::fs::read_link(&namespace).ok()? != own).then_some(())
+    });
+    holder
 }
 
 /// The daemon under test: this package's, or the one that `VIOSWITCHD_BIN` names.

@@ -1,7 +1,10 @@
-//! What the tests with real guests (tests/qemu.rs) and real DPDK (tests/dpdk.rs) share.
+//! What the tests with real guests (tests/qemu.rs, tests/qemu_offloads.rs) and real DPDK
+//! (tests/dpdk.rs) share.
 //!
 //! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
 //! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
+//! * [`talk`]: what guests say to each other: pings, iperf3.
+//! * [`wire`]: a host behind the uplink, and a recording of what reaches it.
 //! * [`testpmd`]: DPDK's `dpdk-testpmd` with virtio-user ports, driven through its console.
 //! * [`counters`]: the daemon's counters as it logs them.
 //!
@@ -15,8 +18,10 @@
 
 pub mod counters;
 pub mod lab;
+pub mod talk;
 pub mod testpmd;
 pub mod vm;
+pub mod wire;
 
 use std::io::Write;
 use std::path::Path;
