@@ -122,9 +122,22 @@ pub const PEEK_FRAMES: usize = 256;
 /// others through a sender they share.
 pub const HOLD_SHARE: u64 = 10;
 
-/// How long a worker sleeps at most that has nothing to do but to wait for full receivers. The
-/// receiver's kick ends it before that, unless another worker hears it.
+/// How long a worker sleeps at most that has nothing to do but to wait for full receivers, or to
+/// send signals held back. The receiver's kick ends the former before that, unless another worker
+/// hears it.
 pub const HOLD_SLEEP_MILLIS: i32 = 1;
+
+/// Descriptors of a transmit ring whose completion may wait for the next signal to receive. The
+/// driver stops at a full ring, and is to be told long before.
+pub const HELD_SLOTS: u32 = 32;
+
+/// Bytes likewise: two packets of 64 KiB. Linux lets a UDP socket have 208 KiB under way, and TCP
+/// what it sends in a millisecond.
+pub const HELD_BYTES: u64 = 2 * BURST_BYTES as u64;
+
+/// How long that signal waits at most. One tick of `epoll_wait`; acknowledgements of a TCP stream
+/// come sooner.
+pub const HELD_NANOS: u64 = 1_000_000;
 
 /// Senders a receive ring tells apart when it has too few buffers for all; 16 bytes each. Beyond
 /// that many, ports whose numbers are equal modulo it share a part.

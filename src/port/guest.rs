@@ -26,6 +26,7 @@ pub struct GuestPort {
     /// Receive queues: from the switch to the VM.
     pub rx: Box<[Queue]>,
     active_rx: AtomicU32,
+    received: AtomicU32,
     /// Made when two receive queues are active for the first time.
     steering: OnceLock<Steering>,
     connection: Mutex<Option<UnixStream>>,
@@ -39,6 +40,7 @@ impl GuestPort {
             tx: queues(),
             rx: queues(),
             active_rx: AtomicU32::new(0),
+            received: AtomicU32::new(0),
             steering: OnceLock::new(),
             connection: Mutex::new(None),
         }
@@ -63,6 +65,18 @@ impl GuestPort {
         } else {
             self.active_rx.fetch_and(!bit, Ordering::Release);
         }
+    }
+
+    /// Counts a signal of a receive queue: the guest will be woken.
+    #[inline(always)]
+    pub fn count_received(&self) {
+        self.received.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Signals of the receive queues so far.
+    #[inline(always)]
+    pub fn received(&self) -> u32 {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// Bit mask of the receive queues that can take frames.

@@ -1,6 +1,7 @@
 //! What a frame can come from and be delivered to.
 //!
 //! * [`patience`] how long a full receive ring may keep its senders waiting;
+//! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
@@ -15,6 +16,7 @@
 //! The table of ports is immutable; a worker holds an `Arc` of it.
 
 pub mod guest;
+pub mod moderation;
 pub mod mtu;
 pub mod patience;
 pub mod queue;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use super::moderation::Moderation;
 use super::patience::Patience;
 use super::share::Shares;
 use crate::ring::{CallFd, SplitRing};
@@ -52,6 +53,8 @@ pub struct RingState {
     /// Of a transmit ring: its first burst waits for its receiver; the cycle up to which that was
     /// charged.
     pub waiting_since: Option<u64>,
+    /// Of a transmit ring: when its driver is signalled.
+    pub moderation: Moderation,
     /// Kick events to ignore when judging whether the driver's memory is shared.
     pub stale_kicks: u32,
 }

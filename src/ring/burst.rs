@@ -111,6 +111,7 @@ impl Burst {
         self.asks = 0;
         self.rejects = 0;
         self.pieces.truncate(0);
+        self.pieces.linked = 0;
     }
 
     /// The frames, in ring order.
@@ -128,6 +129,12 @@ impl Burst {
     /// Heads taken, frames and rejected chains together.
     pub fn taken(&self) -> usize {
         self.taken
+    }
+
+    /// Descriptors of the ring that the heads taken stand for, or more if the burst was cut.
+    #[inline(always)]
+    pub fn slots(&self) -> u32 {
+        self.taken as u32 + self.pieces.linked
     }
 
     /// Chains among the heads taken that are no frames, with the reason.

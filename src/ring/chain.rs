@@ -64,6 +64,8 @@ pub struct PieceBuf {
     len: usize,
     /// Descriptors read so far, empty ones included: what walking cost.
     pub(super) visited: u32,
+    /// Of these, such of the ring itself that another one led to.
+    pub(super) linked: u32,
 }
 
 // SAFETY: pieces are plain addresses here; whoever dereferences one upholds the lock and table
@@ -73,7 +75,12 @@ unsafe impl Send for PieceBuf {}
 impl PieceBuf {
     /// Room for `capacity` pieces.
     pub fn new(capacity: usize) -> PieceBuf {
-        PieceBuf { pieces: vec![Piece::EMPTY; capacity].into_boxed_slice(), len: 0, visited: 0 }
+        PieceBuf {
+            pieces: vec![Piece::EMPTY; capacity].into_boxed_slice(),
+            len: 0,
+            visited: 0,
+            linked: 0,
+        }
     }
 
     /// Number of pieces held.
@@ -151,6 +158,7 @@ impl SplitRing {
             if desc.next() >= self.size() {
                 return Err(ChainError::Shape);
             }
+            out.linked = out.linked.wrapping_add(1);
             desc = self.load_descriptor(desc.next());
         }
         Err(ChainError::Shape)

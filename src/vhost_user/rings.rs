@@ -323,6 +323,14 @@ impl<'a> Rings<'a> {
             if !transmit {
                 self.guest.set_active(index / 2, false);
             }
+            // What the worker holds back would be forgotten with the ring.
+            let owed = state.call.clone().filter(|_| state.moderation.release(false));
+            drop(state);
+            if let Some(call) = owed
+                && self.watch.signal_once(&call) == SignalResult::Blocked
+            {
+                self.guest.evict();
+            }
         }
         if std::mem::take(&mut self.rings[index].running) {
             log::debug!("port {}: ring {index} stopped", self.port.name);

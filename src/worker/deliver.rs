@@ -8,88 +8,21 @@
 //!
 //! Nothing that may sleep happens while a receive lock is held: signals and log lines are put off.
 
-use std::sync::Arc;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::WorkerStats;
 use super::fit::{keep_fitting, longest};
 use super::plan::Run;
+use super::signals::Signals;
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_SPIN_NANOS, MAX_FLOOD_SEGMENTS};
 use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
-use crate::ring::{Burst, CallFd, Cut, Delivered, RingError, RxScratch, SplitRing};
-use crate::stats::{DropReason, Fallbacks, QueueStats};
+use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
+use crate::stats::{DropReason, Fallbacks};
 use crate::switch::PortId;
-use crate::sys::eventfd::{SignalResult, SignalSlot};
-
-/// Signals owed at the end of a turn.
-pub struct Signals {
-    worker: usize,
-    turn: u64,
-    pending: Vec<(PortId, Arc<CallFd>)>,
-    /// Signals not wanted in this turn.
-    suppressed: u64,
-    slot: SignalSlot,
-}
-
-impl Signals {
-    /// For worker `worker`, whose blocked writes are watched through `slot`.
-    pub fn new(worker: usize, slot: SignalSlot) -> Signals {
-        Signals { worker, turn: 0, pending: Vec::new(), suppressed: 0, slot }
-    }
-
-    /// Notes that the driver of a ring wants a signal, or that it does not.
-    #[inline]
-    pub fn note(&mut self, id: PortId, wanted: bool, state: &mut RingState, stats: &QueueStats) {
-        match &state.call {
-            Some(call) if wanted => {
-                let stamp = (self.worker + 1, self.turn);
-                if state.signalled != stamp {
-                    state.signalled = stamp;
-                    self.pending.push((id, Arc::clone(call)));
-                    stats.signals.add(1);
-                }
-            }
-            // Without a call descriptor the driver polls.
-            _ => {
-                stats.signals_suppressed.add(1);
-                self.suppressed += 1;
-            }
-        }
-    }
-
-    /// Reports a broken ring to the front-end.
-    pub fn note_error(&mut self, id: PortId, state: &RingState) {
-        self.pending.extend(state.err.clone().map(|err| (id, err)));
-    }
-
-    /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs.
-    pub fn flush(&mut self, ports: &[Port], stats: &WorkerStats) {
-        for (id, call) in self.pending.drain(..) {
-            match self.slot.signal(&call) {
-                SignalResult::Sent => stats.signals.add(1),
-                // A full counter means the driver has a signal to read already.
-                SignalResult::Full | SignalResult::Failed(_) => stats.signals_failed.add(1),
-                SignalResult::Blocked => {
-                    stats.signals_failed.add(1);
-                    evict(&ports[usize::from(id)], "its call descriptor blocks writers");
-                }
-            }
-        }
-        if self.suppressed > 0 {
-            stats.signals_suppressed.add(std::mem::take(&mut self.suppressed));
-        }
-        self.turn += 1;
-    }
-
-    /// The slot, for the worker's sleep.
-    pub fn slot(&self) -> &SignalSlot {
-        &self.slot
-    }
-}
 
 /// What becomes of frames that find no buffer.
 #[derive(Clone, Copy)]
@@ -268,6 +201,9 @@ impl Delivery<'_> {
         }
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(port.id, done.signal, &mut state, stats);
+            if done.signal {
+                guest.count_received();
+            }
         }
         let left = (frames.len() - done.settled) as u64;
         if let Some(error) = done.broken {
@@ -354,16 +290,6 @@ fn count_fallbacks(fallbacks: &Fallbacks, done: &Delivered) {
     fallbacks.segmented.add(done.segmented);
     fallbacks.segments.add(done.segments);
     fallbacks.segments_lost.add(done.segments_lost);
-}
-
-/// Ends the conversation of a front-end that endangers others.
-fn evict(port: &Port, why: &str) {
-    if let Some(guest) = port.as_guest() {
-        guest.evict();
-    }
-    if port.log.allow() {
-        log::warn!("port {}: front-end dropped: {why}", port.name);
-    }
 }
 
 /// Says once that a ring was found broken.

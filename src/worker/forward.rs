@@ -6,14 +6,16 @@
 
 use std::sync::Arc;
 
-use super::deliver::{Delivery, Signals, report_broken};
+use super::deliver::{Delivery, report_broken};
 use super::fit::drop_too_big;
 use super::judge::{Judge, reason};
 use super::plan::{Plan, Run};
+use super::signals::Signals;
 use super::{Shared, WorkerStats};
 use crate::frame::ethernet;
 use crate::frame::{MacAddr, Offloads, VnetHdr, flow_hash, rarp};
 use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS, SEGMENT_BYTES};
+use crate::port::moderation::Completed;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::patience::Wait;
 use crate::port::steering::Steering;
@@ -108,7 +110,7 @@ impl Forwarder {
     /// Ends a turn: sends the signals it owes.
     #[inline]
     pub fn end_turn(&mut self, ports: &[Port], stats: &WorkerStats) {
-        self.signals.flush(ports, stats);
+        self.signals.end_turn(ports, stats, self.cycle);
     }
 
     /// Where this worker announces that it sleeps.
@@ -173,7 +175,7 @@ impl Forwarder {
         if !self.leave_unsettled(&mut state, queue, &mut tally) {
             return if again { Serviced::Busy } else { Serviced::Waiting };
         }
-        self.finish(id, &mut state, &queue.stats, tally);
+        self.finish((id, index), &mut state, &queue.stats, tally, guest.received());
         drain_left(&mut state, queue);
         stats.bursts.add(1);
         // After classifying, which may have cut the burst: what was cut comes again.
@@ -242,7 +244,14 @@ impl Forwarder {
 
     /// Returns the burst's descriptors and counts it.
     #[inline(always)]
-    fn finish(&mut self, id: PortId, state: &mut RingState, stats: &QueueStats, tally: Tally) {
+    fn finish(
+        &mut self,
+        from: (PortId, usize),
+        state: &mut RingState,
+        stats: &QueueStats,
+        tally: Tally,
+        received: u32,
+    ) {
         for reason in self.burst.rejected() {
             stats.drops.add(reason, 1);
         }
@@ -253,8 +262,14 @@ impl Forwarder {
         if self.segments > 0 {
             ring.charge(std::mem::take(&mut self.segments).saturating_mul(SEGMENT_BYTES));
         }
-        let wanted = ring.complete(&self.burst);
-        self.signals.note(id, wanted, state, stats);
+        let burst = Completed {
+            wanted: ring.complete(&self.burst),
+            slots: self.burst.slots(),
+            bytes: tally.bytes,
+            size: ring.size(),
+            received,
+        };
+        self.signals.note_sent(from, burst, state, stats, self.cycle);
     }
 
     /// Reads and forwards one burst of a TAP queue.

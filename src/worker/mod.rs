@@ -2,9 +2,9 @@
 //!
 //! A worker owns a set of sources: transmit rings of guests and queues of TAPs. It sleeps in
 //! `epoll_wait` without a timeout until a kick, a readable TAP or a note from a session; a timer
-//! would hide a lost wake-up. Only while frames wait for a full receiver does it look again after
-//! a millisecond. Awake, it makes *turns*: one pass over its ready sources, one burst each, then
-//! the signals the turn owes, once per ring.
+//! would hide a lost wake-up. Only while frames wait for a full receiver, or signals are held back,
+//! does it look again after a millisecond. Awake, it makes *turns*: one pass over its ready
+//! sources, one burst each, then the signals the turn owes, once per ring.
 //!
 //! * [`assignment`] which worker serves which ring, and moving them;
 //! * [`run`] the loop: which sources are ready, when to sleep;
@@ -13,6 +13,7 @@
 //! * [`fit`] frames too big for where they go;
 //! * [`plan`] a burst sorted by destination;
 //! * [`deliver`] the runs of a plan into their ports;
+//! * [`signals`] the signals owed to guests;
 //! * [`spin`] whether an idle worker keeps looking.
 //!
 //! Kick descriptors are watched edge-triggered and never read: every write to an eventfd wakes its
@@ -26,6 +27,7 @@ pub mod forward;
 pub mod judge;
 pub mod plan;
 pub mod run;
+pub mod signals;
 pub mod spin;
 
 use std::io;

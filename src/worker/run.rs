@@ -288,11 +288,12 @@ impl Worker {
     }
 
     /// Sleeps until something happens. There is no timeout, which would hide a lost wake-up, unless
-    /// frames wait for a receiver.
+    /// frames wait for a receiver or a signal is held back.
     fn sleep(&mut self) {
         self.forwarder.signals().slot().asleep();
         let asleep = self.now;
-        self.take_events(if self.ready.is_empty() { -1 } else { HOLD_SLEEP_MILLIS });
+        let pending = !self.ready.is_empty() || self.forwarder.signals().holds();
+        self.take_events(if pending { HOLD_SLEEP_MILLIS } else { -1 });
         self.now = clock::cycles();
         self.spin.woke(asleep, self.now);
         self.forwarder.signals().slot().active();
