@@ -131,9 +131,9 @@ pub const HOLD_SLEEP_MILLIS: i32 = 1;
 /// driver stops at a full ring, and is to be told long before.
 pub const HELD_SLOTS: u32 = 32;
 
-/// Bytes likewise: two packets of 64 KiB. Linux lets a UDP socket have 208 KiB under way, and TCP
-/// what it sends in a millisecond.
-pub const HELD_BYTES: u64 = 2 * BURST_BYTES as u64;
+/// Bytes likewise: four packets of 64 KiB. Linux lets TCP have under way what it sends in a
+/// millisecond; its receivers acknowledge every second to fifth packet.
+pub const HELD_BYTES: u64 = 4 * BURST_BYTES as u64;
 
 /// How long that signal waits at most. One tick of `epoll_wait`; acknowledgements of a TCP stream
 /// come sooner.

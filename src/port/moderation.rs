@@ -6,9 +6,9 @@
 //! transmit ring is *held back*: it leaves together with the next one of the guest's receive rings,
 //! and two interrupts become one.
 //!
-//! Nobody waits for it: not a driver that may be short of descriptors ([`HELD_SLOTS`] completed
-//! since it was last told, or an eighth of the ring), not a socket whose buffer is full
-//! ([`HELD_BYTES`]), and nobody for longer than [`HELD_NANOS`]. A guest that is not woken to
+//! Nobody waits for it for long: not a driver that may be short of descriptors ([`HELD_SLOTS`]
+//! completed since it was last told, or an eighth of the ring), not a socket that has much under
+//! way ([`HELD_BYTES`]), and nobody for longer than [`HELD_NANOS`]. A guest that is not woken to
 //! receive in that time does not pay for the attempt again before it is.
 //!
 //! *Measured* between two Linux guests (TCP, QEMU without KVM, 6 and 6 runs in turn): the sender's
