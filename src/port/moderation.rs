@@ -11,8 +11,9 @@
 //! way ([`HELD_BYTES`]), and nobody for longer than [`HELD_NANOS`]. A guest that is not woken to
 //! receive in that time does not pay for the attempt again before it is.
 //!
-//! *Measured* between two Linux guests (TCP, QEMU without KVM, 6 and 6 runs in turn): the sender's
-//! interrupts fell from 2,500 to 800 a second, and the median rate rose from 1.06 to 1.50 Gbit/s.
+//! *Measured* between two Linux guests (TCP, QEMU without KVM): the sender's interrupts fell from
+//! 3,000 to less than 1,500 a second, and the median rate rose from 1.06 to 1.45 Gbit/s (6 and 11
+//! runs).
 //!
 //! [`HELD_NANOS`]: crate::limits::HELD_NANOS
 
