@@ -347,6 +347,52 @@ fn one_way_to_nobody() {
 }
 
 /// An idle daemon makes no wake-up at all: no timer hides a lost one.
+/// A driver that wants to hear of each frame it sent, as Linux does for TCP, and is answered after
+/// every fourth: it is told once, with the answer. Without one it is told all the same.
+fn told_with_the_answer(features: u64) {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let d = Daemon::with(2, &[]);
+    let (mut a, mut b) = guests(&d, features);
+    let mut seq = 0;
+    let mut send = |a: &mut Vm, b: &mut Vm| {
+        seq += 1;
+        a.tx[0].reclaim();
+        a.tx[0].ring.arm();
+        assert!(one_way(a, b, seq), "late");
+    };
+    let signals = || d.counters().sum(Some("p0"), "in", "signals");
+    // A machine that is busy elsewhere may need more than the millisecond for an answer.
+    let held = (0..10).any(|_| {
+        let (rounds, before) = (200, signals());
+        for _ in 0..rounds {
+            (0..4).for_each(|_| send(&mut a, &mut b));
+            let _ = one_way(&mut b, &mut a, 0);
+            assert!(a.tx[0].ring.call.wait(LIMIT), "not told with the answer");
+        }
+        signals() - before < 2 * rounds
+    });
+    assert!(held, "told of each frame");
+    for _ in 0..20 {
+        // Told of the frames before, whatever was still on its way.
+        while a.tx[0].ring.call.wait(Duration::from_millis(5)) {}
+        send(&mut a, &mut b);
+        assert!(a.tx[0].ring.call.wait(LIMIT), "never told");
+        let _ = one_way(&mut b, &mut a, 0);
+    }
+    drop((a, b));
+    d.stop();
+}
+
+#[test]
+fn told_with_the_answer_with_event_idx() {
+    told_with_the_answer(MODERN);
+}
+
+#[test]
+fn told_with_the_answer_without_event_idx() {
+    told_with_the_answer(NO_EVENT_IDX);
+}
+
 #[test]
 fn idle_means_idle() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
