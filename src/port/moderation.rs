@@ -12,7 +12,7 @@
 //! receive in that time does not pay for the attempt again before it is.
 //!
 //! *Measured* between two Linux guests (TCP, QEMU without KVM): the sender's interrupts fell from
-//! 3,000 to less than 1,500 a second, and the median rate rose from 1.06 to 1.45 Gbit/s (6 and 11
+//! 3,000 to less than 1,500 a second, and the median rate rose from 1.06 to 1.49 Gbit/s (6 and 16
 //! runs).
 //!
 //! [`HELD_NANOS`]: crate::limits::HELD_NANOS
