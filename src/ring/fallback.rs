@@ -17,7 +17,7 @@ use crate::frame::checksum::Sum;
 use crate::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
 use crate::frame::segment::Segmenter;
 use crate::frame::vnet::VnetHdr;
-use crate::limits::MAX_HEADERS_LEN;
+use crate::limits::{MAX_HEADERS_LEN, MAX_MERGED_BUFFERS};
 
 /// A packet and how much of it has become segments.
 struct Progress<'a> {
@@ -116,6 +116,9 @@ impl SplitRing {
             return Err(NoRoom::Empty);
         }
         let surplus = all - wanted + segmenter.surplus();
+        // As many buffers as for the packet in one piece, and one for each segment: a receiver
+        // that posts a large ring of crumbs must not keep the worker walking it.
+        let (start, most) = (self.place().avail, wanted + MAX_MERGED_BUFFERS as u32);
         let mut progress = Progress { segmenter, payload, made: 0 };
         while progress.made < wanted {
             if ahead.is_used_up()
@@ -123,11 +126,15 @@ impl SplitRing {
             {
                 return Err(NoRoom::Broken(error));
             }
+            if u32::from(self.place().avail.wrapping_sub(start)) > most {
+                return Err(NoRoom::Crumbs);
+            }
             match self.put_segment(&mut progress, ahead, gathered, done) {
                 Err(NoRoom::Empty) if part && progress.made > 0 => break,
                 put => put?,
             }
             progress.made += 1;
+            done.segments_tried += 1;
         }
         done.segmented += 1;
         done.segments += u64::from(progress.made);

@@ -43,6 +43,8 @@ pub struct Delivered {
     pub segments: u64,
     /// Segments of delivered frames that found no buffer.
     pub segments_lost: u64,
+    /// Segments that were written, of frames that then found no room too: what cutting cost.
+    pub segments_tried: u32,
     /// The driver wants to be signalled.
     pub signal: bool,
     /// The ring was found broken; frames from `settled` on are not delivered.
@@ -121,7 +123,7 @@ impl Ahead {
 /// A position of a ring.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    avail: u16,
+    pub(super) avail: u16,
     used: u16,
 }
 

@@ -55,7 +55,7 @@ pub struct Delivery<'a> {
     pub now: u32,
     /// Set if frames wait for a receiver that has buffers again.
     pub again: bool,
-    /// Segments that were cut for receivers.
+    /// Segments that were cut for receivers, or tried to.
     pub segments: u32,
     /// Segments that a frame may be cut into.
     pub most_segments: u32,
@@ -188,7 +188,7 @@ impl Delivery<'_> {
         stats.bytes.add(done.bytes);
         if burst.asks() {
             count_fallbacks(&stats.fallbacks, &done);
-            self.segments += done.segments as u32;
+            self.segments += done.segments_tried;
         }
         if done.no_fit > 0 {
             stats.drops.add(DropReason::NoFit, done.no_fit);

@@ -172,6 +172,12 @@ impl Forwarder {
         if self.others_wait_behind(&mut state) {
             again = self.deliver(ports, id, stats, None);
         }
+        if self.segments > 0
+            && let Some(ring) = &mut state.ring
+        {
+            // Also if the burst goes on waiting: each try costs.
+            ring.charge(self.segments.saturating_mul(SEGMENT_BYTES));
+        }
         if !self.leave_unsettled(&mut state, queue, &mut tally) {
             return if again { Serviced::Busy } else { Serviced::Waiting };
         }
@@ -259,9 +265,6 @@ impl Forwarder {
         stats.bytes.add(tally.bytes);
         stats.copies.add(tally.copies);
         let Some(ring) = &mut state.ring else { return };
-        if self.segments > 0 {
-            ring.charge(std::mem::take(&mut self.segments).saturating_mul(SEGMENT_BYTES));
-        }
         let burst = Completed {
             wanted: ring.complete(&self.burst),
             slots: self.burst.slots(),
@@ -375,6 +378,8 @@ impl Forwarder {
         source: &mut SourceMemo,
         stats: &QueueStats,
     ) -> Tally {
+        // Those of a burst from a TAP are nobody's.
+        self.segments = 0;
         self.plan.clear();
         self.memo.start_burst();
         self.targets.clear();

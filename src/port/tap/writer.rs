@@ -82,11 +82,15 @@ impl TapWriter {
             return self.write_segments(device, burst, frame, takes, fallbacks);
         }
         let len = self.copy(frame, burst);
-        if request.header.flags & NEEDS_CSUM != 0 {
+        let sum = request.header.flags & NEEDS_CSUM != 0;
+        if sum {
             self.finish_checksum(&request, len);
+        }
+        let result = device.write(&self.linear[..len]);
+        if sum && matches!(result, TapIo::Done(_)) {
             fallbacks.checksummed.add_shared(1);
         }
-        device.write(&self.linear[..len])
+        result
     }
 
     /// Copies all of a frame behind the header; returns the length with it.

@@ -156,7 +156,7 @@ fn describe(queue: &Queue<'_>, first: u16, descriptors: &[Descriptor]) {
 fn offer(queue: &Queue<'_>, heads: &[u16]) {
     let mut idx = u16::from_le(queue.avail().idx().load());
     for &head in heads {
-        let slot = usize::from(idx % SIZE);
+        let slot = usize::from(idx % queue.size);
         queue.avail().ring().ref_at(slot).unwrap().store(head.to_le());
         idx = idx.wrapping_add(1);
     }
@@ -168,7 +168,7 @@ fn used(queue: &Queue<'_>) -> Vec<(u32, u32)> {
     let count = u16::from_le(queue.used().idx().load());
     (0..count)
         .map(|i| {
-            let elem = queue.used().ring().ref_at(usize::from(i % SIZE)).unwrap().load();
+            let elem = queue.used().ring().ref_at(usize::from(i % queue.size)).unwrap().load();
             (elem.id(), elem.len())
         })
         .collect()

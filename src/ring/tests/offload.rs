@@ -5,7 +5,7 @@ use super::*;
 use crate::frame::VnetHdr;
 use crate::frame::offload::DATA_VALID;
 use crate::frame::samples::{asking, check_whole, l4, ones, pseudo, tcp};
-use crate::limits::{MAX_SEGMENTS, SNAPSHOT_LEN};
+use crate::limits::{MAX_MERGED_BUFFERS, MAX_SEGMENTS, SNAPSHOT_LEN};
 use crate::ring::{Burst, Cut, Delivered, Frame, RxScratch};
 use crate::stats::DropReason;
 
@@ -29,8 +29,13 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     fn new(guest: &'a Guest, takes: Offloads, mergeable: bool) -> Pair<'a> {
+        Pair::with(guest, takes, mergeable, SIZE)
+    }
+
+    /// With `size` receive buffers at most.
+    fn with(guest: &'a Guest, takes: Offloads, mergeable: bool, size: u16) -> Pair<'a> {
         let tx = guest.queue();
-        let rx = Queue::create(&guest.driver, RX_QUEUE, SIZE);
+        let rx = Queue::create(&guest.driver, RX_QUEUE, size);
         let config = RingConfig { offloads: Offloads::ALL, ..guest.config(&tx) };
         let sender = SplitRing::start(Arc::clone(&guest.table), &config).unwrap();
         let config = RingConfig { offloads: takes, mergeable, ..guest.config(&rx) };
@@ -315,6 +320,25 @@ fn more_segments_than_the_ring_has_buffers_are_delivered_in_part() {
     assert_eq!((done.frames, done.segments), (1, 50));
     assert_eq!(done.segments_lost, 60_000_u64.div_ceil(8) - 50);
     assert!(u64::from(MAX_SEGMENTS) > 50);
+}
+
+/// A large ring of crumbs is not walked to its end, and what was tried is known.
+#[test]
+fn buffers_too_small_for_segments_are_given_up() {
+    let (guest, packet) = (Guest::new(), tcp(false, 5000));
+    for cut in [Cut::Whole, Cut::Part(1000)] {
+        let mut pair = Pair::with(&guest, Offloads::NONE, true, 1024);
+        pair.send(asking(false, 8), &packet, &[]);
+        pair.post(1024, 20);
+        pair.take();
+        let done = pair.deliver(cut);
+        assert_eq!((done.settled, done.no_fit, done.segments), (1, 1, 0), "{cut:?}");
+        let walked = 5 * done.segments_tried;
+        assert!((625..=625 + MAX_MERGED_BUFFERS as u32 + 5).contains(&walked), "{walked}");
+        assert!(used(&pair.rx).is_empty());
+        guest.write(RX_QUEUE, &[0; 0xf000]);
+        guest.write(0x1000, &[0; 0xf000]);
+    }
 }
 
 #[test]
