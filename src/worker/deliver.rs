@@ -21,7 +21,7 @@ use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
-use crate::stats::{DropReason, Fallbacks};
+use crate::stats::{DropReason, QueueStats};
 use crate::switch::PortId;
 
 /// What becomes of frames that find no buffer.
@@ -184,21 +184,8 @@ impl Delivery<'_> {
         let done = ring.deliver(burst, &frames[..allowed], self.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
         shares.settle(done.frames, taken, done.settled < allowed);
-        stats.frames.add(done.frames);
-        stats.bytes.add(done.bytes);
-        if burst.asks() {
-            count_fallbacks(&stats.fallbacks, &done);
-            self.segments += done.segments_tried;
-        }
-        if done.no_fit > 0 {
-            stats.drops.add(DropReason::NoFit, done.no_fit);
-        }
-        if done.bad_offload > 0 {
-            stats.drops.add(DropReason::BadOffload, done.bad_offload);
-        }
-        if done.bad_buffers > 0 {
-            stats.bad_buffers.add(done.bad_buffers);
-        }
+        count(stats, &done, burst.asks());
+        self.segments += done.segments_tried;
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(port.id, done.signal, &mut state, stats);
             if done.signal {
@@ -285,11 +272,27 @@ impl Delivery<'_> {
     }
 }
 
-fn count_fallbacks(fallbacks: &Fallbacks, done: &Delivered) {
-    fallbacks.checksummed.add(done.checksummed);
-    fallbacks.segmented.add(done.segmented);
-    fallbacks.segments.add(done.segments);
-    fallbacks.segments_lost.add(done.segments_lost);
+/// Books what became of a run; `asks` if its burst asked for offloads.
+#[inline(always)]
+fn count(stats: &QueueStats, done: &Delivered, asks: bool) {
+    stats.frames.add(done.frames);
+    stats.bytes.add(done.bytes);
+    if asks {
+        let fallbacks = &stats.fallbacks;
+        fallbacks.checksummed.add(done.checksummed);
+        fallbacks.segmented.add(done.segmented);
+        fallbacks.segments.add(done.segments);
+        fallbacks.segments_lost.add(done.segments_lost);
+    }
+    if done.no_fit > 0 {
+        stats.drops.add(DropReason::NoFit, done.no_fit);
+    }
+    if done.bad_offload > 0 {
+        stats.drops.add(DropReason::BadOffload, done.bad_offload);
+    }
+    if done.bad_buffers > 0 {
+        stats.bad_buffers.add(done.bad_buffers);
+    }
 }
 
 /// Says once that a ring was found broken.
