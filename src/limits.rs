@@ -341,6 +341,27 @@ pub const GUARD_SEGMENT_SLOTS: usize = 512;
 /// looks is freed, so it lasts at most two pauses: 40 ms of the 100 ms that other ports may wait.
 pub const WATCH_TICK_MILLIS: u64 = 20;
 
+/// Processor time that a signal may take. Waking a guest takes about 10 µs, several times that
+/// where a processor has to be woken through a hypervisor. A write that lasts longer makes the next
+/// [`SIGNALS_MEASURED`] measured.
+pub const SIGNAL_MICROS: u32 = 100;
+
+/// What signals may take beyond that before the front-end is dropped: a port slowed down by more
+/// than a tenth for 30 ms.
+pub const SIGNAL_DEBT_MICROS: u32 = 3_000;
+
+/// Writes that are measured after a long one, at 0.3 µs each.
+pub const SIGNALS_MEASURED: u32 = 32;
+
+/// How long a port stays closed after a front-end was dropped that had cost others time: 40 ms for
+/// a call descriptor that blocks, and whatever the kernel takes to wake a crowd. Once in a second
+/// is 4 %, and it doubles …
+pub const DROPPED_PAUSE_MIN: std::time::Duration = std::time::Duration::from_secs(1);
+/// … up to this.
+pub const DROPPED_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+/// After so many times the last pause without another reason the next is the shortest again.
+pub const DROPPED_FORGIVEN_PAUSES: u32 = 10;
+
 /// Looks for which signals are sent with more care after a blocked one was freed (10 s): fellow
 /// attackers then cost a system call each, not two pauses each.
 pub const WATCH_ALERT_TICKS: u32 = 500;

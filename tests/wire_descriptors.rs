@@ -62,7 +62,8 @@ fn every_request_with_any_number_of_descriptors_leaks_none() {
         for code in 0..=45 {
             for count in [0, 1, 8, 32, 33] {
                 let (near, theirs) = UnixStream::pair().unwrap();
-                let (mut ours, mut theirs) = (Connection::new(near, Arc::clone(&stop)), theirs);
+                let (mut ours, mut theirs) =
+                    (Connection::new(near, Arc::clone(&stop)).unwrap(), theirs);
                 // The sizes of all bodies that requests have, a quarter of the hundred each.
                 for size in [0, 8, 16, 40].repeat(25) {
                     let fds = vec![file.as_raw_fd(); count];
@@ -74,7 +75,8 @@ fn every_request_with_any_number_of_descriptors_leaks_none() {
                         },
                         Err(WireError::TooManyFiles) => {
                             let (near, far) = UnixStream::pair().unwrap();
-                            (ours, theirs) = (Connection::new(near, Arc::clone(&stop)), far);
+                            (ours, theirs) =
+                                (Connection::new(near, Arc::clone(&stop)).unwrap(), far);
                             ended += 1;
                         }
                         other => panic!("{code} {count} {size}: {other:?}"),
@@ -138,7 +140,7 @@ fn without_descriptors_front_ends_wait_and_the_listener_lives() {
 fn descriptors_that_find_no_room_end_the_connection_only() {
     alone("descriptors_that_find_no_room_end_the_connection_only", 64, || {
         let (near, theirs) = UnixStream::pair().unwrap();
-        let mut ours = Connection::new(near, stop());
+        let mut ours = Connection::new(near, stop()).unwrap();
         let file = File::open("/dev/null").unwrap();
         let mut hoard = exhaust();
         // Room for two of the three.

@@ -3,12 +3,15 @@
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Endpoint;
-use crate::port::Port;
+use crate::limits::{DROPPED_FORGIVEN_PAUSES, DROPPED_PAUSE_MAX, DROPPED_PAUSE_MIN};
+use crate::port::{GuestPort, Port};
 use crate::switch::PortId;
+use crate::sys::poll::{self, Wake};
 use crate::vhost_user::codec::Connection;
 use crate::vhost_user::session::{Context, End, Session};
 use crate::vhost_user::socket::{
@@ -45,6 +48,7 @@ impl Entrance {
     /// Serves front-ends on behalf of port `id` until `stop` is written.
     pub fn serve(mut self, context: &Context, id: PortId, stop: &Arc<EventFd>) {
         let port = &context.ports[usize::from(id)];
+        let mut probation = Probation::default();
         loop {
             let opened = match self {
                 Entrance::Listener(ref mut listener) => listener.accept(stop),
@@ -56,7 +60,9 @@ impl Entrance {
             };
             match opened {
                 Ok(Opened::Connection(socket, peer)) => {
-                    if converse(context, port, socket, peer, stop) == Some(End::Stopped) {
+                    if converse(context, port, socket, peer, stop) == Some(End::Stopped)
+                        || probation.serve(port, stop) == Wake::Stop
+                    {
                         return;
                     }
                 }
@@ -67,6 +73,41 @@ impl Entrance {
                 }
             }
         }
+    }
+}
+
+/// How long a port stays closed after a front-end was dropped that had cost other ports time:
+/// otherwise it would come back at once and do it again.
+#[derive(Debug, Default)]
+struct Probation {
+    pause: Duration,
+    /// When the last one began.
+    began: Option<Instant>,
+}
+
+impl Probation {
+    /// Waits, if there is a reason to, or until `stop` is written.
+    fn serve(&mut self, port: &Port, stop: &EventFd) -> Wake {
+        if !port.as_guest().is_some_and(GuestPort::was_harmful) {
+            return Wake::TimedOut;
+        }
+        let now = Instant::now();
+        let pause = self.next(now);
+        log::warn!("port {}: closed for {pause:?}: its front-end harmed others", port.name);
+        // Without a wait there is no pause, which is better than no port.
+        poll::pause(stop, now + pause).unwrap_or(Wake::TimedOut)
+    }
+
+    /// The next pause, if it begins `now`.
+    fn next(&mut self, now: Instant) -> Duration {
+        let forgiven = |began| now - began >= self.pause * DROPPED_FORGIVEN_PAUSES;
+        self.pause = if self.began.is_none_or(forgiven) {
+            DROPPED_PAUSE_MIN
+        } else {
+            (2 * self.pause).min(DROPPED_PAUSE_MAX)
+        };
+        self.began = Some(now);
+        self.pause
     }
 }
 
@@ -83,7 +124,8 @@ fn converse(
         log::info!("port {}: front-end connected ({peer})", port.name);
     }
     let talk = || {
-        let connection = Connection::new(socket, Arc::clone(stop));
+        // Without a descriptor to spare there is no conversation.
+        let connection = Connection::new(socket, Arc::clone(stop)).ok()?;
         Session::new(context, port.id, connection).map(|mut session| session.serve())
     };
     match catch_unwind(AssertUnwindSafe(talk)) {
@@ -106,5 +148,25 @@ fn converse(
             log::error!("port {}: its session panicked and was contained", port.name);
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_and_are_forgiven() {
+        let mut probation = Probation::default();
+        let mut now = Instant::now();
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            let pause = probation.next(now);
+            pauses.push(pause.as_secs());
+            now += pause;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(probation.next(now + Duration::from_secs(480)).as_secs(), 60);
+        assert_eq!(probation.next(now + Duration::from_secs(1200)).as_secs(), 1);
     }
 }

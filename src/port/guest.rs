@@ -6,14 +6,15 @@
 //! several the guest's own sending chooses (`port::steering`), and for a flow that it has not sent
 //! the flow's hash.
 
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use vmm_sys_util::eventfd::EventFd;
 
 use super::queue::Queue;
 use super::steering::Steering;
 use crate::limits::MAX_QUEUE_PAIRS;
+use crate::sys::eventfd::SignalCost;
 
 // One bit per receive queue, of which a port has twice its pairs.
 const _: () = assert!(2 * MAX_QUEUE_PAIRS <= 32);
@@ -29,7 +30,20 @@ pub struct GuestPort {
     received: AtomicU32,
     /// Made when two receive queues are active for the first time.
     steering: OnceLock<Steering>,
-    connection: Mutex<Option<UnixStream>>,
+    /// What signalling this port's drivers took.
+    pub signal_cost: Arc<SignalCost>,
+    /// Written to end the conversation with the front-end.
+    leave: Mutex<Option<Arc<EventFd>>>,
+    harmful: AtomicBool,
+}
+
+/// Why a front-end is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// It took memory away that it had handed over. That costs nobody else anything.
+    Truncated,
+    /// Its call descriptor made a thread wait that others need.
+    Harmful,
 }
 
 impl GuestPort {
@@ -42,7 +56,9 @@ impl GuestPort {
             active_rx: AtomicU32::new(0),
             received: AtomicU32::new(0),
             steering: OnceLock::new(),
-            connection: Mutex::new(None),
+            signal_cost: Arc::default(),
+            leave: Mutex::new(None),
+            harmful: AtomicBool::new(false),
         }
     }
 
@@ -104,9 +120,9 @@ impl GuestPort {
         Receivers { active, steering, last: None }
     }
 
-    /// Records that a front-end came, and the handle by which it can be dropped.
-    pub fn attach(&self, connection: UnixStream) {
-        *self.connection() = Some(connection);
+    /// Records that a front-end came, and the eventfd by which its session can be told to drop it.
+    pub fn attach(&self, leave: Arc<EventFd>) {
+        *self.leave() = Some(leave);
     }
 
     /// Records that the front-end left; its rings are stopped.
@@ -114,25 +130,35 @@ impl GuestPort {
         if let Some(steering) = self.steering.get() {
             steering.clear();
         }
-        *self.connection() = None;
+        *self.leave() = None;
     }
 
     /// True while a front-end is connected.
     pub fn is_attached(&self) -> bool {
-        self.connection().is_some()
+        self.leave().is_some()
     }
 
-    /// Ends the conversation with the front-end: its session sees the connection closed and takes
-    /// the port out of service. For peers that endanger others; any thread may call it.
-    pub fn evict(&self) {
-        if let Some(connection) = &*self.connection() {
-            // Fails only if the peer closed it already.
-            let _ = connection.shutdown(Shutdown::Both);
+    /// Ends the conversation with the front-end: its session is told to close the connection and
+    /// to take the port out of service. For peers that endanger others; any thread may call it,
+    /// as it touches nothing that the peer shares: to shut its socket down would wake whoever
+    /// waits at the other end, see `sys::signal_cost`.
+    pub fn evict(&self, why: Eviction) {
+        if why == Eviction::Harmful {
+            self.harmful.store(true, Ordering::Relaxed);
+        }
+        if let Some(leave) = &*self.leave() {
+            // Fails only if it is full, and then it is readable.
+            let _ = leave.write(1);
         }
     }
 
-    fn connection(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    /// True if a front-end was dropped as [`Eviction::Harmful`] since this was asked last.
+    pub fn was_harmful(&self) -> bool {
+        self.harmful.swap(false, Ordering::Relaxed)
+    }
+
+    fn leave(&self) -> MutexGuard<'_, Option<Arc<EventFd>>> {
+        self.leave.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -32,7 +32,7 @@ use crate::limits::PORT_LOG_LINES_PER_SECOND;
 use crate::stats::{Counter, PortStats};
 use crate::switch::{PortId, PortKind, PortView};
 
-pub use guest::GuestPort;
+pub use guest::{Eviction, GuestPort};
 pub use mtu::Mtu;
 pub use queue::{Queue, RingState};
 pub use tap::{TapPort, TapQueue};

@@ -10,8 +10,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::descriptor::set_nonblocking;
+pub use super::signal_cost::SignalCost;
 pub use super::watch::{BlockedWriterWatch, SignalSlot};
 
 /// What sending a signal came to.
@@ -24,6 +26,9 @@ pub enum SignalResult {
     /// The write blocked and had to be interrupted, or would have: the front-end took `O_NONBLOCK`
     /// away and filled the counter. No honest one does both; its port should be dropped.
     Blocked,
+    /// The signal was sent, but this one and others before took so much processor time that the
+    /// front-end must have put thousands of pollers on the descriptor. Its port should be dropped.
+    Crowded,
     /// Any other error, as errno.
     Failed(i32),
 }
@@ -33,16 +38,17 @@ pub enum SignalResult {
 #[derive(Debug)]
 pub struct CallFd {
     fd: OwnedFd,
+    pub(super) cost: Arc<SignalCost>,
 }
 
 impl CallFd {
     /// Takes over `fd`, of which the caller knows that it [is an eventfd](is_eventfd): a write to
-    /// anything else could do anything.
-    pub fn new(fd: OwnedFd) -> CallFd {
+    /// anything else could do anything. `cost` is that of all descriptors of the same port.
+    pub fn new(fd: OwnedFd, cost: Arc<SignalCost>) -> CallFd {
         // Fails only on descriptors that are no eventfds. A front-end that undoes it is the
         // watch's affair.
         let _ = set_nonblocking(fd.as_fd());
-        CallFd { fd }
+        CallFd { fd, cost }
     }
 
     /// The descriptor's number, for messages.
@@ -144,7 +150,7 @@ mod tests {
     #[test]
     fn a_call_descriptor_is_made_non_blocking_and_reports_full() {
         let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()));
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default());
         assert_ne!(flags(eventfd.as_raw_fd()) & libc::O_NONBLOCK, 0);
         assert_eq!(call.write(), SignalResult::Sent);
         assert_eq!(call.write(), SignalResult::Sent);
@@ -159,7 +165,7 @@ mod tests {
     #[test]
     fn a_full_blocking_descriptor_is_seen_without_writing() {
         let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()));
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default());
         eventfd.write(u64::MAX - 1).unwrap();
         // SAFETY: F_SETFL touches no memory.
         unsafe { libc::fcntl(eventfd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };

@@ -16,6 +16,7 @@ pub mod qdisc;
 pub mod random;
 pub mod scm;
 pub mod sigbus;
+mod signal_cost;
 pub mod signals;
 pub mod tap;
 pub mod tap_io;

@@ -39,15 +39,26 @@ pub fn wait(
     stop: &EventFd,
     deadline: Option<Instant>,
 ) -> io::Result<Wake> {
+    wait_for_any(fd, interest, [stop, stop], deadline)
+}
+
+/// As [`wait`], with two eventfds of which each ends the wait as [`Wake::Stop`].
+pub fn wait_for_any(
+    fd: BorrowedFd<'_>,
+    interest: Interest,
+    stops: [&EventFd; 2],
+    deadline: Option<Instant>,
+) -> io::Result<Wake> {
     let events = match interest {
         Interest::Read => libc::POLLIN,
         Interest::Write => libc::POLLOUT,
     };
-    let mut fds = [entry(stop.as_raw_fd(), libc::POLLIN), entry(fd.as_raw_fd(), events)];
+    let [one, other] = stops.map(|stop| entry(stop.as_raw_fd(), libc::POLLIN));
+    let mut fds = [one, other, entry(fd.as_raw_fd(), events)];
     poll(&mut fds, deadline)?;
     Ok(match fds {
-        [stop, _] if stop.revents != 0 => Wake::Stop,
-        [_, fd] if fd.revents != 0 => Wake::Ready,
+        [one, other, _] if one.revents | other.revents != 0 => Wake::Stop,
+        [_, _, fd] if fd.revents != 0 => Wake::Ready,
         _ => Wake::TimedOut,
     })
 }

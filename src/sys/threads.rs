@@ -28,6 +28,14 @@ pub fn ready_without_cpu() -> u64 {
     nanos.map_or_else(involuntary_switches, |nanos| nanos / 1_000_000)
 }
 
+/// Microseconds of processor time that the calling thread has used so far.
+pub fn cpu_micros() -> u64 {
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `used` is live and writable; the clock exists since Linux 2.6.12.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut used) };
+    used.tv_sec as u64 * 1_000_000 + used.tv_nsec as u64 / 1_000
+}
+
 fn involuntary_switches() -> u64 {
     // SAFETY: all-zero bytes are a valid `rusage`, which is plain numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

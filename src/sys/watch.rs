@@ -33,8 +33,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::clock;
 use super::eventfd::{CallFd, SignalResult};
-use crate::limits::{WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
+use super::threads::cpu_micros;
+use crate::limits::{SIGNAL_MICROS, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
 /// handler, or by somebody else, does nothing.
@@ -87,6 +89,8 @@ pub struct SignalSlot {
     shared: Arc<Shared>,
     entry: Arc<Entry>,
     awake: Cell<bool>,
+    /// A write that lasts longer is a reason to measure the next ones, in cycles.
+    long: u64,
 }
 
 impl BlockedWriterWatch {
@@ -118,7 +122,12 @@ impl BlockedWriterWatch {
             seen: AtomicU64::new(IDLE),
         });
         self.shared.entries().push(Arc::clone(&entry));
-        SignalSlot { shared: Arc::clone(&self.shared), entry, awake: Cell::new(false) }
+        SignalSlot {
+            shared: Arc::clone(&self.shared),
+            entry,
+            awake: Cell::new(false),
+            long: clock::cycles_in(u64::from(SIGNAL_MICROS) * 1_000),
+        }
     }
 
     /// Signals `call` from a thread that does so too rarely to keep a slot.
@@ -187,13 +196,29 @@ impl SignalSlot {
         // Before the write in program order; the system call makes it visible soon enough for a
         // look that comes milliseconds later.
         self.entry.state.store(idle | PENDING, Ordering::Release);
-        let result = call.write();
+        let result = self.write(call);
         self.leave(idle);
         if result == SignalResult::Blocked {
             self.shared.rescues.fetch_add(1, Ordering::Relaxed);
             self.shared.alert.store(WATCH_ALERT_TICKS, Ordering::Relaxed);
         }
         result
+    }
+
+    /// One write, with an eye on what it costs; see `signal_cost`.
+    #[inline]
+    fn write(&self, call: &CallFd) -> SignalResult {
+        let used = call.cost.is_watched().then(cpu_micros);
+        let began = clock::cycles();
+        let result = call.write();
+        let Some(used) = used else {
+            if clock::since(began, clock::cycles()) > self.long {
+                call.cost.watch();
+            }
+            return result;
+        };
+        let dear = call.cost.took(cpu_micros().saturating_sub(used));
+        if dear && result != SignalResult::Blocked { SignalResult::Crowded } else { result }
     }
 
     /// Ends the announcement. If the watchdog is at the signal, waits until it is sent: it must
@@ -331,7 +356,7 @@ mod tests {
     /// An eventfd and the switch's view of it, after the front-end made it blocking and full.
     fn hostile() -> (EventFd, CallFd) {
         let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()));
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default());
         // SAFETY: F_SETFL touches no memory.
         unsafe { libc::fcntl(eventfd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
         eventfd.write(FULL).unwrap();
@@ -418,7 +443,7 @@ mod tests {
     fn honest_signals_pass_and_are_counted_by_their_eventfd() {
         let watch = BlockedWriterWatch::start().unwrap();
         let slot = watch.register();
-        let call = CallFd::new(from_eventfd(EventFd::new(0).unwrap()));
+        let call = CallFd::new(from_eventfd(EventFd::new(0).unwrap()), Arc::default());
         let start = Instant::now();
         for _ in 0..100_000 {
             assert_eq!(slot.signal(&call), SignalResult::Sent);

@@ -17,7 +17,7 @@
 //! each call says by itself that it must not block, and poll(2) does the waiting.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,8 @@ use vm_memory::ByteValued;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::limits::{MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
-use crate::sys::poll::{Interest, Wake, wait};
+use crate::sys::eventfd::is_readable;
+use crate::sys::poll::{Interest, Wake, wait_for_any};
 use crate::sys::scm;
 use crate::vhost_user::message::{Code, HEADER_BYTES, Head, HeaderError, Message, reply_header};
 
@@ -69,6 +70,9 @@ pub enum WireError {
     /// The stop eventfd was written while a reply was waiting for room.
     #[error("stopped")]
     Stopped,
+    /// Another thread asked for the end, see [`Connection::leave`].
+    #[error("dropped")]
+    Dropped,
     /// A system call failed.
     #[error("socket error: {0}")]
     Io(#[from] io::Error),
@@ -79,6 +83,7 @@ pub enum WireError {
 pub struct Connection {
     socket: UnixStream,
     stop: Arc<EventFd>,
+    leave: Arc<EventFd>,
     message_timeout: Duration,
     reply_timeout: Duration,
 }
@@ -86,7 +91,7 @@ pub struct Connection {
 impl Connection {
     /// Talks over `socket` until `stop` is written. `stop` is never read here, so any number of
     /// connections can share it; it must not be read by anyone else while they do.
-    pub fn new(socket: UnixStream, stop: Arc<EventFd>) -> Connection {
+    pub fn new(socket: UnixStream, stop: Arc<EventFd>) -> io::Result<Connection> {
         Connection::with_timeouts(socket, stop, MESSAGE_TIMEOUT, REPLY_TIMEOUT)
     }
 
@@ -96,13 +101,14 @@ impl Connection {
         stop: Arc<EventFd>,
         message_timeout: Duration,
         reply_timeout: Duration,
-    ) -> Connection {
-        Connection { socket, stop, message_timeout, reply_timeout }
+    ) -> io::Result<Connection> {
+        let leave = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        Ok(Connection { socket, stop, leave, message_timeout, reply_timeout })
     }
 
-    /// Another handle of the socket, by which another thread can shut the conversation down.
-    pub fn handle(&self) -> io::Result<UnixStream> {
-        self.socket.try_clone()
+    /// Written by another thread, it ends the conversation with [`WireError::Dropped`].
+    pub fn leave(&self) -> &Arc<EventFd> {
+        &self.leave
     }
 
     /// Waits for the next message and reads all of it.
@@ -204,8 +210,9 @@ impl Connection {
     }
 
     fn wait(&self, interest: Interest, deadline: Option<Instant>) -> Result<Wake, WireError> {
-        match wait(self.socket.as_fd(), interest, &self.stop, deadline)? {
-            Wake::Stop => Err(WireError::Stopped),
+        match wait_for_any(self.socket.as_fd(), interest, [&self.stop, &self.leave], deadline)? {
+            Wake::Stop if is_readable(self.stop.as_raw_fd()) => Err(WireError::Stopped),
+            Wake::Stop => Err(WireError::Dropped),
             wake => Ok(wake),
         }
     }

@@ -10,15 +10,15 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::descriptors;
 use super::features;
 use super::message::VringAddr;
 use super::session::{Context, Refusal};
-use crate::limits::DRAIN_MILLIS;
+use crate::limits::{CLOSE_PATIENCE_MILLIS, DRAIN_MILLIS};
 use crate::memory::{DirtyLog, MemTable};
-use crate::port::{GuestPort, Port, Queue, RingState};
+use crate::port::{Eviction, GuestPort, Port, Queue, RingState};
 use crate::ring::split::{RingLog, check_size};
 use crate::ring::{CallFd, RingConfig, SplitRing};
 use crate::sys::eventfd::{BlockedWriterWatch, SignalResult, drain};
@@ -58,6 +58,8 @@ pub struct Rings<'a> {
     workers: &'a Workers,
     watch: &'a BlockedWriterWatch,
     rings: Vec<Ring>,
+    /// Call and error descriptors that were replaced and may still be signalled by a worker.
+    retired: Vec<Arc<CallFd>>,
     /// Rings are enabled unless disabled: protocol features were not acknowledged.
     implicit_enable: bool,
 }
@@ -74,6 +76,7 @@ impl<'a> Rings<'a> {
             workers: &context.workers,
             watch: &context.watch,
             rings: (0..count).map(|_| Ring::default()).collect(),
+            retired: Vec::new(),
             implicit_enable: true,
         }
     }
@@ -154,24 +157,57 @@ impl<'a> Rings<'a> {
     /// `SET_VRING_CALL`. The new descriptor is written once: a signal that went to the old one
     /// while it was replaced must not be lost.
     pub fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
-        let call = call_fd(file)?;
-        self.ring(index)?.call = call.clone();
+        let call = self.call_fd(file)?;
+        let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
+        self.retire(old);
         self.with_ring(index as usize, |state, _| {
             state.call = call.clone();
             Ok(())
         })?;
-        if let Some(call) = call
-            && self.watch.signal_once(&call) == SignalResult::Blocked
-        {
-            self.guest.evict();
+        if let Some(call) = call {
+            self.signal(&call);
         }
         Ok(())
     }
 
+    /// Keeps a descriptor until no worker has it any more, and closes those that none has. The last
+    /// reference to an eventfd unregisters all its pollers when it is closed, 140 ms for 300,000 of
+    /// them: that is this thread's to wait for and nobody else's.
+    fn retire(&mut self, old: Option<Arc<CallFd>>) {
+        self.retired.retain(|call| Arc::strong_count(call) > 1);
+        self.retired.extend(old);
+    }
+
+    /// Closes what is left, when workers have let go of it; they do at the end of a turn.
+    fn close_retired(&mut self) {
+        let patience = Instant::now() + Duration::from_millis(CLOSE_PATIENCE_MILLIS.into());
+        self.retire(None);
+        while !self.retired.is_empty() && Instant::now() < patience {
+            std::thread::sleep(Duration::from_micros(100));
+            self.retire(None);
+        }
+        self.retired.clear();
+    }
+
+    /// Signals from the session's own thread.
+    fn signal(&self, call: &CallFd) {
+        let sent = self.watch.signal_once(call);
+        if matches!(sent, SignalResult::Blocked | SignalResult::Crowded) {
+            self.guest.evict(Eviction::Harmful);
+        }
+    }
+
+    /// A descriptor to signal through, if one came.
+    fn call_fd(&self, file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
+        let file = file.map(descriptors::eventfd).transpose()?;
+        Ok(file.map(|file| Arc::new(CallFd::new(file, Arc::clone(&self.guest.signal_cost)))))
+    }
+
     /// `SET_VRING_ERR`
     pub fn set_err(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
-        let err = call_fd(file)?;
-        self.ring(index)?.err = err.clone();
+        let err = self.call_fd(file)?;
+        let old = std::mem::replace(&mut self.ring(index)?.err, err.clone());
+        self.retire(old);
         self.with_ring(index as usize, |state, _| {
             state.err = err;
             Ok(())
@@ -326,10 +362,8 @@ impl<'a> Rings<'a> {
             // What the worker holds back would be forgotten with the ring.
             let owed = state.call.clone().filter(|_| state.moderation.release(false));
             drop(state);
-            if let Some(call) = owed
-                && self.watch.signal_once(&call) == SignalResult::Blocked
-            {
-                self.guest.evict();
+            if let Some(call) = owed {
+                self.signal(&call);
             }
         }
         if std::mem::take(&mut self.rings[index].running) {
@@ -350,8 +384,12 @@ impl<'a> Rings<'a> {
                 drop(state);
                 drop(old);
             }
+            let Ring { call, err, .. } = std::mem::take(&mut self.rings[index]);
+            self.retire(call);
+            self.retire(err);
         }
         self.workers.rings().rebalance();
+        self.close_retired();
     }
 
     /// Moves every running ring to another memory table. A ring that has no place there is broken.
@@ -464,12 +502,6 @@ fn open_receive(state: &mut RingState, guest: &GuestPort, index: usize) {
         ring.suppress_kicks();
         guest.set_active(index / 2, true);
     }
-}
-
-/// A descriptor to signal through, if one came.
-fn call_fd(file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
-    let file = file.map(descriptors::eventfd).transpose()?;
-    Ok(file.map(|file| Arc::new(CallFd::new(file))))
 }
 
 fn ring_log(log: Arc<DirtyLog>, addr: &VringAddr) -> RingLog {

@@ -127,7 +127,7 @@ impl<'a> Session<'a> {
     pub fn new(context: &'a Context, id: PortId, connection: Connection) -> Option<Session<'a>> {
         let port = context.ports.get(usize::from(id))?;
         let guest = port.as_guest()?;
-        guest.attach(connection.handle().ok()?);
+        guest.attach(Arc::clone(connection.leave()));
         port.stats.attaches.add_shared(1);
         Some(Session {
             context,

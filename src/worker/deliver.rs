@@ -19,7 +19,7 @@ use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_SPIN_NANOS, MAX_FLOOD_SEGMENTS};
 use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
-use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
+use crate::port::{Endpoint, Eviction, GuestPort, Port, Queue, RingState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::PortId;
@@ -300,7 +300,7 @@ pub fn report_broken(port: &Port, guest: &GuestPort, ring: usize, error: RingErr
     port.stats.rings_broken.add_shared(1);
     if error == RingError::Truncated {
         // Nothing of this guest can be trusted to be its memory any more.
-        guest.evict();
+        guest.evict(Eviction::Truncated);
     }
     if port.log.allow() {
         log::warn!("port {}: ring {ring} is broken and left alone: {error}", port.name);

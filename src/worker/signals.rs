@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::WorkerStats;
 use crate::limits::HELD_NANOS;
 use crate::port::moderation::{Completed, Tell};
-use crate::port::{Port, RingState};
+use crate::port::{Eviction, Port, RingState};
 use crate::ring::CallFd;
 use crate::stats::QueueStats;
 use crate::switch::PortId;
@@ -152,6 +152,10 @@ impl Signals {
                     stats.signals_failed.add(1);
                     evict(&ports[usize::from(id)], "its call descriptor blocks writers");
                 }
+                SignalResult::Crowded => {
+                    stats.signals.add(1);
+                    evict(&ports[usize::from(id)], "its call descriptor has a crowd of pollers");
+                }
             }
         }
         if self.suppressed > 0 {
@@ -169,7 +173,7 @@ impl Signals {
 /// Ends the conversation of a front-end that endangers others.
 fn evict(port: &Port, why: &str) {
     if let Some(guest) = port.as_guest() {
-        guest.evict();
+        guest.evict(Eviction::Harmful);
     }
     if port.log.allow() {
         log::warn!("port {}: front-end dropped: {why}", port.name);

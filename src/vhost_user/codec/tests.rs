@@ -38,7 +38,7 @@ fn impatient_pair() -> Pair {
 fn pair_with_timeouts(timeout: Duration) -> Pair {
     let (near, theirs) = UnixStream::pair().unwrap();
     let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let ours = Connection::with_timeouts(near, Arc::clone(&stop), timeout, timeout);
+    let ours = Connection::with_timeouts(near, Arc::clone(&stop), timeout, timeout).unwrap();
     Pair { ours, theirs, stop }
 }
 

@@ -1,0 +1,249 @@
+//! Front-ends that attack through the descriptors that they hand over.
+//!
+//! A write to an eventfd blocks where its counter is full and O_NONBLOCK is not set, which the
+//! front-end shares with us. The kernel wakes whoever waits on an eventfd within the writer's
+//! system call, one after the other and with interrupts off: with thousands of pollers on a call
+//! descriptor each signal takes milliseconds of a worker that others need too. And a file of a FUSE
+//! file system answers nothing, not even what kind of file it is, unless its server wants to.
+
+mod common;
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use common::frontend::{Acks, Error, Frontend, feat, proto, req};
+use common::mem::RegionSpec;
+use common::net::{Job, Net, Sizes};
+use common::proc::{Daemon, wait_for};
+use common::sys::EventFd;
+use common::traffic::To;
+use common::vm::{Vm, VmConfig};
+
+/// The hostile guest's port; 0 and 1 are honest.
+const EVIL: usize = 2;
+
+/// An eventfd and the epoll descriptors that make each write to it slow.
+struct Crowd {
+    call: EventFd,
+    _copies: Vec<OwnedFd>,
+    _pollers: Vec<OwnedFd>,
+}
+
+/// `pollers` times `copies` waiters. An epoll descriptor may watch a file once by each number it
+/// has.
+fn crowd(pollers: usize, copies: usize) -> Crowd {
+    let call = EventFd::new();
+    // SAFETY: plain system call.
+    let dup = || owned(unsafe { libc::fcntl(call.raw(), libc::F_DUPFD_CLOEXEC, 0) });
+    let copies: Vec<OwnedFd> = (0..copies).map(|_| dup()).collect();
+    // SAFETY: as above.
+    let poller = || owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
+    let pollers: Vec<OwnedFd> = (0..pollers).map(|_| poller()).collect();
+    for poller in &pollers {
+        for copy in &copies {
+            let mut event =
+                libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+            let (epoll, fd) = (poller.as_raw_fd(), copy.as_raw_fd());
+            // SAFETY: `event` lives across the call.
+            let added = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event) };
+            assert_eq!(added, 0, "{}", std::io::Error::last_os_error());
+        }
+    }
+    Crowd { call, _copies: copies, _pollers: pollers }
+}
+
+/// A new descriptor, which nobody else owns.
+fn owned(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the callers just got it from the kernel.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn trio() -> (Daemon, Net, Vm) {
+    let d = Daemon::with(3, &[]);
+    let mut net = Net::connect(&d, 2, |c| c);
+    let evil = attacker(&d, EVIL);
+    chat(&mut net, 100);
+    (d, net, evil)
+}
+
+/// Without EVENT_IDX it is signalled for whatever it gets.
+fn attacker(d: &Daemon, port: usize) -> Vm {
+    let mut cfg = VmConfig::new(port as u8);
+    cfg.features &= !feat::EVENT_IDX;
+    Vm::connect(&d.socket(port), cfg)
+}
+
+/// Honest traffic goes on as if nothing were.
+fn chat(net: &mut Net, frames: u32) {
+    net.run(&[
+        Job::new(0, To::Vm(1), frames, Sizes::Range(60, 1514)),
+        Job::new(1, To::Vm(0), frames, Sizes::Range(60, 1514)),
+    ]);
+}
+
+fn set_call(evil: &mut Vm, call: &EventFd) {
+    evil.fe.acks = Acks::Never;
+    evil.fe.set_vring_fd(req::SET_VRING_CALL, 0, Some(call.raw())).expect("set");
+    evil.settle();
+}
+
+/// Takes O_NONBLOCK away, which the daemon has set on the shared description.
+fn block_writers(call: &EventFd) {
+    // SAFETY: touches no memory.
+    let flags = unsafe { libc::fcntl(call.raw(), libc::F_GETFL) };
+    // SAFETY: as above.
+    let cleared = unsafe { libc::fcntl(call.raw(), libc::F_SETFL, flags & !libc::O_NONBLOCK) };
+    assert!(flags >= 0 && cleared == 0);
+}
+
+/// Broadcasts until the hostile port is dropped; the number it took.
+fn signals_until_dropped(net: &mut Net, evil: &mut Vm, most: u32) -> u32 {
+    for sent in 1..=most {
+        net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
+        if evil.fe.closed_within(Duration::from_millis(1)) {
+            return sent;
+        }
+    }
+    panic!("still connected after {most} slow signals");
+}
+
+/// P5: eight call descriptors that block whoever writes to them. The pair beside them pauses for
+/// 100 ms at most, and all eight are dropped.
+#[test]
+fn p5_calls_that_block() {
+    const HOSTILE: usize = 8;
+    let d = Daemon::with(EVIL + HOSTILE, &[]);
+    let mut net = Net::connect(&d, 2, |c| c);
+    let mut evil = Vec::new();
+    for i in 0..HOSTILE {
+        let mut vm = attacker(&d, EVIL + i);
+        let call = EventFd::with_flags(0);
+        call.write(u64::MAX - 1);
+        set_call(&mut vm, &call);
+        block_writers(&call);
+        evil.push((vm, call));
+    }
+    let mut longest = Duration::ZERO;
+    let waited = d.run_queue_wait();
+    for _ in 0..200 {
+        let began = Instant::now();
+        net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
+        longest = longest.max(began.elapsed());
+    }
+    // What the machine had no processor for is not the switch's fault.
+    let waited = d.run_queue_wait() - waited;
+    println!("longest pause {longest:?}, of which the daemon waited for a CPU {waited:?} at most");
+    assert!(longest <= Duration::from_millis(100) + waited, "{longest:?} {waited:?}");
+    for (vm, _) in &mut evil {
+        assert!(vm.fe.closed_within(Duration::from_secs(2)), "not dropped");
+    }
+    drop(evil);
+    chat(&mut net, 1000);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// A front-end whose call descriptor has a crowd of pollers is dropped after a few signals.
+#[test]
+fn a_crowded_call_descriptor_is_dropped() {
+    let (d, mut net, mut evil) = trio();
+    let crowd = crowd(100, 200);
+    set_call(&mut evil, &crowd.call);
+    // Each costs some milliseconds: one raises the suspicion, three confirm it.
+    let sent = signals_until_dropped(&mut net, &mut evil, 100);
+    println!("dropped after {sent} signals");
+    let said = || d.log().contains("p2: closed for 1s: its front-end harmed others");
+    assert!(wait_for(Duration::from_secs(2), said), "{}", d.log());
+    drop(evil);
+    chat(&mut net, 1000);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// Whoever was dropped for what it did to others waits before it is served again, longer each
+/// time; others are not concerned.
+#[test]
+fn whoever_was_dropped_waits() {
+    let (d, mut net, mut evil) = trio();
+    let mut waits = Vec::new();
+    for _ in 0..2 {
+        let call = EventFd::with_flags(0);
+        call.write(u64::MAX - 1);
+        set_call(&mut evil, &call);
+        block_writers(&call);
+        signals_until_dropped(&mut net, &mut evil, 100);
+        let began = Instant::now();
+        let mut again = Frontend::connect(&d.socket(EVIL), Duration::from_secs(30)).expect("again");
+        again.get_features().expect("served in the end");
+        waits.push(began.elapsed());
+        drop(again);
+        chat(&mut net, 100);
+        evil = attacker(&d, EVIL);
+    }
+    println!("waited {waits:?}");
+    assert!(waits[0] >= Duration::from_millis(900), "{waits:?}");
+    assert!(waits[1] >= Duration::from_millis(1800), "{waits:?}");
+    drop(evil);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// The root of a FUSE file system whose server never answers, and its server's end. None where that
+/// may not be mounted.
+fn silent_file_system() -> Option<(OwnedFd, OwnedFd)> {
+    let dir = std::env::temp_dir().join(format!("silent-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("directory");
+    let path = CString::new(dir.as_os_str().as_encoded_bytes()).expect("path");
+    let mounted = move || {
+        // SAFETY: plain system calls on strings that live across them. This thread ends soon.
+        unsafe {
+            if libc::unshare(libc::CLONE_NEWNS) != 0 {
+                return None;
+            }
+            let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
+            libc::mount(none, c"/".as_ptr(), none, private, none.cast());
+            let server = libc::open(c"/dev/fuse".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+            let options = format!("fd={server},rootmode=40000,user_id=0,group_id=0");
+            let options = CString::new(options).expect("options");
+            let (kind, flags) = (c"fuse".as_ptr(), libc::MS_NOSUID | libc::MS_NODEV);
+            if server < 0
+                || libc::mount(kind, path.as_ptr(), kind, flags, options.as_ptr().cast()) != 0
+            {
+                return None;
+            }
+            let root = libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
+            Some((owned(root), owned(server)))
+        }
+    };
+    let found = std::thread::spawn(mounted).join().expect("mount");
+    std::fs::remove_dir(&dir).expect("directory");
+    found
+}
+
+/// P8: asking a file what it is must not ask its file system. The daemon's thread for the port
+/// would hang in that, and the port be lost to the next front-end too.
+#[test]
+fn p8_files_that_never_answer() {
+    let Some((root, _server)) = silent_file_system() else {
+        let why = "p8_files_that_never_answer: FUSE cannot be mounted";
+        println!("SKIPPED {why}");
+        assert!(std::env::var_os("VIOSWITCH_REQUIRE").is_none(), "{why}");
+        return;
+    };
+    let d = Daemon::with(1, &[]);
+    let mut fe = Frontend::connect(&d.socket(0), Duration::from_secs(5)).expect("connect");
+    fe.get_features().expect("features");
+    fe.set_protocol_features(proto::REPLY_ACK | proto::CONFIGURE_MEM_SLOTS).expect("protocol");
+    fe.acks = Acks::Always;
+    let refused = fe.add_mem_reg(&RegionSpec::new(0, 4096), root.as_raw_fd());
+    assert!(matches!(refused, Err(Error::Nack(_))), "{refused:?}");
+    drop(fe);
+    let vm = Vm::connect(&d.socket(0), VmConfig::new(0));
+    drop(vm);
+    d.stop();
+}
