@@ -74,6 +74,8 @@ pub struct MemTable {
     /// Sorted by guest-physical address; parallel to `windows`.
     regions: Vec<Region>,
     windows: Vec<Window>,
+    /// The same, sorted by where they are in this process.
+    by_host: Vec<Window>,
     /// Set by the SIGBUS guard of any mapping of this guest.
     truncated: Arc<AtomicBool>,
 }
@@ -115,8 +117,10 @@ impl MemTable {
             len: r.mapping.len() as u64,
             host: r.mapping.as_ptr(),
         };
-        let windows = regions.iter().map(window).collect();
-        Ok(MemTable { regions, windows, truncated: Arc::clone(truncated) })
+        let windows: Vec<Window> = regions.iter().map(window).collect();
+        let mut by_host = windows.clone();
+        by_host.sort_by_key(|w| w.host as usize);
+        Ok(MemTable { regions, windows, by_host, truncated: Arc::clone(truncated) })
     }
 
     /// This table and one more region.
@@ -177,10 +181,10 @@ impl MemTable {
 
     /// The guest-physical address of a pointer that this table handed out.
     pub fn gpa_of(&self, host: *const u8) -> Option<u64> {
-        self.windows.iter().find_map(|w| {
-            let offset = (host as usize).checked_sub(w.host as usize)? as u64;
-            (offset < w.len).then(|| w.gpa + offset)
-        })
+        let after = self.by_host.partition_point(|w| w.host.cast_const() <= host);
+        let window = self.by_host.get(after.checked_sub(1)?)?;
+        let offset = (host as usize - window.host as usize) as u64;
+        (offset < window.len).then(|| window.gpa + offset)
     }
 
     fn window_of(&self, gpa: u64) -> Option<&Window> {
@@ -273,6 +277,20 @@ mod tests {
             assert!(tr.contiguous(0x2000, 0x1000).is_some());
         }
         assert_eq!(table.gpa_of(tr.contiguous(0x2abc, 1).unwrap()), Some(0x2abc));
+    }
+
+    #[test]
+    fn a_pointer_leads_back_to_its_address_in_any_order_of_mappings() {
+        let specs: Vec<_> = (0..40u64).map(|i| (i * 37 % 40 * 0x3000, i << 32, 0x2000)).collect();
+        let table = Arc::new(table(&specs).unwrap());
+        let mut tr = Translator::new(Arc::clone(&table));
+        for (gpa, ..) in specs {
+            for at in [gpa, gpa + 0xfff, gpa + 0x1fff] {
+                assert_eq!(table.gpa_of(tr.contiguous(at, 1).unwrap()), Some(at));
+            }
+        }
+        assert_eq!(table.gpa_of(std::ptr::null()), None);
+        assert_eq!(table.gpa_of(std::ptr::without_provenance(usize::MAX)), None);
     }
 
     #[test]
