@@ -62,7 +62,8 @@ impl Piece {
 pub struct PieceBuf {
     pieces: Box<[Piece]>,
     len: usize,
-    /// Descriptors read so far, empty ones included: what walking cost.
+    /// Descriptors read so far, empty ones included, and further regions that they reach into: what
+    /// walking cost.
     pub(super) visited: u32,
     /// Of these, such of the ring itself that another one led to.
     pub(super) linked: u32,
@@ -215,6 +216,8 @@ impl SplitRing {
             out.push(Piece { at, len })?;
             left -= len;
             gpa = gpa.checked_add(u64::from(len)).ok_or(ChainError::Address)?;
+            // A front-end may cut memory into hundreds of regions; each costs a search.
+            out.visited = out.visited.wrapping_add(u32::from(left > 0));
         }
         Ok(u64::from(desc.len()))
     }

@@ -17,7 +17,7 @@ use crate::frame::checksum::Sum;
 use crate::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
 use crate::frame::segment::Segmenter;
 use crate::frame::vnet::VnetHdr;
-use crate::limits::{MAX_HEADERS_LEN, MAX_MERGED_BUFFERS};
+use crate::limits::{FRAME_DESCRIPTORS, MAX_HEADERS_LEN, MAX_MERGED_BUFFERS};
 
 /// A packet and how much of it has become segments.
 struct Progress<'a> {
@@ -119,6 +119,8 @@ impl SplitRing {
         // As many buffers as for the packet in one piece, and one for each segment: a receiver
         // that posts a large ring of crumbs must not keep the worker walking it.
         let (start, most) = (self.place().avail, wanted + MAX_MERGED_BUFFERS as u32);
+        // Likewise with descriptors.
+        gathered.allow(FRAME_DESCRIPTORS * wanted);
         let mut progress = Progress { segmenter, payload, made: 0 };
         while progress.made < wanted {
             if ahead.is_used_up()

@@ -17,7 +17,10 @@ use super::copy::{Reader, Writer, copy_frame, copy_pieces, store_header};
 use super::split::{RingError, SplitRing, prefetch_write};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
-use crate::limits::{BURST_FRAMES, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS, SNAPSHOT_LEN};
+use crate::limits::{
+    BURST_FRAMES, FRAME_DESCRIPTORS, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS,
+    MAX_RUN_DESCRIPTORS, SNAPSHOT_LEN,
+};
 
 /// What became of a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +48,8 @@ pub struct Delivered {
     pub segments_lost: u64,
     /// Segments that were written, of frames that then found no room too: what cutting cost.
     pub segments_tried: u32,
+    /// Descriptors walked beyond [`FRAME_DESCRIPTORS`] for each frame and segment.
+    pub crumbs: u32,
     /// The driver wants to be signalled.
     pub signal: bool,
     /// The ring was found broken; frames from `settled` on are not delivered.
@@ -73,6 +78,33 @@ pub(super) struct Gathered {
     pub(super) pieces: PieceBuf,
     /// Head and capacity of each.
     buffers: Box<[(u16, u64)]>,
+    /// Descriptors that may be walked for the run: one whole chain, and [`FRAME_DESCRIPTORS`] for
+    /// each frame and segment. What a receiver posts, its sender's worker walks.
+    most_visited: u32,
+}
+
+impl Gathered {
+    /// Starts a run of so many frames.
+    fn start(&mut self, frames: usize) {
+        self.pieces.visited = 0;
+        self.most_visited = MAX_CHAIN_DESCRIPTORS as u32;
+        self.allow(FRAME_DESCRIPTORS * frames as u32);
+    }
+
+    /// Lets `more` descriptors be walked.
+    pub(super) fn allow(&mut self, more: u32) {
+        self.most_visited = self.most_visited.saturating_add(more).min(MAX_RUN_DESCRIPTORS);
+    }
+
+    /// True if the run has cost what it may.
+    fn is_spent(&self) -> bool {
+        self.pieces.visited >= self.most_visited
+    }
+
+    /// Descriptors walked beyond those that so many frames and segments may lie in.
+    fn crumbs(&self, frames: u32) -> u32 {
+        self.pieces.visited.saturating_sub(FRAME_DESCRIPTORS.saturating_mul(frames))
+    }
 }
 
 impl Default for RxScratch {
@@ -84,6 +116,7 @@ impl Default for RxScratch {
             gathered: Gathered {
                 pieces: PieceBuf::new(2 * MAX_CHAIN_DESCRIPTORS),
                 buffers: vec![(0, 0); MAX_MERGED_BUFFERS].into_boxed_slice(),
+                most_visited: 0,
             },
         }
     }
@@ -152,11 +185,13 @@ impl SplitRing {
         cut: Cut,
     ) -> Delivered {
         let mut done = Delivered::default();
+        scratch.gathered.start(run.len());
         match self.look_ahead(run.len(), &mut scratch.ahead) {
             Ok(()) if burst.asks() => self.put_run::<true>(burst, run, scratch, &mut done, cut),
             Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, cut),
             Err(error) => done.broken = Some(error),
         }
+        done.crumbs = scratch.gathered.crumbs(run.len() as u32 + done.segments_tried);
         done.signal = self.publish();
         done
     }
@@ -197,7 +232,7 @@ impl SplitRing {
                 Err(NoRoom::NoFit) => done.no_fit += 1,
                 Err(NoRoom::Changed) => done.bad_offload += 1,
                 Err(NoRoom::Crumbs) => {
-                    // Each further frame would cost another 256 descriptors for nothing.
+                    // Each further frame would cost hundreds of descriptors for nothing.
                     done.no_fit += (run.len() - done.settled) as u64;
                     done.settled = run.len();
                     return;
@@ -404,7 +439,7 @@ impl SplitRing {
             if count > 0 && !self.mergeable {
                 return Err(Gather::NoRoom(NoRoom::NoFit));
             }
-            if count == MAX_MERGED_BUFFERS {
+            if count == MAX_MERGED_BUFFERS || gathered.is_spent() {
                 return Err(Gather::NoRoom(NoRoom::Crumbs));
             }
             let (head, desc) = self.buffer_at(count, ahead)?;

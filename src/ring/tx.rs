@@ -13,8 +13,8 @@ use super::chain::{ChainError, Direction, load_indirect};
 use super::split::{RingError, SplitRing, prefetch_read};
 use crate::frame::{MacAddr, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
-    BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN,
-    PEEK_FRAMES, SNAPSHOT_LEN,
+    BURST_BYTES, BURST_FRAMES, BURST_PIECES, CRUMB_BYTES, FRAME_DESCRIPTORS, MAX_CHAIN_DESCRIPTORS,
+    MAX_FRAME_LEN, MIN_FRAME_LEN, PEEK_FRAMES, SNAPSHOT_LEN,
 };
 use crate::stats::DropReason;
 
@@ -84,7 +84,8 @@ impl SplitRing {
     }
 
     /// Counts work that the last burst caused beyond its bytes, which comes off the next ones: a
-    /// packet cut into segments of few bytes costs ten times what it does as a whole.
+    /// packet cut into segments of few bytes costs ten times what it does as a whole, and so does
+    /// one for a receiver of crumbs.
     pub fn charge(&mut self, bytes: u32) {
         self.overdrawn = self.overdrawn.saturating_add(bytes);
     }
@@ -229,8 +230,8 @@ impl SplitRing {
         seen
     }
 
-    /// Takes a chain that is not one plain descriptor. Returns the bytes it stands for, those of
-    /// its descriptors included: the work of a chain that is rejected at its end counts too. `None`
+    /// Takes a chain that is not one plain descriptor. Returns the bytes it stands for, its
+    /// descriptors' work included: that of a chain which is rejected at its end counts too. `None`
     /// if it must wait for the next burst.
     fn take_chain(&mut self, burst: &mut Burst, position: usize, first: Descriptor) -> Option<u32> {
         let start = burst.pieces.len();
@@ -241,7 +242,9 @@ impl SplitRing {
         let header_len = u32::from(self.header_len);
         let before = burst.pieces.visited;
         let walked = self.walk(first, Direction::Readable, &mut burst.pieces);
-        let cost = DESCRIPTOR_LEN * burst.pieces.visited.wrapping_sub(before);
+        let visited = burst.pieces.visited.wrapping_sub(before);
+        let crumbs = visited.saturating_sub(FRAME_DESCRIPTORS);
+        let cost = DESCRIPTOR_LEN * visited + CRUMB_BYTES * crumbs;
         let reject = match walked {
             Ok(total) if total < u64::from(header_len + MIN_FRAME_LEN) => DropReason::TooShort,
             Ok(total) if total > u64::from(header_len + MAX_FRAME_LEN) => DropReason::TooLong,

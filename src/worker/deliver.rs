@@ -16,7 +16,9 @@ use super::fit::{keep_fitting, longest};
 use super::plan::Run;
 use super::signals::Signals;
 use crate::frame::flow_hash;
-use crate::limits::{BURST_FRAMES, LOCK_SPIN_NANOS, MAX_FLOOD_SEGMENTS};
+use crate::limits::{
+    BURST_FRAMES, CRUMB_BYTES, LOCK_SPIN_NANOS, MAX_FLOOD_SEGMENTS, SEGMENT_BYTES,
+};
 use crate::port::patience::Wait;
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, Eviction, GuestPort, Port, Queue, RingState};
@@ -55,8 +57,9 @@ pub struct Delivery<'a> {
     pub now: u32,
     /// Set if frames wait for a receiver that has buffers again.
     pub again: bool,
-    /// Segments that were cut for receivers, or tried to.
-    pub segments: u32,
+    /// Work beyond copying frames, in bytes: segments that were cut for receivers, or tried to, and
+    /// the crumbs that receivers posted.
+    pub extra: u32,
     /// Segments that a frame may be cut into.
     pub most_segments: u32,
 }
@@ -93,7 +96,8 @@ impl Delivery<'_> {
                 run.left().is_empty()
             }
             Endpoint::Tap(tap) => {
-                self.segments += tap.send(self.worker, burst, run.left(), self.writer, port);
+                let segments = tap.send(self.worker, burst, run.left(), self.writer, port);
+                self.add_extra(segments, 0);
                 run.settle(run.left().len());
                 true
             }
@@ -130,6 +134,13 @@ impl Delivery<'_> {
             state = self.lock(&guest.rx[queue]);
         }
         self.fill_ring(port, guest, run, state, burst, short)
+    }
+
+    #[inline(always)]
+    fn add_extra(&mut self, segments: u32, crumbs: u32) {
+        let bytes = u64::from(segments) * u64::from(SEGMENT_BYTES)
+            + u64::from(crumbs) * u64::from(CRUMB_BYTES);
+        self.extra = self.extra.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
     }
 
     /// A contended lock: spin about as long as a burst takes, then settle debts and park.
@@ -185,7 +196,7 @@ impl Delivery<'_> {
         let taken = ring.base().wrapping_sub(base);
         shares.settle(done.frames, taken, done.settled < allowed);
         count(stats, &done, burst.asks());
-        self.segments += done.segments_tried;
+        self.add_extra(done.segments_tried, done.crumbs);
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(port.id, done.signal, &mut state, stats);
             if done.signal {
@@ -236,7 +247,8 @@ impl Delivery<'_> {
             match &port.endpoint {
                 Endpoint::Guest(guest) => self.flood_guest(port, guest, burst, floods, run),
                 Endpoint::Tap(tap) => {
-                    self.segments += tap.send(self.worker, burst, floods, self.writer, port);
+                    let segments = tap.send(self.worker, burst, floods, self.writer, port);
+                    self.add_extra(segments, 0);
                 }
             }
         }

@@ -14,7 +14,7 @@ use super::signals::Signals;
 use super::{Shared, WorkerStats};
 use crate::frame::ethernet;
 use crate::frame::{MacAddr, Offloads, VnetHdr, flow_hash, rarp};
-use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS, SEGMENT_BYTES};
+use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS};
 use crate::port::moderation::Completed;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::patience::Wait;
@@ -65,8 +65,8 @@ pub struct Forwarder {
     cycle: u64,
     /// Patience with a full receiver at most, in cycles.
     patience: u64,
-    /// Segments cut for the receivers of the present burst.
-    segments: u32,
+    /// Work that the receivers of the present burst made beyond copying, in bytes.
+    extra: u32,
 }
 
 /// What classifying a burst counted.
@@ -97,7 +97,7 @@ impl Forwarder {
             now: 0,
             cycle: 0,
             patience: clock::cycles_in(HOLD_NANOS),
-            segments: 0,
+            extra: 0,
         }
     }
 
@@ -172,11 +172,11 @@ impl Forwarder {
         if self.others_wait_behind(&mut state) {
             again = self.deliver(ports, id, stats, None);
         }
-        if self.segments > 0
+        if self.extra > 0
             && let Some(ring) = &mut state.ring
         {
             // Also if the burst goes on waiting: each try costs.
-            ring.charge(self.segments.saturating_mul(SEGMENT_BYTES));
+            ring.charge(self.extra);
         }
         if !self.leave_unsettled(&mut state, queue, &mut tally) {
             return if again { Serviced::Busy } else { Serviced::Waiting };
@@ -379,7 +379,7 @@ impl Forwarder {
         stats: &QueueStats,
     ) -> Tally {
         // Those of a burst from a TAP are nobody's.
-        self.segments = 0;
+        self.extra = 0;
         self.plan.clear();
         self.memo.start_burst();
         self.targets.clear();
@@ -446,7 +446,7 @@ impl Forwarder {
             signals: &mut self.signals,
             now: self.now,
             again: false,
-            segments: 0,
+            extra: 0,
             most_segments: MAX_SEGMENTS,
         };
         delivery.unicast(&self.burst, self.plan.runs(), wait);
@@ -454,7 +454,7 @@ impl Forwarder {
             let floods = self.plan.floods();
             delivery.flood(&self.burst, floods, &self.targets, &mut self.flood_run);
         }
-        self.segments += delivery.segments;
+        self.extra = self.extra.saturating_add(delivery.extra);
         delivery.again
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::frame::VnetHdr;
-use crate::limits::MAX_MERGED_BUFFERS;
+use crate::limits::{FRAME_DESCRIPTORS, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS};
 use crate::ring::{Burst, Cut, Delivered, RxScratch};
 
 const POISON: u8 = 0xa5;
@@ -204,6 +204,52 @@ fn crumbs_cost_a_bounded_amount_and_no_buffer() {
     let done = frames.deliver(&mut ring);
     assert_eq!((done.settled, done.no_fit, done.frames), (2, 2, 0));
     assert_eq!(u16::from_le(queue.used().idx().load()), 0);
+}
+
+/// Posts `heads` times the same chain of `pieces` bytes through a table.
+fn post_chains(guest: &Guest, queue: &Queue<'_>, heads: u16, pieces: u16, first: u32, last: u16) {
+    let table: Vec<_> = (0..pieces)
+        .map(|i| {
+            let (at, len) = (DATA + u64::from(i), if i == 0 { first } else { 1 });
+            let more = if i + 1 < pieces { NEXT } else { last };
+            desc(at, len, WRITE ^ more, i + 1)
+        })
+        .collect();
+    guest.indirect(0x18_0000, &table);
+    for head in 0..heads {
+        describe(queue, head, &[desc(0x18_0000, 16 * u32::from(pieces), INDIRECT, 0)]);
+    }
+    offer(queue, &(0..heads).collect::<Vec<_>>());
+}
+
+#[test]
+fn long_chains_are_walked_for_a_run_as_often_as_is_paid_for() {
+    let most = MAX_CHAIN_DESCRIPTORS as u32 + FRAME_DESCRIPTORS * u32::from(SIZE);
+    // Good ones, ones that are bad at their end, ones whose first buffer is all but enough.
+    for (first, last) in [(100, 0), (100, WRITE), (12, 0)] {
+        let guest = Guest::new();
+        let queue = guest.queue();
+        let mut ring = guest.start(&queue);
+        post_chains(&guest, &queue, SIZE, MAX_CHAIN_DESCRIPTORS as u16, first, last);
+        let done = Frames::new(&[60; SIZE as usize]).deliver(&mut ring);
+        assert_eq!(done.settled, usize::from(SIZE));
+        assert_eq!(done.frames + done.no_fit, u64::from(SIZE));
+        let walked = u64::from(most).div_ceil(MAX_CHAIN_DESCRIPTORS as u64);
+        assert_eq!(done.frames + done.bad_buffers, walked, "{first} {last}");
+        assert_eq!(u64::from(done.crumbs), walked * 1024 - 32 * u64::from(SIZE));
+        assert_eq!(used(&queue).len() as u64, walked);
+    }
+}
+
+#[test]
+fn chains_of_a_packet_s_pages_are_no_crumbs() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    // Linux without mergeable buffers posts 19 descriptors for each.
+    post_chains(&guest, &queue, SIZE, 19, 1600, 0);
+    let done = Frames::new(&[1514; SIZE as usize]).deliver(&mut ring);
+    assert_eq!((done.frames, done.crumbs), (u64::from(SIZE), 0));
 }
 
 #[test]

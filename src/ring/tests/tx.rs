@@ -327,3 +327,42 @@ fn the_ring_wraps_around_its_size_and_its_index() {
     }
     assert_eq!(u16::from_le(queue.used().idx().load()), at.wrapping_add(50));
 }
+
+/// The guest's memory with its upper half cut into regions of a page.
+fn in_slivers(guest: &Guest) -> Arc<MemTable> {
+    let fd = memfd("slivers", MEMORY).unwrap();
+    let truncated = Arc::default();
+    let region = |gpa: u64, len: u64| {
+        let mapping = Mapping::new(fd.try_clone().unwrap(), gpa, len, &truncated).unwrap();
+        Region { gpa, uva: gpa, offset: gpa, mapping: Arc::new(mapping) }
+    };
+    let half = MEMORY / 2;
+    let mut table = guest.table.without(half, half, half).unwrap();
+    for page in 0..half / 4096 {
+        table = table.with(region(half + page * 4096, 4096)).unwrap();
+    }
+    Arc::new(table)
+}
+
+#[test]
+fn each_region_that_a_descriptor_reaches_into_is_paid_for() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = SplitRing::start(in_slivers(&guest), &guest.config(&queue)).unwrap();
+    // 256 regions are no frame, but 256 searches.
+    for head in 0..SIZE {
+        describe(&queue, head, &[desc(MEMORY / 2, (MEMORY / 2) as u32, 8, 0)]);
+    }
+    offer(&queue, &(0..SIZE).collect::<Vec<_>>());
+    let mut burst = Burst::default();
+    assert_eq!(ring.take(&mut burst, 64), Ok(1));
+    assert_eq!(burst.rejected().collect::<Vec<_>>(), [DropReason::TooLong]);
+    ring.complete(&burst);
+    // In a table the length says nothing before it was walked.
+    guest.indirect(DATA, &[desc(MEMORY / 2, (MEMORY / 2) as u32, 0, 0)]);
+    for head in 0..SIZE {
+        describe(&queue, head, &[desc(DATA, 16, INDIRECT, 0)]);
+    }
+    while ring.sits_out() {}
+    assert_eq!(ring.take(&mut burst, 64), Ok(2));
+}
