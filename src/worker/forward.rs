@@ -353,13 +353,12 @@ impl Forwarder {
         let mut left = state.ring.as_ref().map_or(0, |ring| usize::from(ring.size()));
         while left > 0 {
             let Some(ring) = &mut state.ring else { return };
-            match ring.take(&mut self.burst, left) {
+            match ring.discard(left) {
                 // The driver kicks for the next frame only if asked to, or was just before us.
-                Ok(0) if ring.enable_kicks() => left -= 1,
-                Ok(0) | Err(_) => return,
-                Ok(taken) => {
+                Ok((0, _)) if ring.enable_kicks() => left -= 1,
+                Ok((0, _)) | Err(_) => return,
+                Ok((taken, wanted)) => {
                     left -= taken;
-                    let wanted = ring.complete(&self.burst);
                     queue.stats.frames.add(taken as u64);
                     queue.stats.drops.add(DropReason::Disabled, taken as u64);
                     self.signals.note(id, wanted, &mut state, &queue.stats);

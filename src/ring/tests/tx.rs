@@ -366,3 +366,25 @@ fn each_region_that_a_descriptor_reaches_into_is_paid_for() {
     while ring.sits_out() {}
     assert_eq!(ring.take(&mut burst, 64), Ok(2));
 }
+
+#[test]
+fn what_is_discarded_goes_back_unread_a_burst_at_a_time() {
+    let guest = Guest::new();
+    let queue = Queue::create(&guest.driver, 0x1000, 256);
+    let mut ring = guest.start(&queue);
+    // Addresses nobody has: who looked would say so.
+    for head in 0..256 {
+        describe(&queue, head, &[desc(u64::MAX, u32::MAX, 0xffff, 0xffff)]);
+    }
+    offer(&queue, &(0..100).map(|i| i * 2).collect::<Vec<_>>());
+    assert_eq!(ring.discard(10), Ok((10, true)));
+    assert_eq!(ring.discard(256), Ok((64, true)));
+    assert_eq!(ring.discard(256), Ok((26, true)));
+    assert_eq!(ring.discard(256), Ok((0, false)));
+    let back: Vec<_> = (0..100).map(|i| (i * 2, 0)).collect();
+    assert_eq!(used(&queue), back);
+    offer(&queue, &[3, 256]);
+    assert_eq!(ring.discard(256), Err(RingError::Head { head: 256, size: 256 }));
+    assert_eq!(used(&queue), back, "nothing is half done");
+    assert_eq!(ring.base(), 100);
+}
