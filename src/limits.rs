@@ -338,6 +338,23 @@ pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(8
 /// only be address space, but 1,000 of them show in every tool.
 pub const SESSION_STACK_BYTES: usize = 256 * 1024;
 
+/// Log lines that wait for whoever reads standard error: all counters of some hundred ports.
+pub const LOG_QUEUE_BYTES: usize = 256 * 1024;
+
+/// How long a thread outside the data path waits for its line to be written. A reader that is alive
+/// takes it within microseconds.
+pub const LOG_PATIENCE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// Pause of a thread that goes on after a panic, at first and at most. A panic is a bug of ours:
+/// a first one should cost others no more than a lost interrupt would, one that comes back at once
+/// must not keep a CPU busy.
+pub const RESTART_PAUSE_MIN: std::time::Duration = std::time::Duration::from_millis(10);
+/// See [`RESTART_PAUSE_MIN`].
+pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Panics that are told in full each second. A guest that found one can repeat it.
+pub const PANIC_LINES_PER_SECOND: u32 = 5;
+
 /// Sweeps of the forwarding table per ageing time.
 pub const AGEING_SWEEPS: u32 = 8;
 

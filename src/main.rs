@@ -9,8 +9,10 @@ use std::process::ExitCode;
 use vioswitch::config::{self, Action, Config, Machine};
 use vioswitch::daemon::Daemon;
 use vioswitch::sys::affinity;
+use vioswitch::sys::log_queue::LogQueue;
 use vioswitch::sys::notify::notify;
 use vioswitch::sys::signals::{Signal, Signals};
+use vioswitch::sys::threads;
 
 fn main() -> ExitCode {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -28,20 +30,46 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let default = env_logger::Env::default().default_filter_or("info");
-    env_logger::Builder::from_env(default).format_target(false).init();
-    match run(&config) {
+    // Before any thread exists, so that all inherit the mask and only this one takes signals.
+    let started = Signals::block().and_then(|signals| Ok((signals, start_log()?)));
+    let (signals, queue) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let status = match run(&config, &signals) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("{error}");
             ExitCode::FAILURE
         }
-    }
+    };
+    queue.flush();
+    status
 }
 
-fn run(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
-    // Before any thread exists, so that all inherit the mask and only this one takes signals.
-    let signals = Signals::block()?;
+/// Sends log lines, and what a panic has to say, through a queue, so that nobody waits for a
+/// reader that hangs.
+fn start_log() -> std::io::Result<LogQueue> {
+    let queue = LogQueue::start(std::io::stderr())?;
+    let lines = queue.clone();
+    let default = env_logger::Env::default().default_filter_or("info");
+    env_logger::Builder::from_env(default)
+        // Its own target is behind a lock, which a thread that waits would hold.
+        .target(env_logger::Target::Pipe(Box::new(std::io::sink())))
+        .format(move |f, record| {
+            let line = format!("[{} {:<5}] {}\n", f.timestamp(), record.level(), record.args());
+            lines.push(line.as_bytes());
+            Ok(())
+        })
+        .init();
+    threads::report_panics();
+    Ok(queue)
+}
+
+fn run(config: &Config, signals: &Signals) -> Result<(), Box<dyn std::error::Error>> {
     let mut daemon = Daemon::start(config)?;
     tell("READY=1\nSTATUS=all sockets exist");
     log::info!("ready: {} ports, {} taps", config.ports.len(), config.taps.len());

@@ -9,6 +9,7 @@ pub mod fs;
 pub mod group;
 pub mod inherited;
 pub mod link_mtu;
+pub mod log_queue;
 pub mod netlink;
 pub mod notify;
 pub mod poll;

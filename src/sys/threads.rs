@@ -1,7 +1,65 @@
-//! Waiting for threads to end, and what the kernel says of the calling one.
+//! Threads that go on after a panic, waiting for threads to end, and what the kernel says of the
+//! calling one.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use crate::limits::{PANIC_LINES_PER_SECOND, RESTART_PAUSE_MAX, RESTART_PAUSE_MIN};
+
+/// Runs `work` until it returns. A panic, which would be a bug of ours, is said and `work` runs
+/// again, after a pause that doubles as long as it lasts no longer than the longest one: a thread
+/// that died in silence would leave deaf whatever it served. `stopped` ends it instead.
+pub fn run_again_after_panic(what: &str, stopped: impl Fn() -> bool, mut work: impl FnMut()) {
+    let mut pause = RESTART_PAUSE_MIN;
+    loop {
+        let start = Instant::now();
+        if catch_unwind(AssertUnwindSafe(&mut work)).is_ok() || stopped() {
+            return;
+        }
+        if start.elapsed() > RESTART_PAUSE_MAX {
+            pause = RESTART_PAUSE_MIN;
+        }
+        log::error!("{what} panicked and goes on in {pause:?}");
+        std::thread::park_timeout(pause);
+        pause = (2 * pause).min(RESTART_PAUSE_MAX);
+    }
+}
+
+/// Makes panics speak through the log, a few lines a second: the usual hook writes to standard
+/// error itself, and would wait there for a reader that hangs.
+pub fn report_panics() {
+    let window = Mutex::new((Instant::now(), 0));
+    std::panic::set_hook(Box::new(move |info| {
+        let mut window = window.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if window.0.elapsed() >= Duration::from_secs(1) {
+            *window = (Instant::now(), 0);
+        }
+        window.1 += 1;
+        let told = window.1 <= PANIC_LINES_PER_SECOND;
+        drop(window);
+        if told {
+            report_panic(info);
+        }
+    }));
+}
+
+fn report_panic(info: &PanicHookInfo<'_>) {
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let thread = std::thread::current();
+    let (name, at) = (thread.name().unwrap_or("?"), info.location());
+    let at = at.map_or_else(String::new, |at| format!(" at {at}"));
+    log::error!("thread {name} panicked{at}: {}", text.unwrap_or("?"));
+    // Only if RUST_BACKTRACE asks for it.
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured {
+        log::error!("{trace}");
+    }
+}
 
 /// Joins threads as they end; one that hangs (a front-end can make its own session wait in the
 /// kernel) is left to the end of the process.
@@ -42,4 +100,31 @@ fn involuntary_switches() -> u64 {
     // SAFETY: `usage` is live and writable. Fails only on bad arguments, and is 0 then.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     u64::try_from(usage.ru_nivcsw).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_goes_on_after_each_panic_and_ends_when_it_returns() {
+        let (mut runs, start) = (0, Instant::now());
+        run_again_after_panic("test", || false, || {
+            runs += 1;
+            assert!(runs == 4, "run {runs}");
+        });
+        assert_eq!(runs, 4);
+        // 10, 20 and 40 ms.
+        assert!(start.elapsed() >= 7 * RESTART_PAUSE_MIN, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn a_panic_while_stopping_is_the_end() {
+        let mut runs = 0;
+        run_again_after_panic("test", || true, || {
+            runs += 1;
+            panic!("run {runs}");
+        });
+        assert_eq!(runs, 1);
+    }
 }
