@@ -1,5 +1,6 @@
 //! A port's thread: meets one front-end after the other, for the life of the daemon.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,8 +12,10 @@ use crate::config::Endpoint;
 use crate::limits::{DROPPED_FORGIVEN_PAUSES, DROPPED_PAUSE_MAX, DROPPED_PAUSE_MIN};
 use crate::port::{GuestPort, Port};
 use crate::switch::PortId;
+use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Wake};
-use crate::vhost_user::codec::Connection;
+use crate::sys::threads::run_again_after_panic;
+use crate::vhost_user::codec::{Connection, WireError};
 use crate::vhost_user::session::{Context, End, Session};
 use crate::vhost_user::socket::{
     Access, Connector, Inherited, Listener, Opened, Peer, SocketError, inherit,
@@ -45,34 +48,35 @@ impl Entrance {
         }
     }
 
-    /// Serves front-ends on behalf of port `id` until `stop` is written.
-    pub fn serve(mut self, context: &Context, id: PortId, stop: &Arc<EventFd>) {
+    /// Serves front-ends on behalf of port `id` until `stop` is written. A panic outside a
+    /// conversation costs a pause: a port without its thread would be deaf.
+    pub fn serve(self, context: &Context, id: PortId, stop: &Arc<EventFd>) {
         let port = &context.ports[usize::from(id)];
         let mut probation = Probation::default();
-        loop {
-            let opened = match self {
-                Entrance::Listener(ref mut listener) => listener.accept(stop),
-                Entrance::Connector(ref mut connector) => connector.connect(stop),
-                Entrance::Connection(socket, peer) => {
+        let stopped = || is_readable(stop.as_raw_fd());
+        let mut entrance = Some(self);
+        run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
+            // The one inherited connection is gone once it was begun.
+            if let Some(Entrance::Connection(..)) = entrance {
+                if let Some(Entrance::Connection(socket, peer)) = entrance.take() {
                     converse(context, port, socket, peer, stop);
-                    return;
                 }
-            };
-            match opened {
-                Ok(Opened::Connection(socket, peer)) => {
-                    if converse(context, port, socket, peer, stop) == Some(End::Stopped)
-                        || probation.serve(port, stop) == Wake::Stop
-                    {
-                        return;
-                    }
-                }
-                Ok(Opened::Stopped) => return,
-                Err(error) => {
-                    log::error!("port {}: no more front-ends: {error}", port.name);
+                return;
+            }
+            loop {
+                let opened = match &mut entrance {
+                    Some(Entrance::Listener(listener)) => listener.accept(stop),
+                    Some(Entrance::Connector(connector)) => connector.connect(stop),
+                    _ => return,
+                };
+                let Opened::Connection(socket, peer) = opened else { return };
+                if converse(context, port, socket, peer, stop) == Some(End::Stopped)
+                    || probation.serve(port, stop) == Wake::Stop
+                {
                     return;
                 }
             }
-        }
+        });
     }
 }
 
@@ -124,28 +128,28 @@ fn converse(
         log::info!("port {}: front-end connected ({peer})", port.name);
     }
     let talk = || {
-        // Without a descriptor to spare there is no conversation.
-        let connection = Connection::new(socket, Arc::clone(stop)).ok()?;
-        Session::new(context, port.id, connection).map(|mut session| session.serve())
+        let connection = Connection::new(socket, Arc::clone(stop)).map_err(WireError::Io)?;
+        Session::new(context, port.id, connection)?.serve()
     };
     match catch_unwind(AssertUnwindSafe(talk)) {
-        Ok(Some(Ok(end))) => {
+        Ok(Ok(end)) => {
             if !quiet {
                 log::info!("port {}: front-end disconnected", port.name);
             }
             Some(end)
         }
-        Ok(Some(Err(error))) => {
+        Ok(Err(error)) => {
             port.stats.session_errors.add_shared(1);
             if port.log.allow() {
                 log::warn!("port {}: connection closed: {error}", port.name);
             }
             None
         }
-        Ok(None) => None,
         Err(_) => {
             port.stats.panics.add_shared(1);
-            log::error!("port {}: its session panicked and was contained", port.name);
+            if port.log.allow() {
+                log::error!("port {}: its session panicked and was contained", port.name);
+            }
             None
         }
     }

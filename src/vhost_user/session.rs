@@ -86,6 +86,9 @@ pub enum SessionError {
     /// The wire.
     #[error(transparent)]
     Wire(#[from] WireError),
+    /// The port is no guest's.
+    #[error("the port is not a guest's")]
+    NoGuest,
     /// A request that has an answer of its own was malformed: nothing sensible can be said.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -124,12 +127,17 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// A conversation over `connection` on behalf of port `id`, which must be a guest's.
-    pub fn new(context: &'a Context, id: PortId, connection: Connection) -> Option<Session<'a>> {
-        let port = context.ports.get(usize::from(id))?;
-        let guest = port.as_guest()?;
+    pub fn new(
+        context: &'a Context,
+        id: PortId,
+        connection: Connection,
+    ) -> Result<Session<'a>, SessionError> {
+        let port = context.ports.get(usize::from(id));
+        let (port, guest) =
+            port.and_then(|port| Some((port, port.as_guest()?))).ok_or(SessionError::NoGuest)?;
         guest.attach(Arc::clone(connection.leave()));
         port.stats.attaches.add_shared(1);
-        Some(Session {
+        Ok(Session {
             context,
             port,
             connection,

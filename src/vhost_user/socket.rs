@@ -154,33 +154,34 @@ impl Listener {
         Ok(Listener { socket: socket.into(), place: Some(place), warned: None })
     }
 
-    /// Waits for the next front-end. Running out of descriptors or memory is waited out: the
-    /// front-end stays in the queue meanwhile. An error means the listener itself is broken.
-    pub fn accept(&mut self, stop: &EventFd) -> Result<Opened, SocketError> {
+    /// Waits for the next front-end. Whatever fails is waited out: descriptors and memory come
+    /// back, and a front-end stays in the queue meanwhile. A listener that gave up would leave its
+    /// port deaf until the daemon is restarted, which costs all others their connection.
+    pub fn accept(&mut self, stop: &EventFd) -> Opened {
         let mut delay = ACCEPT_RETRY_MIN;
         loop {
-            if wait(self.socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
-                return Ok(Opened::Stopped);
-            }
-            // A front-end that left the queue again costs one error, not the listener.
-            let error = match self.socket.accept() {
-                Ok((socket, _)) => match opened(socket) {
-                    Ok(opened) => return Ok(opened),
-                    Err(_) => continue,
-                },
+            let error = match self.try_accept(stop) {
+                Ok(opened) => return opened,
                 Err(error) => error,
             };
-            match error.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {}
-                Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED) => continue,
-                _ => return Err(error.into()),
+            if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED))
+            {
+                // A front-end that left the queue again.
+                continue;
             }
             self.warn(&error);
-            if pause(stop, Instant::now() + delay)? == Wake::Stop {
-                return Ok(Opened::Stopped);
+            if pause_anyhow(stop, delay) == Wake::Stop {
+                return Opened::Stopped;
             }
             delay = (delay * 2).min(ACCEPT_RETRY_MAX);
         }
+    }
+
+    fn try_accept(&mut self, stop: &EventFd) -> io::Result<Opened> {
+        if wait(self.socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
+            return Ok(Opened::Stopped);
+        }
+        self.socket.accept().and_then(|(socket, _)| opened(socket))
     }
 
     fn warn(&mut self, error: &io::Error) {
@@ -190,6 +191,15 @@ impl Listener {
             log::warn!("socket {path:?}: a front-end has to wait: {error}");
         }
     }
+}
+
+/// Sleeps for `delay` or until `stop` is set; without a look at `stop` if even poll(2) has no
+/// memory.
+fn pause_anyhow(stop: &EventFd, delay: Duration) -> Wake {
+    pause(stop, Instant::now() + delay).unwrap_or_else(|_| {
+        thread::sleep(delay);
+        Wake::TimedOut
+    })
 }
 
 impl Place {
@@ -331,20 +341,20 @@ impl Connector {
     /// Tries until a connection stands: at once after a connection that lasted, otherwise after a
     /// pause that doubles from [`CONNECT_RETRY_MIN`] to [`CONNECT_RETRY_MAX`], so that neither a
     /// missing front-end nor one that hangs up at once keeps us busy.
-    pub fn connect(&mut self, stop: &EventFd) -> Result<Opened, SocketError> {
+    pub fn connect(&mut self, stop: &EventFd) -> Opened {
         if self.connected.take().is_some_and(|at| at.elapsed() >= CONNECT_RETRY_MAX) {
             self.delay = Duration::ZERO;
         }
         loop {
-            if pause(stop, Instant::now() + self.delay)? == Wake::Stop {
-                return Ok(Opened::Stopped);
+            if pause_anyhow(stop, self.delay) == Wake::Stop {
+                return Opened::Stopped;
             }
             self.delay = (self.delay * 2).clamp(CONNECT_RETRY_MIN, CONNECT_RETRY_MAX);
             let attempt = unix_socket::connect(&self.path);
             match attempt.and_then(|socket| opened(socket.into())) {
                 Ok(opened) => {
                     (self.connected, self.told) = (Some(Instant::now()), None);
-                    return Ok(opened);
+                    return opened;
                 }
                 Err(error) => self.tell(&error),
             }
