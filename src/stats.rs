@@ -99,6 +99,8 @@ drop_reasons! {
     TapGone => "tap_gone",
     /// The kernel refused this frame, on its way to a TAP or from it.
     TapRejected => "tap_rejected",
+    /// A worker panicked in the middle of the burst, which is a bug of ours.
+    Panicked => "panicked",
 }
 
 /// A counter per reason.

@@ -27,7 +27,7 @@ use crate::limits::{
 use crate::port::{Endpoint, Port, PortTable, TapPort};
 use crate::switch::{Fdb, FdbConfig, PortId, Rules, StaticError};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
-use crate::sys::threads::join_until;
+use crate::sys::threads::{join_until, run_again_after_panic};
 use crate::sys::{clock, random};
 use crate::vhost_user::session::Context;
 use crate::vhost_user::socket::SocketError;
@@ -165,13 +165,12 @@ impl Daemon {
             let (ports, workers) = (Arc::clone(&self.ports), Arc::clone(&self.workers));
             let stopping = Arc::clone(&self.stopping);
             let keep = move || uplink::keep(&ports[port], created, &workers, &stopping);
-            let builder = std::thread::Builder::new().name(format!("tap-{port}"));
-            self.helpers.push(builder.spawn(keep)?);
+            self.helpers.push(start_helper(format!("tap-{port}"), &self.stopping, keep)?);
         }
         if age_seconds > 0 {
             let (fdb, stopping) = (Arc::clone(&self.fdb), Arc::clone(&self.stopping));
-            let builder = std::thread::Builder::new().name("ageing".to_owned());
-            self.helpers.push(builder.spawn(move || age(&fdb, age_seconds, &stopping))?);
+            let age = move || age(&fdb, age_seconds, &stopping);
+            self.helpers.push(start_helper("ageing".to_owned(), &self.stopping, age)?);
         }
         Ok(())
     }
@@ -204,6 +203,18 @@ impl Daemon {
         self.workers.stop(end);
         join_until(&mut self.helpers, end);
     }
+}
+
+/// Starts a thread that goes on after a panic, until `stopping`.
+fn start_helper(
+    name: String,
+    stopping: &Arc<AtomicBool>,
+    work: impl FnMut() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let (what, stopping) = (format!("thread {name}"), Arc::clone(stopping));
+    let stopped = move || stopping.load(Ordering::Acquire);
+    let builder = std::thread::Builder::new().name(name);
+    builder.spawn(move || run_again_after_panic(&what, stopped, work))
 }
 
 fn build_ports(config: &Config) -> PortTable {

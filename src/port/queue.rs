@@ -80,20 +80,36 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The lock, if free. A poisoned lock is taken as it is: the panic was contained, and the ring
-    /// it hit is marked broken.
+    /// The lock, if free.
     #[inline(always)]
     fn try_lock(&self) -> Option<MutexGuard<'_, RingState>> {
         match self.state.try_lock() {
             Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.after_panic(poisoned)),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
+    /// The lock that a thread held when it panicked. What the driver was not shown is undone: a
+    /// receive ring that somebody else's burst was being copied into is as good as before, and its
+    /// guest does not pay for it. Whose burst it was pays, see `worker::run`.
+    #[cold]
+    #[inline(never)]
+    fn after_panic<'q>(
+        &'q self,
+        poisoned: PoisonError<MutexGuard<'q, RingState>>,
+    ) -> MutexGuard<'q, RingState> {
+        let mut state = poisoned.into_inner();
+        self.state.clear_poison();
+        if let Some(ring) = &mut state.ring {
+            ring.roll_back();
+        }
+        state
+    }
+
     /// The lock; parks until it is free, which a bounded hold guarantees to be soon.
     pub fn lock(&self) -> MutexGuard<'_, RingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(|poisoned| self.after_panic(poisoned))
     }
 
     /// The lock for a worker's burst or run: none while a session wants the ring quiet, or it would
@@ -121,6 +137,7 @@ impl Queue {
                 return false;
             }
             let waited = self.drained.wait_timeout(state, left);
+            // If whoever had the lock panicked, the next to take it mends the ring.
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true

@@ -36,6 +36,8 @@ pub enum TapState {
     More,
     /// Read empty: its next event will tell.
     Empty,
+    /// There may be more, and nothing will tell: look again after a while.
+    Later,
     /// Detached.
     Gone,
 }
@@ -112,7 +114,7 @@ impl TapQueue {
         let Some(device) = self.device() else {
             return TapState::Gone;
         };
-        let mut bytes = 0u32;
+        let (mut bytes, mut refused) = (0u32, 0);
         for slot in reader.staging.chunks_exact_mut(SLOT) {
             match device.read(slot) {
                 TapIo::Done(len) => {
@@ -126,13 +128,21 @@ impl TapQueue {
                     tap.lose(self, &device);
                     return TapState::Gone;
                 }
+                // The frame is off the kernel's queue. Those behind it bring no event of their own,
+                // and if the queue is full, none that comes later does.
                 TapIo::Rejected(_) | TapIo::Fault => {
                     self.reject(DropReason::TapRejected);
-                    return TapState::Empty;
+                    refused += 1;
                 }
-                // Down, or short of memory: its next event tells when that has changed.
-                TapIo::Down | TapIo::NoBuffers => return TapState::Empty,
+                // Its next event tells when that has changed.
+                TapIo::Down => return TapState::Empty,
+                TapIo::NoBuffers => return TapState::Later,
             }
+        }
+        if refused == BURST_FRAMES {
+            // Either each was a frame, and there is room in the queue for one that brings an event,
+            // or the kernel refuses to be read, and asking on would never end.
+            return TapState::Empty;
         }
         TapState::More
     }
@@ -261,18 +271,20 @@ impl TapPort {
             return 0;
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
-        let (mut count, mut bytes) = (0, 0);
-        for (i, &index) in frames.iter().enumerate() {
+        let output = &queue.output;
+        let mut sent = Sent { output, frames: 0, bytes: 0, left: frames.len() as u64 };
+        for &index in frames {
             let frame = &burst.frames()[usize::from(index)];
             let result = if burst.asks() {
-                writer.write_asking(&*device, burst, frame, takes, &queue.output.fallbacks)
+                writer.write_asking(&*device, burst, frame, takes, &output.fallbacks)
             } else {
                 writer.write(&*device, burst, frame)
             };
             let reason = match result {
                 TapIo::Done(_) => {
-                    count += 1;
-                    bytes += u64::from(frame.len);
+                    sent.frames += 1;
+                    sent.bytes += u64::from(frame.len);
+                    sent.left -= 1;
                     continue;
                 }
                 TapIo::WouldBlock | TapIo::NoBuffers => DropReason::TapFull,
@@ -282,8 +294,9 @@ impl TapPort {
             };
             // What is down or gone for this frame is so for the rest of the run too.
             let all = matches!(reason, DropReason::TapDown | DropReason::TapGone);
-            let dropped = if all { frames.len() - i } else { 1 };
-            queue.output.drops.add_shared(reason, dropped as u64);
+            let dropped = if all { sent.left } else { 1 };
+            output.drops.add_shared(reason, dropped);
+            sent.left -= dropped;
             if reason == DropReason::TapGone {
                 self.lose(queue, &device);
             }
@@ -291,10 +304,27 @@ impl TapPort {
                 break;
             }
         }
-        // Once a run: other workers write these too.
-        queue.output.frames.add_shared(count);
-        queue.output.bytes.add_shared(bytes);
+        drop(sent);
         std::mem::take(&mut writer.segments)
+    }
+}
+
+/// What a run to a TAP came to so far, counted when it ends: other workers write these counters
+/// too. It also ends by a panic, which loses the frames that are left.
+struct Sent<'a> {
+    output: &'a QueueStats,
+    frames: u64,
+    bytes: u64,
+    left: u64,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.output.frames.add_shared(self.frames);
+        self.output.bytes.add_shared(self.bytes);
+        if self.left > 0 {
+            self.output.drops.add_shared(DropReason::Panicked, self.left);
+        }
     }
 }
 

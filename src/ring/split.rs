@@ -210,6 +210,15 @@ impl SplitRing {
         Ok(())
     }
 
+    /// Undoes what was taken and not published, for a ring whose lock a panicking thread let go.
+    /// Heads go back in the order in which they are taken, one element each, so while the lock is
+    /// free all three positions are the same.
+    #[cold]
+    pub fn roll_back(&mut self) {
+        self.next_avail = self.published;
+        self.next_used = self.published;
+    }
+
     /// Switches dirty logging of this ring on, off or to another log.
     pub fn set_log(&mut self, log: Option<RingLog>) {
         self.log = log;

@@ -109,10 +109,14 @@ mod tests {
     #[test]
     fn work_goes_on_after_each_panic_and_ends_when_it_returns() {
         let (mut runs, start) = (0, Instant::now());
-        run_again_after_panic("test", || false, || {
-            runs += 1;
-            assert!(runs == 4, "run {runs}");
-        });
+        run_again_after_panic(
+            "test",
+            || false,
+            || {
+                runs += 1;
+                assert!(runs == 4, "run {runs}");
+            },
+        );
         assert_eq!(runs, 4);
         // 10, 20 and 40 ms.
         assert!(start.elapsed() >= 7 * RESTART_PAUSE_MIN, "{:?}", start.elapsed());
@@ -121,10 +125,14 @@ mod tests {
     #[test]
     fn a_panic_while_stopping_is_the_end() {
         let mut runs = 0;
-        run_again_after_panic("test", || true, || {
-            runs += 1;
-            panic!("run {runs}");
-        });
+        run_again_after_panic(
+            "test",
+            || true,
+            || {
+                runs += 1;
+                panic!("run {runs}");
+            },
+        );
         assert_eq!(runs, 1);
     }
 }

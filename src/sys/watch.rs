@@ -35,7 +35,8 @@ use std::time::Duration;
 
 use super::clock;
 use super::eventfd::{CallFd, SignalResult};
-use super::threads::cpu_micros;
+use super::log_queue::never_wait;
+use super::threads::{cpu_micros, run_again_after_panic};
 use crate::limits::{SIGNAL_MICROS, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
@@ -108,7 +109,9 @@ impl BlockedWriterWatch {
         });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
-            watched.run();
+            never_wait();
+            let stopped = || watched.stop.load(Ordering::SeqCst);
+            run_again_after_panic("the watchdog", stopped, || watched.run());
         })?;
         let _ = shared.watchdog.set(thread.thread().clone());
         Ok(BlockedWriterWatch { shared, thread: Some(thread) })
@@ -151,8 +154,7 @@ impl Drop for BlockedWriterWatch {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // At most one tick away. It has no code that panics; if it did, there is nothing to
-            // clean up.
+            // At most one tick away.
             let _ = thread.join();
         }
     }

@@ -37,6 +37,15 @@ enum Short {
     Drop,
 }
 
+/// How far the flooding of a burst has come.
+#[derive(Default)]
+pub struct Flooded {
+    /// Targets dealt with.
+    pub targets: usize,
+    /// Frames that the present one has counted.
+    pub frames: usize,
+}
+
 /// What delivering needs besides the burst.
 pub struct Delivery<'a> {
     /// All ports.
@@ -96,9 +105,8 @@ impl Delivery<'_> {
                 run.left().is_empty()
             }
             Endpoint::Tap(tap) => {
-                let segments = tap.send(self.worker, burst, run.left(), self.writer, port);
+                let segments = tap.send(self.worker, burst, run.take_left(), self.writer, port);
                 self.add_extra(segments, 0);
-                run.settle(run.left().len());
                 true
             }
         }
@@ -232,7 +240,14 @@ impl Delivery<'_> {
 
     /// Delivers the frames `floods` to every port of `targets`: one copy each and no retry, after
     /// all unicast of the burst.
-    pub fn flood(&mut self, burst: &Burst, floods: &[u8], targets: &[u16], run: &mut Run) {
+    pub fn flood(
+        &mut self,
+        burst: &Burst,
+        floods: &[u8],
+        targets: &[u16],
+        run: &mut Run,
+        flooded: &mut Flooded,
+    ) {
         let ports = self.ports;
         self.most_segments = MAX_FLOOD_SEGMENTS;
         let longest = longest(burst, floods);
@@ -240,17 +255,22 @@ impl Delivery<'_> {
         for &target in targets {
             let port = &ports[usize::from(target)];
             let max_len = port.mtu.max_len(self.now);
-            let floods = match longest <= max_len {
+            let fitting = match longest <= max_len {
                 true => floods,
                 false => keep_fitting(burst, floods, port, max_len, &mut kept),
             };
+            flooded.frames = floods.len() - fitting.len();
             match &port.endpoint {
-                Endpoint::Guest(guest) => self.flood_guest(port, guest, burst, floods, run),
+                Endpoint::Guest(guest) => {
+                    self.flood_guest(port, guest, burst, fitting, run, flooded);
+                }
                 Endpoint::Tap(tap) => {
-                    let segments = tap.send(self.worker, burst, floods, self.writer, port);
+                    flooded.frames = floods.len();
+                    let segments = tap.send(self.worker, burst, fitting, self.writer, port);
                     self.add_extra(segments, 0);
                 }
             }
+            flooded.targets += 1;
         }
     }
 
@@ -261,6 +281,7 @@ impl Delivery<'_> {
         burst: &Burst,
         floods: &[u8],
         run: &mut Run,
+        flooded: &mut Flooded,
     ) {
         let mut receivers = guest.receivers();
         // One queue for each frame, and what queues that makes.
@@ -280,6 +301,7 @@ impl Delivery<'_> {
             run.restart(port.id, queue);
             floods.iter().zip(chosen).filter(|of| of.1 == queue).for_each(|of| run.push(*of.0));
             self.fill_locked(port, guest, run, burst, Short::Drop);
+            flooded.frames += run.left().len();
         }
     }
 }
@@ -309,12 +331,17 @@ fn count(stats: &QueueStats, done: &Delivered, asks: bool) {
 
 /// Says once that a ring was found broken.
 pub fn report_broken(port: &Port, guest: &GuestPort, ring: usize, error: RingError) {
-    port.stats.rings_broken.add_shared(1);
     if error == RingError::Truncated {
         // Nothing of this guest can be trusted to be its memory any more.
         guest.evict(Eviction::Truncated);
     }
+    count_broken(port, ring, error);
+}
+
+/// Counts a ring that is left alone from here on, and says why.
+pub fn count_broken(port: &Port, ring: usize, why: impl std::fmt::Display) {
+    port.stats.rings_broken.add_shared(1);
     if port.log.allow() {
-        log::warn!("port {}: ring {ring} is broken and left alone: {error}", port.name);
+        log::warn!("port {}: ring {ring} is broken and left alone: {why}", port.name);
     }
 }

@@ -4,9 +4,11 @@
 //! taking to completing, so nothing is half done when a session finds it free; the receive locks
 //! inside are leaves.
 
+mod abandon;
+
 use std::sync::Arc;
 
-use super::deliver::{Delivery, report_broken};
+use super::deliver::{Delivery, Flooded, report_broken};
 use super::fit::drop_too_big;
 use super::judge::{Judge, reason};
 use super::plan::{Plan, Run};
@@ -55,6 +57,7 @@ pub struct Forwarder {
     plan: Plan,
     memo: BurstMemo,
     flood_run: Run,
+    flooded: Flooded,
     targets: Vec<PortId>,
     scratch: RxScratch,
     writer: TapWriter,
@@ -67,6 +70,9 @@ pub struct Forwarder {
     patience: u64,
     /// Work that the receivers of the present burst made beyond copying, in bytes.
     extra: u32,
+    /// The present burst has a plan and is not counted yet, and the copies it asks for.
+    planned: bool,
+    copies: u64,
 }
 
 /// What classifying a burst counted.
@@ -89,6 +95,7 @@ impl Forwarder {
             plan: Plan::default(),
             memo: BurstMemo::new(),
             flood_run: Run::EMPTY,
+            flooded: Flooded::default(),
             targets: Vec::with_capacity(shared.ports.len()),
             scratch: RxScratch::default(),
             writer: TapWriter::default(),
@@ -98,6 +105,8 @@ impl Forwarder {
             cycle: 0,
             patience: clock::cycles_in(HOLD_NANOS),
             extra: 0,
+            planned: false,
+            copies: 0,
         }
     }
 
@@ -116,6 +125,11 @@ impl Forwarder {
     /// Where this worker announces that it sleeps.
     pub fn signals(&self) -> &Signals {
         &self.signals
+    }
+
+    /// Reports a broken ring to its front-end.
+    pub fn note_error(&mut self, id: PortId, state: &RingState) {
+        self.signals.note_error(id, state);
     }
 
     /// Forwards one burst of a guest's transmit queue.
@@ -240,6 +254,7 @@ impl Forwarder {
         };
         let back = &self.burst.frames()[usize::from(first)..];
         tally.copies -= back.len() as u64;
+        self.planned = false;
         tally.bytes -= back.iter().map(|frame| u64::from(frame.len)).sum::<u64>();
         self.burst.cut(usize::from(first));
         if state.waiting_since.replace(self.cycle).is_none() {
@@ -258,6 +273,7 @@ impl Forwarder {
         tally: Tally,
         received: u32,
     ) {
+        self.planned = false;
         for reason in self.burst.rejected() {
             stats.drops.add(reason, 1);
         }
@@ -302,6 +318,7 @@ impl Forwarder {
             let tally = self.classify(ports, port, ingress, &mut source, &queue.input);
             queue.set_source(source);
             self.deliver(ports, id, stats, None);
+            self.planned = false;
             for reason in self.burst.rejected() {
                 queue.input.drops.add(reason, 1);
             }
@@ -315,6 +332,8 @@ impl Forwarder {
             TapState::More => Serviced::More,
             TapState::Empty if taken > 0 => Serviced::Last,
             TapState::Empty => Serviced::Idle,
+            TapState::Later if taken > 0 => Serviced::More,
+            TapState::Later => Serviced::Waiting,
             TapState::Gone => Serviced::Gone,
         }
     }
@@ -332,6 +351,7 @@ impl Forwarder {
             let mut source = SourceMemo::default();
             let tally = self.classify(ports, port, ingress, &mut source, counters);
             self.deliver(ports, id, stats, None);
+            self.planned = false;
             counters.frames.add(1);
             counters.bytes.add(tally.bytes);
             counters.copies.add(tally.copies);
@@ -379,9 +399,11 @@ impl Forwarder {
     ) -> Tally {
         // Those of a burst from a TAP are nobody's.
         self.extra = 0;
+        self.planned = false;
         self.plan.clear();
         self.memo.start_burst();
         self.targets.clear();
+        self.flooded = Flooded::default();
         let mut tally = Tally::default();
         let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
         let mut judge = Judge::new(policy, port, ingress, source, &mut self.memo, self.now);
@@ -419,6 +441,7 @@ impl Forwarder {
         if let Some(at) = cut {
             self.burst.cut(at);
         }
+        (self.planned, self.copies) = (true, tally.copies);
         if least < NO_LIMIT {
             drop_too_big(&self.burst, &mut self.plan, ports, least, self.now);
         }
@@ -451,7 +474,8 @@ impl Forwarder {
         delivery.unicast(&self.burst, self.plan.runs(), wait);
         if !self.plan.floods().is_empty() {
             let floods = self.plan.floods();
-            delivery.flood(&self.burst, floods, &self.targets, &mut self.flood_run);
+            let run = &mut self.flood_run;
+            delivery.flood(&self.burst, floods, &self.targets, run, &mut self.flooded);
         }
         self.extra = self.extra.saturating_add(delivery.extra);
         delivery.again

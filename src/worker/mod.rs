@@ -243,7 +243,7 @@ impl Workers {
             threads: Mutex::new(Vec::new()),
         };
         for (index, handle) in workers.handles().iter().enumerate() {
-            let worker = run::Worker::new(index, Arc::clone(handle), shared.clone());
+            let worker = run::Worker::new(index, count, Arc::clone(handle), shared.clone());
             let cpu = cpus.get(index % cpus.len().max(1)).copied();
             if let Err(error) = workers.spawn(index, cpu, worker) {
                 workers.stop(Instant::now() + STOP_TIMEOUT);

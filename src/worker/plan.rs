@@ -41,6 +41,13 @@ impl Run {
         &self.frames[usize::from(self.done)..usize::from(self.len)]
     }
 
+    /// The frames not settled yet, to be settled by whoever gets them.
+    #[inline(always)]
+    pub fn take_left(&mut self) -> &[u8] {
+        let done = std::mem::replace(&mut self.done, self.len);
+        &self.frames[usize::from(done)..usize::from(self.len)]
+    }
+
     /// Records that the next `count` frames are settled.
     #[inline(always)]
     pub fn settle(&mut self, count: usize) {

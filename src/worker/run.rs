@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering;
 
 use vmm_sys_util::epoll::EpollEvent;
 
+use super::deliver::count_broken;
 use super::forward::{Forwarder, Serviced, guest_of};
 use super::spin::{Next, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, HOLD_SLEEP_MILLIS, TURN_NANOS};
-use crate::port::{Port, PortTable, RingState};
+use crate::port::{Endpoint, Port, PortTable, Queue, RingState};
 use crate::switch::PortId;
-use crate::sys::clock;
-use crate::sys::threads::ready_without_cpu;
+use crate::sys::threads::{ready_without_cpu, run_again_after_panic};
+use crate::sys::{clock, log_queue};
 
 /// A source with work, or that lately had some.
 #[derive(Clone, Copy)]
@@ -28,6 +29,8 @@ pub struct Worker {
     handle: Arc<WorkerHandle>,
     ports: PortTable,
     index: usize,
+    /// Number of workers.
+    of: usize,
     forwarder: Forwarder,
     spin: SpinPolicy,
     ready: Vec<Ready>,
@@ -45,12 +48,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Worker number `index`.
-    pub fn new(index: usize, handle: Arc<WorkerHandle>, shared: Shared) -> Worker {
+    /// Worker number `index` of `of`.
+    pub fn new(index: usize, of: usize, handle: Arc<WorkerHandle>, shared: Shared) -> Worker {
         Worker {
             handle,
             ports: Arc::clone(&shared.ports),
             index,
+            of,
             forwarder: Forwarder::new(index, &shared),
             spin: SpinPolicy::new(shared.poll, clock::cycles(), clock::cycles_in),
             ready: Vec::new(),
@@ -66,6 +70,48 @@ impl Worker {
 
     /// Works until [`super::Workers::stop`].
     pub fn run(mut self) {
+        log_queue::never_wait();
+        let handle = Arc::clone(&self.handle);
+        let stopped = || handle.stop.load(Ordering::Relaxed);
+        let mut panicked = false;
+        run_again_after_panic(&format!("worker {}", self.index), stopped, || {
+            if std::mem::replace(&mut panicked, true) {
+                self.recover();
+            }
+            self.work();
+        });
+    }
+
+    /// After a panic that belongs to no port: events that were taken and signals that were owed may
+    /// be lost, so everything is looked at and everybody signalled.
+    #[cold]
+    fn recover(&mut self) {
+        self.forwarder.signals().slot().active();
+        self.forwarder.abandon(&self.ports, None);
+        self.forwarder.signal_everyone(&self.ports);
+        let ports = Arc::clone(&self.ports);
+        for port in ports.iter() {
+            match &port.endpoint {
+                Endpoint::Guest(guest) => {
+                    let mine = |queue: &Queue| queue.lock().owner == Some(self.index);
+                    let transmit: Vec<usize> =
+                        (0..guest.tx.len()).filter(|&i| mine(&guest.tx[i])).collect();
+                    let receive = (0..guest.rx.len()).filter(|&i| mine(&guest.rx[i]));
+                    receive.for_each(|i| receive_kick(&ports, port.id, i, false));
+                    for i in transmit {
+                        self.mark_ready(Token::Transmit(port.id, i as u16));
+                    }
+                }
+                Endpoint::Tap(tap) => {
+                    for i in (self.index..tap.queues().len()).step_by(self.of) {
+                        self.mark_ready(Token::Tap(port.id, i as u16));
+                    }
+                }
+            }
+        }
+    }
+
+    fn work(&mut self) {
         self.now = clock::cycles();
         while !self.handle.stop.load(Ordering::Relaxed) {
             self.take_notes();
@@ -203,32 +249,61 @@ impl Worker {
         };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(serviced) => serviced,
-            Err(_) => {
-                self.contain_panic(token);
-                Serviced::Gone
-            }
+            Err(_) => self.contain_panic(token),
         }
     }
 
+    /// Does something for a source outside its turn; a panic is contained as in a turn.
+    fn contained(&mut self, token: Token, work: impl FnOnce(&mut Worker)) {
+        if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
+            self.contain_panic(token);
+        }
+    }
+
+    /// Counts the burst, gives up the ring it came from and looks at a TAP again later: what lies
+    /// in its queue brings no event. The rings it was being delivered to are mended by whoever
+    /// takes their locks next.
     #[cold]
-    fn contain_panic(&self, token: Token) {
-        let (Token::Transmit(id, queue) | Token::Receive(id, queue) | Token::Tap(id, queue)) =
+    fn contain_panic(&mut self, token: Token) -> Serviced {
+        let ports = Arc::clone(&self.ports);
+        let (Token::Transmit(id, index) | Token::Receive(id, index) | Token::Tap(id, index)) =
             token
         else {
-            return;
+            return Serviced::Gone;
         };
-        let Some(port) = self.ports.get(usize::from(id)) else {
-            return;
+        let Some(port) = ports.get(usize::from(id)) else {
+            return Serviced::Gone;
         };
+        let index = usize::from(index);
         port.stats.panics.add_shared(1);
-        if let Some(queue) = port.as_guest().and_then(|guest| guest.tx.get(usize::from(queue))) {
-            let mut state = queue.lock();
-            state.broken = true;
-            state.drain_to = None;
-            drop(state);
-            queue.notify_drained();
+        let after = match (&port.endpoint, token) {
+            (Endpoint::Guest(guest), Token::Transmit(..)) if index < guest.tx.len() => {
+                let queue = &guest.tx[index];
+                let mut state = queue.lock();
+                self.forwarder.abandon(&ports, Some(&queue.stats));
+                state.broken = true;
+                state.drain_to = None;
+                state.waiting_since = None;
+                self.forwarder.note_error(id, &state);
+                drop(state);
+                queue.notify_drained();
+                count_broken(port, 2 * index + 1, "a worker panicked on its behalf");
+                return Serviced::Gone;
+            }
+            (Endpoint::Tap(tap), Token::Tap(..)) => {
+                self.forwarder.abandon(&ports, tap.queues().get(index).map(|queue| &queue.input));
+                Serviced::Waiting
+            }
+            _ => {
+                // An announcement, whose counters only the first worker writes, or a kick.
+                self.forwarder.abandon(&ports, Some(&port.stats.announced));
+                Serviced::Gone
+            }
+        };
+        if port.log.allow() {
+            log::error!("port {}: a worker panicked on its behalf", port.name);
         }
-        log::error!("port {}: a worker panicked on its behalf and was contained", port.name);
+        after
     }
 
     /// Enables the kicks of an empty source and looks again; true if it must stay ready.
@@ -273,18 +348,23 @@ impl Worker {
     /// Takes what sessions asked for.
     fn take_notes(&mut self) {
         self.handle.take_notes(&mut self.notes);
-        for i in 0..self.notes.len() {
-            match self.notes[i] {
-                Note::Look(Token::Receive(port, queue)) => {
-                    receive_kick(&self.ports, port, queue.into(), false);
+        // One by one: what is left is not lost with one that panics.
+        while let Some(note) = self.notes.pop() {
+            match note {
+                Note::Look(token @ Token::Receive(port, queue)) => {
+                    self.contained(token, |worker| {
+                        receive_kick(&worker.ports, port, queue.into(), false);
+                    })
                 }
                 Note::Look(token) => self.mark_ready(token),
                 Note::Announce(port, mac) => {
-                    self.forwarder.announce(&self.ports, port, mac, &self.handle.stats);
+                    self.contained(Token::Receive(port, 0), |worker| {
+                        let Worker { forwarder, ports, handle, .. } = worker;
+                        forwarder.announce(ports, port, mac, &handle.stats);
+                    });
                 }
             }
         }
-        self.notes.clear();
     }
 
     /// Sleeps until something happens. There is no timeout, which would hide a lost wake-up, unless
@@ -309,8 +389,12 @@ impl Worker {
                 Token::Wake => {
                     let _ = self.handle.wake.read();
                 }
-                Token::Receive(port, queue) => receive_kick(&self.ports, port, queue.into(), true),
-                Token::Transmit(port, queue) => self.transmit_kick(port, queue.into()),
+                token @ Token::Receive(port, queue) => self.contained(token, |worker| {
+                    receive_kick(&worker.ports, port, queue.into(), true);
+                }),
+                token @ Token::Transmit(port, queue) => self.contained(token, |worker| {
+                    worker.transmit_kick(port, queue.into());
+                }),
                 token @ Token::Tap(..) => self.mark_ready(token),
             }
         }

@@ -34,8 +34,10 @@ static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap())
 struct Fake {
     /// What each call comes to; `Done` moves the frame.
     answer: Mutex<TapIo>,
-    /// What reads find before they get the answer.
-    queued: Mutex<VecDeque<Vec<u8>>>,
+    /// What reads find before they get the answer: a frame, or another answer.
+    queued: Mutex<VecDeque<Result<Vec<u8>, TapIo>>>,
+    /// Bytes by which the kernel's answer to a write falls short.
+    short: AtomicU64,
     /// The last frame written, pieces together.
     written: Mutex<Vec<u8>>,
     /// Lengths of its pieces.
@@ -49,6 +51,7 @@ impl Fake {
         Arc::new(Fake {
             answer: Mutex::new(answer),
             queued: Mutex::default(),
+            short: AtomicU64::new(0),
             written: Mutex::default(),
             pieces: Mutex::default(),
             reads: AtomicU64::new(0),
@@ -61,7 +64,7 @@ impl Fake {
     }
 
     fn queue(&self, frame: &[u8]) {
-        lock(&self.queued).push_back(frame.to_vec());
+        lock(&self.queued).push_back(Ok(frame.to_vec()));
     }
 
     fn counts(&self) -> (u64, u64) {
@@ -96,7 +99,10 @@ impl FrameIo for Fake {
             lens.push(piece.iov_len);
         }
         match *lock(&self.answer) {
-            TapIo::Done(_) => TapIo::Done(written.len()),
+            TapIo::Done(_) => {
+                let short = self.short.load(Ordering::Relaxed) as usize;
+                TapIo::Done(written.len().saturating_sub(short))
+            }
             answer => answer,
         }
     }
@@ -104,7 +110,8 @@ impl FrameIo for Fake {
     fn read(&self, buffer: &mut [u8]) -> TapIo {
         self.reads.fetch_add(1, Ordering::Relaxed);
         match lock(&self.queued).pop_front() {
-            Some(frame) => {
+            Some(Err(answer)) => answer,
+            Some(Ok(frame)) => {
                 let len = frame.len().min(buffer.len());
                 buffer[..len].copy_from_slice(&frame[..len]);
                 TapIo::Done(len)
@@ -230,34 +237,77 @@ fn each_loss_is_told_and_mended() {
     assert_eq!(tap.queues()[0].input.drops.total(), 0);
 }
 
+/// A write that the kernel took a part of: what arrived is no frame of ours.
 #[test]
-fn each_refused_read_is_asked_once() {
+fn a_short_write_is_a_drop() {
+    let (port, device) = (uplink(1), Fake::new(TapIo::Done(0)));
+    let (burst, mut writer) = (small_burst(FRAMES), TapWriter::default());
+    attach(&port, &device);
+    for short in [1, 12, 60, 71] {
+        device.short.store(short, Ordering::Relaxed);
+        (0..TIMES).for_each(|_| send(&port, &burst, &mut writer));
+    }
+    assert_eq!(device.counts(), (0, 4 * FRAMES * TIMES), "one call a frame");
+    assert_drops(&port, DropReason::TapRejected, 4 * FRAMES * TIMES, 0);
+    assert!(tap(&port).is_up() && !tap(&port).is_lost());
+    device.short.store(0, Ordering::Relaxed);
+    send(&port, &burst, &mut writer);
+    assert_eq!(tap(&port).queues()[0].output.frames.get(), FRAMES);
+}
+
+#[test]
+fn each_refused_read_costs_a_bounded_number_of_calls() {
     let refused = |errno| TapIo::from_result(-1, errno);
+    let most = BURST_FRAMES as u64;
+    // Answer, what it means for the queue, calls a turn, frames counted.
     let table = [
-        (refused(libc::EAGAIN), TapState::Empty, 0),
-        (refused(libc::ENOBUFS), TapState::Empty, 0),
-        (refused(libc::EIO), TapState::Empty, 0),
-        (refused(libc::EINVAL), TapState::Empty, 1),
-        (refused(libc::EFAULT), TapState::Empty, 1),
+        (refused(libc::EAGAIN), TapState::Empty, 1, 0),
+        (refused(libc::EIO), TapState::Empty, 1, 0),
+        (refused(libc::ENOBUFS), TapState::Later, 1, 0),
+        (refused(libc::ENOMEM), TapState::Later, 1, 0),
+        (refused(libc::EINVAL), TapState::Empty, most, most),
+        (refused(libc::EFAULT), TapState::Empty, most, most),
     ];
     let (mut reader, mut burst) = (TapReader::default(), Burst::default());
-    for (answer, state, lost_frames) in table {
+    for (answer, state, calls, lost) in table {
         let (port, device) = (uplink(1), Fake::new(answer));
         attach(&port, &device);
         let queue = &tap(&port).queues()[0];
         for n in 1..=TIMES {
             assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), state, "{answer:?}");
-            assert_eq!((device.counts(), burst.taken()), ((n, 0), 0), "{answer:?}");
+            assert_eq!((device.counts(), burst.taken()), ((n * calls, 0), 0), "{answer:?}");
         }
         let drops = &queue.input.drops;
         let counted = (drops.get(DropReason::TapRejected), drops.total(), queue.input.frames.get());
-        assert_eq!(counted, (lost_frames * TIMES, lost_frames * TIMES, lost_frames * TIMES));
+        assert_eq!(counted, (lost * TIMES, lost * TIMES, lost * TIMES));
         assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
-        // After three frames the same answer ends the burst.
+        // Nothing of it lasts.
+        *lock(&device.answer) = TapIo::WouldBlock;
         (0..3).for_each(|_| device.queue(&[0; 72]));
-        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), state);
-        assert_eq!((burst.taken(), device.counts().0), (3, TIMES + 4));
+        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), TapState::Empty);
+        assert_eq!(burst.taken(), 3);
     }
+}
+
+/// A refused frame is off the queue. The ones behind it bring no event of their own, and none ever
+/// once the queue is full: they are read in the same turn.
+#[test]
+fn what_is_behind_a_refused_frame_is_read() {
+    let (port, device) = (uplink(1), Fake::new(TapIo::WouldBlock));
+    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    attach(&port, &device);
+    let queue = &tap(&port).queues()[0];
+    for _ in 0..TIMES {
+        for errno in [libc::EINVAL, libc::EFAULT] {
+            device.queue(&[0; 72]);
+            lock(&device.queued).push_back(Err(TapIo::from_result(-1, errno)));
+            device.queue(&[0; 72]);
+        }
+        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), TapState::Empty);
+        assert_eq!(burst.taken(), 4);
+        assert!(lock(&device.queued).is_empty());
+    }
+    assert_eq!(queue.input.drops.get(DropReason::TapRejected), 2 * TIMES);
 }
 
 #[test]
@@ -559,7 +609,7 @@ fn frames_of_every_length_cross_unchanged() {
         assert_eq!(written[..12], [0; 12], "{len}");
         assert!(written[12..] == frame[..len as usize], "{len}: bytes to the TAP");
 
-        lock(&device.queued).push_back(written);
+        device.queue(&written);
         *lock(&device.answer) = TapIo::WouldBlock;
         queue.receive(&mut reader, &mut burst, tap(&port));
         *lock(&device.answer) = TapIo::Done(0);

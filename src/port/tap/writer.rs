@@ -38,6 +38,16 @@ impl Default for TapWriter {
     }
 }
 
+/// What came of writing `len` bytes. A TAP takes a frame or refuses it; a part that was taken is
+/// some other frame.
+#[inline(always)]
+fn whole(result: TapIo, len: usize) -> TapIo {
+    match result {
+        TapIo::Done(written) if written != len => TapIo::Rejected(libc::EIO),
+        result => result,
+    }
+}
+
 impl TapWriter {
     /// Writes one frame: header and snapshot from private memory, the rest from where it lies if
     /// it is long.
@@ -49,7 +59,7 @@ impl TapWriter {
         self.linear[VNET_HDR_LEN..PRIVATE].copy_from_slice(&frame.snapshot);
         if frame.len as usize <= TAP_COPY_BYTES || more.len() > TAP_GATHER_PIECES {
             let len = self.linearize(frame, more);
-            return device.write(&self.linear[..len]);
+            return whole(device.write(&self.linear[..len]), len);
         }
         self.pieces.clear();
         self.add(self.linear.as_ptr(), PRIVATE);
@@ -58,7 +68,8 @@ impl TapWriter {
         }
         // SAFETY: `linear` is private and lives across the call; the other pieces were translated
         // in the sender's memory, which the lock on its ring holds.
-        unsafe { device.write_pieces(&self.pieces) }
+        let result = unsafe { device.write_pieces(&self.pieces) };
+        whole(result, VNET_HDR_LEN + frame.len as usize)
     }
 
     /// Writes a frame of a burst that asks for offloads; `takes` is what the kernel has of them.
@@ -86,7 +97,7 @@ impl TapWriter {
         if sum {
             self.finish_checksum(&request, len);
         }
-        let result = device.write(&self.linear[..len]);
+        let result = whole(device.write(&self.linear[..len]), len);
         if sum && matches!(result, TapIo::Done(_)) {
             fallbacks.checksummed.add_shared(1);
         }
@@ -166,7 +177,8 @@ impl TapWriter {
         self.add(self.front.as_ptr(), front);
         self.add(payload, len as usize);
         // SAFETY: both pieces are private memory that lives across the call.
-        unsafe { device.write_pieces(&self.pieces) }
+        let result = unsafe { device.write_pieces(&self.pieces) };
+        whole(result, front + len as usize)
     }
 
     fn add(&mut self, at: *const u8, len: usize) {
