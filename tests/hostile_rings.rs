@@ -8,8 +8,16 @@
 //! over many errors.
 
 mod common;
+#[path = "hostile_rings/duo.rs"]
+mod duo;
+#[path = "hostile_rings/fetch.rs"]
+mod fetch;
+#[path = "hostile_rings/headers.rs"]
+mod headers;
 #[path = "hostile_rings/lab.rs"]
 mod lab;
+#[path = "hostile_rings/overlap.rs"]
+mod overlap;
 #[path = "hostile_rings/rx.rs"]
 mod rx;
 #[path = "hostile_rings/shapes.rs"]

@@ -218,7 +218,8 @@ pub fn cases() -> Vec<Case> {
 
 /// Writes a case to memory and to the TX ring.
 fn write(lab: &Lab, case: &Case) {
-    let frame = lab.next_frame((case.total() as usize).saturating_sub(12).clamp(14, 4096));
+    let header = lab.evil.guest.cfg.header_len();
+    let frame = lab.next_frame((case.total() as usize).saturating_sub(header).clamp(14, 4096));
     let mut from = 0;
     for &(at, len) in &case.bytes {
         let end = (from + len as usize).min(frame.len());
@@ -277,7 +278,7 @@ pub fn run(lab: &mut Lab, case: &Case) {
         assert!(!Lab::is_broken(ring), "{name}: reported broken");
     }
     if forwarded {
-        lab.arrives(case.total() as usize - 12, name);
+        lab.arrives(case.total() as usize - lab.evil.guest.cfg.header_len(), name);
     }
     check_counters(lab, case, before);
     // A device reads what it sends: nothing but the ring has changed (I4).
