@@ -16,6 +16,8 @@ mod fetch;
 mod headers;
 #[path = "hostile_rings/lab.rs"]
 mod lab;
+#[path = "hostile_rings/lost.rs"]
+mod lost;
 #[path = "hostile_rings/overlap.rs"]
 mod overlap;
 #[path = "hostile_rings/rx.rs"]
