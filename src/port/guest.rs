@@ -6,7 +6,7 @@
 //! several the guest's own sending chooses (`port::steering`), and for a flow that it has not sent
 //! the flow's hash.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use vmm_sys_util::eventfd::EventFd;
@@ -34,6 +34,8 @@ pub struct GuestPort {
     pub signal_cost: Arc<SignalCost>,
     /// Written to end the conversation with the front-end.
     leave: Mutex<Option<Arc<EventFd>>>,
+    /// Conversations so far; changed with the lock of `leave` held.
+    sessions: AtomicU64,
     harmful: AtomicBool,
 }
 
@@ -58,6 +60,7 @@ impl GuestPort {
             steering: OnceLock::new(),
             signal_cost: Arc::default(),
             leave: Mutex::new(None),
+            sessions: AtomicU64::new(0),
             harmful: AtomicBool::new(false),
         }
     }
@@ -122,7 +125,9 @@ impl GuestPort {
 
     /// Records that a front-end came, and the eventfd by which its session can be told to drop it.
     pub fn attach(&self, leave: Arc<EventFd>) {
-        *self.leave() = Some(leave);
+        let mut place = self.leave();
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        *place = Some(leave);
     }
 
     /// Records that the front-end left; its rings are stopped.
@@ -136,6 +141,12 @@ impl GuestPort {
     /// True while a front-end is connected.
     pub fn is_attached(&self) -> bool {
         self.leave().is_some()
+    }
+
+    /// The number of the present conversation; none while no front-end is connected.
+    pub fn session(&self) -> Option<u64> {
+        let leave = self.leave();
+        leave.as_ref().map(|_| self.sessions.load(Ordering::Relaxed))
     }
 
     /// Ends the conversation with the front-end: its session is told to close the connection and

@@ -20,11 +20,11 @@ use super::rings::Rings;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 use crate::memory::{DirtyLog, LogError, MapError, Mapping, MemTable, Region, TableError};
-use crate::port::{Port, PortTable};
+use crate::port::{GuestPort, Port, PortTable};
 use crate::ring::RingError;
 use crate::switch::{Fdb, PortId};
 use crate::sys::eventfd::BlockedWriterWatch;
-use crate::worker::Workers;
+use crate::worker::{Announcement, Workers};
 
 /// What every session needs of the process.
 #[derive(Clone)]
@@ -363,8 +363,9 @@ impl<'a> Session<'a> {
 
     /// After a migration the front-end asks to tell the network where the guest is now.
     fn announce(&self, mac: MacAddr) {
-        if let Some(worker) = self.context.workers.handles().first() {
-            worker.announce(self.port.id, mac);
+        let session = self.port.as_guest().and_then(GuestPort::session);
+        if let (Some(worker), Some(session)) = (self.context.workers.handles().first(), session) {
+            worker.announce(Announcement { port: self.port.id, mac, session });
         }
     }
 }
@@ -372,11 +373,13 @@ impl<'a> Session<'a> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.rings.stop_all();
-        self.context.fdb.flush_port(self.port.id);
-        self.port.mtu.agree(None);
+        // Before the addresses are forgotten: a worker with an announcement of this conversation
+        // learns first and then looks whether it is over, so one of the two forgets that too.
         if let Some(guest) = self.port.as_guest() {
             guest.detach();
         }
+        self.context.fdb.flush_port(self.port.id);
+        self.port.mtu.agree(None);
     }
 }
 

@@ -13,9 +13,9 @@ use super::fit::drop_too_big;
 use super::judge::{Judge, reason};
 use super::plan::{Plan, Run};
 use super::signals::Signals;
-use super::{Shared, WorkerStats};
+use super::{Announcement, Shared, WorkerStats};
 use crate::frame::ethernet;
-use crate::frame::{MacAddr, Offloads, VnetHdr, flow_hash, rarp};
+use crate::frame::{Offloads, VnetHdr, flow_hash, rarp};
 use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS};
 use crate::port::moderation::Completed;
 use crate::port::mtu::NO_LIMIT;
@@ -338,18 +338,28 @@ impl Forwarder {
         }
     }
 
-    /// Tells the network where a guest is now: a RARP request from `mac`, forwarded as if it had
-    /// come from port `id` (vhost-user, `SEND_RARP`).
-    pub fn announce(&mut self, ports: &[Port], id: PortId, mac: MacAddr, stats: &WorkerStats) {
-        let Some(port) = ports.get(usize::from(id)) else {
+    /// Tells the network where a guest is now: a RARP request from its address, forwarded as if it
+    /// had come from its port (vhost-user, `SEND_RARP`).
+    pub fn announce(&mut self, ports: &[Port], what: Announcement, stats: &WorkerStats) {
+        let Announcement { port: id, mac, session } = what;
+        let Some((port, guest)) = guest_of(ports, id) else {
             return;
         };
+        let counters = &port.stats.announced;
+        let asked = || guest.session() == Some(session);
         self.burst.clear();
-        if self.burst.push_small(VnetHdr::plain(0), &rarp::request(mac)) {
+        if !asked() {
+            counters.frames.add(1);
+            counters.drops.add(DropReason::PortDown, 1);
+        } else if self.burst.push_small(VnetHdr::plain(0), &rarp::request(mac)) {
             let ingress = Ingress { port: id, kind: port.kind() };
-            let counters = &port.stats.announced;
             let mut source = SourceMemo::default();
             let tally = self.classify(ports, port, ingress, &mut source, counters);
+            if !asked() {
+                // The front-end left meanwhile, and its addresses may have been forgotten before
+                // this one was learned.
+                self.fdb.flush_port(id);
+            }
             self.deliver(ports, id, stats, None);
             self.planned = false;
             counters.frames.add(1);

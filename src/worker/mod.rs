@@ -94,7 +94,21 @@ pub enum Note {
     /// Look at a source once, without waiting for its event.
     Look(Token),
     /// Announce a guest's address to the network.
-    Announce(PortId, MacAddr),
+    Announce(Announcement),
+}
+
+/// An address to announce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Announcement {
+    /// Where it lives.
+    pub port: PortId,
+    /// The address.
+    pub mac: MacAddr,
+    /// The conversation that asked for it, as [`GuestPort::session`] counts them: once that is over
+    /// nothing of it may be learned.
+    ///
+    /// [`GuestPort::session`]: crate::port::GuestPort::session
+    pub session: u64,
 }
 
 /// Counters of one worker.
@@ -179,9 +193,9 @@ impl WorkerHandle {
         self.leave(Note::Look(token));
     }
 
-    /// Makes the worker announce `mac` as living on `port`.
-    pub fn announce(&self, port: PortId, mac: MacAddr) {
-        self.leave(Note::Announce(port, mac));
+    /// Makes the worker announce an address.
+    pub fn announce(&self, announcement: Announcement) {
+        self.leave(Note::Announce(announcement));
     }
 
     fn leave(&self, note: Note) {

@@ -348,7 +348,9 @@ impl Worker {
     /// Takes what sessions asked for.
     fn take_notes(&mut self) {
         self.handle.take_notes(&mut self.notes);
-        // One by one: what is left is not lost with one that panics.
+        // In their order, as of two announcements the later one counts; and one by one, so that
+        // what is left is not lost with one that panics.
+        self.notes.reverse();
         while let Some(note) = self.notes.pop() {
             match note {
                 Note::Look(token @ Token::Receive(port, queue)) => {
@@ -357,10 +359,10 @@ impl Worker {
                     })
                 }
                 Note::Look(token) => self.mark_ready(token),
-                Note::Announce(port, mac) => {
-                    self.contained(Token::Receive(port, 0), |worker| {
+                Note::Announce(what) => {
+                    self.contained(Token::Receive(what.port, 0), |worker| {
                         let Worker { forwarder, ports, handle, .. } = worker;
-                        forwarder.announce(ports, port, mac, &handle.stats);
+                        forwarder.announce(ports, what, &handle.stats);
                     });
                 }
             }
