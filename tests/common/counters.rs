@@ -53,6 +53,14 @@ impl Counters {
         rows.filter(|(k, _)| k.starts_with("drop.")).map(|(_, v)| v).sum()
     }
 
+    /// Every value of the ports' lines: port, side ("" for the port's own line), name, value.
+    pub fn each(&self) -> impl Iterator<Item = (&str, &str, &str, u64)> {
+        self.rows.iter().flat_map(|r| {
+            let (port, side) = (r.port.as_str(), r.side.as_str());
+            r.values.iter().map(move |(key, value)| (port, side, key.as_str(), *value))
+        })
+    }
+
     fn side<'a>(&'a self, port: Option<&'a str>, side: &'a str) -> impl Iterator<Item = &'a Row> {
         let wanted = move |r: &&Row| r.side == side && port.is_none_or(|p| r.port == p);
         self.rows.iter().filter(wanted)

@@ -2,6 +2,7 @@
 //! SIGTERM under the promise "exit 0 within 1 s", killed when a test panics.
 
 use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -179,6 +180,34 @@ impl Daemon {
         });
         assert!(done, "no counters after SIGUSR1\n{}", self.log());
         Counters::parse(&self.log()[before..])
+    }
+
+    /// The same as soon as the report's last line is there, reading no more of the log than that:
+    /// a millisecond instead of a tenth of a second, for who asks often.
+    pub fn report(&self) -> Counters {
+        let before = self.log_len();
+        assert!(sys::kill(self.pid(), libc::SIGUSR1), "daemon is gone");
+        let mut text = String::new();
+        let done = wait_for(Duration::from_secs(10), || {
+            let mut log = File::open(self.dir.path().join("log")).expect("log file");
+            log.seek(SeekFrom::Start(before)).expect("seek");
+            text.clear();
+            // A line that is half written is read again.
+            log.read_to_string(&mut text).is_ok()
+                && text.contains("] addresses ")
+                && text.ends_with('\n')
+        });
+        assert!(done, "no counters after SIGUSR1\n{text}");
+        Counters::parse(&text)
+    }
+
+    pub fn log_len(&self) -> u64 {
+        fs::metadata(self.dir.path().join("log")).map_or(0, |file| file.len())
+    }
+
+    /// Empties the log, which the daemon goes on appending to.
+    pub fn forget_log(&self) {
+        fs::write(self.dir.path().join("log"), "").expect("log file");
     }
 
     pub fn alive(&mut self) -> bool {

@@ -1,0 +1,159 @@
+//! The naive switch: a map from address to port, and the rules of docs/architecture.md in the order
+//! in which a frame meets them. It knows nothing of rings and bursts; what it cannot know (which
+//! frames found a buffer) it is told by `lab`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+type Mac = [u8; 6];
+
+/// What is counted, by port and name: "in frames", "in drop.hairpin", "lost drop.no_buffer".
+pub type Books = BTreeMap<(usize, String), u64>;
+
+/// A port as the switch sees it.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Port {
+    /// Its receive ring runs, is enabled, and has held buffers.
+    pub up: bool,
+    /// Its receive ring is known to be broken.
+    pub broken: bool,
+    pub mtu: Option<usize>,
+}
+
+struct Entry {
+    port: usize,
+    fixed: bool,
+    seen: Instant,
+}
+
+pub struct Switch {
+    pub ports: Vec<Port>,
+    pub books: Books,
+    table: HashMap<Mac, Entry>,
+}
+
+impl Switch {
+    pub fn new(ports: usize, fixed: &[(Mac, usize)]) -> Switch {
+        let seen = Instant::now();
+        let table =
+            fixed.iter().map(|&(mac, port)| (mac, Entry { port, fixed: true, seen })).collect();
+        Switch { ports: vec![Port::default(); ports], books: Books::new(), table }
+    }
+
+    pub fn count(&mut self, port: usize, what: &str, n: u64) {
+        if n > 0 {
+            *self.books.entry((port, what.to_string())).or_default() += n;
+        }
+    }
+
+    /// Takes one frame in; answers the ports to whose rings it is given, and whether as a flood. `side` is the line it is
+    /// counted on. `refused`: its virtio-net header is nonsense. `size` is what counts for an MTU:
+    /// a packet's longest segment.
+    pub fn forward(
+        &mut self,
+        from: usize,
+        side: &str,
+        frame: &[u8],
+        refused: bool,
+        size: usize,
+    ) -> (Vec<usize>, bool) {
+        self.count(from, &format!("{side} frames"), 1);
+        match self.decide(from, frame, refused) {
+            Err(reason) => {
+                self.count(from, &format!("{side} drop.{reason}"), 1);
+                (Vec::new(), false)
+            }
+            Ok((to, flood)) => {
+                self.count(from, &format!("{side} copies"), to.len() as u64);
+                (self.hand_out(to, size), flood)
+            }
+        }
+    }
+
+    fn decide(
+        &mut self,
+        from: usize,
+        frame: &[u8],
+        refused: bool,
+    ) -> Result<(Vec<usize>, bool), &'static str> {
+        match frame.len() {
+            0..14 => return Err("too_short"),
+            65_558.. => return Err("too_long"),
+            _ if refused => return Err("bad_offload"),
+            _ => {}
+        }
+        let (dst, src) = (mac(&frame[..6]), mac(&frame[6..12]));
+        if src == [0; 6] || src[0] & 1 == 1 {
+            return Err("bad_source");
+        }
+        self.learn(src, from);
+        if dst[..5] == [1, 0x80, 0xc2, 0, 0] && dst[5] < 0x10 {
+            return Err("reserved");
+        }
+        let known = self.table.get(&dst).filter(|_| dst[0] & 1 == 0);
+        match known.map(|entry| entry.port) {
+            Some(port) if port == from => Err("hairpin"),
+            Some(port) => Ok((vec![port], false)),
+            None => match self.others(from) {
+                none if none.is_empty() => Err("no_receiver"),
+                others => Ok((others, true)),
+            },
+        }
+    }
+
+    /// Drops the copies that no ring is asked to take.
+    fn hand_out(&mut self, to: Vec<usize>, size: usize) -> Vec<usize> {
+        let mut asked = Vec::new();
+        for port in to {
+            let Port { up, broken, mtu } = self.ports[port];
+            let reason = match (up, broken) {
+                _ if mtu.is_some_and(|mtu| size > mtu + 14) => "too_big",
+                (_, true) => "ring_broken",
+                (false, _) => "port_down",
+                (true, false) => {
+                    asked.push(port);
+                    continue;
+                }
+            };
+            self.count(port, &format!("lost drop.{reason}"), 1);
+        }
+        asked
+    }
+
+    fn others(&self, from: usize) -> Vec<usize> {
+        (0..self.ports.len()).filter(|&p| p != from && self.ports[p].up).collect()
+    }
+
+    pub fn learn(&mut self, mac: Mac, port: usize) {
+        let seen = Instant::now();
+        match self.table.get(&mac) {
+            Some(entry) if entry.fixed => {}
+            _ => drop(self.table.insert(mac, Entry { port, fixed: false, seen })),
+        }
+    }
+
+    pub fn flush(&mut self, port: usize) {
+        self.table.retain(|_, entry| entry.fixed || entry.port != port);
+    }
+
+    /// Addresses of a port.
+    pub fn addresses(&self, port: usize) -> u64 {
+        self.table.values().filter(|entry| entry.port == port).count() as u64
+    }
+
+    /// Static ones among them.
+    pub fn fixed(&self, port: usize) -> u64 {
+        self.table.values().filter(|entry| entry.fixed && entry.port == port).count() as u64
+    }
+
+    /// Forgets who was silent for longer than `sure`. True if somebody was silent for longer than
+    /// `maybe`: whether the switch still knows that one cannot be told.
+    pub fn age(&mut self, maybe: Duration, sure: Duration) -> bool {
+        self.table.retain(|_, entry| entry.fixed || entry.seen.elapsed() < sure);
+        self.table.values().any(|entry| !entry.fixed && entry.seen.elapsed() > maybe)
+    }
+}
+
+fn mac(bytes: &[u8]) -> Mac {
+    bytes.try_into().expect("six octets")
+}
