@@ -189,16 +189,22 @@ impl Daemon {
         assert!(sys::kill(self.pid(), libc::SIGUSR1), "daemon is gone");
         let mut text = String::new();
         let done = wait_for(Duration::from_secs(10), || {
-            let mut log = File::open(self.dir.path().join("log")).expect("log file");
-            log.seek(SeekFrom::Start(before)).expect("seek");
-            text.clear();
-            // A line that is half written is read again.
-            log.read_to_string(&mut text).is_ok()
-                && text.contains("] addresses ")
-                && text.ends_with('\n')
+            text = self.log_after(before).0;
+            text.contains("] addresses ")
         });
         assert!(done, "no counters after SIGUSR1\n{text}");
         Counters::parse(&text)
+    }
+
+    /// Whole lines of the log from byte `from` on, and where the next one begins.
+    pub fn log_after(&self, from: u64) -> (String, u64) {
+        let mut log = File::open(self.dir.path().join("log")).expect("log file");
+        log.seek(SeekFrom::Start(from)).expect("seek");
+        let mut text = Vec::new();
+        log.read_to_end(&mut text).expect("log file");
+        text.truncate(text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1));
+        let next = from + text.len() as u64;
+        (String::from_utf8_lossy(&text).into_owned(), next)
     }
 
     pub fn log_len(&self) -> u64 {

@@ -137,7 +137,7 @@ fn ip_udp(s: &Stream, len: usize, out: &mut Vec<u8>) {
 }
 
 /// What a frame says of itself, after its CRC was found right.
-fn parse(frame: &[u8]) -> Result<(Stream, u32), String> {
+pub fn parse(frame: &[u8]) -> Result<(Stream, u32), String> {
     let to = To::of_mac(&frame[..6]).ok_or("unknown destination")?;
     let sender = frame[11];
     if frame[6..12] != mac_of(sender) {

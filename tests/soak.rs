@@ -1,0 +1,182 @@
+//! Guests and front-ends of all kinds come and go on one switch for as long as is wanted, while two
+//! honest pairs talk all the time. All invariants are summed up meanwhile: the honest pairs' frames
+//! arrive in order, once and unchanged, no longer than a second apart; nothing of theirs is found in
+//! anybody's memory; when the others are sent away, every 15 seconds or so, the daemon holds what it
+//! held before, and its books balance to the frame.
+//!
+//! Needs nothing; as root it also has an uplink, in a network namespace of its own. `scripts/soak`
+//! runs it for long.
+//!
+//! - `VIOSWITCH_SOAK_MINUTES=20` instead of a third of one.
+//! - `VIOSWITCH_SEED=n` draws other guests.
+
+mod common;
+#[path = "soak/guests.rs"]
+mod guests;
+#[path = "soak/honest.rs"]
+mod honest;
+#[path = "uplink/host.rs"]
+mod host;
+#[path = "soak/shared.rs"]
+mod shared;
+#[path = "soak/watch.rs"]
+mod watch;
+#[path = "soak/wire.rs"]
+mod wire;
+
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::proc::Daemon;
+use common::vm::{mac_of, tag_of};
+use guests::Other;
+use honest::Pair;
+use shared::{OTHERS, PAIRS, PORTS, Shared};
+use watch::Watch;
+
+/// A third of a minute: a round of everything, for the tests of every day.
+const MINUTES: f64 = 0.33;
+/// Between two moments of silence.
+const ROUND: Duration = Duration::from_secs(15);
+/// Until the uplink is back after the daemon stopped finding it.
+const GAP_LIMIT: Duration = Duration::from_secs(1);
+
+fn from_env<T: FromStr>(name: &str, default: T) -> T {
+    let Ok(text) = std::env::var(name) else { return default };
+    text.parse().unwrap_or_else(|_| panic!("{name}={text}"))
+}
+
+#[test]
+fn guests_come_and_go() {
+    let done = AtomicBool::new(false);
+    host::in_namespace(|| {
+        done.store(true, Ordering::Relaxed);
+        soak(true);
+    });
+    if !done.load(Ordering::Relaxed) {
+        soak(false);
+    }
+}
+
+/// Not a test: the process of a guest that will be killed (see `guests::process`).
+#[test]
+#[ignore]
+fn a_guest_of_its_own() {
+    guests::process();
+}
+
+fn daemon(uplink: bool) -> Daemon {
+    let mac = |id: usize| mac_of(id as u8).map(|octet| format!("{octet:02x}")).join(":");
+    let keys: Vec<String> = (0..PORTS)
+        .map(|id| if id < 2 * PAIRS { format!(",mac={}", mac(id)) } else { String::new() })
+        .collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let tap = format!("up,ifname={}", wire::TAP);
+    let mut extra = vec!["--workers", "2"];
+    if uplink {
+        extra.extend(["--tap", &tap]);
+    }
+    Daemon::with_ports(&keys, &extra)
+}
+
+fn soak(uplink: bool) {
+    let minutes: f64 = from_env("VIOSWITCH_SOAK_MINUTES", MINUTES);
+    let seed: u64 = from_env("VIOSWITCH_SEED", 1);
+    let uplinks = if uplink { "an uplink" } else { "no uplink" };
+    println!("soak: {minutes} min, seed {seed}, {PAIRS} honest pairs, {OTHERS} others, {uplinks}");
+    let mut d = daemon(uplink);
+    let shared = Shared::default();
+    let pairs: Vec<Mutex<Pair>> = (0..PAIRS as u8)
+        .map(|pair| Mutex::new(Pair::connect(2 * pair, |port| d.socket(port))))
+        .collect();
+    let paths: Vec<_> = (0..PORTS).map(|port| d.socket(port)).collect();
+    std::thread::scope(|scope| {
+        let shared = &shared;
+        scope.spawn(|| watch::pause_of_machine(shared));
+        for pair in &pairs {
+            scope.spawn(|| shared.guard("honest pair", || pair.lock().expect("one").run(shared)));
+        }
+        for id in 2 * PAIRS..PORTS {
+            let mut guest = Other::new(id as u8, paths[id].clone(), seed, shared);
+            scope.spawn(move || shared.guard(&format!("guest {id}"), || guest.run()));
+        }
+        if uplink {
+            scope.spawn(|| shared.guard("the host", || wire::run(shared, seed)));
+        }
+        // Whatever happens here, the others must hear that it is over.
+        shared.guard("watch", || conduct(&mut d, shared, minutes, OTHERS + usize::from(uplink)));
+        shared.stop();
+    });
+    let mut pairs: Vec<Pair> = pairs.into_iter().filter_map(|p| p.into_inner().ok()).collect();
+    shared.guard("the end", || close_the_books(&d, &mut pairs));
+    drop(pairs);
+    shared.guard("the end", || d.stop());
+    verdict(&shared, minutes, seed);
+}
+
+/// Rounds of everything, each ending in silence.
+fn conduct(d: &mut Daemon, shared: &Shared, minutes: f64, others: usize) {
+    let mut watch = Watch::new(d, shared, minutes);
+    let end = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
+    let mut told = Instant::now();
+    while Instant::now() < end && shared.failures().is_empty() {
+        let round = Instant::now() + ROUND.min(end - Instant::now());
+        while Instant::now() < round && shared.failures().is_empty() {
+            std::thread::sleep(Duration::from_millis(200));
+            watch.look();
+        }
+        shared.pause_others(others);
+        shared.pause_honest();
+        watch.quiet("between guests");
+        shared.resume();
+        if told.elapsed() > Duration::from_secs(45) || Instant::now() >= end {
+            watch.tell();
+            told = Instant::now();
+        }
+    }
+    watch.look();
+}
+
+/// At the end, to the frame: what each honest guest sent and got is what was counted for its port,
+/// and what it missed was counted there as dropped (I1). Nobody's words are in its memory (I4).
+fn close_the_books(d: &Daemon, pairs: &mut [Pair]) {
+    let c = d.report();
+    c.balance();
+    for pair in pairs {
+        for (vm, lost) in pair.vms.iter().zip(pair.lost()) {
+            let (id, port) = (vm.cfg.id, format!("p{}", vm.cfg.id));
+            let sent = vm.tx[0].frames;
+            assert_eq!(c.sum(Some(&port), "in", "frames"), sent, "{port}: frames in (I1)");
+            assert_eq!(c.drops(Some(&port), "in"), 0, "{port}: drops of an honest sender");
+            let received = vm.rx[0].frames;
+            assert_eq!(c.sum(Some(&port), "out", "frames"), received, "{port}: frames out (I1)");
+            let drops = c.drops(Some(&port), "out") + c.drops(Some(&port), "");
+            assert!(lost <= drops, "{port}: {lost} frames missing, {drops} drops counted (I1)");
+            assert!(vm.no_errors(), "{port}: an error was reported");
+            for other in (0..PORTS as u8).filter(|&other| other != id) {
+                let found = vm.mem.contains(&tag_of(other).to_le_bytes());
+                assert!(!found, "memory of guest {id} holds bytes of {other} (I4)");
+            }
+        }
+    }
+}
+
+fn verdict(shared: &Shared, minutes: f64, seed: u64) {
+    let load = |of: &std::sync::atomic::AtomicU64| of.load(Ordering::Relaxed);
+    let gap = Duration::from_micros(load(&shared.longest_gap));
+    let machine = Duration::from_micros(load(&shared.longest_of_machine));
+    // What the machine does to a thread that only sleeps it may do to anybody.
+    if gap > GAP_LIMIT + machine {
+        shared.fail(format!("a gap of {gap:?} (I7); the machine paused for {machine:?} at most"));
+    }
+    let (frames, lost) = (load(&shared.honest_frames), load(&shared.honest_lost));
+    println!("episodes: {:?}", shared.episodes.lock().expect("episodes"));
+    println!("honest pairs: {frames} frames, {lost} lost and counted, longest gap {gap:.1?}");
+    println!("longest pause of a thread that only sleeps: {machine:.1?}");
+    let failures = shared.failures();
+    let verdict = if failures.is_empty() { "passed" } else { "FAILED" };
+    println!("soak of {minutes} min with seed {seed}: {verdict}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

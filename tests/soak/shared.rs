@@ -1,0 +1,134 @@
+//! What the threads of a soak share: when to pause, when to stop, and what has been seen so far.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::common::proc::wait_for;
+
+/// Pairs of honest guests: guests 0 and 1, 2 and 3.
+pub const PAIRS: usize = 2;
+/// Ports of guests that come and go, after those.
+pub const OTHERS: usize = 6;
+/// All ports of guests.
+pub const PORTS: usize = 2 * PAIRS + OTHERS;
+
+/// Longest time in which everybody must have paused: half a message alone may take 2 s.
+const PAUSE_LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+pub struct Shared {
+    stop: AtomicBool,
+    /// Guests that come and go shall be gone, honest ones too.
+    others_pause: AtomicBool,
+    honest_pause: AtomicBool,
+    /// How many of them are.
+    others_idle: AtomicUsize,
+    honest_idle: AtomicUsize,
+    /// Longest silence of an honest pair, in microseconds: since the last line, and in all.
+    pub gap: AtomicU64,
+    pub longest_gap: AtomicU64,
+    /// The same of a thread that does nothing but sleep a millisecond at a time.
+    pub pause_of_machine: AtomicU64,
+    pub longest_of_machine: AtomicU64,
+    /// Frames of honest pairs that came, and that were lost.
+    pub honest_frames: AtomicU64,
+    pub honest_lost: AtomicU64,
+    /// What guests did, by name.
+    pub episodes: Mutex<BTreeMap<&'static str, u64>>,
+    failures: Mutex<Vec<String>>,
+}
+
+impl Shared {
+    pub fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// For a guest that comes and goes: true when it shall.
+    pub fn leave_now(&self) -> bool {
+        self.stopping() || self.others_pause.load(Ordering::Relaxed)
+    }
+
+    /// Waits while guests that come and go shall be gone.
+    pub fn others_rest(&self) {
+        rest(&self.others_pause, &self.others_idle, &self.stop);
+    }
+
+    /// The same for the honest; true if there was a rest.
+    pub fn honest_rest(&self) -> bool {
+        rest(&self.honest_pause, &self.honest_idle, &self.stop)
+    }
+
+    /// Sends the others away and waits until they are gone.
+    pub fn pause_others(&self, threads: usize) {
+        self.others_pause.store(true, Ordering::Relaxed);
+        self.await_idle(&self.others_idle, threads, "a guest does not leave");
+    }
+
+    pub fn pause_honest(&self) {
+        self.honest_pause.store(true, Ordering::Relaxed);
+        self.await_idle(&self.honest_idle, PAIRS, "an honest pair does not pause");
+    }
+
+    fn await_idle(&self, idle: &AtomicUsize, count: usize, complaint: &str) {
+        let all = || idle.load(Ordering::Relaxed) == count || !self.failures().is_empty();
+        if !wait_for(PAUSE_LIMIT, all) {
+            self.fail(complaint.to_string());
+        }
+    }
+
+    pub fn resume(&self) {
+        self.honest_pause.store(false, Ordering::Relaxed);
+        self.others_pause.store(false, Ordering::Relaxed);
+    }
+
+    pub fn count(&self, episode: &'static str) {
+        let mut all = self.episodes.lock().unwrap_or_else(PoisonError::into_inner);
+        *all.entry(episode).or_default() += 1;
+    }
+
+    pub fn fail(&self, what: String) {
+        eprintln!("    FAILED: {what}");
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    pub fn failures(&self) -> Vec<String> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Runs a thread's work; a panic becomes a failure of the soak, which then ends.
+    pub fn guard(&self, name: &str, work: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+            self.fail(format!("{name}: {}", text.unwrap_or_default()));
+        }
+    }
+}
+
+fn rest(pause: &AtomicBool, idle: &AtomicUsize, stop: &AtomicBool) -> bool {
+    let wanted = || pause.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed);
+    if !wanted() {
+        return false;
+    }
+    idle.fetch_add(1, Ordering::Relaxed);
+    while wanted() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    idle.fetch_sub(1, Ordering::Relaxed);
+    true
+}
+
+/// Raises a maximum.
+pub fn raise(of: [&AtomicU64; 2], to: Duration) {
+    let micros = to.as_micros() as u64;
+    for max in of {
+        max.fetch_max(micros, Ordering::Relaxed);
+    }
+}
