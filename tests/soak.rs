@@ -40,7 +40,7 @@ use watch::Watch;
 const MINUTES: f64 = 0.33;
 /// Between two moments of silence.
 const ROUND: Duration = Duration::from_secs(15);
-/// Until the uplink is back after the daemon stopped finding it.
+/// Longest silence of an honest pair.
 const GAP_LIMIT: Duration = Duration::from_secs(1);
 
 fn from_env<T: FromStr>(name: &str, default: T) -> T {
@@ -98,8 +98,8 @@ fn soak(uplink: bool) {
         for pair in &pairs {
             scope.spawn(|| shared.guard("honest pair", || pair.lock().expect("one").run(shared)));
         }
-        for id in 2 * PAIRS..PORTS {
-            let mut guest = Other::new(id as u8, paths[id].clone(), seed, shared);
+        for (id, path) in paths.iter().enumerate().skip(2 * PAIRS) {
+            let mut guest = Other::new(id as u8, path.clone(), seed, shared);
             scope.spawn(move || shared.guard(&format!("guest {id}"), || guest.run()));
         }
         if uplink {

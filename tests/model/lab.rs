@@ -113,7 +113,7 @@ impl<'d> Lab<'d> {
         self.flush();
         self.collect();
         self.mirror();
-        if self.op as usize % self.mode.compare_every == 0 {
+        if (self.op as usize).is_multiple_of(self.mode.compare_every) {
             self.compare();
         }
     }

@@ -35,9 +35,12 @@ pub struct Other<'s> {
     frame: Vec<u8>,
 }
 
+/// A name, and what is done.
+type Episode<'s> = (&'static str, fn(&mut Other<'s>));
+
 impl<'s> Other<'s> {
     /// What a guest may do, about equally often.
-    const EPISODES: [(&'static str, fn(&mut Self)); 19] = [
+    const EPISODES: [Episode<'s>; 19] = [
         ("talk", Self::talk),
         ("talk", Self::talk),
         ("slow", Self::refill_slowly),
@@ -354,7 +357,7 @@ impl<'s> Other<'s> {
             let rng = &mut me.rng;
             let code = rng.below(45) as u32;
             let flags =
-                if rng.below(8) == 0 { rng.next() as u32 } else { 1 | rng.below(2) as u32 * 8 };
+                if rng.below(8) == 0 { rng.next() as u32 } else { 1 + 8 * rng.below(2) as u32 };
             let len = [0, 4, 8, 12, 40, 48, 100, 4096][rng.below(8) as usize];
             let body: Vec<u8> = match rng.below(3) {
                 0 => vec![0; len],
