@@ -94,7 +94,8 @@ fn soak(uplink: bool) {
     let paths: Vec<_> = (0..PORTS).map(|port| d.socket(port)).collect();
     std::thread::scope(|scope| {
         let shared = &shared;
-        scope.spawn(|| watch::pause_of_machine(shared));
+        let pid = d.pid();
+        scope.spawn(move || watch::pause_of_machine(shared, pid));
         for pair in &pairs {
             scope.spawn(|| shared.guard("honest pair", || pair.lock().expect("one").run(shared)));
         }

@@ -73,7 +73,7 @@ impl<'s> Other<'s> {
             if !self.shared.stopping() {
                 let (name, act) =
                     Self::EPISODES[self.rng.below(Self::EPISODES.len() as u64) as usize];
-                self.shared.count(name);
+                self.shared.begins(self.id, name);
                 act(self);
             }
         }

@@ -20,6 +20,8 @@ const WINDOW: u32 = 64;
 const ROUND: Duration = Duration::from_millis(1);
 /// Frames that do not come for so long are lost; the next ones tell.
 const LOST: Duration = Duration::from_millis(20);
+/// What is promised to others, and explained if it is longer.
+const REMARKABLE: Duration = Duration::from_millis(100);
 const SOON: Duration = Duration::from_secs(10);
 
 /// One way.
@@ -114,7 +116,11 @@ impl Pair {
         });
         if came > 0 {
             way.came += came;
-            raise([&shared.gap, &shared.longest_gap], way.last_came.elapsed());
+            let gap = way.last_came.elapsed();
+            raise([&shared.gap, &shared.longest_gap], gap);
+            if gap > REMARKABLE {
+                shared.explain(me, gap);
+            }
             way.last_came = Instant::now();
             shared.honest_frames.fetch_add(came, Ordering::Relaxed);
         }

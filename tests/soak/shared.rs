@@ -1,10 +1,10 @@
 //! What the threads of a soak share: when to pause, when to stop, and what has been seen so far.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::common::proc::wait_for;
 
@@ -17,6 +17,11 @@ pub const PORTS: usize = 2 * PAIRS + OTHERS;
 
 /// Longest time in which everybody must have paused: half a message alone may take 2 s.
 const PAUSE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Moments of which is known what the daemon's threads had used: those of some seconds.
+const NOTES: usize = 100;
+/// Gaps that are explained; the rest are like these.
+const MOST_TOLD: u64 = 50;
 
 #[derive(Default)]
 pub struct Shared {
@@ -39,7 +44,15 @@ pub struct Shared {
     /// What guests did, by name.
     pub episodes: Mutex<BTreeMap<&'static str, u64>>,
     failures: Mutex<Vec<String>>,
+    /// What each guest that comes and goes is about, and since when.
+    doing: Mutex<BTreeMap<u8, (&'static str, Instant)>>,
+    /// What the daemon's threads had used at some moments of the last seconds.
+    used: Mutex<VecDeque<(Instant, Threads)>>,
+    told: AtomicU64,
 }
+
+/// By name: nanoseconds running, and ready without a CPU.
+pub type Threads = BTreeMap<String, (u64, u64)>;
 
 impl Shared {
     pub fn stopping(&self) -> bool {
@@ -88,18 +101,59 @@ impl Shared {
         self.others_pause.store(false, Ordering::Relaxed);
     }
 
+    pub fn begins(&self, guest: u8, episode: &'static str) {
+        lock(&self.doing).insert(guest, (episode, Instant::now()));
+        self.count(episode);
+    }
+
+    pub fn note(&self, threads: Threads) {
+        let mut used = lock(&self.used);
+        used.push_back((Instant::now(), threads));
+        if used.len() > NOTES {
+            used.pop_front();
+        }
+    }
+
+    /// Says what went on while an honest pair heard nothing.
+    pub fn explain(&self, who: u8, gap: Duration) {
+        if self.told.fetch_add(1, Ordering::Relaxed) >= MOST_TOLD {
+            return;
+        }
+        let (now, ms) = (Instant::now(), |ns: u64| ns / 1_000_000);
+        let busy: Vec<String> = {
+            let used = lock(&self.used);
+            let before = used.iter().rev().find(|(at, _)| now - *at > gap).or(used.front());
+            let (Some((_, a)), Some((_, b))) = (before, used.back()) else { return };
+            let spent = b.iter().map(|(name, b)| {
+                let a = a.get(name).copied().unwrap_or_default();
+                (name, ms(b.0.saturating_sub(a.0)), ms(b.1.saturating_sub(a.1)))
+            });
+            let some = spent.filter(|(_, ran, waited)| ran + waited > 10);
+            some.map(|(name, ran, waited)| format!("{name} ran {ran} waited {waited}")).collect()
+        };
+        let doing: Vec<String> = lock(&self.doing)
+            .iter()
+            .map(|(id, (what, since))| format!("{id} {what} {}", since.elapsed().as_millis()))
+            .collect();
+        println!(
+            "    guest {who} heard nothing for {} ms; threads: {}; guests: {}",
+            gap.as_millis(),
+            busy.join(", "),
+            doing.join(", ")
+        );
+    }
+
     pub fn count(&self, episode: &'static str) {
-        let mut all = self.episodes.lock().unwrap_or_else(PoisonError::into_inner);
-        *all.entry(episode).or_default() += 1;
+        *lock(&self.episodes).entry(episode).or_default() += 1;
     }
 
     pub fn fail(&self, what: String) {
         eprintln!("    FAILED: {what}");
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        lock(&self.failures).push(what);
     }
 
     pub fn failures(&self) -> Vec<String> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.failures).clone()
     }
 
     /// Runs a thread's work; a panic becomes a failure of the soak, which then ends.
@@ -123,6 +177,10 @@ fn rest(pause: &AtomicBool, idle: &AtomicUsize, stop: &AtomicBool) -> bool {
     }
     idle.fetch_sub(1, Ordering::Relaxed);
     true
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Raises a maximum.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::counters::Counters;
 use crate::common::proc::{Daemon, Usage};
 
-use super::shared::{Shared, raise};
+use super::shared::{Shared, Threads, raise};
 
 /// Log lines about one port within one second of the clock: one occasion a second is promised, of
 /// which two may fall into one second of the clock, and a front-end's leaving goes with its coming.
@@ -151,11 +151,29 @@ fn held(d: &Daemon, usage: Usage) -> Held {
     Held { usage, private_kib: kib.unwrap_or(0) }
 }
 
-/// Sleeps a millisecond at a time: what the machine adds to any waiting.
-pub fn pause_of_machine(shared: &Shared) {
+/// Sleeps a millisecond at a time: what the machine adds to any waiting. Now and then it notes what
+/// the daemon's threads did with their time.
+pub fn pause_of_machine(shared: &Shared, pid: u32) {
+    let mut noted = Instant::now();
     while !shared.stopping() {
         let began = Instant::now();
         std::thread::sleep(SECOND / 1000);
         raise([&shared.pause_of_machine, &shared.longest_of_machine], began.elapsed());
+        if noted.elapsed() > SECOND / 20 {
+            noted = Instant::now();
+            shared.note(threads(pid));
+        }
     }
+}
+
+/// Nanoseconds each thread of the daemon ran, and stood ready without a CPU.
+fn threads(pid: u32) -> Threads {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let read = |task: fs::DirEntry| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?.trim().to_string();
+        let times = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        let mut times = times.split_whitespace().map(|n| n.parse::<u64>().unwrap_or(0));
+        Some((name, (times.next()?, times.next()?)))
+    };
+    tasks.filter_map(read).collect()
 }
