@@ -1,0 +1,220 @@
+//! The command line and the file.
+//!
+//! Any arguments and any file: an answer comes, and it is a checked configuration, a text, or
+//! complaints of one printable line each, of bounded length. Entries written both ways: the
+//! command line and the file mean the same.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+
+use vioswitch::config::{Action, Config, Endpoint, Machine, UsageError, from_args};
+use vioswitch::limits;
+use vioswitch::sys::fs::memfd;
+
+use super::input::Input;
+
+/// What values are put together from.
+const WORDS: &str = "a|b|,|socket=|/s|mac=|52:54:00:00:00:01|queues=|ifname=|mode=|client|mtu=|0|\
+                     9|-|1|offload=|off|=|true|socket-mode=|socket-group=|\u{2028}|\n|'|\"|[|]| |é";
+
+const MACHINE: Machine<'static> = Machine { cpus: 4, allowed: &[0, 1, 2, 5] };
+
+/// The target.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    match input.below(4) {
+        0 => any_arguments(&mut input),
+        1 => any_file(&mut input),
+        2 => arguments_of_words(&mut input),
+        _ => both_ways(&mut input),
+    }
+}
+
+/// Arguments, separated by zeros.
+fn any_arguments(input: &mut Input<'_>) {
+    let args: Vec<OsString> =
+        input.rest().split(|&b| b == 0).map(|arg| OsString::from_vec(arg.to_vec())).collect();
+    // What a file of the machine says is no matter of this input.
+    if args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--c")) {
+        return;
+    }
+    judge(&parse(args));
+}
+
+fn any_file(input: &mut Input<'_>) {
+    judge(&parse_file(input.rest(), &[]));
+}
+
+/// Options and keys as they should be, values of any bytes.
+fn arguments_of_words(input: &mut Input<'_>) {
+    let words: Vec<&str> = WORDS.split('|').collect();
+    let (mut args, mut file) = (Vec::new(), String::new());
+    while !input.is_empty() {
+        let option = input.choose(&[
+            "--port",
+            "--tap",
+            "--socket-path",
+            "--fd",
+            "--workers",
+            "--cpus",
+            "--poll",
+            "--age",
+            "--control",
+            "--uplink-to-uplink",
+        ]);
+        let mut value = String::new();
+        for _ in 0..input.below(6) {
+            value += input.choose(&words);
+        }
+        if input.flag() {
+            args.push(format!("{option}={value}"));
+        } else {
+            let _ = writeln!(file, "{} = {value}", &option[2..]);
+        }
+    }
+    judge(&parse_file(file.as_bytes(), &args));
+}
+
+/// Parses `args` behind the program's name.
+fn parse(args: Vec<OsString>) -> Result<Action, UsageError> {
+    from_args(std::iter::once(OsString::from("vioswitchd")).chain(args), MACHINE)
+}
+
+/// Parses `args` and a file of these bytes.
+fn parse_file(bytes: &[u8], args: &[String]) -> Result<Action, UsageError> {
+    let file = File::from(memfd("fuzz", bytes.len() as u64).expect("memfd"));
+    file.write_all_at(bytes, 0).expect("memfd");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let args = ["--config".to_owned(), path].into_iter().chain(args.iter().cloned());
+    parse(args.map(OsString::from).collect())
+}
+
+fn judge(answer: &Result<Action, UsageError>) {
+    match answer {
+        Ok(Action::Run(config)) => check(config),
+        Ok(Action::Print(text)) => assert!(!text.is_empty()),
+        Err(error) => {
+            assert!(!error.lines.is_empty());
+            assert!(error.lines.len() <= limits::MAX_CONFIG_ERRORS + 1);
+            for line in &error.lines {
+                assert!(!line.is_empty());
+                assert!(!line.chars().any(char::is_control), "{line:?}");
+                assert!(line.chars().count() < 4096, "{} characters", line.len());
+            }
+        }
+    }
+}
+
+/// What the daemon relies on.
+fn check(config: &Config) {
+    let mut names = HashSet::new();
+    let mut sockets = HashSet::new();
+    let mut macs = HashSet::new();
+    for port in &config.ports {
+        assert!(names.insert(&port.name), "{}", port.name);
+        assert!(!port.name.is_empty() && port.name.len() <= limits::MAX_NAME_LEN);
+        assert!((1..=limits::MAX_QUEUE_PAIRS).contains(&port.queue_pairs));
+        assert!(port.macs.len() <= limits::MAX_STATIC_MACS);
+        assert!(port.macs.iter().all(|mac| mac.is_station() && macs.insert(*mac)));
+        assert!(port.mtu.is_none_or(|mtu| u64::from(mtu) >= limits::MIN_MTU));
+        match &port.endpoint {
+            Endpoint::Server { path, mode, .. } => {
+                assert!(*mode <= 0o777);
+                assert!(sockets.insert(path.clone()));
+            }
+            Endpoint::Client { path } => assert!(sockets.insert(path.clone())),
+            Endpoint::Fd(_) => {}
+        }
+    }
+    let mut interfaces = HashSet::new();
+    for tap in &config.taps {
+        assert!(names.insert(&tap.name) && interfaces.insert(&tap.ifname));
+        assert!((1..=limits::MAX_IFNAME_LEN).contains(&tap.ifname.len()));
+        assert!((1..=limits::MAX_TAP_QUEUES).contains(&tap.queues));
+        assert!(tap.mtu.is_none_or(|mtu| u64::from(mtu) >= limits::MIN_MTU));
+    }
+    assert!(sockets.iter().all(|path| path.as_os_str().len() <= limits::MAX_SOCKET_PATH));
+    if let Some(path) = &config.control {
+        assert!(!sockets.contains(path));
+    }
+    assert!((1..=MACHINE.cpus).contains(&config.workers));
+    assert!(config.cpus.iter().all(|cpu| MACHINE.allowed.contains(cpu)));
+    assert!((1..=limits::MAX_AGE_SECONDS).contains(&config.age_seconds));
+}
+
+/// Entries and settings of the same words, once as arguments and once in a file.
+fn both_ways(input: &mut Input<'_>) {
+    let (mut args, mut file) = (Vec::new(), String::new());
+    let count = input.below(5);
+    for (key, values) in [
+        ("workers", ["1", "4", "5", "0"]),
+        ("age", ["1", "300", "1000000", "1000001"]),
+        ("poll", ["true", "false", "1", ""]),
+        ("uplink-to-uplink", ["true", "false", "no", "True"]),
+        ("control", ["/c", "/s0", "", "/c/"]),
+    ] {
+        if input.flag() {
+            let value = input.choose(&values);
+            args.push(format!("--{key}={value}"));
+            let bare = matches!(value, "true" | "false") || value.parse::<u32>().is_ok();
+            let quote = if bare { "" } else { "\"" };
+            let _ = writeln!(file, "{key} = {quote}{value}{quote}");
+        }
+    }
+    let (mut sections, mut entries) = (String::new(), Vec::new());
+    for number in 0..count {
+        let port = input.flag();
+        let kind = if port { "port" } else { "tap" };
+        let name = input.choose(&["a", "b", "vm-1", "x.y_z", "-x", "é", "0"]);
+        let _ = writeln!(sections, "[[{kind}]]\nname = \"{name}\"");
+        let mut entry = name.to_owned();
+        let mut set = |key: &str, value: &str, bare: bool| {
+            let _ = write!(entry, ",{key}={}", value.replace(',', ",,"));
+            let quote = if bare { "" } else { "\"" };
+            let _ = writeln!(sections, "{key} = {quote}{value}{quote}");
+        };
+        let path = ["/s0", "/s1", "/a,b", "/", "", "relative"];
+        if port {
+            set("socket", input.choose(&path), false);
+        } else {
+            set("ifname", input.choose(&["tap0", "t%d", "..", "a/b", "abcdefghijklmnop"]), false);
+        }
+        if input.flag() {
+            set("queues", &(number + input.below(20)).to_string(), true);
+        }
+        if input.flag() {
+            set("mtu", &input.u16().to_string(), true);
+        }
+        if input.flag() {
+            set("offload", input.choose(&["on", "off", "csum", "maybe"]), false);
+        }
+        if port && input.flag() {
+            set("mode", input.choose(&["server", "client", ""]), false);
+        }
+        if port && input.flag() {
+            set("socket-mode", input.choose(&["0660", "777", "1777", "8", "00777"]), false);
+        }
+        if port && input.flag() {
+            let macs = ["52:54:00:00:00:01", "52:54:00:00:00:02", "01:00:00:00:00:00", "1"];
+            set("mac", input.choose(&macs), false);
+        }
+        // The order of both kinds among each other is not kept, that of each kind is.
+        entries.push((!port, format!("--{kind}={entry}")));
+    }
+    entries.sort_by_key(|entry| entry.0);
+    args.extend(entries.into_iter().map(|entry| entry.1));
+    let told = parse(args.iter().map(OsString::from).collect());
+    let written = parse_file((file + &sections).as_bytes(), &[]);
+    judge(&told);
+    judge(&written);
+    match (&told, &written) {
+        (Ok(told), Ok(written)) => assert_eq!(told, written, "{args:?}"),
+        (Err(_), Err(_)) => {}
+        _ => panic!("{args:?}: {told:?}, but from a file {written:?}"),
+    }
+}

@@ -1,0 +1,222 @@
+//! The forwarding table against a plain map, over any operations.
+//!
+//! The map does not know buckets and caps: what the table answers to a new address it may decide;
+//! what follows from the answer has to hold for every address.
+
+use std::collections::HashMap;
+
+use vioswitch::frame::MacAddr;
+use vioswitch::switch::fdb::{EntryAge, Fdb, FdbConfig, Learn, StaticError};
+
+use super::input::Input;
+
+const PORTS: u16 = 5;
+
+/// What the map knows of an address.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Known {
+    port: u16,
+    /// Second of the last frame; none for a configured one.
+    stamp: Option<u32>,
+}
+
+/// The table, and what it should hold.
+struct Both {
+    fdb: Fdb,
+    map: HashMap<MacAddr, Known>,
+    config: FdbConfig,
+    caps: [u32; PORTS as usize],
+}
+
+/// The target.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let config = FdbConfig {
+        max_entries: input.choose(&[4, 64, 16, 1024]),
+        max_per_port: input.choose(&[8, 2, 64, 1000]),
+        reserved_per_port: input.choose(&[0, 1, 4]),
+        age_seconds: input.choose(&[3, 0, 300]),
+        ports: PORTS.into(),
+        key: [input.u8().into(), 7],
+    };
+    let caps = [config.max_per_port; PORTS as usize];
+    let mut both = Both { fdb: Fdb::new(config), map: HashMap::new(), config, caps };
+    let mut now = 100;
+    for _ in 0..4000 {
+        if input.is_empty() {
+            break;
+        }
+        // Few addresses, so that they meet again; 1,000 fill buckets.
+        let code = input.u8();
+        let mac = match code & 0x30 {
+            0 => MacAddr::from_bits(0x5254_0000_0000 + u64::from(input.u16() % 1000)),
+            0x10 => MacAddr::from_bits(0x5254_0000_0000 + u64::from(input.u8() % 16)),
+            0x20 => MacAddr::from_bits(u64::from(input.u16())),
+            _ => MacAddr::from_bits(input.u64() >> 16),
+        };
+        let port = u16::from(code >> 6) + u16::from(input.u8() % 2);
+        match code & 0x0f {
+            0..=6 => both.learn(mac, port, now),
+            7 => now = now.wrapping_add(input.u8().into()),
+            8 => now = input.choose(&[0, u32::MAX, now.wrapping_sub(1), now / 2]),
+            9 => both.age(now),
+            10 => both.flush(port),
+            11 => both.insert_static(mac, port),
+            12 => both.remove_static(mac, port),
+            13 => {
+                let cap = u32::from(input.u8());
+                both.fdb.set_port_cap(port, cap);
+                both.caps[usize::from(port)] = cap;
+            }
+            14 => assert_eq!(both.fdb.lookup(mac), both.map.get(&mac).map(|known| known.port)),
+            _ => both.compare(now),
+        }
+    }
+    both.compare(now);
+}
+
+impl Both {
+    fn learn(&mut self, mac: MacAddr, port: u16, now: u32) {
+        let before = self.map.get(&mac).copied();
+        let (len, generation) = (self.fdb.len(), self.fdb.generation());
+        let answer = self.fdb.learn(mac, port, now);
+        let known = Known { port, stamp: Some(now.min(u32::MAX - 1)) };
+        match answer {
+            Learn::Known => {
+                assert_eq!(before.map(|b| b.port), Some(port));
+                let stamp = before.and_then(|b| b.stamp);
+                assert!(stamp.is_none() || stamp == known.stamp);
+            }
+            Learn::Refreshed => {
+                assert!(before.is_some_and(|b| b.port == port && b.stamp != known.stamp));
+                self.map.insert(mac, known);
+            }
+            Learn::Moved { from } => {
+                assert!(before.is_some_and(|b| b.port == from && b.stamp.is_some()));
+                assert_ne!(from, port);
+                self.map.insert(mac, known);
+            }
+            Learn::Inserted => {
+                assert!(before.is_none() && mac.is_station());
+                if self.fdb.len() == len {
+                    self.forget_displaced(port);
+                    assert_ne!(self.fdb.generation(), generation);
+                }
+                self.map.insert(mac, known);
+            }
+            Learn::Static => assert!(before.is_some_and(|b| b.stamp.is_none() && b.port != port)),
+            Learn::NotStation => assert!(!mac.is_station()),
+            Learn::TableFull => {
+                assert!(before.is_none() && len >= self.config.max_entries as usize);
+                assert!(self.of(port) >= self.config.reserved_per_port as usize);
+            }
+            Learn::PortFull => {
+                assert!(before.is_none_or(|b| b.port != port));
+                assert!(self.of(port) >= self.caps[usize::from(port)] as usize);
+            }
+            Learn::BucketFull => assert!(before.is_none() && self.map.len() >= 8),
+            Learn::Busy => panic!("nobody else holds a lock"),
+        }
+        assert_eq!(self.fdb.lookup(mac), self.map.get(&mac).map(|known| known.port));
+        assert_eq!(self.fdb.len(), self.map.len());
+        if matches!(answer, Learn::Moved { .. }) {
+            assert_ne!(self.fdb.generation(), generation, "a move makes answers wrong");
+        }
+    }
+
+    /// A full bucket gave up an entry of the same port: exactly one.
+    fn forget_displaced(&mut self, port: u16) {
+        let gone: Vec<MacAddr> =
+            self.map.keys().copied().filter(|&mac| self.fdb.lookup(mac).is_none()).collect();
+        assert_eq!(gone.len(), 1);
+        let known = self.map.remove(&gone[0]);
+        assert!(known.is_some_and(|known| known.port == port && known.stamp.is_some()));
+    }
+
+    fn of(&self, port: u16) -> usize {
+        self.map.values().filter(|known| known.port == port).count()
+    }
+
+    fn age(&mut self, now: u32) {
+        let limit = self.config.age_seconds;
+        let now = now.min(u32::MAX - 1);
+        let before = self.map.len();
+        if limit != 0 {
+            self.map.retain(|_, known| match &mut known.stamp {
+                None => true,
+                Some(stamp) if *stamp <= now => now - *stamp <= limit,
+                Some(stamp) => {
+                    // Time went back: the age counts from here.
+                    if *stamp - now > limit {
+                        *stamp = now;
+                    }
+                    true
+                }
+            });
+        }
+        assert_eq!(self.fdb.age(now), before - self.map.len());
+    }
+
+    fn flush(&mut self, port: u16) {
+        let before = self.map.len();
+        self.map.retain(|_, known| known.port != port || known.stamp.is_none());
+        assert_eq!(self.fdb.flush_port(port), before - self.map.len());
+    }
+
+    fn insert_static(&mut self, mac: MacAddr, port: u16) {
+        let before = self.map.get(&mac).copied();
+        let len = self.fdb.len();
+        match self.fdb.insert_static(mac, port) {
+            Ok(()) => {
+                assert!(mac.is_station() && port < PORTS);
+                if before.is_none() && self.fdb.len() == len {
+                    let gone: Vec<MacAddr> = self.map.keys().copied().collect();
+                    let gone: Vec<MacAddr> =
+                        gone.into_iter().filter(|&m| self.fdb.lookup(m).is_none()).collect();
+                    assert_eq!(gone.len(), 1);
+                    assert!(self.map.remove(&gone[0]).is_some_and(|k| k.stamp.is_some()));
+                }
+                self.map.insert(mac, Known { port, stamp: None });
+            }
+            Err(StaticError::NotStation(_)) => assert!(!mac.is_station()),
+            Err(StaticError::NoSuchPort(_)) => assert!(port >= PORTS),
+            Err(StaticError::Taken { port: owner, .. }) => {
+                assert_eq!(before, Some(Known { port: owner, stamp: None }));
+                assert_ne!(owner, port);
+            }
+            Err(StaticError::BucketFull(_)) => {
+                assert!(self.map.values().filter(|known| known.stamp.is_none()).count() >= 8);
+            }
+        }
+    }
+
+    fn remove_static(&mut self, mac: MacAddr, port: u16) {
+        let there = self.map.get(&mac) == Some(&Known { port, stamp: None });
+        assert_eq!(self.fdb.remove_static(mac, port), there);
+        if there {
+            self.map.remove(&mac);
+        }
+    }
+
+    /// All entries, and all counts.
+    fn compare(&self, now: u32) {
+        let entries = self.fdb.entries(now);
+        assert_eq!(entries.len(), self.map.len());
+        for entry in entries {
+            let known = self.map.get(&entry.mac).expect("an entry nobody made");
+            assert_eq!(entry.port, known.port);
+            match (entry.age, known.stamp) {
+                (EntryAge::Static, None) => {}
+                (EntryAge::Idle(idle), Some(stamp)) => assert_eq!(idle, now.saturating_sub(stamp)),
+                other => panic!("{:?}: {other:?}", entry.mac),
+            }
+        }
+        assert_eq!(self.fdb.len(), self.map.len());
+        for port in 0..PORTS {
+            assert_eq!(self.fdb.port_len(port), self.of(port));
+        }
+        for (mac, known) in &self.map {
+            assert_eq!(self.fdb.lookup(*mac), Some(known.port));
+        }
+    }
+}
