@@ -85,7 +85,7 @@ impl<'s> Peer<'s> {
         socket.set_nonblocking(true).expect("socket");
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
         let session = scope.spawn(move || {
-            let connection = Connection::new(theirs, stop);
+            let connection = Connection::new(theirs, stop).expect("an eventfd");
             let session = Session::new(context, port as PortId, connection);
             // How it ends is the front-end's affair; that it ends is what matters.
             let _ = session.expect("a guest's port").serve();
