@@ -104,6 +104,14 @@ pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 /// that pending signals leave in time.
 pub const TURN_NANOS: u64 = 50_000;
 
+/// A transmit ring's part of a turn while others have work too: what copying [`BURST_BYTES`] from
+/// and to warm caches takes.
+pub const TURN_PART_NANOS: u64 = 2_500;
+
+/// What a ring can owe at most for bursts that took longer: a worker that lost its CPU in a burst
+/// charges an innocent guest.
+pub const MAX_TURN_DEBT_NANOS: u64 = 1_000_000;
+
 /// How long a worker spins for a contended RX ring before it sends its pending signals and parks:
 /// about one maximal hold time (64 frames), so parking only happens when the holder was preempted.
 pub const LOCK_SPIN_NANOS: u64 = 2_000;

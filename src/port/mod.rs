@@ -1,5 +1,6 @@
 //! What a frame can come from and be delivered to.
 //!
+//! * [`debt`] equal parts of a worker's time for rings that compete for it;
 //! * [`patience`] how long a full receive ring may keep its senders waiting;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
@@ -15,6 +16,7 @@
 //!
 //! The table of ports is immutable; a worker holds an `Arc` of it.
 
+pub mod debt;
 pub mod guest;
 pub mod moderation;
 pub mod mtu;

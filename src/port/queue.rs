@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use super::debt::Debt;
 use super::moderation::Moderation;
 use super::patience::Patience;
 use super::share::Shares;
@@ -53,6 +54,8 @@ pub struct RingState {
     /// Of a transmit ring: its first burst waits for its receiver; the cycle up to which that was
     /// charged.
     pub waiting_since: Option<u64>,
+    /// Of a transmit ring: what its bursts took beyond its part of the worker's time.
+    pub debt: Debt,
     /// Of a transmit ring: when its driver is signalled.
     pub moderation: Moderation,
     /// Kick events to ignore when judging whether the driver's memory is shared.

@@ -1,7 +1,8 @@
 //! Delivering frames into a driver's receive queue: the one copy.
 //!
 //! The caller holds the ring's lock, which is a leaf: nothing here waits, makes a system call or
-//! takes another lock, and the work is bounded by one burst (64 frames, 64 KiB plus one frame).
+//! takes another lock, and the work is bounded by one burst (64 frames, 64 KiB plus one frame) and
+//! by what may be walked for it (`MAX_RUN_DESCRIPTORS`).
 //!
 //! The common case, a frame that fits one descriptor, is a loop over buffers whose heads,
 //! descriptors and first cache lines were fetched ahead. Everything else (merged buffers, chains,

@@ -16,7 +16,11 @@ use super::signals::Signals;
 use super::{Announcement, Shared, WorkerStats};
 use crate::frame::ethernet;
 use crate::frame::{Offloads, VnetHdr, flow_hash, rarp};
-use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS};
+use crate::limits::{
+    BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS, MAX_TURN_DEBT_NANOS,
+    TURN_PART_NANOS,
+};
+use crate::port::debt::Terms;
 use crate::port::moderation::Completed;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::patience::Wait;
@@ -70,6 +74,12 @@ pub struct Forwarder {
     patience: u64,
     /// Work that the receivers of the present burst made beyond copying, in bytes.
     extra: u32,
+    /// When the last burst ended, or the turn began.
+    lap: u64,
+    /// Several sources had work in the last turn.
+    contended: bool,
+    /// A ring's part of a turn.
+    terms: Terms,
     /// The present burst has a plan and is not counted yet, and the copies it asks for.
     planned: bool,
     copies: u64,
@@ -105,15 +115,29 @@ impl Forwarder {
             cycle: 0,
             patience: clock::cycles_in(HOLD_NANOS),
             extra: 0,
+            lap: 0,
+            contended: false,
+            terms: Terms {
+                part: clock::cycles_in(TURN_PART_NANOS),
+                most: clock::cycles_in(MAX_TURN_DEBT_NANOS),
+            },
             planned: false,
             copies: 0,
         }
     }
 
-    /// Starts a turn at `cycle`: one reading of the clocks serves it.
-    pub fn begin_turn(&mut self, cycle: u64) {
+    /// Starts a turn at `cycle`; `contended` if several sources had work in the last one.
+    pub fn begin_turn(&mut self, cycle: u64, contended: bool) {
         self.now = clock::coarse_seconds();
-        self.cycle = cycle;
+        (self.cycle, self.lap, self.contended) = (cycle, cycle, contended);
+    }
+
+    /// Charges a ring for the time since the last burst ended.
+    #[inline(always)]
+    fn charge_time(&mut self, state: &mut RingState) {
+        let now = clock::cycles();
+        state.debt.charge(clock::since(self.lap, now), self.terms);
+        self.lap = now;
     }
 
     /// Ends a turn: sends the signals it owes.
@@ -157,10 +181,11 @@ impl Forwarder {
             Some(left) => usize::from(left),
             None => BURST_FRAMES,
         };
-        let RingState { ring: Some(ring), enabled: true, broken: false, .. } = &mut *state else {
+        let RingState { ring: Some(ring), enabled: true, broken: false, debt, .. } = &mut *state
+        else {
             return Serviced::Gone;
         };
-        if ring.sits_out() {
+        if ring.sits_out() || debt.sits_out(self.contended, self.terms) {
             return Serviced::Busy;
         }
         match ring.take(&mut self.burst, limit) {
@@ -193,10 +218,12 @@ impl Forwarder {
             ring.charge(self.extra);
         }
         if !self.leave_unsettled(&mut state, queue, &mut tally) {
+            self.charge_time(&mut state);
             return if again { Serviced::Busy } else { Serviced::Waiting };
         }
         self.finish((id, index), &mut state, &queue.stats, tally, guest.received());
         drain_left(&mut state, queue);
+        self.charge_time(&mut state);
         stats.bursts.add(1);
         // After classifying, which may have cut the burst: what was cut comes again.
         stats.frames.add(self.burst.taken() as u64);
@@ -327,6 +354,8 @@ impl Forwarder {
             queue.input.copies.add(tally.copies);
             stats.bursts.add(1);
             stats.frames.add(taken as u64);
+            // A TAP owes nothing for its burst, and the ring after it not for the TAP's.
+            self.lap = clock::cycles();
         }
         match state {
             TapState::More => Serviced::More,

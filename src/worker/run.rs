@@ -41,6 +41,8 @@ pub struct Worker {
     woken: bool,
     /// Sources of the last turn whose frames wait for a full receiver.
     waiting: usize,
+    /// Several sources wanted the last turn, and some had it: each gets its part only.
+    contended: bool,
     /// The loop's one reading of the cycle counter: when the present iteration began.
     now: u64,
     /// [`TURN_NANOS`] in cycles.
@@ -63,6 +65,7 @@ impl Worker {
             events: vec![EpollEvent::default(); EPOLL_BATCH],
             woken: false,
             waiting: 0,
+            contended: false,
             now: clock::cycles(),
             turn_cycles: clock::cycles_in(TURN_NANOS),
         }
@@ -190,7 +193,8 @@ impl Worker {
     fn turn(&mut self) -> bool {
         let mut found = false;
         self.waiting = 0;
-        self.forwarder.begin_turn(self.now);
+        let mut working = 0;
+        self.forwarder.begin_turn(self.now, self.contended);
         for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
                 self.cursor = 0;
@@ -201,14 +205,19 @@ impl Worker {
             let keep = match self.service(token) {
                 Serviced::More => {
                     found = true;
+                    working += 1;
                     self.ready[self.cursor].looks = 0;
                     true
                 }
                 Serviced::Last => {
                     found = true;
+                    working += 1;
                     self.arm(token)
                 }
-                Serviced::Busy => true,
+                Serviced::Busy => {
+                    working += 1;
+                    true
+                }
                 Serviced::Waiting => {
                     self.waiting += 1;
                     true
@@ -231,6 +240,7 @@ impl Worker {
                 break;
             }
         }
+        self.contended = found && working > 1;
         self.forwarder.end_turn(&self.ports, &self.handle.stats);
         self.handle.stats.turns.add(1);
         found
