@@ -48,6 +48,18 @@ impl SplitRing {
         self.load_avail_idx() != self.next_avail
     }
 
+    /// As [`SplitRing::enable_kicks`], for buffers behind all those that were seen already.
+    #[must_use]
+    pub fn enable_kicks_behind(&mut self) -> bool {
+        let seen = self.avail_seen;
+        if self.event_idx {
+            self.store_avail_event(seen);
+        } else {
+            self.store_used_flags(0);
+        }
+        self.load_avail_idx() != seen
+    }
+
     /// Makes everything pushed since the last call visible to the driver; true if the driver wants
     /// to be signalled for it.
     pub fn publish(&mut self) -> bool {

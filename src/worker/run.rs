@@ -385,12 +385,32 @@ impl Worker {
         self.forwarder.signals().slot().asleep();
         let asleep = self.now;
         let pending = !self.ready.is_empty() || self.forwarder.signals().holds();
-        self.take_events(if pending { HOLD_SLEEP_MILLIS } else { -1 });
+        let more = self.listen_behind();
+        self.take_events(match pending {
+            _ if more => 0,
+            true => HOLD_SLEEP_MILLIS,
+            false => -1,
+        });
         self.now = clock::cycles();
         self.spin.woke(asleep, self.now);
         self.forwarder.signals().slot().active();
         self.handle.stats.wakeups.add(1);
         self.woken = true;
+    }
+
+    /// Asks for a kick at what comes behind frames that wait for their receiver: it may be for
+    /// somebody else, who shall not wait for the clock. True if something came already.
+    fn listen_behind(&self) -> bool {
+        let mut more = false;
+        for &Ready { token, .. } in &self.ready {
+            let Token::Transmit(id, queue) = token else { continue };
+            let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
+            let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { continue };
+            if state.owner == Some(self.index) {
+                more |= state.running().is_some_and(|ring| ring.enable_kicks_behind());
+            }
+        }
+        more
     }
 
     fn take_events(&mut self, timeout: i32) {
