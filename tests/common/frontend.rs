@@ -214,6 +214,11 @@ impl Frontend {
         Ok(self.sock.write_all(&bytes[n..])?)
     }
 
+    /// The socket, to poll.
+    pub fn raw(&self) -> RawFd {
+        self.sock.as_raw_fd()
+    }
+
     /// One well-formed message.
     pub fn send(&mut self, code: u32, flags: u32, body: &[u8], fds: &[RawFd]) -> Result<()> {
         self.send_raw(&message(code, flags, body), fds)

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::Rng;
 use super::mem::Span;
 use super::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Ring, Seg, put_desc};
+use super::vm::Vm;
 
 /// Writes descriptor `i` of the ring's table with any content.
 pub fn raw_desc(ring: &Ring, i: u16, seg: Seg, flags: u16, next: u16) {
@@ -29,6 +30,32 @@ pub fn offer(ring: &Ring, head: u16) {
     raw_avail(ring, at, head);
     raw_avail_idx(ring, at.wrapping_add(1));
     ring.kick.write(1);
+}
+
+/// Makes all buffers of a ring the same, so that they can be offered again by moving an index.
+pub fn one_buffer(ring: &Ring, seg: Seg, flags: u16) {
+    for i in 0..ring.size {
+        raw_desc(ring, i, seg, flags, 0);
+        raw_avail(ring, i, i);
+    }
+}
+
+/// Offers all buffers of a ring again, whatever they are, without any work to speak of.
+pub fn refill(ring: &Ring) {
+    raw_avail_idx(ring, ring.used_idx().wrapping_add(ring.size));
+    ring.kick.write(1);
+}
+
+/// Starts ring 0 (RX) or 1 (TX) of a guest again, empty, after `fill` has written into it.
+pub fn restart_with(vm: &mut Vm, index: u32, fill: impl FnOnce(&Ring)) {
+    vm.fe.get_vring_base(index).expect("base");
+    let Vm { fe, guest } = vm;
+    let ring = if index == 0 { &mut guest.rx[0].ring } else { &mut guest.tx[0].ring };
+    ring.reset();
+    fill(ring);
+    let ring = if index == 0 { &guest.rx[0].ring } else { &guest.tx[0].ring };
+    guest.start_ring(fe, ring).expect("start");
+    vm.settle();
 }
 
 /// A chain whose last descriptor points back to its first.

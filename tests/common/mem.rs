@@ -140,6 +140,8 @@ pub struct Span {
 
 // SAFETY: see GuestMem; the pointer stays valid while the Arc lives.
 unsafe impl Send for Span {}
+// SAFETY: as above; what two threads do to it at once is what two CPUs of a guest may do.
+unsafe impl Sync for Span {}
 
 macro_rules! field {
     ($get:ident, $set:ident, $t:ty) => {

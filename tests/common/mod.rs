@@ -9,7 +9,7 @@
 //! `rx` and `tx` (the two sides of virtio-net), `vm` (a whole guest), `traffic` (frames that prove
 //! I1 to I4), `net` (several guests and the traffic between them), `packet` (TCP and UDP packets,
 //! and what becomes of them without offloads), `hostile` (what a driver must never do),
-//! `transcript` (recorded conversations), `proc` (the daemon's process), `counters` (what it says
+//! `neighbours` (two honest guests and what an attacker costs them), `transcript` (recorded conversations), `proc` (the daemon's process), `counters` (what it says
 //! it did).
 
 // Each test binary uses its own part of this.
@@ -19,11 +19,13 @@ pub mod counters;
 pub mod frontend;
 pub mod hostile;
 pub mod mem;
+pub mod neighbours;
 pub mod net;
 pub mod packet;
 pub mod proc;
 pub mod ring;
 pub mod rx;
+pub mod shares;
 pub mod sys;
 pub mod traffic;
 pub mod transcript;

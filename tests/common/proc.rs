@@ -62,7 +62,7 @@ pub struct Usage {
     pub mappings: usize,
 }
 
-/// This thread keeps to one CPU; see [`Daemon::run_apart`].
+/// This thread keeps to some CPUs; see [`Daemon::run_apart`].
 pub struct Apart(Vec<usize>);
 
 impl Drop for Apart {
@@ -283,6 +283,25 @@ impl Daemon {
             sys::pin(id, &[its]);
         }
         sys::pin(0, &[mine]);
+        Some(Apart(all))
+    }
+
+    /// Gives the daemon's workers the last CPU, and the daemon's other threads and this one, with
+    /// those it will start, all others: what a test and an attacker burn is not the workers'. `None`
+    /// where there is only one. Ends with the value.
+    pub fn spread_workers(&self) -> Option<Apart> {
+        let all = sys::cpus();
+        let [others @ .., last] = &all[..] else { return None };
+        if others.is_empty() {
+            return None;
+        }
+        for t in fs::read_dir(self.proc("task")).expect("tasks").flatten() {
+            let id = t.file_name().to_string_lossy().parse().expect("a thread's number");
+            let name = fs::read_to_string(t.path().join("comm")).unwrap_or_default();
+            let worker = name.starts_with("worker-");
+            sys::pin(id, if worker { std::slice::from_ref(last) } else { others });
+        }
+        sys::pin(0, others);
         Some(Apart(all))
     }
 

@@ -66,6 +66,42 @@ impl EventFd {
     }
 }
 
+/// Takes O_NONBLOCK away from an eventfd, for all who share it.
+pub fn set_blocking(fd: &EventFd) {
+    // SAFETY: plain system call, no memory involved.
+    cvt(unsafe { libc::fcntl(fd.raw(), libc::F_SETFL, 0) }).expect("fcntl");
+}
+
+/// Watchers of an eventfd, all of which are woken by each write to it.
+pub struct Crowd(Vec<OwnedFd>);
+
+impl Crowd {
+    /// So many. An epoll set watches a description once for each number it has; a number that was
+    /// closed goes on counting while the description lives.
+    pub fn around(fd: &EventFd, count: usize) -> Crowd {
+        const EACH: usize = 10_000;
+        let sets = (0..count.div_ceil(EACH)).map(|_| {
+            // SAFETY: plain system call, no memory involved.
+            let set = cvt(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).expect("epoll");
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+            // Numbers far from those in use, each taken and given back.
+            for number in 0..EACH as libc::c_int {
+                let number = 5_000 + number;
+                // SAFETY: nobody uses these numbers; `event` is readable.
+                unsafe {
+                    cvt(libc::dup3(fd.raw(), number, libc::O_CLOEXEC)).expect("dup3");
+                    cvt(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, number, &mut event))
+                        .expect("epoll_ctl");
+                    libc::close(number);
+                }
+            }
+            // SAFETY: the descriptor is new and nobody else owns it.
+            unsafe { OwnedFd::from_raw_fd(set) }
+        });
+        Crowd(sets.collect())
+    }
+}
+
 /// Signals an eventfd of which only the number is at hand.
 pub fn signal_raw(fd: RawFd) {
     let one = 1u64.to_ne_bytes();
@@ -115,6 +151,20 @@ pub fn memfd(len: u64) -> OwnedFd {
 pub fn truncate(fd: &impl AsRawFd, len: u64) {
     // SAFETY: plain system call, no memory involved.
     cvt(unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) }).expect("ftruncate");
+}
+
+/// Takes pages away from a file, which keeps its length.
+pub fn punch_hole(fd: RawFd, offset: u64, len: u64) {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: plain system call, no memory involved.
+    let ret = unsafe { libc::fallocate(fd, mode, offset as libc::off_t, len as libc::off_t) };
+    cvt(ret).expect("fallocate");
+}
+
+/// Gives all pages to the first `len` bytes of a file.
+pub fn populate(fd: RawFd, len: u64) {
+    // SAFETY: plain system call, no memory involved.
+    cvt(unsafe { libc::fallocate(fd, 0, 0, len as libc::off_t) }).expect("fallocate");
 }
 
 /// Maps `len` bytes of a file shared and writable.
@@ -195,6 +245,19 @@ pub fn pin(thread: libc::pid_t, cpus: &[usize]) {
     cpus.iter().for_each(|&cpu| unsafe { libc::CPU_SET(cpu, &mut set) });
     // SAFETY: `set` is readable and of the length given.
     cvt(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &set) }).expect("affinity");
+}
+
+/// CPU time that a process has used so far, to the moment (clock_getcpuclockid(3)).
+pub fn cpu_time(pid: u32) -> Duration {
+    // SAFETY: timespec is plain data; the kernel fills it in.
+    let mut ts: libc::timespec = unsafe { std::mem::zeroed() };
+    let mut clock = 0;
+    // SAFETY: both are writable and of the right type.
+    let found = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &mut clock) };
+    assert_eq!(found, 0, "no CPU clock of process {pid}");
+    // SAFETY: `ts` is writable and of the right type.
+    cvt(unsafe { libc::clock_gettime(clock, &mut ts) }).expect("clock_gettime");
+    Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
 }
 
 /// Sends a signal to one process.

@@ -1,0 +1,155 @@
+//! What part of a worker's time a bystander keeps beside a neighbour, whatever that one does.
+//!
+//! A *greedy* bystander has a transmit ring that is never empty and a receiver whose ring is never
+//! full. Beside a neighbour that is greedy in the same honest way it gets half of what it gets
+//! alone: its fair share, and what a pair at half of its capacity needs. An attacker must leave it
+//! nine tenths of that.
+//!
+//! Frames are counted per second of the worker's own CPU time, so neither a busy machine nor the
+//! test's own threads are in the figure. Buffers are offered again as they are, by moving an index,
+//! which costs the test next to nothing; one thread does it for all rings.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::hostile::{one_buffer, refill, restart_with};
+use super::mem::Span;
+use super::proc::{Apart, Daemon};
+use super::ring::{DESC_WRITE, Ring, Seg};
+use super::sys;
+use super::vm::{Vm, VmConfig};
+
+/// Frames of the bystander and of an honest neighbour.
+const LEN: usize = 1514;
+/// Rings long enough that they do not run dry while the test waits for a CPU.
+pub const SIZE: u16 = 32_768;
+/// CPU time of the daemon in one phase; and how long that may take.
+const PHASE: Duration = Duration::from_millis(15);
+const LONGEST_PHASE: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 3;
+const TRIES: usize = 3;
+/// How often what came back is offered again.
+const PAUSE: Duration = Duration::from_micros(100);
+/// Part of the fair share that is kept.
+const KEPT: f64 = 0.9;
+
+/// A guest whose rings are raw.
+pub fn guest(d: &Daemon, id: u8, make: impl FnOnce(&mut VmConfig)) -> Vm {
+    let mut cfg = VmConfig::new(id);
+    (cfg.size, cfg.tx_size) = (SIZE, SIZE);
+    make(&mut cfg);
+    let mut vm = Vm::connect(&d.socket(id.into()), cfg);
+    let hello = [&[0xff; 6][..], &vm.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+    vm.tx[0].send_waiting(&hello, Duration::from_secs(5));
+    vm.tx[0].drain(Duration::from_secs(5));
+    vm
+}
+
+/// Memory with a frame behind a header that asks for nothing.
+pub fn frame(from: &Vm, to: [u8; 6], len: usize) -> Span {
+    let span = from.guest.mem.alloc_in(0, 12 + len as u64, 16);
+    span.write(0, &vec![0; 12 + len]);
+    span.write(12, &[&to[..], &from.mac(), &[0x88, 0xb5]].concat());
+    span
+}
+
+/// The whole of a span as one buffer.
+pub fn whole(span: &Span) -> Seg {
+    Seg { gpa: span.gpa(), len: span.len() as u32 }
+}
+
+/// Makes a guest receive for ever.
+pub fn receive(vm: &mut Vm) {
+    let room = vm.guest.mem.alloc_in(0, 12 + LEN as u64, 16);
+    restart_with(vm, 0, |ring| one_buffer(ring, whole(&room), DESC_WRITE));
+}
+
+/// The index up to which a ring's buffers were offered.
+fn avail(ring: &Ring) -> u16 {
+    ring.avail.index(2).load(Ordering::Relaxed)
+}
+
+/// A switch with a greedy bystander at ports 0 and 1, and a neighbour that sends at port 2.
+pub struct Shares {
+    pub d: Daemon,
+    from: Vm,
+    to: Vm,
+    pub evil: Vm,
+    /// Guests that receive; the first, port 3, is whom an honest neighbour sends to.
+    pub sinks: Vec<Vm>,
+    /// What the neighbour sends when it is honest.
+    honest: Span,
+    _apart: Option<Apart>,
+}
+
+impl Shares {
+    /// With so many receivers beside the bystander's.
+    pub fn new(sinks: u8, make: impl Fn(&mut VmConfig)) -> Shares {
+        let d = Daemon::with(3 + usize::from(sinks), &[]);
+        let (mut from, mut to) = (guest(&d, 0, |_| ()), guest(&d, 1, |_| ()));
+        let evil = guest(&d, 2, &make);
+        let mut sinks: Vec<Vm> = (3..3 + sinks).map(|id| guest(&d, id, |_| ())).collect();
+        let apart = d.spread_workers();
+        let frames = frame(&from, to.mac(), LEN);
+        restart_with(&mut from, 1, |ring| one_buffer(ring, whole(&frames), 0));
+        receive(&mut to);
+        sinks.iter_mut().for_each(receive);
+        let honest = frame(&evil, sinks[0].mac(), LEN);
+        Shares { d, from, to, evil, sinks, honest, _apart: apart }
+    }
+
+    /// Frames that the bystander gets per second of the daemon's CPU time. Only moments count in
+    /// which its rings did not run dry, as they may while the test waits for a CPU itself.
+    fn rate(&mut self) -> f64 {
+        let pid = self.d.pid();
+        let (mut frames, mut spent) = (0u64, Duration::ZERO);
+        let start = Instant::now();
+        let (mut got, mut used) = (0, Duration::ZERO);
+        let mut first = true;
+        while spent < PHASE && start.elapsed() < LONGEST_PHASE {
+            let (tx, rx) = (&self.from.guest.tx[0].ring, &self.to.guest.rx[0].ring);
+            let (now, cpu) = (rx.used_idx(), sys::cpu_time(pid));
+            let dry = [tx, rx].iter().any(|ring| avail(ring) == ring.used_idx());
+            if !first && !dry {
+                frames += u64::from(now.wrapping_sub(got));
+                spent += cpu.saturating_sub(used);
+            }
+            (got, used, first) = (now, cpu, false);
+            let receivers = self.sinks.iter().map(|vm| &vm.guest.rx[0].ring);
+            [rx, tx]
+                .into_iter()
+                .chain(receivers)
+                .chain([&self.evil.guest.tx[0].ring])
+                .for_each(refill);
+            std::thread::sleep(PAUSE);
+        }
+        frames as f64 / spent.as_secs_f64().max(1e-6)
+    }
+
+    /// The part of its fair share that the bystander keeps beside a neighbour whose transmit ring
+    /// `fill` fills.
+    fn kept(&mut self, fill: &mut impl FnMut(&Ring)) -> f64 {
+        let (mut fair, mut beside) = (0.0, 0.0);
+        for _ in 0..ROUNDS {
+            restart_with(&mut self.evil, 1, |ring| one_buffer(ring, whole(&self.honest), 0));
+            fair += self.rate();
+            restart_with(&mut self.evil, 1, |ring| fill(ring));
+            beside += self.rate();
+        }
+        beside / fair
+    }
+
+    /// An attacker that sends what `fill` puts in its ring leaves a bystander its share.
+    pub fn kept_beside(&mut self, what: &str, mut fill: impl FnMut(&Ring)) {
+        let mut seen = Vec::new();
+        for _ in 0..TRIES {
+            let kept = self.kept(&mut fill);
+            println!("{what}: {kept:.2} of the fair share kept");
+            if kept >= KEPT {
+                return;
+            }
+            seen.push(kept);
+        }
+        panic!("{what}: {seen:.2?} of the fair share kept");
+    }
+}

@@ -1,0 +1,188 @@
+//! Front-ends that storm, block and loop.
+
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use crate::alone;
+use crate::common::frontend::{Acks, feat, req};
+use crate::common::hostile::{one_buffer, refill, restart_with};
+use crate::common::long;
+use crate::common::neighbours::{LONGEST_GAP, Lab, While, nobody};
+use crate::common::proc::{Daemon, wait_for};
+use crate::common::shares::{frame, whole};
+use crate::common::sys::{Crowd, EventFd, signal_raw};
+use crate::common::vm::{Vm, VmConfig};
+use crate::rings::honest;
+
+const EVIL: u8 = 2;
+const PAUSE: Duration = Duration::from_micros(150);
+
+/// Writes descriptors as fast as it can, and keeps the worker busy with two honest guests.
+fn storm<'a>(fds: Vec<RawFd>, from: &'a Vm, to: &'a Vm) -> impl FnMut(&While<'_>) + Send + 'a {
+    move |phase: &While<'_>| {
+        while phase.on() {
+            (0..16).for_each(|_| fds.iter().for_each(|&fd| signal_raw(fd)));
+            refill(&to.guest.rx[0].ring);
+            refill(&from.guest.tx[0].ring);
+        }
+    }
+}
+
+/// Kicks on all rings, behind which there is nothing. The control kicks descriptors that nobody
+/// hears; beside both the worker is kept busy, as one that never sleeps waits longer for its CPU on
+/// a machine with other work.
+#[test]
+fn kick_storm() {
+    let _alone = alone();
+    let mut lab = Lab::with_ports(&["", "", ",queues=8", "", ""], &[]);
+    let evil = lab.guest(EVIL, |cfg| cfg.pairs = 8);
+    let (from, to) = honest(&mut lab, 3);
+    let unheard: Vec<EventFd> = (0..16).map(|_| EventFd::new()).collect();
+    let control = storm(unheard.iter().map(EventFd::raw).collect(), &from, &to);
+    let attack = storm(evil.rings().map(|ring| ring.kick.raw()).collect(), &from, &to);
+    lab.unharmed("a storm of kicks on 16 rings", control, attack);
+    drop((evil, from, to));
+    lab.finish();
+}
+
+/// A guest that asks for a signal for each burst it sends to itself.
+fn asks_for_signals(lab: &mut Lab) -> Vm {
+    let mut evil = lab.guest(EVIL, |cfg| cfg.features &= !feat::EVENT_IDX);
+    let bytes = frame(&evil, evil.mac(), 60);
+    restart_with(&mut evil, 1, |ring| one_buffer(ring, whole(&bytes), 0));
+    evil
+}
+
+/// What a hostile call descriptor costs, in one phase: the front-end is dropped for it.
+fn dropped_for_its_call(what: &str, call: &EventFd, spoil: impl Fn() + Sync) {
+    let mut lab = Lab::new(1, &[]);
+    let mut evil = asks_for_signals(&mut lab);
+    evil.fe.set_vring_fd(req::SET_VRING_CALL, 1, Some(call.raw())).expect("call");
+    evil.settle();
+    spoil();
+    let attack = |phase: &While<'_>| phase.every(PAUSE, || refill(&evil.guest.tx[0].ring));
+    let seen = lab.measure(nobody, attack);
+    println!("{what}: alone {} | beside {}", seen.alone, seen.attacked);
+    assert!(evil.fe.closed_within(Duration::from_secs(1)), "{what}: not dropped");
+    let gap = seen.attacked.gap.saturating_sub(seen.attacked.waited);
+    assert!(gap <= LONGEST_GAP.max(2 * seen.alone.gap), "{what}: a gap of {gap:.0?} (P5)");
+    // Its successor cannot do the same at once.
+    let again = VmConfig::new(EVIL);
+    let mut fe = crate::common::frontend::Frontend::connect(&lab.d.socket(EVIL.into()), PAUSE)
+        .expect("the socket still listens");
+    fe.acks = Acks::Never;
+    fe.send(req::GET_FEATURES, 1, &[], &[]).expect("send");
+    let answered = crate::common::sys::poll_in(&[fe.raw()], Duration::from_millis(300));
+    assert!(!answered, "{what}: guest {} is served again at once", again.id);
+    drop(evil);
+    lab.finish();
+}
+
+/// P5: a call descriptor that blocks its writers.
+#[test]
+fn p5_a_call_descriptor_that_blocks() {
+    let _alone = alone();
+    let call = EventFd::new();
+    dropped_for_its_call("a call that blocks", &call, || {
+        crate::common::sys::set_blocking(&call);
+        call.write(u64::MAX - 1 - call.take());
+    });
+}
+
+/// A call descriptor with so many watchers that a write takes milliseconds: they are woken in the
+/// writer's time.
+#[test]
+fn a_call_descriptor_with_a_crowd_of_watchers() {
+    let _alone = alone();
+    let call = EventFd::new();
+    let crowd = Crowd::around(&call, if long() { 1_000_000 } else { 150_000 });
+    dropped_for_its_call("a call with a crowd of watchers", &call, || ());
+    drop(crowd);
+}
+
+/// What a front-end says again and again.
+#[derive(Clone, Copy, Debug)]
+enum Loop {
+    Enable,
+    Restart,
+    Memory,
+}
+
+/// One round of a loop.
+fn round(vm: &mut Vm, what: Loop) {
+    let Vm { fe, guest } = vm;
+    match what {
+        Loop::Enable => {
+            for on in [false, true] {
+                (0..2).for_each(|ring| fe.set_vring_enable(ring, on).expect("enable"));
+            }
+        }
+        Loop::Restart => {
+            for ring in [1, 0] {
+                fe.get_vring_base(ring).expect("base");
+            }
+            for ring in guest.rings() {
+                guest.start_ring(fe, ring).expect("start");
+            }
+        }
+        Loop::Memory => fe.set_mem_table(&guest.mem.table()).expect("table"),
+    }
+    fe.get_features().expect("an answer");
+}
+
+/// A front-end that enables and disables, stops and starts, maps and unmaps without end. The
+/// control does the same to another switch.
+#[test]
+fn front_ends_that_loop() {
+    let _alone = alone();
+    for what in [Loop::Enable, Loop::Restart, Loop::Memory] {
+        let other = Daemon::with(1, &["--workers", "2"]);
+        let mut lab = Lab::new(1, &["--workers", "2"]);
+        let mut evil = lab.guest(EVIL, |_| ());
+        let mut elsewhere = Vm::connect(&other.socket(0), VmConfig::new(0));
+        let mut rounds = 0;
+        lab.unharmed(
+            &format!("a front-end that loops: {what:?}"),
+            |phase| {
+                while phase.on() {
+                    round(&mut elsewhere, what);
+                }
+            },
+            |phase| {
+                while phase.on() {
+                    round(&mut evil, what);
+                    rounds += 1;
+                }
+            },
+        );
+        assert!(rounds > 100, "{what:?}: {rounds} rounds");
+        drop((evil, elsewhere));
+        other.stop();
+        lab.finish();
+    }
+}
+
+/// A port whose log flood would fill a disk: 2,000 front-ends that each break a rule.
+#[test]
+fn log_flood() {
+    let _alone = alone();
+    let d = Daemon::with(1, &[]);
+    let before = d.log().lines().count();
+    let start = std::time::Instant::now();
+    for n in 0..2000u32 {
+        let mut fe =
+            crate::common::frontend::Frontend::connect(&d.socket(0), Duration::from_secs(5))
+                .expect("connect");
+        // Ring sizes that are none, and bits that were not offered.
+        let _ = fe.set_vring_num(0, 3 + 2 * n);
+        let _ = fe.set_features(1 << 63);
+        assert!(fe.closed_within(Duration::from_secs(5)));
+    }
+    let lines = d.log().lines().count() - before;
+    let most = 2 * (start.elapsed().as_secs() as usize + 2);
+    assert!(lines <= most, "{lines} lines in {:?}", start.elapsed());
+    assert!(
+        wait_for(Duration::from_secs(1), || d.counters().sum(Some("p0"), "", "attaches") == 2000)
+    );
+    d.stop();
+}
