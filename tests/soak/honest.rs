@@ -10,7 +10,7 @@ use crate::common::sys;
 use crate::common::traffic::{self, Stream, To};
 use crate::common::vm::{Vm, VmConfig, mac_of};
 
-use super::shared::{PAIRS, Shared, raise};
+use super::shared::{PAIRS, REMARKABLE, Shared, raise};
 
 /// Frames sent at once, one way.
 const BURST: usize = 16;
@@ -20,8 +20,8 @@ const WINDOW: u32 = 64;
 const ROUND: Duration = Duration::from_millis(1);
 /// Frames that do not come for so long are lost; the next ones tell.
 const LOST: Duration = Duration::from_millis(20);
-/// What is promised to others, and explained if it is longer.
-const REMARKABLE: Duration = Duration::from_millis(100);
+/// Nobody hears nothing for so long but behind a switch that stands.
+const STALLED: Duration = Duration::from_secs(20);
 const SOON: Duration = Duration::from_secs(10);
 
 /// One way.
@@ -33,6 +33,8 @@ struct Way {
     came: u64,
     last_sent: Instant,
     last_came: Instant,
+    /// What this thread had waited for a CPU by then.
+    waited: Duration,
 }
 
 pub struct Pair {
@@ -46,7 +48,15 @@ impl Pair {
     pub fn connect(first: u8, path: impl Fn(usize) -> std::path::PathBuf) -> Pair {
         let vm = |id: u8| Vm::connect(&path(id.into()), VmConfig::new(id));
         let now = Instant::now();
-        let way = |from| Way { from, sent: 0, next: 0, came: 0, last_sent: now, last_came: now };
+        let way = |from| Way {
+            from,
+            sent: 0,
+            next: 0,
+            came: 0,
+            last_sent: now,
+            last_came: now,
+            waited: Duration::ZERO,
+        };
         Pair {
             vms: [vm(first), vm(first + 1)],
             ways: [way(0), way(1)],
@@ -59,6 +69,7 @@ impl Pair {
         while !shared.stopping() {
             if shared.honest_rest() {
                 self.ways.iter_mut().for_each(|way| way.last_came = Instant::now());
+                self.ways.iter_mut().for_each(|way| way.waited = own_wait());
             }
             self.round(shared);
             if shared.stopping() || !self.sleep() {
@@ -77,7 +88,9 @@ impl Pair {
             self.receive(receiver, shared);
         }
         for way in &self.ways {
-            raise([&shared.gap, &shared.longest_gap], way.last_came.elapsed());
+            let gap = way.last_came.elapsed();
+            raise([&shared.gap, &shared.longest_gap], gap);
+            assert!(gap < STALLED, "guest {} is not heard", self.vms[way.from].cfg.id);
         }
     }
 
@@ -118,10 +131,11 @@ impl Pair {
             way.came += came;
             let gap = way.last_came.elapsed();
             raise([&shared.gap, &shared.longest_gap], gap);
+            let waited = own_wait();
             if gap > REMARKABLE {
-                shared.explain(me, gap);
+                shared.silence(me, gap, waited - way.waited);
             }
-            way.last_came = Instant::now();
+            (way.last_came, way.waited) = (Instant::now(), waited);
             shared.honest_frames.fetch_add(came, Ordering::Relaxed);
         }
     }
@@ -167,6 +181,13 @@ impl Pair {
     pub fn lost(&self) -> [u64; 2] {
         [1, 0].map(|way| u64::from(self.ways[way].sent) - self.ways[way].came)
     }
+}
+
+/// How long this thread has stood ready without a CPU.
+fn own_wait() -> Duration {
+    let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let waited = times.split_whitespace().nth(1).and_then(|n| n.parse().ok());
+    Duration::from_nanos(waited.unwrap_or(0))
 }
 
 fn other_way(receiver: usize) -> usize {

@@ -20,6 +20,8 @@ const PAUSE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Moments of which is known what the daemon's threads had used: those of some seconds.
 const NOTES: usize = 100;
+/// What is promised to others, and explained if it is longer.
+pub const REMARKABLE: Duration = Duration::from_millis(100);
 /// Gaps that are explained; the rest are like these.
 const MOST_TOLD: u64 = 50;
 
@@ -35,7 +37,9 @@ pub struct Shared {
     /// Longest silence of an honest pair, in microseconds: since the last line, and in all.
     pub gap: AtomicU64,
     pub longest_gap: AtomicU64,
-    /// The same of a thread that does nothing but sleep a millisecond at a time.
+    /// The longest without what the machine kept both sides waiting for a CPU.
+    pub longest_net: AtomicU64,
+    /// Longest pause of a thread that does nothing but sleep a millisecond at a time.
     pub pause_of_machine: AtomicU64,
     pub longest_of_machine: AtomicU64,
     /// Frames of honest pairs that came, and that were lost.
@@ -114,30 +118,41 @@ impl Shared {
         }
     }
 
-    /// Says what went on while an honest pair heard nothing.
-    pub fn explain(&self, who: u8, gap: Duration) {
-        if self.told.fetch_add(1, Ordering::Relaxed) >= MOST_TOLD {
-            return;
-        }
-        let (now, ms) = (Instant::now(), |ns: u64| ns / 1_000_000);
-        let busy: Vec<String> = {
-            let used = lock(&self.used);
+    /// An honest guest heard nothing for `gap`, of which its thread stood ready without a CPU for
+    /// `waited`. What that and the workers' waiting for one leave of it is the switch's, and the
+    /// longest of those counts; what went on is said if it is more than is promised to others.
+    pub fn silence(&self, who: u8, gap: Duration, waited: Duration) {
+        let mut busy = Vec::new();
+        let mut owed = Duration::ZERO;
+        {
+            let (now, used) = (Instant::now(), lock(&self.used));
             let before = used.iter().rev().find(|(at, _)| now - *at > gap).or(used.front());
             let (Some((_, a)), Some((_, b))) = (before, used.back()) else { return };
-            let spent = b.iter().map(|(name, b)| {
+            for (name, b) in b {
                 let a = a.get(name).copied().unwrap_or_default();
-                (name, ms(b.0.saturating_sub(a.0)), ms(b.1.saturating_sub(a.1)))
-            });
-            let some = spent.filter(|(_, ran, waited)| ran + waited > 10);
-            some.map(|(name, ran, waited)| format!("{name} ran {ran} waited {waited}")).collect()
-        };
+                let [ran, waited] = [b.0.saturating_sub(a.0), b.1.saturating_sub(a.1)];
+                if name.starts_with("worker") {
+                    owed = owed.max(Duration::from_nanos(waited));
+                }
+                if ran + waited > 10_000_000 {
+                    let (ran, waited) = (ran / 1_000_000, waited / 1_000_000);
+                    busy.push(format!("{name} ran {ran} waited {waited}"));
+                }
+            }
+        }
+        let net = gap.saturating_sub(waited).saturating_sub(owed);
+        raise([&self.longest_net], net);
+        if net < REMARKABLE || self.told.fetch_add(1, Ordering::Relaxed) >= MOST_TOLD {
+            return;
+        }
         let doing: Vec<String> = lock(&self.doing)
             .iter()
             .map(|(id, (what, since))| format!("{id} {what} {}", since.elapsed().as_millis()))
             .collect();
         println!(
-            "    guest {who} heard nothing for {} ms; threads: {}; guests: {}",
+            "    guest {who} heard nothing for {} ms, its thread waited {}; {}; guests: {}",
             gap.as_millis(),
+            waited.as_millis(),
             busy.join(", "),
             doing.join(", ")
         );
@@ -184,7 +199,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Raises a maximum.
-pub fn raise(of: [&AtomicU64; 2], to: Duration) {
+pub fn raise<const N: usize>(of: [&AtomicU64; N], to: Duration) {
     let micros = to.as_micros() as u64;
     for max in of {
         max.fetch_max(micros, Ordering::Relaxed);
