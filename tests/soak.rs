@@ -29,7 +29,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::proc::Daemon;
+use common::proc::{Daemon, wait_for};
 use common::vm::{mac_of, tag_of};
 use guests::Other;
 use honest::Pair;
@@ -40,6 +40,7 @@ use watch::Watch;
 const MINUTES: f64 = 0.33;
 /// Between two moments of silence.
 const ROUND: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(10);
 /// Longest silence of an honest pair, less what it and the workers waited for a CPU.
 const GAP_LIMIT: Duration = Duration::from_secs(1);
 
@@ -111,7 +112,7 @@ fn soak(uplink: bool) {
         shared.stop();
     });
     let mut pairs: Vec<Pair> = pairs.into_iter().filter_map(|p| p.into_inner().ok()).collect();
-    shared.guard("the end", || close_the_books(&d, &mut pairs));
+    shared.guard("the end", || close_the_books(&d, &shared, &mut pairs));
     drop(pairs);
     shared.guard("the end", || d.stop());
     verdict(&shared, minutes, seed);
@@ -142,7 +143,18 @@ fn conduct(d: &mut Daemon, shared: &Shared, minutes: f64, others: usize) {
 
 /// At the end, to the frame: what each honest guest sent and got is what was counted for its port,
 /// and what it missed was counted there as dropped (I1). Nobody's words are in its memory (I4).
-fn close_the_books(d: &Daemon, pairs: &mut [Pair]) {
+fn close_the_books(d: &Daemon, shared: &Shared, pairs: &mut [Pair]) {
+    // The others' and the uplink's last frames may come in yet.
+    let count = || d.report().sum(None, "out", "frames");
+    let mut last = count();
+    let still = wait_for(SOON, || {
+        std::thread::sleep(Duration::from_millis(20));
+        pairs.iter_mut().for_each(|pair| pair.settle(shared));
+        let now = count();
+        now == std::mem::replace(&mut last, now)
+    });
+    assert!(still, "frames come although nobody sends");
+    pairs.iter_mut().for_each(|pair| pair.settle(shared));
     let c = d.report();
     c.balance();
     for pair in pairs {

@@ -163,7 +163,7 @@ impl Pair {
     }
 
     /// The last frames: all transmit buffers back, and nothing left to take.
-    fn settle(&mut self, shared: &Shared) {
+    pub fn settle(&mut self, shared: &Shared) {
         for vm in &mut self.vms {
             vm.guest.tx[0].drain(SOON);
         }
