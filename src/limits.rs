@@ -94,6 +94,25 @@ pub const MAX_MEM_SLOTS: usize = 509;
 /// hostile ports take 100 of the 128 TiB a process has and a victim still maps.
 pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
 
+/// Bytes of foreign memory that the process maps: of the 128 TiB of addresses that x86-64 gives it,
+/// the rest is for its own heap and stacks, without which it would end.
+pub const MAX_MAPPED_BYTES: u64 = 112 << 40;
+
+/// The part of them that each port can have whatever the others take: a VM of 32 GiB and its next
+/// memory table. [`MAX_PORTS`] times this are 64 of the 112 TiB.
+pub const GUARANTEED_MAPPED_BYTES: u64 = 64 << 30;
+
+/// Mappings that each port can have likewise. QEMU without memory hotplug has two to eight regions,
+/// twice that while it replaces its table, and a dirty log. [`MAX_PORTS`] times this are 24,576 of
+/// the 65,530 that a process has by default (`vm.max_map_count`).
+pub const GUARANTEED_MAPPINGS: u64 = 24;
+
+/// Mappings kept for the process itself: libraries, heap, workers …
+pub const OWN_MAPPINGS: u64 = 2_048;
+
+/// … and for each port's thread: its stack and guard page, its alternate stack, its heap arena.
+pub const OWN_MAPPINGS_PER_PORT: u64 = 8;
+
 /// Bytes of dirty log accepted: one bit per 4 KiB page of [`MAX_PORT_MAPPED_BYTES`], doubled for
 /// holes in the guest's physical address space.
 pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
@@ -223,8 +242,11 @@ pub const EPOLL_BATCH: usize = 64;
 /// 64 KiB frames takes a few ms; the rest is for a busy machine.
 pub const DRAIN_MILLIS: u64 = 500;
 
-/// Log lines per second and port about misbehaviour of a guest or front-end.
-pub const PORT_LOG_LINES_PER_SECOND: u32 = 1;
+/// Pause after which one more log line about a port and its front-end may be written: one a second.
+pub const PORT_LOG_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Lines that a port may have saved up: a connection, what was refused of it, and its end.
+pub const PORT_LOG_BURST: u32 = 4;
 
 // --- Forwarding database ------------------------------------------------------------------
 
@@ -285,6 +307,14 @@ pub const MAX_MESSAGE_BODY: usize = 4096;
 /// regions add them one by one (`CONFIGURE_MEM_SLOTS`).
 pub const MAX_MESSAGE_FILES: usize = 32;
 
+/// Threads that close what front-ends sent and nobody can use, for such a close may last for hours.
+/// An honest front-end sends no such thing; 64 are a hostile VM on each port of a large host.
+pub const MAX_CLOSERS: usize = 64;
+
+/// How long one of them may take before another goes on with the rest. Closing takes microseconds;
+/// the rest is for a busy machine.
+pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// How long a message may take from its first byte to its last. Front-ends send a message in one
 /// system call; the time is for one that is stopped or swapped out just then. Less than the 5 s
 /// within which a half-sent header has to be given up.
@@ -333,6 +363,13 @@ pub const TAP_RETRY_MILLIS: u64 = 250;
 /// How long the closing of a lost TAP waits for workers to let go of it. They do at the end of a
 /// burst, within microseconds unless the machine has no CPU for them.
 pub const CLOSE_PATIENCE_MILLIS: u32 = 1_000;
+
+/// Announcements (`SEND_RARP`) of one front-end at once, and the pause after which one more is
+/// made. Each is a frame to every port, sent by a worker between two turns; QEMU asks for five in a
+/// second for each migrated guest.
+pub const ANNOUNCEMENTS: u32 = 32;
+/// See [`ANNOUNCEMENTS`].
+pub const ANNOUNCEMENT_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Announcements waiting for a worker; QEMU sends five per migrated guest.
 pub const MAX_NOTES: usize = 256;
@@ -387,6 +424,10 @@ pub const SIGNAL_MICROS: u32 = 100;
 /// What signals may take beyond that before the front-end is dropped: a port slowed down by more
 /// than a tenth for 30 ms.
 pub const SIGNAL_DEBT_MICROS: u32 = 3_000;
+
+/// Measured signals that it takes at least: time that a hypervisor steals looks like the thread's
+/// own, but not three times in the same few microseconds.
+pub const SLOW_SIGNALS: u32 = 3;
 
 /// Writes that are measured after a long one, at 0.3 µs each.
 pub const SIGNALS_MEASURED: u32 = 32;

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use vioswitch::config::{self, Action, Config, Machine};
 use vioswitch::daemon::Daemon;
 use vioswitch::sys::affinity;
+use vioswitch::sys::descriptor::raise_limit;
 use vioswitch::sys::log_queue::LogQueue;
 use vioswitch::sys::notify::notify;
 use vioswitch::sys::signals::{Signal, Signals};
@@ -70,6 +71,9 @@ fn start_log() -> std::io::Result<LogQueue> {
 }
 
 fn run(config: &Config, signals: &Signals) -> Result<(), Box<dyn std::error::Error>> {
+    if let Err(error) = raise_limit() {
+        log::warn!("cannot raise the limit of open descriptors: {error}");
+    }
     let mut daemon = Daemon::start(config)?;
     tell("READY=1\nSTATUS=all sockets exist");
     log::info!("ready: {} ports, {} taps", config.ports.len(), config.taps.len());

@@ -43,6 +43,15 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// What can serve nobody is closed by another thread.
+fn soon(mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(5);
+    while !done() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+    done()
+}
+
 fn stop() -> Arc<EventFd> {
     Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap())
 }
@@ -84,7 +93,7 @@ fn every_request_with_any_number_of_descriptors_leaks_none() {
                 }
             }
         }
-        assert_eq!(open_descriptors(), before);
+        assert!(soon(|| open_descriptors() == before), "{} of {before}", open_descriptors());
         assert_eq!(ended, 46 * 100);
         assert_eq!(served + refused, 46 * 400);
         assert!(served >= 24 * 25, "{served}");
@@ -148,6 +157,7 @@ fn descriptors_that_find_no_room_end_the_connection_only() {
         let held = hoard.len();
         theirs.send_with_fds(&[&message(1, 0)[..]], &[file.as_raw_fd(); 3]).unwrap();
         assert!(matches!(ours.receive(), Err(WireError::FilesLost)));
-        assert_eq!(exhaust().len(), 2, "the two that fit were closed again; {held} held");
+        let closed = soon(|| exhaust().len() == 2);
+        assert!(closed, "the two that fit were not closed again; {held} held");
     });
 }

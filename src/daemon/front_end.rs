@@ -123,8 +123,7 @@ fn converse(
     peer: Peer,
     stop: &Arc<EventFd>,
 ) -> Option<End> {
-    let quiet = !port.log.allow();
-    if !quiet {
+    if port.log.allow() {
         log::info!("port {}: front-end connected ({peer})", port.name);
     }
     let talk = || {
@@ -133,7 +132,7 @@ fn converse(
     };
     match catch_unwind(AssertUnwindSafe(talk)) {
         Ok(Ok(end)) => {
-            if !quiet {
+            if port.log.allow() {
                 log::info!("port {}: front-end disconnected", port.name);
             }
             Some(end)

@@ -29,7 +29,7 @@ use crate::switch::{Fdb, FdbConfig, PortId, Rules, StaticError};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
 use crate::sys::threads::{join_until, run_again_after_panic};
 use crate::sys::{clock, random};
-use crate::vhost_user::session::Context;
+use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
 use uplink::UplinkError;
@@ -75,6 +75,7 @@ pub struct Daemon {
     fdb: Arc<Fdb>,
     workers: Arc<Workers>,
     watch: Arc<BlockedWriterWatch>,
+    ledger: Arc<Ledger>,
     stop: Arc<EventFd>,
     stopping: Arc<AtomicBool>,
     sessions: Vec<JoinHandle<()>>,
@@ -99,6 +100,7 @@ impl Daemon {
         };
         let workers = Arc::new(Workers::start(config.workers, &config.cpus, &shared)?);
         let mut daemon = Daemon {
+            ledger: Arc::new(Ledger::new(ports.len())),
             ports,
             fdb,
             workers,
@@ -150,6 +152,7 @@ impl Daemon {
             fdb: Arc::clone(&self.fdb),
             workers: Arc::clone(&self.workers),
             watch: Arc::clone(&self.watch),
+            ledger: Arc::clone(&self.ledger),
         };
         let stop = Arc::clone(&self.stop);
         let thread = std::thread::Builder::new()

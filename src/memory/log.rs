@@ -14,6 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use super::ledger::Lease;
 use super::mapping::{MapError, Mapping};
 use crate::limits::MAX_LOG_BYTES;
 
@@ -54,6 +55,11 @@ impl DirtyLog {
             return Err(LogError::TooLarge(len));
         }
         Ok(DirtyLog { mapping: Mapping::new(file, offset, len, truncated)? })
+    }
+
+    /// The same log, with what its mapping was taken from.
+    pub fn leased(self, lease: Lease) -> DirtyLog {
+        DirtyLog { mapping: self.mapping.leased(lease) }
     }
 
     /// Marks the pages of `len` bytes at guest-physical `gpa`; pages the log has no bit for are

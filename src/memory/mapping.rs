@@ -2,15 +2,18 @@
 //!
 //! Checked before mapping: the descriptor is a file on tmpfs (memfd included) or hugetlbfs, never a
 //! disk file whose pages could fault for as long as the disk likes; the range lies inside the file;
-//! all arithmetic is checked. A file that is truncated later is `sys::sigbus`' affair.
+//! all arithmetic is checked. The descriptor is closed once the file is mapped: 509 regions of one
+//! port would otherwise leave no descriptors for the others. (`vm-memory` keeps it open, and is not
+//! used here for that.) A file that is truncated later is `sys::sigbus`' affair.
 
-use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use vm_memory::{FileOffset, MmapRegion};
-
+use super::ledger::Lease;
+use crate::limits::MAX_PORT_MAPPED_BYTES;
 use crate::sys::fs::{self, FileFacts, FileKind};
 use crate::sys::sigbus;
 
@@ -20,6 +23,10 @@ pub enum MapError {
     /// The length is zero, or offset plus length overflows.
     #[error("empty or overflowing range")]
     BadRange,
+    /// Longer than a port's memory may be; mapped even for a moment it could take the address space
+    /// that the rest of the process needs just then.
+    #[error("range of {0} bytes is larger than {MAX_PORT_MAPPED_BYTES}")]
+    TooLarge(u64),
     /// The file ends before offset plus length.
     #[error("range of {end} bytes lies beyond the end of the file ({size} bytes)")]
     BeyondEnd {
@@ -33,10 +40,10 @@ pub enum MapError {
     NotMemory,
     /// `fstat` or `fstatfs` failed.
     #[error("cannot examine the file: {0}")]
-    Stat(#[source] std::io::Error),
+    Stat(#[source] io::Error),
     /// `mmap` failed.
     #[error("cannot map: {0}")]
-    Mmap(String),
+    Mmap(#[source] io::Error),
     /// The registry of guarded ranges is full.
     #[error("too many mappings in this process")]
     TooMany,
@@ -48,11 +55,49 @@ pub struct Mapping {
     // Order of fields is order of drop: the guard must be gone before the range is unmapped, or
     // the SIGBUS handler could map zero pages over somebody else's later mapping.
     _guard: sigbus::Guard,
-    region: MmapRegion<()>,
-    /// Offset of the front-end's first byte inside `region` (page or huge-page alignment).
+    pages: Pages,
+    /// Offset of the front-end's first byte inside `pages` (page or huge-page alignment).
     delta: usize,
     len: usize,
     identity: (u64, u64),
+    // Given back when the pages are gone.
+    _lease: Option<Lease>,
+}
+
+/// Whole pages of a file in memory; unmapped on drop.
+#[derive(Debug)]
+struct Pages {
+    at: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the pointer is only handed out as a raw pointer; whoever follows it must expect that
+// others write there, on this side too.
+unsafe impl Send for Pages {}
+// SAFETY: as above; the value itself never changes.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn map(file: &OwnedFd, first: u64, len: usize) -> io::Result<Pages> {
+        let offset = libc::off_t::try_from(first).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
+        // SAFETY: a new mapping where the kernel chooses replaces nothing of ours.
+        let at =
+            unsafe { libc::mmap(ptr::null_mut(), len, access, flags, file.as_raw_fd(), offset) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Pages { at: at.cast(), len })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, whole, and nobody holds a pointer into it any more: those
+        // are only reachable through the table that owns this.
+        unsafe { libc::munmap(self.at.cast(), self.len) };
+    }
 }
 
 impl Mapping {
@@ -68,6 +113,9 @@ impl Mapping {
         truncated: &Arc<AtomicBool>,
     ) -> Result<Mapping, MapError> {
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MapError::BadRange)?;
+        if len > MAX_PORT_MAPPED_BYTES {
+            return Err(MapError::TooLarge(len));
+        }
         let FileFacts { kind, size, page, identity } =
             fs::examine(file.as_raw_fd()).map_err(MapError::Stat)?;
         if kind == FileKind::Other {
@@ -79,23 +127,23 @@ impl Mapping {
         let first = offset / page * page;
         let last = end.checked_next_multiple_of(page).ok_or(MapError::BadRange)?;
         let whole = usize::try_from(last - first).map_err(|_| MapError::BadRange)?;
-        let region = MmapRegion::<()>::build(
-            Some(FileOffset::new(File::from(file), first)),
-            whole,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_NORESERVE,
-        )
-        .map_err(|e| MapError::Mmap(e.to_string()))?;
-        let guard = sigbus::guard(region.as_ptr() as usize, whole, Arc::clone(truncated))
+        let pages = Pages::map(&file, first, whole).map_err(MapError::Mmap)?;
+        let guard = sigbus::guard(pages.at as usize, whole, Arc::clone(truncated))
             .map_err(|_| MapError::TooMany)?;
         let delta = (offset - first) as usize;
-        Ok(Mapping { _guard: guard, region, delta, len: len as usize, identity })
+        let len = len as usize;
+        Ok(Mapping { _guard: guard, pages, delta, len, identity, _lease: None })
+    }
+
+    /// The same mapping, with what it was taken from.
+    pub fn leased(self, lease: Lease) -> Mapping {
+        Mapping { _lease: Some(lease), ..self }
     }
 
     /// First byte of the range asked for.
     pub fn as_ptr(&self) -> *mut u8 {
-        // `delta` lies inside the region by construction.
-        self.region.as_ptr().wrapping_add(self.delta)
+        // `delta` lies inside the pages by construction.
+        self.pages.at.wrapping_add(self.delta)
     }
 
     /// Length of the range asked for, in bytes.
@@ -118,6 +166,7 @@ impl Mapping {
 mod tests {
     use super::*;
     use crate::sys::fs::memfd;
+    use std::fs::File;
 
     #[test]
     fn a_range_beyond_the_file_is_refused() {
@@ -142,6 +191,13 @@ mod tests {
         let file = File::open("/proc/self/exe").unwrap();
         let err = Mapping::new(OwnedFd::from(file), 0, 4096, &Arc::default()).unwrap_err();
         assert!(matches!(err, MapError::NotMemory), "{err}");
+    }
+
+    #[test]
+    fn no_more_than_a_port_may_have_is_mapped_even_for_a_moment() {
+        let file = memfd("t", 64 << 40).unwrap();
+        let err = Mapping::new(file, 0, MAX_PORT_MAPPED_BYTES + 1, &Arc::default()).unwrap_err();
+        assert!(matches!(err, MapError::TooLarge(_)), "{err}");
     }
 
     #[test]

@@ -94,11 +94,8 @@ impl MemTable {
         mut regions: Vec<Region>,
         truncated: &Arc<AtomicBool>,
     ) -> Result<MemTable, TableError> {
-        if regions.len() > MAX_MEM_SLOTS {
-            return Err(TableError::TooMany);
-        }
+        MemTable::check_lengths(regions.iter().map(|r| r.mapping.len() as u64))?;
         regions.sort_by_key(|r| r.gpa);
-        let mut total = 0u64;
         let mut end = 0u64;
         for (i, region) in regions.iter().enumerate() {
             let len = region.mapping.len() as u64;
@@ -107,10 +104,6 @@ impl MemTable {
                 return Err(TableError::Overlap);
             }
             end = region.gpa.checked_add(len).ok_or(TableError::Wraps)?;
-            total = total.checked_add(len).ok_or(TableError::TooLarge)?;
-        }
-        if total > MAX_PORT_MAPPED_BYTES {
-            return Err(TableError::TooLarge);
         }
         let window = |r: &Region| Window {
             gpa: r.gpa,
@@ -121,6 +114,25 @@ impl MemTable {
         let mut by_host = windows.clone();
         by_host.sort_by_key(|w| w.host as usize);
         Ok(MemTable { regions, windows, by_host, truncated: Arc::clone(truncated) })
+    }
+
+    /// A table of no regions, to which [`MemTable::with`] adds; its rings will look at `truncated`.
+    pub fn empty(truncated: &Arc<AtomicBool>) -> MemTable {
+        MemTable { truncated: Arc::clone(truncated), ..MemTable::default() }
+    }
+
+    /// Whether regions of these lengths are too many or too large for a port. To be asked before
+    /// they are mapped, [`MemTable::new`] after.
+    pub fn check_lengths(lengths: impl Iterator<Item = u64>) -> Result<(), TableError> {
+        let (mut count, mut total) = (0, 0u64);
+        for len in lengths {
+            count += 1;
+            total = total.checked_add(len).ok_or(TableError::TooLarge)?;
+        }
+        if count > MAX_MEM_SLOTS {
+            return Err(TableError::TooMany);
+        }
+        if total > MAX_PORT_MAPPED_BYTES { Err(TableError::TooLarge) } else { Ok(()) }
     }
 
     /// This table and one more region.
@@ -150,6 +162,11 @@ impl MemTable {
         self.regions.iter().any(same)
     }
 
+    /// The lengths of its regions.
+    pub fn lengths(&self) -> impl Iterator<Item = u64> {
+        self.windows.iter().map(|w| w.len)
+    }
+
     /// True for a table without regions.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
@@ -157,7 +174,7 @@ impl MemTable {
 
     /// Bytes mapped in all.
     pub fn bytes(&self) -> u64 {
-        self.windows.iter().map(|w| w.len).sum()
+        self.lengths().sum()
     }
 
     /// True if the front-end shortened one of the files after it was mapped.
@@ -252,6 +269,15 @@ mod tests {
 
     fn table(regions: &[(u64, u64, u64)]) -> Result<MemTable, TableError> {
         MemTable::new(regions.iter().map(|&(g, u, l)| region(g, u, l)).collect(), &Arc::default())
+    }
+
+    #[test]
+    fn regions_added_one_by_one_share_the_flag_of_their_guest() {
+        let flag = Arc::new(AtomicBool::new(false));
+        let one = MemTable::empty(&flag).with(region(0, 0, 0x1000)).unwrap();
+        let two = one.with(region(0x1000, 0x1000, 0x1000)).unwrap().without(0, 0, 0x1000).unwrap();
+        flag.store(true, Ordering::Relaxed);
+        assert!(one.is_truncated() && two.is_truncated());
     }
 
     #[test]

@@ -13,7 +13,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::queue::Queue;
 use super::steering::Steering;
-use crate::limits::MAX_QUEUE_PAIRS;
+use crate::limits::{ANNOUNCEMENT_EVERY, ANNOUNCEMENTS, MAX_QUEUE_PAIRS};
+use crate::sys::bucket::Bucket;
 use crate::sys::eventfd::SignalCost;
 
 // One bit per receive queue, of which a port has twice its pairs.
@@ -26,6 +27,8 @@ pub struct GuestPort {
     pub tx: Box<[Queue]>,
     /// Receive queues: from the switch to the VM.
     pub rx: Box<[Queue]>,
+    /// Announcements that its front-ends may still ask for.
+    pub announcements: Bucket,
     active_rx: AtomicU32,
     received: AtomicU32,
     /// Made when two receive queues are active for the first time.
@@ -55,6 +58,7 @@ impl GuestPort {
         GuestPort {
             tx: queues(),
             rx: queues(),
+            announcements: Bucket::new(ANNOUNCEMENTS, ANNOUNCEMENT_EVERY),
             active_rx: AtomicU32::new(0),
             received: AtomicU32::new(0),
             steering: OnceLock::new(),

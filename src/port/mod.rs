@@ -27,12 +27,12 @@ pub mod steering;
 pub mod tap;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::frame::offload::Offloads;
-use crate::limits::PORT_LOG_LINES_PER_SECOND;
+use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, PortStats};
 use crate::switch::{PortId, PortKind, PortView};
+use crate::sys::bucket::Bucket;
 
 pub use guest::{Eviction, GuestPort};
 pub use mtu::Mtu;
@@ -121,33 +121,25 @@ impl PortView for [Port] {
     }
 }
 
-/// Allows a few log lines a second and counts the others.
+/// Allows few log lines, one a second in the long run, and counts the others.
 #[derive(Debug)]
 pub struct LogLimit {
-    window: std::sync::Mutex<(Instant, u32)>,
+    lines: Bucket,
     /// Lines not written.
     pub suppressed: Counter,
 }
 
 impl Default for LogLimit {
     fn default() -> LogLimit {
-        LogLimit {
-            window: std::sync::Mutex::new((Instant::now(), 0)),
-            suppressed: Counter::default(),
-        }
+        let lines = Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY);
+        LogLimit { lines, suppressed: Counter::default() }
     }
 }
 
 impl LogLimit {
     /// True if a line may be written now.
     pub fn allow(&self) -> bool {
-        let mut window = self.window.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let now = Instant::now();
-        if now.duration_since(window.0).as_secs() >= 1 {
-            *window = (now, 0);
-        }
-        window.1 = window.1.saturating_add(1);
-        let allowed = window.1 <= PORT_LOG_LINES_PER_SECOND;
+        let allowed = self.lines.take();
         if !allowed {
             self.suppressed.add_shared(1);
         }
@@ -163,7 +155,7 @@ mod tests {
     fn log_lines_are_limited_and_counted() {
         let limit = LogLimit::default();
         let allowed = (0..100).filter(|_| limit.allow()).count() as u64;
-        assert!(allowed >= 1 && allowed <= 2 * u64::from(PORT_LOG_LINES_PER_SECOND));
+        assert!(allowed >= 1 && allowed <= 1 + u64::from(PORT_LOG_BURST));
         assert_eq!(limit.suppressed.get(), 100 - allowed);
     }
 }

@@ -256,6 +256,13 @@ impl SplitRing {
         if self.memory.table().is_truncated() { Err(RingError::Truncated) } else { Ok(()) }
     }
 
+    /// Why the ring really is broken: what is found wrong in memory that the front-end has just
+    /// taken away are zeros of our own.
+    #[cold]
+    pub fn cause(&self, found: RingError) -> RingError {
+        self.check_memory().err().unwrap_or(found)
+    }
+
     /// The memory table this ring uses.
     pub fn table(&self) -> &Arc<MemTable> {
         self.memory.table()

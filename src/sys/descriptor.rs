@@ -21,6 +21,20 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// Raises the number of descriptors this process may have open as far as it is allowed to itself:
+/// each guest has up to four per ring, and the usual soft limit of 1,024 is a few large guests.
+pub fn raise_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is live and writable, and then readable, across the calls.
+    let failed = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 || {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0
+        }
+    };
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Takes over descriptor `number`, which the program that started this one left open for it, and
 /// marks it close-on-exec. `None` if it cannot be an inherited one: closed, one of the three
 /// standard streams, or close-on-exec, in which case this process opened it (or took it already).

@@ -28,18 +28,24 @@ pub struct FileFacts {
     pub identity: (u64, u64),
 }
 
-/// Examines `fd`. Never waits for anybody but the kernel: a file system in user space may leave
-/// `fstat` without an answer for ever, so it is asked only when the file is known to be memory.
+/// True for a file on tmpfs or hugetlbfs, memfds included: only these have seals (fcntl(2)). Asks
+/// nobody but the kernel's own memory, while fstat(2) of a file on FUSE or NFS waits for its server.
+pub fn is_memory(fd: RawFd) -> bool {
+    // SAFETY: F_GET_SEALS touches no memory; a bad descriptor is an error.
+    unsafe { libc::fcntl(fd, libc::F_GET_SEALS) >= 0 }
+}
+
+/// Mappings this process may have (`vm.max_map_count`); the kernel's default if it does not tell.
+pub fn max_map_count() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530)
+}
+
+/// Examines `fd`; of a file that [is no memory](is_memory) it only says so.
 pub fn examine(fd: RawFd) -> io::Result<FileFacts> {
-    // SAFETY: F_GET_SEALS touches no memory. It succeeds on files of tmpfs and hugetlbfs, sealed or
-    // not, and asks nothing of any other (`memfd_fcntl`, mm/memfd.c).
-    if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } < 0 {
-        return Ok(FileFacts {
-            kind: FileKind::Other,
-            size: 0,
-            page: page_size(),
-            identity: (0, 0),
-        });
+    if !is_memory(fd) {
+        let page = page_size();
+        return Ok(FileFacts { kind: FileKind::Other, size: 0, page, identity: (0, 0) });
     }
     // SAFETY: all-zero bytes are a valid value of these plain C structs.
     let (mut stat, mut vfs): (libc::stat, libc::statfs) = unsafe { std::mem::zeroed() };

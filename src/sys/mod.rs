@@ -2,8 +2,10 @@
 //! `memory`, `ring` and `port`; every module offers a safe interface.
 
 pub mod affinity;
+pub mod bucket;
 pub mod clock;
 pub mod descriptor;
+pub mod disposal;
 pub mod eventfd;
 pub mod fs;
 pub mod group;

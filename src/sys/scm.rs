@@ -9,67 +9,49 @@
 //! send with the crate.
 //!
 //! Rule: every descriptor the kernel installs for us is in an [`OwnedFd`] before anything can
-//! return, so none can leak. Those that did not fit were never installed: the kernel drops them
-//! and says `MSG_CTRUNC`.
+//! return, so none can leak. There is always room for all that one message can carry: what does
+//! not fit the kernel would close here and now, and that can wait for ever ([`super::disposal`]).
 
 use std::io;
 use std::mem::{align_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::limits::MAX_MESSAGE_FILES;
+/// Descriptors that one message can carry (`SCM_MAX_FD`, unix(7)).
+const MAX_FILES: usize = 253;
 
 /// What one receive call brought besides the bytes in its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Bytes written to the buffer; 0 is the end of the stream.
     pub bytes: usize,
-    /// The peer sent descriptors that are lost: more than there was room for, some where none
-    /// are accepted, or this process is out of descriptors.
+    /// The peer sent descriptors that are lost: this process is out of descriptors.
     pub files_lost: bool,
 }
 
-/// Size of the control message that carries [`MAX_MESSAGE_FILES`] descriptors, and of nothing
-/// more: an even count leaves no alignment slack in which one more would be accepted.
+/// Size of the control message that carries [`MAX_FILES`] descriptors.
 // SAFETY: CMSG_SPACE only computes.
 const CONTROL_BYTES: usize =
-    unsafe { libc::CMSG_SPACE((MAX_MESSAGE_FILES * size_of::<RawFd>()) as libc::c_uint) } as usize;
+    unsafe { libc::CMSG_SPACE((MAX_FILES * size_of::<RawFd>()) as libc::c_uint) } as usize;
 
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
 
-/// Receives what is there, at most `buffer.len()` bytes, and appends up to [`MAX_MESSAGE_FILES`]
-/// descriptors, close-on-exec, to `files`. `WouldBlock` if nothing is there.
-pub fn receive_with_files(
+/// Receives what is there, at most `buffer.len()` bytes, and appends the descriptors that came with
+/// it, close-on-exec, to `files`. `WouldBlock` if nothing is there.
+pub fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
     files: &mut Vec<OwnedFd>,
 ) -> io::Result<Received> {
     let mut control = Control([0; CONTROL_BYTES]);
-    receive_into(socket, buffer, Some(&mut control), files)
-}
-
-/// Receives what is there, at most `buffer.len()` bytes, and no descriptors: the kernel closes
-/// any that come and `files_lost` tells. `WouldBlock` if nothing is there.
-pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    receive_into(socket, buffer, None, &mut Vec::new())
-}
-
-fn receive_into(
-    socket: BorrowedFd<'_>,
-    buffer: &mut [u8],
-    control: Option<&mut Control>,
-    files: &mut Vec<OwnedFd>,
-) -> io::Result<Received> {
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: all-zero bytes are a valid msghdr: null pointers with zero lengths.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &mut piece;
     message.msg_iovlen = 1;
-    if let Some(control) = control {
-        message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = CONTROL_BYTES as _;
-    }
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = CONTROL_BYTES as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: `message` points to `piece`, the caller's buffer and the control buffer, each live
     // and exclusively ours across the call, with their true lengths.
@@ -136,10 +118,10 @@ mod tests {
     #[test]
     fn descriptors_arrive_close_on_exec() {
         let (near, far) = UnixStream::pair().unwrap();
-        for count in [1, 2, 31, MAX_MESSAGE_FILES] {
+        for count in [1, 2, 31, 32, 33, MAX_FILES] {
             let mut reader = send_pipes(&far, b"abc", count);
             let (mut buffer, mut files) = ([0; 8], Vec::new());
-            let got = receive_with_files(near.as_fd(), &mut buffer, &mut files).unwrap();
+            let got = receive(near.as_fd(), &mut buffer, &mut files).unwrap();
             assert_eq!(got, Received { bytes: 3, files_lost: false });
             assert_eq!(files.len(), count);
             for file in &files {
@@ -151,33 +133,9 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_beyond_the_limit_are_reported_and_closed() {
-        let (near, far) = UnixStream::pair().unwrap();
-        for count in [MAX_MESSAGE_FILES + 1, 253] {
-            let mut reader = send_pipes(&far, b"abc", count);
-            let (mut buffer, mut files) = ([0; 8], Vec::new());
-            let got = receive_with_files(near.as_fd(), &mut buffer, &mut files).unwrap();
-            assert_eq!(got, Received { bytes: 3, files_lost: true });
-            assert_eq!(files.len(), MAX_MESSAGE_FILES);
-            drop(files);
-            assert_eq!(reader.read(&mut buffer).unwrap(), 0);
-        }
-    }
-
-    #[test]
-    fn descriptors_where_none_are_accepted_are_reported_and_closed() {
-        let (near, far) = UnixStream::pair().unwrap();
-        let mut reader = send_pipes(&far, b"abc", 3);
-        let mut buffer = [0; 8];
-        let got = receive(near.as_fd(), &mut buffer).unwrap();
-        assert_eq!(got, Received { bytes: 3, files_lost: true });
-        assert_eq!(reader.read(&mut buffer).unwrap(), 0);
-    }
-
-    #[test]
     fn neither_direction_blocks_and_a_closed_peer_is_an_error() {
         let (near, far) = UnixStream::pair().unwrap();
-        let error = receive(near.as_fd(), &mut [0; 8]).unwrap_err();
+        let error = receive(near.as_fd(), &mut [0; 8], &mut Vec::new()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         let error = loop {
             if let Err(error) = send(near.as_fd(), &[0; 4096]) {

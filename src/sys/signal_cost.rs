@@ -14,7 +14,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::limits::{SIGNAL_DEBT_MICROS, SIGNAL_MICROS, SIGNALS_MEASURED};
+use crate::limits::{SIGNAL_DEBT_MICROS, SIGNAL_MICROS, SIGNALS_MEASURED, SLOW_SIGNALS};
 
 /// What is known of the writes to a port's call descriptors. All of them, as a front-end can give
 /// one after the other, and in one connection after the other. Several threads write; what they
@@ -43,7 +43,7 @@ impl SignalCost {
     /// A measured write took so much processor time; true if the front-end is to be dropped.
     #[cold]
     pub(super) fn took(&self, micros: u64) -> bool {
-        let most = u64::from(SIGNAL_DEBT_MICROS / 3);
+        let most = u64::from(SIGNAL_DEBT_MICROS / SLOW_SIGNALS);
         let share = u64::from(SIGNAL_MICROS);
         let debt = u64::from(self.debt.load(Ordering::Relaxed));
         let debt = (debt + micros.min(most + share)).saturating_sub(share) as u32;
@@ -54,7 +54,7 @@ impl SignalCost {
             let left = self.measure.load(Ordering::Relaxed);
             self.measure.store(left.saturating_sub(1), Ordering::Relaxed);
         }
-        debt >= SIGNAL_DEBT_MICROS / 3 * 3
+        debt >= SIGNAL_DEBT_MICROS / SLOW_SIGNALS * SLOW_SIGNALS
     }
 }
 

@@ -37,7 +37,7 @@ use super::clock;
 use super::eventfd::{CallFd, SignalResult};
 use super::log_queue::never_wait;
 use super::threads::{cpu_micros, run_again_after_panic};
-use crate::limits::{SIGNAL_MICROS, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
+use crate::limits::{SIGNAL_MICROS, SLOW_SIGNALS, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
 /// handler, or by somebody else, does nothing.
@@ -133,9 +133,17 @@ impl BlockedWriterWatch {
         }
     }
 
-    /// Signals `call` from a thread that does so too rarely to keep a slot.
+    /// Signals `call` from a thread that does so too rarely to keep a slot. If that was slow it is
+    /// done again at once, measured: better this thread finds out than a worker.
     pub fn signal_once(&self, call: &CallFd) -> SignalResult {
-        self.register().signal(call)
+        let slot = self.register();
+        let mut result = slot.signal(call);
+        for _ in 0..SLOW_SIGNALS {
+            if result == SignalResult::Sent && call.cost.is_watched() {
+                result = slot.signal(call);
+            }
+        }
+        result
     }
 
     /// Blocked writes interrupted so far.

@@ -9,6 +9,7 @@
 //!   that byte on the whole message must arrive by one absolute deadline, however it is sliced, so
 //!   feeding single bytes gains a peer nothing.
 //! * A reply must be taken by a deadline too. The peer may be a process that never reads.
+//! * Whatever else comes with the bytes is closed by [`disposal`], which does not wait for it.
 //! * Every wait ends at once when the stop eventfd is written.
 //! * After any [`WireError`] the connection is of no more use: drop it. A message that arrived
 //!   whole but makes no sense is no such error, see [`crate::vhost_user::message`].
@@ -17,7 +18,8 @@
 //! each call says by itself that it must not block, and poll(2) does the waiting.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +31,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::limits::{MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{Interest, Wake, wait_for_any};
-use crate::sys::scm;
+use crate::sys::{disposal, scm};
 use crate::vhost_user::message::{Code, HEADER_BYTES, Head, HeaderError, Message, reply_header};
 
 /// What waiting for the next message came to.
@@ -147,13 +149,11 @@ impl Connection {
     /// `None`: the front-end left between two messages.
     fn receive_message(&self) -> Result<Option<Message>, WireError> {
         let mut header = [0; HEADER_BYTES];
-        let mut files = Vec::new();
+        let mut files = Handed(Vec::new());
         let got = loop {
             self.wait(Interest::Read, None)?;
-            match scm::receive_with_files(self.socket.as_fd(), &mut header, &mut files) {
-                Ok(got) if got.files_lost && files.len() >= MAX_MESSAGE_FILES => {
-                    return Err(WireError::TooManyFiles);
-                }
+            match scm::receive(self.socket.as_fd(), &mut header, &mut files.0) {
+                Ok(_) if files.0.len() > MAX_MESSAGE_FILES => return Err(WireError::TooManyFiles),
                 Ok(got) if got.files_lost => return Err(WireError::FilesLost),
                 Ok(got) if got.bytes == 0 => return Ok(None),
                 Ok(got) => break got.bytes,
@@ -167,7 +167,7 @@ impl Connection {
         let head = Head::parse(&header)?;
         let mut body = vec![0; head.size];
         self.fill(&mut body, deadline)?;
-        Ok(Some(Message { head, body, files }))
+        Ok(Some(Message { head, body, files: std::mem::take(&mut files.0) }))
     }
 
     /// Fills `buffer` with the bytes that continue a message.
@@ -179,8 +179,11 @@ impl Connection {
             if self.wait(Interest::Read, Some(deadline))? == Wake::TimedOut {
                 return Err(WireError::MessageTimeout(self.message_timeout));
             }
-            match scm::receive(self.socket.as_fd(), buffer) {
-                Ok(got) if got.files_lost => return Err(WireError::StrayFiles),
+            let mut stray = Handed(Vec::new());
+            match scm::receive(self.socket.as_fd(), buffer, &mut stray.0) {
+                Ok(got) if got.files_lost || !stray.0.is_empty() => {
+                    return Err(WireError::StrayFiles);
+                }
                 Ok(got) if got.bytes == 0 => return Err(WireError::Truncated),
                 Ok(got) => buffer = &mut buffer[got.bytes..],
                 Err(error) => retry(error)?,
@@ -215,6 +218,31 @@ impl Connection {
             Wake::Stop => Err(WireError::Dropped),
             wake => Ok(wake),
         }
+    }
+}
+
+/// What lies unread would be closed with the socket, and we would wait for it. So no more may come,
+/// and what is there is taken out first: at most as much as the socket's buffer holds.
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Fails only if the peer has left, and then sends nothing either.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        let (mut buffer, mut files) = ([0; 4096], Handed(Vec::new()));
+        while let Ok(got) = scm::receive(self.socket.as_fd(), &mut buffer, &mut files.0) {
+            disposal::close(std::mem::take(&mut files.0));
+            if got.bytes == 0 {
+                break;
+            }
+        }
+    }
+}
+
+/// Descriptors of a message that is not whole yet.
+struct Handed(Vec<OwnedFd>);
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        disposal::close(std::mem::take(&mut self.0));
     }
 }
 

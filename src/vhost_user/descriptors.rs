@@ -3,13 +3,14 @@
 //! Kick, call and error descriptors must be eventfds. The data path writes call descriptors from
 //! the threads of *other* ports: on a pipe nobody empties, a FIFO of a network file system or a
 //! terminal, that write could hold up everybody. What serves as guest memory is checked where it
-//! is mapped.
+//! is mapped. All else is refused as it comes, before anything is done with it: see
+//! [`crate::sys::disposal`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::sys::descriptor;
+use crate::sys::{descriptor, disposal};
 
 /// A descriptor for notifications that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -17,9 +18,33 @@ pub enum DescriptorError {
     /// It is something else; the text is the kernel's name for it, such as `pipe:[4026]`.
     #[error("not an eventfd but {0}")]
     NotEventfd(String),
+    /// It is of a kind that serves nothing here.
+    #[error("neither an eventfd nor memory (memfd, tmpfs, hugetlbfs) but {0}")]
+    Strange(String),
     /// The kernel would not tell, or would not set the flag.
     #[error("cannot examine a descriptor: {0}")]
     Io(#[from] io::Error),
+}
+
+/// Looks through the descriptors of a message. If one is of no use to any request, all are closed.
+pub fn screen(files: &mut Vec<OwnedFd>) -> Result<(), DescriptorError> {
+    let Some(strange) = files.iter().find(|file| !disposal::is_of_use(file)) else {
+        return Ok(());
+    };
+    let what = kernel_name(strange).map(|target| describe(&target));
+    disposal::close(std::mem::take(files));
+    Err(DescriptorError::Strange(what?))
+}
+
+/// What /proc calls a descriptor: a path, or a kind such as `pipe:[4026]`.
+fn kernel_name(file: &OwnedFd) -> io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// The same for a message. The name of a file is its owner's text, as long and as odd as it likes:
+/// not for our log.
+fn describe(target: &Path) -> String {
+    if target.is_absolute() { "a file".into() } else { target.display().to_string() }
 }
 
 /// Takes `file` as an eventfd and makes it non-blocking. The front-end shares the description and
@@ -28,13 +53,9 @@ pub enum DescriptorError {
 pub fn eventfd(file: OwnedFd) -> Result<OwnedFd, DescriptorError> {
     // There is no call that asks for a descriptor's type; the name in /proc is the documented
     // one: proc(5), "anon_inode:[eventfd]". A file name cannot look like it: those start with '/'.
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let target = std::fs::read_link(link)?;
+    let target = kernel_name(&file)?;
     if target != Path::new("anon_inode:[eventfd]") {
-        // The name of a file is its owner's text, as long and as odd as it likes: not for our log.
-        let name =
-            if target.is_absolute() { "a file".into() } else { target.display().to_string() };
-        return Err(DescriptorError::NotEventfd(name));
+        return Err(DescriptorError::NotEventfd(describe(&target)));
     }
     descriptor::set_nonblocking(file.as_fd())?;
     Ok(file)

@@ -132,10 +132,15 @@ impl Head {
         }
     }
 
+    /// Whether the request has an answer of its own.
+    pub fn has_answer(&self) -> bool {
+        decode::has_answer(self.code)
+    }
+
     /// Whether a plain acknowledgement is due: it was asked for, and the request has no answer of
     /// its own, which would stand for it. (Only once `REPLY_ACK` is negotiated; the session knows.)
     pub fn wants_ack(&self) -> bool {
-        self.need_reply && !decode::has_answer(self.code)
+        self.need_reply && !self.has_answer()
     }
 }
 

@@ -307,7 +307,7 @@ impl<'a> Rings<'a> {
     fn run(&mut self, index: usize, queue: &Queue, started: SplitRing) -> Result<(), Refusal> {
         let ring = &self.rings[index];
         let mut state = queue.quiet();
-        *state = RingState {
+        let new = RingState {
             ring: Some(started),
             enabled: self.enabled(index),
             call: ring.call.clone(),
@@ -315,8 +315,10 @@ impl<'a> Rings<'a> {
             kickless: matches!(ring.kick, Kick::Poll),
             ..RingState::default()
         };
+        let old = std::mem::replace(&mut *state, new);
         open_receive(&mut state, self.guest, index);
         drop(state);
+        drop(old);
         self.rings[index].running = true;
         if let Err(error) = self.workers.rings().serve(self.token(index), self.kick_fd(index)) {
             self.stop_ring(index as u32)?;

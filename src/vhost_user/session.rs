@@ -13,14 +13,17 @@ use std::sync::atomic::AtomicBool;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::codec::{Connection, Incoming, WireError};
-use super::descriptors::DescriptorError;
+use super::descriptors::{self, DescriptorError};
 use super::features;
 use super::message::{BadMessage, Code, Head, Message, RegionSpec, Request};
 use super::rings::Rings;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
-use crate::memory::{DirtyLog, LogError, MapError, Mapping, MemTable, Region, TableError};
-use crate::port::{GuestPort, Port, PortTable};
+pub use crate::memory::Ledger;
+use crate::memory::{
+    Account, DirtyLog, Exhausted, LogError, MapError, Mapping, MemTable, Region, TableError,
+};
+use crate::port::{Port, PortTable};
 use crate::ring::RingError;
 use crate::switch::{Fdb, PortId};
 use crate::sys::eventfd::BlockedWriterWatch;
@@ -37,6 +40,8 @@ pub struct Context {
     pub workers: Arc<Workers>,
     /// Frees a session whose write to a call descriptor blocks.
     pub watch: Arc<BlockedWriterWatch>,
+    /// Who may map how much.
+    pub ledger: Arc<Ledger>,
 }
 
 /// A request that is not carried out.
@@ -63,6 +68,9 @@ pub enum Refusal {
     /// The file cannot be mapped.
     #[error("memory region: {0}")]
     Map(#[from] MapError),
+    /// Other ports, or this one, have all that can be mapped.
+    #[error("memory region: {0}")]
+    Exhausted(#[from] Exhausted),
     /// The regions are no memory table.
     #[error("memory table: {0}")]
     Table(#[from] TableError),
@@ -75,6 +83,9 @@ pub enum Refusal {
     /// An MTU no frame of ours can carry.
     #[error("mtu {0} is out of range")]
     Mtu(u64),
+    /// More announcements than a migration calls for.
+    #[error("too many announcements")]
+    Announcements,
     /// The data path could not watch the ring.
     #[error("cannot watch a kick descriptor: {0}")]
     Watch(#[from] std::io::Error),
@@ -119,6 +130,8 @@ pub struct Session<'a> {
     features: u64,
     protocol: u64,
     memory: Arc<MemTable>,
+    /// What the memory and the log are mapped on.
+    account: Arc<Account>,
     /// Set when an access finds a file of this guest shorter than it was when mapped.
     truncated: Arc<AtomicBool>,
     log: Option<Arc<DirtyLog>>,
@@ -137,14 +150,16 @@ impl<'a> Session<'a> {
             port.and_then(|port| Some((port, port.as_guest()?))).ok_or(SessionError::NoGuest)?;
         guest.attach(Arc::clone(connection.leave()));
         port.stats.attaches.add_shared(1);
+        let truncated = Arc::default();
         Ok(Session {
             context,
             port,
             connection,
             features: 0,
             protocol: 0,
-            memory: Arc::new(MemTable::default()),
-            truncated: Arc::default(),
+            memory: Arc::new(MemTable::empty(&truncated)),
+            account: context.ledger.open(),
+            truncated,
             log: None,
             rings: Rings::new(context, port, guest),
         })
@@ -161,9 +176,18 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn handle(&mut self, message: Message) -> Result<(), SessionError> {
+    fn handle(&mut self, mut message: Message) -> Result<(), SessionError> {
         let head = message.head;
         log::trace!("port {}: {}", self.port.name, head.code);
+        if let Err(strange) = descriptors::screen(&mut message.files) {
+            let refusal = Refusal::from(strange);
+            // Its answer can only be the one that says it was done.
+            return if head.has_answer() {
+                Err(refusal.into())
+            } else {
+                self.refuse(head, refusal)
+            };
+        }
         let refusal = match message.decode() {
             Ok(request) => self.dispatch(head, request)?.err(),
             Err(bad) => Some(bad.into()),
@@ -224,12 +248,7 @@ impl<'a> Session<'a> {
             Request::GetVringBase { index } => return self.get_vring_base(code, index),
             Request::SetLogBase { size, offset, file } => {
                 // There is no way to refuse this one, see `Connection::reply_log`.
-                let log =
-                    DirtyLog::new(file, offset, size, &self.truncated).map_err(Refusal::from)?;
-                // Unmapped after every ring has let go of it, not under a ring's lock.
-                let old = self.log.replace(Arc::new(log));
-                self.update_log();
-                drop(old);
+                self.set_log_base(file, offset, size)?;
                 self.connection.reply_log(code, size, offset)?;
             }
             request => return Ok(self.change(code, request)),
@@ -258,10 +277,7 @@ impl<'a> Session<'a> {
             Request::SetVringCall { index, file } => self.rings.set_call(index, file),
             Request::SetVringErr { index, file } => self.rings.set_err(index, file),
             Request::SetVringEnable { index, enable } => self.rings.set_enable(index, enable),
-            Request::SendRarp(mac) => {
-                self.announce(mac);
-                Ok(())
-            }
+            Request::SendRarp(mac) => self.announce(mac),
             Request::NetSetMtu(mtu) => self.set_mtu(mtu),
             _ => Err(Refusal::Unsupported(code)),
         }
@@ -297,7 +313,18 @@ impl<'a> Session<'a> {
         Ok(Ok(()))
     }
 
+    fn set_log_base(&mut self, file: OwnedFd, offset: u64, size: u64) -> Result<(), Refusal> {
+        let lease = self.account.lease(size)?;
+        let log = DirtyLog::new(file, offset, size, &self.truncated)?.leased(lease);
+        // Unmapped after every ring has let go of it, not under a ring's lock.
+        let old = self.log.replace(Arc::new(log));
+        self.update_log();
+        drop(old);
+        Ok(())
+    }
+
     fn set_mem_table(&mut self, regions: Vec<(RegionSpec, OwnedFd)>) -> Result<(), Refusal> {
+        MemTable::check_lengths(regions.iter().map(|(spec, _)| spec.len))?;
         let mut mapped = Vec::with_capacity(regions.len());
         for (spec, file) in regions {
             mapped.push(self.map(spec, file)?);
@@ -306,8 +333,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn map(&self, spec: RegionSpec, file: OwnedFd) -> Result<Region, MapError> {
-        let mapping = Mapping::new(file, spec.offset, spec.len, &self.truncated)?;
+    fn map(&self, spec: RegionSpec, file: OwnedFd) -> Result<Region, Refusal> {
+        let lease = self.account.lease(spec.len)?;
+        let mapping = Mapping::new(file, spec.offset, spec.len, &self.truncated)?.leased(lease);
         let RegionSpec { gpa, uva, offset, .. } = spec;
         Ok(Region { gpa, uva, offset, mapping: Arc::new(mapping) })
     }
@@ -315,6 +343,8 @@ impl<'a> Session<'a> {
     /// `ADD_MEM_REG`. QEMU 7.2 sends each region once per queue pair, so one that is there already
     /// is no error.
     fn add_region(&mut self, spec: RegionSpec, file: OwnedFd) -> Result<(), Refusal> {
+        // One more than fits may be one that is there already.
+        MemTable::check_lengths(std::iter::once(spec.len))?;
         let region = self.map(spec, file)?;
         if !self.memory.holds(&region) {
             let table = self.memory.with(region)?;
@@ -362,11 +392,16 @@ impl<'a> Session<'a> {
     }
 
     /// After a migration the front-end asks to tell the network where the guest is now.
-    fn announce(&self, mac: MacAddr) {
-        let session = self.port.as_guest().and_then(GuestPort::session);
+    fn announce(&self, mac: MacAddr) -> Result<(), Refusal> {
+        let Some(guest) = self.port.as_guest() else { return Ok(()) };
+        if !guest.announcements.take() {
+            return Err(Refusal::Announcements);
+        }
+        let session = guest.session();
         if let (Some(worker), Some(session)) = (self.context.workers.handles().first(), session) {
             worker.announce(Announcement { port: self.port.id, mac, session });
         }
+        Ok(())
     }
 }
 

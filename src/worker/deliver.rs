@@ -217,6 +217,7 @@ impl Delivery<'_> {
             state.broken = true;
             guest.set_active(index, false);
             self.signals.note_error(port.id, &state);
+            let error = state.ring.as_ref().map_or(error, |ring| ring.cause(error));
             drop(state);
             report_broken(port, guest, 2 * index, error);
             return frames.len();

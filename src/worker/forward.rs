@@ -195,6 +195,7 @@ impl Forwarder {
                 state.broken = true;
                 state.drain_to = None;
                 self.signals.note_error(id, &state);
+                let error = state.ring.as_ref().map_or(error, |ring| ring.cause(error));
                 drop(state);
                 queue.notify_drained();
                 report_broken(port, guest, 2 * index + 1, error);

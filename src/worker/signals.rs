@@ -150,7 +150,7 @@ impl Signals {
                 SignalResult::Full | SignalResult::Failed(_) => stats.signals_failed.add(1),
                 SignalResult::Blocked => {
                     stats.signals_failed.add(1);
-                    evict(&ports[usize::from(id)], "its call descriptor blocks writers");
+                    evict(&ports[usize::from(id)], "its call descriptor holds up writers");
                 }
                 SignalResult::Crowded => {
                     stats.signals.add(1);
@@ -170,7 +170,7 @@ impl Signals {
     }
 }
 
-/// Ends the conversation of a front-end that endangers others.
+/// Ends the conversation of a front-end that holds up others.
 fn evict(port: &Port, why: &str) {
     if let Some(guest) = port.as_guest() {
         guest.evict(Eviction::Harmful);

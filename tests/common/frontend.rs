@@ -4,6 +4,7 @@
 //! It sends what it is told, in any order and state; [`Frontend::send_raw`] sends anything at all.
 
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -294,6 +295,38 @@ impl Frontend {
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return true,
                 Err(e) => panic!("read: {e}"),
+            }
+        }
+    }
+
+    /// Leaves: says that nothing more comes, and waits until the daemon has worked through all that
+    /// was sent and closed its end. False if it does not within `limit`.
+    pub fn leave(mut self, limit: Duration) -> bool {
+        // Fails if it has closed already.
+        let _ = self.sock.shutdown(Shutdown::Write);
+        self.closed_within(limit)
+    }
+
+    /// Whether the daemon still talks to this front-end: it answers, or it has closed. Panics if it
+    /// does neither. Replies to earlier messages are skipped.
+    pub fn still_served(&mut self) -> bool {
+        if self.send(req::GET_FEATURES, VERSION, &[], &[]).is_err() {
+            return false;
+        }
+        loop {
+            let mut head = [0u8; 12];
+            match self.sock.read_exact(&mut head).map_err(Error::from) {
+                Ok(()) => {}
+                Err(Error::Closed) => return false,
+                Err(e) => panic!("neither an answer nor the end: {e:?}"),
+            }
+            let word = |i: usize| u32::from_le_bytes(head[i..i + 4].try_into().expect("4 bytes"));
+            let mut body = vec![0; word(8).min(4096) as usize];
+            if self.sock.read_exact(&mut body).is_err() {
+                return false;
+            }
+            if word(0) == req::GET_FEATURES {
+                return true;
             }
         }
     }

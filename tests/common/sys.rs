@@ -66,12 +66,6 @@ impl EventFd {
     }
 }
 
-/// Takes O_NONBLOCK away from an eventfd, for all who share it.
-pub fn set_blocking(fd: &EventFd) {
-    // SAFETY: plain system call, no memory involved.
-    cvt(unsafe { libc::fcntl(fd.raw(), libc::F_SETFL, 0) }).expect("fcntl");
-}
-
 /// Watchers of an eventfd, all of which are woken by each write to it.
 pub struct Crowd(Vec<OwnedFd>);
 
@@ -273,4 +267,40 @@ pub fn contains(hay: &[u8], needle: &[u8]) -> bool {
         libc::memmem(hay.as_ptr().cast(), hay.len(), needle.as_ptr().cast(), needle.len())
     };
     !p.is_null()
+}
+
+/// Takes an eventfd's counter, of which only the number is at hand; never waits.
+pub fn drain_raw(fd: RawFd) {
+    let mut count = 0u64;
+    let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
+    // SAFETY: the vector describes 8 writable bytes.
+    unsafe { libc::preadv2(fd, &iov, 1, -1, libc::RWF_NOWAIT) };
+}
+
+/// Takes `O_NONBLOCK` away from everybody who holds the same description.
+pub fn set_blocking(fd: &impl AsFd) {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the calls touch no memory.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK);
+    }
+}
+
+/// A descriptor made by a system call that returns one.
+pub fn made(fd: libc::c_int) -> OwnedFd {
+    let fd = cvt(fd).expect("a descriptor");
+    // SAFETY: the callers hand over a descriptor that is new and nobody else's.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Lets this process open as many descriptors as it may.
+pub fn raise_nofile() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is live and writable, then readable, across the calls.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
 }

@@ -10,7 +10,7 @@ use vioswitch::port::{Port, PortTable};
 use vioswitch::stats::QueueStats;
 use vioswitch::switch::{Fdb, FdbConfig, Rules};
 use vioswitch::sys::eventfd::BlockedWriterWatch;
-use vioswitch::vhost_user::session::Context;
+use vioswitch::vhost_user::session::{Context, Ledger};
 use vioswitch::worker::{Shared, Workers};
 
 use super::peer::FILE_NAME;
@@ -66,7 +66,8 @@ impl World {
             watch: Arc::clone(&watch),
         };
         let workers = Arc::new(Workers::start(2, &[], &shared).expect("workers"));
-        World { context: Context { ports, fdb, workers, watch } }
+        let ledger = Arc::new(Ledger::new(PORTS));
+        World { context: Context { ports, fdb, workers, watch, ledger } }
     }
 
     fn queues(&self) -> impl Iterator<Item = (&QueueStats, bool)> {

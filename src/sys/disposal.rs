@@ -1,0 +1,114 @@
+//! Closing descriptors that somebody else made.
+//!
+//! The last close(2) of a file runs the file's own code, which may wait: a TCP socket with
+//! `SO_LINGER` and bytes that nobody reads for as long as that option says (up to 18 hours), a
+//! file of a FUSE file system for whoever serves it. Anybody can make such a file, send it with a
+//! message and close his own descriptor, so that the last one is ours.
+//!
+//! Eventfds and files in memory have no such code, and nothing else is ever of use here. So these
+//! two are closed where they are. All others go to a thread that ends when it has nothing more to
+//! do; if it is held up, another one goes on with the rest. With [`MAX_CLOSERS`] of them held up the
+//! caller closes itself; it is a session that was sent such a file, and it delays its own port only.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::eventfd::is_eventfd;
+use super::fs::is_memory;
+use crate::limits::{CLOSE_TIME, MAX_CLOSERS, SESSION_STACK_BYTES};
+
+/// What is to be closed, and by how many.
+struct Work {
+    files: VecDeque<OwnedFd>,
+    closers: usize,
+}
+
+static WORK: Mutex<Work> = Mutex::new(Work { files: VecDeque::new(), closers: 0 });
+/// A file was taken to be closed.
+static TAKEN: Condvar = Condvar::new();
+
+/// True for the kinds of file that serve a session, and whose closing never waits.
+pub fn is_of_use(file: &OwnedFd) -> bool {
+    is_memory(file.as_raw_fd()) || is_eventfd(file.as_raw_fd())
+}
+
+/// Closes `files`. When this returns each is closed or somebody is at it; for each that takes
+/// longer than [`CLOSE_TIME`] the caller waits that long.
+pub fn close(files: Vec<OwnedFd>) {
+    let (harmless, strange): (Vec<_>, Vec<_>) = files.into_iter().partition(is_of_use);
+    drop(harmless);
+    if strange.is_empty() {
+        return;
+    }
+    let mut work = work();
+    work.files.extend(strange);
+    let mut idle = work.closers == 0;
+    while !work.files.is_empty() {
+        if idle && !add_closer(&mut work) {
+            let rest = std::mem::take(&mut work.files);
+            drop(work);
+            drop(rest);
+            return;
+        }
+        let waited = TAKEN.wait_timeout(work, CLOSE_TIME);
+        let (guard, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        (work, idle) = (guard, result.timed_out());
+    }
+}
+
+fn work() -> MutexGuard<'static, Work> {
+    WORK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a thread that closes; false if there are too many, or none can be had.
+fn add_closer(work: &mut Work) -> bool {
+    if work.closers >= MAX_CLOSERS {
+        return false;
+    }
+    let thread = std::thread::Builder::new().name("closer".into());
+    let started = thread.stack_size(SESSION_STACK_BYTES).spawn(run).is_ok();
+    work.closers += usize::from(started);
+    started
+}
+
+/// A closer's life.
+fn run() {
+    let mut work = work();
+    while let Some(file) = work.files.pop_front() {
+        drop(work);
+        TAKEN.notify_all();
+        drop(file);
+        work = self::work();
+    }
+    work.closers -= 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::fs::memfd;
+    use std::io::Read;
+    use vmm_sys_util::eventfd::EventFd;
+
+    #[test]
+    fn what_is_of_use_is_told_from_the_rest() {
+        let event = crate::sys::descriptor::from_eventfd(EventFd::new(0).unwrap());
+        assert!(is_of_use(&event) && is_of_use(&memfd("t", 4096).unwrap()));
+        let (reader, writer) = std::io::pipe().unwrap();
+        let disk = std::fs::File::open("/proc/self/exe").unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for other in [OwnedFd::from(reader), writer.into(), disk.into(), null.into()] {
+            assert!(!is_of_use(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn all_are_closed_in_the_end() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let copies = (0..100).map(|_| OwnedFd::from(writer.try_clone().unwrap()));
+        copies.for_each(|copy| close(vec![copy]));
+        drop(writer);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+}
