@@ -20,7 +20,7 @@ use crate::stats::DropReason;
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Frame {
-    /// The first bytes; beyond `len` their content is the sender's and means nothing.
+    /// The first bytes; beyond `len` they are the sender's or zero, and mean nothing.
     pub snapshot: Snapshot,
     /// The virtio-net header: as the sender wrote it, zero-filled to 12 bytes, and from
     /// [`Burst::examine`] on, if the burst [asks](Burst::asks), as a receiver may see it.
@@ -192,6 +192,7 @@ impl Burst {
         let first = (len as usize).min(SNAPSHOT_LEN);
         // SAFETY: the caller's promise for the source; the destination is SNAPSHOT_LEN long.
         unsafe { std::ptr::copy_nonoverlapping(at, frame.snapshot.as_mut_ptr(), first) };
+        forget(&mut frame.snapshot, first);
         frame.header = header;
         self.asks |= asks(header);
         frame.len = len;
@@ -381,6 +382,7 @@ impl Burst {
         let pieces = &mut pieces[skip..];
         let first = (len as usize).min(SNAPSHOT_LEN);
         let skipped = gather(pieces, &mut frame.snapshot[..first]);
+        forget(&mut frame.snapshot, first);
         let pieces = &pieces[skipped..];
         frame.header = VnetHdr::from_bytes(header);
         self.asks |= asks(frame.header);
@@ -390,6 +392,16 @@ impl Burst {
         frame.more = (self.pieces.len().saturating_sub(more) as u16, more as u16);
         frame.position = position as u8;
         self.count += 1;
+    }
+}
+
+/// Clears what an earlier frame, maybe of another guest, left behind a short one. It would not be
+/// sent, but hashed, and the receive queue that a frame with headers cut off ends up on would tell
+/// its sender some bits of it.
+#[inline(always)]
+fn forget(snapshot: &mut Snapshot, from: usize) {
+    if from < SNAPSHOT_LEN {
+        snapshot[from..].fill(0);
     }
 }
 
@@ -439,6 +451,32 @@ pub(super) struct Found {
 
 impl Found {
     pub(super) const CHAIN: Found = Found { at: std::ptr::null_mut(), len: 0 };
+}
+
+#[cfg(test)]
+impl Burst {
+    /// Fills everything that a burst does not clear with `byte`, and pointers with an address that
+    /// nothing is mapped at.
+    pub(super) fn poison(&mut self, byte: u8) {
+        let len = u32::from_ne_bytes([byte; 4]);
+        let piece = Piece { at: std::ptr::without_provenance_mut(8), len };
+        self.frames.fill(Frame {
+            snapshot: [byte; SNAPSHOT_LEN],
+            header: VnetHdr::from_bytes([byte; VNET_HDR_LEN]),
+            len,
+            rest: piece,
+            more: (u16::from(byte), u16::from(byte)),
+            position: byte,
+            l3: byte,
+            needs: Offloads::from_bits(byte),
+        });
+        self.heads.fill(u16::from(byte));
+        self.rejected.fill((byte, DropReason::TapGone));
+        self.pieces.poison(piece);
+        self.headers.fill([byte; MAX_HEADERS_LEN]);
+        self.found.fill(Found { at: piece.at, len });
+        self.chains.fill(Descriptor::new(u64::from(len), len, len as u16, len as u16));
+    }
 }
 
 /// What a header asks for, as bits that can be or'ed.

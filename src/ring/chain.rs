@@ -123,6 +123,15 @@ impl PieceBuf {
     }
 }
 
+#[cfg(test)]
+impl PieceBuf {
+    /// Writes `piece` to every place that is not in use.
+    pub(super) fn poison(&mut self, piece: Piece) {
+        let len = self.len;
+        self.pieces[len..].fill(piece);
+    }
+}
+
 /// Which side may touch a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {

@@ -514,6 +514,21 @@ impl SplitRing {
     }
 }
 
+#[cfg(test)]
+impl RxScratch {
+    /// Fills everything with `byte`, and pointers with an address that nothing is mapped at.
+    pub(super) fn poison(&mut self, byte: u8) {
+        let (at, len) = (std::ptr::without_provenance_mut(8), u32::from_ne_bytes([byte; 4]));
+        let desc = Descriptor::new(u64::from(len), len, len as u16, len as u16);
+        self.ahead.buffers.fill(Buffer { head: len as u16, room: len, at, desc });
+        (self.ahead.next, self.ahead.count) = (usize::from(byte), usize::from(byte));
+        self.gathered.pieces.truncate(0);
+        self.gathered.pieces.poison(Piece { at, len });
+        self.gathered.buffers.fill((len as u16, u64::from(len)));
+        self.gathered.most_visited = len;
+    }
+}
+
 /// Why [`SplitRing::gather`] stopped.
 enum Gather {
     NoRoom(NoRoom),

@@ -6,6 +6,7 @@
 mod notify;
 mod offload;
 mod rx;
+mod scratch;
 mod tx;
 
 use std::fs::File;
