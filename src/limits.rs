@@ -64,9 +64,9 @@ pub const BURST_FLOOD_COPIES: usize = 512;
 /// 64 KiB in 64-byte pieces is 1,024; more is work without payload.
 pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
 
-/// Descriptors that a frame, or a segment cut for a receiver, may lie in as part of its price: above
-/// the 19 of Linux. Those beyond, crumbs, are charged one by one, and bounded where a receiver
-/// posts them.
+/// Descriptors that a frame, or a segment cut for a receiver, may lie in as part of its price:
+/// above the 19 of Linux. Those beyond, crumbs, are charged one by one, and bounded where a
+/// receiver posts them.
 pub const FRAME_DESCRIPTORS: u32 = 32;
 
 /// Descriptors walked for one run of frames into a receive ring at most, whatever it is cut into:
