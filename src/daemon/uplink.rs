@@ -65,6 +65,7 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
         log::warn!("tap {}: interface {} is gone, waiting for it", port.name, tap.ifname);
         let mut told = None;
         while !stopped() {
+            tap.give_up();
             tap.close_lost();
             match open(port, tap, missing).and_then(|opened| {
                 set_up(port, &opened);
@@ -170,5 +171,111 @@ fn set_up(port: &Port, opened: &Tap) {
     match qdisc::uplink_advice(link.index) {
         Ok(advice) => advice.iter().for_each(|line| log::warn!("tap {}: {line}", port.name)),
         Err(error) => log::debug!("tap {}: cannot examine its queueing: {error}", port.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, RawFd};
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+    use crate::daemon::start_helper;
+    use crate::frame::Offloads;
+    use crate::switch::{Fdb, FdbConfig, Rules};
+    use crate::sys::eventfd::BlockedWriterWatch;
+    use crate::sys::tap::{FrameIo, TapIo};
+    use crate::worker::Shared;
+
+    static CLOSED: AtomicU32 = AtomicU32::new(0);
+
+    /// A device whose interface is gone, and whose closing may panic.
+    struct Lost(bool);
+
+    impl AsRawFd for Lost {
+        fn as_raw_fd(&self) -> RawFd {
+            -1
+        }
+    }
+
+    impl FrameIo for Lost {
+        fn write(&self, _: &[u8]) -> TapIo {
+            TapIo::Gone
+        }
+
+        unsafe fn write_pieces(&self, _: &[libc::iovec]) -> TapIo {
+            TapIo::Gone
+        }
+
+        fn read(&self, _: &mut [u8]) -> TapIo {
+            TapIo::Gone
+        }
+    }
+
+    impl Drop for Lost {
+        fn drop(&mut self) {
+            CLOSED.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.0, "injected: closing");
+        }
+    }
+
+    fn wait_closed(count: u32) {
+        for _ in 0..1000 {
+            if CLOSED.load(Ordering::SeqCst) >= count {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("{} of {count} closed", CLOSED.load(Ordering::SeqCst));
+    }
+
+    /// The keeper panics in the closing of a device; it is there for the next loss, and takes all
+    /// queues of the interface out of service although one was lost.
+    #[test]
+    fn the_keeper_goes_on_after_a_panic() {
+        let ports: crate::port::PortTable =
+            vec![Port::tap(0, "up", TapPort::new("no-such-link0", 2))].into();
+        let config = FdbConfig {
+            max_entries: 64,
+            max_per_port: 64,
+            reserved_per_port: 1,
+            age_seconds: 300,
+            ports: 1,
+            key: [1, 2],
+        };
+        let shared = Shared {
+            ports: Arc::clone(&ports),
+            fdb: Arc::new(Fdb::new(config)),
+            rules: Rules { uplink_to_uplink: false },
+            poll: false,
+            watch: Arc::new(BlockedWriterWatch::start().unwrap()),
+        };
+        let workers = Arc::new(Workers::start(1, &[], &shared).unwrap());
+        let Endpoint::Tap(tap) = &ports[0].endpoint else { unreachable!() };
+        let lose = |panics: [bool; 2]| {
+            let devices = panics.map(|panics| Arc::new(Lost(panics)) as Device);
+            tap.attach(devices.into(), Offloads::ALL);
+            workers.for_tap(0).look(Token::Tap(0, 0));
+        };
+        let stopping = Arc::new(AtomicBool::new(false));
+        let keep = {
+            let (ports, workers) = (Arc::clone(&ports), Arc::clone(&workers));
+            let stopping = Arc::clone(&stopping);
+            move || keep(&ports[0], false, &workers, &stopping)
+        };
+        let keeper = start_helper("keeper".to_owned(), &stopping, keep).unwrap();
+        lose([true, false]);
+        wait_closed(2);
+        lose([false, true]);
+        wait_closed(4);
+        lose([false, false]);
+        wait_closed(6);
+        assert!(tap.is_lost() && !tap.is_up());
+        assert!(!keeper.is_finished());
+        stopping.store(true, Ordering::Release);
+        tap.wake();
+        keeper.thread().unpark();
+        keeper.join().unwrap();
+        workers.stop(std::time::Instant::now() + Duration::from_secs(5));
     }
 }

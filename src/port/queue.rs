@@ -151,3 +151,27 @@ impl Queue {
         self.drained.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_a_panic_let_go_is_mended_by_the_next_to_take_it() {
+        let queue = Queue::default();
+        for by_worker in [true, false] {
+            let panicked = std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    let mut state = queue.lock();
+                    state.enabled = true;
+                    panic!("injected: with the lock held");
+                });
+                thread.join().is_err()
+            });
+            assert!(panicked && queue.state.is_poisoned());
+            let state = if by_worker { queue.lock_for_burst().unwrap() } else { queue.quiet() };
+            assert!(state.enabled);
+            assert!(!queue.state.is_poisoned(), "mended once");
+        }
+    }
+}

@@ -220,6 +220,16 @@ impl TapPort {
         }
     }
 
+    /// Takes every queue out of service, for whoever is about to open the interface again: it is
+    /// one, and while a queue of ours is attached it looks taken.
+    pub fn give_up(&self) {
+        let mut loss = lock(&self.loss);
+        for queue in &self.queues {
+            loss.dead.extend(lock(&queue.device).take());
+        }
+        loss.lost = true;
+    }
+
     /// Closes what was lost. Not for workers: closing waits for the lock of the host's network
     /// configuration, which whoever deletes an interface holds for a long time.
     pub fn close_lost(&self) {

@@ -18,6 +18,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::threads::run_again_after_panic;
 use crate::limits::{LOG_PATIENCE, LOG_QUEUE_BYTES};
 
 thread_local!(static WAITS: Cell<bool> = const { Cell::new(true) });
@@ -55,11 +56,16 @@ pub struct LogQueue(Arc<Shared>);
 
 impl LogQueue {
     /// Starts the thread, which writes to `out`.
-    pub fn start(out: impl Write + Send + 'static) -> io::Result<LogQueue> {
+    ///
+    /// Signals are to be blocked before: it inherits the caller's mask.
+    pub fn start(mut out: impl Write + Send + 'static) -> io::Result<LogQueue> {
         let shared = Arc::new(Shared::default());
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("log".to_owned());
-        thread.spawn(move || writer.write_to(out))?;
+        thread.spawn(move || {
+            never_wait();
+            run_again_after_panic("the log's thread", || false, || writer.write_to(&mut out));
+        })?;
         Ok(LogQueue(shared))
     }
 
@@ -108,7 +114,7 @@ impl Shared {
     }
 
     /// The thread's life.
-    fn write_to(&self, mut out: impl Write) {
+    fn write_to(&self, out: &mut impl Write) {
         let mut lines = Vec::new();
         loop {
             let mut state = self.state();
@@ -124,7 +130,7 @@ impl Shared {
                 // What was lost came after what was queued then.
                 let _ = writeln!(lines, "[{lost} log lines lost: the log was not read]");
             }
-            write_all(&mut out, &lines);
+            write_all(out, &lines);
             let mut state = self.state();
             state.written += bytes;
             state.stuck = false;

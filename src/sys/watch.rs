@@ -75,6 +75,9 @@ struct Shared {
     ticks: AtomicU64,
     stop: AtomicBool,
     watchdog: OnceLock<std::thread::Thread>,
+    /// Makes the next look panic.
+    #[cfg(test)]
+    broken: AtomicBool,
 }
 
 /// The watchdog thread; stopped and joined on drop.
@@ -106,6 +109,8 @@ impl BlockedWriterWatch {
             ticks: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             watchdog: OnceLock::new(),
+            #[cfg(test)]
+            broken: AtomicBool::new(false),
         });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
@@ -283,6 +288,8 @@ impl Shared {
 
     /// One look at all slots.
     fn look(&self) {
+        #[cfg(test)]
+        assert!(!self.broken.swap(false, Ordering::Relaxed), "injected: look");
         let alert = self.alert.load(Ordering::Relaxed);
         self.alert.store(alert.saturating_sub(1), Ordering::Relaxed);
         for entry in self.entries().iter() {
@@ -402,6 +409,19 @@ mod tests {
         });
         assert!(median(rounds.collect()) < BOUND);
         assert_eq!(watch.rescues(), 50);
+    }
+
+    #[test]
+    fn the_watchdog_goes_on_after_a_panic() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (_eventfd, call) = hostile();
+        let slot = watch.register();
+        for _ in 0..3 {
+            watch.shared.broken.store(true, Ordering::Relaxed);
+            watch.shared.alert.store(0, Ordering::Relaxed);
+            assert!(blocked(&slot, &call) < Duration::from_secs(5));
+            assert!(!watch.shared.broken.load(Ordering::Relaxed), "it panicked");
+        }
     }
 
     #[test]

@@ -22,6 +22,8 @@ struct Ready {
     token: Token,
     /// How often in a row it was found empty.
     looks: u32,
+    /// It is looked at again by the clock: no event would tell.
+    waits: bool,
 }
 
 /// One worker thread.
@@ -164,8 +166,8 @@ impl Worker {
     /// Arms every source; those that turn out to have work stay ready.
     fn arm_all(&mut self) {
         let mut at = 0;
-        while let Some(&Ready { token, .. }) = self.ready.get(at) {
-            if self.arm(token) {
+        while let Some(&Ready { token, waits, .. }) = self.ready.get(at) {
+            if waits || self.arm(token) {
                 at += 1;
             } else {
                 self.ready.remove(at);
@@ -199,10 +201,12 @@ impl Worker {
             if self.cursor >= self.ready.len() {
                 self.cursor = 0;
             }
-            let Some(&Ready { token, looks }) = self.ready.get(self.cursor) else {
+            let Some(&Ready { token, looks, .. }) = self.ready.get(self.cursor) else {
                 break;
             };
-            let keep = match self.service(token) {
+            let serviced = self.service(token);
+            self.ready[self.cursor].waits = serviced == Serviced::Waiting;
+            let keep = match serviced {
                 Serviced::More => {
                     found = true;
                     working += 1;
@@ -351,7 +355,7 @@ impl Worker {
     fn mark_ready(&mut self, token: Token) {
         match self.ready.iter_mut().find(|ready| ready.token == token) {
             Some(ready) => ready.looks = 0,
-            None => self.ready.push(Ready { token, looks: 0 }),
+            None => self.ready.push(Ready { token, looks: 0, waits: false }),
         }
     }
 

@@ -266,3 +266,23 @@ fn a_head_that_does_not_exist_breaks_the_ring_after_what_was_delivered() {
     assert_eq!(done.settled, 0);
     assert_eq!(used(&queue).len(), 1);
 }
+
+/// A panic ends a run before it is published: its buffers are filled by the next one, and the
+/// driver sees each once.
+#[test]
+fn what_a_panic_left_unpublished_is_undone() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    post(&guest, &queue, &[200; 4]);
+    let frames = Frames::new(&[60]);
+    assert_eq!(frames.deliver(&mut ring).frames, 1);
+    ring.push_used(1, 112);
+    ring.push_used(2, 112);
+    ring.next_avail = ring.next_avail.wrapping_add(1);
+    ring.roll_back();
+    assert_eq!(used(&queue), [(0, 72)]);
+    let frames = Frames::new(&[100, 101]);
+    assert_eq!(frames.deliver(&mut ring).frames, 2);
+    assert_eq!(used(&queue), [(0, 72), (1, 112), (2, 113)]);
+}
