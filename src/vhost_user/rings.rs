@@ -328,17 +328,22 @@ impl<'a> Rings<'a> {
         Ok(())
     }
 
-    /// Starts every ring that can be started now, after memory has changed.
+    /// Starts every ring that can be started now, after memory has changed. Fails where that was
+    /// for want of means: nothing would start the ring later.
     pub fn refresh_all(
         &mut self,
         features: u64,
         memory: &Arc<MemTable>,
         log: &Option<Arc<DirtyLog>>,
-    ) {
+    ) -> Result<(), Refusal> {
         for index in 0..self.rings.len() as u32 {
             // A ring whose addresses are in no region yet may get them with the next region.
-            let _ = self.refresh(index, features, memory, log);
+            match self.refresh(index, features, memory, log) {
+                Err(refusal) if refusal.is_for_want_of_means() => return Err(refusal),
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     /// `GET_VRING_BASE`: stops a ring, running or not, and returns its next index.

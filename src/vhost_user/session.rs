@@ -91,6 +91,18 @@ pub enum Refusal {
     Watch(#[from] std::io::Error),
 }
 
+impl Refusal {
+    /// True if nothing is wrong with the request: this process ran out of something.
+    pub fn is_for_want_of_means(&self) -> bool {
+        matches!(
+            self,
+            Refusal::Watch(_)
+                | Refusal::Descriptor(DescriptorError::Io(_))
+                | Refusal::Map(MapError::Stat(_) | MapError::Mmap(_) | MapError::TooMany)
+        )
+    }
+}
+
 /// The end of a conversation that should not have ended yet.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -214,14 +226,16 @@ impl<'a> Session<'a> {
     }
 
     /// A front-end that asked for it gets a NACK and may go on. One that did not ask is told
-    /// nothing and would go on believing; a malformed message then ends the conversation, and
-    /// anything else is only said in the log, as QEMU relies on it (unknown requests, addresses
-    /// that are set again later).
+    /// nothing and would go on believing; a malformed message then ends the conversation, and so
+    /// does one that we lack the means for: its guest would be deaf, where a new connection tries
+    /// again. Anything else is only said in the log, as QEMU relies on it (unknown requests,
+    /// addresses that are set again later).
     fn refuse(&mut self, head: Head, refusal: Refusal) -> Result<(), SessionError> {
         if self.port.log.allow() {
             log::warn!("port {}: {} refused: {refusal}", self.port.name, head.code);
         }
-        if !self.can_acknowledge(head) && matches!(refusal, Refusal::Bad(_)) {
+        let fatal = matches!(refusal, Refusal::Bad(_)) || refusal.is_for_want_of_means();
+        if !self.can_acknowledge(head) && fatal {
             return Err(refusal.into());
         }
         self.acknowledge(head, false)
@@ -329,8 +343,7 @@ impl<'a> Session<'a> {
         for (spec, file) in regions {
             mapped.push(self.map(spec, file)?);
         }
-        self.replace_memory(MemTable::new(mapped, &self.truncated)?);
-        Ok(())
+        self.replace_memory(MemTable::new(mapped, &self.truncated)?)
     }
 
     fn map(&self, spec: RegionSpec, file: OwnedFd) -> Result<Region, Refusal> {
@@ -348,7 +361,7 @@ impl<'a> Session<'a> {
         let region = self.map(spec, file)?;
         if !self.memory.holds(&region) {
             let table = self.memory.with(region)?;
-            self.replace_memory(table);
+            self.replace_memory(table)?;
         }
         Ok(())
     }
@@ -357,20 +370,19 @@ impl<'a> Session<'a> {
     fn remove_region(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
         match self.memory.without(spec.gpa, spec.uva, spec.len) {
             Ok(table) => self.replace_memory(table),
-            Err(TableError::Unknown) => {}
-            Err(error) => return Err(error.into()),
+            Err(TableError::Unknown) => Ok(()),
+            Err(error) => Err(error.into()),
         }
-        Ok(())
     }
 
     /// The old table is unmapped when the last running ring has let go of it, which is before this
     /// returns.
-    fn replace_memory(&mut self, table: MemTable) {
+    fn replace_memory(&mut self, table: MemTable) -> Result<(), Refusal> {
         // Held until every ring has moved: unmapping takes long, and must not happen under a lock.
         let old = std::mem::replace(&mut self.memory, Arc::new(table));
         self.rings.rebase(&self.memory);
         drop(old);
-        self.rings.refresh_all(self.features, &self.memory, &self.log);
+        self.rings.refresh_all(self.features, &self.memory, &self.log)
     }
 
     /// Switches logging of running rings on, off or over. When this returns nobody writes to
