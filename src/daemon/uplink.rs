@@ -30,6 +30,14 @@ pub enum UplinkError {
         /// The reason.
         source: TapError,
     },
+    /// An interface of ours cannot be brought up.
+    #[error("cannot bring up {ifname}: {source}")]
+    Up {
+        /// Its name.
+        ifname: String,
+        /// The reason.
+        source: netlink::NetlinkError,
+    },
     /// The data path could not watch it.
     #[error("cannot watch the interface: {0}")]
     Watch(#[from] std::io::Error),
@@ -39,7 +47,7 @@ pub enum UplinkError {
 pub fn attach(port: &Port, tap: &TapPort, workers: &Workers) -> Result<bool, UplinkError> {
     let opened = open(port, tap, Missing::Create)?;
     let created = opened.created;
-    set_up(port, &opened);
+    set_up(port, &opened)?;
     log::info!(
         "tap {}: {} interface {} (mac {}, mtu {})",
         port.name,
@@ -68,7 +76,7 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
             tap.give_up();
             tap.close_lost();
             match open(port, tap, missing).and_then(|opened| {
-                set_up(port, &opened);
+                set_up(port, &opened)?;
                 serve(port, tap, opened, workers)
             }) {
                 Ok(()) => {
@@ -156,14 +164,14 @@ fn settle_mtu(port: &Port, opened: &Tap) {
     }
 }
 
-/// Brings up what is ours and sees to MTU and queueing discipline; problems are advice, not errors.
-fn set_up(port: &Port, opened: &Tap) {
+/// Brings up what is ours, which nobody else would, and sees to MTU and queueing discipline, where
+/// problems are advice and not errors.
+fn set_up(port: &Port, opened: &Tap) -> Result<(), UplinkError> {
     let link = &opened.link;
     settle_mtu(port, opened);
-    if opened.created
-        && let Err(error) = netlink::set_up(link.index)
-    {
-        log::warn!("tap {}: cannot bring up {}: {error}", port.name, link.name);
+    if opened.created {
+        netlink::set_up(link.index)
+            .map_err(|source| UplinkError::Up { ifname: link.name.clone(), source })?;
     }
     if let Err(error) = netlink::set_noqueue(link.index) {
         log::debug!("tap {}: cannot set noqueue: {error}", port.name);
@@ -172,61 +180,28 @@ fn set_up(port: &Port, opened: &Tap) {
         Ok(advice) => advice.iter().for_each(|line| log::warn!("tap {}: {line}", port.name)),
         Err(error) => log::debug!("tap {}: cannot examine its queueing: {error}", port.name),
     }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsRawFd, RawFd};
     use std::sync::atomic::AtomicU32;
 
     use super::*;
     use crate::daemon::start_helper;
-    use crate::frame::Offloads;
+    use crate::port::tap::fake::attach_lost;
     use crate::switch::{Fdb, FdbConfig, Rules};
     use crate::sys::eventfd::BlockedWriterWatch;
-    use crate::sys::tap::{FrameIo, TapIo};
     use crate::worker::Shared;
 
-    static CLOSED: AtomicU32 = AtomicU32::new(0);
-
-    /// A device whose interface is gone, and whose closing may panic.
-    struct Lost(bool);
-
-    impl AsRawFd for Lost {
-        fn as_raw_fd(&self) -> RawFd {
-            -1
-        }
-    }
-
-    impl FrameIo for Lost {
-        fn write(&self, _: &[u8]) -> TapIo {
-            TapIo::Gone
-        }
-
-        unsafe fn write_pieces(&self, _: &[libc::iovec]) -> TapIo {
-            TapIo::Gone
-        }
-
-        fn read(&self, _: &mut [u8]) -> TapIo {
-            TapIo::Gone
-        }
-    }
-
-    impl Drop for Lost {
-        fn drop(&mut self) {
-            CLOSED.fetch_add(1, Ordering::SeqCst);
-            assert!(!self.0, "injected: closing");
-        }
-    }
-
-    fn wait_closed(count: u32) {
+    fn wait_closed(closed: &AtomicU32, count: u32) {
         for _ in 0..1000 {
-            if CLOSED.load(Ordering::SeqCst) >= count {
+            if closed.load(Ordering::SeqCst) >= count {
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        panic!("{} of {count} closed", CLOSED.load(Ordering::SeqCst));
+        panic!("{} of {count} closed", closed.load(Ordering::SeqCst));
     }
 
     /// The keeper panics in the closing of a device; it is there for the next loss, and takes all
@@ -252,9 +227,9 @@ mod tests {
         };
         let workers = Arc::new(Workers::start(1, &[], &shared).unwrap());
         let Endpoint::Tap(tap) = &ports[0].endpoint else { unreachable!() };
+        let closed = Arc::new(AtomicU32::new(0));
         let lose = |panics: [bool; 2]| {
-            let devices = panics.map(|panics| Arc::new(Lost(panics)) as Device);
-            tap.attach(devices.into(), Offloads::ALL);
+            attach_lost(tap, &panics, &closed);
             workers.for_tap(0).look(Token::Tap(0, 0));
         };
         let stopping = Arc::new(AtomicBool::new(false));
@@ -265,11 +240,11 @@ mod tests {
         };
         let keeper = start_helper("keeper".to_owned(), &stopping, keep).unwrap();
         lose([true, false]);
-        wait_closed(2);
+        wait_closed(&closed, 2);
         lose([false, true]);
-        wait_closed(4);
+        wait_closed(&closed, 4);
         lose([false, false]);
-        wait_closed(6);
+        wait_closed(&closed, 6);
         assert!(tap.is_lost() && !tap.is_up());
         assert!(!keeper.is_finished());
         stopping.store(true, Ordering::Release);

@@ -351,4 +351,6 @@ impl Default for TapReader {
 }
 
 #[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
 mod tests;

@@ -1,11 +1,9 @@
 //! An uplink against a device that answers in every way a kernel can: what is counted, how often
 //! it is asked, who is woken, and which bytes cross.
 
-use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{LazyLock, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 use virtio_queue::desc::RawDescriptor;
@@ -14,6 +12,7 @@ use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
 };
 
+use super::fake::Fake;
 use super::*;
 use crate::limits::{SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
 use crate::memory::{Mapping, MemTable, Region};
@@ -26,100 +25,6 @@ use crate::sys::tap::TapIo;
 const TIMES: u64 = 1_000;
 /// Frames offered at a time.
 const FRAMES: u64 = 8;
-
-/// What stands for a descriptor: nothing here watches it.
-static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap());
-
-/// A TAP queue whose kernel is this test.
-struct Fake {
-    /// What each call comes to; `Done` moves the frame.
-    answer: Mutex<TapIo>,
-    /// What reads find before they get the answer: a frame, or another answer.
-    queued: Mutex<VecDeque<Result<Vec<u8>, TapIo>>>,
-    /// Bytes by which the kernel's answer to a write falls short.
-    short: AtomicU64,
-    /// The last frame written, pieces together.
-    written: Mutex<Vec<u8>>,
-    /// Lengths of its pieces.
-    pieces: Mutex<Vec<usize>>,
-    reads: AtomicU64,
-    writes: AtomicU64,
-}
-
-impl Fake {
-    fn new(answer: TapIo) -> Arc<Fake> {
-        Arc::new(Fake {
-            answer: Mutex::new(answer),
-            queued: Mutex::default(),
-            short: AtomicU64::new(0),
-            written: Mutex::default(),
-            pieces: Mutex::default(),
-            reads: AtomicU64::new(0),
-            writes: AtomicU64::new(0),
-        })
-    }
-
-    fn errno(errno: i32) -> Arc<Fake> {
-        Fake::new(TapIo::from_result(-1, errno))
-    }
-
-    fn queue(&self, frame: &[u8]) {
-        lock(&self.queued).push_back(Ok(frame.to_vec()));
-    }
-
-    fn counts(&self) -> (u64, u64) {
-        (self.reads.load(Ordering::Relaxed), self.writes.load(Ordering::Relaxed))
-    }
-}
-
-impl AsRawFd for Fake {
-    fn as_raw_fd(&self) -> RawFd {
-        NULL.as_raw_fd()
-    }
-}
-
-impl FrameIo for Fake {
-    fn write(&self, bytes: &[u8]) -> TapIo {
-        let piece =
-            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: the piece is borrowed across the call.
-        unsafe { self.write_pieces(&[piece]) }
-    }
-
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
-        self.writes.fetch_add(1, Ordering::Relaxed);
-        let (mut written, mut lens) = (lock(&self.written), lock(&self.pieces));
-        written.clear();
-        lens.clear();
-        for piece in pieces {
-            // SAFETY: the caller's promise for `pieces`.
-            written.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
-            });
-            lens.push(piece.iov_len);
-        }
-        match *lock(&self.answer) {
-            TapIo::Done(_) => {
-                let short = self.short.load(Ordering::Relaxed) as usize;
-                TapIo::Done(written.len().saturating_sub(short))
-            }
-            answer => answer,
-        }
-    }
-
-    fn read(&self, buffer: &mut [u8]) -> TapIo {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        match lock(&self.queued).pop_front() {
-            Some(Err(answer)) => answer,
-            Some(Ok(frame)) => {
-                let len = frame.len().min(buffer.len());
-                buffer[..len].copy_from_slice(&frame[..len]);
-                TapIo::Done(len)
-            }
-            None => *lock(&self.answer),
-        }
-    }
-}
 
 fn uplink(queues: u16) -> Port {
     Port::tap(0, "up", TapPort::new("t0", queues))

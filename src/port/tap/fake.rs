@@ -1,0 +1,144 @@
+//! Devices whose kernel is a test.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use super::{Device, TapPort, lock};
+use crate::frame::Offloads;
+use crate::sys::tap::{FrameIo, TapIo};
+
+/// What stands for a descriptor: nothing here watches it.
+static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap());
+
+/// A TAP queue whose kernel is this test.
+pub struct Fake {
+    /// What each call comes to; `Done` moves the frame.
+    pub answer: Mutex<TapIo>,
+    /// What reads find before they get the answer: a frame, or another answer.
+    pub queued: Mutex<VecDeque<Result<Vec<u8>, TapIo>>>,
+    /// Bytes by which the kernel's answer to a write falls short.
+    pub short: AtomicU64,
+    /// The last frame written, pieces together.
+    pub written: Mutex<Vec<u8>>,
+    /// Lengths of its pieces.
+    pub pieces: Mutex<Vec<usize>>,
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+}
+
+impl Fake {
+    pub fn new(answer: TapIo) -> Arc<Fake> {
+        Arc::new(Fake {
+            answer: Mutex::new(answer),
+            queued: Mutex::default(),
+            short: AtomicU64::new(0),
+            written: Mutex::default(),
+            pieces: Mutex::default(),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+        })
+    }
+
+    pub fn errno(errno: i32) -> Arc<Fake> {
+        Fake::new(TapIo::from_result(-1, errno))
+    }
+
+    pub fn queue(&self, frame: &[u8]) {
+        lock(&self.queued).push_back(Ok(frame.to_vec()));
+    }
+
+    pub fn counts(&self) -> (u64, u64) {
+        (self.reads.load(Ordering::Relaxed), self.writes.load(Ordering::Relaxed))
+    }
+}
+
+impl AsRawFd for Fake {
+    fn as_raw_fd(&self) -> RawFd {
+        NULL.as_raw_fd()
+    }
+}
+
+impl FrameIo for Fake {
+    fn write(&self, bytes: &[u8]) -> TapIo {
+        let piece =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: the piece is borrowed across the call.
+        unsafe { self.write_pieces(&[piece]) }
+    }
+
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let (mut written, mut lens) = (lock(&self.written), lock(&self.pieces));
+        written.clear();
+        lens.clear();
+        for piece in pieces {
+            // SAFETY: the caller's promise for `pieces`.
+            written.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
+            });
+            lens.push(piece.iov_len);
+        }
+        match *lock(&self.answer) {
+            TapIo::Done(_) => {
+                let short = self.short.load(Ordering::Relaxed) as usize;
+                TapIo::Done(written.len().saturating_sub(short))
+            }
+            answer => answer,
+        }
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> TapIo {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        match lock(&self.queued).pop_front() {
+            Some(Err(answer)) => answer,
+            Some(Ok(frame)) => {
+                let len = frame.len().min(buffer.len());
+                buffer[..len].copy_from_slice(&frame[..len]);
+                TapIo::Done(len)
+            }
+            None => *lock(&self.answer),
+        }
+    }
+}
+
+/// A device whose interface is gone, and whose closing may panic.
+struct Lost {
+    panics: bool,
+    closed: Arc<AtomicU32>,
+}
+
+/// Attaches one queue each that is gone, and panics when it is closed if told to; `closed` counts.
+pub fn attach_lost(tap: &TapPort, panics: &[bool], closed: &Arc<AtomicU32>) {
+    let lost = |&panics| Arc::new(Lost { panics, closed: Arc::clone(closed) }) as Device;
+    tap.attach(panics.iter().map(lost).collect(), Offloads::ALL);
+}
+
+impl AsRawFd for Lost {
+    fn as_raw_fd(&self) -> RawFd {
+        NULL.as_raw_fd()
+    }
+}
+
+impl FrameIo for Lost {
+    fn write(&self, _: &[u8]) -> TapIo {
+        TapIo::Gone
+    }
+
+    unsafe fn write_pieces(&self, _: &[libc::iovec]) -> TapIo {
+        TapIo::Gone
+    }
+
+    fn read(&self, _: &mut [u8]) -> TapIo {
+        TapIo::Gone
+    }
+}
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        self.closed.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics, "injected: closing");
+    }
+}
