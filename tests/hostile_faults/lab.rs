@@ -1,0 +1,343 @@
+//! The switch in this process, on ports whose TAP is a test's own device, and a logger that panics
+//! on a chosen line: ways into a worker's burst and into a session that need no door in the product.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vioswitch::frame::Offloads;
+use vioswitch::port::{Endpoint, Port, PortTable, TapPort};
+use vioswitch::stats::{DropReason, QueueStats};
+use vioswitch::switch::{Fdb, FdbConfig, Rules};
+use vioswitch::sys::eventfd::BlockedWriterWatch;
+use vioswitch::sys::tap::{FrameIo, TapIo};
+use vioswitch::vhost_user::codec::Connection;
+use vioswitch::vhost_user::session::{Context, Session};
+use vioswitch::worker::{Shared, Token, Workers};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::common::frontend::Frontend;
+use crate::common::net::{Job, Net, Sizes};
+use crate::common::traffic::To;
+use crate::common::vm::{Vm, VmConfig};
+
+/// Longest wait for what must come.
+pub const SOON: Duration = Duration::from_secs(5);
+/// The guest that is in trouble; 0 and 1 talk to each other.
+pub const EVIL: usize = 2;
+/// The TAP's port.
+pub const TAP: usize = 3;
+/// The station behind the TAP.
+pub const HOST: u8 = 9;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a call on the device comes to.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// A frame to read, or the one written is taken.
+    Frame(Vec<u8>),
+    /// The kernel says this.
+    Io(TapIo),
+    /// So many bytes fewer than were written.
+    Short(usize),
+    /// A bug of ours.
+    Panic,
+}
+
+pub const TAKE: Answer = Answer::Frame(Vec::new());
+
+/// A TAP queue whose kernel is this test.
+pub struct Fake {
+    event: EventFd,
+    reads: Mutex<VecDeque<Answer>>,
+    idle: Mutex<Answer>,
+    write: Mutex<Answer>,
+    /// The frames taken, their 12-byte headers before them.
+    pub taken: Mutex<Vec<Vec<u8>>>,
+    pub read_calls: AtomicU64,
+    pub write_calls: AtomicU64,
+}
+
+impl Fake {
+    fn new() -> Arc<Fake> {
+        Arc::new(Fake {
+            event: EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"),
+            reads: Mutex::default(),
+            idle: Mutex::new(Answer::Io(TapIo::WouldBlock)),
+            write: Mutex::new(TAKE),
+            taken: Mutex::default(),
+            read_calls: AtomicU64::new(0),
+            write_calls: AtomicU64::new(0),
+        })
+    }
+
+    /// What reads find, in order.
+    pub fn queue(&self, answers: impl IntoIterator<Item = Answer>) {
+        lock(&self.reads).extend(answers);
+    }
+
+    /// The event by which a kernel tells of something to read.
+    pub fn tell(&self) {
+        self.event.write(1).expect("event");
+    }
+
+    /// What a read comes to when nothing is queued.
+    pub fn idle(&self, answer: Answer) {
+        *lock(&self.idle) = answer;
+    }
+
+    pub fn on_write(&self, answer: Answer) {
+        *lock(&self.write) = answer;
+    }
+
+    pub fn left(&self) -> usize {
+        lock(&self.reads).len()
+    }
+
+    pub fn frames(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut lock(&self.taken))
+    }
+}
+
+impl AsRawFd for Fake {
+    fn as_raw_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
+
+impl FrameIo for Fake {
+    fn write(&self, bytes: &[u8]) -> TapIo {
+        self.write_calls.fetch_add(1, Ordering::Relaxed);
+        let answer = lock(&self.write).clone();
+        match answer {
+            Answer::Frame(_) => {
+                lock(&self.taken).push(bytes.to_vec());
+                TapIo::Done(bytes.len())
+            }
+            Answer::Io(io) => io,
+            Answer::Short(by) => TapIo::Done(bytes.len().saturating_sub(by)),
+            Answer::Panic => panic!("injected: write"),
+        }
+    }
+
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
+        let mut bytes = Vec::new();
+        for piece in pieces {
+            // SAFETY: the caller's promise for `pieces`.
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
+            });
+        }
+        self.write(&bytes)
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> TapIo {
+        self.read_calls.fetch_add(1, Ordering::Relaxed);
+        let next = lock(&self.reads).pop_front();
+        match next.unwrap_or_else(|| lock(&self.idle).clone()) {
+            Answer::Frame(frame) => {
+                buffer[..frame.len()].copy_from_slice(&frame);
+                TapIo::Done(frame.len())
+            }
+            Answer::Io(io) => io,
+            Answer::Short(len) => TapIo::Done(len),
+            Answer::Panic => panic!("injected: read"),
+        }
+    }
+}
+
+/// A frame as a TAP gives it: a header that asks for nothing before it.
+pub fn from_tap(frame: &[u8]) -> Answer {
+    Answer::Frame([&[0; 12][..], frame].concat())
+}
+
+/// A frame of `len` bytes that no checker looks at.
+pub fn plain(dst: [u8; 6], src: [u8; 6], mark: u8, len: usize) -> Vec<u8> {
+    let mut frame = [&dst[..], &src, &[0x88, 0xb6]].concat();
+    frame.resize(len, mark);
+    frame
+}
+
+/// Three guests' ports and a TAP's, and the threads that serve them.
+pub struct Lab {
+    pub context: Context,
+    pub fake: Arc<Fake>,
+    stop: Arc<EventFd>,
+    sessions: Vec<JoinHandle<()>>,
+}
+
+impl Lab {
+    pub fn new(name: &str, workers: usize) -> Lab {
+        let mut ports: Vec<Port> =
+            (0..TAP as u16).map(|id| Port::guest(id, &format!("{name}{id}"), 2)).collect();
+        ports.push(Port::tap(TAP as u16, &format!("{name}-up"), TapPort::new("none", 1)));
+        let ports: PortTable = ports.into();
+        let fdb = Fdb::new(FdbConfig {
+            max_entries: 1024,
+            max_per_port: 256,
+            reserved_per_port: 16,
+            age_seconds: 300,
+            ports: ports.len(),
+            key: [1, 2],
+        });
+        let (fdb, watch) = (Arc::new(fdb), Arc::new(BlockedWriterWatch::start().expect("watch")));
+        let shared = Shared {
+            ports: Arc::clone(&ports),
+            fdb: Arc::clone(&fdb),
+            rules: Rules { uplink_to_uplink: false },
+            poll: false,
+            watch: Arc::clone(&watch),
+        };
+        let workers = Arc::new(Workers::start(workers, &[], &shared).expect("workers"));
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
+        let context = Context { ports, fdb, workers, watch };
+        let mut lab = Lab { context, fake: Fake::new(), stop, sessions: Vec::new() };
+        lab.attach();
+        lab
+    }
+
+    /// A fresh device, as the uplink's keeper would attach it; the switch knows a station there.
+    pub fn attach(&mut self) {
+        self.fake = Fake::new();
+        let worker = self.context.workers.for_tap(0);
+        worker.watch(self.fake.as_raw_fd(), Token::Tap(TAP as u16, 0)).expect("watch");
+        self.tap().attach(vec![Arc::clone(&self.fake) as _], Offloads::ALL);
+        let host = crate::common::vm::mac_of(HOST);
+        self.fake.queue([from_tap(&plain([1, 0, 0x5e, 1, 1, 1], host, 0, 60))]);
+        self.fake.tell();
+        let learned = || {
+            let mac = vioswitch::frame::MacAddr(host);
+            self.context.fdb.lookup(mac) == Some(TAP as u16)
+        };
+        assert!(crate::common::proc::wait_for(SOON, learned), "the station is not learned");
+    }
+
+    pub fn port(&self, id: usize) -> &Port {
+        &self.context.ports[id]
+    }
+
+    pub fn tap(&self) -> &TapPort {
+        match &self.port(TAP).endpoint {
+            Endpoint::Tap(tap) => tap,
+            Endpoint::Guest(_) => unreachable!("port {TAP} is the TAP's"),
+        }
+    }
+
+    pub fn connect(&mut self, id: usize, cfg: VmConfig) -> Vm {
+        let (near, far) = UnixStream::pair().expect("socket pair");
+        let (context, stop) = (self.context.clone(), Arc::clone(&self.stop));
+        self.sessions.push(std::thread::spawn(move || {
+            let connection = Connection::new(near, stop);
+            let session = Session::new(&context, id as u16, connection);
+            let _ = session.expect("a guest's port").serve();
+        }));
+        Vm::attach(Frontend::from_stream(far), cfg)
+    }
+
+    /// The two honest guests, known to the switch, and the third.
+    pub fn guests(&mut self, evil: VmConfig) -> (Net, Vm) {
+        let vms = (0..2).map(|id| self.connect(id, VmConfig::new(id as u8))).collect();
+        let mut net = Net::new(vms);
+        net.announce();
+        (net, self.connect(EVIL, evil))
+    }
+
+    /// Sum of one counter of all worker threads.
+    pub fn turns(&self) -> u64 {
+        self.context.workers.handles().iter().map(|handle| handle.stats.turns.get()).sum()
+    }
+
+    pub fn panics(&self) -> u64 {
+        self.context.ports.iter().map(|port| port.stats.panics.get()).sum()
+    }
+
+    /// All drops of the TAP on the way out, by name.
+    pub fn tap_drops(&self, reason: DropReason) -> u64 {
+        self.tap().queues()[0].output.drops.get(reason) + self.port(TAP).stats.drops.get(reason)
+    }
+
+    /// I1 over the whole switch: every copy asked for is delivered or dropped by name.
+    pub fn balance(&self) {
+        let (mut copies, mut settled) = (0, 0);
+        let mut outward = |stats: &QueueStats| settled += stats.frames.get() + stats.drops.total();
+        for port in self.context.ports.iter() {
+            copies += port.stats.announced.copies.get();
+            match &port.endpoint {
+                Endpoint::Guest(guest) => {
+                    copies += guest.tx.iter().map(|queue| queue.stats.copies.get()).sum::<u64>();
+                    guest.rx.iter().for_each(|queue| outward(&queue.stats));
+                }
+                Endpoint::Tap(tap) => {
+                    copies +=
+                        tap.queues().iter().map(|queue| queue.input.copies.get()).sum::<u64>();
+                    tap.queues().iter().for_each(|queue| outward(&queue.output));
+                }
+            }
+        }
+        settled += self.context.ports.iter().map(|port| port.stats.drops.total()).sum::<u64>();
+        assert_eq!(copies, settled, "copies, frames out and drops (I1)");
+    }
+
+    /// Ends everything; whatever thread died would hang here or before.
+    pub fn finish(mut self) {
+        self.stop.write(1).expect("stop");
+        let end = Instant::now() + SOON;
+        vioswitch::sys::threads::join_until(&mut self.sessions, end);
+        assert!(self.sessions.is_empty(), "a session does not end");
+        self.context.workers.stop(end);
+    }
+}
+
+/// Honest traffic goes on as if nothing were.
+pub fn chat(net: &mut Net, frames: u32) {
+    net.run(&[
+        Job::new(0, To::Vm(1), frames, Sizes::Range(60, 1514)),
+        Job::new(1, To::Vm(0), frames, Sizes::Range(60, 1514)),
+    ]);
+}
+
+/// Texts that the next log line to hold one panics on, once.
+static TRAPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Trap;
+
+impl log::Log for Trap {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let text = record.args().to_string();
+        let mut traps = lock(&TRAPS);
+        let sprung = traps.iter().position(|trap| text.contains(trap));
+        if let Some(at) = sprung {
+            traps.remove(at);
+            drop(traps);
+            panic!("injected: {text}");
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// The next log line with this text in it panics, in whatever thread writes it.
+pub fn trap(text: &str) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        log::set_logger(&Trap).expect("the only logger");
+        log::set_max_level(log::LevelFilter::Trace);
+    });
+    lock(&TRAPS).push(text.to_owned());
+}
+
+/// True if the line came.
+pub fn sprung(text: &str) -> bool {
+    !lock(&TRAPS).iter().any(|trap| trap == text)
+}
