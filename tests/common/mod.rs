@@ -9,8 +9,9 @@
 //! `rx` and `tx` (the two sides of virtio-net), `vm` (a whole guest), `traffic` (frames that prove
 //! I1 to I4), `net` (several guests and the traffic between them), `packet` (TCP and UDP packets,
 //! and what becomes of them without offloads), `hostile` (what a driver must never do),
-//! `neighbours` (two honest guests and what an attacker costs them), `transcript` (recorded conversations), `proc` (the daemon's process), `counters` (what it says
-//! it did).
+//! `neighbours` (two honest guests beside an attacker: loss and latency), `shares` (what part of a
+//! worker a guest keeps beside one), `transcript` (recorded conversations), `proc` (the daemon's
+//! process), `counters` (what it says it did).
 
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
