@@ -287,8 +287,8 @@ impl Daemon {
     }
 
     /// Gives the daemon's workers the last CPU, and the daemon's other threads and this one, with
-    /// those it will start, all others: what a test and an attacker burn is not the workers'. `None`
-    /// where there is only one. Ends with the value.
+    /// those it will start, all others: what a test and an attacker burn is not the workers'.
+    /// `None` where there is only one. Ends with the value.
     pub fn spread_workers(&self) -> Option<Apart> {
         let all = sys::cpus();
         let [others @ .., last] = &all[..] else { return None };
