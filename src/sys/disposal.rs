@@ -7,8 +7,9 @@
 //!
 //! Eventfds and files in memory have no such code, and nothing else is ever of use here. So these
 //! two are closed where they are. All others go to a thread that ends when it has nothing more to
-//! do; if it is held up, another one goes on with the rest. With [`MAX_CLOSERS`] of them held up the
-//! caller closes itself; it is a session that was sent such a file, and it delays its own port only.
+//! do; if it is held up, another one goes on with the rest. With [`MAX_CLOSERS`] of them held up
+//! the caller closes itself; it is a session that was sent such a file, and it delays its own port
+//! only.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};

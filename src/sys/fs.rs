@@ -29,7 +29,7 @@ pub struct FileFacts {
 }
 
 /// True for a file on tmpfs or hugetlbfs, memfds included: only these have seals (fcntl(2)). Asks
-/// nobody but the kernel's own memory, while fstat(2) of a file on FUSE or NFS waits for its server.
+/// no file system, while fstat(2) of a file on FUSE or NFS waits for its server.
 pub fn is_memory(fd: RawFd) -> bool {
     // SAFETY: F_GET_SEALS touches no memory; a bad descriptor is an error.
     unsafe { libc::fcntl(fd, libc::F_GET_SEALS) >= 0 }

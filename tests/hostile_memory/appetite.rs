@@ -1,4 +1,4 @@
-//! P7: those who map all they can get. A victim still maps, and the daemon has what it needs itself.
+//! P7: those who map all they can get. A victim still maps, and the daemon has what it needs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
