@@ -1,5 +1,6 @@
 //! The switch in this process, on ports whose TAP is a test's own device, and a logger that panics
-//! on a chosen line: ways into a worker's burst and into a session that need no door in the product.
+//! on a chosen line: ways into a worker's burst and into a session that need no door in the
+//! product.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,7 +17,7 @@ use vioswitch::switch::{Fdb, FdbConfig, Rules};
 use vioswitch::sys::eventfd::BlockedWriterWatch;
 use vioswitch::sys::tap::{FrameIo, TapIo};
 use vioswitch::vhost_user::codec::Connection;
-use vioswitch::vhost_user::session::{Context, Session};
+use vioswitch::vhost_user::session::{Context, Ledger, Session};
 use vioswitch::worker::{Shared, Token, Workers};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -197,7 +198,8 @@ impl Lab {
         };
         let workers = Arc::new(Workers::start(workers, &[], &shared).expect("workers"));
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
-        let context = Context { ports, fdb, workers, watch };
+        let ledger = Arc::new(Ledger::new(ports.len()));
+        let context = Context { ports, fdb, workers, watch, ledger };
         let mut lab = Lab { context, fake: Fake::new(), stop, sessions: Vec::new() };
         lab.attach();
         lab
@@ -234,7 +236,7 @@ impl Lab {
         let (near, far) = UnixStream::pair().expect("socket pair");
         let (context, stop) = (self.context.clone(), Arc::clone(&self.stop));
         self.sessions.push(std::thread::spawn(move || {
-            let connection = Connection::new(near, stop);
+            let connection = Connection::new(near, stop).expect("eventfd");
             let session = Session::new(&context, id as u16, connection);
             let _ = session.expect("a guest's port").serve();
         }));

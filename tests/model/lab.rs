@@ -579,7 +579,8 @@ fn match_up(port: usize, want: &[Item], got: &[(Header, Vec<u8>)], short: bool) 
         let shown = &frame[..frame.len().min(40)];
         let bytes = frame.len();
         panic!(
-            "port {port} got what it should not (I2, I3, I4): {header:?}, {bytes} bytes {shown:02x?}"
+            "port {port} got what it should not (I2, I3, I4): {header:?}, {bytes} bytes \
+             {shown:02x?}"
         );
     }
     lost

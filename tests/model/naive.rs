@@ -46,9 +46,9 @@ impl Switch {
         }
     }
 
-    /// Takes one frame in; answers the ports to whose rings it is given, and whether as a flood. `side` is the line it is
-    /// counted on. `refused`: its virtio-net header is nonsense. `size` is what counts for an MTU:
-    /// a packet's longest segment.
+    /// Takes one frame in; answers the ports to whose rings it is given, and whether as a flood.
+    /// `side` is the line it is counted on. `refused`: its virtio-net header is nonsense. `size` is
+    /// what counts for an MTU: a packet's longest segment.
     pub fn forward(
         &mut self,
         from: usize,

@@ -1,5 +1,6 @@
 //! What may happen to a switch, as values: a seed makes a list of these, and a list can be run
-//! again in parts. Every operation makes sense in every state; where it cannot be done it is nothing.
+//! again in parts. Every operation makes sense in every state; where it cannot be done it is
+//! nothing.
 
 use crate::common::Rng;
 use crate::common::packet::Kind;
