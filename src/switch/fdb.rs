@@ -24,8 +24,7 @@
 //! slot (they displace one of their own port, or flood). With 4096 addresses it is 4e-17 a bucket.
 //! Half the buckets would save 3 MiB of address space and leave 10 addresses without a slot.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 use crate::frame::MacAddr;
 use crate::limits::{
@@ -35,11 +34,13 @@ use crate::limits::{
 mod hash;
 mod quota;
 mod slots;
+mod sync;
 #[cfg(test)]
 mod tests;
 
 use quota::{Quota, Refusal};
 use slots::{Found, Home, Slots, Word};
+use sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
 
 /// Number of a port in the switch, below [`FDB_MAX_PORTS`].
 pub type PortId = u16;
@@ -529,7 +530,7 @@ impl Fdb {
             match self.shards[shard].0.try_lock() {
                 Ok(guard) => return Some(guard),
                 Err(TryLockError::Poisoned(poison)) => return Some(poison.into_inner()),
-                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+                Err(TryLockError::WouldBlock) => spin_loop(),
             }
         }
         None

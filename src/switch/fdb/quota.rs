@@ -7,8 +7,7 @@
 //! Counts are taken before a word is stored and given back after it is cleared: a count may be
 //! too high for a moment, never too low, so a cap is never exceeded.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
+use super::sync::{AtomicU32, Ordering};
 use super::{CacheLine, PortId};
 
 /// Which cap refused a new entry.

@@ -10,10 +10,9 @@
 //! Memory is taken zeroed from the allocator and stays untouched, thus unbacked, until an entry
 //! is written; a table that holds ten addresses costs ten pages, not 6 MiB.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
 use super::PortId;
 use super::hash::MacHash;
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::frame::MacAddr;
 
 /// Slots in a bucket: 8 × 8 bytes are one cache line of x86-64 and arm64.

@@ -149,7 +149,7 @@ impl Chain {
     ) -> Result<(), DropReason> {
         let len = table.len as usize;
         let count = len / 16;
-        if count == 0 || len % 16 != 0 {
+        if count == 0 || !len.is_multiple_of(16) {
             return Err(DropReason::BadChain);
         }
         let found = place(table.addr).filter(|&(_, room)| len <= room);

@@ -1,0 +1,24 @@
+//! The crate's forwarding table with loom's atomics, and limits that make it small: one shard of
+//! one bucket, so that everything meets everything.
+#![allow(dead_code, reason = "a model uses a part of each module")]
+
+#[path = "../../../src/frame"]
+pub mod frame {
+    pub mod mac;
+    pub use mac::MacAddr;
+}
+
+pub mod loomed;
+
+pub mod limits {
+    pub const FDB_LOCK_ATTEMPTS: u32 = 1;
+    pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
+    pub const FDB_MAX_PORTS: usize = 1 << 15;
+    pub const FDB_SHARDS: usize = 1;
+    pub const FDB_SWEEP_BUCKETS: usize = 1;
+}
+
+#[path = "../../../src/switch"]
+pub mod switch {
+    pub mod fdb;
+}

@@ -1,0 +1,91 @@
+//! A model of a receive ring that two workers deliver to while a session stops it
+//! (`src/port/queue.rs`, `src/worker/deliver.rs`).
+//!
+//! Not the code itself, which measures time while it spins and parks in the kernel: the same steps
+//! on loom's lock and atomics. A worker tries the lock, unless a session waits for it; sets its
+//! frames aside; tries again; and takes the lock whatever it takes. A session says that it waits,
+//! takes the lock, takes the ring away, and from then on nobody may write there.
+
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::{Arc, Mutex, MutexGuard};
+use loom::thread;
+
+/// A ring as its guest's memory has it.
+#[derive(Default)]
+struct Memory {
+    frames: Vec<(usize, u32)>,
+}
+
+struct State {
+    /// The ring while it is started.
+    ring: Option<Memory>,
+    dropped: u32,
+}
+
+struct Queue {
+    state: Mutex<State>,
+    waiting: AtomicU32,
+}
+
+impl Queue {
+    fn lock_for_burst(&self) -> Option<MutexGuard<'_, State>> {
+        if self.waiting.load(Ordering::Relaxed) != 0 { None } else { self.state.try_lock().ok() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn quiet(&self) -> MutexGuard<'_, State> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = self.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+}
+
+/// A worker's burst of two frames.
+fn deliver(queue: &Queue, worker: usize) {
+    let first = queue.lock_for_burst();
+    let mut state = match first {
+        Some(state) => state,
+        // Set aside, tried again once, then waited for.
+        None => match queue.lock_for_burst() {
+            Some(state) => state,
+            None => queue.lock(),
+        },
+    };
+    match &mut state.ring {
+        Some(memory) => memory.frames.extend([(worker, 0), (worker, 1)]),
+        None => state.dropped += 2,
+    }
+}
+
+#[test]
+fn every_frame_is_delivered_once_or_counted() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let state = State { ring: Some(Memory::default()), dropped: 0 };
+        let queue = Arc::new(Queue { state: Mutex::new(state), waiting: AtomicU32::new(0) });
+        let workers: Vec<_> = (0..2)
+            .map(|worker| {
+                let queue = Arc::clone(&queue);
+                thread::spawn(move || deliver(&queue, worker))
+            })
+            .collect();
+        // The session: what it took away nobody writes to any more.
+        let stopped = queue.quiet().ring.take().expect("started");
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        let state = queue.lock();
+        assert!(state.ring.is_none());
+        assert_eq!(queue.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(stopped.frames.len() as u32 + state.dropped, 4);
+        // Bursts do not mix, and each keeps its order.
+        for burst in stopped.frames.chunks(2) {
+            assert!(burst[0].0 == burst[1].0 && (burst[0].1, burst[1].1) == (0, 1));
+        }
+    });
+}
