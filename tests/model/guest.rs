@@ -103,6 +103,10 @@ impl Station {
         self.connected && self.rx.started && self.rx.enabled && self.held
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.connected && self.rx.started && self.rx.enabled && !self.held && !self.broken
+    }
+
     pub fn may_send(&self) -> bool {
         self.connected && self.tx.started && self.tx.enabled && !self.tx.corrupt
     }

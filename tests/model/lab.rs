@@ -490,6 +490,7 @@ impl<'d> Lab<'d> {
         for (port, station) in self.naive.ports.iter_mut().zip(&self.stations) {
             port.up = station.may_receive();
             port.broken = station.broken;
+            port.empty = station.is_empty();
         }
     }
 
@@ -506,7 +507,7 @@ impl<'d> Lab<'d> {
             };
             let (fit, buffer) = (take(&mut theirs, "no_fit"), take(&mut theirs, "no_buffer"));
             let sure = take(&mut ours, "no_fit");
-            let unsure = self.unsure[port];
+            let unsure = self.unsure[port] + take(&mut ours, "no_buffer");
             assert!(
                 fit >= sure && fit + buffer == sure + unsure,
                 "port {port}: no_fit {fit} no_buffer {buffer}, should be {sure} and {unsure} (I1)"

@@ -17,6 +17,8 @@ pub struct Port {
     pub up: bool,
     /// Its receive ring is known to be broken.
     pub broken: bool,
+    /// The ring runs and is enabled, but has not held a buffer yet: floods pass it by.
+    pub empty: bool,
     pub mtu: Option<usize>,
 }
 
@@ -105,10 +107,11 @@ impl Switch {
     fn hand_out(&mut self, to: Vec<usize>, size: usize) -> Vec<usize> {
         let mut asked = Vec::new();
         for port in to {
-            let Port { up, broken, mtu } = self.ports[port];
+            let Port { up, broken, empty, mtu } = self.ports[port];
             let reason = match (up, broken) {
                 _ if mtu.is_some_and(|mtu| size > mtu + 14) => "too_big",
                 (_, true) => "ring_broken",
+                (false, _) if empty => "no_buffer",
                 (false, _) => "port_down",
                 (true, false) => {
                     asked.push(port);
