@@ -24,13 +24,17 @@ mod watch;
 #[path = "soak/wire.rs"]
 mod wire;
 
+use std::fs::File;
+use std::process::Command;
 use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::proc::{Daemon, wait_for};
-use common::vm::{mac_of, tag_of};
+use common::hostile::raw_avail_idx;
+use common::proc::{Daemon, Dir, wait_for};
+use common::sys;
+use common::vm::{Vm, VmConfig, mac_of, tag_of};
 use guests::Other;
 use honest::Pair;
 use shared::{OTHERS, PAIRS, PORTS, Shared};
@@ -59,6 +63,50 @@ fn guests_come_and_go() {
     if !done.load(Ordering::Relaxed) {
         soak(false);
     }
+}
+
+/// Standard error that nobody reads, as of a log service that hangs: a hostile guest makes a worker
+/// say something all the same, and the honest pair goes on.
+#[test]
+fn a_log_that_nobody_reads_delays_nobody() {
+    let dir = Dir::new();
+    let log = dir.path().join("log");
+    let made = Command::new("mkfifo").arg(&log).status().expect("mkfifo (coreutils)");
+    assert!(made.success());
+    let pipe = File::options().read(true).write(true).open(&log).expect("pipe");
+    let ports = ["p0", "p1", "p2"].iter().enumerate();
+    let args = ports.flat_map(|(n, name)| {
+        let path = dir.path().join(format!("s{n}"));
+        ["--port".to_string(), format!("{name},socket={}", path.display())]
+    });
+    let args: Vec<String> = args.collect();
+    let d = Daemon::spawn(dir, &args);
+    assert!(wait_for(SOON, || d.socket(2).exists()), "no sockets");
+    let mut pair = Pair::connect(0, |port| d.socket(port));
+    let evil = Vm::connect(&d.socket(2), VmConfig::new(2));
+    // Until the pipe is full: a report has some 2 KB, and a pipe of the kernel's 64.
+    for _ in 0..100 {
+        d.signal(libc::SIGUSR1);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    let ring = &evil.guest.tx[0].ring;
+    raw_avail_idx(ring, ring.size + 1);
+    ring.kick.write(1);
+    let told = sys::poll_in(&[ring.err.raw()], SOON / 10);
+    let shared = Shared::default();
+    let came = || shared.honest_frames.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| shared.guard("honest pair", || pair.run(&shared)));
+        wait_for(SOON, || came() > 1000);
+        shared.stop();
+    });
+    // An ordinary log for the end.
+    std::fs::remove_file(&log).expect("pipe");
+    std::fs::write(&log, "").expect("log");
+    drop(pipe);
+    assert!(told, "the ring was not found broken");
+    assert!(came() > 1000, "{} frames beside a log that nobody reads", came());
 }
 
 /// Not a test: the process of a guest that will be killed (see `guests::process`).

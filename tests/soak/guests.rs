@@ -4,6 +4,7 @@
 //! A connection that keeps to the protocol must be served, whoever was on the port before. One that
 //! does not may be closed at any moment.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -324,19 +325,35 @@ impl<'s> Other<'s> {
         });
     }
 
+    /// A call descriptor that is full and blocks: at once, or after the switch has seen to it that
+    /// it does not.
     fn blocking_calls(&mut self) {
         let mut vm = self.guest();
-        let call = EventFd::with_flags(0);
-        call.write(u64::MAX - 1);
+        let (at_once, call) = (self.rng.below(4) == 0, EventFd::new());
+        let fill = || {
+            // What is counted already would leave no room for it.
+            call.take();
+            call.write(u64::MAX - 1);
+            sys::set_blocking(&call.as_fd());
+        };
+        if at_once {
+            fill();
+        }
         let mut closed = false;
         for index in 0..2 {
             closed |= vm.fe.set_vring_fd(req::SET_VRING_CALL, index, Some(call.raw())).is_err();
         }
+        closed |= vm.fe.get_features().is_err();
+        if !at_once {
+            fill();
+        }
         self.for_a_while(Duration::from_secs(1), |me| {
-            closed |= vm.fe.get_features().is_err();
             if !closed {
                 me.burst(&mut vm, 8);
+                vm.guest.rx[0].ring.arm();
+                vm.guest.tx[0].ring.arm();
             }
+            closed |= vm.fe.get_features().is_err();
             !closed
         });
     }
