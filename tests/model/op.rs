@@ -14,8 +14,8 @@ pub const STATIONS: u8 = 8;
 pub const FIXED: usize = 3;
 /// Stations with a static address at [`FIXED`].
 pub const FIXED_STATIONS: [u8; 2] = [3, 7];
-/// Bytes of one publication: with its chains it stays one burst (64 frames, 64 KiB), which may decide
-/// for all of it by one look at the table.
+/// Bytes of one publication: with its chains it stays one burst (64 frames, 64 KiB), which may
+/// decide for all of it by one look at the table.
 pub const BATCH_BYTES: usize = 40_000;
 /// Frames of one publication.
 pub const BATCH_FRAMES: usize = 60;
