@@ -433,11 +433,11 @@ pub const SLOW_SIGNALS: u32 = 3;
 pub const SIGNALS_MEASURED: u32 = 32;
 
 /// How long a port stays closed after a front-end was dropped that had cost others time: 40 ms for
-/// a call descriptor that blocks, and whatever the kernel takes to wake a crowd. Once in a second
-/// is 4 %, and it doubles …
+/// a call descriptor that blocks, and four times what the kernel takes to wake a crowd, 0.2 s for
+/// two million. It doubles …
 pub const DROPPED_PAUSE_MIN: std::time::Duration = std::time::Duration::from_secs(1);
-/// … up to this.
-pub const DROPPED_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+/// … up to this, when such an attack costs others 8 % of the time.
+pub const DROPPED_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(10);
 /// After so many times the last pause without another reason the next is the shortest again.
 pub const DROPPED_FORGIVEN_PAUSES: u32 = 10;
 

@@ -16,42 +16,12 @@ use common::frontend::{Acks, Error, Frontend, feat, proto, req};
 use common::mem::RegionSpec;
 use common::net::{Job, Net, Sizes};
 use common::proc::{Daemon, wait_for};
-use common::sys::EventFd;
+use common::sys::{Crowd, EventFd, set_blocking};
 use common::traffic::To;
 use common::vm::{Vm, VmConfig};
 
 /// The hostile guest's port; 0 and 1 are honest.
 const EVIL: usize = 2;
-
-/// An eventfd and the epoll descriptors that make each write to it slow.
-struct Crowd {
-    call: EventFd,
-    _copies: Vec<OwnedFd>,
-    _pollers: Vec<OwnedFd>,
-}
-
-/// `pollers` times `copies` waiters. An epoll descriptor may watch a file once by each number it
-/// has.
-fn crowd(pollers: usize, copies: usize) -> Crowd {
-    let call = EventFd::new();
-    // SAFETY: plain system call.
-    let dup = || owned(unsafe { libc::fcntl(call.raw(), libc::F_DUPFD_CLOEXEC, 0) });
-    let copies: Vec<OwnedFd> = (0..copies).map(|_| dup()).collect();
-    // SAFETY: as above.
-    let poller = || owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
-    let pollers: Vec<OwnedFd> = (0..pollers).map(|_| poller()).collect();
-    for poller in &pollers {
-        for copy in &copies {
-            let mut event =
-                libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-            let (epoll, fd) = (poller.as_raw_fd(), copy.as_raw_fd());
-            // SAFETY: `event` lives across the call.
-            let added = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event) };
-            assert_eq!(added, 0, "{}", std::io::Error::last_os_error());
-        }
-    }
-    Crowd { call, _copies: copies, _pollers: pollers }
-}
 
 /// A new descriptor, which nobody else owns.
 fn owned(fd: i32) -> OwnedFd {
@@ -89,15 +59,6 @@ fn set_call(evil: &mut Vm, call: &EventFd) {
     evil.settle();
 }
 
-/// Takes O_NONBLOCK away, which the daemon has set on the shared description.
-fn block_writers(call: &EventFd) {
-    // SAFETY: touches no memory.
-    let flags = unsafe { libc::fcntl(call.raw(), libc::F_GETFL) };
-    // SAFETY: as above.
-    let cleared = unsafe { libc::fcntl(call.raw(), libc::F_SETFL, flags & !libc::O_NONBLOCK) };
-    assert!(flags >= 0 && cleared == 0);
-}
-
 /// Broadcasts until the hostile port is dropped; the number it took.
 fn signals_until_dropped(net: &mut Net, evil: &mut Vm, most: u32) -> u32 {
     for sent in 1..=most {
@@ -122,7 +83,7 @@ fn p5_calls_that_block() {
         let call = EventFd::with_flags(0);
         call.write(u64::MAX - 1);
         set_call(&mut vm, &call);
-        block_writers(&call);
+        set_blocking(&call);
         evil.push((vm, call));
     }
     let mut longest = Duration::ZERO;
@@ -150,9 +111,11 @@ fn p5_calls_that_block() {
 #[test]
 fn a_crowded_call_descriptor_is_dropped() {
     let (d, mut net, mut evil) = trio();
-    let crowd = crowd(100, 200);
-    set_call(&mut evil, &crowd.call);
-    // Each costs some milliseconds: one raises the suspicion, three confirm it.
+    let call = EventFd::new();
+    set_call(&mut evil, &call);
+    // After the daemon has tried it out. Each signal costs some milliseconds from here on: one
+    // raises the suspicion, three confirm it.
+    let _crowd = Crowd::around(&call, 30_000);
     let sent = signals_until_dropped(&mut net, &mut evil, 100);
     println!("dropped after {sent} signals");
     let said = || d.log().contains("p2: closed for 1s: its front-end harmed others");
@@ -174,7 +137,7 @@ fn whoever_was_dropped_waits() {
         let call = EventFd::with_flags(0);
         call.write(u64::MAX - 1);
         set_call(&mut evil, &call);
-        block_writers(&call);
+        set_blocking(&call);
         signals_until_dropped(&mut net, &mut evil, 100);
         let began = Instant::now();
         let mut again = Frontend::connect(&d.socket(EVIL), Duration::from_secs(30)).expect("again");

@@ -168,8 +168,8 @@ mod tests {
             pauses.push(pause.as_secs());
             now += pause;
         }
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        assert_eq!(probation.next(now + Duration::from_secs(480)).as_secs(), 60);
-        assert_eq!(probation.next(now + Duration::from_secs(1200)).as_secs(), 1);
+        assert_eq!(pauses, [1, 2, 4, 8, 10, 10, 10, 10, 10]);
+        assert_eq!(probation.next(now + Duration::from_secs(80)).as_secs(), 10);
+        assert_eq!(probation.next(now + Duration::from_secs(200)).as_secs(), 1);
     }
 }

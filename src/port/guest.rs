@@ -157,11 +157,17 @@ impl GuestPort {
     /// to take the port out of service. For peers that endanger others; any thread may call it,
     /// as it touches nothing that the peer shares: to shut its socket down would wake whoever
     /// waits at the other end, see `sys::signal_cost`.
-    pub fn evict(&self, why: Eviction) {
-        if why == Eviction::Harmful {
-            self.harmful.store(true, Ordering::Relaxed);
-        }
-        if let Some(leave) = &*self.leave() {
+    ///
+    /// `session` is the number of the conversation that is meant: a worker may find out when it is
+    /// over, and the next front-end is not to pay for it.
+    pub fn evict(&self, session: u64, why: Eviction) {
+        let leave = self.leave();
+        if let Some(leave) = &*leave
+            && self.sessions.load(Ordering::Relaxed) == session
+        {
+            if why == Eviction::Harmful {
+                self.harmful.store(true, Ordering::Relaxed);
+            }
             // Fails only if it is full, and then it is readable.
             let _ = leave.write(1);
         }
@@ -251,6 +257,27 @@ mod tests {
 
     fn choose(active: u32, hash: u32) -> Option<usize> {
         Receivers { active, ..Receivers::NONE }.choose(|| hash)
+    }
+
+    #[test]
+    fn an_eviction_means_one_conversation() {
+        let port = GuestPort::new(1);
+        let leave = |port: &GuestPort| {
+            let leave = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+            port.attach(Arc::clone(&leave));
+            (leave, port.session().unwrap())
+        };
+        let (first, one) = leave(&port);
+        port.detach();
+        assert_eq!(port.session(), None);
+        port.evict(one, Eviction::Harmful);
+        let (second, two) = leave(&port);
+        port.evict(one, Eviction::Harmful);
+        assert!(first.read().is_err() && second.read().is_err() && !port.was_harmful());
+        port.evict(two, Eviction::Truncated);
+        assert!(second.read().is_ok() && !port.was_harmful());
+        port.evict(two, Eviction::Harmful);
+        assert!(second.read().is_ok() && port.was_harmful() && !port.was_harmful());
     }
 
     #[test]

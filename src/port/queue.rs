@@ -28,6 +28,10 @@ pub struct RingState {
     /// The worker that serves this transmit ring, by number. Any other that still has it among its
     /// sources lets go of it; see `worker::assignment`.
     pub owner: Option<usize>,
+    /// The conversation that started the ring, as [`GuestPort::session`] counts them.
+    ///
+    /// [`GuestPort::session`]: super::GuestPort::session
+    pub session: u64,
     /// `SET_VRING_ENABLE`, or implied without protocol features.
     pub enabled: bool,
     /// The driver broke the ring; it is not touched again before a restart.

@@ -39,16 +39,23 @@ pub enum SignalResult {
 pub struct CallFd {
     fd: OwnedFd,
     pub(super) cost: Arc<SignalCost>,
+    owner: u64,
 }
 
 impl CallFd {
     /// Takes over `fd`, of which the caller knows that it [is an eventfd](is_eventfd): a write to
-    /// anything else could do anything. `cost` is that of all descriptors of the same port.
-    pub fn new(fd: OwnedFd, cost: Arc<SignalCost>) -> CallFd {
+    /// anything else could do anything. `cost` is that of all descriptors of the same port, `owner`
+    /// the number of the conversation that it came with.
+    pub fn new(fd: OwnedFd, cost: Arc<SignalCost>, owner: u64) -> CallFd {
         // Fails only on descriptors that are no eventfds. A front-end that undoes it is the
         // watch's affair.
         let _ = set_nonblocking(fd.as_fd());
-        CallFd { fd, cost }
+        CallFd { fd, cost, owner }
+    }
+
+    /// The conversation that it came with.
+    pub fn owner(&self) -> u64 {
+        self.owner
     }
 
     /// The descriptor's number, for messages.
@@ -150,7 +157,7 @@ mod tests {
     #[test]
     fn a_call_descriptor_is_made_non_blocking_and_reports_full() {
         let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default());
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
         assert_ne!(flags(eventfd.as_raw_fd()) & libc::O_NONBLOCK, 0);
         assert_eq!(call.write(), SignalResult::Sent);
         assert_eq!(call.write(), SignalResult::Sent);
@@ -165,7 +172,7 @@ mod tests {
     #[test]
     fn a_full_blocking_descriptor_is_seen_without_writing() {
         let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default());
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
         eventfd.write(u64::MAX - 1).unwrap();
         // SAFETY: F_SETFL touches no memory.
         unsafe { libc::fcntl(eventfd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };

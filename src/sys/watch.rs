@@ -373,7 +373,7 @@ mod tests {
     /// An eventfd and the switch's view of it, after the front-end made it blocking and full.
     fn hostile() -> (EventFd, CallFd) {
         let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default());
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
         // SAFETY: F_SETFL touches no memory.
         unsafe { libc::fcntl(eventfd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
         eventfd.write(FULL).unwrap();
@@ -473,7 +473,7 @@ mod tests {
     fn honest_signals_pass_and_are_counted_by_their_eventfd() {
         let watch = BlockedWriterWatch::start().unwrap();
         let slot = watch.register();
-        let call = CallFd::new(from_eventfd(EventFd::new(0).unwrap()), Arc::default());
+        let call = CallFd::new(from_eventfd(EventFd::new(0).unwrap()), Arc::default(), 0);
         let start = Instant::now();
         for _ in 0..100_000 {
             assert_eq!(slot.signal(&call), SignalResult::Sent);

@@ -58,6 +58,8 @@ pub struct Rings<'a> {
     workers: &'a Workers,
     watch: &'a BlockedWriterWatch,
     rings: Vec<Ring>,
+    /// The number of this conversation.
+    session: u64,
     /// Call and error descriptors that were replaced and may still be signalled by a worker.
     retired: Vec<Arc<CallFd>>,
     /// Rings are enabled unless disabled: protocol features were not acknowledged.
@@ -76,6 +78,7 @@ impl<'a> Rings<'a> {
             workers: &context.workers,
             watch: &context.watch,
             rings: (0..count).map(|_| Ring::default()).collect(),
+            session: guest.session().unwrap_or(0),
             retired: Vec::new(),
             implicit_enable: true,
         }
@@ -193,14 +196,16 @@ impl<'a> Rings<'a> {
     fn signal(&self, call: &CallFd) {
         let sent = self.watch.signal_once(call);
         if matches!(sent, SignalResult::Blocked | SignalResult::Crowded) {
-            self.guest.evict(Eviction::Harmful);
+            self.guest.evict(self.session, Eviction::Harmful);
         }
     }
 
     /// A descriptor to signal through, if one came.
     fn call_fd(&self, file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
         let file = file.map(descriptors::eventfd).transpose()?;
-        Ok(file.map(|file| Arc::new(CallFd::new(file, Arc::clone(&self.guest.signal_cost)))))
+        Ok(file.map(|file| {
+            Arc::new(CallFd::new(file, Arc::clone(&self.guest.signal_cost), self.session))
+        }))
     }
 
     /// `SET_VRING_ERR`
@@ -309,6 +314,7 @@ impl<'a> Rings<'a> {
         let mut state = queue.quiet();
         let new = RingState {
             ring: Some(started),
+            session: self.session,
             enabled: self.enabled(index),
             call: ring.call.clone(),
             err: ring.err.clone(),

@@ -218,8 +218,9 @@ impl Delivery<'_> {
             guest.set_active(index, false);
             self.signals.note_error(port.id, &state);
             let error = state.ring.as_ref().map_or(error, |ring| ring.cause(error));
+            let session = state.session;
             drop(state);
-            report_broken(port, guest, 2 * index, error);
+            report_broken(port, session, 2 * index, error);
             return frames.len();
         }
         if done.frames > 0 {
@@ -330,11 +331,13 @@ fn count(stats: &QueueStats, done: &Delivered, asks: bool) {
     }
 }
 
-/// Says once that a ring was found broken.
-pub fn report_broken(port: &Port, guest: &GuestPort, ring: usize, error: RingError) {
-    if error == RingError::Truncated {
+/// Says once that a ring, which conversation `session` had started, was found broken.
+pub fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
+    if error == RingError::Truncated
+        && let Some(guest) = port.as_guest()
+    {
         // Nothing of this guest can be trusted to be its memory any more.
-        guest.evict(Eviction::Truncated);
+        guest.evict(session, Eviction::Truncated);
     }
     count_broken(port, ring, error);
 }

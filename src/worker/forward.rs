@@ -196,9 +196,10 @@ impl Forwarder {
                 state.drain_to = None;
                 self.signals.note_error(id, &state);
                 let error = state.ring.as_ref().map_or(error, |ring| ring.cause(error));
+                let session = state.session;
                 drop(state);
                 queue.notify_drained();
-                report_broken(port, guest, 2 * index + 1, error);
+                report_broken(port, session, 2 * index + 1, error);
                 return Serviced::Gone;
             }
         }

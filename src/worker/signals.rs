@@ -150,11 +150,19 @@ impl Signals {
                 SignalResult::Full | SignalResult::Failed(_) => stats.signals_failed.add(1),
                 SignalResult::Blocked => {
                     stats.signals_failed.add(1);
-                    evict(&ports[usize::from(id)], "its call descriptor holds up writers");
+                    evict(
+                        &ports[usize::from(id)],
+                        call.owner(),
+                        "its call descriptor holds up writers",
+                    );
                 }
                 SignalResult::Crowded => {
                     stats.signals.add(1);
-                    evict(&ports[usize::from(id)], "its call descriptor has a crowd of pollers");
+                    evict(
+                        &ports[usize::from(id)],
+                        call.owner(),
+                        "its call descriptor has a crowd of pollers",
+                    );
                 }
             }
         }
@@ -171,9 +179,9 @@ impl Signals {
 }
 
 /// Ends the conversation of a front-end that holds up others.
-fn evict(port: &Port, why: &str) {
+fn evict(port: &Port, session: u64, why: &str) {
     if let Some(guest) = port.as_guest() {
-        guest.evict(Eviction::Harmful);
+        guest.evict(session, Eviction::Harmful);
     }
     if port.log.allow() {
         log::warn!("port {}: front-end dropped: {why}", port.name);

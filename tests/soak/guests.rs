@@ -36,9 +36,8 @@ pub struct Other<'s> {
     frame: Vec<u8>,
 }
 
-/// Not yet: a worker freed from such a descriptor evicts whoever is connected by then, which
-/// may be the next front-end, one that keeps to every rule.
-const LATER_TOO: Option<()> = None;
+/// Longer than a port stays closed after its front-end was dropped.
+const CLOSED_FOR: Duration = Duration::from_secs(30);
 
 /// A name, and what is done.
 type Episode<'s> = (&'static str, fn(&mut Other<'s>));
@@ -329,11 +328,12 @@ impl<'s> Other<'s> {
         });
     }
 
-    /// A call descriptor that is full and blocks: at once, or (see `LATER_TOO`) after the switch has seen to it that
-    /// it does not.
+    /// A call descriptor that is full and blocks: at once, or after the switch has seen to it that
+    /// it does not. In that case the port is closed for a while, which the next guest here waits
+    /// for.
     fn blocking_calls(&mut self) {
         let mut vm = self.guest();
-        let at_once = LATER_TOO.is_none() || self.rng.below(4) == 0;
+        let at_once = self.rng.below(4) != 0;
         let call = EventFd::new();
         let fill = || {
             // What is counted already would leave no room for it.
@@ -361,6 +361,11 @@ impl<'s> Other<'s> {
             closed |= vm.fe.get_features().is_err();
             !closed
         });
+        drop(vm);
+        if !at_once {
+            let mut next = Frontend::connect(&self.path, CLOSED_FOR).expect("connect");
+            next.get_features().expect("served again");
+        }
     }
 
     fn half_a_message(&mut self) {
