@@ -433,13 +433,9 @@ pub const SLOW_SIGNALS: u32 = 3;
 pub const SIGNALS_MEASURED: u32 = 32;
 
 /// How long a port stays closed after a front-end was dropped that had cost others time: 40 ms for
-/// a call descriptor that blocks, and four times what the kernel takes to wake a crowd, 0.2 s for
-/// two million. It doubles …
-pub const DROPPED_PAUSE_MIN: std::time::Duration = std::time::Duration::from_secs(1);
-/// … up to this, when such an attack costs others 8 % of the time.
-pub const DROPPED_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(10);
-/// After so many times the last pause without another reason the next is the shortest again.
-pub const DROPPED_FORGIVEN_PAUSES: u32 = 10;
+/// a call descriptor that blocks, and up to four times what the kernel takes to wake a crowd, 0.2 s
+/// for two million. That is 8 % of the time then.
+pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Looks for which signals are sent with more care after a blocked one was freed (10 s): fellow
 /// attackers then cost a system call each, not two pauses each.

@@ -3,19 +3,15 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::frontend::{Acks, req};
 use common::hostile::{
-    BAD_CHAINS, FIELDS, Field, Target, bad_chain, flip, loop_chain, offer, raw_avail,
-    raw_avail_idx, raw_desc,
+    BAD_CHAINS, bad_chain, loop_chain, offer, raw_avail, raw_avail_idx, raw_desc,
 };
-use common::mem::Span;
 use common::net::{Job, Net, Sizes};
 use common::proc::{Daemon, wait_for};
-use common::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Ring, Seg, put_desc};
-use common::sys::{self, EventFd};
+use common::ring::{DESC_WRITE, Seg};
+use common::sys::{self};
 use common::traffic::To;
 use common::vm::{Guest, Vm, VmConfig};
 
@@ -245,75 +241,6 @@ fn a_full_receiver_holds_up_nobody() {
         drop(evil);
         finish(d, net);
     }
-}
-
-/// P5: a call fd that blocks. The sender's thread must not hang in it for long.
-#[test]
-fn a_blocking_call_is_no_trap() {
-    let (d, mut net, mut evil) = trio(&[]);
-    let call = EventFd::with_flags(0);
-    call.write(u64::MAX - 1);
-    evil.fe.acks = Acks::Never;
-    evil.fe.set_vring_fd(req::SET_VRING_CALL, 0, Some(call.raw())).expect("set");
-    evil.settle();
-    for _ in 0..20 {
-        net.run(&[Job::new(0, To::Broadcast, 2, Sizes::Fixed(60))]);
-    }
-    chat(&mut net, 100);
-    drop(evil);
-    finish(d, net);
-}
-
-/// Double fetch: another CPU of the guest changes each field while the daemon works on the ring.
-#[test]
-fn fields_change_under_way() {
-    let (d, mut net, mut evil) = trio(&["--workers", "2"]);
-    let mac = evil.mac();
-    let frame = [&mac[..], &mac, &[0x88, 0xb5], &[1; 46]].concat();
-    let memory = evil.guest.mem.alloc_in(0, 4096, 4096);
-    let rounds = if common::long() { 200 } else { 5 };
-    for field in FIELDS.iter().copied().cycle().take(FIELDS.len() * rounds) {
-        restart(&mut evil, true);
-        let target = prepare(&evil.guest.tx[0].ring, &memory, &frame, field);
-        let stop = AtomicBool::new(false);
-        let stop = &stop;
-        std::thread::scope(|s| {
-            s.spawn(move || flip(&target, field, stop));
-            for _ in 0..30 {
-                let ring = &evil.guest.tx[0].ring;
-                if field == Field::AvailIdx {
-                    ring.kick.write(1);
-                } else {
-                    (0..8).for_each(|_| offer(ring, 0));
-                }
-                chat(&mut net, 2);
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
-    }
-    restart(&mut evil, true);
-    good_frames_pass(&mut evil, &mut net);
-    drop(evil);
-    finish(d, net);
-}
-
-/// A chain of header and frame at descriptor 0, indirect if the table is what will change.
-fn prepare(ring: &Ring, memory: &Span, frame: &[u8], field: Field) -> Target {
-    let (table, header, data) = (memory.sub(0, 64), memory.sub(64, 12), memory.sub(128, 60));
-    header.write(0, &[0; 12]);
-    data.write(0, frame);
-    let first = Seg { gpa: header.gpa(), len: 12 };
-    let second = Seg { gpa: data.gpa(), len: frame.len() as u32 };
-    if field == Field::Table {
-        put_desc(&table, 0, first, DESC_NEXT, 1);
-        put_desc(&table, 1, second, 0, 0);
-        raw_desc(ring, 0, Seg { gpa: table.gpa(), len: 32 }, DESC_INDIRECT, 0);
-    } else {
-        raw_desc(ring, 0, first, DESC_NEXT, 1);
-        raw_desc(ring, 1, second, 0, 0);
-    }
-    let (desc, avail) = (ring.desc.clone(), ring.avail.clone());
-    Target { desc, avail, table, header, size: ring.size }
 }
 
 /// P1: the front-end shrinks its memory file after it was mapped. Touching the lost pages raises

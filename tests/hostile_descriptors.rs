@@ -16,7 +16,7 @@ use common::frontend::{Acks, Error, Frontend, feat, proto, req};
 use common::mem::RegionSpec;
 use common::net::{Job, Net, Sizes};
 use common::proc::{Daemon, wait_for};
-use common::sys::{Crowd, EventFd, set_blocking};
+use common::sys::{Crowd, EventFd, poll_in, set_blocking};
 use common::traffic::To;
 use common::vm::{Vm, VmConfig};
 
@@ -118,7 +118,7 @@ fn a_crowded_call_descriptor_is_dropped() {
     let _crowd = Crowd::around(&call, 30_000);
     let sent = signals_until_dropped(&mut net, &mut evil, 100);
     println!("dropped after {sent} signals");
-    let said = || d.log().contains("p2: closed for 1s: its front-end harmed others");
+    let said = || d.log().contains("p2: closed for 10s: its front-end harmed others");
     assert!(wait_for(Duration::from_secs(2), said), "{}", d.log());
     drop(evil);
     chat(&mut net, 1000);
@@ -127,30 +127,26 @@ fn a_crowded_call_descriptor_is_dropped() {
     d.stop();
 }
 
-/// Whoever was dropped for what it did to others waits before it is served again, longer each
-/// time; others are not concerned.
+/// Whoever was dropped for what it did to others waits before it is served again; others are not
+/// concerned.
 #[test]
 fn whoever_was_dropped_waits() {
     let (d, mut net, mut evil) = trio();
-    let mut waits = Vec::new();
-    for _ in 0..2 {
-        let call = EventFd::with_flags(0);
-        call.write(u64::MAX - 1);
-        set_call(&mut evil, &call);
-        set_blocking(&call);
-        signals_until_dropped(&mut net, &mut evil, 100);
-        let began = Instant::now();
-        let mut again = Frontend::connect(&d.socket(EVIL), Duration::from_secs(30)).expect("again");
-        again.get_features().expect("served in the end");
-        waits.push(began.elapsed());
-        drop(again);
-        chat(&mut net, 100);
-        evil = attacker(&d, EVIL);
-    }
-    println!("waited {waits:?}");
-    assert!(waits[0] >= Duration::from_millis(900), "{waits:?}");
-    assert!(waits[1] >= Duration::from_millis(1800), "{waits:?}");
-    drop(evil);
+    let call = EventFd::with_flags(0);
+    call.write(u64::MAX - 1);
+    set_call(&mut evil, &call);
+    set_blocking(&call);
+    signals_until_dropped(&mut net, &mut evil, 100);
+    let began = Instant::now();
+    let mut again = Frontend::connect(&d.socket(EVIL), Duration::from_secs(30)).expect("again");
+    chat(&mut net, 100);
+    again.send(req::GET_FEATURES, 1, &[], &[]).expect("sent");
+    let answered = poll_in(&[again.raw()], Duration::from_secs(30));
+    assert!(answered, "served in the end");
+    let waited = began.elapsed();
+    println!("waited {waited:?}");
+    assert!(waited >= Duration::from_secs(9), "{waited:?}");
+    drop((evil, again));
     net.finish();
     drop(net);
     d.stop();

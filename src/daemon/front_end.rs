@@ -4,12 +4,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Endpoint;
-use crate::limits::{DROPPED_FORGIVEN_PAUSES, DROPPED_PAUSE_MAX, DROPPED_PAUSE_MIN};
+use crate::limits::DROPPED_PAUSE;
 use crate::port::{GuestPort, Port};
 use crate::switch::PortId;
 use crate::sys::eventfd::is_readable;
@@ -52,7 +52,6 @@ impl Entrance {
     /// conversation costs a pause: a port without its thread would be deaf.
     pub fn serve(self, context: &Context, id: PortId, stop: &Arc<EventFd>) {
         let port = &context.ports[usize::from(id)];
-        let mut probation = Probation::default();
         let stopped = || is_readable(stop.as_raw_fd());
         let mut entrance = Some(self);
         run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
@@ -71,7 +70,7 @@ impl Entrance {
                 };
                 let Opened::Connection(socket, peer) = opened else { return };
                 if converse(context, port, socket, peer, stop) == Some(End::Stopped)
-                    || probation.serve(port, stop) == Wake::Stop
+                    || rest(port, stop) == Wake::Stop
                 {
                     return;
                 }
@@ -80,39 +79,15 @@ impl Entrance {
     }
 }
 
-/// How long a port stays closed after a front-end was dropped that had cost other ports time:
-/// otherwise it would come back at once and do it again.
-#[derive(Debug, Default)]
-struct Probation {
-    pause: Duration,
-    /// When the last one began.
-    began: Option<Instant>,
-}
-
-impl Probation {
-    /// Waits, if there is a reason to, or until `stop` is written.
-    fn serve(&mut self, port: &Port, stop: &EventFd) -> Wake {
-        if !port.as_guest().is_some_and(GuestPort::was_harmful) {
-            return Wake::TimedOut;
-        }
-        let now = Instant::now();
-        let pause = self.next(now);
-        log::warn!("port {}: closed for {pause:?}: its front-end harmed others", port.name);
-        // Without a wait there is no pause, which is better than no port.
-        poll::pause(stop, now + pause).unwrap_or(Wake::TimedOut)
+/// Waits where the last front-end was dropped for what it cost others: it would come back at once
+/// and do it again.
+fn rest(port: &Port, stop: &EventFd) -> Wake {
+    if !port.as_guest().is_some_and(GuestPort::was_harmful) {
+        return Wake::TimedOut;
     }
-
-    /// The next pause, if it begins `now`.
-    fn next(&mut self, now: Instant) -> Duration {
-        let forgiven = |began| now - began >= self.pause * DROPPED_FORGIVEN_PAUSES;
-        self.pause = if self.began.is_none_or(forgiven) {
-            DROPPED_PAUSE_MIN
-        } else {
-            (2 * self.pause).min(DROPPED_PAUSE_MAX)
-        };
-        self.began = Some(now);
-        self.pause
-    }
+    log::warn!("port {}: closed for {DROPPED_PAUSE:?}: its front-end harmed others", port.name);
+    // Without a wait there is no pause, which is better than no port.
+    poll::pause(stop, Instant::now() + DROPPED_PAUSE).unwrap_or(Wake::TimedOut)
 }
 
 /// One conversation, with whatever ends it contained here.
@@ -151,25 +126,5 @@ fn converse(
             }
             None
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_double_and_are_forgiven() {
-        let mut probation = Probation::default();
-        let mut now = Instant::now();
-        let mut pauses = Vec::new();
-        for _ in 0..9 {
-            let pause = probation.next(now);
-            pauses.push(pause.as_secs());
-            now += pause;
-        }
-        assert_eq!(pauses, [1, 2, 4, 8, 10, 10, 10, 10, 10]);
-        assert_eq!(probation.next(now + Duration::from_secs(80)).as_secs(), 10);
-        assert_eq!(probation.next(now + Duration::from_secs(200)).as_secs(), 1);
     }
 }

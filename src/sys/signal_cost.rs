@@ -40,6 +40,11 @@ impl SignalCost {
         self.measure.store(SIGNALS_MEASURED, Ordering::Relaxed);
     }
 
+    /// True if measured writes took more than their share.
+    pub(super) fn is_owing(&self) -> bool {
+        self.debt.load(Ordering::Relaxed) != 0
+    }
+
     /// A measured write took so much processor time; true if the front-end is to be dropped.
     #[cold]
     pub(super) fn took(&self, micros: u64) -> bool {

@@ -138,13 +138,14 @@ impl BlockedWriterWatch {
         }
     }
 
-    /// Signals `call` from a thread that does so too rarely to keep a slot. If that was slow it is
-    /// done again at once, measured: better this thread finds out than a worker.
+    /// Signals `call` from a thread that does so too rarely to keep a slot. It is measured, and done
+    /// again if it was dear: better this thread finds out than a worker.
     pub fn signal_once(&self, call: &CallFd) -> SignalResult {
         let slot = self.register();
+        call.cost.watch();
         let mut result = slot.signal(call);
-        for _ in 0..SLOW_SIGNALS {
-            if result == SignalResult::Sent && call.cost.is_watched() {
+        for _ in 1..SLOW_SIGNALS {
+            if result == SignalResult::Sent && call.cost.is_owing() {
                 result = slot.signal(call);
             }
         }

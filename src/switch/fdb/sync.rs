@@ -1,5 +1,5 @@
-//! Atomics and locks of the table: the standard library's, or those of `tests/models`, which runs it
-//! under every interleaving and every reordering that the orderings allow.
+//! Atomics and locks of the table: the standard library's, or those of `tests/models`, which runs
+//! it under every interleaving and every reordering that the orderings allow.
 
 #[cfg(loom)]
 pub(super) use crate::loomed::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
