@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn every_length_and_alignment_is_summed_like_word_by_word() {
-        let bytes = noise(700);
+        let bytes = noise(if cfg!(miri) { 70 } else { 700 });
         for from in 0..9 {
             for to in from..bytes.len() {
                 let bytes = &bytes[from..to];
@@ -178,7 +178,8 @@ mod tests {
 
     #[test]
     fn carries_are_not_lost() {
-        for len in [2, 6, 8, 64, 65_535, 65_536, 1 << 20] {
+        let most = if cfg!(miri) { 64 } else { 1 << 20 };
+        for len in [2, 6, 8, 64, 65_535, 65_536, 1 << 20].into_iter().filter(|&len| len <= most) {
             let bytes = vec![0xff; len];
             assert_eq!(Sum::of(&bytes).to_bytes(), slow(&bytes).to_be_bytes(), "{len}");
         }
@@ -225,7 +226,7 @@ mod tests {
     #[test]
     fn words_are_added_and_taken_away() {
         let sum = Sum::of(&[0x12, 0x34, 0xfe, 0xdc]);
-        for value in 0..=u16::MAX {
+        for value in (0..=u16::MAX).step_by(if cfg!(miri) { 0xfff } else { 1 }) {
             let more = sum.word(value);
             assert_eq!(more.fold(), sum.plus(Sum::of(&value.to_be_bytes())).fold());
             assert_eq!(more.minus_word(value).fold(), sum.fold());
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn no_checksum_is_zero_but_an_ipv4_headers() {
-        for sum in 0..=u16::MAX {
+        for sum in (0..=u16::MAX).step_by(if cfg!(miri) { 0xfff } else { 1 }) {
             let whole = Sum::ZERO.word(sum);
             let expected = if sum == 0xffff { 0xffff } else { !sum };
             assert_eq!(whole.checksum(), expected.to_be_bytes());

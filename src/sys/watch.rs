@@ -138,8 +138,8 @@ impl BlockedWriterWatch {
         }
     }
 
-    /// Signals `call` from a thread that does so too rarely to keep a slot. It is measured, and done
-    /// again if it was dear: better this thread finds out than a worker.
+    /// Signals `call` from a thread that does so too rarely to keep a slot. It is measured, and
+    /// done again if it was dear: better this thread finds out than a worker.
     pub fn signal_once(&self, call: &CallFd) -> SignalResult {
         let slot = self.register();
         call.cost.watch();

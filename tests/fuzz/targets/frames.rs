@@ -52,7 +52,12 @@ fn changed_packet(input: &mut Input<'_>) {
     let mut packet = Packet::from_input(input, 3000);
     let mut header = packet.asking(size).to_bytes();
     while !input.is_empty() {
-        let (at, value) = (input.below(300), input.u8());
+        // Anywhere, or where the lengths and types of its headers are.
+        let (l3, l4) = (12 + packet.l3, 12 + packet.l4);
+        let fields =
+            [0, 1, 4, 6, 8, l3, l3 + 2, l3 + 3, l3 + 4, l3 + 5, l3 + 6, l3 + 9, l4 + 5, l4 + 12];
+        let at = if input.flag() { input.choose(&fields) } else { input.below(300) };
+        let value = input.u8();
         match header.get_mut(at) {
             Some(byte) => *byte = value,
             None => {
@@ -91,6 +96,15 @@ fn examine(header: VnetHdr, frame: &[u8], may: Offloads) {
     assert_eq!(request.is_gso(), request.headers_len() != 0);
     if request.is_gso() {
         assert!(request.headers_len() + request.gso_size() < frame.len(), "one segment's worth");
+        let number = |at: usize| usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
+        let (l3, l4) = (usize::from(request.l3), request.csum_start());
+        match frame[l3] >> 4 {
+            4 => assert_eq!(number(l3 + 2), frame.len() - l3, "IPv4 length"),
+            _ => assert_eq!(number(l3 + 4), frame.len() - l3 - 40, "IPv6 length"),
+        }
+        if request.header.gso_type == 5 {
+            assert_eq!(number(l4 + 4), frame.len() - l4, "UDP length");
+        }
         let segmenter = Segmenter::new(&request, first, len).expect("accepted");
         segments(&request, segmenter, frame);
     } else {
@@ -181,6 +195,16 @@ fn sound_packet(input: &mut Input<'_>) {
             let told = u32::from_be_bytes(segment.frame[packet.l4 + 4..][..4].try_into().unwrap());
             assert_eq!(sequence.unwrap_or(told), told, "segment {index}");
             sequence = Some(told.wrapping_add(len));
+            // CWR is for the first, FIN and PSH are for the last.
+            let (all, flags) = (frame[packet.l4 + 13], segment.frame[packet.l4 + 13]);
+            let last = together.len() == frame.len() - packet.headers;
+            let keeps = if index == 0 { 0xff } else { 0x7f } & if last { 0xff } else { 0xf6 };
+            assert_eq!(flags, all & keeps, "segment {index}");
+        }
+        if packet.v4 {
+            let id =
+                |bytes: &[u8]| u16::from_be_bytes([bytes[packet.l3 + 4], bytes[packet.l3 + 5]]);
+            assert_eq!(id(&segment.frame), id(frame).wrapping_add(index as u16));
         }
         if index == 0 {
             let parsed = PacketHeaders::from_ethernet_slice(&segment.frame).expect("well formed");

@@ -114,10 +114,10 @@ fn one_burst(
     input: &mut Input<'_>,
 ) {
     let limit = input.choose(&[BURST_FRAMES, 1, 3, usize::MAX]);
-    if !take(sender, burst, limit) {
+    let Some(rejected) = take(sender, burst, limit) else {
         sender.restart();
         return;
-    }
+    };
     let way = input.u8();
     if way & 1 != 0 {
         // The guest goes on writing while its frames are on their way.
@@ -127,6 +127,9 @@ fn one_burst(
     }
     if way & 2 != 0 {
         burst.cut(input.below(BURST_FRAMES));
+        let left = rejected.iter().filter(|&&position| position < burst.taken()).count();
+        assert_eq!(burst.rejected().count(), left);
+        assert_eq!(burst.frames().len() + left, burst.taken());
     }
     for receiver in receivers {
         let mask = input.choose(&[u64::MAX, 0x5555_5555_5555_5555, 1, 0xff00, 0]);
@@ -137,8 +140,9 @@ fn one_burst(
     complete(sender, burst);
 }
 
-/// Takes a burst; false if the ring is broken, as it then has to be.
-fn take(sender: &mut Driver<'_>, burst: &mut Burst, limit: usize) -> bool {
+/// Takes a burst; none if the ring is broken, as it then has to be. Answers with the positions of
+/// the heads that are no frames.
+fn take(sender: &mut Driver<'_>, burst: &mut Burst, limit: usize) -> Option<Vec<usize>> {
     let Driver { place, config, ring, memory, .. } = sender;
     let image = memory.image();
     let next = ring.base();
@@ -150,17 +154,18 @@ fn take(sender: &mut Driver<'_>, burst: &mut Burst, limit: usize) -> bool {
     assert_eq!(ring.base(), next);
     if ahead > place.size {
         assert_eq!(answer, Err(RingError::AvailIndex { ahead, size: place.size }));
-        return false;
+        return None;
     }
     if let Some(head) = (0..most).map(head).find(|&head| head >= place.size) {
         assert_eq!(answer, Err(RingError::Head { head, size: place.size }));
-        return false;
+        return None;
     }
     let count = answer.expect("a sound ring");
     assert_eq!(count, burst.taken());
     assert!(count <= most && (count > 0 || most == 0), "{count} of {most}");
     let mut frames = burst.frames().iter().peekable();
     let mut rejected = burst.rejected();
+    let mut no_frames = Vec::new();
     for position in 0..count {
         // As many pieces as there is room for, with headers of each frame apart.
         let room = BURST_PIECES + BURST_FRAMES;
@@ -173,11 +178,14 @@ fn take(sender: &mut Driver<'_>, burst: &mut Burst, limit: usize) -> bool {
                 let frame = frame.unwrap_or_else(|| panic!("{position} is a frame"));
                 expected.compare(burst, frame);
             }
-            Err(reason) => assert_eq!(rejected.next(), Some(reason), "position {position}"),
+            Err(reason) => {
+                assert_eq!(rejected.next(), Some(reason), "position {position}");
+                no_frames.push(position);
+            }
         }
     }
     assert!(frames.next().is_none() && rejected.next().is_none());
-    true
+    Some(no_frames)
 }
 
 /// What a chain is to become.

@@ -40,7 +40,7 @@ fn contend(fdb: &Fdb, rounds: u64, read: impl Fn() + Sync) {
 }
 
 fn rounds() -> u64 {
-    if cfg!(miri) { 200 } else { 50_000 }
+    if cfg!(miri) { 20 } else { 50_000 }
 }
 
 /// A small table with short ages, so that all kinds of writes happen in every bucket.
@@ -88,7 +88,7 @@ fn threads_a_moving_entry_is_seen_on_one_port_or_the_other() {
 #[test]
 fn threads_one_address_inserted_by_many_is_one_entry() {
     let fdb = table();
-    let addresses = if cfg!(miri) { 20 } else { 250 };
+    let addresses = if cfg!(miri) { 8 } else { 250 };
     let inserted = AtomicUsize::new(0);
     let insert_all = |port| {
         for mac in (0..addresses).map(station) {
@@ -148,7 +148,7 @@ fn threads_a_refresh_and_a_sweep_never_both_win() {
     let fdb = Fdb::new(FdbConfig { age_seconds: 1, ..config() });
     let mac = station(1);
     let start = Barrier::new(2);
-    let rounds = if cfg!(miri) { 30 } else { 3_000 };
+    let rounds = if cfg!(miri) { 10 } else { 3_000 };
     thread::scope(|scope| {
         scope.spawn(|| {
             for now in (0..rounds).map(|round| round * 2) {

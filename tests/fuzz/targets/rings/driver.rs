@@ -68,7 +68,8 @@ impl<'m> Driver<'m> {
             seen: at,
             direction,
             descriptor: 0,
-            data: DATA.start,
+            // Soon across the border of two regions, or at the end of the second.
+            data: input.choose(&[DATA.start, REGIONS[1].0 - 300, DATA.end - 3000]),
         }
     }
 
@@ -90,8 +91,16 @@ impl<'m> Driver<'m> {
                 self.memory.write(self.place.desc + 16 * index, &desc);
             }
             1 => {
-                let head = if input.flag() { input.u16() } else { input.u8().into() };
+                let head = match input.u8() {
+                    0..=7 => input.u16(),
+                    other => u16::from(other) % self.place.size,
+                };
                 self.offer(head);
+            }
+            // Mostly a little ahead or behind: a ring with an index far away is broken.
+            2 if input.u8() > 20 => {
+                let idx = self.ring.base().wrapping_add(input.u16() % 8).wrapping_sub(1);
+                self.memory.write_u16(self.place.avail + 2, idx);
             }
             2 => self.memory.write_u16(self.place.avail + 2, input.u16()),
             3 => {
@@ -99,19 +108,33 @@ impl<'m> Driver<'m> {
                 let len = 1 + input.below(32);
                 self.memory.write(at, input.bytes(len));
             }
-            4 => {
-                let at = address(input);
-                for entry in 0..1 + input.below(8) as u64 {
-                    let desc = self.any_descriptor(input);
-                    self.memory.write(at.wrapping_add(16 * entry), &desc);
-                }
-            }
+            4 => self.any_table(input),
             _ => {
                 let event = self.place.avail + 4 + 2 * u64::from(self.place.size);
                 let at = if input.flag() { self.place.avail } else { event };
                 self.memory.write_u16(at, input.u16());
             }
         }
+    }
+
+    /// A table that is wrong in some way, or not, and a head that leads to it.
+    fn any_table(&mut self, input: &mut Input<'_>) {
+        let at = address(input);
+        let count = 1 + input.below(5);
+        for entry in 0..count as u64 {
+            let (from, len) = (address(input), u32::from(input.u8()));
+            let flags = self.direction | input.choose(&[NEXT, NEXT, 0, INDIRECT, WRITE]);
+            // Forwards, back, or one too far.
+            let next = (entry as u16 + input.choose(&[1, 1, 1, 0, 2])) & 7;
+            self.memory.write(at.wrapping_add(16 * entry), &bytes(from, len, flags, next));
+        }
+        let len = 16 * count as u32 + input.choose(&[0, 0, 0, 8, 16]);
+        let flags = INDIRECT | input.choose(&[0, 0, self.direction, NEXT, NEXT | self.direction]);
+        let head = self.descriptor % self.place.size;
+        let desc = bytes(at, len, flags, input.u8().into());
+        self.memory.write(self.place.desc + 16 * u64::from(head), &desc);
+        self.descriptor = head + 1;
+        self.offer(head);
     }
 
     /// Mostly plausible fields.
@@ -193,9 +216,14 @@ impl<'m> Driver<'m> {
     /// Offers any bytes with any header.
     pub fn any_frame(&mut self, input: &mut Input<'_>) {
         let mut header = [0; 12];
-        if input.flag() {
-            let given = input.bytes(12);
-            header[..given.len()].copy_from_slice(given);
+        match input.below(3) {
+            0 => {
+                let given = input.bytes(12);
+                header[..given.len()].copy_from_slice(given);
+            }
+            // A checksum anywhere, as of protocols that are not looked into.
+            1 => (header[0], header[6], header[8]) = (1, input.u8(), input.u8() % 20),
+            _ => {}
         }
         let (len, seed) = (input.below(0x1_0000), input.u8());
         let len = if input.flag() { len } else { len % 200 };
@@ -220,7 +248,7 @@ impl<'m> Driver<'m> {
     pub fn post(&mut self, input: &mut Input<'_>) {
         let len = match input.below(5) {
             0 => input.below(64),
-            1 => 65_600,
+            1 => input.choose(&[65_600, 5, 11, 1]),
             2 => 12 + input.below(3000),
             3 => 128,
             _ => 1526,

@@ -199,7 +199,9 @@ pub fn deliver(
     if let Some(error) = done.broken {
         let ahead = place.avail_idx(&before).wrapping_sub(base);
         let sound = match error {
-            RingError::AvailIndex { .. } => ahead > place.size,
+            // Or the driver has taken buffers back that were seen, and used since, if only for the
+            // segments of a packet that then found no room.
+            RingError::AvailIndex { .. } => ahead > place.size || !offer.certain,
             RingError::Head { head, .. } => head >= place.size,
             _ => false,
         };
@@ -225,9 +227,13 @@ pub fn deliver(
             check_content(driver, burst, run, &offer, &used, &before, &after, &done);
         }
     }
-    // With payload over the ring nobody can tell what was seen.
+    // The index is not read again while buffers seen before are left. With payload over the ring
+    // nobody can tell what was seen.
+    let ahead = |idx: u16| idx.wrapping_sub(driver.ring.base());
     let most = driver.ring.base().wrapping_add(place.size);
-    driver.seen = if offer.over_ring { most } else { place.avail_idx(&after) };
+    let seen = [driver.seen, place.avail_idx(&after)].into_iter();
+    let seen = seen.filter(|&idx| ahead(idx) <= place.size).max_by_key(|&idx| ahead(idx));
+    driver.seen = if offer.over_ring { most } else { seen.unwrap_or(driver.ring.base()) };
     if done.broken.is_some() {
         receiver.restart();
     }
