@@ -363,8 +363,9 @@ impl<'s> Other<'s> {
         });
         drop(vm);
         if !at_once {
-            let mut next = Frontend::connect(&self.path, CLOSED_FOR).expect("connect");
-            next.get_features().expect("served again");
+            let mut next = Frontend::connect(&self.path, SOON).expect("connect");
+            next.send(req::GET_FEATURES, 1, &[], &[]).expect("sent");
+            assert!(sys::poll_in(&[next.raw()], CLOSED_FOR), "not served again");
         }
     }
 
