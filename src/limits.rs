@@ -127,9 +127,9 @@ pub const TURN_NANOS: u64 = 50_000;
 /// and to warm caches takes.
 pub const TURN_PART_NANOS: u64 = 2_500;
 
-/// What a ring can owe at most for bursts that took longer: a worker that lost its CPU in a burst
-/// charges an innocent guest.
-pub const MAX_TURN_DEBT_NANOS: u64 = 1_000_000;
+/// What a ring can owe at most for bursts that took longer, which is more than any burst takes. A
+/// worker that lost its CPU in a burst charges an innocent guest: this is one slice of a scheduler.
+pub const MAX_TURN_DEBT_NANOS: u64 = 4_000_000;
 
 /// How long a worker spins for a contended RX ring before it sends its pending signals and parks:
 /// about one maximal hold time (64 frames), so parking only happens when the holder was preempted.
@@ -419,21 +419,18 @@ pub const WATCH_TICK_MILLIS: u64 = 20;
 /// Processor time that a signal may take. Waking a guest takes about 10 µs, several times that
 /// where a processor has to be woken through a hypervisor. A write that lasts longer makes the next
 /// [`SIGNALS_MEASURED`] measured.
-pub const SIGNAL_MICROS: u32 = 100;
+pub const SIGNAL_MICROS: u64 = 100;
 
-/// What signals may take beyond that before the front-end is dropped: a port slowed down by more
-/// than a tenth for 30 ms.
-pub const SIGNAL_DEBT_MICROS: u32 = 3_000;
-
-/// Measured signals that it takes at least: time that a hypervisor steals looks like the thread's
-/// own, but not three times in the same few microseconds.
-pub const SLOW_SIGNALS: u32 = 3;
+/// Dear signals in a row for which a front-end is dropped; those of 5 ms and more count twice,
+/// those of 50 ms and more four times. Where one in three looks dear, on a crowded host, sixteen
+/// in a row do once in 40 million.
+pub const DEAR_SIGNALS: u32 = 16;
 
 /// Writes that are measured after a long one, at 0.3 µs each.
 pub const SIGNALS_MEASURED: u32 = 32;
 
 /// How long a port stays closed after a front-end was dropped that had cost others time: 40 ms for
-/// a call descriptor that blocks, and up to four times what the kernel takes to wake a crowd, 0.2 s
+/// a call descriptor that blocks, and five times what the kernel takes to wake a crowd, 0.2 s
 /// for two million. That is 8 % of the time then.
 pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 

@@ -113,8 +113,7 @@ fn a_crowded_call_descriptor_is_dropped() {
     let (d, mut net, mut evil) = trio();
     let call = EventFd::new();
     set_call(&mut evil, &call);
-    // After the daemon has tried it out. Each signal costs some milliseconds from here on: one
-    // raises the suspicion, three confirm it.
+    // After the daemon has tried it out. Each signal costs some milliseconds from here on.
     let _crowd = Crowd::around(&call, 30_000);
     let sent = signals_until_dropped(&mut net, &mut evil, 100);
     println!("dropped after {sent} signals");

@@ -33,8 +33,8 @@ pub struct GuestPort {
     received: AtomicU32,
     /// Made when two receive queues are active for the first time.
     steering: OnceLock<Steering>,
-    /// What signalling this port's drivers took.
-    pub signal_cost: Arc<SignalCost>,
+    /// What signalling took, by ring.
+    signal_costs: Box<[Arc<SignalCost>]>,
     /// Written to end the conversation with the front-end.
     leave: Mutex<Option<Arc<EventFd>>>,
     /// Conversations so far; changed with the lock of `leave` held.
@@ -62,7 +62,7 @@ impl GuestPort {
             active_rx: AtomicU32::new(0),
             received: AtomicU32::new(0),
             steering: OnceLock::new(),
-            signal_cost: Arc::default(),
+            signal_costs: (0..2 * pairs).map(|_| Arc::default()).collect(),
             leave: Mutex::new(None),
             sessions: AtomicU64::new(0),
             harmful: AtomicBool::new(false),
@@ -88,6 +88,12 @@ impl GuestPort {
         } else {
             self.active_rx.fetch_and(!bit, Ordering::Release);
         }
+    }
+
+    /// What signalling the driver of ring `index` took, in this conversation and those before it;
+    /// of none for a ring that is not served, and so never signalled.
+    pub fn signal_cost(&self, index: usize) -> Arc<SignalCost> {
+        self.signal_costs.get(index).cloned().unwrap_or_default()
     }
 
     /// Counts a signal of a receive queue: the guest will be woken.

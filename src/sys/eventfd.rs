@@ -44,7 +44,7 @@ pub struct CallFd {
 
 impl CallFd {
     /// Takes over `fd`, of which the caller knows that it [is an eventfd](is_eventfd): a write to
-    /// anything else could do anything. `cost` is that of all descriptors of the same port, `owner`
+    /// anything else could do anything. `cost` is that of all descriptors of the same ring, `owner`
     /// the number of the conversation that it came with.
     pub fn new(fd: OwnedFd, cost: Arc<SignalCost>, owner: u64) -> CallFd {
         // Fails only on descriptors that are no eventfds. A front-end that undoes it is the

@@ -37,7 +37,7 @@ use super::clock;
 use super::eventfd::{CallFd, SignalResult};
 use super::log_queue::never_wait;
 use super::threads::{cpu_micros, run_again_after_panic};
-use crate::limits::{SIGNAL_MICROS, SLOW_SIGNALS, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
+use crate::limits::{DEAR_SIGNALS, SIGNAL_MICROS, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
 /// handler, or by somebody else, does nothing.
@@ -134,7 +134,7 @@ impl BlockedWriterWatch {
             shared: Arc::clone(&self.shared),
             entry,
             awake: Cell::new(false),
-            long: clock::cycles_in(u64::from(SIGNAL_MICROS) * 1_000),
+            long: clock::cycles_in(SIGNAL_MICROS * 1_000),
         }
     }
 
@@ -144,8 +144,8 @@ impl BlockedWriterWatch {
         let slot = self.register();
         call.cost.watch();
         let mut result = slot.signal(call);
-        for _ in 1..SLOW_SIGNALS {
-            if result == SignalResult::Sent && call.cost.is_owing() {
+        for _ in 1..DEAR_SIGNALS {
+            if result == SignalResult::Sent && call.cost.was_dear() {
                 result = slot.signal(call);
             }
         }

@@ -160,7 +160,7 @@ impl<'a> Rings<'a> {
     /// `SET_VRING_CALL`. The new descriptor is written once: a signal that went to the old one
     /// while it was replaced must not be lost.
     pub fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
-        let call = self.call_fd(file)?;
+        let call = self.call_fd(index, file)?;
         let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
         self.retire(old);
         self.with_ring(index as usize, |state, _| {
@@ -201,16 +201,16 @@ impl<'a> Rings<'a> {
     }
 
     /// A descriptor to signal through, if one came.
-    fn call_fd(&self, file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
+    fn call_fd(&self, index: u32, file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
         let file = file.map(descriptors::eventfd).transpose()?;
         Ok(file.map(|file| {
-            Arc::new(CallFd::new(file, Arc::clone(&self.guest.signal_cost), self.session))
+            Arc::new(CallFd::new(file, self.guest.signal_cost(index as usize), self.session))
         }))
     }
 
     /// `SET_VRING_ERR`
     pub fn set_err(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
-        let err = self.call_fd(file)?;
+        let err = self.call_fd(index, file)?;
         let old = std::mem::replace(&mut self.ring(index)?.err, err.clone());
         self.retire(old);
         self.with_ring(index as usize, |state, _| {
