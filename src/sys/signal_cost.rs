@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::limits::{DEAR_SIGNALS, SIGNAL_MICROS, SIGNALS_MEASURED};
 
 /// What is known of the writes to a ring's call descriptors. All of them, as a front-end can give
-/// one after the other, and in one connection after the other; but of one ring, or a second one with
-/// an honest descriptor would end each row. Several threads write; what they overwrite of each other
-/// is a measurement of many.
+/// one after the other, and in one connection after the other; but of one ring, or a second one
+/// with an honest descriptor would end each row. Several threads write; what they overwrite of each
+/// other is a measurement of many.
 #[derive(Debug, Default)]
 pub struct SignalCost {
     /// Writes still to be measured.
