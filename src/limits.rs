@@ -417,9 +417,9 @@ pub const GUARD_SEGMENT_SLOTS: usize = 512;
 pub const WATCH_TICK_MILLIS: u64 = 20;
 
 /// Processor time that a signal may take. Waking a guest takes about 10 µs, several times that
-/// where a processor has to be woken through a hypervisor. A write that lasts longer makes the next
-/// [`SIGNALS_MEASURED`] measured.
-pub const SIGNAL_MICROS: u64 = 100;
+/// where a processor has to be woken through a hypervisor, and above 100 µs under strace, each
+/// time. A write that lasts longer makes the next [`SIGNALS_MEASURED`] measured.
+pub const SIGNAL_MICROS: u64 = 1_000;
 
 /// Dear signals in a row for which a front-end is dropped; those of 5 ms and more count twice,
 /// those of 50 ms and more four times. Where one in three looks dear, on a crowded host, sixteen

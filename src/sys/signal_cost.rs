@@ -56,8 +56,8 @@ impl SignalCost {
     pub(super) fn took(&self, micros: u64) -> bool {
         let weight = match micros {
             m if m <= SIGNAL_MICROS => 0,
-            m if m < 50 * SIGNAL_MICROS => 1,
-            m if m < 500 * SIGNAL_MICROS => 2,
+            m if m < 5 * SIGNAL_MICROS => 1,
+            m if m < 50 * SIGNAL_MICROS => 2,
             _ => 4,
         };
         if weight == 0 {
@@ -88,7 +88,7 @@ mod tests {
     fn a_crowd_is_found_the_sooner_the_larger_it_is() {
         let found = |micros| dropped_after(std::iter::repeat(micros));
         assert_eq!(
-            [101, 4_999, 5_000, 49_999, 50_000, 2_000_000].map(found),
+            [1_001, 4_999, 5_000, 49_999, 50_000, 2_000_000].map(found),
             [Some(16), Some(16), Some(8), Some(8), Some(4), Some(4)]
         );
     }
