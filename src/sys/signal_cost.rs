@@ -12,10 +12,10 @@
 //!
 //! Processor time says little either where a hypervisor takes the processor away: to wake somebody
 //! is to wake another virtual CPU, and the host may run that one in the place of ours, which looks
-//! like our own time. *Measured* on such a machine, an honest guest's signals took more than a
-//! millisecond three times within twenty. But not every time, while a crowd has to be woken by each
-//! write. So only a row of dear writes counts, and one that was not dear ends it; the dearer they
-//! are, the shorter the row.
+//! like our own time. Seen on such a machine: an honest guest's signals added up to 3 ms beyond
+//! 0.1 ms each. But not every one is dear, while a crowd has to be woken by each write. So only a
+//! row of dear writes counts, and one that was not dear ends it; the dearer they are, the shorter
+//! the row.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -97,6 +97,7 @@ impl Refusal {
         matches!(
             self,
             Refusal::Watch(_)
+                | Refusal::Exhausted(_)
                 | Refusal::Descriptor(DescriptorError::Io(_))
                 | Refusal::Map(MapError::Stat(_) | MapError::Mmap(_) | MapError::TooMany)
         )
