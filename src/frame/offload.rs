@@ -11,7 +11,7 @@
 
 use super::VnetHdr;
 use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP, l3_offset};
-use crate::limits::{MAX_HEADERS_LEN, MIN_TCP_GSO_SIZE};
+use crate::limits::{MAX_DATAGRAMS, MAX_HEADERS_LEN, MIN_TCP_GSO_SIZE};
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 pub const NEEDS_CSUM: u8 = 1;
@@ -61,6 +61,8 @@ impl Offloads {
     pub const USO4: Offloads = Offloads(16);
     /// UDP over IPv6 likewise.
     pub const USO6: Offloads = Offloads(32);
+    /// Not an offload: what a frame needs that no receiver takes as it is.
+    pub const NEVER: Offloads = Offloads(64);
     /// All there are.
     pub const ALL: Offloads = Offloads(63);
 
@@ -194,6 +196,9 @@ pub fn check(header: VnetHdr, bytes: &[u8], len: u32, may: Offloads) -> Result<R
             request.header.gso_type = header.gso_type;
             request.header.gso_size = header.gso_size;
             request.header.hdr_len = (kind.headers as u16).to_le_bytes();
+            if header.gso_type == GSO_UDP_L4 && len - kind.headers > MAX_DATAGRAMS * size {
+                request.needs = kind.needs.or(Offloads::NEVER);
+            }
         }
     }
     Ok(request)

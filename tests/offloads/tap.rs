@@ -6,12 +6,17 @@ use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 
-use crate::common::packet::{Ask, Kind, Packet, finish as finish_sum, payload, verify};
+use crate::common::frontend::feat;
+use crate::common::packet::{
+    Ask, Kind, MAX_DATAGRAMS, Packet, finish as finish_sum, payload, verify, verify_received,
+};
 use crate::common::proc::{Daemon, wait_for};
 use crate::common::vm::{Vm, mac_of};
 use crate::common::vnet::{DATA_VALID, GSO_NONE, Header};
 use crate::host::{HEADER_LEN, Host, in_namespace, ip, skip};
-use crate::lab::{LEVELS, QUIET, SOON, Sent, Work, connect, exchange_by, finish, introduce, send};
+use crate::lab::{
+    LEVELS, QUIET, SOON, Sent, Work, connect, exchange, exchange_by, finish, introduce, send,
+};
 
 /// The station on the host's side.
 pub const HOST: u8 = 9;
@@ -91,6 +96,42 @@ fn guests_to_the_kernel() {
             }
         }
         assert_eq!(Work::counted(&d.counters(), "up"), Work::default(), "nothing to do");
+        finish(d, vms);
+    });
+}
+
+/// More datagrams in one packet than Linux takes, of a sender to whom nothing forbids it, arrive
+/// one by one; as many as it takes stay one packet. The kernel refuses what it does not take.
+#[test]
+fn trains_of_more_datagrams_than_linux_takes() {
+    in_namespace(|| {
+        let d = daemon(2);
+        let mut vms: Vec<Vm> = (0..2).map(|id| connect(&d, id, feat::OFFLOADS, true)).collect();
+        let host = Host::open_with_headers("tap0");
+        introduce_host(&host, &mut vms);
+        let [from, to] = &mut vms[..] else { panic!() };
+        introduce(&mut [from, to]);
+        host.drain();
+        let mut work = Work::default();
+        for (v6, more) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+            let kind = Kind { udp: true, v6, ..Kind::default() };
+            let packet =
+                |dst| Sent::new(kind, from.mac(), dst, MAX_DATAGRAMS * 9 + more, Ask::Segments(9));
+            let (to_host, to_guest) = (packet(mac_of(HOST)), packet(to.mac()));
+            let (header, frame) = to_host.packet.sent(Ask::Segments(9));
+            send(from, &header, &frame);
+            let frames = if more == 0 { 1 } else { MAX_DATAGRAMS + 1 };
+            for n in 0..frames {
+                let got = host.receive(SOON).unwrap_or_else(|| panic!("missing: {n} of {frames}"));
+                let (header, frame) = got.split_at(HEADER_LEN);
+                verify_received(&Header::parse(header), frame).expect("in order");
+            }
+            exchange(from, to, &[to_guest], &mut work);
+        }
+        let c = d.counters();
+        let cut = Work { segmented: 2, segments: 2 * (MAX_DATAGRAMS as u64 + 1), ..work };
+        assert_eq!((Work::counted(&c, "up"), Work::counted(&c, "p1")), (cut, work));
+        assert_eq!((work.segmented, work.segments), (cut.segmented, cut.segments));
         finish(d, vms);
     });
 }
