@@ -15,9 +15,10 @@ mod guests;
 use std::time::Duration;
 
 use guests::counters::Counters;
+use guests::huge_pages::HugePages;
 use guests::lab::{Lab, port};
 use guests::testpmd::{
-    Backing, HugePages, PortCount, Testpmd, TestpmdSpec, VirtioUser, available, socket, used_path,
+    Backing, HUGE_PAGES, PortCount, Testpmd, TestpmdSpec, VirtioUser, available, socket, used_path,
 };
 use guests::{alone, progress, skip, wait_for};
 
@@ -49,7 +50,7 @@ const VECTORIZED: &str = "vectorized Rx path";
 
 /// Reserves huge pages; `None` (said loudly) if the machine cannot.
 fn huge_pages() -> Option<HugePages> {
-    HugePages::reserve().map_err(|missing| skip(&missing)).ok()
+    HugePages::reserve(HUGE_PAGES).map_err(|missing| skip(&missing)).ok()
 }
 
 fn dpdk_available() -> bool {

@@ -3,12 +3,15 @@
 //! their rate.
 //!
 //! `rings` has guests whose rings are costly to serve, `receivers` those that take nothing or
-//! little, `floods` those that send to everybody or from everywhere, `frontends` front-ends that
-//! storm, block and loop, `memory` guests whose memory faults.
+//! little, `shares` those that send what is costly to forward, `floods` those that send from
+//! everywhere, `frontends` front-ends that storm, block and loop, `memory` guests whose memory
+//! faults.
 //!
 //! One test at a time: they measure.
 
 mod common;
+#[path = "hostile_neighbours/floods.rs"]
+mod floods;
 #[path = "hostile_neighbours/frontends.rs"]
 mod frontends;
 #[path = "hostile_neighbours/memory.rs"]

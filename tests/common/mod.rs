@@ -10,8 +10,8 @@
 //! I1 to I4), `net` (several guests and the traffic between them), `packet` (TCP and UDP packets,
 //! and what becomes of them without offloads), `hostile` (what a driver must never do),
 //! `neighbours` (two honest guests beside an attacker: loss and latency), `shares` (what part of a
-//! worker a guest keeps beside one), `transcript` (recorded conversations), `proc` (the daemon's
-//! process), `counters` (what it says it did).
+//! worker a guest keeps beside one), `transcript` (recorded conversations), `huge_pages`, `proc`
+//! (the daemon's process), `counters` (what it says it did).
 
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
@@ -19,6 +19,7 @@
 pub mod counters;
 pub mod frontend;
 pub mod hostile;
+pub mod huge_pages;
 pub mod mem;
 pub mod neighbours;
 pub mod net;
@@ -33,6 +34,8 @@ pub mod transcript;
 pub mod tx;
 pub mod vm;
 pub mod vnet;
+
+use std::io::Write;
 
 /// A small generator (xorshift64*): the same numbers in each run, so a failure repeats.
 pub struct Rng(u64);
@@ -58,4 +61,14 @@ impl Rng {
 /// True if the long runs were asked for (hours of confidence instead of minutes).
 pub fn long() -> bool {
     std::env::var_os("VIOSWITCH_LONG").is_some_and(|v| v == "1")
+}
+
+/// Says that this test is skipped, which fails it if `VIOSWITCH_REQUIRE=1`.
+pub fn skip(reason: &str) {
+    let required = std::env::var_os("VIOSWITCH_REQUIRE").is_some_and(|value| value == "1");
+    assert!(!required, "{reason}");
+    let thread = std::thread::current();
+    let line = format!("SKIPPED {}: {reason}\n", thread.name().unwrap_or("?"));
+    // Not `eprintln`, which the test harness swallows for a test that passes.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }

@@ -141,6 +141,17 @@ pub fn memfd(len: u64) -> OwnedFd {
     fd
 }
 
+/// The same of huge pages of 2 MiB; `Err` if the kernel has none.
+pub fn huge_memfd(len: u64) -> std::io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+    // SAFETY: the name is a NUL-terminated literal.
+    let fd = cvt(unsafe { libc::memfd_create(c"test-guest".as_ptr(), flags) })?;
+    // SAFETY: the descriptor is new and nobody else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    truncate(&fd, len);
+    Ok(fd)
+}
+
 /// Sets a file's length: a hostile front-end shrinks its memory under the daemon.
 pub fn truncate(fd: &impl AsRawFd, len: u64) {
     // SAFETY: plain system call, no memory involved.

@@ -17,6 +17,8 @@
 #![allow(dead_code)]
 
 pub mod counters;
+#[path = "../common/huge_pages.rs"]
+pub mod huge_pages;
 pub mod lab;
 pub mod talk;
 pub mod testpmd;

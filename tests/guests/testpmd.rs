@@ -19,8 +19,8 @@ use super::{need_program, tail};
 /// For a command of the console, start-up included: EAL maps and zeroes its memory first.
 const CONSOLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Huge pages (2 MiB) for two processes with [`MBUFS`] buffers each and EAL's own tables.
-const HUGE_PAGES: u64 = 128;
+/// Huge pages for two processes with [`MBUFS`] buffers each and EAL's own tables.
+pub const HUGE_PAGES: u64 = 128;
 
 /// Packet buffers: a few rings full. More would only be more memory to map.
 const MBUFS: u32 = 8192;
@@ -32,35 +32,6 @@ pub enum Backing {
     Huge,
     /// Ordinary pages in one memfd.
     NoHuge,
-}
-
-/// Raises the number of huge pages for as long as it lives.
-pub struct HugePages {
-    before: u64,
-}
-
-const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
-
-impl HugePages {
-    /// `Err` says why there are not enough.
-    pub fn reserve() -> Result<HugePages, String> {
-        let refused = |e| format!("huge pages cannot be reserved: {e}");
-        let read = || -> Result<u64, String> {
-            let text = std::fs::read_to_string(NR_HUGEPAGES).map_err(refused)?;
-            text.trim().parse().map_err(|e| format!("{NR_HUGEPAGES}: {e}"))
-        };
-        let before = read()?;
-        let wanted = before + HUGE_PAGES;
-        std::fs::write(NR_HUGEPAGES, wanted.to_string()).map_err(refused)?;
-        let pages = HugePages { before };
-        if read()? < wanted { Err("memory is short of huge pages".into()) } else { Ok(pages) }
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _ = std::fs::write(NR_HUGEPAGES, self.before.to_string());
-    }
 }
 
 /// `Err` says what the tests with DPDK lack.

@@ -11,9 +11,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::common::proc::{Dir, wait_for};
+use crate::common::skip;
 use crate::common::vm::Vm;
 use crate::lab::{SOON, plain};
-use crate::process::{Process, skip};
+use crate::process::Process;
 
 const SHIM: &str = r#"
 #define _GNU_SOURCE

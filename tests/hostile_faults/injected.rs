@@ -16,12 +16,12 @@ use crate::common::mem::RegionSpec;
 use crate::common::net::{Job, Net, Sizes};
 use crate::common::proc::{Dir, wait_for};
 use crate::common::rx::RxConfig;
-use crate::common::sys;
 use crate::common::traffic::To;
 use crate::common::vm::{Guest, Vm, VmConfig};
+use crate::common::{skip, sys};
 use crate::host::{Host, in_namespace, index_of, ip};
 use crate::lab::{chat, plain};
-use crate::process::{Process, SOON, skip};
+use crate::process::{Process, SOON};
 
 /// The port whose conversation suffers; 0 and 1 are honest.
 const VICTIM: usize = 2;

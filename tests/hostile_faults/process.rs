@@ -192,13 +192,3 @@ impl Drop for Process {
         }
     }
 }
-
-/// Says that this test is skipped, which fails it if `VIOSWITCH_REQUIRE=1`.
-pub fn skip(reason: &str) {
-    let required = std::env::var_os("VIOSWITCH_REQUIRE").is_some_and(|value| value == "1");
-    assert!(!required, "{reason}");
-    let thread = std::thread::current();
-    let line = format!("SKIPPED {}: {reason}\n", thread.name().unwrap_or("?"));
-    // Not `eprintln`, which the test harness swallows for a test that passes.
-    let _ = std::io::stderr().write_all(line.as_bytes());
-}

@@ -6,13 +6,14 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use crate::common::frontend::{VringAddr, feat, proto, req};
-use crate::common::long;
+use crate::common::huge_pages::HugePages;
 use crate::common::mem::RegionSpec;
 use crate::common::net::{Job, Net, Sizes};
 use crate::common::proc::{Daemon, wait_for};
 use crate::common::sys;
 use crate::common::traffic::To;
 use crate::common::vm::Vm;
+use crate::common::{long, skip};
 use crate::lab::{SOON, acked, small};
 
 const EVIL: usize = 2;
@@ -120,5 +121,53 @@ fn p1_repairs_do_not_add_mappings() {
         let same = || d.usage().mappings <= idle.mappings + 2;
         assert!(wait_for(SOON, same), "{:?}, before {idle:?}", d.usage());
     }
+    d.stop();
+}
+
+/// Huge pages: cut off, or never there because the pool is empty. The kernel replaces only whole
+/// ones, and says that the *page* is missing, wherever in it the access was.
+#[test]
+fn p1_huge_pages_vanish() {
+    const HUGE: u64 = 2 << 20;
+    let d = Daemon::with(3, &["--workers", "2"]);
+    let mut net = Net::connect(&d, 2, |c| c);
+    let idle = d.settled_usage();
+    let pool = HugePages::reserve(4);
+    if let Err(missing) = &pool {
+        skip(&format!("pages that were there and are cut off: {missing}"));
+    }
+    for round in 0..if long() { 300 } else { 12 } {
+        let Ok(fd) = sys::huge_memfd(2 * HUGE) else {
+            return skip("no huge pages in this kernel");
+        };
+        // More than the pool has, every third time.
+        let len = if round % 3 == 0 { 64 * HUGE } else { 2 * HUGE };
+        sys::truncate(&fd, len);
+        let mut fe = acked(&d, EVIL);
+        let at = RegionSpec { gpa: 0, len, uva: 1 << 40, offset: 0 };
+        fe.add_mem_reg(&at, fd.as_raw_fd()).expect("a region of huge pages");
+        if round % 3 != 0 {
+            sys::truncate(&fd, [0, HUGE][round % 2]);
+        }
+        // In the last page, not at its beginning. A sender's ring without a kick is looked at again
+        // and again.
+        let desc = at.uva + len - 12_288;
+        let addr =
+            VringAddr { index: 1, flags: 0, desc, avail: desc + 4096, used: desc + 8192, log: 0 };
+        fe.set_vring_num(1, 256).expect("num");
+        fe.set_vring_addr(&addr).expect("addr");
+        fe.set_vring_fd(req::SET_VRING_KICK, 1, None).expect("kick");
+        net.run(&[Job::new(1, To::Vm(0), 20, Sizes::Range(60, 1514))]);
+        let fault = round % 3 != 0 || pool.is_err();
+        if fault {
+            assert!(fe.closed_within(SOON), "round {round}: not dropped\n{}", d.log());
+        }
+        drop(fe);
+    }
+    let same = || d.usage().fds == idle.fds && d.usage().mappings <= idle.mappings + 2;
+    assert!(wait_for(SOON, same), "{:?}, before {idle:?}", d.usage());
+    net.run(&[Job::new(0, To::Vm(1), 1000, Sizes::Range(60, 1514))]);
+    net.finish();
+    drop(net);
     d.stop();
 }

@@ -127,7 +127,7 @@ fn all_rejected() {
     shares.kept_beside("addresses in no region", |ring| one_buffer(ring, nowhere, 0));
 }
 
-/// A million source addresses, and two ports that take an address from each other.
+/// Source addresses that are ever new, a million and more.
 #[test]
 fn a_million_source_addresses() {
     let _alone = alone();

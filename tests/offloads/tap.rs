@@ -11,9 +11,10 @@ use crate::common::packet::{
     Ask, Kind, MAX_DATAGRAMS, Packet, finish as finish_sum, payload, verify, verify_received,
 };
 use crate::common::proc::{Daemon, wait_for};
+use crate::common::skip;
 use crate::common::vm::{Vm, mac_of};
 use crate::common::vnet::{DATA_VALID, GSO_NONE, Header};
-use crate::host::{HEADER_LEN, Host, in_namespace, ip, skip};
+use crate::host::{HEADER_LEN, Host, in_namespace, ip};
 use crate::lab::{
     LEVELS, QUIET, SOON, Sent, Work, connect, exchange, exchange_by, finish, introduce, send,
 };

@@ -5,12 +5,12 @@
 #![allow(dead_code)]
 
 use std::ffi::CString;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::sys;
+use crate::common::{skip, sys};
 
 /// A packet socket's receive buffer: a window of frames of 9 KiB with the kernel's overhead.
 const BUFFER_BYTES: libc::c_int = 8 << 20;
@@ -49,16 +49,6 @@ pub fn in_namespace(test: impl FnOnce() + Send) {
     if let Some(reason) = missing {
         skip(&reason);
     }
-}
-
-/// Says that this test is skipped, which fails it if `VIOSWITCH_REQUIRE=1`.
-pub fn skip(reason: &str) {
-    let required = std::env::var_os("VIOSWITCH_REQUIRE").is_some_and(|value| value == "1");
-    assert!(!required, "{reason}");
-    let thread = std::thread::current();
-    let line = format!("SKIPPED {}: {reason}\n", thread.name().unwrap_or("?"));
-    // Not `eprintln`, which the test harness swallows for a test that passes.
-    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// `ip` with these words; panics with its complaint if it fails.

@@ -9,7 +9,9 @@ use etherparse::PacketHeaders;
 use vioswitch::frame::ethernet::{self, Addresses};
 use vioswitch::frame::offload::{self, Offloads, Refused, Request};
 use vioswitch::frame::{Segmenter, Sum, VnetHdr, flow_hash, rarp};
-use vioswitch::limits::{MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_SEGMENTS, SNAPSHOT_LEN};
+use vioswitch::limits::{
+    MAX_DATAGRAMS, MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_SEGMENTS, SNAPSHOT_LEN,
+};
 
 use super::input::Input;
 use super::packet::{Packet, ones};
@@ -87,7 +89,11 @@ fn examine(header: VnetHdr, frame: &[u8], may: Offloads) {
         assert_eq!(request, Request::NONE);
         return;
     }
-    assert!(may.has(request.needs), "{:?} of {may:?}", request.needs);
+    assert!(may.has(request.needs.without(Offloads::NEVER)), "{:?} of {may:?}", request.needs);
+    let train = request.header.gso_type == 5;
+    let payload = frame.len() - request.headers_len();
+    let long = train && payload > MAX_DATAGRAMS * request.gso_size();
+    assert_eq!(request.needs.has(Offloads::NEVER), long, "of {payload} bytes");
     assert!(request.csum_at() + 2 <= frame.len().min(MAX_HEADERS_LEN));
     assert!(usize::from(request.l3) <= 22 && usize::from(request.l3) <= request.csum_start());
     // The answer is a request that asks for the same: whoever gets the frame may check it again.

@@ -1,0 +1,30 @@
+//! Huge pages of 2 MiB, reserved for a test.
+
+const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+/// Raises the number of huge pages for as long as it lives.
+pub struct HugePages {
+    before: u64,
+}
+
+impl HugePages {
+    /// `count` more; `Err` says why there are not enough.
+    pub fn reserve(count: u64) -> Result<HugePages, String> {
+        let refused = |e| format!("huge pages cannot be reserved: {e}");
+        let read = || -> Result<u64, String> {
+            let text = std::fs::read_to_string(NR_HUGEPAGES).map_err(refused)?;
+            text.trim().parse().map_err(|e| format!("{NR_HUGEPAGES}: {e}"))
+        };
+        let before = read()?;
+        let wanted = before + count;
+        std::fs::write(NR_HUGEPAGES, wanted.to_string()).map_err(refused)?;
+        let pages = HugePages { before };
+        if read()? < wanted { Err("memory is short of huge pages".into()) } else { Ok(pages) }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = std::fs::write(NR_HUGEPAGES, self.before.to_string());
+    }
+}
