@@ -22,9 +22,12 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Reads all counter lines out of a piece of log.
+    /// Reads the counter lines of the last report in a piece of log: it may hold one more, of a
+    /// signal that was sent before.
     pub fn parse(log: &str) -> Counters {
-        let lines = || log.lines().filter_map(|l| Some(l.split_once("] ")?.1));
+        const END: &str = "] addresses ";
+        let last = log.rfind(END).and_then(|end| Some(&log[log[..end].rfind(END)? + END.len()..]));
+        let lines = || last.unwrap_or(log).lines().filter_map(|l| Some(l.split_once("] ")?.1));
         Counters {
             rows: lines().filter_map(parse_row).collect(),
             workers: lines().filter_map(parse_worker).collect(),
