@@ -91,6 +91,9 @@ pub const MAX_MERGED_BUFFERS: usize = 256;
 
 // --- Guest memory -------------------------------------------------------------------------
 
+/// Feature levels there are; the sets are in [`crate::vhost_user::features`].
+pub const FEATURE_LEVELS: u8 = 1;
+
 /// Memory slots offered to a front-end (`GET_MAX_MEM_SLOTS`). QEMU uses up to 509 with memory
 /// hotplug; offering fewer in a later version would strand running guests, so it never shrinks.
 pub const MAX_MEM_SLOTS: usize = 509;

@@ -147,6 +147,28 @@ fn queue_numbers() {
     }
 }
 
+/// What was released with a level is what it offers, for all ports or for one, on any kernel.
+#[test]
+fn a_feature_level_offers_what_it_did() {
+    let offer = |d: &Daemon, port| {
+        let mut fe = Frontend::connect(&d.socket(port), SOON).expect("connect");
+        let features = fe.get_features().expect("features");
+        let protocol = fe.get_protocol_features().expect("protocol features");
+        fe.set_protocol_features(protocol).expect("acknowledge");
+        (features, protocol, fe.get_max_mem_slots().expect("slots"))
+    };
+    const LEVEL_1: (u64, u64, u64) = (0x01c0_0009_7c62_bb8b, 0x801f, 509);
+    let all = Daemon::with(1, &["--feature-level", "1"]);
+    assert_eq!(offer(&all, 0), LEVEL_1);
+    let one = Daemon::with_ports(&[",feature-level=1", ""], &[]);
+    assert_eq!(offer(&one, 0), LEVEL_1);
+    let (features, protocol, slots) = offer(&one, 1);
+    assert!(features & LEVEL_1.0 == LEVEL_1.0 && protocol & LEVEL_1.1 == LEVEL_1.1);
+    assert!(slots >= LEVEL_1.2);
+    all.stop();
+    one.stop();
+}
+
 /// What is offered, bit by bit: it must never shrink, and nothing without its machinery.
 #[test]
 fn the_offer() {

@@ -62,6 +62,7 @@ struct Options {
     ///   offload=on|csum|off checksums and segmentation offered to the VM: all (default),
     ///                       checksums only, none
     ///   mtu=N               drop longer packets for the VM, 68 to 65535
+    ///   feature-level=N     as --feature-level, for this port
     ///
     /// A comma inside a value is written twice. A [[port]] of the same name in the file is
     /// replaced as a whole.
@@ -124,6 +125,10 @@ struct Options {
     /// Path of the control socket (reserved)
     #[arg(long, value_name = "PATH")]
     control: Option<String>,
+
+    /// Offer no more than at this feature level, so that VMs can migrate to older hosts
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    feature_level: Option<String>,
 
     /// Forward between two TAPs as well; two TAPs in one bridge are then a loop
     #[arg(
@@ -211,6 +216,7 @@ fn lower(options: Options) -> Result<Request, UsageError> {
         ("poll", options.poll),
         ("age", options.age),
         ("control", options.control),
+        ("feature-level", options.feature_level),
         ("uplink-to-uplink", options.uplink_to_uplink),
     ];
     for (key, value) in scalars {

@@ -151,6 +151,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         poll: scalars.poll.unwrap_or(false),
         age_seconds: scalars.age.unwrap_or(limits::FDB_AGE_SECONDS),
         control: scalars.control.map(|claim| claim.value.into()),
+        feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
     };
     for entry in entries {

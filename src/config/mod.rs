@@ -43,6 +43,8 @@ pub struct Config {
     pub age_seconds: u32,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
+    /// The release whose features are offered to VMs, 1 to [`crate::limits::FEATURE_LEVELS`].
+    pub feature_level: u8,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
 }
@@ -60,6 +62,8 @@ pub struct PortConfig {
     pub macs: Vec<MacAddr>,
     /// Offloads that may be offered to the VM.
     pub offload: Offloads,
+    /// The release whose features are offered, if it differs from [`Config::feature_level`].
+    pub feature_level: Option<u8>,
     /// Longest packet delivered to the VM, [`crate::limits::MIN_MTU`] to
     /// [`crate::limits::MAX_CARRIED_MTU`] bytes.
     pub mtu: Option<u16>,

@@ -10,8 +10,8 @@ use super::cpus::cpu_list;
 use super::entries::{Claim, Entry, Parsed, Shared};
 use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, quote};
 use super::value::{
-    group, inherited_socket, interface_name, is_client, number, offloads, permissions, port_name,
-    socket_path, station_address, text, truth, unknown_key,
+    feature_level, group, inherited_socket, interface_name, is_client, number, offloads,
+    permissions, port_name, socket_path, station_address, text, truth, unknown_key,
 };
 use super::{Endpoint, Machine, PortConfig, TapConfig};
 use crate::frame::MacAddr;
@@ -21,9 +21,10 @@ use crate::limits;
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
 
-const SCALAR_KEYS: &str =
-    "port, tap, workers, cpus, poll, age, control, uplink-to-uplink, socket-path, fd";
-const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, mtu";
+const SCALAR_KEYS: &str = "port, tap, workers, cpus, poll, age, control, feature-level, \
+     uplink-to-uplink, socket-path, fd";
+const PORT_KEYS: &str =
+    "name, socket, mode, socket-mode, socket-group, queues, mac, offload, mtu, feature-level";
 const TAP_KEYS: &str = "name, ifname, queues, offload, mtu";
 
 /// One place's settings, checked.
@@ -42,6 +43,7 @@ pub(super) struct Scalars {
     pub(super) poll: Option<bool>,
     pub(super) age: Option<u32>,
     pub(super) control: Option<Claim>,
+    pub(super) feature_level: Option<u8>,
     pub(super) uplink_to_uplink: Option<bool>,
 }
 
@@ -54,6 +56,7 @@ impl Scalars {
             poll: self.poll.or(under.poll),
             age: self.age.or(under.age),
             control: self.control.or(under.control),
+            feature_level: self.feature_level.or(under.feature_level),
             uplink_to_uplink: self.uplink_to_uplink.or(under.uplink_to_uplink),
         }
     }
@@ -93,6 +96,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
             socket_path(setting)?;
             scalars.control = Some(claim(Shared::Socket, setting)?);
         }
+        "feature-level" => scalars.feature_level = Some(feature_level(setting)?),
         "uplink-to-uplink" => scalars.uplink_to_uplink = Some(truth(setting)?),
         "socket-path" => {
             let endpoint = server(socket_path(setting)?, None, None);
@@ -119,6 +123,7 @@ fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> E
         queue_pairs: limits::DEFAULT_QUEUES,
         macs: Vec::new(),
         offload: Offloads::ALL,
+        feature_level: None,
         mtu: None,
     };
     let parsed = Some(Parsed::Port(port));
@@ -198,6 +203,7 @@ struct PortDraft {
     queues: Option<u16>,
     macs: Vec<MacAddr>,
     offload: Option<Offloads>,
+    feature_level: Option<u8>,
     mtu: Option<u16>,
 }
 
@@ -231,6 +237,7 @@ impl Draft for PortDraft {
                 self.macs.push(mac);
             }
             "offload" => self.offload = Some(offloads(setting)?),
+            "feature-level" => self.feature_level = Some(feature_level(setting)?),
             "mtu" => {
                 self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_CARRIED_MTU)?);
             }
@@ -268,6 +275,7 @@ impl Draft for PortDraft {
             queue_pairs: self.queues.unwrap_or(limits::DEFAULT_QUEUES),
             macs: self.macs,
             offload: self.offload.unwrap_or(Offloads::ALL),
+            feature_level: self.feature_level,
             mtu: self.mtu,
         }))
     }

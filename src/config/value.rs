@@ -125,6 +125,11 @@ pub(super) fn is_client(setting: &Setting) -> Result<bool, String> {
     }
 }
 
+/// `feature-level=`: whose features are offered.
+pub(super) fn feature_level(setting: &Setting) -> Result<u8, String> {
+    number(setting, 1, limits::FEATURE_LEVELS.into())
+}
+
 /// `offload=`: what may be offered.
 pub(super) fn offloads(setting: &Setting) -> Result<Offloads, String> {
     match text(setting)? {

@@ -225,7 +225,8 @@ fn build_ports(config: &Config) -> PortTable {
     let mut ports = Vec::with_capacity(config.ports.len() + config.taps.len());
     for port in &config.ports {
         let made = Port::guest(ports.len() as PortId, &port.name, 2 * port.queue_pairs);
-        ports.push(made.configured(port.offload, port.mtu));
+        let level = port.feature_level.unwrap_or(config.feature_level);
+        ports.push(made.configured(port.offload, port.mtu).at_level(level));
     }
     for tap in &config.taps {
         let endpoint = TapPort::new(&tap.ifname, tap.queues);

@@ -29,7 +29,7 @@ pub mod tap;
 use std::sync::Arc;
 
 use crate::frame::offload::Offloads;
-use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
+use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, PortStats};
 use crate::switch::{PortId, PortKind, PortView};
 use crate::sys::bucket::Bucket;
@@ -59,6 +59,8 @@ pub struct Port {
     pub endpoint: Endpoint,
     /// Offloads that may be used towards what is behind it; what it has agreed to is never more.
     pub offload: Offloads,
+    /// The release whose features are offered to what is behind it.
+    pub feature_level: u8,
     /// The longest packet that goes there.
     pub mtu: Mtu,
     /// Counters of the port as a whole.
@@ -84,6 +86,7 @@ impl Port {
             name: name.to_owned(),
             endpoint,
             offload: Offloads::ALL,
+            feature_level: FEATURE_LEVELS,
             mtu: Mtu::new(None),
             stats: PortStats::default(),
             log: LogLimit::default(),
@@ -93,6 +96,11 @@ impl Port {
     /// The port with what the configuration says; all offloads and no MTU otherwise.
     pub fn configured(self, offload: Offloads, mtu: Option<u16>) -> Port {
         Port { offload, mtu: Mtu::new(mtu), ..self }
+    }
+
+    /// The port with an earlier release's features.
+    pub fn at_level(self, feature_level: u8) -> Port {
+        Port { feature_level, ..self }
     }
 
     /// The VM behind this port, if it is one.

@@ -1,8 +1,10 @@
 //! What is offered to front-ends.
 //!
-//! Both sets never shrink from one version to the next: a guest that runs keeps the features it
-//! acknowledged, and QEMU refuses to reconnect or migrate to a back-end that offers fewer
-//! ("vhost lacks feature mask").
+//! Nothing of it ever shrinks from one version to the next, nor depends on the host's kernel: a
+//! guest that runs keeps the features it acknowledged, and QEMU refuses to reconnect or migrate to
+//! a back-end that offers fewer ("vhost lacks feature mask"). What a release adds makes a new
+//! *level*; a port can be told to offer an earlier one's, so that guests which start on an upgraded
+//! host can still migrate to one that is not.
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 use virtio_bindings::virtio_config::{VIRTIO_F_ANY_LAYOUT, VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
@@ -16,6 +18,7 @@ use virtio_bindings::virtio_net::{
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::frame::Offloads;
+use crate::limits::{FEATURE_LEVELS, MAX_MEM_SLOTS};
 
 /// Bit 26: log every write to guest memory.
 pub const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
@@ -55,10 +58,38 @@ const OFFLOADS: [(Offloads, u64, u64); 6] = [
     (Offloads::USO6, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO6)),
 ];
 
-/// Virtio features offered to a port that may use `offloads`.
-pub fn offered(offloads: Offloads) -> u64 {
+/// What is offered to one port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// Virtio features, GET_FEATURES.
+    pub features: u64,
+    /// GET_PROTOCOL_FEATURES.
+    pub protocol: u64,
+    /// GET_MAX_MEM_SLOTS.
+    pub mem_slots: u64,
+}
+
+/// All that each level offers, level 1 first. Once released a line never changes.
+const LEVELS: [Offer; FEATURE_LEVELS as usize] =
+    [Offer { features: 0x01c0_0009_7c62_bb8b, protocol: 0x801f, mem_slots: 509 }];
+
+/// What is offered to a port that may use `offloads`, at a level from 1 to [`FEATURE_LEVELS`].
+pub fn offer(offloads: Offloads, level: u8) -> Offer {
     let used = OFFLOADS.iter().filter(|(offload, _, _)| offloads.has(*offload));
-    used.fold(VIRTIO, |features, (_, send, receive)| features | send | receive)
+    let features = used.fold(VIRTIO, |features, (_, send, receive)| features | send | receive);
+    let all = Offer { features, protocol: PROTOCOL, mem_slots: MAX_MEM_SLOTS as u64 };
+    LEVELS.get(usize::from(level).wrapping_sub(1)).map_or(all, |most| all.within(most))
+}
+
+impl Offer {
+    /// What both offer.
+    fn within(self, most: &Offer) -> Offer {
+        Offer {
+            features: self.features & most.features,
+            protocol: self.protocol & most.protocol,
+            mem_slots: self.mem_slots.min(most.mem_slots),
+        }
+    }
 }
 
 /// What frames from a driver with these acknowledged features may ask for.
@@ -80,7 +111,7 @@ pub fn takes(features: u64) -> Offloads {
 
 /// Protocol features offered. CONFIG, STATUS, RESET_DEVICE and BACKEND_REQ are not: QEMU behaves
 /// better without them for a network device.
-pub const PROTOCOL: u64 = Protocol::MQ
+const PROTOCOL: u64 = Protocol::MQ
     .union(Protocol::REPLY_ACK)
     .union(Protocol::LOG_SHMFD)
     .union(Protocol::RARP)
@@ -107,19 +138,39 @@ pub fn event_idx(features: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// Pinned: bits may be added, never removed.
+    /// Pinned: what a level offers is in use by guests that run, and a line is only ever added.
     #[test]
-    fn the_offered_sets_are_these() {
-        assert_eq!(offered(Offloads::NONE), 0x9_7c62_8008);
-        assert_eq!(offered(Offloads::CSUM), 0x9_7c62_800b);
-        assert_eq!(offered(Offloads::ALL), 0x01c0_0009_7c62_bb8b);
-        assert_eq!(PROTOCOL, 0x801f);
+    fn what_each_level_offers() {
+        let pinned = [(1, 0x9_7c62_8008, 0x9_7c62_800b, 0x01c0_0009_7c62_bb8b, 0x801f, 509)];
+        for (level, none, csum, all, protocol, mem_slots) in pinned {
+            for (offloads, features) in
+                [(Offloads::NONE, none), (Offloads::CSUM, csum), (Offloads::ALL, all)]
+            {
+                assert_eq!(offer(offloads, level), Offer { features, protocol, mem_slots });
+            }
+        }
+        assert_eq!(pinned.len(), usize::from(FEATURE_LEVELS));
+    }
+
+    /// The last level is all that is there, and each offers what those before it do.
+    #[test]
+    fn levels_never_shrink() {
+        let all = offer(Offloads::ALL, 0);
+        assert_eq!(LEVELS.last(), Some(&all), "what is new needs a level of its own");
+        assert!(LEVELS.windows(2).all(|pair| pair[0].within(&pair[1]) == pair[0]));
+    }
+
+    #[test]
+    fn an_earlier_level_takes_away_what_came_later() {
+        let most = Offer { features: 1 << 32 | 1 << 60, protocol: 0x1f, mem_slots: 32 };
+        let got = offer(Offloads::ALL, 0).within(&most);
+        assert_eq!(got, Offer { features: 1 << 32, protocol: 0x1f, mem_slots: 32 });
     }
 
     #[test]
     fn offloads_follow_the_acknowledged_bits() {
-        assert_eq!(may_ask(offered(Offloads::ALL)), Offloads::ALL);
-        assert_eq!(takes(offered(Offloads::ALL)), Offloads::ALL);
+        let all = offer(Offloads::ALL, FEATURE_LEVELS).features;
+        assert_eq!((may_ask(all), takes(all)), (Offloads::ALL, Offloads::ALL));
         assert_eq!(may_ask(1 << 0 | 1 << 56), Offloads::CSUM.or(Offloads::USO4).or(Offloads::USO6));
         assert_eq!(takes(1 << 1 | 1 << 8), Offloads::CSUM.or(Offloads::TSO6));
         assert!(takes(1 << 0).is_empty() && may_ask(1 << 1).is_empty());

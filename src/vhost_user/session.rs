@@ -14,11 +14,11 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::codec::{Connection, Incoming, WireError};
 use super::descriptors::{self, DescriptorError};
-use super::features;
+use super::features::{self, Offer};
 use super::message::{BadMessage, Code, Head, Message, RegionSpec, Request};
 use super::rings::Rings;
 use crate::frame::MacAddr;
-use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
+use crate::limits::{MAX_CARRIED_MTU, MIN_MTU};
 pub use crate::memory::Ledger;
 use crate::memory::{
     Account, DirtyLog, Exhausted, LogError, MapError, Mapping, MemTable, Region, TableError,
@@ -250,14 +250,16 @@ impl<'a> Session<'a> {
     ) -> Result<Result<(), Refusal>, SessionError> {
         let code = head.code;
         match request {
-            Request::GetFeatures => self.connection.reply_u64(code, self.offered())?,
-            Request::GetProtocolFeatures => self.connection.reply_u64(code, features::PROTOCOL)?,
+            Request::GetFeatures => self.connection.reply_u64(code, self.offer().features)?,
+            Request::GetProtocolFeatures => {
+                self.connection.reply_u64(code, self.offer().protocol)?;
+            }
             // The number of rings of the configured pairs, which cloud-hypervisor expects. QEMU and
             // DPDK read it as pairs and may use that many: the port has twice the pairs.
             Request::GetQueueNum => {
                 self.connection.reply_u64(code, self.rings.pairs() as u64)?;
             }
-            Request::GetMaxMemSlots => self.connection.reply_u64(code, MAX_MEM_SLOTS as u64)?,
+            Request::GetMaxMemSlots => self.connection.reply_u64(code, self.offer().mem_slots)?,
             Request::SetFeatures(bits) => self.set_features(bits)?,
             Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
             Request::GetVringBase { index } => return self.get_vring_base(code, index),
@@ -299,13 +301,13 @@ impl<'a> Session<'a> {
     }
 
     /// Virtio features offered to this port.
-    fn offered(&self) -> u64 {
-        features::offered(self.port.offload)
+    fn offer(&self) -> Offer {
+        features::offer(self.port.offload, self.port.feature_level)
     }
 
     /// Repeats while rings run, for one pair after another; only the log bit may then matter.
     fn set_features(&mut self, bits: u64) -> Result<(), SessionError> {
-        check_offered("features", bits, self.offered())?;
+        check_offered("features", bits, self.offer().features)?;
         self.features = bits;
         self.rings.set_implicit_enable(bits & features::PROTOCOL_FEATURES == 0);
         self.update_log();
@@ -313,7 +315,7 @@ impl<'a> Session<'a> {
     }
 
     fn set_protocol_features(&mut self, bits: u64) -> Result<(), SessionError> {
-        check_offered("protocol features", bits, features::PROTOCOL)?;
+        check_offered("protocol features", bits, self.offer().protocol)?;
         self.protocol = bits;
         Ok(())
     }

@@ -27,6 +27,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "poll",
         "age",
         "control",
+        "feature-level",
         "uplink-to-uplink",
         "print-capabilities",
         "version",
@@ -131,6 +132,14 @@ fn bad_scalars_on_the_command_line() {
             "--uplink-to-uplink=1",
             "--uplink-to-uplink 1: uplink-to-uplink must be true or false, not '1'",
         ),
+        (
+            "--feature-level=0",
+            "--feature-level 0: feature-level must be a number from 1 to 1, not '0'",
+        ),
+        (
+            "--feature-level=2",
+            "--feature-level 2: feature-level must be a number from 1 to 1, not '2'",
+        ),
         ("--control=", "--control '': control is empty"),
         (
             "--socket-path=/d/",
@@ -173,6 +182,7 @@ fn bad_entries_on_the_command_line() {
         ("a,socket=/s,offload=on,offload=off", "'offload' is given twice"),
         ("a,socket=/s,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
         ("a,socket=/s,mtu=65536", "mtu must be a number from 68 to 65535, not '65536'"),
+        ("a,socket=/s,feature-level=2", "feature-level must be a number from 1 to 1, not '2'"),
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),
         (",socket=/s", "name '' must be 1 to 64"),

@@ -30,7 +30,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         all += setting.unwrap_or(line);
         all.push('\n');
     }
-    assert_eq!(settings, 16);
+    assert_eq!(settings, 18);
     // This machine may have no such group.
     let all = start_as_installed(&all.replace("\"kvm\"", "\"root\""));
     let mut expected = plain;
@@ -40,6 +40,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
     expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];
     expected.ports[0].mtu = Some(1500);
+    expected.ports[0].feature_level = Some(1);
     expected.taps[0].mtu = Some(1500);
     assert_eq!(all, expected);
 }

@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 
 use super::*;
+use crate::limits::FEATURE_LEVELS;
 
 /// A TAP of which nothing else was said.
 fn tap(name: &str, ifname: &str) -> TapConfig {
@@ -20,6 +21,7 @@ fn defaults() {
             queue_pairs: 1,
             macs: vec![],
             offload: Offloads::ALL,
+            feature_level: None,
             mtu: None,
         }],
         taps: vec![tap("up", "tap0")],
@@ -28,6 +30,7 @@ fn defaults() {
         poll: false,
         age_seconds: 300,
         control: None,
+        feature_level: FEATURE_LEVELS,
         uplink_to_uplink: false,
     };
     assert_eq!(config(&["--port", "vm1,socket=/run/vm1", "--tap", "up,ifname=tap0"]), expected);
@@ -40,7 +43,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let args = config(&[
         "--port",
         "vm1,socket=/run/a,,b,socket-mode=0600,socket-group=root,queues=16,mac=52:54:00:00:00:01,\
-         mac=52-54-00-00-00-02,offload=csum,mtu=9000",
+         mac=52-54-00-00-00-02,offload=csum,mtu=9000,feature-level=1",
         "--port=vm2,socket=c.sock,mode=client,offload=off",
         "--port=vm3,socket=/d,mode=server,socket-group=65534",
         "--tap=up,ifname=tap0,queues=4,offload=off,mtu=1400",
@@ -50,6 +53,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         "--poll",
         "--age=1",
         "--control=/run/control",
+        "--feature-level=1",
         "--uplink-to-uplink",
     ]);
     let file = "
@@ -58,6 +62,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         poll = true
         age = 1
         control = '/run/control'
+        feature-level = 1
         uplink-to-uplink = true
         [[port]]
         name = 'vm1'
@@ -68,6 +73,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         mac = ['52:54:00:00:00:01', '52:54:00:00:00:02']
         offload = 'csum'
         mtu = 9000
+        feature-level = 1
         [[port]]
         name = 'vm2'
         socket = 'c.sock'
@@ -94,15 +100,16 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     assert_eq!(args.ports[0].macs.len(), 2);
     let offers: Vec<_> = args.ports.iter().map(|port| port.offload).collect();
     assert_eq!(offers, [Offloads::CSUM, Offloads::NONE, Offloads::ALL]);
-    assert_eq!(args.taps.iter().map(|tap| tap.mtu).collect::<Vec<_>>(), [Some(1400), None]);
-    assert_eq!((args.ports[0].mtu, args.taps[0].offload), (Some(9000), Offloads::NONE));
+    let first = &args.ports[0];
+    assert_eq!((first.mtu, first.feature_level), (Some(9000), Some(1)));
+    assert_eq!((args.taps[0].offload, args.taps[0].mtu), (Offloads::NONE, Some(1400)));
     assert_eq!(args.ports[1].endpoint, Endpoint::Client { path: "c.sock".into() });
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
     assert_eq!(args.ports[2].endpoint, third);
     assert_eq!((args.workers, args.poll, args.age_seconds), (4, true, 1));
-    assert_eq!(args.cpus, [3, 0]);
-    assert_eq!(args.control, Some(PathBuf::from("/run/control")));
+    assert_eq!((args.cpus, args.control), (vec![3, 0], Some(PathBuf::from("/run/control"))));
     assert!(args.uplink_to_uplink);
+    assert_eq!((args.feature_level, args.ports[1].feature_level), (1, None));
 }
 
 #[test]
@@ -186,6 +193,7 @@ fn shorthands_make_one_port() {
         queue_pairs: 1,
         macs: vec![],
         offload: Offloads::ALL,
+        feature_level: None,
         mtu: None,
     };
     assert_eq!(made.ports, [expected]);

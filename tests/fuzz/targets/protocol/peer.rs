@@ -10,6 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
+use vioswitch::frame::Offloads;
+use vioswitch::limits::FEATURE_LEVELS;
 use vioswitch::switch::PortId;
 use vioswitch::sys::fs::memfd;
 use vioswitch::vhost_user::codec::Connection;
@@ -199,8 +201,8 @@ impl<'s> Peer<'s> {
             0 => input.u64(),
             1 => u64::from(input.u8()),
             2 => 1 << (input.u8() % 64),
-            3 => features::offered(vioswitch::frame::Offloads::ALL),
-            4 => features::PROTOCOL,
+            3 => features::offer(Offloads::ALL, FEATURE_LEVELS).features,
+            4 => features::offer(Offloads::ALL, FEATURE_LEVELS).protocol,
             _ => u64::MAX - u64::from(input.u8()),
         };
         let index = u32::from(input.u8() % 7);
@@ -242,15 +244,12 @@ impl<'s> Peer<'s> {
 
     /// Features and memory, with a choice of each.
     fn open(&mut self, input: &mut Input<'_>) {
-        let all = features::offered(match self.port {
-            0 => vioswitch::frame::Offloads::ALL,
-            1 => vioswitch::frame::Offloads::CSUM,
-            _ => vioswitch::frame::Offloads::NONE,
-        });
+        let offloads = [Offloads::ALL, Offloads::CSUM, Offloads::NONE];
+        let offer = features::offer(offloads[self.port.min(2)], FEATURE_LEVELS);
         // LOG_ALL, MRG_RXBUF, VERSION_1, EVENT_IDX, PROTOCOL_FEATURES, offloads.
         let without = input.choose(&[1 << 26, 0, 1 << 15, 1 << 32 | 1 << 15, 1 << 29, 1 << 30, 3]);
-        self.send(code::SET_PROTOCOL_FEATURES, FLAGS, &features::PROTOCOL.to_ne_bytes(), &[]);
-        self.send(code::SET_FEATURES, NEED_REPLY, &(all & !without).to_ne_bytes(), &[]);
+        self.send(code::SET_PROTOCOL_FEATURES, FLAGS, &offer.protocol.to_ne_bytes(), &[]);
+        self.send(code::SET_FEATURES, NEED_REPLY, &(offer.features & !without).to_ne_bytes(), &[]);
         let file = self.memory.try_clone().expect("descriptor");
         let files = [file.as_raw_fd(), file.as_raw_fd()];
         // One region or two that meet; in a table or one by one.
