@@ -105,6 +105,13 @@ impl Lab {
         self.daemon.as_mut().is_some_and(|d| d.try_wait().expect("wait").is_none())
     }
 
+    /// Pieces of guests' memory that the daemon has mapped.
+    pub fn mapped_regions(&self) -> usize {
+        let pid = self.daemon.as_ref().expect("a running daemon").id();
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("read the maps");
+        maps.lines().filter(|line| line.contains("/memfd:")).count()
+    }
+
     /// Makes the daemon log its counters and reads them.
     pub fn counters(&mut self) -> Counters {
         let before = std::fs::read(self.log_path()).expect("read the log").len();

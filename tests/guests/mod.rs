@@ -20,6 +20,7 @@ pub mod counters;
 #[path = "../common/huge_pages.rs"]
 pub mod huge_pages;
 pub mod lab;
+pub mod pair;
 pub mod talk;
 pub mod testpmd;
 pub mod vm;

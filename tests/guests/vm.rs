@@ -19,6 +19,9 @@ use super::{need_program, tail};
 /// times that on a busy one.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
 
+/// What a guest may grow to by hot-plugged memory.
+const MAX_MEMORY: &str = "1G";
+
 /// For a command that does no waiting of its own.
 pub const SOON: Duration = Duration::from_secs(30);
 
@@ -127,19 +130,30 @@ impl VmSpec {
         format!("fd00:99::{}", self.number)
     }
 
-    fn arguments(&self, qemu: &Qemu, console: &Path, qmp: &Path) -> Vec<String> {
+    /// The network card: a driver and its options.
+    pub fn nic(&self, qemu: &Qemu) -> String {
         let (pairs, number, more) = (self.pairs, self.number, self.device);
         let vectors = if qemu.without_msix() { 0 } else { 2 * pairs + 2 };
         let multi = if pairs > 1 { ",mq=on" } else { "" };
-        let server = if self.listens { ",server=on" } else { "" };
-        let cpu = if qemu.accel == "kvm" { "host" } else { "max" };
-        let socket = self.socket.display();
-        let device = format!(
+        format!(
             "virtio-net-pci,id=nic,netdev=net,mac=52:54:00:99:00:{number:02x},romfile=,\
              vectors={vectors}{multi}{more}"
-        );
+        )
+    }
+
+    fn arguments(&self, qemu: &Qemu, console: &Path, qmp: &Path) -> Vec<String> {
+        let pairs = self.pairs;
+        let server = match (self.listens, qemu.major) {
+            (true, _) => ",server=on",
+            (false, ..9) => ",reconnect=1",
+            (false, _) => ",reconnect-ms=200",
+        };
+        let cpu = if qemu.accel == "kvm" { "host" } else { "max" };
+        let socket = self.socket.display();
+        // Memory that the guest uses cannot be taken from it again.
         let append = format!(
-            "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check ip4={}/24 ip6={}/64",
+            "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check \
+             memhp_default_state=offline ip4={}/24 ip6={}/64",
             self.ip4(),
             self.ip6()
         );
@@ -147,7 +161,7 @@ impl VmSpec {
             ("accel", qemu.accel.clone()),
             ("cpu", cpu.into()),
             ("smp", pairs.to_string()),
-            ("m", "192".into()),
+            ("m", format!("192,slots=4,maxmem={MAX_MEMORY}")),
             ("object", "memory-backend-memfd,id=mem,size=192M,share=on".into()),
             ("machine", "pc,memory-backend=mem".into()),
             ("display", "none".into()),
@@ -157,7 +171,7 @@ impl VmSpec {
             ("qmp", format!("unix:{},server=on,wait=off", qmp.display())),
             ("chardev", format!("socket,id=port,path={socket}{server}")),
             ("netdev", format!("vhost-user,id=net,chardev=port,queues={pairs}")),
-            ("device", device),
+            ("device", self.nic(qemu)),
             ("kernel", qemu.kernel.display().to_string()),
             ("initrd", qemu.initrd.display().to_string()),
             ("append", append),
@@ -248,6 +262,12 @@ impl Vm {
 
     /// One QMP command, such as `"execute":"system_reset"`; panics unless QEMU accepts it.
     pub fn qmp(&self, command: &str) {
+        let answer = self.try_qmp(command);
+        assert!(answer.starts_with("{\"return\""), "QMP {command}: {answer}");
+    }
+
+    /// The same; what QEMU answers, be it an error.
+    pub fn try_qmp(&self, command: &str) -> String {
         let stream = UnixStream::connect(&self.qmp).expect("connect to QMP");
         stream.set_read_timeout(Some(SOON)).expect("set a time limit");
         let mut writer = stream.try_clone().expect("clone the QMP connection");
@@ -261,11 +281,12 @@ impl Vm {
                 .expect("QMP closed the connection")
         };
         answer(&["QMP"]);
-        for request in ["\"execute\":\"qmp_capabilities\"", command] {
+        let mut ask = |request: &str| {
             writeln!(writer, "{{{request}}}").expect("write to QMP");
-            let reply = answer(&["return", "error"]);
-            assert!(reply.starts_with("{\"return\""), "QMP {request}: {reply}");
-        }
+            answer(&["return", "error"])
+        };
+        ask("\"execute\":\"qmp_capabilities\"");
+        ask(command)
     }
 
     /// SIGKILL, as the kernel's out-of-memory killer would send it, and the machine anew.
