@@ -12,6 +12,7 @@
 //! only.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -30,14 +31,15 @@ static WORK: Mutex<Work> = Mutex::new(Work { files: VecDeque::new(), closers: 0 
 static TAKEN: Condvar = Condvar::new();
 
 /// True for the kinds of file that serve a session, and whose closing never waits.
-pub fn is_of_use(file: &OwnedFd) -> bool {
-    is_memory(file.as_raw_fd()) || is_eventfd(file.as_raw_fd())
+pub fn is_of_use(file: &OwnedFd) -> io::Result<bool> {
+    Ok(is_memory(file.as_raw_fd())? || is_eventfd(file.as_raw_fd())?)
 }
 
 /// Closes `files`. When this returns each is closed or somebody is at it; for each that takes
 /// longer than [`CLOSE_TIME`] the caller waits that long.
 pub fn close(files: Vec<OwnedFd>) {
-    let (harmless, strange): (Vec<_>, Vec<_>) = files.into_iter().partition(is_of_use);
+    let (harmless, strange): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| is_of_use(file).unwrap_or(false));
     drop(harmless);
     if strange.is_empty() {
         return;
@@ -95,6 +97,7 @@ mod tests {
     #[test]
     fn what_is_of_use_is_told_from_the_rest() {
         let event = crate::sys::descriptor::from_eventfd(EventFd::new(0).unwrap());
+        let is_of_use = |file: &OwnedFd| is_of_use(file).unwrap();
         assert!(is_of_use(&event) && is_of_use(&memfd("t", 4096).unwrap()));
         let (reader, writer) = std::io::pipe().unwrap();
         let disk = std::fs::File::open("/proc/self/exe").unwrap();

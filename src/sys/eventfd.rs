@@ -9,7 +9,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::descriptor::set_nonblocking;
@@ -93,16 +92,16 @@ impl CallFd {
 
 /// True if `fd` is an eventfd, by its name in `/proc/self/fd`. Anonymous inodes have nothing else
 /// to tell them apart, so without /proc nothing is accepted: see [`can_identify`].
-pub fn is_eventfd(fd: RawFd) -> bool {
-    let link = PathBuf::from(format!("/proc/self/fd/{fd}"));
-    std::fs::read_link(link).is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")
+pub fn is_eventfd(fd: RawFd) -> io::Result<bool> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{fd}"))?;
+    Ok(name.as_os_str() == "anon_inode:[eventfd]")
 }
 
 /// True if [`is_eventfd`] works here, that is, if /proc is mounted; to be checked at start, when
 /// failing is still a clear message.
 pub fn can_identify() -> bool {
     vmm_sys_util::eventfd::EventFd::new(libc::EFD_CLOEXEC)
-        .is_ok_and(|eventfd| is_eventfd(eventfd.as_raw_fd()))
+        .is_ok_and(|eventfd| is_eventfd(eventfd.as_raw_fd()).unwrap_or(false))
 }
 
 /// True if the eventfd's counter is not zero.
@@ -147,11 +146,11 @@ mod tests {
         let epoll = vmm_sys_util::epoll::Epoll::new().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(is_eventfd(eventfd.as_raw_fd()));
-        let others = [epoll.as_raw_fd(), file.as_raw_fd(), near.as_raw_fd(), -1, 1 << 20];
-        for other in others {
-            assert!(!is_eventfd(other), "{other}");
+        assert!(is_eventfd(eventfd.as_raw_fd()).unwrap());
+        for other in [epoll.as_raw_fd(), file.as_raw_fd(), near.as_raw_fd()] {
+            assert!(!is_eventfd(other).unwrap(), "{other}");
         }
+        assert!(is_eventfd(-1).is_err() && is_eventfd(1 << 20).is_err());
     }
 
     #[test]

@@ -30,9 +30,16 @@ pub struct FileFacts {
 
 /// True for a file on tmpfs or hugetlbfs, memfds included: only these have seals (fcntl(2)). Asks
 /// no file system, while fstat(2) of a file on FUSE or NFS waits for its server.
-pub fn is_memory(fd: RawFd) -> bool {
+pub fn is_memory(fd: RawFd) -> io::Result<bool> {
     // SAFETY: F_GET_SEALS touches no memory; a bad descriptor is an error.
-    unsafe { libc::fcntl(fd, libc::F_GET_SEALS) >= 0 }
+    if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } >= 0 {
+        return Ok(true);
+    }
+    match io::Error::last_os_error() {
+        // The answer for a file without seals.
+        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        error => Err(error),
+    }
 }
 
 /// Mappings this process may have (`vm.max_map_count`); the kernel's default if it does not tell.
@@ -43,7 +50,7 @@ pub fn max_map_count() -> u64 {
 
 /// Examines `fd`; of a file that [is no memory](is_memory) it only says so.
 pub fn examine(fd: RawFd) -> io::Result<FileFacts> {
-    if !is_memory(fd) {
+    if !is_memory(fd)? {
         let page = page_size();
         return Ok(FileFacts { kind: FileKind::Other, size: 0, page, identity: (0, 0) });
     }

@@ -28,12 +28,18 @@ pub enum DescriptorError {
 
 /// Looks through the descriptors of a message. If one is of no use to any request, all are closed.
 pub fn screen(files: &mut Vec<OwnedFd>) -> Result<(), DescriptorError> {
-    let Some(strange) = files.iter().find(|file| !disposal::is_of_use(file)) else {
+    let Some(error) = files.iter().find_map(|file| examine(file).err()) else {
         return Ok(());
     };
-    let what = kernel_name(strange).map(|target| describe(&target));
     disposal::close(std::mem::take(files));
-    Err(DescriptorError::Strange(what?))
+    Err(error)
+}
+
+fn examine(file: &OwnedFd) -> Result<(), DescriptorError> {
+    match disposal::is_of_use(file)? {
+        true => Ok(()),
+        false => Err(DescriptorError::Strange(describe(&kernel_name(file)?))),
+    }
 }
 
 /// What /proc calls a descriptor: a path, or a kind such as `pipe:[4026]`.

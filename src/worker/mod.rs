@@ -178,7 +178,15 @@ impl WorkerHandle {
     /// Reports events of `fd` as `token` from now on, starting with the present state.
     pub fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
         let events = EventSet::IN | EventSet::EDGE_TRIGGERED;
-        self.epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(events, token.to_bits()))
+        let event = EpollEvent::new(events, token.to_bits());
+        match self.epoll.ctl(ControlOperation::Add, fd, event) {
+            // Watching it could not be ended when it was to be, and a front-end has it open: it
+            // comes under the same number again.
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                self.epoll.ctl(ControlOperation::Modify, fd, event)
+            }
+            result => result,
+        }
     }
 
     /// Stops reporting `fd`. Must precede its closing: the front-end holds the same description,

@@ -265,6 +265,15 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
 }
 
+/// True if every thread of a process has been stopped by a signal.
+pub fn stands_still(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
 /// Sends a signal to one process.
 pub fn kill(pid: u32, signal: libc::c_int) -> bool {
     // SAFETY: plain system call, no memory involved.

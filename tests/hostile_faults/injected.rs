@@ -38,14 +38,6 @@ fn missing() -> Option<String> {
     }
 }
 
-/// The n-th calls to fail: each, or in a short run some of them.
-fn places() -> Box<dyn Iterator<Item = u32>> {
-    if crate::common::long() {
-        return Box::new(1..);
-    }
-    Box::new([1, 2, 4, 7, 12, 20, 33, 54, 88].into_iter())
-}
-
 /// A call that fails, and how.
 type Fault = (&'static str, &'static str);
 
@@ -149,7 +141,7 @@ fn a_conversation_without_means() {
     let mut tries = 0;
     for fault in CONVERSATION {
         let mut hits = 0;
-        for when in places() {
+        for when in 1.. {
             let [thread] = d.threads("port-2")[..] else {
                 panic!("{fault:?} {when}: the port's thread is missing\n{}", d.log())
             };
@@ -299,7 +291,7 @@ fn a_lost_uplink_without_means() {
         let back = |d: &Process| d.log().matches("attached to interface tap0 again").count();
         for fault in UPLINK {
             let mut hits = 0;
-            for when in places() {
+            for when in 1.. {
                 let [thread] = d.threads("tap-2")[..] else {
                     panic!("{fault:?} {when}: the keeper is missing\n{}", d.log())
                 };

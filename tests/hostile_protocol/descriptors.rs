@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::lab::{Lab, SOON, acked, connect, small};
 use crate::common::frontend::{Error, FLAG_NEED_REPLY, VERSION, message, req};
-use crate::common::proc::Daemon;
+use crate::common::proc::{Daemon, wait_for};
 use crate::common::sys::{self, EventFd};
 use crate::common::vm::Vm;
 
@@ -122,6 +122,8 @@ fn lingering() -> (OwnedFd, TcpStream) {
 /// While the daemon stands still: its copy of a descriptor must outlive ours, or it is us who wait.
 fn unheard(d: &Daemon, send: impl FnOnce()) {
     d.signal(libc::SIGSTOP);
+    // The signal is only sent by now; a thread that still runs would close its copy first.
+    assert!(wait_for(SOON, || sys::stands_still(d.pid())), "the daemon does not stop");
     send();
     d.signal(libc::SIGCONT);
 }
