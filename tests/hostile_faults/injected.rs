@@ -227,7 +227,7 @@ fn a_start_without_means() {
     for (call, error) in START {
         let (mut hits, mut refused) = (0, 0);
         let before = before_start(call, &trace);
-        for when in places().map(|place| before + place) {
+        for when in before + 1.. {
             let inject = format!("inject={call}:error={error}:when={when}");
             let out = trace.to_string_lossy();
             let traced = format!("trace={call}");

@@ -288,8 +288,8 @@ impl Station {
 
     /// Breaks a ring: a transmit ring by an index that it cannot have, a receive ring by heads that
     /// do not exist (an index is only read again when the buffers known of are used up). Of the
-    /// latter the switch finds out when it has a frame for it; one that lately had too few buffers it
-    /// may leave alone, as they are others' part.
+    /// latter the switch finds out when it has a frame for it; one that lately had too few buffers
+    /// it may leave alone, as they are others' part.
     pub fn break_ring(&mut self, tx: bool) {
         let able = match tx {
             true => self.may_send() && self.pending.is_empty(),
