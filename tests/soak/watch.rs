@@ -10,9 +10,9 @@ use crate::common::proc::{Daemon, Usage};
 
 use super::shared::{Shared, Threads, raise};
 
-/// Log lines about one port within one second of the clock: one occasion a second is promised, of
-/// which two may fall into one second of the clock, and a front-end's leaving goes with its coming.
-const LINES: usize = 4;
+/// Lines about one port in one second of the clock: four at once, the one that a second brings, and
+/// that the port is closed for a while, which is said once in ten seconds.
+const LINES: usize = 6;
 /// Mappings that come and go with the allocator's arenas, of which a thread may have one more.
 const MAPPINGS: usize = 8;
 /// Growth of private memory over the first quiet moment, in KiB: tables that grow with use once.
