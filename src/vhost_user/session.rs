@@ -300,7 +300,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Virtio features offered to this port.
+    /// What is offered to this port.
     fn offer(&self) -> Offer {
         features::offer(self.port.offload, self.port.feature_level)
     }

@@ -21,6 +21,13 @@ impl HugePages {
         let pages = HugePages { before };
         if read()? < wanted { Err("memory is short of huge pages".into()) } else { Ok(pages) }
     }
+
+    /// How many nobody uses.
+    pub fn free() -> u64 {
+        let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let line = info.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+        line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+    }
 }
 
 impl Drop for HugePages {
