@@ -384,6 +384,18 @@ pub const MAX_NOTES: usize = 256;
 
 // --- The process --------------------------------------------------------------------------
 
+/// Descriptors taken over from a service manager: [`MAX_PORTS`] sockets and as many queues of TAPs
+/// as [`MAX_TAPS`] allow.
+pub const MAX_PASSED_FDS: usize = 8192;
+
+/// How long the service manager may take to receive what it is asked to keep, in all. It reads its
+/// socket within microseconds unless it hangs.
+pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
+
+/// Bytes of what one process tells the next: 65,536 addresses and the counters of [`MAX_PORTS`]
+/// ports are ten million.
+pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
+
 /// How long stopping may take in all; the service manager is told to expect a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 

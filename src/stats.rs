@@ -129,6 +129,12 @@ impl Drops {
     pub fn total(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()
     }
+
+    fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
+        for reason in DropReason::ALL {
+            visit(&format!("drop.{}", reason.name()), &self.0[*reason as usize]);
+        }
+    }
 }
 
 impl fmt::Display for Drops {
@@ -169,6 +175,32 @@ pub struct QueueStats {
     pub fallbacks: Fallbacks,
 }
 
+impl QueueStats {
+    /// Every counter with its name, as in the report.
+    pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
+        let QueueStats { frames, bytes, copies, drops, signals, signals_suppressed, .. } = self;
+        let QueueStats { kicks, waits, bad_buffers, fallbacks, .. } = self;
+        let Fallbacks { checksummed, segmented, segments, segments_lost } = fallbacks;
+        drops.each(visit);
+        for (name, counter) in [
+            ("frames", frames),
+            ("bytes", bytes),
+            ("copies", copies),
+            ("signals", signals),
+            ("signals_suppressed", signals_suppressed),
+            ("kicks", kicks),
+            ("waits", waits),
+            ("bad_buffers", bad_buffers),
+            ("checksummed", checksummed),
+            ("segmented", segmented),
+            ("segments", segments),
+            ("segments_lost", segments_lost),
+        ] {
+            visit(name, counter);
+        }
+    }
+}
+
 /// Offloads that a receiver lacks, done in software.
 #[derive(Debug, Default)]
 pub struct Fallbacks {
@@ -201,6 +233,26 @@ pub struct PortStats {
     pub announced: QueueStats,
     /// Turns that ended in a panic and were contained.
     pub panics: Counter,
+}
+
+impl PortStats {
+    /// Every counter of the port as a whole with its name, as in the report; those of `announced`
+    /// are a queue's.
+    pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
+        let PortStats { drops, attaches, session_errors, rings_broken, announced: _, .. } = self;
+        let PortStats { learn_refused, learn_static, panics, .. } = self;
+        drops.each(visit);
+        for (name, counter) in [
+            ("attaches", attaches),
+            ("session_errors", session_errors),
+            ("rings_broken", rings_broken),
+            ("learn_refused", learn_refused),
+            ("learn_static", learn_static),
+            ("panics", panics),
+        ] {
+            visit(name, counter);
+        }
+    }
 }
 
 #[cfg(test)]

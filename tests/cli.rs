@@ -625,11 +625,17 @@ fn counters_are_logged_at_the_end() {
 
 // --- The service manager ------------------------------------------------------------------
 
+/// What the manager is told next, but for what it is asked to keep.
 fn told(manager: &UnixDatagram, limit: Duration) -> Option<String> {
     manager.set_read_timeout(Some(limit)).expect("time limit");
     let mut buffer = [0; 512];
-    let len = manager.recv(&mut buffer).ok()?;
-    Some(String::from_utf8(buffer[..len].to_vec()).expect("UTF-8"))
+    loop {
+        let len = manager.recv(&mut buffer).ok()?;
+        let said = String::from_utf8(buffer[..len].to_vec()).expect("UTF-8");
+        if !said.starts_with("FDSTORE") {
+            return Some(said);
+        }
+    }
 }
 
 /// `Type=notify`: ready means that every socket exists.

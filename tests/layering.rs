@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
 /// Modules from top to bottom, each with those it may use. All of them stand below it.
 const LAYERS: &[(&str, &[&str])] = &[
     ("main", &["daemon", "config", "sys"]),
-    ("daemon", &["config", "vhost_user", "worker", "port", "switch", "stats", "sys", "limits"]),
+    (
+        "daemon",
+        &["config", "vhost_user", "worker", "port", "switch", "stats", "sys", "frame", "limits"],
+    ),
     ("config", &["sys", "frame", "limits"]),
     (
         "vhost_user",

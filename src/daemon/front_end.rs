@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::handover::Received;
 use crate::config::Endpoint;
 use crate::limits::DROPPED_PAUSE;
 use crate::port::{GuestPort, Port};
@@ -33,12 +34,19 @@ pub enum Entrance {
 }
 
 impl Entrance {
-    /// Opens a configured endpoint.
-    pub fn open(endpoint: &Endpoint) -> Result<Entrance, SocketError> {
+    /// Opens the configured endpoint of port number `port`, which the process before may have left.
+    pub fn open(
+        port: usize,
+        endpoint: &Endpoint,
+        received: &mut Received,
+    ) -> Result<Entrance, SocketError> {
         match endpoint {
             Endpoint::Server { path, mode, group } => {
                 let access = Access { mode: *mode, group: *group };
-                Listener::bind(path, access).map(Entrance::Listener)
+                match received.listener(port, path, access) {
+                    Some(kept) => kept.map(Entrance::Listener),
+                    None => Listener::bind(path, access).map(Entrance::Listener),
+                }
             }
             Endpoint::Client { path } => Connector::new(path).map(Entrance::Connector),
             Endpoint::Fd(number) => Ok(match inherit(*number)? {

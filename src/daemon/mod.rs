@@ -4,12 +4,18 @@
 //! Sockets come last, so that a front-end that connects finds everything else running; the process
 //! is ready when all of them exist.
 //!
-//! Stop: one descriptor tells all sessions; each makes its rings quiet, one at a time, so guests
-//! find them consistent, and removes its socket; then workers end after their turn. Nobody is
-//! waited for longer than [`STOP_TIMEOUT`] in all.
+//! Stop: workers end after their turn, so that what was taken from a ring is delivered and given
+//! back and nothing more is taken: what guests send waits in their rings for the next process. Then
+//! one descriptor tells all sessions; each makes its rings quiet, one at a time, so guests find
+//! them consistent, and removes its socket, if that is not kept. Nobody is waited for longer than
+//! [`STOP_TIMEOUT`] in all.
+//!
+//! What outlives the process is [`handover`]'s.
 
 mod front_end;
+mod handover;
 mod report;
+mod state;
 mod uplink;
 
 use std::io;
@@ -25,13 +31,14 @@ use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, STOP_TIMEOUT,
 };
 use crate::port::{Endpoint, Port, PortTable, TapPort};
-use crate::switch::{Fdb, FdbConfig, PortId, Rules, StaticError};
+use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules, StaticError};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
 use crate::sys::threads::{join_until, run_again_after_panic};
 use crate::sys::{clock, random};
 use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
+use handover::{Handover, Received};
 use uplink::UplinkError;
 
 /// Why the process cannot start.
@@ -78,6 +85,7 @@ pub struct Daemon {
     ledger: Arc<Ledger>,
     stop: Arc<EventFd>,
     stopping: Arc<AtomicBool>,
+    handover: Arc<Handover>,
     sessions: Vec<JoinHandle<()>>,
     /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
     helpers: Vec<JoinHandle<()>>,
@@ -89,8 +97,10 @@ impl Daemon {
         if !eventfd::can_identify() {
             return Err(StartError::NoProc);
         }
+        let (handover, mut received) = Handover::begin(config);
         let ports = build_ports(config);
         let fdb = Arc::new(build_fdb(config, &ports)?);
+        received.restore(&ports, &fdb);
         let shared = Shared {
             ports: Arc::clone(&ports),
             fdb: Arc::clone(&fdb),
@@ -107,23 +117,29 @@ impl Daemon {
             watch: shared.watch,
             stop: Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?),
             stopping: Arc::new(AtomicBool::new(false)),
+            handover: Arc::new(handover),
             sessions: Vec::new(),
             helpers: Vec::new(),
         };
-        match daemon.start_ports(config) {
+        match daemon.start_ports(config, received) {
             Ok(()) => Ok(daemon),
             Err(error) => {
-                daemon.stop();
+                daemon.halt();
                 Err(error)
             }
         }
     }
 
-    fn start_ports(&mut self, config: &Config) -> Result<(), StartError> {
+    fn start_ports(&mut self, config: &Config, mut received: Received) -> Result<(), StartError> {
         let mut taps = Vec::new();
         for port in self.ports.iter() {
             if let Endpoint::Tap(tap) = &port.endpoint {
-                let created = uplink::attach(port, tap, &self.workers)
+                let mut kept = received.tap(&tap.ifname);
+                let attach = |_: &mut Received| {
+                    uplink::attach(port, tap, &self.workers, kept.take(), &self.handover)
+                };
+                let created = received
+                    .open(attach, UplinkError::is_busy)
                     .map_err(|source| StartError::Tap { name: port.name.clone(), source })?;
                 taps.push((usize::from(port.id), created));
             }
@@ -131,10 +147,15 @@ impl Daemon {
         uplink::compare_mtus(&self.ports);
         let mut entrances = Vec::with_capacity(config.ports.len());
         for (id, port) in config.ports.iter().enumerate() {
-            let entrance = front_end::Entrance::open(&port.endpoint)
+            let open =
+                |received: &mut Received| front_end::Entrance::open(id, &port.endpoint, received);
+            let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
+            let entrance = received
+                .open(open, in_use)
                 .map_err(|source| StartError::Socket { name: port.name.clone(), source })?;
             entrances.push((id as PortId, entrance));
         }
+        self.handover.keep_sockets(entrances.iter_mut().map(|(_, entrance)| entrance));
         for (id, entrance) in entrances {
             self.start_session_thread(id, entrance)?;
         }
@@ -167,7 +188,8 @@ impl Daemon {
         for &(port, created) in taps {
             let (ports, workers) = (Arc::clone(&self.ports), Arc::clone(&self.workers));
             let stopping = Arc::clone(&self.stopping);
-            let keep = move || uplink::keep(&ports[port], created, &workers, &stopping);
+            let handover = Arc::clone(&self.handover);
+            let keep = move || uplink::keep(&ports[port], created, &workers, &handover, &stopping);
             self.helpers.push(start_helper(format!("tap-{port}"), &self.stopping, keep)?);
         }
         if age_seconds > 0 {
@@ -188,10 +210,19 @@ impl Daemon {
         &self.ports
     }
 
-    /// Stops everything; guests find their rings consistent, sockets are gone.
+    /// Stops everything and leaves to the next process what it can use; guests find their rings
+    /// consistent.
     pub fn stop(&mut self) {
+        let addresses = self.halt();
+        self.handover.keep_state(&self.ports, &addresses);
+    }
+
+    /// Stops everything; returns the addresses that were known before the ports forgot them.
+    fn halt(&mut self) -> Vec<Entry> {
         let end = Instant::now() + STOP_TIMEOUT;
         self.stopping.store(true, Ordering::Release);
+        self.workers.stop(Instant::now() + STOP_TIMEOUT / 2);
+        let addresses = self.fdb.entries(clock::coarse_seconds());
         // The descriptor is only written, so every thread sees it.
         let _ = self.stop.write(1);
         for port in self.ports.iter() {
@@ -203,8 +234,8 @@ impl Daemon {
             helper.thread().unpark();
         }
         join_until(&mut self.sessions, end);
-        self.workers.stop(end);
         join_until(&mut self.helpers, end);
+        addresses
     }
 }
 

@@ -5,11 +5,13 @@
 //! does it. An interface that we created gets its MTU, is brought up, and is created again when
 //! somebody deletes it; one that the administrator made is left as it is, and waited for.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Endpoint;
+use super::handover::Handover;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::tap::Device;
 use crate::port::{Port, TapPort};
@@ -43,15 +45,34 @@ pub enum UplinkError {
     Watch(#[from] std::io::Error),
 }
 
-/// Opens a TAP at the start; true if the interface was created for it.
-pub fn attach(port: &Port, tap: &TapPort, workers: &Workers) -> Result<bool, UplinkError> {
-    let opened = open(port, tap, Missing::Create)?;
+impl UplinkError {
+    /// True if somebody is attached to the interface.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, UplinkError::Open { source: TapError::Busy, .. })
+    }
+}
+
+/// Opens a TAP at the start, or goes on with `kept` queues; true if the interface was created by
+/// us.
+pub fn attach(
+    port: &Port,
+    tap: &TapPort,
+    workers: &Workers,
+    kept: Option<Vec<OwnedFd>>,
+    handover: &Handover,
+) -> Result<bool, UplinkError> {
+    let kept = kept.and_then(|queues| adopt(port, tap, queues, handover));
+    let how = if kept.is_some() { Some("kept") } else { None };
+    let opened = match kept {
+        Some(opened) => opened,
+        None => open(port, tap, Missing::Create, handover)?,
+    };
     let created = opened.created;
     set_up(port, &opened)?;
     log::info!(
         "tap {}: {} interface {} (mac {}, mtu {})",
         port.name,
-        if created { "created" } else { "attached to" },
+        how.unwrap_or(if created { "created" } else { "attached to" }),
         opened.link.name,
         opened.link.mac,
         port.mtu.get().unwrap_or(opened.link.mtu)
@@ -61,7 +82,13 @@ pub fn attach(port: &Port, tap: &TapPort, workers: &Workers) -> Result<bool, Upl
 }
 
 /// Waits for the loss of a TAP and attaches it again, until `stopping`.
-pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool) {
+pub fn keep(
+    port: &Port,
+    created: bool,
+    workers: &Workers,
+    handover: &Handover,
+    stopping: &AtomicBool,
+) {
     let Endpoint::Tap(tap) = &port.endpoint else { return };
     let missing = if created { Missing::Create } else { Missing::Fail };
     let stopped = || stopping.load(Ordering::Acquire);
@@ -71,11 +98,13 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
             continue;
         }
         log::warn!("tap {}: interface {} is gone, waiting for it", port.name, tap.ifname);
+        // What was kept of it would pass for one in use.
+        handover.discard_tap(&tap.ifname);
         let mut told = None;
         while !stopped() {
             tap.give_up();
             tap.close_lost();
-            match open(port, tap, missing).and_then(|opened| {
+            match open(port, tap, missing, handover).and_then(|opened| {
                 set_up(port, &opened)?;
                 serve(port, tap, opened, workers)
             }) {
@@ -99,10 +128,29 @@ pub fn keep(port: &Port, created: bool, workers: &Workers, stopping: &AtomicBool
     }
 }
 
-fn open(port: &Port, tap: &TapPort, missing: Missing) -> Result<Tap, UplinkError> {
+fn open(
+    port: &Port,
+    tap: &TapPort,
+    missing: Missing,
+    handover: &Handover,
+) -> Result<Tap, UplinkError> {
     let queues = tap.queues().len() as u16;
-    tap::open(&tap.ifname, queues, port.offload, missing)
-        .map_err(|source| UplinkError::Open { ifname: tap.ifname.clone(), source })
+    let opened = tap::open(&tap.ifname, queues, port.offload, missing)
+        .map_err(|source| UplinkError::Open { ifname: tap.ifname.clone(), source })?;
+    handover.keep_tap(&tap.ifname, &opened.queues);
+    Ok(opened)
+}
+
+/// Goes on with queues that the process before had; `None` if they cannot be used.
+fn adopt(port: &Port, tap: &TapPort, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Tap> {
+    match tap::adopt(queues, &tap.ifname, port.offload) {
+        Ok(opened) => Some(opened),
+        Err(error) => {
+            log::warn!("tap {}: the kept interface cannot be used: {error}", port.name);
+            handover.discard_tap(&tap.ifname);
+            None
+        }
+    }
 }
 
 /// Puts the opened queues into service.
@@ -236,7 +284,7 @@ mod tests {
         let keep = {
             let (ports, workers) = (Arc::clone(&ports), Arc::clone(&workers));
             let stopping = Arc::clone(&stopping);
-            move || keep(&ports[0], false, &workers, &stopping)
+            move || keep(&ports[0], false, &workers, &Handover::default(), &stopping)
         };
         let keeper = start_helper("keeper".to_owned(), &stopping, keep).unwrap();
         lose([true, false]);

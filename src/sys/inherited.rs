@@ -1,6 +1,50 @@
-//! Descriptors a parent process left open for us (`--fd N`).
+//! Descriptors a parent process left open for us: by number (`--fd N`), or as a service manager
+//! does (sd_listen_fds(3)), for socket activation and from its descriptor store.
 
-use std::os::fd::RawFd;
+use std::env;
+use std::os::fd::{OwnedFd, RawFd};
+
+use super::descriptor::adopt_inherited;
+use crate::limits::MAX_PASSED_FDS;
+
+/// The first number that a service manager uses.
+const FIRST: RawFd = 3;
+
+/// A descriptor from the service manager.
+#[derive(Debug)]
+pub struct Passed {
+    /// Its name there; empty if it has none.
+    pub name: String,
+    /// The descriptor, close-on-exec.
+    pub fd: OwnedFd,
+}
+
+/// Takes over what the service manager left open, but for the numbers in `except`. To be called
+/// early, while the numbers still mean what they meant to it. Nothing is left without a manager.
+pub fn passed(except: &[RawFd]) -> Vec<Passed> {
+    let variable = |name| env::var(name).ok();
+    if variable("LISTEN_PID") != Some(std::process::id().to_string()) {
+        return Vec::new();
+    }
+    let count = variable("LISTEN_FDS").unwrap_or_default();
+    let names = variable("LISTEN_FDNAMES").unwrap_or_default();
+    numbers_and_names(&count, &names)
+        .filter(|(number, _)| !except.contains(number))
+        .filter_map(|(number, name)| {
+            let fd = adopt_inherited(number).ok().flatten()?;
+            Some(Passed { name: name.to_owned(), fd })
+        })
+        .collect()
+}
+
+/// What `LISTEN_FDS` and `LISTEN_FDNAMES` say.
+fn numbers_and_names<'a>(
+    count: &str,
+    names: &'a str,
+) -> impl Iterator<Item = (RawFd, &'a str)> + use<'a> {
+    let count = count.parse::<usize>().unwrap_or(0).min(MAX_PASSED_FDS);
+    (FIRST..).zip(names.split(':').chain(std::iter::repeat(""))).take(count)
+}
 
 /// True if `fd` is open and is a socket.
 ///
@@ -18,6 +62,25 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn numbers_and_names_are_those_of_the_manager() {
+        let pairs = |count, names| numbers_and_names(count, names).collect::<Vec<_>>();
+        assert_eq!(pairs("2", "a:b"), [(3, "a"), (4, "b")]);
+        assert_eq!(pairs("3", "a::"), [(3, "a"), (4, ""), (5, "")]);
+        assert_eq!(pairs("2", ""), [(3, ""), (4, "")]);
+        assert_eq!(pairs("1", "a:b:c"), [(3, "a")]);
+        for nonsense in ["", "0", "-1", "x", "99999999999999999999"] {
+            assert_eq!(pairs(nonsense, "a"), [], "{nonsense}");
+        }
+        assert_eq!(pairs("1000000000", "").len(), MAX_PASSED_FDS);
+    }
+
+    #[test]
+    fn what_is_for_another_process_is_left_alone() {
+        // No service manager started this one, or it did so for its parent.
+        assert!(passed(&[]).is_empty());
+    }
 
     #[test]
     fn only_open_sockets_pass() {

@@ -1,4 +1,5 @@
-//! Telling the service manager how far we are: sd_notify(3) without its library.
+//! Telling the service manager how far we are: sd_notify(3) without its library; and giving it
+//! descriptors to keep for the next process of this service (sd_pid_notify_with_fds(3), "FDSTORE").
 //!
 //! One datagram to the socket named by `$NOTIFY_SOCKET`. Without that variable nobody is
 //! listening and every call succeeds without doing anything. A failure is a value: readiness that
@@ -6,9 +7,17 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use super::poll::{self, Interest};
+use crate::limits::KEEP_TIMEOUT;
 
 /// The environment variable a service manager sets.
 const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
@@ -30,21 +39,110 @@ pub fn notify(state: &str) -> io::Result<bool> {
     }
 }
 
+/// The service manager as keeper of descriptors. Whether it keeps any is its configuration's to say
+/// (`FileDescriptorStoreMax=`); it does not tell.
+#[derive(Debug)]
+pub struct Keeper {
+    socket: UnixDatagram,
+    /// It took longer than it may: until it reads again nobody waits for it.
+    hangs: AtomicBool,
+}
+
+/// Descriptors of one message: what the kernel takes (`SCM_MAX_FD`, unix(7)) and more than a TAP
+/// has queues.
+const MAX_KEPT_AT_ONCE: usize = 253;
+
+impl Keeper {
+    /// The keeper, if there is a service manager.
+    pub fn from_env() -> io::Result<Option<Keeper>> {
+        match std::env::var_os(SOCKET_VARIABLE) {
+            None => Ok(None),
+            Some(name) if name.is_empty() => Ok(None),
+            Some(name) => Keeper::at(&name).map(Some),
+        }
+    }
+
+    fn at(name: &OsStr) -> io::Result<Keeper> {
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        socket.connect_addr(&address(name)?)?;
+        Ok(Keeper { socket, hangs: AtomicBool::new(false) })
+    }
+
+    /// Has `fds` kept as `name`, for the next process to find among what it is
+    /// [passed](super::inherited::passed). The manager does not watch them: it would otherwise take
+    /// part in every frame that reaches a TAP.
+    pub fn keep(&self, name: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let text = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
+        for fds in fds.chunks(MAX_KEPT_AT_ONCE) {
+            self.say(&text, fds)?;
+        }
+        Ok(())
+    }
+
+    /// Has everything closed that is kept as `name`.
+    pub fn discard(&self, name: &str) -> io::Result<()> {
+        self.say(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[])
+    }
+
+    /// Waits until all that was said is done (sd_notify_barrier(3)): the manager closes the
+    /// descriptor that came last.
+    pub fn settle(&self) -> io::Result<()> {
+        let (reader, writer) = io::pipe()?;
+        self.say("BARRIER=1", &[writer.as_fd()])?;
+        drop(writer);
+        match self.wait_for(reader.as_fd(), Interest::Read)? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    fn say(&self, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        loop {
+            let sent = self.socket.send_with_fds(&[text.as_bytes()], &numbers);
+            match sent.map_err(|error| io::Error::from_raw_os_error(error.errno())) {
+                Ok(_) => return Ok(()),
+                // Its queue holds a few hundred messages, and we may have a thousand sockets.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !self.wait_for(self.socket.as_fd(), Interest::Write)? {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// False if that takes too long, and from then on at once until it does not.
+    fn wait_for(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<bool> {
+        let hangs = self.hangs.load(Ordering::Relaxed);
+        let patience = if hangs { Duration::ZERO } else { KEEP_TIMEOUT };
+        let ready = poll::is_ready_by(fd, interest, Instant::now() + patience)?;
+        self.hangs.store(!ready, Ordering::Relaxed);
+        Ok(ready)
+    }
+}
+
 /// Sends `state` to the socket `name`: a path, or an abstract name that begins with `@`.
 fn send(name: &OsStr, state: &str) -> io::Result<()> {
-    let address = match name.as_bytes() {
-        [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name)?,
-        [b'/', ..] => SocketAddr::from_pathname(name)?,
-        _ => {
-            let text = "NOTIFY_SOCKET is neither an absolute path nor an abstract name";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
-    };
+    let address = address(name)?;
     let socket = UnixDatagram::unbound()?;
     // A manager that does not read must not hold up the switch.
     socket.set_nonblocking(true)?;
     let sent = socket.send_to_addr(state.as_bytes(), &address)?;
     if sent == state.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+fn address(name: &OsStr) -> io::Result<SocketAddr> {
+    match name.as_bytes() {
+        [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name),
+        [b'/', ..] => SocketAddr::from_pathname(name),
+        _ => {
+            let text = "NOTIFY_SOCKET is neither an absolute path nor an abstract name";
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,15 @@ pub enum Interest {
     Write,
 }
 
+impl Interest {
+    fn events(self) -> libc::c_short {
+        match self {
+            Interest::Read => libc::POLLIN,
+            Interest::Write => libc::POLLOUT,
+        }
+    }
+}
+
 /// Waits until `fd` is ready, `stop` is set, or `deadline` has passed (`None`: no deadline).
 /// Signals do not end the wait.
 pub fn wait(
@@ -49,18 +58,22 @@ pub fn wait_for_any(
     stops: [&EventFd; 2],
     deadline: Option<Instant>,
 ) -> io::Result<Wake> {
-    let events = match interest {
-        Interest::Read => libc::POLLIN,
-        Interest::Write => libc::POLLOUT,
-    };
     let [one, other] = stops.map(|stop| entry(stop.as_raw_fd(), libc::POLLIN));
-    let mut fds = [one, other, entry(fd.as_raw_fd(), events)];
+    let mut fds = [one, other, entry(fd.as_raw_fd(), interest.events())];
     poll(&mut fds, deadline)?;
     Ok(match fds {
         [one, other, _] if one.revents | other.revents != 0 => Wake::Stop,
         [_, _, fd] if fd.revents != 0 => Wake::Ready,
         _ => Wake::TimedOut,
     })
+}
+
+/// Waits until `fd` is ready, errors and hang-ups included; false if it is not by `deadline`. For
+/// waits that are too short to be worth stopping.
+pub fn is_ready_by(fd: BorrowedFd<'_>, interest: Interest, deadline: Instant) -> io::Result<bool> {
+    let mut fds = [entry(fd.as_raw_fd(), interest.events())];
+    poll(&mut fds, Some(deadline))?;
+    Ok(fds[0].revents != 0)
 }
 
 /// Sleeps until `until` or until `stop` is set.

@@ -14,11 +14,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 
+use super::descriptor;
 use super::netlink::{self, Link, NetlinkError};
 pub use super::tap_io::{FrameIo, TapIo, TapQueue};
 use crate::frame::{Offloads, VNET_HDR_LEN};
@@ -156,9 +157,31 @@ pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Resu
         opened.push(attach(name, multi_queue)?);
     }
     let offloads = configure(&opened[0], wanted)?;
-    let link = look_again(&opened, existing.as_ref())?;
+    let link = look_again(&opened[0], opened.len(), existing.as_ref())?;
     let queues = opened.into_iter().map(|file| TapQueue::new(OwnedFd::from(file))).collect();
     Ok(Tap { link, created: existing.is_none(), offloads, queues })
+}
+
+/// The name of the TAP behind a descriptor with the frame format used here; `None` if there is none.
+pub fn name_behind(fd: &OwnedFd) -> Option<String> {
+    let request = request_of(fd).ok()?;
+    let wanted = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    (flags_in(&request) & wanted == wanted).then(|| name_in(&request))
+}
+
+/// Takes over all queues of the TAP `name`, which an earlier process of ours opened. Whether that
+/// created it is seen from its not being persistent: it lives because these queues do.
+pub fn adopt(fds: Vec<OwnedFd>, name: &str, wanted: Offloads) -> Result<Tap, TapError> {
+    let link = netlink::link_by_name(name)?.ok_or(TapError::Absent)?;
+    for fd in &fds {
+        descriptor::set_nonblocking(fd.as_fd())
+            .map_err(|source| TapError::Io { call: "fcntl", source })?;
+    }
+    let first = fds.first().ok_or(TapError::BadQueues)?;
+    let offloads = configure(first, wanted)?;
+    let link = look_again(first, fds.len(), Some(&link))?;
+    let created = link.tun.is_some_and(|tun| !tun.persistent);
+    Ok(Tap { link, created, offloads, queues: fds.into_iter().map(TapQueue::new).collect() })
 }
 
 impl TapQueue {
@@ -182,15 +205,19 @@ fn examine(link: &Link, queues: u16) -> Result<bool, TapError> {
 }
 
 /// The interface after attaching, unless something changed between the look before and that.
-fn look_again(opened: &[File], existing: Option<&Link>) -> Result<Link, TapError> {
-    let name = request_of(&opened[0]).map(|request| name_in(&request));
+fn look_again(
+    first: &impl AsRawFd,
+    queues: usize,
+    existing: Option<&Link>,
+) -> Result<Link, TapError> {
+    let name = request_of(first).map(|request| name_in(&request));
     let name = name.map_err(|_| TapError::Absent)?;
     let link = netlink::link_by_name(&name)?.ok_or(TapError::Absent)?;
     if existing.is_some_and(|existing| existing.index != link.index) {
-        // Deleted meanwhile, so that attaching made another one; it goes away with `opened`.
+        // Deleted meanwhile, so that attaching made another one; it goes away with its queues.
         return Err(TapError::Absent);
     }
-    if link.tun.is_some_and(|tun| tun.multi_queue && tun.queues as usize != opened.len()) {
+    if link.tun.is_some_and(|tun| tun.multi_queue && tun.queues as usize != queues) {
         return Err(TapError::Busy);
     }
     Ok(link)
@@ -243,7 +270,7 @@ fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
 }
 
 /// Header length, byte order and offloads of a freshly attached interface; the offloads it has.
-fn configure(file: &File, wanted: Offloads) -> Result<Offloads, TapError> {
+fn configure(file: &impl AsRawFd, wanted: Offloads) -> Result<Offloads, TapError> {
     let request = request_of(file).map_err(|source| TapError::Io { call: "TUNGETIFF", source })?;
     let flags = flags_in(&request);
     if flags & libc::IFF_VNET_HDR == 0 {

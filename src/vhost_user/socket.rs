@@ -17,14 +17,15 @@
 //! against an accident, not an attack.
 //!
 //! **At the end** the path is removed if it still is our socket, and before the socket is closed:
-//! while we listen, nobody takes it for stale, so nobody's successor is removed.
+//! while we listen, nobody takes it for stale, so nobody's successor is removed. It stays if
+//! somebody holds the socket for the next process: front-ends go on connecting meanwhile.
 //!
 //! One front-end at a time: a port accepts, serves, and accepts again. The next one waits in the
 //! queue, already connected from its own point of view.
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -119,12 +120,18 @@ pub struct Listener {
     warned: Option<Instant>,
 }
 
-/// A file made by us, and how to recognise it.
+/// A socket's file, and how to recognise it.
 #[derive(Debug)]
 struct Place {
     path: PathBuf,
-    identity: (u64, u64),
+    identity: Identity,
+    /// The file goes with the listener; otherwise somebody else holds the socket too.
+    ours: bool,
 }
+
+/// Device and inode of a socket's file. No other file has them while the socket is open: it keeps
+/// the inode, even if no name is left.
+pub type Identity = (u64, u64);
 
 impl Listener {
     /// Creates a listening socket at `path`, replacing one that was left behind.
@@ -138,10 +145,7 @@ impl Listener {
         bound.map_err(failed("create socket", path))?;
         // Removes the temporary name on every way out; the linked one stays.
         let temporary = Place::of(temporary).map_err(failed("examine socket", path))?;
-        std::os::unix::fs::lchown(&temporary.path, None, access.group)
-            .map_err(failed("set the group of socket", path))?;
-        fs::set_permissions(&temporary.path, fs::Permissions::from_mode(access.mode))
-            .map_err(failed("set the mode of socket", path))?;
+        grant(&temporary.path, access, path)?;
         unix_socket::listen(socket.as_fd(), SOCKET_BACKLOG).map_err(failed("listen on", path))?;
         match fs::hard_link(&temporary.path, path) {
             Ok(()) => {}
@@ -150,8 +154,37 @@ impl Listener {
             }
             Err(error) => return Err(failed("create socket", path)(error)),
         }
-        let place = Place { path: path.to_owned(), identity: temporary.identity };
+        let place = Place { path: path.to_owned(), identity: temporary.identity, ours: true };
         Ok(Listener { socket: socket.into(), place: Some(place), warned: None })
+    }
+
+    /// Takes over a socket that listens and appears at `path`. Both stay when this ends. `access`
+    /// is granted anew where the file is one that we made.
+    pub fn adopt(
+        fd: OwnedFd,
+        path: &Path,
+        access: Option<Access>,
+    ) -> Result<Listener, SocketError> {
+        descriptor::set_nonblocking(fd.as_fd())?;
+        if let Some(access) = access {
+            grant(path, access, path)?;
+        }
+        let place = Place::of(path.to_owned()).map_err(failed("examine socket", path))?;
+        let mut listener = Listener { socket: fd.into(), place: Some(place), warned: None };
+        listener.leave_file();
+        Ok(listener)
+    }
+
+    /// What tells this socket's file from others; `None` if it has none that is ours.
+    pub fn identity(&self) -> Option<Identity> {
+        self.place.as_ref().filter(|place| place.ours).map(|place| place.identity)
+    }
+
+    /// From now on the file stays when this ends: somebody else holds the socket too.
+    pub fn leave_file(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.ours = false;
+        }
     }
 
     /// Waits for the next front-end. Whatever fails is waited out: descriptors and memory come
@@ -193,6 +226,37 @@ impl Listener {
     }
 }
 
+/// Gives the socket `file`, which is or will be `path`, its group and mode.
+fn grant(file: &Path, access: Access, path: &Path) -> Result<(), SocketError> {
+    std::os::unix::fs::lchown(file, None, access.group)
+        .map_err(failed("set the group of socket", path))?;
+    fs::set_permissions(file, fs::Permissions::from_mode(access.mode))
+        .map_err(failed("set the mode of socket", path))
+}
+
+/// What tells the socket at `path` from others; `None` if there is none.
+pub fn identity_of(path: &Path) -> Option<Identity> {
+    let found = fs::symlink_metadata(path).ok()?;
+    found.file_type().is_socket().then(|| (found.dev(), found.ino()))
+}
+
+/// The path that a listening Unix stream socket was bound to; `None` if `fd` is none, or has none.
+pub fn bound_path(fd: &OwnedFd) -> Option<PathBuf> {
+    if !listens(fd) {
+        return None;
+    }
+    let socket = UnixListener::from(fd.try_clone().ok()?);
+    socket.local_addr().ok()?.as_pathname().map(Path::to_owned)
+}
+
+/// True for a Unix stream socket that listens.
+pub fn listens(fd: &OwnedFd) -> bool {
+    let option = |option| unix_socket::socket_option(fd.as_fd(), option).ok();
+    option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
+        && option(libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+        && option(libc::SO_ACCEPTCONN).is_some_and(|listens| listens != 0)
+}
+
 /// Sleeps for `delay` or until `stop` is set; without a look at `stop` if even poll(2) has no
 /// memory.
 fn pause_anyhow(stop: &EventFd, delay: Duration) -> Wake {
@@ -205,17 +269,26 @@ fn pause_anyhow(stop: &EventFd, delay: Duration) -> Wake {
 impl Place {
     fn of(path: PathBuf) -> io::Result<Place> {
         let found = fs::symlink_metadata(&path)?;
-        Ok(Place { identity: (found.dev(), found.ino()), path })
+        Ok(Place { identity: (found.dev(), found.ino()), path, ours: true })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if !self.ours {
+            return;
+        }
         let now = fs::symlink_metadata(&self.path);
         if now.is_ok_and(|now| (now.dev(), now.ino()) == self.identity) {
             // Nothing to be done if it fails: at the next start it is stale and replaced.
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

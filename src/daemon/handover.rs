@@ -1,0 +1,281 @@
+//! What one process of this service leaves to the next, so that a restart is no event on the
+//! network: listening sockets, in whose queue front-ends wait meanwhile; the queues of TAPs, which
+//! keep the interface, its place in a bridge and the frames that arrive for us; and [`state`].
+//!
+//! The service manager holds them (sd_pid_notify_with_fds(3), FDSTORE): sockets and TAPs from the
+//! moment they exist, so that they survive a crash too; the state when we stop, and only until it
+//! is read, so that nobody takes over what is out of date. Listening sockets may also be the
+//! manager's own (socket activation, sd_listen_fds(3)).
+//!
+//! A socket that was kept is told by its file: its name in the store is the device and inode of
+//! that, which nothing else has while the socket is open. If the file at the configured path is
+//! another one, or gone, front-ends could not reach the kept socket: it is let go, and the path is
+//! bound anew. A TAP is told by asking the kernel for the interface behind the descriptor.
+//!
+//! Without a service manager all of this does nothing.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::front_end::Entrance;
+use super::state::{self, Restored};
+use crate::config::{Config, Endpoint};
+use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
+use crate::port::Port;
+use crate::switch::{Entry, Fdb};
+use crate::sys::inherited::{self, Passed};
+use crate::sys::notify::Keeper;
+use crate::sys::tap::{self, TapQueue};
+use crate::sys::{clock, fs};
+use crate::vhost_user::socket::{self, Access, Identity, Listener, SocketError};
+
+/// The name of the state in the store.
+const STATE: &str = "state";
+
+/// The way to the next process.
+#[derive(Debug, Default)]
+pub struct Handover {
+    keeper: Option<Keeper>,
+}
+
+/// What came from the one before, by who is to have it.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// Listening sockets by the number of their port.
+    listeners: HashMap<usize, Kept>,
+    /// Queues of TAPs by the interface's name.
+    taps: HashMap<String, Vec<OwnedFd>>,
+    state: Option<String>,
+    /// Something was of no use.
+    discarded: bool,
+}
+
+/// A listening socket.
+#[derive(Debug)]
+struct Kept {
+    fd: OwnedFd,
+    /// It was made by a process of ours, and not by the service manager.
+    ours: bool,
+}
+
+fn listener_name((device, inode): Identity) -> String {
+    format!("listener-{device:x}-{inode:x}")
+}
+
+fn identity_in(name: &str) -> Option<Identity> {
+    let (device, inode) = name.strip_prefix("listener-")?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    number(device).zip(number(inode))
+}
+
+fn tap_name(ifname: &str) -> String {
+    format!("tap-{ifname}")
+}
+
+impl Handover {
+    /// Finds the service manager and what it has for us. To be called early, while the numbers of
+    /// descriptors still mean what they meant to it.
+    pub fn begin(config: &Config) -> (Handover, Received) {
+        let keeper = Keeper::from_env().unwrap_or_else(|error| {
+            log::warn!("cannot reach the service manager: {error}");
+            None
+        });
+        let handover = Handover { keeper };
+        let configured = config.ports.iter().filter_map(|port| match port.endpoint {
+            Endpoint::Fd(number) => Some(number),
+            _ => None,
+        });
+        let passed = inherited::passed(&configured.collect::<Vec<_>>());
+        let received = handover.sort(config, passed);
+        (handover, received)
+    }
+
+    /// Finds out what each descriptor is; those that nobody here wants are let go.
+    fn sort(&self, config: &Config, passed: Vec<Passed>) -> Received {
+        let mut received = Received::default();
+        let mut left_over = Vec::new();
+        for Passed { name, fd } in passed {
+            if name == STATE && fs::is_memory(fd.as_raw_fd()).unwrap_or(false) {
+                received.state = read(fd);
+                left_over.push(name);
+            } else if let Some(port) = port_of(config, &name, &fd) {
+                let ours = identity_in(&name).is_some();
+                received.listeners.entry(port).or_insert(Kept { fd, ours });
+            } else if let Some(ifname) = tap_of(config, &fd) {
+                received.taps.entry(ifname).or_default().push(fd);
+            } else {
+                log::info!("the service manager has {name:?}, which is no longer wanted");
+                left_over.push(name);
+            }
+        }
+        for tap in &config.taps {
+            let kept = received.taps.get(&tap.ifname);
+            if kept.is_some_and(|queues| queues.len() != usize::from(tap.queues)) {
+                received.taps.remove(&tap.ifname);
+                left_over.push(tap_name(&tap.ifname));
+            }
+        }
+        self.discard(&left_over);
+        received.discarded = !left_over.is_empty();
+        received
+    }
+
+    /// Has the manager close what it keeps under these names, and waits until that is done: a
+    /// socket that still listens looks like a live process's, and a TAP like one in use.
+    fn discard(&self, names: &[String]) {
+        let Some(keeper) = self.keeper.as_ref().filter(|_| !names.is_empty()) else { return };
+        let discarded = names.iter().try_for_each(|name| keeper.discard(name));
+        if let Err(error) = discarded.and_then(|()| keeper.settle()) {
+            log::warn!("the service manager keeps what is no longer wanted: {error}");
+        }
+    }
+
+    /// Has new listening sockets kept. Their files then stay when this process ends.
+    pub fn keep_sockets<'a>(&self, entrances: impl Iterator<Item = &'a mut Entrance>) {
+        let Some(keeper) = &self.keeper else { return };
+        for entrance in entrances {
+            let Entrance::Listener(listener) = entrance else { continue };
+            let Some(identity) = listener.identity() else { continue };
+            if let Err(error) = keeper.keep(&listener_name(identity), &[listener.as_fd()]) {
+                log::warn!("the service manager does not keep the sockets: {error}");
+                return;
+            }
+            listener.leave_file();
+        }
+    }
+
+    /// Has the queues of a TAP kept.
+    pub fn keep_tap(&self, ifname: &str, queues: &[TapQueue]) {
+        let Some(keeper) = &self.keeper else { return };
+        let fds: Vec<_> = queues.iter().map(AsFd::as_fd).collect();
+        if let Err(error) = keeper.keep(&tap_name(ifname), &fds) {
+            log::warn!("the service manager does not keep interface {ifname}: {error}");
+        }
+    }
+
+    /// The queues of a TAP are no longer what they were.
+    pub fn discard_tap(&self, ifname: &str) {
+        self.discard(&[tap_name(ifname)]);
+    }
+
+    /// Has the state kept for the next process. To be called when nothing counts any more.
+    pub fn keep_state(&self, ports: &[Port], addresses: &[Entry]) {
+        let Some(keeper) = &self.keeper else { return };
+        let text = state::write(ports, addresses, clock::coarse_seconds());
+        let kept = memory_file(&text).and_then(|file| {
+            keeper.keep(STATE, &[file.as_fd()])?;
+            keeper.settle()
+        });
+        if let Err(error) = kept {
+            log::warn!("addresses and counters end here: {error}");
+        }
+    }
+}
+
+impl Received {
+    /// The socket of port number `port` that is to appear at `path`.
+    pub fn listener(
+        &mut self,
+        port: usize,
+        path: &Path,
+        access: Access,
+    ) -> Option<Result<Listener, SocketError>> {
+        let Kept { fd, ours } = self.listeners.remove(&port)?;
+        Some(Listener::adopt(fd, path, ours.then_some(access)))
+    }
+
+    /// The queues of a TAP.
+    pub fn tap(&mut self, ifname: &str) -> Option<Vec<OwnedFd>> {
+        self.taps.remove(ifname)
+    }
+
+    /// Opens what may seem to be in use for a moment: the manager is done with what is no longer
+    /// wanted when it says so, but leaves the closing to a thread (`asynchronous_close()`).
+    pub fn open<T, E>(
+        &mut self,
+        mut open: impl FnMut(&mut Received) -> Result<T, E>,
+        in_use: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
+        let end = Instant::now() + KEEP_TIMEOUT;
+        loop {
+            match open(self) {
+                Err(error) if self.discarded && in_use(&error) && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Takes over the state, if there is one.
+    pub fn restore(&mut self, ports: &[Port], fdb: &Fdb) {
+        let Some(text) = self.state.take() else { return };
+        match state::restore(&text, ports, fdb, clock::coarse_seconds()) {
+            Some(Restored { addresses, counters }) => log::info!(
+                "taken over from the process before: {addresses} addresses, {counters} counters"
+            ),
+            None => log::info!("the process before left a state of another version"),
+        }
+    }
+}
+
+/// The port at whose path the listening socket `fd` appears. An activated socket is told by the
+/// path that it was bound to: through whatever links, that must be the same file.
+fn port_of(config: &Config, name: &str, fd: &OwnedFd) -> Option<usize> {
+    if !socket::listens(fd) {
+        return None;
+    }
+    let identity = identity_in(name)
+        .or_else(|| socket::bound_path(fd).and_then(|path| socket::identity_of(&path)))?;
+    config.ports.iter().position(|port| match &port.endpoint {
+        Endpoint::Server { path, .. } => socket::identity_of(path) == Some(identity),
+        _ => false,
+    })
+}
+
+/// The configured interface that `fd` is a queue of.
+fn tap_of(config: &Config, fd: &OwnedFd) -> Option<String> {
+    let ifname = tap::name_behind(fd)?;
+    config.taps.iter().any(|tap| tap.ifname == ifname).then_some(ifname)
+}
+
+fn read(file: OwnedFd) -> Option<String> {
+    let mut text = String::new();
+    let mut file = File::from(file);
+    // The writer's position is ours too.
+    let read = io::Seek::rewind(&mut file)
+        .and_then(|()| file.take(MAX_HANDOVER_BYTES).read_to_string(&mut text));
+    match read {
+        Ok(_) => Some(text),
+        Err(error) => {
+            log::warn!("what the process before knew cannot be read: {error}");
+            None
+        }
+    }
+}
+
+fn memory_file(text: &str) -> io::Result<File> {
+    let mut file = File::from(fs::memfd(STATE, 0)?);
+    file.write_all(text.as_bytes())?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_known_by_its_name() {
+        for identity in [(0, 0), (0x1a, 4711), (u64::MAX, u64::MAX)] {
+            assert_eq!(identity_in(&listener_name(identity)), Some(identity));
+        }
+        for other in ["", "listener-", "listener-1", "listener-x-1", "vioswitchd.socket", "tap-1-2"]
+        {
+            assert_eq!(identity_in(other), None, "{other}");
+        }
+    }
+}

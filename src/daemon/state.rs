@@ -1,0 +1,217 @@
+//! What a process knows that its successor should: where addresses live, and the counters.
+//!
+//! Text, a fact a line, so that releases understand each other as far as they can: a line that
+//! says nothing to the reader is passed over, one for a port that is gone too. The first line
+//! names the version; of another one nothing is taken. Seconds are those of the machine's
+//! monotonic clock, which no restart of ours resets.
+//!
+//! ```text
+//! vioswitch-state 1
+//! address 52:54:00:00:00:01 4711 vm1
+//! counter vm1 in.0 frames 815
+//! ```
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use crate::frame::MacAddr;
+use crate::port::{Endpoint, Port};
+use crate::stats::Counter;
+use crate::switch::{Entry, EntryAge, Fdb, PortId};
+
+const FIRST_LINE: &str = "vioswitch-state 1";
+
+/// How much was taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Restored {
+    /// Learned addresses.
+    pub addresses: usize,
+    /// Counters that were not 0.
+    pub counters: usize,
+}
+
+/// Writes what is known in second `now`.
+pub fn write(ports: &[Port], addresses: &[Entry], now: u32) -> String {
+    let mut text = format!("{FIRST_LINE}\n");
+    for entry in addresses {
+        let (EntryAge::Idle(idle), Some(port)) = (entry.age, ports.get(usize::from(entry.port)))
+        else {
+            continue;
+        };
+        let seen = now.saturating_sub(idle);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "address {} {seen} {}", entry.mac, port.name);
+    }
+    for port in ports {
+        each_counter(port, &mut |part, name, counter| {
+            if counter.get() > 0 {
+                let _ = writeln!(text, "counter {} {part} {name} {}", port.name, counter.get());
+            }
+        });
+    }
+    text
+}
+
+/// Takes over what an earlier process wrote, before anything else learns or counts; `None` if it is
+/// of another version. What the table does not take, for its limits or the configuration's own
+/// entries, is not learned.
+pub fn restore(text: &str, ports: &[Port], fdb: &Fdb, now: u32) -> Option<Restored> {
+    let mut lines = text.lines();
+    if lines.next() != Some(FIRST_LINE) {
+        return None;
+    }
+    let ids: HashMap<&str, PortId> = ports.iter().map(|p| (p.name.as_str(), p.id)).collect();
+    let mut counters = HashMap::new();
+    let mut restored = Restored { addresses: 0, counters: 0 };
+    for line in lines {
+        let mut words = line.split(' ');
+        match [(); 5].map(|()| words.next().unwrap_or_default()) {
+            ["address", mac, seen, port, _] => {
+                let known = mac.parse::<MacAddr>().ok().zip(seen.parse::<u32>().ok());
+                if let (Some((mac, seen)), Some(&port)) = (known, ids.get(port)) {
+                    let learned = fdb.learn(mac, port, seen.min(now)).is_settled();
+                    restored.addresses += usize::from(learned);
+                }
+            }
+            ["counter", port, part, name, value] => {
+                if let Ok(value) = value.parse::<u64>() {
+                    counters.insert((port, part.to_owned(), name.to_owned()), value);
+                }
+            }
+            _ => {}
+        }
+    }
+    for port in ports {
+        each_counter(port, &mut |part, name, counter| {
+            let key = (port.name.as_str(), part.to_owned(), name.to_owned());
+            if let Some(value) = counters.get(&key) {
+                counter.add(*value);
+                restored.counters += 1;
+            }
+        });
+    }
+    Some(restored)
+}
+
+/// Every counter of a port, by the part of the port it belongs to and its name.
+fn each_counter(port: &Port, visit: &mut dyn FnMut(&str, &str, &Counter)) {
+    port.stats.each(&mut |name, counter| visit("port", name, counter));
+    visit("port", "log_suppressed", &port.log.suppressed);
+    port.stats.announced.each(&mut |name, counter| visit("announced", name, counter));
+    let mut queues = |direction: &str, index: usize, stats: &crate::stats::QueueStats| {
+        let part = format!("{direction}.{index}");
+        stats.each(&mut |name, counter| visit(&part, name, counter));
+    };
+    match &port.endpoint {
+        Endpoint::Guest(guest) => {
+            guest.tx.iter().enumerate().for_each(|(i, queue)| queues("in", i, &queue.stats));
+            guest.rx.iter().enumerate().for_each(|(i, queue)| queues("out", i, &queue.stats));
+        }
+        Endpoint::Tap(tap) => {
+            for (i, queue) in tap.queues().iter().enumerate() {
+                queues("in", i, &queue.input);
+                queues("out", i, &queue.output);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
+    use crate::port::TapPort;
+    use crate::stats::DropReason;
+    use crate::switch::FdbConfig;
+
+    const NOW: u32 = 1000;
+
+    fn ports(names: &[&str]) -> Vec<Port> {
+        let guests = names.iter().enumerate();
+        let mut ports: Vec<Port> =
+            guests.map(|(id, name)| Port::guest(id as PortId, name, 1)).collect();
+        ports.push(Port::tap(ports.len() as PortId, "up", TapPort::new("tap0", 2)));
+        ports
+    }
+
+    fn table(ports: &[Port]) -> Fdb {
+        Fdb::new(FdbConfig {
+            max_entries: FDB_MAX_ENTRIES,
+            max_per_port: FDB_MAX_PER_PORT,
+            reserved_per_port: 16,
+            age_seconds: 300,
+            ports: ports.len(),
+            key: [1, 2],
+        })
+    }
+
+    fn mac(last: u8) -> MacAddr {
+        format!("52:54:00:00:00:{last:02x}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_successor_knows_addresses_and_counters_by_the_names_of_ports() {
+        let old = ports(&["a", "b", "gone"]);
+        let fdb = table(&old);
+        for (last, port) in [(1, 0), (2, 1), (3, 2), (4, 3)] {
+            fdb.learn(mac(last), port, NOW - u32::from(last));
+        }
+        fdb.insert_static(mac(9), 0).unwrap();
+        for (n, port) in (1..).zip(&old) {
+            each_counter(port, &mut |_, _, counter| counter.add(n));
+        }
+        let text = write(&old, &fdb.entries(NOW), NOW);
+
+        let new = ports(&["new", "b", "a"]);
+        let fdb = table(&new);
+        let restored = restore(&text, &new, &fdb, NOW + 5).unwrap();
+        assert_eq!(restored.addresses, 3);
+        let homes = [1, 2, 3, 4, 9].map(|last| fdb.lookup(mac(last)));
+        assert_eq!(homes, [Some(2), Some(1), None, Some(3), None]);
+        // Idle since they were last seen, not since they were taken over.
+        let ages: HashMap<_, _> =
+            fdb.entries(NOW + 5).into_iter().map(|entry| (entry.mac, entry.age)).collect();
+        assert_eq!(ages[&mac(2)], EntryAge::Idle(7));
+        let mut seen = 0;
+        for (port, n) in new.iter().zip([0, 2, 1, 4]) {
+            each_counter(port, &mut |part, name, counter| {
+                assert_eq!(counter.get(), n, "{} {part} {name}", port.name);
+                seen += usize::from(n > 0);
+            });
+        }
+        assert_eq!(restored.counters, seen);
+    }
+
+    #[test]
+    fn configuration_outranks_what_was_learned() {
+        let ports = ports(&["a", "b"]);
+        let fdb = table(&ports);
+        fdb.insert_static(mac(1), 1).unwrap();
+        let text = format!("{FIRST_LINE}\naddress {} 1 a\n", mac(1));
+        let none = Restored { addresses: 0, counters: 0 };
+        assert_eq!(restore(&text, &ports, &fdb, NOW), Some(none));
+        assert_eq!(fdb.lookup(mac(1)), Some(1));
+    }
+
+    #[test]
+    fn nonsense_and_other_versions_are_passed_over() {
+        let ports = ports(&["a"]);
+        let fdb = table(&ports);
+        for other in ["", "\n", "vioswitch-state 2\naddress 52:54:00:00:00:01 1 a\n", "\0\0"] {
+            assert_eq!(restore(other, &ports, &fdb, NOW), None, "{other:?}");
+        }
+        let text = format!(
+            "{FIRST_LINE}\n\naddress\naddress x 1 a\naddress {mac} -1 a\naddress {mac} 1 nobody\n\
+             address 01:00:5e:00:00:01 1 a\ncounter a port attaches\ncounter a port attaches -1\n\
+             counter a port attaches 99999999999999999999\ncounter a port unheard_of 1\n\
+             future a b c d e f\naddress {mac} 4294967295 a more\n",
+            mac = mac(1)
+        );
+        let restored = restore(&text, &ports, &fdb, NOW).unwrap();
+        assert_eq!(restored, Restored { addresses: 1, counters: 0 });
+        // Seen in the future is seen now.
+        assert_eq!(fdb.entries(NOW)[0].age, EntryAge::Idle(0));
+        assert_eq!(ports[0].stats.attaches.get(), 0);
+        assert_eq!(ports[0].stats.drops.get(DropReason::NoFit), 0);
+    }
+}
