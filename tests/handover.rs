@@ -3,6 +3,8 @@
 //! (`common/manager.rs`); a real one is in tests/systemd.rs, real guests in tests/qemu.rs.
 
 mod common;
+#[path = "uplink/host.rs"]
+mod host;
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,6 +22,7 @@ use common::proc::{Dir, wait_for};
 use common::sys;
 use common::traffic::To;
 use common::vm::{Vm, VmConfig};
+use host::{Host, in_namespace, index_of, ip};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -62,6 +65,8 @@ impl Service {
         self.manager.start(&mut command, env!("CARGO_BIN_EXE_vioswitchd"), args);
         command.env("RUST_LOG", "info").stdin(Stdio::null()).stderr(log);
         let mut child = command.spawn().expect("start vioswitchd");
+        // It holds copies of what it passed on.
+        drop(command);
         let up = wait_for(SOON, || {
             self.manager.starts() >= ready || child.try_wait().expect("wait").is_some()
         });
@@ -394,4 +399,104 @@ fn a_manager_that_hangs_is_done_without() {
     assert!(start.elapsed() < Duration::from_millis(1500), "left after {:?}", start.elapsed());
     assert!(said.contains("does not keep the sockets"), "{said}");
     assert!(!last.exists());
+}
+
+/// Frames that came in by the uplink so far, those of processes before included.
+fn came_in(service: &Service) -> u64 {
+    service.report().sum(Some("up"), "in", "frames")
+}
+
+/// The uplink `up` on interface vio0.
+fn uplink(queues: u32) -> Vec<String> {
+    ["--tap".into(), format!("up,ifname=vio0,queues={queues}")].into()
+}
+
+/// A TAP of ours stays the same interface, in its bridge, through orderly ends and crashes, and
+/// what arrives for us meanwhile is taken by the next process.
+#[test]
+fn a_tap_stays_in_its_bridge() {
+    for queues in [1, 2] {
+        in_namespace(|| {
+            let mut service = Service::new();
+            service.start(&uplink(queues));
+            ip("link add br0 type bridge");
+            ip("link set vio0 master br0");
+            let index = index_of("vio0").expect("an interface");
+            let host = Host::open("vio0");
+            let mut expected = 0;
+            for round in 1..=10 {
+                if round % 3 == 0 {
+                    service.kill();
+                    expected = 0;
+                } else {
+                    service.stop();
+                }
+                assert_eq!(index_of("vio0"), Some(index), "gone with the process");
+                for _ in 0..5 {
+                    host.send(&[&[0xff; 6][..], &[2, 0, 0, 0, 0, 9], &[0x88; 48]].concat());
+                }
+                expected += 5;
+                service.start(&uplink(queues));
+                let caught = wait_for(SOON, || came_in(&service) >= expected);
+                assert!(caught, "{} of {expected} in round {round}", came_in(&service));
+                assert!(ip("link show dev vio0").contains("master br0"));
+            }
+            assert_eq!(service.manager.names().len(), queues as usize);
+            service.stop();
+        });
+    }
+}
+
+/// What cannot be gone on with is opened anew: other queues, an interface that was deleted with
+/// and without us there, one that somebody renamed.
+#[test]
+fn a_tap_that_changed_is_opened_anew() {
+    in_namespace(|| {
+        let mut service = Service::new();
+        let mut index = None;
+        let changed = |service: &mut Service, queues| {
+            service.start(&uplink(queues));
+            let now = index_of("vio0").expect("an interface");
+            assert_eq!(service.manager.names(), vec!["tap-vio0"; queues as usize]);
+            let before = index.replace(now);
+            assert_ne!(before, Some(now), "still the same interface");
+        };
+        let mut changed = changed;
+        changed(&mut service, 1);
+        service.stop();
+        changed(&mut service, 2);
+        service.stop();
+        ip("link del vio0");
+        changed(&mut service, 2);
+        // Deleted under us, it is made again, and that one is kept.
+        ip("link del vio0");
+        let kept = |service: &Service| service.manager.names() == ["tap-vio0"; 2];
+        assert!(wait_for(SOON, || index_of("vio0").is_some() && kept(&service)));
+        let remade = index_of("vio0");
+        service.stop();
+        assert_eq!(index_of("vio0"), remade, "the new one is not kept");
+        ip("link set vio0 name other");
+        changed(&mut service, 2);
+        assert_eq!(index_of("other"), None, "nobody has it any more");
+        service.stop();
+    });
+}
+
+/// An interface of the administrator stays as it is.
+#[test]
+fn a_tap_of_the_administrator_is_kept_too() {
+    in_namespace(|| {
+        ip("tuntap add vio0 mode tap");
+        ip("link set vio0 up");
+        let index = index_of("vio0");
+        let mut service = Service::new();
+        for _ in 0..3 {
+            service.start(&uplink(1));
+            service.stop();
+        }
+        // While it is kept it has its carrier.
+        assert!(ip("link show dev vio0").contains("LOWER_UP"));
+        assert_eq!(service.manager.remove("tap-vio0").len(), 1);
+        assert_eq!(index_of("vio0"), index);
+    });
 }

@@ -46,9 +46,10 @@ pub enum UplinkError {
 }
 
 impl UplinkError {
-    /// True if somebody is attached to the interface.
+    /// True if somebody is attached to the interface, or it is one that is about to go.
     pub fn is_busy(&self) -> bool {
-        matches!(self, UplinkError::Open { source: TapError::Busy, .. })
+        let busy = |error: &TapError| matches!(error, TapError::Busy | TapError::SingleQueue);
+        matches!(self, UplinkError::Open { source, .. } if busy(source))
     }
 }
 

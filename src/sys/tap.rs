@@ -162,7 +162,8 @@ pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Resu
     Ok(Tap { link, created: existing.is_none(), offloads, queues })
 }
 
-/// The name of the TAP behind a descriptor with the frame format used here; `None` if there is none.
+/// The name of the TAP behind a descriptor with the frame format used here; `None` if there is
+/// none.
 pub fn name_behind(fd: &OwnedFd) -> Option<String> {
     let request = request_of(fd).ok()?;
     let wanted = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;

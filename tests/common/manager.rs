@@ -129,8 +129,8 @@ fn receive(socket: &UnixDatagram, store: &Mutex<Store>) -> bool {
     // SAFETY: the one piece is the live buffer.
     let got = unsafe { socket.recv_with_fds(pieces, &mut numbers) };
     let Ok((len, count)) = got else { return false };
-    // SAFETY: they were just received and are owned by nobody else. The crate cannot ask for them to
-    // be close-on-exec, and children of other tests must not have them.
+    // SAFETY: they were just received and are owned by nobody else. The crate cannot ask for them
+    // to be close-on-exec, and children of other tests must not have them.
     let own = |number: &RawFd| unsafe {
         libc::fcntl(*number, libc::F_SETFD, libc::FD_CLOEXEC);
         OwnedFd::from_raw_fd(*number)

@@ -11,8 +11,8 @@
 //! and what becomes of them without offloads), `hostile` (what a driver must never do),
 //! `neighbours` (two honest guests beside an attacker: loss and latency), `shares` (what part of a
 //! worker a guest keeps beside one), `transcript` (recorded conversations), `huge_pages`, `proc`
-//! (the daemon's process), `manager` (the one that starts it as a service), `counters` (what it says
-//! it did).
+//! (the daemon's process), `manager` (the one that starts it as a service), `counters` (what it
+//! says it did).
 
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
