@@ -12,7 +12,7 @@
 mod guests;
 
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guests::lab::{HOST_IP4, Lab};
 use guests::pair::{Pair, all_ping, finish, pair};
@@ -195,68 +195,6 @@ fn kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
     bystander.finish(&p.lab);
     p.vm2.ok(&format!("ping -s 1400 -i 0.01 {ip1} >/dev/null 2>&1 & sleep 0.5"));
     leave_first(p);
-}
-
-/// Longest way from the daemon's new start to an answer of one guest to the other. QEMU 7.2 tries
-/// to connect once a second.
-const BACK: Duration = Duration::from_millis(2500);
-
-/// What a guest has received so far, in bytes.
-fn received(vm: &mut Vm) -> u64 {
-    let said = vm.ok("cat /sys/class/net/eth0/statistics/rx_bytes");
-    said.trim().parse().expect("a number of bytes")
-}
-
-/// The daemon dies in the middle of a TCP stream and is started again, time after time: the guests
-/// reach each other and the host again, the stream goes on, nobody reboots.
-fn daemon_kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
-    let _alone = alone();
-    let Some(mut p) = pair(name, qemu, 1, listens) else {
-        return;
-    };
-    let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
-    let boot = "cat /proc/sys/kernel/random/boot_id";
-    let boots = [p.vm1.ok(boot), p.vm2.ok(boot)];
-    p.vm1.ok("iperf3 -s -D");
-    p.vm2.ok(&format!("iperf3 -c {ip1} -t 86400 >/tmp/iperf 2>&1 & echo $! >/tmp/pid; sleep 0.5"));
-    let started = || (received(&mut p.vm1) > 1_000_000).then_some(());
-    wait_for("the stream to begin", Duration::from_secs(10), started);
-    let rounds = if is_set("VIOSWITCH_LONG") { 200 } else { 5 };
-    let mut worst = Duration::ZERO;
-    for round in 1..=rounds {
-        // Another moment of the stream each time.
-        std::thread::sleep(Duration::from_millis(37 * round % 400));
-        p.lab.kill_daemon();
-        p.lab.start_daemon(&p.args);
-        let start = Instant::now();
-        p.lab.configure_tap();
-        wait_for("the guests to meet again", Duration::from_secs(20), || {
-            let (status, _) = p.vm2.run(&format!("ping -c 1 -W 1 {ip1}"), SOON);
-            (status == 0).then_some(())
-        });
-        worst = worst.max(start.elapsed());
-        let before = received(&mut p.vm1);
-        wait_for("the stream to go on", Duration::from_secs(20), || {
-            (received(&mut p.vm1) > before + 1_000_000).then_some(())
-        });
-        pings(&mut p.vm1, &ip2);
-        pings(&mut p.vm2, HOST_IP4);
-    }
-    progress(&format!("the daemon killed {rounds} times; back after {worst:.1?} at most"));
-    assert!(worst < BACK, "back after {worst:.1?}");
-    p.vm2.ok("kill -0 $(cat /tmp/pid) && kill $(cat /tmp/pid)");
-    assert_eq!([p.vm1.ok(boot), p.vm2.ok(boot)], boots, "a guest has rebooted");
-    finish(p);
-}
-
-#[test]
-fn daemon_killed_and_started_again_qemu_7() {
-    daemon_kills("dies7", Qemu::system(), false);
-}
-
-#[test]
-fn daemon_killed_and_started_again_qemu_10() {
-    daemon_kills("dies10", Qemu::backported(), true);
 }
 
 #[test]

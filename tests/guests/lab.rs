@@ -216,7 +216,7 @@ pub fn hold_namespace() -> Child {
 }
 
 /// The daemon under test: this package's, or the one that `VIOSWITCHD_BIN` names.
-fn daemon_binary() -> String {
+pub fn daemon_binary() -> String {
     std::env::var("VIOSWITCHD_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_vioswitchd").into())
 }
 

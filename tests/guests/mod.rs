@@ -2,6 +2,7 @@
 //! (tests/dpdk.rs) share.
 //!
 //! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
+//! * [`service`]: the daemon as a service of a real systemd.
 //! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
 //! * [`talk`]: what guests say to each other: pings, iperf3.
 //! * [`wire`]: a host behind the uplink, and a recording of what reaches it.
@@ -21,6 +22,7 @@ pub mod counters;
 pub mod huge_pages;
 pub mod lab;
 pub mod pair;
+pub mod service;
 pub mod talk;
 pub mod testpmd;
 pub mod vm;

@@ -1,5 +1,6 @@
 //! Two guests, the switch between them, and an uplink to the host.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::lab::{HOST_IP4, HOST_IP6, Lab, port, tap};
@@ -29,11 +30,29 @@ pub fn pair(name: &str, qemu: Result<Qemu, String>, pairs: u16, listens: bool) -
     };
     let mut lab = Lab::new(name);
     let (s1, s2) = (lab.path("vm1.sock"), lab.path("vm2.sock"));
-    let mode = if listens { ",mode=client" } else { "" };
-    let options = format!(",queues={pairs}{mode}");
-    let args = [&port("vm1", &s1, "")[..], &port("vm2", &s2, &options), &tap()].concat();
+    let args = arguments([&s1, &s2], pairs, listens);
     lab.start_daemon(&args);
     lab.configure_tap();
+    Some(boot(lab, qemu, args, [s1, s2], pairs, listens))
+}
+
+/// The daemon's arguments: two ports, of which the second is the client if QEMU `listens`, and an
+/// uplink.
+pub fn arguments(sockets: [&Path; 2], pairs: u16, listens: bool) -> Vec<String> {
+    let mode = if listens { ",mode=client" } else { "" };
+    let options = format!(",queues={pairs}{mode}");
+    [&port("vm1", sockets[0], "")[..], &port("vm2", sockets[1], &options), &tap()].concat()
+}
+
+/// Starts two guests for a daemon that runs, and waits for both.
+pub fn boot(
+    lab: Lab,
+    qemu: Qemu,
+    args: Vec<String>,
+    [s1, s2]: [PathBuf; 2],
+    pairs: u16,
+    listens: bool,
+) -> Pair {
     let one = VmSpec { name: "vm1", number: 1, socket: s1, listens: false, pairs: 1, device: "" };
     let two = VmSpec { name: "vm2", number: 2, socket: s2, listens, pairs, device: "" };
     let start = Instant::now();
@@ -42,7 +61,7 @@ pub fn pair(name: &str, qemu: Result<Qemu, String>, pairs: u16, listens: bool) -
     vm1.wait_ready();
     vm2.wait_ready();
     progress(&format!("two guests up after {:.1} s", start.elapsed().as_secs_f32()));
-    Some(Pair { vm1, vm2, qemu, lab, args })
+    Pair { vm1, vm2, qemu, lab, args }
 }
 
 /// Everybody reaches everybody.
