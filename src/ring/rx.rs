@@ -293,7 +293,6 @@ impl SplitRing {
     ) {
         let frames = burst.frames();
         let plain = VnetHdr::plain(1).to_bytes();
-        let logging = self.log.is_some();
         // The general path may have gone on behind what was fetched.
         let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
         let (mut count, mut bytes) = (0u16, 0u64);
@@ -317,12 +316,16 @@ impl SplitRing {
                     copy_pieces(payload.add(copied), burst.more(frame));
                 }
             }
-            if logging {
-                self.mark_payload(buffer.at, u64::from(need));
-            }
             self.store_used(self.next_used.wrapping_add(count), buffer.head, need);
             count += 1;
             bytes += u64::from(frame.len);
+        }
+        // After the loop, where a look for each frame would cost all frames for good.
+        if self.log.is_some() {
+            let written = ready[..usize::from(count)].iter().zip(run);
+            self.mark_frames(written.map(|(buffer, &index)| {
+                (buffer.at, HEADER_LEN as u32 + frames[usize::from(index)].len)
+            }));
         }
         self.next_used = self.next_used.wrapping_add(count);
         self.next_avail = self.next_avail.wrapping_add(count);
@@ -330,6 +333,12 @@ impl SplitRing {
         done.settled += usize::from(count);
         done.frames += u64::from(count);
         done.bytes += bytes;
+    }
+
+    /// Marks what was written, by where it begins and its length.
+    #[cold]
+    fn mark_frames(&self, written: impl Iterator<Item = (*mut u8, u32)>) {
+        written.for_each(|(at, len)| self.mark_payload(at, u64::from(len)));
     }
 
     /// The general path: gathers buffers for one frame, writes it behind `header` and returns them

@@ -83,6 +83,9 @@ struct Options {
     /// Do not negotiate event indices
     #[arg(long)]
     no_event_idx: bool,
+    /// Have all that the back-end writes marked in a log, as while the guests migrate
+    #[arg(long)]
+    log: bool,
     /// Guest memory in huge pages
     #[arg(long)]
     huge_pages: bool,
@@ -184,6 +187,7 @@ fn measure(o: &Options) -> Result<String, String> {
         ring_size: o.ring,
         frame_len: longest,
         event_idx: !o.no_event_idx,
+        log: o.log,
         huge_pages: o.huge_pages,
         patience: PATIENCE,
     };

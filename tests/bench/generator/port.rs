@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::frontend::{Frontend, feat, proto, req};
+use super::frontend::{Frontend, VringAddr, feat, proto, req};
 use super::mem::Memory;
 use super::ring::{Buffers, Ring, prefetch};
 use super::sys::{self, EventFd};
@@ -46,6 +46,8 @@ pub struct VirtioConfig {
     /// Longest frame, in bytes.
     pub frame_len: u32,
     pub event_idx: bool,
+    /// The back-end marks what it writes.
+    pub log: bool,
     pub huge_pages: bool,
     pub patience: Duration,
 }
@@ -89,11 +91,18 @@ impl VirtioPort {
         let mut start = || -> super::frontend::Result<()> {
             let region = memory.region();
             frontend.set_mem_table(&[region])?;
+            if c.log {
+                // A bit for each page (vhost-user, "Migration"); nobody reads them.
+                let (spec, _) = region;
+                let bytes = ((spec.gpa + spec.len) / 4096).div_ceil(8).next_multiple_of(4096);
+                frontend.set_log_base(bytes, 0, sys::memfd(bytes).as_raw_fd())?;
+            }
             let rings = [(&rx, &rx_kick, &calls[0]), (&tx, &tx_kick, &calls[1])];
             for (index, (ring, kick, call)) in (0..).zip(rings) {
                 frontend.set_vring_num(index, u32::from(c.ring_size))?;
                 frontend.set_vring_base(index, 0)?;
-                frontend.set_vring_addr(&ring.addr(&memory, index))?;
+                let addr = VringAddr { flags: c.log.into(), ..ring.addr(&memory, index) };
+                frontend.set_vring_addr(&addr)?;
                 frontend.set_vring_fd(req::SET_VRING_CALL, index, Some(call.raw()))?;
                 frontend.set_vring_fd(req::SET_VRING_KICK, index, Some(kick.raw()))?;
             }
@@ -169,13 +178,20 @@ fn negotiate(fe: &mut Frontend, c: &VirtioConfig) -> super::frontend::Result<boo
     if c.event_idx {
         wanted |= feat::EVENT_IDX;
     }
+    if c.log {
+        wanted |= feat::LOG_ALL;
+    }
     let features = offered & wanted;
     if features & feat::VERSION_1 == 0 {
         return Err(super::frontend::Error::Bad("the back-end offers no VERSION_1".into()));
     }
     if features & feat::PROTOCOL_FEATURES != 0 {
-        let protocol = fe.get_protocol_features()? & (proto::MQ | proto::REPLY_ACK);
+        let log = if c.log { proto::LOG_SHMFD } else { 0 };
+        let protocol = fe.get_protocol_features()? & (proto::MQ | proto::REPLY_ACK | log);
         fe.set_protocol_features(protocol)?;
+        if protocol & log != log {
+            return Err(super::frontend::Error::Bad("the back-end offers no LOG_SHMFD".into()));
+        }
         if protocol & proto::MQ != 0 {
             fe.get_queue_num()?;
         }
