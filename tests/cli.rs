@@ -156,6 +156,26 @@ fn version_help_and_capabilities() {
     }
 }
 
+/// A configuration is judged without being put into service.
+#[test]
+fn a_configuration_is_checked() {
+    let dir = Dir::new();
+    let file = dir.path().join("new.toml");
+    let check = |text: &str| {
+        fs::write(&file, text).expect("write");
+        let output = run(&["--check", "--config", file.to_str().expect("UTF-8")]);
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let socket = dir.path().join("p0");
+    let good = format!("[[port]]\nname = \"p0\"\nsocket = \"{}\"\n", socket.display());
+    assert_eq!(check(&good), (Some(0), "valid: 1 ports, 0 taps\n".into(), String::new()));
+    assert!(!socket.exists());
+    let (status, said, complaints) = check(&good.replace("name", "nmae"));
+    assert_eq!((status, said.as_str()), (Some(2), ""));
+    assert!(complaints.contains("nmae"), "{complaints}");
+}
+
 /// A reader that has enough (`--help | head -1`) and a full disk are no reason to panic.
 #[test]
 fn output_that_nobody_takes() {

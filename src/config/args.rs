@@ -140,6 +140,10 @@ struct Options {
     )]
     uplink_to_uplink: Option<String>,
 
+    /// Read the configuration, say what is wrong with it or how many ports it has, and exit
+    #[arg(long)]
+    check: bool,
+
     /// Print what this back-end is, as JSON for management software, and exit
     #[arg(long)]
     print_capabilities: bool,
@@ -157,6 +161,8 @@ pub(super) enum Outcome {
 pub(super) struct Request {
     pub(super) file: Option<PathBuf>,
     pub(super) source: Source,
+    /// Only say whether they are valid.
+    pub(super) check: bool,
 }
 
 /// Reads `args`, the program's name first.
@@ -225,7 +231,7 @@ fn lower(options: Options) -> Result<Request, UsageError> {
             source.scalars.push(Setting { key: key.to_owned(), value: Value::Word(word), at });
         }
     }
-    Ok(Request { file: options.config, source })
+    Ok(Request { file: options.config, source, check: options.check })
 }
 
 /// One `NAME,key=value,…`.

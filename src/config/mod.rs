@@ -159,6 +159,10 @@ where
     };
     let merged = entries::overlay(under, over);
     one_line(&merged.complaints)?;
+    let Config { ports, taps, .. } = &merged.config;
+    if request.check {
+        return Ok(Action::Print(format!("valid: {} ports, {} taps", ports.len(), taps.len())));
+    }
     Ok(Action::Run(merged.config))
 }
 
