@@ -468,6 +468,43 @@ fn memory_comes_and_goes() {
     d.stop();
 }
 
+/// DPDK's virtio-user whose application takes more memory, or gives some back: all rings disabled, a
+/// whole new table, all enabled, and no addresses sent again. What was sent before arrives, once.
+#[test]
+fn a_table_is_replaced_between_disable_and_enable() {
+    let d = Daemon::with(2, &[]);
+    let (mut a, mut b) = (attach(&d, 0), attach(&d, 1));
+    exchange(&mut b, &mut a);
+    let more: Vec<_> = (1..=3u64)
+        .map(|i| common::mem::GuestMem::new(&[common::mem::RegionSpec::new(i << 36, 2 << 20)]))
+        .collect();
+    for round in 0..50u8 {
+        let frame = |n: u8| [&b.mac()[..], &a.mac(), &[0x88, 0xb5, round, n], &[7; 44]].concat();
+        let frames: Vec<_> = (0..20).map(frame).collect();
+        frames.iter().for_each(|frame| assert!(a.tx[0].send(frame)));
+        let Vm { fe, guest } = &mut a;
+        for ring in 0..2 {
+            fe.set_vring_enable(ring, false).expect("disable");
+        }
+        let mut table = guest.mem.table();
+        table.extend(more.iter().take(usize::from(round % 4)).map(|mem| mem.table()[0]));
+        // The order says nothing.
+        let len = table.len();
+        table.rotate_left(usize::from(round) % len);
+        fe.set_mem_table(&table).expect("table");
+        for ring in 0..2 {
+            fe.set_vring_enable(ring, true).expect("enable");
+        }
+        a.settle();
+        let came: Vec<_> = b.rx[0].take(20, SOON).into_iter().map(|(_, frame)| frame).collect();
+        assert!(came == frames, "round {round}: {} came", came.len());
+        a.tx[0].drain(SOON);
+        exchange(&mut b, &mut a);
+    }
+    drop((a, b));
+    d.stop();
+}
+
 /// A socket in use by a live daemon is an error for the second one, not a theft.
 #[test]
 fn a_live_socket_is_not_taken() {
