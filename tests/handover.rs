@@ -239,6 +239,27 @@ fn addresses_are_handed_over_once() {
     service.stop();
 }
 
+/// A start that fails, for whatever reason, leaves what was known to the next one.
+#[test]
+fn a_start_that_fails_costs_no_state() {
+    let mut service = Service::new();
+    let args = service.ports(2);
+    service.start(&args);
+    let vm = |i: u8| Vm::connect(&service.path(&format!("p{i}")), VmConfig::new(i));
+    Net::new((0..2).map(vm).collect()).announce();
+    service.stop();
+    let taken = service.path("p9");
+    fs::write(&taken, "in the way").expect("write");
+    let mut command = Command::new("sh");
+    let more = [&args[..], &service.port("p9", "")].concat();
+    service.manager.start(&mut command, env!("CARGO_BIN_EXE_vioswitchd"), &more);
+    assert_eq!(command.output().expect("run").status.code(), Some(1));
+    drop(command);
+    service.start(&args);
+    assert_eq!((service.report().sum(None, "in", "frames"), service.addresses()), (2, 2));
+    service.stop();
+}
+
 /// What another release left, or what is no state at all, is put away and the service starts.
 #[test]
 fn a_state_of_another_version_is_ignored() {
@@ -363,11 +384,17 @@ fn sockets_of_the_manager_are_used_and_left() {
 #[test]
 fn permissions_follow_the_configuration() {
     let mut service = Service::new();
-    for mode in ["0600", "0666", "0620"] {
-        let args = service.port("p0", &format!(",socket-mode={mode}"));
+    // SAFETY: takes nothing and cannot fail.
+    let own = unsafe { libc::getegid() };
+    // Root may give a socket to any group, others to their own.
+    let other = if own == 0 { 54_321 } else { own };
+    for (mode, group) in [("0600", None), ("0666", Some(other)), ("0620", None)] {
+        let keys = group.map_or(String::new(), |group| format!(",socket-group={group}"));
+        let args = service.port("p0", &format!(",socket-mode={mode}{keys}"));
         service.start(&args);
-        let found = fs::metadata(service.path("p0")).expect("socket").permissions().mode();
-        assert_eq!(found & 0o777, u32::from_str_radix(mode, 8).expect("octal"));
+        let found = fs::metadata(service.path("p0")).expect("socket");
+        assert_eq!(found.mode() & 0o777, u32::from_str_radix(mode, 8).expect("octal"));
+        assert_eq!(found.gid(), group.unwrap_or(own), "mode {mode}");
         service.stop();
     }
 }

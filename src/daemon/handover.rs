@@ -50,6 +50,7 @@ pub struct Received {
     /// Queues of TAPs by the interface's name.
     taps: HashMap<String, Vec<OwnedFd>>,
     state: Option<String>,
+    had_state: bool,
     /// Something was of no use.
     discarded: bool,
 }
@@ -100,15 +101,14 @@ impl Handover {
         let mut left_over = Vec::new();
         for Passed { name, fd } in passed {
             if name == STATE && fs::is_memory(fd.as_raw_fd()).unwrap_or(false) {
-                received.state = read(fd);
-                left_over.push(name);
+                (received.state, received.had_state) = (read(fd), true);
             } else if let Some(port) = port_of(config, &name, &fd) {
                 let ours = identity_in(&name).is_some();
                 received.listeners.entry(port).or_insert(Kept { fd, ours });
             } else if let Some(ifname) = tap_of(config, &fd) {
                 received.taps.entry(ifname).or_default().push(fd);
             } else {
-                log::info!("the service manager has {name:?}, which is no longer wanted");
+                log::warn!("no port or tap is for what the service manager keeps as {name:?}");
                 left_over.push(name);
             }
         }
@@ -160,6 +160,14 @@ impl Handover {
     /// The queues of a TAP are no longer what they were.
     pub fn discard_tap(&self, ifname: &str) {
         self.discard(&[tap_name(ifname)]);
+    }
+
+    /// What the process before knew is known here now, and soon out of date. Not to be called before
+    /// the start has succeeded: one that fails leaves it to the next.
+    pub fn discard_state(&self, received: &Received) {
+        if received.had_state {
+            self.discard(&[STATE.to_owned()]);
+        }
     }
 
     /// Has the state kept for the next process. To be called when nothing counts any more.

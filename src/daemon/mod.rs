@@ -160,6 +160,7 @@ impl Daemon {
             self.start_session_thread(id, entrance)?;
         }
         self.start_helpers(&taps, config.age_seconds)?;
+        self.handover.discard_state(&received);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! The group database: names of groups to their numbers.
+//! The group database: names of groups to their numbers; and this process's own group.
 //!
 //! Used while the configuration is read, before any thread of the data path exists.
 
@@ -9,6 +9,12 @@ use crate::limits;
 
 /// Bytes of the first attempt: enough for a group of a few dozen members.
 const FIRST_BUFFER_BYTES: usize = 1024;
+
+/// The group that files of this process get.
+pub fn own() -> u32 {
+    // SAFETY: getegid takes nothing and cannot fail.
+    unsafe { libc::getegid() }
+}
 
 /// The number of the group called `name`, `None` if no such group exists (getgrnam_r(3)).
 ///

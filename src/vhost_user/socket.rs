@@ -40,7 +40,7 @@ use crate::limits::{
     SOCKET_BACKLOG, SOCKET_LOCK_WAIT,
 };
 use crate::sys::poll::{Interest, Wake, pause, wait};
-use crate::sys::{descriptor, unix_socket};
+use crate::sys::{descriptor, group, unix_socket};
 
 /// Why a socket cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -166,8 +166,10 @@ impl Listener {
         access: Option<Access>,
     ) -> Result<Listener, SocketError> {
         descriptor::set_nonblocking(fd.as_fd())?;
-        if let Some(access) = access {
-            grant(path, access, path)?;
+        if let Some(Access { mode, group: wanted }) = access {
+            // A group that is configured no more gives way to that of a new file.
+            let group = wanted.or_else(|| Some(group::own()));
+            grant(path, Access { mode, group }, path)?;
         }
         let place = Place::of(path.to_owned()).map_err(failed("examine socket", path))?;
         let mut listener = Listener { socket: fd.into(), place: Some(place), warned: None };
