@@ -49,6 +49,14 @@ impl Lab {
         lab
     }
 
+    /// Another daemon's surroundings in the same namespace: two switches on one host.
+    pub fn beside(&self, name: &str) -> Lab {
+        let mut lab = Lab::without_network(name);
+        let mut sleep = self.in_netns("sleep");
+        lab.holder = Some(await_namespace(sleep.arg("infinity")));
+        lab
+    }
+
     /// A path in the scratch directory.
     pub fn path(&self, file: &str) -> PathBuf {
         self.dir.join(file)
@@ -90,14 +98,31 @@ impl Lab {
 
     /// Gives the host's end of the TAP its addresses and brings it up.
     pub fn configure_tap(&self) {
-        wait_for("the TAP", Duration::from_secs(10), || {
-            let found = self.in_netns("ip").args(["link", "show", TAP]).output().ok()?;
-            found.status.success().then_some(())
-        });
+        self.wait_tap(TAP);
         self.sh(&format!(
             "ip link set {TAP} up && ip addr add {HOST_IP4}/24 dev {TAP} && \
              ip -6 addr add {HOST_IP6}/64 dev {TAP} nodad"
         ));
+    }
+
+    /// Joins the TAPs of two daemons by a bridge, which gets the host's addresses.
+    pub fn bridge_taps(&self, taps: [&str; 2]) {
+        self.sh("ip link add br0 type bridge");
+        for tap in taps {
+            self.wait_tap(tap);
+            self.sh(&format!("ip link set {tap} master br0 && ip link set {tap} up"));
+        }
+        self.sh(&format!(
+            "ip link set br0 up && ip addr add {HOST_IP4}/24 dev br0 && \
+             ip -6 addr add {HOST_IP6}/64 dev br0 nodad"
+        ));
+    }
+
+    fn wait_tap(&self, tap: &str) {
+        wait_for("the TAP", Duration::from_secs(10), || {
+            let found = self.in_netns("ip").args(["link", "show", tap]).output().ok()?;
+            found.status.success().then_some(())
+        });
     }
 
     /// Whether the daemon is still there.
@@ -202,11 +227,15 @@ pub fn in_netns(holder: Option<&Child>, program: &str) -> Command {
 
 /// A process that holds a network namespace of its own and dies with the test.
 pub fn hold_namespace() -> Child {
-    let holder = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
-        .stdin(Stdio::null())
-        .spawn()
-        .expect("start the process that holds the namespace");
+    let mut unshare = Command::new("setpriv");
+    unshare.args(["--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]);
+    await_namespace(&mut unshare)
+}
+
+/// Starts a process that will sleep in another namespace than the test's, and waits until it does.
+fn await_namespace(sleep: &mut Command) -> Child {
+    let holder =
+        sleep.stdin(Stdio::null()).spawn().expect("start the process that holds the namespace");
     let namespace = format!("/proc/{}/ns/net", holder.id());
     let own = std::fs::read_link("/proc/self/ns/net").expect("own namespace");
     wait_for("the network namespace", Duration::from_secs(10), || {
@@ -235,5 +264,10 @@ pub fn port(name: &str, socket: &Path, options: &str) -> [String; 2] {
 
 /// `--tap` for the namespace's uplink.
 pub fn tap() -> [String; 2] {
-    ["--tap".into(), format!("uplink,ifname={TAP}")]
+    tap_named(TAP)
+}
+
+/// The same under another name, for a second daemon in the namespace.
+pub fn tap_named(interface: &str) -> [String; 2] {
+    ["--tap".into(), format!("uplink,ifname={interface}")]
 }

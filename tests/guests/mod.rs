@@ -1,9 +1,10 @@
-//! What the tests with real guests (tests/qemu.rs, tests/qemu_offloads.rs) and real DPDK
-//! (tests/dpdk.rs) share.
+//! What the tests with real guests (tests/qemu.rs, tests/qemu_*.rs) and real DPDK (tests/dpdk.rs)
+//! share.
 //!
 //! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
 //! * [`service`]: the daemon as a service of a real systemd.
 //! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
+//! * [`load`]: memory and streams under load in guests, checked all the while.
 //! * [`talk`]: what guests say to each other: pings, iperf3.
 //! * [`wire`]: a host behind the uplink, and a recording of what reaches it.
 //! * [`testpmd`]: DPDK's `dpdk-testpmd` with virtio-user ports, driven through its console.
@@ -21,6 +22,7 @@ pub mod counters;
 #[path = "../common/huge_pages.rs"]
 pub mod huge_pages;
 pub mod lab;
+pub mod load;
 pub mod pair;
 pub mod service;
 pub mod talk;

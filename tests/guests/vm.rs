@@ -13,11 +13,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::lab::Lab;
-use super::{need_program, tail};
+use super::{need_program, tail, wait_for};
 
 /// From power-on to the first command. A guest under TCG takes 3 s on an idle machine and ten
 /// times that on a busy one.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
+
+/// What a guest has, of which Linux leaves 77 MiB.
+const MEMORY_KIB: u32 = 192 << 10;
 
 /// What a guest may grow to by hot-plugged memory.
 const MAX_MEMORY: &str = "1G";
@@ -141,7 +144,7 @@ impl VmSpec {
         )
     }
 
-    fn arguments(&self, qemu: &Qemu, console: &Path, qmp: &Path) -> Vec<String> {
+    fn arguments(&self, qemu: &Qemu, kib: u32, console: &Path, qmp: &Path) -> Vec<String> {
         let pairs = self.pairs;
         let server = match (self.listens, qemu.major) {
             (true, _) => ",server=on",
@@ -161,8 +164,8 @@ impl VmSpec {
             ("accel", qemu.accel.clone()),
             ("cpu", cpu.into()),
             ("smp", pairs.to_string()),
-            ("m", format!("192,slots=4,maxmem={MAX_MEMORY}")),
-            ("object", "memory-backend-memfd,id=mem,size=192M,share=on".into()),
+            ("m", format!("{kib}K,slots=4,maxmem={MAX_MEMORY}")),
+            ("object", format!("memory-backend-memfd,id=mem,size={kib}K,share=on")),
             ("machine", "pc,memory-backend=mem".into()),
             ("display", "none".into()),
             ("serial", format!("file:{}", console.display())),
@@ -199,12 +202,33 @@ pub struct Vm {
 impl Vm {
     /// Powers the machine on; [`Vm::wait_ready`] waits for it.
     pub fn start(lab: &Lab, qemu: &Qemu, spec: &VmSpec) -> Vm {
+        Vm::launch(lab, qemu, spec, MEMORY_KIB, &[])
+    }
+
+    /// The same with other memory than most guests have.
+    pub fn start_with(kib: u32, lab: &Lab, qemu: &Qemu, spec: &VmSpec) -> Vm {
+        Vm::launch(lab, qemu, spec, kib, &[])
+    }
+
+    /// An empty machine that waits for a guest to migrate into it, attached to its port already.
+    pub fn incoming(kib: u32, lab: &Lab, qemu: &Qemu, spec: &VmSpec) -> Vm {
+        let mut vm = Vm::launch(lab, qemu, spec, kib, &["-incoming", "defer"]);
+        wait_for("QEMU to wait for a guest", SOON, || {
+            let left = vm.child.try_wait().expect("wait for QEMU");
+            assert!(left.is_none(), "{} left at once: {left:?}", spec.name);
+            UnixStream::connect(&vm.qmp).ok()
+        });
+        vm
+    }
+
+    fn launch(lab: &Lab, qemu: &Qemu, spec: &VmSpec, kib: u32, more: &[&str]) -> Vm {
         let file = |suffix: &str| lab.path(&format!("{}{suffix}", spec.name));
         let (console, qemu_log, qmp) = (file(".console"), file(".qemu"), file(".qmp"));
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(&qemu.program)
-            .args(spec.arguments(qemu, &console, &qmp))
+            .args(spec.arguments(qemu, kib, &console, &qmp))
+            .args(more)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(std::fs::File::create(&qemu_log).expect("create QEMU's log"))
@@ -291,9 +315,21 @@ impl Vm {
 
     /// SIGKILL, as the kernel's out-of-memory killer would send it, and the machine anew.
     pub fn power_cycle(&mut self, lab: &Lab, qemu: &Qemu) {
+        self.kill();
+        *self = Vm::start(lab, qemu, &self.spec);
+    }
+
+    /// The machine goes in good order, and its port gets free.
+    pub fn quit(&mut self) {
+        self.qmp(r#""execute":"quit""#);
+        let status = wait_for("QEMU to leave", SOON, || self.child.try_wait().expect("wait"));
+        assert!(status.success(), "{}'s QEMU left with {status}", self.spec.name);
+    }
+
+    /// The machine goes, unless it has gone by itself.
+    pub fn kill(&mut self) {
         self.child.kill().expect("kill QEMU");
         self.child.wait().expect("wait for QEMU");
-        *self = Vm::start(lab, qemu, &self.spec);
     }
 
     fn send(&mut self, line: &str) {
