@@ -246,7 +246,8 @@ fn a_start_that_fails_costs_no_state() {
     let args = service.ports(2);
     service.start(&args);
     let vm = |i: u8| Vm::connect(&service.path(&format!("p{i}")), VmConfig::new(i));
-    Net::new((0..2).map(vm).collect()).announce();
+    let mut net = Net::new((0..2).map(vm).collect());
+    net.announce();
     service.stop();
     let taken = service.path("p9");
     fs::write(&taken, "in the way").expect("write");

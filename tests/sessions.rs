@@ -468,8 +468,8 @@ fn memory_comes_and_goes() {
     d.stop();
 }
 
-/// DPDK's virtio-user whose application takes more memory, or gives some back: all rings disabled, a
-/// whole new table, all enabled, and no addresses sent again. What was sent before arrives, once.
+/// DPDK's virtio-user whose application takes more memory, or gives some back: all rings disabled,
+/// a whole new table, all enabled, and no addresses sent again. What was sent before arrives, once.
 #[test]
 fn a_table_is_replaced_between_disable_and_enable() {
     let d = Daemon::with(2, &[]);

@@ -162,8 +162,8 @@ impl Handover {
         self.discard(&[tap_name(ifname)]);
     }
 
-    /// What the process before knew is known here now, and soon out of date. Not to be called before
-    /// the start has succeeded: one that fails leaves it to the next.
+    /// What the process before knew is known here now, and soon out of date. Not to be called
+    /// before the start has succeeded: one that fails leaves it to the next.
     pub fn discard_state(&self, received: &Received) {
         if received.had_state {
             self.discard(&[STATE.to_owned()]);
