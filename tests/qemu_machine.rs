@@ -1,5 +1,6 @@
-//! What happens to a guest's machine while frames pass: it is paused, reset, grows and shrinks, its
-//! driver goes and comes back, its network card is pulled out and plugged in again.
+//! What happens to a guest's machine while frames pass: it is paused, saved to a file and restored
+//! from it, reset, grows and shrinks, its driver goes and comes back, its network card is pulled out
+//! and plugged in again.
 //!
 //! Each for QEMU 7.2 and 10.0, with a stream of pings from the other guest under way. Needs root
 //! and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`. `VIOSWITCH_LONG=1`
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use guests::pair::{Pair, finish, pair};
 use guests::talk::{answers, pings};
-use guests::vm::{Qemu, SOON};
+use guests::vm::{MEMORY_KIB, Qemu, SOON, Vm};
 use guests::{alone, is_set, progress, wait_for};
 
 /// For what waits for a guest's driver or kernel.
@@ -89,6 +90,32 @@ fn network_card(p: &mut Pair) {
     talk_again(p);
 }
 
+/// The guest is saved to a file, its QEMU ends, and another one goes on with what is in the file.
+fn snapshot(p: &mut Pair) {
+    let boot = "cat /proc/sys/kernel/random/boot_id";
+    let before = p.vm2.ok(boot);
+    let file = p.lab.path("snapshot").display().to_string();
+    let wait_moved = |vm: &mut Vm| {
+        wait_for("the guest to be in the file, or out of it", LIMIT, || {
+            let said = vm.try_qmp(r#""execute":"query-migrate""#);
+            assert!(!said.contains("failed"), "{said}");
+            said.contains(r#""status": "completed""#).then_some(())
+        });
+    };
+    p.vm2.qmp(r#""execute":"stop""#);
+    let to = format!(r#""execute":"migrate","arguments":{{"uri":"exec:cat >{file}"}}"#);
+    p.vm2.qmp(&to);
+    wait_moved(&mut p.vm2);
+    p.vm2.quit();
+    p.vm2 = Vm::incoming(MEMORY_KIB, &p.lab, &p.qemu, &p.vm2.spec);
+    let from = format!(r#""execute":"migrate-incoming","arguments":{{"uri":"exec:cat {file}"}}"#);
+    p.vm2.qmp(&from);
+    wait_moved(&mut p.vm2);
+    p.vm2.qmp(r#""execute":"cont""#);
+    talk_again(p);
+    assert_eq!(p.vm2.ok(boot), before, "it has rebooted");
+}
+
 /// A DIMM comes and goes, which the guest does not use: the daemon gets one memory region more, and
 /// one less, on running rings.
 fn memory(p: &mut Pair) {
@@ -121,6 +148,7 @@ fn changes(name: &str, qemu: Result<Qemu, String>) {
         progress(&format!("{what} {rounds} times"));
     };
     each("paused and resumed", pause);
+    each("saved and restored", snapshot);
     each("given memory that was taken again", memory);
     each("without its driver for a moment", driver);
     each("without its network card for a moment", network_card);

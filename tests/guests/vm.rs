@@ -20,7 +20,7 @@ use super::{need_program, tail, wait_for};
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
 
 /// What a guest has, of which Linux leaves 77 MiB.
-const MEMORY_KIB: u32 = 192 << 10;
+pub const MEMORY_KIB: u32 = 192 << 10;
 
 /// What a guest may grow to by hot-plugged memory.
 const MAX_MEMORY: &str = "1G";
