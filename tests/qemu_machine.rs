@@ -1,6 +1,6 @@
 //! What happens to a guest's machine while frames pass: it is paused, saved to a file and restored
-//! from it, reset, grows and shrinks, its driver goes and comes back, its network card is pulled out
-//! and plugged in again.
+//! from it, reset, grows and shrinks, its driver goes and comes back, its network card is pulled
+//! out and plugged in again.
 //!
 //! Each for QEMU 7.2 and 10.0, with a stream of pings from the other guest under way. Needs root
 //! and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`. `VIOSWITCH_LONG=1`
