@@ -131,9 +131,9 @@ pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 /// that pending signals leave in time.
 pub const TURN_NANOS: u64 = 50_000;
 
-/// A transmit ring's part of a turn while others have work too: what copying [`BURST_BYTES`] from
-/// and to warm caches takes.
-pub const TURN_PART_NANOS: u64 = 2_500;
+/// A transmit ring's part of a turn while others have work too, at least and at most: what 64 short
+/// frames take on the fastest machine, and [`BURST_BYTES`] between warm caches on a slow one.
+pub const TURN_PART_NANOS: std::ops::RangeInclusive<u64> = 400..=2_500;
 
 /// What a ring can owe at most for bursts that took longer, which is more than any burst takes. A
 /// worker that lost its CPU in a burst charges an innocent guest: this is one slice of a scheduler.

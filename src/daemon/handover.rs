@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use super::front_end::Entrance;
 use super::state::{self, Restored};
-use crate::config::{Config, Endpoint};
+use crate::config::{Config, Endpoint, PortConfig};
 use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
 use crate::port::Port;
 use crate::switch::{Entry, Fdb};
@@ -99,10 +99,11 @@ impl Handover {
     fn sort(&self, config: &Config, passed: Vec<Passed>) -> Received {
         let mut received = Received::default();
         let mut left_over = Vec::new();
+        let places = places(config);
         for Passed { name, fd } in passed {
             if name == STATE && fs::is_memory(fd.as_raw_fd()).unwrap_or(false) {
                 (received.state, received.had_state) = (read(fd), true);
-            } else if let Some(port) = port_of(config, &name, &fd) {
+            } else if let Some(port) = port_of(&places, &name, &fd) {
                 let ours = identity_in(&name).is_some();
                 received.listeners.entry(port).or_insert(Kept { fd, ours });
             } else if let Some(ifname) = tap_of(config, &fd) {
@@ -231,18 +232,26 @@ impl Received {
     }
 }
 
+/// The ports that listen, by what is at their paths now. Looked up once for all: a thousand sockets
+/// beside as many paths are a million otherwise.
+fn places(config: &Config) -> HashMap<Identity, usize> {
+    let ports = config.ports.iter().enumerate();
+    let place = |(port, settings): (usize, &PortConfig)| match &settings.endpoint {
+        Endpoint::Server { path, .. } => Some((socket::identity_of(path)?, port)),
+        _ => None,
+    };
+    ports.filter_map(place).collect()
+}
+
 /// The port at whose path the listening socket `fd` appears. An activated socket is told by the
 /// path that it was bound to: through whatever links, that must be the same file.
-fn port_of(config: &Config, name: &str, fd: &OwnedFd) -> Option<usize> {
+fn port_of(places: &HashMap<Identity, usize>, name: &str, fd: &OwnedFd) -> Option<usize> {
     if !socket::listens(fd) {
         return None;
     }
     let identity = identity_in(name)
         .or_else(|| socket::bound_path(fd).and_then(|path| socket::identity_of(&path)))?;
-    config.ports.iter().position(|port| match &port.endpoint {
-        Endpoint::Server { path, .. } => socket::identity_of(path) == Some(identity),
-        _ => false,
-    })
+    places.get(&identity).copied()
 }
 
 /// The configured interface that `fd` is a queue of.

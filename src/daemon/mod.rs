@@ -10,7 +10,7 @@
 //! them consistent, and removes its socket, if that is not kept. Nobody is waited for longer than
 //! [`STOP_TIMEOUT`] in all.
 //!
-//! What outlives the process is [`handover`]'s.
+//! What outlives the process is `handover`'s.
 
 mod front_end;
 mod handover;

@@ -4,8 +4,13 @@
 //! (`SplitRing::charge`). But what a burst costs depends on more than can be counted: chains that
 //! are walked and rejected, addresses that miss every cache, pages that fault, a receiver whose
 //! every frame is a system call. So it is timed as well. A ring whose burst took longer than its
-//! part, [`TURN_PART_NANOS`], sits out turns until the others have had as much (deficit round
-//! robin, Shreedhar and Varghese 1995, in time).
+//! [`Part`] sits out turns until the others have had as much (deficit round robin, Shreedhar and
+//! Varghese 1995, in time).
+//!
+//! A part is what the cheapest burst takes of a ring that has more to send. With a fixed one those
+//! whose bursts are cheaper would have less time than they are due, and how long a burst takes is
+//! the machine's to say: 2.5 µs, right for one, left a bystander half of its share on another whose
+//! copies are twice as fast.
 //!
 //! Only rings that compete sit out: a turn in which nobody else had work forgives everything, so
 //! this costs a ring that is alone nothing. A worker that loses its CPU in a burst charges the
@@ -14,7 +19,6 @@
 //!
 //! Time is an argument, in cycles.
 //!
-//! [`TURN_PART_NANOS`]: crate::limits::TURN_PART_NANOS
 //! [`MAX_TURN_DEBT_NANOS`]: crate::limits::MAX_TURN_DEBT_NANOS
 
 /// The limits, in cycles.
@@ -22,8 +26,64 @@
 pub struct Terms {
     /// A ring's part of a turn.
     pub part: u64,
+    /// What sitting out a turn pays.
+    pub pay: u64,
     /// The most it can owe.
     pub most: u64,
+}
+
+/// What each ring that competes for a worker may take of a turn, in cycles.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    now: u64,
+    cheapest: u64,
+    least: u64,
+    most: u64,
+    /// Turns in a row in which all sat out.
+    hurry: u32,
+    /// A ring had no more: it is to be served often, and `most` is for its sake.
+    modest: bool,
+}
+
+/// How many times as long a part may be while all rings have more: a turn, 50 µs.
+const GREEDY_PARTS: u64 = 20;
+
+/// By then a turn pays four thousand parts, more than it can be that are owed.
+const MAX_HURRY: u32 = 6;
+
+impl Part {
+    /// One that begins at `most` and stays within both.
+    pub fn new(least: u64, most: u64) -> Part {
+        Part { now: most, cheapest: u64::MAX, least, most, hurry: 0, modest: false }
+    }
+
+    /// A burst took so long of a ring that has `more`.
+    #[inline(always)]
+    pub fn saw(&mut self, spent: u64, more: bool) {
+        if more {
+            self.cheapest = self.cheapest.min(spent);
+        } else {
+            self.modest = true;
+        }
+    }
+
+    /// The part in the turn that begins, and what sitting it out pays. The part falls at once and
+    /// rises slowly: in some turns those with the cheap bursts sit out themselves. After turns in
+    /// which all did, `idle`, sitting out pays four times as much each time: what all owe is soon
+    /// paid, and the difference stays.
+    #[inline(always)]
+    pub fn next_turn(&mut self, idle: bool) -> (u64, u64) {
+        if idle {
+            self.hurry = (self.hurry + 1).min(MAX_HURRY);
+            return (self.now, self.now << (2 * self.hurry));
+        }
+        self.hurry = 0;
+        let seen = std::mem::replace(&mut self.cheapest, u64::MAX);
+        let modest = std::mem::replace(&mut self.modest, false);
+        let most = if modest { self.most } else { GREEDY_PARTS * self.most };
+        self.now = seen.min(self.now + self.now / 16).clamp(self.least, most);
+        (self.now, self.now)
+    }
 }
 
 /// What a transmit ring took beyond its part.
@@ -37,9 +97,9 @@ impl Debt {
         if !contended {
             self.0 = 0;
         }
-        let sits = self.0 >= terms.part;
+        let sits = self.0 >= terms.pay;
         if sits {
-            self.0 -= terms.part;
+            self.0 -= terms.pay;
         }
         sits
     }
@@ -55,7 +115,7 @@ impl Debt {
 mod tests {
     use super::*;
 
-    const TERMS: Terms = Terms { part: 10, most: 1000 };
+    const TERMS: Terms = Terms { part: 10, pay: 10, most: 1000 };
 
     /// Time that two rings got in so many turns whose bursts take `costs`.
     fn run(costs: [u64; 2], turns: usize) -> [u64; 2] {
@@ -80,6 +140,32 @@ mod tests {
         }
         let [cheap, other] = run([3, 10], 1000);
         assert_eq!((cheap, other), (3000, 10_000), "nobody is made to wait for less");
+    }
+
+    /// Whatever bursts cost, on whatever machine, each ring gets its half of the time.
+    #[test]
+    fn the_part_follows_the_cheapest_burst() {
+        for costs in [[300, 1000], [700, 90_000], [3000, 9000], [400, 401], [20_000, 20_000]] {
+            let mut part = Part::new(200, 2500);
+            let mut debts = [Debt::default(); 2];
+            let mut got = [0; 2];
+            let mut idle = false;
+            for _ in 0..100_000 {
+                let (now, pay) = part.next_turn(idle);
+                let terms = Terms { part: now, pay, most: 4_000_000 };
+                idle = true;
+                for (i, debt) in debts.iter_mut().enumerate() {
+                    if !debt.sits_out(true, terms) {
+                        debt.charge(costs[i], terms);
+                        part.saw(costs[i], true);
+                        got[i] += costs[i];
+                        idle = false;
+                    }
+                }
+            }
+            let [a, b] = got;
+            assert!(a.abs_diff(b) <= a.max(b) / 10, "{costs:?}: {got:?}");
+        }
     }
 
     #[test]

@@ -55,6 +55,12 @@ impl SplitRing {
         Ok(ahead)
     }
 
+    /// True if more was available when last asked than has been taken.
+    #[inline(always)]
+    pub fn has_more(&self) -> bool {
+        self.avail_seen != self.next_avail
+    }
+
     /// True if the driver has made something available.
     #[inline(always)]
     pub fn has_work(&self) -> bool {

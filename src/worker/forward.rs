@@ -20,14 +20,14 @@ use crate::limits::{
     BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS, MAX_TURN_DEBT_NANOS,
     TURN_PART_NANOS,
 };
-use crate::port::debt::Terms;
+use crate::port::debt::{Part, Terms};
 use crate::port::moderation::Completed;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::patience::Wait;
 use crate::port::steering::Steering;
 use crate::port::tap::{TapReader, TapState, TapWriter};
 use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
-use crate::ring::{Burst, RxScratch};
+use crate::ring::{Burst, RxScratch, SplitRing};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{BurstMemo, Decision, Ingress, Policy, PortId, Rules, SourceMemo};
 use crate::sys::clock;
@@ -78,6 +78,7 @@ pub struct Forwarder {
     lap: u64,
     /// Several sources had work in the last turn.
     contended: bool,
+    part: Part,
     /// A ring's part of a turn.
     terms: Terms,
     /// The present burst has a plan and is not counted yet, and the copies it asks for.
@@ -117,26 +118,31 @@ impl Forwarder {
             extra: 0,
             lap: 0,
             contended: false,
-            terms: Terms {
-                part: clock::cycles_in(TURN_PART_NANOS),
-                most: clock::cycles_in(MAX_TURN_DEBT_NANOS),
-            },
+            part: Part::new(
+                clock::cycles_in(*TURN_PART_NANOS.start()),
+                clock::cycles_in(*TURN_PART_NANOS.end()),
+            ),
+            terms: Terms { part: 0, pay: 0, most: clock::cycles_in(MAX_TURN_DEBT_NANOS) },
             planned: false,
             copies: 0,
         }
     }
 
-    /// Starts a turn at `cycle`; `contended` if several sources had work in the last one.
-    pub fn begin_turn(&mut self, cycle: u64, contended: bool) {
+    /// Starts a turn at `cycle`; `contended` if several sources had work in the last one, `idle` if
+    /// all of them sat it out.
+    pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
         self.now = clock::coarse_seconds();
         (self.cycle, self.lap, self.contended) = (cycle, cycle, contended);
+        (self.terms.part, self.terms.pay) = self.part.next_turn(idle);
     }
 
     /// Charges a ring for the time since the last burst ended.
     #[inline(always)]
     fn charge_time(&mut self, state: &mut RingState) {
         let now = clock::cycles();
-        state.debt.charge(clock::since(self.lap, now), self.terms);
+        let spent = clock::since(self.lap, now);
+        state.debt.charge(spent, self.terms);
+        self.part.saw(spent, state.ring.as_ref().is_some_and(SplitRing::has_more));
         self.lap = now;
     }
 

@@ -45,6 +45,8 @@ pub struct Worker {
     waiting: usize,
     /// Several sources wanted the last turn, and some had it: each gets its part only.
     contended: bool,
+    /// … and all of them sat it out.
+    idle: bool,
     /// The loop's one reading of the cycle counter: when the present iteration began.
     now: u64,
     /// [`TURN_NANOS`] in cycles.
@@ -68,6 +70,7 @@ impl Worker {
             woken: false,
             waiting: 0,
             contended: false,
+            idle: false,
             now: clock::cycles(),
             turn_cycles: clock::cycles_in(TURN_NANOS),
         }
@@ -196,7 +199,7 @@ impl Worker {
         let mut found = false;
         self.waiting = 0;
         let mut working = 0;
-        self.forwarder.begin_turn(self.now, self.contended);
+        self.forwarder.begin_turn(self.now, self.contended, self.idle);
         for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
                 self.cursor = 0;
@@ -244,7 +247,9 @@ impl Worker {
                 break;
             }
         }
-        self.contended = found && working > 1;
+        // Those that sat out compete too: a turn in which all do must not forgive what they owe.
+        self.contended = working > 1;
+        self.idle = self.contended && !found;
         self.forwarder.end_turn(&self.ports, &self.handle.stats);
         self.handle.stats.turns.add(1);
         found
