@@ -53,6 +53,14 @@ impl Service {
         (0..n).flat_map(|i| self.port(&format!("p{i}"), "")).collect()
     }
 
+    /// Guests on the first `n` ports, which the switch knows.
+    fn guests(&self, n: u8) -> Net {
+        let vm = |i: u8| Vm::connect(&self.path(&format!("p{i}")), VmConfig::new(i));
+        let mut net = Net::new((0..n).map(vm).collect());
+        net.announce();
+        net
+    }
+
     /// Starts a process and waits for it to be ready.
     fn start(&mut self, args: &[String]) {
         self.start_in(Command::new("sh"), args);
@@ -182,9 +190,7 @@ fn a_hundred_restarts_lose_and_duplicate_nothing() {
     let mut service = Service::new();
     let args = service.ports(2);
     service.start(&args);
-    let vm = |i: u8| Vm::connect(&service.path(&format!("p{i}")), VmConfig::new(i));
-    let mut net = Net::new((0..2).map(vm).collect());
-    net.announce();
+    let mut net = service.guests(2);
     let mut longest = Duration::ZERO;
     for round in 0..100 {
         let (from, to) = (round % 2, 1 - round % 2);
@@ -218,9 +224,7 @@ fn addresses_are_handed_over_once() {
     let mut service = Service::new();
     let args = service.ports(3);
     service.start(&args);
-    let vm = |i: u8| Vm::connect(&service.path(&format!("p{i}")), VmConfig::new(i));
-    let mut net = Net::new((0..3).map(vm).collect());
-    net.announce();
+    let mut net = service.guests(3);
     service.stop();
     assert!(service.manager.names().contains(&"state".to_owned()));
     service.start(&args);
@@ -245,9 +249,7 @@ fn a_start_that_fails_costs_no_state() {
     let mut service = Service::new();
     let args = service.ports(2);
     service.start(&args);
-    let vm = |i: u8| Vm::connect(&service.path(&format!("p{i}")), VmConfig::new(i));
-    let mut net = Net::new((0..2).map(vm).collect());
-    net.announce();
+    let _attached = service.guests(2);
     service.stop();
     let taken = service.path("p9");
     fs::write(&taken, "in the way").expect("write");

@@ -99,10 +99,10 @@ pub fn keep(
             continue;
         }
         log::warn!("tap {}: interface {} is gone, waiting for it", port.name, tap.ifname);
-        // What was kept of it would pass for one in use.
-        handover.discard_tap(&tap.ifname);
         let mut told = None;
         while !stopped() {
+            // What is kept of it, or of an attempt that got no further, would pass for one in use.
+            handover.discard_tap(&tap.ifname);
             tap.give_up();
             tap.close_lost();
             match open(port, tap, missing, handover).and_then(|opened| {

@@ -242,11 +242,8 @@ pub fn identity_of(path: &Path) -> Option<Identity> {
     found.file_type().is_socket().then(|| (found.dev(), found.ino()))
 }
 
-/// The path that a listening Unix stream socket was bound to; `None` if `fd` is none, or has none.
+/// The path that a Unix socket was bound to; `None` if `fd` is none, or has none.
 pub fn bound_path(fd: &OwnedFd) -> Option<PathBuf> {
-    if !listens(fd) {
-        return None;
-    }
     let socket = UnixListener::from(fd.try_clone().ok()?);
     socket.local_addr().ok()?.as_pathname().map(Path::to_owned)
 }

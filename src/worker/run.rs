@@ -43,7 +43,7 @@ pub struct Worker {
     woken: bool,
     /// Sources of the last turn whose frames wait for a full receiver.
     waiting: usize,
-    /// Several sources wanted the last turn, and some had it: each gets its part only.
+    /// Several sources wanted the last turn: each gets its part only.
     contended: bool,
     /// … and all of them sat it out.
     idle: bool,
