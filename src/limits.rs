@@ -250,6 +250,10 @@ pub const EPOLL_BATCH: usize = 64;
 /// 64 KiB frames takes a few ms; the rest is for a busy machine.
 pub const DRAIN_MILLIS: u64 = 500;
 
+/// How long frames sent on a disabled ring are kept: cloud-hypervisor lets a paused guest run on
+/// before it has enabled the rings again, a few ms later; the rest is for a busy machine.
+pub const DISCARD_MILLIS: u64 = 100;
+
 /// Pause after which one more log line about a port and its front-end may be written: one a second.
 pub const PORT_LOG_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 

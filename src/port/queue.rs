@@ -49,6 +49,9 @@ pub struct RingState {
     /// The ring ran and was disabled: what a new kick brings is discarded. A ring that was never
     /// enabled keeps its frames for the time it is.
     pub discard: bool,
+    /// Of such a ring, once it was kicked: the cycle from which on its frames are discarded. Until
+    /// then they are kept for the case that it is enabled again.
+    pub discard_from: Option<u64>,
     /// The front-end gave no kick descriptor: the ring is polled for good.
     pub kickless: bool,
     /// Of a receive ring: who gets its buffers when there are too few.

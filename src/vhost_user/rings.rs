@@ -246,8 +246,8 @@ impl<'a> Rings<'a> {
     }
 
     /// Disables a ring: what the driver has posted by now is forwarded once, later frames are
-    /// discarded, and only on a new kick; a front-end that pauses its guest this way may be saving
-    /// the memory already.
+    /// discarded unless it is enabled again soon, and only on a new kick; a front-end that pauses
+    /// its guest this way may be saving the memory already.
     fn disable(&mut self, index: usize) -> Result<(), Refusal> {
         let Some((queue, transmit)) = self.guest.queue(index) else {
             return Ok(());
@@ -272,6 +272,7 @@ impl<'a> Rings<'a> {
         }
         state.enabled = false;
         state.discard = transmit;
+        state.discard_from = None;
         drop(state);
         // Clear the kick: one that is still counted belongs to the frames just forwarded.
         let (served, token) = (self.workers.rings(), self.token(index));

@@ -17,8 +17,8 @@ use super::{Announcement, Shared, WorkerStats};
 use crate::frame::ethernet;
 use crate::frame::{Offloads, VnetHdr, flow_hash, rarp};
 use crate::limits::{
-    BURST_FLOOD_COPIES, BURST_FRAMES, HOLD_NANOS, MAX_SEGMENTS, MAX_TURN_DEBT_NANOS,
-    TURN_PART_NANOS,
+    BURST_FLOOD_COPIES, BURST_FRAMES, DISCARD_MILLIS, HOLD_NANOS, MAX_SEGMENTS,
+    MAX_TURN_DEBT_NANOS, TURN_PART_NANOS,
 };
 use crate::port::debt::{Part, Terms};
 use crate::port::moderation::Completed;
@@ -189,7 +189,9 @@ impl Forwarder {
         };
         let RingState { ring: Some(ring), enabled: true, broken: false, debt, .. } = &mut *state
         else {
-            return Serviced::Gone;
+            let kept = state.discard_from.is_some();
+            drop(state);
+            return if kept { self.discard(id, guest, index) } else { Serviced::Gone };
         };
         if ring.sits_out() || debt.sits_out(self.contended, self.terms) {
             return Serviced::Busy;
@@ -407,23 +409,30 @@ impl Forwarder {
     }
 
     /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
-    /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states").
-    pub fn discard(&mut self, id: PortId, guest: &GuestPort, index: usize) {
+    /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states"). Not
+    /// at once, though: cloud-hypervisor enables the rings of a resumed guest when it runs already.
+    pub fn discard(&mut self, id: PortId, guest: &GuestPort, index: usize) -> Serviced {
         let Some(queue) = guest.tx.get(index) else {
-            return;
+            return Serviced::Gone;
         };
         let mut state = queue.lock();
-        if !state.discard || state.broken {
-            return;
+        if !state.discard || state.broken || state.ring.is_none() {
+            // Enabled in the meantime, which came with a note to look.
+            return Serviced::Gone;
+        }
+        let now = clock::cycles();
+        let keep = clock::cycles_in(DISCARD_MILLIS * 1_000_000);
+        if now < *state.discard_from.get_or_insert(now.saturating_add(keep)) {
+            return Serviced::Waiting;
         }
         // A driver that refills as fast as we discard ends this loop at one ring's worth.
         let mut left = state.ring.as_ref().map_or(0, |ring| usize::from(ring.size()));
         while left > 0 {
-            let Some(ring) = &mut state.ring else { return };
+            let Some(ring) = &mut state.ring else { break };
             match ring.discard(left) {
                 // The driver kicks for the next frame only if asked to, or was just before us.
                 Ok((0, _)) if ring.enable_kicks() => left -= 1,
-                Ok((0, _)) | Err(_) => return,
+                Ok((0, _)) | Err(_) => break,
                 Ok((taken, wanted)) => {
                     left -= taken;
                     queue.stats.frames.add(taken as u64);
@@ -432,6 +441,7 @@ impl Forwarder {
                 }
             }
         }
+        Serviced::Gone
     }
 
     /// Admits, learns and decides every frame of the burst; fills the plan. May cut the burst.

@@ -460,7 +460,9 @@ impl Worker {
         let suspicious = never_moves(&mut state);
         if state.discard {
             drop(state);
-            self.forwarder.discard(id, guest, index);
+            if self.forwarder.discard(id, guest, index) == Serviced::Waiting {
+                self.mark_ready(Token::Transmit(id, index as u16));
+            }
             return;
         }
         if let Some(ring) = state.running() {
