@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use common::frontend::{Acks, Error, Frontend, message, req};
 use common::net::{Job, Net, Sizes};
 use common::proc::{Daemon, Dir, wait_for};
+use common::rx::RxConfig;
 use common::sys::EventFd;
 use common::traffic::To;
 use common::vm::{Base, Vm, VmConfig};
@@ -296,7 +297,6 @@ fn disabling_a_sender() {
     d.stop();
 }
 
-/// ENABLE(0) on an RX ring: nothing is received until it is enabled again.
 /// cloud-hypervisor lets a paused guest run on and enables its rings a little later: what the guest
 /// sends in between is neither lost nor touched before.
 #[test]
@@ -326,6 +326,7 @@ fn what_a_resumed_guest_sends_before_its_rings_are_enabled() {
     d.stop();
 }
 
+/// ENABLE(0) on an RX ring: nothing is received until it is enabled again.
 #[test]
 fn disabling_a_receiver() {
     let d = Daemon::with(2, &[]);
@@ -401,6 +402,45 @@ fn a_drained_kick_is_harmless() {
     }
     exchange(&mut a, &mut b);
     drop((a, b));
+    d.stop();
+}
+
+/// A front-end whose memory is private fails in no visible way: the rings that the daemon reads
+/// stay empty. Drivers kick their receive queue once it has buffers, so there a kick of an empty
+/// ring tells it; an empty transmit queue is kicked by DPDK whenever it starts a port.
+#[test]
+fn private_memory_is_named_in_the_log() {
+    let d = Daemon::with(2, &[]);
+    let shared = attach(&d, 0);
+    let said = || d.log().matches("available ring never moves").count();
+    shared.tx[0].ring.kick.write(1);
+    let kicked = wait_for(SOON, || d.counters().sum(None, "in", "kicks") == 1);
+    assert!(kicked, "a kick that was not counted");
+    assert_eq!(said(), 0, "{}", d.log());
+    // cloud-hypervisor kicks every queue of a guest that it restored, buffers or not.
+    let mut restored = shared;
+    restored.guest.rx[0].hold = true;
+    let frame = [&restored.mac()[..], &[2, 0, 0, 0, 0, 9, 0x88, 0xb5], &[3; 46]].concat();
+    let mut sender = attach(&d, 1);
+    (0..256).for_each(|_| sender.tx[0].send_waiting(&frame, SOON));
+    assert_eq!(restored.guest.rx[0].take(256, SOON).len(), 256, "all its buffers");
+    restored.stop();
+    restored.start();
+    restored.rx[0].ring.kick.write(1);
+    let kicked = wait_for(SOON, || d.counters().sum(None, "out", "kicks") == 1);
+    assert!(kicked, "a kick that was not counted");
+    assert_eq!(said(), 0, "{}", d.log());
+    drop(sender);
+    // As the daemon sees a guest in other memory: no buffer, and a kick.
+    let private = VmConfig { rx: RxConfig::plain(0, 1526), ..VmConfig::new(1) };
+    let private = Vm::connect(&d.socket(1), private);
+    for kicks in 2..=4 {
+        private.rx[0].ring.kick.write(1);
+        let kicked = wait_for(SOON, || d.counters().sum(None, "out", "kicks") == kicks);
+        assert!(kicked, "a kick that was not counted");
+        assert_eq!(said(), 1, "{}", d.log());
+    }
+    drop((restored, private));
     d.stop();
 }
 

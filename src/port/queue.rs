@@ -65,7 +65,7 @@ pub struct RingState {
     pub debt: Debt,
     /// Of a transmit ring: when its driver is signalled.
     pub moderation: Moderation,
-    /// Kick events to ignore when judging whether the driver's memory is shared.
+    /// Of a receive ring: kick events to ignore when judging whether the driver's memory is shared.
     pub stale_kicks: u32,
 }
 

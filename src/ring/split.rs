@@ -239,9 +239,10 @@ impl SplitRing {
         self.next_avail
     }
 
-    /// True if the driver has made nothing available since the ring started.
+    /// True if the driver has made nothing available, ever: of a ring that was restored, or started
+    /// again, some index is not 0, and then we read what its driver wrote.
     pub fn never_moved(&self) -> bool {
-        self.next_avail == self.started_at && self.load_avail_idx() == self.started_at
+        self.started_at == 0 && self.next_avail == 0 && self.load_avail_idx() == 0
     }
 
     /// True if this was asked before: a complaint about the ring is made once per start.
