@@ -142,6 +142,13 @@ impl Lab {
         let before = std::fs::read(self.log_path()).expect("read the log").len();
         self.signal_daemon("USR1");
         wait_for("the counters in the log", Duration::from_secs(10), || {
+    /// What the daemon complained about so far, a line each.
+    pub fn complaints(&self) -> String {
+        let log = std::fs::read_to_string(self.log_path()).expect("read the log");
+        let bad = |line: &&str| line.contains(" WARN ") || line.contains(" ERROR ");
+        log.lines().filter(bad).map(|line| format!("{line}\n")).collect()
+    }
+
             let log = std::fs::read(self.log_path()).expect("read the log");
             Counters::parse(&String::from_utf8_lossy(&log[before..]))
         })

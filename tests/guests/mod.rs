@@ -8,6 +8,7 @@
 //! * [`talk`]: what guests say to each other: pings, iperf3.
 //! * [`wire`]: a host behind the uplink, and a recording of what reaches it.
 //! * [`testpmd`]: DPDK's `dpdk-testpmd` with virtio-user ports, driven through its console.
+//! * [`dpdk_memory`]: a DPDK process whose memory changes while its ports run.
 //! * [`counters`]: the daemon's counters as it logs them.
 //!
 //! Rules: every process dies with the test (parent-death signal), and traffic stays inside the
@@ -19,6 +20,7 @@
 #![allow(dead_code)]
 
 pub mod counters;
+pub mod dpdk_memory;
 #[path = "../common/huge_pages.rs"]
 pub mod huge_pages;
 pub mod lab;

@@ -159,9 +159,12 @@ impl Testpmd {
         let answer = self.heard[from..].join("\n");
         let refused = ["Bad arguments", "Command not found", "Please stop", "Fail"];
         let wrong = refused.iter().any(|word| answer.contains(word));
-        // The unknown mark of the question before is reported in this answer's first line.
+        // The unknown mark of the question before is reported in this answer's first line, but for
+        // what testpmd says unasked when a back-end comes or goes.
+        let unasked = |line: &&String| line.contains("link state change event");
+        let first = self.heard[from..].iter().find(|line| !unasked(line));
         let allowed = answer.matches("Command not found").count() == 1
-            && self.heard[from].starts_with("Command not found")
+            && first.is_some_and(|line| line.starts_with("Command not found"))
             && !refused.iter().any(|w| *w != "Command not found" && answer.contains(w));
         assert!(!wrong || allowed, "{}: `{command}`: {answer}", self.name);
         answer
@@ -226,25 +229,35 @@ impl Drop for Testpmd {
     }
 }
 
-fn arguments(spec: &TestpmdSpec) -> Vec<String> {
+/// What every DPDK process of the tests tells EAL: where its memory comes from, and its ports.
+pub fn eal_arguments(
+    name: &str,
+    backing: Backing,
+    ports: &[VirtioUser],
+    queues: u16,
+) -> Vec<String> {
     // Console and forwarding thread share the first two CPUs with the daemon.
     let mut args: Vec<String> = vec!["--lcores".into(), "0@(0,1),1@(0,1)".into()];
     args.extend(["--no-pci", "--no-telemetry"].map(String::from));
-    args.push(format!("--file-prefix={}", spec.name));
+    args.push(format!("--file-prefix={name}"));
     args.push("--log-level=pmd.net.virtio.init:info".into());
-    match spec.backing {
+    match backing {
         // Nothing in hugetlbfs, so that nothing stays there.
         Backing::Huge => args.extend(["--in-memory", "--single-file-segments"].map(String::from)),
         Backing::NoHuge => args.extend(["--no-huge", "-m", "128"].map(String::from)),
     }
-    for (i, port) in spec.ports.iter().enumerate() {
-        let (socket, queues, options) = (port.socket.display(), spec.queues, port.options);
-        let mac = port.mac();
+    for (i, port) in ports.iter().enumerate() {
+        let (socket, options, mac) = (port.socket.display(), port.options, port.mac());
         args.push(format!(
             "--vdev=net_virtio_user{i},path={socket},queues={queues},queue_size=256,\
              mac={mac}{options}"
         ));
     }
+    args
+}
+
+fn arguments(spec: &TestpmdSpec) -> Vec<String> {
+    let mut args = eal_arguments(spec.name, spec.backing, &spec.ports, spec.queues);
     args.extend(["--", "-i", "--no-mlockall", "--nb-cores=1"].map(String::from));
     args.extend([format!("--rxq={}", spec.queues), format!("--txq={}", spec.queues)]);
     args.push(format!("--total-num-mbufs={MBUFS}"));
