@@ -12,9 +12,10 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use guests::counters::Counters;
-use guests::lab::{HOST_IP4, Lab, TAP};
-use guests::pair::{Pair, all_ping, arguments, boot, finish, pair};
+use guests::lab::{HOST_IP4, Lab};
+use guests::pair::{Pair, all_ping, arguments, boot, finish, pair, what_each_knows};
 use guests::service::{self, Service};
+use guests::talk::try_pings;
 use guests::vm::{Qemu, SOON, Vm};
 use guests::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
 
@@ -30,23 +31,6 @@ const SILENT_AT_RESTART: Duration = Duration::from_millis(1500);
 fn received(vm: &mut Vm) -> u64 {
     let said = vm.ok("cat /sys/class/net/eth0/statistics/rx_bytes");
     said.trim().parse().expect("a number of bytes")
-}
-
-/// Three answers to three questions, or what ping said.
-fn try_pings(vm: &mut Vm, address: &str) -> Result<(), String> {
-    let (_, said) = vm.run(&format!("ping -c 3 -i 0.2 -W 8 {address}"), SOON);
-    if said.contains("3 packets received") { Ok(()) } else { Err(said) }
-}
-
-/// Once in some hundred rounds a guest lost two questions close after its link had come back: says
-/// what each side knows about it. After that everybody must be heard.
-fn tell(p: &mut Pair, round: u64, said: &str) {
-    let guests = [&mut p.vm1, &mut p.vm2].map(|vm| {
-        vm.ok("ip neigh; ip -s -s link show eth0; cat /sys/class/net/eth0/carrier_changes")
-    });
-    let host = p.lab.sh(&format!("ip neigh; ip -s -s link show {TAP}"));
-    progress(&format!("round {round}: {said}\nguests: {guests:?}\nhost: {host}"));
-    all_ping(p);
 }
 
 /// The daemon is renewed under a stream, `rounds` times. Returns the longest time from the end of
@@ -78,7 +62,8 @@ fn renew(p: &mut Pair, rounds: u64, mut once: impl FnMut(&mut Pair)) -> Duration
             .into_iter()
             .find_map(|(vm, address)| try_pings(vm, address).err());
         if let Some(said) = lost {
-            tell(p, round, &said);
+            progress(&format!("round {round}: {said}\n{}", what_each_knows(p)));
+            all_ping(p);
         }
     }
     p.vm2.ok("kill -0 $(cat /tmp/pid) && kill $(cat /tmp/pid)");

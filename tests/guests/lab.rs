@@ -13,6 +13,9 @@ use super::{tail, wait_for};
 /// The host's end of the TAP.
 pub const TAP: &str = "uplink0";
 
+/// Ethernet address of the host's end of the TAP.
+const TAP_MAC: &str = "52:54:00:99:ff:fe";
+
 /// Addresses of the host's end of the TAP.
 pub const HOST_IP4: &str = "10.99.0.254";
 /// The same in IPv6.
@@ -96,11 +99,13 @@ impl Lab {
         self.sockets = listening_sockets(args).map(Path::to_path_buf).collect();
     }
 
-    /// Gives the host's end of the TAP its addresses and brings it up.
+    /// Gives the host's end of the TAP its addresses and brings it up. Its Ethernet address too: a
+    /// TAP that is made anew after a crash has another one, and until a guest has noticed that its
+    /// link was away, which takes its kernel up to a second, it would ask the old one.
     pub fn configure_tap(&self) {
         self.wait_tap(TAP);
         self.sh(&format!(
-            "ip link set {TAP} up && ip addr add {HOST_IP4}/24 dev {TAP} && \
+            "ip link set {TAP} address {TAP_MAC} up && ip addr add {HOST_IP4}/24 dev {TAP} && \
              ip -6 addr add {HOST_IP6}/64 dev {TAP} nodad"
         ));
     }
@@ -137,11 +142,6 @@ impl Lab {
         maps.lines().filter(|line| line.contains("/memfd:")).count()
     }
 
-    /// Makes the daemon log its counters and reads them.
-    pub fn counters(&mut self) -> Counters {
-        let before = std::fs::read(self.log_path()).expect("read the log").len();
-        self.signal_daemon("USR1");
-        wait_for("the counters in the log", Duration::from_secs(10), || {
     /// What the daemon complained about so far, a line each.
     pub fn complaints(&self) -> String {
         let log = std::fs::read_to_string(self.log_path()).expect("read the log");
@@ -149,6 +149,11 @@ impl Lab {
         log.lines().filter(bad).map(|line| format!("{line}\n")).collect()
     }
 
+    /// Makes the daemon log its counters and reads them.
+    pub fn counters(&mut self) -> Counters {
+        let before = std::fs::read(self.log_path()).expect("read the log").len();
+        self.signal_daemon("USR1");
+        wait_for("the counters in the log", Duration::from_secs(10), || {
             let log = std::fs::read(self.log_path()).expect("read the log");
             Counters::parse(&String::from_utf8_lossy(&log[before..]))
         })

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::lab::{HOST_IP4, HOST_IP6, Lab, port, tap};
+use super::lab::{HOST_IP4, HOST_IP6, Lab, TAP, port, tap};
 use super::talk::pings;
-use super::vm::{Qemu, Vm, VmSpec};
+use super::vm::{Qemu, SOON, Vm, VmSpec};
 use super::{can_make_network, need_program, progress, skip};
 
 /// Two guests with two ports and an uplink between them.
@@ -75,6 +75,17 @@ pub fn all_ping(p: &mut Pair) {
         let (ip4, ip6) = (vm.spec.ip4(), vm.spec.ip6());
         p.lab.sh(&format!("ping -q -c 3 -i 0.2 -W 5 {ip4} && ping -q -c 3 -i 0.2 -W 5 {ip6}"));
     }
+}
+
+/// For a failure's report: what guests, host and daemon counted, and what they know of each other.
+pub fn what_each_knows(p: &mut Pair) -> String {
+    let of_guest = "ip neigh; cat /proc/net/dev /proc/net/snmp /proc/net/snmp6 /proc/net/raw \
+                    /sys/class/net/eth0/carrier_changes";
+    let guests = [&mut p.vm1, &mut p.vm2].map(|vm| vm.run(of_guest, SOON).1);
+    let host = p.lab.sh(&format!("ip neigh; ip -s -s link show {TAP}"));
+    let daemon = p.lab.daemon_runs().then(|| p.lab.counters());
+    let [one, two] = guests;
+    format!("first guest:\n{one}\nsecond guest:\n{two}\nhost:\n{host}\ndaemon: {daemon:#?}")
 }
 
 /// The guests go, the books must balance, and the daemon leaves in good order.
