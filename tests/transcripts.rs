@@ -1,5 +1,6 @@
-//! Recorded conversations of QEMU 7.2, QEMU 10.0 and DPDK 22.11 virtio-user, replayed against the
-//! real daemon: each message in its recorded order and state, each reply checked.
+//! Recorded conversations of QEMU 7.2, QEMU 10.0, DPDK 22.11 virtio-user and cloud-hypervisor 54,
+//! replayed against the real daemon: each message in its recorded order and state, each reply
+//! checked.
 //!
 //! QEMU 10's was recorded against a back-end that offered BACKEND_REQ (bit 5). We do not, so it is
 //! replayed without that bit and without SET_BACKEND_REQ_FD; as recorded it must be refused.
@@ -19,6 +20,7 @@ use common::vm::{Vm, VmConfig};
 const QEMU_7: &str = include_str!("transcripts/qemu-7.2-migrate-reset-announce.txt");
 const QEMU_10: &str = include_str!("transcripts/qemu-10.0-linux-mq-reboot.txt");
 const DPDK: &str = include_str!("transcripts/dpdk-22.11-virtio-user-mq.txt");
+const CLOUD_HYPERVISOR: &str = include_str!("transcripts/cloud-hypervisor-54-mq-migrate.txt");
 const PAIRS: u64 = 2;
 
 fn daemon() -> Daemon {
@@ -76,6 +78,11 @@ fn dpdk_virtio_user_port_stop_and_start() {
     replay(DPDK);
 }
 
+#[test]
+fn cloud_hypervisor_54_reset_pause_hotplug_and_migration() {
+    replay(CLOUD_HYPERVISOR);
+}
+
 /// A protocol feature that was not offered: acknowledging it ends the connection.
 #[test]
 fn qemu_10_0_verbatim_is_refused() {
@@ -118,7 +125,7 @@ fn protocol_features_not_offered_are_refused() {
 fn the_offer_covers_the_recordings() {
     let d = daemon();
     let offered = connect(&d).fe.get_features().expect("offer");
-    for text in [QEMU_7, QEMU_10, DPDK] {
+    for text in [QEMU_7, QEMU_10, DPDK, CLOUD_HYPERVISOR] {
         for l in parse(text).iter().filter(|l| l.name == "SET_FEATURES") {
             let missing = l.word.expect("features") & !offered & !OFFLOADS;
             assert_eq!(missing, 0, "recorded guests need what is not offered: {missing:#x}");
