@@ -453,9 +453,17 @@ pub const DEAR_SIGNALS: u32 = 16;
 /// Writes that are measured after a long one, at 0.3 µs each.
 pub const SIGNALS_MEASURED: u32 = 32;
 
+/// After a dear signal the port's next ones wait for so many times as long: at most a quarter of a
+/// worker's time goes there until the row is full.
+pub const DEAR_PAUSE_PARTS: u64 = 3;
+
+/// The longest such wait: an honest guest whose host was stopped for seconds in the middle of a
+/// signal shall not miss the next one for longer.
+pub const DEAR_PAUSE_MILLIS: u64 = 100;
+
 /// How long a port stays closed after a front-end was dropped that had cost others time: 40 ms for
 /// a call descriptor that blocks, and five times what the kernel takes to wake a crowd, 0.2 s
-/// for two million. That is 8 % of the time then.
+/// for two million, with pauses. That is 8 % of the time then.
 pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Looks for which signals are sent with more care after a blocked one was freed (10 s): fellow

@@ -15,7 +15,7 @@ use super::queue::Queue;
 use super::steering::Steering;
 use crate::limits::{ANNOUNCEMENT_EVERY, ANNOUNCEMENTS, MAX_QUEUE_PAIRS};
 use crate::sys::bucket::Bucket;
-use crate::sys::eventfd::SignalCost;
+use crate::sys::eventfd::{SignalCost, SignalPace};
 
 // One bit per receive queue, of which a port has twice its pairs.
 const _: () = assert!(2 * MAX_QUEUE_PAIRS <= 32);
@@ -55,6 +55,8 @@ impl GuestPort {
     /// A port with `pairs` queue pairs, nothing attached.
     pub fn new(pairs: u16) -> GuestPort {
         let queues = || (0..pairs).map(|_| Queue::default()).collect();
+        let pace = Arc::<SignalPace>::default();
+        let costs = (0..2 * pairs).map(|_| Arc::new(SignalCost::new(Arc::clone(&pace))));
         GuestPort {
             tx: queues(),
             rx: queues(),
@@ -62,7 +64,7 @@ impl GuestPort {
             active_rx: AtomicU32::new(0),
             received: AtomicU32::new(0),
             steering: OnceLock::new(),
-            signal_costs: (0..2 * pairs).map(|_| Arc::default()).collect(),
+            signal_costs: costs.collect(),
             leave: Mutex::new(None),
             sessions: AtomicU64::new(0),
             harmful: AtomicBool::new(false),

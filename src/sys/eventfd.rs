@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use super::descriptor::set_nonblocking;
-pub use super::signal_cost::SignalCost;
+pub use super::signal_cost::{SignalCost, SignalPace};
 pub use super::watch::{BlockedWriterWatch, SignalSlot};
 
 /// What sending a signal came to.
@@ -50,6 +50,18 @@ impl CallFd {
         // watch's affair.
         let _ = set_nonblocking(fd.as_fd());
         CallFd { fd, cost, owner }
+    }
+
+    /// True if signals to its port have to wait at cycle `now`, as the last ones were dear.
+    #[inline]
+    pub fn waits(&self, now: u64) -> bool {
+        self.cost.waits(now)
+    }
+
+    /// How near it is to being found out as one that is made to be slow; none while nothing is held
+    /// against its port.
+    pub fn suspicion(&self) -> Option<u32> {
+        self.cost.is_watched().then(|| self.cost.row())
     }
 
     /// The conversation that it came with.

@@ -227,13 +227,15 @@ impl SignalSlot {
         let used = call.cost.is_watched().then(cpu_micros);
         let began = clock::cycles();
         let result = call.write();
+        let now = clock::cycles();
+        let cycles = clock::since(began, now);
         let Some(used) = used else {
-            if clock::since(began, clock::cycles()) > self.long {
+            if cycles > self.long {
                 call.cost.watch();
             }
             return result;
         };
-        let dear = call.cost.took(cpu_micros().saturating_sub(used));
+        let dear = call.cost.took(cpu_micros().saturating_sub(used), cycles, now);
         if dear && result != SignalResult::Blocked { SignalResult::Crowded } else { result }
     }
 

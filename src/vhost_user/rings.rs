@@ -177,7 +177,10 @@ impl<'a> Rings<'a> {
     /// reference to an eventfd unregisters all its pollers when it is closed, 140 ms for 300,000 of
     /// them: that is this thread's to wait for and nobody else's.
     fn retire(&mut self, old: Option<Arc<CallFd>>) {
-        self.retired.retain(|call| Arc::strong_count(call) > 1);
+        // Not by counting: a worker that has put a signal off takes a reference when its time has
+        // come, and must find either this one or none.
+        let retired = std::mem::take(&mut self.retired);
+        self.retired = retired.into_iter().filter_map(|call| Arc::try_unwrap(call).err()).collect();
         self.retired.extend(old);
     }
 

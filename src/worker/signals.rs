@@ -4,7 +4,8 @@
 //! somebody costs about 9 µs, and nothing that may sleep happens under a lock. Those of transmit
 //! rings may be held back for a while (`port::moderation`).
 
-use std::sync::Arc;
+use std::cmp::Reverse;
+use std::sync::{Arc, Weak};
 
 use super::WorkerStats;
 use crate::limits::HELD_NANOS;
@@ -23,6 +24,8 @@ pub struct Signals {
     pending: Vec<(PortId, Arc<CallFd>)>,
     /// Signals of transmit rings that wait for one of their guest's receive rings.
     held: Vec<Held>,
+    /// Signals to ports whose last one was dear (`sys::signal_cost`), one of each descriptor.
+    paced: Vec<(PortId, Weak<CallFd>)>,
     /// How long at most, in cycles.
     patience: u64,
     /// Signals not wanted in this turn.
@@ -44,8 +47,8 @@ impl Signals {
     /// For worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, slot: SignalSlot) -> Signals {
         let patience = clock::cycles_in(HELD_NANOS);
-        let (pending, held) = (Vec::new(), Vec::new());
-        Signals { worker, turn: 0, pending, held, patience, suppressed: 0, slot }
+        let (pending, held, paced) = (Vec::new(), Vec::new(), Vec::new());
+        Signals { worker, turn: 0, pending, held, paced, patience, suppressed: 0, slot }
     }
 
     /// Notes that the driver of a ring wants a signal, or that it does not.
@@ -98,7 +101,7 @@ impl Signals {
     /// True while signals are held back, for which the worker must not sleep for good.
     #[inline(always)]
     pub fn holds(&self) -> bool {
-        !self.held.is_empty()
+        !self.held.is_empty() || !self.paced.is_empty()
     }
 
     /// Lets go of held signals whose guest is woken now, or that were held long enough.
@@ -143,7 +146,14 @@ impl Signals {
 
     /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs.
     pub fn flush(&mut self, ports: &[Port], stats: &WorkerStats) {
+        if !self.paced.is_empty() {
+            self.resume();
+        }
         for (id, call) in self.pending.drain(..) {
+            if call.waits(clock::cycles()) {
+                defer(&mut self.paced, id, &call);
+                continue;
+            }
             match self.slot.signal(&call) {
                 SignalResult::Sent => stats.signals.add(1),
                 // A full counter means the driver has a signal to read already.
@@ -172,9 +182,38 @@ impl Signals {
         self.turn += 1;
     }
 
+    /// Adds the signals that have waited long enough to those of this turn. Those beyond suspicion
+    /// come first, as nobody shall wait for the others; of these the most suspicious one, which is
+    /// the only one of its port if it is dear again, and may be the last.
+    #[cold]
+    fn resume(&mut self) {
+        let now = clock::cycles();
+        let pending = &mut self.pending;
+        self.paced.retain(|(id, call)| match call.upgrade() {
+            Some(call) if call.waits(now) => true,
+            Some(call) => {
+                if !pending.iter().any(|(_, other)| Arc::ptr_eq(other, &call)) {
+                    pending.push((*id, call));
+                }
+                false
+            }
+            None => false,
+        });
+        self.pending.sort_unstable_by_key(|(_, call)| call.suspicion().map(Reverse));
+    }
+
     /// The slot, for the worker's sleep.
     pub fn slot(&self) -> &SignalSlot {
         &self.slot
+    }
+}
+
+/// Keeps a signal for later. A descriptor that is replaced or closed meanwhile is signalled no
+/// more: its session signals the next one.
+#[cold]
+fn defer(paced: &mut Vec<(PortId, Weak<CallFd>)>, id: PortId, call: &Arc<CallFd>) {
+    if !paced.iter().any(|(_, other)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(call))) {
+        paced.push((id, Arc::downgrade(call)));
     }
 }
 

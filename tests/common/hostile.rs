@@ -46,14 +46,17 @@ pub fn refill(ring: &Ring) {
     ring.kick.write(1);
 }
 
-/// Starts ring 0 (RX) or 1 (TX) of a guest again, empty, after `fill` has written into it.
+/// Starts a ring of a guest again (even numbers: RX, odd: TX), empty, after `fill` has written into
+/// it.
 pub fn restart_with(vm: &mut Vm, index: u32, fill: impl FnOnce(&Ring)) {
     vm.fe.get_vring_base(index).expect("base");
     let Vm { fe, guest } = vm;
-    let ring = if index == 0 { &mut guest.rx[0].ring } else { &mut guest.tx[0].ring };
+    let pair = index as usize / 2;
+    let receives = index.is_multiple_of(2);
+    let ring = if receives { &mut guest.rx[pair].ring } else { &mut guest.tx[pair].ring };
     ring.reset();
     fill(ring);
-    let ring = if index == 0 { &guest.rx[0].ring } else { &guest.tx[0].ring };
+    let ring = if receives { &guest.rx[pair].ring } else { &guest.tx[pair].ring };
     guest.start_ring(fe, ring).expect("start");
     vm.settle();
 }

@@ -94,6 +94,11 @@ impl Crowd {
         });
         Crowd(sets.collect())
     }
+
+    /// More of them.
+    pub fn join(&mut self, more: Crowd) {
+        self.0.extend(more.0);
+    }
 }
 
 /// Signals an eventfd of which only the number is at hand.
