@@ -8,7 +8,7 @@ use crate::alone;
 use crate::common::frontend::{Acks, feat, req};
 use crate::common::hostile::{one_buffer, refill, restart_with};
 use crate::common::long;
-use crate::common::neighbours::{LONGEST_GAP, Lab, While, nobody};
+use crate::common::neighbours::{LONGEST_GAP, Lab, While, in_one_of_a_few_tries, nobody};
 use crate::common::proc::{Daemon, wait_for};
 use crate::common::shares::{frame, whole};
 use crate::common::sys::{Crowd, EventFd, signal_raw};
@@ -65,13 +65,14 @@ fn transmit(pairs: u16) -> impl Iterator<Item = u32> {
 }
 
 /// What a hostile call descriptor costs, shared by all transmit rings of so many pairs, in one
-/// phase: the front-end is dropped for it. `spoil` says how long a write then takes.
+/// phase: the front-end is dropped for it. `spoil` says how long a write then takes. What is judged
+/// in tries is how long others waited.
 fn dropped_for_its_call(
     what: &str,
     pairs: u16,
     call: &EventFd,
     spoil: impl Fn() -> Duration + Sync,
-) {
+) -> Result<(), String> {
     let mut lab = Lab::with_ports(&["", "", &format!(",queues={pairs}")], &[]);
     let mut evil = asks_for_signals(&mut lab, pairs);
     for ring in transmit(pairs) {
@@ -87,9 +88,7 @@ fn dropped_for_its_call(
     assert!(evil.fe.closed_within(Duration::from_secs(3)), "{what}: not dropped");
     // The first two of a port come at once. A write that takes longer than the gap may be cannot
     // be made shorter.
-    let allowed = LONGEST_GAP.max(2 * seen.alone.gap).max(3 * write);
-    let gap = seen.attacked.gap.saturating_sub(seen.attacked.waited);
-    assert!(gap <= allowed, "{what}: a gap of {gap:.0?} (P5)");
+    let verdict = seen.short_gaps(LONGEST_GAP.max(3 * write));
     // Its successor cannot do the same at once.
     let again = VmConfig::new(EVIL);
     let mut fe = crate::common::frontend::Frontend::connect(&lab.d.socket(EVIL.into()), PAUSE)
@@ -100,17 +99,21 @@ fn dropped_for_its_call(
     assert!(!answered, "{what}: guest {} is served again at once", again.id);
     drop(evil);
     lab.finish();
+    verdict
 }
 
 /// P5: a call descriptor that blocks its writers.
 #[test]
 fn p5_a_call_descriptor_that_blocks() {
     let _alone = alone();
-    let call = EventFd::new();
-    dropped_for_its_call("a call that blocks", 1, &call, || {
-        crate::common::sys::set_blocking(&call);
-        call.write(u64::MAX - 1 - call.take());
-        Duration::ZERO
+    let what = "a call that blocks";
+    in_one_of_a_few_tries(what, || {
+        let call = EventFd::new();
+        dropped_for_its_call(what, 1, &call, || {
+            crate::common::sys::set_blocking(&call);
+            call.write(u64::MAX - 1 - call.take());
+            Duration::ZERO
+        })
     });
 }
 
@@ -135,11 +138,12 @@ fn crowd(call: &EventFd) -> (Crowd, Duration) {
 /// writer's time.
 fn watched_by_a_crowd(what: &str, pairs: u16) {
     let _alone = alone();
-    let call = EventFd::new();
-    let watchers = OnceLock::new();
-    // After the session has tried it out.
-    dropped_for_its_call(what, pairs, &call, || watchers.get_or_init(|| crowd(&call)).1);
-    drop(watchers);
+    in_one_of_a_few_tries(what, || {
+        let call = EventFd::new();
+        let watchers = OnceLock::new();
+        // After the session has tried it out.
+        dropped_for_its_call(what, pairs, &call, || watchers.get_or_init(|| crowd(&call)).1)
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::alone;
 use crate::common::hostile::{one_buffer, refill, restart_with};
 use crate::common::long;
 use crate::common::mem::RegionSpec;
-use crate::common::neighbours::{LONGEST_GAP, Lab, While, nobody};
+use crate::common::neighbours::{Beside, LONGEST_GAP, Lab, While, in_one_of_a_few_tries, nobody};
 use crate::common::ring::DESC_INDIRECT;
 use crate::common::shares::whole;
 use crate::common::sys;
@@ -43,14 +43,14 @@ fn every_piece_faults() {
     let buffer = table_apart(&evil, LONGEST, &far, 64, PAGE as u32, 0);
     restart_with(&mut evil, 1, |ring| one_buffer(ring, buffer, DESC_INDIRECT));
     let ring = &evil.guest.tx[0].ring;
-    let attack = punch(fd, len, Duration::from_micros(150), move || refill(ring));
-    let seen = lab.measure(nobody, attack);
-    println!(
-        "pages that fault: alone {} | beside {}, turn {:.1?}",
-        seen.alone, seen.attacked, seen.turn
-    );
-    let gap = seen.attacked.gap.saturating_sub(seen.attacked.waited);
-    assert!(gap <= LONGEST_GAP.max(2 * seen.alone.gap), "a gap of {gap:.0?} (I7)");
+    let mut attack = punch(fd, len, Duration::from_micros(150), move || refill(ring));
+    in_one_of_a_few_tries("pages that fault", || {
+        let seen = lab.measure(nobody, &mut attack);
+        let Beside { alone, attacked, turn } = &seen;
+        println!("pages that fault: alone {alone} | beside {attacked}, turn {turn:.1?}");
+        seen.short_gaps(LONGEST_GAP)
+    });
+    drop(attack);
     drop(evil);
     lab.finish();
 }
