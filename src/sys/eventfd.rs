@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use super::clock;
 use super::descriptor::set_nonblocking;
 pub use super::signal_cost::{SignalCost, SignalPace};
 pub use super::watch::{BlockedWriterWatch, SignalSlot};
@@ -52,10 +53,10 @@ impl CallFd {
         CallFd { fd, cost, owner }
     }
 
-    /// True if signals to its port have to wait at cycle `now`, as the last ones were dear.
+    /// True if signals to its port have to wait, as the last one was dear.
     #[inline]
-    pub fn waits(&self, now: u64) -> bool {
-        self.cost.waits(now)
+    pub fn waits(&self) -> bool {
+        self.cost.is_watched() && self.cost.waits(clock::cycles())
     }
 
     /// How near it is to being found out as one that is made to be slow; none while nothing is held

@@ -150,7 +150,7 @@ impl Signals {
             self.resume();
         }
         for (id, call) in self.pending.drain(..) {
-            if call.waits(clock::cycles()) {
+            if call.waits() {
                 defer(&mut self.paced, id, &call);
                 continue;
             }
@@ -187,10 +187,9 @@ impl Signals {
     /// the only one of its port if it is dear again, and may be the last.
     #[cold]
     fn resume(&mut self) {
-        let now = clock::cycles();
         let pending = &mut self.pending;
         self.paced.retain(|(id, call)| match call.upgrade() {
-            Some(call) if call.waits(now) => true,
+            Some(call) if call.waits() => true,
             Some(call) => {
                 if !pending.iter().any(|(_, other)| Arc::ptr_eq(other, &call)) {
                     pending.push((*id, call));
