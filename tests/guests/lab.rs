@@ -14,7 +14,7 @@ use super::{tail, wait_for};
 pub const TAP: &str = "uplink0";
 
 /// Ethernet address of the host's end of the TAP.
-const TAP_MAC: &str = "52:54:00:99:ff:fe";
+pub const TAP_MAC: &str = "52:54:00:99:ff:fe";
 
 /// Addresses of the host's end of the TAP.
 pub const HOST_IP4: &str = "10.99.0.254";
