@@ -448,8 +448,8 @@ fn verdict(seen: &Beside) -> Result<(), String> {
 }
 
 impl Beside {
-    /// No gap was longer than that, nor than twice what there is alone, but for what the machine had
-    /// no CPU for.
+    /// No gap was longer than that, nor than twice what there is alone, but for what the machine
+    /// had no CPU for.
     pub fn short_gaps(&self, longest: Duration) -> Result<(), String> {
         let Beside { alone, attacked, .. } = self;
         let gap = attacked.gap.saturating_sub(attacked.waited);
