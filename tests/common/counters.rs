@@ -4,6 +4,7 @@
 //! `worker N KEY VALUE …`; some values are ratios, with a decimal point.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// One line.
 #[derive(Clone, Debug)]
@@ -71,11 +72,30 @@ impl Counters {
 
     /// Copies asked for = frames out + drops on the way out, those without a queue included.
     pub fn balance(&self) {
+        let (copies, settled) = self.sides();
+        assert_eq!(copies, settled, "copies, frames out + drops (I1): {self:#?}");
+    }
+
+    fn sides(&self) -> (u64, u64) {
         let copies = self.sum(None, "in", "copies") + self.sum(None, "announced", "copies");
         let out = self.sum(None, "out", "frames");
-        let dropped = self.drops(None, "out") + self.drops(None, "");
-        assert_eq!(copies, out + dropped, "copies, frames out + drops (I1): {self:#?}");
+        (copies, out + self.drops(None, "out") + self.drops(None, ""))
     }
+}
+
+/// Reads until the two sides agree, or a few times in vain: a worker counts a burst after it has
+/// delivered it, and may have lost its CPU in between.
+pub fn settled(mut read: impl FnMut() -> Counters) -> Counters {
+    let mut counters = read();
+    for _ in 0..10 {
+        let (copies, settled) = counters.sides();
+        if copies == settled {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        counters = read();
+    }
+    counters
 }
 
 fn parse_row(text: &str) -> Option<Row> {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::counters::Counters;
+use super::counters::{Counters, settled};
 use super::sys;
 
 /// The promise on SIGTERM.
@@ -169,14 +169,20 @@ impl Daemon {
 
     /// Asks for the counters (SIGUSR1) and reads them from the log.
     pub fn counters(&self) -> Counters {
+        settled(|| self.read_counters())
+    }
+
+    fn read_counters(&self) -> Counters {
         let before = self.log().len();
         assert!(sys::kill(self.pid(), libc::SIGUSR1), "daemon is gone");
         let mut len = before;
-        // Complete when something came and nothing more follows.
-        let done = wait_for(Duration::from_secs(2), || {
+        // Complete when the last line came and nothing more follows.
+        let done = wait_for(Duration::from_secs(10), || {
             std::thread::sleep(Duration::from_millis(30));
-            let now = self.log().len();
-            now > before && now == std::mem::replace(&mut len, now)
+            let log = self.log();
+            let now = log.len();
+            let still = now == std::mem::replace(&mut len, now);
+            still && log[before..].contains("] addresses ")
         });
         assert!(done, "no counters after SIGUSR1\n{}", self.log());
         Counters::parse(&self.log()[before..])

@@ -23,6 +23,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::common::frontend::Frontend;
 use crate::common::net::{Job, Net, Sizes};
+use crate::common::proc::wait_for;
 use crate::common::traffic::To;
 use crate::common::vm::{Vm, VmConfig};
 
@@ -267,6 +268,13 @@ impl Lab {
 
     /// I1 over the whole switch: every copy asked for is delivered or dropped by name.
     pub fn balance(&self) {
+        // A burst is counted after it was delivered.
+        wait_for(SOON, || self.sides().0 == self.sides().1);
+        let (copies, settled) = self.sides();
+        assert_eq!(copies, settled, "copies, frames out and drops (I1)");
+    }
+
+    fn sides(&self) -> (u64, u64) {
         let (mut copies, mut settled) = (0, 0);
         let mut outward = |stats: &QueueStats| settled += stats.frames.get() + stats.drops.total();
         for port in self.context.ports.iter() {
@@ -284,7 +292,7 @@ impl Lab {
             }
         }
         settled += self.context.ports.iter().map(|port| port.stats.drops.total()).sum::<u64>();
-        assert_eq!(copies, settled, "copies, frames out and drops (I1)");
+        (copies, settled)
     }
 
     /// Ends everything; whatever thread died would hang here or before.

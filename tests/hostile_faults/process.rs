@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::counters::Counters;
+use crate::common::counters::{Counters, settled};
 use crate::common::net::Net;
 use crate::common::proc::{Dir, STOP_LIMIT, wait_for};
 use crate::common::sys;
@@ -114,6 +114,10 @@ impl Process {
 
     /// The counters, from the log.
     pub fn counters(&self) -> Counters {
+        settled(|| self.read_counters())
+    }
+
+    fn read_counters(&self) -> Counters {
         let before = self.log().len();
         self.signal(libc::SIGUSR1);
         let whole = || self.log()[before..].lines().any(|line| line.contains("] addresses "));

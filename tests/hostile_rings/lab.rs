@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::common::counters::Counters;
+use crate::common::counters::{Counters, settled};
 use crate::common::hostile::{raw_avail, raw_avail_idx, raw_desc};
 use crate::common::mem::RegionSpec;
 use crate::common::net::{Job, Net, Sizes};
@@ -51,6 +51,10 @@ pub fn mapped(at: u64, len: u64) -> bool {
 /// The counters as soon as they are complete: [`Daemon::counters`] waits for silence, which takes
 /// 60 ms, too much after each of hundreds of cases.
 pub fn counters(d: &Daemon) -> Counters {
+    settled(|| read_counters(d))
+}
+
+fn read_counters(d: &Daemon) -> Counters {
     let before = d.log().len();
     d.signal(libc::SIGUSR1);
     let complete = || {
