@@ -39,6 +39,8 @@ pub struct GuestPort {
     leave: Mutex<Option<Arc<EventFd>>>,
     /// Conversations so far; changed with the lock of `leave` held.
     sessions: AtomicU64,
+    /// The last one that was ended by `evict`; changed likewise.
+    evicted: AtomicU64,
     harmful: AtomicBool,
 }
 
@@ -67,6 +69,7 @@ impl GuestPort {
             signal_costs: costs.collect(),
             leave: Mutex::new(None),
             sessions: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
             harmful: AtomicBool::new(false),
         }
     }
@@ -168,17 +171,21 @@ impl GuestPort {
     ///
     /// `session` is the number of the conversation that is meant: a worker may find out when it is
     /// over, and the next front-end is not to pay for it.
-    pub fn evict(&self, session: u64, why: Eviction) {
+    ///
+    /// True for the first to find out: several workers may, and more than once until the session
+    /// has left, and one line about it is enough.
+    pub fn evict(&self, session: u64, why: Eviction) -> bool {
         let leave = self.leave();
-        if let Some(leave) = &*leave
-            && self.sessions.load(Ordering::Relaxed) == session
-        {
-            if why == Eviction::Harmful {
-                self.harmful.store(true, Ordering::Relaxed);
-            }
-            // Fails only if it is full, and then it is readable.
-            let _ = leave.write(1);
+        let Some(leave) = &*leave else { return false };
+        if self.sessions.load(Ordering::Relaxed) != session {
+            return false;
         }
+        if why == Eviction::Harmful {
+            self.harmful.store(true, Ordering::Relaxed);
+        }
+        // Fails only if it is full, and then it is readable.
+        let _ = leave.write(1);
+        self.evicted.swap(session, Ordering::Relaxed) != session
     }
 
     /// True if a front-end was dropped as [`Eviction::Harmful`] since this was asked last.
@@ -278,13 +285,13 @@ mod tests {
         let (first, one) = leave(&port);
         port.detach();
         assert_eq!(port.session(), None);
-        port.evict(one, Eviction::Harmful);
+        assert!(!port.evict(one, Eviction::Harmful));
         let (second, two) = leave(&port);
-        port.evict(one, Eviction::Harmful);
+        assert!(!port.evict(one, Eviction::Harmful));
         assert!(first.read().is_err() && second.read().is_err() && !port.was_harmful());
-        port.evict(two, Eviction::Truncated);
+        assert!(port.evict(two, Eviction::Truncated), "the first to find out");
         assert!(second.read().is_ok() && !port.was_harmful());
-        port.evict(two, Eviction::Harmful);
+        assert!(!port.evict(two, Eviction::Harmful));
         assert!(second.read().is_ok() && port.was_harmful() && !port.was_harmful());
     }
 

@@ -218,10 +218,8 @@ fn defer(paced: &mut Vec<(PortId, Weak<CallFd>)>, id: PortId, call: &Arc<CallFd>
 
 /// Ends the conversation of a front-end that holds up others.
 fn evict(port: &Port, session: u64, why: &str) {
-    if let Some(guest) = port.as_guest() {
-        guest.evict(session, Eviction::Harmful);
-    }
-    if port.log.allow() {
+    let guest = port.as_guest();
+    if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) && port.log.allow() {
         log::warn!("port {}: front-end dropped: {why}", port.name);
     }
 }
