@@ -85,6 +85,11 @@ impl Fake {
         lock(&self.reads).extend(answers);
     }
 
+    /// True if all of them were found.
+    pub fn is_read(&self) -> bool {
+        lock(&self.reads).is_empty()
+    }
+
     /// The event by which a kernel tells of something to read.
     pub fn tell(&self) {
         self.event.write(1).expect("event");
@@ -233,7 +238,10 @@ impl Lab {
         }
     }
 
+    /// A guest at a port, as the daemon has it: after the one before has left.
     pub fn connect(&mut self, id: usize, cfg: VmConfig) -> Vm {
+        let free = || self.port(id).as_guest().is_some_and(|guest| !guest.is_attached());
+        assert!(wait_for(SOON, free), "port {id} is not left");
         let (near, far) = UnixStream::pair().expect("socket pair");
         let (context, stop) = (self.context.clone(), Arc::clone(&self.stop));
         self.sessions.push(std::thread::spawn(move || {

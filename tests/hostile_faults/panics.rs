@@ -210,6 +210,8 @@ fn a_worker_panics_at_the_end_of_a_turn() {
                 sprung(&text)
             });
             assert!(came, "the front-end was not dropped");
+            // To tell of a panic takes a while, 0.2 s for the first.
+            assert!(wait_for(SOON, || lab.fake.is_read()), "the worker does not go on");
             std::thread::sleep(Duration::from_millis(50));
             for vm in &mut net.vms {
                 vm.rx[0].recv(1024, |_, frame| assert_eq!(frame[12..14], [0x88, 0xb6]));

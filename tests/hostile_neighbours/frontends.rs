@@ -85,7 +85,12 @@ fn dropped_for_its_call(
     };
     let seen = lab.measure(nobody, attack);
     println!("{what}, {write:.1?} a write: alone {} | beside {}", seen.alone, seen.attacked);
-    assert!(evil.fe.closed_within(Duration::from_secs(3)), "{what}: not dropped");
+    // Its dear signals keep apart, so it may go on for longer than is measured.
+    let dropped = wait_for(Duration::from_secs(5), || {
+        evil.guest.tx.iter().for_each(|tx| refill(&tx.ring));
+        evil.fe.closed_within(Duration::from_millis(1))
+    });
+    assert!(dropped, "{what}: not dropped");
     // The first two of a port come at once. A write that takes longer than the gap may be cannot
     // be made shorter.
     let verdict = seen.short_gaps(LONGEST_GAP.max(3 * write));
