@@ -15,6 +15,7 @@ use common::rx::RxConfig;
 use common::sys::EventFd;
 use common::traffic::To;
 use common::vm::{Base, Vm, VmConfig};
+use vioswitch::limits::DISCARD_MILLIS;
 
 const SOON: Duration = Duration::from_secs(2);
 /// A half-sent message times out after this.
@@ -305,10 +306,12 @@ fn what_a_resumed_guest_sends_before_its_rings_are_enabled() {
     let mut a = Vm::connect(&d.socket(0), VmConfig { acks: Acks::Always, ..VmConfig::new(0) });
     let mut b = attach(&d, 1);
     exchange(&mut b, &mut a);
+    let mut late = 0;
     for round in 0..10u8 {
         a.fe.set_vring_enable(0, false).expect("acknowledged");
         a.fe.set_vring_enable(1, false).expect("acknowledged");
         // The monitor kicks every ring when it resumes; then the virtual CPUs run.
+        let kicked = Instant::now();
         a.guest.rings().for_each(|ring| ring.kick.write(1));
         let frame = [&b.mac()[..], &a.mac(), &[0x88, 0xb5], &[round; 46]].concat();
         for _ in 0..3 {
@@ -318,10 +321,18 @@ fn what_a_resumed_guest_sends_before_its_rings_are_enabled() {
         assert!(!b.rx[0].ring.has_used(), "a disabled ring's frame was forwarded");
         a.fe.set_vring_enable(0, true).expect("acknowledged");
         a.fe.set_vring_enable(1, true).expect("acknowledged");
-        (0..3).for_each(|_| expect_frame(&mut b, &frame));
+        if kicked.elapsed() < Duration::from_millis(DISCARD_MILLIS) {
+            (0..3).for_each(|_| expect_frame(&mut b, &frame));
+        } else {
+            // On a machine that stood still meanwhile they may be gone.
+            late += 1;
+            std::thread::sleep(Duration::from_millis(30));
+            b.rx[0].recv(3, |_, got| assert_eq!(got, frame));
+        }
         a.tx[0].drain(SOON);
     }
-    assert_eq!(d.counters().sum(None, "in", "drop.disabled"), 0);
+    assert!(late < 10, "never enabled in time");
+    assert!(d.counters().sum(None, "in", "drop.disabled") <= 3 * late);
     drop((a, b));
     d.stop();
 }
