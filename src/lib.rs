@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`daemon`] | the parts of the process, start and stop order |
 //! | [`config`] | arguments and TOML to one validated value |
-//! | [`vhost_user`] | one front-end's conversation |
+//! | [`vhost_user`] | one front-end's session |
 //! | [`worker`] | threads of the data path; `forward.rs` is one burst, top to bottom |
 //! | [`port`] | what frames come from and go to: a guest's rings, a TAP |
 //! | [`ring`] | split virtqueues |

@@ -1,7 +1,13 @@
 //! Every limit and default in one place, each with its reason.
 //!
 //! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes
-//! the data path, lives here and nowhere else.
+//! the data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`.
+
+#[cfg(test)]
+mod tests;
+mod workers;
+
+pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------
 
@@ -40,8 +46,8 @@ pub const MAX_SEGMENTS: u32 = 1024;
 /// many receivers then costs no more by cutting than by copying.
 pub const MAX_FLOOD_SEGMENTS: u32 = 64;
 
-/// What a segment cut for a receiver counts for in its sender's part of the worker's time: as much
-/// as a frame of a burst.
+/// What a segment cut for a receiver counts for in its sender's quantum: as much as a frame of a
+/// burst.
 pub const SEGMENT_BYTES: u32 = BURST_BYTES / BURST_FRAMES as u32;
 
 // --- Rings --------------------------------------------------------------------------------
@@ -70,17 +76,36 @@ pub const BURST_FLOOD_COPIES: usize = 512;
 pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
 
 /// Descriptors that a frame, or a segment cut for a receiver, may lie in as part of its price:
-/// above the 19 of Linux. Those beyond, crumbs, are charged one by one, and bounded where a
-/// receiver posts them.
+/// above the 19 of Linux. Those beyond, excess descriptors, are charged one by one, and bounded
+/// where a receiver posts them.
 pub const FRAME_DESCRIPTORS: u32 = 32;
 
 /// Descriptors walked for one run of frames into a receive ring at most, whatever it is cut into:
 /// 200 µs. 64 KiB for a path of 576 bytes into the chains of 19 that Linux posts are 2,300.
 pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 
-/// What a crumb counts for in its sender's part of the worker's time: walking to it and copying a
-/// byte there takes 20 to 25 ns, a quarter of what a frame of 1 KiB does.
-pub const CRUMB_BYTES: u32 = SEGMENT_BYTES / 4;
+/// Pieces that receive buffers for one frame may have without being looked at closely. Linux posts
+/// 19 for 64 KiB, 47 at most where its kernel is configured so (`MAX_SKB_FRAGS`).
+pub const FEW_PIECES: usize = 48;
+
+/// How long the pages under the buffers of a run may take to come before it is given up, where they
+/// are touched first. A thousand that are there take 0.1 ms, as many that the kernel has to find
+/// 1 to 3 ms; one huge page that it has to clear takes 0.1 to 0.9 ms.
+pub const TOUCH_NANOS: u64 = 4_000_000;
+
+/// The clock is read once for so many of them.
+pub const TOUCH_PIECES: usize = 4;
+
+/// Such a receiver then gets nothing for so many times as long.
+pub const SLOW_PAUSE_PARTS: u64 = 100;
+
+/// After that its buffers are touched before they are written to for so long: it costs a few
+/// percent, and the worker at most [`TOUCH_NANOS`] and one page.
+pub const DISTRUST_NANOS: u64 = 10_000_000_000;
+
+/// What an excess descriptor counts for in its sender's quantum: walking to it and copying a byte
+/// there takes 20 to 25 ns, a quarter of what a frame of 1 KiB does.
+pub const EXCESS_DESCRIPTOR_BYTES: u32 = SEGMENT_BYTES / 4;
 
 /// Memory pieces one burst may refer to; the burst ends before a chain that might not fit.
 pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
@@ -91,9 +116,6 @@ pub const MAX_MERGED_BUFFERS: usize = 256;
 
 // --- Guest memory -------------------------------------------------------------------------
 
-/// Feature levels there are; the sets are in [`crate::vhost_user::features`].
-pub const FEATURE_LEVELS: u8 = 1;
-
 /// Memory slots offered to a front-end (`GET_MAX_MEM_SLOTS`). QEMU uses up to 509 with memory
 /// hotplug; offering fewer in a later version would strand running guests, so it never shrinks.
 pub const MAX_MEM_SLOTS: usize = 509;
@@ -101,6 +123,11 @@ pub const MAX_MEM_SLOTS: usize = 509;
 /// Bytes of address space one port may map: larger than most VMs of today, small enough that 100
 /// hostile ports take 100 of the 128 TiB a process has and a victim still maps.
 pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
+
+/// Bytes beyond that which whole huge pages may take where regions begin and end inside of them:
+/// thirty-two borders inside pages of 1 GiB. QEMU's memory has two to four (640 KiB, the hole below
+/// 4 GiB).
+pub const MAX_PORT_ROUNDED_BYTES: u64 = 32 << 30;
 
 /// Bytes of foreign memory that the process maps: of the 128 TiB of addresses that x86-64 gives it,
 /// the rest is for its own heap and stacks, without which it would end.
@@ -115,8 +142,9 @@ pub const GUARANTEED_MAPPED_BYTES: u64 = 64 << 30;
 /// the 65,530 that a process has by default (`vm.max_map_count`).
 pub const GUARANTEED_MAPPINGS: u64 = 24;
 
-/// Mappings kept for the process itself: libraries, heap, workers …
-pub const OWN_MAPPINGS: u64 = 2_048;
+/// Mappings kept for the process itself: libraries, heap, workers, and two for each of a burst's
+/// [`BURST_PIECES`] that lie in memory which vanished while no other can be had …
+pub const OWN_MAPPINGS: u64 = 8_192;
 
 /// … and for each port's thread: its stack and guard page, its alternate stack, its heap arena.
 pub const OWN_MAPPINGS_PER_PORT: u64 = 8;
@@ -125,126 +153,10 @@ pub const OWN_MAPPINGS_PER_PORT: u64 = 8;
 /// holes in the guest's physical address space.
 pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 
-// --- Workers ------------------------------------------------------------------------------
-
-/// A turn (one pass over a worker's ready rings) ends after this long even if rings are ready, so
-/// that pending signals leave in time.
-pub const TURN_NANOS: u64 = 50_000;
-
-/// A transmit ring's part of a turn while others have work too, at least and at most: what 64 short
-/// frames take on the fastest machine, and [`BURST_BYTES`] between warm caches on a slow one.
-pub const TURN_PART_NANOS: std::ops::RangeInclusive<u64> = 400..=2_500;
-
-/// What a ring can owe at most for bursts that took longer, which is more than any burst takes. A
-/// worker that lost its CPU in a burst charges an innocent guest: this is one slice of a scheduler.
-pub const MAX_TURN_DEBT_NANOS: u64 = 4_000_000;
-
-/// How long a worker spins for a contended RX ring before it sends its pending signals and parks:
-/// about one maximal hold time (64 frames), so parking only happens when the holder was preempted.
-pub const LOCK_SPIN_NANOS: u64 = 2_000;
-
-/// Consecutive empty looks after which a polling worker stops reading a ring and waits for its
-/// kick: silent guests must not cost cache misses in every turn.
-pub const IDLE_LOOKS_BEFORE_ARM: u32 = 4096;
-
-/// The same for a worker that does not poll and is busy with other rings: at 5 to 10 µs a turn, a
-/// guest that sends more often than every half millisecond is spared its kicks, and a hundred
-/// others, 60 ns a look, cost a turn's worth at most.
-pub const BUSY_LOOKS_BEFORE_ARM: u32 = 64;
-
-/// A worker with ready rings looks for kernel events (kicks of other rings, TAPs, notes) this long
-/// after the last look: bounds what a busy guest adds to the latency of a silent one, at 0.4 µs
-/// of system call per look.
-pub const EVENT_CHECK_NANOS: u64 = 20_000;
-
-/// Patience with a full receiver at most: what a burst may wait in its sender's ring instead of
-/// being dropped. A scheduler that runs a receiver's virtual CPU again within two of its ticks
-/// (1 to 4 ms) costs TCP nothing then; see docs/performance.md for the figures.
-pub const HOLD_NANOS: u64 = 10_000_000;
-
-/// Frames behind a waiting burst that are looked at for another destination: all of a ring of 256,
-/// the default of QEMU, Linux and DPDK. About 10 ns each, at every try.
-pub const PEEK_FRAMES: usize = 256;
-
-/// A receiver earns patience for one part in so many of the time: bounds what a slow one costs
-/// others through a sender they share.
-pub const HOLD_SHARE: u64 = 10;
-
-/// How long a worker sleeps at most that has nothing to do but to wait for full receivers, or to
-/// send signals held back. The receiver's kick ends the former before that, unless another worker
-/// hears it.
-pub const HOLD_SLEEP_MILLIS: i32 = 1;
-
-/// Descriptors of a transmit ring whose completion may wait for the next signal to receive. The
-/// driver stops at a full ring, and is to be told long before.
-pub const HELD_SLOTS: u32 = 32;
-
-/// Bytes likewise: four packets of 64 KiB. Linux lets TCP have under way what it sends in a
-/// millisecond; its receivers acknowledge every second to fifth packet.
-pub const HELD_BYTES: u64 = 4 * BURST_BYTES as u64;
-
-/// How long that signal waits at most. One tick of `epoll_wait`; acknowledgements of a TCP stream
-/// come sooner.
-pub const HELD_NANOS: u64 = 1_000_000;
-
-/// Senders a receive ring tells apart when it has too few buffers for all; 16 bytes each. Beyond
-/// that many, ports whose numbers are equal modulo it share a part.
-pub const SHARE_PLACES: usize = 64;
-
-/// Visits per known sender after which one that did not come is forgotten. Two workers whose turns
-/// differ by a factor of four still know each other's senders.
-pub const SHARE_IDLE_VISITS: u32 = 4;
-
-/// Visits per known sender for which a receive ring that ran out of buffers counts as scarce. Under
-/// lasting overload the ring runs out again at once when this is over, so one round in 17 is first
-/// come, first served, and the account evens it out.
-pub const SHARE_ROUNDS: u32 = 16;
-
-/// Buffers a sender may catch up at most, having got less than others: two bursts.
-pub const SHARE_LAG_BUFFERS: u64 = 2 * BURST_FRAMES as u64;
-
-/// Flows of a guest with several queue pairs whose receive queue is remembered: as many as Linux's
-/// tun driver remembers (`MAX_TAP_FLOWS`), in 8 KiB. Those beyond displace silent ones.
-pub const STEERING_FLOWS: usize = 4096;
-
-/// Longest spin of a worker that found nothing. A sleep and its wake-up cost the sender a kick
-/// (1 to 5 µs of VM exit) and the worker about 10 µs; beyond a few times that, spinning wastes
-/// more than it saves. KVM's halt polling, with dearer sleeps, has 200 µs.
-pub const SPIN_MAX_NANOS: u64 = 50_000;
-
-/// Shortest spin, and the first after none: less than a guest needs to answer a frame finds
-/// nothing.
-pub const SPIN_MIN_NANOS: u64 = 4_000;
-
-/// A worker may spin for one part in so many of the time …
-pub const SPIN_SHARE: u64 = 10;
-
-/// … or for so many thirds of the time it works, if that is more: one under load gets through most
-/// of the gaps between its bursts awake, and keeps a quarter of its CPU to sleep.
-pub const SPIN_WORK_THIRDS: u64 = 2;
-
-/// What a worker can save up for spinning: a burst of some dozens of requests and answers is spun
-/// through whole, and a CPU is never withheld from others for longer than a scheduler's tick.
-pub const SPIN_CREDIT_NANOS: u64 = 1_000_000;
-
-/// As [`EVENT_CHECK_NANOS`] while spinning, when nothing else waits: about what a wake-up costs,
-/// so spinning for one guest delays no other one.
-pub const SPIN_EVENT_CHECK_NANOS: u64 = 5_000;
-
-/// A worker that stood ready without a CPU for more than a millisecond in this time does not spin.
-/// One that competes for its CPU waits half of the time; what a kernel does now and then is far
-/// less, and so is a monitor that wakes up a hundred times a second.
-pub const SPIN_WAIT_NANOS: u64 = 10_000_000;
-
-/// How long it does not, the first time and at most; doubled while it goes on.
-pub const SPIN_OFF_NANOS: u64 = 100_000_000;
-/// See [`SPIN_OFF_NANOS`].
-pub const SPIN_OFF_MAX_NANOS: u64 = 1_600_000_000;
-
-/// Events taken from epoll at once.
-pub const EPOLL_BATCH: usize = 64;
-
 // --- Sessions -----------------------------------------------------------------------------
+
+/// Feature levels there are; the sets are in [`crate::vhost_user::features`].
+pub const FEATURE_LEVELS: u8 = 2;
 
 /// How long `SET_VRING_ENABLE 0` waits for the frames already posted to leave. A full ring of
 /// 64 KiB frames takes a few ms; the rest is for a busy machine.
@@ -287,6 +199,12 @@ pub const FDB_MAX_PORTS: usize = 1 << 15;
 /// the same shard at the same moment once in 64 times at worst.
 pub const FDB_SHARDS: usize = 64;
 
+/// Addresses in a table beyond which those of a burst are prefetched together. Each takes a line of
+/// words and one of stamps, and a core's first cache has 512 to 768 lines. Cycles a frame without
+/// and with, EPYC: 238 and 229 with 2,048 addresses, 261 and 238 with 8,192, 388 and 307 with
+/// 65,536. With 1,024 it lost 6 % of the rate.
+pub const FDB_PREFETCH_ENTRIES: u32 = 1_536;
+
 /// Buckets a sweep (ageing, flush, listing) visits before it releases the shard's lock: 4 KiB of
 /// words, 0.8 µs in a full table, so that a learning worker hardly ever waits.
 pub const FDB_SWEEP_BUCKETS: usize = 64;
@@ -295,6 +213,8 @@ pub const FDB_SWEEP_BUCKETS: usize = 64;
 /// 50 ns, so 128 outlast a holder that runs (see above) and give up on one that was preempted: a
 /// worker must not sleep for the table.
 pub const FDB_LOCK_ATTEMPTS: u32 = 128;
+
+// --- MTU ----------------------------------------------------------------------------------
 
 /// MTUs acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's least (RFC 791) up to what a
 /// frame can carry. A NACK leaves QEMU's guest with a dead device, so nothing in between is
@@ -319,8 +239,9 @@ pub const MAX_MESSAGE_BODY: usize = 4096;
 /// regions add them one by one (`CONFIGURE_MEM_SLOTS`).
 pub const MAX_MESSAGE_FILES: usize = 32;
 
-/// Threads that close what front-ends sent and nobody can use, for such a close may last for hours.
-/// An honest front-end sends no such thing; 64 are a hostile VM on each port of a large host.
+/// Threads that close what front-ends sent and what is of no use, for such a close may last for
+/// hours. An honest front-end sends no such thing; 64 are a hostile VM on each port of a large
+/// host.
 pub const MAX_CLOSERS: usize = 64;
 
 /// How long one of them may take before another goes on with the rest. Closing takes microseconds;
@@ -341,6 +262,10 @@ pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2)
 /// instead of a hang.
 pub const SOCKET_BACKLOG: i32 = 8;
 
+/// How long a process that connects may be silent before it is taken for a front-end. Those speak
+/// at once; another daemon that only asks whether the socket is in use leaves at once.
+pub const FIRST_WORD: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// First and longest pause after `accept` failed for want of descriptors or memory. The pending
 /// connection keeps the listener readable, so without a pause the thread would spin.
 pub const ACCEPT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(50);
@@ -360,6 +285,8 @@ pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs
 /// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).
 pub const MAX_SOCKET_PATH: usize = 107;
 
+// --- TAPs and announcements ---------------------------------------------------------------
+
 /// Longest frame copied together for a TAP, so that it goes out by a plain `write` of one piece.
 /// `writev` costs 75 to 100 ns more than that, which is what copying 4 KiB costs; above 9,000
 /// bytes the copy loses.
@@ -369,12 +296,12 @@ pub const TAP_COPY_BYTES: usize = 4_096;
 /// kernel's own limit is 1,024 (`UIO_MAXIOV`), and each piece costs it about 30 ns.
 pub const TAP_GATHER_PIECES: usize = 32;
 
-/// How often a TAP that is gone is looked for: reattached within a second, at a cost nobody sees.
+/// How often a TAP that is gone is looked for: reattached within a second, at no cost to speak of.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 
 /// How long the closing of a lost TAP waits for workers to let go of it. They do at the end of a
 /// burst, within microseconds unless the machine has no CPU for them.
-pub const CLOSE_PATIENCE_MILLIS: u32 = 1_000;
+pub const CLOSE_TIMEOUT_MILLIS: u32 = 1_000;
 
 /// Announcements (`SEND_RARP`) of one front-end at once, and the pause after which one more is
 /// made. Each is a frame to every port, sent by a worker between two turns; QEMU asks for five in a
@@ -405,14 +332,14 @@ pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(8
 
 /// Stack of a port's thread. It maps memory and answers messages of 4 KiB; the default 2 MiB would
 /// only be address space, but 1,000 of them show in every tool.
-pub const SESSION_STACK_BYTES: usize = 256 * 1024;
+pub const SESSION_STACK_BYTES: usize = 256 << 10;
 
-/// Log lines that wait for whoever reads standard error: all counters of some hundred ports.
-pub const LOG_QUEUE_BYTES: usize = 256 * 1024;
+/// Log lines that wait for the reader of standard error: all counters of some hundred ports.
+pub const LOG_QUEUE_BYTES: usize = 256 << 10;
 
 /// How long a thread outside the data path waits for its line to be written. A reader that is alive
 /// takes it within microseconds.
-pub const LOG_PATIENCE: std::time::Duration = std::time::Duration::from_millis(100);
+pub const LOG_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Pause of a thread that goes on after a panic, at first and at most. A panic is a bug of ours:
 /// a first one should cost others no more than a lost interrupt would, one that comes back at once
@@ -440,29 +367,46 @@ pub const GUARD_SEGMENT_SLOTS: usize = 512;
 /// looks is freed, so it lasts at most two pauses: 40 ms of the 100 ms that other ports may wait.
 pub const WATCH_TICK_MILLIS: u64 = 20;
 
-/// Processor time that a signal may take. Waking a guest takes about 10 µs, several times that
-/// where a processor has to be woken through a hypervisor, and above 100 µs under strace, each
-/// time. A write that lasts longer makes the next [`SIGNALS_MEASURED`] measured.
+/// Processor time from which on a notification is expensive, and paid for by its port with a pause.
+/// Waking a guest takes about 10 µs, several times that where a processor has to be woken through
+/// a hypervisor. A write that lasts longer, or several of one port at the end of one turn that do
+/// together, make the port's next ones measured for [`SIGNALS_MEASURED_MILLIS`].
+pub const EXPENSIVE_SIGNAL_MICROS: u64 = 100;
+
+/// Processor time from which on a write is slow, and counted towards dropping the front-end.
+/// Through two hypervisors, or under strace, a write takes 100 to 200 µs, each time.
 pub const SIGNAL_MICROS: u64 = 1_000;
 
-/// Dear signals in a row for which a front-end is dropped; those of 5 ms and more count twice,
-/// those of 50 ms and more four times. Where one in three looks dear, on a crowded host, sixteen
-/// in a row do once in 40 million.
-pub const DEAR_SIGNALS: u32 = 16;
+/// Consecutive slow writes for which a front-end is dropped; those of 5 ms and more count twice,
+/// those of 50 ms and more four times.
+pub const SLOW_WRITES: u32 = 16;
 
-/// Writes that are measured after a long one, at 0.3 µs each.
-pub const SIGNALS_MEASURED: u32 = 32;
+/// Time after which one of them is forgotten. Not by what is written in between, of which a
+/// front-end can make each fourth write fast; an honest one on a crowded host, whose processor is
+/// taken away within a write, may meet with five of them in each second for ever.
+pub const SLOW_WRITE_LEAK_MILLIS: u64 = 200;
 
-/// After a dear signal the port's next ones wait for so many times as long: at most a quarter of a
-/// worker's time goes there until the row is full.
-pub const DEAR_PAUSE_PARTS: u64 = 3;
+/// How long a port's writes are measured after an expensive one, at 0.6 µs each. The first that
+/// is not measured goes free, so not for a number of writes, which may be fast ones.
+pub const SIGNALS_MEASURED_MILLIS: u64 = 1_000;
+
+/// After a slow write the port's next ones wait for so many times as long: at most a quarter of a
+/// worker's time goes there until the front-end is dropped. So they do after an expensive one while
+/// two other ports send; …
+pub const SIGNAL_PAUSE_PARTS: u64 = 3;
+
+/// … while more do, for the part of each of them, up to so many.
+pub const SIGNAL_PAUSE_MOST_PARTS: u64 = 16;
+
+/// A port counts as one that sends for so long after it did, and up to twice that.
+pub const SENDERS_NANOS: u64 = 1_000_000;
 
 /// The longest such wait: an honest guest whose host was stopped for seconds in the middle of a
 /// signal shall not miss the next one for longer.
-pub const DEAR_PAUSE_MILLIS: u64 = 100;
+pub const SIGNAL_PAUSE_MILLIS: u64 = 100;
 
 /// How long a port stays closed after a front-end was dropped that had cost others time: 40 ms for
-/// a call descriptor that blocks, and five times what the kernel takes to wake a crowd, 0.2 s
+/// a call descriptor that blocks, and five times what the kernel takes to wake many waiters, 0.2 s
 /// for two million, with pauses. That is 8 % of the time then.
 pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -471,7 +415,7 @@ pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10
 pub const WATCH_ALERT_TICKS: u32 = 500;
 
 /// How long a netlink request may take altogether. The kernel answers in microseconds unless
-/// somebody holds the network configuration's lock.
+/// another process holds the network configuration's lock.
 pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
 
 /// Messages read for one netlink request: the queueing disciplines of a host with 256 devices of
@@ -526,7 +470,7 @@ pub const DEFAULT_QUEUES: u16 = 1;
 /// enforced: tests and fast-moving VMs profit from less.
 pub const MAX_AGE_SECONDS: u32 = 1_000_000;
 
-/// Permissions of a port's socket unless configured: owner and group, nobody else. Whoever can
+/// Permissions of a port's socket unless configured: owner and group, no other user. Whoever can
 /// connect becomes the VM.
 pub const DEFAULT_SOCKET_MODE: u32 = 0o660;
 

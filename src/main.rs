@@ -1,19 +1,24 @@
 //! vioswitchd: arguments to a configuration to a running switch, then wait for a signal.
 //!
-//! Exit status: 0 after SIGTERM or SIGINT, 2 for a bad argument or configuration file, 1 if the
-//! switch cannot start.
+//! Exit status: 0 after SIGTERM, SIGINT or SIGQUIT, 2 for a bad argument, configuration file or
+//! `RUST_LOG`, 1 if the switch cannot start.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use vioswitch::config::{self, Action, Config, Machine};
-use vioswitch::daemon::Daemon;
+use vioswitch::daemon::{self, Daemon, StartError};
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
-use vioswitch::sys::log_queue::LogQueue;
+use vioswitch::sys::logging::{self, Log, LogError};
 use vioswitch::sys::notify::notify;
 use vioswitch::sys::signals::{Signal, Signals};
-use vioswitch::sys::threads;
+
+/// Status of what trying again does not mend.
+const BAD_USAGE: u8 = 2;
+
+/// Names of ports in one line about several.
+const SHOWN_NAMES: usize = 5;
 
 fn main() -> ExitCode {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -26,68 +31,91 @@ fn main() -> ExitCode {
             let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
             return ExitCode::SUCCESS;
         }
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "{error}");
-            return ExitCode::from(2);
-        }
+        Ok(Action::Check(config)) => return check(&config),
+        Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
     };
     // Before any thread exists, so that all inherit the mask and only this one takes signals.
-    let started = Signals::block().and_then(|signals| Ok((signals, start_log()?)));
-    let (signals, queue) = match started {
-        Ok(started) => started,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
+    let signals = match Signals::block() {
+        Ok(signals) => signals,
+        Err(error) => return give_up(&format!("cannot start: {error}"), ExitCode::FAILURE),
     };
-    let status = match run(&config, &signals) {
+    let log = match Log::start() {
+        Ok(log) => log,
+        Err(error @ LogError::Filter(_)) => {
+            return give_up(&error.to_string(), ExitCode::from(BAD_USAGE));
+        }
+        Err(error) => return give_up(&error.to_string(), ExitCode::FAILURE),
+    };
+    let status = match run(&config, &signals, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error!("{error}");
+            log.error(&error);
             ExitCode::FAILURE
         }
     };
-    queue.flush();
+    log.flush();
     status
 }
 
-/// Sends log lines, and what a panic has to say, through a queue, so that nobody waits for a
-/// reader that hangs.
-fn start_log() -> std::io::Result<LogQueue> {
-    let queue = LogQueue::start(std::io::stderr())?;
-    let lines = queue.clone();
-    let default = env_logger::Env::default().default_filter_or("info");
-    env_logger::Builder::from_env(default)
-        // Its own target is behind a lock, which a thread that waits would hold.
-        .target(env_logger::Target::Pipe(Box::new(std::io::sink())))
-        .format(move |f, record| {
-            let line = format!("[{} {:<5}] {}\n", f.timestamp(), record.level(), record.args());
-            lines.push(line.as_bytes());
-            Ok(())
-        })
-        .init();
-    threads::report_panics();
-    Ok(queue)
+/// Says why, where there is no log yet.
+fn give_up(why: &str, status: ExitCode) -> ExitCode {
+    let _ = std::io::stderr().write_all(logging::plain_error(why).as_bytes());
+    status
 }
 
-fn run(config: &Config, signals: &Signals) -> Result<(), Box<dyn std::error::Error>> {
+/// Whether `config` could be run here.
+fn check(config: &Config) -> ExitCode {
+    if let Err(error) = logging::check_filter_variable() {
+        return give_up(&error.to_string(), ExitCode::from(BAD_USAGE));
+    }
+    let found = daemon::check(config);
+    if !found.is_empty() {
+        return give_up(&found.join("\n"), ExitCode::FAILURE);
+    }
+    let _ = writeln!(std::io::stdout(), "valid: {}", config.summary());
+    ExitCode::SUCCESS
+}
+
+fn run(config: &Config, signals: &Signals, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
     if let Err(error) = raise_limit() {
         log::warn!("cannot raise the limit of open descriptors: {error}");
     }
     let mut daemon = Daemon::start(config)?;
-    tell("READY=1\nSTATUS=all sockets exist");
-    log::info!("ready: {} ports, {} taps", config.ports.len(), config.taps.len());
-    while signals.wait()? == Signal::Report {
-        daemon.report();
+    say_ready(config, daemon.left_out(), log);
+    loop {
+        match signals.wait()? {
+            Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
+            Signal::Report => daemon.report(),
+            Signal::Reload => log::warn!("SIGHUP: nothing to reload; restart to change settings"),
+            Signal::Spare => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),
+        }
     }
-    tell("STOPPING=1");
+    notify_manager("STOPPING=1");
     daemon.stop();
     daemon.report();
     Ok(())
 }
 
+/// Ready, with all ports or without some.
+fn say_ready(config: &Config, left_out: &[StartError], log: &Log) {
+    if left_out.is_empty() {
+        notify_manager("READY=1\nSTATUS=all sockets exist");
+        log::info!("ready: {}", config.summary());
+        return;
+    }
+    for error in left_out {
+        log.error(&format_args!("{error}; the port is left out until the next start"));
+    }
+    let names: Vec<&str> = left_out.iter().filter_map(StartError::name).collect();
+    let (count, some) = (names.len(), names[..names.len().min(SHOWN_NAMES)].join(", "));
+    let more = if count > SHOWN_NAMES { ", ..." } else { "" };
+    let degraded = format!("degraded, ports left out: {count} ({some}{more})");
+    notify_manager(&format!("READY=1\nSTATUS={degraded}"));
+    log::warn!("ready: {}, {degraded}", config.summary());
+}
+
 /// Tells the service manager, if there is one; it does without if that fails.
-fn tell(state: &str) {
+fn notify_manager(state: &str) {
     if let Err(error) = notify(state) {
         log::warn!("cannot notify the service manager: {error}");
     }

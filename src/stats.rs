@@ -1,6 +1,6 @@
 //! Counters, and the named reasons for a drop.
 //!
-//! `in` is from a port into the switch, `out` from the switch to a port. The books balance:
+//! `in` is from a port into the switch, `out` from the switch to a port. The counters reconcile:
 //! * per ingress: frames in = drops at the ingress + frames admitted; each admitted frame asks
 //!   for a number of copies;
 //! * over all ports: copies = frames out + drops at an egress.
@@ -12,7 +12,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that one owner at a time increases and everybody may read.
+/// A number that one owner at a time increases and any thread may read.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -80,17 +80,22 @@ drop_reasons! {
     NoReceiver => "no_receiver",
     /// The sender's ring was disabled: its frames are discarded.
     Disabled => "disabled",
-    /// Egress: no front-end attached, or no enabled receive ring that ever held a buffer.
+    /// Egress: no front-end attached, or no enabled receive ring that ever held a buffer and whose
+    /// memory is there.
     PortDown => "port_down",
     /// Egress: the receiver has no free buffer, now, at the one retry, and as long as it could be
     /// waited for.
     NoBuffer => "no_buffer",
+    /// Egress: the pages under the receiver's buffers took long to come, or did a moment ago.
+    SlowMemory => "slow_memory",
     /// Egress: the frame does not fit the receiver's buffers (without mergeable buffers one chain).
     NoFit => "no_fit",
     /// Egress: longer than the MTU of the port allows.
     TooBig => "too_big",
     /// Egress: the receiver's ring is broken until its driver restarts it.
     RingBroken => "ring_broken",
+    /// Egress: another thread held the receiver's ring for longer than its lock is waited for.
+    RingBusy => "ring_busy",
     /// Egress: the TAP's queue is full or out of memory.
     TapFull => "tap_full",
     /// Egress: the TAP is administratively down.
@@ -173,6 +178,9 @@ pub struct QueueStats {
     pub bad_buffers: Counter,
     /// To a receiver: what was done for frames in its stead.
     pub fallbacks: Fallbacks,
+    /// From a port: cycles that its bursts took of their worker. Not reported: for the balance of
+    /// the workers.
+    pub cycles: Counter,
 }
 
 impl QueueStats {
@@ -221,7 +229,7 @@ pub struct PortStats {
     pub drops: Drops,
     /// Front-ends attached so far.
     pub attaches: Counter,
-    /// Conversations ended by an error.
+    /// Sessions ended by an error.
     pub session_errors: Counter,
     /// Rings marked broken.
     pub rings_broken: Counter,

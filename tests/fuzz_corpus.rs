@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use testkit::{long, rounds};
+
 #[path = "fuzz/targets/mod.rs"]
 mod targets;
 
@@ -58,7 +60,7 @@ fn replay(name: &str, target: fn(&[u8]), count: u64) {
         run(target, &path.display().to_string(), bytes);
     }
     let end = Instant::now() + Duration::from_secs(if long() { 300 } else { 7 });
-    let count = if long() { 100 * count } else { count };
+    let count = rounds(count / 4, count, 100 * count);
     let mut tried = 0;
     while tried < count && Instant::now() < end {
         tried += 1;
@@ -82,11 +84,6 @@ fn replay(name: &str, target: fn(&[u8]), count: u64) {
         run(target, &format!("random {tried}"), &bytes);
     }
     println!("{name}: {} files, {tried} random inputs", files.len());
-}
-
-/// As for all tests here: more of everything.
-fn long() -> bool {
-    std::env::var_os("VIOSWITCH_LONG").is_some_and(|v| v == "1")
 }
 
 #[test]

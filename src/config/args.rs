@@ -31,8 +31,9 @@ Examples:
   A virtual machine under QEMU; its memory must be shared:
     qemu-system-x86_64 -m 1G -machine q35,memory-backend=mem \\
       -object memory-backend-memfd,id=mem,size=1G,share=on \\
-      -chardev socket,id=c0,path=/run/vioswitch/vm1.sock,reconnect=1 \\
+      -chardev socket,id=c0,path=/run/vioswitch/vm1.sock,reconnect-ms=200 \\
       -netdev vhost-user,id=n0,chardev=c0 -device virtio-net-pci,netdev=n0
+    (QEMU before 9.2: reconnect=1 instead of reconnect-ms=200)
 
   Four queue pairs, a socket for libvirt's QEMU, and a static address:
     vioswitchd --port vm1,socket=/run/vm1.sock,queues=4,socket-group=kvm,mac=52:54:00:00:00:01
@@ -40,7 +41,7 @@ Examples:
   The rest from a file; the command line wins:
     vioswitchd --config /etc/vioswitch/vioswitchd.toml --workers 2
 
-Signals: SIGTERM and SIGINT leave, SIGUSR1 logs the counters.
+Signals: SIGTERM, SIGINT and SIGQUIT leave, SIGUSR1 logs the counters, SIGHUP changes nothing.
 Exit status: 0 after an orderly end, 1 if the switch could not run, 2 for a bad argument or file.";
 
 /// vhost-user-net back-end for many virtual machines, with a learning switch and a TAP uplink
@@ -59,10 +60,13 @@ struct Options {
     ///   socket-group=GROUP  who may connect: group of the socket (mode=server only)
     ///   queues=PAIRS        queue pairs, 1 (default) to 16
     ///   mac=MAC             an address that no other port can take over; repeatable
-    ///   offload=on|csum|off checksums and segmentation offered to the VM: all (default),
-    ///                       checksums only, none
+    ///   offload=on|send|csum|off
+    ///                       checksums and segmentation offered to the VM: all (default), only
+    ///                       for what it sends (VMs with XDP programs), checksums only, none
+    ///   platform=on|off     whether iommu_platform=on of the VM's network card is served
     ///   mtu=N               drop longer packets for the VM, 68 to 65535
     ///   feature-level=N     as --feature-level, for this port
+    ///   memory=any|prealloc refuse a VM whose memory is not all allocated (prealloc)
     ///
     /// A comma inside a value is written twice. A [[port]] of the same name in the file is
     /// replaced as a whole.
@@ -79,7 +83,7 @@ struct Options {
     ///
     ///   ifname=IFNAME       the interface, created if it does not exist (required)
     ///   queues=N            its queues, 1 (default) to 64
-    ///   offload=on|csum|off as for a port
+    ///   offload=on|csum|off as for a port, without send
     ///   mtu=N               its MTU if it is created, 68 to 65521
     ///
     /// A [[tap]] of the same name in the file is replaced as a whole.
@@ -140,7 +144,7 @@ struct Options {
     )]
     uplink_to_uplink: Option<String>,
 
-    /// Read the configuration, say what is wrong with it or how many ports it has, and exit
+    /// Say what is wrong with the configuration or would keep it from starting here, and exit
     #[arg(long)]
     check: bool,
 
@@ -174,15 +178,31 @@ pub(super) fn parse(args: Vec<OsString>) -> Result<Outcome, UsageError> {
         let text = format!("argument {} is not UTF-8", quote(&bad.to_string_lossy()));
         return Err(usage_error(&text));
     }
+    let mistaken = separate_truth(&args);
     match Options::try_parse_from(args) {
         Ok(options) => lower(options).map(Outcome::Run),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                 Ok(Outcome::Print(error.to_string()))
             }
+            ErrorKind::UnknownArgument if mistaken.is_some() => {
+                Err(usage_error(&mistaken.unwrap_or_default()))
+            }
             _ => Err(usage_error(&summary(&error))),
         },
     }
+}
+
+/// What to write instead of `--poll true`: a truth value is part of its option's word, as the
+/// option may stand alone.
+fn separate_truth(args: &[OsString]) -> Option<String> {
+    let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
+    words.windows(2).find_map(|pair| match pair {
+        [option @ ("--poll" | "--uplink-to-uplink"), truth @ ("true" | "false")] => {
+            Some(format!("unexpected argument '{truth}' found, write {option}={truth}"))
+        }
+        _ => None,
+    })
 }
 
 /// The one line about a bad argument.
@@ -247,7 +267,13 @@ fn section(kind: Kind, option: &str, text: &str) -> Result<Section, UsageError> 
             }
             (_, Some(pair)) => pair,
             (_, None) => {
-                let text = format!("{} is not key=value", quote(&part));
+                let text = match part.as_str() {
+                    "" => {
+                        "ends in a comma: leave it out, or write it twice if the value ends in one"
+                            .to_owned()
+                    }
+                    part => format!("{} is not key=value", quote(part)),
+                };
                 return Err(usage_error(&Complaint::new(&at, text).to_string()));
             }
         };

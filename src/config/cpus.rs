@@ -12,6 +12,10 @@ pub(super) fn cpu_list(setting: &Setting, allowed: &[usize]) -> Result<Vec<usize
             number = cpu.to_string();
             &number
         }
+        Value::Other("a list") => {
+            let example = setting.shown("0,2-3");
+            return Err(format!("{} must be a string: write {example}", setting.key));
+        }
         _ => text(setting)?,
     };
     let mut cpus = Vec::new();

@@ -1,6 +1,7 @@
 //! Entries beside each other: what two may not share, and the command line laid over the file.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::path::{Path, PathBuf};
 
 use super::raw::{Complaint, Kind, Origin, quote};
@@ -37,13 +38,27 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// What is compared: two spellings of a path (`/run//a`, `/run/./a`) are one socket.
+    /// What is compared.
     fn identity(&self) -> (Shared, PathBuf) {
         let spelled = Path::new(&self.value);
         match self.what {
-            Shared::Socket => (self.what, spelled.components().collect()),
+            Shared::Socket => (self.what, place(spelled)),
             _ => (self.what, spelled.to_owned()),
         }
+    }
+}
+
+/// Where a socket appears: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are one
+/// socket. Of a directory that does not exist only the spelling can be compared.
+fn place(path: &Path) -> PathBuf {
+    let spelled: PathBuf = path.components().collect();
+    let directory = match spelled.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    match (directory.canonicalize(), spelled.file_name()) {
+        (Ok(directory), Some(name)) => directory.join(name),
+        _ => spelled,
     }
 }
 
@@ -79,10 +94,10 @@ pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
     let mut owners: HashMap<(Shared, PathBuf), &Claim> = HashMap::new();
     let claims = checked.entries.iter().flat_map(|entry| &entry.claims);
     for claim in claims.chain(&checked.scalars.control) {
-        match owners.get(&claim.identity()) {
-            Some(owner) => complaints.push(conflict(owner, claim)),
-            None => {
-                owners.insert(claim.identity(), claim);
+        match owners.entry(claim.identity()) {
+            Occupied(owner) => complaints.push(conflict(owner.get(), claim)),
+            Vacant(free) => {
+                free.insert(claim);
             }
         }
     }

@@ -14,7 +14,7 @@ use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::args::usage_error;
 use super::entries;
-use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, Value, quote};
+use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, Value, clip, quote};
 use super::validate::{self, Validated};
 use super::{Machine, UsageError};
 use crate::limits;
@@ -50,13 +50,22 @@ pub(super) fn check(bytes: &[u8], machine: Machine<'_>) -> Result<Validated, Vec
         vec![Complaint::new(&lines.at(error.valid_up_to()), "not UTF-8")]
     })?;
     let lines = Lines::of(bytes);
+    if text.trim_start().starts_with('{') {
+        let wrong = "this is JSON, and the file is TOML: write [[port]] on a line of its own, then \
+                     name = \"vm1\" and socket = \"/run/vioswitch/vm1.sock\"";
+        return Err(vec![Complaint::new(&Origin::Line(1), wrong)]);
+    }
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         let complain = |error: &toml::de::Error| {
-            let offset = error.span().map_or(bytes.len(), |span| span.start);
-            Complaint::new(&lines.at(offset), error.message().trim())
+            let at = lines.at(error.span().map_or(bytes.len(), |span| span.start));
+            let hint = instead(text, &at);
+            Complaint::new(&at, hint.unwrap_or_else(|| error.message().trim().to_owned()))
         };
-        return Err(errors.iter().map(complain).collect());
+        let mut complaints: Vec<Complaint> = errors.iter().map(complain).collect();
+        // What is said of a whole line is said once.
+        complaints.dedup();
+        return Err(complaints);
     }
     let mut lowering = Lowering { lines, source: Source::default(), complaints: Vec::new() };
     lowering.document(table.get_ref());
@@ -65,6 +74,21 @@ pub(super) fn check(bytes: &[u8], machine: Machine<'_>) -> Result<Validated, Vec
     complaints.append(&mut checked.complaints);
     complaints.append(&mut entries::conflicts(&checked));
     if complaints.is_empty() { Ok(checked) } else { Err(complaints) }
+}
+
+/// What to write instead of a line that is no TOML, where that can be told.
+fn instead(text: &str, at: &Origin) -> Option<String> {
+    let Origin::Line(number) = at else { return None };
+    let (key, value) = text.lines().nth(number - 1)?.split_once('=')?;
+    let value = value.split('#').next()?.trim();
+    let bare = value.trim_end_matches(',');
+    if bare.len() > 1 && bare.starts_with('0') && bare.bytes().all(|byte| byte.is_ascii_digit()) {
+        let wrong = "a number does not begin with 0, and permissions are a string";
+        let key = clip(key.trim(), limits::MAX_QUOTED_CHARS);
+        return Some(format!("{wrong}: write {key} = \"{}\"", clip(bare, 8)));
+    }
+    let wrong = "a line ends without a comma: leave it out";
+    (value.len() > bare.len()).then(|| wrong.to_owned())
 }
 
 /// `FILE:LINE: message`, in the order of the lines.
@@ -82,7 +106,7 @@ fn report(name: &str, mut complaints: Vec<Complaint>) -> UsageError {
         .map(|complaint| format!("{name}:{complaint}"))
         .collect();
     if more > 0 {
-        lines.push(format!("{name}: {more} more errors"));
+        lines.push(format!("{name}: {more} more error{}", if more == 1 { "" } else { "s" }));
     }
     UsageError { lines }
 }

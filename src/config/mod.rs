@@ -5,8 +5,9 @@
 //! `entries` lays the command line over the file and checks what two entries may not share.
 //!
 //! Rules: a bad argument is one line that names it; a bad file is all of its errors, each
-//! with its line. Nothing here opens a socket or a device: what can only fail when tried, fails
-//! in the daemon.
+//! with its line, and says what to write instead where that can be told. Nothing here opens a
+//! socket or a device: what can only fail when tried, fails in the daemon, and `daemon::check`
+//! looks for it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -49,6 +50,13 @@ pub struct Config {
     pub uplink_to_uplink: bool,
 }
 
+impl Config {
+    /// How many ports and TAPs, in words.
+    pub fn summary(&self) -> String {
+        format!("{}, {}", counted(self.ports.len(), "port"), counted(self.taps.len(), "tap"))
+    }
+}
+
 /// One virtual machine's port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortConfig {
@@ -60,10 +68,16 @@ pub struct PortConfig {
     pub queue_pairs: u16,
     /// Static addresses: they cannot be learned on any other port.
     pub macs: Vec<MacAddr>,
-    /// Offloads that may be offered to the VM.
+    /// Offloads that the VM's frames may ask for.
+    pub send: Offloads,
+    /// Offloads that frames may reach the VM with.
     pub offload: Offloads,
+    /// `VIRTIO_F_ACCESS_PLATFORM` is offered, without which front-ends refuse `iommu_platform=on`.
+    pub platform: bool,
     /// The release whose features are offered, if it differs from [`Config::feature_level`].
     pub feature_level: Option<u8>,
+    /// The VM's memory must be there when it is mapped.
+    pub preallocated: bool,
     /// Longest packet delivered to the VM, [`crate::limits::MIN_MTU`] to
     /// [`crate::limits::MAX_CARRIED_MTU`] bytes.
     pub mtu: Option<u16>,
@@ -112,6 +126,8 @@ pub struct TapConfig {
 pub enum Action {
     /// Run the switch.
     Run(Config),
+    /// Say whether this could be run.
+    Check(Config),
     /// Print this to standard output and exit with status 0.
     Print(String),
 }
@@ -159,11 +175,15 @@ where
     };
     let merged = entries::overlay(under, over);
     one_line(&merged.complaints)?;
-    let Config { ports, taps, .. } = &merged.config;
-    if request.check {
-        return Ok(Action::Print(format!("valid: {} ports, {} taps", ports.len(), taps.len())));
-    }
-    Ok(Action::Run(merged.config))
+    Ok(match request.check {
+        true => Action::Check(merged.config),
+        false => Action::Run(merged.config),
+    })
+}
+
+/// `count` things: "1 port", "2 ports".
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A bad argument is reported alone, in one line, however many there are.

@@ -54,6 +54,16 @@ pub(super) struct Setting {
     pub(super) at: Origin,
 }
 
+impl Setting {
+    /// The same setting with the value `word`, as it would be written where this one was given.
+    pub(super) fn shown(&self, word: &str) -> String {
+        match self.value {
+            Value::Word(_) => format!("{}={word}", self.key),
+            _ => format!("{} = \"{word}\"", self.key),
+        }
+    }
+}
+
 /// What an entry describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {

@@ -10,8 +10,9 @@ use super::cpus::cpu_list;
 use super::entries::{Claim, Entry, Parsed, Shared};
 use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, quote};
 use super::value::{
-    feature_level, group, inherited_socket, interface_name, is_client, number, offloads,
-    permissions, port_name, socket_path, station_address, text, truth, unknown_key,
+    feature_level, group, inherited_socket, interface_name, is_client, is_preallocated, number,
+    offloads, permissions, platform, port_name, port_offloads, socket_path, station_address, text,
+    truth, unknown_key,
 };
 use super::{Endpoint, Machine, PortConfig, TapConfig};
 use crate::frame::MacAddr;
@@ -23,8 +24,8 @@ const SHORTHAND_NAME: &str = "port0";
 
 const SCALAR_KEYS: &str = "port, tap, workers, cpus, poll, age, control, feature-level, \
      uplink-to-uplink, socket-path, fd";
-const PORT_KEYS: &str =
-    "name, socket, mode, socket-mode, socket-group, queues, mac, offload, mtu, feature-level";
+const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, \
+     platform, mtu, feature-level, memory";
 const TAP_KEYS: &str = "name, ifname, queues, offload, mtu";
 
 /// One place's settings, checked.
@@ -122,8 +123,11 @@ fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> E
         endpoint,
         queue_pairs: limits::DEFAULT_QUEUES,
         macs: Vec::new(),
+        send: Offloads::ALL,
         offload: Offloads::ALL,
+        platform: false,
         feature_level: None,
+        preallocated: false,
         mtu: None,
     };
     let parsed = Some(Parsed::Port(port));
@@ -202,8 +206,11 @@ struct PortDraft {
     server_only: Vec<(&'static str, Origin)>,
     queues: Option<u16>,
     macs: Vec<MacAddr>,
-    offload: Option<Offloads>,
+    /// What the VM may send with, and what it receives.
+    offload: Option<(Offloads, Offloads)>,
+    platform: bool,
     feature_level: Option<u8>,
+    preallocated: bool,
     mtu: Option<u16>,
 }
 
@@ -236,8 +243,10 @@ impl Draft for PortDraft {
                 claims.push(Claim { what: Shared::Mac, value, at });
                 self.macs.push(mac);
             }
-            "offload" => self.offload = Some(offloads(setting)?),
+            "offload" => self.offload = Some(port_offloads(setting)?),
+            "platform" => self.platform = platform(setting)?,
             "feature-level" => self.feature_level = Some(feature_level(setting)?),
+            "memory" => self.preallocated = is_preallocated(setting)?,
             "mtu" => {
                 self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_CARRIED_MTU)?);
             }
@@ -269,13 +278,17 @@ impl Draft for PortDraft {
             true => Endpoint::Client { path },
             false => server(path, self.mode, self.group),
         };
+        let (send, offload) = self.offload.unwrap_or((Offloads::ALL, Offloads::ALL));
         Ok(Parsed::Port(PortConfig {
             name,
             endpoint,
             queue_pairs: self.queues.unwrap_or(limits::DEFAULT_QUEUES),
             macs: self.macs,
-            offload: self.offload.unwrap_or(Offloads::ALL),
+            send,
+            offload,
+            platform: self.platform,
             feature_level: self.feature_level,
+            preallocated: self.preallocated,
             mtu: self.mtu,
         }))
     }

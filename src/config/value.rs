@@ -41,10 +41,14 @@ where
         Value::Word(word) => (digits(word), quote(word)),
         other => (None, kind(other).to_owned()),
     };
+    let rule = || match min == max {
+        true => max.to_string(),
+        false => format!("a number from {min} to {max}"),
+    };
     given
         .filter(|number| (min..=max).contains(number))
         .and_then(|number| T::try_from(number).ok())
-        .ok_or_else(|| format!("{} must be a number from {min} to {max}, not {shown}", setting.key))
+        .ok_or_else(|| format!("{} must be {}, not {shown}", setting.key, rule()))
 }
 
 /// A decimal number, `None` if it is none or has more than 64 bits.
@@ -69,7 +73,14 @@ fn kind(value: &Value) -> &'static str {
 
 /// The complaint about a key that nothing reads; `known` lists those that exist here.
 pub(super) fn unknown_key(setting: &Setting, known: &str) -> String {
-    format!("unknown key {} (known: {known})", quote(&setting.key))
+    let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
+    let meant = known.split(", ").find(|word| plain(word) == plain(&setting.key));
+    let hint = match meant {
+        Some(word @ ("port" | "tap")) => format!(": write [[{word}]]"),
+        Some(word) => format!(": write {word}"),
+        None => String::new(),
+    };
+    format!("unknown key {} (known: {known}){hint}", quote(&setting.key))
 }
 
 /// The name of a port: letters and digits, and `.`, `_`, `-` behind the first. It stands in log
@@ -100,6 +111,10 @@ pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
     if path.chars().any(is_unprintable) {
         return Err(format!("{key} {} has unprintable characters", quote(path)));
     }
+    if path.starts_with('~') {
+        let text = "~ is not expanded here: write the whole path, from / on";
+        return Err(format!("{key} {}: {text}", quote(path)));
+    }
     let named = Path::new(path).file_name().is_some();
     if !named || path.ends_with('/') || path.ends_with("/.") {
         return Err(format!("{key} {} names a directory, not a socket", quote(path)));
@@ -125,19 +140,55 @@ pub(super) fn is_client(setting: &Setting) -> Result<bool, String> {
     }
 }
 
+/// `memory=`: whether all of the VM's must be there.
+pub(super) fn is_preallocated(setting: &Setting) -> Result<bool, String> {
+    match text(setting)? {
+        "any" => Ok(false),
+        "prealloc" => Ok(true),
+        other => Err(format!("memory must be any or prealloc, not {}", quote(other))),
+    }
+}
+
 /// `feature-level=`: whose features are offered.
 pub(super) fn feature_level(setting: &Setting) -> Result<u8, String> {
     number(setting, 1, limits::FEATURE_LEVELS.into())
 }
 
-/// `offload=`: what may be offered.
+/// `platform=`: whether the platform's own ways to memory may be asked for.
+pub(super) fn platform(setting: &Setting) -> Result<bool, String> {
+    match text(setting)? {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => Err(format!("platform must be on or off, not {}", quote(other))),
+    }
+}
+
+/// `offload=` of a port: what the VM's frames may ask for, and what they may reach it with.
+pub(super) fn port_offloads(setting: &Setting) -> Result<(Offloads, Offloads), String> {
+    no_truth(setting)?;
+    match (text(setting)?, offloads(setting)) {
+        ("send", _) => Ok((Offloads::ALL, Offloads::NONE)),
+        (_, Ok(both)) => Ok((both, both)),
+        (other, _) => Err(format!("offload must be on, send, csum or off, not {}", quote(other))),
+    }
+}
+
+/// `offload=` of a TAP: what may be agreed upon, in both directions.
 pub(super) fn offloads(setting: &Setting) -> Result<Offloads, String> {
+    no_truth(setting)?;
     match text(setting)? {
         "on" => Ok(Offloads::ALL),
         "csum" => Ok(Offloads::CSUM),
         "off" => Ok(Offloads::NONE),
         other => Err(format!("offload must be on, csum or off, not {}", quote(other))),
     }
+}
+
+/// What to write for `offload=false`.
+fn no_truth(setting: &Setting) -> Result<(), String> {
+    let Ok(truth) = truth(setting) else { return Ok(()) };
+    let word = if truth { "on" } else { "off" };
+    Err(format!("offload is not true or false: write {}", setting.shown(word)))
 }
 
 /// Permission bits in octal. Set-id and sticky bits mean nothing on a socket.

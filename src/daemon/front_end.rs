@@ -1,7 +1,7 @@
 //! A port's thread: meets one front-end after the other, for the life of the daemon.
 
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,12 +10,13 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
 use crate::config::Endpoint;
-use crate::limits::DROPPED_PAUSE;
+use crate::limits::{DROPPED_PAUSE, FIRST_WORD};
 use crate::port::{GuestPort, Port};
 use crate::switch::PortId;
 use crate::sys::eventfd::is_readable;
-use crate::sys::poll::{self, Wake};
+use crate::sys::poll::{self, Interest, Wake};
 use crate::sys::threads::run_again_after_panic;
+use crate::sys::unix_socket;
 use crate::vhost_user::codec::{Connection, WireError};
 use crate::vhost_user::session::{Context, End, Session};
 use crate::vhost_user::socket::{
@@ -24,7 +25,7 @@ use crate::vhost_user::socket::{
 
 /// Where a port's front-ends come from.
 #[derive(Debug)]
-pub enum Entrance {
+pub enum Acceptor {
     /// They connect to us.
     Listener(Listener),
     /// We connect to them.
@@ -33,51 +34,58 @@ pub enum Entrance {
     Connection(UnixStream, Peer),
 }
 
-impl Entrance {
+impl Acceptor {
     /// Opens the configured endpoint of port number `port`, which the process before may have left.
     pub fn open(
         port: usize,
         endpoint: &Endpoint,
         received: &mut Received,
-    ) -> Result<Entrance, SocketError> {
+    ) -> Result<Acceptor, SocketError> {
         match endpoint {
             Endpoint::Server { path, mode, group } => {
                 let access = Access { mode: *mode, group: *group };
                 match received.listener(port, path, access) {
-                    Some(kept) => kept.map(Entrance::Listener),
-                    None => Listener::bind(path, access).map(Entrance::Listener),
+                    Some(kept) => kept.map(Acceptor::Listener),
+                    None => Listener::bind(path, access).map(Acceptor::Listener),
                 }
             }
-            Endpoint::Client { path } => Connector::new(path).map(Entrance::Connector),
+            Endpoint::Client { path } => Connector::new(path).map(Acceptor::Connector),
             Endpoint::Fd(number) => Ok(match inherit(*number)? {
-                Inherited::Listener(listener) => Entrance::Listener(listener),
-                Inherited::Connection(socket, peer) => Entrance::Connection(socket, peer),
+                Inherited::Listener(listener) => Acceptor::Listener(listener),
+                Inherited::Connection(socket, peer) => Acceptor::Connection(socket, peer),
             }),
         }
     }
 
     /// Serves front-ends on behalf of port `id` until `stop` is written. A panic outside a
-    /// conversation costs a pause: a port without its thread would be deaf.
+    /// session costs a pause: a port without its thread would be unresponsive.
     pub fn serve(self, context: &Context, id: PortId, stop: &Arc<EventFd>) {
         let port = &context.ports[usize::from(id)];
         let stopped = || is_readable(stop.as_raw_fd());
-        let mut entrance = Some(self);
+        let mut acceptor = Some(self);
         run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
             // The one inherited connection is gone once it was begun.
-            if let Some(Entrance::Connection(..)) = entrance {
-                if let Some(Entrance::Connection(socket, peer)) = entrance.take() {
-                    converse(context, port, socket, peer, stop);
+            if let Some(Acceptor::Connection(..)) = acceptor {
+                if let Some(Acceptor::Connection(socket, peer)) = acceptor.take() {
+                    converse(context, port, socket, peer, stop, None);
                 }
                 return;
             }
             loop {
-                let opened = match &mut entrance {
-                    Some(Entrance::Listener(listener)) => listener.accept(stop),
-                    Some(Entrance::Connector(connector)) => connector.connect(stop),
+                let opened = match &mut acceptor {
+                    Some(Acceptor::Listener(listener)) => listener.accept(stop),
+                    Some(Acceptor::Connector(connector)) => connector.connect(stop),
                     _ => return,
                 };
                 let Opened::Connection(socket, peer) = opened else { return };
-                if converse(context, port, socket, peer, stop) == Some(End::Stopped)
+                let door = match &acceptor {
+                    Some(Acceptor::Listener(listener)) => Some(listener.door()),
+                    _ => None,
+                };
+                if door.is_some() && left_at_once(&socket, stop) {
+                    continue;
+                }
+                if converse(context, port, socket, peer, stop, door) == Some(End::Stopped)
                     || rest(port, stop) == Wake::Stop
                 {
                     return;
@@ -98,20 +106,29 @@ fn rest(port: &Port, stop: &EventFd) -> Wake {
     poll::pause(stop, Instant::now() + DROPPED_PAUSE).unwrap_or(Wake::TimedOut)
 }
 
-/// One conversation, with whatever ends it contained here.
+/// True if whoever connected has left without a word: another daemon that asks whether the socket
+/// is in use, or a tool. It was no front-end. One that stays and is silent is taken for one.
+fn left_at_once(socket: &UnixStream, stop: &EventFd) -> bool {
+    let until = Some(Instant::now() + FIRST_WORD);
+    let woken = poll::wait(socket.as_fd(), Interest::Read, stop, until);
+    matches!(woken, Ok(Wake::Ready)) && unix_socket::unread(socket.as_fd()).is_ok_and(|n| n == 0)
+}
+
+/// One session, with whatever ends it contained here.
 fn converse(
     context: &Context,
     port: &Port,
     socket: UnixStream,
     peer: Peer,
     stop: &Arc<EventFd>,
+    door: Option<Arc<UnixListener>>,
 ) -> Option<End> {
     if port.log.allow() {
         log::info!("port {}: front-end connected ({peer})", port.name);
     }
     let talk = || {
         let connection = Connection::new(socket, Arc::clone(stop)).map_err(WireError::Io)?;
-        Session::new(context, port.id, connection)?.serve()
+        Session::new(context, port.id, connection.with_door(door))?.serve()
     };
     match catch_unwind(AssertUnwindSafe(talk)) {
         Ok(Ok(end)) => {

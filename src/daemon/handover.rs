@@ -21,14 +21,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::front_end::Entrance;
+use super::front_end::Acceptor;
 use super::state::{self, Restored};
 use crate::config::{Config, Endpoint, PortConfig};
 use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
 use crate::port::Port;
 use crate::switch::{Entry, Fdb};
 use crate::sys::inherited::{self, Passed};
-use crate::sys::notify::Keeper;
+use crate::sys::notify::FdStore;
 use crate::sys::tap::{self, TapQueue};
 use crate::sys::{clock, fs};
 use crate::vhost_user::socket::{self, Access, Identity, Listener, SocketError};
@@ -39,7 +39,7 @@ const STATE: &str = "state";
 /// The way to the next process.
 #[derive(Debug, Default)]
 pub struct Handover {
-    keeper: Option<Keeper>,
+    store: Option<FdStore>,
 }
 
 /// What came from the one before, by who is to have it.
@@ -59,8 +59,8 @@ pub struct Received {
 #[derive(Debug)]
 struct Kept {
     fd: OwnedFd,
-    /// It was made by a process of ours, and not by the service manager.
-    ours: bool,
+    /// Its file, where a process of ours made it, and not the service manager.
+    made: Option<Identity>,
 }
 
 fn listener_name((device, inode): Identity) -> String {
@@ -81,11 +81,11 @@ impl Handover {
     /// Finds the service manager and what it has for us. To be called early, while the numbers of
     /// descriptors still mean what they meant to it.
     pub fn begin(config: &Config) -> (Handover, Received) {
-        let keeper = Keeper::from_env().unwrap_or_else(|error| {
+        let store = FdStore::from_env().unwrap_or_else(|error| {
             log::warn!("cannot reach the service manager: {error}");
             None
         });
-        let handover = Handover { keeper };
+        let handover = Handover { store };
         let configured = config.ports.iter().filter_map(|port| match port.endpoint {
             Endpoint::Fd(number) => Some(number),
             _ => None,
@@ -104,8 +104,8 @@ impl Handover {
             if name == STATE && fs::is_memory(fd.as_raw_fd()).unwrap_or(false) {
                 (received.state, received.had_state) = (read(fd), true);
             } else if let Some(port) = port_of(&places, &name, &fd) {
-                let ours = identity_in(&name).is_some();
-                received.listeners.entry(port).or_insert(Kept { fd, ours });
+                let made = identity_in(&name);
+                received.listeners.entry(port).or_insert(Kept { fd, made });
             } else if let Some(ifname) = tap_of(config, &fd) {
                 received.taps.entry(ifname).or_default().push(fd);
             } else {
@@ -128,20 +128,20 @@ impl Handover {
     /// Has the manager close what it keeps under these names, and waits until that is done: a
     /// socket that still listens looks like a live process's, and a TAP like one in use.
     fn discard(&self, names: &[String]) {
-        let Some(keeper) = self.keeper.as_ref().filter(|_| !names.is_empty()) else { return };
-        let discarded = names.iter().try_for_each(|name| keeper.discard(name));
-        if let Err(error) = discarded.and_then(|()| keeper.settle()) {
+        let Some(store) = self.store.as_ref().filter(|_| !names.is_empty()) else { return };
+        let discarded = names.iter().try_for_each(|name| store.discard(name));
+        if let Err(error) = discarded.and_then(|()| store.barrier()) {
             log::warn!("the service manager keeps what is no longer wanted: {error}");
         }
     }
 
     /// Has new listening sockets kept. Their files then stay when this process ends.
-    pub fn keep_sockets<'a>(&self, entrances: impl Iterator<Item = &'a mut Entrance>) {
-        let Some(keeper) = &self.keeper else { return };
-        for entrance in entrances {
-            let Entrance::Listener(listener) = entrance else { continue };
+    pub fn keep_sockets<'a>(&self, acceptors: impl Iterator<Item = &'a mut Acceptor>) {
+        let Some(store) = &self.store else { return };
+        for acceptor in acceptors {
+            let Acceptor::Listener(listener) = acceptor else { continue };
             let Some(identity) = listener.identity() else { continue };
-            if let Err(error) = keeper.keep(&listener_name(identity), &[listener.as_fd()]) {
+            if let Err(error) = store.keep(&listener_name(identity), &[listener.as_fd()]) {
                 log::warn!("the service manager does not keep the sockets: {error}");
                 return;
             }
@@ -151,9 +151,9 @@ impl Handover {
 
     /// Has the queues of a TAP kept.
     pub fn keep_tap(&self, ifname: &str, queues: &[TapQueue]) {
-        let Some(keeper) = &self.keeper else { return };
+        let Some(store) = &self.store else { return };
         let fds: Vec<_> = queues.iter().map(AsFd::as_fd).collect();
-        if let Err(error) = keeper.keep(&tap_name(ifname), &fds) {
+        if let Err(error) = store.keep(&tap_name(ifname), &fds) {
             log::warn!("the service manager does not keep interface {ifname}: {error}");
         }
     }
@@ -173,11 +173,11 @@ impl Handover {
 
     /// Has the state kept for the next process. To be called when nothing counts any more.
     pub fn keep_state(&self, ports: &[Port], addresses: &[Entry]) {
-        let Some(keeper) = &self.keeper else { return };
+        let Some(store) = &self.store else { return };
         let text = state::write(ports, addresses, clock::coarse_seconds());
         let kept = memory_file(&text).and_then(|file| {
-            keeper.keep(STATE, &[file.as_fd()])?;
-            keeper.settle()
+            store.keep(STATE, &[file.as_fd()])?;
+            store.barrier()
         });
         if let Err(error) = kept {
             log::warn!("addresses and counters end here: {error}");
@@ -193,8 +193,8 @@ impl Received {
         path: &Path,
         access: Access,
     ) -> Option<Result<Listener, SocketError>> {
-        let Kept { fd, ours } = self.listeners.remove(&port)?;
-        Some(Listener::adopt(fd, path, ours.then_some(access)))
+        let Kept { fd, made } = self.listeners.remove(&port)?;
+        Some(Listener::adopt(fd, path, made.map(|identity| (identity, access))))
     }
 
     /// The queues of a TAP.

@@ -2,7 +2,8 @@
 //!
 //! Start: ports and table, watchdog, workers, TAPs, then every socket, then the session threads.
 //! Sockets come last, so that a front-end that connects finds everything else running; the process
-//! is ready when all of them exist.
+//! is ready when all of them exist. A port whose socket cannot be had is left out: the others'
+//! guests need not wait for the administrator. If none is left there is nothing to start for.
 //!
 //! Stop: workers end after their turn, so that what was taken from a ring is delivered and given
 //! back and nothing more is taken: what guests send waits in their rings for the next process. Then
@@ -12,6 +13,7 @@
 //!
 //! What outlives the process is `handover`'s.
 
+mod check;
 mod front_end;
 mod handover;
 mod report;
@@ -34,10 +36,11 @@ use crate::port::{Endpoint, Port, PortTable, TapPort};
 use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules, StaticError};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
 use crate::sys::threads::{join_until, run_again_after_panic};
-use crate::sys::{clock, random};
+use crate::sys::{clock, random, sigbus};
 use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
+pub use check::check;
 use handover::{Handover, Received};
 use uplink::UplinkError;
 
@@ -71,9 +74,24 @@ pub enum StartError {
     /// Descriptors of front-ends could not be told apart.
     #[error("/proc is not mounted: eventfds cannot be recognized")]
     NoProc,
+    /// Memory that a front-end takes back would end the process.
+    #[error(transparent)]
+    Guard(#[from] sigbus::GuardError),
     /// A thread or descriptor cannot be had.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
+}
+
+impl StartError {
+    /// The port or TAP that it is about, if it is about one.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            StartError::Socket { name, .. }
+            | StartError::Static { name, .. }
+            | StartError::Tap { name, .. } => Some(name),
+            _ => None,
+        }
+    }
 }
 
 /// A running switch.
@@ -87,16 +105,20 @@ pub struct Daemon {
     stopping: Arc<AtomicBool>,
     handover: Arc<Handover>,
     sessions: Vec<JoinHandle<()>>,
+    /// Ports that have no socket, and why.
+    left_out: Vec<StartError>,
     /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
     helpers: Vec<JoinHandle<()>>,
 }
 
 impl Daemon {
-    /// Starts everything; when this returns all sockets exist.
+    /// Starts everything; when this returns all sockets exist, but for those of
+    /// [`Daemon::left_out`].
     pub fn start(config: &Config) -> Result<Daemon, StartError> {
         if !eventfd::can_identify() {
             return Err(StartError::NoProc);
         }
+        sigbus::install()?;
         let (handover, mut received) = Handover::begin(config);
         let ports = build_ports(config);
         let fdb = Arc::new(build_fdb(config, &ports)?);
@@ -119,6 +141,7 @@ impl Daemon {
             stopping: Arc::new(AtomicBool::new(false)),
             handover: Arc::new(handover),
             sessions: Vec::new(),
+            left_out: Vec::new(),
             helpers: Vec::new(),
         };
         match daemon.start_ports(config, received) {
@@ -145,19 +168,27 @@ impl Daemon {
             }
         }
         uplink::compare_mtus(&self.ports);
-        let mut entrances = Vec::with_capacity(config.ports.len());
+        let mut acceptors = Vec::with_capacity(config.ports.len());
         for (id, port) in config.ports.iter().enumerate() {
             let open =
-                |received: &mut Received| front_end::Entrance::open(id, &port.endpoint, received);
+                |received: &mut Received| front_end::Acceptor::open(id, &port.endpoint, received);
             let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
-            let entrance = received
-                .open(open, in_use)
-                .map_err(|source| StartError::Socket { name: port.name.clone(), source })?;
-            entrances.push((id as PortId, entrance));
+            let name = port.name.clone();
+            match received.open(open, in_use) {
+                Ok(acceptor) => acceptors.push((id as PortId, acceptor)),
+                // Out of descriptors or memory: the service manager tries again, with all ports.
+                Err(source) if !source.is_lasting() => {
+                    return Err(StartError::Socket { name, source });
+                }
+                Err(source) => self.left_out.push(StartError::Socket { name, source }),
+            }
         }
-        self.handover.keep_sockets(entrances.iter_mut().map(|(_, entrance)| entrance));
-        for (id, entrance) in entrances {
-            self.start_session_thread(id, entrance)?;
+        if acceptors.is_empty() && !self.left_out.is_empty() {
+            return Err(self.left_out.swap_remove(0));
+        }
+        self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
+        for (id, acceptor) in acceptors {
+            self.start_session_thread(id, acceptor)?;
         }
         self.start_helpers(&taps, config.age_seconds)?;
         self.handover.discard_state(&received);
@@ -167,7 +198,7 @@ impl Daemon {
     fn start_session_thread(
         &mut self,
         id: PortId,
-        entrance: front_end::Entrance,
+        acceptor: front_end::Acceptor,
     ) -> Result<(), StartError> {
         let context = Context {
             ports: Arc::clone(&self.ports),
@@ -180,7 +211,7 @@ impl Daemon {
         let thread = std::thread::Builder::new()
             .name(format!("port-{id}"))
             .stack_size(crate::limits::SESSION_STACK_BYTES)
-            .spawn(move || entrance.serve(&context, id, &stop))?;
+            .spawn(move || acceptor.serve(&context, id, &stop))?;
         self.sessions.push(thread);
         Ok(())
     }
@@ -193,12 +224,22 @@ impl Daemon {
             let keep = move || uplink::keep(&ports[port], created, &workers, &handover, &stopping);
             self.helpers.push(start_helper(format!("tap-{port}"), &self.stopping, keep)?);
         }
+        if self.workers.handles().len() > 1 {
+            let (workers, stopping) = (Arc::clone(&self.workers), Arc::clone(&self.stopping));
+            let balance = move || workers.balance(&stopping);
+            self.helpers.push(start_helper("balance".to_owned(), &self.stopping, balance)?);
+        }
         if age_seconds > 0 {
             let (fdb, stopping) = (Arc::clone(&self.fdb), Arc::clone(&self.stopping));
             let age = move || age(&fdb, age_seconds, &stopping);
             self.helpers.push(start_helper("ageing".to_owned(), &self.stopping, age)?);
         }
         Ok(())
+    }
+
+    /// Why ports have no socket and are served no front-end, one error for each of them.
+    pub fn left_out(&self) -> &[StartError] {
+        &self.left_out
     }
 
     /// Writes all counters to the log.
@@ -258,7 +299,9 @@ fn build_ports(config: &Config) -> PortTable {
     for port in &config.ports {
         let made = Port::guest(ports.len() as PortId, &port.name, 2 * port.queue_pairs);
         let level = port.feature_level.unwrap_or(config.feature_level);
-        ports.push(made.configured(port.offload, port.mtu).at_level(level));
+        let made = made.configured(port.offload, port.mtu).sending(port.send);
+        let made = made.on_platform(port.platform).at_level(level);
+        ports.push(made.with_memory(port.preallocated));
     }
     for tap in &config.taps {
         let endpoint = TapPort::new(&tap.ifname, tap.queues);

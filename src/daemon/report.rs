@@ -4,6 +4,7 @@ use crate::port::{Endpoint, Port};
 use crate::stats::QueueStats;
 use crate::switch::Fdb;
 use crate::sys::clock;
+use crate::sys::footprint::Footprint;
 use crate::worker::{WorkerStats, Workers};
 
 /// Writes all counters at level info.
@@ -14,6 +15,12 @@ pub fn log(ports: &[Port], workers: &Workers, fdb: &Fdb) {
     for (index, handle) in workers.handles().iter().enumerate() {
         log_worker(index, &handle.stats);
     }
+    if let Some(Footprint { shared_kib, huge_kib, page_tables_kib }) = Footprint::now() {
+        log::info!(
+            "memory of guests: shared_kib {shared_kib} huge_kib {huge_kib} \
+             page_tables_kib {page_tables_kib}"
+        );
+    }
     log::info!("addresses {}", fdb.len());
 }
 
@@ -21,9 +28,9 @@ fn log_worker(index: usize, s: &WorkerStats) {
     let frames = s.frames.get();
     log::info!(
         "worker {index} turns {} bursts {} frames {frames} wakeups {} empty_wakeups {} signals {} \
-         signals_suppressed {} signals_failed {} lock_misses {} lock_parks {} busy_turns {} \
-         frames_per_busy_turn {:.1} busy_cycles {} idle_cycles {} cycles_per_frame {:.1} \
-         cycles_per_second {} spins_found {} spins_empty {}",
+         signals_suppressed {} signals_failed {} lock_misses {} lock_parks {} moves {} \
+         busy_turns {} frames_per_busy_turn {:.1} busy_cycles {} idle_cycles {} \
+         cycles_per_frame {:.1} cycles_per_second {} spins_found {} spins_empty {}",
         s.turns.get(),
         s.bursts.get(),
         s.wakeups.get(),
@@ -33,6 +40,7 @@ fn log_worker(index: usize, s: &WorkerStats) {
         s.signals_failed.get(),
         s.lock_misses.get(),
         s.lock_parks.get(),
+        s.moves.get(),
         s.busy_turns.get(),
         ratio(frames, s.busy_turns.get()),
         s.busy_cycles.get(),
@@ -108,4 +116,28 @@ fn log_queue(port: &Port, direction: &str, index: usize, s: &QueueStats) {
         s.fallbacks.segments_lost.get(),
         s.drops
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::stats::DropReason;
+
+    const PAGE: &str = include_str!("../../docs/counters.md");
+
+    /// What the report says stands there as `name {value}`.
+    #[test]
+    fn the_page_of_counters_has_each_of_them() {
+        let report = include_str!("report.rs").split("#[cfg(test)]").next().unwrap();
+        let words: Vec<&str> = report.split_whitespace().collect();
+        let told = words.windows(2).filter(|pair| pair[1].starts_with('{') && pair[1] != "{");
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let names = told.map(|pair| pair[0].trim_start_matches('"'));
+        let names: Vec<&str> = names.filter(|name| name.chars().all(is_name)).collect();
+        assert!(names.len() > 35, "the scan is broken: {names:?}");
+        let drops = DropReason::ALL.iter().map(|reason| reason.name());
+        for name in names.into_iter().chain(drops) {
+            let known = ["port", "queue", "worker"].contains(&name);
+            assert!(known || PAGE.contains(&format!("`{name}`")), "docs/counters.md lacks {name}");
+        }
+    }
 }

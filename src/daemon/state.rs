@@ -69,7 +69,7 @@ pub fn restore(text: &str, ports: &[Port], fdb: &Fdb, now: u32) -> Option<Restor
             ["address", mac, seen, port, _] => {
                 let known = mac.parse::<MacAddr>().ok().zip(seen.parse::<u32>().ok());
                 if let (Some((mac, seen)), Some(&port)) = (known, ids.get(port)) {
-                    let learned = fdb.learn(mac, port, seen.min(now)).is_settled();
+                    let learned = fdb.learn(mac, port, seen.min(now)).is_in_table();
                     restored.addresses += usize::from(learned);
                 }
             }

@@ -190,7 +190,7 @@ pub fn compare_mtus(ports: &[Port]) {
 }
 
 /// Gives an interface of ours its MTU, compares that of another's, and begins to follow it.
-fn settle_mtu(port: &Port, opened: &Tap) {
+fn apply_mtu(port: &Port, opened: &Tap) {
     let link = &opened.link;
     match port.mtu.configured.map(u32::from) {
         Some(mtu) if opened.created => {
@@ -217,7 +217,7 @@ fn settle_mtu(port: &Port, opened: &Tap) {
 /// problems are advice and not errors.
 fn set_up(port: &Port, opened: &Tap) -> Result<(), UplinkError> {
     let link = &opened.link;
-    settle_mtu(port, opened);
+    apply_mtu(port, opened);
     if opened.created {
         netlink::set_up(link.index)
             .map_err(|source| UplinkError::Up { ifname: link.name.clone(), source })?;
@@ -253,10 +253,10 @@ mod tests {
         panic!("{} of {count} closed", closed.load(Ordering::SeqCst));
     }
 
-    /// The keeper panics in the closing of a device; it is there for the next loss, and takes all
-    /// queues of the interface out of service although one was lost.
+    /// The reattach thread panics in the closing of a device; it is there for the next loss, and
+    /// takes all queues of the interface out of service although one was lost.
     #[test]
-    fn the_keeper_goes_on_after_a_panic() {
+    fn the_reattach_thread_goes_on_after_a_panic() {
         let ports: crate::port::PortTable =
             vec![Port::tap(0, "up", TapPort::new("no-such-link0", 2))].into();
         let config = FdbConfig {
@@ -287,7 +287,7 @@ mod tests {
             let stopping = Arc::clone(&stopping);
             move || keep(&ports[0], false, &workers, &Handover::default(), &stopping)
         };
-        let keeper = start_helper("keeper".to_owned(), &stopping, keep).unwrap();
+        let reattach = start_helper("reattach".to_owned(), &stopping, keep).unwrap();
         lose([true, false]);
         wait_closed(&closed, 2);
         lose([false, true]);
@@ -295,11 +295,11 @@ mod tests {
         lose([false, false]);
         wait_closed(&closed, 6);
         assert!(tap.is_lost() && !tap.is_up());
-        assert!(!keeper.is_finished());
+        assert!(!reattach.is_finished());
         stopping.store(true, Ordering::Release);
         tap.wake();
-        keeper.thread().unpark();
-        keeper.join().unwrap();
+        reattach.thread().unpark();
+        reattach.join().unwrap();
         workers.stop(std::time::Instant::now() + Duration::from_secs(5));
     }
 }

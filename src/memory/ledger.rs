@@ -5,7 +5,8 @@
 //! ports did, nobody could map any more, and an allocation that fails ends the process. So each
 //! port has a guaranteed part that nobody else can use, and takes the rest from a common pool,
 //! which is refused when it is empty. A [`Lease`] is taken before the mapping is made and given
-//! back after it is gone.
+//! back after it is gone, of what will be mapped: whole huge pages where only bytes of them were
+//! asked for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -91,7 +92,7 @@ impl Ledger {
 }
 
 impl Account {
-    /// One more mapping of `bytes`.
+    /// One more mapping of `bytes`, whole pages.
     pub fn lease(self: &Arc<Account>, bytes: u64) -> Result<Lease, Exhausted> {
         let amount = Amount { bytes, mappings: 1 };
         let mut held = lock(&self.held);

@@ -2,9 +2,12 @@
 //!
 //! Checked before mapping: the descriptor is a file on tmpfs (memfd included) or hugetlbfs, never a
 //! disk file whose pages could fault for as long as the disk likes; the range lies inside the file;
-//! all arithmetic is checked. The descriptor is closed once the file is mapped: 509 regions of one
-//! port would otherwise leave no descriptors for the others. (`vm-memory` keeps it open, and is not
-//! used here for that.) A file that is truncated later is `sys::sigbus`' affair.
+//! all arithmetic is checked. What that comes to is an [`Extent`], which knows how much will be
+//! mapped: hugetlbfs rounds two bytes over the border of two 1 GiB pages up to 2 GiB, so that is
+//! what counts against the limits, not what was asked for. The descriptor is closed once the file
+//! is mapped: 509 regions of one port would otherwise leave no descriptors for the others.
+//! (`vm-memory` keeps it open, and is not used here for that.) A file that is truncated later is
+//! `sys::sigbus`' affair.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -38,15 +41,18 @@ pub enum MapError {
     /// Not tmpfs, memfd or hugetlbfs.
     #[error("not memory-backed: only memfd, tmpfs and hugetlbfs files are accepted")]
     NotMemory,
+    /// Pages of it are still to be allocated.
+    #[error("not all of its pages are there, which memory=prealloc needs")]
+    Sparse,
     /// `fstat` or `fstatfs` failed.
     #[error("cannot examine the file: {0}")]
     Stat(#[source] io::Error),
     /// `mmap` failed.
     #[error("cannot map: {0}")]
     Mmap(#[source] io::Error),
-    /// The registry of guarded ranges is full.
-    #[error("too many mappings in this process")]
-    TooMany,
+    /// It could not be made survivable.
+    #[error("cannot guard the mapping: {0}")]
+    Guard(#[source] sigbus::GuardError),
 }
 
 /// A mapped range of a front-end's file; unmapped on drop.
@@ -88,6 +94,9 @@ impl Pages {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // Whoever may read the daemon's core dump need not read its guests.
+        // SAFETY: the mapping is ours and whole; its contents stay.
+        unsafe { libc::madvise(at, len, libc::MADV_DONTDUMP) };
         Ok(Pages { at: at.cast(), len })
     }
 }
@@ -100,24 +109,32 @@ impl Drop for Pages {
     }
 }
 
-impl Mapping {
-    /// Maps `len` bytes of `file` from `offset`, shared and writable.
+/// A range of a file that may be mapped.
+#[derive(Debug)]
+pub struct Extent {
+    file: OwnedFd,
+    /// Offset of the first page.
+    first: u64,
+    /// Bytes of whole pages.
+    whole: usize,
+    /// Offset of the first byte asked for inside the first page (page or huge-page alignment).
+    delta: usize,
+    len: usize,
+    facts: FileFacts,
+}
+
+impl Extent {
+    /// Checks `len` bytes of `file` from `offset`.
     ///
     /// hugetlbfs maps whole huge pages only, and unmaps only whole ones, so the range is widened to
-    /// the file system's page size; [`Mapping::as_ptr`] still points at the first byte asked for.
-    /// `truncated` becomes true if an access later finds the file shorter than it is now.
-    pub fn new(
-        file: OwnedFd,
-        offset: u64,
-        len: u64,
-        truncated: &Arc<AtomicBool>,
-    ) -> Result<Mapping, MapError> {
+    /// the file system's page size.
+    pub fn new(file: OwnedFd, offset: u64, len: u64) -> Result<Extent, MapError> {
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MapError::BadRange)?;
         if len > MAX_PORT_MAPPED_BYTES {
             return Err(MapError::TooLarge(len));
         }
-        let FileFacts { kind, size, page, identity } =
-            fs::examine(file.as_raw_fd()).map_err(MapError::Stat)?;
+        let facts = fs::examine(file.as_raw_fd()).map_err(MapError::Stat)?;
+        let FileFacts { kind, size, page, .. } = facts;
         if kind == FileKind::Other {
             return Err(MapError::NotMemory);
         }
@@ -127,12 +144,55 @@ impl Mapping {
         let first = offset / page * page;
         let last = end.checked_next_multiple_of(page).ok_or(MapError::BadRange)?;
         let whole = usize::try_from(last - first).map_err(|_| MapError::BadRange)?;
+        let (delta, len) = ((offset - first) as usize, len as usize);
+        Ok(Extent { file, first, whole, delta, len, facts })
+    }
+
+    /// The same, if all of its pages are there: one that is not is allocated when we touch it, on
+    /// this process's bill. They can be taken away again later.
+    pub fn preallocated(self) -> Result<Extent, MapError> {
+        let range = self.first..self.first + (self.delta + self.len) as u64;
+        match fs::is_allocated(self.file.as_raw_fd(), &self.facts, range) {
+            Ok(true) => Ok(self),
+            Ok(false) => Err(MapError::Sparse),
+            Err(error) => Err(MapError::Stat(error)),
+        }
+    }
+
+    /// The bytes asked for, and those of the whole pages they lie in.
+    pub fn size(&self) -> Size {
+        Size { asked: self.len as u64, mapped: self.whole as u64 }
+    }
+
+    /// Maps it, shared and writable; `truncated` becomes true if an access later finds the file
+    /// shorter than it is now.
+    pub fn map(self, truncated: &Arc<AtomicBool>) -> Result<Mapping, MapError> {
+        let Extent { file, first, whole, delta, len, facts: FileFacts { identity, .. } } = self;
         let pages = Pages::map(&file, first, whole).map_err(MapError::Mmap)?;
         let guard = sigbus::guard(pages.at as usize, whole, Arc::clone(truncated))
-            .map_err(|_| MapError::TooMany)?;
-        let delta = (offset - first) as usize;
-        let len = len as usize;
+            .map_err(MapError::Guard)?;
         Ok(Mapping { _guard: guard, pages, delta, len, identity, _lease: None })
+    }
+}
+
+/// How large a range is, as asked for and in whole pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes asked for.
+    pub asked: u64,
+    /// Bytes mapped.
+    pub mapped: u64,
+}
+
+impl Mapping {
+    /// Checks and maps `len` bytes of `file` from `offset`: see [`Extent`].
+    pub fn new(
+        file: OwnedFd,
+        offset: u64,
+        len: u64,
+        truncated: &Arc<AtomicBool>,
+    ) -> Result<Mapping, MapError> {
+        Extent::new(file, offset, len)?.map(truncated)
     }
 
     /// The same mapping, with what it was taken from.
@@ -149,6 +209,11 @@ impl Mapping {
     /// Length of the range asked for, in bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// The bytes asked for, and those of the whole pages they lie in.
+    pub fn size(&self) -> Size {
+        Size { asked: self.len as u64, mapped: self.pages.len as u64 }
     }
 
     /// Device and inode of the file.
@@ -198,6 +263,13 @@ mod tests {
         let file = memfd("t", 64 << 40).unwrap();
         let err = Mapping::new(file, 0, MAX_PORT_MAPPED_BYTES + 1, &Arc::default()).unwrap_err();
         assert!(matches!(err, MapError::TooLarge(_)), "{err}");
+    }
+
+    #[test]
+    fn guest_memory_is_no_part_of_a_core_dump() {
+        let map = Mapping::new(memfd("t", 8192).unwrap(), 0, 8192, &Arc::default()).unwrap();
+        let flags = fs::vm_flags(map.as_ptr() as usize);
+        assert!(flags.contains(&"dd".to_owned()), "{flags:?}");
     }
 
     #[test]

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::mapping::Mapping;
-use crate::limits::{MAX_MEM_SLOTS, MAX_PORT_MAPPED_BYTES};
+use super::mapping::{Mapping, Size};
+use crate::limits::{MAX_MEM_SLOTS, MAX_PORT_MAPPED_BYTES, MAX_PORT_ROUNDED_BYTES};
 
 /// One region of guest memory.
 #[derive(Debug, Clone)]
@@ -39,6 +39,9 @@ pub enum TableError {
     /// More than [`MAX_PORT_MAPPED_BYTES`] in all.
     #[error("more than {MAX_PORT_MAPPED_BYTES} bytes of memory")]
     TooLarge,
+    /// Whole huge pages are more than [`MAX_PORT_ROUNDED_BYTES`] beyond that.
+    #[error("regions that begin or end inside huge pages are {0} bytes of these")]
+    TooRounded(u64),
     /// No region with these coordinates.
     #[error("no such region")]
     Unknown,
@@ -94,7 +97,7 @@ impl MemTable {
         mut regions: Vec<Region>,
         truncated: &Arc<AtomicBool>,
     ) -> Result<MemTable, TableError> {
-        MemTable::check_lengths(regions.iter().map(|r| r.mapping.len() as u64))?;
+        MemTable::check_sizes(regions.iter().map(|r| r.mapping.size()))?;
         regions.sort_by_key(|r| r.gpa);
         let mut end = 0u64;
         for (i, region) in regions.iter().enumerate() {
@@ -121,18 +124,23 @@ impl MemTable {
         MemTable { truncated: Arc::clone(truncated), ..MemTable::default() }
     }
 
-    /// Whether regions of these lengths are too many or too large for a port. To be asked before
+    /// Whether regions of these sizes are too many or too large for a port. To be asked before
     /// they are mapped, [`MemTable::new`] after.
-    pub fn check_lengths(lengths: impl Iterator<Item = u64>) -> Result<(), TableError> {
-        let (mut count, mut total) = (0, 0u64);
-        for len in lengths {
+    pub fn check_sizes(sizes: impl Iterator<Item = Size>) -> Result<(), TableError> {
+        let (mut count, mut asked, mut mapped) = (0, 0u64, 0u64);
+        for size in sizes {
             count += 1;
-            total = total.checked_add(len).ok_or(TableError::TooLarge)?;
+            asked = asked.checked_add(size.asked).ok_or(TableError::TooLarge)?;
+            mapped = mapped.checked_add(size.mapped).ok_or(TableError::TooLarge)?;
         }
         if count > MAX_MEM_SLOTS {
             return Err(TableError::TooMany);
         }
-        if total > MAX_PORT_MAPPED_BYTES { Err(TableError::TooLarge) } else { Ok(()) }
+        if asked > MAX_PORT_MAPPED_BYTES {
+            return Err(TableError::TooLarge);
+        }
+        let rounded = mapped > MAX_PORT_MAPPED_BYTES + MAX_PORT_ROUNDED_BYTES;
+        if rounded { Err(TableError::TooRounded(mapped)) } else { Ok(()) }
     }
 
     /// This table and one more region.
@@ -163,7 +171,7 @@ impl MemTable {
     }
 
     /// The lengths of its regions.
-    pub fn lengths(&self) -> impl Iterator<Item = u64> {
+    fn lengths(&self) -> impl Iterator<Item = u64> {
         self.windows.iter().map(|w| w.len)
     }
 
@@ -333,6 +341,20 @@ mod tests {
         assert_eq!(table(&[(0, 0, 0x2000), (0x1000, 0, 0x1000)]).unwrap_err(), TableError::Overlap);
         assert_eq!(table(&[(u64::MAX - 10, 0, 0x1000)]).unwrap_err(), TableError::Wraps);
         assert_eq!(table(&[(0, u64::MAX - 10, 0x1000)]).unwrap_err(), TableError::Wraps);
+    }
+
+    #[test]
+    fn whole_pages_count_where_huge_pages_are_rounded_up_to() {
+        let pages = |mapped| Size { asked: mapped, mapped };
+        let over_a_border = Size { asked: 2, mapped: 2 << 30 };
+        let check = |sizes: &[Size]| MemTable::check_sizes(sizes.iter().copied());
+        let (most, half) = (pages(MAX_PORT_MAPPED_BYTES), pages(MAX_PORT_MAPPED_BYTES / 2));
+        // The largest guest, whose regions begin and end inside of pages of 1 GiB.
+        assert_eq!(check(&[Size { mapped: most.mapped + (8 << 30), ..most }]), Ok(()));
+        assert_eq!(check(&[most, pages(4096)]), Err(TableError::TooLarge));
+        let tiny = [&[half][..], &[over_a_border; 300]].concat();
+        assert_eq!(check(&tiny), Err(TableError::TooRounded(half.mapped + (600 << 30))));
+        assert_eq!(check(&[over_a_border; 510]), Err(TableError::TooMany));
     }
 
     #[test]

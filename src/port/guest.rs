@@ -15,7 +15,7 @@ use super::queue::Queue;
 use super::steering::Steering;
 use crate::limits::{ANNOUNCEMENT_EVERY, ANNOUNCEMENTS, MAX_QUEUE_PAIRS};
 use crate::sys::bucket::Bucket;
-use crate::sys::eventfd::{SignalCost, SignalPace};
+use crate::sys::eventfd::SignalCost;
 
 // One bit per receive queue, of which a port has twice its pairs.
 const _: () = assert!(2 * MAX_QUEUE_PAIRS <= 32);
@@ -33,11 +33,11 @@ pub struct GuestPort {
     received: AtomicU32,
     /// Made when two receive queues are active for the first time.
     steering: OnceLock<Steering>,
-    /// What signalling took, by ring.
-    signal_costs: Box<[Arc<SignalCost>]>,
-    /// Written to end the conversation with the front-end.
+    /// What notifying its front-ends took, in this session and those before it.
+    pub signal_cost: Arc<SignalCost>,
+    /// Written to end the session with the front-end.
     leave: Mutex<Option<Arc<EventFd>>>,
-    /// Conversations so far; changed with the lock of `leave` held.
+    /// Sessions so far; changed with the lock of `leave` held.
     sessions: AtomicU64,
     /// The last one that was ended by `evict`; changed likewise.
     evicted: AtomicU64,
@@ -49,7 +49,7 @@ pub struct GuestPort {
 pub enum Eviction {
     /// It took memory away that it had handed over. That costs nobody else anything.
     Truncated,
-    /// Its call descriptor made a thread wait that others need.
+    /// Its call descriptor, or its memory, made a thread wait that others need.
     Harmful,
 }
 
@@ -57,8 +57,6 @@ impl GuestPort {
     /// A port with `pairs` queue pairs, nothing attached.
     pub fn new(pairs: u16) -> GuestPort {
         let queues = || (0..pairs).map(|_| Queue::default()).collect();
-        let pace = Arc::<SignalPace>::default();
-        let costs = (0..2 * pairs).map(|_| Arc::new(SignalCost::new(Arc::clone(&pace))));
         GuestPort {
             tx: queues(),
             rx: queues(),
@@ -66,7 +64,7 @@ impl GuestPort {
             active_rx: AtomicU32::new(0),
             received: AtomicU32::new(0),
             steering: OnceLock::new(),
-            signal_costs: costs.collect(),
+            signal_cost: Arc::default(),
             leave: Mutex::new(None),
             sessions: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -93,12 +91,6 @@ impl GuestPort {
         } else {
             self.active_rx.fetch_and(!bit, Ordering::Release);
         }
-    }
-
-    /// What signalling the driver of ring `index` took, in this conversation and those before it;
-    /// of none for a ring that is not served, and so never signalled.
-    pub fn signal_cost(&self, index: usize) -> Arc<SignalCost> {
-        self.signal_costs.get(index).cloned().unwrap_or_default()
     }
 
     /// Counts a signal of a receive queue: the guest will be woken.
@@ -158,18 +150,18 @@ impl GuestPort {
         self.leave().is_some()
     }
 
-    /// The number of the present conversation; none while no front-end is connected.
+    /// The number of the present session; none while no front-end is connected.
     pub fn session(&self) -> Option<u64> {
         let leave = self.leave();
         leave.as_ref().map(|_| self.sessions.load(Ordering::Relaxed))
     }
 
-    /// Ends the conversation with the front-end: its session is told to close the connection and
+    /// Ends the session with the front-end: its thread is told to close the connection and
     /// to take the port out of service. For peers that endanger others; any thread may call it,
     /// as it touches nothing that the peer shares: to shut its socket down would wake whoever
     /// waits at the other end, see `sys::signal_cost`.
     ///
-    /// `session` is the number of the conversation that is meant: a worker may find out when it is
+    /// `session` is the number of the session that is meant: a worker may find out when it is
     /// over, and the next front-end is not to pay for it.
     ///
     /// True for the first to find out: several workers may, and more than once until the session
@@ -275,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_means_one_conversation() {
+    fn an_eviction_means_one_session() {
         let port = GuestPort::new(1);
         let leave = |port: &GuestPort| {
             let leave = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());

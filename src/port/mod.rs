@@ -1,7 +1,7 @@
 //! What a frame can come from and be delivered to.
 //!
-//! * [`debt`] equal parts of a worker's time for rings that compete for it;
-//! * [`patience`] how long a full receive ring may keep its senders waiting;
+//! * [`quantum`] equal shares of a worker's time for rings that compete for it;
+//! * [`backpressure`] how long a full receive ring may keep its senders waiting;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
 //! * [`queue`] one ring and everything its lock protects;
@@ -16,11 +16,11 @@
 //!
 //! The table of ports is immutable; a worker holds an `Arc` of it.
 
-pub mod debt;
+pub mod backpressure;
 pub mod guest;
 pub mod moderation;
 pub mod mtu;
-pub mod patience;
+pub mod quantum;
 pub mod queue;
 pub mod share;
 pub mod steering;
@@ -36,7 +36,7 @@ use crate::sys::bucket::Bucket;
 
 pub use guest::{Eviction, GuestPort};
 pub use mtu::Mtu;
-pub use queue::{Queue, RingState};
+pub use queue::{Memory, Queue, RingState};
 pub use tap::{TapPort, TapQueue};
 
 /// What is behind a port.
@@ -57,10 +57,16 @@ pub struct Port {
     pub name: String,
     /// What is behind it.
     pub endpoint: Endpoint,
+    /// Offloads that frames of a VM behind it may ask for, if the VM agrees.
+    pub send: Offloads,
     /// Offloads that may be used towards what is behind it; what it has agreed to is never more.
     pub offload: Offloads,
+    /// A VM behind it is offered `VIRTIO_F_ACCESS_PLATFORM`.
+    pub platform: bool,
     /// The release whose features are offered to what is behind it.
     pub feature_level: u8,
+    /// Memory of a VM behind it must be there when it is mapped.
+    pub preallocated: bool,
     /// The longest packet that goes there.
     pub mtu: Mtu,
     /// Counters of the port as a whole.
@@ -85,8 +91,11 @@ impl Port {
             id,
             name: name.to_owned(),
             endpoint,
+            send: Offloads::ALL,
             offload: Offloads::ALL,
+            platform: false,
             feature_level: FEATURE_LEVELS,
+            preallocated: false,
             mtu: Mtu::new(None),
             stats: PortStats::default(),
             log: LogLimit::default(),
@@ -95,12 +104,27 @@ impl Port {
 
     /// The port with what the configuration says; all offloads and no MTU otherwise.
     pub fn configured(self, offload: Offloads, mtu: Option<u16>) -> Port {
-        Port { offload, mtu: Mtu::new(mtu), ..self }
+        Port { send: offload, offload, mtu: Mtu::new(mtu), ..self }
+    }
+
+    /// The port of a VM that may send with other offloads than it receives.
+    pub fn sending(self, send: Offloads) -> Port {
+        Port { send, ..self }
+    }
+
+    /// The port of a VM whose memory may be reached by the platform's own ways.
+    pub fn on_platform(self, platform: bool) -> Port {
+        Port { platform, ..self }
     }
 
     /// The port with an earlier release's features.
     pub fn at_level(self, feature_level: u8) -> Port {
         Port { feature_level, ..self }
+    }
+
+    /// The port of a VM whose memory must be there when it is mapped, or need not.
+    pub fn with_memory(self, preallocated: bool) -> Port {
+        Port { preallocated, ..self }
     }
 
     /// The VM behind this port, if it is one.

@@ -7,18 +7,27 @@
 //! Making a ring quiet is taking its lock: nothing is half done while the lock is free. A session
 //! announces itself first ([`Queue::quiet`]), because the worker would otherwise win the lock
 //! again and again.
+//!
+//! Only sessions park on a ring's lock. Whoever holds it writes to a guest's memory, and its
+//! front-end can make that last: a page that is not there, a hole that is being punched. A worker
+//! would make its own guests wait for that, so it tries ([`Queue::lock_for_burst`]), and goes on
+//! without the lock.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::debt::Debt;
+use super::backpressure::{Credit, Waiting};
 use super::moderation::Moderation;
-use super::patience::Patience;
+use super::quantum::Deficit;
 use super::share::Shares;
+use crate::limits::{
+    DISTRUST_NANOS, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, SLOW_PAUSE_PARTS,
+};
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
 use crate::switch::SourceMemo;
+use crate::sys::clock;
 
 /// What the lock of a queue protects.
 #[derive(Debug, Default)]
@@ -28,7 +37,7 @@ pub struct RingState {
     /// The worker that serves this transmit ring, by number. Any other that still has it among its
     /// sources lets go of it; see `worker::assignment`.
     pub owner: Option<usize>,
-    /// The conversation that started the ring, as [`GuestPort::session`] counts them.
+    /// The session that started the ring, as [`GuestPort::session`] counts them.
     ///
     /// [`GuestPort::session`]: super::GuestPort::session
     pub session: u64,
@@ -57,12 +66,14 @@ pub struct RingState {
     /// Of a receive ring: who gets its buffers when there are too few.
     pub shares: Shares,
     /// Of a receive ring: how long senders may wait for it.
-    pub patience: Patience,
-    /// Of a transmit ring: its first burst waits for its receiver; the cycle up to which that was
-    /// charged.
-    pub waiting_since: Option<u64>,
-    /// Of a transmit ring: what its bursts took beyond its part of the worker's time.
-    pub debt: Debt,
+    pub credit: Credit,
+    /// Of a ring whose memory made a worker wait: the cycle from which on it gets or sends frames
+    /// again; 0 if it never did, or, of a receive ring, if that is long ago.
+    pub paused_until: u64,
+    /// Of a transmit ring: its first frames wait for their receiver.
+    pub waiting: Option<Waiting>,
+    /// Of a transmit ring: what its bursts took beyond its quantum of the worker's time.
+    pub deficit: Deficit,
     /// Of a transmit ring: when its driver is signalled.
     pub moderation: Moderation,
     /// Of a receive ring: kick events to ignore when judging whether the driver's memory is shared.
@@ -77,17 +88,66 @@ impl RingState {
     }
 }
 
+impl RingState {
+    /// What there is to say against writing to the receive ring's memory.
+    #[inline(always)]
+    pub fn memory(&mut self, now: impl FnOnce() -> u64) -> Memory {
+        if self.paused_until == 0 { Memory::Prompt } else { self.slow_memory(now()) }
+    }
+
+    #[cold]
+    fn slow_memory(&mut self, now: u64) -> Memory {
+        if now < self.paused_until {
+            return Memory::Paused;
+        }
+        if clock::since(self.paused_until, now) < clock::cycles_in(DISTRUST_NANOS) {
+            return Memory::Distrusted;
+        }
+        self.paused_until = 0;
+        Memory::Prompt
+    }
+
+    /// The ring's place for whoever starts it next, which may be another session: only what its
+    /// memory made a worker wait stays, or to come back would be the way around the pause.
+    pub fn renewed(&self) -> RingState {
+        RingState { paused_until: self.paused_until, ..RingState::default() }
+    }
+
+    /// Makes the guest pay `slow` cycles, up to cycle `now`, with a pause many times as long.
+    #[cold]
+    pub fn pause(&mut self, slow: u64, now: u64) {
+        self.paused_until = now.saturating_add(slow.saturating_mul(SLOW_PAUSE_PARTS)).max(1);
+    }
+}
+
+/// How a receive ring's memory answered lately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// At once, as memory does.
+    Prompt,
+    /// It made a worker wait a while ago: its pages are touched before they are written to.
+    Distrusted,
+    /// It made a worker wait: the ring gets nothing now.
+    Paused,
+}
+
 /// One direction of a queue pair.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Queue {
     state: Mutex<RingState>,
-    /// Sessions waiting for the lock; a worker yields to them.
+    /// Sessions waiting for the lock, to which workers yield, and [`STALLED`]: one word, as each
+    /// burst looks at it.
     waiting: AtomicU32,
     drained: Condvar,
+    /// Of a receive ring: it lately had too few buffers. A hint, read without the lock.
+    short: AtomicBool,
     /// Counters, written under the lock.
     pub stats: QueueStats,
 }
+
+/// Some worker waited for the lock in vain, and nobody has had it since.
+const STALLED: u32 = 1 << 31;
 
 impl Queue {
     /// The lock, if free.
@@ -117,22 +177,71 @@ impl Queue {
         state
     }
 
-    /// The lock; parks until it is free, which a bounded hold guarantees to be soon.
+    /// The lock; parks until it is free. Not for workers, but after a panic.
     pub fn lock(&self) -> MutexGuard<'_, RingState> {
         self.state.lock().unwrap_or_else(|poisoned| self.after_panic(poisoned))
     }
 
     /// The lock for a worker's burst or run: none while a session wants the ring quiet, or it would
-    /// lose against a busy worker again and again.
+    /// lose against a busy worker again and again. None either if the ring is stalled, which
+    /// [`Queue::lock_again`] finds out.
     #[inline(always)]
     pub fn lock_for_burst(&self) -> Option<MutexGuard<'_, RingState>> {
         if self.waiting.load(Ordering::Relaxed) != 0 { None } else { self.try_lock() }
+    }
+
+    /// The same for a worker that was refused the lock before: one that gets it ends the stall.
+    #[cold]
+    pub fn lock_again(&self) -> Option<MutexGuard<'_, RingState>> {
+        if self.waiting.load(Ordering::Relaxed) & !STALLED != 0 {
+            return None;
+        }
+        let state = self.try_lock()?;
+        self.waiting.fetch_and(!STALLED, Ordering::Relaxed);
+        Some(state)
+    }
+
+    /// The same within a short spin, about as long as a burst takes.
+    pub fn lock_soon(&self) -> Option<MutexGuard<'_, RingState>> {
+        let end = Instant::now() + Duration::from_nanos(LOCK_SPIN_NANOS);
+        loop {
+            let state = self.lock_again();
+            if state.is_some() || Instant::now() >= end {
+                return state;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Records that the lock was waited for in vain: nobody waits again before it was free.
+    #[cold]
+    pub fn stall(&self) {
+        self.waiting.fetch_or(STALLED, Ordering::Relaxed);
+    }
+
+    /// True if it is no use to wait for the lock.
+    pub fn is_stalled(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) & STALLED != 0
     }
 
     /// The lock for a session: makes the ring quiet.
     pub fn quiet(&self) -> MutexGuard<'_, RingState> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let guard = self.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// The same for whoever does not wait for a guest's memory: none within the time for which a
+    /// preempted worker is waited for.
+    pub fn quiet_soon(&self) -> Option<MutexGuard<'_, RingState>> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
+        let mut guard = self.try_lock();
+        while guard.is_none() && Instant::now() < end {
+            std::thread::sleep(LOCK_WAIT_STEP);
+            guard = self.try_lock();
+        }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
     }
@@ -153,6 +262,18 @@ impl Queue {
         true
     }
 
+    /// Whether the receive ring lately had too few buffers.
+    #[inline(always)]
+    pub fn is_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the receive ring has too few buffers.
+    #[inline(always)]
+    pub fn set_short(&self, short: bool) {
+        self.short.store(short, Ordering::Relaxed);
+    }
+
     /// Tells a session that waits in [`Queue::wait_drained`].
     pub fn notify_drained(&self) {
         self.drained.notify_all();
@@ -162,6 +283,16 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pause_outlasts_the_session() {
+        let mut state = RingState { session: 7, enabled: true, ..RingState::default() };
+        state.pause(10, 1_000);
+        let mut next = state.renewed();
+        assert!(!next.enabled && next.session == 0);
+        assert_eq!(next.memory(|| 1_500), Memory::Paused);
+        assert_eq!(next.memory(|| 1_000 + 10 * SLOW_PAUSE_PARTS), Memory::Distrusted);
+    }
 
     #[test]
     fn a_lock_that_a_panic_let_go_is_mended_by_the_next_to_take_it() {

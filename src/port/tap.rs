@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::Port;
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Offloads, VNET_HDR_LEN};
-use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_PATIENCE_MILLIS, MAX_FRAME_LEN};
+use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::SourceMemo;
@@ -235,7 +235,7 @@ impl TapPort {
     pub fn close_lost(&self) {
         let mut dead = std::mem::take(&mut lock(&self.loss).dead);
         // A worker in the middle of a burst may hold one, and must not be the last to.
-        for _ in 0..CLOSE_PATIENCE_MILLIS {
+        for _ in 0..CLOSE_TIMEOUT_MILLIS {
             dead.retain(|device| Arc::strong_count(device) > 1);
             if dead.is_empty() {
                 return;
@@ -285,7 +285,7 @@ impl TapPort {
         let mut sent = Sent { output, frames: 0, bytes: 0, left: frames.len() as u64 };
         for &index in frames {
             let frame = &burst.frames()[usize::from(index)];
-            let result = if burst.asks() {
+            let result = if burst.needs_offloads() {
                 writer.write_asking(&*device, burst, frame, takes, &output.fallbacks)
             } else {
                 writer.write(&*device, burst, frame)

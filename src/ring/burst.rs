@@ -13,7 +13,10 @@ use crate::frame::ethernet::Snapshot;
 use crate::frame::offload::{self, DATA_VALID, Offloads, Refused, Request};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
-use crate::limits::{BURST_FRAMES, BURST_PIECES, MAX_HEADERS_LEN, MIN_FRAME_LEN, SNAPSHOT_LEN};
+use crate::limits::{
+    BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_FRAME_LEN, MAX_HEADERS_LEN, MIN_FRAME_LEN,
+    SNAPSHOT_LEN,
+};
 use crate::stats::DropReason;
 
 /// One frame of a burst. The snapshot has a cache line of its own, the rest shares the next.
@@ -23,7 +26,7 @@ pub struct Frame {
     /// The first bytes; beyond `len` they are the sender's or zero, and mean nothing.
     pub snapshot: Snapshot,
     /// The virtio-net header: as the sender wrote it, zero-filled to 12 bytes, and from
-    /// [`Burst::examine`] on, if the burst [asks](Burst::asks), as a receiver may see it.
+    /// [`Burst::examine`] on, if the burst [asks](Burst::needs_offloads), as a receiver may see it.
     pub header: VnetHdr,
     /// Bytes of the whole frame.
     pub len: u32,
@@ -77,6 +80,8 @@ pub struct Burst {
     pub(super) found: Box<[Found; BURST_FRAMES]>,
     /// First descriptors of the chains that the second pass has to walk.
     pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
+    /// Room for [`Burst::stage`]; none before it was needed.
+    staging: Box<[u8]>,
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
@@ -98,6 +103,7 @@ impl Default for Burst {
             headers: Box::new([[0; MAX_HEADERS_LEN]; BURST_FRAMES]),
             found: Box::new([Found::CHAIN; BURST_FRAMES]),
             chains: Box::new([Descriptor::default(); BURST_FRAMES]),
+            staging: Box::default(),
         }
     }
 }
@@ -204,10 +210,37 @@ impl Burst {
         true
     }
 
+    /// Copies frames to private memory, those whose bits are set: from here on nothing of theirs is
+    /// read from the sender's.
+    #[cold]
+    pub fn stage(&mut self, frames: u64) {
+        if self.staging.is_empty() {
+            self.staging = vec![0; (BURST_BYTES + MAX_FRAME_LEN) as usize].into_boxed_slice();
+        }
+        let mut room = &mut *self.staging;
+        let staged = |(at, _): &(usize, &mut Frame)| frames >> at & 1 != 0;
+        for (_, frame) in self.frames[..self.count].iter_mut().enumerate().filter(staged) {
+            let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
+            let more = &self.pieces.as_slice()[start..start + count];
+            let len: usize = more.iter().fold(frame.rest.len as usize, |n, p| n + p.len as usize);
+            // Never: a burst is at most as long, but for the frame that crosses the line.
+            let Some((to, rest)) = std::mem::take(&mut room).split_at_mut_checked(len) else {
+                return;
+            };
+            let mut filled = gather_one(&mut frame.rest, to);
+            for mut piece in more.iter().copied() {
+                filled += gather_one(&mut piece, &mut to[filled..]);
+            }
+            frame.rest = Piece { at: to.as_mut_ptr(), len: filled as u32 };
+            frame.more = (0, 0);
+            room = rest;
+        }
+    }
+
     /// True if a frame asks for an offload, so that headers differ from frame to frame; after
     /// [`Burst::examine`] each is one that a receiver with the features of `needs` may see.
     #[inline(always)]
-    pub fn asks(&self) -> bool {
+    pub fn needs_offloads(&self) -> bool {
         self.asks != 0
     }
 

@@ -11,7 +11,8 @@
 
 use super::burst::{Burst, Frame};
 use super::copy::{Reader, Writer};
-use super::rx::{Ahead, Cut, Delivered, Gathered, NoRoom};
+use super::gathered::Gathered;
+use super::rx::{Ahead, Cut, Delivered, NoRoom};
 use super::split::SplitRing;
 use crate::frame::checksum::Sum;
 use crate::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
@@ -117,7 +118,7 @@ impl SplitRing {
         }
         let surplus = all - wanted + segmenter.surplus();
         // As many buffers as for the packet in one piece, and one for each segment: a receiver
-        // that posts a large ring of crumbs must not keep the worker walking it.
+        // that posts a large ring of tiny buffers must not keep the worker walking it.
         let (start, most) = (self.place().avail, wanted + MAX_MERGED_BUFFERS as u32);
         // Likewise with descriptors.
         gathered.allow(FRAME_DESCRIPTORS * wanted);
@@ -129,7 +130,7 @@ impl SplitRing {
                 return Err(NoRoom::Broken(error));
             }
             if u32::from(self.place().avail.wrapping_sub(start)) > most {
-                return Err(NoRoom::Crumbs);
+                return Err(NoRoom::TooManyDescriptors);
             }
             match self.put_segment(&mut progress, ahead, gathered, done) {
                 Err(NoRoom::Empty) if part && progress.made > 0 => break,

@@ -13,15 +13,13 @@
 use virtio_queue::desc::split::Descriptor;
 
 use super::burst::{Burst, Frame};
-use super::chain::{ChainError, Direction, Piece, PieceBuf};
+use super::chain::{ChainError, Direction, Piece};
 use super::copy::{Reader, Writer, copy_frame, copy_pieces, store_header};
+use super::gathered::Gathered;
 use super::split::{RingError, SplitRing, prefetch_write};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
-use crate::limits::{
-    BURST_FRAMES, FRAME_DESCRIPTORS, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS,
-    MAX_RUN_DESCRIPTORS, SNAPSHOT_LEN,
-};
+use crate::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS, SNAPSHOT_LEN};
 
 /// What became of a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,7 +48,12 @@ pub struct Delivered {
     /// Segments that were written, of frames that then found no room too: what cutting cost.
     pub segments_tried: u32,
     /// Descriptors walked beyond [`FRAME_DESCRIPTORS`] for each frame and segment.
-    pub crumbs: u32,
+    ///
+    /// [`FRAME_DESCRIPTORS`]: crate::limits::FRAME_DESCRIPTORS
+    pub excess_descriptors: u32,
+    /// Cycles that pages took to come which lay under the pieces of a receiver's chains; 0 if it
+    /// was not long. The frames from `settled` on are not delivered then.
+    pub slow: u64,
     /// The driver wants to be signalled.
     pub signal: bool,
     /// The ring was found broken; frames from `settled` on are not delivered.
@@ -71,41 +74,8 @@ pub enum Cut {
 pub struct RxScratch {
     ahead: Box<Ahead>,
     gathered: Gathered,
-}
-
-/// Buffers gathered for one frame by the general path.
-#[derive(Debug)]
-pub(super) struct Gathered {
-    pub(super) pieces: PieceBuf,
-    /// Head and capacity of each.
-    buffers: Box<[(u16, u64)]>,
-    /// Descriptors that may be walked for the run: one whole chain, and [`FRAME_DESCRIPTORS`] for
-    /// each frame and segment. What a receiver posts, its sender's worker walks.
-    most_visited: u32,
-}
-
-impl Gathered {
-    /// Starts a run of so many frames.
-    fn start(&mut self, frames: usize) {
-        self.pieces.visited = 0;
-        self.most_visited = MAX_CHAIN_DESCRIPTORS as u32;
-        self.allow(FRAME_DESCRIPTORS * frames as u32);
-    }
-
-    /// Lets `more` descriptors be walked.
-    pub(super) fn allow(&mut self, more: u32) {
-        self.most_visited = self.most_visited.saturating_add(more).min(MAX_RUN_DESCRIPTORS);
-    }
-
-    /// True if the run has cost what it may.
-    fn is_spent(&self) -> bool {
-        self.pieces.visited >= self.most_visited
-    }
-
-    /// Descriptors walked beyond those that so many frames and segments may lie in.
-    fn crumbs(&self, frames: u32) -> u32 {
-        self.pieces.visited.saturating_sub(FRAME_DESCRIPTORS.saturating_mul(frames))
-    }
+    /// The buffers of the next run are touched before anything is written to them.
+    pub touch: bool,
 }
 
 impl Default for RxScratch {
@@ -114,12 +84,24 @@ impl Default for RxScratch {
         let empty = Buffer { head: 0, room: 0, at, desc: Descriptor::default() };
         RxScratch {
             ahead: Box::new(Ahead { buffers: [empty; BURST_FRAMES], next: 0, count: 0 }),
-            gathered: Gathered {
-                pieces: PieceBuf::new(2 * MAX_CHAIN_DESCRIPTORS),
-                buffers: vec![(0, 0); MAX_MERGED_BUFFERS].into_boxed_slice(),
-                most_visited: 0,
-            },
+            gathered: Gathered::default(),
+            touch: false,
         }
+    }
+}
+
+impl RxScratch {
+    /// Touches the buffers that the frames of `run` are to be written to, but for those that the
+    /// general path takes; see `gathered`.
+    fn touch_ahead(&mut self, burst: &Burst, run: &[u8], header_len: u8) -> Result<(), u64> {
+        let ahead = &self.ahead;
+        let ready = ahead.buffers[..ahead.count].iter().zip(run).filter(|(to, _)| to.room > 0);
+        let pieces = ready.map(|(to, &frame)| {
+            let need = u32::from(header_len) + burst.frames()[usize::from(frame)].len;
+            Piece { at: to.at, len: to.room.min(need) }
+        });
+        // SAFETY: each was translated for `room` bytes, in the memory that the ring keeps mapped.
+        unsafe { self.gathered.touched.touch(pieces) }
     }
 }
 
@@ -170,7 +152,9 @@ pub(super) enum NoRoom {
     /// The frame is not what it was when it was examined.
     Changed,
     /// The buffers are so small that no frame is worth trying.
-    Crumbs,
+    TooManyDescriptors,
+    /// The receiver's memory is not there, and to make it come took so many cycles.
+    Slow(u64),
     /// The ring cannot be read on.
     Broken(RingError),
 }
@@ -187,19 +171,29 @@ impl SplitRing {
     ) -> Delivered {
         let mut done = Delivered::default();
         scratch.gathered.start(run.len());
-        match self.look_ahead(run.len(), &mut scratch.ahead) {
-            Ok(()) if burst.asks() => self.put_run::<true>(burst, run, scratch, &mut done, cut),
+        let looked = self.look_ahead(run.len(), &mut scratch.ahead);
+        scratch.gathered.look_closely(scratch.touch);
+        if scratch.touch
+            && let Err(cycles) = scratch.touch_ahead(burst, run, self.header_len)
+        {
+            done.slow = cycles;
+            return done;
+        }
+        match looked {
+            Ok(()) if burst.needs_offloads() => {
+                self.put_run::<true>(burst, run, scratch, &mut done, cut)
+            }
             Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, cut),
             Err(error) => done.broken = Some(error),
         }
-        done.crumbs = scratch.gathered.crumbs(run.len() as u32 + done.segments_tried);
+        done.excess_descriptors = scratch.gathered.excess(run.len() as u32 + done.segments_tried);
         done.signal = self.publish();
         done
     }
 
-    /// With `ASKS` each frame's own header is delivered, else one that asks for nothing.
+    /// With `OFFLOADS` each frame's own header is delivered, else one that asks for nothing.
     #[inline(always)]
-    fn put_run<const ASKS: bool>(
+    fn put_run<const OFFLOADS: bool>(
         &mut self,
         burst: &Burst,
         run: &[u8],
@@ -207,17 +201,17 @@ impl SplitRing {
         done: &mut Delivered,
         cut: Cut,
     ) {
-        let RxScratch { ahead, gathered } = scratch;
+        let RxScratch { ahead, gathered, .. } = scratch;
         while done.settled < run.len() {
             let left = &run[done.settled..];
             if usize::from(self.header_len) == VNET_HDR_LEN {
-                self.put_plain::<VNET_HDR_LEN, ASKS>(burst, left, ahead, done);
+                self.put_plain::<VNET_HDR_LEN, OFFLOADS>(burst, left, ahead, done);
             } else {
-                self.put_plain::<VNET_HDR_LEN_LEGACY, ASKS>(burst, left, ahead, done);
+                self.put_plain::<VNET_HDR_LEN_LEGACY, OFFLOADS>(burst, left, ahead, done);
             }
             let Some(&index) = run.get(done.settled) else { return };
             let frame = &burst.frames()[usize::from(index)];
-            let put = if !ASKS {
+            let put = if !OFFLOADS {
                 self.put(burst, frame, VnetHdr::plain(1), ahead, gathered, done)
             } else if self.offloads.has(frame.needs) {
                 self.put(burst, frame, frame.header, ahead, gathered, done)
@@ -228,14 +222,19 @@ impl SplitRing {
                 Ok(()) => {
                     done.frames += 1;
                     done.bytes += u64::from(frame.len);
+                    gathered.end_frame();
                 }
                 Err(NoRoom::Empty) => return,
                 Err(NoRoom::NoFit) => done.no_fit += 1,
                 Err(NoRoom::Changed) => done.bad_offload += 1,
-                Err(NoRoom::Crumbs) => {
+                Err(NoRoom::TooManyDescriptors) => {
                     // Each further frame would cost hundreds of descriptors for nothing.
                     done.no_fit += (run.len() - done.settled) as u64;
                     done.settled = run.len();
+                    return;
+                }
+                Err(NoRoom::Slow(cycles)) => {
+                    done.slow = cycles;
                     return;
                 }
                 Err(NoRoom::Broken(error)) => {
@@ -284,7 +283,7 @@ impl SplitRing {
 
     /// The common case, for as many frames as it lasts: each into one plain buffer.
     #[inline(always)]
-    fn put_plain<const HEADER_LEN: usize, const ASKS: bool>(
+    fn put_plain<const HEADER_LEN: usize, const OFFLOADS: bool>(
         &mut self,
         burst: &Burst,
         run: &[u8],
@@ -299,10 +298,10 @@ impl SplitRing {
         for (&index, buffer) in run.iter().zip(ready) {
             let frame = &frames[usize::from(index)];
             let need = HEADER_LEN as u32 + frame.len;
-            if buffer.room < need || (ASKS && !self.offloads.has(frame.needs)) {
+            if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs)) {
                 break;
             }
-            let header = if ASKS { frame.header.to_bytes() } else { plain };
+            let header = if OFFLOADS { frame.header.to_bytes() } else { plain };
             // SAFETY: `buffer.at` was translated for `buffer.room` bytes, at least `need`, in this
             // guest's memory, which `self.memory` keeps mapped; the frame's pieces lie in its
             // sender's memory or in staging, kept by the lock the worker holds on its source, and
@@ -399,7 +398,10 @@ impl SplitRing {
     ) -> Result<usize, NoRoom> {
         loop {
             match self.gather(need, ahead, gathered) {
-                Ok(count) => return Ok(count),
+                Ok(count) => {
+                    gathered.touch(need).map_err(NoRoom::Slow)?;
+                    return Ok(count);
+                }
                 Err(Gather::NoRoom(reason)) => return Err(reason),
                 // A buffer that can never be used goes back unused, with those gathered before it,
                 // as merged buffers must be consecutive. Each round consumes a buffer, so the
@@ -408,7 +410,7 @@ impl SplitRing {
                     self.give_back(&gathered.buffers[..count], ahead);
                     done.bad_buffers += count as u64;
                     if done.bad_buffers > MAX_MERGED_BUFFERS as u64 {
-                        return Err(NoRoom::Crumbs);
+                        return Err(NoRoom::TooManyDescriptors);
                     }
                 }
             }
@@ -450,7 +452,7 @@ impl SplitRing {
                 return Err(Gather::NoRoom(NoRoom::NoFit));
             }
             if count == MAX_MERGED_BUFFERS || gathered.is_spent() {
-                return Err(Gather::NoRoom(NoRoom::Crumbs));
+                return Err(Gather::NoRoom(NoRoom::TooManyDescriptors));
             }
             let (head, desc) = self.buffer_at(count, ahead)?;
             gathered.buffers[count] = (head, 0);
@@ -458,7 +460,7 @@ impl SplitRing {
             let room = match self.walk(desc, Direction::Writable, &mut gathered.pieces) {
                 Ok(room) => room,
                 Err(ChainError::NoRoom) if count > 1 => {
-                    return Err(Gather::NoRoom(NoRoom::Crumbs));
+                    return Err(Gather::NoRoom(NoRoom::TooManyDescriptors));
                 }
                 Err(_) => return Err(Gather::Bad(count)),
             };

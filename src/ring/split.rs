@@ -109,6 +109,22 @@ pub struct RingLog {
     pub used_gpa: Option<u64>,
 }
 
+/// Where a ring stood when it lost its memory: what it goes on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    next: u16,
+    started_at: u16,
+    overdrawn: u32,
+    complained: bool,
+}
+
+impl Position {
+    /// Index of the next head to take, as [`SplitRing::base`].
+    pub fn base(&self) -> u16 {
+        self.next
+    }
+}
+
 /// A started ring.
 #[derive(Debug)]
 pub struct SplitRing {
@@ -191,13 +207,52 @@ impl SplitRing {
             complained: false,
             log: None,
         };
-        let at = ring.load_used_idx();
-        ring.next_avail = at;
-        ring.avail_seen = at;
-        ring.next_used = at;
-        ring.published = at;
-        ring.started_at = at;
+        ring.begin_at_used();
         Ok(ring)
+    }
+
+    /// Starts a ring that lost its memory where it stood.
+    pub fn resume(
+        table: Arc<MemTable>,
+        config: &RingConfig,
+        at: Position,
+    ) -> Result<SplitRing, RingError> {
+        let mut ring = SplitRing::start(table, config)?;
+        ring.begin_at(at.next);
+        ring.started_at = at.started_at;
+        ring.overdrawn = at.overdrawn;
+        ring.complained = at.complained;
+        Ok(ring)
+    }
+
+    /// Where the ring stands, while nothing is half done.
+    pub fn position(&self) -> Position {
+        Position {
+            next: self.next_avail,
+            started_at: self.started_at,
+            overdrawn: self.overdrawn,
+            complained: self.complained,
+        }
+    }
+
+    /// Takes both indices from used.idx, as at a start: the ring is in another place now.
+    pub fn begin_at_used(&mut self) {
+        let at = self.load_used_idx();
+        self.begin_at(at);
+        self.started_at = at;
+        self.force_signal = true;
+    }
+
+    fn begin_at(&mut self, at: u16) {
+        self.next_avail = at;
+        self.avail_seen = at;
+        self.next_used = at;
+        self.published = at;
+    }
+
+    /// Whether a ring can be there.
+    pub fn check_place(table: &MemTable, config: &RingConfig) -> Result<(), RingError> {
+        resolve(table, config).map(drop)
     }
 
     /// Moves a running ring to another memory table or other addresses; positions stay.
@@ -217,6 +272,11 @@ impl SplitRing {
     pub fn roll_back(&mut self) {
         self.next_avail = self.published;
         self.next_used = self.published;
+    }
+
+    /// What frames may ask for, or be delivered with, from now on.
+    pub fn set_offloads(&mut self, offloads: Offloads) {
+        self.offloads = offloads;
     }
 
     /// Switches dirty logging of this ring on, off or to another log.
@@ -423,7 +483,7 @@ fn full_store(field: &AtomicU16, value: u16) {
 
 /// Asks for a cache line that will be read.
 #[inline(always)]
-pub(super) fn prefetch_read(at: *const u8) {
+pub fn prefetch_read(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults and has no architectural effect.
     unsafe {

@@ -13,8 +13,8 @@ use super::chain::{ChainError, Direction, load_indirect};
 use super::split::{RingError, SplitRing, prefetch_read};
 use crate::frame::{MacAddr, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
-    BURST_BYTES, BURST_FRAMES, BURST_PIECES, CRUMB_BYTES, FRAME_DESCRIPTORS, MAX_CHAIN_DESCRIPTORS,
-    MAX_FRAME_LEN, MIN_FRAME_LEN, PEEK_FRAMES, SNAPSHOT_LEN,
+    BURST_BYTES, BURST_FRAMES, BURST_PIECES, EXCESS_DESCRIPTOR_BYTES, FRAME_DESCRIPTORS,
+    MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN, PEEK_FRAMES, SNAPSHOT_LEN,
 };
 use crate::stats::DropReason;
 
@@ -79,19 +79,20 @@ impl SplitRing {
         self.load_avail_idx()
     }
 
-    /// True if earlier bursts cost so much more than their part that this ring's turn is skipped.
+    /// True if earlier bursts cost so much more than their quantum that this ring's turn is
+    /// skipped.
     #[inline(always)]
-    pub fn sits_out(&mut self) -> bool {
-        let sits = self.overdrawn >= BURST_BYTES;
-        if sits {
+    pub fn is_throttled(&mut self) -> bool {
+        let throttled = self.overdrawn >= BURST_BYTES;
+        if throttled {
             self.overdrawn -= BURST_BYTES;
         }
-        sits
+        throttled
     }
 
     /// Counts work that the last burst caused beyond its bytes, which comes off the next ones: a
     /// packet cut into segments of few bytes costs ten times what it does as a whole, and so does
-    /// one for a receiver of crumbs.
+    /// one for a receiver of tiny buffers.
     pub fn charge(&mut self, bytes: u32) {
         self.overdrawn = self.overdrawn.saturating_add(bytes);
     }
@@ -127,7 +128,7 @@ impl SplitRing {
             SplitRing::take_plain::<VNET_HDR_LEN_LEGACY>(burst, seen.count);
         }
         self.overdrawn = bytes.saturating_sub(budget);
-        settle(burst);
+        make_private(burst);
         burst.examine(self.offloads, false);
         Ok(burst.taken)
     }
@@ -168,17 +169,21 @@ impl SplitRing {
         bytes
     }
 
-    /// True if the frames that the driver made available behind the first `skip` go to `address`,
-    /// as far as [`PEEK_FRAMES`]. A glance that decides about waiting and nothing else: each is
-    /// looked at again, and checked, when it is taken.
+    /// Looks at the frames that the driver made available from index `from` on, as far as
+    /// [`PEEK_FRAMES`] from the ring's position: up to which index they go to `address`, or none if
+    /// one does not. A glance that decides about waiting and nothing else: each is looked at again,
+    /// and checked, when it is taken.
     #[inline(never)]
-    pub fn all_go_to(&mut self, address: MacAddr, skip: usize) -> bool {
-        let Ok(available) = self.refresh_available() else { return false };
-        let end = usize::from(available).min(skip + PEEK_FRAMES);
-        (skip..end).all(|offset| {
-            let head = self.load_head(self.next_avail.wrapping_add(offset as u16));
+    pub fn all_go_to(&mut self, address: MacAddr, from: u16) -> Option<u16> {
+        let available = usize::from(self.refresh_available().ok()?).min(PEEK_FRAMES) as u16;
+        let end = self.next_avail.wrapping_add(available);
+        let ahead = from.wrapping_sub(self.next_avail);
+        let known = if ahead <= available { ahead } else { 0 };
+        let all = (known..available).all(|offset| {
+            let head = self.load_head(self.next_avail.wrapping_add(offset));
             head < self.size() && self.glance(head) == Some(address)
-        })
+        });
+        all.then_some(end)
     }
 
     /// Destination of the chain at `head` if its first descriptor, direct or in a table, holds it.
@@ -249,8 +254,8 @@ impl SplitRing {
         let before = burst.pieces.visited;
         let walked = self.walk(first, Direction::Readable, &mut burst.pieces);
         let visited = burst.pieces.visited.wrapping_sub(before);
-        let crumbs = visited.saturating_sub(FRAME_DESCRIPTORS);
-        let cost = DESCRIPTOR_LEN * visited + CRUMB_BYTES * crumbs;
+        let excess = visited.saturating_sub(FRAME_DESCRIPTORS);
+        let cost = DESCRIPTOR_LEN * visited + EXCESS_DESCRIPTOR_BYTES * excess;
         let reject = match walked {
             Ok(total) if total < u64::from(header_len + MIN_FRAME_LEN) => DropReason::TooShort,
             Ok(total) if total > u64::from(header_len + MAX_FRAME_LEN) => DropReason::TooLong,
@@ -309,6 +314,6 @@ impl SplitRing {
 /// ones, which a compiler that assumes no concurrent writer could in theory repeat; an opaque
 /// access to the whole burst makes the private copy the only source.
 #[inline(always)]
-fn settle(burst: &mut Burst) {
+fn make_private(burst: &mut Burst) {
     std::hint::black_box(burst.frames_mut());
 }

@@ -28,7 +28,8 @@ use std::sync::{PoisonError, TryLockError};
 
 use crate::frame::MacAddr;
 use crate::limits::{
-    FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_SHARDS, FDB_SWEEP_BUCKETS,
+    FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_SHARDS,
+    FDB_SWEEP_BUCKETS,
 };
 
 mod hash;
@@ -98,7 +99,7 @@ impl Learn {
     /// True if the address now is in the table on the asking port: the answer may be remembered
     /// for this second and generation.
     #[inline]
-    pub fn is_settled(self) -> bool {
+    pub fn is_in_table(self) -> bool {
         matches!(self, Learn::Known | Learn::Refreshed | Learn::Inserted | Learn::Moved { .. })
     }
 }
@@ -187,6 +188,23 @@ impl Fdb {
         self.slots.find(self.slots.home(mac)).map(|found| found.word.port())
     }
 
+    /// Whether [`Fdb::prefetch`] pays: the table outgrew a core's nearest cache.
+    #[inline(always)]
+    pub fn is_large(&self) -> bool {
+        self.quota.total() > FDB_PREFETCH_ENTRIES
+    }
+
+    /// Has `read` fetch what [`Fdb::learn`] will read for the source and [`Fdb::lookup`] for the
+    /// destination. For a whole burst, before the first of them: its misses overlap then, which
+    /// else wait for each other behind the branches on what is found.
+    #[inline(always)]
+    pub fn prefetch(&self, source: MacAddr, destination: MacAddr, read: impl Fn(*const u8)) {
+        let (word, stamp) = self.slots.lines(self.slots.home(source));
+        read(word);
+        read(stamp);
+        read(self.slots.lines(self.slots.home(destination)).0);
+    }
+
     /// Notes that a frame from `mac` came in on `port` in second `now`.
     #[inline]
     pub fn learn(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
@@ -222,8 +240,8 @@ impl Fdb {
     ///
     /// Exchanged, not stored: a refresh and the claim of an ageing sweep may meet, and then one of
     /// them fails. With a plain store the sweep would remove what was refreshed a moment ago. If
-    /// the slot was reused since it was looked at, the exchange fails too, or at worst tells a
-    /// stranger's entry the right time.
+    /// the slot was reused since it was looked at, the exchange fails too, or at worst gives the
+    /// entry of another address the right time.
     #[inline]
     fn restamp(&self, slot: usize, seen: u32, stamp: u32) -> bool {
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);

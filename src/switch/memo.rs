@@ -51,7 +51,7 @@ impl SourceMemo {
     /// that call, or a removal in between would go unnoticed.
     #[inline]
     pub fn note(&mut self, source: MacAddr, port: PortId, generation: u64, now: u32, learn: Learn) {
-        if learn.is_settled() {
+        if learn.is_in_table() {
             *self = SourceMemo { source, generation, second: now, port };
         }
     }

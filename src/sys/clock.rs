@@ -89,6 +89,32 @@ pub fn cycles_in(nanos: u64) -> u64 {
     u64::try_from(cycles).unwrap_or(u64::MAX)
 }
 
+/// Cycles in which this machine does what takes `nanos` nanoseconds on a usual one: the same as
+/// [`cycles_in`] but where instructions are emulated (QEMU's TCG, Valgrind) and all takes longer.
+pub fn cycles_for_work(nanos: u64) -> u64 {
+    static SLOWNESS: OnceLock<u64> = OnceLock::new();
+    let slowness = *SLOWNESS.get_or_init(|| {
+        let once = || {
+            let start = cycles();
+            (0..WORK).fold(0u64, |sum, i| std::hint::black_box(sum.wrapping_mul(31) ^ i));
+            since(start, cycles())
+        };
+        let best = (0..TRIES).map(|_| once()).min().unwrap_or(0);
+        (best / cycles_in(WORK_NANOS).max(1)).max(1)
+    });
+    cycles_in(nanos).saturating_mul(slowness)
+}
+
+/// Steps of a loop, and longer than any CPU of 2 GHz takes for them; Valgrind takes 40 µs.
+const WORK: u64 = 2_000;
+const WORK_NANOS: u64 = 4_000;
+
+/// How long so many cycles take.
+pub fn time_of(cycles: u64) -> Duration {
+    let nanos = u128::from(cycles) * 1_000_000_000 / u128::from(cycles_per_second());
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
 /// How long the rate is measured.
 const MEASURE: Duration = Duration::from_millis(10);
 
@@ -128,6 +154,7 @@ mod tests {
         let most = outer.elapsed().as_nanos() as f64;
         assert!(passed > least * 0.999 && passed < most * 1.001, "{least} {passed} {most}");
         assert!(cycles_in(1_000_000_000).abs_diff(rate) <= 1);
+        assert!(time_of(rate).abs_diff(Duration::from_secs(1)) < Duration::from_micros(1));
     }
 
     #[test]

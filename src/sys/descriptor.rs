@@ -22,7 +22,7 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Raises the number of descriptors this process may have open as far as it is allowed to itself:
-/// each guest has up to four per ring, and the usual soft limit of 1,024 is a few large guests.
+/// each guest has up to five per ring, and the usual soft limit of 1,024 is a few large guests.
 pub fn raise_limit() -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is live and writable, and then readable, across the calls.

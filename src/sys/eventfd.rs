@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::clock;
 use super::descriptor::set_nonblocking;
-pub use super::signal_cost::{SignalCost, SignalPace};
+pub use super::signal_cost::{SignalCost, Took};
 pub use super::watch::{BlockedWriterWatch, SignalSlot};
 
 /// What sending a signal came to.
@@ -28,7 +28,7 @@ pub enum SignalResult {
     Blocked,
     /// The signal was sent, but this one and others before took so much processor time that the
     /// front-end must have put thousands of pollers on the descriptor. Its port should be dropped.
-    Crowded,
+    ManyWaiters,
     /// Any other error, as errno.
     Failed(i32),
 }
@@ -44,8 +44,8 @@ pub struct CallFd {
 
 impl CallFd {
     /// Takes over `fd`, of which the caller knows that it [is an eventfd](is_eventfd): a write to
-    /// anything else could do anything. `cost` is that of all descriptors of the same ring, `owner`
-    /// the number of the conversation that it came with.
+    /// anything else could do anything. `cost` is that of all descriptors of the same port,
+    /// `owner` the number of the session that it came with.
     pub fn new(fd: OwnedFd, cost: Arc<SignalCost>, owner: u64) -> CallFd {
         // Fails only on descriptors that are no eventfds. A front-end that undoes it is the
         // watch's affair.
@@ -53,19 +53,28 @@ impl CallFd {
         CallFd { fd, cost, owner }
     }
 
-    /// True if signals to its port have to wait, as the last one was dear.
+    /// True if notifications of its port have to wait, as its last ones were slow or expensive.
     #[inline]
     pub fn waits(&self) -> bool {
         self.cost.is_watched() && self.cost.waits(clock::cycles())
     }
 
-    /// How near it is to being found out as one that is made to be slow; none while nothing is held
-    /// against its port.
-    pub fn suspicion(&self) -> Option<u32> {
-        self.cost.is_watched().then(|| self.cost.row())
+    /// For how many cycles from cycle `now` on.
+    pub fn wait_left(&self, now: u64) -> u64 {
+        self.cost.left(now)
     }
 
-    /// The conversation that it came with.
+    /// What is known of its port's.
+    pub fn cost(&self) -> &SignalCost {
+        &self.cost
+    }
+
+    /// How near its port is to being dropped; none while nothing is held against it.
+    pub fn suspicion(&self) -> Option<u64> {
+        self.cost.is_watched().then(|| self.cost.level(clock::cycles()))
+    }
+
+    /// The session that it came with.
     pub fn owner(&self) -> u64 {
         self.owner
     }

@@ -1,4 +1,4 @@
-//! The group database: names of groups to their numbers; and this process's own group.
+//! The group database: names of groups to their numbers; and this process's own user and group.
 //!
 //! Used while the configuration is read, before any thread of the data path exists.
 
@@ -14,6 +14,36 @@ const FIRST_BUFFER_BYTES: usize = 1024;
 pub fn own() -> u32 {
     // SAFETY: getegid takes nothing and cannot fail.
     unsafe { libc::getegid() }
+}
+
+/// The user that files of this process get.
+pub fn own_user() -> u32 {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether this process may give a file of its own to group `gid`: one that it belongs to, or any
+/// with CAP_CHOWN (chown(2)).
+pub fn may_give(gid: u32) -> bool {
+    gid == own() || supplementary().contains(&gid) || may_chown()
+}
+
+/// The further groups of this process.
+fn supplementary() -> Vec<u32> {
+    // SAFETY: with a length of 0 nothing is written.
+    let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
+    let mut groups = vec![0; usize::try_from(count).unwrap_or(0)];
+    // SAFETY: `groups` has room for `count` numbers; -1 makes it fail and write nothing.
+    let count = unsafe { libc::getgroups(count, groups.as_mut_ptr()) };
+    groups.truncate(usize::try_from(count).unwrap_or(0));
+    groups
+}
+
+/// CAP_CHOWN among the effective capabilities, which is bit 0 of them (proc_pid_status(5)).
+fn may_chown() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.is_some_and(|bits| u64::from_str_radix(bits.trim(), 16).is_ok_and(|b| b & 1 == 1))
 }
 
 /// The number of the group called `name`, `None` if no such group exists (getgrnam_r(3)).
@@ -58,6 +88,15 @@ fn look_up(name: &CStr, size: usize) -> io::Result<Option<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn own_groups_can_be_given() {
+        assert!(may_give(own()) && supplementary().into_iter().all(may_give));
+        // SAFETY: plain system call.
+        let root = unsafe { libc::geteuid() } == 0;
+        // Nobody belongs to it; a root without CAP_CHOWN may not give it either.
+        assert_eq!(may_give(3_999_999_999), root && may_chown());
+    }
 
     #[test]
     fn root_is_group_zero() {

@@ -7,7 +7,7 @@
 //!
 //! Rules:
 //! - A thread of the data path never waits ([`never_wait`]). Any other waits until its line is
-//!   written, so that the log stays in step with what it tells, but at most [`LOG_PATIENCE`]; once
+//!   written, so that the log stays in step with what it tells, but at most [`LOG_TIMEOUT`]; once
 //!   one did so in vain, none waits before the reader has moved.
 //! - A line for which there is no room is counted, and the count is written where it would have
 //!   stood. Nothing here allocates more than twice [`LOG_QUEUE_BYTES`].
@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::threads::run_again_after_panic;
-use crate::limits::{LOG_PATIENCE, LOG_QUEUE_BYTES};
+use crate::limits::{LOG_QUEUE_BYTES, LOG_TIMEOUT};
 
 thread_local!(static WAITS: Cell<bool> = const { Cell::new(true) });
 
@@ -58,13 +58,27 @@ impl LogQueue {
     /// Starts the thread, which writes to `out`.
     ///
     /// Signals are to be blocked before: it inherits the caller's mask.
-    pub fn start(mut out: impl Write + Send + 'static) -> io::Result<LogQueue> {
+    pub fn start(out: impl Write + Send + 'static) -> io::Result<LogQueue> {
+        LogQueue::with_prefix(out, "")
+    }
+
+    /// As [`LogQueue::start`], with what is to stand before the line about lost lines.
+    pub fn with_prefix(
+        mut out: impl Write + Send + 'static,
+        prefix: &'static str,
+    ) -> io::Result<LogQueue> {
         let shared = Arc::new(Shared::default());
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("log".to_owned());
         thread.spawn(move || {
             never_wait();
-            run_again_after_panic("the log's thread", || false, || writer.write_to(&mut out));
+            run_again_after_panic(
+                "the log's thread",
+                || false,
+                || {
+                    writer.write_to(&mut out, prefix);
+                },
+            );
         })?;
         Ok(LogQueue(shared))
     }
@@ -85,7 +99,7 @@ impl LogQueue {
         }
     }
 
-    /// Waits until everything is written, at most [`LOG_PATIENCE`]; for the end of the process.
+    /// Waits until everything is written, at most [`LOG_TIMEOUT`]; for the end of the process.
     pub fn flush(&self) {
         let state = self.0.state();
         let end = state.accepted;
@@ -99,7 +113,7 @@ impl Shared {
     }
 
     fn wait_written(&self, mut state: MutexGuard<'_, State>, end: u64) {
-        let deadline = Instant::now() + LOG_PATIENCE;
+        let deadline = Instant::now() + LOG_TIMEOUT;
         while state.written < end && !state.stuck {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -114,7 +128,7 @@ impl Shared {
     }
 
     /// The thread's life.
-    fn write_to(&self, out: &mut impl Write) {
+    fn write_to(&self, out: &mut impl Write, prefix: &str) {
         let mut lines = Vec::new();
         loop {
             let mut state = self.state();
@@ -128,7 +142,7 @@ impl Shared {
             let bytes = lines.len() as u64;
             if lost > 0 {
                 // What was lost came after what was queued then.
-                let _ = writeln!(lines, "[{lost} log lines lost: the log was not read]");
+                let _ = writeln!(lines, "{prefix}[{lost} log lines lost: the log was not read]");
             }
             write_all(out, &lines);
             let mut state = self.state();
@@ -202,7 +216,7 @@ mod tests {
         let (queue, go, taken) = slow();
         let start = Instant::now();
         queue.push(b"first\n");
-        assert!(start.elapsed() >= LOG_PATIENCE);
+        assert!(start.elapsed() >= LOG_TIMEOUT);
         let line = [&[b'x'; 99][..], b"\n"].concat();
         let lines = 2 * LOG_QUEUE_BYTES / line.len();
         let start = Instant::now();
@@ -232,7 +246,7 @@ mod tests {
             never_wait();
             let start = Instant::now();
             (0..100).for_each(|_| queue.push(b"x\n"));
-            assert!(start.elapsed() < LOG_PATIENCE);
+            assert!(start.elapsed() < LOG_TIMEOUT);
         })
         .join()
         .unwrap();

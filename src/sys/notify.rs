@@ -39,10 +39,10 @@ pub fn notify(state: &str) -> io::Result<bool> {
     }
 }
 
-/// The service manager as keeper of descriptors. Whether it keeps any is its configuration's to say
+/// The service manager's store of descriptors. Whether it keeps any is its configuration's to say
 /// (`FileDescriptorStoreMax=`); it does not tell.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct FdStore {
     socket: UnixDatagram,
     /// It took longer than it may: until it reads again nobody waits for it.
     hangs: AtomicBool,
@@ -52,21 +52,21 @@ pub struct Keeper {
 /// has queues.
 const MAX_KEPT_AT_ONCE: usize = 253;
 
-impl Keeper {
-    /// The keeper, if there is a service manager.
-    pub fn from_env() -> io::Result<Option<Keeper>> {
+impl FdStore {
+    /// The store, if there is a service manager.
+    pub fn from_env() -> io::Result<Option<FdStore>> {
         match std::env::var_os(SOCKET_VARIABLE) {
             None => Ok(None),
             Some(name) if name.is_empty() => Ok(None),
-            Some(name) => Keeper::at(&name).map(Some),
+            Some(name) => FdStore::at(&name).map(Some),
         }
     }
 
-    fn at(name: &OsStr) -> io::Result<Keeper> {
+    fn at(name: &OsStr) -> io::Result<FdStore> {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         socket.connect_addr(&address(name)?)?;
-        Ok(Keeper { socket, hangs: AtomicBool::new(false) })
+        Ok(FdStore { socket, hangs: AtomicBool::new(false) })
     }
 
     /// Has `fds` kept as `name`, for the next process to find among what it is
@@ -87,7 +87,7 @@ impl Keeper {
 
     /// Waits until all that was said is done (sd_notify_barrier(3)): the manager closes the
     /// descriptor that came last.
-    pub fn settle(&self) -> io::Result<()> {
+    pub fn barrier(&self) -> io::Result<()> {
         let (reader, writer) = io::pipe()?;
         self.say("BARRIER=1", &[writer.as_fd()])?;
         drop(writer);
@@ -117,8 +117,8 @@ impl Keeper {
     /// False if that takes too long, and from then on at once until it does not.
     fn wait_for(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<bool> {
         let hangs = self.hangs.load(Ordering::Relaxed);
-        let patience = if hangs { Duration::ZERO } else { KEEP_TIMEOUT };
-        let ready = poll::is_ready_by(fd, interest, Instant::now() + patience)?;
+        let timeout = if hangs { Duration::ZERO } else { KEEP_TIMEOUT };
+        let ready = poll::is_ready_by(fd, interest, Instant::now() + timeout)?;
         self.hangs.store(!ready, Ordering::Relaxed);
         Ok(ready)
     }

@@ -68,6 +68,20 @@ pub fn wait_for_any(
     })
 }
 
+/// Waits without a limit until there is something to read from `fd`, or `other`, or a stop is set;
+/// true if it is `other` alone.
+pub fn wait_for_either(
+    fd: BorrowedFd<'_>,
+    other: BorrowedFd<'_>,
+    stops: [&EventFd; 2],
+) -> io::Result<bool> {
+    let [one, two] = stops.map(|stop| entry(stop.as_raw_fd(), libc::POLLIN));
+    let [fd, other] = [fd, other].map(|fd| entry(fd.as_raw_fd(), libc::POLLIN));
+    let mut fds = [one, two, fd, other];
+    poll(&mut fds, None)?;
+    Ok(fds[..3].iter().all(|fd| fd.revents == 0))
+}
+
 /// Waits until `fd` is ready, errors and hang-ups included; false if it is not by `deadline`. For
 /// waits that are too short to be worth stopping.
 pub fn is_ready_by(fd: BorrowedFd<'_>, interest: Interest, deadline: Instant) -> io::Result<bool> {

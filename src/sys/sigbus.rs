@@ -3,9 +3,17 @@
 //! A front-end may `ftruncate` its memfd after we mapped it. Touching a page beyond the new end
 //! raises SIGBUS, which would end the process and with it every other port. So each mapping of
 //! foreign memory is *guarded*: registered with a flag. On SIGBUS inside a guarded range the
-//! handler sets the flag, maps anonymous zero pages over the whole range and returns; the access
-//! is retried and succeeds. The port is broken by then, and the flag tells its session so. A
-//! SIGBUS anywhere else restores the default action and dies as it would have done without us.
+//! handler sets the flag, maps zero pages over the whole range and returns; the access is retried
+//! and succeeds. The port is broken by then, and the flag tells its session so. A SIGBUS anywhere
+//! else restores the default action and dies as it would have done without us.
+//!
+//! The zero pages are those of a file in memory of our own, `COVER`, in which each slot has a
+//! part for itself. Mapping a file is never refused for want of memory, while private memory would
+//! be where `vm.overcommit_memory` is 2 and the limit reached, and then the old mapping is gone
+//! already (before Linux 6.12): the range would be free for anybody. If a page of the file cannot
+//! be had when it is touched, that raises SIGBUS again, and the handler maps the slot's *spare*
+//! page there, which was allocated when the mapping was guarded: what it holds means nothing any
+//! more, so all pages that cannot be had may be the same one.
 //!
 //! Memory failure (BUS_MCEERR_AR) inside a guest's range and an exhausted hugetlb pool arrive as
 //! the same signal and end at their port in the same way. System calls that meet such a page do
@@ -23,11 +31,12 @@
 //!   SIGBUS inside the handler is fatal, not recursive.
 
 use std::io;
+use std::os::fd::IntoRawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::fs::page_size;
+use super::fs::{memfd, page_size};
 use crate::limits::{GUARD_SEGMENT_SLOTS, MAX_GUARDED_MAPPINGS};
 
 /// Why a range cannot be guarded.
@@ -42,6 +51,9 @@ pub enum GuardError {
     /// `sigaction` failed.
     #[error("cannot install the SIGBUS handler: {0}")]
     Install(#[source] io::Error),
+    /// There is no memory for the spare page.
+    #[error("no page to spare: {0}")]
+    Spare(#[source] io::Error),
 }
 
 /// One guarded range. `start`, `len` and `flag` belong to the registering thread while `live` is
@@ -53,6 +65,8 @@ struct Slot {
     start: AtomicUsize,
     len: AtomicUsize,
     flag: AtomicPtr<AtomicBool>,
+    /// Zero pages were mapped over the range.
+    covered: AtomicBool,
 }
 
 type Segment = [Slot; GUARD_SEGMENT_SLOTS];
@@ -71,6 +85,19 @@ static VACANT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Base page size in bytes, for the handler; set before the handler is installed.
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
+
+/// Descriptor of the file whose pages replace what vanished: first the spare pages of all slots,
+/// then [`COVER_BYTES`] for each slot. Sparse but for pages in use. Set once and never closed.
+static COVER: AtomicI32 = AtomicI32::new(-1);
+
+/// More than any mapping has, see [`guard`].
+const COVER_BYTES: u64 = 1 << 41;
+
+/// Offset in [`COVER`] of a slot's spare page, and of the pages for its range.
+fn places(number: usize) -> (u64, u64) {
+    let page = PAGE.load(Ordering::Relaxed);
+    ((number * page) as u64, (number as u64 + 1) * COVER_BYTES)
+}
 
 /// Keeps a mapping survivable; drop it before unmapping.
 #[must_use = "the range is guarded only while this lives"]
@@ -95,10 +122,17 @@ pub fn guard(addr: usize, len: usize, flag: Arc<AtomicBool>) -> Result<Guard, Gu
     install()?;
     let page = PAGE.load(Ordering::Relaxed);
     let aligned = addr.is_multiple_of(page) && len.is_multiple_of(page);
-    if len == 0 || addr == 0 || !aligned || addr.checked_add(len).is_none() {
+    let fits = len > 0 && len as u64 <= COVER_BYTES && addr.checked_add(len).is_some();
+    if addr == 0 || !aligned || !fits {
         return Err(GuardError::BadRange);
     }
     let (number, slot) = vacant_slot()?;
+    let (spare, _) = places(number);
+    if let Err(error) = allocate(0, spare, page as u64) {
+        vacate(number);
+        return Err(GuardError::Spare(error));
+    }
+    slot.covered.store(false, Ordering::Relaxed);
     slot.start.store(addr, Ordering::Relaxed);
     slot.len.store(len, Ordering::Relaxed);
     slot.flag.store(Arc::as_ptr(&flag).cast_mut(), Ordering::Relaxed);
@@ -116,7 +150,38 @@ impl Drop for Guard {
         while self.slot.pins.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
         }
-        VACANT.lock().unwrap_or_else(PoisonError::into_inner).push(self.number);
+        let (spare, cover) = places(self.number);
+        let punch = |at, len| allocate(libc::FALLOC_FL_PUNCH_HOLE, at, len);
+        let mut cleared = punch(spare, PAGE.load(Ordering::Relaxed) as u64);
+        if self.slot.covered.load(Ordering::Relaxed) {
+            cleared = cleared.and_then(|()| punch(cover, COVER_BYTES));
+        }
+        // Never seen to fail; a slot that is not empty would show its pages to the next guest.
+        if cleared.is_ok() {
+            vacate(self.number);
+        }
+    }
+}
+
+fn vacate(number: usize) {
+    VACANT.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+}
+
+/// fallocate(2) on [`COVER`], whose size stays.
+fn allocate(mode: i32, at: u64, len: u64) -> io::Result<()> {
+    let (fd, mode) = (COVER.load(Ordering::Relaxed), mode | libc::FALLOC_FL_KEEP_SIZE);
+    let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let at = libc::off_t::try_from(at).map_err(invalid)?;
+    let len = libc::off_t::try_from(len).map_err(invalid)?;
+    loop {
+        // SAFETY: touches no memory of this process.
+        if unsafe { libc::fallocate(fd, mode, at, len) } == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => {}
+            error => return Err(error),
+        }
     }
 }
 
@@ -135,6 +200,7 @@ fn vacant_slot() -> Result<(usize, &'static Slot), GuardError> {
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             flag: AtomicPtr::new(ptr::null_mut()),
+            covered: AtomicBool::new(false),
         }));
         place.store(Box::into_raw(segment), Ordering::Release);
     }
@@ -151,15 +217,22 @@ fn slot(number: usize) -> Option<&'static Slot> {
     segment.get(number % GUARD_SEGMENT_SLOTS)
 }
 
-/// Installs the handler, once.
-fn install() -> Result<(), GuardError> {
+/// Installs the handler, once. To be called at the start, so that the first mapping does not find
+/// out that it cannot be.
+pub fn install() -> Result<(), GuardError> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
-    let installed = INSTALLED.get_or_init(|| {
+    let prepare = || -> io::Result<()> {
         PAGE.store(page_size() as usize, Ordering::Relaxed);
+        // With a limit on the size of files the next call is an error and not the end.
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        let cover = memfd("cover", (MAX_GUARDED_MAPPINGS as u64 + 1) * COVER_BYTES)?;
+        COVER.store(cover.into_raw_fd(), Ordering::Relaxed);
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
         set_action(handler as usize, libc::SA_SIGINFO | libc::SA_ONSTACK)
-            .map_err(|e| e.raw_os_error().unwrap_or(libc::EINVAL))
-    });
+    };
+    let installed = INSTALLED
+        .get_or_init(|| prepare().map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL)));
     installed.map_err(|errno| GuardError::Install(io::Error::from_raw_os_error(errno)))
 }
 
@@ -206,7 +279,7 @@ extern "C" fn on_sigbus(_signal: i32, info: *mut libc::siginfo_t, _context: *mut
 /// Replaces the guarded mapping around `addr` by zero pages; false if there is none.
 fn defuse(addr: usize) -> bool {
     let used = HIGH_WATER.load(Ordering::Acquire);
-    for slot in (0..used).map_while(slot) {
+    for (number, slot) in (0..used).map_while(|number| Some((number, slot(number)?))) {
         if !covers(slot, addr) {
             continue;
         }
@@ -215,11 +288,9 @@ fn defuse(addr: usize) -> bool {
         slot.pins.fetch_add(1, Ordering::SeqCst);
         let ours = slot.live.load(Ordering::SeqCst) && covers(slot, addr);
         let defused = ours && {
-            let (start, len) =
-                (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
             // SAFETY: the slot is live and pinned, so its guard still holds the flag's `Arc`.
             unsafe { &*slot.flag.load(Ordering::Relaxed) }.store(true, Ordering::Release);
-            cover(start, len, addr)
+            cover(number, slot, addr)
         };
         slot.pins.fetch_sub(1, Ordering::SeqCst);
         if ours {
@@ -235,265 +306,40 @@ fn covers(slot: &Slot, addr: usize) -> bool {
     addr.wrapping_sub(start) < len
 }
 
-/// Maps zero pages over the whole range or, where strict overcommit refuses that much private
-/// memory, over the largest piece around `addr` that it allows.
-fn cover(start: usize, len: usize, addr: usize) -> bool {
-    let pieces = [1 << 30, 1 << 21, PAGE.load(Ordering::Relaxed)].map(|size: usize| {
-        let first = (addr & !(size - 1)).max(start);
-        let last = (addr | (size - 1)).min(start + (len - 1));
-        (first, last - first + 1)
-    });
-    map_zeros(start, len) || pieces.into_iter().any(|(start, len)| map_zeros(start, len))
+/// Maps zero pages over the slot's whole range; or, where one of those cannot be had, the spare
+/// page over it. Two threads may do the former at once: what the first has written by then is lost,
+/// which matters no more than what it would have read.
+fn cover(number: usize, slot: &Slot, addr: usize) -> bool {
+    let (start, len) = (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
+    let (spare, cover) = places(number);
+    if slot.covered.load(Ordering::SeqCst) {
+        let page = PAGE.load(Ordering::Relaxed);
+        return map_cover(addr & !(page - 1), page, spare);
+    }
+    let done = map_cover(start, len, cover);
+    slot.covered.store(done, Ordering::SeqCst);
+    done
 }
 
-/// Anonymous zero pages over `len` bytes at `start`.
-fn map_zeros(start: usize, len: usize) -> bool {
+/// Pages of [`COVER`] from `offset` over `len` bytes at `start`.
+fn map_cover(start: usize, len: usize, offset: u64) -> bool {
     let start = ptr::with_exposed_provenance_mut(start);
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let fd = COVER.load(Ordering::Relaxed);
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
     // SAFETY: the range lies inside a guarded mapping whose guard is alive and pinned, so it is
-    // still the mapping that faulted and nothing else; replacing foreign shared memory by private
-    // memory invalidates no reference, since guest memory is only ever accessed by raw pointer.
+    // still the mapping that faulted and nothing else; replacing foreign shared memory by ours
+    // invalidates no reference, since guest memory is only ever accessed by raw pointer.
     unsafe {
-        let mapped = libc::mmap(start, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
-        // A stray write to a broken port then costs 4 KiB, not a huge page.
+        let mapped = libc::mmap(start, len, access, flags, fd, offset as libc::off_t);
+        // A stray write to a broken port then costs 4 KiB, not a huge page; and other guests'
+        // frames were written there.
         mapped != libc::MAP_FAILED && {
             libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
+            libc::madvise(start, len, libc::MADV_DONTDUMP);
             true
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs::File;
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-    use crate::sys::fs::memfd;
-
-    const LEN: usize = 1 << 20;
-    const PATTERN: u8 = 0xa5;
-
-    /// A memfd mapped and guarded, as `memory` does it.
-    struct Mapped {
-        guard: Option<Guard>,
-        at: *mut u8,
-        flag: Arc<AtomicBool>,
-        file: File,
-    }
-
-    // SAFETY: the pointer is only used for volatile accesses inside the mapping.
-    unsafe impl Sync for Mapped {}
-
-    impl Mapped {
-        fn new(file: OwnedFd, guarded: bool) -> Mapped {
-            let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-            let flags = flags | libc::MAP_NORESERVE;
-            // SAFETY: a fresh mapping at an address of the kernel's choice.
-            let at = unsafe { libc::mmap(ptr::null_mut(), LEN, prot, flags, file.as_raw_fd(), 0) };
-            assert_ne!(at, libc::MAP_FAILED, "{}", io::Error::last_os_error());
-            let flag = Arc::new(AtomicBool::new(false));
-            let guard = guarded.then(|| guard(at as usize, LEN, Arc::clone(&flag)).unwrap());
-            Mapped { guard, at: at.cast(), flag, file: File::from(file) }
-        }
-
-        fn memfd() -> Mapped {
-            Mapped::new(memfd("sigbus", LEN as u64).unwrap(), true)
-        }
-
-        fn read(&self, offset: usize) -> u8 {
-            assert!(offset < LEN);
-            // SAFETY: inside the mapping.
-            unsafe { self.at.add(offset).read_volatile() }
-        }
-
-        fn write(&self, offset: usize, byte: u8) {
-            assert!(offset < LEN);
-            // SAFETY: inside the mapping.
-            unsafe { self.at.add(offset).write_volatile(byte) }
-        }
-
-        fn hit(&self) -> bool {
-            self.flag.load(Ordering::Acquire)
-        }
-    }
-
-    impl Drop for Mapped {
-        fn drop(&mut self) {
-            self.guard = None;
-            // SAFETY: the mapping is ours and no reference into it exists.
-            unsafe { libc::munmap(self.at.cast(), LEN) };
-        }
-    }
-
-    #[test]
-    fn a_thousand_truncations_under_access_and_the_neighbour_sees_none() {
-        let neighbour = Mapped::memfd();
-        (0..LEN).step_by(4096).for_each(|at| neighbour.write(at, PATTERN));
-        for round in 0..1000usize {
-            let victim = Mapped::memfd();
-            std::thread::scope(|scope| {
-                for thread in 0..3usize {
-                    let victim = &victim;
-                    scope.spawn(move || {
-                        for step in 0..64 {
-                            let at = (step * 4099 * 4 + thread * 64) % LEN;
-                            if (step + thread) % 2 == 0 {
-                                victim.write(at, 1);
-                            } else {
-                                victim.read(at);
-                            }
-                        }
-                    });
-                }
-                victim.file.set_len((round % 3) as u64 * 4096).unwrap();
-            });
-            victim.read(LEN - 1);
-            assert!(victim.hit());
-        }
-        assert!((0..LEN).step_by(4096).all(|at| neighbour.read(at) == PATTERN));
-        assert!(!neighbour.hit());
-    }
-
-    #[test]
-    fn the_whole_range_becomes_private_zeros() {
-        let victim = Mapped::memfd();
-        victim.write(0, PATTERN);
-        victim.file.set_len(4096).unwrap();
-        // SAFETY: errno is this thread's own.
-        unsafe { *libc::__errno_location() = 77 };
-        victim.write(LEN - 1, 9);
-        // SAFETY: as above.
-        let errno = unsafe { *libc::__errno_location() };
-        assert_eq!(errno, 77, "errno was not preserved");
-        assert!(victim.hit());
-        assert_eq!(victim.read(LEN - 1), 9, "the access was not retried");
-        assert_eq!(victim.read(0), 0, "the page that is left is still shared");
-    }
-
-    #[test]
-    fn slots_are_reused_while_others_fault() {
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    for _ in 0..2000 {
-                        drop(Mapped::memfd());
-                    }
-                });
-            }
-            for _ in 0..500 {
-                let victim = Mapped::memfd();
-                victim.file.set_len(0).unwrap();
-                assert_eq!(victim.read(5), 0);
-                assert!(victim.hit());
-            }
-        });
-        // Other tests hold some as well; without reuse it would be thousands.
-        assert!(HIGH_WATER.load(Ordering::Relaxed) < 300);
-    }
-
-    #[test]
-    fn ranges_that_cannot_be_replaced_are_refused() {
-        let flag = || Arc::new(AtomicBool::new(false));
-        for (addr, len) in [(0, 4096), (4096, 0), (4097, 4096), (4096, 100), (!0xfff, 8192)] {
-            let refused = guard(addr, len, flag());
-            assert!(matches!(refused, Err(GuardError::BadRange)), "{addr:#x} {len}");
-        }
-    }
-
-    #[test]
-    fn huge_pages_are_replaced_whole() {
-        // Needs no reserved huge page: with none the first access raises SIGBUS by itself.
-        let len = 4usize << 20;
-        // SAFETY: the name is a C string; the result is owned by nobody else.
-        let file = unsafe {
-            let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
-            let fd = libc::memfd_create(c"huge".as_ptr(), flags);
-            if fd < 0 {
-                return crate::sys::testns::skip("no 2 MiB huge pages in this kernel");
-            }
-            File::from_raw_fd(fd)
-        };
-        file.set_len(len as u64).unwrap();
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        let fd = file.as_raw_fd();
-        // SAFETY: a fresh mapping; unmapped below after its guard is gone.
-        unsafe {
-            let at = libc::mmap(ptr::null_mut(), len, prot, flags | libc::MAP_NORESERVE, fd, 0);
-            assert_ne!(at, libc::MAP_FAILED, "{}", io::Error::last_os_error());
-            file.set_len(0).unwrap();
-            let flag = Arc::new(AtomicBool::new(false));
-            let guard = guard(at as usize, len, Arc::clone(&flag)).unwrap();
-            at.cast::<u8>().add(3 << 20).write_volatile(1);
-            at.cast::<u8>().write_volatile(2);
-            assert_eq!(at.cast::<u8>().add(3 << 20).read_volatile(), 1);
-            assert!(flag.load(Ordering::Acquire));
-            drop(guard);
-            libc::munmap(at, len);
-        }
-    }
-
-    /// The signal that ends a child which runs `work`. The child shares the descriptor table: a
-    /// copy of it would keep open what other tests close meanwhile.
-    fn death_of(work: impl FnOnce()) -> i32 {
-        install().unwrap();
-        let mut status = 0;
-        // SAFETY: without CLONE_VM this is a fork; the child makes system calls only and accesses
-        // memory that is mapped in it too; the parent waits for exactly this child.
-        unsafe {
-            let flags = libc::CLONE_FILES | libc::SIGCHLD;
-            let child = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) as libc::pid_t;
-            assert!(child >= 0);
-            if child == 0 {
-                let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-                libc::setrlimit(libc::RLIMIT_CORE, &none);
-                work();
-                libc::_exit(0);
-            }
-            assert_eq!(libc::waitpid(child, &mut status, 0), child);
-        }
-        if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 }
-    }
-
-    #[test]
-    fn a_fault_elsewhere_is_as_deadly_as_ever() {
-        let guarded = Mapped::memfd();
-        let unguarded = Mapped::new(memfd("sigbus", LEN as u64).unwrap(), false);
-        guarded.file.set_len(0).unwrap();
-        unguarded.file.set_len(0).unwrap();
-        assert_eq!(
-            death_of(|| {
-                guarded.read(0);
-            }),
-            0,
-            "guarded, in the child too"
-        );
-        assert_eq!(
-            death_of(|| {
-                unguarded.read(0);
-            }),
-            libc::SIGBUS
-        );
-        assert_eq!(
-            death_of(|| {
-                // SAFETY: touches no memory. Not `raise`, which may take the parent's thread id.
-                unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
-            }),
-            libc::SIGBUS
-        );
-    }
-
-    #[test]
-    fn an_address_that_was_guarded_once_is_not_any_more() {
-        let mut mapped = Mapped::memfd();
-        mapped.guard = None;
-        mapped.file.set_len(0).unwrap();
-        assert_eq!(
-            death_of(|| {
-                mapped.read(0);
-            }),
-            libc::SIGBUS
-        );
-        assert!(!mapped.hit());
-    }
-}
+mod tests;

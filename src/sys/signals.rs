@@ -15,15 +15,25 @@ pub enum Signal {
     Terminate,
     /// SIGINT: leave, from a terminal.
     Interrupt,
+    /// SIGQUIT: leave, from a terminal.
+    Quit,
     /// SIGUSR1: log the counters.
     Report,
+    /// SIGHUP: read the configuration again; or the terminal is gone.
+    Reload,
+    /// SIGUSR2: means nothing.
+    Spare,
 }
 
-/// The signals that are waited for, by number.
-const NUMBERS: [(libc::c_int, Signal); 3] = [
+/// The signals that are waited for, by number: those that administrators and service managers send.
+/// By default each of them would end the process at once and leave its sockets behind.
+const NUMBERS: [(libc::c_int, Signal); 6] = [
     (libc::SIGTERM, Signal::Terminate),
     (libc::SIGINT, Signal::Interrupt),
+    (libc::SIGQUIT, Signal::Quit),
     (libc::SIGUSR1, Signal::Report),
+    (libc::SIGHUP, Signal::Reload),
+    (libc::SIGUSR2, Signal::Spare),
 ];
 
 /// The queue of blocked signals of this process.
@@ -130,7 +140,6 @@ mod tests {
                 signals.wait().unwrap()
             })
         });
-        let expected = [Signal::Terminate, Signal::Interrupt, Signal::Report];
-        assert_eq!(seen.join().unwrap(), expected);
+        assert_eq!(seen.join().unwrap(), NUMBERS.map(|(_, signal)| signal));
     }
 }

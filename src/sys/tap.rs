@@ -162,6 +162,16 @@ pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Resu
     Ok(Tap { link, created: existing.is_none(), offloads, queues })
 }
 
+/// Whether `queues` queues of the TAP `name` could be opened, as far as looking tells: permissions
+/// on the interface are found out by trying only. One that somebody is attached to passes.
+pub fn check(name: &str, queues: u16) -> Result<(), TapError> {
+    open_driver()?;
+    match netlink::link_by_name(name)?.map(|link| examine(&link, queues)) {
+        None | Some(Ok(_) | Err(TapError::Busy)) => Ok(()),
+        Some(Err(error)) => Err(error),
+    }
+}
+
 /// The name of the TAP behind a descriptor with the frame format used here; `None` if there is
 /// none.
 pub fn name_behind(fd: &OwnedFd) -> Option<String> {
@@ -244,13 +254,7 @@ fn attach_first(name: &str, guess: bool, queues: u16) -> Result<(File, bool), Ta
 
 /// Opens the clone device and attaches it to `name`. EINVAL comes back as [`TapError::NotTap`].
 fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
-    let file = options.open(CLONE_DEVICE).map_err(|source| match source.raw_os_error() {
-        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => TapError::NoDriver,
-        Some(libc::EACCES | libc::EPERM) => TapError::Permission,
-        _ => TapError::Io { call: CLONE_DEVICE, source },
-    })?;
+    let file = open_driver()?;
     let multi = if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 };
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi;
     let mut request = request_for(name, flags);
@@ -267,6 +271,17 @@ fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
         Some(libc::EPERM | libc::EACCES) => TapError::Permission,
         Some(libc::EINVAL) => TapError::NotTap,
         _ => error,
+    })
+}
+
+/// The driver, attached to nothing.
+fn open_driver() -> Result<File, TapError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    options.open(CLONE_DEVICE).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => TapError::NoDriver,
+        Some(libc::EACCES | libc::EPERM) => TapError::Permission,
+        _ => TapError::Io { call: CLONE_DEVICE, source },
     })
 }
 

@@ -1,5 +1,4 @@
-//! Threads that go on after a panic, waiting for threads to end, and what the kernel says of the
-//! calling one.
+//! Threads that go on after a panic, and waiting for threads to end.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
@@ -11,7 +10,7 @@ use crate::limits::{PANIC_LINES_PER_SECOND, RESTART_PAUSE_MAX, RESTART_PAUSE_MIN
 
 /// Runs `work` until it returns. A panic, which would be a bug of ours, is said and `work` runs
 /// again, after a pause that doubles as long as it lasts no longer than the longest one: a thread
-/// that died in silence would leave deaf whatever it served. `stopped` ends it instead.
+/// that died in silence would leave unserved whatever it served. `stopped` ends it instead.
 pub fn run_again_after_panic(what: &str, stopped: impl Fn() -> bool, mut work: impl FnMut()) {
     let mut pause = RESTART_PAUSE_MIN;
     loop {
@@ -75,31 +74,6 @@ pub fn join_until(threads: &mut Vec<JoinHandle<()>>, end: Instant) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// Milliseconds for which the calling thread so far was ready to run and had no CPU
-/// (`run_delay`, Documentation/scheduler/sched-stats.rst); on a kernel that does not count them,
-/// how often the CPU was taken away from it, which costs it a slice of some milliseconds.
-pub fn ready_without_cpu() -> u64 {
-    let counted = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanos = counted.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    nanos.map_or_else(involuntary_switches, |nanos| nanos / 1_000_000)
-}
-
-/// Microseconds of processor time that the calling thread has used so far.
-pub fn cpu_micros() -> u64 {
-    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `used` is live and writable; the clock exists since Linux 2.6.12.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut used) };
-    used.tv_sec as u64 * 1_000_000 + used.tv_nsec as u64 / 1_000
-}
-
-fn involuntary_switches() -> u64 {
-    // SAFETY: all-zero bytes are a valid `rusage`, which is plain numbers.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is live and writable. Fails only on bad arguments, and is 0 then.
-    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
-    u64::try_from(usage.ru_nivcsw).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -73,6 +73,14 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     Ok(credentials)
 }
 
+/// Bytes that lie unread in a stream socket: unix(7), `SIOCINQ`.
+pub fn unread(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one int, to the live `count`.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &mut count) })?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
 /// An integer option of level `SOL_SOCKET`.
 pub fn socket_option(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;

@@ -34,10 +34,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::clock;
-use super::eventfd::{CallFd, SignalResult};
+use super::eventfd::{CallFd, SignalResult, Took};
 use super::log_queue::never_wait;
-use super::threads::{cpu_micros, run_again_after_panic};
-use crate::limits::{DEAR_SIGNALS, SIGNAL_MICROS, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS};
+use super::threads::run_again_after_panic;
+use super::usage::cpu_micros;
+use crate::limits::{
+    EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SLOW_WRITES, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS,
+};
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
 /// handler, or by somebody else, does nothing.
@@ -95,6 +98,8 @@ pub struct SignalSlot {
     awake: Cell<bool>,
     /// A write that lasts longer is a reason to measure the next ones, in cycles.
     long: u64,
+    /// What the last write took.
+    took: Cell<Took>,
 }
 
 impl BlockedWriterWatch {
@@ -134,18 +139,20 @@ impl BlockedWriterWatch {
             shared: Arc::clone(&self.shared),
             entry,
             awake: Cell::new(false),
-            long: clock::cycles_in(SIGNAL_MICROS * 1_000),
+            long: clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000),
+            took: Cell::default(),
         }
     }
 
     /// Signals `call` from a thread that does so too rarely to keep a slot. It is measured, and
-    /// done again if it was dear: better this thread finds out than a worker.
+    /// done again if it was slow: better this thread finds out than a worker.
     pub fn signal_once(&self, call: &CallFd) -> SignalResult {
         let slot = self.register();
-        call.cost.watch();
+        call.cost.watch(clock::cycles());
         let mut result = slot.signal(call);
-        for _ in 1..DEAR_SIGNALS {
-            if result == SignalResult::Sent && call.cost.was_dear() {
+        for _ in 1..SLOW_WRITES {
+            let slow = slot.took().micros.is_some_and(|micros| micros > SIGNAL_MICROS);
+            if result == SignalResult::Sent && slow {
                 result = slot.signal(call);
             }
         }
@@ -206,6 +213,7 @@ impl SignalSlot {
         if self.shared.alert.load(Ordering::Relaxed) != 0
             && let Some(result) = call.look()
         {
+            self.took.set(Took::default());
             return result;
         }
         let idle = self.entry.state.load(Ordering::Relaxed);
@@ -229,14 +237,30 @@ impl SignalSlot {
         let result = call.write();
         let now = clock::cycles();
         let cycles = clock::since(began, now);
-        let Some(used) = used else {
-            if cycles > self.long {
-                call.cost.watch();
+        let micros = used.map(|used| cpu_micros().saturating_sub(used));
+        self.took.set(Took { cycles, micros });
+        match micros {
+            Some(micros) if call.cost.took(micros, cycles, now) => match result {
+                SignalResult::Blocked => result,
+                _ => SignalResult::ManyWaiters,
+            },
+            None if cycles > self.long => {
+                call.cost.watch(now);
+                result
             }
-            return result;
-        };
-        let dear = call.cost.took(cpu_micros().saturating_sub(used), cycles, now);
-        if dear && result != SignalResult::Blocked { SignalResult::Crowded } else { result }
+            _ => result,
+        }
+    }
+
+    /// What the last write took.
+    #[inline(always)]
+    pub fn took(&self) -> Took {
+        self.took.get()
+    }
+
+    /// What writes may last before the next ones are measured, in cycles.
+    pub fn long(&self) -> u64 {
+        self.long
     }
 
     /// Ends the announcement. If the watchdog is at the signal, waits until it is sent: it must

@@ -20,7 +20,7 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::limits::{MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
 use crate::sys::eventfd::is_readable;
-use crate::sys::poll::{Interest, Wake, wait_for_any};
+use crate::sys::poll::{Interest, Wake, wait_for_any, wait_for_either};
 use crate::sys::{disposal, scm};
 use crate::vhost_user::message::{Code, HEADER_BYTES, Head, HeaderError, Message, reply_header};
 
@@ -39,6 +39,8 @@ use crate::vhost_user::message::{Code, HEADER_BYTES, Head, HeaderError, Message,
 pub enum Incoming {
     /// A whole message.
     Message(Message),
+    /// Nothing, but somebody else has connected to the port's socket; told once.
+    Visitor,
     /// The front-end closed the connection between two messages.
     Closed,
     /// The stop eventfd was written.
@@ -86,6 +88,8 @@ pub struct Connection {
     socket: UnixStream,
     stop: Arc<EventFd>,
     leave: Arc<EventFd>,
+    /// The socket that the next front-end comes to.
+    door: Option<Arc<UnixListener>>,
     message_timeout: Duration,
     reply_timeout: Duration,
 }
@@ -105,16 +109,27 @@ impl Connection {
         reply_timeout: Duration,
     ) -> io::Result<Connection> {
         let leave = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        Ok(Connection { socket, stop, leave, message_timeout, reply_timeout })
+        Ok(Connection { socket, stop, leave, door: None, message_timeout, reply_timeout })
     }
 
-    /// Written by another thread, it ends the conversation with [`WireError::Dropped`].
+    /// The same, and [`Incoming::Visitor`] when somebody comes to `door`.
+    pub fn with_door(mut self, door: Option<Arc<UnixListener>>) -> Connection {
+        self.door = door;
+        self
+    }
+
+    /// Written by another thread, it ends the session with [`WireError::Dropped`].
     pub fn leave(&self) -> &Arc<EventFd> {
         &self.leave
     }
 
     /// Waits for the next message and reads all of it.
     pub fn receive(&mut self) -> Result<Incoming, WireError> {
+        match self.wait_or_visitor() {
+            Ok(true) => return Ok(Incoming::Visitor),
+            Ok(false) => {}
+            Err(error) => return Err(error.into()),
+        }
         match self.receive_message() {
             Ok(Some(message)) => Ok(Incoming::Message(message)),
             Ok(None) => Ok(Incoming::Closed),
@@ -146,6 +161,17 @@ impl Connection {
         self.reply(code, VhostUserLog::new(size, offset))
     }
 
+    /// Waits for a message or for somebody at the door, who is seen once; true for the latter.
+    fn wait_or_visitor(&mut self) -> io::Result<bool> {
+        let Some(door) = &self.door else { return Ok(false) };
+        let stops = [&*self.stop, &*self.leave];
+        let came = wait_for_either(self.socket.as_fd(), door.as_fd(), stops)?;
+        if came {
+            self.door = None;
+        }
+        Ok(came)
+    }
+
     /// `None`: the front-end left between two messages.
     fn receive_message(&self) -> Result<Option<Message>, WireError> {
         let mut header = [0; HEADER_BYTES];
@@ -167,7 +193,11 @@ impl Connection {
         let head = Head::parse(&header)?;
         let mut body = vec![0; head.size];
         self.fill(&mut body, deadline)?;
-        Ok(Some(Message { head, body, files: std::mem::take(&mut files.0) }))
+        Ok(Some(Message {
+            head,
+            body,
+            files: std::mem::take(&mut files.0).into_iter().map(Some).collect(),
+        }))
     }
 
     /// Fills `buffer` with the bytes that continue a message.

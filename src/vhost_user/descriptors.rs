@@ -10,7 +10,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use crate::sys::{descriptor, disposal};
+use vhost::vhost_user::message::FrontendReq;
+
+use super::message::{Code, Passed};
+use crate::sys::{descriptor, disposal, fs};
 
 /// A descriptor for notifications that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -26,13 +29,38 @@ pub enum DescriptorError {
     Io(#[from] io::Error),
 }
 
-/// Looks through the descriptors of a message. If one is of no use to any request, all are closed.
-pub fn screen(files: &mut Vec<OwnedFd>) -> Result<(), DescriptorError> {
-    let Some(error) = files.iter().find_map(|file| examine(file).err()) else {
-        return Ok(());
-    };
-    disposal::close(std::mem::take(files));
-    Err(error)
+impl DescriptorError {
+    /// True if the descriptor was examined, and found to be of no use.
+    fn is_strange(&self) -> bool {
+        matches!(self, DescriptorError::Strange(_))
+    }
+}
+
+/// Looks through the descriptors of a message. If one is of no use to any request, all are closed,
+/// but for a file on a disk that comes as guest memory: it alone is, and leaves a `None`.
+pub fn screen(code: Code, files: &mut Vec<Passed>) -> Result<(), DescriptorError> {
+    let of_memory = matches!(
+        code.known(),
+        Some(FrontendReq::SET_MEM_TABLE | FrontendReq::ADD_MEM_REG | FrontendReq::REM_MEM_REG)
+    );
+    let mut useless = Vec::new();
+    for passed in files.iter_mut() {
+        let Some(error) = passed.as_ref().and_then(|file| examine(file).err()) else { continue };
+        let on_disk = |file: &mut OwnedFd| of_memory && error.is_strange() && is_regular(file);
+        if let Some(file) = passed.take_if(on_disk) {
+            useless.push(file);
+        } else {
+            useless.extend(files.drain(..).flatten());
+            disposal::close(useless);
+            return Err(error);
+        }
+    }
+    disposal::close(useless);
+    Ok(())
+}
+
+fn is_regular(file: &mut OwnedFd) -> bool {
+    fs::is_regular(file.as_raw_fd())
 }
 
 fn examine(file: &OwnedFd) -> Result<(), DescriptorError> {
@@ -79,6 +107,25 @@ mod tests {
         sent.write(u64::MAX - 1).unwrap();
         assert_eq!(sent.write(1).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(sent.read().unwrap(), u64::MAX - 1);
+    }
+
+    #[test]
+    fn a_file_on_a_disk_is_taken_out_of_memory_alone() {
+        let disk = || Some(OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap()));
+        let memory = || Some(fs::memfd("t", 4096).unwrap());
+        let of_memory =
+            [FrontendReq::SET_MEM_TABLE, FrontendReq::ADD_MEM_REG, FrontendReq::REM_MEM_REG];
+        for request in of_memory {
+            let mut files = vec![memory(), disk(), memory()];
+            screen(request.into(), &mut files).unwrap();
+            assert_eq!(files.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
+            let null = std::fs::File::open("/dev/null").unwrap();
+            let mut files = vec![memory(), disk(), Some(null.into())];
+            assert!(screen(request.into(), &mut files).unwrap_err().is_strange());
+            assert!(files.is_empty());
+        }
+        let mut files = vec![disk()];
+        screen(FrontendReq::SET_LOG_BASE.into(), &mut files).unwrap_err();
     }
 
     #[test]

@@ -7,7 +7,9 @@
 //! host can still migrate to one that is not.
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
-use virtio_bindings::virtio_config::{VIRTIO_F_ANY_LAYOUT, VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_config::{
+    VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_ANY_LAYOUT, VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1,
+};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
     VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -22,6 +24,10 @@ use crate::limits::{FEATURE_LEVELS, MAX_MEM_SLOTS};
 
 /// Bit 26: log every write to guest memory.
 pub const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
+/// Bit 33: the device reaches memory by the platform's own ways. Offered where it is asked for,
+/// because front-ends refuse some guests without it, and never to be acknowledged: that says that
+/// addresses are an IOMMU's.
+pub const ACCESS_PLATFORM: u64 = bit(VIRTIO_F_ACCESS_PLATFORM);
 /// Bit 30: protocol features exist, and rings start disabled.
 pub const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 
@@ -32,7 +38,7 @@ const fn bit(number: u32) -> u64 {
 /// Virtio features offered.
 ///
 /// CTRL_VQ and GUEST_ANNOUNCE are served by the front-end; cloud-hypervisor offers them to its
-/// guest only if the back-end does. ACCESS_PLATFORM, PACKED, RSS, HASH_REPORT and RSC_EXT need
+/// guest only if the back-end does. PACKED, RING_RESET, RSS, HASH_REPORT and RSC_EXT need
 /// machinery that is not here and must not be offered without it, and UFO is not worth having.
 const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
     | bit(VIRTIO_F_ANY_LAYOUT)
@@ -70,14 +76,27 @@ pub struct Offer {
 }
 
 /// All that each level offers, level 1 first. Once released a line never changes.
-const LEVELS: [Offer; FEATURE_LEVELS as usize] =
-    [Offer { features: 0x01c0_0009_7c62_bb8b, protocol: 0x801f, mem_slots: 509 }];
+const LEVELS: [Offer; FEATURE_LEVELS as usize] = [
+    Offer { features: 0x01c0_0009_7c62_bb8b, protocol: 0x801f, mem_slots: 509 },
+    // ACCESS_PLATFORM and BACKEND_REQ.
+    Offer { features: 0x01c0_000b_7c62_bb8b, protocol: 0x803f, mem_slots: 509 },
+];
 
-/// What is offered to a port that may use `offloads`, at a level from 1 to [`FEATURE_LEVELS`].
-pub fn offer(offloads: Offloads, level: u8) -> Offer {
-    let used = OFFLOADS.iter().filter(|(offload, _, _)| offloads.has(*offload));
-    let features = used.fold(VIRTIO, |features, (_, send, receive)| features | send | receive);
-    let all = Offer { features, protocol: PROTOCOL, mem_slots: MAX_MEM_SLOTS as u64 };
+/// What is offered to a port whose frames may ask for the offloads in `send` and which may get
+/// frames with those in `receive`, with `platform` or without, at a level from 1 to
+/// [`FEATURE_LEVELS`].
+pub fn offer(send: Offloads, receive: Offloads, platform: bool, level: u8) -> Offer {
+    let (virtio, protocol) = match platform {
+        // QEMU offers the one to its guest only where it has the other.
+        true => (VIRTIO | ACCESS_PLATFORM, PROTOCOL | Protocol::BACKEND_REQ.bits()),
+        false => (VIRTIO, PROTOCOL),
+    };
+    let features = OFFLOADS.iter().fold(virtio, |features, &(offload, sends, receives)| {
+        let sends = if send.has(offload) { sends } else { 0 };
+        let receives = if receive.has(offload) { receives } else { 0 };
+        features | sends | receives
+    });
+    let all = Offer { features, protocol, mem_slots: MAX_MEM_SLOTS as u64 };
     LEVELS.get(usize::from(level).wrapping_sub(1)).map_or(all, |most| all.within(most))
 }
 
@@ -109,8 +128,8 @@ pub fn takes(features: u64) -> Offloads {
     })
 }
 
-/// Protocol features offered. CONFIG, STATUS, RESET_DEVICE and BACKEND_REQ are not: QEMU behaves
-/// better without them for a network device.
+/// Protocol features offered. CONFIG, STATUS and RESET_DEVICE are not: QEMU behaves better without
+/// them for a network device.
 const PROTOCOL: u64 = Protocol::MQ
     .union(Protocol::REPLY_ACK)
     .union(Protocol::LOG_SHMFD)
@@ -129,6 +148,11 @@ pub fn mergeable(features: u64) -> bool {
     features & bit(VIRTIO_NET_F_MRG_RXBUF) != 0
 }
 
+/// True if the driver may use several queue pairs.
+pub fn multi_queue(features: u64) -> bool {
+    features & bit(VIRTIO_NET_F_MQ) != 0
+}
+
 /// True if notifications are steered by event indices.
 pub fn event_idx(features: u64) -> bool {
     features & bit(VIRTIO_RING_F_EVENT_IDX) != 0
@@ -141,12 +165,17 @@ mod tests {
     /// Pinned: what a level offers is in use by guests that run, and a line is only ever added.
     #[test]
     fn what_each_level_offers() {
-        let pinned = [(1, 0x9_7c62_8008, 0x9_7c62_800b, 0x01c0_0009_7c62_bb8b, 0x801f, 509)];
-        for (level, none, csum, all, protocol, mem_slots) in pinned {
+        let sets = (0x9_7c62_8008, 0x9_7c62_800b, 0x01c0_0009_7c62_bb8b);
+        // With platform=on: bits of virtio, and of the protocol, that are offered besides.
+        let pinned = [(1, sets, 0x801f, 509, (0, 0)), (2, sets, 0x801f, 509, (1 << 33, 1 << 5))];
+        for (level, (none, csum, all), protocol, mem_slots, (bit33, bit5)) in pinned {
             for (offloads, features) in
                 [(Offloads::NONE, none), (Offloads::CSUM, csum), (Offloads::ALL, all)]
             {
-                assert_eq!(offer(offloads, level), Offer { features, protocol, mem_slots });
+                let offered = |platform| offer(offloads, offloads, platform, level);
+                assert_eq!(offered(false), Offer { features, protocol, mem_slots });
+                let (features, protocol) = (features | bit33, protocol | bit5);
+                assert_eq!(offered(true), Offer { features, protocol, mem_slots });
             }
         }
         assert_eq!(pinned.len(), usize::from(FEATURE_LEVELS));
@@ -155,7 +184,7 @@ mod tests {
     /// The last level is all that is there, and each offers what those before it do.
     #[test]
     fn levels_never_shrink() {
-        let all = offer(Offloads::ALL, 0);
+        let all = offer(Offloads::ALL, Offloads::ALL, true, 0);
         assert_eq!(LEVELS.last(), Some(&all), "what is new needs a level of its own");
         assert!(LEVELS.windows(2).all(|pair| pair[0].within(&pair[1]) == pair[0]));
     }
@@ -163,13 +192,22 @@ mod tests {
     #[test]
     fn an_earlier_level_takes_away_what_came_later() {
         let most = Offer { features: 1 << 32 | 1 << 60, protocol: 0x1f, mem_slots: 32 };
-        let got = offer(Offloads::ALL, 0).within(&most);
+        let got = offer(Offloads::ALL, Offloads::ALL, true, 0).within(&most);
         assert_eq!(got, Offer { features: 1 << 32, protocol: 0x1f, mem_slots: 32 });
+    }
+
+    /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN and HOST_USO, and nothing that a guest receives with.
+    #[test]
+    fn who_only_sends_with_offloads_is_offered_those_bits() {
+        let [none, sends] = [Offloads::NONE, Offloads::ALL]
+            .map(|send| offer(send, Offloads::NONE, false, FEATURE_LEVELS).features);
+        assert_eq!(sends & !none, 1 << 0 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 56);
+        assert_eq!((may_ask(sends), takes(sends)), (Offloads::ALL, Offloads::NONE));
     }
 
     #[test]
     fn offloads_follow_the_acknowledged_bits() {
-        let all = offer(Offloads::ALL, FEATURE_LEVELS).features;
+        let all = offer(Offloads::ALL, Offloads::ALL, true, FEATURE_LEVELS).features;
         assert_eq!((may_ask(all), takes(all)), (Offloads::ALL, Offloads::ALL));
         assert_eq!(may_ask(1 << 0 | 1 << 56), Offloads::CSUM.or(Offloads::USO4).or(Offloads::USO6));
         assert_eq!(takes(1 << 1 | 1 << 8), Offloads::CSUM.or(Offloads::TSO6));

@@ -154,6 +154,9 @@ pub fn reply_header(code: Code, size: u32) -> [u8; HEADER_BYTES] {
     bytes
 }
 
+/// A descriptor that came with a message; `None` if it was a file on a disk, and is closed already.
+pub type Passed = Option<OwnedFd>;
+
 /// One message as received: a good header, all of its body, and its descriptors.
 #[derive(Debug)]
 pub struct Message {
@@ -162,7 +165,7 @@ pub struct Message {
     /// The body, `head.size` bytes.
     pub body: Vec<u8>,
     /// The descriptors, at most [`MAX_MESSAGE_FILES`], each close-on-exec.
-    pub files: Vec<OwnedFd>,
+    pub files: Vec<Passed>,
 }
 
 /// One region of guest memory as a front-end describes it. Nothing is checked, sums may wrap.
@@ -204,7 +207,7 @@ pub enum Request {
     SetOwner,
     ResetOwner,
     /// The whole memory table; at most [`MAX_MESSAGE_FILES`] regions, possibly none.
-    SetMemTable(Vec<(RegionSpec, OwnedFd)>),
+    SetMemTable(Vec<(RegionSpec, Passed)>),
     /// Dirty log of `size` bytes at `offset` of `file`.
     SetLogBase {
         size: u64,
@@ -249,7 +252,7 @@ pub enum Request {
     SendRarp(MacAddr),
     NetSetMtu(u64),
     GetMaxMemSlots,
-    AddMemReg(RegionSpec, OwnedFd),
+    AddMemReg(RegionSpec, Passed),
     RemMemReg(RegionSpec),
     /// A request we do not serve, known to the protocol or not. Its body was skipped and its
     /// descriptors are closed.

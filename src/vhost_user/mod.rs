@@ -1,9 +1,9 @@
-//! One front-end's conversation.
+//! One front-end's session.
 //!
 //! * [`message`] what a message says, [`codec`] how it crosses the socket, with deadlines;
 //! * [`socket`] where front-ends are met, [`descriptors`] what they may hand over;
 //! * [`features`] what is offered;
-//! * [`session`] the conversation: one function per request; [`rings`] what requests do to rings.
+//! * [`session`] the session: one function per request; [`rings`] what requests do to rings.
 //!
 //! The request loop is ours. `vhost`'s `BackendReqHandler` and `vhost-user-backend` refuse
 //! `SET_VRING_ENABLE` before `SET_FEATURES`, which QEMU sends for every network device; they close
@@ -12,6 +12,7 @@
 //! and shows the refusal; the day it passes, this loop can go.
 
 pub mod codec;
+mod course;
 pub mod descriptors;
 pub mod features;
 pub mod message;

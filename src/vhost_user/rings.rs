@@ -1,14 +1,18 @@
 //! What a session's requests do to the rings of its port.
 //!
 //! A ring starts when everything it needs is known: size, addresses that lie in memory, and a kick
-//! descriptor (or the front-end's word that there is none). It stops at `GET_VRING_BASE`. The
-//! base a front-end sets is remembered and reported, never used: a start takes both indices from
-//! the used ring, which is right for every front-end as long as nothing is half done.
+//! descriptor (or the front-end's word that there is none). It stops at `GET_VRING_BASE`, and needs
+//! a new address and a new kick to start again, in either order. While its memory is taken away it
+//! stands still (`memory`). The base a front-end sets is remembered and reported, never used: a
+//! start takes both indices from the used ring, which is right for every front-end as long as
+//! nothing is half done.
 //!
 //! Everything that changes a running ring takes its lock first, which makes it quiet, one ring at
 //! a time, transmit before receive; no ring lock is held across a map, an unmap or a reply.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+mod memory;
+
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,12 +20,14 @@ use super::descriptors;
 use super::features;
 use super::message::VringAddr;
 use super::session::{Context, Refusal};
-use crate::limits::{CLOSE_PATIENCE_MILLIS, DRAIN_MILLIS};
+use crate::limits::{CLOSE_TIMEOUT_MILLIS, DRAIN_MILLIS};
 use crate::memory::{DirtyLog, MemTable};
 use crate::port::{Eviction, GuestPort, Port, Queue, RingState};
 use crate::ring::split::{RingLog, check_size};
-use crate::ring::{CallFd, RingConfig, SplitRing};
-use crate::sys::eventfd::{BlockedWriterWatch, SignalResult, drain};
+use crate::ring::{CallFd, Position, RingConfig, SplitRing};
+use crate::sys::clock;
+use crate::sys::eventfd::{BlockedWriterWatch, SignalResult};
+use crate::worker::kick::KickFd;
 use crate::worker::{Token, Workers};
 
 /// How a ring is kicked.
@@ -33,7 +39,28 @@ enum Kick {
     /// Never: the ring is to be polled.
     Poll,
     /// Through an eventfd, which the ring's worker watches.
-    Fd(Arc<OwnedFd>),
+    Fd(Arc<KickFd>),
+}
+
+/// Whether a ring is served.
+#[derive(Debug, Default, Clone, Copy)]
+enum Life {
+    /// Not started yet, or stopped by `GET_VRING_BASE`.
+    #[default]
+    Stopped,
+    /// A worker serves it.
+    Running {
+        /// Acknowledged when it started.
+        features: u64,
+    },
+    /// The front-end took its memory away. It keeps everything else, in the port's [`RingState`]
+    /// too, and goes on when a region holds it again.
+    Standing {
+        /// Acknowledged when it started.
+        features: u64,
+        /// Where; unknown if the front-end has given it another place since.
+        at: Option<Position>,
+    },
 }
 
 /// What is known of one ring.
@@ -47,8 +74,13 @@ struct Ring {
     err: Option<Arc<CallFd>>,
     /// What `SET_VRING_ENABLE` said last, if it came.
     enable: Option<bool>,
-    /// A worker serves the ring.
-    running: bool,
+    life: Life,
+}
+
+impl Ring {
+    fn is_started(&self) -> bool {
+        !matches!(self.life, Life::Stopped)
+    }
 }
 
 /// The rings of one session.
@@ -58,12 +90,14 @@ pub struct Rings<'a> {
     workers: &'a Workers,
     watch: &'a BlockedWriterWatch,
     rings: Vec<Ring>,
-    /// The number of this conversation.
+    /// The number of this session.
     session: u64,
     /// Call and error descriptors that were replaced and may still be signalled by a worker.
     retired: Vec<Arc<CallFd>>,
     /// Rings are enabled unless disabled: protocol features were not acknowledged.
     implicit_enable: bool,
+    /// The driver may use several queue pairs.
+    multi_queue: bool,
 }
 
 impl<'a> Rings<'a> {
@@ -81,6 +115,7 @@ impl<'a> Rings<'a> {
             session: guest.session().unwrap_or(0),
             retired: Vec::new(),
             implicit_enable: true,
+            multi_queue: false,
         }
     }
 
@@ -93,20 +128,46 @@ impl<'a> Rings<'a> {
         self.rings.get_mut(index as usize).ok_or(Refusal::NoRing(index))
     }
 
-    fn is_running(&self, index: usize) -> bool {
-        self.rings.get(index).is_some_and(|ring| ring.running)
+    fn is_started(&self, index: usize) -> bool {
+        self.rings.get(index).is_some_and(Ring::is_started)
     }
 
     fn enabled(&self, index: usize) -> bool {
-        self.rings[index].enable.unwrap_or(self.implicit_enable)
+        let said = self.rings[index].enable.unwrap_or(self.implicit_enable);
+        said && self.carries_data(index)
+    }
+
+    /// A receive queue behind the first pair gets frames only if the driver may use several pairs
+    /// and the pair is whole. Ring 2 of a driver without `VIRTIO_NET_F_MQ` is its control queue, as
+    /// is the ring behind the last pair of one with it (virtio 1.2 section 5.1.2), and a front-end
+    /// may pass that on to us as it does the others.
+    fn carries_data(&self, index: usize) -> bool {
+        !is_later_receive(index) || self.multi_queue && self.is_started(index + 1)
+    }
+
+    /// Opens or closes a receive queue when that may have changed.
+    fn reconsider(&mut self, index: usize) {
+        if !is_later_receive(index) || !self.is_started(index) {
+            return;
+        }
+        let enabled = self.enabled(index);
+        let _ = self.with_ring(index, |state, guest| {
+            if enabled && !state.enabled {
+                state.enabled = true;
+                open_receive(state, guest, index);
+            } else if !enabled {
+                state.enabled = false;
+                guest.set_active(index / 2, false);
+            }
+            Ok(())
+        });
     }
 
     /// `SET_VRING_NUM`
     pub fn set_num(&mut self, index: u32, num: u32) -> Result<(), Refusal> {
         let size = check_size(num)?;
-        let running = self.is_running(index as usize);
         let ring = self.ring(index)?;
-        if running && ring.size != size {
+        if ring.is_started() && ring.size != size {
             return Err(Refusal::Running(index));
         }
         ring.size = size;
@@ -119,48 +180,52 @@ impl<'a> Rings<'a> {
         Ok(())
     }
 
-    /// `SET_VRING_ADDR`; on a running ring it changes addresses and the log flag only.
-    pub fn set_addr(&mut self, addr: VringAddr, memory: &Arc<MemTable>) -> Result<(), Refusal> {
-        if addr.flags & !1 != 0 {
-            return Err(Refusal::Flags(addr.flags));
-        }
-        self.ring(addr.index)?.addr = Some(addr);
-        let index = addr.index as usize;
-        if self.is_running(index) {
-            let config = self.config(index, 0);
-            self.with_ring(index, |state, _| {
-                let Some(ring) = &mut state.ring else {
-                    return Ok(());
-                };
-                ring.rebase(Arc::clone(memory), &config)?;
-                let log = ring.take_log().map(|log| ring_log(log.log, &addr));
-                ring.set_log(log);
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
-
-    /// `SET_VRING_KICK`; on a running ring the old descriptor is watched no longer.
+    /// `SET_VRING_KICK`; on a started ring the old descriptor is watched no longer.
     pub fn set_kick(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
+        self.ring(index)?;
         let kick = match file {
-            Some(file) => Kick::Fd(Arc::new(descriptors::eventfd(file)?)),
+            Some(file) => {
+                let kick = KickFd::watch(descriptors::eventfd(file)?, self.port)?;
+                Kick::Fd(Arc::new(kick))
+            }
             None => Kick::Poll,
         };
-        self.ring(index)?.kick = kick;
-        let index = index as usize;
-        if self.is_running(index) {
+        let old = std::mem::replace(&mut self.ring(index)?.kick, kick);
+        let set = self.use_kick(index as usize);
+        self.unwatch(old);
+        // Whose kicks were slow to watch waits as long as its signals do.
+        let pause = self.guest.signal_cost.left(clock::cycles());
+        std::thread::sleep(clock::time_of(pause));
+        set
+    }
+
+    /// Has the worker of a started ring watch its new kick, and no other.
+    fn use_kick(&mut self, index: usize) -> Result<(), Refusal> {
+        if self.is_started(index) {
             self.workers.rings().set_kick(self.token(index), self.kick_fd(index))?;
+            let kickless = matches!(self.rings[index].kick, Kick::Poll);
+            self.with_ring(index, |state, guest| {
+                state.kickless = kickless;
+                open_receive(state, guest, index);
+                Ok(())
+            })?;
             // A kick may have gone to the old descriptor after its last event was taken.
             self.look(index);
         }
         Ok(())
     }
 
+    /// Lets go of a kick that no worker watches any more.
+    fn unwatch(&self, old: Kick) {
+        if let Kick::Fd(kick) = old {
+            kick.unwatch(self.port);
+        }
+    }
+
     /// `SET_VRING_CALL`. The new descriptor is written once: a signal that went to the old one
     /// while it was replaced must not be lost.
     pub fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
-        let call = self.call_fd(index, file)?;
+        let call = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
         self.retire(old);
         self.with_ring(index as usize, |state, _| {
@@ -186,9 +251,9 @@ impl<'a> Rings<'a> {
 
     /// Closes what is left, when workers have let go of it; they do at the end of a turn.
     fn close_retired(&mut self) {
-        let patience = Instant::now() + Duration::from_millis(CLOSE_PATIENCE_MILLIS.into());
+        let end = Instant::now() + Duration::from_millis(CLOSE_TIMEOUT_MILLIS.into());
         self.retire(None);
-        while !self.retired.is_empty() && Instant::now() < patience {
+        while !self.retired.is_empty() && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(100));
             self.retire(None);
         }
@@ -198,22 +263,21 @@ impl<'a> Rings<'a> {
     /// Signals from the session's own thread.
     fn signal(&self, call: &CallFd) {
         let sent = self.watch.signal_once(call);
-        if matches!(sent, SignalResult::Blocked | SignalResult::Crowded) {
+        if matches!(sent, SignalResult::Blocked | SignalResult::ManyWaiters) {
             self.guest.evict(self.session, Eviction::Harmful);
         }
     }
 
     /// A descriptor to signal through, if one came.
-    fn call_fd(&self, index: u32, file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
+    fn call_fd(&self, file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
         let file = file.map(descriptors::eventfd).transpose()?;
-        Ok(file.map(|file| {
-            Arc::new(CallFd::new(file, self.guest.signal_cost(index as usize), self.session))
-        }))
+        let cost = || Arc::clone(&self.guest.signal_cost);
+        Ok(file.map(|file| Arc::new(CallFd::new(file, cost(), self.session))))
     }
 
     /// `SET_VRING_ERR`
     pub fn set_err(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
-        let err = self.call_fd(index, file)?;
+        let err = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.err, err.clone());
         self.retire(old);
         self.with_ring(index as usize, |state, _| {
@@ -222,21 +286,28 @@ impl<'a> Rings<'a> {
         })
     }
 
-    /// Whether rings that were never enabled nor disabled are enabled.
-    pub fn set_implicit_enable(&mut self, implicit: bool) {
-        self.implicit_enable = implicit;
+    /// `SET_FEATURES`: whether rings that were never enabled nor disabled are enabled, which carry
+    /// data, and what receive rings get.
+    pub fn set_features(&mut self, features: u64) {
+        self.implicit_enable = features & features::PROTOCOL_FEATURES == 0;
+        let multi_queue = features::multi_queue(features);
+        if std::mem::replace(&mut self.multi_queue, multi_queue) != multi_queue {
+            (2..self.rings.len()).for_each(|index| self.reconsider(index));
+        }
+        self.set_offloads(features);
     }
 
     /// `SET_VRING_ENABLE`
     pub fn set_enable(&mut self, index: u32, enable: bool) -> Result<(), Refusal> {
         self.ring(index)?.enable = Some(enable);
         let index = index as usize;
-        if !self.is_running(index) {
+        if !self.is_started(index) {
             return Ok(());
         }
         if enable {
+            let enabled = self.enabled(index);
             self.with_ring(index, |state, guest| {
-                state.enabled = true;
+                state.enabled = enabled;
                 state.discard = false;
                 open_receive(state, guest, index);
                 Ok(())
@@ -281,13 +352,13 @@ impl<'a> Rings<'a> {
         let (served, token) = (self.workers.rings(), self.token(index));
         served.set_kick(token, None)?;
         let kick = self.kick_fd(index);
-        if let Some(fd) = &kick {
-            drain(fd.as_raw_fd());
+        if let Some(kick) = &kick {
+            kick.drain();
         }
         Ok(served.set_kick(token, kick)?)
     }
 
-    /// Starts ring `index` if it can be and is not.
+    /// Starts ring `index`, or lets it go on, if it can be and is not running.
     pub fn refresh(
         &mut self,
         index: u32,
@@ -301,19 +372,30 @@ impl<'a> Rings<'a> {
         let (Some(addr), false) = (ring.addr, matches!(ring.kick, Kick::Unknown)) else {
             return Ok(());
         };
-        let ready = ring.size != 0 && !memory.is_empty() && !ring.running;
+        let log = log.clone().filter(|_| features & features::LOG_ALL != 0);
+        let log = log.map(|log| ring_log(log, &addr));
+        let ready = match ring.life {
+            Life::Stopped => ring.size != 0 && !memory.is_empty(),
+            Life::Running { .. } => false,
+            Life::Standing { .. } => return self.resume(index, features, memory, log),
+        };
         let Some((queue, _)) = self.guest.queue(index).filter(|_| ready) else {
             return Ok(());
         };
         let config = self.config(index, features);
         let mut started = SplitRing::start(Arc::clone(memory), &config)?;
-        let log = log.clone().filter(|_| features & features::LOG_ALL != 0);
-        started.set_log(log.map(|log| ring_log(log, &addr)));
-        self.run(index, queue, started)
+        started.set_log(log);
+        self.run(index, queue, started, features)
     }
 
     /// Hands a started ring to the data path.
-    fn run(&mut self, index: usize, queue: &Queue, started: SplitRing) -> Result<(), Refusal> {
+    fn run(
+        &mut self,
+        index: usize,
+        queue: &Queue,
+        started: SplitRing,
+        features: u64,
+    ) -> Result<(), Refusal> {
         let ring = &self.rings[index];
         let mut state = queue.quiet();
         let new = RingState {
@@ -323,40 +405,23 @@ impl<'a> Rings<'a> {
             call: ring.call.clone(),
             err: ring.err.clone(),
             kickless: matches!(ring.kick, Kick::Poll),
-            ..RingState::default()
+            ..state.renewed()
         };
         let old = std::mem::replace(&mut *state, new);
         open_receive(&mut state, self.guest, index);
         drop(state);
         drop(old);
-        self.rings[index].running = true;
+        self.rings[index].life = Life::Running { features };
         if let Err(error) = self.workers.rings().serve(self.token(index), self.kick_fd(index)) {
             self.stop_ring(index as u32)?;
             return Err(error.into());
         }
+        self.reconsider(index ^ 1);
         log::debug!("port {}: ring {index} started", self.port.name);
         Ok(())
     }
 
-    /// Starts every ring that can be started now, after memory has changed. Fails where that was
-    /// for want of means: nothing would start the ring later.
-    pub fn refresh_all(
-        &mut self,
-        features: u64,
-        memory: &Arc<MemTable>,
-        log: &Option<Arc<DirtyLog>>,
-    ) -> Result<(), Refusal> {
-        for index in 0..self.rings.len() as u32 {
-            // A ring whose addresses are in no region yet may get them with the next region.
-            match self.refresh(index, features, memory, log) {
-                Err(refusal) if refusal.is_for_want_of_means() => return Err(refusal),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// `GET_VRING_BASE`: stops a ring, running or not, and returns its next index.
+    /// `GET_VRING_BASE`: stops a ring, started or not, and returns its next index.
     pub fn stop(&mut self, index: u32) -> Result<u32, Refusal> {
         let base = self.stop_ring(index)?;
         self.workers.rings().rebalance();
@@ -369,9 +434,12 @@ impl<'a> Rings<'a> {
         self.workers.rings().release(self.token(index));
         if let Some((queue, transmit)) = self.guest.queue(index) {
             let mut state = queue.quiet();
-            if let Some(ring) = state.ring.take() {
-                self.rings[index].base = ring.base();
-            }
+            let stood = match self.rings[index].life {
+                Life::Standing { at, .. } => at.map(|at| at.base()),
+                Life::Stopped | Life::Running { .. } => None,
+            };
+            let base = state.ring.take().map(|ring| ring.base()).or(stood);
+            self.rings[index].base = base.unwrap_or(self.rings[index].base);
             state.drain_to = None;
             if !transmit {
                 self.guest.set_active(index / 2, false);
@@ -383,11 +451,17 @@ impl<'a> Rings<'a> {
                 self.signal(&call);
             }
         }
-        if std::mem::take(&mut self.rings[index].running) {
+        let old = std::mem::take(&mut self.rings[index].kick);
+        self.unwatch(old);
+        let ring = &mut self.rings[index];
+        let base = u32::from(ring.base);
+        if !matches!(std::mem::take(&mut ring.life), Life::Stopped) {
+            // Its driver may use that memory for something else before it says where the ring is.
+            ring.addr = None;
+            self.reconsider(index ^ 1);
             log::debug!("port {}: ring {index} stopped", self.port.name);
         }
-        self.rings[index].kick = Kick::Unknown;
-        Ok(u32::from(self.rings[index].base))
+        Ok(base)
     }
 
     /// Stops everything, transmit before receive, and lets go of all descriptors.
@@ -397,7 +471,8 @@ impl<'a> Rings<'a> {
             let _ = self.stop_ring(index as u32);
             if let Some((queue, _)) = self.guest.queue(index) {
                 let mut state = queue.quiet();
-                let old = std::mem::take(&mut *state);
+                let renewed = state.renewed();
+                let old = std::mem::replace(&mut *state, renewed);
                 drop(state);
                 drop(old);
             }
@@ -409,34 +484,17 @@ impl<'a> Rings<'a> {
         self.close_retired();
     }
 
-    /// Moves every running ring to another memory table. A ring that has no place there is broken.
-    pub fn rebase(&mut self, memory: &Arc<MemTable>) {
-        let count = self.rings.len();
-        for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
-            if !self.is_running(index) {
-                continue;
-            }
-            let config = self.config(index, 0);
-            let moved = self.with_ring(index, |state, guest| {
-                let Some(ring) = &mut state.ring else {
-                    return Ok(());
-                };
-                let moved = ring.rebase(Arc::clone(memory), &config);
-                if moved.is_err() {
-                    // It must not keep the old table mapped.
-                    state.ring = None;
-                    if index % 2 == 0 {
-                        guest.set_active(index / 2, false);
-                    }
+    /// From now on running receive rings get frames with the offloads that are acknowledged now.
+    /// Rings keep all else that they started with: header and event indices are in use on both
+    /// sides, and what the guest has posted to send was made by what it knew then.
+    fn set_offloads(&mut self, features: u64) {
+        for index in (0..self.rings.len()).step_by(2) {
+            let _ = self.with_ring(index, |state, _| {
+                if let Some(ring) = &mut state.ring {
+                    ring.set_offloads(features::takes(features));
                 }
-                Ok(moved?)
+                Ok(())
             });
-            if let Err(refusal) = moved {
-                let _ = self.stop(index as u32);
-                if self.port.log.allow() {
-                    log::warn!("port {}: ring {index} stopped: {refusal}", self.port.name);
-                }
-            }
         }
     }
 
@@ -501,21 +559,28 @@ impl<'a> Rings<'a> {
         self.workers.rings().look(self.token(index));
     }
 
-    fn kick_fd(&self, index: usize) -> Option<Arc<OwnedFd>> {
+    fn kick_fd(&self, index: usize) -> Option<Arc<KickFd>> {
         match &self.rings[index].kick {
-            Kick::Fd(fd) => Some(Arc::clone(fd)),
+            Kick::Fd(kick) => Some(Arc::clone(kick)),
             Kick::Unknown | Kick::Poll => None,
         }
     }
 }
 
-/// An enabled receive ring takes frames as soon as it holds buffers; until then its kick tells.
+/// True for a receive queue behind the first pair.
+fn is_later_receive(index: usize) -> bool {
+    index >= 2 && index.is_multiple_of(2)
+}
+
+/// An enabled receive ring takes frames as soon as it holds buffers; until then its kick tells, if
+/// it has one.
 fn open_receive(state: &mut RingState, guest: &GuestPort, index: usize) {
     if index % 2 == 1 {
         return;
     }
+    let kickless = state.kickless;
     let Some(ring) = state.running() else { return };
-    if ring.has_work() || ring.enable_kicks() {
+    if kickless || ring.has_work() || ring.enable_kicks() {
         ring.suppress_kicks();
         guest.set_active(index / 2, true);
     }

@@ -1,7 +1,7 @@
-//! The conversation with one front-end, from its first message to its last.
+//! The session with one front-end, from its first message to its last.
 //!
 //! A thread per port reads requests and answers them; every error ends here. Three outcomes of a
-//! request: done; *refused* (answered with a NACK where the front-end asked, and the conversation
+//! request: done; *refused* (answered with a NACK where the front-end asked, and the session
 //! goes on); *fatal* (the connection is closed, the listener stays). Requests may come in any
 //! order and state: front-ends enable rings before features are set, stop rings that never
 //! started, and repeat everything.
@@ -10,22 +10,24 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
 use super::codec::{Connection, Incoming, WireError};
+use super::course::Course;
 use super::descriptors::{self, DescriptorError};
 use super::features::{self, Offer};
-use super::message::{BadMessage, Code, Head, Message, RegionSpec, Request};
+use super::message::{BadMessage, Code, Head, Message, Passed, RegionSpec, Request};
 use super::rings::Rings;
 use crate::frame::MacAddr;
-use crate::limits::{MAX_CARRIED_MTU, MIN_MTU};
+use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 pub use crate::memory::Ledger;
 use crate::memory::{
-    Account, DirtyLog, Exhausted, LogError, MapError, Mapping, MemTable, Region, TableError,
+    Account, DirtyLog, Exhausted, Extent, LogError, MapError, MemTable, Region, TableError,
 };
 use crate::port::{Port, PortTable};
 use crate::ring::RingError;
 use crate::switch::{Fdb, PortId};
+use crate::sys::disposal;
 use crate::sys::eventfd::BlockedWriterWatch;
 use crate::worker::{Announcement, Workers};
 
@@ -71,6 +73,12 @@ pub enum Refusal {
     /// Other ports, or this one, have all that can be mapped.
     #[error("memory region: {0}")]
     Exhausted(#[from] Exhausted),
+    /// No memory, but a file on a disk, or several.
+    #[error(
+        "all of the guest's memory lies in files on a disk: give it memory-backend-memfd, or \
+         hugetlbfs (libvirt: <source type='memfd'/>)"
+    )]
+    OnDisk,
     /// The regions are no memory table.
     #[error("memory table: {0}")]
     Table(#[from] TableError),
@@ -93,18 +101,18 @@ pub enum Refusal {
 
 impl Refusal {
     /// True if nothing is wrong with the request: this process ran out of something.
-    pub fn is_for_want_of_means(&self) -> bool {
+    pub fn is_resource_exhaustion(&self) -> bool {
         matches!(
             self,
             Refusal::Watch(_)
                 | Refusal::Exhausted(_)
                 | Refusal::Descriptor(DescriptorError::Io(_))
-                | Refusal::Map(MapError::Stat(_) | MapError::Mmap(_) | MapError::TooMany)
+                | Refusal::Map(MapError::Stat(_) | MapError::Mmap(_) | MapError::Guard(_))
         )
     }
 }
 
-/// The end of a conversation that should not have ended yet.
+/// The end of a session that should not have ended yet.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The wire.
@@ -124,9 +132,16 @@ pub enum SessionError {
         /// The offending bits.
         bits: u64,
     },
+    /// ACCESS_PLATFORM was acknowledged. To go on would be to take the guest's addresses for others
+    /// than they are.
+    #[error(
+        "ACCESS_PLATFORM was acknowledged: the network card is behind a virtual IOMMU, which is \
+         not supported"
+    )]
+    Iommu,
 }
 
-/// How a conversation ended without an error.
+/// How a session ended without an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The front-end left.
@@ -135,7 +150,7 @@ pub enum End {
     Stopped,
 }
 
-/// One conversation. Dropping it stops the rings and takes the port out of the switch.
+/// One session. Dropping it stops the rings and takes the port out of the switch.
 pub struct Session<'a> {
     context: &'a Context,
     port: &'a Port,
@@ -143,16 +158,19 @@ pub struct Session<'a> {
     features: u64,
     protocol: u64,
     memory: Arc<MemTable>,
+    /// Regions that are in no table, because they lie on a disk.
+    left_out: Vec<RegionSpec>,
     /// What the memory and the log are mapped on.
     account: Arc<Account>,
     /// Set when an access finds a file of this guest shorter than it was when mapped.
     truncated: Arc<AtomicBool>,
     log: Option<Arc<DirtyLog>>,
     rings: Rings<'a>,
+    course: Course,
 }
 
 impl<'a> Session<'a> {
-    /// A conversation over `connection` on behalf of port `id`, which must be a guest's.
+    /// A session over `connection` on behalf of port `id`, which must be a guest's.
     pub fn new(
         context: &'a Context,
         id: PortId,
@@ -171,10 +189,12 @@ impl<'a> Session<'a> {
             features: 0,
             protocol: 0,
             memory: Arc::new(MemTable::empty(&truncated)),
+            left_out: Vec::new(),
             account: context.ledger.open(),
             truncated,
             log: None,
             rings: Rings::new(context, port, guest),
+            course: Course::default(),
         })
     }
 
@@ -183,16 +203,44 @@ impl<'a> Session<'a> {
         loop {
             match self.connection.receive()? {
                 Incoming::Message(message) => self.handle(message)?,
-                Incoming::Closed => return Ok(End::Closed),
+                Incoming::Visitor if self.port.log.allow() => log::info!(
+                    "port {}: another front-end has connected to its socket and waits: one \
+                     front-end is served at a time",
+                    self.port.name
+                ),
+                Incoming::Visitor => {}
+                Incoming::Closed => {
+                    if self.course.wanted_more() {
+                        let most = self.rings.pairs();
+                        self.warn(&format!(
+                            "the front-end was told that there are {most} queue pairs at most, and \
+                             left without a ring: does it want more? queues=N is the port's option"
+                        ));
+                    }
+                    return Ok(End::Closed);
+                }
                 Incoming::Stopped => return Ok(End::Stopped),
             }
+        }
+    }
+
+    fn warn(&self, text: &str) {
+        if self.port.log.allow() {
+            log::warn!("port {}: {text}", self.port.name);
         }
     }
 
     fn handle(&mut self, mut message: Message) -> Result<(), SessionError> {
         let head = message.head;
         log::trace!("port {}: {}", self.port.name, head.code);
-        if let Err(strange) = descriptors::screen(&mut message.files) {
+        if head.code == FrontendReq::SET_BACKEND_REQ_FD.into()
+            && self.has_protocol(Protocol::BACKEND_REQ)
+        {
+            // A channel for questions of ours. There are none: without an IOMMU nothing is asked.
+            disposal::close(message.files.drain(..).flatten().collect());
+            return self.acknowledge(head, true);
+        }
+        if let Err(strange) = descriptors::screen(head.code, &mut message.files) {
             let refusal = Refusal::from(strange);
             // Its answer can only be the one that says it was done.
             return if head.has_answer() {
@@ -227,15 +275,15 @@ impl<'a> Session<'a> {
     }
 
     /// A front-end that asked for it gets a NACK and may go on. One that did not ask is told
-    /// nothing and would go on believing; a malformed message then ends the conversation, and so
-    /// does one that we lack the means for: its guest would be deaf, where a new connection tries
-    /// again. Anything else is only said in the log, as QEMU relies on it (unknown requests,
+    /// nothing and would go on believing; a malformed message then ends the session, and so
+    /// does resource exhaustion: its guest would be cut off, where a new connection tries again.
+    /// Anything else is only said in the log, as QEMU relies on it (unknown requests,
     /// addresses that are set again later).
     fn refuse(&mut self, head: Head, refusal: Refusal) -> Result<(), SessionError> {
         if self.port.log.allow() {
             log::warn!("port {}: {} refused: {refusal}", self.port.name, head.code);
         }
-        let fatal = matches!(refusal, Refusal::Bad(_)) || refusal.is_for_want_of_means();
+        let fatal = matches!(refusal, Refusal::Bad(_)) || refusal.is_resource_exhaustion();
         if !self.can_acknowledge(head) && fatal {
             return Err(refusal.into());
         }
@@ -249,6 +297,9 @@ impl<'a> Session<'a> {
         request: Request,
     ) -> Result<Result<(), Refusal>, SessionError> {
         let code = head.code;
+        if let Some(text) = self.course.note(&request) {
+            self.warn(text);
+        }
         match request {
             Request::GetFeatures => self.connection.reply_u64(code, self.offer().features)?,
             Request::GetProtocolFeatures => {
@@ -281,7 +332,10 @@ impl<'a> Session<'a> {
             Request::SetMemTable(regions) => self.set_mem_table(regions),
             Request::AddMemReg(spec, file) => self.add_region(spec, file),
             Request::RemMemReg(spec) => self.remove_region(spec),
-            Request::SetVringNum { index, num } => self.rings.set_num(index, num),
+            Request::SetVringNum { index, num } => {
+                self.rings.set_num(index, num)?;
+                self.rings.refresh(index, self.features, &self.memory, &self.log)
+            }
             Request::SetVringAddr(addr) => {
                 self.rings.set_addr(addr, &self.memory)?;
                 self.rings.refresh(addr.index, self.features, &self.memory, &self.log)
@@ -302,14 +356,19 @@ impl<'a> Session<'a> {
 
     /// What is offered to this port.
     fn offer(&self) -> Offer {
-        features::offer(self.port.offload, self.port.feature_level)
+        let Port { send, offload, platform, feature_level, .. } = *self.port;
+        features::offer(send, offload, platform, feature_level)
     }
 
-    /// Repeats while rings run, for one pair after another; only the log bit may then matter.
+    /// Repeats while rings run, for one pair after another; only the log bit, MQ and the offloads
+    /// that the guest receives may then matter.
     fn set_features(&mut self, bits: u64) -> Result<(), SessionError> {
         check_offered("features", bits, self.offer().features)?;
+        if bits & features::ACCESS_PLATFORM != 0 {
+            return Err(SessionError::Iommu);
+        }
         self.features = bits;
-        self.rings.set_implicit_enable(bits & features::PROTOCOL_FEATURES == 0);
+        self.rings.set_features(bits);
         self.update_log();
         Ok(())
     }
@@ -331,8 +390,9 @@ impl<'a> Session<'a> {
     }
 
     fn set_log_base(&mut self, file: OwnedFd, offset: u64, size: u64) -> Result<(), Refusal> {
-        let lease = self.account.lease(size)?;
-        let log = DirtyLog::new(file, offset, size, &self.truncated)?.leased(lease);
+        let extent = Extent::new(file, offset, size)?;
+        let lease = self.account.lease(extent.size().mapped)?;
+        let log = DirtyLog::new(extent, &self.truncated)?.leased(lease);
         // Unmapped after every ring has let go of it, not under a ring's lock.
         let old = self.log.replace(Arc::new(log));
         self.update_log();
@@ -340,28 +400,78 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn set_mem_table(&mut self, regions: Vec<(RegionSpec, OwnedFd)>) -> Result<(), Refusal> {
-        MemTable::check_lengths(regions.iter().map(|(spec, _)| spec.len))?;
-        let mut mapped = Vec::with_capacity(regions.len());
+    fn set_mem_table(&mut self, regions: Vec<(RegionSpec, Passed)>) -> Result<(), Refusal> {
+        let mut checked = Vec::with_capacity(regions.len());
+        let mut on_disk = Vec::new();
         for (spec, file) in regions {
-            mapped.push(self.map(spec, file)?);
+            match file {
+                Some(file) => {
+                    let extent = self.extent(&spec, file)?;
+                    checked.push((spec, extent));
+                }
+                None => on_disk.push(spec),
+            }
         }
-        self.replace_memory(MemTable::new(mapped, &self.truncated)?)
+        if checked.is_empty() && !on_disk.is_empty() {
+            return Err(Refusal::OnDisk);
+        }
+        MemTable::check_sizes(checked.iter().map(|(_, extent)| extent.size()))?;
+        let mut mapped = Vec::with_capacity(checked.len());
+        for (spec, extent) in checked {
+            mapped.push(self.map(spec, extent)?);
+        }
+        self.replace_memory(MemTable::new(mapped, &self.truncated)?)?;
+        self.left_out.retain(|spec| on_disk.contains(spec));
+        on_disk.into_iter().try_for_each(|spec| self.leave_out(spec))
     }
 
-    fn map(&self, spec: RegionSpec, file: OwnedFd) -> Result<Region, Refusal> {
-        let lease = self.account.lease(spec.len)?;
-        let mapping = Mapping::new(file, spec.offset, spec.len, &self.truncated)?.leased(lease);
+    /// A region in a file on a disk is not mapped: its pages fault for as long as the disk likes.
+    /// Beside other memory it is a hole, as frames seldom lie in there (persistent memory, a second
+    /// kind of RAM), and the guest keeps its network.
+    fn leave_out(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
+        if self.memory.is_empty() {
+            return Err(Refusal::OnDisk);
+        }
+        if self.left_out.contains(&spec) {
+            return Ok(());
+        }
+        if self.left_out.len() >= MAX_MEM_SLOTS {
+            return Err(TableError::TooMany.into());
+        }
+        self.left_out.push(spec);
+        if self.port.log.allow() {
+            log::warn!(
+                "port {}: {} MiB of guest memory at {:#x} lie in a file on a disk and are left \
+                 out: frames there are dropped",
+                self.port.name,
+                spec.len >> 20,
+                spec.gpa
+            );
+        }
+        Ok(())
+    }
+
+    /// The range of a file that a region is, all of it there if the port wants that.
+    fn extent(&self, spec: &RegionSpec, file: OwnedFd) -> Result<Extent, MapError> {
+        let extent = Extent::new(file, spec.offset, spec.len)?;
+        if self.port.preallocated { extent.preallocated() } else { Ok(extent) }
+    }
+
+    fn map(&self, spec: RegionSpec, extent: Extent) -> Result<Region, Refusal> {
+        let lease = self.account.lease(extent.size().mapped)?;
+        let mapping = extent.map(&self.truncated)?.leased(lease);
         let RegionSpec { gpa, uva, offset, .. } = spec;
         Ok(Region { gpa, uva, offset, mapping: Arc::new(mapping) })
     }
 
     /// `ADD_MEM_REG`. QEMU 7.2 sends each region once per queue pair, so one that is there already
     /// is no error.
-    fn add_region(&mut self, spec: RegionSpec, file: OwnedFd) -> Result<(), Refusal> {
+    fn add_region(&mut self, spec: RegionSpec, file: Passed) -> Result<(), Refusal> {
+        let Some(file) = file else {
+            return self.leave_out(spec);
+        };
         // One more than fits may be one that is there already.
-        MemTable::check_lengths(std::iter::once(spec.len))?;
-        let region = self.map(spec, file)?;
+        let region = self.map(spec, self.extent(&spec, file)?)?;
         if !self.memory.holds(&region) {
             let table = self.memory.with(region)?;
             self.replace_memory(table)?;
@@ -371,6 +481,8 @@ impl<'a> Session<'a> {
 
     /// `REM_MEM_REG`, which comes once per queue pair too.
     fn remove_region(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
+        let same = |r: &RegionSpec| (r.gpa, r.uva, r.len) == (spec.gpa, spec.uva, spec.len);
+        self.left_out.retain(|region| !same(region));
         match self.memory.without(spec.gpa, spec.uva, spec.len) {
             Ok(table) => self.replace_memory(table),
             Err(TableError::Unknown) => Ok(()),
@@ -423,7 +535,7 @@ impl<'a> Session<'a> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.rings.stop_all();
-        // Before the addresses are forgotten: a worker with an announcement of this conversation
+        // Before the addresses are forgotten: a worker with an announcement of this session
         // learns first and then looks whether it is over, so one of the two forgets that too.
         if let Some(guest) = self.port.as_guest() {
             guest.detach();

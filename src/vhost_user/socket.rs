@@ -1,12 +1,18 @@
 //! The sockets on which front-ends are met: listening, connecting, inherited.
 //!
-//! **A listening socket appears complete.** It is bound to a temporary name in the same directory,
+//! **A listening socket appears complete.** It is bound in a directory of its own beside its path,
 //! given its mode and group, told to listen, and only then linked to its real name. Whoever sees
 //! the path sees a socket with the right permissions that accepts. link(2) never replaces
-//! anything, so a file that turned up meanwhile is safe too. (ss(8) therefore shows the temporary
-//! name, `.NAME.PID`.) Neither `UnixListener::bind` nor `vhost::vhost_user::Listener` serves: both
-//! listen before mode and group can be set, and the latter removes whatever is at the path, a live
-//! back-end's socket or a regular file, and at its end whatever is there by then.
+//! anything, so a file that turned up meanwhile is safe too. (ss(8) therefore shows a temporary
+//! name, `/proc/self/fd/N/NAME`.) Neither `UnixListener::bind` nor `vhost::vhost_user::Listener`
+//! serves: both listen before mode and group can be set, and the latter removes whatever is at the
+//! path, a live back-end's socket or a regular file, and at its end whatever is there by then.
+//!
+//! **Mode and group are given to a socket, not to a path.** Who may write to the directory may put
+//! another port's socket, or a link to it, where ours was, and it would become everybody's. The
+//! file behind a socket cannot be had from the socket (fchmod(2) changes another inode), and what
+//! it gets at bind(2) is subject to the umask and has the process's group. So it is made where
+//! nobody else may write, a `Workshop`; and one that is adopted is told by device and inode.
 //!
 //! **A path in use is left alone.** If something is there already, connect(2) tells: accepted or
 //! queue full, a process lives behind it; refused, it was left behind and is removed. What is not
@@ -25,11 +31,12 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
@@ -41,6 +48,9 @@ use crate::limits::{
 };
 use crate::sys::poll::{Interest, Wake, pause, wait};
 use crate::sys::{descriptor, group, unix_socket};
+use workshop::{SocketFile, Workshop, by_handle};
+
+mod workshop;
 
 /// Why a socket cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +74,9 @@ pub enum SocketError {
         /// What the system said.
         error: io::Error,
     },
+    /// Another file than the kept socket's.
+    #[error("{0:?} is another file than it was")]
+    Replaced(PathBuf),
     /// An inherited descriptor that is none, or not a Unix stream socket that listens or is
     /// connected.
     #[error("descriptor {0} is not an inherited Unix stream socket")]
@@ -71,6 +84,28 @@ pub enum SocketError {
     /// A call on the open socket failed.
     #[error("socket error: {0}")]
     Socket(#[from] io::Error),
+}
+
+impl SocketError {
+    /// True if this socket cannot be had as long as its path, group or descriptor are what they
+    /// are; false where the process ran out of something, so that trying again may help.
+    pub fn is_lasting(&self) -> bool {
+        const PASSING: [i32; 7] = [
+            libc::EMFILE,
+            libc::ENFILE,
+            libc::ENOMEM,
+            libc::ENOBUFS,
+            libc::ENOSPC,
+            libc::EAGAIN,
+            libc::EINTR,
+        ];
+        match self {
+            SocketError::Io { error, .. } | SocketError::Socket(error) => {
+                error.raw_os_error().is_some_and(|code| !PASSING.contains(&code))
+            }
+            _ => true,
+        }
+    }
 }
 
 /// Wraps what the system said with what was tried.
@@ -114,7 +149,7 @@ pub enum Opened {
 /// A socket that accepts front-ends.
 #[derive(Debug)]
 pub struct Listener {
-    socket: UnixListener,
+    socket: Arc<UnixListener>,
     place: Option<Place>,
     /// When a failing accept was last logged: at most one line a second.
     warned: Option<Instant>,
@@ -140,41 +175,43 @@ impl Listener {
         let directory = Directory::lock(path)?;
         clear_stale(path)?;
         let socket = unix_socket::stream_socket()?;
-        let temporary = directory.temporary(path);
-        let bound = unix_socket::bind(socket.as_fd(), &temporary);
+        // Removes itself and the temporary name on every way out; the linked one stays.
+        let workshop = directory.workshop(path).map_err(failed("make a directory beside", path))?;
+        let bound = unix_socket::bind(socket.as_fd(), &workshop.socket);
         bound.map_err(failed("create socket", path))?;
-        // Removes the temporary name on every way out; the linked one stays.
-        let temporary = Place::of(temporary).map_err(failed("examine socket", path))?;
-        grant(&temporary.path, access, path)?;
+        let handle = SocketFile::open(&workshop.socket).map_err(failed("examine socket", path))?;
+        handle.grant(access, path)?;
         unix_socket::listen(socket.as_fd(), SOCKET_BACKLOG).map_err(failed("listen on", path))?;
-        match fs::hard_link(&temporary.path, path) {
+        match fs::hard_link(&workshop.socket, path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(SocketError::InUse(path.to_owned()));
             }
             Err(error) => return Err(failed("create socket", path)(error)),
         }
-        let place = Place { path: path.to_owned(), identity: temporary.identity, ours: true };
-        Ok(Listener { socket: socket.into(), place: Some(place), warned: None })
+        let place = Place { path: path.to_owned(), identity: handle.identity, ours: true };
+        Ok(Listener { socket: Arc::new(socket.into()), place: Some(place), warned: None })
     }
 
-    /// Takes over a socket that listens and appears at `path`. Both stay when this ends. `access`
-    /// is granted anew where the file is one that we made.
+    /// Takes over a socket that listens and appears at `path`. Both stay when this ends. Where the
+    /// file is one that we made, `access` is granted to it anew.
     pub fn adopt(
         fd: OwnedFd,
         path: &Path,
-        access: Option<Access>,
+        made: Option<(Identity, Access)>,
     ) -> Result<Listener, SocketError> {
         descriptor::set_nonblocking(fd.as_fd())?;
-        if let Some(Access { mode, group: wanted }) = access {
+        let file = SocketFile::open(path).map_err(failed("examine socket", path))?;
+        if let Some((identity, Access { mode, group: wanted })) = made {
+            if file.identity != identity {
+                return Err(SocketError::Replaced(path.to_owned()));
+            }
             // A group that is configured no more gives way to that of a new file.
             let group = wanted.or_else(|| Some(group::own()));
-            grant(path, Access { mode, group }, path)?;
+            file.grant(Access { mode, group }, path)?;
         }
-        let place = Place::of(path.to_owned()).map_err(failed("examine socket", path))?;
-        let mut listener = Listener { socket: fd.into(), place: Some(place), warned: None };
-        listener.leave_file();
-        Ok(listener)
+        let place = Place { path: path.to_owned(), identity: file.identity, ours: false };
+        Ok(Listener { socket: Arc::new(fd.into()), place: Some(place), warned: None })
     }
 
     /// What tells this socket's file from others; `None` if it has none that is ours.
@@ -189,9 +226,14 @@ impl Listener {
         }
     }
 
+    /// The open socket, to see that somebody waits there while another is served.
+    pub fn door(&self) -> Arc<UnixListener> {
+        Arc::clone(&self.socket)
+    }
+
     /// Waits for the next front-end. Whatever fails is waited out: descriptors and memory come
     /// back, and a front-end stays in the queue meanwhile. A listener that gave up would leave its
-    /// port deaf until the daemon is restarted, which costs all others their connection.
+    /// port unresponsive until the daemon is restarted, which costs all others their connection.
     pub fn accept(&mut self, stop: &EventFd) -> Opened {
         let mut delay = ACCEPT_RETRY_MIN;
         loop {
@@ -228,14 +270,6 @@ impl Listener {
     }
 }
 
-/// Gives the socket `file`, which is or will be `path`, its group and mode.
-fn grant(file: &Path, access: Access, path: &Path) -> Result<(), SocketError> {
-    std::os::unix::fs::lchown(file, None, access.group)
-        .map_err(failed("set the group of socket", path))?;
-    fs::set_permissions(file, fs::Permissions::from_mode(access.mode))
-        .map_err(failed("set the mode of socket", path))
-}
-
 /// What tells the socket at `path` from others; `None` if there is none.
 pub fn identity_of(path: &Path) -> Option<Identity> {
     let found = fs::symlink_metadata(path).ok()?;
@@ -263,13 +297,6 @@ fn pause_anyhow(stop: &EventFd, delay: Duration) -> Wake {
         thread::sleep(delay);
         Wake::TimedOut
     })
-}
-
-impl Place {
-    fn of(path: PathBuf) -> io::Result<Place> {
-        let found = fs::symlink_metadata(&path)?;
-        Ok(Place { identity: (found.dev(), found.ino()), path, ours: true })
-    }
 }
 
 impl Drop for Place {
@@ -323,23 +350,10 @@ impl Directory {
         Ok(Directory { handle })
     }
 
-    /// A name for the socket until it is complete. Where the readable one is too long for a socket
-    /// address, one by way of the open directory.
-    fn temporary(&self, path: &Path) -> PathBuf {
-        let pid = std::process::id();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let readable = path.with_file_name(format!(".{name}.{pid}"));
-        let temporary = if readable.as_os_str().len() <= MAX_SOCKET_PATH {
-            readable
-        } else {
-            format!("/proc/self/fd/{}/.vioswitch.{pid}", self.handle.as_raw_fd()).into()
-        };
-        // One left by a process that was killed between bind and link: process numbers recur.
-        let left = fs::symlink_metadata(&temporary);
-        if left.is_ok_and(|left| left.file_type().is_socket()) {
-            let _ = fs::remove_file(&temporary);
-        }
-        temporary
+    /// A place inside for the socket that will be `path`.
+    fn workshop(&self, path: &Path) -> io::Result<Workshop> {
+        let name = path.file_name().unwrap_or_default();
+        Workshop::make(&by_handle(&self.handle), name)
     }
 }
 
@@ -428,12 +442,12 @@ impl Connector {
                     (self.connected, self.told) = (Some(Instant::now()), None);
                     return opened;
                 }
-                Err(error) => self.tell(&error),
+                Err(error) => self.log_once(&error),
             }
         }
     }
 
-    fn tell(&mut self, error: &io::Error) {
+    fn log_once(&mut self, error: &io::Error) {
         if self.told != error.raw_os_error() {
             self.told = error.raw_os_error();
             log::info!("socket {:?}: cannot connect, will retry: {error}", self.path);
@@ -462,9 +476,9 @@ pub fn inherit(number: RawFd) -> Result<Inherited, SocketError> {
     }
     if option(libc::SO_ACCEPTCONN)? != 0 {
         // The parent may hold the same socket: without this, losing the race for a connection
-        // would leave us blocked in accept(2), deaf to the stop request.
+        // would leave us blocked in accept(2), without a look at the stop request.
         descriptor::set_nonblocking(fd.as_fd())?;
-        let socket = UnixListener::from(fd);
+        let socket = Arc::new(UnixListener::from(fd));
         return Ok(Inherited::Listener(Listener { socket, place: None, warned: None }));
     }
     connected(fd).ok_or(SocketError::NotInherited(number))

@@ -1,7 +1,8 @@
 //! Which worker serves which ring of a guest, and how a ring moves to another one.
 //!
 //! A ring goes to the worker with the fewest of its direction. When others leave, rings move until
-//! no worker has two more than another.
+//! no worker has two more than another, unless that makes a busy worker busier still; and transmit
+//! rings move for their load ([`super::balance`]).
 //!
 //! A transmit ring's state names its owner ([`RingState::owner`]); a worker that finds another
 //! name there under the ring's lock lets go of the ring. A move is therefore safe at any moment:
@@ -13,17 +14,25 @@
 //! 4. the new one is told to look: a kick that went to the old one before 2 may have been taken
 //!    there and not served yet.
 //!
-//! Sessions start and stop rings while others move: one lock, over the whole of each change, taken
-//! before a ring's lock and never after. So a session that stops a ring finds it with one worker.
+//! Sessions start and stop rings while others move: one lock says who serves what, and is taken
+//! before a ring's lock and never after. It is held over the whole of a move, so a session that
+//! stops a ring finds it with one worker; and not while a session changes a ring of its own, which
+//! does not move meanwhile (`Served::changing`).
+//!
+//! Nothing that a guest or its front-end can make last happens under that lock: what watching a
+//! kick descriptor takes is its session's alone ([`super::kick`]), and a ring whose lock is not to
+//! be had, as its guest's memory keeps a worker waiting, does not move.
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::balance::{Move, Sample};
+use super::forward::guest_of;
+use super::kick::KickFd;
 use super::{Token, WorkerHandle};
 use crate::port::{PortTable, Queue};
-use crate::sys::eventfd::is_readable;
 
 #[cfg(doc)]
 use crate::port::RingState;
@@ -31,7 +40,11 @@ use crate::port::RingState;
 /// One ring that is served.
 struct Served {
     worker: usize,
-    kick: Option<Arc<OwnedFd>>,
+    kick: Option<Arc<KickFd>>,
+    /// Its session changes it, with the lock released: it does not move.
+    changing: bool,
+    /// Cycles that it took in a second, as far as is known.
+    cycles: u64,
 }
 
 /// All rings that are served.
@@ -42,6 +55,22 @@ struct Spread {
     /// rings: rings start in turn, receive and transmit, so counted together all of one kind would
     /// go to every second worker.
     load: Vec<[usize; 2]>,
+    /// Cycles that each worker's sources took in a second, as far as is known.
+    cycles: Vec<u64>,
+}
+
+impl Spread {
+    /// Counts a ring of worker `from`, if it had one, for worker `to`, if it has one now.
+    fn count(&mut self, kind: usize, cycles: u64, from: Option<usize>, to: Option<usize>) {
+        if let Some(from) = from {
+            self.load[from][kind] -= 1;
+            self.cycles[from] = self.cycles[from].saturating_sub(cycles);
+        }
+        if let Some(to) = to {
+            self.load[to][kind] += 1;
+            self.cycles[to] += cycles;
+        }
+    }
 }
 
 /// Who serves what.
@@ -54,8 +83,8 @@ pub struct Assignment {
 impl Assignment {
     /// No ring is served yet.
     pub fn new(workers: Vec<Arc<WorkerHandle>>, ports: PortTable) -> Assignment {
-        let load = vec![[0; 2]; workers.len()];
-        let spread = Mutex::new(Spread { load, ..Spread::default() });
+        let (load, cycles) = (vec![[0; 2]; workers.len()], vec![0; workers.len()]);
+        let spread = Mutex::new(Spread { load, cycles, ..Spread::default() });
         Assignment { workers, ports, spread }
     }
 
@@ -68,44 +97,62 @@ impl Assignment {
         self.spread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The ports whose rings they are.
+    pub fn ports(&self) -> &PortTable {
+        &self.ports
+    }
+
     /// The queue of a guest's ring.
     fn queue(&self, ring: Token) -> Option<&Queue> {
-        let (port, index, transmit) = match ring {
-            Token::Transmit(port, index) => (port, index, true),
-            Token::Receive(port, index) => (port, index, false),
-            Token::Wake | Token::Tap(..) => return None,
+        let (Token::Transmit(port, index) | Token::Receive(port, index)) = ring else {
+            return None;
         };
-        let guest = self.ports.get(usize::from(port))?.as_guest()?;
-        let queues = if transmit { &guest.tx } else { &guest.rx };
+        let (_, guest) = guest_of(&self.ports, port)?;
+        let queues = if matches!(ring, Token::Transmit(..)) { &guest.tx } else { &guest.rx };
         queues.get(usize::from(index))
     }
 
     /// Gives a ring that was started to a worker, which looks at it at once and whenever `kick` is
     /// written. An error (no memory for the watch) leaves it with nobody.
-    pub fn serve(&self, ring: Token, kick: Option<Arc<OwnedFd>>) -> io::Result<()> {
+    pub fn serve(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
+        self.release(ring);
         let mut spread = self.spread();
-        self.remove(&mut spread, ring);
         let (kind, load) = (kind(ring), &spread.load);
         let worker = (0..load.len()).min_by_key(|&i| load[i][kind]).unwrap_or(0);
-        self.own(ring, worker, kick.as_deref());
-        self.watch(ring, worker, kick.as_deref())?;
-        spread.load[worker][kind] += 1;
-        spread.rings.insert(ring, Served { worker, kick });
-        self.workers[worker].look(ring);
-        Ok(())
+        spread.count(kind, 0, None, Some(worker));
+        let served = Served { worker, kick: kick.clone(), changing: true, cycles: 0 };
+        spread.rings.insert(ring, served);
+        drop(spread);
+        let watched = self.take_over(ring, worker, kick.as_deref());
+        match watched {
+            Ok(()) => self.workers[worker].look(ring),
+            Err(_) => self.release(ring),
+        }
+        watched
     }
 
     /// Replaces the descriptor by which a ring is kicked; nothing if it is not served.
-    pub fn set_kick(&self, ring: Token, kick: Option<Arc<OwnedFd>>) -> io::Result<()> {
+    pub fn set_kick(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         let mut spread = self.spread();
         let Some(served) = spread.rings.get_mut(&ring) else {
             return Ok(());
         };
-        self.unwatch(served.worker, served.kick.take().as_deref());
-        self.own(ring, served.worker, kick.as_deref());
-        self.watch(ring, served.worker, kick.as_deref())?;
-        served.kick = kick;
-        Ok(())
+        served.changing = true;
+        let old = std::mem::replace(&mut served.kick, kick.clone());
+        let worker = served.worker;
+        drop(spread);
+        self.unwatch(worker, old.as_deref());
+        self.take_over(ring, worker, kick.as_deref())
+    }
+
+    /// Ends a change: the ring's worker owns it and watches its kick.
+    fn take_over(&self, ring: Token, worker: usize, kick: Option<&KickFd>) -> io::Result<()> {
+        self.own(ring, worker, kick);
+        let watched = self.watch(ring, worker, kick);
+        if let Some(served) = self.spread().rings.get_mut(&ring) {
+            served.changing = false;
+        }
+        watched
     }
 
     /// Makes a ring's worker look at it once, without waiting for a kick.
@@ -118,15 +165,11 @@ impl Assignment {
     /// A ring stops: nobody watches its kick any more. Its worker may be in a burst; take the
     /// ring's lock to wait for that.
     pub fn release(&self, ring: Token) {
-        self.remove(&mut self.spread(), ring);
-    }
-
-    fn remove(&self, spread: &mut Spread, ring: Token) {
-        if let Some(served) = spread.rings.remove(&ring) {
-            self.unwatch(served.worker, served.kick.as_deref());
-            let rings = &mut spread.load[served.worker][kind(ring)];
-            *rings = rings.saturating_sub(1);
-        }
+        let mut spread = self.spread();
+        let Some(served) = spread.rings.remove(&ring) else { return };
+        spread.count(kind(ring), served.cycles, Some(served.worker), None);
+        drop(spread);
+        self.unwatch(served.worker, served.kick.as_deref());
     }
 
     /// Moves rings until no worker has two more of a direction than another.
@@ -138,10 +181,48 @@ impl Assignment {
         }
     }
 
+    /// What each transmit ring that is served has cost so far.
+    pub fn costs(&self) -> Vec<Sample> {
+        let spread = self.spread();
+        let cost = |(&source, served): (&Token, &Served)| {
+            let queue = self.queue(source).filter(|_| kind(source) == TRANSMIT)?;
+            Some(Sample { source, worker: served.worker, cycles: queue.stats.cycles.get() })
+        };
+        spread.rings.iter().filter_map(cost).collect()
+    }
+
+    /// Notes what sources took in the last second.
+    pub fn note_loads<'a>(&self, loads: impl Iterator<Item = (&'a Sample, u64)>) {
+        let Spread { rings, cycles, .. } = &mut *self.spread();
+        cycles.fill(0);
+        for (Sample { source, worker, .. }, took) in loads {
+            cycles[*worker] += took;
+            if let Some(served) = rings.get_mut(source) {
+                served.cycles = took;
+            }
+        }
+    }
+
+    /// Moves a ring for its load; false if it stays. One that was stopped, or that has another
+    /// worker by now, is left alone.
+    pub fn shift(&self, wish: Move) -> bool {
+        let mut spread = self.spread();
+        let Some(served) = spread.rings.get_mut(&wish.ring).filter(|s| s.worker == wish.from)
+        else {
+            return false;
+        };
+        let moved = self.move_to(wish.ring, served, wish.to);
+        if moved {
+            let cycles = served.cycles;
+            spread.count(kind(wish.ring), cycles, Some(wish.from), Some(wish.to));
+        }
+        moved
+    }
+
     /// Moves one ring from the worker with the most to the one with the fewest; false if there is
-    /// no need or no ring that can move.
+    /// no need or no ring that can move without making the latter the busier one.
     fn move_one(&self, spread: &mut Spread, ring_kind: usize) -> bool {
-        let Spread { rings, load } = spread;
+        let Spread { rings, load, cycles } = spread;
         let of = |&worker: &usize| load[worker][ring_kind];
         let (most, least) = ((0..load.len()).max_by_key(of), (0..load.len()).min_by_key(of));
         let (Some(most), Some(least)) = (most, least) else {
@@ -150,38 +231,44 @@ impl Assignment {
         if load[most][ring_kind] < load[least][ring_kind] + 2 {
             return false;
         }
-        let mut there = rings
-            .iter_mut()
-            .filter(|(ring, served)| served.worker == most && kind(**ring) == ring_kind);
-        let moved = there.any(|(ring, served)| self.move_to(*ring, served, least));
-        if moved {
-            load[most][ring_kind] -= 1;
-            load[least][ring_kind] += 1;
+        let fits = |took: u64| took == 0 || cycles[least] + took <= cycles[most];
+        let mut there = rings.iter_mut().filter(|(ring, served)| {
+            served.worker == most && kind(**ring) == ring_kind && fits(served.cycles)
+        });
+        let moved = there
+            .find_map(|(ring, served)| self.move_to(*ring, served, least).then_some(served.cycles));
+        if let Some(cycles) = moved {
+            spread.count(ring_kind, cycles, Some(most), Some(least));
         }
-        moved
+        moved.is_some()
     }
 
     /// Moves a ring; see the top of the file for the order. False if it stays.
     fn move_to(&self, ring: Token, served: &mut Served, worker: usize) -> bool {
-        let Some(queue) = self.queue(ring) else {
+        let Some(queue) = self.queue(ring).filter(|_| !served.changing) else {
             return false;
         };
         let kick = served.kick.as_deref();
         if self.watch(ring, worker, kick).is_err() {
             return false;
         }
-        let mut state = queue.quiet();
+        let counted = counted(kick);
+        let Some(mut state) = queue.quiet_soon() else {
+            self.unwatch(worker, kick);
+            return false;
+        };
         // What a disabled ring's kick brings is discarded, by a write to memory that its front-end
         // may be saving; the new watch would report a kick again that was served long ago.
         let moves = !state.discard;
         if moves {
             state.owner = Some(worker);
-            state.stale_kicks = counted(kick);
+            state.stale_kicks = counted;
         }
         drop(state);
         self.unwatch(if moves { served.worker } else { worker }, kick);
         if moves {
             served.worker = worker;
+            self.workers[worker].stats.moves.add(1);
             self.workers[worker].look(ring);
         }
         moves
@@ -189,24 +276,28 @@ impl Assignment {
 
     /// Names the owner in the ring's state. What the kick has counted already is reported as an
     /// event when it is watched, but is not a new kick.
-    fn own(&self, ring: Token, worker: usize, kick: Option<&OwnedFd>) {
+    fn own(&self, ring: Token, worker: usize, kick: Option<&KickFd>) {
         if let Some(queue) = self.queue(ring) {
+            let counted = counted(kick);
             let mut state = queue.quiet();
             state.owner = Some(worker);
-            state.stale_kicks = counted(kick);
+            state.stale_kicks = counted;
         }
     }
 
-    fn watch(&self, ring: Token, worker: usize, kick: Option<&OwnedFd>) -> io::Result<()> {
+    fn watch(&self, ring: Token, worker: usize, kick: Option<&KickFd>) -> io::Result<()> {
         kick.map_or(Ok(()), |kick| self.workers[worker].watch(kick.as_raw_fd(), ring))
     }
 
-    fn unwatch(&self, worker: usize, kick: Option<&OwnedFd>) {
+    fn unwatch(&self, worker: usize, kick: Option<&KickFd>) {
         if let Some(kick) = kick {
             self.workers[worker].unwatch(kick.as_raw_fd());
         }
     }
 }
+
+/// Index of transmit rings in a load.
+const TRANSMIT: usize = 1;
 
 /// Index of a ring's direction in a load: receive, transmit.
 fn kind(ring: Token) -> usize {
@@ -214,8 +305,8 @@ fn kind(ring: Token) -> usize {
 }
 
 /// Events that watching `kick` brings at once.
-fn counted(kick: Option<&OwnedFd>) -> u32 {
-    kick.map_or(0, |kick| u32::from(is_readable(kick.as_raw_fd())))
+fn counted(kick: Option<&KickFd>) -> u32 {
+    kick.map_or(0, KickFd::counted)
 }
 
 #[cfg(test)]
@@ -240,9 +331,10 @@ mod tests {
         Token::Transmit(port, 0)
     }
 
-    fn kick() -> (EventFd, Option<Arc<OwnedFd>>) {
+    fn kick() -> (EventFd, Option<Arc<KickFd>>) {
         let kick = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let ours = from_eventfd(kick.try_clone().unwrap());
+        let ours = KickFd::watch(ours, &Port::guest(0, "0", 1)).unwrap();
         (kick, Some(Arc::new(ours)))
     }
 
@@ -308,6 +400,34 @@ mod tests {
         assert_eq!((owner(&a, stays), owner(&a, moved)), (0, 1));
     }
 
+    /// A ring that sends all the time has a worker for itself, and four that send little the other:
+    /// that one of them leaves is no reason to give the busy worker more.
+    #[test]
+    fn numbers_are_not_evened_out_against_the_load() {
+        let a = assignment(2);
+        serve_first(&a, 5);
+        for port in [2, 4] {
+            assert!(a.shift(Move { ring: tx(port), from: 0, to: 1 }));
+        }
+        let note = |took: u64| {
+            let mut samples = a.costs();
+            samples.retain(|sample| sample.source != tx(0));
+            let busy = Sample { source: tx(0), worker: 0, cycles: 0 };
+            let light = samples.iter().map(|sample| (sample, 100));
+            a.note_loads(light.chain([(&busy, took)]));
+        };
+        note(900);
+        a.release(tx(1));
+        a.rebalance();
+        assert_eq!(a.spread().load, [[0, 1], [0, 3]]);
+        assert_eq!(a.spread().cycles, [900, 300]);
+        // One that leaves both as busy as before is evened out.
+        note(200);
+        a.rebalance();
+        assert_eq!(a.spread().load, [[0, 2], [0, 2]]);
+        assert_eq!(a.spread().cycles, [300, 200]);
+    }
+
     #[test]
     fn a_kick_that_was_not_taken_before_the_move_is_seen_after_it() {
         let a = assignment(2);
@@ -335,6 +455,31 @@ mod tests {
         kicks.iter().for_each(|kick| kick.write(1).unwrap());
         assert_eq!(events(&a, 1), [tx(2)]);
         assert_eq!(events(&a, 0).len(), 2);
+    }
+
+    #[test]
+    fn a_ring_moves_for_its_load_if_it_is_where_it_was_seen() {
+        let a = assignment(2);
+        let kicks = serve_first(&a, 4);
+        a.queue(tx(2)).unwrap().stats.cycles.add(7);
+        let mut costs: Vec<_> = a.costs().iter().map(|s| (s.source, s.worker, s.cycles)).collect();
+        costs.sort_by_key(|cost| cost.0.to_bits());
+        assert_eq!(costs, [(tx(0), 0, 0), (tx(1), 1, 0), (tx(2), 0, 7), (tx(3), 1, 0)]);
+        let wish = |port, from, to| Move { ring: tx(port), from, to };
+        assert!(!a.shift(wish(1, 0, 1)), "it is not there");
+        assert!(!a.shift(wish(7, 0, 1)), "it is with nobody");
+        a.queue(tx(0)).unwrap().lock().discard = true;
+        assert!(!a.shift(wish(0, 0, 1)), "it is disabled");
+        assert_eq!(a.spread().load, [[0, 2], [0, 2]]);
+        notes(&a, 1);
+        assert!(a.shift(wish(2, 0, 1)));
+        assert_eq!(a.spread().load, [[0, 1], [0, 3]]);
+        assert_eq!(notes(&a, 1), [Note::Look(tx(2))]);
+        assert_eq!([0, 1].map(|worker| a.workers[worker].stats.moves.get()), [0, 1]);
+        kicks[2].write(1).unwrap();
+        assert_eq!((events(&a, 0), events(&a, 1)), (vec![], vec![tx(2)]));
+        a.release(tx(2));
+        assert_eq!(a.spread().load, [[0, 1], [0, 2]]);
     }
 
     #[test]

@@ -2,18 +2,21 @@
 //!
 //! A worker owns a set of sources: transmit rings of guests and queues of TAPs. It sleeps in
 //! `epoll_wait` without a timeout until a kick, a readable TAP or a note from a session; a timer
-//! would hide a lost wake-up. Only while frames wait for a full receiver, or signals are held back,
-//! does it look again after a millisecond. Awake, it makes *turns*: one pass over its ready
+//! would hide a lost wake-up. Only a source or a signal that has to wait for a time gives it one,
+//! and it sleeps until the first of these. Awake, it makes *turns*: one pass over its ready
 //! sources, one burst each, then the signals the turn owes, once per ring.
 //!
 //! * [`assignment`] which worker serves which ring, and moving them;
+//! * [`balance`] which rings should move for their load, [`balancer`] the thread that asks;
 //! * [`run`] the loop: which sources are ready, when to sleep;
 //! * [`forward`] one burst, top to bottom;
-//! * [`judge`] what becomes of each frame of a burst;
+//! * [`classifier`] what becomes of each frame of a burst;
+//! * [`kick`] kick descriptors, and how workers hear of them;
 //! * [`fit`] frames too big for where they go;
 //! * [`plan`] a burst sorted by destination;
 //! * [`deliver`] the runs of a plan into their ports;
 //! * [`signals`] the signals owed to guests;
+//! * [`stalls`] whose memory made a worker wait;
 //! * [`spin`] whether an idle worker keeps looking.
 //!
 //! Kick descriptors are watched edge-triggered and never read: every write to an eventfd wakes its
@@ -21,14 +24,18 @@
 //! front-end could make block by clearing O_NONBLOCK on the descriptor it shares with us.
 
 pub mod assignment;
+pub mod balance;
+pub mod balancer;
+pub mod classifier;
 pub mod deliver;
 pub mod fit;
 pub mod forward;
-pub mod judge;
+pub mod kick;
 pub mod plan;
 pub mod run;
 pub mod signals;
 pub mod spin;
+pub mod stalls;
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -41,6 +48,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use self::assignment::Assignment;
+use self::balancer::Doze;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_NOTES, STOP_TIMEOUT};
 use crate::port::PortTable;
@@ -104,7 +112,7 @@ pub struct Announcement {
     pub port: PortId,
     /// The address.
     pub mac: MacAddr,
-    /// The conversation that asked for it, as [`GuestPort::session`] counts them: once that is over
+    /// The session that asked for it, as [`GuestPort::session`] counts them: once that is over
     /// nothing of it may be learned.
     ///
     /// [`GuestPort::session`]: crate::port::GuestPort::session
@@ -145,6 +153,8 @@ pub struct WorkerStats {
     pub lock_misses: Counter,
     /// Receive locks that had to be waited for in the kernel.
     pub lock_parks: Counter,
+    /// Rings that came from another worker; written under the lock of the assignment.
+    pub moves: Counter,
 }
 
 /// The part of a worker that other threads see.
@@ -155,6 +165,7 @@ pub struct WorkerHandle {
     notes: Mutex<Vec<Note>>,
     noted: AtomicBool,
     stop: AtomicBool,
+    doze: Doze,
     /// Counters.
     pub stats: WorkerStats,
 }
@@ -169,6 +180,7 @@ impl WorkerHandle {
             notes: Mutex::new(Vec::new()),
             noted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            doze: Doze::default(),
             stats: WorkerStats::default(),
         };
         handle.watch(handle.wake.as_raw_fd(), Token::Wake)?;
@@ -307,8 +319,11 @@ impl Workers {
 
     /// The worker that serves queue `queue` of a TAP.
     pub fn for_tap(&self, queue: usize) -> &Arc<WorkerHandle> {
-        let workers = self.handles();
-        &workers[queue % workers.len()]
+        &self.handles()[self.index_for_tap(queue)]
+    }
+
+    fn index_for_tap(&self, queue: usize) -> usize {
+        queue % self.handles().len()
     }
 
     /// All workers, for their counters.

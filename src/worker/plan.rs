@@ -12,20 +12,26 @@ pub struct Run {
     pub queue: u8,
     done: u8,
     len: u8,
+    /// How many frames the receiver has granted, if it was asked.
+    granted: u8,
     frames: [u8; BURST_FRAMES],
 }
+
+/// The receiver was not asked.
+const NOT_ASKED: u8 = u8::MAX;
 
 // Indices and lengths are bytes.
 const _: () = assert!(BURST_FRAMES <= 255);
 
 impl Run {
     /// A run without frames.
-    pub const EMPTY: Run = Run { port: 0, queue: 0, done: 0, len: 0, frames: [0; BURST_FRAMES] };
+    pub const EMPTY: Run =
+        Run { port: 0, queue: 0, done: 0, len: 0, granted: NOT_ASKED, frames: [0; BURST_FRAMES] };
 
     /// Empties the run and gives it another destination.
     #[inline]
     pub fn restart(&mut self, port: PortId, queue: u8) {
-        (self.port, self.queue, self.done, self.len) = (port, queue, 0, 0);
+        (self.port, self.queue, self.done, self.len, self.granted) = (port, queue, 0, 0, NOT_ASKED);
     }
 
     /// Appends a frame; a burst has no more frames than a run has room for.
@@ -52,6 +58,23 @@ impl Run {
     #[inline(always)]
     pub fn settle(&mut self, count: usize) {
         self.done = self.len.min(self.done + count as u8);
+        self.granted = NOT_ASKED;
+    }
+
+    /// Records how many frames the receiver lets in at the next try.
+    pub fn grant(&mut self, count: usize) {
+        self.granted = (count as u8).min(BURST_FRAMES as u8);
+    }
+
+    /// What the receiver has granted for the next try, if it was asked.
+    #[inline(always)]
+    pub fn granted(&self) -> Option<usize> {
+        (self.granted != NOT_ASKED).then_some(usize::from(self.granted))
+    }
+
+    /// Takes the frames from index `end` on out.
+    fn truncate(&mut self, end: u8) {
+        self.len = self.frames[..usize::from(self.len)].partition_point(|&frame| frame < end) as u8;
     }
 }
 
@@ -132,6 +155,13 @@ impl Plan {
     #[inline(always)]
     pub fn runs(&mut self) -> &mut [Run] {
         &mut self.runs[..self.count]
+    }
+
+    /// Takes the frames from index `end` on out; returns how many of them were to be flooded.
+    pub fn truncate(&mut self, end: u8) -> usize {
+        self.runs().iter_mut().for_each(|run| run.truncate(end));
+        let floods = self.floods().partition_point(|&frame| frame < end);
+        std::mem::replace(&mut self.floods, floods) - floods
     }
 
     /// The frames that go to every port, in order.

@@ -1,8 +1,10 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
+mod sleep;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
@@ -10,10 +12,11 @@ use super::deliver::count_broken;
 use super::forward::{Forwarder, Serviced, guest_of};
 use super::spin::{Next, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
-use crate::limits::{EPOLL_BATCH, HOLD_SLEEP_MILLIS, TURN_NANOS};
-use crate::port::{Endpoint, Port, PortTable, Queue, RingState};
+use crate::limits::{EPOLL_BATCH, TURN_NANOS};
+use crate::port::{Endpoint, GuestPort, Port, PortTable, Queue, RingState};
 use crate::switch::PortId;
-use crate::sys::threads::{ready_without_cpu, run_again_after_panic};
+use crate::sys::threads::run_again_after_panic;
+use crate::sys::usage::run_queue_delay_millis;
 use crate::sys::{clock, log_queue};
 
 /// A source with work, or that lately had some.
@@ -22,8 +25,8 @@ struct Ready {
     token: Token,
     /// How often in a row it was found empty.
     looks: u32,
-    /// It is looked at again by the clock: no event would tell.
-    waits: bool,
+    /// It is looked at again at this cycle at the latest, as no event may tell; 0: an event will.
+    retry_at: u64,
 }
 
 /// One worker thread.
@@ -39,13 +42,15 @@ pub struct Worker {
     /// Where the next turn starts, so that a turn cut short by time is continued.
     cursor: usize,
     notes: Vec<Note>,
+    /// Kicks of rings whose lock somebody else had, to be looked at again.
+    kicked: Vec<(Token, bool)>,
     events: Vec<EpollEvent>,
     woken: bool,
     /// Sources of the last turn whose frames wait for a full receiver.
     waiting: usize,
-    /// Several sources wanted the last turn: each gets its part only.
+    /// Several sources wanted the last turn: each gets its quantum only.
     contended: bool,
-    /// … and all of them sat it out.
+    /// … and all of them were throttled.
     idle: bool,
     /// The loop's one reading of the cycle counter: when the present iteration began.
     now: u64,
@@ -66,6 +71,7 @@ impl Worker {
             ready: Vec::new(),
             cursor: 0,
             notes: Vec::new(),
+            kicked: Vec::new(),
             events: vec![EpollEvent::default(); EPOLL_BATCH],
             woken: false,
             waiting: 0,
@@ -95,6 +101,7 @@ impl Worker {
     #[cold]
     fn recover(&mut self) {
         self.forwarder.signals().slot().active();
+        self.handle.doze.awake();
         self.forwarder.abandon(&self.ports, None);
         self.forwarder.signal_everyone(&self.ports);
         let ports = Arc::clone(&self.ports);
@@ -105,7 +112,10 @@ impl Worker {
                     let transmit: Vec<usize> =
                         (0..guest.tx.len()).filter(|&i| mine(&guest.tx[i])).collect();
                     let receive = (0..guest.rx.len()).filter(|&i| mine(&guest.rx[i]));
-                    receive.for_each(|i| receive_kick(&ports, port.id, i, false));
+                    let receive: Vec<usize> = receive.collect();
+                    for i in receive {
+                        self.kick(Token::Receive(port.id, i as u16), false);
+                    }
                     for i in transmit {
                         self.mark_ready(Token::Transmit(port.id, i as u16));
                     }
@@ -123,16 +133,20 @@ impl Worker {
         self.now = clock::cycles();
         while !self.handle.stop.load(Ordering::Relaxed) {
             self.take_notes();
+            if !self.kicked.is_empty() {
+                self.retry_kicks();
+            }
             let found = self.turn();
             if std::mem::take(&mut self.woken) && !found {
                 self.handle.stats.empty_wakeups.add(1);
             }
-            let rest = self.judge(found);
+            let rest = self.after_turn(found);
             // Frames that wait for a full receiver are tried again by the clock, too: the kick that
             // tells of its buffers may be another worker's.
             let sleepy = (rest || self.ready.is_empty())
                 && self.spin.may_sleep()
-                && self.ready.len() == self.waiting;
+                && self.ready.len() == self.waiting
+                && !self.forwarder.signals().due_soon(self.now);
             if !sleepy && self.spin.check_events(self.now) {
                 self.take_events(0);
             }
@@ -145,7 +159,7 @@ impl Worker {
 
     /// After a turn: spin on, or arm what was held for a spin. True if the worker shall rest.
     #[inline]
-    fn judge(&mut self, found: bool) -> bool {
+    fn after_turn(&mut self, found: bool) -> bool {
         let stats = &self.handle.stats;
         if found {
             if self.spin.found(self.now) {
@@ -154,7 +168,7 @@ impl Worker {
             return false;
         }
         if !self.ready.is_empty() {
-            match self.spin.next(self.now, ready_without_cpu) {
+            match self.spin.next(self.now, run_queue_delay_millis) {
                 Next::Look => return false,
                 Next::Arm => self.arm_all(),
                 Next::GiveUp => {
@@ -169,8 +183,8 @@ impl Worker {
     /// Arms every source; those that turn out to have work stay ready.
     fn arm_all(&mut self) {
         let mut at = 0;
-        while let Some(&Ready { token, waits, .. }) = self.ready.get(at) {
-            if waits || self.arm(token) {
+        while let Some(&Ready { token, retry_at, .. }) = self.ready.get(at) {
+            if retry_at != 0 || self.arm(token) {
                 at += 1;
             } else {
                 self.ready.remove(at);
@@ -178,12 +192,13 @@ impl Worker {
         }
     }
 
-    /// Ends an iteration: books its cycles and begins the next with the same reading.
+    /// Ends an iteration: counts its cycles and begins the next with the same reading.
     #[inline]
     fn account(&mut self, found: bool) {
         let now = clock::cycles();
         let spent = clock::since(self.now, now);
         self.now = now;
+        self.forwarder.stalls().end_turn(spent, now);
         let stats = &self.handle.stats;
         if found {
             stats.busy_turns.add(1);
@@ -207,8 +222,11 @@ impl Worker {
             let Some(&Ready { token, looks, .. }) = self.ready.get(self.cursor) else {
                 break;
             };
-            let serviced = self.service(token);
-            self.ready[self.cursor].waits = serviced == Serviced::Waiting;
+            let serviced = self.watched(token, |worker| worker.service(token));
+            self.ready[self.cursor].retry_at = match serviced {
+                Serviced::RetryAt(cycle) => cycle,
+                _ => 0,
+            };
             let keep = match serviced {
                 Serviced::More => {
                     found = true;
@@ -225,7 +243,7 @@ impl Worker {
                     working += 1;
                     true
                 }
-                Serviced::Waiting => {
+                Serviced::RetryAt(_) => {
                     self.waiting += 1;
                     true
                 }
@@ -247,7 +265,7 @@ impl Worker {
                 break;
             }
         }
-        // Those that sat out compete too: a turn in which all do must not forgive what they owe.
+        // Throttled ones compete too: a turn in which all do must not forgive what they owe.
         self.contended = working > 1;
         self.idle = self.contended && !found;
         self.forwarder.end_turn(&self.ports, &self.handle.stats);
@@ -279,6 +297,30 @@ impl Worker {
         }
     }
 
+    /// Does something that touches the memory of a source's guest; while guests are watched, in its
+    /// own time.
+    #[inline(always)]
+    fn watched<T>(&mut self, token: Token, work: impl FnOnce(&mut Worker) -> T) -> T {
+        let watched = match self.forwarder.stalls().is_watching() {
+            true => self.begin_watched(token),
+            false => None,
+        };
+        let done = work(self);
+        if let Some((id, session)) = watched {
+            self.forwarder.stalls().end_part(&self.ports[usize::from(id)], session);
+        }
+        done
+    }
+
+    /// The guest that a source belongs to, and its session.
+    #[cold]
+    fn begin_watched(&mut self, token: Token) -> Option<(PortId, u64)> {
+        let (Token::Transmit(id, _) | Token::Receive(id, _)) = token else { return None };
+        let session = guest_of(&self.ports, id)?.1.session()?;
+        self.forwarder.stalls().begin_part();
+        Some((id, session))
+    }
+
     /// Counts the burst, gives up the ring it came from and looks at a TAP again later: what lies
     /// in its queue brings no event. The rings it was being delivered to are mended by whoever
     /// takes their locks next.
@@ -302,7 +344,7 @@ impl Worker {
                 self.forwarder.abandon(&ports, Some(&queue.stats));
                 state.broken = true;
                 state.drain_to = None;
-                state.waiting_since = None;
+                state.waiting = None;
                 self.forwarder.note_error(id, &state);
                 drop(state);
                 queue.notify_drained();
@@ -311,7 +353,7 @@ impl Worker {
             }
             (Endpoint::Tap(tap), Token::Tap(..)) => {
                 self.forwarder.abandon(&ports, tap.queues().get(index).map(|queue| &queue.input));
-                Serviced::Waiting
+                self.forwarder.retry()
             }
             _ => {
                 // An announcement, whose counters only the first worker writes, or a kick.
@@ -327,10 +369,12 @@ impl Worker {
 
     /// Enables the kicks of an empty source and looks again; true if it must stay ready.
     fn arm(&mut self, token: Token) -> bool {
-        let Token::Transmit(id, queue) = token else {
-            // A TAP's edge-triggered event is armed by having read it empty.
-            return false;
-        };
+        // A TAP's edge-triggered event is armed by having read it empty.
+        matches!(token, Token::Transmit(..)) && self.watched(token, |worker| worker.arm_ring(token))
+    }
+
+    fn arm_ring(&mut self, token: Token) -> bool {
+        let Token::Transmit(id, queue) = token else { return false };
         let Some((_, guest)) = guest_of(&self.ports, id) else {
             return false;
         };
@@ -360,7 +404,7 @@ impl Worker {
     fn mark_ready(&mut self, token: Token) {
         match self.ready.iter_mut().find(|ready| ready.token == token) {
             Some(ready) => ready.looks = 0,
-            None => self.ready.push(Ready { token, looks: 0, waits: false }),
+            None => self.ready.push(Ready { token, looks: 0, retry_at: 0 }),
         }
     }
 
@@ -372,10 +416,8 @@ impl Worker {
         self.notes.reverse();
         while let Some(note) = self.notes.pop() {
             match note {
-                Note::Look(token @ Token::Receive(port, queue)) => {
-                    self.contained(token, |worker| {
-                        receive_kick(&worker.ports, port, queue.into(), false);
-                    })
+                Note::Look(token @ Token::Receive(..)) => {
+                    self.contained(token, |worker| worker.kick(token, false));
                 }
                 Note::Look(token) => self.mark_ready(token),
                 Note::Announce(what) => {
@@ -388,79 +430,73 @@ impl Worker {
         }
     }
 
-    /// Sleeps until something happens. There is no timeout, which would hide a lost wake-up, unless
-    /// frames wait for a receiver or a signal is held back.
-    fn sleep(&mut self) {
-        self.forwarder.signals().slot().asleep();
-        let asleep = self.now;
-        let pending = !self.ready.is_empty() || self.forwarder.signals().holds();
-        let more = self.listen_behind();
-        self.take_events(match pending {
-            _ if more => 0,
-            true => HOLD_SLEEP_MILLIS,
-            false => -1,
-        });
-        self.now = clock::cycles();
-        self.spin.woke(asleep, self.now);
-        self.forwarder.signals().slot().active();
-        self.handle.stats.wakeups.add(1);
-        self.woken = true;
-    }
-
-    /// Asks for a kick at what comes behind frames that wait for their receiver: it may be for
-    /// somebody else, who shall not wait for the clock. True if something came already.
-    fn listen_behind(&self) -> bool {
-        let mut more = false;
-        for &Ready { token, .. } in &self.ready {
-            let Token::Transmit(id, queue) = token else { continue };
-            let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
-            let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { continue };
-            if state.owner == Some(self.index) {
-                more |= state.running().is_some_and(|ring| ring.enable_kicks_behind());
-            }
-        }
-        more
-    }
-
     fn take_events(&mut self, timeout: i32) {
         // An error can only be EINTR; there is nothing to do but come back.
         let count = self.handle.epoll.wait(timeout, &mut self.events).unwrap_or(0);
+        if timeout != 0 {
+            self.now = clock::cycles();
+        }
         for i in 0..count {
             match Token::from_bits(self.events[i].data()) {
                 Token::Wake => {
                     let _ = self.handle.wake.read();
                 }
-                token @ Token::Receive(port, queue) => self.contained(token, |worker| {
-                    receive_kick(&worker.ports, port, queue.into(), true);
-                }),
-                token @ Token::Transmit(port, queue) => self.contained(token, |worker| {
-                    worker.transmit_kick(port, queue.into());
-                }),
+                token @ (Token::Receive(..) | Token::Transmit(..)) => {
+                    self.contained(token, |worker| worker.kick(token, true));
+                }
                 token @ Token::Tap(..) => self.mark_ready(token),
             }
         }
     }
 
-    /// A guest kicked its transmit queue.
-    fn transmit_kick(&mut self, id: PortId, index: usize) {
+    /// A guest kicked its ring, or with `kicked` false: the ring is to be looked at.
+    fn kick(&mut self, token: Token, kicked: bool) {
+        self.watched(token, |worker| worker.kick_ring(token, kicked));
+    }
+
+    fn kick_ring(&mut self, token: Token, kicked: bool) {
         let ports = Arc::clone(&self.ports);
-        let Some((_, guest)) = guest_of(&ports, id) else {
+        let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
+        let Some((port, guest)) = guest_of(&ports, id) else { return };
+        let transmit = matches!(token, Token::Transmit(..));
+        let queues = if transmit { &guest.tx } else { &guest.rx };
+        let Some(queue) = queues.get(usize::from(index)) else { return };
+        // A kick is not repeated, so one that meets a session, or another worker, is kept. Neither
+        // has the lock for long unless a guest's memory makes it wait.
+        let Some(state) = queue.lock_soon() else {
+            self.kicked.push((token, kicked));
             return;
         };
-        let Some(queue) = guest.tx.get(index) else {
-            return;
-        };
-        queue.stats.kicks.add_shared(1);
-        // Waits for a session that has the ring: a disabled ring's kick is not repeated.
-        let mut state = queue.lock();
+        if kicked {
+            queue.stats.kicks.add(1);
+        }
+        if transmit {
+            self.transmit_kick(token, queue, state);
+        } else {
+            receive_kick(port, guest, index.into(), state, kicked);
+        }
+    }
+
+    /// Looks again at rings whose lock somebody else had when they were kicked.
+    #[cold]
+    fn retry_kicks(&mut self) {
+        let mut kicked = std::mem::take(&mut self.kicked);
+        kicked.sort_unstable_by_key(|(token, _)| token.to_bits());
+        kicked.dedup();
+        for (token, kicked) in kicked {
+            self.contained(token, |worker| worker.kick(token, kicked));
+        }
+    }
+
+    fn transmit_kick(&mut self, token: Token, queue: &Queue, mut state: MutexGuard<'_, RingState>) {
+        let Token::Transmit(id, _) = token else { return };
         if state.owner != Some(self.index) {
             // The ring moved; its new worker was told to look.
             return;
         }
         if state.discard {
-            drop(state);
-            if self.forwarder.discard(id, guest, index) == Serviced::Waiting {
-                self.mark_ready(Token::Transmit(id, index as u16));
+            if matches!(self.forwarder.discard(id, queue, state), Serviced::RetryAt(_)) {
+                self.mark_ready(token);
             }
             return;
         }
@@ -468,21 +504,20 @@ impl Worker {
             ring.suppress_kicks();
         }
         drop(state);
-        self.mark_ready(Token::Transmit(id, index as u16));
+        self.mark_ready(token);
     }
 }
 
 /// A guest posted buffers to its receive queue: it can take frames from now on. Kicks stay
 /// suppressed while it has held buffers, as nobody waits for more.
-fn receive_kick(ports: &[Port], id: PortId, index: usize, kicked: bool) {
-    let Some((port, guest)) = guest_of(ports, id) else { return };
-    let Some(queue) = guest.rx.get(index) else { return };
-    let mut state = queue.lock();
-    let mut suspicious = false;
-    if kicked {
-        queue.stats.kicks.add(1);
-        suspicious = never_moves(&mut state);
-    }
+fn receive_kick(
+    port: &Port,
+    guest: &GuestPort,
+    index: usize,
+    mut state: MutexGuard<'_, RingState>,
+    kicked: bool,
+) {
+    let suspicious = kicked && never_moves(&mut state);
     if let Some(ring) = state.running()
         && (ring.has_work() || ring.enable_kicks())
     {
@@ -518,3 +553,6 @@ fn complain(port: &Port) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,20 +2,21 @@
 //!
 //! Noted while rings are locked, sent at the end of the turn, once per ring: a write that wakes
 //! somebody costs about 9 µs, and nothing that may sleep happens under a lock. Those of transmit
-//! rings may be held back for a while (`port::moderation`).
+//! rings may be held back for a while (`port::moderation`), and those of a port to which they are
+//! expensive (`sys::signal_cost`).
 
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
 use super::WorkerStats;
-use crate::limits::HELD_NANOS;
-use crate::port::moderation::{Completed, Tell};
+use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
+use crate::port::moderation::{Completed, Notify};
 use crate::port::{Eviction, Port, RingState};
 use crate::ring::CallFd;
 use crate::stats::QueueStats;
 use crate::switch::PortId;
 use crate::sys::clock;
-use crate::sys::eventfd::{SignalResult, SignalSlot};
+use crate::sys::eventfd::{SignalResult, SignalSlot, Took};
 
 /// Signals owed at the end of a turn.
 pub struct Signals {
@@ -24,13 +25,37 @@ pub struct Signals {
     pending: Vec<(PortId, Arc<CallFd>)>,
     /// Signals of transmit rings that wait for one of their guest's receive rings.
     held: Vec<Held>,
-    /// Signals to ports whose last one was dear (`sys::signal_cost`), one of each descriptor.
+    /// Signals to ports whose last ones were slow or expensive, one of each descriptor.
     paced: Vec<(PortId, Weak<CallFd>)>,
     /// How long at most, in cycles.
-    patience: u64,
+    most_held: u64,
     /// Signals not wanted in this turn.
     suppressed: u64,
     slot: SignalSlot,
+    senders: Senders,
+    /// Cycles that the signals of each port took in this turn, if all together took long.
+    spent: Vec<(PortId, u64)>,
+}
+
+/// The ports that lately sent something, as bits of their numbers modulo 64.
+#[derive(Debug, Default)]
+struct Senders {
+    /// Since `since`, and in the time before.
+    now: u64,
+    before: u64,
+    since: u64,
+}
+
+impl Senders {
+    /// Those besides port `id`, asked at cycle `now`.
+    #[cold]
+    fn others(&mut self, id: PortId, now: u64) -> u32 {
+        let others = (self.now | self.before) & !(1 << (id % 64));
+        if clock::since(self.since, now) >= clock::cycles_in(SENDERS_NANOS) {
+            (self.before, self.now, self.since) = (self.now, 0, now);
+        }
+        others.count_ones()
+    }
 }
 
 /// A transmit ring whose signal is held back.
@@ -46,9 +71,11 @@ struct Held {
 impl Signals {
     /// For worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, slot: SignalSlot) -> Signals {
-        let patience = clock::cycles_in(HELD_NANOS);
+        let most_held = clock::cycles_in(TX_COALESCED_NANOS);
         let (pending, held, paced) = (Vec::new(), Vec::new(), Vec::new());
-        Signals { worker, turn: 0, pending, held, paced, patience, suppressed: 0, slot }
+        let (senders, spent) = (Senders::default(), Vec::new());
+        let (turn, suppressed) = (0, 0);
+        Signals { worker, turn, pending, held, paced, most_held, suppressed, slot, senders, spent }
     }
 
     /// Notes that the driver of a ring wants a signal, or that it does not.
@@ -71,6 +98,12 @@ impl Signals {
         }
     }
 
+    /// Notes that a port sent something.
+    #[inline(always)]
+    pub fn note_sender(&mut self, id: PortId) {
+        self.senders.now |= 1 << (id % 64);
+    }
+
     /// Notes what a completed burst of a transmit ring calls for, at cycle `now`.
     #[inline(always)]
     pub fn note_sent(
@@ -81,10 +114,11 @@ impl Signals {
         stats: &QueueStats,
         now: u64,
     ) {
+        self.note_sender(id);
         match state.moderation.completed(burst) {
-            Tell::Nothing => self.note(id, false, state, stats),
-            Tell::Now => self.note(id, true, state, stats),
-            Tell::Later => {
+            Notify::Nothing => self.note(id, false, state, stats),
+            Notify::Now => self.note(id, true, state, stats),
+            Notify::Later => {
                 let held = Held { port: id, queue, since: now, received: burst.received };
                 // Woken in this turn anyhow: now is as good.
                 let woken = self.pending.iter().any(|(port, _)| *port == id);
@@ -98,10 +132,35 @@ impl Signals {
         }
     }
 
-    /// True while signals are held back, for which the worker must not sleep for good.
+    /// True while signals are held back.
     #[inline(always)]
-    pub fn holds(&self) -> bool {
+    fn holds(&self) -> bool {
         !self.held.is_empty() || !self.paced.is_empty()
+    }
+
+    /// True while a paced signal is due before the end of the shortest sleep there is, from cycle
+    /// `now` on: the worker stays awake for it.
+    #[inline(always)]
+    pub fn due_soon(&self, now: u64) -> bool {
+        !self.paced.is_empty() && self.any_due_soon(now)
+    }
+
+    #[cold]
+    fn any_due_soon(&self, now: u64) -> bool {
+        self.paced_left(now).is_some_and(|left| left < clock::cycles_in(SHORTEST_SLEEP_NANOS))
+    }
+
+    /// Cycles from cycle `now` on until the first paced signal is due.
+    fn paced_left(&self, now: u64) -> Option<u64> {
+        let calls = self.paced.iter().filter_map(|(_, call)| call.upgrade());
+        calls.map(|call| call.wait_left(now)).min()
+    }
+
+    /// The cycle at which the first signal that is held back is due; none if there is none.
+    pub fn due(&self, now: u64) -> Option<u64> {
+        let held = self.held.iter().map(|held| held.since.saturating_add(self.most_held)).min();
+        let paced = self.paced_left(now).map(|left| now.saturating_add(left));
+        held.into_iter().chain(paced).min()
     }
 
     /// Lets go of held signals whose guest is woken now, or that were held long enough.
@@ -109,7 +168,7 @@ impl Signals {
     fn release(&mut self, ports: &[Port], now: u64) {
         let mut at = 0;
         while let Some(held) = self.held.get(at) {
-            let late = clock::since(held.since, now) >= self.patience;
+            let late = clock::since(held.since, now) >= self.most_held;
             let (id, index, received) = (held.port, held.queue, held.received);
             let guest = ports[usize::from(id)].as_guest();
             let Some((guest, queue)) = guest.and_then(|guest| Some((guest, guest.tx.get(index)?)))
@@ -121,9 +180,12 @@ impl Signals {
                 at += 1;
                 continue;
             }
+            // Held by a session, or by the worker that serves the ring now: next time.
+            let Some(mut state) = queue.lock_for_burst() else {
+                at += 1;
+                continue;
+            };
             self.held.swap_remove(at);
-            // No other lock is held here. A session has it for moments only.
-            let mut state = queue.lock();
             if state.moderation.release(late) {
                 self.note(id, true, &mut state, &queue.stats);
             }
@@ -149,42 +211,76 @@ impl Signals {
         if !self.paced.is_empty() {
             self.resume();
         }
-        for (id, call) in self.pending.drain(..) {
+        self.spent.clear();
+        let mut cycles = 0;
+        for at in 0..self.pending.len() {
+            let (id, call) = &self.pending[at];
             if call.waits() {
-                defer(&mut self.paced, id, &call);
+                defer(&mut self.paced, *id, call);
                 continue;
             }
-            match self.slot.signal(&call) {
+            let sent = self.slot.signal(call);
+            let took = self.slot.took();
+            cycles += took.cycles;
+            match sent {
                 SignalResult::Sent => stats.signals.add(1),
                 // A full counter means the driver has a signal to read already.
                 SignalResult::Full | SignalResult::Failed(_) => stats.signals_failed.add(1),
                 SignalResult::Blocked => {
                     stats.signals_failed.add(1);
                     evict(
-                        &ports[usize::from(id)],
+                        &ports[usize::from(*id)],
                         call.owner(),
                         "its call descriptor holds up writers",
                     );
                 }
-                SignalResult::Crowded => {
+                SignalResult::ManyWaiters => {
                     stats.signals.add(1);
                     evict(
-                        &ports[usize::from(id)],
+                        &ports[usize::from(*id)],
                         call.owner(),
-                        "its call descriptor has a crowd of pollers",
+                        "its call descriptor has too many waiters",
                     );
                 }
             }
+            if took.micros.is_some() || cycles > self.slot.long() {
+                self.charge(at, took);
+            }
         }
+        self.pending.clear();
         if self.suppressed > 0 {
             stats.signals_suppressed.add(std::mem::take(&mut self.suppressed));
         }
         self.turn += 1;
     }
 
+    /// Has the port of pending signal `at` pay for it, if it was measured. If all signals of this
+    /// turn took long, and the port's together did, its next ones are.
+    #[cold]
+    fn charge(&mut self, at: usize, took: Took) {
+        let (id, call) = &self.pending[at];
+        let now = clock::cycles();
+        if let Some(micros) = took.micros {
+            call.cost().charge(micros, self.senders.others(*id, now), now);
+        }
+        let spent = match self.spent.iter_mut().find(|(port, _)| port == id) {
+            Some((_, spent)) => spent,
+            None => {
+                self.spent.push((*id, 0));
+                let last = self.spent.len() - 1;
+                &mut self.spent[last].1
+            }
+        };
+        *spent += took.cycles;
+        if *spent > self.slot.long() {
+            call.cost().watch(now);
+        }
+    }
+
     /// Adds the signals that have waited long enough to those of this turn. Those beyond suspicion
     /// come first, as nobody shall wait for the others; of these the most suspicious one, which is
-    /// the only one of its port if it is dear again, and may be the last.
+    /// the only one of its port if it is slow again, and may be the last. Of one port the one that
+    /// has waited longest comes first.
     #[cold]
     fn resume(&mut self) {
         let pending = &mut self.pending;
@@ -198,7 +294,7 @@ impl Signals {
             }
             None => false,
         });
-        self.pending.sort_unstable_by_key(|(_, call)| call.suspicion().map(Reverse));
+        self.pending.sort_by_cached_key(|(_, call)| call.suspicion().map(Reverse));
     }
 
     /// The slot, for the worker's sleep.
@@ -217,9 +313,27 @@ fn defer(paced: &mut Vec<(PortId, Weak<CallFd>)>, id: PortId, call: &Arc<CallFd>
 }
 
 /// Ends the conversation of a front-end that holds up others.
-fn evict(port: &Port, session: u64, why: &str) {
+pub(super) fn evict(port: &Port, session: u64, why: &str) {
     let guest = port.as_guest();
     if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) && port.log.allow() {
         log::warn!("port {}: front-end dropped: {why}", port.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_sent_lately_is_known_for_a_while() {
+        let mut senders = Senders::default();
+        let span = clock::cycles_in(SENDERS_NANOS);
+        assert_eq!(senders.others(1, 0), 0);
+        senders.now = 0b1110;
+        assert_eq!([senders.others(1, 1), senders.others(0, 2), senders.others(65, 3)], [2, 3, 2]);
+        assert_eq!(senders.others(1, span), 2);
+        assert_eq!(senders.others(1, 2 * span - 1), 2, "not forgotten at once");
+        assert_eq!(senders.others(1, 2 * span), 2);
+        assert_eq!(senders.others(1, 2 * span + 1), 0, "but twice as long after it");
     }
 }

@@ -13,7 +13,7 @@
 //! gaps of a microsecond or two between bursts, and to sleep through each of them costs it, and the
 //! guest that has to kick, more than to wait (60 B, two ports, Mpps: 18.1 at 0.56 CPU with a tenth
 //! alone, 20.7 at 0.74 so, 25.2 at 0.90 with as much as it works, 26.5 polling). And a look
-//! at how long the worker stood ready without a CPU: where more threads than CPUs want to run, a
+//! at the worker's run-queue delay: where more threads than CPUs want to run, a
 //! spinning worker is in the way of the guest it waits for, so spinning ends for a while. (How
 //! often it was preempted says less: a monitor that wakes up every 10 ms counts like a rival.)
 //!
@@ -80,7 +80,7 @@ pub struct SpinPolicy {
     credited: u64,
     /// Cycles of work since then.
     worked: u64,
-    /// Milliseconds it stood ready without a CPU, and when that was asked.
+    /// Milliseconds of its run-queue delay, and when that was read.
     waited: u64,
     asked: u64,
     /// No spin for `off` cycles after `asked`.
@@ -157,7 +157,7 @@ impl SpinPolicy {
     }
 
     /// A turn found nothing, and sources are held. `waits` tells for how many milliseconds the
-    /// worker stood ready without a CPU so far; it is asked rarely.
+    /// worker has waited in a run queue so far; it is read rarely.
     #[inline]
     pub fn next(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Next {
         if self.poll {

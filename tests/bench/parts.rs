@@ -31,8 +31,6 @@ mod guest;
 mod memo;
 #[path = "parts/offload.rs"]
 mod offload;
-#[path = "parts/random.rs"]
-mod random;
 
 /// Frames or addresses of one iteration where the part itself knows no bursts.
 const BURST: usize = vioswitch::limits::BURST_FRAMES;

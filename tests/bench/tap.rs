@@ -12,11 +12,6 @@
 //! the driver loses its CPU. Frames end in the host's stack, where nobody wants them: the rest of
 //! a host's work is the same for all and would only blur the ratio.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../uplink/host.rs"]
-mod host;
-
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -24,13 +19,13 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::mem::{RegionSpec, Span};
-use common::proc::{Apart, Daemon, wait_for};
-use common::ring::Seg;
-use common::rx::RxConfig;
-use common::sys;
-use common::vm::{Vm, VmConfig, mac_of};
-use host::{Host, in_namespace, ip};
+use testkit::host::{Host, in_namespace, ip};
+use testkit::mem::{RegionSpec, Span};
+use testkit::proc::{Apart, Daemon, wait_for};
+use testkit::ring::Seg;
+use testkit::rx::RxConfig;
+use testkit::sys;
+use testkit::vm::{Vm, VmConfig, mac_of};
 
 /// The longest frame a packet socket can send to a TAP: its largest MTU and an Ethernet header.
 const LONG: usize = 65_535;
@@ -351,7 +346,7 @@ fn guest_to_tap(bench: &mut Bench, rounds: usize, frames: usize) {
         rows[1].1.push(b);
     }
     let after = bench.daemon.counters();
-    let sent = |c: &common::counters::Counters| c.sum(Some("up"), "out", "frames");
+    let sent = |c: &testkit::counters::Counters| c.sum(Some("up"), "out", "frames");
     assert_eq!(sent(&after) - sent(&before), (rounds * frames) as u64, "every frame was written");
     heading(&format!("guest to TAP, {len} bytes"), true);
     rows.iter().for_each(|row| row.print(&rows[0], true));

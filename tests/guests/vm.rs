@@ -17,7 +17,7 @@ use super::{need_program, tail, wait_for};
 
 /// From power-on to the first command. A guest under TCG takes 3 s on an idle machine and ten
 /// times that on a busy one.
-const BOOT_LIMIT: Duration = Duration::from_secs(90);
+pub const BOOT_LIMIT: Duration = Duration::from_secs(90);
 
 /// What a guest has, of which Linux leaves 77 MiB.
 pub const MEMORY_KIB: u32 = 192 << 10;
@@ -71,6 +71,20 @@ impl Qemu {
             .ok_or_else(|| format!("{} tells no version", program.display()))?;
         let accel = accelerator()?;
         Ok(Qemu { program, major, accel, kernel, initrd })
+    }
+
+    /// A machine with this network card behind the socket at `path` and with no memory that it
+    /// shares, which boots the guest; it dies with the test.
+    pub fn unshared(&self, path: &Path, netdev: &str, nic: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(&self.program);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-m", "256"]);
+        command.args(["-accel", &self.accel, "-machine", "pc", "-append", "panic=-1 quiet"]);
+        command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initrd);
+        command.args(["-chardev", &format!("socket,id=port,path={}", path.display())]);
+        command.args(["-netdev", &format!("vhost-user,id=net,chardev=port{netdev}")]);
+        command.args(["-device", nic]).stdin(Stdio::null());
+        command
     }
 
     /// QEMU before 8 crashes by itself under TCG when a vhost-user-net device uses MSI-X.
@@ -208,6 +222,11 @@ impl Vm {
     /// The same with other memory than most guests have.
     pub fn start_with(kib: u32, lab: &Lab, qemu: &Qemu, spec: &VmSpec) -> Vm {
         Vm::launch(lab, qemu, spec, kib, &[])
+    }
+
+    /// The same with further options of QEMU's; of one that is given twice the last counts.
+    pub fn start_with_options(lab: &Lab, qemu: &Qemu, spec: &VmSpec, options: &[&str]) -> Vm {
+        Vm::launch(lab, qemu, spec, MEMORY_KIB, options)
     }
 
     /// An empty machine that waits for a guest to migrate into it, attached to its port already.

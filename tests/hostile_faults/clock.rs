@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::proc::{Dir, wait_for};
-use crate::common::skip;
-use crate::common::vm::Vm;
 use crate::lab::{SOON, plain};
 use crate::process::Process;
+use testkit::proc::{Dir, wait_for};
+use testkit::skip;
+use testkit::vm::Vm;
 
 const SHIM: &str = r#"
 #define _GNU_SOURCE
@@ -80,6 +80,7 @@ fn addresses(d: &Process) -> (u64, String) {
 }
 
 #[test]
+#[ignore = "full"]
 fn the_wall_clock_jumps() {
     let files = Dir::new();
     let Some(library) = shim(files.path()) else {
@@ -95,7 +96,7 @@ fn the_wall_clock_jumps() {
     d.ready();
     let mut vm: Vm = d.connect(0);
     let other = d.connect(1);
-    let rounds = if crate::common::long() { 10 } else { 2 };
+    let rounds = if testkit::long() { 10 } else { 2 };
     let mut days = Vec::new();
     for round in 0..rounds {
         let source = [2, 0, 0, 0, 1, round];

@@ -21,11 +21,11 @@ use vioswitch::vhost_user::session::{Context, Ledger, Session};
 use vioswitch::worker::{Shared, Token, Workers};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::common::frontend::Frontend;
-use crate::common::net::{Job, Net, Sizes};
-use crate::common::proc::wait_for;
-use crate::common::traffic::To;
-use crate::common::vm::{Vm, VmConfig};
+use testkit::frontend::Frontend;
+use testkit::net::{Job, Net, Sizes};
+use testkit::proc::wait_for;
+use testkit::traffic::To;
+use testkit::vm::{Vm, VmConfig};
 
 /// Longest wait for what must come.
 pub const SOON: Duration = Duration::from_secs(5);
@@ -217,14 +217,14 @@ impl Lab {
         let worker = self.context.workers.for_tap(0);
         worker.watch(self.fake.as_raw_fd(), Token::Tap(TAP as u16, 0)).expect("watch");
         self.tap().attach(vec![Arc::clone(&self.fake) as _], Offloads::ALL);
-        let host = crate::common::vm::mac_of(HOST);
+        let host = testkit::vm::mac_of(HOST);
         self.fake.queue([from_tap(&plain([1, 0, 0x5e, 1, 1, 1], host, 0, 60))]);
         self.fake.tell();
         let learned = || {
             let mac = vioswitch::frame::MacAddr(host);
             self.context.fdb.lookup(mac) == Some(TAP as u16)
         };
-        assert!(crate::common::proc::wait_for(SOON, learned), "the station is not learned");
+        assert!(testkit::proc::wait_for(SOON, learned), "the station is not learned");
     }
 
     pub fn port(&self, id: usize) -> &Port {

@@ -8,17 +8,17 @@ use vioswitch::config::{self, Action, Machine};
 use vioswitch::daemon::Daemon;
 use vioswitch::stats::DropReason;
 
-use crate::common::frontend::{Acks, Frontend, feat, req};
-use crate::common::packet::{Ask, Kind, Packet, payload};
-use crate::common::proc::{Dir, wait_for};
-use crate::common::sys::{self, EventFd};
-use crate::common::vm::{Vm, VmConfig, mac_of};
 use crate::lab::{Answer, EVIL, HOST, Lab, SOON, TAKE, TAP, chat, from_tap, plain, sprung, trap};
+use testkit::frontend::{Acks, Frontend, feat, req};
+use testkit::packet::{Ask, Kind, Packet, payload};
+use testkit::proc::{Dir, wait_for};
+use testkit::sys::{self, EventFd};
+use testkit::vm::{Vm, VmConfig, mac_of};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 
 fn rounds() -> usize {
-    if crate::common::long() { 200 } else { 5 }
+    testkit::rounds(2, 5, 200)
 }
 
 /// Stops the transmit ring and starts it empty, as its driver's reset would.
@@ -246,7 +246,7 @@ fn a_session_panics() {
     let mut daemon = daemon(&dir, &["one", "two", "boom"]);
     let mut net = {
         let vm = |(id, name)| Vm::connect(&dir.path().join(name), VmConfig::new(id));
-        crate::common::net::Net::new([(0, "one"), (1, "two")].map(vm).into())
+        testkit::net::Net::new([(0, "one"), (1, "two")].map(vm).into())
     };
     net.announce();
     let connect = || Frontend::connect(&dir.path().join("boom"), SOON).expect("connect");

@@ -1,4 +1,4 @@
-//! The daemon as a process, started in ways that [`crate::common::proc::Daemon`] has no word for:
+//! The daemon as a process, started in ways that [`testkit::proc::Daemon`] has no word for:
 //! with other standard descriptors, under a tracer, with a library before the others.
 
 use std::io::Write;
@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::counters::{Counters, settled};
-use crate::common::net::Net;
-use crate::common::proc::{Dir, STOP_LIMIT, wait_for};
-use crate::common::sys;
-use crate::common::vm::{Vm, VmConfig};
+use testkit::counters::{Counters, settled};
+use testkit::net::Net;
+use testkit::proc::{Dir, STOP_LIMIT, wait_for};
+use testkit::sys;
+use testkit::vm::{Vm, VmConfig};
 
 /// Longest wait for what must come.
 pub const SOON: Duration = Duration::from_secs(5);

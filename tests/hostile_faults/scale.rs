@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::frontend::Frontend;
-use crate::common::mem::RegionSpec;
-use crate::common::net::{Job, Net, Sizes};
-use crate::common::rx::RxConfig;
-use crate::common::traffic::To;
-use crate::common::vm::{Vm, VmConfig};
 use crate::process::{Process, SOON};
+use testkit::frontend::Frontend;
+use testkit::mem::RegionSpec;
+use testkit::net::{Job, Net, Sizes};
+use testkit::rx::RxConfig;
+use testkit::traffic::To;
+use testkit::vm::{Vm, VmConfig};
 
 const PORTS: usize = 128;
 const ACTIVE: usize = 16;
@@ -66,7 +66,7 @@ fn a_hundred_and_twenty_eight_ports() {
     assert!(bytes <= PORT_BYTES, "{bytes} bytes of private memory for each port");
 
     std::thread::sleep(Duration::from_millis(300));
-    let seconds = if crate::common::long() { 20 } else { 3 };
+    let seconds = if testkit::long() { 20 } else { 3 };
     let ticks = d.cpu_ticks();
     std::thread::sleep(Duration::from_secs(seconds));
     let ticks = d.cpu_ticks() - ticks;

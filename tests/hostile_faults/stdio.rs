@@ -6,11 +6,11 @@ use std::os::unix::process::CommandExt;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::common::hostile::raw_avail_idx;
-use crate::common::proc::wait_for;
-use crate::common::sys;
 use crate::lab::chat;
 use crate::process::{Process, SOON};
+use testkit::hostile::raw_avail_idx;
+use testkit::proc::wait_for;
+use testkit::sys;
 
 /// The smallest a pipe can be.
 const PIPE_BYTES: usize = 4096;
@@ -44,6 +44,7 @@ fn break_rings(d: &Process, times: usize) {
 
 /// The log's reader hangs from the start, or from some moment on, and reads again at the end.
 #[test]
+#[ignore = "full"]
 fn the_log_is_not_read() {
     for from_start in [true, false] {
         let (read, write) = pipe();
@@ -65,7 +66,7 @@ fn the_log_is_not_read() {
             d.signal(libc::SIGUSR1);
             std::thread::sleep(Duration::from_millis(5));
         }
-        break_rings(&d, if crate::common::long() { 100 } else { 2 });
+        break_rings(&d, if testkit::long() { 100 } else { 2 });
         chat(&mut net, 2000);
         net.finish();
         let (tell, told) = mpsc::channel();

@@ -7,12 +7,12 @@ use std::time::Duration;
 use vioswitch::stats::DropReason;
 use vioswitch::sys::tap::TapIo;
 
-use crate::common::proc::wait_for;
-use crate::common::vm::{VmConfig, mac_of};
 use crate::lab::{Answer, EVIL, HOST, Lab, SOON, TAKE, TAP, chat, from_tap, plain};
+use testkit::proc::wait_for;
+use testkit::vm::{VmConfig, mac_of};
 
 fn times() -> u64 {
-    if crate::common::long() { 1000 } else { 200 }
+    if testkit::long() { 1000 } else { 200 }
 }
 
 fn errno(errno: i32) -> Answer {

@@ -10,15 +10,15 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::Rng;
-use crate::common::frontend::{Frontend, Result, feat, message, req};
-use crate::common::hostile::{
+use testkit::Rng;
+use testkit::frontend::{Frontend, Result, feat, message, req};
+use testkit::hostile::{
     BAD_CHAINS, FIELDS, Field, Target, bad_chain, flip, offer, raw_avail, raw_avail_idx, raw_desc,
 };
-use crate::common::ring::{DESC_NEXT, Ring, Seg};
-use crate::common::sys::{self, EventFd};
-use crate::common::vm::{Vm, VmConfig, mac_of, tag_of};
-use crate::common::vnet::Header;
+use testkit::ring::{DESC_NEXT, Ring, Seg};
+use testkit::sys::{self, EventFd};
+use testkit::vm::{Vm, VmConfig, mac_of, tag_of};
+use testkit::vnet::Header;
 
 use super::shared::{PAIRS, PORTS, Shared};
 
@@ -492,7 +492,7 @@ impl<'s> Other<'s> {
     fn memory_comes_and_goes(&mut self) {
         let mut vm = self.guest();
         self.for_a_while(Duration::from_secs(1), |me| {
-            let spec = crate::common::mem::RegionSpec {
+            let spec = testkit::mem::RegionSpec {
                 gpa: 64 << 30,
                 len: (1 + me.rng.below(16)) << 21,
                 uva: 0x7c00_0000_0000,

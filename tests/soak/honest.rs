@@ -5,10 +5,10 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::common::Rng;
-use crate::common::sys;
-use crate::common::traffic::{self, Stream, To};
-use crate::common::vm::{Vm, VmConfig, mac_of};
+use testkit::Rng;
+use testkit::sys;
+use testkit::traffic::{self, Stream, To};
+use testkit::vm::{Vm, VmConfig, mac_of};
 
 use super::shared::{PAIRS, REMARKABLE, Shared, raise};
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::common::proc::wait_for;
+use testkit::proc::wait_for;
 
 /// Pairs of honest guests: guests 0 and 1, 2 and 3.
 pub const PAIRS: usize = 2;

@@ -5,8 +5,8 @@ use std::fs;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::common::counters::Counters;
-use crate::common::proc::{Daemon, Usage};
+use testkit::counters::Counters;
+use testkit::proc::{Daemon, Usage};
 
 use super::shared::{Shared, Threads, raise};
 

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::Rng;
-use crate::common::proc::wait_for;
-use crate::common::vm::mac_of;
-use crate::host::{Host, index_of, ip};
+use testkit::Rng;
+use testkit::host::{Host, index_of, ip};
+use testkit::proc::wait_for;
+use testkit::vm::mac_of;
 
 use super::shared::{PORTS, Shared};
 

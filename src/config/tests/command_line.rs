@@ -66,7 +66,7 @@ fn errors_of_the_parser_are_one_line_that_names_the_argument() {
         (&["--prt", "x"], "unexpected argument '--prt' found, did you mean '--port'?"),
         (&["word"], "unexpected argument 'word' found, see --help"),
         (&["-x"], "unexpected argument '-x' found, see --help"),
-        (&["--poll", "false"], "unexpected argument 'false' found, see --help"),
+        (&["--poll", "false"], "unexpected argument 'false' found, write --poll=false"),
         (&["--bo\ngus"], "unexpected argument '--bo gus' found, see --help"),
         (&["--bo\u{1b}[2Jgus"], "unexpected argument '--bogus' found, see --help"),
         (
@@ -135,11 +135,11 @@ fn bad_scalars_on_the_command_line() {
         ),
         (
             "--feature-level=0",
-            "--feature-level 0: feature-level must be a number from 1 to 1, not '0'",
+            "--feature-level 0: feature-level must be a number from 1 to 2, not '0'",
         ),
         (
-            "--feature-level=2",
-            "--feature-level 2: feature-level must be a number from 1 to 1, not '2'",
+            "--feature-level=3",
+            "--feature-level 3: feature-level must be a number from 1 to 2, not '3'",
         ),
         ("--control=", "--control '': control is empty"),
         (
@@ -179,16 +179,22 @@ fn bad_entries_on_the_command_line() {
             "a,socket=/s,mac=52:54:00:00:00:01,mac=52-54-00-00-00-01",
             "mac '52:54:00:00:00:01' is given twice",
         ),
-        ("a,socket=/s,offload=yes", "offload must be on, csum or off, not 'yes'"),
+        ("a,socket=/s,offload=yes", "offload must be on, send, csum or off, not 'yes'"),
+        ("a,socket=/s,offload=false", "offload is not true or false: write offload=off"),
+        ("a,socket=/s,offload=true", "offload is not true or false: write offload=on"),
+        ("a,socket=~/s", "socket '~/s': ~ is not expanded here: write the whole path, from / on"),
         ("a,socket=/s,offload=on,offload=off", "'offload' is given twice"),
+        ("a,socket=/s,memory=some", "memory must be any or prealloc, not 'some'"),
         ("a,socket=/s,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
         ("a,socket=/s,mtu=65536", "mtu must be a number from 68 to 65535, not '65536'"),
-        ("a,socket=/s,feature-level=2", "feature-level must be a number from 1 to 1, not '2'"),
+        ("a,socket=/s,platform=true", "platform must be on or off, not 'true'"),
+        ("a,socket=/s,feature-level=3", "feature-level must be a number from 1 to 2, not '3'"),
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),
         (",socket=/s", "name '' must be 1 to 64"),
         ("a,socket=/s,ifname=x", "unknown key 'ifname' (known: name, socket, mode,"),
-        ("a,socket=/s,", "'' is not key=value"),
+        ("a,socket=/s,", "ends in a comma: leave it out, or write it twice if the value ends"),
+        ("a,", "ends in a comma: leave it out"),
     ];
     for (value, expected) in cases {
         let line = complaint(&["--port", value]);

@@ -89,6 +89,7 @@ fn wrong_types_in_a_file() {
         ),
         ("age=1979-05-27\n", "1: age must be a number from 1 to 1000000, not a date"),
         ("cpus=true\n", "1: cpus must be a string, not a truth value"),
+        ("cpus=[0, 1]\n", "1: cpus must be a string: write cpus = \"0,2-3\""),
         ("cpus=-2\n", "1: cpus must be CPU numbers and ranges"),
         ("cpus='0,1'\n", "1: cpus '0,1': CPU 1 is not one this process may use"),
         ("poll=1\n", "1: poll must be true or false, not a number"),
@@ -114,8 +115,9 @@ fn wrong_types_in_a_file() {
         ("queues='1'", "4: queues must be a number from 1 to 16, not a string"),
         ("mtu='1500'", "4: mtu must be a number from 68 to 65535, not a string"),
         ("mtu=67", "4: mtu must be a number from 68 to 65535, not 67"),
-        ("offload=true", "4: offload must be a string, not a truth value"),
-        ("offload='tso'", "4: offload must be on, csum or off, not 'tso'"),
+        ("offload=false", "4: offload is not true or false: write offload = \"off\""),
+        ("offload=true", "4: offload is not true or false: write offload = \"on\""),
+        ("offload='tso'", "4: offload must be on, send, csum or off, not 'tso'"),
         ("mode='client'\nsocket-group=0", "5: socket-group does not go with mode=client"),
         (
             "socket_mode='0660'",
@@ -124,6 +126,49 @@ fn wrong_types_in_a_file() {
     ];
     for (line, expected) in cases {
         assert_file_error(&format!("{port}{line}\n"), expected);
+    }
+}
+
+/// Wrong in ways that others have been before: the message says what to write.
+#[test]
+fn errors_say_what_to_write_instead() {
+    let port = "[[port]]\nname='a'\nsocket='/a'\n";
+    let cases = [
+        (
+            format!("{port}socket_group='kvm'"),
+            "4: unknown key 'socket_group' ",
+            "write socket-group",
+        ),
+        (format!("{port}Macs='x'"), "4: unknown key 'Macs' ", ": write mac"),
+        ("[[ports]]\nname='a'".to_owned(), "1: unknown key 'ports' ", ": write [[port]]"),
+        ("[[taps]]\nname='up'".to_owned(), "1: unknown key 'taps' ", ": write [[tap]]"),
+        (
+            format!("{port}socket-mode=0660 # who may"),
+            "4: a number does not begin with 0, and permissions are a string",
+            ": write socket-mode = \"0660\"",
+        ),
+        ("\nworkers = 1,\n".to_owned(), "2: a line ends without a comma", ": leave it out"),
+        (format!("{port}mac = \"x\",\n"), "4: a line ends without a comma", ": leave it out"),
+        ("{\"port\": [\n{\"name\": \"a\"}]}\n".to_owned(), "1: this is JSON", "vm1.sock\""),
+        (
+            "[[port]]\nname='a'\nsocket='~vm/vm1.sock'".to_owned(),
+            "3: socket '~vm/vm1.sock': ~ is not expanded",
+            "write the whole path, from / on",
+        ),
+    ];
+    for (content, start, end) in cases {
+        let errors = file_errors(&content);
+        assert_eq!(errors.len(), 1, "{content}: {errors:?}");
+        assert!(errors[0].starts_with(start) && errors[0].ends_with(end), "{content}: {errors:?}");
+    }
+}
+
+#[test]
+fn what_is_said_of_a_line_does_not_hide_what_the_parser_says_of_others() {
+    let errors = file_errors("workers = 1,\nage = 07\nname = 'a\n");
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    for (error, start) in errors.iter().zip(["1: a line ends", "2: a number does", "3: "]) {
+        assert!(error.starts_with(start), "{errors:?}");
     }
 }
 

@@ -3,6 +3,8 @@
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitchd.toml");
+const README: &str = include_str!("../../../README.md");
+const ATTACHING: &str = include_str!("../../../docs/attaching.md");
 const UNIT: &str = include_str!("../../../scripts/systemd/vioswitchd.service");
 const DESCRIPTION: &str = include_str!("../../../scripts/vhost-user/50-vioswitchd.json");
 
@@ -30,7 +32,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         all += setting.unwrap_or(line);
         all.push('\n');
     }
-    assert_eq!(settings, 18);
+    assert_eq!(settings, 20);
     // This machine may have no such group.
     let all = start_as_installed(&all.replace("\"kvm\"", "\"root\""));
     let mut expected = plain;
@@ -40,9 +42,25 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
     expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];
     expected.ports[0].mtu = Some(1500);
-    expected.ports[0].feature_level = Some(1);
+    expected.ports[0].feature_level = Some(2);
     expected.taps[0].mtu = Some(1500);
     assert_eq!(all, expected);
+}
+
+/// QEMU 10.2 no longer knows `reconnect=`, and refuses to start with it.
+#[test]
+fn examples_for_qemu_suit_its_present_releases() {
+    let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
+    let attaching = (ATTACHING, "docs/attaching.md");
+    for (text, what) in
+        [(README, "README.md"), attaching, (EXAMPLE, "the example"), (&help, "--help")]
+    {
+        let (new, old) = (text.find("reconnect-ms=200"), text.find("reconnect=1"));
+        assert!(new.is_some() && new < old, "{what}: {new:?} {old:?}");
+        for line in text.lines().filter(|line| line.contains("reconnect=1")) {
+            assert!(line.contains("before 9.2") || line.contains("an older one"), "{what}: {line}");
+        }
+    }
 }
 
 #[test]

@@ -20,8 +20,11 @@ fn defaults() {
             endpoint: server("/run/vm1"),
             queue_pairs: 1,
             macs: vec![],
+            send: Offloads::ALL,
             offload: Offloads::ALL,
+            platform: false,
             feature_level: None,
+            preallocated: false,
             mtu: None,
         }],
         taps: vec![tap("up", "tap0")],
@@ -43,7 +46,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let args = config(&[
         "--port",
         "vm1,socket=/run/a,,b,socket-mode=0600,socket-group=root,queues=16,mac=52:54:00:00:00:01,\
-         mac=52-54-00-00-00-02,offload=csum,mtu=9000,feature-level=1",
+         mac=52-54-00-00-00-02,offload=csum,mtu=9000,feature-level=1,memory=prealloc",
         "--port=vm2,socket=c.sock,mode=client,offload=off",
         "--port=vm3,socket=/d,mode=server,socket-group=65534",
         "--tap=up,ifname=tap0,queues=4,offload=off,mtu=1400",
@@ -74,6 +77,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         offload = 'csum'
         mtu = 9000
         feature-level = 1
+        memory = 'prealloc'
         [[port]]
         name = 'vm2'
         socket = 'c.sock'
@@ -97,19 +101,41 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     assert_eq!(good_file(file, &[]), args);
     let first = Endpoint::Server { path: "/run/a,b".into(), mode: 0o600, group: Some(0) };
     assert_eq!(args.ports[0].endpoint, first);
-    assert_eq!(args.ports[0].macs.len(), 2);
     let offers: Vec<_> = args.ports.iter().map(|port| port.offload).collect();
     assert_eq!(offers, [Offloads::CSUM, Offloads::NONE, Offloads::ALL]);
     let first = &args.ports[0];
-    assert_eq!((first.mtu, first.feature_level), (Some(9000), Some(1)));
+    assert_eq!((first.macs.len(), first.mtu, first.feature_level), (2, Some(9000), Some(1)));
     assert_eq!((args.taps[0].offload, args.taps[0].mtu), (Offloads::NONE, Some(1400)));
     assert_eq!(args.ports[1].endpoint, Endpoint::Client { path: "c.sock".into() });
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
     assert_eq!(args.ports[2].endpoint, third);
     assert_eq!((args.workers, args.poll, args.age_seconds), (4, true, 1));
     assert_eq!((args.cpus, args.control), (vec![3, 0], Some(PathBuf::from("/run/control"))));
-    assert!(args.uplink_to_uplink);
+    assert!(args.uplink_to_uplink && first.preallocated && !args.ports[1].preallocated);
     assert_eq!((args.feature_level, args.ports[1].feature_level), (1, None));
+}
+
+#[test]
+fn offloads_are_for_both_directions_or_for_what_is_sent() {
+    let [csum, none, all] = [Offloads::CSUM, Offloads::NONE, Offloads::ALL];
+    for (word, send, receive) in
+        [("on", all, all), ("send", all, none), ("csum", csum, csum), ("off", none, none)]
+    {
+        let args = config(&["--port", &format!("a,socket=/a,offload={word}")]);
+        assert_eq!((args.ports[0].send, args.ports[0].offload), (send, receive), "{word}");
+        let file = format!("[[port]]\nname='a'\nsocket='/a'\noffload='{word}'\n");
+        assert_eq!(good_file(&file, &[]), args);
+    }
+}
+
+#[test]
+fn the_platform_is_asked_for() {
+    for (word, platform) in [("on", true), ("off", false)] {
+        let args = config(&["--port", &format!("a,socket=/a,platform={word}")]);
+        assert_eq!(args.ports[0].platform, platform);
+        let file = format!("[[port]]\nname='a'\nsocket='/a'\nplatform='{word}'\n");
+        assert_eq!(good_file(&file, &[]), args);
+    }
 }
 
 #[test]
@@ -184,6 +210,42 @@ fn conflicts_between_arguments_and_file_name_the_argument() {
     }
 }
 
+/// A directory and a link to it: sockets of one name in both are one socket.
+#[test]
+fn one_socket_by_two_paths_is_a_conflict() {
+    let directory = std::env::temp_dir().join(format!("vioswitch-spelled-{}", std::process::id()));
+    let link = directory.join("link");
+    std::fs::create_dir_all(directory.join("real")).unwrap();
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    let at = |path: &str| directory.join(path).display().to_string();
+    let first = format!("--port=a,socket={}", at("real/s"));
+    for other in ["link/s", "real/../real/s", "link/../real//s"] {
+        let line = complaint(&[&first, &format!("--port=b,socket={}", at(other))]);
+        assert!(line.ends_with(&format!("is already used by --port a,socket={}", at("real/s"))));
+    }
+    // Neither of these is in the way of the first.
+    for other in ["real/t", "s", "none/s"] {
+        config(&[&first, &format!("--port=b,socket={}", at(other))]);
+    }
+    // Relative to where the caller stands.
+    let here = std::env::current_dir().unwrap().join("s").display().to_string();
+    let line = complaint(&["--port=a,socket=s", &format!("--port=b,socket={here}")]);
+    assert!(line.ends_with("is already used by --port a,socket=s"), "{line}");
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn the_numbers_of_ports_and_taps_are_words() {
+    let one = config(&["--port=a,socket=/a"]);
+    assert_eq!(one.summary(), "1 port, 0 taps");
+    let more = config(&["--port=a,socket=/a", "--port=b,socket=/b", "--tap=t,ifname=t"]);
+    assert_eq!(more.summary(), "2 ports, 1 tap");
+    assert!(
+        matches!(run(&["--port=a,socket=/a", "--check"]), Ok(Action::Check(found)) if found == one)
+    );
+}
+
 #[test]
 fn shorthands_make_one_port() {
     let made = config(&["--socket-path", "/run/s"]);
@@ -192,8 +254,11 @@ fn shorthands_make_one_port() {
         endpoint: server("/run/s"),
         queue_pairs: 1,
         macs: vec![],
+        send: Offloads::ALL,
         offload: Offloads::ALL,
+        platform: false,
         feature_level: None,
+        preallocated: false,
         mtu: None,
     };
     assert_eq!(made.ports, [expected]);

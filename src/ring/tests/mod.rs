@@ -7,6 +7,7 @@ mod notify;
 mod offload;
 mod rx;
 mod scratch;
+mod staging;
 mod tx;
 
 use std::fs::File;

@@ -322,7 +322,7 @@ fn more_segments_than_the_ring_has_buffers_are_delivered_in_part() {
     assert!(u64::from(MAX_SEGMENTS) > 50);
 }
 
-/// A large ring of crumbs is not walked to its end, and what was tried is known.
+/// A large ring of tiny buffers is not walked to its end, and what was tried is known.
 #[test]
 fn buffers_too_small_for_segments_are_given_up() {
     let (guest, packet) = (Guest::new(), tcp(false, 5000));

@@ -190,7 +190,7 @@ fn an_invalid_buffer_goes_back_empty_and_the_frame_takes_the_next() {
 }
 
 #[test]
-fn crumbs_cost_a_bounded_amount_and_no_buffer() {
+fn excess_descriptors_cost_a_bounded_amount_and_no_buffer() {
     let guest = Guest::new();
     let queue = Queue::create(&guest.driver, 0x1000, 512);
     let mut ring = guest.start(&queue);
@@ -236,20 +236,20 @@ fn long_chains_are_walked_for_a_run_as_often_as_is_paid_for() {
         assert_eq!(done.frames + done.no_fit, u64::from(SIZE));
         let walked = u64::from(most).div_ceil(MAX_CHAIN_DESCRIPTORS as u64);
         assert_eq!(done.frames + done.bad_buffers, walked, "{first} {last}");
-        assert_eq!(u64::from(done.crumbs), walked * 1024 - 32 * u64::from(SIZE));
+        assert_eq!(u64::from(done.excess_descriptors), walked * 1024 - 32 * u64::from(SIZE));
         assert_eq!(used(&queue).len() as u64, walked);
     }
 }
 
 #[test]
-fn chains_of_a_packet_s_pages_are_no_crumbs() {
+fn chains_of_a_packet_s_pages_are_no_excess() {
     let guest = Guest::new();
     let queue = guest.queue();
     let mut ring = guest.start(&queue);
     // Linux without mergeable buffers posts 19 descriptors for each.
     post_chains(&guest, &queue, SIZE, 19, 1600, 0);
     let done = Frames::new(&[1514; SIZE as usize]).deliver(&mut ring);
-    assert_eq!((done.frames, done.crumbs), (u64::from(SIZE), 0));
+    assert_eq!((done.frames, done.excess_descriptors), (u64::from(SIZE), 0));
 }
 
 #[test]

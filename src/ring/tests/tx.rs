@@ -363,7 +363,7 @@ fn each_region_that_a_descriptor_reaches_into_is_paid_for() {
     for head in 0..SIZE {
         describe(&queue, head, &[desc(DATA, 16, INDIRECT, 0)]);
     }
-    while ring.sits_out() {}
+    while ring.is_throttled() {}
     assert_eq!(ring.take(&mut burst, 64), Ok(2));
 }
 
@@ -387,4 +387,32 @@ fn what_is_discarded_goes_back_unread_a_burst_at_a_time() {
     assert_eq!(ring.discard(256), Err(RingError::Head { head: 256, size: 256 }));
     assert_eq!(used(&queue), back, "nothing is half done");
     assert_eq!(ring.base(), 100);
+}
+
+/// What is in the used ring says nothing to a ring that goes on, and all to one that begins anew.
+#[test]
+fn a_ring_that_lost_its_memory_goes_on_where_it_stood() {
+    let guest = Guest::new();
+    let queue = guest.queue();
+    let mut ring = guest.start(&queue);
+    let mut burst = Burst::default();
+    chain(&guest, &queue, 0, &with_header(&frame(1, 100)), &[112]);
+    offer(&queue, &[0, 0, 0]);
+    assert_eq!(ring.take(&mut burst, 2), Ok(2));
+    ring.complete(&burst);
+    ring.charge(1000);
+    assert!(!ring.complaint_made());
+    let at = ring.position();
+    drop(ring);
+    queue.used().idx().store(1u16.to_le());
+    let table = Arc::clone(&guest.table);
+    let mut ring = SplitRing::resume(table, &guest.config(&queue), at).unwrap();
+    assert_eq!((at.base(), ring.base(), ring.position()), (2, 2, at));
+    assert!(ring.complaint_made() && !ring.never_moved());
+    assert_eq!(ring.take(&mut burst, 64), Ok(1));
+    ring.complete(&burst);
+    assert_eq!(used(&queue).len(), 3);
+    queue.used().idx().store(1u16.to_le());
+    ring.begin_at_used();
+    assert_eq!(ring.base(), 1);
 }

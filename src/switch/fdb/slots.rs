@@ -142,6 +142,13 @@ impl Slots {
         None
     }
 
+    /// Where the bucket's words and stamps begin, to be prefetched: a line, and half of one.
+    #[inline(always)]
+    pub(super) fn lines(&self, home: Home) -> (*const u8, *const u8) {
+        let words = self.words.as_ptr().wrapping_add(home.first);
+        (words.cast(), self.stamps.as_ptr().wrapping_add(home.first).cast())
+    }
+
     /// All slots of the bucket with their words, empty ones too.
     pub(super) fn bucket(&self, home: Home) -> impl Iterator<Item = Found> + '_ {
         (home.first..home.first + BUCKET_SLOTS).map(|slot| Found { slot, word: self.word(slot) })
@@ -186,6 +193,15 @@ mod tests {
             assert_eq!(slots.words[slots.skip..].as_ptr().addr() % LINE, 0);
             assert!(slots.slots_of(0, buckets).end <= slots.words.len());
         }
+    }
+
+    #[test]
+    fn lines_are_those_of_the_words_and_stamps() {
+        let slots = Slots::new(64, [0; 2]);
+        let home = slots.home(MacAddr([2, 0, 0, 0, 0, 1]));
+        let (words, stamps) = slots.lines(home);
+        assert_eq!(words, std::ptr::from_ref(&slots.words[home.first]).cast());
+        assert_eq!(stamps, std::ptr::from_ref(slots.stamp(home.first)).cast());
     }
 
     #[test]

@@ -62,6 +62,27 @@ fn fill_a_new_address_is_inserted_and_found() {
 }
 
 #[test]
+fn prefetch_names_what_learning_and_looking_up_will_read() {
+    let fdb = table();
+    let asked = std::cell::RefCell::new(Vec::new());
+    fdb.prefetch(station(1), station(2), |at| asked.borrow_mut().push(at));
+    let [(word, stamp), (other, _)] = [1, 2].map(|n| fdb.slots.lines(fdb.slots.home(station(n))));
+    assert_eq!(asked.into_inner(), [word, stamp, other]);
+}
+
+#[test]
+fn a_table_is_large_beyond_the_limit() {
+    let (max_entries, max_per_port) = (2 * FDB_PREFETCH_ENTRIES, 2 * FDB_PREFETCH_ENTRIES);
+    let fdb = Fdb::new(FdbConfig { max_entries, max_per_port, ..config() });
+    for n in 1..=u64::from(FDB_PREFETCH_ENTRIES) {
+        fdb.learn(station(n), 1, 10);
+        assert!(!fdb.is_large(), "{n}");
+    }
+    fdb.learn(station(0x80_0000), 1, 10);
+    assert!(fdb.is_large());
+}
+
+#[test]
 fn refresh_the_stamp_is_written_once_a_second() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);

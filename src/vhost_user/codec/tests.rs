@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Within this a half-sent message must have been given up, whatever else the machine does.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Both ends of a conversation, and what stops ours.
+/// Both ends of a session, and what stops ours.
 struct Pair {
     ours: Connection,
     theirs: UnixStream,
@@ -340,6 +340,7 @@ fn noise_on_the_wire() {
                     whole += 1;
                 }
                 Ok(Incoming::Closed) => break,
+                Ok(Incoming::Visitor) => panic!("there is no door"),
                 Ok(Incoming::Stopped) => panic!("nobody asked to stop"),
                 Err(WireError::MessageTimeout(_)) => panic!("the stream has an end"),
                 Err(_) => {

@@ -8,7 +8,7 @@ use vhost::vhost_user::message::{
 };
 use vm_memory::ByteValued;
 
-use super::{BadMessage, Code, Message, RegionSpec, Request, VringAddr};
+use super::{BadMessage, Code, Message, Passed, RegionSpec, Request, VringAddr};
 use crate::frame::MacAddr;
 use crate::limits::MAX_MESSAGE_FILES;
 
@@ -138,7 +138,7 @@ impl View<'_> {
     }
 
     /// The request, once size and descriptors are known to be right.
-    fn request(self, request: FrontendReq, files: Vec<OwnedFd>) -> Result<Request, BadMessage> {
+    fn request(self, request: FrontendReq, files: Vec<Passed>) -> Result<Request, BadMessage> {
         use FrontendReq as R;
         Ok(match request {
             R::GET_FEATURES => Request::GetFeatures,
@@ -161,7 +161,9 @@ impl View<'_> {
             }
             R::NET_SET_MTU => Request::NetSetMtu(self.value()?),
             R::GET_MAX_MEM_SLOTS => Request::GetMaxMemSlots,
-            R::ADD_MEM_REG => Request::AddMemReg(self.single_region()?, self.one(files)?),
+            R::ADD_MEM_REG => {
+                Request::AddMemReg(self.single_region()?, files.into_iter().next().flatten())
+            }
             R::REM_MEM_REG => Request::RemMemReg(self.single_region()?),
             _ => return self.vring_request(request, files),
         })
@@ -171,7 +173,7 @@ impl View<'_> {
     fn vring_request(
         self,
         request: FrontendReq,
-        files: Vec<OwnedFd>,
+        files: Vec<Passed>,
     ) -> Result<Request, BadMessage> {
         use FrontendReq as R;
         let code = self.code;
@@ -233,12 +235,13 @@ impl View<'_> {
 
     /// Ring index and descriptor of KICK, CALL and ERR. Reserved bits are refused: with them set,
     /// the eight bits left need not be the ring that was meant.
-    fn vring_file(self, files: Vec<OwnedFd>) -> Result<(u32, Option<OwnedFd>), BadMessage> {
+    fn vring_file(self, files: Vec<Passed>) -> Result<(u32, Option<OwnedFd>), BadMessage> {
         let value = self.value()?;
         if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
             return Err(BadMessage::Value { code: self.code, value });
         }
-        Ok(((value & VRING_INDEX_MASK) as u32, files.into_iter().next()))
+        let file = if files.is_empty() { None } else { Some(self.one(files)?) };
+        Ok(((value & VRING_INDEX_MASK) as u32, file))
     }
 
     fn single_region(self) -> Result<RegionSpec, BadMessage> {
@@ -256,7 +259,7 @@ impl View<'_> {
     }
 
     /// Each region with its descriptor; they come in the same order.
-    fn mem_table(self, files: Vec<OwnedFd>) -> Result<Vec<(RegionSpec, OwnedFd)>, BadMessage> {
+    fn mem_table(self, files: Vec<Passed>) -> Result<Vec<(RegionSpec, Passed)>, BadMessage> {
         let (_, regions) = self.split_mem_table()?;
         let regions = regions.chunks_exact(size_of::<VhostUserMemoryRegion>());
         let pairs = regions.zip(files).map(|(bytes, file)| {
@@ -274,10 +277,9 @@ impl View<'_> {
         Ok((View { body: head, code }.read()?, regions))
     }
 
-    fn one(self, files: Vec<OwnedFd>) -> Result<OwnedFd, BadMessage> {
-        let got = files.len();
-        let missing = BadMessage::FileCount { code: self.code, expected: 1, got };
-        files.into_iter().next().ok_or(missing)
+    fn one(self, files: Vec<Passed>) -> Result<OwnedFd, BadMessage> {
+        let missing = BadMessage::FileCount { code: self.code, expected: 1, got: 0 };
+        files.into_iter().flatten().next().ok_or(missing)
     }
 }
 

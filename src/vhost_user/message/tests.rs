@@ -11,7 +11,7 @@ const CODES: std::ops::RangeInclusive<u32> = 0..=50;
 
 /// A message with `count` descriptors, all copies of the writing end of one pipe.
 fn message(code: impl Into<Code>, body: &[u8], writer: &PipeWriter, count: usize) -> Message {
-    let files = (0..count).map(|_| writer.try_clone().unwrap().into()).collect();
+    let files = (0..count).map(|_| Some(writer.try_clone().unwrap().into())).collect();
     let head = Head { code: code.into(), need_reply: false, size: body.len() };
     Message { head, body: body.to_vec(), files }
 }
@@ -193,13 +193,34 @@ fn ring_descriptors_come_unless_bit_8_says_otherwise() {
 fn memory_regions() {
     let body = words64(&[0xdead, 1, 2, 3, 4]);
     let spec = "RegionSpec { gpa: 1, len: 2, uva: 3, offset: 4 }";
-    assert_eq!(text(decode(R::ADD_MEM_REG, &body, 1)), format!("AddMemReg({spec}, fd)"));
+    assert_eq!(text(decode(R::ADD_MEM_REG, &body, 1)), format!("AddMemReg({spec}, Some(fd))"));
     assert_eq!(text(decode(R::REM_MEM_REG, &body, 0)), format!("RemMemReg({spec})"));
     // "If a file descriptor is passed, the back-end must close it without using it otherwise."
     let (reader, writer) = pipe().unwrap();
     let request = message(R::REM_MEM_REG, &body, &writer, 1).decode();
     assert_eq!(text(request), format!("RemMemReg({spec})"));
     assert!(all_closed(reader, writer));
+}
+
+/// A region may be without its file, which was on a disk; nothing else may.
+#[test]
+fn a_file_on_a_disk_leaves_its_place() {
+    let (_reader, writer) = pipe().unwrap();
+    let bare = |request: R, body: &[u8]| {
+        let mut message = message(request, body, &writer, 1);
+        message.files[0] = None;
+        message.decode()
+    };
+    let region = words64(&[0, 1, 2, 3, 4]);
+    assert!(matches!(bare(R::ADD_MEM_REG, &region), Ok(Request::AddMemReg(_, None))));
+    match bare(R::SET_MEM_TABLE, &mem_table(1, 1)) {
+        Ok(Request::SetMemTable(table)) => assert!(table[0].1.is_none()),
+        other => panic!("{other:?}"),
+    }
+    for (request, body) in [(R::SET_VRING_KICK, vec![0]), (R::SET_LOG_BASE, vec![0, 0])] {
+        let error = bare(request, &words64(&body)).unwrap_err();
+        assert_eq!(error, BadMessage::FileCount { code: request.into(), expected: 1, got: 0 });
+    }
 }
 
 #[test]

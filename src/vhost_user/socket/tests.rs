@@ -1,7 +1,9 @@
 //! Real sockets in a directory of their own: who may be replaced, who may connect, who waits.
 
 use super::*;
+use std::fs::DirBuilder;
 use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
@@ -216,6 +218,21 @@ fn a_temporary_socket_left_by_a_killed_start_is_no_obstacle() {
     drop(UnixListener::bind(temporary).unwrap());
     let _listener = Listener::bind(&scratch.join("vm1.sock"), ACCESS).unwrap();
     assert_eq!(scratch.names(), ["vm1.sock"]);
+    let workshop = scratch.join(&format!(".vm2.sock.{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&workshop).unwrap();
+    drop(UnixListener::bind(workshop.join("vm2.sock")).unwrap());
+    let _second = Listener::bind(&scratch.join("vm2.sock"), ACCESS).unwrap();
+    assert_eq!(scratch.names().len(), 2, "{:?}", scratch.names());
+}
+
+#[test]
+fn a_directory_that_others_may_write_is_no_place_to_make_a_socket_in() {
+    let scratch = Scratch::new();
+    let workshop = scratch.join(&format!(".vm1.sock.{}", std::process::id()));
+    DirBuilder::new().create(&workshop).unwrap();
+    fs::set_permissions(&workshop, fs::Permissions::from_mode(0o720)).unwrap();
+    let error = Listener::bind(&scratch.join("vm1.sock"), ACCESS).unwrap_err();
+    assert!(error.to_string().starts_with("cannot make a directory beside"), "{error}");
 }
 
 #[test]
@@ -346,5 +363,68 @@ fn descriptors_that_are_no_stream_socket_are_not_inherited() {
     }
     for number in [-1, 0, 2, 1 << 20] {
         assert!(matches!(inherit(number), Err(SocketError::NotInherited(_))), "{number}");
+    }
+}
+
+/// P20: between the making of a socket and the granting of its mode, whoever may write to the
+/// directory puts another port's socket in its place.
+#[test]
+fn p20_another_socket_in_place_of_the_new_one_keeps_its_mode_and_group() {
+    let scratch = Scratch::new();
+    let (path, victim) = (scratch.join("evil.sock"), scratch.join("victim.sock"));
+    let _victim = Listener::bind(&victim, Access { mode: 0o600, group: None }).unwrap();
+    let before = fs::symlink_metadata(&victim).unwrap();
+    let temporary = scratch.join(&format!(".evil.sock.{}", std::process::id()));
+    let (aside, over) = (scratch.join("aside"), AtomicU32::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 0.. {
+                if over.load(Ordering::Relaxed) != 0 {
+                    break;
+                }
+                if fs::rename(&temporary, &aside).is_ok() {
+                    let _ = match turn % 2 {
+                        0 => std::os::unix::fs::symlink(&victim, &temporary),
+                        _ => fs::hard_link(&victim, &temporary),
+                    };
+                }
+                let _ = fs::remove_file(&aside);
+                let _ = fs::remove_dir_all(&aside);
+            }
+        });
+        let access = Access { mode: 0o666, group: Some(some_group()) };
+        for round in 0..1000 {
+            drop(Listener::bind(&path, access));
+            let now = fs::symlink_metadata(&victim).unwrap();
+            let changed = (now.mode(), now.gid()) != (before.mode(), before.gid());
+            over.store(changed.into(), Ordering::Relaxed);
+            assert!(!changed, "round {round}: {:o} {}", now.mode(), now.gid());
+            for left in [&temporary, &path] {
+                let _ = fs::remove_file(left);
+            }
+        }
+        over.store(1, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn p20_what_took_the_place_of_a_kept_socket_is_not_touched() {
+    let scratch = Scratch::new();
+    let (path, victim) = (scratch.join("kept.sock"), scratch.join("victim.sock"));
+    let _victim = Listener::bind(&victim, Access { mode: 0o600, group: None }).unwrap();
+    let listener = Listener::bind(&path, ACCESS).unwrap();
+    for link in [true, false] {
+        fs::remove_file(&path).unwrap();
+        match link {
+            true => std::os::unix::fs::symlink(&victim, &path).unwrap(),
+            false => fs::hard_link(&victim, &path).unwrap(),
+        }
+        let kept = listener.as_fd().try_clone_to_owned().unwrap();
+        let access = Access { mode: 0o666, group: Some(some_group()) };
+        let identity = listener.identity().unwrap();
+        let adopted = Listener::adopt(kept, &path, Some((identity, access)));
+        let now = fs::symlink_metadata(&victim).unwrap();
+        assert_eq!((now.mode() & 0o777, now.gid()), (0o600, group::own()), "{adopted:?}");
+        assert!(adopted.is_err());
     }
 }

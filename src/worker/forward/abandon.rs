@@ -1,4 +1,5 @@
-//! What a panic in the middle of a burst leaves behind: books that balance and no scratch state.
+//! What a panic in the middle of a burst leaves behind: counters that reconcile and no scratch
+//! state.
 //!
 //! The worker goes on with the next port. Until then each frame of the burst must be counted, and
 //! nothing of it may be left where the next burst, another guest's, could meet it: a header that

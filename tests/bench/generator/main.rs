@@ -15,18 +15,14 @@ use clap::Parser;
 
 mod books;
 mod frame;
-#[allow(dead_code)]
-#[path = "../../common/frontend.rs"]
-mod frontend;
 mod mem;
 mod port;
 mod report;
 mod ring;
 mod run;
-#[allow(dead_code)]
-#[path = "../../common/sys.rs"]
-mod sys;
 mod system;
+
+use testkit::sys;
 
 use port::{Port, TapPort, VirtioConfig, VirtioPort};
 use run::{Lengths, Pattern, Plan, Run};

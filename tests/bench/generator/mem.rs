@@ -5,16 +5,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use super::sys;
-
-/// Where a region lies, in the terms of `VhostUserMemoryRegion`.
-#[derive(Clone, Copy, Debug)]
-pub struct RegionSpec {
-    pub gpa: u64,
-    pub len: u64,
-    pub uva: u64,
-    pub offset: u64,
-}
+use testkit::mem::RegionSpec;
+use testkit::sys;
 
 /// Guest-physical and front-end addresses differ from each other and from ours, so that a back-end
 /// that mixes them up fails at once.

@@ -6,10 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::frontend::{Frontend, VringAddr, feat, proto, req};
 use super::mem::Memory;
 use super::ring::{Buffers, Ring, prefetch};
-use super::sys::{self, EventFd};
+use testkit::frontend::{Frontend, VringAddr, feat, proto, req};
+use testkit::sys::{self, EventFd};
 
 /// Bytes of the virtio-net header with VERSION_1 or MRG_RXBUF.
 const HEADER: usize = 12;
@@ -88,7 +88,7 @@ impl VirtioPort {
         rx.publish();
         let (rx_kick, tx_kick) = (EventFd::new(), EventFd::new());
         let calls = [EventFd::new(), EventFd::new()];
-        let mut start = || -> super::frontend::Result<()> {
+        let mut start = || -> testkit::frontend::Result<()> {
             let region = memory.region();
             frontend.set_mem_table(&[region])?;
             if c.log {
@@ -172,7 +172,7 @@ fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
 }
 
 /// Agrees on features; answers whether event indices are among them.
-fn negotiate(fe: &mut Frontend, c: &VirtioConfig) -> super::frontend::Result<bool> {
+fn negotiate(fe: &mut Frontend, c: &VirtioConfig) -> testkit::frontend::Result<bool> {
     let offered = fe.get_features()?;
     let mut wanted = feat::VERSION_1 | feat::MRG_RXBUF | feat::PROTOCOL_FEATURES;
     if c.event_idx {
@@ -183,14 +183,14 @@ fn negotiate(fe: &mut Frontend, c: &VirtioConfig) -> super::frontend::Result<boo
     }
     let features = offered & wanted;
     if features & feat::VERSION_1 == 0 {
-        return Err(super::frontend::Error::Bad("the back-end offers no VERSION_1".into()));
+        return Err(testkit::frontend::Error::Bad("the back-end offers no VERSION_1".into()));
     }
     if features & feat::PROTOCOL_FEATURES != 0 {
         let log = if c.log { proto::LOG_SHMFD } else { 0 };
         let protocol = fe.get_protocol_features()? & (proto::MQ | proto::REPLY_ACK | log);
         fe.set_protocol_features(protocol)?;
         if protocol & log != log {
-            return Err(super::frontend::Error::Bad("the back-end offers no LOG_SHMFD".into()));
+            return Err(testkit::frontend::Error::Bad("the back-end offers no LOG_SHMFD".into()));
         }
         if protocol & proto::MQ != 0 {
             fe.get_queue_num()?;

@@ -10,8 +10,8 @@
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use super::frontend::VringAddr;
 use super::mem::Memory;
+use testkit::frontend::VringAddr;
 
 const DESC_WRITE: u64 = 2;
 /// In avail.flags: the driver polls. In used.flags: the device polls.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::sys;
+use testkit::sys;
 
 /// A clock that costs a few nanoseconds to read.
 #[inline(always)]

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
+use testkit::Rng;
 use vioswitch::frame::MacAddr;
 use vioswitch::limits::{FDB_AGE_SECONDS, FDB_MAX_ENTRIES};
 use vioswitch::switch::{Fdb, FdbConfig, Learn, PortId};
 
 use super::BURST;
-use super::random::Random;
 
 const PORTS: usize = 16;
 /// The second in which everything happens.
@@ -76,7 +76,7 @@ struct Walk {
 impl Walk {
     /// Over `count` addresses, numbered as hypervisors do, from 52:54:`prefix`.
     fn new(prefix: u64, count: usize) -> Walk {
-        let mut random = Random(count as u64);
+        let mut random = Rng::new(count as u64);
         let mut visits = Vec::new();
         let mut round = 0;
         // An even number of rounds, or the ports would not alternate from the last to the first;

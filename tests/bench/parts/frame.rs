@@ -3,12 +3,12 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput};
+use testkit::Rng;
 use vioswitch::frame::ethernet::{Addresses, Snapshot, addresses};
 use vioswitch::frame::{VNET_HDR_LEN, VnetHdr, flow_hash};
 use vioswitch::limits::SNAPSHOT_LEN;
 
 use super::BURST;
-use super::random::Random;
 
 /// `hash/<kind of frame>`, `addresses/…` and `header/plain`
 pub fn all(c: &mut Criterion) {
@@ -28,7 +28,7 @@ const ARP: &[u8] = &[8, 6];
 
 /// A burst of frames that have `middle` in common and whose addresses and ports differ.
 fn frames(middle: &[u8]) -> Vec<Snapshot> {
-    let mut random = Random(middle.len() as u64);
+    let mut random = Rng::new(middle.len() as u64);
     let frame = |_| {
         let mut frame = [0; SNAPSHOT_LEN];
         frame.fill_with(|| random.next() as u8);
@@ -56,7 +56,7 @@ fn hash(c: &mut Criterion) {
         mixed.extend(frames);
     }
     // Longer than a burst, so that branches on the kind are not foreseen.
-    Random(1).shuffle(&mut mixed);
+    Rng::new(1).shuffle(&mut mixed);
     let mut bursts = mixed.chunks_exact(BURST).cycle();
     group.bench_function("mixed", |b| b.iter(|| hash_all(bursts.next().unwrap_or_default())));
     group.finish();

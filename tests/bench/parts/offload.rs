@@ -4,6 +4,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
+use testkit::Rng;
 use vioswitch::frame::offload::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, check};
 use vioswitch::frame::{Segmenter, Sum, VnetHdr};
 use vioswitch::limits::MAX_FRAME_LEN;
@@ -11,7 +12,6 @@ use vioswitch::ring::{Burst, Cut, RxScratch};
 
 use super::BURST;
 use super::guest::{Guest, HEADER, SIZE};
-use super::random::Random;
 
 /// `check/<kind of frame>`, `sum/<bytes>`, `segments/<kind of frame>` and
 /// `cross <kind of frame>/<what the receiver takes>`
@@ -91,7 +91,7 @@ fn check_all(frame: &Frame) {
 fn sums(c: &mut Criterion) {
     let mut group = c.benchmark_group("sum");
     for len in [usize::from(SEGMENT), 65_000] {
-        let mut random = Random(len as u64);
+        let mut random = Rng::new(len as u64);
         let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
         group.throughput(Throughput::Bytes(len as u64));
         group.bench_function(BenchmarkId::from_parameter(len), |b| b.iter(|| sum_all(&bytes)));

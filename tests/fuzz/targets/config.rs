@@ -96,7 +96,7 @@ fn parse_file(bytes: &[u8], args: &[String]) -> Result<Action, UsageError> {
 
 fn judge(answer: &Result<Action, UsageError>) {
     match answer {
-        Ok(Action::Run(config)) => check(config),
+        Ok(Action::Run(config) | Action::Check(config)) => check(config),
         Ok(Action::Print(text)) => assert!(!text.is_empty()),
         Err(error) => {
             assert!(!error.lines.is_empty());

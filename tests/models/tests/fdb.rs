@@ -156,7 +156,7 @@ fn what_was_refreshed_is_not_aged() {
             Learn::Busy => assert_eq!(gone, 1),
             other => panic!("{other:?}"),
         }
-        let there = answer.is_settled();
+        let there = answer.is_in_table();
         assert_eq!(fdb.lookup(station(1)), there.then_some(1));
         assert_consistent(&fdb);
     });
@@ -175,7 +175,7 @@ fn a_flush_takes_no_entry_of_another_port() {
         let answer = fdb.learn(station(1), 2, 0);
         flush.join().unwrap();
         assert_eq!(fdb.port_len(1), 0);
-        assert_eq!(fdb.lookup(station(1)), answer.is_settled().then_some(2));
+        assert_eq!(fdb.lookup(station(1)), answer.is_in_table().then_some(2));
         assert_consistent(&fdb);
     });
 }

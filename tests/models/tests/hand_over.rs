@@ -1,10 +1,10 @@
 //! A model of a receive ring that two workers deliver to while a session stops it
 //! (`src/port/queue.rs`, `src/worker/deliver.rs`).
 //!
-//! Not the code itself, which measures time while it spins and parks in the kernel: the same steps
+//! Not the code itself, which measures time while it spins and waits: the same steps
 //! on loom's lock and atomics. A worker tries the lock, unless a session waits for it; sets its
-//! frames aside; tries again; and takes the lock whatever it takes. A session says that it waits,
-//! takes the lock, takes the ring away, and from then on nobody may write there.
+//! frames aside; tries again; and drops them. A session says that it waits, takes the lock, takes
+//! the ring away, and from then on nobody may write there.
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex, MutexGuard};
@@ -25,6 +25,8 @@ struct State {
 struct Queue {
     state: Mutex<State>,
     waiting: AtomicU32,
+    /// Frames dropped without the lock.
+    busy: AtomicU32,
 }
 
 impl Queue {
@@ -47,13 +49,10 @@ impl Queue {
 /// A worker's burst of two frames.
 fn deliver(queue: &Queue, worker: usize) {
     let first = queue.lock_for_burst();
-    let mut state = match first {
-        Some(state) => state,
-        // Set aside, tried again once, then waited for.
-        None => match queue.lock_for_burst() {
-            Some(state) => state,
-            None => queue.lock(),
-        },
+    // Set aside, tried again once, then dropped.
+    let Some(mut state) = first.or_else(|| queue.lock_for_burst()) else {
+        queue.busy.fetch_add(2, Ordering::Relaxed);
+        return;
     };
     match &mut state.ring {
         Some(memory) => memory.frames.extend([(worker, 0), (worker, 1)]),
@@ -67,7 +66,8 @@ fn every_frame_is_delivered_once_or_counted() {
     builder.preemption_bound = Some(3);
     builder.check(|| {
         let state = State { ring: Some(Memory::default()), dropped: 0 };
-        let queue = Arc::new(Queue { state: Mutex::new(state), waiting: AtomicU32::new(0) });
+        let (waiting, busy) = (AtomicU32::new(0), AtomicU32::new(0));
+        let queue = Arc::new(Queue { state: Mutex::new(state), waiting, busy });
         let workers: Vec<_> = (0..2)
             .map(|worker| {
                 let queue = Arc::clone(&queue);
@@ -82,7 +82,8 @@ fn every_frame_is_delivered_once_or_counted() {
         let state = queue.lock();
         assert!(state.ring.is_none());
         assert_eq!(queue.waiting.load(Ordering::Relaxed), 0);
-        assert_eq!(stopped.frames.len() as u32 + state.dropped, 4);
+        let dropped = state.dropped + queue.busy.load(Ordering::Relaxed);
+        assert_eq!(stopped.frames.len() as u32 + dropped, 4);
         // Bursts do not mix, and each keeps its order.
         for burst in stopped.frames.chunks(2) {
             assert!(burst[0].0 == burst[1].0 && (burst[0].1, burst[1].1) == (0, 1));

@@ -201,8 +201,8 @@ impl<'s> Peer<'s> {
             0 => input.u64(),
             1 => u64::from(input.u8()),
             2 => 1 << (input.u8() % 64),
-            3 => features::offer(Offloads::ALL, FEATURE_LEVELS).features,
-            4 => features::offer(Offloads::ALL, FEATURE_LEVELS).protocol,
+            3 => features::offer(Offloads::ALL, Offloads::ALL, true, FEATURE_LEVELS).features,
+            4 => features::offer(Offloads::ALL, Offloads::ALL, true, FEATURE_LEVELS).protocol,
             _ => u64::MAX - u64::from(input.u8()),
         };
         let index = u32::from(input.u8() % 7);
@@ -244,8 +244,8 @@ impl<'s> Peer<'s> {
 
     /// Features and memory, with a choice of each.
     fn open(&mut self, input: &mut Input<'_>) {
-        let offloads = [Offloads::ALL, Offloads::CSUM, Offloads::NONE];
-        let offer = features::offer(offloads[self.port.min(2)], FEATURE_LEVELS);
+        let offloads = [Offloads::ALL, Offloads::CSUM, Offloads::NONE][self.port.min(2)];
+        let offer = features::offer(offloads, offloads, false, FEATURE_LEVELS);
         // LOG_ALL, MRG_RXBUF, VERSION_1, EVENT_IDX, PROTOCOL_FEATURES, offloads.
         let without = input.choose(&[1 << 26, 0, 1 << 15, 1 << 32 | 1 << 15, 1 << 29, 1 << 30, 3]);
         self.send(code::SET_PROTOCOL_FEATURES, FLAGS, &offer.protocol.to_ne_bytes(), &[]);

@@ -10,6 +10,7 @@ use vioswitch::port::{Port, PortTable};
 use vioswitch::stats::QueueStats;
 use vioswitch::switch::{Fdb, FdbConfig, Rules};
 use vioswitch::sys::eventfd::BlockedWriterWatch;
+use vioswitch::sys::sigbus;
 use vioswitch::vhost_user::session::{Context, Ledger};
 use vioswitch::worker::{Shared, Workers};
 
@@ -40,6 +41,8 @@ impl World {
     }
 
     fn new() -> World {
+        // As the daemon does at its start: what this opens is nobody's input.
+        sigbus::install().expect("sigbus");
         let offers = [Offloads::ALL, Offloads::CSUM, Offloads::NONE];
         let ports: PortTable = (0u16..)
             .zip(offers)

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use vioswitch::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
 use vioswitch::frame::{Segmenter, Sum, VnetHdr};
 use vioswitch::limits::{MAX_CHAIN_DESCRIPTORS, MAX_HEADERS_LEN};
-use vioswitch::memory::DirtyLog;
+use vioswitch::memory::{DirtyLog, Extent};
 use vioswitch::ring::split::RingLog;
 use vioswitch::ring::{Burst, Cut, Delivered, Frame, RingError, RxScratch};
 use vioswitch::sys::fs::memfd;
@@ -39,7 +39,8 @@ impl Log {
     pub fn new() -> Log {
         let fd = memfd("log", LOG_BYTES as u64).expect("memfd");
         let file = File::from(fd.try_clone().expect("descriptor"));
-        let log = DirtyLog::new(fd, 0, LOG_BYTES as u64, &Arc::default()).expect("log");
+        let extent = Extent::new(fd, 0, LOG_BYTES as u64).expect("extent");
+        let log = DirtyLog::new(extent, &Arc::default()).expect("log");
         Log { log: Arc::new(log), file }
     }
 
@@ -135,7 +136,7 @@ type Packets = Vec<(VnetHdr, Vec<u8>)>;
 /// What becomes of a frame for a receiver; none if it cannot be cut.
 fn packets(burst: &Burst, frame: &Frame, may: Offloads) -> Option<Packets> {
     let mut bytes = gathered(burst, frame);
-    if !burst.asks() {
+    if !burst.needs_offloads() {
         return Some(vec![(VnetHdr::plain(1), bytes)]);
     }
     if may.has(frame.needs) {
@@ -307,7 +308,9 @@ fn check_content(
     let may = driver.config.offloads;
     let frames: Vec<&Frame> =
         run.iter().map(|&index| &burst.frames()[usize::from(index)]).collect();
-    let cut = |frame: &&&Frame| burst.asks() && frame.request().is_gso() && !may.has(frame.needs);
+    let cut = |frame: &&&Frame| {
+        burst.needs_offloads() && frame.request().is_gso() && !may.has(frame.needs)
+    };
     if frames.iter().filter(cut).count() == 0 {
         for (i, (_, chain)) in offer.buffers.iter().enumerate() {
             let mut skip = used.get(i).copied().unwrap_or(0);

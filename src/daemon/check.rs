@@ -1,0 +1,75 @@
+//! What would keep a configuration from being put into service on this machine, found without doing
+//! it: `--check`.
+//!
+//! It may run beside the daemon that serves now, so a socket or TAP in use is none of its business,
+//! and nothing is connected to. It judges with the rights of whoever calls it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use crate::config::{Config, Endpoint, TapConfig};
+use crate::sys::fs::may_create_in;
+use crate::sys::{group, tap};
+
+/// Everything found, one line each.
+pub fn check(config: &Config) -> Vec<String> {
+    let mut found = Vec::new();
+    for port in &config.ports {
+        let complaints = match &port.endpoint {
+            Endpoint::Server { path, group, .. } => server(path, *group),
+            // The front-end makes the socket, and its directory too if it likes.
+            Endpoint::Client { path } => relative(path).into_iter().collect(),
+            Endpoint::Fd(_) => Vec::new(),
+        };
+        found.extend(complaints.iter().map(|text| format!("port {}: {text}", port.name)));
+    }
+    for TapConfig { name, ifname, queues, .. } in &config.taps {
+        if let Err(error) = tap::check(ifname, *queues) {
+            found.push(format!("tap {name}: interface {ifname}: {error}"));
+        }
+    }
+    found
+}
+
+/// A socket that is to be made at `path`.
+fn server(path: &Path, group: Option<u32>) -> Vec<String> {
+    let mut found: Vec<String> = relative(path).into_iter().collect();
+    found.extend(directory(path));
+    match fs::symlink_metadata(path) {
+        Ok(there) if !there.file_type().is_socket() => {
+            found.push(format!("{path:?} exists and is not a socket"));
+        }
+        _ => {}
+    }
+    if let Some(gid) = group.filter(|gid| !group::may_give(*gid)) {
+        let rule = "this user is not in it, and only root may give a socket to any group";
+        found.push(format!("socket-group {gid}: {rule}"));
+    }
+    found
+}
+
+fn relative(path: &Path) -> Option<String> {
+    let text = "is relative to a working directory, which a service's is not: write it from / on";
+    path.is_relative().then(|| format!("socket {path:?} {text}"))
+}
+
+/// What is wrong with the directory that the socket is to appear in.
+fn directory(path: &Path) -> Option<String> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    match fs::metadata(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Some(format!("directory {directory:?} does not exist"))
+        }
+        Err(error) => Some(format!("directory {directory:?}: {error}")),
+        Ok(found) if !found.is_dir() => Some(format!("{directory:?} is not a directory")),
+        Ok(_) => match may_create_in(directory) {
+            Ok(()) => None,
+            Err(error) => Some(format!("directory {directory:?} is not writable: {error}")),
+        },
+    }
+}

@@ -1,0 +1,120 @@
+//! `docs/limits.md` says of each limit what the source says: its tables are made from there.
+//!
+//! `UPDATE_DOCS=1 cargo test --lib limits` writes them anew. Each limit needs a doc comment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What stands behind this line of the page is made here.
+const MARK: &str = "<!-- made from src/limits.rs: UPDATE_DOCS=1 cargo test --lib limits -->\n";
+
+/// The files of limits, `limits.rs` first, each with the title of what stands before its sections.
+fn files() -> Vec<(String, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(src.join("limits")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs"));
+    paths.sort();
+    paths.insert(0, src.join("limits.rs"));
+    let title = |path: &Path| {
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        stem[..1].to_uppercase() + &stem[1..]
+    };
+    paths.iter().map(|path| (title(path), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// A table for each section of a file, `// --- title ---`.
+fn tables(title: String, text: &str) -> String {
+    let (mut out, mut title, mut doc) = (String::new(), Some(title), String::new());
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(rest) = line.strip_prefix("///") {
+            doc = doc + " " + rest.trim();
+            continue;
+        }
+        if let Some(rest) = line.strip_prefix("// --- ") {
+            title = Some(rest.trim_end_matches('-').trim().to_owned());
+        }
+        if let Some(rest) = line.strip_prefix("pub const ") {
+            let mut item = rest.to_owned();
+            while !item.ends_with(';') {
+                item = item + " " + lines.next().expect("an item ends").trim();
+            }
+            let (name, rest) = item.split_once(':').unwrap();
+            let (_, value) = rest.split_once(" = ").unwrap();
+            assert!(!doc.is_empty(), "{name} has no doc comment that says why");
+            if let Some(title) = title.take() {
+                out += &format!("\n## {title}\n\n| limit | value | what it is, and why |\n");
+                out += "|---|---|---|\n";
+            }
+            out += &format!("| `{name}` | {} | {} |\n", readable(name, value), plain(&doc));
+        }
+        doc.clear();
+    }
+    out
+}
+
+/// A value as a reader wants it: durations and bytes with their unit, thousands apart.
+fn readable(name: &str, value: &str) -> String {
+    let mut value = value.trim_end_matches(';').replace(" as u32", "").replace(" as u64", "");
+    for (from, unit) in [("from_millis(", "ms"), ("from_micros(", "µs"), ("from_secs(", "s")] {
+        if let Some(count) = value.strip_prefix(&format!("std::time::Duration::{from}")) {
+            return format!("{} {unit}", count.trim_end_matches(')'));
+        }
+    }
+    for (shift, unit) in [("<< 10", "KiB"), ("<< 20", "MiB"), ("<< 30", "GiB"), ("<< 40", "TiB")] {
+        if name.contains("BYTES") {
+            value = value.replace(shift, unit);
+        }
+    }
+    let bytes = value.as_bytes();
+    let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    let between = |at: usize| at > 0 && digit(at - 1) && digit(at + 1);
+    value.char_indices().map(|(at, c)| if c == '_' && between(at) { ',' } else { c }).collect()
+}
+
+/// A doc comment without links, in a cell of a table.
+fn plain(doc: &str) -> String {
+    doc.trim().replace("[`", "`").replace("`]", "`").replace('|', "\\|")
+}
+
+#[test]
+fn the_page_of_limits_says_what_the_source_says() {
+    let made: String = files().into_iter().map(|(title, text)| tables(title, &text)).collect();
+    assert!(made.matches("\n| `").count() > 100, "the scan is broken:\n{made}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/limits.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (head, written) = page.split_once(MARK).expect("the mark");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        return fs::write(&path, format!("{head}{MARK}{made}")).unwrap();
+    }
+    let missing: Vec<&str> = made.lines().filter(|line| !written.contains(line)).collect();
+    let stale: Vec<&str> = written.lines().filter(|line| !made.contains(line)).collect();
+    assert!(
+        made == written,
+        "docs/limits.md: UPDATE_DOCS=1 cargo test --lib limits, or paste\n{}\nfor\n{}",
+        missing.join("\n"),
+        stale.join("\n")
+    );
+}
+
+#[test]
+fn values_are_told_as_a_reader_wants_them() {
+    for (name, value, told) in [
+        ("AGE_SECONDS", "300", "300"),
+        ("MAX_ENTRIES", "65_536", "65,536"),
+        ("MAX_ENTRIES", "1 << 20", "1 << 20"),
+        ("MAX_BYTES", "112 << 40", "112 TiB"),
+        ("STEP", "std::time::Duration::from_micros(50)", "50 µs"),
+        ("TX_COALESCED_BYTES", "4 * BURST_BYTES as u64", "4 * BURST_BYTES"),
+        ("PART", "400..=2_500", "400..=2,500"),
+    ] {
+        assert_eq!(readable(name, &format!("{value};")), told);
+    }
+}
+
+#[test]
+#[should_panic(expected = "NAKED has no doc comment")]
+fn a_limit_without_a_reason_fails() {
+    tables("Limits".into(), "/// Why.\npub const DRESSED: u32 = 1;\npub const NAKED: u32 = 2;\n");
+}

@@ -1,0 +1,221 @@
+//! Back-pressure: how long frames may stay in their sender's ring for a full receiver.
+//!
+//! A receiver that lacks buffers at the moment is mostly one that will have some in microseconds
+//! (it is overloaded) or in some milliseconds (its virtual CPU is off). A frame dropped meanwhile
+//! was taken, classified and paid for in vain, and TCP sends it again and slows down. So the first
+//! frames of a transmit ring may stay where they are and be tried again: that costs no memory, the
+//! ring fills, and the sender's own queueing discipline holds the rest back.
+//!
+//! What is behind them waits too, so the time is bounded by a *credit* of each receive ring, spent
+//! while senders wait for it (by each of them) and earned by what it takes. There are two:
+//!
+//! - **Nobody else is seen waiting**: all that is in the sender's ring goes to this receiver. What
+//!   is not seen, as the ring has no room for it, shall wait for [`BACKPRESSURE_NANOS`] at most:
+//!   each frame taken earns what lets a full ring drain in that time. One that takes less is waited
+//!   for in one part of the time in [`BACKPRESSURE_SHARE`], so that a short pause costs nothing,
+//!   and one that took nothing while the credit ran out, because it is stopped or hostile, not
+//!   before it takes a frame.
+//! - **Others' frames wait too**: in the same burst or behind it. Each frame taken earns what lets
+//!   a burst pass in [`BACKPRESSURE_OTHERS_NANOS`], and no more than that can be saved up; time
+//!   earns nothing. So a receiver that keeps taking frames slows its senders down to what it takes,
+//!   one that does not costs the others nothing, and one in between at most what its frames have
+//!   earned.
+//!
+//! Frames count by their length too: one of 64 KiB earns as much as 17 short ones.
+//!
+//! Time is an argument, in cycles.
+//!
+//! [`BACKPRESSURE_NANOS`]: crate::limits::BACKPRESSURE_NANOS
+//! [`BACKPRESSURE_OTHERS_NANOS`]: crate::limits::BACKPRESSURE_OTHERS_NANOS
+
+use crate::frame::MacAddr;
+use crate::limits::{BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_SHARE, BURST_FRAMES};
+use crate::switch::PortId;
+use crate::sys::clock::since;
+
+/// The limits, in cycles.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// The most credit while nobody else waits, and for what a whole ring shall drain in.
+    pub most: u64,
+    /// The most credit while others wait.
+    pub most_others: u64,
+}
+
+/// Frames that may wait, as their receiver is asked about it.
+#[derive(Debug, Clone, Copy)]
+pub struct Wait {
+    /// Now, in cycles.
+    pub now: u64,
+    /// Cycles for which they have been waiting and that nobody was charged for.
+    pub waited: u64,
+    /// Size of the ring they wait in.
+    pub ring_size: u16,
+    /// Frames for another port are behind them.
+    pub others: bool,
+}
+
+/// What the first frames of a transmit ring wait for.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    /// The receiver.
+    pub port: PortId,
+    /// Its receive queue.
+    pub queue: u8,
+    /// The address they go to.
+    pub to: MacAddr,
+    /// All frames of the ring up to this index go there, as far as was looked.
+    pub looked: u16,
+    /// Frames for another port are behind them.
+    pub others: bool,
+    /// The cycle up to which the waiting was charged.
+    pub charged_until: u64,
+    /// Somebody else has held the receiver's ring since this cycle.
+    pub blocked_since: Option<u64>,
+}
+
+/// The credit of one receive ring.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Credit {
+    /// Frames taken since the credit was last reckoned, and their bytes in units of
+    /// [`BACKPRESSURE_FRAME_BYTES`].
+    taken: u64,
+    alone: u64,
+    others: u64,
+    reckoned: u64,
+    /// `alone` ran out, and half of it must be there again: slivers of it would help nobody.
+    spent: bool,
+    /// Nothing was taken since it ran out.
+    stuck: bool,
+}
+
+impl Credit {
+    /// The receiver took frames.
+    #[inline(always)]
+    pub fn took(&mut self, frames: u64, bytes: u64) {
+        self.taken += frames + bytes / BACKPRESSURE_FRAME_BYTES;
+    }
+
+    /// True if frames may go on waiting; charges for what they have waited.
+    pub fn allows(&mut self, wait: Wait, terms: &Terms) -> bool {
+        self.earn(wait, terms);
+        if wait.others {
+            self.others = self.others.saturating_sub(wait.waited);
+            return self.others > 0;
+        }
+        if !self.spent {
+            self.alone = self.alone.saturating_sub(wait.waited);
+            self.spent = self.alone == 0;
+            self.stuck = self.spent;
+        } else if self.alone >= terms.most / 2 && !self.stuck {
+            self.spent = false;
+        }
+        !self.spent
+    }
+
+    fn earn(&mut self, wait: Wait, terms: &Terms) {
+        let taken = std::mem::take(&mut self.taken);
+        self.stuck &= taken == 0;
+        let by_time = since(self.reckoned, wait.now) / BACKPRESSURE_SHARE;
+        let a_frame = terms.most / u64::from(wait.ring_size.max(1));
+        let by_frames = taken.saturating_mul(a_frame);
+        self.alone = self.alone.saturating_add(by_time).saturating_add(by_frames).min(terms.most);
+        let by_frames = taken.saturating_mul(terms.most_others / BURST_FRAMES as u64);
+        self.others = self.others.saturating_add(by_frames).min(terms.most_others);
+        self.reckoned = wait.now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: u64 = 10_000;
+    const TERMS: Terms = Terms { most: MOST, most_others: 256 };
+
+    fn ask(credit: &mut Credit, now: u64, waited: u64) -> bool {
+        let wait = Wait { now, waited, ring_size: 100, others: false };
+        credit.allows(wait, &TERMS)
+    }
+
+    #[test]
+    fn waiting_ends_when_the_credit_does() {
+        let mut credit = Credit::default();
+        let start = 1_000_000;
+        let mut now = start;
+        assert!(ask(&mut credit, now, 0));
+        while ask(&mut credit, now + 100, 100) {
+            now += 100;
+        }
+        // A tenth was earned meanwhile.
+        assert!((MOST..MOST * 12 / 10).contains(&(now - start)), "{}", now - start);
+    }
+
+    #[test]
+    fn who_takes_nothing_is_not_waited_for_again() {
+        let mut credit = Credit::default();
+        assert!(!ask(&mut credit, 1_000_000, MOST));
+        assert!(!ask(&mut credit, 100_000_000, 0));
+        credit.took(1, 60);
+        assert!(ask(&mut credit, 100_000_001, 0));
+    }
+
+    /// Cycles of a million that a sender with a ring of 100 waits for a receiver that takes a frame
+    /// every `interval`.
+    fn waits_for(interval: u64) -> u64 {
+        let mut credit = Credit::default();
+        let (mut held, mut now) = (0, 1_000_000);
+        let mut waiting = false;
+        for step in 1..=100_000 {
+            now += 10;
+            held += if waiting { 10 } else { 0 };
+            if step * 10 % interval == 0 {
+                credit.took(1, 60);
+            }
+            waiting = ask(&mut credit, now, if waiting { 10 } else { 0 });
+        }
+        held
+    }
+
+    #[test]
+    fn who_drains_a_ring_in_time_is_always_waited_for() {
+        assert!(waits_for(MOST / 100) > 990_000);
+        assert!(waits_for(MOST / 1000) > 990_000);
+    }
+
+    #[test]
+    fn a_slow_receiver_holds_its_senders_for_what_it_takes_and_a_tenth_of_the_time() {
+        for slower in [4, 20, 100] {
+            let held = waits_for(MOST / 100 * slower);
+            let due = 1_000_000 / slower + 100_000;
+            assert!((due * 8 / 10..=due + 3 * MOST).contains(&held), "{slower}: {held}, not {due}");
+        }
+    }
+
+    #[test]
+    fn two_senders_spend_it_together() {
+        let mut credit = Credit::default();
+        assert!(ask(&mut credit, 1_000_000, MOST / 2 - 1));
+        assert!(ask(&mut credit, 1_000_000, MOST / 2 - 1));
+        assert!(!ask(&mut credit, 1_000_000, 2));
+    }
+
+    #[test]
+    fn while_others_wait_only_what_is_taken_counts() {
+        let mut credit = Credit::default();
+        let ask = |credit: &mut Credit, now, waited| {
+            credit.allows(Wait { now, waited, ring_size: 100, others: true }, &TERMS)
+        };
+        assert!(!ask(&mut credit, 1_000_000, 0), "time earns nothing");
+        credit.took(10, 600);
+        assert!(ask(&mut credit, 1_000_000, 0));
+        assert!(ask(&mut credit, 1_000_039, 39));
+        assert!(!ask(&mut credit, 1_000_040, 1));
+        credit.took(1_000_000, 60_000_000);
+        assert!(ask(&mut credit, 1_000_100, 255), "256 are saved up");
+        assert!(!ask(&mut credit, 1_000_100, 1));
+        credit.took(1, 65_536);
+        assert!(ask(&mut credit, 1_000_100, 67), "a long frame counts for more");
+        assert!(!ask(&mut credit, 1_000_100, 1));
+    }
+}

@@ -1,0 +1,190 @@
+//! Equal shares of a worker's time for transmit rings that compete for it.
+//!
+//! A burst is bounded in frames and bytes, and what is known to be expensive counts as more bytes
+//! (`SplitRing::charge`). But what a burst costs depends on more than can be counted: chains that
+//! are walked and rejected, addresses that miss every cache, pages that fault, a receiver whose
+//! every frame is a system call. So it is timed as well. A ring whose burst took longer than its
+//! [`Quantum`] is *throttled*, it skips turns, until the others have had as much (deficit round
+//! robin, Shreedhar and Varghese 1995, in time).
+//!
+//! The quantum is what the cheapest burst takes of a ring that has more to send. With a fixed one
+//! those whose bursts are cheaper would have less time than they are due, and how long a burst
+//! takes is the machine's to say: 2.5 µs, right for one, left a bystander half of its share on
+//! another whose copies are twice as fast.
+//!
+//! Only rings that compete are throttled: a turn in which no other had work forgives everything, so
+//! this costs a ring that is alone nothing. A worker that loses its CPU in a burst charges the
+//! guest for it; on a busy host that hits each as often as it is served, and
+//! [`MAX_DEFICIT_NANOS`] bounds it.
+//!
+//! Time is an argument, in cycles.
+//!
+//! [`MAX_DEFICIT_NANOS`]: crate::limits::MAX_DEFICIT_NANOS
+
+/// The limits, in cycles.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// What a ring may take of a turn.
+    pub quantum: u64,
+    /// What a skipped turn pays.
+    pub pay: u64,
+    /// The most it can owe.
+    pub most: u64,
+}
+
+/// What each ring that competes for a worker may take of a turn, in cycles.
+#[derive(Debug, Clone, Copy)]
+pub struct Quantum {
+    now: u64,
+    cheapest: u64,
+    least: u64,
+    most: u64,
+    /// Turns in a row in which all were throttled.
+    hurry: u32,
+    /// A ring had no more: it is to be served often, and `most` is for its sake.
+    modest: bool,
+}
+
+/// How many times as long a quantum may be while all rings have more: a turn, 50 µs.
+const GREEDY_QUANTA: u64 = 20;
+
+/// By then a turn pays four thousand quanta, more than it can be that are owed.
+const MAX_HURRY: u32 = 6;
+
+impl Quantum {
+    /// One that begins at `most` and stays within both.
+    pub fn new(least: u64, most: u64) -> Quantum {
+        Quantum { now: most, cheapest: u64::MAX, least, most, hurry: 0, modest: false }
+    }
+
+    /// A burst took so long of a ring that has `more`.
+    #[inline(always)]
+    pub fn saw(&mut self, spent: u64, more: bool) {
+        if more {
+            self.cheapest = self.cheapest.min(spent);
+        } else {
+            self.modest = true;
+        }
+    }
+
+    /// The quantum in the turn that begins, and what skipping it pays. The quantum falls at once
+    /// and rises slowly: in some turns those with the cheap bursts are throttled themselves. After
+    /// turns in which all were, `idle`, a skipped turn pays four times as much each time: what all
+    /// owe is soon paid, and the difference stays.
+    #[inline(always)]
+    pub fn next_turn(&mut self, idle: bool) -> (u64, u64) {
+        if idle {
+            self.hurry = (self.hurry + 1).min(MAX_HURRY);
+            return (self.now, self.now << (2 * self.hurry));
+        }
+        self.hurry = 0;
+        let seen = std::mem::replace(&mut self.cheapest, u64::MAX);
+        let modest = std::mem::replace(&mut self.modest, false);
+        let most = if modest { self.most } else { GREEDY_QUANTA * self.most };
+        self.now = seen.min(self.now + self.now / 16).clamp(self.least, most);
+        (self.now, self.now)
+    }
+}
+
+/// What a transmit ring took beyond its quantum.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Deficit(u64);
+
+impl Deficit {
+    /// True if the ring skips this turn; `contended` if others had work in the last one.
+    #[inline(always)]
+    pub fn is_throttled(&mut self, contended: bool, terms: Terms) -> bool {
+        if !contended {
+            self.0 = 0;
+        }
+        let throttled = self.0 >= terms.pay;
+        if throttled {
+            self.0 -= terms.pay;
+        }
+        throttled
+    }
+
+    /// Records what a burst took.
+    #[inline(always)]
+    pub fn charge(&mut self, spent: u64, terms: Terms) {
+        self.0 = (self.0.saturating_add(spent)).saturating_sub(terms.quantum).min(terms.most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERMS: Terms = Terms { quantum: 10, pay: 10, most: 1000 };
+
+    /// Time that two rings got in so many turns whose bursts take `costs`.
+    fn run(costs: [u64; 2], turns: usize) -> [u64; 2] {
+        let mut deficits = [Deficit::default(); 2];
+        let mut got = [0; 2];
+        for _ in 0..turns {
+            for (i, deficit) in deficits.iter_mut().enumerate() {
+                if !deficit.is_throttled(true, TERMS) {
+                    deficit.charge(costs[i], TERMS);
+                    got[i] += costs[i];
+                }
+            }
+        }
+        got
+    }
+
+    #[test]
+    fn expensive_bursts_get_as_much_time_as_others() {
+        for cost in [10, 11, 35, 400] {
+            let [expensive, other] = run([cost, 10], 10_000);
+            assert!(
+                expensive.abs_diff(other) <= other / 20 + cost,
+                "{cost}: {expensive} and {other}"
+            );
+        }
+        let [cheap, other] = run([3, 10], 1000);
+        assert_eq!((cheap, other), (3000, 10_000), "none is made to wait for less");
+    }
+
+    /// Whatever bursts cost, on whatever machine, each ring gets its half of the time.
+    #[test]
+    fn the_quantum_follows_the_cheapest_burst() {
+        for costs in [[300, 1000], [700, 90_000], [3000, 9000], [400, 401], [20_000, 20_000]] {
+            let mut quantum = Quantum::new(200, 2500);
+            let mut deficits = [Deficit::default(); 2];
+            let mut got = [0; 2];
+            let mut idle = false;
+            for _ in 0..100_000 {
+                let (now, pay) = quantum.next_turn(idle);
+                let terms = Terms { quantum: now, pay, most: 4_000_000 };
+                idle = true;
+                for (i, deficit) in deficits.iter_mut().enumerate() {
+                    if !deficit.is_throttled(true, terms) {
+                        deficit.charge(costs[i], terms);
+                        quantum.saw(costs[i], true);
+                        got[i] += costs[i];
+                        idle = false;
+                    }
+                }
+            }
+            let [a, b] = got;
+            assert!(a.abs_diff(b) <= a.max(b) / 10, "{costs:?}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn a_ring_that_is_alone_owes_nothing() {
+        let mut deficit = Deficit::default();
+        for _ in 0..100 {
+            deficit.charge(400, TERMS);
+            assert!(!deficit.is_throttled(false, TERMS));
+        }
+    }
+
+    #[test]
+    fn deficits_are_bounded() {
+        let mut deficit = Deficit::default();
+        deficit.charge(u64::MAX, TERMS);
+        let turns = (0..10_000).take_while(|_| deficit.is_throttled(true, TERMS)).count();
+        assert_eq!(turns as u64, TERMS.most / TERMS.quantum);
+    }
+}

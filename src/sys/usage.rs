@@ -1,0 +1,154 @@
+//! What the kernel says of the calling thread: processor time, run-queue delay, page faults.
+
+use std::cell::OnceCell;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// A huge page is found and cleared in 0.1 to 0.9 ms.
+const SLOWEST_PAGE_NANOS: u64 = 1_000_000;
+
+/// What a thread has used so far; differences between two of them mean something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Nanoseconds of processor time.
+    pub cpu: u64,
+    /// Nanoseconds for which it was ready to run and had no CPU; none on a kernel that does not
+    /// count them.
+    pub run_delay: Option<u64>,
+    /// How often it gave up the CPU of itself, which it does to sleep.
+    pub sleeps: u64,
+    /// Page faults, those of [`Usage::major_faults`] among them.
+    pub faults: u64,
+    /// Page faults that had to wait for a disk.
+    pub major_faults: u64,
+}
+
+impl Usage {
+    /// That of the calling thread.
+    pub fn now() -> Usage {
+        let usage = rusage();
+        let count = |number: libc::c_long| u64::try_from(number).unwrap_or(0);
+        Usage {
+            cpu: cpu_nanos(),
+            run_delay: run_delay(),
+            sleeps: count(usage.ru_nvcsw),
+            faults: count(usage.ru_minflt) + count(usage.ru_majflt),
+            major_faults: count(usage.ru_majflt),
+        }
+    }
+
+    /// Of `passed` nanoseconds in which this was used, those that waiting for memory may explain:
+    /// in which the thread slept, and the processor time of so many faults.
+    pub fn waited_for_memory(&self, passed: u64) -> u64 {
+        let faulted = self.faults.saturating_mul(SLOWEST_PAGE_NANOS);
+        match self.faults {
+            0 => 0,
+            _ => self.slept(passed).saturating_add(self.cpu.min(faulted)).min(passed),
+        }
+    }
+
+    /// Of `passed` nanoseconds, those in which the thread neither ran nor wanted a CPU; 0 on a
+    /// kernel that does not count that. Time that a hypervisor steals is neither, too
+    /// (`CONFIG_PARAVIRT_TIME_ACCOUNTING`), but who did not give up the CPU did not sleep.
+    pub fn slept(&self, passed: u64) -> u64 {
+        match self.run_delay {
+            Some(delay) if self.sleeps > 0 => passed.saturating_sub(self.cpu.saturating_add(delay)),
+            _ => 0,
+        }
+    }
+
+    /// What was used since `before`.
+    pub fn since(&self, before: &Usage) -> Usage {
+        let run_delay = self.run_delay.zip(before.run_delay);
+        Usage {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            run_delay: run_delay.map(|(now, then)| now.saturating_sub(then)),
+            sleeps: self.sleeps.saturating_sub(before.sleeps),
+            faults: self.faults.saturating_sub(before.faults),
+            major_faults: self.major_faults.saturating_sub(before.major_faults),
+        }
+    }
+}
+
+/// Milliseconds for which the calling thread so far was ready to run and had no CPU; on a kernel
+/// that does not count them, how often the CPU was taken away from it, which costs it a slice of
+/// some milliseconds.
+pub fn run_queue_delay_millis() -> u64 {
+    run_delay().map_or_else(|| rusage().ru_nivcsw.try_into().unwrap_or(0), |ns| ns / 1_000_000)
+}
+
+/// Microseconds of processor time that the calling thread has used so far.
+pub fn cpu_micros() -> u64 {
+    cpu_nanos() / 1_000
+}
+
+fn cpu_nanos() -> u64 {
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `used` is live and writable; the clock exists since Linux 2.6.12.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut used) };
+    used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
+}
+
+/// The second number of the thread's `schedstat` (Documentation/scheduler/sched-stats.rst), a file
+/// that each thread opens once.
+fn run_delay() -> Option<u64> {
+    thread_local! {
+        static SCHEDSTAT: OnceCell<Option<File>> = const { OnceCell::new() };
+    }
+    SCHEDSTAT.with(|file| {
+        let file = file.get_or_init(|| File::open("/proc/thread-self/schedstat").ok()).as_ref()?;
+        let mut line = [0; 96];
+        let len = file.read_at(&mut line, 0).ok()?;
+        let line = std::str::from_utf8(line.get(..len)?).ok()?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    })
+}
+
+fn rusage() -> libc::rusage {
+    // SAFETY: all-zero bytes are a valid `rusage`, which is plain numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is live and writable. Fails only on bad arguments, and is 0 then.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    usage
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_explains_what_faults_can_take() {
+        let used = |faults, run_delay| Usage {
+            cpu: 5_000_000,
+            run_delay,
+            sleeps: 1,
+            faults,
+            major_faults: 0,
+        };
+        assert_eq!(used(0, Some(0)).waited_for_memory(90_000_000), 0);
+        assert_eq!(used(2, Some(0)).waited_for_memory(5_000_000), 2_000_000);
+        assert_eq!(used(9, Some(0)).waited_for_memory(5_000_000), 5_000_000);
+        assert_eq!(used(9, Some(10_000_000)).waited_for_memory(100_000_000), 90_000_000);
+        assert_eq!(used(9, None).waited_for_memory(100_000_000), 5_000_000);
+        let stolen = Usage { sleeps: 0, ..used(9, Some(0)) };
+        assert_eq!(stolen.waited_for_memory(100_000_000), 5_000_000, "by a hypervisor");
+    }
+
+    #[test]
+    fn work_and_pages_are_counted() {
+        let before = Usage::now();
+        // So much is not taken from what was freed before.
+        let mut pages = vec![0u8; 64 << 20];
+        for at in (0..pages.len()).step_by(4 << 20) {
+            pages[at] = 1;
+        }
+        std::hint::black_box(&mut pages);
+        while Usage::now().since(&before).cpu < 2_000_000 {}
+        let used = Usage::now().since(&before);
+        assert!(used.faults >= 1, "{used:?}");
+        assert!(used.major_faults <= used.faults && used.cpu >= 2_000_000, "{used:?}");
+        // Each thread reads its own numbers.
+        let other = std::thread::spawn(|| Usage::now().cpu).join().unwrap();
+        assert!(other < Usage::now().cpu, "{other}");
+    }
+}

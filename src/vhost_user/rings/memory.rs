@@ -1,0 +1,187 @@
+//! What becomes of rings when their memory changes.
+//!
+//! A front-end that changes a region takes it away and gives it again, whole or in parts: QEMU
+//! sends every REM_MEM_REG before the first ADD_MEM_REG, whenever a guest changes the shape of its
+//! memory (PAM registers, overlay pages, memory that grows). It sends no ring address again. So a
+//! ring whose place disappears *stands still*: it keeps its kick, call, size, addresses, whether it
+//! is enabled, and where it stood; its worker hears its kicks and finds nothing to serve. It lets
+//! go of the memory, which the front-end wants back. When a region holds it again it goes on where
+//! it stood, and is looked at once for what was made available meanwhile.
+//!
+//! What a standing transmit ring holds stays there. Frames for a standing receive ring are dropped
+//! as those for any ring that takes none.
+
+use std::sync::Arc;
+
+use super::super::features;
+use super::super::message::VringAddr;
+use super::super::session::Refusal;
+use super::{Life, Rings, open_receive, ring_log};
+use crate::memory::{DirtyLog, MemTable};
+use crate::ring::split::RingLog;
+use crate::ring::{RingError, SplitRing};
+
+impl Rings<'_> {
+    /// `SET_VRING_ADDR`. On a started ring the same addresses change the log flag only; at others
+    /// it is another ring, whose positions are those of its used ring. A refused one changes
+    /// nothing, but a stopped ring keeps it for the time when there is memory.
+    pub fn set_addr(&mut self, addr: VringAddr, memory: &Arc<MemTable>) -> Result<(), Refusal> {
+        if addr.flags & !1 != 0 {
+            return Err(Refusal::Flags(addr.flags));
+        }
+        let ring = self.ring(addr.index)?;
+        let (life, index) = (ring.life, addr.index as usize);
+        let old = ring.addr.replace(addr);
+        let moved = old.is_none_or(|old| places(&old) != places(&addr));
+        let found = SplitRing::check_place(memory, &self.config(index, 0));
+        match (life, found) {
+            (Life::Stopped, _) => Ok(()),
+            (Life::Running { .. }, Ok(())) => self.move_running(index, moved, &addr, memory),
+            // Its memory is away, so there is nothing yet to check the address against.
+            (Life::Standing { features, at }, Ok(()) | Err(RingError::NotMapped { .. })) => {
+                let at = at.filter(|_| !moved);
+                self.rings[index].life = Life::Standing { features, at };
+                Ok(())
+            }
+            (_, Err(error)) => {
+                self.rings[index].addr = old;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn move_running(
+        &mut self,
+        index: usize,
+        moved: bool,
+        addr: &VringAddr,
+        memory: &Arc<MemTable>,
+    ) -> Result<(), Refusal> {
+        let config = self.config(index, 0);
+        self.with_ring(index, |state, guest| {
+            let Some(ring) = &mut state.ring else {
+                return Ok(());
+            };
+            ring.rebase(Arc::clone(memory), &config)?;
+            let log = ring.take_log().map(|log| ring_log(log.log, addr));
+            ring.set_log(log);
+            if moved {
+                ring.begin_at_used();
+                state.waiting = None;
+                if index.is_multiple_of(2) {
+                    guest.set_active(index / 2, false);
+                }
+                open_receive(state, guest, index);
+            }
+            Ok(())
+        })?;
+        if moved {
+            self.look(index);
+        }
+        Ok(())
+    }
+
+    /// Moves every running ring to another memory table; one that has no place there stands still
+    /// from now on. When this returns no ring holds another table than this.
+    pub fn rebase(&mut self, memory: &Arc<MemTable>) {
+        let count = self.rings.len();
+        let mut stand = Vec::new();
+        for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
+            let Life::Running { features } = self.rings[index].life else {
+                continue;
+            };
+            let config = self.config(index, features);
+            let mut at = None;
+            let _ = self.with_ring(index, |state, guest| {
+                let Some(ring) = &mut state.ring else {
+                    return Ok(());
+                };
+                if ring.rebase(Arc::clone(memory), &config).is_err() {
+                    at = Some(ring.position());
+                    state.ring = None;
+                    state.waiting = None;
+                    if index.is_multiple_of(2) {
+                        guest.set_active(index / 2, false);
+                    }
+                }
+                Ok(())
+            });
+            if at.is_some() {
+                self.rings[index].life = Life::Standing { features, at };
+                stand.push(index);
+            }
+        }
+        if !stand.is_empty() && self.port.log.allow() {
+            stand.sort_unstable();
+            log::info!("port {}: the memory of rings {stand:?} is taken away", self.port.name);
+        }
+    }
+
+    /// Starts every ring that can be started now, and lets those go on that can, after memory has
+    /// changed. Fails where that was resource exhaustion: nothing would start the ring later.
+    pub fn refresh_all(
+        &mut self,
+        features: u64,
+        memory: &Arc<MemTable>,
+        log: &Option<Arc<DirtyLog>>,
+    ) -> Result<(), Refusal> {
+        let before = self.standing();
+        for index in 0..self.rings.len() as u32 {
+            // A ring whose addresses are in no region yet may get them with the next region.
+            match self.refresh(index, features, memory, log) {
+                Err(refusal) if refusal.is_resource_exhaustion() => return Err(refusal),
+                _ => {}
+            }
+        }
+        let after = self.standing();
+        if after < before && self.port.log.allow() {
+            let resumed = before - after;
+            log::info!("port {}: {resumed} rings go on, {after} have no memory", self.port.name);
+        }
+        Ok(())
+    }
+
+    fn standing(&self) -> usize {
+        self.rings.iter().filter(|ring| matches!(ring.life, Life::Standing { .. })).count()
+    }
+
+    /// Lets a standing ring go on if there is memory for it. What may have changed for running
+    /// rings meanwhile is taken from the features acknowledged `now`.
+    pub(super) fn resume(
+        &mut self,
+        index: usize,
+        now: u64,
+        memory: &Arc<MemTable>,
+        log: Option<RingLog>,
+    ) -> Result<(), Refusal> {
+        let Life::Standing { features, at } = self.rings[index].life else {
+            return Ok(());
+        };
+        let config = self.config(index, features);
+        let ring = match at {
+            Some(at) => SplitRing::resume(Arc::clone(memory), &config, at),
+            None => SplitRing::start(Arc::clone(memory), &config),
+        };
+        let mut ring = match ring {
+            Err(RingError::NotMapped { .. }) => return Ok(()),
+            ring => ring?,
+        };
+        ring.set_log(log);
+        if index.is_multiple_of(2) {
+            ring.set_offloads(features::takes(now));
+        }
+        self.with_ring(index, |state, guest| {
+            state.ring = Some(ring);
+            open_receive(state, guest, index);
+            Ok(())
+        })?;
+        self.rings[index].life = Life::Running { features };
+        self.look(index);
+        Ok(())
+    }
+}
+
+/// Where a ring is said to be.
+fn places(addr: &VringAddr) -> [u64; 3] {
+    [addr.descriptor, addr.available, addr.used]
+}

@@ -1,0 +1,215 @@
+//! The thread that moves rings between workers by their load; [`super::balance`] decides which.
+//!
+//! It looks once a second, and then parks without a timeout while all workers sleep: an idle
+//! process has no timer. The first worker that wakes up wakes it too.
+//!
+//! A worker that has no CPU takes no frames, so it looks idle. A ring that moved there would stand
+//! still, and never come back, as it would take no cycles. So a worker gets a ring only after it
+//! answered a wake-up within [`BALANCE_ANSWER_MILLIS`].
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use super::balance::{Balance, Sample};
+use super::{Token, Workers};
+use crate::limits::BALANCE_ANSWER_MILLIS;
+use crate::port::Endpoint;
+use crate::sys::clock;
+
+/// Whether a worker sleeps, and whom it wakes when it does no longer.
+#[derive(Debug, Default)]
+pub struct Doze {
+    asleep: AtomicBool,
+    /// The balancing thread is parked, or about to be.
+    parked: AtomicBool,
+    balancer: OnceLock<Thread>,
+}
+
+impl Doze {
+    /// The worker is about to sleep.
+    pub fn asleep(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+    }
+
+    /// The worker is back, before it takes anything.
+    pub fn awake(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+        // With the fence in `park_while_asleep`: either this sees that the thread parks, or the
+        // thread sees that nobody may be waited for.
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed)
+            && self.parked.swap(false, Ordering::Relaxed)
+            && let Some(balancer) = self.balancer.get()
+        {
+            balancer.unpark();
+        }
+    }
+}
+
+impl Workers {
+    /// Moves rings between the workers by their load until `stopping`. Returns at once if there is
+    /// only one.
+    pub fn balance(&self, stopping: &AtomicBool) {
+        if self.handles().len() < 2 {
+            return;
+        }
+        for handle in self.handles() {
+            let _ = handle.doze.balancer.set(std::thread::current());
+        }
+        let second = clock::cycles_per_second();
+        let mut balance = Balance::new(self.handles().len(), clock::cycles(), second);
+        while pause(Duration::from_secs(1), stopping) {
+            let samples = self.samples();
+            let moves = balance.look(clock::cycles(), &samples);
+            self.rings().note_loads(samples.iter().map(|one| (one, balance.load(one.source))));
+            for one in moves {
+                let moved = self.answers(one.to) && self.rings().shift(one);
+                log::debug!("{one:?}: {}", if moved { "done" } else { "not possible now" });
+                if moved {
+                    balance.moved(one);
+                }
+            }
+            if self.park_while_asleep(stopping) {
+                balance.resume(clock::cycles());
+            }
+        }
+    }
+
+    /// What each transmit ring and TAP queue has cost so far, and whom.
+    fn samples(&self) -> Vec<Sample> {
+        let mut samples = self.rings().costs();
+        for port in self.rings().ports().iter() {
+            let Endpoint::Tap(tap) = &port.endpoint else { continue };
+            samples.extend(tap.queues().iter().enumerate().map(|(index, queue)| Sample {
+                source: Token::Tap(port.id, index as u16),
+                worker: self.index_for_tap(index),
+                cycles: queue.input.cycles.get(),
+            }));
+        }
+        samples
+    }
+
+    /// True if a worker has made a turn since it was asked to.
+    fn answers(&self, worker: usize) -> bool {
+        let handle = &self.handles()[worker];
+        let before = handle.stats.turns.get();
+        let end = Instant::now() + Duration::from_millis(BALANCE_ANSWER_MILLIS);
+        let _ = handle.wake.write(1);
+        while handle.stats.turns.get() == before {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    /// Parks until a worker wakes up; false if one is awake already.
+    fn park_while_asleep(&self, stopping: &AtomicBool) -> bool {
+        let dozes = || self.handles().iter().map(|handle| &handle.doze);
+        dozes().for_each(|doze| doze.parked.store(true, Ordering::Relaxed));
+        fence(Ordering::SeqCst);
+        let all = dozes().all(|doze| doze.asleep.load(Ordering::Relaxed));
+        while all
+            && !stopping.load(Ordering::Acquire)
+            && dozes().all(|doze| doze.parked.load(Ordering::Relaxed))
+        {
+            std::thread::park();
+        }
+        dozes().for_each(|doze| doze.parked.store(false, Ordering::Relaxed));
+        all
+    }
+}
+
+/// Waits so long; false if the process stops.
+fn pause(time: Duration, stopping: &AtomicBool) -> bool {
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if stopping.load(Ordering::Acquire) {
+            return false;
+        }
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::park_timeout(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    /// Workers that are handles only, with no thread behind them.
+    fn workers(count: usize) -> Workers {
+        let handles = (0..count).map(|_| Arc::new(super::super::WorkerHandle::new().unwrap()));
+        let rings = super::super::Assignment::new(handles.collect(), Vec::new().into());
+        Workers { rings, threads: Default::default() }
+    }
+
+    #[test]
+    fn a_worker_without_a_cpu_does_not_answer() {
+        let workers = workers(2);
+        assert!(!workers.answers(1));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    match workers.handles()[1].wake.read() {
+                        Ok(_) => workers.handles()[1].stats.turns.add(1),
+                        Err(_) => std::thread::yield_now(),
+                    }
+                }
+            });
+            // A slow machine gets its tries.
+            let answered = (0..100).any(|_| workers.answers(1));
+            over.store(true, Ordering::Release);
+            assert!(answered);
+        });
+    }
+
+    #[test]
+    fn one_worker_needs_no_balance() {
+        workers(1).balance(&AtomicBool::new(false));
+    }
+
+    /// It parks only while all sleep, and whoever wakes up first ends that, always.
+    #[test]
+    fn who_wakes_up_wakes_the_balance() {
+        let workers = workers(2);
+        let stopping = AtomicBool::new(false);
+        let doze = |worker: usize| &workers.handles()[worker].doze;
+        doze(0).asleep();
+        assert!(!workers.park_while_asleep(&stopping), "the other one is awake");
+        let rounds = 2_000;
+        let done = AtomicU32::new(0);
+        std::thread::scope(|s| {
+            let (workers, stopping, done) = (&workers, &stopping, &done);
+            let balancer = s.spawn(move || {
+                for handle in workers.handles() {
+                    let _ = handle.doze.balancer.set(std::thread::current());
+                }
+                while done.load(Ordering::Acquire) < 2 {
+                    workers.park_while_asleep(stopping);
+                }
+            });
+            for worker in 0..2 {
+                s.spawn(move || {
+                    for _ in 0..rounds {
+                        doze(worker).asleep();
+                        std::thread::yield_now();
+                        doze(worker).awake();
+                    }
+                    // Awake for good: nobody parks any more.
+                    done.fetch_add(1, Ordering::AcqRel);
+                });
+            }
+            balancer.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,170 @@
+//! What becomes of the frames of one burst: admitted or not, learned, and where to.
+//!
+//! Asks the switch and remembers its answers as long as they hold. Bursts are mostly one stream, so
+//! most frames cost two comparisons.
+
+use crate::frame::ethernet::{self, Addresses};
+use crate::frame::{MacAddr, flow_hash};
+use crate::limits::BURST_FRAMES;
+use crate::port::guest::Receivers;
+use crate::port::mtu::NO_LIMIT;
+use crate::port::{Endpoint, Port};
+use crate::ring::{Frame, prefetch_read};
+use crate::stats::DropReason;
+use crate::switch::{BurstMemo, Decision, DropCause, Fdb, Ingress, Learn, Policy, SourceMemo};
+
+/// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
+/// came to is tried first: two comparisons of addresses a frame.
+pub struct Classifier<'a> {
+    policy: Policy<'a, [Port]>,
+    port: &'a Port,
+    ingress: Ingress,
+    source: &'a mut SourceMemo,
+    memo: &'a mut BurstMemo,
+    now: u32,
+    /// Read before the first learning, as the memo's rule demands.
+    generation: u64,
+    /// Addresses of the last frame that was admitted, and what was decided about it.
+    last: Addresses,
+    decision: Decision,
+    /// Receive queues that the decision's port can take frames on.
+    receivers: Receivers<'a>,
+    /// Whether there are several, and the only one if not: all that most frames ask.
+    choice: bool,
+    only: u8,
+    /// Flow hashes of the burst, if they are known.
+    pub hashes: Option<&'a [u32; BURST_FRAMES]>,
+    /// The shortest of the longest frames that the ports decided on take.
+    pub least: u32,
+}
+
+impl<'a> Classifier<'a> {
+    /// For a burst from `port`; `now` is the present second.
+    pub fn new(
+        policy: Policy<'a, [Port]>,
+        port: &'a Port,
+        ingress: Ingress,
+        source: &'a mut SourceMemo,
+        memo: &'a mut BurstMemo,
+        now: u32,
+    ) -> Classifier<'a> {
+        let generation = policy.fdb.generation();
+        Classifier {
+            policy,
+            port,
+            ingress,
+            source,
+            memo,
+            now,
+            generation,
+            last: Addresses::NONE,
+            decision: Decision::Flood,
+            receivers: Receivers::NONE,
+            choice: false,
+            only: 0,
+            hashes: None,
+            least: NO_LIMIT,
+        }
+    }
+
+    /// Where a frame goes; an error if it may not come in.
+    #[inline(always)]
+    pub fn decide(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
+        let addresses = ethernet::addresses(&frame.snapshot);
+        if addresses != self.last {
+            self.turn_to(addresses, frame)?;
+        }
+        Ok(self.decision)
+    }
+
+    /// A frame of another stream than the one before.
+    #[inline(never)]
+    fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
+        if !addresses.same_source(self.last) {
+            self.admit(ethernet::source(&frame.snapshot))?;
+        }
+        if !addresses.same_destination(self.last) {
+            self.resolve(ethernet::destination(&frame.snapshot));
+        }
+        self.last = addresses;
+        Ok(())
+    }
+
+    /// Admits and learns a source that is not that of the frame before.
+    fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
+        let (id, generation) = (self.ingress.port, self.generation);
+        if !self.source.covers(from, id, generation, self.now) {
+            let learn = self.policy.admit_source(self.ingress, from, self.now).map_err(reason)?;
+            self.source.note(from, id, generation, self.now, learn);
+            count_refusal(self.port, learn);
+        }
+        Ok(())
+    }
+
+    /// Looks up a destination that is not that of the frame before.
+    fn resolve(&mut self, to: MacAddr) {
+        let Classifier { policy, ingress, .. } = self;
+        self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
+        self.receivers = match self.decision {
+            Decision::Unicast(egress) => match &self.policy.ports[usize::from(egress)].endpoint {
+                Endpoint::Guest(guest) => guest.receivers(),
+                Endpoint::Tap(_) => Receivers::NONE,
+            },
+            _ => Receivers::NONE,
+        };
+        if let Decision::Unicast(egress) = self.decision {
+            let mtu = &self.policy.ports[usize::from(egress)].mtu;
+            self.least = self.least.min(mtu.max_len(self.now));
+        }
+        self.choice = self.receivers.are_many();
+        self.only = self.receivers.any().unwrap_or(0) as u8;
+    }
+
+    /// The receive queue for unicast frame `index` of the burst; 0 for a TAP, and where nothing can
+    /// take it, which the delivery then finds and counts.
+    #[inline(always)]
+    pub fn queue(&mut self, index: usize, frame: &Frame) -> u8 {
+        if self.choice { self.choose(index, frame) } else { self.only }
+    }
+
+    #[inline(never)]
+    fn choose(&mut self, index: usize, frame: &Frame) -> u8 {
+        let known = self.hashes.map(|hashes| hashes[index]);
+        let hash = || known.unwrap_or_else(|| flow_hash(&frame.snapshot));
+        self.receivers.choose(hash).unwrap_or(0) as u8
+    }
+}
+
+/// Prefetches what deciding about a burst will read of a large forwarding table, once for each run
+/// of frames of one stream.
+pub fn prefetch(fdb: &Fdb, burst: &[Frame]) {
+    let mut last = Addresses::NONE;
+    for frame in burst {
+        let addresses = ethernet::addresses(&frame.snapshot);
+        if addresses != last {
+            last = addresses;
+            let source = ethernet::source(&frame.snapshot);
+            fdb.prefetch(source, ethernet::destination(&frame.snapshot), prefetch_read);
+        }
+    }
+}
+
+/// The counter that a decision's cause belongs to.
+pub fn reason(cause: DropCause) -> DropReason {
+    match cause {
+        DropCause::ReservedAddress => DropReason::Reserved,
+        DropCause::BadSource => DropReason::BadSource,
+        DropCause::Hairpin => DropReason::Hairpin,
+        DropCause::UplinkToUplink => DropReason::UplinkToUplink,
+    }
+}
+
+fn count_refusal(port: &Port, learn: Learn) {
+    match learn {
+        Learn::Static => port.stats.learn_static.add_shared(1),
+        Learn::TableFull | Learn::PortFull | Learn::BucketFull => {
+            port.stats.learn_refused.add_shared(1);
+        }
+        _ => {}
+    }
+}

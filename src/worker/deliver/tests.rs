@@ -1,0 +1,147 @@
+//! Receive rings whose lock somebody else has: a session for a moment, a worker that lost its CPU
+//! or waits for a page.
+
+use std::sync::mpsc;
+
+use super::*;
+use crate::frame::VnetHdr;
+use crate::sys::eventfd::BlockedWriterWatch;
+
+/// Far longer than anybody waits, however busy the machine is.
+const LOST: Duration = Duration::from_secs(60);
+
+const FRAMES: u64 = 3;
+
+/// A worker with a burst of [`FRAMES`] for port 0, whose receive ring is not started.
+struct Lab {
+    ports: Vec<Port>,
+    stats: WorkerStats,
+    watch: BlockedWriterWatch,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let ports = vec![Port::guest(0, "held", 1)];
+        let watch = BlockedWriterWatch::start().unwrap();
+        Lab { ports, stats: WorkerStats::default(), watch }
+    }
+
+    fn queue(&self) -> &Queue {
+        &self.ports[0].as_guest().unwrap().rx[0]
+    }
+
+    /// Delivers the burst; frames that are left, and whether they wait.
+    fn deliver(&self, wait: Option<Wait>) -> (usize, bool) {
+        let mut delivery = Delivery {
+            ports: &self.ports,
+            ingress: 1,
+            worker: 0,
+            stats: &self.stats,
+            scratch: &mut RxScratch::default(),
+            writer: &mut TapWriter::default(),
+            stalls: &mut Stalls::default(),
+            signals: &mut Signals::new(0, self.watch.register()),
+            now: 0,
+            hold: &Terms { most: 1000, most_others: 100 },
+            tried: Tried::default(),
+            wait_until: None,
+            extra: 0,
+            slow: 0,
+            most_segments: 1,
+        };
+        let mut burst = Burst::default();
+        let mut run = Run::EMPTY;
+        for i in 0..FRAMES as u8 {
+            assert!(burst.push_small(VnetHdr::plain(0), &[0; 60]));
+            run.push(i);
+        }
+        let runs = std::slice::from_mut(&mut run);
+        if delivery.first_tries(&burst, runs) {
+            delivery.last_tries(&burst, runs, wait);
+        }
+        let waits = delivery.tried.left;
+        (run.left().len(), waits)
+    }
+
+    /// The same while this thread holds the ring's lock: the worker must come back.
+    fn deliver_held(&self, wait: Option<Wait>) -> (usize, bool) {
+        let held = self.queue().lock();
+        std::thread::scope(|scope| {
+            let (tell, told) = mpsc::channel();
+            scope.spawn(move || tell.send(self.deliver(wait)));
+            let done = told.recv_timeout(LOST);
+            drop(held);
+            done.expect("the worker waits for the ring's lock")
+        })
+    }
+
+    fn busy(&self) -> u64 {
+        self.ports[0].stats.drops.get(DropReason::RingBusy)
+    }
+
+    fn down(&self) -> u64 {
+        self.queue().stats.drops.get(DropReason::PortDown)
+    }
+}
+
+#[test]
+fn a_worker_does_not_park_on_a_ring_that_somebody_holds() {
+    let lab = Lab::new();
+    assert_eq!(lab.deliver_held(None), (0, false));
+    assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (FRAMES, 1));
+    // The next ones do not wait for it at all …
+    for _ in 0..5 {
+        assert_eq!(lab.deliver_held(None), (0, false));
+    }
+    assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (6 * FRAMES, 1));
+    // … before it was free.
+    assert_eq!(lab.deliver(None), (0, false));
+    assert_eq!((lab.busy(), lab.down()), (6 * FRAMES, FRAMES));
+    assert!(!lab.queue().is_stalled());
+    lab.deliver_held(None);
+    assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (7 * FRAMES, 2));
+}
+
+/// A burst that goes nowhere else stays in its sender's ring while that may last.
+#[test]
+fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
+    let lab = Lab::new();
+    let wait = Some(Wait { now: 0, waited: 0, ring_size: 256, others: false });
+    for _ in 0..3 {
+        assert_eq!(lab.deliver_held(wait), (FRAMES as usize, true));
+    }
+    assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (0, 0));
+    lab.queue().stall();
+    assert_eq!(lab.deliver_held(wait), (0, false));
+    assert_eq!(lab.deliver_held(None), (0, false));
+    assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (2 * FRAMES, 0));
+    assert_eq!(lab.deliver(wait), (0, false));
+    assert_eq!(lab.down(), FRAMES);
+    assert_eq!(lab.deliver_held(wait), (FRAMES as usize, true));
+}
+
+/// Nobody loses a frame to a session that makes the ring quiet for a moment, unless the machine
+/// takes its CPU away just then: so in one of a few tries.
+#[test]
+fn a_session_that_makes_a_ring_quiet_costs_nothing() {
+    for _ in 0..50 {
+        let lab = Lab::new();
+        std::thread::scope(|scope| {
+            let (tell, told) = mpsc::channel();
+            let lab = &lab;
+            scope.spawn(move || {
+                let quiet = lab.queue().quiet();
+                tell.send(()).unwrap();
+                std::thread::sleep(Duration::from_micros(100));
+                drop(quiet);
+            });
+            told.recv().unwrap();
+            lab.deliver(None);
+        });
+        assert_eq!(lab.busy() + lab.down(), FRAMES);
+        if lab.busy() == 0 {
+            return;
+        }
+    }
+    panic!("frames were dropped each time");
+}

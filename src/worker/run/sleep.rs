@@ -1,0 +1,67 @@
+//! How a worker sleeps, and until when.
+
+use std::time::Duration;
+
+use super::Worker;
+use crate::limits::RETRY_NANOS;
+use crate::sys::clock;
+use crate::worker::Token;
+use crate::worker::forward::guest_of;
+
+impl Worker {
+    /// Sleeps until something happens, or the first of what waits for a time is due. Nothing else
+    /// has a timeout, which would hide a lost wake-up.
+    pub(super) fn sleep(&mut self) {
+        self.forwarder.signals().slot().asleep();
+        let asleep = self.now;
+        let more = !self.ready.is_empty() && self.listen_behind();
+        self.handle.doze.asleep();
+        let timeout = match self.due() {
+            _ if more => 0,
+            // A tick too late rather than one too early, after which it would sleep again.
+            Some(due) => millis(clock::time_of(clock::since(self.now, due))),
+            None => -1,
+        };
+        self.take_events(timeout);
+        self.spin.woke(asleep, self.now);
+        self.forwarder.signals().slot().active();
+        self.handle.doze.awake();
+        self.handle.stats.wakeups.add(1);
+        self.woken = true;
+    }
+
+    /// The cycle at which the first source, kick or signal is to be looked at again.
+    fn due(&self) -> Option<u64> {
+        let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
+        let retry = || self.now.saturating_add(clock::cycles_in(RETRY_NANOS));
+        let kicked = (!self.kicked.is_empty()).then(retry);
+        ready.chain(kicked).chain(self.forwarder.signals().due(self.now)).min()
+    }
+
+    /// Asks for a kick at what comes behind frames that wait for their receiver: it may be for
+    /// somebody else, who shall not wait for the clock. True if something came already.
+    fn listen_behind(&mut self) -> bool {
+        let mut more = false;
+        for at in 0..self.ready.len() {
+            let token = self.ready[at].token;
+            more |= self.watched(token, |worker| worker.listen_behind_ring(token));
+        }
+        let now = clock::cycles();
+        self.forwarder.stalls().end_turn(clock::since(self.now, now), now);
+        more
+    }
+
+    fn listen_behind_ring(&self, token: Token) -> bool {
+        let Token::Transmit(id, queue) = token else { return false };
+        let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
+        let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
+        state.owner == Some(self.index)
+            && state.waiting.is_some()
+            && state.running().is_some_and(|ring| ring.enable_kicks_behind())
+    }
+}
+
+/// For `epoll_wait`: rounded up, as long as it is worth sleeping at all.
+fn millis(time: Duration) -> i32 {
+    i32::try_from(time.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX).max(1)
+}

@@ -1,0 +1,11 @@
+//! What becomes of frames: between guests, to and from the host through a TAP, with offloads, on
+//! several queue pairs; and all of it against a naive model.
+
+mod learning;
+mod model;
+mod mtu;
+mod multiqueue;
+mod offloads;
+mod segmentation;
+mod switching;
+mod uplink;

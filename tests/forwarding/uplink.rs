@@ -1,0 +1,634 @@
+//! The uplink: the real daemon on a real TAP in a network namespace of the test's own. Guests on
+//! one side, a packet socket on the other.
+//!
+//! Needs root and `/dev/net/tun`; otherwise each test says that it was skipped.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use testkit::host::{Host, in_namespace, index_of, ip};
+use testkit::net::{Job, Net, Sizes};
+use testkit::proc::{Daemon, wait_for};
+use testkit::traffic::{self, Stream, To};
+use testkit::vm::{Vm, VmConfig, mac_of};
+
+/// The station on the host's side, and another.
+const HOST: u8 = 9;
+const HOST2: u8 = 10;
+const BROADCAST: [u8; 6] = [0xff; 6];
+/// Longest wait for a frame that must come.
+const SOON: Duration = Duration::from_secs(3);
+/// How long nothing may come where nothing must: hundreds of times what a frame takes.
+const QUIET: Duration = Duration::from_millis(30);
+/// Frames under way at once, far less than the queue of a TAP (500) holds.
+const WINDOW: usize = 32;
+/// The promise for a TAP that is up, or there, again.
+const BACK_LIMIT: Duration = Duration::from_secs(1);
+/// After so long the daemon knows a new MTU: a second, and a tick of the coarse clock.
+const FOLLOWED: Duration = Duration::from_millis(1050);
+/// Clock ticks (of 10 ms) the daemon may use in a second in which its TAP is gone: 5 %.
+const IDLE_TICKS: u64 = 5;
+
+fn daemon(ports: usize, taps: &[&str], extra: &[&str]) -> Daemon {
+    let taps = taps.iter().flat_map(|&tap| ["--tap", tap]);
+    let args: Vec<&str> = taps.chain(extra.iter().copied()).collect();
+    Daemon::with(ports, &args)
+}
+
+fn connect(d: &Daemon, id: u8) -> Vm {
+    let mut cfg = VmConfig::new(id);
+    cfg.tx.max_frame = 9014;
+    Vm::connect(&d.socket(id.into()), cfg)
+}
+
+/// Frame `seq` from one station to another, `len` bytes.
+fn traced(sender: u8, to: To, flow: u8, seq: usize, len: usize) -> Vec<u8> {
+    let mut frame = Vec::new();
+    traffic::build(&Stream { sender, queue: 0, to, flow }, seq as u32, len, &mut frame);
+    frame
+}
+
+fn plain(dst: [u8; 6], src: [u8; 6], mark: u8) -> Vec<u8> {
+    let mut frame = [&dst[..], &src, &[0x88, 0xb5, mark]].concat();
+    frame.resize(60 + usize::from(mark), mark);
+    frame
+}
+
+/// Frames of these sizes from a guest to the station on the host's side, in order and unchanged.
+fn to_host(vm: &mut Vm, host: &Host, sizes: &[usize]) {
+    for (n, window) in sizes.chunks(WINDOW).enumerate() {
+        let frame = |i: usize| traced(vm.cfg.id, To::Vm(HOST), (i % 2) as u8, n, window[i]);
+        let frames: Vec<Vec<u8>> = (0..window.len()).map(frame).collect();
+        frames.iter().for_each(|frame| vm.tx[0].send_waiting(frame, SOON));
+        for frame in &frames {
+            let got = host.receive(SOON);
+            let got = got.unwrap_or_else(|| panic!("host missed {} bytes", frame.len()));
+            assert!(got == *frame, "host: {} bytes differ, {} came", frame.len(), got.len());
+        }
+    }
+}
+
+/// The other way.
+fn from_host(host: &Host, vm: &mut Vm, sizes: &[usize]) {
+    let id = vm.cfg.id;
+    for (n, window) in sizes.chunks(WINDOW).enumerate() {
+        let frame = |i: usize| traced(HOST, To::Vm(id), (i % 2) as u8, n, window[i]);
+        let frames: Vec<Vec<u8>> = (0..window.len()).map(frame).collect();
+        frames.iter().for_each(|frame| host.send(frame));
+        let mut expected = frames.iter();
+        while expected.len() > 0 {
+            let next = expected.as_slice()[0].len();
+            assert!(vm.rx[0].wait(SOON), "guest {id} missed {next} bytes");
+            vm.rx[0].recv(WINDOW, |_, got| {
+                let frame = expected.next().expect("no more than was sent");
+                assert!(got == frame, "guest {id}: {} bytes, {} came", frame.len(), got.len());
+            });
+        }
+    }
+}
+
+/// All sides tell the switch where they are.
+fn introduce(vms: &mut [&mut Vm], host: &Host) {
+    for (i, vm) in vms.iter_mut().enumerate() {
+        let hello = plain(BROADCAST, vm.mac(), i as u8);
+        vm.tx[0].send_waiting(&hello, SOON);
+        assert_eq!(host.receive(SOON), Some(hello), "the guest's broadcast");
+        vm.tx[0].drain(SOON);
+    }
+    host.send(&plain(BROADCAST, mac_of(HOST), 99));
+    for vm in vms {
+        let mut came = false;
+        while !came {
+            assert!(vm.rx[0].wait(SOON), "the host's broadcast");
+            vm.rx[0].recv(16, |_, frame| came = frame[14] == 99);
+        }
+    }
+}
+
+#[test]
+fn frames_pass_both_ways_unchanged() {
+    in_namespace(|| {
+        for workers in ["1", "2"] {
+            let d = daemon(2, &["up,ifname=tap0"], &["--workers", workers]);
+            let host = Host::open("tap0");
+            let (mut one, mut two) = (connect(&d, 0), connect(&d, 1));
+            introduce(&mut [&mut one, &mut two], &host);
+            let sizes: Vec<usize> = (14..=1514).collect();
+            to_host(&mut one, &host, &sizes);
+            from_host(&host, &mut two, &sizes);
+            ip("link set tap0 mtu 9000");
+            std::thread::sleep(FOLLOWED);
+            let mut sizes: Vec<usize> = (1515..=9014).step_by(61).collect();
+            sizes.extend([1518, 2047, 2048, 2049, 4095, 4096, 4097, 8191, 8192, 9013, 9014]);
+            to_host(&mut two, &host, &sizes);
+            from_host(&host, &mut one, &sizes);
+            let c = d.counters();
+            c.balance();
+            assert_eq!(c.drops(None, "in") + c.drops(None, "out") + c.drops(None, ""), 0, "{c:?}");
+            assert_eq!(c.sum(Some("up"), "out", "frames"), 2 + 1501 + sizes.len() as u64);
+            d.stop();
+        }
+    });
+}
+
+/// A switch with guests and host stations, and who gets what.
+struct Lan {
+    d: Daemon,
+    vms: Vec<Vm>,
+    hosts: Vec<Host>,
+    mark: u8,
+}
+
+/// A place on the switch.
+#[derive(Clone, Copy)]
+enum At {
+    Guest(usize),
+    Tap(usize),
+}
+
+impl Lan {
+    fn new(guests: u8, taps: &[&str], extra: &[&str]) -> Lan {
+        let names: Vec<String> = taps.iter().map(|name| format!("{name},ifname={name}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let d = daemon(guests.into(), &names, extra);
+        assert!(wait_for(SOON, || d.log().contains("ready: ")), "{}", d.log());
+        let hosts = taps.iter().map(|name| Host::open(name)).collect();
+        let vms = (0..guests).map(|id| connect(&d, id)).collect();
+        Lan { d, vms, hosts, mark: 0 }
+    }
+
+    /// Sends one frame and checks that exactly these receive it, unchanged and once.
+    fn expect(&mut self, from: At, dst: [u8; 6], src: [u8; 6], guests: &[usize], taps: &[usize]) {
+        self.mark = self.mark.wrapping_add(1);
+        let frame = plain(dst, src, self.mark);
+        match from {
+            At::Guest(i) => self.vms[i].tx[0].send_waiting(&frame, SOON),
+            At::Tap(i) => self.hosts[i].send(&frame),
+        }
+        for &i in guests {
+            assert!(self.vms[i].rx[0].wait(SOON), "guest {i} missed {:02x?}", &frame[..15]);
+            self.vms[i].rx[0].recv(1, |_, got| assert_eq!(got, frame, "guest {i}"));
+        }
+        for &i in taps {
+            assert_eq!(self.hosts[i].receive(SOON).as_ref(), Some(&frame), "tap {i}");
+        }
+        std::thread::sleep(QUIET);
+        for (i, vm) in self.vms.iter_mut().enumerate() {
+            vm.rx[0].recv(1, |_, got| panic!("guest {i} got {:02x?}", &got[..15]));
+        }
+        for (i, host) in self.hosts.iter().enumerate() {
+            assert_eq!(host.receive(Duration::ZERO), None, "tap {i}");
+        }
+    }
+}
+
+#[test]
+fn addresses_are_learned_on_both_sides() {
+    in_namespace(|| {
+        let mut lan = Lan::new(3, &["tap0"], &[]);
+        let (guest, host) = (mac_of(0), mac_of(HOST));
+        // Nobody is known: to all others, the TAP among them.
+        lan.expect(At::Guest(0), host, guest, &[1, 2], &[0]);
+        // The flood taught where the guest is, the answer teaches where the host is.
+        lan.expect(At::Tap(0), guest, host, &[0], &[]);
+        lan.expect(At::Guest(0), host, guest, &[], &[0]);
+        lan.expect(At::Guest(1), host, mac_of(1), &[], &[0]);
+        lan.expect(At::Tap(0), mac_of(1), mac_of(HOST2), &[1], &[]);
+        lan.expect(At::Tap(0), mac_of(2), host, &[0, 1, 2], &[]);
+        // Two stations behind the TAP find each other there.
+        lan.expect(At::Tap(0), host, mac_of(HOST2), &[], &[]);
+        // A station moves from behind the TAP into a guest, and back.
+        lan.expect(At::Guest(2), BROADCAST, mac_of(HOST2), &[0, 1], &[0]);
+        lan.expect(At::Guest(1), mac_of(HOST2), mac_of(1), &[2], &[]);
+        lan.expect(At::Tap(0), BROADCAST, mac_of(HOST2), &[0, 1, 2], &[]);
+        lan.expect(At::Guest(1), mac_of(HOST2), mac_of(1), &[], &[0]);
+        let c = lan.d.counters();
+        assert_eq!(c.sum(Some("up"), "in", "drop.hairpin"), 0);
+        assert_eq!(c.sum(Some("tap0"), "in", "drop.hairpin"), 1);
+        lan.d.stop();
+    });
+}
+
+#[test]
+fn broadcast_and_multicast_reach_guests_and_host() {
+    in_namespace(|| {
+        let mut lan = Lan::new(3, &["tap0"], &[]);
+        for dst in [BROADCAST, [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1]] {
+            lan.expect(At::Guest(1), dst, mac_of(1), &[0, 2], &[0]);
+            lan.expect(At::Tap(0), dst, mac_of(HOST), &[0, 1, 2], &[]);
+        }
+        // What no bridge forwards, and what no station sends, from the TAP too.
+        lan.expect(At::Tap(0), [1, 0x80, 0xc2, 0, 0, 0], mac_of(HOST), &[], &[]);
+        lan.expect(At::Tap(0), mac_of(0), BROADCAST, &[], &[]);
+        lan.expect(At::Tap(0), mac_of(0), [0; 6], &[], &[]);
+        lan.d.counters().balance();
+        lan.d.stop();
+    });
+}
+
+/// Two TAPs may end in the same bridge: forwarding between them would be a loop.
+#[test]
+fn uplinks_are_kept_apart() {
+    in_namespace(|| {
+        let mut lan = Lan::new(2, &["tap0", "tap1"], &[]);
+        lan.expect(At::Tap(0), BROADCAST, mac_of(HOST), &[0, 1], &[]);
+        lan.expect(At::Tap(1), BROADCAST, mac_of(HOST2), &[0, 1], &[]);
+        lan.expect(At::Tap(0), mac_of(HOST2), mac_of(HOST), &[], &[]);
+        lan.expect(At::Tap(0), To::Unknown.mac(), mac_of(HOST), &[0, 1], &[]);
+        lan.expect(At::Guest(0), BROADCAST, mac_of(0), &[1], &[0, 1]);
+        lan.expect(At::Guest(0), mac_of(HOST2), mac_of(0), &[], &[1]);
+        let c = lan.d.counters();
+        assert_eq!(c.sum(Some("tap0"), "in", "drop.uplink_to_uplink"), 1, "{c:?}");
+        lan.d.stop();
+    });
+}
+
+#[test]
+fn uplinks_are_joined_when_asked() {
+    in_namespace(|| {
+        let mut lan = Lan::new(2, &["tap0", "tap1"], &["--uplink-to-uplink"]);
+        lan.expect(At::Tap(0), BROADCAST, mac_of(HOST), &[0, 1], &[1]);
+        lan.expect(At::Tap(1), BROADCAST, mac_of(HOST2), &[0, 1], &[0]);
+        lan.expect(At::Tap(0), mac_of(HOST2), mac_of(HOST), &[], &[1]);
+        lan.expect(At::Tap(1), mac_of(HOST), mac_of(HOST2), &[], &[0]);
+        lan.d.stop();
+    });
+}
+
+/// An uplink alone, guests or none, is a valid switch.
+#[test]
+fn taps_without_ports() {
+    in_namespace(|| {
+        let mut lan = Lan::new(0, &["tap0", "tap1"], &["--uplink-to-uplink"]);
+        lan.expect(At::Tap(0), BROADCAST, mac_of(HOST), &[], &[1]);
+        lan.d.stop();
+    });
+}
+
+/// `frames` of one queue of a port, as last logged.
+fn queue_frames(d: &Daemon, port: &str, queue: usize, side: &str) -> u64 {
+    let head = format!("] port {port} queue {queue} {side} frames ");
+    let log = d.log();
+    let last = log.lines().rev().find_map(|line| line.split_once(&head));
+    last.map_or(0, |(_, tail)| tail.split(' ').next().unwrap_or("").parse().expect("number"))
+}
+
+/// Frames of many flows, so that the kernel spreads them over the TAP's queues.
+fn many_flows(host: &Host, vm: &mut Vm, count: u16) {
+    let frame = |i: u16| {
+        let mut frame = traced(HOST, To::Vm(vm.cfg.id), 1, i.into(), 200);
+        // The UDP source port, behind Ethernet and IPv4.
+        frame[34..36].copy_from_slice(&(10_000 + i).to_be_bytes());
+        frame
+    };
+    let frames: Vec<Vec<u8>> = (0..count).map(frame).collect();
+    for window in frames.chunks(WINDOW) {
+        window.iter().for_each(|frame| host.send(frame));
+        // Queues are read side by side: nothing is said of the order of flows.
+        let mut missing: Vec<&Vec<u8>> = window.iter().collect();
+        while !missing.is_empty() {
+            assert!(vm.rx[0].wait(SOON), "{} frames missing", missing.len());
+            vm.rx[0].recv(WINDOW, |_, got| {
+                let found = missing.iter().position(|frame| *frame == got);
+                missing.remove(found.expect("a frame that was sent"));
+            });
+        }
+    }
+}
+
+#[test]
+fn several_queues_and_workers() {
+    in_namespace(|| {
+        let d = daemon(2, &["up,ifname=tap0,queues=2"], &["--workers", "2"]);
+        let host = Host::open("tap0");
+        let (mut one, mut two) = (connect(&d, 0), connect(&d, 1));
+        introduce(&mut [&mut one, &mut two], &host);
+        for round in 0..4 {
+            many_flows(&host, if round % 2 == 0 { &mut one } else { &mut two }, 128);
+        }
+        to_host(&mut one, &host, &[60; 100]);
+        to_host(&mut two, &host, &[1514; 100]);
+        // A worker counts a burst after it has delivered it, and may lose its CPU in between.
+        let mut c = d.counters();
+        wait_for(SOON, || {
+            c = d.counters();
+            c.sum(Some("up"), "out", "frames") >= 2 + 200
+        });
+        c.balance();
+        assert_eq!(c.drops(None, "in") + c.drops(None, "out") + c.drops(None, ""), 0, "{c:?}");
+        assert_eq!(c.sum(Some("up"), "in", "frames"), 1 + 4 * 128);
+        assert_eq!(c.sum(Some("up"), "out", "frames"), 2 + 200);
+        for queue in 0..2 {
+            let frames = |side| queue_frames(&d, "up", queue, side);
+            assert!(frames("in") > 100, "queue {queue} is not used\n{}", d.log());
+            // Each worker writes to a queue of its own: both have a guest to serve.
+            assert!(frames("out") >= 100, "queue {queue} is not written to\n{}", d.log());
+        }
+        d.stop();
+    });
+}
+
+/// An interface of the administrator is attached to, left as it is, and there when we are gone.
+#[test]
+fn a_persistent_interface_stays() {
+    in_namespace(|| {
+        for (multi, queues) in [("", 1), (" multi_queue", 1), (" multi_queue", 2)] {
+            ip(&format!("tuntap add dev tap0 mode tap{multi}"));
+            let index = index_of("tap0");
+            let d = daemon(1, &[&format!("up,ifname=tap0,queues={queues}")], &["--workers", "2"]);
+            assert!(d.log().contains("attached to interface tap0"), "{}", d.log());
+            // Whether it is up is the administrator's affair.
+            assert!(!ip("-o link show tap0").contains(",UP"));
+            ip("link set tap0 up");
+            assert!(ip("-o link show tap0").contains("qdisc noqueue"));
+            let (host, mut vm) = (Host::open("tap0"), connect(&d, 0));
+            introduce(&mut [&mut vm], &host);
+            to_host(&mut vm, &host, &[60, 1514]);
+            if queues == 1 {
+                from_host(&host, &mut vm, &[60, 1514]);
+            } else {
+                many_flows(&host, &mut vm, 64);
+            }
+            d.stop();
+            assert_eq!(index_of("tap0"), index, "still there");
+            ip("link del tap0");
+        }
+    });
+}
+
+#[test]
+fn an_interface_of_our_own_goes_with_us() {
+    in_namespace(|| {
+        for queues in [1, 4] {
+            let d = daemon(1, &[&format!("up,ifname=tap0,queues={queues}")], &[]);
+            let shown = ip("-o link show tap0");
+            assert!(shown.contains(",UP") && shown.contains("qdisc noqueue"), "{shown}");
+            assert!(d.log().contains("created interface tap0"), "{}", d.log());
+            d.stop();
+            assert_eq!(index_of("tap0"), None);
+        }
+    });
+}
+
+/// Status 1 and a line that names port, interface and reason.
+#[test]
+fn interfaces_that_cannot_serve_are_refused() {
+    in_namespace(|| {
+        let refusal = |tap: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchd"));
+            let output = command.args(["--tap", tap]).output().expect("run");
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            String::from_utf8(output.stderr).expect("UTF-8")
+        };
+        ip("tuntap add dev tun0 mode tun");
+        ip("tuntap add dev tap0 mode tap");
+        let cases = [
+            ("up,ifname=lo", "tap up: interface lo: exists and is not a TAP"),
+            ("up,ifname=tun0", "tap up: interface tun0: exists and is not a TAP"),
+            ("up,ifname=tap0,queues=2", "tap up: interface tap0: exists with a single queue"),
+        ];
+        for (tap, expected) in cases {
+            let text = refusal(tap);
+            assert!(text.contains(expected) && text.lines().count() == 1, "{text}");
+        }
+        for queues in ["", ",queues=2"] {
+            let d = daemon(1, &[&format!("up,ifname=own{queues}")], &[]);
+            let text = refusal(&format!("up,ifname=own{queues}"));
+            assert!(text.contains("interface own: in use by another process"), "{text}");
+            d.stop();
+        }
+    });
+}
+
+/// What happens to the TAP in a round of trouble.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Trouble {
+    /// Set down and up again.
+    Down,
+    /// Deleted; it is the daemon's, which makes another.
+    Deleted,
+    /// Deleted; it is the administrator's, who makes another.
+    DeletedByAdmin,
+    /// Its MTU goes up and down.
+    Mtu,
+}
+
+/// A third guest and the host, who see how the uplink does while guests 0 and 1 talk.
+struct Probe<'d> {
+    d: &'d Daemon,
+    vm: Vm,
+    host: Host,
+    queues: u16,
+    seq: usize,
+    /// Frames sent into a TAP that was not in service, or had too small an MTU.
+    lost: u64,
+    worst: Duration,
+}
+
+const LOST_PER_ROUND: u64 = 5;
+
+impl Probe<'_> {
+    fn create(queues: u16) {
+        let multi = if queues > 1 { " multi_queue" } else { "" };
+        ip(&format!("tuntap add dev tap0 mode tap{multi}"));
+        ip("link set tap0 up");
+    }
+
+    /// Frames to the host that cannot arrive; each comes back to the guest all the same.
+    fn lose_some(&mut self) {
+        for _ in 0..LOST_PER_ROUND {
+            self.vm.tx[0].send_waiting(&traced(2, To::Vm(HOST), 0, 0, 100), SOON);
+        }
+        self.vm.tx[0].drain(SOON);
+        self.lost += LOST_PER_ROUND;
+    }
+
+    /// Waits until a fresh frame passes each way, and checks the time since `start`, less what the
+    /// machine had no CPU for.
+    fn back(&mut self, start: Instant, waited: Duration) {
+        self.host.drain();
+        let (mut there, mut here) = (false, false);
+        let deadline = start + Duration::from_secs(20);
+        while !(there && here) {
+            assert!(Instant::now() < deadline, "the TAP does not come back\n{}", self.d.log());
+            self.seq += 1;
+            let out = traced(2, To::Vm(HOST), 0, self.seq, 200);
+            let back = traced(HOST, To::Vm(2), 0, self.seq, 300);
+            // Until it is up and somebody reads it there are errors; that is what is waited for.
+            let _ = self.host.try_send(&back);
+            if !there {
+                self.vm.tx[0].send_waiting(&out, SOON);
+            }
+            let pause = Duration::from_millis(2);
+            there |= self.host.receive(pause).is_some();
+            if self.vm.rx[0].wait(pause) {
+                self.vm.rx[0].recv(64, |_, frame| here |= *frame == *back);
+            }
+        }
+        let cpu = self.d.run_queue_wait().saturating_sub(waited);
+        let took = start.elapsed().saturating_sub(cpu);
+        assert!(took < BACK_LIMIT, "back after {took:?} and {cpu:?} without a CPU");
+        self.worst = self.worst.max(took);
+        // Whatever the last attempts left on the way.
+        std::thread::sleep(QUIET);
+        self.host.drain();
+        self.vm.rx[0].recv(64, |_, _| {});
+    }
+
+    fn round(&mut self, trouble: Trouble, n: usize) {
+        let waited = self.d.run_queue_wait();
+        match trouble {
+            Trouble::Down => {
+                ip("link set tap0 down");
+                self.lose_some();
+                ip("link set tap0 up");
+                self.back(Instant::now(), waited);
+            }
+            Trouble::Deleted => {
+                ip("link del tap0");
+                let start = Instant::now();
+                let old = self.host.index();
+                let made = wait_for(SOON, || index_of("tap0").is_some_and(|new| new != old));
+                assert!(made, "not created again\n{}", self.d.log());
+                self.host = Host::open("tap0");
+                self.back(start, waited);
+                assert!(ip("-o link show tap0").contains("qdisc noqueue"));
+            }
+            Trouble::DeletedByAdmin => {
+                ip("link del tap0");
+                self.lose_some();
+                Probe::create(self.queues);
+                let start = Instant::now();
+                self.host = Host::open("tap0");
+                self.back(start, waited);
+            }
+            Trouble::Mtu => {
+                let longest = [590, 9013, 1514][n % 3];
+                ip(&format!("link set tap0 mtu {}", longest - 14));
+                self.back(Instant::now(), waited);
+                std::thread::sleep(FOLLOWED);
+                to_host(&mut self.vm, &self.host, &[60, 590, longest]);
+                from_host(&self.host, &mut self.vm, &[60, 590, longest]);
+                let longer = traced(2, To::Vm(HOST), 0, n, longest + 1);
+                self.vm.tx[0].send_waiting(&longer, SOON);
+                self.vm.tx[0].drain(SOON);
+                self.lost += 1;
+            }
+        }
+    }
+
+    /// A second in which nothing happens but that the TAP is missing.
+    fn quiet_while_gone(&mut self, trouble: Trouble) {
+        match trouble {
+            Trouble::Down => ip("link set tap0 down"),
+            Trouble::DeletedByAdmin => ip("link del tap0"),
+            Trouble::Deleted | Trouble::Mtu => return,
+        };
+        self.lose_some();
+        let before = self.d.cpu_ticks();
+        std::thread::sleep(Duration::from_secs(1));
+        let used = self.d.cpu_ticks() - before;
+        assert!(used < IDLE_TICKS, "{used} ticks of CPU in a second without a TAP");
+        if trouble == Trouble::Down {
+            ip("link set tap0 up");
+        } else {
+            Probe::create(self.queues);
+        }
+        self.host = Host::open("tap0");
+        self.back(Instant::now(), self.d.run_queue_wait());
+    }
+
+    /// Every lost frame was counted, under the name of what happened.
+    fn books(&self, trouble: Trouble) {
+        let c = self.d.counters();
+        let sum = |key| c.sum(Some("up"), "out", key) + c.sum(Some("up"), "", key);
+        let (down, gone) = (sum("drop.tap_down"), sum("drop.tap_gone"));
+        let too_big = sum("drop.too_big");
+        match trouble {
+            Trouble::Down => assert_eq!((down, gone), (self.lost, 0), "{c:?}"),
+            // Attempts while it was away, or not yet up, are counted too.
+            Trouble::Deleted | Trouble::DeletedByAdmin => {
+                assert!(gone >= self.lost, "{gone} of {}: {c:?}", self.lost);
+            }
+            Trouble::Mtu => assert_eq!((down, gone, too_big), (0, 0, self.lost), "{c:?}"),
+        }
+        let drops = c.drops(None, "in") + c.drops(None, "out") + c.drops(None, "");
+        assert_eq!(drops, down + gone + too_big, "other drops: {c:?}");
+        c.balance();
+    }
+}
+
+/// Trouble with the TAP, over and over, while two guests talk and lose nothing.
+fn trouble(trouble: Trouble, queues: u16, workers: &str) {
+    in_namespace(|| {
+        if trouble == Trouble::DeletedByAdmin {
+            Probe::create(queues);
+        }
+        let tap = format!("up,ifname=tap0,queues={queues}");
+        let d = daemon(3, &[&tap], &["--workers", workers]);
+        let (vm, host) = (connect(&d, 2), Host::open("tap0"));
+        let mut probe = Probe { d: &d, vm, host, queues, seq: 0, lost: 0, worst: Duration::ZERO };
+        introduce(&mut [&mut probe.vm], &probe.host);
+        probe.quiet_while_gone(trouble);
+        let mut net = Net::connect(&d, 2, |cfg| cfg);
+        let rounds = if testkit::long() { 100 } else { 4 };
+        std::thread::scope(|scope| {
+            let script = scope.spawn(|| {
+                (0..rounds).for_each(|n| probe.round(trouble, n));
+                probe
+            });
+            let job =
+                |from: u8| Job::new(from.into(), To::Vm(1 - from), 100, Sizes::Range(60, 1514));
+            let mut runs = 0;
+            while !script.is_finished() {
+                // Panics if a frame is missing.
+                net.run(&[job(0), job(1)]);
+                runs += 1;
+                // The kernel's own threads need a CPU to take an interface away: on a machine of
+                // two, tests that never pause keep them from it for seconds.
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let probe = script.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+            println!("{trouble:?}: {runs} runs of 200 frames, back in {:?}", probe.worst);
+            assert!(runs > 0);
+            probe.books(trouble);
+        });
+        assert_eq!(net.receive(), 0, "frames nobody sent");
+        d.stop();
+    });
+}
+
+#[test]
+fn down_and_up() {
+    trouble(Trouble::Down, 1, "1");
+}
+
+#[test]
+fn down_and_up_with_two_queues() {
+    trouble(Trouble::Down, 2, "2");
+}
+
+#[test]
+fn deleted_and_made_again_by_us() {
+    trouble(Trouble::Deleted, 1, "1");
+}
+
+#[test]
+fn deleted_and_made_again_by_us_with_two_queues() {
+    trouble(Trouble::Deleted, 2, "2");
+}
+
+#[test]
+fn deleted_and_made_again_by_the_administrator() {
+    trouble(Trouble::DeletedByAdmin, 1, "1");
+}
+
+#[test]
+fn deleted_and_made_again_by_the_administrator_with_two_queues() {
+    trouble(Trouble::DeletedByAdmin, 2, "2");
+}
+
+#[test]
+fn mtu_changed() {
+    trouble(Trouble::Mtu, 1, "2");
+}

@@ -1,0 +1,111 @@
+//! Tests with real guests (`qemu`, `qemu_*`) and real DPDK (`dpdk`), and what they share:
+//!
+//! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
+//! * [`service`]: the daemon as a service of a real systemd.
+//! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
+//! * [`load`]: memory and streams under load in guests, checked all the while.
+//! * [`talk`]: what guests say to each other: pings, iperf3.
+//! * [`wire`]: a host behind the uplink, and a recording of what reaches it.
+//! * [`testpmd`]: DPDK's `dpdk-testpmd` with virtio-user ports, driven through its console.
+//! * [`dpdk_memory`]: a DPDK process whose memory changes while its ports run.
+//! * [`counters`]: the daemon's counters as it logs them.
+//!
+//! Rules: every process dies with the test (parent-death signal), and traffic stays inside the
+//! namespace. Tests run one at a time: a guest under TCG keeps a core busy, and two at once would
+//! measure each other. What the machine lacks makes a test skip, loudly, or fail when
+//! `VIOSWITCH_REQUIRE=1`; nothing is downloaded here, `scripts/guest-image` does that.
+
+mod counters;
+mod dpdk;
+mod dpdk_memory;
+mod lab;
+mod load;
+mod pair;
+mod qemu;
+mod qemu_kinds;
+mod qemu_machine;
+mod qemu_migration;
+mod qemu_offloads;
+mod qemu_restart;
+mod service;
+mod talk;
+mod testpmd;
+mod vm;
+mod wire;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Holds off the other tests. A failed one poisons nothing.
+pub fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reports what is missing past libtest's capture, so that a skipped test cannot pass for a run
+/// one; fails instead where everything was promised to be there.
+pub fn skip(missing: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("test");
+    assert!(!is_set("VIOSWITCH_REQUIRE"), "VIOSWITCH_REQUIRE is set and {missing}");
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {missing}");
+}
+
+/// A line of progress past libtest's capture: these tests take minutes.
+pub fn progress(text: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("test");
+    let _ = writeln!(std::io::stderr(), "  {test}: {text}");
+}
+
+/// Whether an environment switch is on.
+pub fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|v| !v.is_empty() && v != "0")
+}
+
+/// What a network namespace with a TAP needs; `Err` says what is missing.
+pub fn can_make_network() -> Result<(), String> {
+    if !Path::new("/dev/net/tun").exists() {
+        return Err("there is no /dev/net/tun".into());
+    }
+    for tool in ["unshare", "nsenter", "setpriv", "ip", "ping"] {
+        need_program(tool)?;
+    }
+    let made = Command::new("unshare").args(["--net", "true"]).stderr(Stdio::null()).status();
+    match made {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err("no network namespace can be made (not root)".into()),
+    }
+}
+
+/// `Err` unless `program` is in the path.
+pub fn need_program(program: &str) -> Result<(), String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    if found { Ok(()) } else { Err(format!("{program} is not installed")) }
+}
+
+/// Asks `ready` every 20 ms until it has an answer; panics after `limit`.
+pub fn wait_for<T>(what: &str, limit: Duration, mut ready: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(answer) = ready() {
+            return answer;
+        }
+        assert!(Instant::now() < end, "waited {limit:?} for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The last `lines` lines of a file, each indented, for a failure's report.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let all: Vec<&str> = text.lines().collect();
+    let from = all.len().saturating_sub(lines);
+    all[from..].iter().map(|line| format!("    {line}\n")).collect()
+}

@@ -1,0 +1,282 @@
+//! Real Linux guests under two generations of QEMU talk through the switch.
+//!
+//! For QEMU 7.2 (Debian 12's) and 10.0 (its backports): boot, ping between guests and to the host
+//! behind the TAP over IPv4 and IPv6, iperf3, the cable pulled, queue pairs changed, guests
+//! rebooted, QEMU killed and started again, the daemon killed and started again. The daemon is the
+//! real binary in a network namespace of the test's own. Guests boot as seldom as possible: under
+//! TCG a boot is what costs.
+//!
+//! Needs root and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
+//! `VIOSWITCH_LONG=1` kills QEMU 50 times and the daemon 200 times instead of 5 times each.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use crate::lab::{HOST_IP4, Lab, port};
+use crate::pair::{Pair, all_ping, finish, pair};
+use crate::talk::{Iperf, answers, iperf, pings};
+use crate::vm::{BOOT_LIMIT, Qemu, SOON, Vm, VmSpec};
+use crate::{alone, is_set, progress, skip, wait_for};
+
+/// Bytes in each direction that the counters must show after iperf3 has run both ways: far above
+/// what pings and neighbours leave, far below an emulated guest's 20 MB/s and its bare ACKs.
+const IPERF_FLOOR_BYTES: u64 = 50_000;
+
+/// The daemon leaves in good order while both guests send; they lose their cable, no more.
+fn leave_first(mut p: Pair) {
+    p.lab.stop_daemon();
+    p.vm1.ok("true");
+    p.vm2.ok("true");
+}
+
+fn talk(name: &str, qemu: Result<Qemu, String>) {
+    let _alone = alone();
+    let Some(mut p) = pair(name, qemu, 1, false) else {
+        return;
+    };
+    all_ping(&mut p);
+    let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
+    p.vm1.ok("iperf3 -s -D");
+    p.vm2.ok("iperf3 -s -D");
+    let there = iperf(&mut p.vm1, &ip2, "-t 3").rate;
+    let back = iperf(&mut p.vm1, &ip2, "-t 3 -R").rate;
+    let other = iperf(&mut p.vm2, &ip1, "-t 2").rate;
+    let Iperf { rate: udp, lost, .. } = iperf(&mut p.vm2, &ip1, "-t 3 -u -b 5M -l 1400");
+    let _server = p.lab.in_netns("iperf3").args(["-s", "-1", "-D"]).status().expect("iperf3 -s");
+    let up = iperf(&mut p.vm1, HOST_IP4, "-t 2").rate;
+    progress(&format!(
+        "iperf3 TCP {there:.0}, reverse {back:.0}, other way {other:.0}, to the host {up:.0} \
+         kbit/s; UDP {udp:.0} kbit/s, lost {lost:?} %"
+    ));
+    for rate in [there, back, other, up] {
+        assert!(rate > 1000.0, "TCP crawls at {rate} kbit/s");
+    }
+    // 5 Mbit/s is 450 frames a second; a loss of more than a fifth is a stall, not noise.
+    assert!(udp > 4000.0 && lost.is_some_and(|l| l < 20.0), "UDP {udp} kbit/s, lost {lost:?}");
+    let counters = p.lab.counters();
+    for port in ["vm1", "vm2", "uplink"] {
+        for direction in ["in bytes", "out bytes"] {
+            assert!(counters.get(port, direction) > IPERF_FLOOR_BYTES, "{port}: {counters:#?}");
+        }
+    }
+    finish(p);
+}
+
+/// Pulls and plugs the second guest's cable, and lets the guest shut its own interface.
+fn cable(p: &mut Pair) {
+    let ip1 = p.vm1.spec.ip4();
+    let set = |up| format!(r#""execute":"set_link","arguments":{{"name":"net","up":{up}}}"#);
+    for _ in 0..2 {
+        p.vm2.qmp(&set(false));
+        wait_carrier(&mut p.vm2, "0");
+        assert!(!answers(&mut p.vm2, &ip1), "frames pass a pulled cable");
+        p.vm2.qmp(&set(true));
+        wait_carrier(&mut p.vm2, "1");
+        // The ARP entry may still be waiting for answers to questions that the guest's kernel threw
+        // away while the cable was out, and for a second after (linkwatch). With the last of these
+        // it throws away what waits, all of three close pings.
+        let plugged = || answers(&mut p.vm2, &ip1).then_some(());
+        wait_for("an answer through the cable", Duration::from_secs(20), plugged);
+        pings(&mut p.vm2, &ip1);
+    }
+    p.vm2.ok("ip link set eth0 down && sleep 1 && ip link set eth0 up");
+    pings(&mut p.vm2, &ip1);
+    pings(&mut p.vm1, &p.vm2.spec.ip4());
+    progress("cable pulled and plugged");
+}
+
+fn wait_carrier(vm: &mut Vm, wanted: &str) {
+    wait_for("the carrier", Duration::from_secs(20), || {
+        let (_, carrier) = vm.run("cat /sys/class/net/eth0/carrier", SOON);
+        (carrier.trim() == wanted).then_some(())
+    });
+}
+
+/// Frames that the second guest has sent on one of its queues.
+fn sent_on(p: &mut Pair, queue: u16) -> u64 {
+    p.lab.counters().get("vm2", &format!("in {queue} frames"))
+}
+
+/// The second guest gives up its second queue pair, takes it back and uses both.
+fn queues(p: &mut Pair) {
+    let ip1 = p.vm1.spec.ip4();
+    for pairs in [1, 2, 1, 2] {
+        p.vm2.ok(&format!("ethtool -L eth0 combined {pairs}"));
+        let said = p.vm2.ok("ethtool -l eth0");
+        let current = said.lines().rfind(|line| line.starts_with("Combined:")).unwrap_or("");
+        assert!(current.ends_with(&pairs.to_string()), "{said}");
+        pings(&mut p.vm2, &ip1);
+    }
+    // The kernel gives each CPU a TX queue of its own.
+    for queue in 0..2 {
+        let before = sent_on(p, queue);
+        let mask = 1 << queue;
+        let said = p.vm2.ok(&format!("taskset {mask} ping -c 10 -i 0.1 -W 8 {ip1}"));
+        assert!(said.contains("10 packets received"), "from CPU {queue}: {said}");
+        let sent = sent_on(p, queue) - before;
+        assert!(sent >= 10, "queue {queue} sent only {sent} frames");
+    }
+    progress("queue pairs changed");
+}
+
+/// Each guest reboots, by the reset button and by itself, while the other stays up.
+fn reboots(p: &mut Pair) {
+    for _ in 0..2 {
+        p.vm2.qmp(r#""execute":"system_reset""#);
+        p.vm2.wait_ready();
+        pings(&mut p.vm2, &p.vm1.spec.ip4());
+        p.vm1.last_words("reboot -f");
+        p.vm1.wait_ready();
+        pings(&mut p.vm2, &p.vm1.spec.ip4());
+    }
+    all_ping(p);
+    progress("guests rebooted");
+}
+
+fn change(name: &str, qemu: Result<Qemu, String>) {
+    let _alone = alone();
+    let Some(mut p) = pair(name, qemu, 2, false) else {
+        return;
+    };
+    pings(&mut p.vm1, &p.vm2.spec.ip4());
+    cable(&mut p);
+    queues(&mut p);
+    reboots(&mut p);
+    finish(p);
+}
+
+/// A host's ping to the guest that stays, for as long as the other one dies and returns.
+struct Bystander(Child);
+
+impl Bystander {
+    fn start(p: &Pair) -> Bystander {
+        let mut ping = p.lab.in_netns("ping");
+        ping.args(["-q", "-i", "0.1", "-W", "10", &p.vm1.spec.ip4()]).stdout(Stdio::piped());
+        Bystander(ping.spawn().expect("start ping"))
+    }
+
+    /// Fails if more than one question in a hundred went unanswered.
+    fn finish(self, lab: &Lab) {
+        lab.sh(&format!("kill -INT {}", self.0.id()));
+        let out = self.0.wait_with_output().expect("wait for ping");
+        let said = String::from_utf8_lossy(&out.stdout);
+        let numbers: Vec<u64> = said
+            .lines()
+            .filter(|line| line.contains("packets transmitted"))
+            .flat_map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()))
+            .collect();
+        let [sent, received, ..] = numbers[..] else { panic!("ping says no numbers: {said}") };
+        assert!(sent > 10 && (sent - received) * 100 <= sent, "bystander: {said}");
+        progress(&format!("the bystander lost {} of {sent}", sent - received));
+    }
+}
+
+/// QEMU dies under load and starts again on the same port, time after time. With `listens` the
+/// daemon is the socket's client and has to connect again by itself.
+fn kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
+    let _alone = alone();
+    let Some(mut p) = pair(name, qemu, 1, listens) else {
+        return;
+    };
+    let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
+    let bystander = Bystander::start(&p);
+    p.vm1.ok(&format!("ping -s 1400 -i 0.01 {ip2} >/dev/null 2>&1 &"));
+    let rounds = if is_set("VIOSWITCH_LONG") { 50 } else { 5 };
+    for round in 1..=rounds {
+        p.vm2.ok(&format!("ping -s 1400 -i 0.01 {ip1} >/dev/null 2>&1 & sleep 0.5"));
+        p.vm2.power_cycle(&p.lab, &p.qemu);
+        p.vm2.wait_ready();
+        // Guest 1 has asked for the one that was gone all the time. Until it knows where that is
+        // again, its kernel keeps a few packets and drops the others, answers among them.
+        let met = (0..5).any(|_| answers(&mut p.vm2, &ip1));
+        assert!(met, "no answer from {ip1}");
+        pings(&mut p.vm2, &ip1);
+        pings(&mut p.vm1, &ip2);
+        progress(&format!("QEMU killed and back, {round} of {rounds}"));
+    }
+    bystander.finish(&p.lab);
+    p.vm2.ok(&format!("ping -s 1400 -i 0.01 {ip1} >/dev/null 2>&1 & sleep 0.5"));
+    leave_first(p);
+}
+
+#[test]
+fn guests_and_host_talk_qemu_7() {
+    talk("talk7", Qemu::system());
+}
+
+#[test]
+#[ignore = "full"]
+fn guests_and_host_talk_qemu_10() {
+    talk("talk10", Qemu::backported());
+}
+
+#[test]
+#[ignore = "full"]
+fn cable_queues_and_reboots_qemu_7() {
+    change("change7", Qemu::system());
+}
+
+#[test]
+#[ignore = "full"]
+fn cable_queues_and_reboots_qemu_10() {
+    change("change10", Qemu::backported());
+}
+
+#[test]
+#[ignore = "full"]
+fn qemu_killed_and_started_again_qemu_7() {
+    kills("kills7", Qemu::system(), false);
+}
+
+#[test]
+#[ignore = "full"]
+fn qemu_killed_and_started_again_qemu_10() {
+    kills("kills10", Qemu::backported(), true);
+}
+
+/// `-m 256` and nothing else, which most have tried first; and more queue pairs than the port has.
+/// QEMU runs on, or leaves with a line of its own: the switch says what is missing.
+fn mistaken(name: &str, qemu: Result<Qemu, String>) {
+    let _alone = alone();
+    let qemu = match qemu {
+        Ok(qemu) => qemu,
+        Err(missing) => return skip(&missing),
+    };
+    let mut lab = Lab::without_network(name);
+    let socket = lab.path("vm1.sock");
+    lab.start_daemon(&port("vm1", &socket, ""));
+    let card = |pairs| VmSpec {
+        name: "vm1",
+        number: 1,
+        socket: socket.clone(),
+        listens: false,
+        pairs,
+        device: "",
+    };
+    let cases = [
+        (1, "", "has sent no guest memory: it is not shared. QEMU: -object memory-backend-memfd"),
+        (3, ",queues=3", "told that there are 2 queue pairs at most, and left without a ring"),
+    ];
+    for (pairs, netdev, line) in cases {
+        let nic = card(pairs).nic(&qemu);
+        let mut machine = qemu.unshared(&socket, netdev, &nic).spawn().expect("start QEMU");
+        wait_for(line, BOOT_LIMIT, || lab.complaints().contains(line).then_some(()));
+        let _ = machine.kill();
+        let _ = machine.wait();
+    }
+    let complaints = lab.complaints();
+    assert_eq!(complaints.matches(cases[0].2).count(), 1, "{complaints}");
+    progress(complaints.trim_end());
+}
+
+#[test]
+#[ignore = "full"]
+fn mistakes_with_qemu_7_are_named() {
+    mistaken("mistaken-7", Qemu::system());
+}
+
+#[test]
+#[ignore = "full"]
+fn mistakes_with_qemu_10_are_named() {
+    mistaken("mistaken-10", Qemu::backported());
+}

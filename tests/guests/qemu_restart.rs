@@ -1,0 +1,208 @@
+//! The daemon goes and comes back under a TCP stream between two guests, time after time: killed,
+//! and restarted as a service of a real systemd. Guests reach each other and the host again, the
+//! stream goes on, nobody reboots.
+//!
+//! Needs root, systemd, and what `scripts/guest-image --qemu10` builds; run with
+//! `--test-threads=1`. `VIOSWITCH_LONG=1` kills 200 times and restarts 100 times instead of 5.
+
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::counters::Counters;
+use crate::lab::{HOST_IP4, Lab, TAP_MAC};
+use crate::pair::{Pair, all_ping, arguments, boot, finish, pair, what_each_knows};
+use crate::service::{self, Service};
+use crate::talk::try_pings;
+use crate::vm::{Qemu, SOON, Vm};
+use crate::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
+
+/// Longest way from the end of a daemon that was killed to an answer of one guest to the other: a
+/// front-end that came too early tries again a second later.
+const BACK_AFTER_KILL: Duration = Duration::from_millis(2500);
+
+/// Longest silence of a guest around a restart, as the host hears it: QEMU 7.2 connects again a
+/// second after it was disconnected, and finds somebody to connect to whenever that is.
+const SILENT_AT_RESTART: Duration = Duration::from_millis(1500);
+
+/// What a guest has received so far, in bytes.
+fn received(vm: &mut Vm) -> u64 {
+    let said = vm.ok("cat /sys/class/net/eth0/statistics/rx_bytes");
+    said.trim().parse().expect("a number of bytes")
+}
+
+/// The daemon is renewed under a stream, `rounds` times. Returns the longest time from the end of
+/// one daemon until the guests met again.
+fn renew(p: &mut Pair, rounds: u64, mut once: impl FnMut(&mut Pair)) -> Duration {
+    let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
+    let boot = "cat /proc/sys/kernel/random/boot_id";
+    let boots = [p.vm1.ok(boot), p.vm2.ok(boot)];
+    p.vm1.ok("iperf3 -s -D");
+    p.vm2.ok(&format!("iperf3 -c {ip1} -t 86400 >/tmp/iperf 2>&1 & echo $! >/tmp/pid; sleep 0.5"));
+    let started = || (received(&mut p.vm1) > 1_000_000).then_some(());
+    wait_for("the stream to begin", Duration::from_secs(10), started);
+    let mut worst = Duration::ZERO;
+    for round in 1..=rounds {
+        // Another moment of the stream each time.
+        std::thread::sleep(Duration::from_millis(37 * round % 400));
+        let start = Instant::now();
+        once(p);
+        wait_for("the guests to meet again", Duration::from_secs(20), || {
+            let (status, _) = p.vm2.run(&format!("ping -c 1 -W 1 {ip1}"), SOON);
+            (status == 0).then_some(())
+        });
+        worst = worst.max(start.elapsed());
+        let before = received(&mut p.vm1);
+        wait_for("the stream to go on", Duration::from_secs(20), || {
+            (received(&mut p.vm1) > before + 1_000_000).then_some(())
+        });
+        let lost = [(&mut p.vm1, ip2.as_str()), (&mut p.vm2, HOST_IP4)]
+            .into_iter()
+            .find_map(|(vm, address)| try_pings(vm, address).err());
+        if let Some(said) = lost {
+            progress(&format!("round {round}: {said}\n{}", what_each_knows(p)));
+            all_ping(p);
+        }
+    }
+    p.vm2.ok("kill -0 $(cat /tmp/pid) && kill $(cat /tmp/pid)");
+    assert_eq!([p.vm1.ok(boot), p.vm2.ok(boot)], boots, "a guest has rebooted");
+    worst
+}
+
+/// The daemon dies and is started again. With `listens` it is the client of the second guest's
+/// QEMU.
+fn kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
+    let _alone = alone();
+    let Some(mut p) = pair(name, qemu, 1, listens) else {
+        return;
+    };
+    let rounds = testkit::rounds(2, 5, 200);
+    let worst = renew(&mut p, rounds, |p| {
+        p.lab.kill_daemon();
+        p.lab.start_daemon(&p.args);
+        p.lab.configure_tap();
+    });
+    progress(&format!("killed {rounds} times; back after {worst:.1?} at most"));
+    assert!(worst < BACK_AFTER_KILL, "back after {worst:.1?}");
+    finish(p);
+}
+
+/// The host's pings to a guest, 20 a second, for the whole of a test.
+struct Pings(Child);
+
+/// What came of them.
+struct Heard {
+    answers: usize,
+    duplicates: usize,
+    silence: Duration,
+}
+
+impl Pings {
+    fn start(lab: &Lab, ip: &str) -> Pings {
+        let mut ping = lab.in_netns("ping");
+        // Each line with the time at which its answer came.
+        ping.args(["-D", "-i", "0.05", "-W", "10", ip]).stdout(Stdio::piped());
+        Pings(ping.spawn().expect("start ping"))
+    }
+
+    fn finish(self, lab: &Lab) -> Heard {
+        lab.sh(&format!("kill -INT {}", self.0.id()));
+        let out = self.0.wait_with_output().expect("wait for ping");
+        let said = String::from_utf8_lossy(&out.stdout);
+        let answers: Vec<&str> = said.lines().filter(|line| line.contains("bytes from")).collect();
+        let duplicates = answers.iter().filter(|line| line.contains("DUP!")).count();
+        let time = |line: &&str| {
+            let text = line.strip_prefix('[').and_then(|line| line.split(']').next());
+            text.and_then(|text| text.parse::<f64>().ok()).expect("a time")
+        };
+        let times: Vec<f64> = answers.iter().map(time).collect();
+        assert!(times.len() > 20, "{said}");
+        let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
+        let silence = Duration::from_secs_f64(gaps.fold(0.0, f64::max));
+        Heard { answers: answers.len(), duplicates, silence }
+    }
+}
+
+/// The counters once two readings say the same.
+fn at_rest(service: &Service) -> Counters {
+    let mut last = service.counters();
+    wait_for("traffic to rest", Duration::from_secs(20), || {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = service.counters();
+        let rests = ["in frames", "out frames"].iter().all(|key| now.total(key) == last.total(key));
+        last = now.clone();
+        rests.then_some(now)
+    })
+}
+
+/// `systemctl restart`, with the unit as it is installed.
+fn restarts(name: &str, qemu: Result<Qemu, String>) {
+    let _alone = alone();
+    let ready = can_make_network().and(need_program("iperf3")).and(service::can_run()).and(qemu);
+    let qemu = match ready {
+        Ok(qemu) => qemu,
+        Err(missing) => {
+            skip(&missing);
+            return;
+        }
+    };
+    let lab = Lab::new(name);
+    let inside = ["vm1.sock", "vm2.sock"].map(|name| Path::new("/run/vioswitch").join(name));
+    let args = arguments([&inside[0], &inside[1]], 1, false);
+    let service = Service::start(&lab, &args);
+    lab.configure_tap();
+    let sockets = ["vm1.sock", "vm2.sock"].map(|name| service.socket(name));
+    let mut p = boot(lab, qemu, args, sockets, 1, false);
+    // Before the lab, at the end: what it said is in there.
+    let service = service;
+    all_ping(&mut p);
+    // A guest asked in the very moment in which its link comes up forgets whom to answer, asks for
+    // the host's address on a link that is not up yet, and does so again a second later.
+    for vm in [&mut p.vm1, &mut p.vm2] {
+        vm.ok(&format!("arp -s {HOST_IP4} {TAP_MAC}"));
+    }
+    let [ip1, ip2] = [&p.vm1, &p.vm2].map(|vm| vm.spec.ip4());
+    let heard = [Pings::start(&p.lab, &ip1), Pings::start(&p.lab, &ip2)];
+    let rounds = if is_set("VIOSWITCH_LONG") { 100 } else { 5 };
+    // Nobody configures the TAP again: it stays.
+    let worst = renew(&mut p, rounds, |_| drop(service.systemctl(&["restart", "vioswitchd"])));
+    progress(&format!("restarted {rounds} times; the guests met after {worst:.1?} at most"));
+    for pings in heard {
+        let Heard { answers, duplicates, silence } = pings.finish(&p.lab);
+        progress(&format!("{answers} answers, {duplicates} twice, {silence:.2?} silence"));
+        assert_eq!(duplicates, 0);
+        assert!(silence < SILENT_AT_RESTART, "silent for {silence:?}");
+    }
+    let counters = at_rest(&service);
+    counters.assert_balanced();
+    // Counted on from process to process.
+    assert_eq!(counters.get("vm1", "attaches"), rounds + 1);
+    assert_eq!(service.show("NRestarts"), "0", "a process of its own accord");
+    drop((p.vm1, p.vm2));
+    service.systemctl(&["stop", "vioswitchd"]);
+    assert!(!service.socket("vm1.sock").exists(), "a stop leaves nothing behind");
+    assert_eq!(service.show("NFileDescriptorStore"), "0");
+}
+
+#[test]
+#[ignore = "full"]
+fn daemon_killed_and_started_again_qemu_7() {
+    kills("dies7", Qemu::system(), false);
+}
+
+#[test]
+fn daemon_killed_and_started_again_qemu_10() {
+    kills("dies10", Qemu::backported(), true);
+}
+
+#[test]
+#[ignore = "full"]
+fn service_restarted_qemu_7() {
+    restarts("restart7", Qemu::system());
+}
+
+#[test]
+#[ignore = "full"]
+fn service_restarted_qemu_10() {
+    restarts("restart10", Qemu::backported());
+}

@@ -1,0 +1,294 @@
+//! Front-ends that attack through the descriptors that they hand over.
+//!
+//! A write to an eventfd blocks where its counter is full and O_NONBLOCK is not set, which the
+//! front-end shares with us. The kernel wakes whoever waits on an eventfd within the writer's
+//! system call, one after the other and with interrupts off: with thousands of pollers on a call
+//! descriptor each signal takes milliseconds of a worker that others need too. And a file of a FUSE
+//! file system answers nothing, not even what kind of file it is, unless its server wants to.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use testkit::frontend::{Acks, Error, Frontend, feat, proto, req};
+use testkit::hostile::refill;
+use testkit::mem::RegionSpec;
+use testkit::net::{Job, Net, Sizes};
+use testkit::proc::{Daemon, wait_for};
+use testkit::sys::{Crowd, EventFd, Gate, poll_in, set_blocking};
+use testkit::traffic::To;
+use testkit::vm::{Vm, VmConfig};
+
+/// The hostile guest's port; 0 and 1 are honest.
+const EVIL: usize = 2;
+
+/// A new descriptor, which nobody else owns.
+fn owned(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the callers just got it from the kernel.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn trio() -> (Daemon, Net, Vm) {
+    let d = Daemon::with(3, &[]);
+    let mut net = Net::connect(&d, 2, |c| c);
+    let evil = attacker(&d, EVIL);
+    chat(&mut net, 100);
+    (d, net, evil)
+}
+
+/// Without EVENT_IDX it is signalled for whatever it gets.
+fn attacker(d: &Daemon, port: usize) -> Vm {
+    let mut cfg = VmConfig::new(port as u8);
+    cfg.features &= !feat::EVENT_IDX;
+    Vm::connect(&d.socket(port), cfg)
+}
+
+/// Honest traffic goes on as if nothing were.
+fn chat(net: &mut Net, frames: u32) {
+    net.run(&[
+        Job::new(0, To::Vm(1), frames, Sizes::Range(60, 1514)),
+        Job::new(1, To::Vm(0), frames, Sizes::Range(60, 1514)),
+    ]);
+}
+
+fn set_call(evil: &mut Vm, call: &EventFd) {
+    evil.fe.acks = Acks::Never;
+    evil.fe.set_vring_fd(req::SET_VRING_CALL, 0, Some(call.raw())).expect("set");
+    evil.settle();
+}
+
+/// Broadcasts until the hostile port is dropped.
+fn signal_until_dropped(net: &mut Net, evil: &mut Vm) {
+    let dropped = wait_for(Duration::from_secs(5), || {
+        net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
+        refill(&evil.guest.rx[0].ring);
+        evil.fe.closed_within(Duration::from_millis(1))
+    });
+    assert!(dropped, "still connected");
+}
+
+/// P5: eight call descriptors that block whoever writes to them. The pair beside them pauses for
+/// 100 ms at most, and all eight are dropped.
+#[test]
+fn p5_calls_that_block() {
+    const HOSTILE: usize = 8;
+    let d = Daemon::with(EVIL + HOSTILE, &[]);
+    let mut net = Net::connect(&d, 2, |c| c);
+    let mut evil = Vec::new();
+    for i in 0..HOSTILE {
+        let mut vm = attacker(&d, EVIL + i);
+        let call = EventFd::with_flags(0);
+        call.write(u64::MAX - 1);
+        set_call(&mut vm, &call);
+        set_blocking(&call);
+        evil.push((vm, call));
+    }
+    let mut longest = Duration::ZERO;
+    let waited = d.run_queue_wait();
+    for _ in 0..200 {
+        let began = Instant::now();
+        net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
+        longest = longest.max(began.elapsed());
+    }
+    // What the machine had no processor for is not the switch's fault.
+    let waited = d.run_queue_wait() - waited;
+    println!("longest pause {longest:?}, of which the daemon waited for a CPU {waited:?} at most");
+    assert!(longest <= Duration::from_millis(100) + waited, "{longest:?} {waited:?}");
+    for (vm, _) in &mut evil {
+        assert!(vm.fe.closed_within(Duration::from_secs(2)), "not dropped");
+    }
+    drop(evil);
+    chat(&mut net, 1000);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// A front-end whose call descriptor has too many waiters is dropped after a few signals.
+#[test]
+fn a_crowded_call_descriptor_is_dropped() {
+    let (d, mut net, mut evil) = trio();
+    let call = EventFd::new();
+    set_call(&mut evil, &call);
+    // After the daemon has tried it out. Each signal costs some milliseconds from here on.
+    let _crowd = Crowd::around(&call, 30_000);
+    signal_until_dropped(&mut net, &mut evil);
+    let signals = call.take();
+    println!("dropped after {signals} signals");
+    assert!(signals <= 20, "{signals} slow signals");
+    let said = || d.log().contains("p2: closed for 10s: its front-end harmed others");
+    assert!(wait_for(Duration::from_secs(2), said), "{}", d.log());
+    drop(evil);
+    chat(&mut net, 1000);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// A crowd that every fourth write does not wake: somebody waits before it then. What is slow adds
+/// up all the same, and the front-end is dropped after as many slow writes as one whose writes are
+/// all slow, and a few more for the time between them.
+#[test]
+fn a_crowd_that_some_writes_do_not_wake_is_dropped() {
+    let (d, mut net, mut evil) = trio();
+    let call = EventFd::new();
+    set_call(&mut evil, &call);
+    let gate = Gate::before(&call);
+    let _crowd = Crowd::behind(&gate, &call, 200_000);
+    let (over, slow, quick) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    call.take();
+    let (began, waited) = (Instant::now(), d.run_queue_wait());
+    let dropped = std::thread::scope(|s| {
+        s.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                if gate.wait(Duration::from_millis(100)) {
+                    quick.fetch_add(call.take(), Ordering::Relaxed);
+                }
+                // Away for three writes.
+                let mut seen = 0;
+                while seen < 3 && !over.load(Ordering::Relaxed) {
+                    seen += call.take();
+                    std::thread::sleep(Duration::from_micros(500));
+                }
+                slow.fetch_add(seen, Ordering::Relaxed);
+            }
+        });
+        let dropped = wait_for(Duration::from_secs(6), || {
+            net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
+            refill(&evil.guest.rx[0].ring);
+            evil.fe.closed_within(Duration::from_millis(1))
+        });
+        over.store(true, Ordering::Relaxed);
+        dropped
+    });
+    let (took, waited) = (began.elapsed(), d.run_queue_wait().saturating_sub(waited));
+    let (slow, quick) = (slow.into_inner(), quick.into_inner());
+    println!(
+        "dropped {dropped} after {slow} slow writes and {quick} that woke one, within {took:.1?} \
+         ({waited:.1?} of that without a CPU)"
+    );
+    assert!(dropped, "still connected after {slow} slow writes and {quick} others");
+    assert!(slow <= 20, "{slow} slow writes");
+    assert!(took <= Duration::from_secs(2) + waited, "dropped after {took:?} {waited:?}");
+    drop(evil);
+    chat(&mut net, 1000);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// A kick descriptor with a crowd that is woken all the time: whoever begins or ends to watch it
+/// waits for that. A front-end that hands it over again and again is dropped, as one that does so
+/// with its call descriptor is.
+#[test]
+fn a_crowded_kick_descriptor_is_dropped() {
+    let (d, mut net, mut evil) = trio();
+    let kick = EventFd::new();
+    let _crowd = Crowd::around(&kick, 100_000);
+    let over = AtomicBool::new(false);
+    let mut said = 0;
+    let dropped = std::thread::scope(|s| {
+        s.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                kick.write(1);
+            }
+        });
+        evil.fe.acks = Acks::Never;
+        let dropped = wait_for(Duration::from_secs(15), || {
+            said += 1;
+            let told = evil.fe.set_vring_fd(req::SET_VRING_KICK, 0, Some(kick.raw()));
+            told.is_err() || evil.fe.get_features().is_err()
+        });
+        over.store(true, Ordering::Relaxed);
+        dropped
+    });
+    println!("dropped {dropped} after {said} kick descriptors");
+    assert!(dropped, "still connected after {said} crowded kick descriptors");
+    let closed = || d.log().contains("p2: closed for 10s: its front-end harmed others");
+    assert!(wait_for(Duration::from_secs(2), closed), "{}", d.log());
+    drop(evil);
+    chat(&mut net, 1000);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// Whoever was dropped for what it did to others waits before it is served again; others are not
+/// concerned.
+#[test]
+#[ignore = "full"]
+fn whoever_was_dropped_waits() {
+    let (d, mut net, mut evil) = trio();
+    let call = EventFd::with_flags(0);
+    call.write(u64::MAX - 1);
+    set_call(&mut evil, &call);
+    set_blocking(&call);
+    signal_until_dropped(&mut net, &mut evil);
+    let began = Instant::now();
+    let mut again = Frontend::connect(&d.socket(EVIL), Duration::from_secs(30)).expect("again");
+    chat(&mut net, 100);
+    again.send(req::GET_FEATURES, 1, &[], &[]).expect("sent");
+    let answered = poll_in(&[again.raw()], Duration::from_secs(30));
+    assert!(answered, "served in the end");
+    let waited = began.elapsed();
+    println!("waited {waited:?}");
+    assert!(waited >= Duration::from_secs(9), "{waited:?}");
+    drop((evil, again));
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// The root of a FUSE file system whose server never answers, and its server's end. None where that
+/// may not be mounted.
+fn silent_file_system() -> Option<(OwnedFd, OwnedFd)> {
+    let dir = std::env::temp_dir().join(format!("silent-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("directory");
+    let path = CString::new(dir.as_os_str().as_encoded_bytes()).expect("path");
+    let mounted = move || {
+        // SAFETY: plain system calls on strings that live across them. This thread ends soon.
+        unsafe {
+            if libc::unshare(libc::CLONE_NEWNS) != 0 {
+                return None;
+            }
+            let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
+            libc::mount(none, c"/".as_ptr(), none, private, none.cast());
+            let server = libc::open(c"/dev/fuse".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+            let options = format!("fd={server},rootmode=40000,user_id=0,group_id=0");
+            let options = CString::new(options).expect("options");
+            let (kind, flags) = (c"fuse".as_ptr(), libc::MS_NOSUID | libc::MS_NODEV);
+            if server < 0
+                || libc::mount(kind, path.as_ptr(), kind, flags, options.as_ptr().cast()) != 0
+            {
+                return None;
+            }
+            let root = libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
+            Some((owned(root), owned(server)))
+        }
+    };
+    let found = std::thread::spawn(mounted).join().expect("mount");
+    std::fs::remove_dir(&dir).expect("directory");
+    found
+}
+
+/// P8: asking a file what it is must not ask its file system. The daemon's thread for the port
+/// would hang in that, and the port be lost to the next front-end too.
+#[test]
+fn p8_files_that_never_answer() {
+    let Some((root, _server)) = silent_file_system() else {
+        return testkit::skip("FUSE cannot be mounted");
+    };
+    let d = Daemon::with(1, &[]);
+    let mut fe = Frontend::connect(&d.socket(0), Duration::from_secs(5)).expect("connect");
+    fe.get_features().expect("features");
+    fe.set_protocol_features(proto::REPLY_ACK | proto::CONFIGURE_MEM_SLOTS).expect("protocol");
+    fe.acks = Acks::Always;
+    let refused = fe.add_mem_reg(&RegionSpec::new(0, 4096), root.as_raw_fd());
+    assert!(matches!(refused, Err(Error::Nack(_))), "{refused:?}");
+    drop(fe);
+    let vm = Vm::connect(&d.socket(0), VmConfig::new(0));
+    drop(vm);
+    d.stop();
+}

@@ -1,0 +1,54 @@
+//! Ports whose sockets cannot be had are left out; the others are served.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use super::process::{Process, SOON, port, vioswitchd};
+use testkit::frontend::Frontend;
+use testkit::proc::Dir;
+
+#[test]
+fn one_unusable_path_costs_one_port() {
+    let dir = Dir::new();
+    let notify = dir.path().join("notify");
+    let manager = UnixDatagram::bind(&notify).expect("bind");
+    manager.set_read_timeout(Some(SOON)).expect("time limit");
+    fs::write(dir.path().join("p1"), "in the way").expect("write");
+    let mut command = vioswitchd();
+    command.args([port(dir.path(), "p0"), port(dir.path(), "p1")]);
+    command.arg(port(&dir.path().join("none"), "p2")).env("NOTIFY_SOCKET", &notify);
+    // What is left out is said whatever is let through.
+    command.env("RUST_LOG", "vioswitchd=warn");
+    let mut d = Process::start(dir, command);
+    d.wait_log("ready: 3 ports, 0 taps, degraded, ports left out: 2 (p1, p2)");
+    let log = d.log();
+    assert!(log.contains("/p1\" exists and is not a socket; the port is left out"), "{log}");
+    assert!(log.contains("ERROR] port p2: cannot open directory"), "{log}");
+    let state = loop {
+        let mut buffer = [0; 512];
+        let len = manager.recv(&mut buffer).expect("told");
+        let said = String::from_utf8_lossy(&buffer[..len]).into_owned();
+        if !said.starts_with("FDSTORE") {
+            break said;
+        }
+    };
+    assert_eq!(state, "READY=1\nSTATUS=degraded, ports left out: 2 (p1, p2)");
+    let mut frontend = Frontend::connect(&d.path("p0"), Duration::from_secs(5)).expect("connect");
+    frontend.get_features().expect("served");
+    d.signal(libc::SIGTERM);
+    assert_eq!(d.ended().code(), Some(0), "{}", d.log());
+    assert_eq!(fs::read_to_string(d.path("p1")).expect("stays"), "in the way");
+}
+
+/// Nothing to serve is no start: the service manager is not told that all is well.
+#[test]
+fn without_any_port_it_does_not_start() {
+    let dir = Dir::new();
+    fs::write(dir.path().join("p0"), "in the way").expect("write");
+    let mut command = vioswitchd();
+    command.args([port(dir.path(), "p0"), port(&dir.path().join("none"), "p1")]);
+    let mut d = Process::start(dir, command);
+    assert_eq!(d.ended().code(), Some(1), "{}", d.log());
+    assert!(!d.log().contains("ready: "), "{}", d.log());
+}

@@ -1,0 +1,6 @@
+//! The daemon as a process: how it is told what to do, what it says, how it starts and ends, and
+//! how the next one takes over.
+
+mod cli;
+mod first_hour;
+mod handover;

@@ -1,0 +1,392 @@
+//! The daemon as a process: started with a directory of its own, watched through /proc, stopped by
+//! SIGTERM under the promise "exit 0 within 1 s", killed when a test panics.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::counters::{Counters, settled};
+use super::sys;
+
+/// The promise on SIGTERM.
+pub const STOP_LIMIT: Duration = Duration::from_secs(1);
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// A directory that goes away with the value.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Dir {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("vioswitch-{}-{n}", std::process::id()));
+        fs::create_dir_all(&path).expect("temporary directory");
+        Dir(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Waits until `done` answers true; false if the time is over.
+pub fn wait_for(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The program under test, which cargo builds beside the directory of the tests' own programs.
+fn program() -> PathBuf {
+    let this = std::env::current_exe().expect("this program");
+    let mut above = this.ancestors().map(|dir| dir.join("vioswitchd"));
+    above.find(|path| path.is_file()).expect("vioswitchd above this program")
+}
+
+/// What a process holds and has used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Usage {
+    pub fds: usize,
+    pub threads: usize,
+    pub mappings: usize,
+}
+
+/// This thread keeps to some CPUs; see [`Daemon::run_apart`].
+pub struct Apart(Vec<usize>);
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        sys::pin(0, &self.0);
+    }
+}
+
+pub struct Daemon {
+    child: Child,
+    args: Vec<String>,
+    sockets: Vec<PathBuf>,
+    dir: Dir,
+    /// Exit was seen by a test: nothing to kill.
+    gone: bool,
+}
+
+impl Daemon {
+    /// Starts `vioswitchd` with these arguments and does not wait for anything.
+    pub fn spawn(dir: Dir, args: &[String]) -> Daemon {
+        let child = Daemon::exec(&dir, args);
+        Daemon { child, args: args.to_vec(), sockets: Vec::new(), dir, gone: false }
+    }
+
+    fn exec(dir: &Dir, args: &[String]) -> Child {
+        let log = File::options().create(true).append(true).open(dir.path().join("log"));
+        let log = log.expect("log file");
+        let mut command = Command::new(program());
+        command
+            .args(args)
+            .env("RUST_LOG", "info")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("log file"))
+            .stderr(log)
+            .process_group(0);
+        // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
+        unsafe {
+            command.pre_exec(|| {
+                // The daemon must not outlive an aborted test run.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        command.spawn().expect("start vioswitchd")
+    }
+
+    /// Starts it again after [`Daemon::kill`], over the sockets the dead one left.
+    pub fn restart(&mut self) {
+        assert!(self.gone);
+        self.child = Daemon::exec(&self.dir, &self.args);
+        self.gone = false;
+        // The stale sockets exist already: ready is when somebody answers there.
+        let up =
+            wait_for(START_LIMIT, || self.sockets.iter().all(|s| UnixStream::connect(s).is_ok()));
+        assert!(up, "not back\n{}", self.log());
+    }
+
+    /// A switch with one server port per element (the element: further keys, such as ",queues=4"),
+    /// ready to take connections at [`Daemon::socket`].
+    pub fn with_ports(ports: &[&str], extra: &[&str]) -> Daemon {
+        let dir = Dir::new();
+        let mut args: Vec<String> = extra.iter().map(|s| s.to_string()).collect();
+        for (i, keys) in ports.iter().enumerate() {
+            args.push("--port".into());
+            args.push(format!("p{i},socket={}{keys}", dir.path().join(format!("s{i}")).display()));
+        }
+        let mut d = Daemon::spawn(dir, &args);
+        d.sockets = (0..ports.len()).map(|i| d.socket(i)).collect();
+        d.wait_ready();
+        d
+    }
+
+    /// `n` ports without further keys.
+    pub fn with(n: usize, extra: &[&str]) -> Daemon {
+        Daemon::with_ports(&vec![""; n], extra)
+    }
+
+    /// Ready is when all sockets exist.
+    fn wait_ready(&mut self) {
+        let ready = wait_for(START_LIMIT, || {
+            let ended = self.child.try_wait().expect("wait");
+            assert!(ended.is_none(), "daemon ended at start: {ended:?}\n{}", self.log());
+            self.sockets.iter().all(|s| s.exists())
+        });
+        assert!(ready, "sockets missing\n{}", self.log());
+    }
+
+    pub fn socket(&self, port: usize) -> PathBuf {
+        self.dir.path().join(format!("s{port}"))
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// All it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Asks for the counters (SIGUSR1) and reads them from the log.
+    pub fn counters(&self) -> Counters {
+        settled(|| self.read_counters())
+    }
+
+    fn read_counters(&self) -> Counters {
+        let before = self.log().len();
+        assert!(sys::kill(self.pid(), libc::SIGUSR1), "daemon is gone");
+        let mut len = before;
+        // Complete when the last line came and nothing more follows.
+        let done = wait_for(Duration::from_secs(10), || {
+            std::thread::sleep(Duration::from_millis(30));
+            let log = self.log();
+            let now = log.len();
+            let still = now == std::mem::replace(&mut len, now);
+            still && log[before..].contains("] addresses ")
+        });
+        assert!(done, "no counters after SIGUSR1\n{}", self.log());
+        Counters::parse(&self.log()[before..])
+    }
+
+    /// The same as soon as the report's last line is there, reading no more of the log than that:
+    /// a millisecond instead of a tenth of a second, for who asks often.
+    pub fn report(&self) -> Counters {
+        let before = self.log_len();
+        assert!(sys::kill(self.pid(), libc::SIGUSR1), "daemon is gone");
+        let mut text = String::new();
+        let done = wait_for(Duration::from_secs(10), || {
+            text = self.log_after(before).0;
+            text.contains("] addresses ")
+        });
+        assert!(done, "no counters after SIGUSR1\n{text}");
+        Counters::parse(&text)
+    }
+
+    /// Whole lines of the log from byte `from` on, and where the next one begins.
+    pub fn log_after(&self, from: u64) -> (String, u64) {
+        let mut log = File::open(self.dir.path().join("log")).expect("log file");
+        log.seek(SeekFrom::Start(from)).expect("seek");
+        let mut text = Vec::new();
+        log.read_to_end(&mut text).expect("log file");
+        text.truncate(text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1));
+        let next = from + text.len() as u64;
+        (String::from_utf8_lossy(&text).into_owned(), next)
+    }
+
+    pub fn log_len(&self) -> u64 {
+        fs::metadata(self.dir.path().join("log")).map_or(0, |file| file.len())
+    }
+
+    /// Empties the log, which the daemon goes on appending to.
+    pub fn forget_log(&self) {
+        fs::write(self.dir.path().join("log"), "").expect("log file");
+    }
+
+    pub fn alive(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_none()
+    }
+
+    fn proc(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{name}", self.pid()))
+    }
+
+    fn entries(&self, name: &str) -> usize {
+        fs::read_dir(self.proc(name)).map(|d| d.count()).unwrap_or(0)
+    }
+
+    pub fn usage(&self) -> Usage {
+        let maps = fs::read_to_string(self.proc("maps")).unwrap_or_default();
+        Usage {
+            fds: self.entries("fd"),
+            threads: self.entries("task"),
+            mappings: maps.lines().count(),
+        }
+    }
+
+    /// The usage once it stands still: threads may be starting or ending yet.
+    pub fn settled_usage(&self) -> Usage {
+        let mut last = (self.usage(), Instant::now());
+        let still = wait_for(Duration::from_secs(5), || {
+            let now = self.usage();
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+            last.1.elapsed() > Duration::from_millis(100)
+        });
+        assert!(still, "usage never stands still: {:?}", last.0);
+        last.0
+    }
+
+    /// Times any of its threads gave up the CPU by itself: each wake-up ends in one.
+    pub fn voluntary_switches(&self) -> u64 {
+        let tasks = fs::read_dir(self.proc("task")).expect("tasks");
+        tasks
+            .filter_map(|t| fs::read_to_string(t.ok()?.path().join("status")).ok())
+            .filter_map(|s| {
+                let line = s.lines().find(|l| l.starts_with("voluntary_ctxt_switches"))?;
+                line.split_whitespace().last()?.parse::<u64>().ok()
+            })
+            .sum()
+    }
+
+    /// CPU time used, in clock ticks (100 per second).
+    pub fn cpu_ticks(&self) -> u64 {
+        let stat = fs::read_to_string(self.proc("stat")).expect("stat");
+        // Fields 14 and 15, counted after the name, which may hold spaces.
+        let tail = stat.rsplit(')').next().expect("name");
+        let ticks = tail.split_whitespace().skip(11).take(2);
+        ticks.map(|v| v.parse::<u64>().expect("ticks")).sum()
+    }
+
+    /// Gives the daemon one CPU and this thread another, so that they truly run side by side: a
+    /// wake-up otherwise tends to bring both to the same one, where they take turns. `None` if
+    /// there is only one. Ends with the value.
+    pub fn run_apart(&self) -> Option<Apart> {
+        let all = sys::cpus();
+        let [mine, its, ..] = all[..] else { return None };
+        for t in fs::read_dir(self.proc("task")).expect("tasks").flatten() {
+            let id = t.file_name().to_string_lossy().parse().expect("a thread's number");
+            sys::pin(id, &[its]);
+        }
+        sys::pin(0, &[mine]);
+        Some(Apart(all))
+    }
+
+    /// Gives the daemon's workers the last CPU, and the daemon's other threads and this one, with
+    /// those it will start, all others: what a test and an attacker burn is not the workers'.
+    /// `None` where there is only one. Ends with the value.
+    pub fn spread_workers(&self) -> Option<Apart> {
+        self.spread(&["worker-"])
+    }
+
+    /// The same for threads whose names begin so.
+    pub fn spread(&self, names: &[&str]) -> Option<Apart> {
+        let all = sys::cpus();
+        let [others @ .., last] = &all[..] else { return None };
+        if others.is_empty() {
+            return None;
+        }
+        for t in fs::read_dir(self.proc("task")).expect("tasks").flatten() {
+            let id = t.file_name().to_string_lossy().parse().expect("a thread's number");
+            let name = fs::read_to_string(t.path().join("comm")).unwrap_or_default();
+            let apart = names.iter().any(|begin| name.starts_with(begin));
+            sys::pin(id, if apart { std::slice::from_ref(last) } else { others });
+        }
+        sys::pin(0, others);
+        Some(Apart(all))
+    }
+
+    /// How long the daemon's threads and this process's stood ready without a CPU, in all. What a
+    /// busy machine adds to a delay is told apart from what the daemon does by this. A process that
+    /// has ended does not count.
+    pub fn run_queue_wait(&self) -> Duration {
+        let waits = [self.proc("task"), PathBuf::from("/proc/self/task")].map(|dir| {
+            let tasks = fs::read_dir(dir).into_iter().flatten();
+            let stats =
+                tasks.filter_map(|t| fs::read_to_string(t.ok()?.path().join("schedstat")).ok());
+            stats.filter_map(|s| s.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+        });
+        Duration::from_nanos(waits.iter().sum())
+    }
+
+    pub fn signal(&self, signal: libc::c_int) {
+        assert!(sys::kill(self.pid(), signal), "daemon is gone\n{}", self.log());
+    }
+
+    /// Waits for the end; panics if it does not come in time. How long its threads and this process
+    /// waited for a CPU meanwhile is added, up to ten seconds.
+    pub fn exit_status(&mut self, limit: Duration) -> ExitStatus {
+        let (mut status, waits) = (None, self.run_queue_wait());
+        let mut ends_within = |child: &mut Child, limit| {
+            wait_for(limit, || {
+                status = child.try_wait().expect("wait");
+                status.is_some()
+            })
+        };
+        let ended = ends_within(&mut self.child, limit) || {
+            let waited = self.run_queue_wait().saturating_sub(waits);
+            ends_within(&mut self.child, waited.min(Duration::from_secs(10)))
+        };
+        assert!(ended, "still running after {limit:?}\n{}", self.log());
+        self.gone = true;
+        status.expect("ended")
+    }
+
+    /// SIGTERM: exit 0 within a second, sockets removed, no panic in the log.
+    pub fn stop(mut self) {
+        let start = Instant::now();
+        self.signal(libc::SIGTERM);
+        let status = self.exit_status(STOP_LIMIT);
+        let log = self.log();
+        assert!(status.success(), "{status} after {:?}\n{log}", start.elapsed());
+        assert!(!log.contains("panicked"), "{log}");
+        let left = fs::read_dir(self.dir.path()).expect("directory");
+        let left: Vec<_> = left.filter_map(|e| Some(e.ok()?.file_name())).collect();
+        assert_eq!(left, ["log"], "sockets left behind");
+    }
+
+    /// SIGKILL, and the directory with the stale sockets for the next one.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.gone = true;
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if !self.gone {
+            self.kill();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- log of the daemon\n{}", self.log());
+        }
+    }
+}

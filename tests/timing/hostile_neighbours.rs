@@ -1,0 +1,20 @@
+//! I7: what a hostile guest or front-end costs two honest guests beside it. They lose no frame,
+//! their median latency at most doubles, no gap is longer than 100 ms, and they keep nine tenths of
+//! their rate.
+//!
+//! `rings` has guests whose rings are costly to serve, `receivers` those that take nothing or
+//! little, `shares` those that send what is costly to forward, `floods` those that send from
+//! everywhere, `frontends` front-ends that storm, block and loop, `notifications` those whose call
+//! descriptors are expensive to write to, `memory` guests whose memory faults, `workers` those that
+//! another worker serves.
+//!
+//! One test at a time: they measure.
+
+mod floods;
+mod frontends;
+mod memory;
+mod notifications;
+mod receivers;
+mod rings;
+mod shares;
+mod workers;
