@@ -1,11 +1,11 @@
 //! DPDK's `dpdk-testpmd` with virtio-user ports, driven through its console.
 //!
-//! The console echoes what it reads, so a word it cannot know marks the end of the output of the
-//! command before it. Which addresses its frames carry (22.11, `app/test-pmd/txonly.c`; the first
-//! burst of the other modes is made by the same code): source is the port's own address,
-//! destination the port's `--eth-peer`, or 02:00:00:00:00:NN for port NN if none is given. `io`
-//! forwards what port 0 received through port 1 and the other way round, unchanged: since a frame
-//! only ever comes back to where it left, every address stays on its port.
+//! The console echoes what it reads, so a remark marks the end of the output of the command before
+//! it. Which addresses its frames carry (22.11, `app/test-pmd/txonly.c`; the first burst of the
+//! other modes is made by the same code): source is the port's own address, destination the port's
+//! `--eth-peer`, or 02:00:00:00:00:NN for port NN if none is given. `io` forwards what port 0
+//! received through port 1 and the other way round, unchanged: since a frame only ever comes back
+//! to where it left, every address stays on its port.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,9 @@ pub const HUGE_PAGES: u64 = 128;
 
 /// Packet buffers: a few rings full. More would only be more memory to map.
 const MBUFS: u32 = 8192;
+
+/// Copies of the remark that ends an answer: each port may report a change of its link meanwhile.
+const MARKS: usize = 4;
 
 /// Where testpmd's memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +143,12 @@ impl Testpmd {
     pub fn ask(&mut self, command: &str) -> String {
         self.marks += 1;
         // A remark, which testpmd repeats and does not answer: what it says unasked may come
-        // between anything, so that no line of its own tells where an answer ends.
-        let mark = format!("# end-of-answer-{}", self.marks);
-        writeln!(self.console, "{command}\n{mark}").expect("testpmd takes a command");
+        // between anything, so that no line of its own tells where an answer ends. It echoes one
+        // character a write, and an event's line has been seen in the middle of one, so that the
+        // first whole copy of several counts; the others stand before the next answer.
+        let mark = format!("# end-of-answer-{}.", self.marks);
+        let marks = format!("{mark}\n").repeat(MARKS);
+        write!(self.console, "{command}\n{marks}").expect("testpmd takes a command");
         self.console.flush().expect("testpmd takes a command");
         let from = self.heard.len();
         let end = Instant::now() + CONSOLE_LIMIT;
