@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::alone;
 use testkit::frontend::feat;
 use testkit::hostile::raw_avail_idx;
+use testkit::neighbours::in_one_of_a_few_tries;
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, wait_for};
 use testkit::traffic::To;
@@ -233,20 +234,23 @@ fn senders_are_spread_by_their_load() {
     // A busy machine may keep the thread that looks at the loads waiting.
     assert!(took <= Duration::from_secs(3) + waited, "apart after {took:.1?} ({waited:.1?})");
     let moves = || [0, 1].map(|w| d.counters().worker(w, "moves"));
-    let moved = moves();
-    assert_eq!(moved, [0.0, 1.0]);
+    assert_eq!(moves(), [0.0, 1.0]);
     let stable = Duration::from_secs(if long() { 60 } else { 15 });
     let cycles = || [0, 1].map(|w| d.counters().worker(w, "busy_cycles"));
-    let (start, before) = (Instant::now(), cycles());
-    while start.elapsed() < stable {
-        net.run(&one_way(20_000));
-    }
-    let after = cycles();
-    let busy = [0, 1].map(|w| after[w] - before[w]);
-    println!("busy cycles {busy:?}, {:?} moves in {stable:.0?}", moves());
-    let least = busy[0].min(busy[1]) / (busy[0] + busy[1]);
-    assert!(least >= 0.4, "of the busy cycles one worker has {least:.2}");
-    assert_eq!(moves(), moved, "moves under a stable load");
+    // A worker that loses its CPU in the middle of a burst seems to be busy, on a machine that has
+    // other work as on a host that takes the CPU away.
+    in_one_of_a_few_tries("two workers under a stable load", || {
+        let (start, before, moved) = (Instant::now(), cycles(), moves());
+        while start.elapsed() < stable {
+            net.run(&one_way(20_000));
+        }
+        let after = cycles();
+        let busy = [0, 1].map(|w| after[w] - before[w]);
+        let least = busy[0].min(busy[1]) / (busy[0] + busy[1]);
+        let seen = format!("busy cycles {busy:?}, {:?} moves after {moved:?}", moves());
+        println!("{seen} in {stable:.0?}");
+        if least >= 0.4 && moves() == moved { Ok(()) } else { Err(seen) }
+    });
     drop(net);
     d.stop();
 }
