@@ -327,6 +327,10 @@ pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(3
 /// ports are ten million.
 pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
 
+/// How long removing a port waits for its session, and then for the workers. Both take some
+/// microseconds, unless a guest's memory makes them wait.
+pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// How long stopping may take in all; the service manager is told to expect a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 

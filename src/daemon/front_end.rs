@@ -12,16 +12,27 @@ use super::handover::Received;
 use crate::config::Endpoint;
 use crate::limits::{DROPPED_PAUSE, FIRST_WORD};
 use crate::port::{GuestPort, Port};
-use crate::switch::PortId;
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Interest, Wake};
 use crate::sys::threads::run_again_after_panic;
 use crate::sys::unix_socket;
 use crate::vhost_user::codec::{Connection, WireError};
-use crate::vhost_user::session::{Context, End, Session};
+use crate::vhost_user::session::{Account, Context, End, Session};
 use crate::vhost_user::socket::{
-    Access, Connector, Inherited, Listener, Opened, Peer, SocketError, inherit,
+    Access, Connector, Inherited, Listener, Opened, Peer, Place, SocketError, inherit,
 };
+
+/// What a port's thread serves its front-ends with.
+pub struct Seat {
+    /// The port.
+    pub port: Arc<Port>,
+    /// What its guests' memory is mapped on.
+    pub account: Arc<Account>,
+    /// What every session needs.
+    pub context: Context,
+    /// Written when it is to end.
+    pub stop: Arc<EventFd>,
+}
 
 /// Where a port's front-ends come from.
 #[derive(Debug)]
@@ -57,17 +68,25 @@ impl Acceptor {
         }
     }
 
-    /// Serves front-ends on behalf of port `id` until `stop` is written. A panic outside a
-    /// session costs a pause: a port without its thread would be unresponsive.
-    pub fn serve(self, context: &Context, id: PortId, stop: &Arc<EventFd>) {
-        let port = &context.ports[usize::from(id)];
+    /// The socket's file, if it stays when this ends although we made it.
+    pub fn file_that_stays(&self) -> Option<Place> {
+        match self {
+            Acceptor::Listener(listener) if !listener.removes_file() => listener.made().cloned(),
+            _ => None,
+        }
+    }
+
+    /// Serves front-ends on behalf of a port until it is told to stop. A panic outside a session
+    /// costs a pause: a port without its thread would be unresponsive.
+    pub fn serve(self, seat: &Seat) {
+        let Seat { port, stop, .. } = seat;
         let stopped = || is_readable(stop.as_raw_fd());
         let mut acceptor = Some(self);
         run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
             // The one inherited connection is gone once it was begun.
             if let Some(Acceptor::Connection(..)) = acceptor {
                 if let Some(Acceptor::Connection(socket, peer)) = acceptor.take() {
-                    converse(context, port, socket, peer, stop, None);
+                    converse(seat, socket, peer, None);
                 }
                 return;
             }
@@ -85,7 +104,7 @@ impl Acceptor {
                 if door.is_some() && left_at_once(&socket, stop) {
                     continue;
                 }
-                if converse(context, port, socket, peer, stop, door) == Some(End::Stopped)
+                if converse(seat, socket, peer, door) == Some(End::Stopped)
                     || rest(port, stop) == Wake::Stop
                 {
                     return;
@@ -116,19 +135,18 @@ fn left_at_once(socket: &UnixStream, stop: &EventFd) -> bool {
 
 /// One session, with whatever ends it contained here.
 fn converse(
-    context: &Context,
-    port: &Port,
+    seat: &Seat,
     socket: UnixStream,
     peer: Peer,
-    stop: &Arc<EventFd>,
     door: Option<Arc<UnixListener>>,
 ) -> Option<End> {
+    let Seat { port, account, context, stop } = seat;
     if port.log.allow() {
         log::info!("port {}: front-end connected ({peer})", port.name);
     }
     let talk = || {
         let connection = Connection::new(socket, Arc::clone(stop)).map_err(WireError::Io)?;
-        Session::new(context, port.id, connection.with_door(door))?.serve()
+        Session::new(context, port, account, connection.with_door(door))?.serve()
     };
     match catch_unwind(AssertUnwindSafe(talk)) {
         Ok(Ok(end)) => {

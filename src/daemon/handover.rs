@@ -25,13 +25,13 @@ use super::front_end::Acceptor;
 use super::state::{self, Restored};
 use crate::config::{Config, Endpoint, PortConfig};
 use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
-use crate::port::Port;
+use crate::port::PortTable;
 use crate::switch::{Entry, Fdb};
 use crate::sys::inherited::{self, Passed};
 use crate::sys::notify::FdStore;
 use crate::sys::tap::{self, TapQueue};
 use crate::sys::{clock, fs};
-use crate::vhost_user::socket::{self, Access, Identity, Listener, SocketError};
+use crate::vhost_user::socket::{self, Access, Identity, Listener, Place, SocketError};
 
 /// The name of the state in the store.
 const STATE: &str = "state";
@@ -140,13 +140,19 @@ impl Handover {
         let Some(store) = &self.store else { return };
         for acceptor in acceptors {
             let Acceptor::Listener(listener) = acceptor else { continue };
-            let Some(identity) = listener.identity() else { continue };
-            if let Err(error) = store.keep(&listener_name(identity), &[listener.as_fd()]) {
+            let Some(made) = listener.made().filter(|_| listener.removes_file()) else { continue };
+            if let Err(error) = store.keep(&listener_name(made.identity()), &[listener.as_fd()]) {
                 log::warn!("the service manager does not keep the sockets: {error}");
                 return;
             }
             listener.leave_file();
         }
+    }
+
+    /// A port is gone for good, and with it the socket whose file this is: nobody keeps it.
+    pub fn discard_socket(&self, file: &Place) {
+        file.remove();
+        self.discard(&[listener_name(file.identity())]);
     }
 
     /// Has the queues of a TAP kept.
@@ -172,7 +178,7 @@ impl Handover {
     }
 
     /// Has the state kept for the next process. To be called when nothing counts any more.
-    pub fn keep_state(&self, ports: &[Port], addresses: &[Entry]) {
+    pub fn keep_state(&self, ports: &PortTable, addresses: &[Entry]) {
         let Some(store) = &self.store else { return };
         let text = state::write(ports, addresses, clock::coarse_seconds());
         let kept = memory_file(&text).and_then(|file| {
@@ -221,7 +227,7 @@ impl Received {
     }
 
     /// Takes over the state, if there is one.
-    pub fn restore(&mut self, ports: &[Port], fdb: &Fdb) {
+    pub fn restore(&mut self, ports: &PortTable, fdb: &Fdb) {
         let Some(text) = self.state.take() else { return };
         match state::restore(&text, ports, fdb, clock::coarse_seconds()) {
             Some(Restored { addresses, counters }) => log::info!(

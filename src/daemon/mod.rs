@@ -7,15 +7,16 @@
 //!
 //! Stop: workers end after their turn, so that what was taken from a ring is delivered and given
 //! back and nothing more is taken: what guests send waits in their rings for the next process. Then
-//! one descriptor tells all sessions; each makes its rings quiet, one at a time, so guests find
+//! all sessions are told; each makes its rings quiet, one at a time, so guests find
 //! them consistent, and removes its socket, if that is not kept. Nobody is waited for longer than
 //! [`STOP_TIMEOUT`] in all.
 //!
-//! What outlives the process is `handover`'s.
+//! Ports also come and go in between ([`ports`]). What outlives the process is `handover`'s.
 
 mod check;
 mod front_end;
 mod handover;
+pub mod ports;
 mod report;
 mod state;
 mod uplink;
@@ -26,14 +27,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use vmm_sys_util::eventfd::EventFd;
-
-use crate::config::{Config, PortConfig};
+use crate::config::Config;
 use crate::limits::{
-    AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, STOP_TIMEOUT,
+    AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
+    STOP_TIMEOUT,
 };
-use crate::port::{Endpoint, Port, PortTable, TapPort};
-use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules, StaticError};
+use crate::port::{Endpoint, PortTable, Ports};
+use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
 use crate::sys::threads::{join_until, run_again_after_panic};
 use crate::sys::{clock, random, sigbus};
@@ -42,26 +42,20 @@ use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
 pub use check::check;
 use handover::{Handover, Received};
+pub use ports::PortError;
+use ports::Serving;
 use uplink::UplinkError;
 
 /// Why the process cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A socket cannot be opened.
+    /// A port cannot be served.
     #[error("port {name}: {source}")]
-    Socket {
-        /// Port name.
+    Port {
+        /// Its name.
         name: String,
         /// The reason.
-        source: SocketError,
-    },
-    /// A configured address cannot be entered.
-    #[error("port {name}: {source}")]
-    Static {
-        /// Port name.
-        name: String,
-        /// The reason.
-        source: StaticError,
+        source: PortError,
     },
     /// A TAP cannot be opened.
     #[error("tap {name}: {source}")]
@@ -69,7 +63,7 @@ pub enum StartError {
         /// Port name.
         name: String,
         /// The reason.
-        source: UplinkError,
+        source: PortError,
     },
     /// Descriptors of front-ends could not be told apart.
     #[error("/proc is not mounted: eventfds cannot be recognized")]
@@ -83,12 +77,15 @@ pub enum StartError {
 }
 
 impl StartError {
+    fn port(name: &str) -> impl FnOnce(PortError) -> StartError {
+        let name = name.to_owned();
+        |source| StartError::Port { name, source }
+    }
+
     /// The port or TAP that it is about, if it is about one.
     pub fn name(&self) -> Option<&str> {
         match self {
-            StartError::Socket { name, .. }
-            | StartError::Static { name, .. }
-            | StartError::Tap { name, .. } => Some(name),
+            StartError::Port { name, .. } | StartError::Tap { name, .. } => Some(name),
             _ => None,
         }
     }
@@ -96,17 +93,19 @@ impl StartError {
 
 /// A running switch.
 pub struct Daemon {
-    ports: PortTable,
-    fdb: Arc<Fdb>,
-    workers: Arc<Workers>,
-    watch: Arc<BlockedWriterWatch>,
+    ports: Arc<Ports>,
+    /// What serves them, and what every session needs.
+    serving: Vec<Serving>,
+    context: Context,
     ledger: Arc<Ledger>,
-    stop: Arc<EventFd>,
-    stopping: Arc<AtomicBool>,
+    /// The release whose features a port offers that says nothing else.
+    feature_level: u8,
+    /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
+    retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
-    sessions: Vec<JoinHandle<()>>,
     /// Ports that have no socket, and why.
     left_out: Vec<StartError>,
+    stopping: Arc<AtomicBool>,
     /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
     helpers: Vec<JoinHandle<()>>,
 }
@@ -120,9 +119,17 @@ impl Daemon {
         }
         sigbus::install()?;
         let (handover, mut received) = Handover::begin(config);
-        let ports = build_ports(config);
-        let fdb = Arc::new(build_fdb(config, &ports)?);
+        let fdb = Arc::new(Fdb::new(FdbConfig {
+            max_entries: FDB_MAX_ENTRIES,
+            max_per_port: FDB_MAX_PER_PORT,
+            reserved_per_port: FDB_RESERVED_PER_PORT,
+            age_seconds: config.age_seconds,
+            ports: MAX_PORTS,
+            key: random::key()?,
+        }));
+        let ports = ports::build(config, &fdb)?;
         received.restore(&ports, &fdb);
+        let ports = Arc::new(Ports::new(ports));
         let shared = Shared {
             ports: Arc::clone(&ports),
             fdb: Arc::clone(&fdb),
@@ -132,16 +139,15 @@ impl Daemon {
         };
         let workers = Arc::new(Workers::start(config.workers, &config.cpus, &shared)?);
         let mut daemon = Daemon {
-            ledger: Arc::new(Ledger::new(ports.len())),
             ports,
-            fdb,
-            workers,
-            watch: shared.watch,
-            stop: Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?),
-            stopping: Arc::new(AtomicBool::new(false)),
+            serving: Vec::new(),
+            context: Context { fdb, workers, watch: shared.watch },
+            ledger: Arc::default(),
+            feature_level: config.feature_level,
+            retired: Vec::new(),
             handover: Arc::new(handover),
-            sessions: Vec::new(),
             left_out: Vec::new(),
+            stopping: Arc::new(AtomicBool::new(false)),
             helpers: Vec::new(),
         };
         match daemon.start_ports(config, received) {
@@ -154,83 +160,64 @@ impl Daemon {
     }
 
     fn start_ports(&mut self, config: &Config, mut received: Received) -> Result<(), StartError> {
+        let ports = self.ports.present();
         let mut taps = Vec::new();
-        for port in self.ports.iter() {
+        for port in ports.iter() {
             if let Endpoint::Tap(tap) = &port.endpoint {
                 let mut kept = received.tap(&tap.ifname);
                 let attach = |_: &mut Received| {
-                    uplink::attach(port, tap, &self.workers, kept.take(), &self.handover)
+                    let workers = &self.context.workers;
+                    uplink::attach(port, tap, workers, kept.take(), &self.handover)
                 };
-                let created = received
-                    .open(attach, UplinkError::is_busy)
-                    .map_err(|source| StartError::Tap { name: port.name.clone(), source })?;
-                taps.push((usize::from(port.id), created));
+                let created = received.open(attach, UplinkError::is_busy).map_err(|error| {
+                    StartError::Tap { name: port.name.clone(), source: error.into() }
+                })?;
+                taps.push((port, created));
             }
         }
-        uplink::compare_mtus(&self.ports);
+        uplink::compare_mtus(&ports);
         let mut acceptors = Vec::with_capacity(config.ports.len());
-        for (id, port) in config.ports.iter().enumerate() {
-            let open =
-                |received: &mut Received| front_end::Acceptor::open(id, &port.endpoint, received);
+        for (at, (port, settings)) in ports.iter().zip(&config.ports).enumerate() {
+            let open = |received: &mut Received| {
+                front_end::Acceptor::open(at, &settings.endpoint, received)
+            };
             let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
-            let name = port.name.clone();
             match received.open(open, in_use) {
-                Ok(acceptor) => acceptors.push((id as PortId, acceptor)),
+                Ok(acceptor) => acceptors.push((port, acceptor)),
                 // Out of descriptors or memory: the service manager tries again, with all ports.
-                Err(source) if !source.is_lasting() => {
-                    return Err(StartError::Socket { name, source });
+                Err(error) if !error.is_lasting() => {
+                    return Err(StartError::port(&port.name)(error.into()));
                 }
-                Err(source) => self.left_out.push(StartError::Socket { name, source }),
+                Err(error) => {
+                    self.left_out.push(StartError::port(&port.name)(error.into()));
+                    self.serving.push(Serving::nobody(port));
+                }
             }
         }
         if acceptors.is_empty() && !self.left_out.is_empty() {
             return Err(self.left_out.swap_remove(0));
         }
         self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
-        for (id, acceptor) in acceptors {
-            self.start_session_thread(id, acceptor)?;
+        for (port, acceptor) in acceptors {
+            self.serve_guest(port, acceptor).map_err(StartError::port(&port.name))?;
         }
-        self.start_helpers(&taps, config.age_seconds)?;
+        for (port, created) in taps {
+            self.serve_tap(port, created)?;
+        }
+        self.start_helpers(config.age_seconds)?;
         self.handover.discard_state(&received);
         Ok(())
     }
 
-    fn start_session_thread(
-        &mut self,
-        id: PortId,
-        acceptor: front_end::Acceptor,
-    ) -> Result<(), StartError> {
-        let context = Context {
-            ports: Arc::clone(&self.ports),
-            fdb: Arc::clone(&self.fdb),
-            workers: Arc::clone(&self.workers),
-            watch: Arc::clone(&self.watch),
-            ledger: Arc::clone(&self.ledger),
-        };
-        let stop = Arc::clone(&self.stop);
-        let thread = std::thread::Builder::new()
-            .name(format!("port-{id}"))
-            .stack_size(crate::limits::SESSION_STACK_BYTES)
-            .spawn(move || acceptor.serve(&context, id, &stop))?;
-        self.sessions.push(thread);
-        Ok(())
-    }
-
-    fn start_helpers(&mut self, taps: &[(usize, bool)], age_seconds: u32) -> io::Result<()> {
-        for &(port, created) in taps {
-            let (ports, workers) = (Arc::clone(&self.ports), Arc::clone(&self.workers));
+    fn start_helpers(&mut self, age_seconds: u32) -> io::Result<()> {
+        if self.context.workers.handles().len() > 1 {
+            let workers = Arc::clone(&self.context.workers);
             let stopping = Arc::clone(&self.stopping);
-            let handover = Arc::clone(&self.handover);
-            let keep = move || uplink::keep(&ports[port], created, &workers, &handover, &stopping);
-            self.helpers.push(start_helper(format!("tap-{port}"), &self.stopping, keep)?);
-        }
-        if self.workers.handles().len() > 1 {
-            let (workers, stopping) = (Arc::clone(&self.workers), Arc::clone(&self.stopping));
             let balance = move || workers.balance(&stopping);
             self.helpers.push(start_helper("balance".to_owned(), &self.stopping, balance)?);
         }
         if age_seconds > 0 {
-            let (fdb, stopping) = (Arc::clone(&self.fdb), Arc::clone(&self.stopping));
+            let (fdb, stopping) = (Arc::clone(&self.context.fdb), Arc::clone(&self.stopping));
             let age = move || age(&fdb, age_seconds, &stopping);
             self.helpers.push(start_helper("ageing".to_owned(), &self.stopping, age)?);
         }
@@ -242,40 +229,40 @@ impl Daemon {
         &self.left_out
     }
 
-    /// Writes all counters to the log.
-    pub fn report(&self) {
-        report::log(&self.ports, &self.workers, &self.fdb);
+    /// The ports there are.
+    pub fn ports(&self) -> Arc<PortTable> {
+        self.ports.present()
     }
 
-    /// The ports, for their counters.
-    pub fn ports(&self) -> &PortTable {
-        &self.ports
+    /// Where addresses live.
+    pub fn fdb(&self) -> &Fdb {
+        &self.context.fdb
+    }
+
+    /// Writes all counters to the log.
+    pub fn report(&self) {
+        report::log(&self.ports.present(), &self.context.workers, &self.context.fdb);
     }
 
     /// Stops everything and leaves to the next process what it can use; guests find their rings
     /// consistent.
     pub fn stop(&mut self) {
         let addresses = self.halt();
-        self.handover.keep_state(&self.ports, &addresses);
+        self.handover.keep_state(&self.ports.present(), &addresses);
     }
 
     /// Stops everything; returns the addresses that were known before the ports forgot them.
     fn halt(&mut self) -> Vec<Entry> {
         let end = Instant::now() + STOP_TIMEOUT;
         self.stopping.store(true, Ordering::Release);
-        self.workers.stop(Instant::now() + STOP_TIMEOUT / 2);
-        let addresses = self.fdb.entries(clock::coarse_seconds());
-        // The descriptor is only written, so every thread sees it.
-        let _ = self.stop.write(1);
-        for port in self.ports.iter() {
-            if let Endpoint::Tap(tap) = &port.endpoint {
-                tap.wake();
-            }
-        }
+        self.context.workers.stop(Instant::now() + STOP_TIMEOUT / 2);
+        let addresses = self.context.fdb.entries(clock::coarse_seconds());
+        self.serving.iter().for_each(Serving::stop);
         for helper in &self.helpers {
             helper.thread().unpark();
         }
-        join_until(&mut self.sessions, end);
+        let mut threads: Vec<_> = self.serving.drain(..).filter_map(Serving::into_thread).collect();
+        join_until(&mut threads, end);
         join_until(&mut self.helpers, end);
         addresses
     }
@@ -291,46 +278,6 @@ fn start_helper(
     let stopped = move || stopping.load(Ordering::Acquire);
     let builder = std::thread::Builder::new().name(name);
     builder.spawn(move || run_again_after_panic(&what, stopped, work))
-}
-
-fn build_ports(config: &Config) -> PortTable {
-    // Twice the configured pairs: some front-ends read the number of rings as pairs.
-    let mut ports = Vec::with_capacity(config.ports.len() + config.taps.len());
-    for port in &config.ports {
-        let made = Port::guest(ports.len() as PortId, &port.name, 2 * port.queue_pairs);
-        let level = port.feature_level.unwrap_or(config.feature_level);
-        let made = made.configured(port.offload, port.mtu).sending(port.send);
-        let made = made.on_platform(port.platform).at_level(level);
-        ports.push(made.with_memory(port.preallocated));
-    }
-    for tap in &config.taps {
-        let endpoint = TapPort::new(&tap.ifname, tap.queues);
-        let made = Port::tap(ports.len() as PortId, &tap.name, endpoint);
-        ports.push(made.configured(tap.offload, tap.mtu));
-    }
-    ports.into()
-}
-
-fn build_fdb(config: &Config, ports: &[Port]) -> Result<Fdb, StartError> {
-    let fdb = Fdb::new(FdbConfig {
-        max_entries: FDB_MAX_ENTRIES,
-        max_per_port: FDB_MAX_PER_PORT,
-        reserved_per_port: FDB_RESERVED_PER_PORT,
-        age_seconds: config.age_seconds,
-        ports: ports.len(),
-        key: random::key()?,
-    });
-    for port in ports.iter().filter(|port| matches!(port.endpoint, Endpoint::Tap(_))) {
-        // A whole network lives behind an uplink.
-        fdb.set_port_cap(port.id, FDB_MAX_ENTRIES);
-    }
-    for (id, PortConfig { name, macs, .. }) in config.ports.iter().enumerate() {
-        for &mac in macs {
-            fdb.insert_static(mac, id as PortId)
-                .map_err(|source| StartError::Static { name: name.clone(), source })?;
-        }
-    }
-    Ok(fdb)
 }
 
 /// Removes entries that were idle for too long. Sweeps an eighth of the age apart, so an entry

@@ -1,6 +1,6 @@
 //! All counters as log lines, a line per queue that ever did something.
 
-use crate::port::{Endpoint, Port};
+use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::QueueStats;
 use crate::switch::Fdb;
 use crate::sys::clock;
@@ -8,8 +8,8 @@ use crate::sys::footprint::Footprint;
 use crate::worker::{WorkerStats, Workers};
 
 /// Writes all counters at level info.
-pub fn log(ports: &[Port], workers: &Workers, fdb: &Fdb) {
-    for port in ports {
+pub fn log(ports: &PortTable, workers: &Workers, fdb: &Fdb) {
+    for port in ports.iter() {
         log_port(port, fdb);
     }
     for (index, handle) in workers.handles().iter().enumerate() {

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use crate::frame::MacAddr;
-use crate::port::{Endpoint, Port};
+use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::Counter;
 use crate::switch::{Entry, EntryAge, Fdb, PortId};
 
@@ -31,18 +31,17 @@ pub struct Restored {
 }
 
 /// Writes what is known in second `now`.
-pub fn write(ports: &[Port], addresses: &[Entry], now: u32) -> String {
+pub fn write(ports: &PortTable, addresses: &[Entry], now: u32) -> String {
     let mut text = format!("{FIRST_LINE}\n");
     for entry in addresses {
-        let (EntryAge::Idle(idle), Some(port)) = (entry.age, ports.get(usize::from(entry.port)))
-        else {
+        let (EntryAge::Idle(idle), Some(port)) = (entry.age, ports.get(entry.port)) else {
             continue;
         };
         let seen = now.saturating_sub(idle);
         // Writing to a string cannot fail.
         let _ = writeln!(text, "address {} {seen} {}", entry.mac, port.name);
     }
-    for port in ports {
+    for port in ports.iter() {
         each_counter(port, &mut |part, name, counter| {
             if counter.get() > 0 {
                 let _ = writeln!(text, "counter {} {part} {name} {}", port.name, counter.get());
@@ -55,7 +54,7 @@ pub fn write(ports: &[Port], addresses: &[Entry], now: u32) -> String {
 /// Takes over what an earlier process wrote, before anything else learns or counts; `None` if it is
 /// of another version. What the table does not take, for its limits or the configuration's own
 /// entries, is not learned.
-pub fn restore(text: &str, ports: &[Port], fdb: &Fdb, now: u32) -> Option<Restored> {
+pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Restored> {
     let mut lines = text.lines();
     if lines.next() != Some(FIRST_LINE) {
         return None;
@@ -81,7 +80,7 @@ pub fn restore(text: &str, ports: &[Port], fdb: &Fdb, now: u32) -> Option<Restor
             _ => {}
         }
     }
-    for port in ports {
+    for port in ports.iter() {
         each_counter(port, &mut |part, name, counter| {
             let key = (port.name.as_str(), part.to_owned(), name.to_owned());
             if let Some(value) = counters.get(&key) {
@@ -118,6 +117,8 @@ fn each_counter(port: &Port, visit: &mut dyn FnMut(&str, &str, &Counter)) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
     use crate::port::TapPort;
@@ -126,15 +127,14 @@ mod tests {
 
     const NOW: u32 = 1000;
 
-    fn ports(names: &[&str]) -> Vec<Port> {
+    fn ports(names: &[&str]) -> PortTable {
         let guests = names.iter().enumerate();
-        let mut ports: Vec<Port> =
-            guests.map(|(id, name)| Port::guest(id as PortId, name, 1)).collect();
-        ports.push(Port::tap(ports.len() as PortId, "up", TapPort::new("tap0", 2)));
-        ports
+        let guests = guests.map(|(id, name)| Port::guest(id as PortId, name, 1));
+        let tap = Port::tap(names.len() as PortId, "up", TapPort::new("tap0", 2));
+        guests.chain([tap]).map(Arc::new).collect()
     }
 
-    fn table(ports: &[Port]) -> Fdb {
+    fn table(ports: &PortTable) -> Fdb {
         Fdb::new(FdbConfig {
             max_entries: FDB_MAX_ENTRIES,
             max_per_port: FDB_MAX_PER_PORT,
@@ -157,7 +157,7 @@ mod tests {
             fdb.learn(mac(last), port, NOW - u32::from(last));
         }
         fdb.insert_static(mac(9), 0).unwrap();
-        for (n, port) in (1..).zip(&old) {
+        for (n, port) in (1..).zip(old.iter()) {
             each_counter(port, &mut |_, _, counter| counter.add(n));
         }
         let text = write(&old, &fdb.entries(NOW), NOW);

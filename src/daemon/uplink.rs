@@ -14,7 +14,7 @@ use super::Endpoint;
 use super::handover::Handover;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::tap::Device;
-use crate::port::{Port, TapPort};
+use crate::port::{Port, PortTable, TapPort};
 use crate::sys::link_mtu::LinkMtu;
 use crate::sys::netlink;
 use crate::sys::qdisc;
@@ -170,9 +170,22 @@ fn serve(port: &Port, tap: &TapPort, opened: Tap, workers: &Workers) -> Result<(
     Ok(())
 }
 
+/// Takes a TAP out of service for good. Its reattach thread has ended.
+pub fn detach(port: &Port, workers: &Workers, handover: &Handover) {
+    let Endpoint::Tap(tap) = &port.endpoint else { return };
+    for (queue, device) in tap.queues().iter().enumerate() {
+        if let Some(device) = device.device() {
+            workers.for_tap(queue).unwatch(device.as_raw_fd());
+        }
+    }
+    tap.give_up();
+    tap.close_lost();
+    handover.discard_tap(&tap.ifname);
+}
+
 /// Warns, in one line, of VMs whose configured MTU exceeds an uplink's: what they send of that
 /// length does not get out there.
-pub fn compare_mtus(ports: &[Port]) {
+pub fn compare_mtus(ports: &PortTable) {
     let uplinks = ports.iter().filter(|port| matches!(port.endpoint, Endpoint::Tap(_)));
     let known = uplinks.filter_map(|tap| Some((tap.mtu.get()?, &tap.name)));
     let Some((least, tap)) = known.min() else { return };
@@ -238,6 +251,7 @@ mod tests {
 
     use super::*;
     use crate::daemon::start_helper;
+    use crate::port::Ports;
     use crate::port::tap::fake::attach_lost;
     use crate::switch::{Fdb, FdbConfig, Rules};
     use crate::sys::eventfd::BlockedWriterWatch;
@@ -257,8 +271,7 @@ mod tests {
     /// takes all queues of the interface out of service although one was lost.
     #[test]
     fn the_reattach_thread_goes_on_after_a_panic() {
-        let ports: crate::port::PortTable =
-            vec![Port::tap(0, "up", TapPort::new("no-such-link0", 2))].into();
+        let port = Arc::new(Port::tap(0, "up", TapPort::new("no-such-link0", 2)));
         let config = FdbConfig {
             max_entries: 64,
             max_per_port: 64,
@@ -268,14 +281,14 @@ mod tests {
             key: [1, 2],
         };
         let shared = Shared {
-            ports: Arc::clone(&ports),
+            ports: Arc::new(Ports::new([Arc::clone(&port)].into_iter().collect())),
             fdb: Arc::new(Fdb::new(config)),
             rules: Rules { uplink_to_uplink: false },
             poll: false,
             watch: Arc::new(BlockedWriterWatch::start().unwrap()),
         };
         let workers = Arc::new(Workers::start(1, &[], &shared).unwrap());
-        let Endpoint::Tap(tap) = &ports[0].endpoint else { unreachable!() };
+        let Endpoint::Tap(tap) = &port.endpoint else { unreachable!() };
         let closed = Arc::new(AtomicU32::new(0));
         let lose = |panics: [bool; 2]| {
             attach_lost(tap, &panics, &closed);
@@ -283,9 +296,9 @@ mod tests {
         };
         let stopping = Arc::new(AtomicBool::new(false));
         let keep = {
-            let (ports, workers) = (Arc::clone(&ports), Arc::clone(&workers));
+            let (port, workers) = (Arc::clone(&port), Arc::clone(&workers));
             let stopping = Arc::clone(&stopping);
-            move || keep(&ports[0], false, &workers, &Handover::default(), &stopping)
+            move || keep(&port, false, &workers, &Handover::default(), &stopping)
         };
         let reattach = start_helper("reattach".to_owned(), &stopping, keep).unwrap();
         lose([true, false]);

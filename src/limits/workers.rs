@@ -27,6 +27,10 @@ pub const LOCK_WAIT_NANOS: u64 = 8_000_000;
 /// Pause between two looks at such a lock. With what the kernel adds about 0.1 ms.
 pub const LOCK_WAIT_STEP: std::time::Duration = std::time::Duration::from_micros(50);
 
+/// Pause between two looks whether all workers go by a new table of ports: whoever removes a port
+/// waits, a worker that is awake takes a turn of some microseconds.
+pub const ADOPTION_STEP: std::time::Duration = std::time::Duration::from_micros(200);
+
 /// Consecutive empty looks after which a polling worker stops reading a ring and waits for its
 /// kick: silent guests must not cost cache misses in every turn.
 pub const IDLE_LOOKS_BEFORE_ARM: u32 = 4096;

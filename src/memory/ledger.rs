@@ -3,8 +3,9 @@
 //! A process has 128 TiB of addresses and `vm.max_map_count` mappings, and each port may ask for
 //! 1 TiB in 509 regions, and for both the old and the new table while it replaces one. If all
 //! ports did, nobody could map any more, and an allocation that fails ends the process. So each
-//! port has a guaranteed part that nobody else can use, and takes the rest from a common pool,
-//! which is refused when it is empty. A [`Lease`] is taken before the mapping is made and given
+//! port has a guaranteed part that nobody else can use, set aside when the port is made and given
+//! back when it is gone, and takes the rest from a common pool, which is refused when it is empty.
+//! A [`Lease`] is taken before the mapping is made and given
 //! back after it is gone, of what will be mapped: whole huge pages where only bytes of them were
 //! asked for.
 
@@ -40,9 +41,23 @@ impl Amount {
 
     /// What goes beyond a port's guaranteed part.
     fn beyond_guarantee(self) -> Amount {
-        self.minus(Amount { bytes: GUARANTEED_MAPPED_BYTES, mappings: GUARANTEED_MAPPINGS })
+        self.minus(GUARANTEED)
+    }
+
+    fn covers(self, other: Amount) -> bool {
+        other.bytes <= self.bytes && other.mappings <= self.mappings
     }
 }
+
+/// What nobody else can use of a port's part.
+const GUARANTEED: Amount = Amount { bytes: GUARANTEED_MAPPED_BYTES, mappings: GUARANTEED_MAPPINGS };
+
+/// What a port takes out of the pool as long as it is there: its part, and what the daemon itself
+/// maps for it.
+const PER_PORT: Amount = Amount {
+    bytes: GUARANTEED_MAPPED_BYTES,
+    mappings: GUARANTEED_MAPPINGS + OWN_MAPPINGS_PER_PORT,
+};
 
 /// The pool of the whole process.
 #[derive(Debug)]
@@ -69,25 +84,27 @@ pub struct Lease {
 #[error("no address space or mappings left for this port")]
 pub struct Exhausted;
 
+impl Default for Ledger {
+    fn default() -> Ledger {
+        Ledger::with_mappings(max_map_count())
+    }
+}
+
 impl Ledger {
-    /// For a process with `ports` ports.
-    pub fn new(ports: usize) -> Ledger {
-        Ledger::with_mappings(ports as u64, max_map_count())
+    fn with_mappings(mappings: u64) -> Ledger {
+        let mappings = mappings.saturating_sub(OWN_MAPPINGS);
+        Ledger { pool: Mutex::new(Amount { bytes: MAX_MAPPED_BYTES, mappings }) }
     }
 
-    fn with_mappings(ports: u64, mappings: u64) -> Ledger {
-        let own = OWN_MAPPINGS + ports * OWN_MAPPINGS_PER_PORT;
-        let all = Amount { bytes: MAX_MAPPED_BYTES, mappings: mappings.saturating_sub(own) };
-        let promised = Amount {
-            bytes: ports.saturating_mul(GUARANTEED_MAPPED_BYTES),
-            mappings: ports.saturating_mul(GUARANTEED_MAPPINGS),
-        };
-        Ledger { pool: Mutex::new(all.minus(promised)) }
-    }
-
-    /// An account of a port that holds nothing; at most one for each port.
-    pub fn open(self: &Arc<Ledger>) -> Arc<Account> {
-        Arc::new(Account { ledger: Arc::clone(self), held: Mutex::default() })
+    /// The account of a new port, which holds nothing yet; one for each port, for its whole life.
+    /// Refused if the part of a port is no longer in the pool.
+    pub fn open(self: &Arc<Ledger>) -> Result<Arc<Account>, Exhausted> {
+        let mut pool = lock(&self.pool);
+        if !pool.covers(PER_PORT) {
+            return Err(Exhausted);
+        }
+        *pool = pool.minus(PER_PORT);
+        Ok(Arc::new(Account { ledger: Arc::clone(self), held: Mutex::default() }))
     }
 }
 
@@ -99,12 +116,19 @@ impl Account {
         let more = held.plus(amount);
         let needed = more.beyond_guarantee().minus(held.beyond_guarantee());
         let mut pool = lock(&self.ledger.pool);
-        if needed.bytes > pool.bytes || needed.mappings > pool.mappings {
+        if !pool.covers(needed) {
             return Err(Exhausted);
         }
         *pool = pool.minus(needed);
         *held = more;
         Ok(Lease { account: Arc::clone(self), amount })
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let mut pool = lock(&self.ledger.pool);
+        *pool = pool.plus(PER_PORT);
     }
 }
 
@@ -138,10 +162,10 @@ mod tests {
     #[test]
     fn whatever_others_take_each_port_has_its_part() {
         for bytes in [4096, 1 << 30, MAX_PORT_MAPPED_BYTES] {
-            let ledger = Arc::new(Ledger::with_mappings(MAX_PORTS as u64, DEFAULT_MAPPINGS));
-            let accounts: Vec<_> = (1..MAX_PORTS).map(|_| ledger.open()).collect();
+            let ledger = Arc::new(Ledger::with_mappings(DEFAULT_MAPPINGS));
+            let victim = ledger.open().unwrap();
+            let accounts: Vec<_> = (1..MAX_PORTS).map(|_| ledger.open().unwrap()).collect();
             let taken: Vec<_> = accounts.iter().map(|account| take(account, bytes)).collect();
-            let victim = ledger.open();
             let part = GUARANTEED_MAPPED_BYTES / GUARANTEED_MAPPINGS;
             let leases: Vec<_> = (0..GUARANTEED_MAPPINGS).map(|_| victim.lease(part)).collect();
             assert!(leases.iter().all(Result::is_ok), "regions of {bytes}");
@@ -154,8 +178,8 @@ mod tests {
 
     #[test]
     fn a_hundred_of_the_largest_guests_fit() {
-        let ledger = Arc::new(Ledger::with_mappings(101, DEFAULT_MAPPINGS));
-        let accounts: Vec<_> = (0..100).map(|_| ledger.open()).collect();
+        let ledger = Arc::new(Ledger::with_mappings(DEFAULT_MAPPINGS));
+        let accounts: Vec<_> = (0..100).map(|_| ledger.open().unwrap()).collect();
         let slots = MAX_MEM_SLOTS as u64;
         for account in &accounts {
             let leases = (0..slots).map(|_| account.lease(MAX_PORT_MAPPED_BYTES / slots));
@@ -165,9 +189,9 @@ mod tests {
 
     #[test]
     fn what_is_given_back_can_be_taken_again() {
-        let ledger = Arc::new(Ledger::with_mappings(2, DEFAULT_MAPPINGS));
+        let ledger = Arc::new(Ledger::with_mappings(DEFAULT_MAPPINGS));
+        let (one, two) = (ledger.open().unwrap(), ledger.open().unwrap());
         let before = *lock(&ledger.pool);
-        let (one, two) = (ledger.open(), ledger.open());
         for _ in 0..3 {
             let taken = take(&one, MAX_PORT_MAPPED_BYTES);
             assert!(taken.len() > 100);
@@ -175,6 +199,22 @@ mod tests {
             drop(taken);
             assert_eq!(*lock(&ledger.pool), before);
             assert_eq!(*lock(&one.held), Amount::default());
+        }
+    }
+
+    #[test]
+    fn a_port_has_its_part_from_its_making_to_its_end() {
+        let ledger = Arc::new(Ledger::with_mappings(OWN_MAPPINGS + 2 * PER_PORT.mappings));
+        let whole = *lock(&ledger.pool);
+        for _ in 0..3 {
+            let (one, two) = (ledger.open().unwrap(), ledger.open().unwrap());
+            assert_eq!(ledger.open().unwrap_err(), Exhausted);
+            let lease = one.lease(4096).unwrap();
+            drop(two);
+            drop(one);
+            assert_eq!(*lock(&ledger.pool), whole.minus(PER_PORT), "what is mapped still counts");
+            drop(lease);
+            assert_eq!(*lock(&ledger.pool), whole);
         }
     }
 }

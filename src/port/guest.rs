@@ -20,6 +20,9 @@ use crate::sys::eventfd::SignalCost;
 // One bit per receive queue, of which a port has twice its pairs.
 const _: () = assert!(2 * MAX_QUEUE_PAIRS <= 32);
 
+/// Sessions of the process so far.
+static SESSIONS: AtomicU64 = AtomicU64::new(0);
+
 /// A VM's port.
 #[derive(Debug)]
 pub struct GuestPort {
@@ -37,8 +40,8 @@ pub struct GuestPort {
     pub signal_cost: Arc<SignalCost>,
     /// Written to end the session with the front-end.
     leave: Mutex<Option<Arc<EventFd>>>,
-    /// Sessions so far; changed with the lock of `leave` held.
-    sessions: AtomicU64,
+    /// The number of the last session; changed with the lock of `leave` held.
+    last_session: AtomicU64,
     /// The last one that was ended by `evict`; changed likewise.
     evicted: AtomicU64,
     harmful: AtomicBool,
@@ -66,7 +69,7 @@ impl GuestPort {
             steering: OnceLock::new(),
             signal_cost: Arc::default(),
             leave: Mutex::new(None),
-            sessions: AtomicU64::new(0),
+            last_session: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             harmful: AtomicBool::new(false),
         }
@@ -133,7 +136,8 @@ impl GuestPort {
     /// Records that a front-end came, and the eventfd by which its session can be told to drop it.
     pub fn attach(&self, leave: Arc<EventFd>) {
         let mut place = self.leave();
-        self.sessions.fetch_add(1, Ordering::Relaxed);
+        let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        self.last_session.store(session, Ordering::Relaxed);
         *place = Some(leave);
     }
 
@@ -150,10 +154,11 @@ impl GuestPort {
         self.leave().is_some()
     }
 
-    /// The number of the present session; none while no front-end is connected.
+    /// The number of the present session, which no other has, not of another port either; none
+    /// while no front-end is connected.
     pub fn session(&self) -> Option<u64> {
         let leave = self.leave();
-        leave.as_ref().map(|_| self.sessions.load(Ordering::Relaxed))
+        leave.as_ref().map(|_| self.last_session.load(Ordering::Relaxed))
     }
 
     /// Ends the session with the front-end: its thread is told to close the connection and
@@ -169,7 +174,7 @@ impl GuestPort {
     pub fn evict(&self, session: u64, why: Eviction) -> bool {
         let leave = self.leave();
         let Some(leave) = &*leave else { return false };
-        if self.sessions.load(Ordering::Relaxed) != session {
+        if self.last_session.load(Ordering::Relaxed) != session {
             return false;
         }
         if why == Eviction::Harmful {

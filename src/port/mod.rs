@@ -8,13 +8,12 @@
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`share`] who gets the buffers of a receive ring that has too few;
 //! * [`steering`] which receive queue a guest wants a flow on;
+//! * [`table`] which ports there are: they come and go while frames flow;
 //! * [`tap`] an uplink: one descriptor per queue, replaced when the interface comes back.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
 //! started), *Attached* (a ring runs), *Draining* (its session stops the rings one by one, TX
 //! before RX). Frames for a port without an enabled receive ring are counted drops.
-//!
-//! The table of ports is immutable; a worker holds an `Arc` of it.
 
 pub mod backpressure;
 pub mod guest;
@@ -24,19 +23,19 @@ pub mod quantum;
 pub mod queue;
 pub mod share;
 pub mod steering;
+pub mod table;
 pub mod tap;
-
-use std::sync::Arc;
 
 use crate::frame::offload::Offloads;
 use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, PortStats};
-use crate::switch::{PortId, PortKind, PortView};
+use crate::switch::{PortId, PortKind};
 use crate::sys::bucket::Bucket;
 
 pub use guest::{Eviction, GuestPort};
 pub use mtu::Mtu;
 pub use queue::{Memory, Queue, RingState};
+pub use table::{PortTable, Ports};
 pub use tap::{TapPort, TapQueue};
 
 /// What is behind a port.
@@ -51,7 +50,7 @@ pub enum Endpoint {
 /// A port of the switch.
 #[derive(Debug)]
 pub struct Port {
-    /// Index in the table; what the forwarding table stores.
+    /// Number in the table of ports; what the forwarding table stores.
     pub id: PortId,
     /// Name from the configuration.
     pub name: String,
@@ -141,15 +140,6 @@ impl Port {
             Endpoint::Guest(_) => PortKind::Guest,
             Endpoint::Tap(_) => PortKind::Uplink,
         }
-    }
-}
-
-/// The ports of the switch, by identifier.
-pub type PortTable = Arc<[Port]>;
-
-impl PortView for [Port] {
-    fn kind(&self, port: PortId) -> Option<PortKind> {
-        self.get(usize::from(port)).map(Port::kind)
     }
 }
 

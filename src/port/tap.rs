@@ -93,7 +93,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl TapQueue {
-    fn device(&self) -> Option<Device> {
+    /// The attached queue of the interface.
+    pub fn device(&self) -> Option<Device> {
         lock(&self.device).clone()
     }
 

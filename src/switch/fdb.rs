@@ -394,6 +394,16 @@ impl Fdb {
         self.sweep(|found| !found.word.is_static() && found.word.port() == port)
     }
 
+    /// Removes all entries of a port that is gone, static ones too. Returns how many.
+    ///
+    /// To be called when no worker can learn for it any more.
+    pub fn close_port(&self, port: PortId) -> usize {
+        if self.port_len(port) == 0 {
+            return 0;
+        }
+        self.sweep(|found| found.word.port() == port)
+    }
+
     /// Removes entries that were idle for more than the configured age. Returns how many.
     ///
     /// To be called every few seconds by a thread that is no worker: it visits the whole table,

@@ -20,13 +20,11 @@ use super::message::{BadMessage, Code, Head, Message, Passed, RegionSpec, Reques
 use super::rings::Rings;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
-pub use crate::memory::Ledger;
-use crate::memory::{
-    Account, DirtyLog, Exhausted, Extent, LogError, MapError, MemTable, Region, TableError,
-};
-use crate::port::{Port, PortTable};
+pub use crate::memory::{Account, Exhausted, Ledger};
+use crate::memory::{DirtyLog, Extent, LogError, MapError, MemTable, Region, TableError};
+use crate::port::Port;
 use crate::ring::RingError;
-use crate::switch::{Fdb, PortId};
+use crate::switch::Fdb;
 use crate::sys::disposal;
 use crate::sys::eventfd::BlockedWriterWatch;
 use crate::worker::{Announcement, Workers};
@@ -34,16 +32,12 @@ use crate::worker::{Announcement, Workers};
 /// What every session needs of the process.
 #[derive(Clone)]
 pub struct Context {
-    /// The ports.
-    pub ports: PortTable,
     /// Where addresses live.
     pub fdb: Arc<Fdb>,
     /// The data path.
     pub workers: Arc<Workers>,
     /// Frees a session whose write to a call descriptor blocks.
     pub watch: Arc<BlockedWriterWatch>,
-    /// Who may map how much.
-    pub ledger: Arc<Ledger>,
 }
 
 /// A request that is not carried out.
@@ -170,15 +164,15 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// A session over `connection` on behalf of port `id`, which must be a guest's.
+    /// A session over `connection` on behalf of `port`, which must be a guest's and in service;
+    /// what it maps is on the port's account.
     pub fn new(
         context: &'a Context,
-        id: PortId,
+        port: &'a Port,
+        account: &Arc<Account>,
         connection: Connection,
     ) -> Result<Session<'a>, SessionError> {
-        let port = context.ports.get(usize::from(id));
-        let (port, guest) =
-            port.and_then(|port| Some((port, port.as_guest()?))).ok_or(SessionError::NoGuest)?;
+        let guest = port.as_guest().ok_or(SessionError::NoGuest)?;
         guest.attach(Arc::clone(connection.leave()));
         port.stats.attaches.add_shared(1);
         let truncated = Arc::default();
@@ -190,7 +184,7 @@ impl<'a> Session<'a> {
             protocol: 0,
             memory: Arc::new(MemTable::empty(&truncated)),
             left_out: Vec::new(),
-            account: context.ledger.open(),
+            account: Arc::clone(account),
             truncated,
             log: None,
             rings: Rings::new(context, port, guest),

@@ -150,18 +150,37 @@ pub enum Opened {
 #[derive(Debug)]
 pub struct Listener {
     socket: Arc<UnixListener>,
-    place: Option<Place>,
+    /// Where it appears, if it does.
+    path: Option<PathBuf>,
+    /// The file, if a process of ours made it, and whether it goes with the listener: it stays if
+    /// somebody else holds the socket too.
+    made: Option<Place>,
+    goes: bool,
     /// When a failing accept was last logged: at most one line a second.
     warned: Option<Instant>,
 }
 
 /// A socket's file, and how to recognise it.
-#[derive(Debug)]
-struct Place {
+#[derive(Debug, Clone)]
+pub struct Place {
     path: PathBuf,
     identity: Identity,
-    /// The file goes with the listener; otherwise somebody else holds the socket too.
-    ours: bool,
+}
+
+impl Place {
+    /// What tells the socket's file from others.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Removes the file, unless another one has taken its place.
+    pub fn remove(&self) {
+        let now = fs::symlink_metadata(&self.path);
+        if now.is_ok_and(|now| (now.dev(), now.ino()) == self.identity) {
+            // Nothing to be done if it fails: at the next start it is stale and replaced.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Device and inode of a socket's file. No other file has them while the socket is open: it keeps
@@ -189,8 +208,10 @@ impl Listener {
             }
             Err(error) => return Err(failed("create socket", path)(error)),
         }
-        let place = Place { path: path.to_owned(), identity: handle.identity, ours: true };
-        Ok(Listener { socket: Arc::new(socket.into()), place: Some(place), warned: None })
+        let mut listener = Listener::new(socket, Some(path));
+        listener.made = Some(Place { path: path.to_owned(), identity: handle.identity });
+        listener.goes = true;
+        Ok(listener)
     }
 
     /// Takes over a socket that listens and appears at `path`. Both stay when this ends. Where the
@@ -210,20 +231,30 @@ impl Listener {
             let group = wanted.or_else(|| Some(group::own()));
             file.grant(Access { mode, group }, path)?;
         }
-        let place = Place { path: path.to_owned(), identity: file.identity, ours: false };
-        Ok(Listener { socket: Arc::new(fd.into()), place: Some(place), warned: None })
+        let mut listener = Listener::new(fd, Some(path));
+        listener.made = made.map(|(identity, _)| Place { path: path.to_owned(), identity });
+        Ok(listener)
     }
 
-    /// What tells this socket's file from others; `None` if it has none that is ours.
-    pub fn identity(&self) -> Option<Identity> {
-        self.place.as_ref().filter(|place| place.ours).map(|place| place.identity)
+    /// A socket that listens; nothing happens to a file.
+    fn new(socket: impl Into<UnixListener>, path: Option<&Path>) -> Listener {
+        let (socket, path) = (Arc::new(socket.into()), path.map(Path::to_owned));
+        Listener { socket, path, made: None, goes: false, warned: None }
+    }
+
+    /// The socket's file; `None` if no process of ours made it.
+    pub fn made(&self) -> Option<&Place> {
+        self.made.as_ref()
+    }
+
+    /// True if the file goes when this ends.
+    pub fn removes_file(&self) -> bool {
+        self.goes && self.made.is_some()
     }
 
     /// From now on the file stays when this ends: somebody else holds the socket too.
     pub fn leave_file(&mut self) {
-        if let Some(place) = &mut self.place {
-            place.ours = false;
-        }
+        self.goes = false;
     }
 
     /// The open socket, to see that somebody waits there while another is served.
@@ -264,7 +295,7 @@ impl Listener {
     fn warn(&mut self, error: &io::Error) {
         if self.warned.is_none_or(|at| at.elapsed() >= Duration::from_secs(1)) {
             self.warned = Some(Instant::now());
-            let path = self.place.as_ref().map_or(Path::new("(inherited)"), |place| &place.path);
+            let path = self.path.as_deref().unwrap_or(Path::new("(inherited)"));
             log::warn!("socket {path:?}: a front-end has to wait: {error}");
         }
     }
@@ -299,19 +330,6 @@ fn pause_anyhow(stop: &EventFd, delay: Duration) -> Wake {
     })
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if !self.ours {
-            return;
-        }
-        let now = fs::symlink_metadata(&self.path);
-        if now.is_ok_and(|now| (now.dev(), now.ino()) == self.identity) {
-            // Nothing to be done if it fails: at the next start it is stale and replaced.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -322,7 +340,9 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // Before the fields are dropped in order, and so before the socket is closed: while we
         // still listen, no other daemon takes the path for stale and puts its own there.
-        self.place = None;
+        if let Some(made) = self.made.as_ref().filter(|_| self.goes) {
+            made.remove();
+        }
     }
 }
 
@@ -478,8 +498,7 @@ pub fn inherit(number: RawFd) -> Result<Inherited, SocketError> {
         // The parent may hold the same socket: without this, losing the race for a connection
         // would leave us blocked in accept(2), without a look at the stop request.
         descriptor::set_nonblocking(fd.as_fd())?;
-        let socket = Arc::new(UnixListener::from(fd));
-        return Ok(Inherited::Listener(Listener { socket, place: None, warned: None }));
+        return Ok(Inherited::Listener(Listener::new(fd, None)));
     }
     connected(fd).ok_or(SocketError::NotInherited(number))
 }

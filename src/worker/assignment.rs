@@ -29,16 +29,16 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::balance::{Move, Sample};
-use super::forward::guest_of;
 use super::kick::KickFd;
 use super::{Token, WorkerHandle};
-use crate::port::{PortTable, Queue};
+use crate::port::{Port, Ports, Queue};
 
 #[cfg(doc)]
 use crate::port::RingState;
 
 /// One ring that is served.
 struct Served {
+    port: Arc<Port>,
     worker: usize,
     kick: Option<Arc<KickFd>>,
     /// Its session changes it, with the lock released: it does not move.
@@ -76,13 +76,13 @@ impl Spread {
 /// Who serves what.
 pub struct Assignment {
     workers: Vec<Arc<WorkerHandle>>,
-    ports: PortTable,
+    ports: Arc<Ports>,
     spread: Mutex<Spread>,
 }
 
 impl Assignment {
     /// No ring is served yet.
-    pub fn new(workers: Vec<Arc<WorkerHandle>>, ports: PortTable) -> Assignment {
+    pub fn new(workers: Vec<Arc<WorkerHandle>>, ports: Arc<Ports>) -> Assignment {
         let (load, cycles) = (vec![[0; 2]; workers.len()], vec![0; workers.len()]);
         let spread = Mutex::new(Spread { load, cycles, ..Spread::default() });
         Assignment { workers, ports, spread }
@@ -98,29 +98,22 @@ impl Assignment {
     }
 
     /// The ports whose rings they are.
-    pub fn ports(&self) -> &PortTable {
+    pub fn ports(&self) -> &Ports {
         &self.ports
     }
 
-    /// The queue of a guest's ring.
-    fn queue(&self, ring: Token) -> Option<&Queue> {
-        let (Token::Transmit(port, index) | Token::Receive(port, index)) = ring else {
-            return None;
-        };
-        let (_, guest) = guest_of(&self.ports, port)?;
-        let queues = if matches!(ring, Token::Transmit(..)) { &guest.tx } else { &guest.rx };
-        queues.get(usize::from(index))
-    }
-
     /// Gives a ring that was started to a worker, which looks at it at once and whenever `kick` is
-    /// written. An error (no memory for the watch) leaves it with nobody.
+    /// written. An error (no memory for the watch, no such port) leaves it with nobody.
     pub fn serve(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         self.release(ring);
+        let ports = self.ports.present();
+        let port = ring.port().and_then(|id| ports.shared(id)).ok_or(io::ErrorKind::NotFound)?;
         let mut spread = self.spread();
         let (kind, load) = (kind(ring), &spread.load);
         let worker = (0..load.len()).min_by_key(|&i| load[i][kind]).unwrap_or(0);
         spread.count(kind, 0, None, Some(worker));
-        let served = Served { worker, kick: kick.clone(), changing: true, cycles: 0 };
+        let (port, kept) = (Arc::clone(port), kick.clone());
+        let served = Served { port, worker, kick: kept, changing: true, cycles: 0 };
         spread.rings.insert(ring, served);
         drop(spread);
         let watched = self.take_over(ring, worker, kick.as_deref());
@@ -147,7 +140,10 @@ impl Assignment {
 
     /// Ends a change: the ring's worker owns it and watches its kick.
     fn take_over(&self, ring: Token, worker: usize, kick: Option<&KickFd>) -> io::Result<()> {
-        self.own(ring, worker, kick);
+        let port = self.spread().rings.get(&ring).map(|served| Arc::clone(&served.port));
+        if let Some(queue) = port.as_deref().and_then(|port| queue(port, ring)) {
+            own(queue, worker, kick);
+        }
         let watched = self.watch(ring, worker, kick);
         if let Some(served) = self.spread().rings.get_mut(&ring) {
             served.changing = false;
@@ -185,7 +181,7 @@ impl Assignment {
     pub fn costs(&self) -> Vec<Sample> {
         let spread = self.spread();
         let cost = |(&source, served): (&Token, &Served)| {
-            let queue = self.queue(source).filter(|_| kind(source) == TRANSMIT)?;
+            let queue = queue(&served.port, source).filter(|_| kind(source) == TRANSMIT)?;
             Some(Sample { source, worker: served.worker, cycles: queue.stats.cycles.get() })
         };
         spread.rings.iter().filter_map(cost).collect()
@@ -245,7 +241,7 @@ impl Assignment {
 
     /// Moves a ring; see the top of the file for the order. False if it stays.
     fn move_to(&self, ring: Token, served: &mut Served, worker: usize) -> bool {
-        let Some(queue) = self.queue(ring).filter(|_| !served.changing) else {
+        let Some(queue) = queue(&served.port, ring).filter(|_| !served.changing) else {
             return false;
         };
         let kick = served.kick.as_deref();
@@ -274,17 +270,6 @@ impl Assignment {
         moves
     }
 
-    /// Names the owner in the ring's state. What the kick has counted already is reported as an
-    /// event when it is watched, but is not a new kick.
-    fn own(&self, ring: Token, worker: usize, kick: Option<&KickFd>) {
-        if let Some(queue) = self.queue(ring) {
-            let counted = counted(kick);
-            let mut state = queue.quiet();
-            state.owner = Some(worker);
-            state.stale_kicks = counted;
-        }
-    }
-
     fn watch(&self, ring: Token, worker: usize, kick: Option<&KickFd>) -> io::Result<()> {
         kick.map_or(Ok(()), |kick| self.workers[worker].watch(kick.as_raw_fd(), ring))
     }
@@ -294,6 +279,25 @@ impl Assignment {
             self.workers[worker].unwatch(kick.as_raw_fd());
         }
     }
+}
+
+/// The queue of a guest's ring.
+fn queue(port: &Port, ring: Token) -> Option<&Queue> {
+    let guest = port.as_guest()?;
+    match ring {
+        Token::Transmit(_, index) => guest.tx.get(usize::from(index)),
+        Token::Receive(_, index) => guest.rx.get(usize::from(index)),
+        Token::Wake | Token::Tap(..) => None,
+    }
+}
+
+/// Names the owner in the ring's state. What the kick has counted already is reported as an event
+/// when it is watched, but is not a new kick.
+fn own(queue: &Queue, worker: usize, kick: Option<&KickFd>) {
+    let counted = counted(kick);
+    let mut state = queue.quiet();
+    state.owner = Some(worker);
+    state.stale_kicks = counted;
 }
 
 /// Index of transmit rings in a load.
@@ -323,8 +327,8 @@ mod tests {
 
     fn assignment(workers: usize) -> Assignment {
         let handles = (0..workers).map(|_| Arc::new(WorkerHandle::new().unwrap())).collect();
-        let ports: Vec<Port> = (0..PORTS).map(|id| Port::guest(id, &id.to_string(), 1)).collect();
-        Assignment::new(handles, ports.into())
+        let guest = |id: u16| Arc::new(Port::guest(id, &id.to_string(), 1));
+        Assignment::new(handles, Arc::new(Ports::new((0..PORTS).map(guest).collect())))
     }
 
     fn tx(port: u16) -> Token {
@@ -348,8 +352,13 @@ mod tests {
         (0..ports).map(serve).collect()
     }
 
+    /// Does something with the transmit queue of a port.
+    fn on<T>(a: &Assignment, id: u16, work: impl FnOnce(&Queue) -> T) -> T {
+        work(queue(&a.ports().present()[id], tx(id)).unwrap())
+    }
+
     fn owner(a: &Assignment, port: u16) -> usize {
-        a.queue(tx(port)).unwrap().lock().owner.unwrap()
+        on(a, port, |queue| queue.lock().owner.unwrap())
     }
 
     /// Rings whose kicks worker `worker` hears.
@@ -445,7 +454,7 @@ mod tests {
         let a = assignment(2);
         let kicks = serve_first(&a, 6);
         for port in [0, 4] {
-            a.queue(tx(port)).unwrap().lock().discard = true;
+            on(&a, port, |queue| queue.lock().discard = true);
         }
         for port in [1, 3, 5] {
             a.release(tx(port));
@@ -461,14 +470,14 @@ mod tests {
     fn a_ring_moves_for_its_load_if_it_is_where_it_was_seen() {
         let a = assignment(2);
         let kicks = serve_first(&a, 4);
-        a.queue(tx(2)).unwrap().stats.cycles.add(7);
+        on(&a, 2, |queue| queue.stats.cycles.add(7));
         let mut costs: Vec<_> = a.costs().iter().map(|s| (s.source, s.worker, s.cycles)).collect();
         costs.sort_by_key(|cost| cost.0.to_bits());
         assert_eq!(costs, [(tx(0), 0, 0), (tx(1), 1, 0), (tx(2), 0, 7), (tx(3), 1, 0)]);
         let wish = |port, from, to| Move { ring: tx(port), from, to };
         assert!(!a.shift(wish(1, 0, 1)), "it is not there");
         assert!(!a.shift(wish(7, 0, 1)), "it is with nobody");
-        a.queue(tx(0)).unwrap().lock().discard = true;
+        on(&a, 0, |queue| queue.lock().discard = true);
         assert!(!a.shift(wish(0, 0, 1)), "it is disabled");
         assert_eq!(a.spread().load, [[0, 2], [0, 2]]);
         notes(&a, 1);

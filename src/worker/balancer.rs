@@ -80,7 +80,7 @@ impl Workers {
     /// What each transmit ring and TAP queue has cost so far, and whom.
     fn samples(&self) -> Vec<Sample> {
         let mut samples = self.rings().costs();
-        for port in self.rings().ports().iter() {
+        for port in self.rings().ports().present().iter() {
             let Endpoint::Tap(tap) = &port.endpoint else { continue };
             samples.extend(tap.queues().iter().enumerate().map(|(index, queue)| Sample {
                 source: Token::Tap(port.id, index as u16),
@@ -148,7 +148,7 @@ mod tests {
     /// Workers that are handles only, with no thread behind them.
     fn workers(count: usize) -> Workers {
         let handles = (0..count).map(|_| Arc::new(super::super::WorkerHandle::new().unwrap()));
-        let rings = super::super::Assignment::new(handles.collect(), Vec::new().into());
+        let rings = super::super::Assignment::new(handles.collect(), Arc::default());
         Workers { rings, threads: Default::default() }
     }
 

@@ -8,7 +8,7 @@ use crate::frame::{MacAddr, flow_hash};
 use crate::limits::BURST_FRAMES;
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
-use crate::port::{Endpoint, Port};
+use crate::port::{Endpoint, Port, PortTable};
 use crate::ring::{Frame, prefetch_read};
 use crate::stats::DropReason;
 use crate::switch::{BurstMemo, Decision, DropCause, Fdb, Ingress, Learn, Policy, SourceMemo};
@@ -16,7 +16,7 @@ use crate::switch::{BurstMemo, Decision, DropCause, Fdb, Ingress, Learn, Policy,
 /// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
 /// came to is tried first: two comparisons of addresses a frame.
 pub struct Classifier<'a> {
-    policy: Policy<'a, [Port]>,
+    policy: Policy<'a, PortTable>,
     port: &'a Port,
     ingress: Ingress,
     source: &'a mut SourceMemo,
@@ -41,7 +41,7 @@ pub struct Classifier<'a> {
 impl<'a> Classifier<'a> {
     /// For a burst from `port`; `now` is the present second.
     pub fn new(
-        policy: Policy<'a, [Port]>,
+        policy: Policy<'a, PortTable>,
         port: &'a Port,
         ingress: Ingress,
         source: &'a mut SourceMemo,
@@ -106,14 +106,14 @@ impl<'a> Classifier<'a> {
         let Classifier { policy, ingress, .. } = self;
         self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
         self.receivers = match self.decision {
-            Decision::Unicast(egress) => match &self.policy.ports[usize::from(egress)].endpoint {
+            Decision::Unicast(egress) => match &self.policy.ports[egress].endpoint {
                 Endpoint::Guest(guest) => guest.receivers(),
                 Endpoint::Tap(_) => Receivers::NONE,
             },
             _ => Receivers::NONE,
         };
         if let Decision::Unicast(egress) = self.decision {
-            let mtu = &self.policy.ports[usize::from(egress)].mtu;
+            let mtu = &self.policy.ports[egress].mtu;
             self.least = self.least.min(mtu.max_len(self.now));
         }
         self.choice = self.receivers.are_many();

@@ -29,7 +29,7 @@ use crate::limits::{
 };
 use crate::port::backpressure::{Terms, Wait};
 use crate::port::tap::TapWriter;
-use crate::port::{Endpoint, Eviction, GuestPort, Memory, Port, Queue, RingState};
+use crate::port::{Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::PortId;
@@ -67,7 +67,7 @@ pub struct Tried {
 /// What delivering needs besides the burst.
 pub struct Delivery<'a> {
     /// All ports.
-    pub ports: &'a [Port],
+    pub ports: &'a PortTable,
     /// Where the burst came from.
     pub ingress: PortId,
     /// Index of this worker, which chooses a TAP's queue.
@@ -133,7 +133,7 @@ impl Delivery<'_> {
     #[inline(always)]
     fn first_try(&mut self, burst: &Burst, run: &mut Run) -> bool {
         let ports = self.ports;
-        let port = &ports[usize::from(run.port)];
+        let port = &ports[run.port];
         match &port.endpoint {
             Endpoint::Guest(guest) => {
                 let queue = &guest.rx[usize::from(run.queue)];
@@ -155,7 +155,7 @@ impl Delivery<'_> {
 
     fn last_try(&mut self, burst: &Burst, run: &mut Run, short: Short) {
         let ports = self.ports;
-        let port = &ports[usize::from(run.port)];
+        let port = &ports[run.port];
         let Endpoint::Guest(guest) = &port.endpoint else {
             return;
         };
@@ -364,7 +364,7 @@ impl Delivery<'_> {
         let longest = longest(burst, floods);
         let mut kept = [0; BURST_FRAMES];
         for &target in targets {
-            let port = &ports[usize::from(target)];
+            let port = &ports[target];
             let max_len = port.mtu.max_len(self.now);
             let fitting = match longest <= max_len {
                 true => floods,

@@ -8,20 +8,20 @@ use super::plan::Plan;
 use crate::frame::VnetHdr;
 use crate::frame::ethernet::{Snapshot, l3_offset};
 use crate::limits::{BURST_FRAMES, MIN_FRAME_LEN};
-use crate::port::Port;
+use crate::port::{Port, PortTable};
 use crate::ring::{Burst, Frame};
 use crate::stats::DropReason;
 
 /// Takes the frames that are too big for their ports out of the runs of `plan`. `least` is the
 /// smallest limit of all these ports, `now` the present second.
 #[inline(never)]
-pub fn drop_too_big(burst: &Burst, plan: &mut Plan, ports: &[Port], least: u32, now: u32) {
+pub fn drop_too_big(burst: &Burst, plan: &mut Plan, ports: &PortTable, least: u32, now: u32) {
     if burst.frames().iter().fold(0, |longest, frame| frame.len.max(longest)) <= least {
         return;
     }
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
-        let port = &ports[usize::from(run.port)];
+        let port = &ports[run.port];
         let frames = keep_fitting(burst, run.left(), port, port.mtu.max_len(now), &mut kept);
         run.restart(run.port, run.queue);
         frames.iter().for_each(|&frame| run.push(frame));

@@ -22,7 +22,7 @@ use super::{Shared, WorkerStats};
 use crate::frame::{Offloads, flow_hash};
 use crate::limits::{
     BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, BURST_FLOOD_COPIES, BURST_FRAMES,
-    MAX_DEFICIT_NANOS, MAX_SEGMENTS, QUANTUM_NANOS, RETRY_NANOS,
+    MAX_DEFICIT_NANOS, MAX_PORTS, MAX_SEGMENTS, QUANTUM_NANOS, RETRY_NANOS,
 };
 use crate::port::backpressure::Terms;
 use crate::port::moderation::Completed;
@@ -30,7 +30,7 @@ use crate::port::mtu::NO_LIMIT;
 use crate::port::quantum::{self, Quantum};
 use crate::port::steering::Steering;
 use crate::port::tap::{TapReader, TapState, TapWriter};
-use crate::port::{Endpoint, GuestPort, Port, Queue, RingState};
+use crate::port::{Endpoint, GuestPort, Port, PortTable, Queue, RingState};
 use crate::ring::{Burst, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{BurstMemo, Decision, Ingress, Policy, PortId, Rules, SourceMemo};
@@ -115,7 +115,7 @@ impl Forwarder {
             memo: BurstMemo::new(),
             flood_run: Run::EMPTY,
             flooded: Flooded::default(),
-            targets: Vec::with_capacity(shared.ports.len()),
+            targets: Vec::with_capacity(MAX_PORTS),
             scratch: RxScratch::default(),
             writer: TapWriter::default(),
             reader: TapReader::default(),
@@ -172,8 +172,13 @@ impl Forwarder {
 
     /// Ends a turn: sends the signals it owes.
     #[inline]
-    pub fn end_turn(&mut self, ports: &[Port], stats: &WorkerStats) {
+    pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats) {
         self.signals.end_turn(ports, stats, self.cycle);
+    }
+
+    /// Forgets what is owed to ports that `stays` says no to.
+    pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
+        self.signals.forget(stays);
     }
 
     /// What is known of waiting for guests' memory.
@@ -195,7 +200,7 @@ impl Forwarder {
     /// Forwards one burst of a guest's transmit queue.
     pub fn guest_burst(
         &mut self,
-        ports: &[Port],
+        ports: &PortTable,
         id: PortId,
         index: usize,
         stats: &WorkerStats,
@@ -373,12 +378,12 @@ impl Forwarder {
     /// Reads and forwards one burst of a TAP queue.
     pub fn tap_burst(
         &mut self,
-        ports: &[Port],
+        ports: &PortTable,
         id: PortId,
         index: usize,
         stats: &WorkerStats,
     ) -> Serviced {
-        let Some(port) = ports.get(usize::from(id)) else {
+        let Some(port) = ports.get(id) else {
             return Serviced::Gone;
         };
         let Endpoint::Tap(tap) = &port.endpoint else {
@@ -427,7 +432,7 @@ impl Forwarder {
     #[inline(never)]
     fn classify(
         &mut self,
-        ports: &[Port],
+        ports: &PortTable,
         port: &Port,
         ingress: Ingress,
         source: &mut SourceMemo,
@@ -493,7 +498,7 @@ impl Forwarder {
     #[inline(always)]
     fn deliver(
         &mut self,
-        ports: &[Port],
+        ports: &PortTable,
         ingress: PortId,
         stats: &WorkerStats,
         from: Option<(&RingState, bool)>,
@@ -535,8 +540,8 @@ impl Forwarder {
 }
 
 /// The guest behind port `id`.
-pub fn guest_of(ports: &[Port], id: PortId) -> Option<(&Port, &GuestPort)> {
-    let port = ports.get(usize::from(id))?;
+pub fn guest_of(ports: &PortTable, id: PortId) -> Option<(&Port, &GuestPort)> {
+    let port = ports.get(id)?;
     port.as_guest().map(|guest| (port, guest))
 }
 
@@ -562,8 +567,9 @@ fn drain_left(state: &mut RingState, queue: &Queue) -> Option<u16> {
 }
 
 /// The ports that a flood from `ingress` reaches and that are up.
-fn flood_targets(ports: &[Port], ingress: Ingress, rules: Rules, targets: &mut Vec<PortId>) {
-    for port in ports {
+#[inline(never)]
+fn flood_targets(ports: &PortTable, ingress: Ingress, rules: Rules, targets: &mut Vec<PortId>) {
+    for port in ports.iter() {
         let up = match &port.endpoint {
             Endpoint::Guest(guest) => guest.active() != 0,
             Endpoint::Tap(tap) => tap.is_up(),

@@ -39,7 +39,7 @@ pub mod stalls;
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -50,8 +50,8 @@ use vmm_sys_util::eventfd::EventFd;
 use self::assignment::Assignment;
 use self::balancer::Doze;
 use crate::frame::MacAddr;
-use crate::limits::{MAX_NOTES, STOP_TIMEOUT};
-use crate::port::PortTable;
+use crate::limits::{ADOPTION_STEP, MAX_NOTES, STOP_TIMEOUT};
+use crate::port::Ports;
 use crate::stats::Counter;
 use crate::switch::{Fdb, PortId, Rules};
 use crate::sys::affinity;
@@ -82,6 +82,14 @@ impl Token {
             Token::Transmit(port, queue) => pack(1, port, queue),
             Token::Receive(port, queue) => pack(2, port, queue),
             Token::Tap(port, queue) => pack(3, port, queue),
+        }
+    }
+
+    /// The port whose source it is.
+    fn port(self) -> Option<PortId> {
+        match self {
+            Token::Wake => None,
+            Token::Transmit(port, _) | Token::Receive(port, _) | Token::Tap(port, _) => Some(port),
         }
     }
 
@@ -165,6 +173,8 @@ pub struct WorkerHandle {
     notes: Mutex<Vec<Note>>,
     noted: AtomicBool,
     stop: AtomicBool,
+    /// Serial number of the table of ports that the worker goes by.
+    adopted: AtomicU64,
     doze: Doze,
     /// Counters.
     pub stats: WorkerStats,
@@ -180,6 +190,7 @@ impl WorkerHandle {
             notes: Mutex::new(Vec::new()),
             noted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            adopted: AtomicU64::new(0),
             doze: Doze::default(),
             stats: WorkerStats::default(),
         };
@@ -242,11 +253,11 @@ impl WorkerHandle {
     }
 }
 
-/// What all workers share and never changes.
+/// What all workers share.
 #[derive(Clone)]
 pub struct Shared {
     /// The ports.
-    pub ports: PortTable,
+    pub ports: Arc<Ports>,
     /// Where addresses live.
     pub fdb: Arc<Fdb>,
     /// What the administrator allows.
@@ -329,6 +340,26 @@ impl Workers {
     /// All workers, for their counters.
     pub fn handles(&self) -> &[Arc<WorkerHandle>] {
         self.rings.workers()
+    }
+
+    /// True if every worker goes by the table of ports with this serial number, or a later one.
+    pub fn have_adopted(&self, serial: u64) -> bool {
+        self.handles().iter().all(|handle| handle.adopted.load(Ordering::Acquire) >= serial)
+    }
+
+    /// Wakes the workers and waits, until `end` at most, for all of them to go by that table. True
+    /// if they do: no worker then has anything of a port that went before it.
+    pub fn wait_adopted(&self, serial: u64, end: Instant) -> bool {
+        for handle in self.handles() {
+            let _ = handle.wake.write(1);
+        }
+        while !self.have_adopted(serial) {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(ADOPTION_STEP);
+        }
+        true
     }
 
     /// Ends all workers after their turn and waits for them, at most until `end`.

@@ -13,7 +13,7 @@ use super::forward::{Forwarder, Serviced, guest_of};
 use super::spin::{Next, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
-use crate::port::{Endpoint, GuestPort, Port, PortTable, Queue, RingState};
+use crate::port::{Endpoint, GuestPort, Port, PortTable, Ports, Queue, RingState};
 use crate::switch::PortId;
 use crate::sys::threads::run_again_after_panic;
 use crate::sys::usage::run_queue_delay_millis;
@@ -32,7 +32,9 @@ struct Ready {
 /// One worker thread.
 pub struct Worker {
     handle: Arc<WorkerHandle>,
-    ports: PortTable,
+    /// Which ports there are now, and the table that this worker goes by.
+    present: Arc<Ports>,
+    ports: Arc<PortTable>,
     index: usize,
     /// Number of workers.
     of: usize,
@@ -63,7 +65,8 @@ impl Worker {
     pub fn new(index: usize, of: usize, handle: Arc<WorkerHandle>, shared: Shared) -> Worker {
         Worker {
             handle,
-            ports: Arc::clone(&shared.ports),
+            present: Arc::clone(&shared.ports),
+            ports: shared.ports.present(),
             index,
             of,
             forwarder: Forwarder::new(index, &shared),
@@ -132,6 +135,7 @@ impl Worker {
     fn work(&mut self) {
         self.now = clock::cycles();
         while !self.handle.stop.load(Ordering::Relaxed) {
+            self.refresh();
             self.take_notes();
             if !self.kicked.is_empty() {
                 self.retry_kicks();
@@ -155,6 +159,29 @@ impl Worker {
                 self.sleep();
             }
         }
+    }
+
+    /// Goes by the present table of ports from here on.
+    #[inline(always)]
+    fn refresh(&mut self) {
+        if !self.present.is_present(&self.ports) {
+            self.adopt();
+        }
+    }
+
+    /// Adopts the present table, lets go of what is left of ports that are gone, and says that it
+    /// has: from then on nothing here refers to their numbers.
+    #[cold]
+    fn adopt(&mut self) {
+        let present = self.present.present();
+        let before = std::mem::replace(&mut self.ports, present);
+        let after = &self.ports;
+        let stays = |id| after.agrees(&before, id);
+        let source_stays = |token: Token| token.port().is_none_or(stays);
+        self.ready.retain(|ready| source_stays(ready.token));
+        self.kicked.retain(|&(token, _)| source_stays(token));
+        self.forwarder.forget(stays);
+        self.handle.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
     /// After a turn: spin on, or arm what was held for a spin. True if the worker shall rest.
@@ -307,7 +334,7 @@ impl Worker {
         };
         let done = work(self);
         if let Some((id, session)) = watched {
-            self.forwarder.stalls().end_part(&self.ports[usize::from(id)], session);
+            self.forwarder.stalls().end_part(&self.ports[id], session);
         }
         done
     }
@@ -332,7 +359,7 @@ impl Worker {
         else {
             return Serviced::Gone;
         };
-        let Some(port) = ports.get(usize::from(id)) else {
+        let Some(port) = ports.get(id) else {
             return Serviced::Gone;
         };
         let index = usize::from(index);
@@ -411,6 +438,10 @@ impl Worker {
     /// Takes what sessions asked for.
     fn take_notes(&mut self) {
         self.handle.take_notes(&mut self.notes);
+        if !self.notes.is_empty() {
+            // They may be a new port's.
+            self.refresh();
+        }
         // In their order, as of two announcements the later one counts; and one by one, so that
         // what is left is not lost with one that panics.
         self.notes.reverse();
@@ -436,6 +467,8 @@ impl Worker {
         if timeout != 0 {
             self.now = clock::cycles();
         }
+        // Events may be a new port's.
+        self.refresh();
         for i in 0..count {
             match Token::from_bits(self.events[i].data()) {
                 Token::Wake => {

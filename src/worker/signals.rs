@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use super::WorkerStats;
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
 use crate::port::moderation::{Completed, Notify};
-use crate::port::{Eviction, Port, RingState};
+use crate::port::{Eviction, Port, PortTable, RingState};
 use crate::ring::CallFd;
 use crate::stats::QueueStats;
 use crate::switch::PortId;
@@ -165,12 +165,12 @@ impl Signals {
 
     /// Lets go of held signals whose guest is woken now, or that were held long enough.
     #[inline(never)]
-    fn release(&mut self, ports: &[Port], now: u64) {
+    fn release(&mut self, ports: &PortTable, now: u64) {
         let mut at = 0;
         while let Some(held) = self.held.get(at) {
             let late = clock::since(held.since, now) >= self.most_held;
             let (id, index, received) = (held.port, held.queue, held.received);
-            let guest = ports[usize::from(id)].as_guest();
+            let guest = ports.get(id).and_then(Port::as_guest);
             let Some((guest, queue)) = guest.and_then(|guest| Some((guest, guest.tx.get(index)?)))
             else {
                 self.held.swap_remove(at);
@@ -192,6 +192,14 @@ impl Signals {
         }
     }
 
+    /// Forgets what is owed to ports that `stays` says no to: their rings have stopped.
+    #[cold]
+    pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
+        self.pending.retain(|(id, _)| stays(*id));
+        self.held.retain(|held| stays(held.port));
+        self.paced.retain(|(id, _)| stays(*id));
+    }
+
     /// Reports a broken ring to the front-end.
     pub fn note_error(&mut self, id: PortId, state: &RingState) {
         self.pending.extend(state.err.clone().map(|err| (id, err)));
@@ -199,7 +207,7 @@ impl Signals {
 
     /// Ends a turn at cycle `now`: sends what is owed and not held back any longer.
     #[inline]
-    pub fn end_turn(&mut self, ports: &[Port], stats: &WorkerStats, now: u64) {
+    pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
         if self.holds() {
             self.release(ports, now);
         }
@@ -207,7 +215,7 @@ impl Signals {
     }
 
     /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs.
-    pub fn flush(&mut self, ports: &[Port], stats: &WorkerStats) {
+    pub fn flush(&mut self, ports: &PortTable, stats: &WorkerStats) {
         if !self.paced.is_empty() {
             self.resume();
         }
@@ -222,26 +230,21 @@ impl Signals {
             let sent = self.slot.signal(call);
             let took = self.slot.took();
             cycles += took.cycles;
-            match sent {
-                SignalResult::Sent => stats.signals.add(1),
-                // A full counter means the driver has a signal to read already.
-                SignalResult::Full | SignalResult::Failed(_) => stats.signals_failed.add(1),
-                SignalResult::Blocked => {
-                    stats.signals_failed.add(1);
-                    evict(
-                        &ports[usize::from(*id)],
-                        call.owner(),
-                        "its call descriptor holds up writers",
-                    );
-                }
-                SignalResult::ManyWaiters => {
+            let harm = match sent {
+                SignalResult::Sent | SignalResult::ManyWaiters => {
                     stats.signals.add(1);
-                    evict(
-                        &ports[usize::from(*id)],
-                        call.owner(),
-                        "its call descriptor has too many waiters",
-                    );
+                    (sent == SignalResult::ManyWaiters)
+                        .then_some("its call descriptor has too many waiters")
                 }
+                // A full counter means the driver has a signal to read already.
+                SignalResult::Full | SignalResult::Failed(_) | SignalResult::Blocked => {
+                    stats.signals_failed.add(1);
+                    (sent == SignalResult::Blocked)
+                        .then_some("its call descriptor holds up writers")
+                }
+            };
+            if let (Some(harm), Some(port)) = (harm, ports.get(*id)) {
+                evict(port, call.owner(), harm);
             }
             if took.micros.is_some() || cycles > self.slot.long() {
                 self.charge(at, took);

@@ -11,13 +11,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vioswitch::frame::Offloads;
-use vioswitch::port::{Endpoint, Port, PortTable, TapPort};
+use vioswitch::port::{Endpoint, Port, PortTable, Ports, TapPort};
 use vioswitch::stats::{DropReason, QueueStats};
 use vioswitch::switch::{Fdb, FdbConfig, Rules};
 use vioswitch::sys::eventfd::BlockedWriterWatch;
 use vioswitch::sys::tap::{FrameIo, TapIo};
 use vioswitch::vhost_user::codec::Connection;
-use vioswitch::vhost_user::session::{Context, Ledger, Session};
+use vioswitch::vhost_user::session::{Account, Context, Ledger, Session};
 use vioswitch::worker::{Shared, Token, Workers};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -175,6 +175,9 @@ pub fn plain(dst: [u8; 6], src: [u8; 6], mark: u8, len: usize) -> Vec<u8> {
 /// Three guests' ports and a TAP's, and the threads that serve them.
 pub struct Lab {
     pub context: Context,
+    pub ports: Arc<PortTable>,
+    /// One of each guest's port.
+    accounts: Vec<Arc<Account>>,
     pub fake: Arc<Fake>,
     stop: Arc<EventFd>,
     sessions: Vec<JoinHandle<()>>,
@@ -182,16 +185,16 @@ pub struct Lab {
 
 impl Lab {
     pub fn new(name: &str, workers: usize) -> Lab {
-        let mut ports: Vec<Port> =
-            (0..TAP as u16).map(|id| Port::guest(id, &format!("{name}{id}"), 2)).collect();
-        ports.push(Port::tap(TAP as u16, &format!("{name}-up"), TapPort::new("none", 1)));
-        let ports: PortTable = ports.into();
+        let guest = |id: u16| Port::guest(id, &format!("{name}{id}"), 2);
+        let tap = Port::tap(TAP as u16, &format!("{name}-up"), TapPort::new("none", 1));
+        let ports = (0..TAP as u16).map(guest).chain([tap]).map(Arc::new);
+        let ports = Arc::new(Ports::new(ports.collect()));
         let fdb = Fdb::new(FdbConfig {
             max_entries: 1024,
             max_per_port: 256,
             reserved_per_port: 16,
             age_seconds: 300,
-            ports: ports.len(),
+            ports: TAP + 1,
             key: [1, 2],
         });
         let (fdb, watch) = (Arc::new(fdb), Arc::new(BlockedWriterWatch::start().expect("watch")));
@@ -204,9 +207,11 @@ impl Lab {
         };
         let workers = Arc::new(Workers::start(workers, &[], &shared).expect("workers"));
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
-        let ledger = Arc::new(Ledger::new(ports.len()));
-        let context = Context { ports, fdb, workers, watch, ledger };
-        let mut lab = Lab { context, fake: Fake::new(), stop, sessions: Vec::new() };
+        let ledger = Arc::new(Ledger::default());
+        let accounts = (0..TAP).map(|_| ledger.open().expect("a port's part")).collect();
+        let (context, ports) = (Context { fdb, workers, watch }, ports.present());
+        let (fake, sessions) = (Fake::new(), Vec::new());
+        let mut lab = Lab { context, ports, accounts, fake, stop, sessions };
         lab.attach();
         lab
     }
@@ -228,7 +233,7 @@ impl Lab {
     }
 
     pub fn port(&self, id: usize) -> &Port {
-        &self.context.ports[id]
+        &self.ports[id as u16]
     }
 
     pub fn tap(&self) -> &TapPort {
@@ -244,9 +249,10 @@ impl Lab {
         assert!(wait_for(SOON, free), "port {id} is not left");
         let (near, far) = UnixStream::pair().expect("socket pair");
         let (context, stop) = (self.context.clone(), Arc::clone(&self.stop));
+        let (ports, account) = (Arc::clone(&self.ports), Arc::clone(&self.accounts[id]));
         self.sessions.push(std::thread::spawn(move || {
             let connection = Connection::new(near, stop).expect("eventfd");
-            let session = Session::new(&context, id as u16, connection);
+            let session = Session::new(&context, &ports[id as u16], &account, connection);
             let _ = session.expect("a guest's port").serve();
         }));
         Vm::attach(Frontend::from_stream(far), cfg)
@@ -266,7 +272,7 @@ impl Lab {
     }
 
     pub fn panics(&self) -> u64 {
-        self.context.ports.iter().map(|port| port.stats.panics.get()).sum()
+        self.ports.iter().map(|port| port.stats.panics.get()).sum()
     }
 
     /// All drops of the TAP on the way out, by name.
@@ -285,7 +291,7 @@ impl Lab {
     fn sides(&self) -> (u64, u64) {
         let (mut copies, mut settled) = (0, 0);
         let mut outward = |stats: &QueueStats| settled += stats.frames.get() + stats.drops.total();
-        for port in self.context.ports.iter() {
+        for port in self.ports.iter() {
             copies += port.stats.announced.copies.get();
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
@@ -299,7 +305,7 @@ impl Lab {
                 }
             }
         }
-        settled += self.context.ports.iter().map(|port| port.stats.drops.total()).sum::<u64>();
+        settled += self.ports.iter().map(|port| port.stats.drops.total()).sum::<u64>();
         (copies, settled)
     }
 

@@ -76,7 +76,7 @@ fn a_worker_panics_in_a_guests_burst() {
             // As does the burst from before, which nobody had seen used.
         }
         assert!(
-            lab.context.ports.iter().any(|port| { port.stats.drops.get(DropReason::Panicked) > 0 })
+            lab.ports.iter().any(|port| { port.stats.drops.get(DropReason::Panicked) > 0 })
                 || lab.tap_drops(DropReason::Panicked) > 0
         );
         lab.balance();

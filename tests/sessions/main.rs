@@ -3,6 +3,7 @@
 
 mod memory_changes;
 mod migration;
+mod ports;
 mod protocol;
 mod sessions;
 mod stock_frontend;

@@ -8,36 +8,16 @@ use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use testkit::proc::alone;
 use vioswitch::vhost_user::codec::{Connection, Incoming, WireError};
 use vioswitch::vhost_user::message::Request;
 use vioswitch::vhost_user::socket::{Access, Listener, Opened};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-
-const CHILD: &str = "VIOSWITCH_WIRE_CHILD";
-
-/// Runs `body` in a process of its own that may have `limit` descriptors open: the first call
-/// starts that process, in which the second call gets here with [`CHILD`] set.
-fn alone(test: &str, limit: u32, body: fn()) {
-    if std::env::var_os(CHILD).is_some() {
-        return body();
-    }
-    let output = Command::new("sh")
-        .args(["-c", "ulimit -n \"$1\" && exec \"$0\" --exact \"$2\" --nocapture"])
-        .arg(std::env::current_exe().unwrap())
-        .args([&limit.to_string(), &format!("wire_descriptors::{test}")])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("1 passed"), "the child ran no test: {text}");
-}
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -63,7 +43,7 @@ fn message(code: u32, size: usize) -> Vec<u8> {
 
 #[test]
 fn every_request_with_any_number_of_descriptors_leaks_none() {
-    alone("every_request_with_any_number_of_descriptors_leaks_none", 256, || {
+    alone("wire_descriptors::every_request_with_any_number_of_descriptors_leaks_none", 256, || {
         let stop = stop();
         let file = File::open("/dev/null").unwrap();
         let before = open_descriptors();
@@ -117,37 +97,41 @@ fn exhaust() -> Vec<File> {
 
 #[test]
 fn without_descriptors_front_ends_wait_and_the_listener_lives() {
-    alone("without_descriptors_front_ends_wait_and_the_listener_lives", 64, || {
-        let name = format!("vioswitch-wire-{}.sock", std::process::id());
-        let path: PathBuf = std::env::temp_dir().join(name);
-        let stop = stop();
-        let mut listener = Listener::bind(&path, Access { mode: 0o600, group: None }).unwrap();
-        let _frontend = UnixStream::connect(&path).unwrap();
-        let mut stat = File::open("/proc/self/stat").unwrap();
+    alone(
+        "wire_descriptors::without_descriptors_front_ends_wait_and_the_listener_lives",
+        64,
+        || {
+            let name = format!("vioswitch-wire-{}.sock", std::process::id());
+            let path: PathBuf = std::env::temp_dir().join(name);
+            let stop = stop();
+            let mut listener = Listener::bind(&path, Access { mode: 0o600, group: None }).unwrap();
+            let _frontend = UnixStream::connect(&path).unwrap();
+            let mut stat = File::open("/proc/self/stat").unwrap();
 
-        let hoard = exhaust();
-        assert!(!hoard.is_empty());
-        let acceptor = thread::spawn(move || {
-            let opened = listener.accept(&stop);
-            (Instant::now(), matches!(opened, Opened::Connection(..)))
-        });
-        let used = ticks_used(&mut stat);
-        thread::sleep(Duration::from_secs(1));
-        let used = ticks_used(&mut stat) - used;
-        assert!(used <= 10, "spins: {used} ticks in a second of waiting");
-        assert!(!acceptor.is_finished());
-        let freed = Instant::now();
-        drop(hoard);
-        let (at, accepted) = acceptor.join().unwrap();
-        assert!(accepted);
-        assert!(at - freed <= Duration::from_secs(3), "{:?}", at - freed);
-        assert!(!path.exists(), "the listener removes its path");
-    });
+            let hoard = exhaust();
+            assert!(!hoard.is_empty());
+            let acceptor = thread::spawn(move || {
+                let opened = listener.accept(&stop);
+                (Instant::now(), matches!(opened, Opened::Connection(..)))
+            });
+            let used = ticks_used(&mut stat);
+            thread::sleep(Duration::from_secs(1));
+            let used = ticks_used(&mut stat) - used;
+            assert!(used <= 10, "spins: {used} ticks in a second of waiting");
+            assert!(!acceptor.is_finished());
+            let freed = Instant::now();
+            drop(hoard);
+            let (at, accepted) = acceptor.join().unwrap();
+            assert!(accepted);
+            assert!(at - freed <= Duration::from_secs(3), "{:?}", at - freed);
+            assert!(!path.exists(), "the listener removes its path");
+        },
+    );
 }
 
 #[test]
 fn descriptors_that_find_no_room_end_the_connection_only() {
-    alone("descriptors_that_find_no_room_end_the_connection_only", 64, || {
+    alone("wire_descriptors::descriptors_that_find_no_room_end_the_connection_only", 64, || {
         let (near, theirs) = UnixStream::pair().unwrap();
         let mut ours = Connection::new(near, stop()).unwrap();
         let file = File::open("/dev/null").unwrap();

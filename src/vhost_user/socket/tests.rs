@@ -421,7 +421,7 @@ fn p20_what_took_the_place_of_a_kept_socket_is_not_touched() {
         }
         let kept = listener.as_fd().try_clone_to_owned().unwrap();
         let access = Access { mode: 0o666, group: Some(some_group()) };
-        let identity = listener.identity().unwrap();
+        let identity = listener.made().unwrap().identity();
         let adopted = Listener::adopt(kept, &path, Some((identity, access)));
         let now = fs::symlink_metadata(&victim).unwrap();
         assert_eq!((now.mode() & 0o777, now.gid()), (0o600, group::own()), "{adopted:?}");

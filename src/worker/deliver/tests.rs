@@ -1,7 +1,7 @@
 //! Receive rings whose lock somebody else has: a session for a moment, a worker that lost its CPU
 //! or waits for a page.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use super::*;
 use crate::frame::VnetHdr;
@@ -14,14 +14,14 @@ const FRAMES: u64 = 3;
 
 /// A worker with a burst of [`FRAMES`] for port 0, whose receive ring is not started.
 struct Lab {
-    ports: Vec<Port>,
+    ports: PortTable,
     stats: WorkerStats,
     watch: BlockedWriterWatch,
 }
 
 impl Lab {
     fn new() -> Lab {
-        let ports = vec![Port::guest(0, "held", 1)];
+        let ports = [Arc::new(Port::guest(0, "held", 1))].into_iter().collect();
         let watch = BlockedWriterWatch::start().unwrap();
         Lab { ports, stats: WorkerStats::default(), watch }
     }

@@ -5,7 +5,7 @@
 //! nothing of it may be left where the next burst, another guest's, could meet it: a header that
 //! was to be taken back after a write, hashes, segments to be charged.
 
-use super::{Endpoint, Forwarder, Port, PortId};
+use super::{Endpoint, Forwarder, PortId, PortTable};
 use crate::limits::BURST_FRAMES;
 use crate::port::tap::TapWriter;
 use crate::ring::{Burst, RxScratch};
@@ -17,7 +17,7 @@ impl Forwarder {
     /// Counts the burst that a panic ended, as taken from `from` (not at all if it was not planned
     /// yet), and starts from scratch. The caller is the only writer of `from`'s counters.
     #[cold]
-    pub fn abandon(&mut self, ports: &[Port], from: Option<&QueueStats>) {
+    pub fn abandon(&mut self, ports: &PortTable, from: Option<&QueueStats>) {
         if let Some(stats) = from.filter(|_| self.planned) {
             let lens = self.burst.frames().iter().map(|frame| u64::from(frame.len));
             stats.frames.add(self.burst.taken() as u64);
@@ -42,10 +42,10 @@ impl Forwarder {
     }
 
     /// Counts the copies that no port has counted.
-    fn count_lost(&mut self, ports: &[Port]) {
+    fn count_lost(&mut self, ports: &PortTable) {
         let lost = |id: PortId, count: usize| {
             if count > 0 {
-                let drops = &ports[usize::from(id)].stats.drops;
+                let drops = &ports[id].stats.drops;
                 drops.add_shared(DropReason::Panicked, count as u64);
             }
         };
@@ -65,8 +65,8 @@ impl Forwarder {
     /// Signals every guest on its rings that worker `worker` serves or not: which signals were owed
     /// when a turn's end panicked is not known, and one too many does no harm.
     #[cold]
-    pub fn signal_everyone(&mut self, ports: &[Port]) {
-        for port in ports {
+    pub fn signal_everyone(&mut self, ports: &PortTable) {
+        for port in ports.iter() {
             let Endpoint::Guest(guest) = &port.endpoint else { continue };
             for queue in guest.rx.iter().chain(&guest.tx) {
                 let mut state = queue.lock();

@@ -2,7 +2,7 @@
 
 use super::{Forwarder, guest_of};
 use crate::frame::{VnetHdr, rarp};
-use crate::port::Port;
+use crate::port::PortTable;
 use crate::stats::DropReason;
 use crate::switch::{Ingress, SourceMemo};
 use crate::worker::{Announcement, WorkerStats};
@@ -10,7 +10,7 @@ use crate::worker::{Announcement, WorkerStats};
 impl Forwarder {
     /// Tells the network where a guest is now: a RARP request from its address, forwarded as if it
     /// had come from its port (vhost-user, `SEND_RARP`).
-    pub fn announce(&mut self, ports: &[Port], what: Announcement, stats: &WorkerStats) {
+    pub fn announce(&mut self, ports: &PortTable, what: Announcement, stats: &WorkerStats) {
         let Announcement { port: id, mac, session } = what;
         let Some((port, guest)) = guest_of(ports, id) else {
             return;

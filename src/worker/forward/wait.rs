@@ -10,10 +10,10 @@
 //! 3. after delivering, where a receiver turned out to be short: its frames, if they are the end of
 //!    the burst.
 
-use super::{Forwarder, Serviced, Tally};
+use super::{Forwarder, Serviced, Tally, guest_of};
 use crate::frame::ethernet;
 use crate::port::backpressure::{Wait, Waiting};
-use crate::port::{Endpoint, Port, Queue, RingState};
+use crate::port::{Endpoint, PortTable, Queue, RingState};
 use crate::ring::SplitRing;
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -34,7 +34,7 @@ impl Forwarder {
     #[inline(never)]
     pub(super) fn look_at_receiver(
         &mut self,
-        ports: &[Port],
+        ports: &PortTable,
         id: PortId,
         state: &mut RingState,
         limit: usize,
@@ -44,10 +44,12 @@ impl Forwarder {
         else {
             return Ok(limit);
         };
-        let Endpoint::Guest(guest) = &ports[usize::from(waiting.port)].endpoint else {
+        // It may be gone since, and its number another port's.
+        let receivers = guest_of(ports, waiting.port).map(|(_, guest)| &guest.rx);
+        let Some(receiver_queue) = receivers.and_then(|rx| rx.get(usize::from(waiting.queue)))
+        else {
             return Ok(limit);
         };
-        let receiver_queue = &guest.rx[usize::from(waiting.queue)];
         let Some(mut receiver) = receiver_queue.lock_again() else {
             return self.look_again_or_stall(state, receiver_queue).map(|()| limit);
         };
@@ -95,7 +97,7 @@ impl Forwarder {
     #[inline(always)]
     pub(super) fn deliver_or_wait(
         &mut self,
-        to: (&[Port], PortId),
+        to: (&PortTable, PortId),
         (state, queue): (&mut RingState, &Queue),
         stats: &WorkerStats,
         tally: &mut Tally,
@@ -122,7 +124,7 @@ impl Forwarder {
     #[inline(always)]
     fn cut_to_room(
         &mut self,
-        ports: &[Port],
+        ports: &PortTable,
         id: PortId,
         state: &mut RingState,
         queue: &Queue,
@@ -138,7 +140,7 @@ impl Forwarder {
     #[inline(never)]
     fn cut_short_burst(
         &mut self,
-        ports: &[Port],
+        ports: &PortTable,
         id: PortId,
         state: &mut RingState,
         queue: &Queue,
@@ -153,7 +155,7 @@ impl Forwarder {
         let mut cut: Option<(u8, PortId, u8)> = None;
         let mut next = self.retry();
         for run in self.plan.runs() {
-            let Endpoint::Guest(guest) = &ports[usize::from(run.port)].endpoint else { continue };
+            let Endpoint::Guest(guest) = &ports[run.port].endpoint else { continue };
             let receiver = &guest.rx[usize::from(run.queue)];
             if !receiver.is_short() {
                 continue;
@@ -191,7 +193,7 @@ impl Forwarder {
     #[inline(never)]
     fn leave_waiting(
         &mut self,
-        (ports, id): (&[Port], PortId),
+        (ports, id): (&PortTable, PortId),
         (state, queue): (&mut RingState, &Queue),
         stats: &WorkerStats,
         tally: &mut Tally,
@@ -257,7 +259,7 @@ fn looks_behind(ring: Option<&mut SplitRing>, waiting: &mut Waiting) -> bool {
     }
 }
 
-fn is_short(ports: &[Port], run: &Run) -> bool {
-    let guest = ports[usize::from(run.port)].as_guest();
+fn is_short(ports: &PortTable, run: &Run) -> bool {
+    let guest = ports[run.port].as_guest();
     guest.is_some_and(|guest| guest.rx[usize::from(run.queue)].is_short())
 }

@@ -21,7 +21,7 @@ fn worker() -> Worker {
         key: [1, 2],
     });
     let shared = Shared {
-        ports: vec![Port::guest(0, "held", 1)].into(),
+        ports: Arc::new(Ports::new([Arc::new(Port::guest(0, "held", 1))].into_iter().collect())),
         fdb: Arc::new(fdb),
         rules: Rules::default(),
         poll: false,
@@ -61,4 +61,48 @@ fn a_kick_that_meets_a_held_lock_is_served_later() {
         assert!(worker.kicked.is_empty());
         assert_eq!((worker.ready.len(), queue.stats.kicks.get()), (usize::from(transmit), 1));
     }
+}
+
+fn tokens(worker: &Worker) -> Vec<Token> {
+    worker.ready.iter().map(|ready| ready.token).collect()
+}
+
+/// A note or an event of a new port may come after the worker's look at the table of ports.
+#[test]
+fn a_port_is_known_before_its_first_note_or_event_is_taken() {
+    let port = |id| Arc::new(Port::guest(id, "new", 1));
+    let mut worker = worker();
+    worker.present.add(port(1));
+    worker.handle.look(Token::Transmit(1, 0));
+    worker.take_notes();
+    assert!(worker.ports.get(1).is_some());
+    assert_eq!(tokens(&worker), [Token::Transmit(1, 0)]);
+    worker.present.add(port(2));
+    worker.take_events(0);
+    assert!(worker.ports.get(2).is_some());
+}
+
+#[test]
+fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
+    let port = |id| Arc::new(Port::guest(id, "new", 1));
+    let mut worker = worker();
+    for id in 1..4 {
+        worker.present.add(port(id));
+    }
+    worker.refresh();
+    for id in 0..4 {
+        worker.mark_ready(Token::Transmit(id, 0));
+        worker.kicked.push((Token::Receive(id, 0), true));
+    }
+    let handle = Arc::clone(&worker.handle);
+    let adopted = || handle.adopted.load(Ordering::Acquire);
+    let without = worker.present.remove(1);
+    worker.present.remove(2);
+    let last = worker.present.add(port(2));
+    assert!(adopted() < without, "not yet");
+    worker.refresh();
+    assert_eq!(adopted(), last);
+    assert_eq!(tokens(&worker), [Token::Transmit(0, 0), Token::Transmit(3, 0)]);
+    let kicked = [Token::Receive(0, 0), Token::Receive(3, 0)];
+    assert_eq!(worker.kicked, kicked.map(|token| (token, true)));
 }

@@ -36,7 +36,7 @@ pub fn run(data: &[u8]) {
             let code = input.u8();
             let port = usize::from(code >> 6) % PORTS;
             match (&mut peers[port], code & 0x3f) {
-                (none @ None, _) => *none = Some(Peer::connect(scope, &world.context, port)),
+                (none @ None, _) => *none = Some(Peer::connect(scope, &world, port)),
                 (some, 0) => drop(some.take()),
                 (_, 1) => thread::sleep(Duration::from_micros(200)),
                 (Some(peer), step) => peer.step(step, &mut input),

@@ -231,7 +231,7 @@ impl Pair {
     }
 
     /// Measures how fast bursts go one after the other, and plans for half of that.
-    fn calibrate(&mut self) {
+    pub fn calibrate(&mut self) {
         let mut times: Vec<Duration> = (0..400)
             .map(|_| {
                 let start = Instant::now();
@@ -268,7 +268,7 @@ impl Pair {
     }
 
     /// All frames came, once and in order.
-    fn check(&self) {
+    pub fn check(&self) {
         for way in &self.ways {
             let To::Vm(to) = way.stream.to else { continue };
             self.checkers[usize::from(to)].complete(&way.stream, way.sent.into());

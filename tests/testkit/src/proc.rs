@@ -40,6 +40,29 @@ impl Drop for Dir {
     }
 }
 
+const CHILD: &str = "VIOSWITCH_TEST_ALONE";
+
+/// Runs the body of test `test` (its whole path) in a process of its own that may have
+/// `descriptors` open: the first call starts that process, in which the second gets to the body.
+pub fn alone(test: &str, descriptors: u32, body: impl FnOnce()) {
+    if std::env::var_os(CHILD).is_some() {
+        return body();
+    }
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -n \"$1\" && exec \"$0\" --exact \"$2\" --include-ignored --nocapture",
+        ])
+        .arg(std::env::current_exe().expect("the test program"))
+        .args([&descriptors.to_string(), test])
+        .env(CHILD, "1")
+        .output()
+        .expect("start the test program");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "the child ran no test: {text}");
+}
+
 /// Waits until `done` answers true; false if the time is over.
 pub fn wait_for(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;

@@ -16,12 +16,13 @@ use vioswitch::switch::PortId;
 use vioswitch::sys::fs::memfd;
 use vioswitch::vhost_user::codec::Connection;
 use vioswitch::vhost_user::features;
-use vioswitch::vhost_user::session::{Context, Session};
+use vioswitch::vhost_user::session::Session;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::super::input::Input;
 use super::super::packet::Packet;
+use super::world::World;
 
 /// By which its mappings are found in /proc/self/maps.
 pub const FILE_NAME: &str = "fuzz-front-end";
@@ -82,13 +83,15 @@ pub struct Peer<'s> {
 
 impl<'s> Peer<'s> {
     /// Connects to a port, whose session runs in a thread of its own.
-    pub fn connect<'e>(scope: &'s Scope<'s, 'e>, context: &'e Context, port: usize) -> Peer<'s> {
+    pub fn connect<'e>(scope: &'s Scope<'s, 'e>, world: &'e World, port: usize) -> Peer<'s> {
         let (socket, theirs) = UnixStream::pair().expect("sockets");
         socket.set_nonblocking(true).expect("socket");
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
         let session = scope.spawn(move || {
             let connection = Connection::new(theirs, stop).expect("an eventfd");
-            let session = Session::new(context, port as PortId, connection);
+            let (context, account) = (&world.context, &world.accounts[port]);
+            let port = &world.ports[port as PortId];
+            let session = Session::new(context, port, account, connection);
             // How it ends is the front-end's affair; that it ends is what matters.
             let _ = session.expect("a guest's port").serve();
         });

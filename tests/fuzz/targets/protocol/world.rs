@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use vioswitch::frame::Offloads;
-use vioswitch::port::{Port, PortTable};
+use vioswitch::port::{Port, PortTable, Ports};
 use vioswitch::stats::QueueStats;
 use vioswitch::switch::{Fdb, FdbConfig, Rules};
 use vioswitch::sys::eventfd::BlockedWriterWatch;
 use vioswitch::sys::sigbus;
-use vioswitch::vhost_user::session::{Context, Ledger};
+use vioswitch::vhost_user::session::{Account, Context, Ledger};
 use vioswitch::worker::{Shared, Workers};
 
 use super::peer::FILE_NAME;
@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct World {
     pub context: Context,
+    pub ports: Arc<PortTable>,
+    /// One of each port.
+    pub accounts: Vec<Arc<Account>>,
 }
 
 /// What must be the same before and after.
@@ -44,13 +47,11 @@ impl World {
         // As the daemon does at its start: what this opens is nobody's input.
         sigbus::install().expect("sigbus");
         let offers = [Offloads::ALL, Offloads::CSUM, Offloads::NONE];
-        let ports: PortTable = (0u16..)
-            .zip(offers)
-            .map(|(id, offload)| {
-                let mtu = (id == 2).then_some(1500);
-                Port::guest(id, &format!("vm{id}"), PAIRS).configured(offload, mtu)
-            })
-            .collect();
+        let ports = (0u16..).zip(offers).map(|(id, offload)| {
+            let mtu = (id == 2).then_some(1500);
+            Arc::new(Port::guest(id, &format!("vm{id}"), PAIRS).configured(offload, mtu))
+        });
+        let ports = Arc::new(Ports::new(ports.collect()));
         let config = FdbConfig {
             max_entries: 64,
             max_per_port: 16,
@@ -69,19 +70,20 @@ impl World {
             watch: Arc::clone(&watch),
         };
         let workers = Arc::new(Workers::start(2, &[], &shared).expect("workers"));
-        let ledger = Arc::new(Ledger::new(PORTS));
-        World { context: Context { ports, fdb, workers, watch, ledger } }
+        let ledger = Arc::new(Ledger::default());
+        let accounts = (0..PORTS).map(|_| ledger.open().expect("a port's part")).collect();
+        World { context: Context { fdb, workers, watch }, ports: ports.present(), accounts }
     }
 
     fn queues(&self) -> impl Iterator<Item = (&QueueStats, bool)> {
-        self.context.ports.iter().filter_map(Port::as_guest).flat_map(|guest| {
+        self.ports.iter().filter_map(|port| port.as_guest()).flat_map(|guest| {
             let sent = guest.tx.iter().map(|queue| (&queue.stats, true));
             sent.chain(guest.rx.iter().map(|queue| (&queue.stats, false)))
         })
     }
 
     fn panics(&self) -> u64 {
-        self.context.ports.iter().map(|port| port.stats.panics.get()).sum()
+        self.ports.iter().map(|port| port.stats.panics.get()).sum()
     }
 
     /// Before the first front-end comes.
@@ -104,7 +106,7 @@ impl World {
     fn unrest(&self, before: &Rest) -> Option<String> {
         // A worker contains its panics and counts them; a session's would have ended the scope.
         assert_eq!(self.panics(), before.panics, "a worker panicked");
-        for port in self.context.ports.iter() {
+        for port in self.ports.iter() {
             let guest = port.as_guest()?;
             assert!(!guest.is_attached(), "{}", port.name);
             assert_eq!(guest.active(), 0, "{} takes frames", port.name);
@@ -126,7 +128,7 @@ impl World {
             asked += stats.copies.get();
             settled += if sent { 0 } else { stats.frames.get() + stats.drops.total() };
         }
-        for port in self.context.ports.iter() {
+        for port in self.ports.iter() {
             asked += port.stats.announced.copies.get();
             settled += port.stats.drops.total();
         }

@@ -1,0 +1,294 @@
+//! Ports that come and go while the switch runs.
+//!
+//! A port that is added has its socket, or its interface, before it is published, and its thread
+//! after: a front-end that connects finds everything else running. What fails leaves nothing.
+//!
+//! A port is removed in the order of what depends on what:
+//!
+//! 1. its session ends, with its rings quiet, and its socket goes, or its interface;
+//! 2. a table of ports without it is published ([`crate::port::table`]);
+//! 3. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
+//!    and no worker can learn an address for it;
+//! 4. its addresses are forgotten, configured ones too, and its number may be another port's.
+//!
+//! A front-end can hold up the first step, a worker that waits for a guest's memory the third.
+//! Nobody waits for either longer than [`REMOVE_TIMEOUT`]: a port whose session has not ended yet
+//! stays, to be removed by the next try, and a number that a worker may still use stays unused.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::front_end::{Acceptor, Seat};
+use super::handover::Received;
+use super::uplink::{self, UplinkError};
+use super::{Daemon, StartError, start_helper};
+use crate::config::{Config, PortConfig, TapConfig};
+use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, REMOVE_TIMEOUT, SESSION_STACK_BYTES};
+use crate::port::table::Full;
+use crate::port::{Endpoint, Port, PortTable, TapPort};
+use crate::switch::{Fdb, PortId, StaticError};
+use crate::sys::threads::join_until;
+use crate::vhost_user::session::{Context, Exhausted};
+use crate::vhost_user::socket::{Place, SocketError};
+
+/// Why a port cannot be added or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// There is a port or TAP of this name.
+    #[error("the name is taken")]
+    Exists,
+    /// There is none of this name.
+    #[error("there is no such port")]
+    NoSuchPort,
+    /// No number is left.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// The other ports have all that can be mapped.
+    #[error("no address space or mappings are left for another port (vm.max_map_count)")]
+    Exhausted(#[from] Exhausted),
+    /// Its socket cannot be opened.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A configured address cannot be entered.
+    #[error(transparent)]
+    Static(#[from] StaticError),
+    /// Its interface cannot be opened.
+    #[error(transparent)]
+    Uplink(#[from] UplinkError),
+    /// Its session has not ended in time.
+    #[error("its front-end's rings do not come to rest; it goes when they do")]
+    Stopping,
+    /// A thread or descriptor cannot be had.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// How a port's thread is told to end.
+enum Stop {
+    /// A guest's: written once.
+    Session(Arc<EventFd>),
+    /// A TAP's.
+    Reattach(Arc<AtomicBool>),
+}
+
+/// What serves one port.
+pub struct Serving {
+    port: Arc<Port>,
+    /// None if its socket cannot be had.
+    thread: Option<(JoinHandle<()>, Stop)>,
+    /// Its socket's file, where that stays when the thread ends.
+    file: Option<Place>,
+}
+
+impl Serving {
+    /// A port without a socket.
+    pub fn nobody(port: &Arc<Port>) -> Serving {
+        Serving { port: Arc::clone(port), thread: None, file: None }
+    }
+
+    /// Tells its thread to end.
+    pub fn stop(&self) {
+        match &self.thread {
+            Some((_, Stop::Session(stop))) => {
+                // Fails only if it is full, and then it is readable.
+                let _ = stop.write(1);
+            }
+            Some((thread, Stop::Reattach(stopping))) => {
+                stopping.store(true, Ordering::Release);
+                if let Endpoint::Tap(tap) = &self.port.endpoint {
+                    tap.wake();
+                }
+                thread.thread().unpark();
+            }
+            None => {}
+        }
+    }
+
+    /// Its thread, to be waited for.
+    pub fn into_thread(self) -> Option<JoinHandle<()>> {
+        self.thread.map(|(thread, _)| thread)
+    }
+
+    /// Waits for the end of its thread, until `end` at most; true if it has ended.
+    fn wait(&mut self, end: Instant) -> bool {
+        let Some((thread, stop)) = self.thread.take() else { return true };
+        let mut threads = vec![thread];
+        join_until(&mut threads, end);
+        self.thread = threads.pop().map(|thread| (thread, stop));
+        self.thread.is_none()
+    }
+}
+
+impl Daemon {
+    /// Adds a port for a VM; its socket exists when this returns.
+    pub fn add_port(&mut self, settings: &PortConfig) -> Result<PortId, PortError> {
+        let id = self.free_number(&settings.name)?;
+        let mut acceptor = Acceptor::open(id.into(), &settings.endpoint, &mut Received::default())?;
+        let port = Arc::new(guest(id, settings, self.feature_level));
+        if let Err(error) = enter_addresses(&self.context.fdb, &port, settings) {
+            self.context.fdb.close_port(id);
+            return Err(error.into());
+        }
+        self.ports.add(Arc::clone(&port));
+        self.handover.keep_sockets(std::iter::once(&mut acceptor));
+        let file = acceptor.file_that_stays();
+        if let Err(error) = self.serve_guest(&port, acceptor) {
+            self.take_out(id);
+            file.iter().for_each(|file| self.handover.discard_socket(file));
+            return Err(error);
+        }
+        log::info!("port {}: added", port.name);
+        Ok(id)
+    }
+
+    /// Adds a TAP; frames pass when this returns.
+    pub fn add_tap(&mut self, settings: &TapConfig) -> Result<PortId, PortError> {
+        let id = self.free_number(&settings.name)?;
+        let port = Arc::new(tap(id, settings));
+        let Endpoint::Tap(endpoint) = &port.endpoint else { return Err(PortError::NoSuchPort) };
+        self.context.fdb.set_port_cap(id, FDB_MAX_ENTRIES);
+        // Before it is attached: an event of its own must find it.
+        self.ports.add(Arc::clone(&port));
+        let attached = uplink::attach(&port, endpoint, &self.context.workers, None, &self.handover);
+        let served = attached
+            .map_err(PortError::from)
+            .and_then(|created| Ok(self.serve_tap(&port, created)?));
+        if let Err(error) = served {
+            uplink::detach(&port, &self.context.workers, &self.handover);
+            self.take_out(id);
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
+    /// interface is gone, and frames for it go nowhere.
+    pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
+        let at = self.serving.iter().position(|serving| serving.port.name == name);
+        let at = at.ok_or(PortError::NoSuchPort)?;
+        let serving = &mut self.serving[at];
+        serving.stop();
+        if !serving.wait(Instant::now() + REMOVE_TIMEOUT) {
+            return Err(PortError::Stopping);
+        }
+        let Serving { port, file, .. } = self.serving.swap_remove(at);
+        if let Some(file) = file {
+            self.handover.discard_socket(&file);
+        }
+        uplink::detach(&port, &self.context.workers, &self.handover);
+        self.take_out(port.id);
+        self.left_out.retain(|error| error.name() != Some(name));
+        log::info!("port {name}: removed");
+        Ok(())
+    }
+
+    /// Has the thread of a guest's port wait for front-ends.
+    pub(super) fn serve_guest(
+        &mut self,
+        port: &Arc<Port>,
+        acceptor: Acceptor,
+    ) -> Result<(), PortError> {
+        let file = acceptor.file_that_stays();
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let seat = Seat {
+            port: Arc::clone(port),
+            account: self.ledger.open()?,
+            context: self.context.clone(),
+            stop: Arc::clone(&stop),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("port-{}", port.id))
+            .stack_size(SESSION_STACK_BYTES)
+            .spawn(move || acceptor.serve(&seat))?;
+        let thread = Some((thread, Stop::Session(stop)));
+        self.serving.push(Serving { port: Arc::clone(port), thread, file });
+        Ok(())
+    }
+
+    /// Has a thread attach a TAP's interface again whenever it is lost.
+    pub(super) fn serve_tap(&mut self, port: &Arc<Port>, created: bool) -> io::Result<()> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let keep = {
+            let (port, workers) = (Arc::clone(port), Arc::clone(&self.context.workers));
+            let (handover, stopping) = (Arc::clone(&self.handover), Arc::clone(&stopping));
+            move || uplink::keep(&port, created, &workers, &handover, &stopping)
+        };
+        let thread = start_helper(format!("tap-{}", port.id), &stopping, keep)?;
+        let thread = Some((thread, Stop::Reattach(stopping)));
+        self.serving.push(Serving { port: Arc::clone(port), thread, file: None });
+        Ok(())
+    }
+
+    /// A number for a new port of this name.
+    fn free_number(&mut self, name: &str) -> Result<PortId, PortError> {
+        self.reclaim();
+        if self.ports.present().named(name).is_some() {
+            return Err(PortError::Exists);
+        }
+        let unused = |id| self.retired.iter().all(|(retired, _)| *retired != id);
+        Ok(self.ports.free(unused)?)
+    }
+
+    /// Takes a port out of the table that nobody serves any more.
+    fn take_out(&mut self, id: PortId) {
+        let serial = self.ports.remove(id);
+        self.retired.push((id, serial));
+        self.context.workers.wait_adopted(serial, Instant::now() + REMOVE_TIMEOUT);
+        self.reclaim();
+    }
+
+    /// Forgets what belongs to numbers that no worker uses any more.
+    fn reclaim(&mut self) {
+        let Context { fdb, workers, .. } = &self.context;
+        self.retired.retain(|&(id, serial)| {
+            let unused = workers.have_adopted(serial);
+            if unused {
+                fdb.close_port(id);
+            }
+            !unused
+        });
+    }
+}
+
+/// The ports of a configuration, with their addresses in the table.
+pub(super) fn build(config: &Config, fdb: &Fdb) -> Result<PortTable, StartError> {
+    let mut ports = Vec::with_capacity(config.ports.len() + config.taps.len());
+    for settings in &config.ports {
+        let port = guest(ports.len() as PortId, settings, config.feature_level);
+        enter_addresses(fdb, &port, settings)
+            .map_err(|error| StartError::port(&port.name)(error.into()))?;
+        ports.push(Arc::new(port));
+    }
+    for settings in &config.taps {
+        let port = tap(ports.len() as PortId, settings);
+        // A whole network lives behind an uplink.
+        fdb.set_port_cap(port.id, FDB_MAX_ENTRIES);
+        ports.push(Arc::new(port));
+    }
+    Ok(ports.into_iter().collect())
+}
+
+fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Port {
+    // Twice the configured pairs: some front-ends read the number of rings as pairs.
+    Port::guest(id, &settings.name, 2 * settings.queue_pairs)
+        .configured(settings.offload, settings.mtu)
+        .sending(settings.send)
+        .on_platform(settings.platform)
+        .at_level(settings.feature_level.unwrap_or(feature_level))
+        .with_memory(settings.preallocated)
+}
+
+fn tap(id: PortId, settings: &TapConfig) -> Port {
+    let endpoint = TapPort::new(&settings.ifname, settings.queues);
+    Port::tap(id, &settings.name, endpoint).configured(settings.offload, settings.mtu)
+}
+
+fn enter_addresses(fdb: &Fdb, port: &Port, settings: &PortConfig) -> Result<(), StaticError> {
+    fdb.set_port_cap(port.id, FDB_MAX_PER_PORT);
+    settings.macs.iter().try_for_each(|&mac| fdb.insert_static(mac, port.id))
+}

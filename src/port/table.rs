@@ -1,0 +1,212 @@
+//! Which ports there are.
+//!
+//! A [`PortTable`] is the ports of one moment and never changes. [`Ports`] publishes the present
+//! one: a port that comes or goes makes another table. Workers hold a table of their own and look
+//! once a turn, with one load, whether it is still the present one; so a burst sees one set of
+//! ports from its beginning to its end, and no lock is taken for that.
+//!
+//! A number is used again when no worker has a table any more in which it was another port's:
+//! [`Ports::free`] asks for that. Sessions are numbered through the life of the process
+//! ([`GuestPort::session`]), so what was meant for a port's last session never meets its successor.
+//!
+//! [`GuestPort::session`]: super::GuestPort::session
+
+use std::ops::Index;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Port;
+use crate::limits::MAX_PORTS;
+use crate::switch::{PortId, PortKind, PortView};
+
+/// The ports of one moment, by number.
+#[derive(Debug, Clone, Default)]
+pub struct PortTable {
+    serial: u64,
+    /// Numbers that nobody has lie between those in use where a port has gone.
+    slots: Box<[Option<Arc<Port>>]>,
+}
+
+impl PortTable {
+    /// A port, if there is one of this number.
+    #[inline(always)]
+    pub fn get(&self, id: PortId) -> Option<&Port> {
+        self.slots.get(usize::from(id))?.as_deref()
+    }
+
+    /// The same to be kept.
+    pub fn shared(&self, id: PortId) -> Option<&Arc<Port>> {
+        self.slots.get(usize::from(id))?.as_ref()
+    }
+
+    /// The port of this name.
+    pub fn named(&self, name: &str) -> Option<&Arc<Port>> {
+        self.iter().find(|port| port.name == name)
+    }
+
+    /// All ports, in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Port>> {
+        self.slots.iter().flatten()
+    }
+
+    /// How many ports there are.
+    pub fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Counts the tables of a process: a later one has a higher number.
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// True if a port is the same one in both tables, and not another one of its number.
+    pub fn agrees(&self, other: &PortTable, id: PortId) -> bool {
+        match (self.shared(id), other.shared(id)) {
+            (Some(here), Some(there)) => Arc::ptr_eq(here, there),
+            _ => false,
+        }
+    }
+}
+
+/// Ports by their numbers; the last one of a number stays.
+impl FromIterator<Arc<Port>> for PortTable {
+    fn from_iter<T: IntoIterator<Item = Arc<Port>>>(ports: T) -> PortTable {
+        let mut slots = Vec::new();
+        for port in ports {
+            let at = usize::from(port.id);
+            slots.resize(slots.len().max(at + 1), None);
+            slots[at] = Some(port);
+        }
+        PortTable { serial: 0, slots: slots.into() }
+    }
+}
+
+/// The port that a decision of this turn names: decisions are made from the table, so that it is
+/// there. It panics otherwise.
+impl Index<PortId> for PortTable {
+    type Output = Port;
+
+    #[inline(always)]
+    fn index(&self, id: PortId) -> &Port {
+        self.get(id).expect("a decision names a port of its table")
+    }
+}
+
+impl PortView for PortTable {
+    #[inline]
+    fn kind(&self, port: PortId) -> Option<PortKind> {
+        self.get(port).map(Port::kind)
+    }
+}
+
+/// The ports of a process: the present table, and a number to see that it is the present one.
+#[derive(Debug, Default)]
+pub struct Ports {
+    present: Mutex<Arc<PortTable>>,
+    serial: AtomicU64,
+}
+
+/// There are [`MAX_PORTS`] ports already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there are {MAX_PORTS} ports and taps already")]
+pub struct Full;
+
+impl Ports {
+    /// Begins with a table.
+    pub fn new(table: PortTable) -> Ports {
+        Ports { serial: AtomicU64::new(table.serial), present: Mutex::new(Arc::new(table)) }
+    }
+
+    /// The present table.
+    pub fn present(&self) -> Arc<PortTable> {
+        Arc::clone(&self.lock())
+    }
+
+    /// True if a table is the present one.
+    #[inline(always)]
+    pub fn is_present(&self, table: &PortTable) -> bool {
+        // Acquire: what was done before a table was published is seen by who sees its number.
+        self.serial.load(Ordering::Acquire) == table.serial
+    }
+
+    /// The lowest number that no port has and that `usable` says yes to.
+    pub fn free(&self, usable: impl Fn(PortId) -> bool) -> Result<PortId, Full> {
+        let table = self.present();
+        let free = |id: &PortId| table.get(*id).is_none() && usable(*id);
+        (0..MAX_PORTS as PortId).find(free).ok_or(Full)
+    }
+
+    /// Publishes a table with this port in the place of its number; the table's serial number.
+    pub fn add(&self, port: Arc<Port>) -> u64 {
+        self.publish(|ports| ports.chain([port]).collect())
+    }
+
+    /// Publishes a table without the port of this number; the table's serial number.
+    pub fn remove(&self, id: PortId) -> u64 {
+        self.publish(|ports| ports.filter(|port| port.id != id).collect())
+    }
+
+    fn publish(
+        &self,
+        change: impl FnOnce(&mut dyn Iterator<Item = Arc<Port>>) -> PortTable,
+    ) -> u64 {
+        let mut present = self.lock();
+        let next = change(&mut present.iter().cloned());
+        let serial = present.serial + 1;
+        *present = Arc::new(PortTable { serial, ..next });
+        self.serial.store(serial, Ordering::Release);
+        serial
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<PortTable>> {
+        // Poison is no concern: the table is replaced in one step.
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(id: PortId, name: &str) -> Arc<Port> {
+        Arc::new(Port::guest(id, name, 1))
+    }
+
+    fn names(table: &PortTable) -> Vec<&str> {
+        table.iter().map(|port| port.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_table_stays_as_it_is_while_ports_come_and_go() {
+        let ports = Ports::new([port(0, "a"), port(1, "b")].into_iter().collect());
+        let first = ports.present();
+        assert!(ports.is_present(&first));
+        assert_eq!(ports.remove(0), 1);
+        assert!(!ports.is_present(&first));
+        assert_eq!(names(&first), ["a", "b"]);
+        let second = ports.present();
+        assert_eq!((names(&second), second.len()), (vec!["b"], 1));
+        assert_eq!((second.kind(0), second.kind(1)), (None, Some(PortKind::Guest)));
+        assert!(second.named("a").is_none() && second.named("b").is_some());
+        ports.add(port(3, "d"));
+        assert_eq!(ports.add(port(0, "other")), 3);
+        let last = ports.present();
+        assert_eq!(names(&last), ["other", "b", "d"]);
+        assert!(last.get(2).is_none() && last.get(PortId::MAX).is_none());
+        assert!(!last.agrees(&first, 0), "another port of this number");
+        assert!(last.agrees(&first, 1) && !last.agrees(&first, 3) && !last.agrees(&first, 9));
+    }
+
+    #[test]
+    fn the_lowest_usable_number_is_next() {
+        let ports = Ports::new([port(0, "a"), port(2, "c")].into_iter().collect());
+        assert_eq!(ports.free(|_| true), Ok(1));
+        assert_eq!(ports.free(|id| id != 1), Ok(3));
+        assert_eq!(ports.free(|_| false), Err(Full));
+    }
+}

@@ -1,0 +1,342 @@
+//! Ports that are added and removed while frames flow, by the functions of the daemon itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use testkit::Rng;
+use testkit::host::{self, Host};
+use testkit::neighbours::Pair;
+use testkit::proc::{Dir, alone, wait_for};
+use testkit::rounds;
+use testkit::traffic::{self, Stream, To};
+use testkit::vm::{Vm, VmConfig, mac_of};
+use vioswitch::config::{self, Action, Config, Machine, PortConfig};
+use vioswitch::daemon::{Daemon, PortError};
+use vioswitch::frame::MacAddr;
+use vioswitch::switch::PortId;
+
+const LOST: Duration = Duration::from_secs(20);
+/// Of the tests that count descriptors.
+const DESCRIPTORS: u32 = 512;
+/// Guests 0 and 1 are bystanders, 2 comes and goes, and talks with 3.
+const GUEST: u8 = 2;
+const PEER: u8 = 3;
+
+fn config(args: &[String]) -> Config {
+    let args = std::iter::once("vioswitchd".to_owned()).chain(args.iter().cloned());
+    match config::from_args(args, Machine { cpus: 2, allowed: &[0, 1] }) {
+        Ok(Action::Run(config)) => config,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A switch in this process.
+struct Lab {
+    dir: Dir,
+    daemon: Daemon,
+}
+
+impl Lab {
+    /// With the ports of guests `ids`.
+    fn new(ids: &[u8], workers: usize) -> Lab {
+        let dir = Dir::new();
+        let ports = ids.iter().map(|id| format!("--port={}", keys(dir.path(), *id)));
+        let args: Vec<String> = ports.chain([format!("--workers={workers}")]).collect();
+        let daemon = Daemon::start(&config(&args)).expect("start");
+        Lab { dir, daemon }
+    }
+
+    fn socket(&self, id: u8) -> PathBuf {
+        self.dir.path().join(format!("vm{id}"))
+    }
+
+    /// What `--port` says of guest `id`'s port, with `more` keys.
+    fn settings(&self, id: u8, more: &str) -> PortConfig {
+        config(&[format!("--port={}{more}", keys(self.dir.path(), id))]).ports.remove(0)
+    }
+
+    fn add(&mut self, id: u8) -> PortId {
+        self.daemon.add_port(&self.settings(id, "")).expect("add")
+    }
+
+    fn connect(&self, id: u8) -> Vm {
+        Vm::connect(&self.socket(id), VmConfig::new(id))
+    }
+
+    fn remove(&mut self, id: u8) {
+        self.daemon.remove_port(&format!("vm{id}")).expect("remove");
+        assert!(!self.socket(id).exists(), "its socket is still there");
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.daemon.ports().iter().map(|port| port.name.clone()).collect()
+    }
+
+    fn home(&self, id: u8) -> Option<PortId> {
+        self.daemon.fdb().lookup(MacAddr(mac_of(id)))
+    }
+
+    fn panics(&self) -> u64 {
+        self.daemon.ports().iter().map(|port| port.stats.panics.get()).sum()
+    }
+
+    /// Guests 0 and 1 talk, and lose nothing, until they are told to end.
+    fn bystanders(&self) -> Bystanders {
+        let vms = [self.connect(0), self.connect(1)];
+        let over = Arc::new(AtomicBool::new(false));
+        let thread = thread::spawn({
+            let over = Arc::clone(&over);
+            move || {
+                let mut pair = Pair::one_way(vms);
+                pair.calibrate();
+                let mut frames = 0;
+                while !over.load(Ordering::Acquire) {
+                    frames += pair.talk(Duration::from_millis(20)).frames;
+                }
+                pair.check();
+                frames
+            }
+        });
+        Bystanders { over, thread }
+    }
+}
+
+fn keys(dir: &Path, id: u8) -> String {
+    format!("vm{id},socket={}", dir.join(format!("vm{id}")).display())
+}
+
+struct Bystanders {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<u64>,
+}
+
+impl Bystanders {
+    fn finish(self) {
+        self.over.store(true, Ordering::Release);
+        let frames = self.thread.join().expect("the bystanders lost nothing");
+        assert!(frames > 0);
+        println!("the bystanders lost none of {frames} frames");
+    }
+}
+
+/// Sends `count` frames from one guest to another, all of which arrive.
+fn talk(from: &mut Vm, to: &mut Vm, first: u32, count: u32) {
+    let stream = Stream { sender: from.cfg.id, queue: 0, to: To::Vm(to.cfg.id), flow: 0 };
+    let (mut frame, source) = (Vec::new(), from.mac());
+    for n in first..first + count {
+        traffic::build(&stream, n, 200, &mut frame);
+        from.tx[0].send_waiting(&frame, LOST);
+    }
+    let mut come = 0;
+    let end = Instant::now() + LOST;
+    while come < count {
+        to.rx[0].recv(64, |_, frame| {
+            if frame[6..12] == source {
+                let (_, n) = traffic::parse(frame).expect("a whole frame");
+                assert_eq!(n, first + come, "lost, doubled or overtaken");
+                come += 1;
+            }
+        });
+        assert!(Instant::now() < end, "{come} of {count} came");
+        to.rx[0].wait(Duration::from_millis(1));
+    }
+    from.tx[0].drain(LOST);
+}
+
+/// Descriptors, threads, mappings, and KiB of this process.
+fn usage() -> [usize; 4] {
+    let count = |path| fs::read_dir(path).expect("proc").count();
+    let maps = fs::read_to_string("/proc/self/maps").expect("proc").lines().count();
+    let status = fs::read_to_string("/proc/self/status").expect("proc");
+    let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
+    let resident = resident.trim().trim_end_matches(" kB").parse().expect("a number");
+    [count("/proc/self/fd"), count("/proc/self/task"), maps, resident]
+}
+
+/// One guest's whole life; what it sends and is sent arrives.
+fn live(lab: &mut Lab, peer: &mut Vm, n: u32) -> PortId {
+    let id = lab.add(GUEST);
+    let mut guest = lab.connect(GUEST);
+    talk(&mut guest, peer, 0, 100);
+    talk(peer, &mut guest, n * 100, 100);
+    assert_eq!(lab.home(GUEST), Some(id));
+    lab.remove(GUEST);
+    assert!(guest.fe.closed_within(LOST), "its front-end is still connected");
+    assert_eq!(lab.home(GUEST), None, "its address is still known");
+    id
+}
+
+#[test]
+fn ports_come_and_go_and_leave_nothing() {
+    alone("ports::ports_come_and_go_and_leave_nothing", DESCRIPTORS, || {
+        let cycles = rounds(60, 500, 2_000);
+        let mut lab = Lab::new(&[0, 1, PEER], 2);
+        let bystanders = lab.bystanders();
+        let mut peer = lab.connect(PEER);
+        let number = live(&mut lab, &mut peer, 0);
+        // Stacks and arenas that the C library keeps.
+        (1..20)
+            .for_each(|n| assert_eq!(live(&mut lab, &mut peer, n), number, "the number is free"));
+        let before = usage();
+        (20..20 + cycles).for_each(|n| {
+            live(&mut lab, &mut peer, n);
+        });
+        let like_before = || {
+            let now = usage();
+            now[0] <= before[0]
+                && now[1] <= before[1]
+                && now[2] <= before[2] + 16
+                && now[3] <= before[3] + 4096
+        };
+        assert!(wait_for(LOST, like_before), "{:?} before, {before:?} then {:?}", before, usage());
+        bystanders.finish();
+        assert_eq!(
+            (lab.panics(), lab.names()),
+            (0, ["vm0", "vm1", "vm3"].map(String::from).into())
+        );
+        println!("{cycles} cycles: {before:?}, {:?}", usage());
+    });
+}
+
+/// In the middle of bursts in both directions, of frames that wait for the guest's buffers and of
+/// signals that are held back: nobody else notices, and what the other sends comes to an end.
+#[test]
+fn a_port_goes_in_the_middle_of_everything() {
+    let mut lab = Lab::new(&[0, 1, PEER], 2);
+    let bystanders = lab.bystanders();
+    let mut peer = lab.connect(PEER);
+    let mut rng = Rng::new(7);
+    for round in 0..rounds(30u64, 200, 1_000) {
+        lab.add(GUEST);
+        let mut guest = lab.connect(GUEST);
+        talk(&mut guest, &mut peer, 0, 1);
+        // Every other guest takes no frames after its first ones.
+        guest.rx[0].hold = round % 2 == 0;
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for vm in [&mut guest, &mut peer] {
+                let to = if vm.cfg.id == PEER { GUEST } else { PEER };
+                let (over, frame) =
+                    (&over, [&mac_of(to)[..], &vm.mac(), &[0x88, 0xb5], &[0; 300]].concat());
+                scope.spawn(move || {
+                    while !over.load(Ordering::Acquire) {
+                        while vm.tx[0].queue(&frame) {}
+                        vm.tx[0].ring.publish();
+                        vm.rx[0].recv(64, |_, _| {});
+                        thread::yield_now();
+                    }
+                });
+            }
+            thread::sleep(Duration::from_micros(rng.below(4_000)));
+            lab.remove(GUEST);
+            over.store(true, Ordering::Release);
+        });
+        assert!(guest.fe.closed_within(LOST));
+        peer.tx[0].drain(LOST);
+        while peer.rx[0].recv(64, |_, _| {}) > 0 {}
+        assert_eq!(lab.home(GUEST), None, "its address is still known");
+    }
+    assert_eq!(lab.panics(), 0);
+    bystanders.finish();
+}
+
+#[test]
+fn what_cannot_be_added_leaves_nothing() {
+    alone("ports::what_cannot_be_added_leaves_nothing", DESCRIPTORS, || {
+        let mut lab = Lab::new(&[0, 1], 1);
+        let mac = |last: u8| format!("02:00:00:00:00:{last:02x}");
+        let owner = lab.settings(4, &format!(",mac={}", mac(4)));
+        lab.daemon.add_port(&owner).expect("add");
+        let before = usage();
+        let names = lab.names();
+        let path = lab.dir.path().to_owned();
+        let mut refused = |settings: PortConfig, expected: fn(&PortError) -> bool, words: &str| {
+            let error = lab.daemon.add_port(&settings).expect_err(words);
+            assert!(expected(&error) && error.to_string().contains(words), "{error:?}");
+        };
+        let settings = |name: &str, file: &str, more: &str| {
+            let file = path.join(file);
+            config(&[format!("--port={name},socket={}{more}", file.display())]).ports.remove(0)
+        };
+        refused(settings("vm0", "x", ""), |e| matches!(e, PortError::Exists), "taken");
+        refused(settings("x", "vm0", ""), |e| matches!(e, PortError::Socket(_)), "in use");
+        refused(settings("x", "no/x", ""), |e| matches!(e, PortError::Socket(_)), "No such file");
+        let macs = format!(",mac={},mac={}", mac(5), mac(4));
+        refused(settings("x", "x", &macs), |e| matches!(e, PortError::Static(_)), "belongs to");
+        assert!(matches!(lab.daemon.remove_port("x"), Err(PortError::NoSuchPort)));
+        assert_eq!(lab.names(), names);
+        assert!(!path.join("x").exists());
+        let now = usage();
+        assert_eq!(now[..2], before[..2], "descriptors and threads");
+        let address = MacAddr([2, 0, 0, 0, 0, 5]);
+        assert_eq!(lab.daemon.fdb().lookup(address), None);
+        // What the refused one asked for is free, and what the other had is when that is gone.
+        let id =
+            lab.daemon.add_port(&settings("x", "x", &format!(",mac={}", mac(5)))).expect("add");
+        assert_eq!(lab.daemon.fdb().lookup(address), Some(id));
+        lab.remove(4);
+        let again = settings("y", "y", &format!(",mac={}", mac(4)));
+        assert!(lab.daemon.add_port(&again).is_ok());
+        assert_eq!(lab.names(), ["vm0", "vm1", "y", "x"].map(String::from));
+    });
+}
+
+/// A guest that was there before, and its successor under the same number: nothing that was meant
+/// for the one reaches the other.
+#[test]
+fn a_number_that_is_used_again_brings_nothing_along() {
+    let mut lab = Lab::new(&[PEER], 1);
+    let mut peer = lab.connect(PEER);
+    let first = lab.add(GUEST);
+    let mut guest = lab.connect(GUEST);
+    talk(&mut guest, &mut peer, 0, 10);
+    lab.remove(GUEST);
+    let session = |lab: &Lab, id| lab.daemon.ports()[id].as_guest().expect("a guest's").session();
+    let second = lab.add(5);
+    assert_eq!(first, second);
+    assert_eq!(session(&lab, second), None);
+    let mut other = lab.connect(5);
+    // Flooded, as nobody is known to have that address.
+    talk(&mut other, &mut peer, 0, 1);
+    let frame = [&mac_of(GUEST)[..], &peer.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+    peer.tx[0].send_waiting(&frame, LOST);
+    assert_eq!(other.rx[0].take(1, LOST).len(), 1);
+    assert_eq!((lab.home(GUEST), lab.home(5)), (None, Some(second)));
+    lab.remove(5);
+    assert_eq!(lab.panics(), 0);
+}
+
+#[test]
+fn taps_come_and_go() {
+    host::in_namespace(|| {
+        let mut lab = Lab::new(&[0, 1], 2);
+        let mut guest = lab.connect(0);
+        let tap = config(&["--tap=up,ifname=vsw0,queues=2".to_owned()]).taps.remove(0);
+        for round in 0..rounds(5u8, 20, 50) {
+            let id = lab.daemon.add_tap(&tap).expect("add");
+            assert!(matches!(lab.daemon.add_tap(&tap), Err(PortError::Exists)));
+            let host = Host::open("vsw0");
+            let from_host =
+                [&[0xff; 6][..], &[2, 0, 0, 0, 1, round], &[0x88, 0xb5], &[7; 46]].concat();
+            host.send(&from_host);
+            let come = guest.rx[0].take(1, LOST);
+            assert_eq!(
+                come.iter().map(|(_, frame)| &frame[..]).collect::<Vec<_>>(),
+                [&from_host[..]]
+            );
+            let station = MacAddr([2, 0, 0, 0, 1, round]);
+            assert_eq!(lab.daemon.fdb().lookup(station), Some(id));
+            let from_guest = [&station.0[..], &guest.mac(), &[0x88, 0xb5], &[8; 46]].concat();
+            guest.tx[0].send_waiting(&from_guest, LOST);
+            assert_eq!(host.receive(LOST), Some(from_guest));
+            lab.daemon.remove_port("up").expect("remove");
+            assert_eq!(host::index_of("vsw0"), None, "the interface is still there");
+            assert_eq!(lab.daemon.fdb().lookup(station), None);
+        }
+        assert_eq!((lab.panics(), lab.names().len()), (0, 2));
+    });
+}
