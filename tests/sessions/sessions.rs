@@ -378,6 +378,8 @@ fn kick_is_swapped_on_a_live_ring() {
         drop(old);
         exchange(&mut a, &mut b);
     }
+    // The last one is let go after the new one was heard.
+    a.settle();
     assert_eq!(d.usage().fds, fds);
     drop((a, b));
     d.stop();
