@@ -8,7 +8,8 @@
 //! | [`daemon`] | the parts of the process, start and stop order |
 //! | [`config`] | arguments and TOML to one validated value |
 //! | [`vhost_user`] | one front-end's session |
-//! | [`worker`] | threads of the data path; `forward.rs` is one burst, top to bottom |
+//! | [`worker`] | threads of the data path: which ring is worked when, and by whom |
+//! | [`pipeline`] | one burst, top to bottom: take, classify, plan, deliver, complete |
 //! | [`port`] | what frames come from and go to: a guest's rings, a TAP |
 //! | [`ring`] | split virtqueues |
 //! | [`memory`] | guest memory: mapping, translation, dirty log |
@@ -19,8 +20,8 @@
 //! | [`limits`] | every limit and default |
 //!
 //! Life of a frame: a guest kicks, `worker::run` finds its ring ready, `ring::tx` takes a burst,
-//! `worker::forward` admits, learns and decides, `worker::plan` sorts by destination,
-//! `worker::deliver` takes each receive ring's lock and `ring::rx` copies, once; the burst's
+//! `pipeline::classify` admits, learns and decides, `pipeline::plan` sorts by destination,
+//! `pipeline::deliver` takes each receive ring's lock and `ring::rx` copies, once; the burst's
 //! descriptors go back together and signals leave at the end of the turn.
 //!
 //! Lock order: the assignment of rings to workers (a session's), then a transmit ring's lock (its
@@ -33,6 +34,7 @@ pub mod daemon;
 pub mod frame;
 pub mod limits;
 pub mod memory;
+pub mod pipeline;
 pub mod port;
 pub mod ring;
 pub mod stats;

@@ -263,6 +263,44 @@ impl PortStats {
     }
 }
 
+/// Counters of one worker.
+#[derive(Debug, Default)]
+pub struct WorkerStats {
+    /// Passes over the ready sources.
+    pub turns: Counter,
+    /// Passes that found frames.
+    pub busy_turns: Counter,
+    /// Cycles (`sys::clock`) of the loop's iterations whose turn found frames, with the
+    /// notes and kernel events they took.
+    pub busy_cycles: Counter,
+    /// Cycles of the iterations that looked and found nothing. Sleep counts in neither.
+    pub idle_cycles: Counter,
+    /// Bursts that held frames.
+    pub bursts: Counter,
+    /// Heads taken in them.
+    pub frames: Counter,
+    /// Returns from sleep.
+    pub wakeups: Counter,
+    /// Returns from sleep that were followed by no frame.
+    pub empty_wakeups: Counter,
+    /// Spins that ended with a frame.
+    pub spins_found: Counter,
+    /// Spins that were given up.
+    pub spins_empty: Counter,
+    /// Signals written.
+    pub signals: Counter,
+    /// Bursts after which a guest wanted no signal.
+    pub signals_suppressed: Counter,
+    /// Signals that a full or broken descriptor did not take.
+    pub signals_failed: Counter,
+    /// Receive locks found taken.
+    pub lock_misses: Counter,
+    /// Receive locks that had to be waited for in the kernel.
+    pub lock_parks: Counter,
+    /// Rings that came from another worker; written under the lock of the assignment.
+    pub moves: Counter,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

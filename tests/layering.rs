@@ -17,9 +17,13 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &["sys", "frame", "limits"]),
     (
         "vhost_user",
-        &["worker", "port", "ring", "memory", "switch", "stats", "sys", "frame", "limits"],
+        &[
+            "worker", "pipeline", "port", "ring", "memory", "switch", "stats", "sys", "frame",
+            "limits",
+        ],
     ),
-    ("worker", &["port", "ring", "switch", "stats", "sys", "frame", "limits"]),
+    ("worker", &["pipeline", "port", "ring", "switch", "stats", "sys", "frame", "limits"]),
+    ("pipeline", &["port", "ring", "switch", "stats", "sys", "frame", "limits"]),
     ("port", &["ring", "switch", "stats", "sys", "frame", "limits"]),
     ("ring", &["memory", "stats", "sys", "frame", "limits"]),
     ("memory", &["sys", "limits"]),

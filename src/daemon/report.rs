@@ -1,11 +1,11 @@
 //! All counters as log lines, a line per queue that ever did something.
 
 use crate::port::{Endpoint, Port, PortTable};
-use crate::stats::QueueStats;
+use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::Fdb;
 use crate::sys::clock;
 use crate::sys::footprint::Footprint;
-use crate::worker::{WorkerStats, Workers};
+use crate::worker::Workers;
 
 /// Writes all counters at level info.
 pub fn log(ports: &PortTable, workers: &Workers, fdb: &Fdb) {

@@ -22,12 +22,13 @@ use crate::frame::MacAddr;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 pub use crate::memory::{Account, Exhausted, Ledger};
 use crate::memory::{DirtyLog, Extent, LogError, MapError, MemTable, Region, TableError};
+use crate::pipeline::Announcement;
 use crate::port::Port;
 use crate::ring::RingError;
 use crate::switch::Fdb;
 use crate::sys::disposal;
 use crate::sys::eventfd::BlockedWriterWatch;
-use crate::worker::{Announcement, Workers};
+use crate::worker::Workers;
 
 /// What every session needs of the process.
 #[derive(Clone)]

@@ -18,8 +18,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::signals::evict;
 use crate::limits::SIGNAL_MICROS;
+use crate::pipeline::signals::evict;
 use crate::port::Port;
 use crate::sys::clock;
 use crate::sys::eventfd::{drain, is_readable};

@@ -9,14 +9,7 @@
 //! * [`assignment`] which worker serves which ring, and moving them;
 //! * [`balance`] which rings should move for their load, [`balancer`] the thread that asks;
 //! * [`run`] the loop: which sources are ready, when to sleep;
-//! * [`forward`] one burst, top to bottom;
-//! * [`classifier`] what becomes of each frame of a burst;
 //! * [`kick`] kick descriptors, and how workers hear of them;
-//! * [`fit`] frames too big for where they go;
-//! * [`plan`] a burst sorted by destination;
-//! * [`deliver`] the runs of a plan into their ports;
-//! * [`signals`] the signals owed to guests;
-//! * [`stalls`] whose memory made a worker wait;
 //! * [`spin`] whether an idle worker keeps looking.
 //!
 //! Kick descriptors are watched edge-triggered and never read: every write to an eventfd wakes its
@@ -26,16 +19,9 @@
 pub mod assignment;
 pub mod balance;
 pub mod balancer;
-pub mod classifier;
-pub mod deliver;
-pub mod fit;
-pub mod forward;
 pub mod kick;
-pub mod plan;
 pub mod run;
-pub mod signals;
 pub mod spin;
-pub mod stalls;
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -49,10 +35,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use self::assignment::Assignment;
 use self::balancer::Doze;
-use crate::frame::MacAddr;
 use crate::limits::{ADOPTION_STEP, MAX_NOTES, STOP_TIMEOUT};
+use crate::pipeline::Announcement;
 use crate::port::Ports;
-use crate::stats::Counter;
+use crate::stats::WorkerStats;
 use crate::switch::{Fdb, PortId, Rules};
 use crate::sys::affinity;
 use crate::sys::clock;
@@ -111,58 +97,6 @@ pub enum Note {
     Look(Token),
     /// Announce a guest's address to the network.
     Announce(Announcement),
-}
-
-/// An address to announce.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Announcement {
-    /// Where it lives.
-    pub port: PortId,
-    /// The address.
-    pub mac: MacAddr,
-    /// The session that asked for it, as [`GuestPort::session`] counts them: once that is over
-    /// nothing of it may be learned.
-    ///
-    /// [`GuestPort::session`]: crate::port::GuestPort::session
-    pub session: u64,
-}
-
-/// Counters of one worker.
-#[derive(Debug, Default)]
-pub struct WorkerStats {
-    /// Passes over the ready sources.
-    pub turns: Counter,
-    /// Passes that found frames.
-    pub busy_turns: Counter,
-    /// Cycles ([`crate::sys::clock`]) of the loop's iterations whose turn found frames, with the
-    /// notes and kernel events they took.
-    pub busy_cycles: Counter,
-    /// Cycles of the iterations that looked and found nothing. Sleep counts in neither.
-    pub idle_cycles: Counter,
-    /// Bursts that held frames.
-    pub bursts: Counter,
-    /// Heads taken in them.
-    pub frames: Counter,
-    /// Returns from sleep.
-    pub wakeups: Counter,
-    /// Returns from sleep that were followed by no frame.
-    pub empty_wakeups: Counter,
-    /// Spins that ended with a frame.
-    pub spins_found: Counter,
-    /// Spins that were given up.
-    pub spins_empty: Counter,
-    /// Signals written.
-    pub signals: Counter,
-    /// Bursts after which a guest wanted no signal.
-    pub signals_suppressed: Counter,
-    /// Signals that a full or broken descriptor did not take.
-    pub signals_failed: Counter,
-    /// Receive locks found taken.
-    pub lock_misses: Counter,
-    /// Receive locks that had to be waited for in the kernel.
-    pub lock_parks: Counter,
-    /// Rings that came from another worker; written under the lock of the assignment.
-    pub moves: Counter,
 }
 
 /// The part of a worker that other threads see.

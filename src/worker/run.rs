@@ -8,11 +8,11 @@ use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
-use super::deliver::count_broken;
-use super::forward::{Forwarder, Serviced, guest_of};
 use super::spin::{Next, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
+use crate::pipeline::deliver::count_broken;
+use crate::pipeline::{Pipeline, Serviced, guest_of};
 use crate::port::{Endpoint, GuestPort, Port, PortTable, Ports, Queue, RingState};
 use crate::switch::PortId;
 use crate::sys::threads::run_again_after_panic;
@@ -38,7 +38,7 @@ pub struct Worker {
     index: usize,
     /// Number of workers.
     of: usize,
-    forwarder: Forwarder,
+    pipeline: Pipeline,
     spin: SpinPolicy,
     ready: Vec<Ready>,
     /// Where the next turn starts, so that a turn cut short by time is continued.
@@ -69,7 +69,12 @@ impl Worker {
             ports: shared.ports.present(),
             index,
             of,
-            forwarder: Forwarder::new(index, &shared),
+            pipeline: Pipeline::new(
+                index,
+                Arc::clone(&shared.fdb),
+                shared.rules,
+                shared.watch.register(),
+            ),
             spin: SpinPolicy::new(shared.poll, clock::cycles(), clock::cycles_in),
             ready: Vec::new(),
             cursor: 0,
@@ -103,10 +108,10 @@ impl Worker {
     /// be lost, so everything is looked at and everybody signalled.
     #[cold]
     fn recover(&mut self) {
-        self.forwarder.signals().slot().active();
+        self.pipeline.signals().slot().active();
         self.handle.doze.awake();
-        self.forwarder.abandon(&self.ports, None);
-        self.forwarder.signal_everyone(&self.ports);
+        self.pipeline.abandon(&self.ports, None);
+        self.pipeline.signal_everyone(&self.ports);
         let ports = Arc::clone(&self.ports);
         for port in ports.iter() {
             match &port.endpoint {
@@ -150,7 +155,7 @@ impl Worker {
             let sleepy = (rest || self.ready.is_empty())
                 && self.spin.may_sleep()
                 && self.ready.len() == self.waiting
-                && !self.forwarder.signals().due_soon(self.now);
+                && !self.pipeline.signals().due_soon(self.now);
             if !sleepy && self.spin.check_events(self.now) {
                 self.take_events(0);
             }
@@ -180,7 +185,7 @@ impl Worker {
         let source_stays = |token: Token| token.port().is_none_or(stays);
         self.ready.retain(|ready| source_stays(ready.token));
         self.kicked.retain(|&(token, _)| source_stays(token));
-        self.forwarder.forget(stays);
+        self.pipeline.forget(stays);
         self.handle.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
@@ -225,7 +230,7 @@ impl Worker {
         let now = clock::cycles();
         let spent = clock::since(self.now, now);
         self.now = now;
-        self.forwarder.stalls().end_turn(spent, now);
+        self.pipeline.stalls().end_turn(spent, now);
         let stats = &self.handle.stats;
         if found {
             stats.busy_turns.add(1);
@@ -241,7 +246,7 @@ impl Worker {
         let mut found = false;
         self.waiting = 0;
         let mut working = 0;
-        self.forwarder.begin_turn(self.now, self.contended, self.idle);
+        self.pipeline.begin_turn(self.now, self.contended, self.idle);
         for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
                 self.cursor = 0;
@@ -295,7 +300,7 @@ impl Worker {
         // Throttled ones compete too: a turn in which all do must not forgive what they owe.
         self.contended = working > 1;
         self.idle = self.contended && !found;
-        self.forwarder.end_turn(&self.ports, &self.handle.stats);
+        self.pipeline.end_turn(&self.ports, &self.handle.stats);
         self.handle.stats.turns.add(1);
         found
     }
@@ -305,10 +310,10 @@ impl Worker {
     fn service(&mut self, token: Token) -> Serviced {
         let stats = &self.handle.stats;
         let ports = &self.ports;
-        let forwarder = &mut self.forwarder;
+        let pipeline = &mut self.pipeline;
         let work = || match token {
-            Token::Transmit(port, queue) => forwarder.guest_burst(ports, port, queue.into(), stats),
-            Token::Tap(port, queue) => forwarder.tap_burst(ports, port, queue.into(), stats),
+            Token::Transmit(port, queue) => pipeline.guest_burst(ports, port, queue.into(), stats),
+            Token::Tap(port, queue) => pipeline.tap_burst(ports, port, queue.into(), stats),
             Token::Wake | Token::Receive(..) => Serviced::Gone,
         };
         match catch_unwind(AssertUnwindSafe(work)) {
@@ -328,13 +333,13 @@ impl Worker {
     /// own time.
     #[inline(always)]
     fn watched<T>(&mut self, token: Token, work: impl FnOnce(&mut Worker) -> T) -> T {
-        let watched = match self.forwarder.stalls().is_watching() {
+        let watched = match self.pipeline.stalls().is_watching() {
             true => self.begin_watched(token),
             false => None,
         };
         let done = work(self);
         if let Some((id, session)) = watched {
-            self.forwarder.stalls().end_part(&self.ports[id], session);
+            self.pipeline.stalls().end_part(&self.ports[id], session);
         }
         done
     }
@@ -344,7 +349,7 @@ impl Worker {
     fn begin_watched(&mut self, token: Token) -> Option<(PortId, u64)> {
         let (Token::Transmit(id, _) | Token::Receive(id, _)) = token else { return None };
         let session = guest_of(&self.ports, id)?.1.session()?;
-        self.forwarder.stalls().begin_part();
+        self.pipeline.stalls().begin_part();
         Some((id, session))
     }
 
@@ -368,23 +373,23 @@ impl Worker {
             (Endpoint::Guest(guest), Token::Transmit(..)) if index < guest.tx.len() => {
                 let queue = &guest.tx[index];
                 let mut state = queue.lock();
-                self.forwarder.abandon(&ports, Some(&queue.stats));
+                self.pipeline.abandon(&ports, Some(&queue.stats));
                 state.broken = true;
                 state.drain_to = None;
                 state.waiting = None;
-                self.forwarder.note_error(id, &state);
+                self.pipeline.note_error(id, &state);
                 drop(state);
                 queue.notify_drained();
                 count_broken(port, 2 * index + 1, "a worker panicked on its behalf");
                 return Serviced::Gone;
             }
             (Endpoint::Tap(tap), Token::Tap(..)) => {
-                self.forwarder.abandon(&ports, tap.queues().get(index).map(|queue| &queue.input));
-                self.forwarder.retry()
+                self.pipeline.abandon(&ports, tap.queues().get(index).map(|queue| &queue.input));
+                self.pipeline.retry()
             }
             _ => {
                 // An announcement, whose counters only the first worker writes, or a kick.
-                self.forwarder.abandon(&ports, Some(&port.stats.announced));
+                self.pipeline.abandon(&ports, Some(&port.stats.announced));
                 Serviced::Gone
             }
         };
@@ -453,8 +458,8 @@ impl Worker {
                 Note::Look(token) => self.mark_ready(token),
                 Note::Announce(what) => {
                     self.contained(Token::Receive(what.port, 0), |worker| {
-                        let Worker { forwarder, ports, handle, .. } = worker;
-                        forwarder.announce(ports, what, &handle.stats);
+                        let Worker { pipeline, ports, handle, .. } = worker;
+                        pipeline.announce(ports, what, &handle.stats);
                     });
                 }
             }
@@ -528,7 +533,7 @@ impl Worker {
             return;
         }
         if state.discard {
-            if matches!(self.forwarder.discard(id, queue, state), Serviced::RetryAt(_)) {
+            if matches!(self.pipeline.discard(id, queue, state), Serviced::RetryAt(_)) {
                 self.mark_ready(token);
             }
             return;

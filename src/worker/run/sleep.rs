@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::limits::RETRY_NANOS;
+use crate::pipeline::guest_of;
 use crate::sys::clock;
 use crate::worker::Token;
-use crate::worker::forward::guest_of;
 
 impl Worker {
     /// Sleeps until something happens, or the first of what waits for a time is due. Nothing else
     /// has a timeout, which would hide a lost wake-up.
     pub(super) fn sleep(&mut self) {
-        self.forwarder.signals().slot().asleep();
+        self.pipeline.signals().slot().asleep();
         let asleep = self.now;
         let more = !self.ready.is_empty() && self.listen_behind();
         self.handle.doze.asleep();
@@ -24,7 +24,7 @@ impl Worker {
         };
         self.take_events(timeout);
         self.spin.woke(asleep, self.now);
-        self.forwarder.signals().slot().active();
+        self.pipeline.signals().slot().active();
         self.handle.doze.awake();
         self.handle.stats.wakeups.add(1);
         self.woken = true;
@@ -35,7 +35,7 @@ impl Worker {
         let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
         let retry = || self.now.saturating_add(clock::cycles_in(RETRY_NANOS));
         let kicked = (!self.kicked.is_empty()).then(retry);
-        ready.chain(kicked).chain(self.forwarder.signals().due(self.now)).min()
+        ready.chain(kicked).chain(self.pipeline.signals().due(self.now)).min()
     }
 
     /// Asks for a kick at what comes behind frames that wait for their receiver: it may be for
@@ -47,7 +47,7 @@ impl Worker {
             more |= self.watched(token, |worker| worker.listen_behind_ring(token));
         }
         let now = clock::cycles();
-        self.forwarder.stalls().end_turn(clock::since(self.now, now), now);
+        self.pipeline.stalls().end_turn(clock::since(self.now, now), now);
         more
     }
 

@@ -5,15 +5,15 @@
 //! nothing of it may be left where the next burst, another guest's, could meet it: a header that
 //! was to be taken back after a write, hashes, segments to be charged.
 
-use super::{Endpoint, Forwarder, PortId, PortTable};
+use super::{Endpoint, Pipeline, PortId, PortTable};
 use crate::limits::BURST_FRAMES;
+use crate::pipeline::plan::{Plan, Run};
 use crate::port::tap::TapWriter;
 use crate::ring::{Burst, RxScratch};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::BurstMemo;
-use crate::worker::plan::{Plan, Run};
 
-impl Forwarder {
+impl Pipeline {
     /// Counts the burst that a panic ended, as taken from `from` (not at all if it was not planned
     /// yet), and starts from scratch. The caller is the only writer of `from`'s counters.
     #[cold]

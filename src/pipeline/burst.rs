@@ -5,20 +5,20 @@
 //! inside are leaves.
 
 mod abandon;
-mod announce;
+pub mod announce;
 mod discard;
 mod wait;
 
 use std::sync::{Arc, MutexGuard};
 
 use self::wait::may_wait;
-use super::classifier::{Classifier, prefetch, reason};
+use super::classify::{Classifier, prefetch, reason};
 use super::deliver::{Delivery, Flooded, Tried, report_broken};
 use super::fit::drop_too_big;
+use super::guest_of;
 use super::plan::{Plan, Run};
 use super::signals::Signals;
 use super::stalls::Stalls;
-use super::{Shared, WorkerStats};
 use crate::frame::{Offloads, flow_hash};
 use crate::limits::{
     BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, BURST_FLOOD_COPIES, BURST_FRAMES,
@@ -32,9 +32,10 @@ use crate::port::steering::Steering;
 use crate::port::tap::{TapReader, TapState, TapWriter};
 use crate::port::{Endpoint, GuestPort, Port, PortTable, Queue, RingState};
 use crate::ring::{Burst, RingError, RxScratch, SplitRing};
-use crate::stats::{DropReason, QueueStats};
-use crate::switch::{BurstMemo, Decision, Ingress, Policy, PortId, Rules, SourceMemo};
+use crate::stats::{DropReason, QueueStats, WorkerStats};
+use crate::switch::{BurstMemo, Decision, Fdb, Ingress, Policy, PortId, Rules, SourceMemo};
 use crate::sys::clock;
+use crate::sys::eventfd::SignalSlot;
 
 /// What came of looking at a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,9 +56,9 @@ pub enum Serviced {
 }
 
 /// The part of a worker that forwards.
-pub struct Forwarder {
+pub struct Pipeline {
     worker: usize,
-    fdb: Arc<crate::switch::Fdb>,
+    fdb: Arc<Fdb>,
     rules: Rules,
     burst: Burst,
     /// Flow hashes of the burst's frames, if `hashed`.
@@ -101,13 +102,13 @@ struct Tally {
     copies: u64,
 }
 
-impl Forwarder {
-    /// The forwarder of worker `worker`.
-    pub fn new(worker: usize, shared: &Shared) -> Forwarder {
-        Forwarder {
+impl Pipeline {
+    /// The pipeline of worker `worker`, whose blocked writes are watched through `slot`.
+    pub fn new(worker: usize, fdb: Arc<Fdb>, rules: Rules, slot: SignalSlot) -> Pipeline {
+        Pipeline {
             worker,
-            fdb: Arc::clone(&shared.fdb),
-            rules: shared.rules,
+            fdb,
+            rules,
             burst: Burst::default(),
             hashes: [0; BURST_FRAMES],
             hashed: false,
@@ -119,7 +120,7 @@ impl Forwarder {
             scratch: RxScratch::default(),
             writer: TapWriter::default(),
             reader: TapReader::default(),
-            signals: Signals::new(worker, shared.watch.register()),
+            signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             now: 0,
             cycle: 0,
@@ -537,12 +538,6 @@ impl Forwarder {
         }
         tried
     }
-}
-
-/// The guest behind port `id`.
-pub fn guest_of(ports: &PortTable, id: PortId) -> Option<(&Port, &GuestPort)> {
-    let port = ports.get(id)?;
-    port.as_guest().map(|guest| (port, guest))
 }
 
 /// Frames a ring that is being disabled still has to forward; none if it is not. Disables the ring

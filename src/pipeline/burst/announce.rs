@@ -1,13 +1,27 @@
 //! Frames that the switch itself sends, on behalf of a port.
 
-use super::{Forwarder, guest_of};
-use crate::frame::{VnetHdr, rarp};
+use super::Pipeline;
+use crate::frame::{MacAddr, VnetHdr, rarp};
+use crate::pipeline::guest_of;
 use crate::port::PortTable;
-use crate::stats::DropReason;
-use crate::switch::{Ingress, SourceMemo};
-use crate::worker::{Announcement, WorkerStats};
+use crate::stats::{DropReason, WorkerStats};
+use crate::switch::{Ingress, PortId, SourceMemo};
 
-impl Forwarder {
+/// An address to announce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Announcement {
+    /// Where it lives.
+    pub port: PortId,
+    /// The address.
+    pub mac: MacAddr,
+    /// The session that asked for it, as [`GuestPort::session`] counts them: once that is over
+    /// nothing of it may be learned.
+    ///
+    /// [`GuestPort::session`]: crate::port::GuestPort::session
+    pub session: u64,
+}
+
+impl Pipeline {
     /// Tells the network where a guest is now: a RARP request from its address, forwarded as if it
     /// had come from its port (vhost-user, `SEND_RARP`).
     pub fn announce(&mut self, ports: &PortTable, what: Announcement, stats: &WorkerStats) {

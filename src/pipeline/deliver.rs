@@ -17,7 +17,6 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use super::WorkerStats;
 use super::fit::{keep_fitting, longest};
 use super::plan::Run;
 use super::signals::Signals;
@@ -31,7 +30,7 @@ use crate::port::backpressure::{Terms, Wait};
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
-use crate::stats::{DropReason, QueueStats};
+use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::PortId;
 use crate::sys::clock;
 

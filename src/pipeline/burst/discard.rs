@@ -2,14 +2,14 @@
 
 use std::sync::MutexGuard;
 
-use super::{Forwarder, Serviced};
+use super::{Pipeline, Serviced};
 use crate::limits::DISCARD_MILLIS;
 use crate::port::{Queue, RingState};
 use crate::stats::DropReason;
 use crate::switch::PortId;
 use crate::sys::clock;
 
-impl Forwarder {
+impl Pipeline {
     /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
     /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states"). Not
     /// at once, though: cloud-hypervisor enables the rings of a resumed guest when it runs already.

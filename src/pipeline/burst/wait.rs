@@ -10,15 +10,16 @@
 //! 3. after delivering, where a receiver turned out to be short: its frames, if they are the end of
 //!    the burst.
 
-use super::{Forwarder, Serviced, Tally, guest_of};
+use super::{Pipeline, Serviced, Tally};
 use crate::frame::ethernet;
+use crate::pipeline::guest_of;
+use crate::pipeline::plan::Run;
 use crate::port::backpressure::{Wait, Waiting};
 use crate::port::{Endpoint, PortTable, Queue, RingState};
 use crate::ring::SplitRing;
+use crate::stats::WorkerStats;
 use crate::switch::PortId;
 use crate::sys::clock;
-use crate::worker::WorkerStats;
-use crate::worker::plan::Run;
 
 /// How the frames of a ring may wait: not at all if somebody waits for the ring itself.
 pub(super) fn may_wait(state: &RingState, now: u64, others: bool) -> Option<Wait> {
@@ -28,7 +29,7 @@ pub(super) fn may_wait(state: &RingState, now: u64, others: bool) -> Option<Wait
     Some(Wait { now, waited, ring_size: ring.size(), others })
 }
 
-impl Forwarder {
+impl Pipeline {
     /// Looks at the receiver that a ring's first frames wait for: how many frames, `limit` at most,
     /// are worth taking now, or what there is to do instead.
     #[inline(never)]

@@ -8,12 +8,11 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
-use super::WorkerStats;
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
 use crate::port::moderation::{Completed, Notify};
 use crate::port::{Eviction, Port, PortTable, RingState};
 use crate::ring::CallFd;
-use crate::stats::QueueStats;
+use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::PortId;
 use crate::sys::clock;
 use crate::sys::eventfd::{SignalResult, SignalSlot, Took};
@@ -316,7 +315,7 @@ fn defer(paced: &mut Vec<(PortId, Weak<CallFd>)>, id: PortId, call: &Arc<CallFd>
 }
 
 /// Ends the conversation of a front-end that holds up others.
-pub(super) fn evict(port: &Port, session: u64, why: &str) {
+pub fn evict(port: &Port, session: u64, why: &str) {
     let guest = port.as_guest();
     if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) && port.log.allow() {
         log::warn!("port {}: front-end dropped: {why}", port.name);

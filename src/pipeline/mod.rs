@@ -1,0 +1,30 @@
+//! What becomes of a burst of frames, from the ring it is taken from to the rings it goes to.
+//!
+//! One worker has one [`Pipeline`] and works one burst at a time:
+//!
+//! * [`burst`] the story, top to bottom: take, classify, plan, deliver, complete;
+//! * [`classify`] what becomes of each frame;
+//! * [`plan`] the burst sorted by destination;
+//! * [`fit`] frames too big for where they go;
+//! * [`deliver`] the runs of a plan into their ports;
+//! * [`signals`] the signals owed to guests;
+//! * [`stalls`] whose memory made the worker wait.
+
+pub mod burst;
+pub mod classify;
+pub mod deliver;
+pub mod fit;
+pub mod plan;
+pub mod signals;
+pub mod stalls;
+
+use crate::port::{GuestPort, Port, PortTable};
+use crate::switch::PortId;
+
+pub use burst::{Pipeline, Serviced, announce::Announcement};
+
+/// The guest behind port `id`.
+pub fn guest_of(ports: &PortTable, id: PortId) -> Option<(&Port, &GuestPort)> {
+    let port = ports.get(id)?;
+    port.as_guest().map(|guest| (port, guest))
+}
