@@ -18,7 +18,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::fit::{keep_fitting, longest};
-use super::plan::Run;
+use super::plan::{Flooded, Flooding, Plan, Run};
 use super::signals::Signals;
 use super::stalls::Stalls;
 use crate::frame::flow_hash;
@@ -43,15 +43,6 @@ enum Short {
     Wait(Wait),
     /// They are counted drops.
     Drop,
-}
-
-/// How far the flooding of a burst has come.
-#[derive(Default)]
-pub struct Flooded {
-    /// Targets dealt with.
-    pub targets: usize,
-    /// Frames that the present one has counted.
-    pub frames: usize,
 }
 
 /// What came of delivering runs.
@@ -348,18 +339,12 @@ impl Delivery<'_> {
         }
     }
 
-    /// Delivers the frames `floods` to every port of `targets`: one copy each and no retry, after
-    /// all unicast of the burst.
-    pub fn flood(
-        &mut self,
-        burst: &Burst,
-        floods: &[u8],
-        targets: &[u16],
-        run: &mut Run,
-        flooded: &mut Flooded,
-    ) {
+    /// Delivers the floods of `plan`: one copy for each target and no retry, after all unicast of
+    /// the burst.
+    pub fn flood(&mut self, burst: &Burst, plan: &mut Plan) {
         let ports = self.ports;
         self.most_segments = MAX_FLOOD_SEGMENTS;
+        let Flooding { floods, targets, run, done } = plan.flooding();
         let longest = longest(burst, floods);
         let mut kept = [0; BURST_FRAMES];
         for &target in targets {
@@ -369,18 +354,18 @@ impl Delivery<'_> {
                 true => floods,
                 false => keep_fitting(burst, floods, port, max_len, &mut kept),
             };
-            flooded.frames = floods.len() - fitting.len();
+            done.frames = floods.len() - fitting.len();
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
-                    self.flood_guest(port, guest, burst, fitting, run, flooded);
+                    self.flood_guest(port, guest, burst, fitting, run, done);
                 }
                 Endpoint::Tap(tap) => {
-                    flooded.frames = floods.len();
+                    done.frames = floods.len();
                     let segments = tap.send(self.worker, burst, fitting, self.writer, port);
                     self.add_extra(segments, 0);
                 }
             }
-            flooded.targets += 1;
+            done.targets += 1;
         }
     }
 

@@ -3,15 +3,19 @@
 //! One worker has one [`Pipeline`] and works one burst at a time:
 //!
 //! * [`burst`] the story, top to bottom: take, classify, plan, deliver, complete;
+//! * [`context`] a burst and all that is known of it, and where it is counted;
 //! * [`classify`] what becomes of each frame;
 //! * [`plan`] the burst sorted by destination;
 //! * [`fit`] frames too big for where they go;
 //! * [`deliver`] the runs of a plan into their ports;
 //! * [`signals`] the signals owed to guests;
+//! * [`account`] whose bursts took how much of the worker's time;
 //! * [`stalls`] whose memory made the worker wait.
 
+pub mod account;
 pub mod burst;
 pub mod classify;
+pub mod context;
 pub mod deliver;
 pub mod fit;
 pub mod plan;

@@ -1,6 +1,10 @@
-//! A burst sorted by destination, as lists of frame indices.
+//! A burst sorted by destination, as lists of frame indices: runs for one receive queue, floods for
+//! many ports, and drops.
 
-use crate::limits::BURST_FRAMES;
+use std::cmp::Ordering;
+
+use crate::limits::{BURST_FRAMES, MAX_PORTS};
+use crate::stats::DropReason;
 use crate::switch::PortId;
 
 /// Frames of one burst for one ring of one port, in order.
@@ -88,6 +92,36 @@ pub struct Plan {
     last_key: u32,
     flood: [u8; BURST_FRAMES],
     floods: usize,
+    /// The ports that floods go to; found when the first frame is flooded.
+    targets: Vec<PortId>,
+    /// How far the flooding has come.
+    flooded: Flooded,
+    /// The run of the port that is being flooded.
+    flood_run: Run,
+    /// Why frames go nowhere, one reason for each.
+    drops: [DropReason; BURST_FRAMES],
+    dropped: usize,
+}
+
+/// The floods of a burst while they are delivered.
+pub struct Flooding<'a> {
+    /// The frames, in order.
+    pub floods: &'a [u8],
+    /// The ports they go to.
+    pub targets: &'a [PortId],
+    /// Room for the run of one of these.
+    pub run: &'a mut Run,
+    /// How far it has come.
+    pub done: &'a mut Flooded,
+}
+
+/// How far the flooding of a burst has come.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Flooded {
+    /// Targets dealt with.
+    pub targets: usize,
+    /// Frames that the present one has counted.
+    pub frames: usize,
 }
 
 impl Default for Plan {
@@ -99,6 +133,11 @@ impl Default for Plan {
             last_key: Plan::NOWHERE,
             flood: [0; BURST_FRAMES],
             floods: 0,
+            targets: Vec::with_capacity(MAX_PORTS),
+            flooded: Flooded::default(),
+            flood_run: Run::EMPTY,
+            drops: [DropReason::Panicked; BURST_FRAMES],
+            dropped: 0,
         }
     }
 }
@@ -113,6 +152,9 @@ impl Plan {
         self.count = 0;
         self.last_key = Plan::NOWHERE;
         self.floods = 0;
+        self.targets.clear();
+        self.flooded = Flooded::default();
+        self.dropped = 0;
     }
 
     /// Appends frame `index` to the run of a destination. Bursts have few destinations, mostly the
@@ -149,6 +191,61 @@ impl Plan {
     pub fn flood(&mut self, index: u8) {
         self.flood[self.floods] = index;
         self.floods += 1;
+    }
+
+    /// Drops a frame.
+    #[inline]
+    pub fn drop(&mut self, reason: DropReason) {
+        self.drops[self.dropped] = reason;
+        self.dropped += 1;
+    }
+
+    /// Why frames go nowhere.
+    pub fn drops(&self) -> impl Iterator<Item = DropReason> {
+        self.drops[..self.dropped].iter().copied()
+    }
+
+    /// The ports that floods go to.
+    #[inline(always)]
+    pub fn targets(&self) -> &[PortId] {
+        &self.targets
+    }
+
+    /// The same, to be found.
+    pub fn targets_mut(&mut self) -> &mut Vec<PortId> {
+        &mut self.targets
+    }
+
+    /// What delivering the floods needs.
+    pub fn flooding(&mut self) -> Flooding<'_> {
+        let Plan { flood, floods, targets, flood_run: run, flooded: done, .. } = self;
+        Flooding { floods: &flood[..*floods], targets, run, done }
+    }
+
+    /// True if frames go to one destination only, floods being one.
+    #[inline(always)]
+    pub fn goes_one_way(&self) -> bool {
+        self.count + usize::from(self.floods > 0) < 2
+    }
+
+    /// Frames that go somewhere and are not settled.
+    pub fn frames(&self) -> usize {
+        let runs = &self.runs[..self.count];
+        runs.iter().map(|run| run.left().len()).sum::<usize>() + self.floods
+    }
+
+    /// The copies that no port has counted, by port; for a burst that ended in the middle.
+    pub fn each_lost(&mut self, mut lost: impl FnMut(PortId, usize)) {
+        for run in self.runs() {
+            lost(run.port, run.left().len());
+        }
+        for (place, &target) in self.targets.iter().enumerate() {
+            match place.cmp(&self.flooded.targets) {
+                Ordering::Less => {}
+                Ordering::Equal => lost(target, self.floods.saturating_sub(self.flooded.frames)),
+                Ordering::Greater => lost(target, self.floods),
+            }
+        }
     }
 
     /// The runs, in order of their first frame.

@@ -110,7 +110,6 @@ impl Worker {
     fn recover(&mut self) {
         self.pipeline.signals().slot().active();
         self.handle.doze.awake();
-        self.pipeline.abandon(&self.ports, None);
         self.pipeline.signal_everyone(&self.ports);
         let ports = Arc::clone(&self.ports);
         for port in ports.iter() {
@@ -185,7 +184,7 @@ impl Worker {
         let source_stays = |token: Token| token.port().is_none_or(stays);
         self.ready.retain(|ready| source_stays(ready.token));
         self.kicked.retain(|&(token, _)| source_stays(token));
-        self.pipeline.forget(stays);
+        self.pipeline.signals().forget(stays);
         self.handle.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
@@ -353,9 +352,9 @@ impl Worker {
         Some((id, session))
     }
 
-    /// Counts the burst, gives up the ring it came from and looks at a TAP again later: what lies
-    /// in its queue brings no event. The rings it was being delivered to are mended by whoever
-    /// takes their locks next.
+    /// Gives up the ring that the burst came from, which is counted already, and looks at a TAP
+    /// again later: what lies in its queue brings no event. The rings it was being delivered to are
+    /// mended by whoever takes their locks next.
     #[cold]
     fn contain_panic(&mut self, token: Token) -> Serviced {
         let ports = Arc::clone(&self.ports);
@@ -373,25 +372,18 @@ impl Worker {
             (Endpoint::Guest(guest), Token::Transmit(..)) if index < guest.tx.len() => {
                 let queue = &guest.tx[index];
                 let mut state = queue.lock();
-                self.pipeline.abandon(&ports, Some(&queue.stats));
                 state.broken = true;
                 state.drain_to = None;
                 state.waiting = None;
-                self.pipeline.note_error(id, &state);
+                self.pipeline.signals().note_error(id, &state);
                 drop(state);
                 queue.notify_drained();
                 count_broken(port, 2 * index + 1, "a worker panicked on its behalf");
                 return Serviced::Gone;
             }
-            (Endpoint::Tap(tap), Token::Tap(..)) => {
-                self.pipeline.abandon(&ports, tap.queues().get(index).map(|queue| &queue.input));
-                self.pipeline.retry()
-            }
-            _ => {
-                // An announcement, whose counters only the first worker writes, or a kick.
-                self.pipeline.abandon(&ports, Some(&port.stats.announced));
-                Serviced::Gone
-            }
+            (Endpoint::Tap(_), Token::Tap(..)) => self.pipeline.retry(),
+            // An announcement, or a kick.
+            _ => Serviced::Gone,
         };
         if port.log.allow() {
             log::error!("port {}: a worker panicked on its behalf", port.name);

@@ -1,11 +1,12 @@
 //! Frames that the switch itself sends, on behalf of a port.
 
-use super::Pipeline;
+use super::{Pipeline, Serviced, Source};
 use crate::frame::{MacAddr, VnetHdr, rarp};
+use crate::pipeline::context::{BurstContext, BurstGuard};
 use crate::pipeline::guest_of;
-use crate::port::PortTable;
-use crate::stats::{DropReason, WorkerStats};
-use crate::switch::{Ingress, PortId, SourceMemo};
+use crate::port::{GuestPort, Port, PortTable, Queue, RingState};
+use crate::stats::{DropReason, QueueStats, WorkerStats};
+use crate::switch::{PortId, SourceMemo};
 
 /// An address to announce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,35 +22,81 @@ pub struct Announcement {
     pub session: u64,
 }
 
+/// The one frame of an announcement.
+struct Announced<'p> {
+    port: &'p Port,
+    guest: &'p GuestPort,
+    mac: MacAddr,
+    session: u64,
+    memo: SourceMemo,
+}
+
 impl Pipeline {
     /// Tells the network where a guest is now: a RARP request from its address, forwarded as if it
     /// had come from its port (vhost-user, `SEND_RARP`).
     pub fn announce(&mut self, ports: &PortTable, what: Announcement, stats: &WorkerStats) {
         let Announcement { port: id, mac, session } = what;
-        let Some((port, guest)) = guest_of(ports, id) else {
-            return;
-        };
-        let counters = &port.stats.announced;
-        let asked = || guest.session() == Some(session);
-        self.burst.clear();
-        if !asked() {
+        if let Some((port, guest)) = guest_of(ports, id) {
+            let memo = SourceMemo::default();
+            self.forward(ports, Announced { port, guest, mac, session, memo }, stats);
+        }
+    }
+}
+
+impl Announced<'_> {
+    /// True while the session lasts that asked for it.
+    fn is_wanted(&self) -> bool {
+        self.guest.session() == Some(self.session)
+    }
+}
+
+impl<'p> Source<'p> for Announced<'p> {
+    fn port(&self) -> &'p Port {
+        self.port
+    }
+
+    fn counters(&self) -> &'p QueueStats {
+        &self.port.stats.announced
+    }
+
+    fn memo(&mut self) -> &mut SourceMemo {
+        &mut self.memo
+    }
+
+    fn ring(&mut self) -> Option<(&mut RingState, &'p Queue)> {
+        None
+    }
+
+    fn take(&mut self, _: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced> {
+        if !self.is_wanted() {
+            let counters = self.counters();
             counters.frames.add(1);
             counters.drops.add(DropReason::PortDown, 1);
-        } else if self.burst.push_small(VnetHdr::plain(0), &rarp::request(mac)) {
-            let ingress = Ingress { port: id, kind: port.kind() };
-            let mut source = SourceMemo::default();
-            let tally = self.classify(ports, port, ingress, &mut source, counters);
-            if !asked() {
-                // The front-end left meanwhile, and its addresses may have been forgotten before
-                // this one was learned.
-                self.fdb.flush_port(id);
-            }
-            self.deliver(ports, id, stats, None);
-            self.planned = false;
-            counters.frames.add(1);
-            counters.bytes.add(tally.bytes);
-            counters.copies.add(tally.copies);
+            return Err(Serviced::Gone);
         }
-        self.burst.clear();
+        context.burst.clear();
+        let taken = context.burst.push_small(VnetHdr::plain(0), &rarp::request(self.mac));
+        if taken { Ok(()) } else { Err(Serviced::Gone) }
     }
+
+    fn before_delivery(&mut self, on: &mut Pipeline, _: &mut BurstContext) {
+        if !self.is_wanted() {
+            // The front-end left meanwhile, and its addresses may have been forgotten before this
+            // one was learned.
+            on.fdb.flush_port(self.port.id);
+        }
+    }
+
+    fn complete(
+        &mut self,
+        _: &mut Pipeline,
+        guard: BurstGuard<'_>,
+        _: &WorkerStats,
+        _: Serviced,
+    ) -> Serviced {
+        guard.finish();
+        Serviced::Gone
+    }
+
+    fn end(self) {}
 }

@@ -10,13 +10,14 @@
 //! 3. after delivering, where a receiver turned out to be short: its frames, if they are the end of
 //!    the burst.
 
-use super::{Pipeline, Serviced, Tally};
+use super::{Pipeline, Serviced, Source};
 use crate::frame::ethernet;
+use crate::pipeline::context::BurstContext;
 use crate::pipeline::guest_of;
-use crate::pipeline::plan::Run;
+use crate::pipeline::plan::{Plan, Run};
 use crate::port::backpressure::{Wait, Waiting};
-use crate::port::{Endpoint, PortTable, Queue, RingState};
-use crate::ring::SplitRing;
+use crate::port::{Endpoint, Port, PortTable, Queue, RingState};
+use crate::ring::{Burst, SplitRing};
 use crate::stats::WorkerStats;
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -41,7 +42,7 @@ impl Pipeline {
         limit: usize,
     ) -> Result<usize, Serviced> {
         let (Some(mut waiting), Some(mut wait)) =
-            (state.waiting, may_wait(state, self.cycle, false))
+            (state.waiting, may_wait(state, self.time.cycle, false))
         else {
             return Ok(limit);
         };
@@ -69,10 +70,10 @@ impl Pipeline {
         // Once others were seen nothing behind them needs a look.
         waiting.others = waiting.others || looks_behind(state.ring.as_mut(), &mut waiting);
         wait.others = waiting.others;
-        if !credit.allows(wait, &self.hold) {
+        if !credit.allows(wait, &self.time.hold) {
             return Ok(limit);
         }
-        waiting.charged_until = self.cycle;
+        waiting.charged_until = self.time.cycle;
         state.waiting = Some(waiting);
         // The driver's next buffers end the waiting, unless they came just before it could see that
         // we ask.
@@ -85,33 +86,39 @@ impl Pipeline {
     #[cold]
     fn look_again_or_stall(&self, state: &mut RingState, receiver: &Queue) -> Result<(), Serviced> {
         let Some(waiting) = &mut state.waiting else { return Ok(()) };
-        let since = *waiting.blocked_since.get_or_insert(self.cycle);
-        if clock::since(since, self.cycle) < self.hold.most && !receiver.is_stalled() {
+        let since = *waiting.blocked_since.get_or_insert(self.time.cycle);
+        if clock::since(since, self.time.cycle) < self.time.hold.most && !receiver.is_stalled() {
             return Err(Serviced::Busy);
         }
         receiver.stall();
         Ok(())
     }
 
-    /// Delivers a transmit ring's burst but for what waits: whether there may be more to take, or
-    /// what else to do next.
+    /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what
+    /// else to do next.
     #[inline(always)]
-    pub(super) fn deliver_or_wait(
+    pub(super) fn deliver_or_wait<'p>(
         &mut self,
-        to: (&PortTable, PortId),
-        (state, queue): (&mut RingState, &Queue),
+        ports: &'p PortTable,
+        source: &mut impl Source<'p>,
+        context: &mut BurstContext,
         stats: &WorkerStats,
-        tally: &mut Tally,
     ) -> Serviced {
+        let port = source.port();
+        let Some((state, queue)) = source.ring() else {
+            self.deliver(ports, port, context, stats, None);
+            return Serviced::More;
+        };
         // Who is watched is asked nothing beside being delivered to.
         let cut = match self.stalls.is_watching() {
             true => None,
-            false => self.cut_to_room(to.0, to.1, state, queue, tally),
+            false => self.cut_to_room((ports, port), state, queue, context),
         };
         let mut next = cut.unwrap_or(Serviced::More);
-        let tried = self.deliver(to.0, to.1, stats, Some((state, false)));
+        let tried = self.deliver(ports, port, context, stats, Some((state, false)));
         if tried.left {
-            let left = self.leave_waiting(to, (state, queue), stats, tally, tried.again);
+            let to = (ports, port);
+            let left = self.leave_waiting(to, (state, queue), context, stats, tried.again);
             next = left.unwrap_or(next);
         }
         if next == Serviced::More {
@@ -125,37 +132,35 @@ impl Pipeline {
     #[inline(always)]
     fn cut_to_room(
         &mut self,
-        ports: &PortTable,
-        id: PortId,
+        (ports, port): (&PortTable, &Port),
         state: &mut RingState,
         queue: &Queue,
-        tally: &mut Tally,
+        context: &mut BurstContext,
     ) -> Option<Serviced> {
-        let alone = self.plan.runs().len() + usize::from(!self.plan.floods().is_empty()) < 2;
-        if alone || !self.plan.runs().iter().any(|run| is_short(ports, run)) {
+        let plan = &mut context.plan;
+        if plan.goes_one_way() || !plan.runs().iter().any(|run| is_short(ports, run)) {
             return None;
         }
-        self.cut_short_burst(ports, id, state, queue, tally)
+        self.cut_short_burst((ports, port), state, queue, context)
     }
 
     #[inline(never)]
     fn cut_short_burst(
         &mut self,
-        ports: &PortTable,
-        id: PortId,
+        (ports, port): (&PortTable, &Port),
         state: &mut RingState,
         queue: &Queue,
-        tally: &mut Tally,
+        context: &mut BurstContext,
     ) -> Option<Serviced> {
-        let planned = self.plan.runs().iter().map(|run| run.left().len()).sum::<usize>();
+        let BurstContext { burst, plan, .. } = context;
         // A frame that was dropped is counted, and would be again when it came back.
-        if planned + self.plan.floods().len() != self.burst.frames().len() {
+        if plan.frames() != burst.frames().len() {
             return None;
         }
-        let wait = may_wait(state, self.cycle, true)?;
+        let wait = may_wait(state, self.time.cycle, true)?;
         let mut cut: Option<(u8, PortId, u8)> = None;
         let mut next = self.retry();
-        for run in self.plan.runs() {
+        for run in plan.runs() {
             let Endpoint::Guest(guest) = &ports[run.port].endpoint else { continue };
             let receiver = &guest.rx[usize::from(run.queue)];
             if !receiver.is_short() {
@@ -169,21 +174,21 @@ impl Pipeline {
                 continue;
             };
             let (wanted, free) = (run.left().len(), ring.offered());
-            let granted = shares.allow(id, wanted, || free.into()).min(shares.frames_in(free));
+            let granted = shares.allow(port.id, wanted, || free.into()).min(shares.frames_in(free));
             run.grant(granted);
             let Some(&at) = run.left().get(granted) else {
                 // An overloaded receiver has room for one burst now and then.
                 receiver.set_short(free < ring.size() / 2);
                 continue;
             };
-            if cut.is_none_or(|(first, ..)| at < first) && credit.allows(wait, &self.hold) {
+            if cut.is_none_or(|(first, ..)| at < first) && credit.allows(wait, &self.time.hold) {
                 cut = Some((at, run.port, run.queue));
                 next = if ring.enable_kicks() { Serviced::Busy } else { next };
             }
         }
-        let (at, port, receive_queue) = cut?;
-        let waiting = self.waiting(state, at, (port, receive_queue), true);
-        self.give_back(at, tally);
+        let (at, to, receive_queue) = cut?;
+        let waiting = self.waiting(state, &context.burst, at, (to, receive_queue), true);
+        context.give_back(at);
         note(state, queue, waiting);
         Some(next)
     }
@@ -194,53 +199,50 @@ impl Pipeline {
     #[inline(never)]
     fn leave_waiting(
         &mut self,
-        (ports, id): (&PortTable, PortId),
+        (ports, port): (&PortTable, &Port),
         (state, queue): (&mut RingState, &Queue),
+        context: &mut BurstContext,
         stats: &WorkerStats,
-        tally: &mut Tally,
         mut again: bool,
     ) -> Option<Serviced> {
-        let (at, to) = self.first_left()?;
-        let mut waiting = self.waiting(state, at, to, false);
+        let (at, to) = first_left(&mut context.plan)?;
+        let mut waiting = self.waiting(state, &context.burst, at, to, false);
         if looks_behind(state.ring.as_mut(), &mut waiting) {
             waiting.others = true;
-            again = self.deliver(ports, id, stats, Some((state, true))).again;
+            again = self.deliver(ports, port, context, stats, Some((state, true))).again;
         }
-        let (at, _) = self.first_left()?;
-        self.give_back(at, tally);
+        let (at, _) = first_left(&mut context.plan)?;
+        context.give_back(at);
         note(state, queue, waiting);
         Some(if again { Serviced::Busy } else { self.retry() })
     }
 
-    /// The first frame of the burst that is left in a run, and where it goes.
-    fn first_left(&mut self) -> Option<(u8, (PortId, u8))> {
-        let left = |run: &Run| run.left().first().map(|&at| (at, (run.port, run.queue)));
-        self.plan.runs().iter().find_map(left)
-    }
-
     /// What is to be noted if frame `at` of the burst waits for `to`.
-    fn waiting(&self, state: &RingState, at: u8, to: (PortId, u8), others: bool) -> Waiting {
+    fn waiting(
+        &self,
+        state: &RingState,
+        burst: &Burst,
+        at: u8,
+        to: (PortId, u8),
+        others: bool,
+    ) -> Waiting {
         let base = state.ring.as_ref().map_or(0, SplitRing::base);
         Waiting {
             port: to.0,
             queue: to.1,
-            to: ethernet::destination(&self.burst.frames()[usize::from(at)].snapshot),
-            looked: base.wrapping_add(self.burst.taken() as u16),
+            to: ethernet::destination(&burst.frames()[usize::from(at)].snapshot),
+            looked: base.wrapping_add(burst.taken() as u16),
             others,
-            charged_until: self.cycle,
+            charged_until: self.time.cycle,
             blocked_since: None,
         }
     }
+}
 
-    /// Gives frame `at` of the burst and what is behind it back to the ring.
-    fn give_back(&mut self, at: u8, tally: &mut Tally) {
-        let back = &self.burst.frames()[usize::from(at)..];
-        tally.bytes -= back.iter().map(|frame| u64::from(frame.len)).sum::<u64>();
-        let floods = self.plan.truncate(at);
-        tally.copies -= (back.len() - floods + floods * self.targets.len()) as u64;
-        self.burst.cut(usize::from(at));
-        self.copies = tally.copies;
-    }
+/// The first frame of a burst that is left in a run, and where it goes.
+fn first_left(plan: &mut Plan) -> Option<(u8, (PortId, u8))> {
+    let left = |run: &Run| run.left().first().map(|&at| (at, (run.port, run.queue)));
+    plan.runs().iter().find_map(left)
 }
 
 fn note(state: &mut RingState, queue: &Queue, waiting: Waiting) {

@@ -31,7 +31,7 @@ impl Worker {
     }
 
     /// The cycle at which the first source, kick or signal is to be looked at again.
-    fn due(&self) -> Option<u64> {
+    fn due(&mut self) -> Option<u64> {
         let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
         let retry = || self.now.saturating_add(clock::cycles_in(RETRY_NANOS));
         let kicked = (!self.kicked.is_empty()).then(retry);

@@ -1,0 +1,100 @@
+//! A queue of a TAP as a source.
+
+use super::{Pipeline, Serviced, Source};
+use crate::frame::Offloads;
+use crate::pipeline::context::{BurstContext, BurstGuard};
+use crate::port::tap::TapState;
+use crate::port::{Endpoint, Port, PortTable, Queue, RingState, TapPort, TapQueue};
+use crate::stats::{QueueStats, WorkerStats};
+use crate::switch::{PortId, SourceMemo};
+
+/// A queue, read by the worker that owns it.
+struct TapInput<'p> {
+    port: &'p Port,
+    tap: &'p TapPort,
+    queue: &'p TapQueue,
+    memo: SourceMemo,
+    /// What there is to do next.
+    next: Serviced,
+}
+
+impl Pipeline {
+    /// Reads and forwards one burst of a TAP queue.
+    pub fn tap_burst(
+        &mut self,
+        ports: &PortTable,
+        id: PortId,
+        index: usize,
+        stats: &WorkerStats,
+    ) -> Serviced {
+        let Some(port) = ports.get(id) else {
+            return Serviced::Gone;
+        };
+        let Endpoint::Tap(tap) = &port.endpoint else {
+            return Serviced::Gone;
+        };
+        let Some(queue) = tap.queues().get(index) else {
+            return Serviced::Gone;
+        };
+        let memo = queue.source();
+        self.forward(ports, TapInput { port, tap, queue, memo, next: Serviced::Idle }, stats)
+    }
+}
+
+impl<'p> Source<'p> for TapInput<'p> {
+    fn port(&self) -> &'p Port {
+        self.port
+    }
+
+    fn counters(&self) -> &'p QueueStats {
+        &self.queue.input
+    }
+
+    fn memo(&mut self) -> &mut SourceMemo {
+        &mut self.memo
+    }
+
+    fn ring(&mut self) -> Option<(&mut RingState, &'p Queue)> {
+        None
+    }
+
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced> {
+        let burst = &mut context.burst;
+        let state = self.queue.receive(&mut on.reader, burst, self.tap);
+        // What the kernel forwards comes from outside too.
+        burst.examine(Offloads::ALL, true);
+        let taken = burst.taken() > 0;
+        self.next = match state {
+            TapState::More => Serviced::More,
+            TapState::Empty if taken => Serviced::Last,
+            TapState::Empty => Serviced::Idle,
+            TapState::Later if taken => Serviced::More,
+            TapState::Later => on.retry(),
+            TapState::Gone => Serviced::Gone,
+        };
+        if !taken {
+            return Err(self.next);
+        }
+        on.signals.note_sender(self.port.id);
+        Ok(())
+    }
+
+    fn before_delivery(&mut self, _: &mut Pipeline, _: &mut BurstContext) {}
+
+    fn complete(
+        &mut self,
+        on: &mut Pipeline,
+        guard: BurstGuard<'_>,
+        stats: &WorkerStats,
+        _: Serviced,
+    ) -> Serviced {
+        stats.bursts.add(1);
+        stats.frames.add(guard.burst.taken() as u64);
+        guard.finish();
+        self.queue.set_source(self.memo);
+        on.account.charge(&self.queue.input);
+        self.next
+    }
+
+    fn end(self) {}
+}

@@ -1,0 +1,267 @@
+//! One burst and all that is known of it, and where it is counted.
+//!
+//! A worker has one [`BurstContext`] and uses it again for each burst; one in which a panic ended a
+//! burst is thrown away, so that nothing of it can meet the next one, another guest's: a header
+//! that was to be taken back after a write, flow hashes, segments to be charged.
+//!
+//! [`BurstGuard`] is the one place where a burst is counted at its source: by
+//! [`BurstGuard::finish`] when it is complete, and in a panic when the guard is dropped, with the
+//! copies that no port has counted. The source's lock is still held then.
+
+use std::ops::{Deref, DerefMut};
+
+use super::plan::Plan;
+use crate::frame::flow_hash;
+use crate::limits::BURST_FRAMES;
+use crate::port::PortTable;
+use crate::port::steering::Steering;
+use crate::port::tap::TapWriter;
+use crate::ring::{Burst, RxScratch};
+use crate::stats::{DropReason, QueueStats};
+use crate::switch::{BurstMemo, PortId};
+
+/// One burst and all that is known of it.
+#[derive(Default)]
+pub struct BurstContext {
+    /// Its frames.
+    pub burst: Burst,
+    /// What hashing their flows gave.
+    pub flows: FlowHashes,
+    /// Decisions about its destinations.
+    pub memo: BurstMemo,
+    /// Where its frames go.
+    pub plan: Plan,
+    /// What it counts for.
+    pub tally: Tally,
+    /// Room for delivering to rings.
+    pub scratch: RxScratch,
+    /// Room for delivering to TAPs.
+    pub writer: TapWriter,
+}
+
+/// What a burst counts for.
+#[derive(Default)]
+pub struct Tally {
+    /// Frames that were classified.
+    pub classified: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Copies that were asked for.
+    pub copies: u64,
+    /// Work that its receivers made beyond copying, in bytes.
+    pub extra: u32,
+}
+
+/// Flow hashes of a burst's frames, where its source needed them.
+pub struct FlowHashes {
+    hashes: [u32; BURST_FRAMES],
+    known: bool,
+}
+
+impl Default for FlowHashes {
+    fn default() -> FlowHashes {
+        FlowHashes { hashes: [0; BURST_FRAMES], known: false }
+    }
+}
+
+impl FlowHashes {
+    /// Records that a guest sends the flows of a burst on pair `queue`. The hashes are kept for the
+    /// receivers' sake.
+    #[inline(never)]
+    pub fn note(&mut self, burst: &Burst, flows: &Steering, queue: usize) {
+        let mut last = None;
+        for (frame, place) in burst.frames().iter().zip(&mut self.hashes) {
+            *place = flow_hash(&frame.snapshot);
+            if last.replace(*place) != Some(*place) {
+                flows.note(*place, queue);
+            }
+        }
+        self.known = true;
+    }
+
+    /// The hashes, if they are known; for the burst that is being classified.
+    #[inline(always)]
+    pub fn take(&mut self) -> Option<&[u32; BURST_FRAMES]> {
+        std::mem::take(&mut self.known).then_some(&self.hashes)
+    }
+}
+
+impl BurstContext {
+    /// Gives frame `at` and what is behind it back to the source.
+    pub fn give_back(&mut self, at: u8) {
+        let back = &self.burst.frames()[usize::from(at)..];
+        self.tally.bytes -= back.iter().map(|frame| u64::from(frame.len)).sum::<u64>();
+        let floods = self.plan.truncate(at);
+        self.tally.copies -= (back.len() - floods + floods * self.plan.targets().len()) as u64;
+        self.tally.classified = usize::from(at);
+        self.burst.cut(usize::from(at));
+    }
+}
+
+/// Counts a burst, whatever becomes of it.
+pub struct BurstGuard<'a> {
+    context: &'a mut BurstContext,
+    ports: &'a PortTable,
+    from: &'a QueueStats,
+}
+
+impl<'a> BurstGuard<'a> {
+    /// For the burst that `context` is used for from here on. Its counters at its source are
+    /// `from`, and the caller is their only writer.
+    #[inline(always)]
+    pub fn new(
+        context: &'a mut BurstContext,
+        ports: &'a PortTable,
+        from: &'a QueueStats,
+    ) -> BurstGuard<'a> {
+        context.tally = Tally::default();
+        BurstGuard { context, ports, from }
+    }
+
+    /// The counters of the burst at its source.
+    #[inline(always)]
+    pub fn counters(&self) -> &'a QueueStats {
+        self.from
+    }
+
+    /// Nothing was taken, so nothing is counted.
+    #[inline(always)]
+    pub fn nothing(self) {
+        std::mem::forget(self);
+    }
+
+    /// Counts the burst, which is complete, or waits as a whole.
+    #[inline(always)]
+    pub fn finish(self) {
+        let (context, from) = (&mut *self.context, self.from);
+        for reason in context.burst.rejected().chain(context.plan.drops()) {
+            from.drops.add(reason, 1);
+        }
+        from.frames.add(context.burst.taken() as u64);
+        from.bytes.add(context.tally.bytes);
+        from.copies.add(context.tally.copies);
+        context.plan.clear();
+        std::mem::forget(self);
+    }
+
+    /// Counts a burst that a panic ended.
+    #[cold]
+    fn count_lost(&mut self) {
+        let BurstContext { burst, plan, tally, .. } = &mut *self.context;
+        let from = self.from;
+        from.frames.add(burst.taken() as u64);
+        from.bytes.add(burst.frames().iter().map(|frame| u64::from(frame.len)).sum());
+        from.copies.add(tally.copies);
+        // Or it ended in the middle of that.
+        let mut known = match tally.classified {
+            0 => plan.frames() + plan.drops().count(),
+            all => all,
+        };
+        for reason in burst.rejected() {
+            known += 1;
+            from.drops.add(reason, 1);
+        }
+        plan.drops().for_each(|reason| from.drops.add(reason, 1));
+        let lost = burst.taken().saturating_sub(known);
+        from.drops.add(DropReason::Panicked, lost as u64);
+        plan.each_lost(|id: PortId, copies: usize| {
+            if let Some(port) = self.ports.get(id) {
+                port.stats.drops.add_shared(DropReason::Panicked, copies as u64);
+            }
+        });
+    }
+}
+
+impl Deref for BurstGuard<'_> {
+    type Target = BurstContext;
+
+    #[inline(always)]
+    fn deref(&self) -> &BurstContext {
+        self.context
+    }
+}
+
+impl DerefMut for BurstGuard<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut BurstContext {
+        self.context
+    }
+}
+
+/// Dropped only by a panic; see [`BurstGuard::finish`].
+impl Drop for BurstGuard<'_> {
+    fn drop(&mut self) {
+        self.count_lost();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::frame::VnetHdr;
+    use crate::port::Port;
+
+    /// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
+    /// two ports, the others go to port 0.
+    fn burst(context: &mut BurstContext, classified: usize) {
+        for _ in 0..4 {
+            assert!(context.burst.push_small(VnetHdr::plain(0), &[0; 60]));
+        }
+        context.plan.targets_mut().extend([0, 1]);
+        for frame in 0..classified as u8 {
+            match frame {
+                0 => context.plan.drop(DropReason::BadSource),
+                1 => context.plan.flood(1),
+                _ => context.plan.unicast(frame, 0, 0),
+            }
+            context.tally.copies += [0, 2, 1, 1][usize::from(frame)];
+        }
+    }
+
+    /// Copies that were asked for are counted, as delivered or as lost, however far a burst came.
+    #[test]
+    fn a_burst_that_ends_in_a_panic_is_counted_to_the_last_frame() {
+        for (classified, settled) in [(0, 0), (2, 0), (4, 0), (4, 1), (4, 2)] {
+            let port = |id| Arc::new(Port::guest(id, "a", 1));
+            let ports: PortTable = [port(0), port(1)].into_iter().collect();
+            let from = QueueStats::default();
+            let mut context = BurstContext::default();
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                let mut guard = BurstGuard::new(&mut context, &ports, &from);
+                burst(&mut guard, classified);
+                if classified == 4 {
+                    guard.tally.classified = 4;
+                    guard.plan.runs()[0].settle(settled);
+                }
+                panic!("injected: in the middle of a burst");
+            }));
+            assert!(ended.is_err());
+            let panicked = |id: PortId| ports[id].stats.drops.get(DropReason::Panicked);
+            let lost = panicked(0) + panicked(1);
+            assert_eq!(from.frames.get(), 4);
+            assert_eq!(from.copies.get(), lost + settled as u64, "{classified} {settled}");
+            assert_eq!(from.drops.get(DropReason::BadSource), u64::from(classified > 0));
+            assert_eq!(from.drops.get(DropReason::Panicked), 4 - classified as u64);
+        }
+    }
+
+    #[test]
+    fn a_burst_that_is_complete_is_counted_once() {
+        let (ports, from) = (PortTable::default(), QueueStats::default());
+        let mut context = BurstContext::default();
+        for round in 1..3 {
+            let mut guard = BurstGuard::new(&mut context, &ports, &from);
+            guard.burst.clear();
+            burst(&mut guard, 4);
+            guard.tally.bytes = 240;
+            guard.finish();
+            assert_eq!((from.frames.get(), from.bytes.get()), (4 * round, 240 * round));
+            assert_eq!((from.copies.get(), from.drops.total()), (4 * round, round));
+            BurstGuard::new(&mut context, &ports, &from).nothing();
+        }
+        assert_eq!((context.plan.frames(), context.plan.drops().count()), (0, 0));
+    }
+}
