@@ -1,5 +1,7 @@
-//! System calls that no crate wraps. This is where `unsafe` lives, with the guest pointers of
-//! `memory`, `ring` and `port`; every module offers a safe interface.
+//! System calls. Plain ones are made through rustix, which has no `unsafe` for its user. What it
+//! does not know, or would do differently from what is needed here, is called by its name in libc,
+//! with a reason. That is where `unsafe` lives, with the guest pointers of `memory`, `ring` and
+//! `port`; every module offers a safe interface.
 
 pub mod affinity;
 pub mod bucket;

@@ -315,10 +315,7 @@ pub fn bound_path(fd: &OwnedFd) -> Option<PathBuf> {
 
 /// True for a Unix stream socket that listens.
 pub fn listens(fd: &OwnedFd) -> bool {
-    let option = |option| unix_socket::socket_option(fd.as_fd(), option).ok();
-    option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
-        && option(libc::SO_TYPE) == Some(libc::SOCK_STREAM)
-        && option(libc::SO_ACCEPTCONN).is_some_and(|listens| listens != 0)
+    unix_socket::is_unix_stream(fd.as_fd()) && unix_socket::listens(fd.as_fd()).unwrap_or(false)
 }
 
 /// Sleeps for `delay` or until `stop` is set; without a look at `stop` if even poll(2) has no
@@ -416,10 +413,7 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
 /// such as `SO_PASSCRED`, which a parent may have set and accept(2) passes on, would put control
 /// messages beside the bytes and make descriptors seem lost.
 fn opened(socket: UnixStream) -> io::Result<Opened> {
-    for option in [libc::SO_PASSCRED, libc::SO_PASSSEC, libc::SO_PASSPIDFD] {
-        // A kernel that does not know an option cannot have it set.
-        let _ = unix_socket::set_socket_option(socket.as_fd(), option, 0);
-    }
+    unix_socket::receive_no_ancillary_data(socket.as_fd());
     let libc::ucred { pid, uid, .. } = unix_socket::peer_credentials(socket.as_fd())?;
     Ok(Opened::Connection(socket, Peer { pid, uid }))
 }
@@ -488,13 +482,10 @@ pub enum Inherited {
 /// descriptor `number`. To be called early, while the numbers still mean what they meant to it.
 pub fn inherit(number: RawFd) -> Result<Inherited, SocketError> {
     let fd = descriptor::adopt_inherited(number)?.ok_or(SocketError::NotInherited(number))?;
-    let option = |option| unix_socket::socket_option(fd.as_fd(), option);
-    let is_unix_stream = matches!(option(libc::SO_DOMAIN), Ok(libc::AF_UNIX))
-        && matches!(option(libc::SO_TYPE), Ok(libc::SOCK_STREAM));
-    if !is_unix_stream {
+    if !unix_socket::is_unix_stream(fd.as_fd()) {
         return Err(SocketError::NotInherited(number));
     }
-    if option(libc::SO_ACCEPTCONN)? != 0 {
+    if unix_socket::listens(fd.as_fd())? {
         // The parent may hold the same socket: without this, losing the race for a connection
         // would leave us blocked in accept(2), without a look at the stop request.
         descriptor::set_nonblocking(fd.as_fd())?;

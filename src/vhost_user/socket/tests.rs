@@ -8,6 +8,8 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 
+use rustix::net::sockopt;
+
 const SHORT: Duration = Duration::from_millis(100);
 
 /// An upper bound for what should take no time, on a machine that is busy with other things.
@@ -341,11 +343,11 @@ fn inherited_sockets_are_told_apart() {
     assert_eq!(scratch.names(), ["vm1.sock"], "the path belongs to whoever made it");
 
     let (near, _far) = UnixStream::pair().unwrap();
-    unix_socket::set_socket_option(near.as_fd(), libc::SO_PASSCRED, 1).unwrap();
+    sockopt::set_socket_passcred(&near, true).unwrap();
     match inherit(descriptor::inheritable(near.as_fd())).unwrap() {
         Inherited::Connection(socket, peer) => {
             assert_eq!(peer.pid, std::process::id() as i32);
-            assert_eq!(unix_socket::socket_option(socket.as_fd(), libc::SO_PASSCRED).unwrap(), 0);
+            assert!(!sockopt::socket_passcred(&socket).unwrap());
         }
         Inherited::Listener(_) => panic!("not recognised as connected"),
     }
