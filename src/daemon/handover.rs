@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -101,7 +101,7 @@ impl Handover {
         let mut left_over = Vec::new();
         let places = places(config);
         for Passed { name, fd } in passed {
-            if name == STATE && fs::is_memory(fd.as_raw_fd()).unwrap_or(false) {
+            if name == STATE && fs::is_memory(&fd).unwrap_or(false) {
                 (received.state, received.had_state) = (read(fd), true);
             } else if let Some(port) = port_of(&places, &name, &fd) {
                 let made = identity_in(&name);

@@ -133,7 +133,7 @@ impl Extent {
         if len > MAX_PORT_MAPPED_BYTES {
             return Err(MapError::TooLarge(len));
         }
-        let facts = fs::examine(file.as_raw_fd()).map_err(MapError::Stat)?;
+        let facts = fs::examine(&file).map_err(MapError::Stat)?;
         let FileFacts { kind, size, page, .. } = facts;
         if kind == FileKind::Other {
             return Err(MapError::NotMemory);
@@ -152,7 +152,7 @@ impl Extent {
     /// this process's bill. They can be taken away again later.
     pub fn preallocated(self) -> Result<Extent, MapError> {
         let range = self.first..self.first + (self.delta + self.len) as u64;
-        match fs::is_allocated(self.file.as_raw_fd(), &self.facts, range) {
+        match fs::is_allocated(&self.file, &self.facts, range) {
             Ok(true) => Ok(self),
             Ok(false) => Err(MapError::Sparse),
             Err(error) => Err(MapError::Stat(error)),

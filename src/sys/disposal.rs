@@ -32,7 +32,7 @@ static TAKEN: Condvar = Condvar::new();
 
 /// True for the kinds of file that serve a session, and whose closing never waits.
 pub fn is_of_use(file: &OwnedFd) -> io::Result<bool> {
-    Ok(is_memory(file.as_raw_fd())? || is_eventfd(file.as_raw_fd())?)
+    Ok(is_memory(file)? || is_eventfd(file.as_raw_fd())?)
 }
 
 /// Closes `files`. When this returns each is closed or somebody is at it; for each that takes

@@ -1,10 +1,14 @@
 //! What kind of file a descriptor is, anonymous memory files, and who may make files where.
 
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, MemfdFlags, SeekFrom, StatxFlags, accessat, fcntl_get_seals,
+    fstat, fstatfs, memfd_create, seek, statx,
+};
+use rustix::io::Errno;
 
 /// Where a file lives, as far as mapping guest memory is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,28 +38,23 @@ pub struct FileFacts {
 
 /// True for a file on tmpfs or hugetlbfs, memfds included: only these have seals (fcntl(2)). Asks
 /// no file system, while fstat(2) of a file on FUSE or NFS waits for its server.
-pub fn is_memory(fd: RawFd) -> io::Result<bool> {
-    // SAFETY: F_GET_SEALS touches no memory; a bad descriptor is an error.
-    if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } >= 0 {
-        return Ok(true);
-    }
-    match io::Error::last_os_error() {
+pub fn is_memory(fd: impl AsFd) -> io::Result<bool> {
+    match fcntl_get_seals(fd) {
+        Ok(_) => Ok(true),
         // The answer for a file without seals.
-        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
-        error => Err(error),
+        Err(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// True for a regular file, by what the kernel has at hand: a file system with a server behind it
 /// (FUSE, NFS) is told not to ask it.
-pub fn is_regular(fd: RawFd) -> bool {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the path is a NUL-terminated literal, `stat` live and writable for the call.
-    let done = unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_TYPE, &mut stat) } == 0;
-    let known = stat.stx_mask & libc::STATX_TYPE != 0;
-    done && known && u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG
+pub fn is_regular(fd: impl AsFd) -> bool {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(fd, c"", flags, StatxFlags::TYPE).is_ok_and(|stat| {
+        let known = stat.stx_mask & StatxFlags::TYPE.bits() != 0;
+        known && FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile
+    })
 }
 
 /// Mappings this process may have (`vm.max_map_count`); the kernel's default if it does not tell.
@@ -65,7 +64,8 @@ pub fn max_map_count() -> u64 {
 }
 
 /// Examines `fd`; of a file that [is no memory](is_memory) it only says so.
-pub fn examine(fd: RawFd) -> io::Result<FileFacts> {
+pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
+    let fd = fd.as_fd();
     if !is_memory(fd)? {
         let page = page_size();
         return Ok(FileFacts {
@@ -76,14 +76,8 @@ pub fn examine(fd: RawFd) -> io::Result<FileFacts> {
             allocated: 0,
         });
     }
-    // SAFETY: all-zero bytes are a valid value of these plain C structs.
-    let (mut stat, mut vfs): (libc::stat, libc::statfs) = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` and `vfs` are live and writable for the duration of the calls.
-    let failed = unsafe { libc::fstat(fd, &mut stat) != 0 || libc::fstatfs(fd, &mut vfs) != 0 };
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
-    let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+    let (stat, vfs) = (fstat(fd)?, fstatfs(fd)?);
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let kind = match vfs.f_type {
         libc::TMPFS_MAGIC if regular => FileKind::Shmem,
         libc::HUGETLBFS_MAGIC if regular => FileKind::Huge,
@@ -105,21 +99,20 @@ pub fn examine(fd: RawFd) -> io::Result<FileFacts> {
 /// hugetlbfs says how many pages a file has and not where (it knows no holes: lseek(2) finds the
 /// first at the end), so there all of the file has to be there. On tmpfs pages that were allocated
 /// and never touched look like holes; they count where the whole file has its pages.
-pub fn is_allocated(fd: RawFd, facts: &FileFacts, range: std::ops::Range<u64>) -> io::Result<bool> {
+pub fn is_allocated(
+    fd: impl AsFd,
+    facts: &FileFacts,
+    range: std::ops::Range<u64>,
+) -> io::Result<bool> {
     if facts.allocated >= facts.size || facts.kind == FileKind::Huge {
         return Ok(facts.allocated >= facts.size);
     }
-    let start = libc::off_t::try_from(range.start).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: touches no memory.
-    let hole = unsafe { libc::lseek(fd, start, libc::SEEK_HOLE) };
-    let hole = u64::try_from(hole).map_err(|_| io::Error::last_os_error())?;
-    Ok(hole >= range.end)
+    Ok(seek(fd, SeekFrom::Hole(range.start))? >= range.end)
 }
 
 /// The system's base page size in bytes.
 pub fn page_size() -> u64 {
-    // SAFETY: sysconf has no preconditions.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+    rustix::param::page_size() as u64
 }
 
 /// The flags of the mapping at `addr`: `VmFlags` of smaps in proc(5).
@@ -142,42 +135,28 @@ pub(crate) fn vm_flags(addr: usize) -> Vec<String> {
 
 /// Whether this process may make files in `directory` (faccessat(2), with the effective user).
 pub fn may_create_in(directory: &Path) -> io::Result<()> {
-    let path = CString::new(directory.as_os_str().as_bytes())?;
-    let wanted = libc::W_OK | libc::X_OK;
-    // SAFETY: `path` is a NUL-terminated string that outlives the call.
-    match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), wanted, libc::AT_EACCESS) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(accessat(CWD, directory, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
 /// A new memfd of `len` bytes, close-on-exec.
 pub fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
-    let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    // SAFETY: `name` is a NUL-terminated string that outlives the call.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` was just created and is owned by nobody else.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    std::fs::File::from(fd.try_clone()?).set_len(len)?;
-    Ok(fd)
+    let file = std::fs::File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
+    file.set_len(len)?;
+    Ok(file.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
 
     #[test]
     fn regular_files_are_told_from_the_rest() {
         let (pipe, _writer) = std::io::pipe().unwrap();
         let open = |path| std::fs::File::open(path).unwrap();
-        assert!(is_regular(open("/proc/self/exe").as_raw_fd()));
-        assert!(is_regular(memfd("t", 4096).unwrap().as_raw_fd()));
-        for other in [open("/dev/null").as_raw_fd(), open("/").as_raw_fd(), pipe.as_raw_fd(), -1] {
-            assert!(!is_regular(other), "{other}");
+        assert!(is_regular(open("/proc/self/exe")));
+        assert!(is_regular(memfd("t", 4096).unwrap()));
+        for other in [open("/dev/null").into(), open("/").into(), OwnedFd::from(pipe)] {
+            assert!(!is_regular(&other), "{other:?}");
         }
     }
 }

@@ -60,7 +60,7 @@ pub fn screen(code: Code, files: &mut Vec<Passed>) -> Result<(), DescriptorError
 }
 
 fn is_regular(file: &mut OwnedFd) -> bool {
-    fs::is_regular(file.as_raw_fd())
+    fs::is_regular(file)
 }
 
 fn examine(file: &OwnedFd) -> Result<(), DescriptorError> {
