@@ -1,4 +1,6 @@
 //! Which CPUs the process may use, and binding a thread to one of them.
+//!
+//! By libc: rustix's sets end at CPU 1,023, and a kernel that knows more CPUs refuses to fill one.
 
 use std::io;
 

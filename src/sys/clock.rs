@@ -13,20 +13,17 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Seconds of `CLOCK_MONOTONIC_COARSE`: a read from the vDSO without touching the hardware clock
 /// (about 6 ns), immune to changes of the wall clock.
 pub fn coarse_seconds() -> u32 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is live and writable; the clock exists since Linux 2.6.32.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    now.tv_sec as u32
+    clock_gettime(ClockId::MonotonicCoarse).tv_sec as u32
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 fn monotonic_nanos() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is live and writable; the clock exists since Linux 2.6.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

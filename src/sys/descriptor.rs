@@ -3,36 +3,32 @@
 use std::io;
 #[cfg(test)]
 use std::os::fd::IntoRawFd;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 #[cfg(test)]
 use vmm_sys_util::eventfd::EventFd;
 
 /// Whether an exec(2) would close `fd`.
 pub fn is_close_on_exec(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(fcntl(fd.as_raw_fd(), libc::F_GETFD, 0)? & libc::FD_CLOEXEC != 0)
+    Ok(fcntl_getfd(fd)?.contains(FdFlags::CLOEXEC))
 }
 
 /// Sets `O_NONBLOCK` on the open file description behind `fd`. Others who hold it see the change
 /// and can undo it.
 pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let flags = fcntl(fd.as_raw_fd(), libc::F_GETFL, 0)?;
-    fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK)?;
-    Ok(())
+    Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
 }
 
 /// Raises the number of descriptors this process may have open as far as it is allowed to itself:
 /// each guest has up to five per ring, and the usual soft limit of 1,024 is a few large guests.
 pub fn raise_limit() -> io::Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is live and writable, and then readable, across the calls.
-    let failed = unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 || {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0
-        }
-    };
-    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 /// Takes over descriptor `number`, which the program that started this one left open for it, and
@@ -42,17 +38,28 @@ pub fn adopt_inherited(number: RawFd) -> io::Result<Option<OwnedFd>> {
     if number <= libc::STDERR_FILENO {
         return Ok(None);
     }
-    let flags = match fcntl(number, libc::F_GETFD, 0) {
-        Ok(flags) if flags & libc::FD_CLOEXEC == 0 => flags,
+    match flags_of(number) {
+        Ok(flags) if !flags.contains(FdFlags::CLOEXEC) => {}
         Ok(_) => return Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => return Ok(None),
         Err(error) => return Err(error),
-    };
-    fcntl(number, libc::F_SETFD, flags | libc::FD_CLOEXEC)?;
+    }
     // SAFETY: the descriptor is open. Nothing in this process owns it: whatever the standard
     // library, the crates and we open is close-on-exec, as is a number adopted before, and the
     // check above refuses those.
-    Ok(Some(unsafe { OwnedFd::from_raw_fd(number) }))
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    Ok(Some(fd))
+}
+
+/// The flags of a number that may not be open, which is no descriptor to rustix.
+fn flags_of(number: RawFd) -> io::Result<FdFlags> {
+    // SAFETY: F_GETFD touches no memory; a number that is not open is an error.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    match u32::try_from(flags) {
+        Ok(flags) => Ok(FdFlags::from_bits_retain(flags)),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
 }
 
 /// The same descriptor with the operations of an eventfd, for tests that look into one.
@@ -72,19 +79,15 @@ pub(crate) fn from_eventfd(eventfd: EventFd) -> OwnedFd {
 /// A copy of `fd` as a child would inherit it: not close-on-exec, and owned by nobody.
 #[cfg(test)]
 pub(crate) fn inheritable(fd: BorrowedFd<'_>) -> RawFd {
-    fcntl(fd.as_raw_fd(), libc::F_DUPFD, 3).unwrap()
-}
-
-fn fcntl(fd: RawFd, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: the commands used here read and write no memory; a bad descriptor is an error.
-    let result = unsafe { libc::fcntl(fd, command, argument) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3).unwrap();
+    fcntl_setfd(&copy, FdFlags::empty()).unwrap();
+    copy.into_raw_fd()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -103,10 +106,9 @@ mod tests {
     #[test]
     fn nonblocking_sticks_and_keeps_other_flags() {
         let file = from_eventfd(EventFd::new(0).unwrap());
-        let before = fcntl(file.as_raw_fd(), libc::F_GETFL, 0).unwrap();
+        let before = fcntl_getfl(&file).unwrap();
         set_nonblocking(file.as_fd()).unwrap();
-        let after = fcntl(file.as_raw_fd(), libc::F_GETFL, 0).unwrap();
-        assert_eq!(after, before | libc::O_NONBLOCK);
+        assert_eq!(fcntl_getfl(&file).unwrap(), before | OFlags::NONBLOCK);
         assert_eq!(into_eventfd(file).read().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -12,14 +12,12 @@ const FIRST_BUFFER_BYTES: usize = 1024;
 
 /// The group that files of this process get.
 pub fn own() -> u32 {
-    // SAFETY: getegid takes nothing and cannot fail.
-    unsafe { libc::getegid() }
+    rustix::process::getegid().as_raw()
 }
 
 /// The user that files of this process get.
 pub fn own_user() -> u32 {
-    // SAFETY: geteuid takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// Whether this process may give a file of its own to group `gid`: one that it belongs to, or any
@@ -30,13 +28,8 @@ pub fn may_give(gid: u32) -> bool {
 
 /// The further groups of this process.
 fn supplementary() -> Vec<u32> {
-    // SAFETY: with a length of 0 nothing is written.
-    let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
-    let mut groups = vec![0; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: `groups` has room for `count` numbers; -1 makes it fail and write nothing.
-    let count = unsafe { libc::getgroups(count, groups.as_mut_ptr()) };
-    groups.truncate(usize::try_from(count).unwrap_or(0));
-    groups
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    groups.into_iter().map(|group| group.as_raw()).collect()
 }
 
 /// CAP_CHOWN among the effective capabilities, which is bit 0 of them (proc_pid_status(5)).
@@ -92,8 +85,7 @@ mod tests {
     #[test]
     fn own_groups_can_be_given() {
         assert!(may_give(own()) && supplementary().into_iter().all(may_give));
-        // SAFETY: plain system call.
-        let root = unsafe { libc::geteuid() } == 0;
+        let root = own_user() == 0;
         // Nobody belongs to it; a root without CAP_CHOWN may not give it either.
         assert_eq!(may_give(3_999_999_999), root && may_chown());
     }

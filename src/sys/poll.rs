@@ -4,6 +4,8 @@
 //! so each of them can be stopped: the stop eventfd is part of every wait. It is only looked at,
 //! never read, so one write to it wakes every thread that shares it, also those that have yet to
 //! wait. Deadlines are absolute; nothing that arrives meanwhile extends them.
+//!
+//! By libc: rustix polls what it can borrow, and the crate's eventfd does not lend its descriptor.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};

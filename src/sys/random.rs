@@ -2,11 +2,13 @@
 
 use std::io;
 
+use rustix::rand::{GetRandomFlags, getrandom};
+
 /// 128 random bits.
 pub fn key() -> io::Result<[u64; 2]> {
-    let mut key = [0u64; 2];
-    // SAFETY: the buffer is 16 bytes, live and writable.
-    let got = unsafe { libc::getrandom(key.as_mut_ptr().cast(), 16, 0) };
+    let mut bytes = [0; 16];
     // Up to 256 bytes are never returned in part (getrandom(2)).
-    if got == 16 { Ok(key) } else { Err(io::Error::last_os_error()) }
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    let number = u128::from_ne_bytes(bytes);
+    Ok([number as u64, (number >> 64) as u64])
 }

@@ -4,6 +4,8 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// A huge page is found and cleared in 0.1 to 0.9 ms.
 const SLOWEST_PAGE_NANOS: u64 = 1_000_000;
 
@@ -83,9 +85,7 @@ pub fn cpu_micros() -> u64 {
 }
 
 fn cpu_nanos() -> u64 {
-    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `used` is live and writable; the clock exists since Linux 2.6.12.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut used) };
+    let used = clock_gettime(ClockId::ThreadCPUTime);
     used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
 }
 
@@ -104,6 +104,7 @@ fn run_delay() -> Option<u64> {
     })
 }
 
+/// By libc: rustix has no getrusage(2).
 fn rusage() -> libc::rusage {
     // SAFETY: all-zero bytes are a valid `rusage`, which is plain numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
