@@ -10,9 +10,14 @@
 //! the whole network configuration, and somebody else may hold that for a while.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use super::poll::{Interest, is_ready_by};
 use crate::frame::MacAddr;
 use crate::limits::{NETLINK_MAX_MESSAGES, NETLINK_TIMEOUT_MILLIS};
 
@@ -343,17 +348,17 @@ fn outcome(body: &[u8]) -> Result<(), NetlinkError> {
 
 /// A socket on which `message` was sent to the kernel.
 fn send(message: &[u8]) -> Result<OwnedFd, NetlinkError> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: socket touches no memory.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error().into());
-    }
-    // SAFETY: `fd` was just created and is owned by nobody else.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: `message` is readable for its length. Without an address it goes to the kernel.
-    let sent = unsafe { libc::send(fd, message.as_ptr().cast(), message.len(), 0) };
-    if sent < 0 { Err(io::Error::last_os_error().into()) } else { Ok(socket) }
+    let socket = socket()?;
+    // Without an address it goes to the kernel.
+    rustix::net::send(&socket, message, SendFlags::empty()).map_err(io::Error::from)?;
+    Ok(socket)
+}
+
+/// A socket that takes part in nothing yet.
+fn socket() -> io::Result<OwnedFd> {
+    let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
+    // No protocol is that of number 0, NETLINK_ROUTE.
+    Ok(rustix::net::socket_with(family, SocketType::RAW, flags, None)?)
 }
 
 /// The next datagram from the kernel.
@@ -362,35 +367,28 @@ fn receive<'a>(
     buffer: &'a mut [u8],
     deadline: Instant,
 ) -> Result<&'a [u8], NetlinkError> {
-    let fd = socket.as_raw_fd();
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one live entry, and the count says so.
-        let ready = unsafe { libc::poll(&mut entry, 1, left.as_millis() as i32) };
-        if ready == 0 {
+        if !is_ready_by(socket.as_fd(), Interest::Read, deadline)? {
             return Err(NetlinkError::Timeout);
         }
-        let (flags, at) = (libc::MSG_DONTWAIT | libc::MSG_TRUNC, buffer.as_mut_ptr().cast());
-        // SAFETY: all-zero bytes are a valid sockaddr_nl.
-        let mut from: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-        let mut from_len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-        let from_at = (&raw mut from).cast();
-        // SAFETY: `buffer` and `from` are writable for the lengths given and live across the call.
-        let len = unsafe { libc::recvfrom(fd, at, buffer.len(), flags, from_at, &mut from_len) };
-        let Ok(len) = usize::try_from(len) else {
-            match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::WouldBlock => continue,
-                error if error.kind() == io::ErrorKind::Interrupted => continue,
-                error => return Err(error.into()),
-            }
-        };
-        // With MSG_TRUNC the length is that of the datagram, however much fitted. Processes can
-        // send to this socket as well, the kernel's own port is 0.
-        if from.nl_pid == 0 {
+        if let Some(len) = receive_from_kernel(socket, buffer)? {
             return buffer.get(..len).ok_or(NetlinkError::Malformed);
         }
     }
+}
+
+/// Length of the next datagram, which may be longer than what fitted into `buffer`; `None` if there
+/// is none, or one that is not from the kernel. Never waits.
+fn receive_from_kernel(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    let (_, len, from) = match rustix::net::recvfrom(socket, buffer, flags) {
+        Ok(received) => received,
+        Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    // Processes can send to this socket as well; the kernel's own port is 0.
+    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
+    Ok(from.is_some_and(|from| from.pid() == 0).then_some(len))
 }
 
 /// For tests: changes an interface (RTM_NEWLINK) or with `RTM_DELLINK` deletes it.
