@@ -11,6 +11,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+
 use super::clock;
 use super::descriptor::set_nonblocking;
 pub use super::signal_cost::{SignalCost, Took};
@@ -86,17 +89,13 @@ impl CallFd {
 
     /// One write. For the watch alone: it may block for ever.
     pub(super) fn write(&self) -> SignalResult {
-        let one = 1u64;
-        // SAFETY: the kernel reads the 8 bytes of `one`, which lives across the call.
-        let done = unsafe { libc::write(self.number(), (&raw const one).cast(), 8) };
-        if done >= 0 {
-            return SignalResult::Sent;
-        }
-        match io::Error::last_os_error().raw_os_error().unwrap_or(0) {
-            libc::EAGAIN => SignalResult::Full,
+        // One system call: rustix does not repeat what was interrupted.
+        match rustix::io::write(&self.fd, &1u64.to_ne_bytes()) {
+            Ok(_) => SignalResult::Sent,
+            Err(Errno::AGAIN) => SignalResult::Full,
             // A write that finds room never looks for signals, so it did block.
-            libc::EINTR => SignalResult::Blocked,
-            errno => SignalResult::Failed(errno),
+            Err(Errno::INTR) => SignalResult::Blocked,
+            Err(error) => SignalResult::Failed(error.raw_os_error()),
         }
     }
 
@@ -105,9 +104,7 @@ impl CallFd {
         if poll(self.number(), libc::POLLOUT) & libc::POLLOUT != 0 {
             return None;
         }
-        // SAFETY: F_GETFL touches no memory.
-        let flags = unsafe { libc::fcntl(self.number(), libc::F_GETFL) };
-        let blocking = flags >= 0 && flags & libc::O_NONBLOCK == 0;
+        let blocking = fcntl_getfl(&self.fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
         Some(if blocking { SignalResult::Blocked } else { SignalResult::Full })
     }
 }

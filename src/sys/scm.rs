@@ -5,8 +5,8 @@
 //! `MSG_CMSG_CLOEXEC`, so descriptors of one VM would leak into any program started later, and
 //! it cannot pass `MSG_DONTWAIT`, so a deadline would depend on a file status flag that whoever
 //! handed us the socket can clear. It also looks at the first control message only and reports
-//! lost descriptors as an error without the bytes. Hence the two calls are made here; the tests
-//! send with the crate.
+//! lost descriptors as an error without the bytes. That of rustix closes what nobody drained from
+//! its buffer, here and now. Hence recvmsg(2) is called here; the tests send with the crate.
 //!
 //! Rule: every descriptor the kernel installs for us is in an [`OwnedFd`] before anything can
 //! return, so none can leak. There is always room for all that one message can carry: what does
@@ -15,6 +15,8 @@
 use std::io;
 use std::mem::{align_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::net::SendFlags;
 
 /// Descriptors that one message can carry (`SCM_MAX_FD`, unix(7)).
 const MAX_FILES: usize = 253;
@@ -90,11 +92,7 @@ unsafe fn take_files(message: &libc::msghdr, files: &mut Vec<OwnedFd>) {
 /// Sends as much of `buffer` as there is room for and returns how many bytes that was.
 /// `WouldBlock` if there is no room; a closed peer is an error, not a SIGPIPE.
 pub fn send(socket: BorrowedFd<'_>, buffer: &[u8]) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `buffer` is live across the call and the length is its own.
-    let sent =
-        unsafe { libc::send(socket.as_raw_fd(), buffer.as_ptr().cast(), buffer.len(), flags) };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    Ok(rustix::net::send(socket, buffer, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
 }
 
 #[cfg(test)]

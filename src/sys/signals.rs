@@ -5,8 +5,10 @@
 //! signalfd(2).
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use vmm_sys_util::signal::create_sigset;
 
 /// What the process was asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +47,7 @@ pub struct Signals {
 impl Signals {
     /// Blocks the signals in the calling thread and opens their queue.
     pub fn block() -> io::Result<Signals> {
-        let set = signal_set()?;
+        let set = create_sigset(&NUMBERS.map(|(number, _)| number))?;
         // SAFETY: `set` is initialised, and a null old set means that the old one is not wanted.
         let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
         if error != 0 {
@@ -75,20 +77,17 @@ impl Signals {
     /// The number of the next signal.
     fn read(&self) -> io::Result<libc::c_int> {
         const SIZE: usize = size_of::<libc::signalfd_siginfo>();
-        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let mut info = [0; SIZE];
         loop {
-            // SAFETY: `info` is writable for SIZE bytes and lives across the call.
-            let len = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), SIZE) };
-            match usize::try_from(len) {
-                // SAFETY: zeroed and then filled by the kernel; every field is an integer.
-                Ok(SIZE) => return Ok(unsafe { info.assume_init() }.ssi_signo as libc::c_int),
-                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
+            match rustix::io::read(&self.fd, &mut info) {
+                // `ssi_signo` comes first.
+                Ok(SIZE) => {
+                    let [a, b, c, d, ..] = info;
+                    return Ok(libc::c_int::from_ne_bytes([a, b, c, d]));
                 }
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -99,24 +98,6 @@ impl AsRawFd for Signals {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
-}
-
-/// The set of [`NUMBERS`].
-fn signal_set() -> io::Result<libc::sigset_t> {
-    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: sigemptyset initialises the set it is given.
-    if unsafe { libc::sigemptyset(set.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: initialised by sigemptyset.
-    let mut set = unsafe { set.assume_init() };
-    for (number, _) in NUMBERS {
-        // SAFETY: `set` is initialised and ours; an unknown number is refused.
-        if unsafe { libc::sigaddset(&mut set, number) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(set)
 }
 
 #[cfg(test)]

@@ -29,6 +29,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use rustix::io::Errno;
+
 /// What one system call on a TAP queue came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TapIo {
@@ -120,32 +122,33 @@ impl AsFd for TapQueue {
 
 impl FrameIo for TapQueue {
     fn write(&self, bytes: &[u8]) -> TapIo {
-        // SAFETY: `bytes` is readable for its length.
-        let result = unsafe { libc::write(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
-        TapIo::from_result(result, errno_of(result))
+        rustix::io::write(self, bytes).into()
     }
 
     unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
         // More than fits an int is more than 1,024, which the kernel refuses.
         let count = i32::try_from(pieces.len()).unwrap_or(i32::MAX);
+        // By libc: pieces of guest memory are no slices.
         // SAFETY: the kernel reads `count` entries of `pieces`, and the memory they name is the
         // caller's promise; where it is gone the kernel answers EFAULT.
         let result = unsafe { libc::writev(self.as_raw_fd(), pieces.as_ptr(), count) };
-        TapIo::from_result(result, errno_of(result))
+        let errno = if result < 0 { io::Error::last_os_error().raw_os_error() } else { None };
+        TapIo::from_result(result, errno.unwrap_or(0))
     }
 
     fn read(&self, buffer: &mut [u8]) -> TapIo {
-        // SAFETY: `buffer` is writable for its length.
-        let result =
-            unsafe { libc::read(self.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
-        TapIo::from_result(result, errno_of(result))
+        rustix::io::read(self, buffer).into()
     }
 }
 
-/// The errno that belongs to a negative result.
-#[inline]
-fn errno_of(result: isize) -> i32 {
-    if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 }
+impl From<Result<usize, Errno>> for TapIo {
+    fn from(result: Result<usize, Errno>) -> TapIo {
+        match result {
+            Ok(0) => TapIo::Eof,
+            Ok(len) => TapIo::Done(len),
+            Err(error) => TapIo::from_errno(error.raw_os_error()),
+        }
+    }
 }
 
 #[cfg(test)]

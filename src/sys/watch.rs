@@ -33,6 +33,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::thread::gettid;
+use vmm_sys_util::signal::unblock_signal;
+
 use super::clock;
 use super::eventfd::{CallFd, SignalResult, Took};
 use super::log_queue::never_wait;
@@ -370,15 +373,9 @@ fn prepare_thread() -> i32 {
     thread_local!(static ID: Cell<i32> = const { Cell::new(0) });
     ID.with(|id| {
         if id.get() == 0 {
-            // SAFETY: `set` is initialized by sigemptyset before it is used and lives across the
-            // calls.
-            unsafe {
-                let mut set: libc::sigset_t = std::mem::zeroed();
-                libc::sigemptyset(&mut set);
-                libc::sigaddset(&mut set, RESCUE);
-                libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
-                id.set(libc::gettid());
-            }
+            // Fails only for numbers that are no signal.
+            let _ = unblock_signal(RESCUE);
+            id.set(gettid().as_raw_pid());
         }
         id.get()
     })
