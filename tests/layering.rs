@@ -14,7 +14,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "daemon",
         &["config", "vhost_user", "worker", "port", "switch", "stats", "sys", "frame", "limits"],
     ),
-    ("config", &["sys", "frame", "limits"]),
+    ("config", &["switch", "sys", "frame", "limits"]),
     (
         "vhost_user",
         &[

@@ -64,6 +64,7 @@ struct Options {
     ///                       checksums and segmentation offered to the VM: all (default), only
     ///                       for what it sends (VMs with XDP programs), checksums only, none
     ///   platform=on|off     whether iommu_platform=on of the VM's network card is served
+    ///   flood=on|off        whether frames for addresses nobody is known for go there too
     ///   mtu=N               drop longer packets for the VM, 68 to 65535
     ///   feature-level=N     as --feature-level, for this port
     ///   memory=any|prealloc refuse a VM whose memory is not all allocated (prealloc)
@@ -84,6 +85,7 @@ struct Options {
     ///   ifname=IFNAME       the interface, created if it does not exist (required)
     ///   queues=N            its queues, 1 (default) to 64
     ///   offload=on|csum|off as for a port, without send
+    ///   flood=on|off        as for a port
     ///   mtu=N               its MTU if it is created, 68 to 65521
     ///
     /// A [[tap]] of the same name in the file is replaced as a whole.

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
+use crate::switch::PortPolicy;
 
 mod args;
 mod cpus;
@@ -74,6 +75,8 @@ pub struct PortConfig {
     pub offload: Offloads,
     /// `VIRTIO_F_ACCESS_PLATFORM` is offered, without which front-ends refuse `iommu_platform=on`.
     pub platform: bool,
+    /// What is asked of the port beyond forwarding.
+    pub policy: PortPolicy,
     /// The release whose features are offered, if it differs from [`Config::feature_level`].
     pub feature_level: Option<u8>,
     /// The VM's memory must be there when it is mapped.
@@ -116,6 +119,8 @@ pub struct TapConfig {
     pub queues: u16,
     /// Offloads that may be used towards the host.
     pub offload: Offloads,
+    /// What is asked of the port beyond forwarding.
+    pub policy: PortPolicy,
     /// MTU of the interface, [`crate::limits::MIN_MTU`] to [`crate::limits::MAX_TAP_MTU`] bytes:
     /// set if it is created, compared if it exists.
     pub mtu: Option<u16>,

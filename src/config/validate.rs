@@ -10,14 +10,15 @@ use super::cpus::cpu_list;
 use super::entries::{Claim, Entry, Parsed, Shared};
 use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, quote};
 use super::value::{
-    feature_level, group, inherited_socket, interface_name, is_client, is_preallocated, number,
-    offloads, permissions, platform, port_name, port_offloads, socket_path, station_address, text,
+    feature_level, group, inherited_socket, interface_name, is_client, is_on, is_preallocated,
+    number, offloads, permissions, port_name, port_offloads, socket_path, station_address, text,
     truth, unknown_key,
 };
 use super::{Endpoint, Machine, PortConfig, TapConfig};
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::limits;
+use crate::switch::PortPolicy;
 
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
@@ -25,8 +26,8 @@ const SHORTHAND_NAME: &str = "port0";
 const SCALAR_KEYS: &str = "port, tap, workers, cpus, poll, age, control, feature-level, \
      uplink-to-uplink, socket-path, fd";
 const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, \
-     platform, mtu, feature-level, memory";
-const TAP_KEYS: &str = "name, ifname, queues, offload, mtu";
+     platform, flood, mtu, feature-level, memory";
+const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
 
 /// One place's settings, checked.
 #[derive(Debug, Default)]
@@ -126,6 +127,7 @@ fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> E
         send: Offloads::ALL,
         offload: Offloads::ALL,
         platform: false,
+        policy: PortPolicy::PLAIN,
         feature_level: None,
         preallocated: false,
         mtu: None,
@@ -209,6 +211,7 @@ struct PortDraft {
     /// What the VM may send with, and what it receives.
     offload: Option<(Offloads, Offloads)>,
     platform: bool,
+    policy: PortPolicy,
     feature_level: Option<u8>,
     preallocated: bool,
     mtu: Option<u16>,
@@ -244,7 +247,8 @@ impl Draft for PortDraft {
                 self.macs.push(mac);
             }
             "offload" => self.offload = Some(port_offloads(setting)?),
-            "platform" => self.platform = platform(setting)?,
+            "platform" => self.platform = is_on(setting)?,
+            "flood" => self.policy.flood_unknown = is_on(setting)?,
             "feature-level" => self.feature_level = Some(feature_level(setting)?),
             "memory" => self.preallocated = is_preallocated(setting)?,
             "mtu" => {
@@ -287,6 +291,7 @@ impl Draft for PortDraft {
             send,
             offload,
             platform: self.platform,
+            policy: self.policy,
             feature_level: self.feature_level,
             preallocated: self.preallocated,
             mtu: self.mtu,
@@ -301,6 +306,7 @@ struct TapDraft {
     ifname: Option<String>,
     queues: Option<u16>,
     offload: Option<Offloads>,
+    policy: PortPolicy,
     mtu: Option<u16>,
 }
 
@@ -319,6 +325,7 @@ impl Draft for TapDraft {
             }
             "queues" => self.queues = Some(number(setting, 1, limits::MAX_TAP_QUEUES.into())?),
             "offload" => self.offload = Some(offloads(setting)?),
+            "flood" => self.policy.flood_unknown = is_on(setting)?,
             "mtu" => self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_TAP_MTU)?),
             _ => return Err(unknown_key(setting, TAP_KEYS)),
         }
@@ -335,6 +342,7 @@ impl Draft for TapDraft {
         };
         let queues = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
         let offload = self.offload.unwrap_or(Offloads::ALL);
-        Ok(Parsed::Tap(TapConfig { name, ifname, queues, offload, mtu: self.mtu }))
+        let (policy, mtu) = (self.policy, self.mtu);
+        Ok(Parsed::Tap(TapConfig { name, ifname, queues, offload, policy, mtu }))
     }
 }

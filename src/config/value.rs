@@ -154,12 +154,12 @@ pub(super) fn feature_level(setting: &Setting) -> Result<u8, String> {
     number(setting, 1, limits::FEATURE_LEVELS.into())
 }
 
-/// `platform=`: whether the platform's own ways to memory may be asked for.
-pub(super) fn platform(setting: &Setting) -> Result<bool, String> {
+/// A setting that is `on` or `off`.
+pub(super) fn is_on(setting: &Setting) -> Result<bool, String> {
     match text(setting)? {
         "on" => Ok(true),
         "off" => Ok(false),
-        other => Err(format!("platform must be on or off, not {}", quote(other))),
+        other => Err(format!("{} must be on or off, not {}", setting.key, quote(other))),
     }
 }
 

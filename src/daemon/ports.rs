@@ -279,13 +279,16 @@ fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Port {
         .configured(settings.offload, settings.mtu)
         .sending(settings.send)
         .on_platform(settings.platform)
+        .asked(settings.policy)
         .at_level(settings.feature_level.unwrap_or(feature_level))
         .with_memory(settings.preallocated)
 }
 
 fn tap(id: PortId, settings: &TapConfig) -> Port {
     let endpoint = TapPort::new(&settings.ifname, settings.queues);
-    Port::tap(id, &settings.name, endpoint).configured(settings.offload, settings.mtu)
+    Port::tap(id, &settings.name, endpoint)
+        .configured(settings.offload, settings.mtu)
+        .asked(settings.policy)
 }
 
 fn enter_addresses(fdb: &Fdb, port: &Port, settings: &PortConfig) -> Result<(), StaticError> {

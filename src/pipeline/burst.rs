@@ -236,7 +236,7 @@ impl Pipeline {
             delivery.last_tries(burst, plan.runs(), wait);
         }
         let retry = from.is_some_and(|(_, others)| others);
-        if !retry && !plan.floods().is_empty() {
+        if !retry && plan.is_fanned() {
             delivery.flood(burst, plan);
         }
         tally.extra = tally.extra.saturating_add(delivery.extra);

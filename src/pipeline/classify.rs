@@ -15,7 +15,9 @@ use crate::port::mtu::NO_LIMIT;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::ring::{Frame, prefetch_read};
 use crate::stats::DropReason;
-use crate::switch::{BurstMemo, Decision, DropCause, Fdb, Ingress, Learn, Policy, SourceMemo};
+use crate::switch::{
+    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, SourceMemo,
+};
 
 /// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
 /// came to is tried first: two comparisons of addresses a frame.
@@ -62,7 +64,7 @@ impl<'a> Classifier<'a> {
             now,
             generation,
             last: Addresses::NONE,
-            decision: Decision::Flood,
+            decision: Decision::Flood(Flood::Group),
             receivers: Receivers::NONE,
             choice: false,
             only: 0,
@@ -159,24 +161,16 @@ impl BurstContext {
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
         classifier.hashes = flows.take();
         let mut cut = None;
-        let mut fan = None;
+        let mut floods = Floods::default();
         for (i, frame) in burst.frames().iter().enumerate() {
             match classifier.decide(frame) {
                 Ok(Decision::Unicast(egress)) => {
-                    tally.copies += 1;
                     plan.unicast(i as u8, egress, classifier.queue(i, frame));
                 }
-                Ok(Decision::Flood) => {
-                    let fan = *fan.get_or_insert_with(|| find_targets(policy, ingress, plan));
-                    if i > 0 && (plan.floods().len() + 1) * fan > BURST_FLOOD_COPIES {
+                Ok(Decision::Flood(flood)) => {
+                    if !floods.add(policy, ingress, flood, i, plan) {
                         cut = Some(i);
                         break;
-                    }
-                    if fan == 0 {
-                        plan.drop(DropReason::NoReceiver);
-                    } else {
-                        tally.copies += fan as u64;
-                        plan.flood(i as u8);
                     }
                 }
                 Ok(Decision::Drop(cause)) => plan.drop(reason(cause)),
@@ -189,22 +183,64 @@ impl BurstContext {
             burst.cut(at);
         }
         tally.classified = burst.frames().len();
+        tally.copies = plan.copies(tally.classified) as u64;
         if least < NO_LIMIT {
             drop_too_big(burst, plan, policy.ports, least, now);
         }
     }
 }
 
+/// The flooded frames of a burst so far.
+#[derive(Default)]
+struct Floods {
+    /// Ports that each kind goes to, once that was asked.
+    targets: [Option<usize>; 2],
+    copies: usize,
+}
+
+impl Floods {
+    /// Adds frame `i` of the burst, or drops it if it reaches no port; false if that would be more
+    /// copies than a burst may ask for.
+    #[inline(never)]
+    fn add(
+        &mut self,
+        policy: &Policy<'_, PortTable>,
+        ingress: Ingress,
+        flood: Flood,
+        i: usize,
+        plan: &mut Plan,
+    ) -> bool {
+        // Of a table that asks for nothing both kinds are one.
+        let flood = if policy.ports.is_plain() { Flood::Group } else { flood };
+        let targets = self.targets[flood as usize]
+            .get_or_insert_with(|| find_targets(policy, ingress, flood, plan));
+        if i > 0 && self.copies + *targets > BURST_FLOOD_COPIES {
+            return false;
+        }
+        self.copies += *targets;
+        match *targets {
+            0 => plan.drop(DropReason::NoReceiver),
+            _ => plan.fan(flood).push(i as u8),
+        }
+        true
+    }
+}
+
 /// Finds the ports that a flood from `ingress` reaches and that are up; how many there are.
-#[inline(never)]
-fn find_targets(policy: &Policy<'_, PortTable>, ingress: Ingress, plan: &mut Plan) -> usize {
-    let targets = plan.targets_mut();
+fn find_targets(
+    policy: &Policy<'_, PortTable>,
+    ingress: Ingress,
+    flood: Flood,
+    plan: &mut Plan,
+) -> usize {
+    let targets = plan.fan(flood).targets_mut();
     for port in policy.ports.iter() {
         let up = match &port.endpoint {
             Endpoint::Guest(guest) => guest.active() != 0,
             Endpoint::Tap(tap) => tap.is_up(),
         };
-        if up && policy.rules.flood_reaches(ingress, port.id, port.kind()) {
+        let reached = policy.rules.flood_reaches(ingress, port.id, port.kind());
+        if up && reached && port.policy.takes(flood) {
             targets.push(port.id);
         }
     }

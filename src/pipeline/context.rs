@@ -91,8 +91,7 @@ impl BurstContext {
     pub fn give_back(&mut self, at: u8) {
         let back = &self.burst.frames()[usize::from(at)..];
         self.tally.bytes -= back.iter().map(|frame| u64::from(frame.len)).sum::<u64>();
-        let floods = self.plan.truncate(at);
-        self.tally.copies -= (back.len() - floods + floods * self.plan.targets().len()) as u64;
+        self.tally.copies -= self.plan.truncate(at, back.len()) as u64;
         self.tally.classified = usize::from(at);
         self.burst.cut(usize::from(at));
     }
@@ -152,11 +151,12 @@ impl<'a> BurstGuard<'a> {
         from.frames.add(burst.taken() as u64);
         from.bytes.add(burst.frames().iter().map(|frame| u64::from(frame.len)).sum());
         from.copies.add(tally.copies);
-        // Or it ended in the middle of that.
-        let mut known = match tally.classified {
-            0 => plan.frames() + plan.drops().count(),
-            all => all,
-        };
+        let mut known = tally.classified;
+        if known == 0 {
+            // It ended in the middle of that.
+            known = plan.frames() + plan.drops().count();
+            from.copies.add(plan.copies(known) as u64);
+        }
         for reason in burst.rejected() {
             known += 1;
             from.drops.add(reason, 1);
@@ -203,6 +203,7 @@ mod tests {
     use super::*;
     use crate::frame::VnetHdr;
     use crate::port::Port;
+    use crate::switch::Flood;
 
     /// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
     /// two ports, the others go to port 0.
@@ -210,14 +211,13 @@ mod tests {
         for _ in 0..4 {
             assert!(context.burst.push_small(VnetHdr::plain(0), &[0; 60]));
         }
-        context.plan.targets_mut().extend([0, 1]);
+        context.plan.fan(Flood::Group).targets_mut().extend([0, 1]);
         for frame in 0..classified as u8 {
             match frame {
                 0 => context.plan.drop(DropReason::BadSource),
-                1 => context.plan.flood(1),
+                1 => context.plan.fan(Flood::Group).push(1),
                 _ => context.plan.unicast(frame, 0, 0),
             }
-            context.tally.copies += [0, 2, 1, 1][usize::from(frame)];
         }
     }
 
@@ -234,6 +234,7 @@ mod tests {
                 burst(&mut guard, classified);
                 if classified == 4 {
                     guard.tally.classified = 4;
+                    guard.tally.copies = guard.plan.copies(4) as u64;
                     guard.plan.runs()[0].settle(settled);
                 }
                 panic!("injected: in the middle of a burst");
@@ -257,6 +258,7 @@ mod tests {
             guard.burst.clear();
             burst(&mut guard, 4);
             guard.tally.bytes = 240;
+            guard.tally.copies = guard.plan.copies(4) as u64;
             guard.finish();
             assert_eq!((from.frames.get(), from.bytes.get()), (4 * round, 240 * round));
             assert_eq!((from.copies.get(), from.drops.total()), (4 * round, round));

@@ -18,7 +18,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::fit::{keep_fitting, longest};
-use super::plan::{Flooded, Flooding, Plan, Run};
+use super::plan::{Fanning, Plan, Progress, Run};
 use super::signals::Signals;
 use super::stalls::Stalls;
 use crate::frame::flow_hash;
@@ -342,30 +342,37 @@ impl Delivery<'_> {
     /// Delivers the floods of `plan`: one copy for each target and no retry, after all unicast of
     /// the burst.
     pub fn flood(&mut self, burst: &Burst, plan: &mut Plan) {
-        let ports = self.ports;
         self.most_segments = MAX_FLOOD_SEGMENTS;
-        let Flooding { floods, targets, run, done } = plan.flooding();
-        let longest = longest(burst, floods);
+        let (fans, run) = plan.fans();
+        for fan in fans {
+            self.fan_out(burst, fan.fanning(run));
+        }
+    }
+
+    fn fan_out(&mut self, burst: &Burst, fanning: Fanning<'_>) {
+        let ports = self.ports;
+        let Fanning { frames, targets, run, mut progress } = fanning;
+        let longest = longest(burst, frames);
         let mut kept = [0; BURST_FRAMES];
         for &target in targets {
             let port = &ports[target];
             let max_len = port.mtu.max_len(self.now);
             let fitting = match longest <= max_len {
-                true => floods,
-                false => keep_fitting(burst, floods, port, max_len, &mut kept),
+                true => frames,
+                false => keep_fitting(burst, frames, port, max_len, &mut kept),
             };
-            done.frames = floods.len() - fitting.len();
+            progress.counted(frames.len() - fitting.len());
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
-                    self.flood_guest(port, guest, burst, fitting, run, done);
+                    self.flood_guest(port, guest, burst, fitting, run, &mut progress);
                 }
                 Endpoint::Tap(tap) => {
-                    done.frames = floods.len();
+                    progress.counted(frames.len());
                     let segments = tap.send(self.worker, burst, fitting, self.writer, port);
                     self.add_extra(segments, 0);
                 }
             }
-            done.targets += 1;
+            progress.next_target();
         }
     }
 
@@ -376,7 +383,7 @@ impl Delivery<'_> {
         burst: &Burst,
         floods: &[u8],
         run: &mut Run,
-        flooded: &mut Flooded,
+        progress: &mut Progress<'_>,
     ) {
         let mut receivers = guest.receivers();
         // One queue for each frame, and what queues that makes.
@@ -396,7 +403,7 @@ impl Delivery<'_> {
             run.restart(port.id, queue);
             floods.iter().zip(chosen).filter(|of| of.1 == queue).for_each(|of| run.push(*of.0));
             self.fill_locked(port, guest, run, burst, Short::Drop);
-            flooded.frames += run.left().len();
+            progress.count(run.left().len());
         }
     }
 }

@@ -1,11 +1,13 @@
 //! A burst sorted by destination, as lists of frame indices: runs for one receive queue, floods for
 //! many ports, and drops.
 
-use std::cmp::Ordering;
+mod fan;
 
-use crate::limits::{BURST_FRAMES, MAX_PORTS};
+use crate::limits::BURST_FRAMES;
 use crate::stats::DropReason;
-use crate::switch::PortId;
+use crate::switch::{Flood, PortId};
+
+pub use fan::{Fan, Fanning, Progress};
 
 /// Frames of one burst for one ring of one port, in order.
 #[derive(Debug, Clone, Copy)]
@@ -90,38 +92,15 @@ pub struct Plan {
     last: usize,
     /// Destination of the last run as one number, [`Plan::NOWHERE`] without one.
     last_key: u32,
-    flood: [u8; BURST_FRAMES],
-    floods: usize,
-    /// The ports that floods go to; found when the first frame is flooded.
-    targets: Vec<PortId>,
-    /// How far the flooding has come.
-    flooded: Flooded,
-    /// The run of the port that is being flooded.
+    /// Floods by [`Flood`], the second one of a table of ports that does not treat them alike.
+    fans: [Fan; 2],
+    /// These are in use.
+    fanned: bool,
+    /// Room for the run of a port that is being flooded.
     flood_run: Run,
     /// Why frames go nowhere, one reason for each.
     drops: [DropReason; BURST_FRAMES],
     dropped: usize,
-}
-
-/// The floods of a burst while they are delivered.
-pub struct Flooding<'a> {
-    /// The frames, in order.
-    pub floods: &'a [u8],
-    /// The ports they go to.
-    pub targets: &'a [PortId],
-    /// Room for the run of one of these.
-    pub run: &'a mut Run,
-    /// How far it has come.
-    pub done: &'a mut Flooded,
-}
-
-/// How far the flooding of a burst has come.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Flooded {
-    /// Targets dealt with.
-    pub targets: usize,
-    /// Frames that the present one has counted.
-    pub frames: usize,
 }
 
 impl Default for Plan {
@@ -131,10 +110,8 @@ impl Default for Plan {
             count: 0,
             last: 0,
             last_key: Plan::NOWHERE,
-            flood: [0; BURST_FRAMES],
-            floods: 0,
-            targets: Vec::with_capacity(MAX_PORTS),
-            flooded: Flooded::default(),
+            fans: Default::default(),
+            fanned: false,
             flood_run: Run::EMPTY,
             drops: [DropReason::Panicked; BURST_FRAMES],
             dropped: 0,
@@ -151,9 +128,9 @@ impl Plan {
     pub fn clear(&mut self) {
         self.count = 0;
         self.last_key = Plan::NOWHERE;
-        self.floods = 0;
-        self.targets.clear();
-        self.flooded = Flooded::default();
+        if std::mem::take(&mut self.fanned) {
+            self.fans.iter_mut().for_each(Fan::clear);
+        }
         self.dropped = 0;
     }
 
@@ -186,13 +163,6 @@ impl Plan {
         at
     }
 
-    /// Appends frame `index` to the frames that go to every port.
-    #[inline]
-    pub fn flood(&mut self, index: u8) {
-        self.flood[self.floods] = index;
-        self.floods += 1;
-    }
-
     /// Drops a frame.
     #[inline]
     pub fn drop(&mut self, reason: DropReason) {
@@ -205,47 +175,70 @@ impl Plan {
         self.drops[..self.dropped].iter().copied()
     }
 
-    /// The ports that floods go to.
+    /// The frames that are flooded for this reason.
+    #[inline]
+    pub fn fan(&mut self, flood: Flood) -> &mut Fan {
+        self.fanned = true;
+        &mut self.fans[flood as usize]
+    }
+
+    /// True if frames may be flooded.
     #[inline(always)]
-    pub fn targets(&self) -> &[PortId] {
-        &self.targets
+    pub fn is_fanned(&self) -> bool {
+        self.fanned
     }
 
-    /// The same, to be found.
-    pub fn targets_mut(&mut self) -> &mut Vec<PortId> {
-        &mut self.targets
+    /// Frames that are flooded.
+    pub fn floods(&self) -> usize {
+        self.fans.iter().map(|fan| fan.frames().len()).sum()
     }
 
-    /// What delivering the floods needs.
-    pub fn flooding(&mut self) -> Flooding<'_> {
-        let Plan { flood, floods, targets, flood_run: run, flooded: done, .. } = self;
-        Flooding { floods: &flood[..*floods], targets, run, done }
+    /// Copies that `frames` classified frames ask for.
+    #[inline(always)]
+    pub fn copies(&self, frames: usize) -> usize {
+        let somewhere = frames - self.dropped;
+        if self.fanned { somewhere + self.flood_copies() - self.floods() } else { somewhere }
     }
 
-    /// True if frames go to one destination only, floods being one.
+    fn flood_copies(&self) -> usize {
+        self.fans.iter().map(|fan| fan.frames().len() * fan.targets().len()).sum()
+    }
+
+    /// The fans with frames, and room for the run of a port.
+    pub fn fans(&mut self) -> (impl Iterator<Item = &mut Fan>, &mut Run) {
+        let Plan { fans, flood_run, .. } = self;
+        (fans.iter_mut().filter(|fan| !fan.frames().is_empty()), flood_run)
+    }
+
+    /// True if frames go to one destination only, floods of a kind being one.
     #[inline(always)]
     pub fn goes_one_way(&self) -> bool {
-        self.count + usize::from(self.floods > 0) < 2
+        self.count < 2 && (!self.fanned || self.count + self.fans_in_use() < 2)
+    }
+
+    fn fans_in_use(&self) -> usize {
+        self.fans.iter().filter(|fan| !fan.frames().is_empty()).count()
     }
 
     /// Frames that go somewhere and are not settled.
     pub fn frames(&self) -> usize {
         let runs = &self.runs[..self.count];
-        runs.iter().map(|run| run.left().len()).sum::<usize>() + self.floods
+        runs.iter().map(|run| run.left().len()).sum::<usize>() + self.floods()
+    }
+
+    /// The frames to be delivered, as bits of their indices.
+    pub fn frame_bits(&self) -> u64 {
+        let fans = self.fans.iter().map(Fan::frames);
+        let lists = self.runs[..self.count].iter().map(Run::left).chain(fans);
+        lists.flatten().fold(0, |bits, &at| bits | 1 << at)
     }
 
     /// The copies that no port has counted, by port; for a burst that ended in the middle.
-    pub fn each_lost(&mut self, mut lost: impl FnMut(PortId, usize)) {
-        for run in self.runs() {
+    pub fn each_lost(&self, mut lost: impl FnMut(PortId, usize)) {
+        for run in &self.runs[..self.count] {
             lost(run.port, run.left().len());
         }
-        for (place, &target) in self.targets.iter().enumerate() {
-            match place.cmp(&self.flooded.targets) {
-                Ordering::Less => {}
-                Ordering::Equal => lost(target, self.floods.saturating_sub(self.flooded.frames)),
-                Ordering::Greater => lost(target, self.floods),
-            }
-        }
+        self.fans.iter().for_each(|fan| fan.each_lost(&mut lost));
     }
 
     /// The runs, in order of their first frame.
@@ -254,17 +247,14 @@ impl Plan {
         &mut self.runs[..self.count]
     }
 
-    /// Takes the frames from index `end` on out; returns how many of them were to be flooded.
-    pub fn truncate(&mut self, end: u8) -> usize {
+    /// Takes the frames from index `end` on out, `count` frames that all go somewhere; returns the
+    /// copies that they were.
+    pub fn truncate(&mut self, end: u8, count: usize) -> usize {
         self.runs().iter_mut().for_each(|run| run.truncate(end));
-        let floods = self.floods().partition_point(|&frame| frame < end);
-        std::mem::replace(&mut self.floods, floods) - floods
-    }
-
-    /// The frames that go to every port, in order.
-    #[inline(always)]
-    pub fn floods(&self) -> &[u8] {
-        &self.flood[..self.floods]
+        self.fans.iter_mut().fold(count, |copies, fan| {
+            let floods = fan.truncate(end);
+            copies - floods + floods * fan.targets().len()
+        })
     }
 }
 
@@ -278,12 +268,16 @@ mod tests {
         for round in 0..2 {
             plan.clear();
             for i in 0..BURST_FRAMES as u8 {
-                if i % 5 == 4 { plan.flood(i) } else { plan.unicast(i, u16::from(i % 3), i % 2) }
+                if i % 5 == 4 {
+                    plan.fan(Flood::Group).push(i)
+                } else {
+                    plan.unicast(i, u16::from(i % 3), i % 2)
+                }
             }
             assert_eq!(plan.runs().len(), 6, "round {round}");
             let runs = plan.runs().to_vec();
             let total: usize = runs.iter().map(|r| r.left().len()).sum();
-            assert_eq!(total + plan.floods().len(), BURST_FRAMES);
+            assert_eq!(total + plan.floods(), BURST_FRAMES);
             for run in runs {
                 assert!(run.left().is_sorted());
                 let here = |&i: &u8| u16::from(i % 3) == run.port && i % 2 == run.queue;

@@ -29,7 +29,7 @@ pub mod tap;
 use crate::frame::offload::Offloads;
 use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, PortStats};
-use crate::switch::{PortId, PortKind};
+use crate::switch::{PortId, PortKind, PortPolicy};
 use crate::sys::bucket::Bucket;
 
 pub use guest::{Eviction, GuestPort};
@@ -66,6 +66,8 @@ pub struct Port {
     pub feature_level: u8,
     /// Memory of a VM behind it must be there when it is mapped.
     pub preallocated: bool,
+    /// What else is asked of it.
+    pub policy: PortPolicy,
     /// The longest packet that goes there.
     pub mtu: Mtu,
     /// Counters of the port as a whole.
@@ -95,6 +97,7 @@ impl Port {
             platform: false,
             feature_level: FEATURE_LEVELS,
             preallocated: false,
+            policy: PortPolicy::PLAIN,
             mtu: Mtu::new(None),
             stats: PortStats::default(),
             log: LogLimit::default(),
@@ -124,6 +127,11 @@ impl Port {
     /// The port of a VM whose memory must be there when it is mapped, or need not.
     pub fn with_memory(self, preallocated: bool) -> Port {
         Port { preallocated, ..self }
+    }
+
+    /// The port of which something else is asked.
+    pub fn asked(self, policy: PortPolicy) -> Port {
+        Port { policy, ..self }
     }
 
     /// The VM behind this port, if it is one.

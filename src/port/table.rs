@@ -17,12 +17,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Port;
 use crate::limits::MAX_PORTS;
-use crate::switch::{PortId, PortKind, PortView};
+use crate::switch::{PortId, PortKind, PortPolicy, PortView};
 
 /// The ports of one moment, by number.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct PortTable {
     serial: u64,
+    /// Nothing is asked of any of them ([`PortPolicy`]).
+    plain: bool,
     /// Numbers that nobody has lie between those in use where a port has gone.
     slots: Box<[Option<Arc<Port>>]>,
 }
@@ -54,6 +56,12 @@ impl PortTable {
         self.iter().count()
     }
 
+    /// True if no port asks anything of who forwards.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.plain
+    }
+
     /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -73,6 +81,12 @@ impl PortTable {
     }
 }
 
+impl Default for PortTable {
+    fn default() -> PortTable {
+        std::iter::empty().collect()
+    }
+}
+
 /// Ports by their numbers; the last one of a number stays.
 impl FromIterator<Arc<Port>> for PortTable {
     fn from_iter<T: IntoIterator<Item = Arc<Port>>>(ports: T) -> PortTable {
@@ -82,7 +96,8 @@ impl FromIterator<Arc<Port>> for PortTable {
             slots.resize(slots.len().max(at + 1), None);
             slots[at] = Some(port);
         }
-        PortTable { serial: 0, slots: slots.into() }
+        let plain = |port: &Arc<Port>| port.policy == PortPolicy::PLAIN;
+        PortTable { serial: 0, plain: slots.iter().flatten().all(plain), slots: slots.into() }
     }
 }
 

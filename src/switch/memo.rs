@@ -11,7 +11,7 @@
 //! address" is not remembered longer, and needs no generation.
 
 use super::fdb::{Learn, PortId};
-use super::policy::Decision;
+use super::policy::{Decision, Flood};
 use crate::frame::MacAddr;
 use crate::limits::BURST_FRAMES;
 
@@ -74,7 +74,7 @@ impl BurstMemo {
     pub const fn new() -> BurstMemo {
         BurstMemo {
             index: [0; INDEX_SLOTS],
-            known: [(MacAddr([0; 6]), Decision::Flood); BURST_FRAMES],
+            known: [(MacAddr([0; 6]), Decision::Flood(Flood::Unknown)); BURST_FRAMES],
             count: 0,
             last: 0,
         }
@@ -176,7 +176,7 @@ mod tests {
                     let now = Decision::Unicast((round * 1000 + pass * 100 + n) as PortId);
                     let first = Decision::Unicast((round * 1000 + n) as PortId);
                     assert_eq!(memo.decide(station(n), || now), first);
-                    assert_eq!(memo.decide(station(n), || Decision::Flood), first);
+                    assert_eq!(memo.decide(station(n), || Decision::Flood(Flood::Unknown)), first);
                 }
             }
         }
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(memo.decide(zero, || Decision::Unicast(1)), Decision::Unicast(1));
         memo.start_burst();
         assert_eq!(memo.decide(zero, || Decision::Unicast(2)), Decision::Unicast(2));
-        assert_eq!(memo.decide(zero, || Decision::Flood), Decision::Unicast(2));
+        assert_eq!(memo.decide(zero, || Decision::Flood(Flood::Unknown)), Decision::Unicast(2));
     }
 
     #[test]
@@ -199,6 +199,9 @@ mod tests {
             let decision = Decision::Unicast(n as PortId);
             assert_eq!(memo.decide(station(n), || decision), decision);
         }
-        assert_eq!(memo.decide(station(5), || Decision::Flood), Decision::Unicast(5));
+        assert_eq!(
+            memo.decide(station(5), || Decision::Flood(Flood::Unknown)),
+            Decision::Unicast(5)
+        );
     }
 }

@@ -17,4 +17,6 @@ pub mod policy;
 
 pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
 pub use memo::{BurstMemo, SourceMemo};
-pub use policy::{Decision, DropCause, Ingress, Policy, PortKind, PortView, Rules, Verdict};
+pub use policy::{
+    Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules, Verdict,
+};

@@ -42,6 +42,39 @@ pub struct Ingress {
     pub kind: PortKind,
 }
 
+/// What the administrator asks of a port beyond forwarding. Of a table of ports that asks for
+/// nothing a burst pays nothing for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortPolicy {
+    /// Frames for addresses that nobody is known for go there too.
+    pub flood_unknown: bool,
+}
+
+impl PortPolicy {
+    /// Nothing is asked.
+    pub const PLAIN: PortPolicy = PortPolicy { flood_unknown: true };
+
+    /// Whether such floods go there.
+    pub fn takes(self, flood: Flood) -> bool {
+        flood == Flood::Group || self.flood_unknown
+    }
+}
+
+impl Default for PortPolicy {
+    fn default() -> PortPolicy {
+        PortPolicy::PLAIN
+    }
+}
+
+/// Why a frame is flooded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flood {
+    /// It is for everybody, or for a group.
+    Group,
+    /// Nobody is known to have its destination address.
+    Unknown,
+}
+
 /// What the administrator allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
@@ -54,8 +87,8 @@ pub struct Rules {
 pub enum Decision {
     /// To this port alone.
     Unicast(PortId),
-    /// To every port that [`Rules::flood_reaches`].
-    Flood,
+    /// To every port that [`Rules::flood_reaches`] and that takes such floods.
+    Flood(Flood),
     /// Nowhere.
     Drop(DropCause),
 }
@@ -148,18 +181,18 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         if destination.is_group() {
             return match destination.is_bridge_reserved() {
                 true => Decision::Drop(DropCause::ReservedAddress),
-                false => Decision::Flood,
+                false => Decision::Flood(Flood::Group),
             };
         }
         let Some(egress) = self.fdb.lookup(destination) else {
-            return Decision::Flood;
+            return Decision::Flood(Flood::Unknown);
         };
         if egress == ingress.port {
             return Decision::Drop(DropCause::Hairpin);
         }
         match self.ports.kind(egress) {
             // The port is gone and its addresses are about to be flushed: nobody is known.
-            None => Decision::Flood,
+            None => Decision::Flood(Flood::Unknown),
             Some(kind) if !self.rules.allow(ingress.kind, kind) => {
                 Decision::Drop(DropCause::UplinkToUplink)
             }
@@ -222,7 +255,7 @@ mod tests {
     fn an_answer_goes_to_the_port_that_asked_only() {
         let bench = Bench::new();
         let asked = bench.forward(GUEST_A, station(1), MacAddr::BROADCAST);
-        assert_eq!(asked.decision, Decision::Flood);
+        assert_eq!(asked.decision, Decision::Flood(Flood::Group));
         assert_eq!(asked.learned, Some(Learn::Inserted));
         let answered = bench.forward(GUEST_B, station(2), station(1));
         assert_eq!(answered.decision, Decision::Unicast(GUEST_A.port));
@@ -236,8 +269,16 @@ mod tests {
         let bench = Bench::new();
         let multicast = MacAddr([0x33, 0x33, 0, 0, 0, 1]);
         let beyond_reserved = MacAddr([0x01, 0x80, 0xc2, 0, 0, 0x10]);
-        for to in [station(9), multicast, beyond_reserved, MacAddr::BROADCAST, MacAddr([0; 6])] {
-            assert_eq!(bench.forward(GUEST_A, station(1), to).decision, Decision::Flood, "{to}");
+        let (group, unknown) = (Flood::Group, Flood::Unknown);
+        for (to, why) in [
+            (station(9), unknown),
+            (multicast, group),
+            (beyond_reserved, group),
+            (MacAddr::BROADCAST, group),
+            (MacAddr([0; 6]), unknown),
+        ] {
+            let verdict = bench.forward(GUEST_A, station(1), to);
+            assert_eq!(verdict.decision, Decision::Flood(why), "{to}");
         }
     }
 
@@ -326,6 +367,6 @@ mod tests {
         bench.forward(GUEST_B, station(2), MacAddr::BROADCAST);
         bench.ports[usize::from(GUEST_B.port)] = None;
         let verdict = bench.forward(GUEST_A, station(1), station(2));
-        assert_eq!(verdict.decision, Decision::Flood);
+        assert_eq!(verdict.decision, Decision::Flood(Flood::Unknown));
     }
 }

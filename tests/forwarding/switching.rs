@@ -4,6 +4,8 @@
 //! Every frame is traced (`testkit::traffic`), every buffer is poisoned before it is posted, every
 //! used element is booked; receivers keep their rings full, so nothing may be missing.
 
+use std::time::Duration;
+
 use testkit::frontend::{Acks, feat};
 use testkit::mem::RegionSpec;
 use testkit::net::{Job, Net, Sizes};
@@ -11,9 +13,10 @@ use testkit::proc::Daemon;
 use testkit::rx::{Poison, RxConfig};
 use testkit::traffic::To;
 use testkit::tx::Layout;
-use testkit::vm::{Base, MODERN, VmConfig};
+use testkit::vm::{Base, MODERN, Vm, VmConfig, mac_of};
 
 const MAX: usize = 65535;
+const SOON: Duration = Duration::from_secs(5);
 /// Around every size that a buffer, page, MTU or 16-bit field could trip over.
 const EDGES: [usize; 26] = [
     14, 15, 29, 30, 59, 60, 64, 1499, 1514, 1515, 1518, 1522, 2047, 2048, 2049, 4083, 4084, 4096,
@@ -290,4 +293,51 @@ fn all_to_one() {
         net.finish();
         net.books(d);
     });
+}
+
+/// `flood=off`: a port gets what is for it, for everybody and for groups, and nothing that is for
+/// an address nobody is known for. Bursts hold all of these, so that each frame has its way.
+#[test]
+fn floods_of_unknown_addresses_are_kept_from_a_port() {
+    for (keys, takes) in [(["", "", ""], true), (["", ",flood=off", ""], false)] {
+        let d = Daemon::with_ports(&keys, &[]);
+        let mut vms = [0, 1, 2].map(|id| Vm::connect(&d.socket(id.into()), VmConfig::new(id)));
+        let [from, kept, other] = &mut vms;
+        for vm in [&mut *kept, &mut *other] {
+            let hello = [&from.mac()[..], &vm.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+            vm.tx[0].send_waiting(&hello, SOON);
+            vm.tx[0].drain(SOON);
+        }
+        let to = [To::Unknown, To::Broadcast, To::Vm(1), To::Unknown, To::Multicast, To::Vm(2)];
+        let frame = |n: u8, to: To| [&to.mac()[..], &mac_of(0), &[0x88, 0xb5], &[n; 46]].concat();
+        for round in 0..10 {
+            for (n, to) in (0..).zip(to) {
+                assert!(from.tx[0].queue(&frame(10 * round + n, to)));
+            }
+        }
+        from.tx[0].ring.publish();
+        from.tx[0].drain(SOON);
+        let received = |vm: &mut Vm, wanted: &[u8]| {
+            let mut numbers: Vec<u8> = Vec::new();
+            let mine = |frame: &[u8]| frame[6..12] == mac_of(0);
+            while numbers.len() < 10 * wanted.len() {
+                let come = vm.rx[0].take(1, SOON);
+                let Some((_, frame)) = come.first() else { break };
+                numbers.extend(mine(frame).then_some(frame[14]));
+            }
+            // Unicast is delivered before floods, each in order.
+            numbers.sort_unstable();
+            let wanted = (0..10).flat_map(|round| wanted.iter().map(move |n| 10 * round + n));
+            assert_eq!(numbers, wanted.collect::<Vec<_>>(), "{keys:?}");
+        };
+        received(other, &[0, 1, 3, 4, 5]);
+        received(kept, if takes { &[0, 1, 2, 3, 4] } else { &[1, 2, 4] });
+        assert!(!kept.rx[0].ring.has_used() && !other.rx[0].ring.has_used(), "more than that");
+        let counters = d.report();
+        counters.balance();
+        let copies = if takes { 10 * 10 } else { 10 * 8 };
+        assert_eq!(counters.sum(Some("p0"), "in", "copies"), copies);
+        drop(vms);
+        d.stop();
+    }
 }

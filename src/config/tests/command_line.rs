@@ -188,6 +188,7 @@ fn bad_entries_on_the_command_line() {
         ("a,socket=/s,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
         ("a,socket=/s,mtu=65536", "mtu must be a number from 68 to 65535, not '65536'"),
         ("a,socket=/s,platform=true", "platform must be on or off, not 'true'"),
+        ("a,socket=/s,flood=no", "flood must be on or off, not 'no'"),
         ("a,socket=/s,feature-level=3", "feature-level must be a number from 1 to 2, not '3'"),
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),

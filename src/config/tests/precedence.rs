@@ -5,11 +5,13 @@ use std::os::unix::net::UnixListener;
 
 use super::*;
 use crate::limits::FEATURE_LEVELS;
+use crate::switch::PortPolicy;
 
 /// A TAP of which nothing else was said.
 fn tap(name: &str, ifname: &str) -> TapConfig {
     let (name, ifname) = (name.into(), ifname.into());
-    TapConfig { name, ifname, queues: 1, offload: Offloads::ALL, mtu: None }
+    let policy = PortPolicy::PLAIN;
+    TapConfig { name, ifname, queues: 1, offload: Offloads::ALL, policy, mtu: None }
 }
 
 #[test]
@@ -23,6 +25,7 @@ fn defaults() {
             send: Offloads::ALL,
             offload: Offloads::ALL,
             platform: false,
+            policy: PortPolicy::PLAIN,
             feature_level: None,
             preallocated: false,
             mtu: None,
@@ -134,6 +137,19 @@ fn the_platform_is_asked_for() {
         let args = config(&["--port", &format!("a,socket=/a,platform={word}")]);
         assert_eq!(args.ports[0].platform, platform);
         let file = format!("[[port]]\nname='a'\nsocket='/a'\nplatform='{word}'\n");
+        assert_eq!(good_file(&file, &[]), args);
+    }
+}
+
+#[test]
+fn floods_of_unknown_addresses_may_be_kept_from_a_port() {
+    for (word, flood_unknown) in [("on", true), ("off", false)] {
+        let port = format!("a,socket=/a,flood={word}");
+        let args = config(&["--port", &port, "--tap", &format!("up,ifname=t,flood={word}")]);
+        let asked = [args.ports[0].policy, args.taps[0].policy];
+        assert_eq!(asked, [PortPolicy { flood_unknown }; 2]);
+        let port = format!("[[port]]\nname='a'\nsocket='/a'\nflood='{word}'\n");
+        let file = format!("{port}[[tap]]\nname='up'\nifname='t'\nflood='{word}'\n");
         assert_eq!(good_file(&file, &[]), args);
     }
 }
@@ -257,6 +273,7 @@ fn shorthands_make_one_port() {
         send: Offloads::ALL,
         offload: Offloads::ALL,
         platform: false,
+        policy: PortPolicy::PLAIN,
         feature_level: None,
         preallocated: false,
         mtu: None,

@@ -180,11 +180,8 @@ impl TransmitRing<'_> {
     /// nothing for many times as long as they took.
     #[cold]
     fn stage(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
-        let bits = |frames: &[u8]| frames.iter().fold(0u64, |bits, &at| bits | 1 << at);
-        let floods = bits(context.plan.floods());
-        let planned = context.plan.runs().iter().fold(floods, |all, run| all | bits(run.left()));
         on.stalls.begin_part();
-        context.burst.stage(planned);
+        context.burst.stage(context.plan.frame_bits());
         if let Some(stall) = on.stalls.end_part(self.port, self.state.session) {
             self.state.pause(stall.cycles, clock::cycles());
         }
