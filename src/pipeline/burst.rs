@@ -100,7 +100,7 @@ struct Time {
     /// Its cycle.
     cycle: u64,
     /// For how long frames may wait for a full receiver.
-    hold: Terms,
+    backpressure: Terms,
     /// [`RETRY_NANOS`].
     retry: u64,
 }
@@ -108,7 +108,7 @@ struct Time {
 impl Pipeline {
     /// The pipeline of worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, fdb: Arc<Fdb>, rules: Rules, slot: SignalSlot) -> Pipeline {
-        let hold = Terms {
+        let backpressure = Terms {
             most: clock::cycles_in(BACKPRESSURE_NANOS),
             most_others: clock::cycles_in(BACKPRESSURE_OTHERS_NANOS),
         };
@@ -121,7 +121,7 @@ impl Pipeline {
             signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             account: Account::default(),
-            time: Time { second: 0, cycle: 0, hold, retry: clock::cycles_in(RETRY_NANOS) },
+            time: Time { second: 0, cycle: 0, backpressure, retry: clock::cycles_in(RETRY_NANOS) },
         }
     }
 
@@ -224,7 +224,7 @@ impl Pipeline {
             stalls: &mut self.stalls,
             signals: &mut self.signals,
             now: self.time.second,
-            hold: &self.time.hold,
+            backpressure: &self.time.backpressure,
             tried: Tried::default(),
             wait_until: None,
             extra: 0,

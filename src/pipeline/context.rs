@@ -235,7 +235,7 @@ mod tests {
                 if classified == 4 {
                     guard.tally.classified = 4;
                     guard.tally.copies = guard.plan.copies(4) as u64;
-                    guard.plan.runs()[0].settle(settled);
+                    guard.plan.runs()[0].advance(settled);
                 }
                 panic!("injected: in the middle of a burst");
             }));

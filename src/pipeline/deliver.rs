@@ -75,7 +75,7 @@ pub struct Delivery<'a> {
     /// The present second.
     pub now: u32,
     /// For how long frames may wait for a full receiver.
-    pub hold: &'a Terms,
+    pub backpressure: &'a Terms,
     /// What came of it.
     pub tried: Tried,
     /// Until when the burst may wait here for rings that somebody else holds, once it does.
@@ -132,7 +132,7 @@ impl Delivery<'_> {
                     return false;
                 };
                 let done = self.fill_ring(port, guest, run, state, burst, Short::Retry);
-                run.settle(done);
+                run.advance(done);
                 run.left().is_empty()
             }
             Endpoint::Tap(tap) => {
@@ -150,7 +150,7 @@ impl Delivery<'_> {
             return;
         };
         let done = self.fill_locked(port, guest, run, burst, short);
-        run.settle(done);
+        run.advance(done);
     }
 
     /// As [`Delivery::fill_ring`] for a ring whose lock is waited for. If the ring went out of
@@ -285,7 +285,7 @@ impl Delivery<'_> {
         };
         let done = ring.deliver(burst, &frames[..allowed], self.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
-        shares.settle(done.frames, taken, done.settled < allowed);
+        shares.record(done.frames, taken, done.settled < allowed);
         count(stats, &done, burst.needs_offloads());
         self.add_extra(done.segments_tried, done.excess_descriptors);
         if done.frames + done.bad_buffers > 0 {
@@ -329,7 +329,7 @@ impl Delivery<'_> {
                 queue.set_short(true);
                 true
             }
-            Short::Wait(wait) if state.credit.allows(wait, self.hold) => {
+            Short::Wait(wait) if state.credit.allows(wait, self.backpressure) => {
                 // The driver's next buffers end the waiting, unless they came just before it could
                 // see that we ask.
                 self.tried.again |= state.running().is_some_and(SplitRing::enable_kicks);

@@ -62,7 +62,7 @@ impl Run {
 
     /// Records that the next `count` frames are settled.
     #[inline(always)]
-    pub fn settle(&mut self, count: usize) {
+    pub fn advance(&mut self, count: usize) {
         self.done = self.len.min(self.done + count as u8);
         self.granted = NOT_ASKED;
     }
@@ -290,9 +290,9 @@ mod tests {
     fn settled_frames_are_not_offered_again() {
         let mut plan = Plan::default();
         (0..4).for_each(|i| plan.unicast(i, 0, 0));
-        plan.runs()[0].settle(3);
+        plan.runs()[0].advance(3);
         assert_eq!(plan.runs()[0].left(), [3]);
-        plan.runs()[0].settle(9);
+        plan.runs()[0].advance(9);
         assert!(plan.runs()[0].left().is_empty());
     }
 }

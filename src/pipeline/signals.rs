@@ -23,11 +23,11 @@ pub struct Signals {
     turn: u64,
     pending: Vec<(PortId, Arc<CallFd>)>,
     /// Signals of transmit rings that wait for one of their guest's receive rings.
-    held: Vec<Held>,
+    coalesced: Vec<Coalesced>,
     /// Signals to ports whose last ones were slow or expensive, one of each descriptor.
     paced: Vec<(PortId, Weak<CallFd>)>,
     /// How long at most, in cycles.
-    most_held: u64,
+    longest_coalesced: u64,
     /// Signals not wanted in this turn.
     suppressed: u64,
     slot: SignalSlot,
@@ -57,8 +57,8 @@ impl Senders {
     }
 }
 
-/// A transmit ring whose signal is held back.
-struct Held {
+/// A transmit ring whose signal is coalesced.
+struct Coalesced {
     port: PortId,
     queue: usize,
     /// The cycle from which on.
@@ -70,11 +70,22 @@ struct Held {
 impl Signals {
     /// For worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, slot: SignalSlot) -> Signals {
-        let most_held = clock::cycles_in(TX_COALESCED_NANOS);
-        let (pending, held, paced) = (Vec::new(), Vec::new(), Vec::new());
+        let longest_coalesced = clock::cycles_in(TX_COALESCED_NANOS);
+        let (pending, coalesced, paced) = (Vec::new(), Vec::new(), Vec::new());
         let (senders, spent) = (Senders::default(), Vec::new());
         let (turn, suppressed) = (0, 0);
-        Signals { worker, turn, pending, held, paced, most_held, suppressed, slot, senders, spent }
+        Signals {
+            worker,
+            turn,
+            pending,
+            coalesced,
+            paced,
+            longest_coalesced,
+            suppressed,
+            slot,
+            senders,
+            spent,
+        }
     }
 
     /// Notes that the driver of a ring wants a signal, or that it does not.
@@ -118,14 +129,14 @@ impl Signals {
             Notify::Nothing => self.note(id, false, state, stats),
             Notify::Now => self.note(id, true, state, stats),
             Notify::Later => {
-                let held = Held { port: id, queue, since: now, received: burst.received };
+                let one = Coalesced { port: id, queue, since: now, received: burst.received };
                 // Woken in this turn anyhow: now is as good.
                 let woken = self.pending.iter().any(|(port, _)| *port == id);
                 if woken || state.call.is_none() {
                     state.moderation.release(false);
                     self.note(id, true, state, stats);
                 } else {
-                    self.held.push(held);
+                    self.coalesced.push(one);
                 }
             }
         }
@@ -133,8 +144,8 @@ impl Signals {
 
     /// True while signals are held back.
     #[inline(always)]
-    fn holds(&self) -> bool {
-        !self.held.is_empty() || !self.paced.is_empty()
+    fn is_holding_back(&self) -> bool {
+        !self.coalesced.is_empty() || !self.paced.is_empty()
     }
 
     /// True while a paced signal is due before the end of the shortest sleep there is, from cycle
@@ -157,34 +168,35 @@ impl Signals {
 
     /// The cycle at which the first signal that is held back is due; none if there is none.
     pub fn due(&self, now: u64) -> Option<u64> {
-        let held = self.held.iter().map(|held| held.since.saturating_add(self.most_held)).min();
+        let longest = self.longest_coalesced;
+        let coalesced = self.coalesced.iter().map(|one| one.since.saturating_add(longest)).min();
         let paced = self.paced_left(now).map(|left| now.saturating_add(left));
-        held.into_iter().chain(paced).min()
+        coalesced.into_iter().chain(paced).min()
     }
 
-    /// Lets go of held signals whose guest is woken now, or that were held long enough.
+    /// Lets go of coalesced signals whose guest is woken now, or that have waited long enough.
     #[inline(never)]
     fn release(&mut self, ports: &PortTable, now: u64) {
         let mut at = 0;
-        while let Some(held) = self.held.get(at) {
-            let late = clock::since(held.since, now) >= self.most_held;
-            let (id, index, received) = (held.port, held.queue, held.received);
+        while let Some(one) = self.coalesced.get(at) {
+            let late = clock::since(one.since, now) >= self.longest_coalesced;
+            let (id, index, received) = (one.port, one.queue, one.received);
             let guest = ports.get(id).and_then(Port::as_guest);
             let Some((guest, queue)) = guest.and_then(|guest| Some((guest, guest.tx.get(index)?)))
             else {
-                self.held.swap_remove(at);
+                self.coalesced.swap_remove(at);
                 continue;
             };
             if !late && guest.received() == received {
                 at += 1;
                 continue;
             }
-            // Held by a session, or by the worker that serves the ring now: next time.
+            // Locked by a session, or by the worker that serves the ring now: next time.
             let Some(mut state) = queue.lock_for_burst() else {
                 at += 1;
                 continue;
             };
-            self.held.swap_remove(at);
+            self.coalesced.swap_remove(at);
             if state.moderation.release(late) {
                 self.note(id, true, &mut state, &queue.stats);
             }
@@ -195,7 +207,7 @@ impl Signals {
     #[cold]
     pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
         self.pending.retain(|(id, _)| stays(*id));
-        self.held.retain(|held| stays(held.port));
+        self.coalesced.retain(|one| stays(one.port));
         self.paced.retain(|(id, _)| stays(*id));
     }
 
@@ -207,7 +219,7 @@ impl Signals {
     /// Ends a turn at cycle `now`: sends what is owed and not held back any longer.
     #[inline]
     pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
-        if self.holds() {
+        if self.is_holding_back() {
             self.release(ports, now);
         }
         self.flush(ports, stats);

@@ -3,7 +3,7 @@
 //! A driver asks to be told when its frames are sent, and needs it for little: to free memory, and
 //! to go on if it had run out of descriptors. It frees memory as well when it sends the next frame
 //! and, in Linux, whenever it is woken to receive. So while frames flow both ways, the signal of a
-//! transmit ring is *held back*: it leaves together with the next one of the guest's receive rings,
+//! transmit ring is *coalesced*: it leaves together with the next one of the guest's receive rings,
 //! and two interrupts become one.
 //!
 //! Nobody waits for it for long: not a driver that may be short of descriptors
@@ -53,7 +53,7 @@ pub struct Moderation {
     slots: u32,
     bytes: u64,
     /// A signal is held back.
-    held: bool,
+    coalescing: bool,
     /// Signals of the receive rings when last looked at.
     received: u32,
     /// The guest is woken to receive often enough.
@@ -66,7 +66,7 @@ impl Moderation {
     pub fn completed(&mut self, burst: Completed) -> Notify {
         self.slots = self.slots.saturating_add(burst.slots);
         self.bytes = self.bytes.saturating_add(burst.bytes);
-        if !burst.wanted && !self.held {
+        if !burst.wanted && !self.coalescing {
             return Notify::Nothing;
         }
         self.decide(burst)
@@ -80,21 +80,21 @@ impl Moderation {
             self.told();
             return Notify::Now;
         }
-        if std::mem::replace(&mut self.held, true) { Notify::Nothing } else { Notify::Later }
+        if std::mem::replace(&mut self.coalescing, true) { Notify::Nothing } else { Notify::Later }
     }
 
     fn told(&mut self) {
-        (self.slots, self.bytes, self.held) = (0, 0, false);
+        (self.slots, self.bytes, self.coalescing) = (0, 0, false);
     }
 
     /// Ends the holding back; true if there was any. `late` if the guest was not woken meanwhile.
     pub fn release(&mut self, late: bool) -> bool {
-        let held = self.held;
-        if held {
+        let coalescing = self.coalescing;
+        if coalescing {
             self.told();
             self.pays = !late;
         }
-        held
+        coalescing
     }
 }
 

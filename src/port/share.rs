@@ -106,7 +106,7 @@ impl Shares {
     /// Records what the sender that [`Shares::allow`] was last asked for took, and whether the ring
     /// ran out of buffers over it.
     #[inline(always)]
-    pub fn settle(&mut self, frames: u64, buffers: u16, ran_out: bool) {
+    pub fn record(&mut self, frames: u64, buffers: u16, ran_out: bool) {
         if frames > 0 && u64::from(buffers) != frames * u64::from(self.per_frame) {
             self.per_frame = u32::from(buffers).div_ceil(frames as u32);
         }
@@ -198,7 +198,7 @@ mod tests {
             for &port in order {
                 let allowed = shares.allow(port, frames, || free).min(frames);
                 let taken = allowed.min(free / per_frame);
-                shares.settle(taken as u64, (taken * per_frame) as u16, taken < allowed);
+                shares.record(taken as u64, (taken * per_frame) as u16, taken < allowed);
                 free -= taken * per_frame;
                 got[usize::from(port)] += taken;
             }
@@ -215,7 +215,7 @@ mod tests {
             free = (free + refill).min(256);
             for &port in order {
                 let taken = shares.grant(port, frames, free as u16);
-                shares.settle(taken as u64, taken as u16, taken < frames);
+                shares.record(taken as u64, taken as u16, taken < frames);
                 free -= taken;
                 got[usize::from(port)] += taken;
             }
@@ -260,7 +260,7 @@ mod tests {
         for visit in 0..10_000 {
             // 64 of the 256 buffers are under way to the receiver, never more.
             assert_eq!(shares.allow(visit % 8, 64, || 192), 64, "visit {visit}");
-            shares.settle(64, 64, false);
+            shares.record(64, 64, false);
         }
     }
 
@@ -269,11 +269,11 @@ mod tests {
         let mut shares = Shares::default();
         for port in 0..8 {
             shares.allow(port, 64, || 0);
-            shares.settle(0, 0, true);
+            shares.record(0, 0, true);
         }
         let cut = (0..10_000u16).filter(|visit| {
             let allowed = shares.allow(visit % 8, 64, || 192);
-            shares.settle(allowed as u64, allowed as u16, false);
+            shares.record(allowed as u64, allowed as u16, false);
             allowed < 64
         });
         assert!(cut.count() <= 8 * SHARE_ROUNDS as usize);
@@ -307,7 +307,7 @@ mod tests {
             for (port, frames) in [(0, 64), (1, 64), (2, 3)] {
                 let allowed = shares.allow(port, frames, || free);
                 let taken = allowed.min(free);
-                shares.settle(taken as u64, taken as u16, taken < allowed);
+                shares.record(taken as u64, taken as u16, taken < allowed);
                 free -= taken;
                 if port == 2 { small += taken } else { large += taken }
             }
@@ -323,11 +323,11 @@ mod tests {
         let mut shares = Shares::default();
         for port in 0..4 {
             shares.allow(port, 64, || 64);
-            shares.settle(0, 0, true);
+            shares.record(0, 0, true);
         }
         let taken = (0..100).map(|_| {
             let taken = shares.allow(0, 64, || 64).min(64);
-            shares.settle(taken as u64, taken as u16, false);
+            shares.record(taken as u64, taken as u16, false);
             taken
         });
         let short = taken.filter(|&taken| taken < 64).count();
@@ -340,7 +340,7 @@ mod tests {
         let mut give = |port, frames, free: usize| {
             let allowed = shares.allow(port, frames, || free);
             let taken = allowed.min(free);
-            shares.settle(taken as u64, taken as u16, taken < allowed);
+            shares.record(taken as u64, taken as u16, taken < allowed);
             taken
         };
         for _ in 0..10_000 {

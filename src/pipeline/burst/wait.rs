@@ -70,7 +70,7 @@ impl Pipeline {
         // Once others were seen nothing behind them needs a look.
         waiting.others = waiting.others || looks_behind(state.ring.as_mut(), &mut waiting);
         wait.others = waiting.others;
-        if !credit.allows(wait, &self.time.hold) {
+        if !credit.allows(wait, &self.time.backpressure) {
             return Ok(limit);
         }
         waiting.charged_until = self.time.cycle;
@@ -87,7 +87,9 @@ impl Pipeline {
     fn look_again_or_stall(&self, state: &mut RingState, receiver: &Queue) -> Result<(), Serviced> {
         let Some(waiting) = &mut state.waiting else { return Ok(()) };
         let since = *waiting.blocked_since.get_or_insert(self.time.cycle);
-        if clock::since(since, self.time.cycle) < self.time.hold.most && !receiver.is_stalled() {
+        if clock::since(since, self.time.cycle) < self.time.backpressure.most
+            && !receiver.is_stalled()
+        {
             return Err(Serviced::Busy);
         }
         receiver.stall();
@@ -181,7 +183,9 @@ impl Pipeline {
                 receiver.set_short(free < ring.size() / 2);
                 continue;
             };
-            if cut.is_none_or(|(first, ..)| at < first) && credit.allows(wait, &self.time.hold) {
+            if cut.is_none_or(|(first, ..)| at < first)
+                && credit.allows(wait, &self.time.backpressure)
+            {
                 cut = Some((at, run.port, run.queue));
                 next = if ring.enable_kicks() { Serviced::Busy } else { next };
             }

@@ -42,7 +42,7 @@ impl Lab {
             stalls: &mut Stalls::default(),
             signals: &mut Signals::new(0, self.watch.register()),
             now: 0,
-            hold: &Terms { most: 1000, most_others: 100 },
+            backpressure: &Terms { most: 1000, most_others: 100 },
             tried: Tried::default(),
             wait_until: None,
             extra: 0,
