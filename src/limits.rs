@@ -426,6 +426,10 @@ pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
 /// 256 queues each.
 pub const NETLINK_MAX_MESSAGES: usize = 65_536;
 
+/// How long the link monitor rests after it was told that changes of interfaces were lost, or could
+/// not be told of any, before it begins anew. It asks about each TAP then.
+pub const LINK_RETRY_MILLIS: u64 = 250;
+
 /// Queues of one TAP. The kernel allows 256; more than workers bring nothing.
 pub const MAX_TAP_QUEUES: u16 = 64;
 

@@ -16,6 +16,7 @@
 mod check;
 mod front_end;
 mod handover;
+mod link_monitor;
 pub mod ports;
 mod report;
 mod state;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Config;
 use crate::limits::{
@@ -106,6 +109,8 @@ pub struct Daemon {
     /// Ports that have no socket, and why.
     left_out: Vec<StartError>,
     stopping: Arc<AtomicBool>,
+    /// Ends the thread that follows interfaces, which there is from the first TAP on.
+    link_monitor: Option<Arc<EventFd>>,
     /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
     helpers: Vec<JoinHandle<()>>,
 }
@@ -148,6 +153,7 @@ impl Daemon {
             handover: Arc::new(handover),
             left_out: Vec::new(),
             stopping: Arc::new(AtomicBool::new(false)),
+            link_monitor: None,
             helpers: Vec::new(),
         };
         match daemon.start_ports(config, received) {
@@ -224,6 +230,19 @@ impl Daemon {
         Ok(())
     }
 
+    /// Follows the MTUs of TAPs from now on, if nobody does yet.
+    fn monitor_links(&mut self) -> io::Result<()> {
+        if self.link_monitor.is_none() {
+            let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+            let (ports, stopped) = (Arc::clone(&self.ports), Arc::clone(&stop));
+            let monitor = move || link_monitor::run(&ports, &stopped);
+            let name = "link-monitor".to_owned();
+            self.helpers.push(start_helper(name, &self.stopping, monitor)?);
+            self.link_monitor = Some(stop);
+        }
+        Ok(())
+    }
+
     /// Why ports have no socket and are served no front-end, one error for each of them.
     pub fn left_out(&self) -> &[StartError] {
         &self.left_out
@@ -258,6 +277,8 @@ impl Daemon {
         self.context.workers.stop(Instant::now() + STOP_TIMEOUT / 2);
         let addresses = self.context.fdb.entries(clock::coarse_seconds());
         self.serving.iter().for_each(Serving::stop);
+        // Fails only if it is full, and then it is readable.
+        self.link_monitor.iter().for_each(|stop| drop(stop.write(1)));
         for helper in &self.helpers {
             helper.thread().unpark();
         }

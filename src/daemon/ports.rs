@@ -210,8 +210,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has a thread attach a TAP's interface again whenever it is lost.
+    /// Has a thread attach a TAP's interface again whenever it is lost, and its MTU followed.
     pub(super) fn serve_tap(&mut self, port: &Arc<Port>, created: bool) -> io::Result<()> {
+        self.monitor_links()?;
         let stopping = Arc::new(AtomicBool::new(false));
         let keep = {
             let (port, workers) = (Arc::clone(port), Arc::clone(&self.context.workers));

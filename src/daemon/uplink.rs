@@ -15,7 +15,6 @@ use super::handover::Handover;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::tap::Device;
 use crate::port::{Port, PortTable, TapPort};
-use crate::sys::link_mtu::LinkMtu;
 use crate::sys::netlink;
 use crate::sys::qdisc;
 use crate::sys::tap::{self, Missing, Tap, TapError};
@@ -220,9 +219,8 @@ fn apply_mtu(port: &Port, opened: &Tap) {
         ),
         _ => {}
     }
-    match LinkMtu::new(link.index) {
-        Ok(mtu) => port.mtu.follow(mtu),
-        Err(error) => log::warn!("tap {}: cannot follow its MTU: {error}", port.name),
+    if let Err(error) = port.mtu.follow(link.index) {
+        log::warn!("tap {}: cannot ask for its MTU: {error}", port.name);
     }
 }
 

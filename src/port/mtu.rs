@@ -1,22 +1,20 @@
 //! The longest frame a port takes.
 //!
 //! For a VM it is the smaller of what the configuration and its front-end say, for an uplink what
-//! its interface has. That may change at any time and nobody tells, so whoever sends there asks
-//! again once a second; an idle switch asks nothing.
+//! its interface has. That may change at any time; the thread that is told of it stores it here,
+//! and whoever sends loads it.
 //!
 //! A length here counts the Ethernet header and no VLAN tag (IEEE Std 802.3-2018 clause 3.2.7: tags
 //! are no part of the payload).
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::limits::MIN_FRAME_LEN;
-use crate::sys::link_mtu::LinkMtu;
+use crate::sys::netlink::{self, NetlinkError};
 
 /// More than any frame has.
 pub const NO_LIMIT: u32 = u32::MAX;
-/// In place of a second: there is no interface to ask.
-const NEVER: u32 = u32::MAX;
 
 /// A port's MTU.
 #[derive(Debug)]
@@ -25,20 +23,16 @@ pub struct Mtu {
     pub configured: Option<u16>,
     /// MTU and Ethernet header.
     max_len: AtomicU32,
-    /// The second in which the interface was asked last.
-    asked: AtomicU32,
-    link: Mutex<Option<LinkMtu>>,
+    /// The number of the interface that is followed. Held while the kernel is asked, so that its
+    /// answer is stored before whatever is heard of a later change. Not for workers.
+    link: Mutex<Option<u32>>,
 }
 
 impl Mtu {
     /// What the configuration says is all that is known.
     pub fn new(configured: Option<u16>) -> Mtu {
-        let mtu = Mtu {
-            configured,
-            max_len: AtomicU32::new(NO_LIMIT),
-            asked: AtomicU32::new(NEVER),
-            link: Mutex::default(),
-        };
+        let max_len = AtomicU32::new(NO_LIMIT);
+        let mtu = Mtu { configured, max_len, link: Mutex::default() };
         mtu.set(configured.map(u32::from));
         mtu
     }
@@ -50,8 +44,14 @@ impl Mtu {
 
     /// The MTU in bytes, as it was when last heard of.
     pub fn get(&self) -> Option<u32> {
-        let len = self.max_len.load(Ordering::Relaxed);
+        let len = self.max_len(0);
         (len != NO_LIMIT).then(|| len - MIN_FRAME_LEN)
+    }
+
+    /// Length of the longest frame, if it has no tags. What second it is makes no difference.
+    #[inline(always)]
+    pub fn max_len(&self, _now: u32) -> u32 {
+        self.max_len.load(Ordering::Relaxed)
     }
 
     /// What a VM's front-end says, or that it has left.
@@ -59,37 +59,36 @@ impl Mtu {
         self.set(self.configured.into_iter().chain(said).min().map(u32::from));
     }
 
-    /// Takes an interface's MTU from now on, and learns what it is.
-    pub fn follow(&self, link: LinkMtu) {
-        let mut place = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ask(place.insert(link));
-        self.asked.store(0, Ordering::Relaxed);
+    fn link(&self) -> MutexGuard<'_, Option<u32>> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Length of the longest frame, if it has no tags. `now` is the present second.
-    #[inline(always)]
-    pub fn max_len(&self, now: u32) -> u32 {
-        let asked = self.asked.load(Ordering::Relaxed);
-        if asked != now && asked != NEVER {
-            self.ask_again(now);
-        }
-        self.max_len.load(Ordering::Relaxed)
+    /// Takes the MTU of the interface with this number from now on, and asks what it is.
+    pub fn follow(&self, index: u32) -> Result<(), NetlinkError> {
+        let mut link = self.link();
+        *link = Some(index);
+        self.ask_for(*link)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn ask_again(&self, now: u32) {
-        // One of the workers does it. It does not wait for a new interface to be put here either.
-        if self.asked.swap(now, Ordering::Relaxed) != now
-            && let Ok(link) = self.link.try_lock()
+    /// Asks again, for what was not heard. An interface that is gone keeps what it had.
+    pub fn ask(&self) -> Result<(), NetlinkError> {
+        self.ask_for(*self.link())
+    }
+
+    /// To be called with the lock held.
+    fn ask_for(&self, link: Option<u32>) -> Result<(), NetlinkError> {
+        if let Some(index) = link
+            && let Some(found) = netlink::link_by_index(index)?
         {
-            link.iter().for_each(|link| self.ask(link));
+            self.set(Some(found.mtu));
         }
+        Ok(())
     }
 
-    /// An interface that is gone keeps what it had.
-    fn ask(&self, link: &LinkMtu) {
-        if let Ok(mtu) = link.get() {
+    /// An interface has this MTU now, perhaps the one that is followed.
+    pub fn hear(&self, index: u32, mtu: u32) {
+        let link = self.link();
+        if *link == Some(index) {
             self.set(Some(mtu));
         }
     }
@@ -99,7 +98,6 @@ impl Mtu {
 mod tests {
     use super::*;
     use crate::frame::Offloads;
-    use crate::sys::netlink;
     use crate::sys::tap::{self, Missing};
     use crate::sys::testns;
 
@@ -118,29 +116,39 @@ mod tests {
             assert_eq!((mtu.get(), mtu.max_len(7)), (configured.map(u32::from), before));
             mtu.agree(said);
             assert_eq!(mtu.get(), both);
-            assert_eq!(mtu.max_len(8), both.map_or(u32::MAX, |mtu| mtu + 14));
+            assert_eq!(mtu.max_len(7), both.map_or(u32::MAX, |mtu| mtu + 14));
             mtu.agree(None);
-            assert_eq!(mtu.max_len(8), before);
+            assert_eq!(mtu.max_len(7), before);
         }
     }
 
     #[test]
-    fn an_interface_is_asked_once_a_second() {
+    fn an_interface_is_followed_by_its_number() {
         testns::run(|| {
             let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
             let index = tap.link.index;
             let mtu = Mtu::new(Some(9000));
-            mtu.follow(LinkMtu::new(index).unwrap());
-            assert_eq!(mtu.max_len(5), 1514);
+            mtu.hear(index, 1234);
+            mtu.ask().unwrap();
+            assert_eq!(mtu.get(), Some(9000), "none is followed yet");
+            mtu.follow(index).unwrap();
+            assert_eq!(mtu.max_len(7), 1514);
             netlink::set_mtu(index, 576).unwrap();
-            assert_eq!(mtu.max_len(5), 1514, "the same second");
-            assert_eq!((mtu.max_len(6), mtu.get()), (590, Some(576)));
+            assert_eq!(mtu.max_len(7), 1514, "nobody has told");
+            mtu.hear(index + 1, 68);
+            mtu.hear(index, 576);
+            assert_eq!((mtu.max_len(7), mtu.get()), (590, Some(576)));
+            netlink::set_mtu(index, 1000).unwrap();
+            mtu.ask().unwrap();
+            assert_eq!(mtu.get(), Some(1000));
             drop(tap);
-            assert_eq!(mtu.max_len(7), 590, "gone");
+            mtu.ask().unwrap();
+            assert_eq!(mtu.get(), Some(1000), "gone");
             let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
-            assert_eq!(mtu.max_len(8), 590, "another of the same name");
-            mtu.follow(LinkMtu::new(tap.link.index).unwrap());
-            assert_eq!(mtu.max_len(8), 1514);
+            mtu.ask().unwrap();
+            assert_eq!(mtu.get(), Some(1000), "another of the same name");
+            mtu.follow(tap.link.index).unwrap();
+            assert_eq!(mtu.get(), Some(1500));
         });
     }
 }

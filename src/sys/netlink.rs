@@ -41,8 +41,8 @@ const HEADER_LEN: usize = 16;
 const IFINFO_LEN: usize = 16;
 /// `struct tcmsg`
 const TCMSG_LEN: usize = 20;
-/// The kernel fills datagrams of a dump up to 32 KiB, and no single answer is longer.
-const BUFFER_LEN: usize = 32 * 1024;
+/// The kernel fills datagrams of a dump up to 32 KiB, and no single message is longer.
+pub(super) const BUFFER_LEN: usize = 32 * 1024;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -195,6 +195,26 @@ fn parse_link(body: &[u8]) -> Option<Link> {
         }
     }
     Some(link)
+}
+
+/// Calls `each` with number and MTU of each interface that a datagram describes; `None` if it
+/// cannot be read to its end. Not every message about an interface has its MTU.
+pub(super) fn mtus_in(mut datagram: &[u8], mut each: impl FnMut(u32, u32)) -> Option<()> {
+    while !datagram.is_empty() {
+        let (kind, body, rest) = split_message(datagram)?;
+        datagram = rest;
+        let mtu = || {
+            let mut attributes = attributes(body.get(IFINFO_LEN..)?);
+            let (_, mtu) = attributes.find(|(kind, _)| *kind == libc::IFLA_MTU)?;
+            Some((u32_at(body, 4)?, u32_at(mtu, 0)?))
+        };
+        if kind == libc::RTM_NEWLINK
+            && let Some((index, mtu)) = mtu()
+        {
+            each(index, mtu);
+        }
+    }
+    Some(())
 }
 
 fn parse_link_info(nested: &[u8], link: &mut Link) {
@@ -355,7 +375,7 @@ fn send(message: &[u8]) -> Result<OwnedFd, NetlinkError> {
 }
 
 /// A socket that takes part in nothing yet.
-fn socket() -> io::Result<OwnedFd> {
+pub(super) fn socket() -> io::Result<OwnedFd> {
     let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
     // No protocol is that of number 0, NETLINK_ROUTE.
     Ok(rustix::net::socket_with(family, SocketType::RAW, flags, None)?)
@@ -379,7 +399,10 @@ fn receive<'a>(
 
 /// Length of the next datagram, which may be longer than what fitted into `buffer`; `None` if there
 /// is none, or one that is not from the kernel. Never waits.
-fn receive_from_kernel(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+pub(super) fn receive_from_kernel(
+    socket: &OwnedFd,
+    buffer: &mut [u8],
+) -> io::Result<Option<usize>> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
     let (_, len, from) = match rustix::net::recvfrom(socket, buffer, flags) {
         Ok(received) => received,
@@ -483,6 +506,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&len.to_ne_bytes());
                 let _ = split_message(&bytes[..cut]);
                 let _ = (parse_link(&bytes[..cut]), parse_qdisc(&bytes[..cut]));
+                let _ = mtus_in(&bytes[..cut], |_, _| ());
                 assert!(attributes(&bytes[..cut]).count() <= 16);
             }
         }

@@ -16,8 +16,8 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 const SOON: Duration = Duration::from_secs(3);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(30);
-/// The promise for an interface's new MTU, with a tick of the coarse clock.
-const FOLLOWED: Duration = Duration::from_millis(1050);
+/// An interface's new MTU is told at once, to a thread that a busy machine may keep waiting.
+const FOLLOWED: Duration = Duration::from_millis(500);
 /// A VLAN tag, and one around it.
 const TAG: [u8; 4] = [0x81, 0, 0, 5];
 const OUTER: [u8; 4] = [0x88, 0xa8, 0, 6];

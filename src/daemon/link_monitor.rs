@@ -1,0 +1,115 @@
+//! The thread that follows the MTUs of TAPs: the kernel tells it of each change, so that no worker
+//! has to ask.
+//!
+//! It asks for all of them itself when it begins, and again after it was told that something was
+//! lost: first it subscribes, then it asks, so no change falls between the two. Where it cannot be
+//! told of changes, it asks again and again.
+
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::limits::LINK_RETRY_MILLIS;
+use crate::port::{Endpoint, Port, PortTable, Ports};
+use crate::sys::link_events::{Heard, LinkEvents};
+use crate::sys::netlink::NetlinkError;
+use crate::sys::poll::{self, Wake};
+
+/// Follows the MTU of every TAP among `ports`, those that are yet to come too, until `stop`.
+pub fn run(ports: &Ports, stop: &EventFd) {
+    let mut told = None;
+    loop {
+        match follow(ports, stop) {
+            Ok(Heard::Stop) => return,
+            Ok(_) => log::debug!("changes of interfaces were lost; looking at all taps again"),
+            Err(error) => {
+                // Once per reason, not four times a second.
+                let text = error.to_string();
+                if told.as_ref() != Some(&text) {
+                    log::warn!("cannot be told of new MTUs of taps, so they are asked for: {text}");
+                    told = Some(text);
+                }
+            }
+        }
+        let pause = Instant::now() + Duration::from_millis(LINK_RETRY_MILLIS);
+        match poll::pause(stop, pause) {
+            Ok(Wake::Stop) => return,
+            Ok(_) => {}
+            // No memory even to wait: the pause is what matters.
+            Err(_) => std::thread::sleep(Duration::from_millis(LINK_RETRY_MILLIS)),
+        }
+    }
+}
+
+/// Follows until something is lost or fails, or until `stop`.
+fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
+    let events = LinkEvents::subscribe();
+    let asked = taps(&ports.present()).try_for_each(|port| port.mtu.ask());
+    let mut events = events?;
+    asked?;
+    loop {
+        let mut present = None;
+        let heard = events.wait(stop, |index, mtu| {
+            let table = present.get_or_insert_with(|| ports.present());
+            taps(table).for_each(|port| port.mtu.hear(index, mtu));
+        })?;
+        if heard != Heard::Changes {
+            return Ok(heard);
+        }
+    }
+}
+
+fn taps(table: &PortTable) -> impl Iterator<Item = &Port> {
+    let is_tap = |port: &&Port| matches!(port.endpoint, Endpoint::Tap(_));
+    table.iter().map(|port| &**port).filter(is_tap)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::frame::Offloads;
+    use crate::port::TapPort;
+    use crate::sys::netlink;
+    use crate::sys::tap::{self, Missing};
+    use crate::sys::testns;
+
+    fn becomes(port: &Port, mtu: u32) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while port.mtu.get() != Some(mtu) {
+            assert!(Instant::now() < end, "{:?}, not {mtu}", port.mtu.get());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn every_tap_is_followed_whenever_it_comes() {
+        testns::run(|| {
+            let up = |id| Arc::new(Port::tap(id, "up", TapPort::new("lm0", 1)));
+            let open = |name: &str| tap::open(name, 1, Offloads::NONE, Missing::Create).unwrap();
+            let (first, second) = (up(0), up(1));
+            let ports = Ports::new([Arc::clone(&first)].into_iter().collect());
+            let tap = open("lm0");
+            first.mtu.follow(tap.link.index).unwrap();
+            // Before anybody listens.
+            netlink::set_mtu(tap.link.index, 1300).unwrap();
+            let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+            std::thread::scope(|scope| {
+                let monitor = scope.spawn(|| run(&ports, &stop));
+                becomes(&first, 1300);
+                netlink::set_mtu(tap.link.index, 9000).unwrap();
+                becomes(&first, 9000);
+                ports.add(Arc::clone(&second));
+                let other = open("lm1");
+                second.mtu.follow(other.link.index).unwrap();
+                assert_eq!(second.mtu.get(), Some(1500));
+                netlink::set_mtu(other.link.index, 576).unwrap();
+                becomes(&second, 576);
+                assert_eq!(first.mtu.get(), Some(9000), "another's");
+                stop.write(1).unwrap();
+                monitor.join().unwrap();
+            });
+        });
+    }
+}

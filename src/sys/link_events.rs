@@ -1,0 +1,171 @@
+//! Being told of interfaces that change: a netlink socket that listens to the group of links
+//! (rtnetlink(7)).
+//!
+//! Facts of the kernel (`net/core/rtnetlink.c`, `net/netlink/af_netlink.c`) that this file is
+//! shaped by:
+//! - Every change is told after it took effect, in the order of the changes, with all there is to
+//!   say of the interface; of a bridge's port once more as that, with the same MTU.
+//! - It is told to the network namespace of the interface, and a socket belongs to that of the
+//!   thread that made it, for good.
+//! - What does not fit into the socket's buffer is lost, which the next call says (ENOBUFS) before
+//!   it hands out what is there: what comes then is older than what was lost. So nothing that comes
+//!   after a loss is of use, and who was told of one begins anew with another socket.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::netlink::{self, BUFFER_LEN, NetlinkError};
+use super::poll::{Interest, Wake, wait};
+
+/// RTNLGRP_LINK as a bit (`RTMGRP_LINK`).
+const LINKS: u32 = 1;
+
+/// What came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// Perhaps changes; all were passed on.
+    Changes,
+    /// More than there was room for. Subscribe again, then ask for what matters.
+    Lost,
+    /// The stop request.
+    Stop,
+}
+
+/// A subscription.
+#[derive(Debug)]
+pub struct LinkEvents {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl LinkEvents {
+    /// Of the links in the network namespace of the calling thread, from now on.
+    pub fn subscribe() -> Result<LinkEvents, NetlinkError> {
+        let socket = netlink::socket()?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, LINKS)).map_err(io::Error::from)?;
+        Ok(LinkEvents { socket, buffer: vec![0; BUFFER_LEN] })
+    }
+
+    /// Waits for the next changes, without a limit, and calls `each` with number and MTU of every
+    /// interface that there is something new of.
+    pub fn wait(
+        &mut self,
+        stop: &EventFd,
+        each: impl FnMut(u32, u32),
+    ) -> Result<Heard, NetlinkError> {
+        if wait(self.socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
+            return Ok(Heard::Stop);
+        }
+        match netlink::receive_from_kernel(&self.socket, &mut self.buffer) {
+            Ok(None) => Ok(Heard::Changes),
+            Ok(Some(len)) => match self.buffer.get(..len) {
+                Some(datagram) if netlink::mtus_in(datagram, each).is_some() => Ok(Heard::Changes),
+                // Longer than anything that the kernel tells, or not to be read.
+                _ => Ok(Heard::Lost),
+            },
+            Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+                Ok(Heard::Lost)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::time::Instant;
+
+    use rustix::net::sockopt::set_socket_recv_buffer_size;
+
+    use crate::frame::Offloads;
+    use crate::sys::poll::is_ready_by;
+    use crate::sys::tap::{self, Missing, Tap};
+    use crate::sys::testns;
+
+    fn stop() -> EventFd {
+        EventFd::new(libc::EFD_NONBLOCK).unwrap()
+    }
+
+    fn create(name: &str) -> Tap {
+        tap::open(name, 1, Offloads::NONE, Missing::Create).unwrap()
+    }
+
+    /// Hears all there is; the last MTU of each interface, and what ended it.
+    fn hear(events: &mut LinkEvents) -> (BTreeMap<u32, u32>, Heard) {
+        let (mut mtus, stop) = (BTreeMap::new(), stop());
+        // The stop request only when nothing is left, as it would win.
+        loop {
+            let now = Instant::now();
+            if !is_ready_by(events.socket.as_fd(), Interest::Read, now).unwrap() {
+                stop.write(1).unwrap();
+            }
+            let told = |index, mtu| {
+                mtus.insert(index, mtu);
+            };
+            match events.wait(&stop, told).unwrap() {
+                Heard::Changes => {}
+                end => return (mtus, end),
+            }
+        }
+    }
+
+    #[test]
+    fn changes_are_told_under_any_name_until_the_interface_goes() {
+        testns::run(|| {
+            let mut events = LinkEvents::subscribe().unwrap();
+            let (one, two) = (create("le0"), create("le1"));
+            let (a, b) = (one.link.index, two.link.index);
+            assert_eq!(hear(&mut events), ([(a, 1500), (b, 1500)].into(), Heard::Stop));
+            for mtu in [68, 9000, 65_521] {
+                netlink::set_mtu(a, mtu).unwrap();
+                assert_eq!(hear(&mut events).0, [(a, mtu)].into());
+            }
+            let name = (libc::IFLA_IFNAME, &b"other0\0"[..]);
+            netlink::modify(libc::RTM_NEWLINK, a, None, &[name]).unwrap();
+            netlink::set_mtu(b, 1400).unwrap();
+            assert_eq!(hear(&mut events).0, [(a, 65_521), (b, 1400)].into());
+            // Closing takes the interface away: nothing that anybody would take for an MTU.
+            drop(one);
+            assert!(hear(&mut events).0.get(&a).is_none_or(|&mtu| mtu == 65_521));
+            // Without privilege as well.
+            testns::without_privilege(|| {
+                let mut events = LinkEvents::subscribe().unwrap();
+                assert_eq!(hear(&mut events), (BTreeMap::new(), Heard::Stop));
+            });
+        });
+    }
+
+    #[test]
+    fn a_full_buffer_is_told_before_what_is_in_it() {
+        testns::run(|| {
+            let mut events = LinkEvents::subscribe().unwrap();
+            set_socket_recv_buffer_size(&events.socket, 0).unwrap();
+            let tap = create("le0");
+            for round in 0..100 {
+                netlink::set_mtu(tap.link.index, 1000 + round).unwrap();
+            }
+            let told = |mtus: BTreeMap<u32, u32>| mtus.into_values().collect::<Vec<_>>();
+            assert_eq!(hear(&mut events), (BTreeMap::new(), Heard::Lost));
+            // What came too late is not there, and what is there is too old.
+            assert_ne!(told(hear(&mut events).0), [1099]);
+            let mut events = LinkEvents::subscribe().unwrap();
+            netlink::set_mtu(tap.link.index, 1500).unwrap();
+            assert_eq!(told(hear(&mut events).0), [1500]);
+        });
+    }
+
+    #[test]
+    fn a_stop_request_wins() {
+        let mut events = LinkEvents::subscribe().unwrap();
+        let stop = stop();
+        stop.write(1).unwrap();
+        let heard = events.wait(&stop, |_, _| panic!("nothing may be told"));
+        assert_eq!(heard.unwrap(), Heard::Stop);
+    }
+}
