@@ -39,6 +39,7 @@ const PURE: &[&str] = &["switch", "frame", "stats"];
 const IMPURE: &[&str] = &[
     "log::",
     "libc::",
+    "rustix::",
     "vmm_sys_util::",
     "std::io",
     "std::fs",
