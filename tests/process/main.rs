@@ -4,3 +4,4 @@
 mod cli;
 mod first_hour;
 mod handover;
+mod system_calls;

@@ -1,0 +1,236 @@
+//! Which system calls each kind of thread makes once the switch has started: observed by a tracer
+//! (strace), compared with the table in docs/threat-model.md, which a sandbox is to be made from.
+//!
+//! A call that is not in the table fails the test. So does one that is there, is not said to be
+//! rare, and does not come: the table would rot.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
+
+use testkit::frontend::req;
+use testkit::host::{Host, in_namespace, ip};
+use testkit::proc::{Daemon, wait_for};
+use testkit::skip;
+use testkit::vm::{Vm, VmConfig, mac_of};
+
+/// Everything is slower under a tracer.
+const SOON: Duration = Duration::from_secs(20);
+/// The number of the host behind the TAP as a station.
+const HOST: u8 = 9;
+const BROADCAST: [u8; 6] = [0xff; 6];
+/// The row for what any thread may do.
+const ANY: &str = "any";
+
+/// System calls by kind of thread.
+type Calls = BTreeMap<String, BTreeSet<String>>;
+
+/// strace of all threads of a process.
+struct Tracer {
+    child: Child,
+    file: PathBuf,
+    /// What it says, for which somebody has to be there.
+    _said: BufReader<ChildStderr>,
+}
+
+impl Tracer {
+    fn attach(d: &Daemon) -> Tracer {
+        let file = d.dir().join("trace");
+        let mut command = Command::new("strace");
+        command.args(["-f", "--decode-pids=comm", "-e", "signal=none", "-s", "0", "-o"]);
+        command.arg(&file).arg("-p").arg(d.pid().to_string()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("strace");
+        let mut said = BufReader::new(child.stderr.take().expect("pipe"));
+        let mut attached = String::new();
+        said.read_line(&mut attached).expect("what strace says");
+        // "strace: Process 12 attached with 9 threads"
+        let all = format!("attached with {} threads", d.usage().threads);
+        assert!(attached.contains(&all), "{attached}, not {all}");
+        Tracer { child, file, _said: said }
+    }
+
+    /// All calls, after the process has ended.
+    fn finish(mut self) -> Calls {
+        self.child.wait().expect("strace");
+        let text = std::fs::read(&self.file).expect("trace");
+        let mut calls = Calls::new();
+        for line in String::from_utf8_lossy(&text).lines() {
+            if let Some((kind, call)) = call_in(line) {
+                calls.entry(kind).or_default().insert(call);
+            }
+        }
+        calls
+    }
+}
+
+/// Kind of thread and name of the call in a line such as `12<worker-0> read(3, ...`.
+fn call_in(line: &str) -> Option<(String, String)> {
+    let (thread, what) = line.split_once('<')?.1.split_once("> ")?;
+    let name = what.trim_start().split_once('(')?.0;
+    // Not of "+++ exited with 0 +++", nor of what goes on: "<... read resumed>".
+    let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    let kind = match thread.rsplit_once('-') {
+        Some((kind, number)) if number.bytes().all(|b| b.is_ascii_digit()) => format!("{kind}-N"),
+        _ => thread.to_owned(),
+    };
+    is_name.then(|| (kind, name.to_owned()))
+}
+
+#[test]
+fn each_kind_of_thread_makes_the_calls_of_its_table() {
+    let mut traced = Command::new("strace");
+    traced.args(["-qq", "--decode-pids=comm", "-o", "/dev/null", "true"]).stderr(Stdio::null());
+    match traced.status() {
+        Err(error) => return skip(&format!("needs strace: {error}")),
+        Ok(status) if !status.success() => return skip("needs ptrace(2) and strace 5.13"),
+        Ok(_) => {}
+    }
+    in_namespace(|| {
+        let extra = ["--workers", "2", "--age", "4", "--tap", "up,ifname=tap0"];
+        let mut d = Daemon::with_ports(&["", ""], &extra);
+        let names = ["balance", "ageing", "link-monitor", "tap-2", "port-1"].map(str::to_owned);
+        assert!(wait_for(SOON, || names.iter().all(|name| names_of(&d).contains(name))));
+        // None is at its beginning any more.
+        std::thread::sleep(Duration::from_millis(200));
+        let tracer = Tracer::attach(&d);
+        live(&d);
+        d.signal(libc::SIGTERM);
+        assert!(d.exit_status(SOON).success());
+        let seen = tracer.finish();
+        compare(&seen);
+        assert!(!seen["worker-N"].contains("ioctl"), "a worker asks for an MTU");
+    });
+}
+
+/// What is in the table is all there is, and it is what there is.
+fn compare(seen: &Calls) {
+    let (usual, rare) = table(include_str!("../../docs/threat-model.md"));
+    let mut complaints = Vec::new();
+    for (kind, calls) in seen {
+        println!("{kind}: {}", calls.iter().cloned().collect::<Vec<_>>().join(" "));
+        let listed = [&usual, &rare].into_iter().flat_map(|part| [part.get(kind), part.get(ANY)]);
+        let listed: BTreeSet<_> = listed.flatten().flatten().collect();
+        let missing = calls.iter().filter(|call| !listed.contains(call));
+        complaints.extend(missing.map(|call| format!("{kind}: {call} is not in the table")));
+    }
+    let everybodys: BTreeSet<_> = seen.values().flatten().collect();
+    for (kind, calls) in &usual {
+        let is_seen = |call| match seen.get(kind) {
+            _ if kind == ANY => everybodys.contains(call),
+            Some(seen) => seen.contains(call),
+            None => false,
+        };
+        let absent = calls.iter().filter(|call| !is_seen(*call));
+        complaints.extend(absent.map(|call| format!("{kind}: {call} never comes")));
+        if kind != ANY && !seen.contains_key(kind) {
+            complaints.push(format!("{kind}: there is no such thread"));
+        }
+    }
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+/// The table in a page: usual calls, and rare ones.
+fn table(page: &str) -> (Calls, Calls) {
+    let section = page.split("\n## System calls after start\n").nth(1).expect("section");
+    let section = section.split("\n## ").next().expect("section");
+    let (mut usual, mut rare) = (Calls::new(), Calls::new());
+    for row in section.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').collect();
+        let [thread, calls, rarely] = cells[..] else { panic!("{row}") };
+        let kind = words(thread).next().unwrap_or(ANY).to_owned();
+        usual.insert(kind.clone(), words(calls).map(str::to_owned).collect());
+        rare.insert(kind, words(rarely).map(str::to_owned).collect());
+    }
+    assert!(usual.len() > 8 && usual.contains_key(ANY), "{usual:?}");
+    (usual, rare)
+}
+
+/// What stands between backticks.
+fn words(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+/// The names of all threads.
+fn names_of(d: &Daemon) -> BTreeSet<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", d.pid())).expect("tasks").flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.map(|name| name.trim().to_owned()).collect()
+}
+
+/// A frame of `len` bytes from one station to an address.
+fn frame(dst: [u8; 6], src: u8, len: usize) -> Vec<u8> {
+    let mut frame = [&dst[..], &mac_of(src), &[0x88, 0xb5]].concat();
+    frame.resize(len, len as u8);
+    frame
+}
+
+/// A guest, a guest and the host's side of the uplink.
+struct Lan {
+    vms: [Vm; 2],
+    host: Host,
+}
+
+impl Lan {
+    /// Whether a frame of this length gets to the host.
+    fn is_passed(&mut self, len: usize) -> bool {
+        self.vms[0].tx[0].send_waiting(&frame(mac_of(HOST), 0, len), SOON);
+        self.host.receive(Duration::from_millis(100)).is_some_and(|frame| frame.len() == len)
+    }
+
+    /// Frames from each to each, in bursts and one at a time, `longest` of them to the host.
+    fn talk(&mut self, longest: usize) {
+        for round in 0..40 {
+            for (from, to) in [(0, 1), (1, 0), (0, HOST), (1, HOST)] {
+                for _ in 0..round {
+                    self.vms[from].tx[0].queue(&frame(mac_of(to), from as u8, 200));
+                }
+                for len in [60, if to == HOST { longest } else { 1400 }] {
+                    let frame = frame(mac_of(to), from as u8, len);
+                    self.vms[from].tx[0].send_waiting(&frame, SOON);
+                }
+                self.vms[from].tx[0].drain(SOON);
+            }
+            self.host.send(&frame(BROADCAST, HOST, 60));
+            for vm in &mut self.vms {
+                assert!(vm.rx[0].wait(SOON));
+                vm.rx[0].recv(1024, |_, _| {});
+            }
+            while self.host.receive(SOON).expect("a long frame").len() != longest {}
+            self.host.drain();
+        }
+    }
+}
+
+/// What happens in a switch's life.
+fn live(d: &Daemon) {
+    let vms = [0, 1].map(|id| {
+        let mut config = VmConfig::new(id as u8);
+        config.tx.max_frame = 9014;
+        Vm::connect(&d.socket(id), config)
+    });
+    let mut lan = Lan { vms, host: Host::open("tap0") };
+    lan.talk(1400);
+    // The MTU changes, and the workers make of it what they need no system call for.
+    ip("link set tap0 mtu 9000");
+    assert!(wait_for(SOON, || lan.is_passed(9000)), "9000 bytes do not pass");
+    lan.talk(9000);
+    // The administrator asks.
+    d.counters();
+    // A descriptor that is of no use.
+    let (pipe, _writer) = std::io::pipe().expect("pipe");
+    let _ = lan.vms[0].fe.set_vring_fd(req::SET_VRING_KICK, 0, Some(pipe.as_raw_fd()));
+    assert!(wait_for(SOON, || d.log().contains("but pipe:")), "{}", d.log());
+    // The interface goes and comes back, and so does a front-end.
+    ip("link del tap0");
+    assert!(wait_for(SOON, || d.log().contains("to interface tap0 again")), "{}", d.log());
+    lan.host = Host::open("tap0");
+    lan.vms[1].reconnect(&d.socket(1));
+    lan.talk(1400);
+    // Silence: everybody goes to sleep, addresses age.
+    std::thread::sleep(Duration::from_secs(3));
+    lan.talk(1400);
+    d.counters();
+}
