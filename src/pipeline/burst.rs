@@ -223,7 +223,6 @@ impl Pipeline {
             writer,
             stalls: &mut self.stalls,
             signals: &mut self.signals,
-            now: self.time.second,
             backpressure: &self.time.backpressure,
             tried: Tried::default(),
             wait_until: None,

@@ -120,7 +120,7 @@ impl<'a> Classifier<'a> {
         };
         if let Decision::Unicast(egress) = self.decision {
             let mtu = &self.policy.ports[egress].mtu;
-            self.least = self.least.min(mtu.max_len(self.now));
+            self.least = self.least.min(mtu.max_len());
         }
         self.choice = self.receivers.are_many();
         self.only = self.receivers.any().unwrap_or(0) as u8;
@@ -185,7 +185,7 @@ impl BurstContext {
         tally.classified = burst.frames().len();
         tally.copies = plan.copies(tally.classified) as u64;
         if least < NO_LIMIT {
-            drop_too_big(burst, plan, policy.ports, least, now);
+            drop_too_big(burst, plan, policy.ports, least);
         }
     }
 }

@@ -72,8 +72,6 @@ pub struct Delivery<'a> {
     pub stalls: &'a mut Stalls,
     /// Signals owed.
     pub signals: &'a mut Signals,
-    /// The present second.
-    pub now: u32,
     /// For how long frames may wait for a full receiver.
     pub backpressure: &'a Terms,
     /// What came of it.
@@ -356,7 +354,7 @@ impl Delivery<'_> {
         let mut kept = [0; BURST_FRAMES];
         for &target in targets {
             let port = &ports[target];
-            let max_len = port.mtu.max_len(self.now);
+            let max_len = port.mtu.max_len();
             let fitting = match longest <= max_len {
                 true => frames,
                 false => keep_fitting(burst, frames, port, max_len, &mut kept),

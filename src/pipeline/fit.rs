@@ -13,16 +13,16 @@ use crate::ring::{Burst, Frame};
 use crate::stats::DropReason;
 
 /// Takes the frames that are too big for their ports out of the runs of `plan`. `least` is the
-/// smallest limit of all these ports, `now` the present second.
+/// smallest limit of all these ports.
 #[inline(never)]
-pub fn drop_too_big(burst: &Burst, plan: &mut Plan, ports: &PortTable, least: u32, now: u32) {
+pub fn drop_too_big(burst: &Burst, plan: &mut Plan, ports: &PortTable, least: u32) {
     if burst.frames().iter().fold(0, |longest, frame| frame.len.max(longest)) <= least {
         return;
     }
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
         let port = &ports[run.port];
-        let frames = keep_fitting(burst, run.left(), port, port.mtu.max_len(now), &mut kept);
+        let frames = keep_fitting(burst, run.left(), port, port.mtu.max_len(), &mut kept);
         run.restart(run.port, run.queue);
         frames.iter().for_each(|&frame| run.push(frame));
     }

@@ -44,13 +44,13 @@ impl Mtu {
 
     /// The MTU in bytes, as it was when last heard of.
     pub fn get(&self) -> Option<u32> {
-        let len = self.max_len(0);
+        let len = self.max_len();
         (len != NO_LIMIT).then(|| len - MIN_FRAME_LEN)
     }
 
-    /// Length of the longest frame, if it has no tags. What second it is makes no difference.
+    /// Length of the longest frame, if it has no tags.
     #[inline(always)]
-    pub fn max_len(&self, _now: u32) -> u32 {
+    pub fn max_len(&self) -> u32 {
         self.max_len.load(Ordering::Relaxed)
     }
 
@@ -113,12 +113,12 @@ mod tests {
         ] {
             let mtu = Mtu::new(configured);
             let before = configured.map_or(u32::MAX, |mtu| u32::from(mtu) + 14);
-            assert_eq!((mtu.get(), mtu.max_len(7)), (configured.map(u32::from), before));
+            assert_eq!((mtu.get(), mtu.max_len()), (configured.map(u32::from), before));
             mtu.agree(said);
             assert_eq!(mtu.get(), both);
-            assert_eq!(mtu.max_len(7), both.map_or(u32::MAX, |mtu| mtu + 14));
+            assert_eq!(mtu.max_len(), both.map_or(u32::MAX, |mtu| mtu + 14));
             mtu.agree(None);
-            assert_eq!(mtu.max_len(7), before);
+            assert_eq!(mtu.max_len(), before);
         }
     }
 
@@ -132,12 +132,12 @@ mod tests {
             mtu.ask().unwrap();
             assert_eq!(mtu.get(), Some(9000), "none is followed yet");
             mtu.follow(index).unwrap();
-            assert_eq!(mtu.max_len(7), 1514);
+            assert_eq!(mtu.max_len(), 1514);
             netlink::set_mtu(index, 576).unwrap();
-            assert_eq!(mtu.max_len(7), 1514, "nobody has told");
+            assert_eq!(mtu.max_len(), 1514, "nobody has told");
             mtu.hear(index + 1, 68);
             mtu.hear(index, 576);
-            assert_eq!((mtu.max_len(7), mtu.get()), (590, Some(576)));
+            assert_eq!((mtu.max_len(), mtu.get()), (590, Some(576)));
             netlink::set_mtu(index, 1000).unwrap();
             mtu.ask().unwrap();
             assert_eq!(mtu.get(), Some(1000));

@@ -41,7 +41,6 @@ impl Lab {
             writer: &mut TapWriter::default(),
             stalls: &mut Stalls::default(),
             signals: &mut Signals::new(0, self.watch.register()),
-            now: 0,
             backpressure: &Terms { most: 1000, most_others: 100 },
             tried: Tried::default(),
             wait_until: None,
