@@ -106,6 +106,11 @@ fn p5_calls_that_block() {
     d.stop();
 }
 
+/// Slow writes that are forgiven by now, one every 200 ms: a busy machine spreads them.
+fn forgiven(began: Instant) -> u64 {
+    (began.elapsed().as_millis() / 200) as u64
+}
+
 /// A front-end whose call descriptor has too many waiters is dropped after a few signals.
 #[test]
 fn a_crowded_call_descriptor_is_dropped() {
@@ -114,10 +119,11 @@ fn a_crowded_call_descriptor_is_dropped() {
     set_call(&mut evil, &call);
     // After the daemon has tried it out. Each signal costs some milliseconds from here on.
     let _crowd = Crowd::around(&call, 30_000);
+    let began = Instant::now();
     signal_until_dropped(&mut net, &mut evil);
-    let signals = call.take();
+    let (signals, most) = (call.take(), 20 + forgiven(began));
     println!("dropped after {signals} signals");
-    assert!(signals <= 20, "{signals} slow signals");
+    assert!(signals <= most, "{signals} slow signals, not {most}");
     let said = || d.log().contains("p2: closed for 10s: its front-end harmed others");
     assert!(wait_for(Duration::from_secs(2), said), "{}", d.log());
     drop(evil);
@@ -170,7 +176,7 @@ fn a_crowd_that_some_writes_do_not_wake_is_dropped() {
          ({waited:.1?} of that without a CPU)"
     );
     assert!(dropped, "still connected after {slow} slow writes and {quick} others");
-    assert!(slow <= 20, "{slow} slow writes");
+    assert!(slow <= 20 + forgiven(began), "{slow} slow writes");
     assert!(took <= Duration::from_secs(2) + waited, "dropped after {took:?} {waited:?}");
     drop(evil);
     chat(&mut net, 1000);
