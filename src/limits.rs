@@ -331,6 +331,9 @@ pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
 /// microseconds, unless a guest's memory makes them wait.
 pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
+/// How often a removal is looked at meanwhile.
+pub const REMOVE_STEP: std::time::Duration = std::time::Duration::from_millis(1);
+
 /// How long stopping may take in all; the service manager is told to expect a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::handover::Received;
 use crate::config::Endpoint;
 use crate::limits::{DROPPED_PAUSE, FIRST_WORD};
-use crate::port::{GuestPort, Port};
+use crate::port::{FrontEnd, GuestPort, Port};
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Interest, Wake};
 use crate::sys::threads::run_again_after_panic;
@@ -148,7 +148,11 @@ fn converse(
         let connection = Connection::new(socket, Arc::clone(stop)).map_err(WireError::Io)?;
         Session::new(context, port, account, connection.with_door(door))?.serve()
     };
-    match catch_unwind(AssertUnwindSafe(talk)) {
+    let known = |who| port.as_guest().into_iter().for_each(|guest| guest.set_front_end(who));
+    known(Some(FrontEnd { pid: peer.pid, uid: peer.uid }));
+    let ended = catch_unwind(AssertUnwindSafe(talk));
+    known(None);
+    match ended {
         Ok(Ok(end)) => {
             if port.log.allow() {
                 log::info!("port {}: front-end disconnected", port.name);

@@ -45,8 +45,8 @@ use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
 pub use check::check;
 use handover::{Handover, Received};
-pub use ports::PortError;
 use ports::Serving;
+pub use ports::{PortError, Removal};
 use uplink::UplinkError;
 
 /// Why the process cannot start.
@@ -113,6 +113,17 @@ pub struct Daemon {
     link_monitor: Option<Arc<EventFd>>,
     /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
     helpers: Vec<JoinHandle<()>>,
+}
+
+/// The parts of a switch that can be looked at while it runs.
+#[derive(Clone)]
+pub struct View {
+    /// The ports there are.
+    pub ports: Arc<Ports>,
+    /// Where addresses live.
+    pub fdb: Arc<Fdb>,
+    /// The data path.
+    pub workers: Arc<Workers>,
 }
 
 impl Daemon {
@@ -256,6 +267,13 @@ impl Daemon {
     /// Where addresses live.
     pub fn fdb(&self) -> &Fdb {
         &self.context.fdb
+    }
+
+    /// What those need who look at the switch while it runs, and take no lock for that.
+    pub fn view(&self) -> View {
+        let Context { fdb, workers, .. } = &self.context;
+        let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
+        View { ports: Arc::clone(&self.ports), fdb, workers }
     }
 
     /// Writes all counters to the log.

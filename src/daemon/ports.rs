@@ -14,6 +14,7 @@
 //! A front-end can hold up the first step, a worker that waits for a guest's memory the third.
 //! Nobody waits for either longer than [`REMOVE_TIMEOUT`]: a port whose session has not ended yet
 //! stays, to be removed by the next try, and a number that a worker may still use stays unused.
+//! Who has other things to do than to wait goes step by step ([`Removal`]).
 
 use std::io;
 use std::sync::Arc;
@@ -28,11 +29,12 @@ use super::handover::Received;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, StartError, start_helper};
 use crate::config::{Config, PortConfig, TapConfig};
-use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, REMOVE_TIMEOUT, SESSION_STACK_BYTES};
+use crate::limits::{
+    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
+};
 use crate::port::table::Full;
 use crate::port::{Endpoint, Port, PortTable, TapPort};
 use crate::switch::{Fdb, PortId, StaticError};
-use crate::sys::threads::join_until;
 use crate::vhost_user::session::{Context, Exhausted};
 use crate::vhost_user::socket::{Place, SocketError};
 
@@ -48,6 +50,9 @@ pub enum PortError {
     /// No number is left.
     #[error(transparent)]
     Full(#[from] Full),
+    /// As many TAPs as there may be.
+    #[error("there are {MAX_TAPS} taps already")]
+    ManyTaps,
     /// The other ports have all that can be mapped.
     #[error("no address space or mappings are left for another port (vm.max_map_count)")]
     Exhausted(#[from] Exhausted),
@@ -114,14 +119,25 @@ impl Serving {
         self.thread.map(|(thread, _)| thread)
     }
 
-    /// Waits for the end of its thread, until `end` at most; true if it has ended.
-    fn wait(&mut self, end: Instant) -> bool {
-        let Some((thread, stop)) = self.thread.take() else { return true };
-        let mut threads = vec![thread];
-        join_until(&mut threads, end);
-        self.thread = threads.pop().map(|thread| (thread, stop));
+    /// True if its thread has ended, or there is none.
+    fn has_ended(&mut self) -> bool {
+        let ended = self.thread.take_if(|(thread, _)| thread.is_finished());
+        if let Some((thread, _)) = ended {
+            // Panics were contained and logged inside.
+            let _ = thread.join();
+        }
         self.thread.is_none()
     }
+}
+
+/// A port on its way out: [`Daemon::go_on`] takes it a step further.
+#[must_use = "a port that was told to end is taken out by the next steps"]
+pub struct Removal {
+    port: Arc<Port>,
+    /// The table without it, once that is published.
+    serial: Option<u64>,
+    /// When the present step is waited for no longer.
+    end: Instant,
 }
 
 impl Daemon {
@@ -148,6 +164,10 @@ impl Daemon {
 
     /// Adds a TAP; frames pass when this returns.
     pub fn add_tap(&mut self, settings: &TapConfig) -> Result<PortId, PortError> {
+        let taps = self.ports.present().iter().filter(|port| port.as_guest().is_none()).count();
+        if taps >= MAX_TAPS {
+            return Err(PortError::ManyTaps);
+        }
         let id = self.free_number(&settings.name)?;
         let port = Arc::new(tap(id, settings));
         let Endpoint::Tap(endpoint) = &port.endpoint else { return Err(PortError::NoSuchPort) };
@@ -169,22 +189,55 @@ impl Daemon {
     /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
     /// interface is gone, and frames for it go nowhere.
     pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
-        let at = self.serving.iter().position(|serving| serving.port.name == name);
-        let at = at.ok_or(PortError::NoSuchPort)?;
-        let serving = &mut self.serving[at];
+        let mut removal = self.begin_removal(name)?;
+        while !self.go_on(&mut removal)? {
+            std::thread::sleep(REMOVE_STEP);
+        }
+        Ok(())
+    }
+
+    /// Tells what serves a port or TAP to end, and waits for nothing.
+    pub fn begin_removal(&self, name: &str) -> Result<Removal, PortError> {
+        let serving = self.serving.iter().find(|serving| serving.port.name == name);
+        let serving = serving.ok_or(PortError::NoSuchPort)?;
         serving.stop();
-        if !serving.wait(Instant::now() + REMOVE_TIMEOUT) {
-            return Err(PortError::Stopping);
+        let end = Instant::now() + REMOVE_TIMEOUT;
+        Ok(Removal { port: Arc::clone(&serving.port), serial: None, end })
+    }
+
+    /// Goes on with the removal of a port as far as that needs no waiting; true when it is done,
+    /// as for [`Daemon::remove_port`].
+    pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
+        let Some(serial) = removal.serial else { return self.take_away(removal) };
+        let done = self.context.workers.have_adopted(serial) || Instant::now() >= removal.end;
+        if done {
+            self.reclaim();
+        }
+        Ok(done)
+    }
+
+    /// The first steps of a removal: the end of the session, and the table without the port.
+    fn take_away(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
+        let same = |serving: &Serving| Arc::ptr_eq(&serving.port, &removal.port);
+        // Somebody else's removal of the same port may have come further.
+        let Some(at) = self.serving.iter().position(same) else { return Ok(true) };
+        if !self.serving[at].has_ended() {
+            let late = Instant::now() >= removal.end;
+            return if late { Err(PortError::Stopping) } else { Ok(false) };
         }
         let Serving { port, file, .. } = self.serving.swap_remove(at);
         if let Some(file) = file {
             self.handover.discard_socket(&file);
         }
         uplink::detach(&port, &self.context.workers, &self.handover);
-        self.take_out(port.id);
-        self.left_out.retain(|error| error.name() != Some(name));
-        log::info!("port {name}: removed");
-        Ok(())
+        let serial = self.withdraw(port.id);
+        removal.serial = Some(serial);
+        removal.end = Instant::now() + REMOVE_TIMEOUT;
+        self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
+        log::info!("port {}: removed", port.name);
+        // Wakes them, and waits for nothing.
+        self.context.workers.wait_adopted(serial, Instant::now());
+        self.go_on(removal)
     }
 
     /// Has the thread of a guest's port wait for front-ends.
@@ -237,10 +290,16 @@ impl Daemon {
 
     /// Takes a port out of the table that nobody serves any more.
     fn take_out(&mut self, id: PortId) {
-        let serial = self.ports.remove(id);
-        self.retired.push((id, serial));
+        let serial = self.withdraw(id);
         self.context.workers.wait_adopted(serial, Instant::now() + REMOVE_TIMEOUT);
         self.reclaim();
+    }
+
+    /// Publishes a table without a port; its number may be used again once all workers go by that.
+    fn withdraw(&mut self, id: PortId) -> u64 {
+        let serial = self.ports.remove(id);
+        self.retired.push((id, serial));
+        serial
     }
 
     /// Forgets what belongs to numbers that no worker uses any more.

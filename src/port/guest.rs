@@ -45,6 +45,17 @@ pub struct GuestPort {
     /// The last one that was ended by `evict`; changed likewise.
     evicted: AtomicU64,
     harmful: AtomicBool,
+    /// The process that is connected to its socket.
+    front_end: Mutex<Option<FrontEnd>>,
+}
+
+/// The process at the other end of a port's socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrontEnd {
+    /// Process number; 0 if it lives outside our PID namespace.
+    pub pid: i32,
+    /// User number.
+    pub uid: u32,
 }
 
 /// Why a front-end is dropped.
@@ -72,7 +83,18 @@ impl GuestPort {
             last_session: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             harmful: AtomicBool::new(false),
+            front_end: Mutex::new(None),
         }
+    }
+
+    /// Records who is connected to the port's socket, and that nobody is any more.
+    pub fn set_front_end(&self, who: Option<FrontEnd>) {
+        *self.front_end.lock().unwrap_or_else(PoisonError::into_inner) = who;
+    }
+
+    /// Who is connected to the port's socket.
+    pub fn front_end(&self) -> Option<FrontEnd> {
+        *self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The queue of ring `index` of the device, and whether it is a transmit queue.

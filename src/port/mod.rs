@@ -32,7 +32,7 @@ use crate::stats::{Counter, PortStats};
 use crate::switch::{PortId, PortKind, PortPolicy};
 use crate::sys::bucket::Bucket;
 
-pub use guest::{Eviction, GuestPort};
+pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use mtu::Mtu;
 pub use queue::{Memory, Queue, RingState};
 pub use table::{PortTable, Ports};

@@ -394,6 +394,11 @@ impl Fdb {
         self.sweep(|found| !found.word.is_static() && found.word.port() == port)
     }
 
+    /// Removes what was learned on any port; static entries stay. Returns how many.
+    pub fn flush(&self) -> usize {
+        self.sweep(|found| !found.word.is_static())
+    }
+
     /// Removes all entries of a port that is gone, static ones too. Returns how many.
     ///
     /// To be called when no worker can learn for it any more.
