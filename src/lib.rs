@@ -5,6 +5,7 @@
 //!
 //! | module | room for |
 //! |---|---|
+//! | [`control`] | the control socket: a switch is looked at and changed while it runs |
 //! | [`daemon`] | the parts of the process, start and stop order |
 //! | [`config`] | arguments and TOML to one validated value |
 //! | [`vhost_user`] | one front-end's session |
@@ -30,6 +31,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod config;
+pub mod control;
 pub mod daemon;
 pub mod frame;
 pub mod limits;

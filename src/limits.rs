@@ -1,12 +1,15 @@
 //! Every limit and default in one place, each with its reason.
 //!
 //! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes
-//! the data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`.
+//! the data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`,
+//! those of the control socket in `limits/control.rs`.
 
+mod control;
 #[cfg(test)]
 mod tests;
 mod workers;
 
+pub use control::*;
 pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------

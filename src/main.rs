@@ -5,8 +5,10 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vioswitch::config::{self, Action, Config, Machine};
+use vioswitch::control::Control;
 use vioswitch::daemon::{self, Daemon, StartError};
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
@@ -80,20 +82,38 @@ fn run(config: &Config, signals: &Signals, log: &Log) -> Result<(), Box<dyn std:
     if let Err(error) = raise_limit() {
         log::warn!("cannot raise the limit of open descriptors: {error}");
     }
-    let mut daemon = Daemon::start(config)?;
-    say_ready(config, daemon.left_out(), log);
+    let daemon = Arc::new(Mutex::new(Daemon::start(config)?));
+    let control = serve_control(config, &daemon, log);
+    say_ready(config, lock(&daemon).left_out(), log);
     loop {
         match signals.wait()? {
             Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
-            Signal::Report => daemon.report(),
+            Signal::Report => lock(&daemon).report(),
             Signal::Reload => log::warn!("SIGHUP: nothing to reload; restart to change settings"),
             Signal::Spare => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),
         }
     }
     notify_manager("STOPPING=1");
+    if let Some(control) = control {
+        control.stop();
+    }
+    let mut daemon = lock(&daemon);
     daemon.stop();
     daemon.report();
     Ok(())
+}
+
+/// The daemon, which the thread `control` has for one step of a request at a time.
+fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
+    // A panic under it was contained.
+    daemon.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the control socket, if there is to be one. The guests' network does not depend on it.
+fn serve_control(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Control> {
+    let control = config.control.as_ref()?;
+    let started = Control::start(control, daemon);
+    started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
 }
 
 /// Ready, with all ports or without some.

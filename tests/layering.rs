@@ -9,7 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// Modules from top to bottom, each with those it may use. All of them stand below it.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("main", &["daemon", "config", "sys"]),
+    ("main", &["control", "daemon", "config", "sys"]),
+    (
+        "control",
+        &["daemon", "config", "vhost_user", "port", "switch", "stats", "sys", "frame", "limits"],
+    ),
     (
         "daemon",
         &["config", "vhost_user", "worker", "port", "switch", "stats", "sys", "frame", "limits"],

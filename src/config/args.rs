@@ -128,9 +128,17 @@ struct Options {
     #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
     age: Option<String>,
 
-    /// Path of the control socket (reserved)
+    /// Listen here for vioswitchctl, which shows and changes the switch while it runs
     #[arg(long, value_name = "PATH")]
     control: Option<String>,
+
+    /// Who may connect there and look: group of the control socket
+    #[arg(long, value_name = "GROUP")]
+    control_group: Option<String>,
+
+    /// Who of them may change the switch, beside root and the daemon's user
+    #[arg(long, value_name = "GROUP")]
+    control_admin_group: Option<String>,
 
     /// Offer no more than at this feature level, so that VMs can migrate to older hosts
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
@@ -244,6 +252,8 @@ fn lower(options: Options) -> Result<Request, UsageError> {
         ("poll", options.poll),
         ("age", options.age),
         ("control", options.control),
+        ("control-group", options.control_group),
+        ("control-admin-group", options.control_admin_group),
         ("feature-level", options.feature_level),
         ("uplink-to-uplink", options.uplink_to_uplink),
     ];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::raw::{Complaint, Kind, Origin, quote};
 use super::validate::{Scalars, Validated};
-use super::{Config, PortConfig, TapConfig};
+use super::{Config, Control, PortConfig, TapConfig};
 use crate::limits;
 
 /// What only one entry may have.
@@ -148,9 +148,10 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
         }
     }
     let mut complaints = conflicts(&all);
-    if all.entries.is_empty() {
+    // With a control socket the ports may come later.
+    if all.entries.is_empty() && all.scalars.control.is_none() {
         let text = "nothing to switch: give at least one --port, --tap, --socket-path or --fd, \
-                    or a --config file with a [[port]] or [[tap]]";
+                    or a --config file with a [[port]] or [[tap]], or --control to add them later";
         complaints.push(Complaint::new(&Origin::Command, text));
     }
     Merged { config: config(all.scalars, all.entries), complaints }
@@ -165,7 +166,11 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         cpus: scalars.cpus.unwrap_or_default(),
         poll: scalars.poll.unwrap_or(false),
         age_seconds: scalars.age.unwrap_or(limits::FDB_AGE_SECONDS),
-        control: scalars.control.map(|claim| claim.value.into()),
+        control: scalars.control.map(|claim| Control {
+            path: claim.value.into(),
+            group: scalars.control_group,
+            admins: scalars.control_admin_group,
+        }),
         feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
     };

@@ -2,7 +2,8 @@
 //!
 //! Flow: `args` and `file` each lower what was given to the same untyped form (`raw`), so a rule
 //! exists once for both; `validate` types every setting and remembers where it was given;
-//! `entries` lays the command line over the file and checks what two entries may not share.
+//! `entries` lays the command line over the file and checks what two entries may not share. What
+//! comes by itself while the switch runs goes the same way (`single`).
 //!
 //! Rules: a bad argument is one line that names it; a bad file is all of its errors, each
 //! with its line, and says what to write instead where that can be told. Nothing here opens a
@@ -17,12 +18,14 @@ use std::path::PathBuf;
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::switch::PortPolicy;
+pub use single::{Given, Wrong, port, tap};
 
 mod args;
 mod cpus;
 mod entries;
 mod file;
 mod raw;
+mod single;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -43,8 +46,8 @@ pub struct Config {
     pub poll: bool,
     /// Seconds after which a silent address is forgotten.
     pub age_seconds: u32,
-    /// Path of the control socket.
-    pub control: Option<PathBuf>,
+    /// Where the switch is looked at and changed while it runs.
+    pub control: Option<Control>,
     /// The release whose features are offered to VMs, 1 to [`crate::limits::FEATURE_LEVELS`].
     pub feature_level: u8,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
@@ -56,6 +59,17 @@ impl Config {
     pub fn summary(&self) -> String {
         format!("{}, {}", counted(self.ports.len(), "port"), counted(self.taps.len(), "tap"))
     }
+}
+
+/// The control socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Control {
+    /// Its path, at most [`crate::limits::MAX_SOCKET_PATH`] bytes.
+    pub path: PathBuf,
+    /// Group that owns it, whose members may look; the process's own if not given.
+    pub group: Option<u32>,
+    /// Group whose members may change the switch, beside root and the process's own user.
+    pub admins: Option<u32>,
 }
 
 /// One virtual machine's port.

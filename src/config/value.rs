@@ -218,8 +218,8 @@ pub(super) fn group(setting: &Setting) -> Result<u32, String> {
     let name = text(setting)?;
     match sys::group::gid_of(name) {
         Ok(Some(gid)) => Ok(gid),
-        Ok(None) => Err(format!("socket-group {} does not exist", quote(name))),
-        Err(error) => Err(format!("socket-group {} cannot be looked up: {error}", quote(name))),
+        Ok(None) => Err(format!("{} {} does not exist", setting.key, quote(name))),
+        Err(error) => Err(format!("{} {} cannot be looked up: {error}", setting.key, quote(name))),
     }
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use crate::config::{Config, Endpoint, TapConfig};
+use crate::config::{Config, Control, Endpoint, TapConfig};
 use crate::sys::fs::may_create_in;
 use crate::sys::{group, tap};
 
@@ -24,6 +24,9 @@ pub fn check(config: &Config) -> Vec<String> {
             Endpoint::Fd(_) => Vec::new(),
         };
         found.extend(complaints.iter().map(|text| format!("port {}: {text}", port.name)));
+    }
+    if let Some(Control { path, group, .. }) = &config.control {
+        found.extend(server(path, *group).iter().map(|text| format!("control: {text}")));
     }
     for TapConfig { name, ifname, queues, .. } in &config.taps {
         if let Err(error) = tap::check(ifname, *queues) {

@@ -65,6 +65,9 @@ pub enum PortError {
     /// Its interface cannot be opened.
     #[error(transparent)]
     Uplink(#[from] UplinkError),
+    /// The process is about to end.
+    #[error("the switch is ending")]
+    Ending,
     /// Its session has not ended in time.
     #[error("its front-end's rings do not come to rest; it goes when they do")]
     Stopping,
@@ -280,6 +283,9 @@ impl Daemon {
 
     /// A number for a new port of this name.
     fn free_number(&mut self, name: &str) -> Result<PortId, PortError> {
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(PortError::Ending);
+        }
         self.reclaim();
         if self.ports.present().named(name).is_some() {
             return Err(PortError::Exists);

@@ -65,6 +65,32 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     if failed { Err(io::Error::last_os_error()) } else { Ok(credentials) }
 }
 
+/// The further groups of the process at the other end, as of its connect(2) or listen(2): unix(7),
+/// `SO_PEERGROUPS`. At most 65,536 (`NGROUPS_MAX`).
+pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    // More than people belong to.
+    let mut groups = vec![0u32; 64];
+    loop {
+        let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERGROUPS);
+        let to = groups.as_mut_ptr().cast();
+        // SAFETY: `to` points to `len` live bytes, and `len` is live itself.
+        let failed =
+            unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &mut len) != 0 };
+        let count = len as usize / size_of::<u32>();
+        if !failed {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        // The kernel says how many there are where they do not fit, and they do not change.
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
 /// Bytes that lie unread in a stream socket: unix(7), `SIOCINQ`.
 pub fn unread(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::io::ioctl_fionread(socket)?)
@@ -147,5 +173,15 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         let peer = peer_credentials(near.as_fd()).unwrap();
         assert_eq!(peer.pid, std::process::id() as libc::pid_t);
+    }
+
+    #[test]
+    fn groups_are_the_peers() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
+        let own: Vec<u32> = line.split_whitespace().map(|gid| gid.parse().unwrap()).collect();
+        assert_eq!(peer_groups(near.as_fd()).unwrap(), own);
+        assert!(peer_groups(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
     }
 }

@@ -27,6 +27,8 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "poll",
         "age",
         "control",
+        "control-group",
+        "control-admin-group",
         "feature-level",
         "uplink-to-uplink",
         "check",

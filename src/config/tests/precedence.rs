@@ -44,9 +44,9 @@ fn defaults() {
     assert_eq!(good_file(file, &[]), expected);
 }
 
-#[test]
-fn everything_given_reads_the_same_from_arguments_and_file() {
-    let args = config(&[
+/// Every option, on the command line.
+fn everything() -> Config {
+    config(&[
         "--port",
         "vm1,socket=/run/a,,b,socket-mode=0600,socket-group=root,queues=16,mac=52:54:00:00:00:01,\
          mac=52-54-00-00-00-02,offload=csum,mtu=9000,feature-level=1,memory=prealloc",
@@ -59,15 +59,24 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         "--poll",
         "--age=1",
         "--control=/run/control",
+        "--control-group=root",
+        "--control-admin-group=65534",
         "--feature-level=1",
         "--uplink-to-uplink",
-    ]);
+    ])
+}
+
+#[test]
+fn everything_given_reads_the_same_from_arguments_and_file() {
+    let args = everything();
     let file = "
         workers = 4
         cpus = '3,0'
         poll = true
         age = 1
         control = '/run/control'
+        control-group = 'root'
+        control-admin-group = 65534
         feature-level = 1
         uplink-to-uplink = true
         [[port]]
@@ -113,7 +122,8 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
     assert_eq!(args.ports[2].endpoint, third);
     assert_eq!((args.workers, args.poll, args.age_seconds), (4, true, 1));
-    assert_eq!((args.cpus, args.control), (vec![3, 0], Some(PathBuf::from("/run/control"))));
+    let control = Control { path: "/run/control".into(), group: Some(0), admins: Some(65534) };
+    assert_eq!((args.cpus, args.control), (vec![3, 0], Some(control)));
     assert!(args.uplink_to_uplink && first.preallocated && !args.ports[1].preallocated);
     assert_eq!((args.feature_level, args.ports[1].feature_level), (1, None));
 }
@@ -181,7 +191,7 @@ fn scalars_of_the_command_line_win() {
     );
     assert_eq!((won.workers, won.poll, won.age_seconds), (3, false, 6));
     assert_eq!(won.cpus, [2, 3]);
-    assert_eq!(won.control, Some(PathBuf::from("/d")));
+    assert_eq!(won.control, Some(Control { path: "/d".into(), group: None, admins: None }));
     assert!(!won.uplink_to_uplink);
     assert_eq!(won.ports.len(), 1);
     assert_eq!(won.ports[0].endpoint, server("/t"));
@@ -296,6 +306,7 @@ fn nothing_to_switch_says_what_to_give() {
         let line = complaint(args);
         assert!(line.starts_with("nothing to switch: give at least one --port"), "{line}");
     }
+    assert!(config(&["--control=/c"]).ports.is_empty(), "they may come later");
     assert!(with_file("workers = 1\n", &[]).unwrap_err().lines[0].contains("nothing to switch"));
     // Not even a program's name.
     assert!(from_args(Vec::<OsString>::new(), CPUS).is_err());

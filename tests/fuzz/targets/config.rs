@@ -139,8 +139,8 @@ fn check(config: &Config) {
         assert!(tap.mtu.is_none_or(|mtu| u64::from(mtu) >= limits::MIN_MTU));
     }
     assert!(sockets.iter().all(|path| path.as_os_str().len() <= limits::MAX_SOCKET_PATH));
-    if let Some(path) = &config.control {
-        assert!(!sockets.contains(path));
+    if let Some(control) = &config.control {
+        assert!(!sockets.contains(&control.path));
     }
     assert!((1..=MACHINE.cpus).contains(&config.workers));
     assert!(config.cpus.iter().all(|cpu| MACHINE.allowed.contains(cpu)));

@@ -1,0 +1,207 @@
+//! One client: bytes to messages and back, within bounds. Nothing here waits.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use serde_json::Value;
+use vmm_sys_util::epoll::EventSet;
+
+use super::methods::Stream;
+use crate::limits::{
+    CONTROL_MESSAGE_BYTES, CONTROL_MESSAGE_TIMEOUT, CONTROL_READ_BYTES, CONTROL_STREAM_BYTES,
+    CONTROL_UNREAD_BYTES,
+};
+use crate::sys::unix_socket;
+
+/// Why a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Closed {
+    /// The client has what it asked for, or wants it no more.
+    #[error("it left")]
+    Left,
+    /// It sent what is no call.
+    #[error("it sent no varlink call")]
+    Malformed,
+    /// A message has no end.
+    #[error("a message of more than {CONTROL_MESSAGE_BYTES} bytes")]
+    TooLong,
+    /// The rest of a message did not come.
+    #[error("half a message for {CONTROL_MESSAGE_TIMEOUT:?}")]
+    TooSlow,
+    /// It asks and does not read.
+    #[error("{CONTROL_UNREAD_BYTES} bytes of replies unread")]
+    Unread,
+}
+
+/// Who is at the other end, as of its connect(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// Process number; 0 if it lives outside our PID namespace.
+    pub pid: i32,
+    /// User number.
+    pub uid: u32,
+    /// Number of its first group.
+    pub gid: u32,
+}
+
+/// A client that is connected.
+#[derive(Debug)]
+pub struct Connection {
+    socket: UnixStream,
+    /// Who it is.
+    pub caller: Caller,
+    /// Tells it from others that had its place.
+    pub number: u64,
+    /// What came and is not dealt with.
+    input: Vec<u8>,
+    /// No more will come.
+    ended: bool,
+    /// Since when there is half a message.
+    since: Option<Instant>,
+    /// What the client has not read; all before `written` it has.
+    output: Vec<u8>,
+    written: usize,
+    /// An answer that goes on as the client reads.
+    pub stream: Option<Stream>,
+    /// A call is being carried out that takes its time; the next one waits.
+    pub busy: bool,
+    /// What is waited for at present.
+    pub watched: EventSet,
+}
+
+impl Connection {
+    /// Goes on with a socket that was accepted.
+    pub fn new(socket: UnixStream, number: u64) -> io::Result<Connection> {
+        socket.set_nonblocking(true)?;
+        let who = unix_socket::peer_credentials(socket.as_fd())?;
+        let caller = Caller { pid: who.pid, uid: who.uid, gid: who.gid };
+        Ok(Connection {
+            socket,
+            caller,
+            number,
+            input: Vec::new(),
+            ended: false,
+            since: None,
+            output: Vec::new(),
+            written: 0,
+            stream: None,
+            busy: false,
+            watched: EventSet::IN,
+        })
+    }
+
+    /// Takes what has come, up to a bound, unless there is something to be done first.
+    pub fn read(&mut self) -> Result<(), Closed> {
+        if !self.wants_more() {
+            return Ok(());
+        }
+        let mut chunk = [0; CONTROL_READ_BYTES];
+        match self.socket.read(&mut chunk) {
+            Ok(0) => self.ended = true,
+            Ok(count) => self.input.extend_from_slice(&chunk[..count]),
+            Err(error) if is_passing(&error) => {}
+            Err(_) => return Err(Closed::Left),
+        }
+        Ok(())
+    }
+
+    fn wants_more(&self) -> bool {
+        !self.ended && !self.busy && self.stream.is_none()
+    }
+
+    /// The next whole message, without its end.
+    pub fn message(&mut self) -> Result<Option<Vec<u8>>, Closed> {
+        let end = self.input.iter().position(|byte| *byte == 0);
+        if end.unwrap_or(self.input.len()) > CONTROL_MESSAGE_BYTES {
+            return Err(Closed::TooLong);
+        }
+        let Some(end) = end else {
+            if !self.input.is_empty() {
+                self.since.get_or_insert_with(Instant::now);
+            }
+            return Ok(None);
+        };
+        let rest = self.input.split_off(end + 1);
+        let mut message = std::mem::replace(&mut self.input, rest);
+        message.truncate(end);
+        self.since = None;
+        Ok(Some(message))
+    }
+
+    /// When half a message is waited for no longer.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.since.filter(|_| self.wants_more()).map(|since| since + CONTROL_MESSAGE_TIMEOUT)
+    }
+
+    /// Queues an answer.
+    pub fn push(&mut self, answer: &Value) -> Result<(), Closed> {
+        self.output.drain(..std::mem::take(&mut self.written));
+        serde_json::to_writer(&mut self.output, answer).map_err(|_| Closed::Left)?;
+        self.output.push(0);
+        // What the socket takes is no longer ours to keep.
+        self.flush()?;
+        if self.unread() > CONTROL_UNREAD_BYTES { Err(Closed::Unread) } else { Ok(()) }
+    }
+
+    fn unread(&self) -> usize {
+        self.output.len() - self.written
+    }
+
+    /// True if more of an answer may be made.
+    pub fn has_room(&self) -> bool {
+        self.unread() < CONTROL_STREAM_BYTES
+    }
+
+    /// Writes what the socket takes.
+    pub fn flush(&mut self) -> Result<(), Closed> {
+        while self.unread() > 0 {
+            match self.socket.write(&self.output[self.written..]) {
+                Ok(count) => self.written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_passing(&error) => return Ok(()),
+                Err(_) => return Err(Closed::Left),
+            }
+        }
+        // Memory for the next answer is made when there is one.
+        (self.output, self.written) = (Vec::new(), 0);
+        Ok(())
+    }
+
+    /// An error if nothing is left to do; `hung_up` if nobody would read an answer.
+    pub fn check(&self, hung_up: bool) -> Result<(), Closed> {
+        let over = self.ended && !self.busy && self.stream.is_none() && self.unread() == 0;
+        let gone = hung_up && !self.wants_more();
+        if over || gone { Err(Closed::Left) } else { Ok(()) }
+    }
+
+    /// What is to be waited for.
+    pub fn interest(&self) -> EventSet {
+        let mut events = EventSet::empty();
+        if self.wants_more() {
+            events |= EventSet::IN;
+        }
+        if self.unread() > 0 || self.stream.is_some() {
+            events |= EventSet::OUT;
+        }
+        events
+    }
+}
+
+/// True for what is over by itself.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for Connection {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}

@@ -1,0 +1,471 @@
+//! What each method does. Looking takes no lock but for a moment; changing takes the daemon's.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::connection::{Caller, Connection};
+use super::message::{Call, Fault, Parameters, SERVICE, SWITCH, clip};
+use super::nearest::nearest;
+use super::{Clients, show};
+use crate::config::{self, Given, Wrong};
+use crate::daemon::{Daemon, PortError, Removal, StartError, View};
+use crate::limits::{
+    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, MAX_STATIC_MACS,
+    PORT_LOG_BURST, PORT_LOG_EVERY,
+};
+use crate::port::PortTable;
+use crate::switch::{Entry, PortId};
+use crate::sys::bucket::Bucket;
+use crate::sys::{clock, group, unix_socket};
+
+/// Our own interface, in the language of varlink.
+const DESCRIPTION: &str = include_str!("../../docs/io.vioswitch.Switch.varlink");
+const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
+
+const METHODS: [&str; 9] = [
+    "GetStatus",
+    "ListPorts",
+    "GetPort",
+    "AddPort",
+    "AddTap",
+    "DeletePort",
+    "GetWorkers",
+    "ListAddresses",
+    "FlushAddresses",
+];
+const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
+
+/// What a call comes to.
+pub enum Answer {
+    /// This, and no more.
+    Reply(Value),
+    /// Parts, as the client reads them.
+    Stream(Stream),
+    /// Nothing until the port is gone.
+    Removal(Removal),
+}
+
+/// An answer of several parts.
+#[derive(Debug)]
+pub enum Stream {
+    /// Ports from this number on. The table is the present one for each part.
+    Ports(PortId),
+    /// Addresses, as they were when they were asked for.
+    Addresses(Vec<Entry>),
+}
+
+/// The switch, as clients see it.
+pub struct Switch {
+    /// What changes it.
+    daemon: Arc<Mutex<Daemon>>,
+    view: View,
+    started: Instant,
+    /// Where sockets are that have no path of their own.
+    directory: PathBuf,
+    /// The group whose members may change it.
+    admins: Option<u32>,
+    /// What became of clients.
+    pub clients: Clients,
+    /// Lines about clients in the log.
+    pub log: Bucket,
+}
+
+impl Switch {
+    /// A switch that runs; `control` says where its clients come from.
+    pub fn new(control: &config::Control, daemon: &Arc<Mutex<Daemon>>) -> Switch {
+        let directory = control.path.parent().map(PathBuf::from).unwrap_or_default();
+        let daemon = Arc::clone(daemon);
+        let view = lock(&daemon).view();
+        Switch {
+            daemon,
+            view,
+            started: Instant::now(),
+            directory,
+            admins: control.admins,
+            clients: Clients::default(),
+            log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
+        }
+    }
+
+    /// The daemon. It is held for one step of one request.
+    pub fn daemon(&self) -> MutexGuard<'_, Daemon> {
+        lock(&self.daemon)
+    }
+
+    /// Carries out a call. No further port is removed while `many` are.
+    pub fn answer(&self, call: Call, client: &Connection, many: bool) -> Result<Answer, Fault> {
+        if call.upgrade {
+            return Err(Fault::parameter("upgrade", None));
+        }
+        let Call { method, parameters, more, .. } = call;
+        let Some((interface, name)) = method.rsplit_once('.') else {
+            return Err(Fault::method_not_found(&method, None));
+        };
+        match (interface, name) {
+            (SERVICE, "GetInfo") => only(&parameters, &[]).map(|()| Answer::Reply(info())),
+            (SERVICE, "GetInterfaceDescription") => describe(parameters).map(Answer::Reply),
+            (SERVICE, name) => {
+                Err(Fault::method_not_found(&method, nearest(name, SERVICE_METHODS.into_iter())))
+            }
+            (SWITCH, "DeletePort") if many => {
+                Err(Fault::refused("too many ports are being removed: try again"))
+            }
+            (SWITCH, name) => self.own(name, parameters, more, client),
+            (interface, _) => Err(Fault::interface_not_found(interface)),
+        }
+    }
+
+    fn own(
+        &self,
+        name: &str,
+        mut parameters: Parameters,
+        more: bool,
+        client: &Connection,
+    ) -> Result<Answer, Fault> {
+        let reply = match name {
+            "GetStatus" => {
+                only(&parameters, &[])?;
+                self.status()
+            }
+            "ListPorts" => {
+                only(&parameters, &[])?;
+                return if more { Ok(Answer::Stream(Stream::Ports(0))) } else { Err(no_more()) };
+            }
+            "GetPort" => {
+                only(&parameters, &["name"])?;
+                let name = required(&mut parameters, "name")?;
+                let ports = self.view.ports.present();
+                let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
+                json!({"port": show::port(port, &self.view.fdb)})
+            }
+            "GetWorkers" => {
+                only(&parameters, &[])?;
+                self.workers()
+            }
+            "ListAddresses" => {
+                let port = self.port_or_all(&mut parameters)?;
+                if !more {
+                    return Err(no_more());
+                }
+                return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
+            }
+            "AddPort" | "AddTap" | "DeletePort" | "FlushAddresses" => {
+                self.permit(client)?;
+                return self.change(name, parameters, client.caller);
+            }
+            _ => {
+                let near = nearest(name, METHODS.into_iter());
+                return Err(Fault::method_not_found(&format!("{SWITCH}.{name}"), near));
+            }
+        };
+        Ok(Answer::Reply(reply))
+    }
+
+    fn change(
+        &self,
+        method: &str,
+        mut parameters: Parameters,
+        caller: Caller,
+    ) -> Result<Answer, Fault> {
+        let reply = match method {
+            "AddPort" => self.add_port(parameters, caller)?,
+            "AddTap" => self.add_tap(parameters, caller)?,
+            "FlushAddresses" => {
+                let port = self.port_or_all(&mut parameters)?;
+                let fdb = &self.view.fdb;
+                json!({"flushed": port.map_or_else(|| fdb.flush(), |id| fdb.flush_port(id))})
+            }
+            _ => {
+                only(&parameters, &["name"])?;
+                let name = required(&mut parameters, "name")?;
+                self.tell("removes", &name, caller);
+                let removal = self.daemon().begin_removal(&name);
+                return removal.map(Answer::Removal).map_err(|error| self.fault(&name, &error));
+            }
+        };
+        Ok(Answer::Reply(reply))
+    }
+
+    fn add_port(&self, parameters: Parameters, caller: Caller) -> Result<Value, Fault> {
+        let (name, mut settings, values) = settings(parameters)?;
+        if !settings.iter().any(|(key, _)| key == "socket") {
+            let socket = self.directory.join(format!("{name}.sock"));
+            settings.push(("socket".into(), Given::Text(socket.to_string_lossy().into())));
+        }
+        let wrong = |wrong: Wrong| values.fault(wrong);
+        let port = config::port(settings).map_err(wrong)?;
+        let path = match &port.endpoint {
+            config::Endpoint::Server { path, .. } | config::Endpoint::Client { path } => path,
+            config::Endpoint::Fd(_) => return Err(Fault::parameter("fd", None)),
+        };
+        if path.is_relative() {
+            let text = format!("socket {path:?} must be a whole path, from / on");
+            return Err(values.fault(Wrong { key: "socket".to_owned(), text }));
+        }
+        self.tell("adds", &name, caller);
+        let added = self.daemon().add_port(&port);
+        added.map(|id| json!({"number": id})).map_err(|error| self.fault(&name, &error))
+    }
+
+    fn add_tap(&self, parameters: Parameters, caller: Caller) -> Result<Value, Fault> {
+        let (name, settings, values) = settings(parameters)?;
+        let tap = config::tap(settings).map_err(|wrong| values.fault(wrong))?;
+        self.tell("adds", &name, caller);
+        let added = self.daemon().add_tap(&tap);
+        added.map(|id| json!({"number": id})).map_err(|error| self.fault(&name, &error))
+    }
+
+    /// What the daemon could not do.
+    pub fn fault(&self, name: &str, error: &PortError) -> Fault {
+        match error {
+            PortError::Exists => Fault::port_exists(name),
+            PortError::NoSuchPort => unknown_port(&self.view.ports.present(), name),
+            error => Fault::refused(&error.to_string()),
+        }
+    }
+
+    /// Who changes the switch stands in the log.
+    fn tell(&self, does: &str, name: &str, Caller { pid, uid, .. }: Caller) {
+        if self.log.take() {
+            log::info!("control: pid {pid} uid {uid} {does} {:?}", clip(name));
+        }
+    }
+
+    /// Root, the daemon's own user, and the members of the group that is configured for it.
+    fn permit(&self, client: &Connection) -> Result<(), Fault> {
+        let Caller { uid, gid, .. } = client.caller;
+        let belongs = |admins: u32| {
+            // Who they are cannot be told: they are not.
+            gid == admins
+                || unix_socket::peer_groups(client.as_fd()).is_ok_and(|all| all.contains(&admins))
+        };
+        if uid == 0 || uid == group::own_user() || self.admins.is_some_and(belongs) {
+            return Ok(());
+        }
+        let own = group::own_user();
+        Err(Fault::not_permitted(match self.admins {
+            Some(admins) => format!("root, user {own} or a member of group {admins}"),
+            None => format!("root or user {own}; control-admin-group names a group"),
+        }))
+    }
+
+    fn status(&self) -> Value {
+        let View { ports, fdb, workers } = &self.view;
+        let ports = ports.present();
+        let taps = ports.iter().filter(|port| port.as_guest().is_none()).count();
+        let left_out = |daemon: &Daemon| {
+            let all = daemon.left_out();
+            let mut told: Vec<String> =
+                all.iter().take(CONTROL_SHOWN_REASONS).map(StartError::to_string).collect();
+            if let Some(more) = all.len().checked_sub(told.len()).filter(|more| *more > 0) {
+                told.push(format!("and {more} more"));
+            }
+            told
+        };
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime": self.started.elapsed().as_secs(),
+            "workers": workers.handles().len(),
+            "ports": ports.len() - taps,
+            "taps": taps,
+            "addresses": fdb.len(),
+            "degraded": left_out(&self.daemon()),
+            "clients": self.clients.show(),
+        })
+    }
+
+    fn workers(&self) -> Value {
+        let workers = self.view.workers.handles().iter().enumerate();
+        let workers: Vec<Value> =
+            workers.map(|(n, handle)| show::worker(n, &handle.stats)).collect();
+        json!({"cycles_per_second": clock::cycles_per_second(), "workers": workers})
+    }
+
+    /// The number of the port that is named, if one is.
+    fn port_or_all(&self, parameters: &mut Parameters) -> Result<Option<PortId>, Fault> {
+        only(parameters, &["port"])?;
+        let Some(name) = text(parameters, "port")? else { return Ok(None) };
+        let ports = self.view.ports.present();
+        let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
+        Ok(Some(port.id))
+    }
+
+    fn addresses(&self, port: Option<PortId>) -> Vec<Entry> {
+        let mut entries = self.view.fdb.entries(clock::coarse_seconds());
+        entries.retain(|entry| port.is_none_or(|id| entry.port == id));
+        // By port and address; the parts are taken from the end.
+        entries.sort_unstable_by_key(|entry| std::cmp::Reverse((entry.port, entry.mac.0)));
+        entries
+    }
+
+    /// The next part of an answer, and whether another one follows.
+    pub fn part(&self, stream: &mut Stream) -> (Value, bool) {
+        let ports = self.view.ports.present();
+        match stream {
+            Stream::Ports(next) => {
+                let first = *next;
+                let mut left = ports.iter().filter(|port| port.id >= first).peekable();
+                let mut told = Vec::new();
+                while let Some(port) = left.next_if(|_| told.len() < CONTROL_PORTS_A_REPLY) {
+                    told.push(show::port(port, &self.view.fdb));
+                    *next = port.id.saturating_add(1);
+                }
+                (json!({"ports": told}), left.peek().is_some())
+            }
+            Stream::Addresses(entries) => {
+                let rest = entries.len().saturating_sub(CONTROL_ADDRESSES_A_REPLY);
+                let part = entries.split_off(rest);
+                let told: Vec<Value> =
+                    part.iter().rev().filter_map(|entry| show::address(entry, &ports)).collect();
+                (json!({"addresses": told}), rest > 0)
+            }
+        }
+    }
+}
+
+fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
+    // A panic under it was contained, and what it left half done is better than no switch.
+    daemon.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn no_more() -> Fault {
+    Fault::expected_more()
+}
+
+fn unknown_port(ports: &PortTable, name: &str) -> Fault {
+    Fault::no_such_port(name, nearest(name, ports.iter().map(|port| port.name.as_str())))
+}
+
+fn info() -> Value {
+    json!({
+        "vendor": "vioswitch",
+        "product": "vioswitchd",
+        "version": env!("CARGO_PKG_VERSION"),
+        "url": "",
+        "interfaces": [SERVICE, SWITCH],
+    })
+}
+
+fn describe(mut parameters: Parameters) -> Result<Value, Fault> {
+    only(&parameters, &["interface"])?;
+    match required(&mut parameters, "interface")?.as_str() {
+        SWITCH => Ok(json!({"description": DESCRIPTION})),
+        SERVICE => Ok(json!({"description": SERVICE_DESCRIPTION})),
+        other => Err(Fault::interface_not_found(other)),
+    }
+}
+
+/// An error if there are other parameters than the known ones.
+fn only(parameters: &Parameters, known: &[&str]) -> Result<(), Fault> {
+    match parameters.keys().find(|key| !known.contains(&key.as_str())) {
+        Some(other) => Err(Fault::parameter(other, nearest(other, known.iter().copied()))),
+        None => Ok(()),
+    }
+}
+
+/// A text, if it is given.
+fn text(parameters: &mut Parameters, key: &str) -> Result<Option<String>, Fault> {
+    match parameters.remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(Fault::parameter(key, None)),
+    }
+}
+
+fn required(parameters: &mut Parameters, key: &str) -> Result<String, Fault> {
+    text(parameters, key)?.ok_or_else(|| Fault::parameter(key, None))
+}
+
+/// What was given, for the answer about what is wrong with it.
+struct Values(Parameters);
+
+impl Values {
+    fn fault(&self, Wrong { key, text }: Wrong) -> Fault {
+        let field = key.replace('-', "_");
+        let value = match self.0.get(&field).or_else(|| self.0.get(&key)) {
+            None => String::new(),
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+        };
+        Fault::invalid(&Wrong { key: field, text }, &value)
+    }
+}
+
+/// Parameters as settings of a port: varlink has `_` where the configuration has `-`, and a list
+/// where that repeats a key. The name comes first.
+type Settings = Vec<(String, Given)>;
+
+fn settings(parameters: Parameters) -> Result<(String, Settings, Values), Fault> {
+    let name = match parameters.get("name") {
+        Some(Value::String(name)) => name.clone(),
+        _ => return Err(Fault::parameter("name", None)),
+    };
+    let mut settings = vec![("name".to_owned(), Given::Text(name.clone()))];
+    for (key, value) in parameters.iter().filter(|(key, _)| *key != "name") {
+        let key = key.replace('_', "-");
+        match value {
+            Value::Null => {}
+            Value::Array(items) if key == "mac" && items.len() <= 2 * MAX_STATIC_MACS => {
+                settings.extend(items.iter().map(|item| (key.clone(), given(item))));
+            }
+            value => settings.push((key, given(value))),
+        }
+    }
+    Ok((name, settings, Values(parameters)))
+}
+
+fn given(value: &Value) -> Given {
+    match value {
+        Value::String(text) => Given::Text(text.clone()),
+        Value::Bool(truth) => Given::Boolean(*truth),
+        Value::Number(number) => match number.as_i64() {
+            Some(number) => Given::Integer(number),
+            None => Given::Other("a fraction, or beyond 64 bits"),
+        },
+        Value::Null => Given::Other("nothing"),
+        Value::Array(_) => Given::Other("a list"),
+        Value::Object(_) => Given::Other("a table"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is served is what is described.
+    #[test]
+    fn the_description_has_every_method_and_every_setting() {
+        let methods = |text: &str| -> Vec<String> {
+            let lines = text.lines().filter_map(|line| line.strip_prefix("method "));
+            lines.map(|line| line.split('(').next().unwrap().to_owned()).collect()
+        };
+        assert_eq!(methods(DESCRIPTION), METHODS);
+        assert_eq!(methods(SERVICE_DESCRIPTION), SERVICE_METHODS);
+        for (kind, method) in [("a port", "AddPort("), ("a tap", "AddTap(")] {
+            let (_, rest) = DESCRIPTION.split_once(&format!("method {method}")).unwrap();
+            let (inside, _) = rest.split_once(')').unwrap();
+            let fields = inside.split(',').filter_map(|field| field.split(':').next());
+            let mut described: Vec<String> =
+                fields.map(|field| field.trim().replace('_', "-")).collect();
+            let unknown = vec![
+                ("name".to_owned(), Given::Text("a".to_owned())),
+                ("?".to_owned(), Given::Text(String::new())),
+            ];
+            let wrong = match kind {
+                "a port" => config::port(unknown).unwrap_err(),
+                _ => config::tap(unknown).unwrap_err(),
+            };
+            let (_, known) = wrong.text.split_once("known: ").unwrap();
+            let known = known.split(')').next().unwrap();
+            let mut known: Vec<String> = known.split(", ").map(str::to_owned).collect();
+            known.sort();
+            described.sort();
+            assert_eq!(described, known, "{kind}");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The loop of the thread `control`: who is ready, and who has had their time.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::connection::{Closed, Connection};
+use super::message::{Call, reply};
+use super::methods::{Answer, Switch};
+use crate::daemon::Removal;
+use crate::limits::{
+    ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ROOT, CONTROL_STEP,
+};
+use crate::vhost_user::socket::Listener;
+
+/// What events are about; clients are numbered from `FIRST` on.
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST: u64 = 2;
+
+/// A port on its way out, and the place and number of the client that waits for it.
+struct Leaving {
+    name: String,
+    removal: Removal,
+    asked: Option<(usize, u64)>,
+}
+
+/// All clients.
+pub struct Server<'a> {
+    listener: &'a Listener,
+    switch: &'a Switch,
+    epoll: Epoll,
+    places: [Option<Connection>; CONTROL_CONNECTIONS],
+    leaving: Vec<Leaving>,
+    /// Accepting failed for want of descriptors or memory, and is tried again then.
+    closed_until: Option<Instant>,
+    /// Numbers connections.
+    last: u64,
+}
+
+impl<'a> Server<'a> {
+    /// Serves nobody yet.
+    pub fn new(
+        listener: &'a Listener,
+        stop: &EventFd,
+        switch: &'a Switch,
+    ) -> io::Result<Server<'a>> {
+        let epoll = Epoll::new()?;
+        let watch =
+            |fd, data| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, data));
+        watch(listener.as_fd().as_raw_fd(), LISTENER)?;
+        watch(stop.as_raw_fd(), STOP)?;
+        let places = [const { None }; CONTROL_CONNECTIONS];
+        let (leaving, closed_until, last) = (Vec::new(), None, 0);
+        Ok(Server { listener, switch, epoll, places, leaving, closed_until, last })
+    }
+
+    /// Serves until it is to end.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = [EpollEvent::default(); 2 + CONTROL_CONNECTIONS];
+        loop {
+            let count = match self.epoll.wait(self.patience(), &mut events) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                Err(error) => return Err(error),
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    STOP => return Ok(()),
+                    LISTENER => self.accept(),
+                    number => {
+                        let hung_up = event.event_set().contains(EventSet::HANG_UP);
+                        self.serve((number - FIRST) as usize, hung_up);
+                    }
+                }
+            }
+            self.go_on();
+            self.expire()?;
+        }
+    }
+
+    /// How many milliseconds nothing is to be done for, -1: until something happens.
+    fn patience(&self) -> i32 {
+        let waits = self.places.iter().flatten().filter_map(Connection::deadline);
+        let next = waits.chain(self.closed_until).min();
+        let left = next.map(|at| at.saturating_duration_since(Instant::now()));
+        let step = (!self.leaving.is_empty()).then_some(CONTROL_STEP);
+        let round_up = |wait: Duration| wait.as_millis().saturating_add(1);
+        match left.into_iter().chain(step).min().map(round_up) {
+            Some(millis) => i32::try_from(millis).unwrap_or(i32::MAX),
+            None => -1,
+        }
+    }
+
+    /// Lets clients in that wait in the socket's queue.
+    fn accept(&mut self) {
+        for _ in 0..CONTROL_ACCEPTS {
+            match self.listener.door().accept() {
+                Ok((socket, _)) => self.admit(socket),
+                Err(error) => return self.after(&error),
+            }
+        }
+    }
+
+    /// Nothing could be accepted. Where it is for want of something the listener stays readable,
+    /// and is left alone for a while.
+    fn after(&mut self, error: &io::Error) {
+        let gone = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
+        if gone || error.raw_os_error() == Some(libc::ECONNABORTED) {
+            return;
+        }
+        if self.switch.log.take() {
+            log::warn!("control: a client has to wait: {error}");
+        }
+        if self.watch_listener(EventSet::empty()).is_ok() {
+            self.closed_until = Some(Instant::now() + ACCEPT_RETRY_MIN);
+        }
+    }
+
+    fn watch_listener(&self, events: EventSet) -> io::Result<()> {
+        let event = EpollEvent::new(events, LISTENER);
+        self.epoll.ctl(ControlOperation::Modify, self.listener.as_fd().as_raw_fd(), event)
+    }
+
+    /// Gives a client a place, if there is one for such as it.
+    fn admit(&mut self, socket: UnixStream) {
+        self.last += 1;
+        let Ok(client) = Connection::new(socket, self.last) else { return };
+        let others = self.places.iter().flatten().filter(|other| other.caller.uid != 0).count();
+        let full = client.caller.uid != 0 && others >= CONTROL_CONNECTIONS - CONTROL_KEPT_FOR_ROOT;
+        let free = self.places.iter().position(Option::is_none);
+        let Some(place) = free.filter(|_| !full) else {
+            self.switch.clients.refused.add(1);
+            if self.switch.log.take() {
+                let uid = client.caller.uid;
+                log::warn!("control: refused a client of uid {uid}: too many are connected");
+            }
+            return;
+        };
+        let event = EpollEvent::new(client.watched, FIRST + place as u64);
+        if self.epoll.ctl(ControlOperation::Add, client.as_raw_fd(), event).is_err() {
+            self.switch.clients.refused.add(1);
+            return;
+        }
+        self.places[place] = Some(client);
+        self.switch.clients.accepted.add(1);
+        self.count_connected();
+    }
+
+    fn count_connected(&self) {
+        let clients = &self.switch.clients;
+        let now = self.places.iter().flatten().count() as u64;
+        clients.connected.add(now.wrapping_sub(clients.connected.get()));
+    }
+
+    /// Does what can be done for a client now.
+    fn serve(&mut self, place: usize, hung_up: bool) {
+        let done = self.advance(place, hung_up).and_then(|()| self.watch(place));
+        if let Err(why) = done {
+            self.close(place, why);
+        }
+    }
+
+    fn advance(&mut self, place: usize, hung_up: bool) -> Result<(), Closed> {
+        let Some(client) = self.places.get_mut(place).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        client.flush()?;
+        client.read()?;
+        while !client.busy {
+            while client.has_room() {
+                let Some(mut stream) = client.stream.take() else { break };
+                let (part, more) = self.switch.part(&mut stream);
+                client.stream = more.then_some(stream);
+                client.push(&reply(part, more))?;
+            }
+            if client.stream.is_some() {
+                break;
+            }
+            let Some(message) = client.message()? else { break };
+            let call = Call::parse(&message).ok_or(Closed::Malformed)?;
+            let oneway = call.oneway;
+            let name = called_name(&call);
+            // One that nobody waits for counts too.
+            let many = self.leaving.len() >= CONTROL_CONNECTIONS;
+            let answer = match self.switch.answer(call, client, many) {
+                Ok(Answer::Reply(parameters)) => reply(parameters, false),
+                Ok(Answer::Stream(stream)) => {
+                    client.stream = Some(stream).filter(|_| !oneway);
+                    continue;
+                }
+                Ok(Answer::Removal(removal)) => {
+                    client.busy = !oneway;
+                    let asked = client.busy.then_some((place, client.number));
+                    self.leaving.push(Leaving { name, removal, asked });
+                    continue;
+                }
+                Err(fault) => fault.message(),
+            };
+            if !oneway {
+                client.push(&answer)?;
+            }
+        }
+        client.check(hung_up)
+    }
+
+    /// Waits for what the client's state asks for.
+    fn watch(&mut self, place: usize) -> Result<(), Closed> {
+        let Some(client) = &mut self.places[place] else { return Ok(()) };
+        let events = client.interest();
+        if events != client.watched {
+            let event = EpollEvent::new(events, FIRST + place as u64);
+            let changed = self.epoll.ctl(ControlOperation::Modify, client.as_raw_fd(), event);
+            changed.map_err(|_| Closed::Left)?;
+            client.watched = events;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, place: usize, why: Closed) {
+        // Closing takes it from the set: nobody else has it open.
+        let Some(client) = self.places[place].take() else { return };
+        self.count_connected();
+        self.switch.clients.count(why);
+        if why != Closed::Left && self.switch.log.take() {
+            let (pid, uid) = (client.caller.pid, client.caller.uid);
+            log::warn!("control: closed the connection of pid {pid} uid {uid}: {why}");
+        }
+    }
+
+    /// Goes on with ports that are being removed.
+    fn go_on(&mut self) {
+        let mut at = 0;
+        while at < self.leaving.len() {
+            let done = self.switch.daemon().go_on(&mut self.leaving[at].removal);
+            let answer = match done {
+                Ok(false) => {
+                    at += 1;
+                    continue;
+                }
+                Ok(true) => reply(serde_json::json!({}), false),
+                Err(error) => self.switch.fault(&self.leaving[at].name, &error).message(),
+            };
+            let Leaving { asked, .. } = self.leaving.swap_remove(at);
+            let Some((place, number)) = asked else { continue };
+            let waits = |client: &&mut Connection| client.number == number;
+            let Some(client) = self.places[place].as_mut().filter(waits) else { continue };
+            client.busy = false;
+            match client.push(&answer) {
+                Ok(()) => self.serve(place, false),
+                Err(why) => self.close(place, why),
+            }
+        }
+    }
+
+    /// Closes those who have had their time, and the door opens again.
+    fn expire(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        for place in 0..self.places.len() {
+            let deadline = self.places[place].as_ref().and_then(Connection::deadline);
+            if deadline.is_some_and(|at| at <= now) {
+                self.close(place, Closed::TooSlow);
+            }
+        }
+        if self.closed_until.is_some_and(|until| until <= now) {
+            self.watch_listener(EventSet::IN)?;
+            self.closed_until = None;
+        }
+        Ok(())
+    }
+}
+
+/// The name that a call is about, for an answer that comes later.
+fn called_name(call: &Call) -> String {
+    let name = call.parameters.get("name").and_then(serde_json::Value::as_str);
+    super::message::clip(name.unwrap_or_default())
+}

@@ -1,0 +1,145 @@
+//! What is told of the switch's parts, as JSON: the types of `docs/io.vioswitch.Switch.varlink`.
+
+use serde_json::{Map, Value, json};
+
+use crate::frame::offload::Offloads;
+use crate::port::{Endpoint, Port, PortTable};
+use crate::stats::{DropReason, Drops, QueueStats, WorkerStats};
+use crate::switch::{Entry, EntryAge, Fdb};
+
+/// The names of offloads, as ethtool(8) and virtio have them.
+const OFFLOADS: [(Offloads, &str); 6] = [
+    (Offloads::CSUM, "csum"),
+    (Offloads::TSO4, "tso4"),
+    (Offloads::TSO6, "tso6"),
+    (Offloads::ECN, "ecn"),
+    (Offloads::USO4, "uso4"),
+    (Offloads::USO6, "uso6"),
+];
+
+/// A port or TAP.
+pub fn port(port: &Port, fdb: &Fdb) -> Value {
+    let stats = &port.stats;
+    let (input, output) = traffic(port);
+    let mut told = json!({
+        "name": port.name,
+        "number": port.id,
+        "kind": if port.as_guest().is_some() { "vm" } else { "tap" },
+        "state": state(port),
+        "queues": queues(port),
+        "offloads": offloads(port.offload),
+        "send_offloads": offloads(port.send),
+        "flood": port.policy.flood_unknown,
+        "addresses": fdb.port_len(port.id),
+        "in": input,
+        "out": output,
+        "attaches": stats.attaches.get(),
+        "session_errors": stats.session_errors.get(),
+        "rings_broken": stats.rings_broken.get(),
+        "learn_refused": stats.learn_refused.get(),
+        "panics": stats.panics.get(),
+    });
+    if let Some(mtu) = port.mtu.get() {
+        told["mtu"] = mtu.into();
+    }
+    match &port.endpoint {
+        Endpoint::Guest(guest) => {
+            if let Some(who) = guest.front_end() {
+                told["front_end"] = json!({"pid": who.pid, "uid": who.uid});
+            }
+        }
+        Endpoint::Tap(tap) => told["interface"] = tap.ifname.as_str().into(),
+    }
+    told
+}
+
+fn state(port: &Port) -> &'static str {
+    match &port.endpoint {
+        Endpoint::Guest(guest) if guest.active() != 0 => "attached",
+        Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",
+        Endpoint::Guest(_) => "listening",
+        Endpoint::Tap(tap) if tap.queues().iter().any(|queue| queue.device().is_some()) => {
+            "attached"
+        }
+        Endpoint::Tap(_) => "gone",
+    }
+}
+
+/// Queue pairs as configured: a guest's port has rings for twice as many.
+fn queues(port: &Port) -> usize {
+    match &port.endpoint {
+        Endpoint::Guest(guest) => guest.tx.len() / 2,
+        Endpoint::Tap(tap) => tap.queues().len(),
+    }
+}
+
+fn offloads(set: Offloads) -> Vec<&'static str> {
+    OFFLOADS.iter().filter(|(one, _)| set.has(*one)).map(|(_, name)| *name).collect()
+}
+
+/// What came in there and went out, over all queues.
+fn traffic(port: &Port) -> (Value, Value) {
+    let announced = std::iter::once(&port.stats.announced);
+    let whole = Some(&port.stats.drops);
+    match &port.endpoint {
+        Endpoint::Guest(guest) => {
+            let sent = guest.tx.iter().map(|queue| &queue.stats).chain(announced);
+            let received = guest.rx.iter().map(|queue| &queue.stats);
+            (sum(sent, None), sum(received, whole))
+        }
+        Endpoint::Tap(tap) => {
+            let sent = tap.queues().iter().map(|queue| &queue.input).chain(announced);
+            let received = tap.queues().iter().map(|queue| &queue.output);
+            (sum(sent, None), sum(received, whole))
+        }
+    }
+}
+
+/// Queues in one direction together, with what was dropped before a queue was chosen.
+fn sum<'a>(queues: impl Iterator<Item = &'a QueueStats>, whole: Option<&Drops>) -> Value {
+    let (mut frames, mut bytes) = (0u64, 0u64);
+    let mut drops = vec![0u64; DropReason::ALL.len()];
+    let mut count = |more: &Drops| {
+        for (sum, reason) in drops.iter_mut().zip(DropReason::ALL) {
+            *sum = sum.wrapping_add(more.get(*reason));
+        }
+    };
+    whole.into_iter().for_each(&mut count);
+    for queue in queues {
+        frames = frames.wrapping_add(queue.frames.get());
+        bytes = bytes.wrapping_add(queue.bytes.get());
+        count(&queue.drops);
+    }
+    let happened = DropReason::ALL.iter().zip(&drops).filter(|(_, n)| **n > 0);
+    let drops: Map<String, Value> =
+        happened.map(|(reason, n)| (reason.name().to_owned(), (*n).into())).collect();
+    json!({"frames": frames, "bytes": bytes, "drops": drops})
+}
+
+/// A worker.
+pub fn worker(number: usize, stats: &WorkerStats) -> Value {
+    json!({
+        "number": number,
+        "turns": stats.turns.get(),
+        "busy_turns": stats.busy_turns.get(),
+        "busy_cycles": stats.busy_cycles.get(),
+        "idle_cycles": stats.idle_cycles.get(),
+        "bursts": stats.bursts.get(),
+        "frames": stats.frames.get(),
+        "wakeups": stats.wakeups.get(),
+        "empty_wakeups": stats.empty_wakeups.get(),
+        "signals": stats.signals.get(),
+        "signals_failed": stats.signals_failed.get(),
+        "moves": stats.moves.get(),
+    })
+}
+
+/// An address; none of a port that has gone since.
+pub fn address(entry: &Entry, ports: &PortTable) -> Option<Value> {
+    let port = &ports.get(entry.port)?.name;
+    let mac = entry.mac.to_string();
+    Some(match entry.age {
+        EntryAge::Static => json!({"mac": mac, "port": port, "static": true}),
+        EntryAge::Idle(idle) => json!({"mac": mac, "port": port, "static": false, "idle": idle}),
+    })
+}

@@ -1,0 +1,47 @@
+//! Limits of the control socket: what a client can cost.
+
+// --- Control socket -----------------------------------------------------------------------
+
+/// Bytes of one message of a client, its end not counted. The longest one that means something adds
+/// a port with 64 addresses and is 2 KiB.
+pub const CONTROL_MESSAGE_BYTES: usize = 64 << 10;
+
+/// Clients that are connected at a time: people, a monitoring system, a script for each VM that
+/// starts. More are closed at once, with a count.
+pub const CONTROL_CONNECTIONS: usize = 32;
+
+/// Those among them that only root's may take, so that an administrator gets in whoever fills the
+/// others.
+pub const CONTROL_KEPT_FOR_ROOT: usize = 4;
+
+/// How long a message may take from its first byte to its last, as with front-ends.
+pub const CONTROL_MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Bytes of replies that wait for a client to read them; one with more is closed.
+pub const CONTROL_UNREAD_BYTES: usize = 256 << 10;
+
+/// A reply of many parts goes on as long as fewer bytes of it wait for the client.
+pub const CONTROL_STREAM_BYTES: usize = 64 << 10;
+
+/// Bytes taken from one client before the next one's turn: some hundred short messages, which take
+/// about a millisecond.
+pub const CONTROL_READ_BYTES: usize = 16 << 10;
+
+/// Clients let in before those that are connected have their turn.
+pub const CONTROL_ACCEPTS: usize = 8;
+
+/// Ports in one part of a reply: each has its reasons for drops, 3 KiB at most.
+pub const CONTROL_PORTS_A_REPLY: usize = 16;
+
+/// Addresses in one part of a reply, about 60 bytes each.
+pub const CONTROL_ADDRESSES_A_REPLY: usize = 256;
+
+/// Reasons told why the switch is degraded; there may be one for each port.
+pub const CONTROL_SHOWN_REASONS: usize = 16;
+
+/// How often a port that is being removed is looked at. It takes a few milliseconds unless its
+/// front-end holds it up.
+pub const CONTROL_STEP: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// How long the end of the process waits for the thread, which may be opening an interface.
+pub const CONTROL_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
