@@ -2,6 +2,7 @@
 //! how the next one takes over.
 
 mod cli;
+mod control;
 mod first_hour;
 mod handover;
 mod system_calls;

@@ -1,0 +1,159 @@
+//! The command line of vioswitchctl.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  vioswitchctl port add vm3 queues=2 socket-group=kvm
+  vioswitchctl port list
+  vioswitchctl fdb show --port vm3
+  vioswitchctl --json port show vm3 | jq .port.in.drops
+
+Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
+
+/// Shows and changes vioswitchd while it runs
+#[derive(Debug, Parser)]
+#[command(name = "vioswitchctl", version, after_help = EXAMPLES)]
+pub struct Options {
+    /// The switch's control socket
+    #[arg(long, global = true, value_name = "PATH", default_value = "/run/vioswitch/control.sock")]
+    pub control: PathBuf,
+
+    /// Print what the switch says as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The switch as a whole, and why it is degraded
+    Status,
+    /// Ports for virtual machines, and TAPs
+    Port {
+        #[command(subcommand)]
+        command: Port,
+    },
+    /// Uplinks
+    Tap {
+        #[command(subcommand)]
+        command: Tap,
+    },
+    /// The forwarding table
+    Fdb {
+        #[command(subcommand)]
+        command: Fdb,
+    },
+    /// Counters of all ports, with the drops by their reason, and of the workers
+    Stats,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Port {
+    /// All ports and TAPs
+    List,
+    /// All that is known of one
+    Show { name: String },
+    /// Add a port; the keys are those of vioswitchd --port
+    ///
+    /// Without socket=PATH it is NAME.sock beside the control socket.
+    Add {
+        name: String,
+        /// socket, mode, socket-mode, socket-group, queues, mac (repeatable), offload, flood,
+        /// mtu, platform, feature-level, memory
+        #[arg(value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+        /// A port of this name will do, whatever its settings are
+        #[arg(long)]
+        may_exist: bool,
+    },
+    /// Disconnect its front-end and take it away
+    Del {
+        name: String,
+        /// None of this name is as good
+        #[arg(long)]
+        if_exists: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Tap {
+    /// Add a TAP; the keys are those of vioswitchd --tap
+    Add {
+        name: String,
+        /// ifname (required), queues, offload, flood, mtu
+        #[arg(value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+        /// A port of this name will do, whatever its settings are
+        #[arg(long)]
+        may_exist: bool,
+    },
+    /// Take it away, and its interface if the switch made it
+    Del {
+        name: String,
+        /// None of this name is as good
+        #[arg(long)]
+        if_exists: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Fdb {
+    /// Which address lives on which port
+    Show {
+        /// Only those of this port
+        #[arg(long, value_name = "NAME")]
+        port: Option<String>,
+    },
+    /// Forget what was learned; static addresses stay
+    Flush {
+        /// Only what was learned on this port
+        #[arg(long, value_name = "NAME")]
+        port: Option<String>,
+    },
+}
+
+/// What is to be done instead of a command.
+pub enum Outcome {
+    /// Print this and leave.
+    Print(String),
+    /// Say this in one line.
+    Usage(String),
+}
+
+/// Reads the arguments, the program's name first.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, Outcome> {
+    Options::try_parse_from(args).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Outcome::Print(error.to_string()),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Outcome::Usage("a command is missing, see --help".to_owned())
+        }
+        _ => Outcome::Usage(line(&error)),
+    })
+}
+
+/// What clap says in several lines, as one: its first paragraph, and its best suggestion.
+fn line(error: &clap::Error) -> String {
+    let rendered = error.to_string();
+    let first = rendered.split("\n\n").next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(first);
+    let line = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line: String = line.chars().filter(|c| !c.is_control()).collect();
+    for kind in [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg] {
+        let meant = match error.get(kind) {
+            Some(ContextValue::String(word)) => Some(word),
+            Some(ContextValue::Strings(words)) => words.first(),
+            _ => None,
+        };
+        if let Some(word) = meant {
+            return format!("{line}, did you mean '{word}'?");
+        }
+    }
+    format!("{line}, see --help")
+}

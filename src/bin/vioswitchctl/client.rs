@@ -1,0 +1,80 @@
+//! A small client of varlink, which waits.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// Longest the switch takes: deleting a port waits 4 s for a front-end that does not let go.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest message of a switch, with room for those of later versions.
+const MAX_MESSAGE: u64 = 16 << 20;
+
+/// A connection to the switch.
+pub struct Client {
+    socket: BufReader<UnixStream>,
+}
+
+impl Client {
+    pub fn connect(path: &Path) -> Result<Client, Failure> {
+        let socket = UnixStream::connect(path).map_err(|error| Failure::connect(path, &error))?;
+        let timeouts = socket
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
+        timeouts.map_err(|error| Failure::connect(path, &error))?;
+        Ok(Client { socket: BufReader::new(socket) })
+    }
+
+    /// Calls a method; its answer.
+    pub fn call(&mut self, method: &str, parameters: Value) -> Result<Value, Failure> {
+        self.send(&json!({"method": method, "parameters": parameters}))?;
+        Ok(self.answer()?.0)
+    }
+
+    /// Calls a method that answers in several parts.
+    pub fn call_more(
+        &mut self,
+        method: &str,
+        parameters: Value,
+        mut each: impl FnMut(Value),
+    ) -> Result<(), Failure> {
+        self.send(&json!({"method": method, "parameters": parameters, "more": true}))?;
+        loop {
+            let (part, continues) = self.answer()?;
+            each(part);
+            if !continues {
+                return Ok(());
+            }
+        }
+    }
+
+    fn send(&mut self, call: &Value) -> Result<(), Failure> {
+        let mut message = call.to_string().into_bytes();
+        message.push(0);
+        let sent = self.socket.get_mut().write_all(&message);
+        sent.map_err(|error| Failure::silence(Some(&error)))
+    }
+
+    /// The parameters of the next answer, and whether another one follows.
+    fn answer(&mut self) -> Result<(Value, bool), Failure> {
+        let mut message = Vec::new();
+        let read = (&mut self.socket).take(MAX_MESSAGE).read_until(0, &mut message);
+        read.map_err(|error| Failure::silence(Some(&error)))?;
+        if message.pop() != Some(0) {
+            return Err(Failure::silence(None));
+        }
+        let Ok(mut answer) = serde_json::from_slice::<Value>(&message) else {
+            return Err(Failure::silence(None));
+        };
+        let continues = answer["continues"] == true;
+        let parameters = answer.get_mut("parameters").map_or_else(|| json!({}), Value::take);
+        match answer.get("error").and_then(Value::as_str) {
+            Some(error) => Err(Failure::answered(error, &parameters)),
+            None => Ok((parameters, continues)),
+        }
+    }
+}

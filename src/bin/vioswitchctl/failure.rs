@@ -1,0 +1,101 @@
+//! What went wrong, in one line that says what to do next, and the exit status that goes with it.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use serde_json::Value;
+
+const REFUSED: u8 = 1;
+const USAGE: u8 = 2;
+const NO_SWITCH: u8 = 3;
+const NOT_PERMITTED: u8 = 4;
+
+/// A command that was not carried out.
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit status.
+    pub status: u8,
+    /// One line.
+    pub text: String,
+    /// The error's name, if the switch said it.
+    error: String,
+}
+
+impl Failure {
+    fn new(status: u8, text: String) -> Failure {
+        Failure { status, text, error: String::new() }
+    }
+
+    /// The command makes no sense.
+    pub fn usage(text: String) -> Failure {
+        Failure::new(USAGE, text)
+    }
+
+    /// The socket cannot be connected to.
+    pub fn connect(path: &Path, error: &io::Error) -> Failure {
+        let path = path.display();
+        match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                let instead = "systemctl start vioswitchd, or --control PATH";
+                Failure::new(NO_SWITCH, format!("no switch at {path}: {instead}"))
+            }
+            ErrorKind::PermissionDenied => {
+                let instead = "use sudo, or join the group that the socket belongs to";
+                Failure::new(NOT_PERMITTED, format!("permission denied at {path}: {instead}"))
+            }
+            _ => Failure::new(NO_SWITCH, format!("cannot connect to {path}: {error}")),
+        }
+    }
+
+    /// The connection ended, or nothing comes.
+    pub fn silence(error: Option<&io::Error>) -> Failure {
+        let text = match error {
+            Some(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                "the switch does not answer; its log tells why".to_owned()
+            }
+            Some(error) => format!("the connection to the switch failed: {error}"),
+            None => "the switch closed the connection; its log tells why".to_owned(),
+        };
+        Failure::new(NO_SWITCH, text)
+    }
+
+    /// The switch said no.
+    pub fn answered(error: &str, parameters: &Value) -> Failure {
+        let word = |key: &str| parameters[key].as_str().unwrap_or_default();
+        let meant = match word("nearest") {
+            "" => String::new(),
+            nearest => format!(", did you mean '{nearest}'?"),
+        };
+        let (status, text) = match error {
+            "io.vioswitch.Switch.PortExists" => {
+                (REFUSED, format!("port '{}' exists; --may-exist accepts it", word("name")))
+            }
+            "io.vioswitch.Switch.NoSuchPort" => {
+                let instead =
+                    if meant.is_empty() { "; see vioswitchctl port list" } else { &meant };
+                (REFUSED, format!("there is no port '{}'{instead}", word("name")))
+            }
+            "io.vioswitch.Switch.InvalidParameter" => (USAGE, word("wanted").to_owned()),
+            "io.vioswitch.Switch.NotPermitted" => {
+                (NOT_PERMITTED, format!("this is for {}: use sudo", word("wanted")))
+            }
+            "io.vioswitch.Switch.Refused" => (REFUSED, word("reason").to_owned()),
+            "org.varlink.service.InvalidParameter" => {
+                (USAGE, format!("the switch does not know '{}'{meant}", word("parameter")))
+            }
+            "org.varlink.service.MethodNotFound" => {
+                let text = "the switch is of another version, see vioswitchctl status".to_owned();
+                (REFUSED, text)
+            }
+            error => (REFUSED, format!("{error} {parameters}")),
+        };
+        // The switch does not send any; another program at that socket might.
+        let text = text.chars().filter(|c| !c.is_control()).collect();
+        Failure { status, text, error: error.to_owned() }
+    }
+
+    /// True if the switch answered with this error.
+    pub fn is(&self, interface: &str, name: &str) -> bool {
+        self.error.strip_prefix(interface).is_some_and(|rest| rest.strip_prefix('.') == Some(name))
+    }
+}

@@ -1,0 +1,162 @@
+//! Answers for people: tables in plain text, the same in a terminal and in a pipe.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+/// A word of an answer; nothing for what is not there.
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),
+        Value::Bool(truth) => if *truth { "yes" } else { "no" }.to_owned(),
+        Value::Array(items) if items.is_empty() => "-".to_owned(),
+        Value::Array(items) => items.iter().map(word).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    }
+}
+
+fn items<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
+    answer[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Rows with a title, in columns two blanks apart.
+fn table(title: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = title.iter().map(|name| name.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    let title = title.iter().map(|name| (*name).to_owned()).collect();
+    for row in std::iter::once(&title).chain(rows) {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        out += cells.join("  ").trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+/// Names and values below each other.
+fn pairs(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 1;
+    pairs.iter().fold(String::new(), |mut out, (name, value)| {
+        let _ = writeln!(out, "{:width$}  {value}", format!("{name}:"));
+        out
+    })
+}
+
+/// Nothing is said of what was done.
+pub fn nothing(_: &Value) -> String {
+    String::new()
+}
+
+/// `status`.
+pub fn status(answer: &Value) -> String {
+    let mut told: Vec<(&str, String)> =
+        ["version", "pid", "uptime", "workers", "ports", "taps", "addresses"]
+            .map(|key| (key, word(&answer[key])))
+            .into();
+    told[2].1 += " s";
+    let degraded = items(answer, "degraded");
+    if degraded.is_empty() {
+        told.push(("health", "good".to_owned()));
+    }
+    told.extend(degraded.iter().map(|reason| ("degraded", word(reason))));
+    pairs(&told)
+}
+
+/// `port list`.
+pub fn ports(answer: &Value) -> String {
+    let rows = items(answer, "ports").iter().map(|port| {
+        let mut row: Vec<String> = ["name", "kind", "state", "queues", "mtu", "addresses"]
+            .map(|key| word(&port[key]))
+            .into();
+        row.push(word(&port["front_end"]["pid"]));
+        row
+    });
+    let title = ["NAME", "KIND", "STATE", "QUEUES", "MTU", "ADDRESSES", "PID"];
+    table(&title, &rows.collect::<Vec<_>>())
+}
+
+/// Drops by their reason, the most frequent first.
+fn drops(traffic: &Value) -> String {
+    let Some(drops) = traffic["drops"].as_object() else { return "-".to_owned() };
+    let mut drops: Vec<_> = drops.iter().collect();
+    drops.sort_by_key(|(_, n)| std::cmp::Reverse(n.as_u64()));
+    let told: Vec<String> = drops.iter().map(|(name, n)| format!("{name} {n}")).collect();
+    if told.is_empty() { "none".to_owned() } else { told.join(", ") }
+}
+
+/// `port show`.
+pub fn port(answer: &Value) -> String {
+    let port = &answer["port"];
+    let mut told: Vec<(&str, String)> =
+        ["name", "number", "kind", "state"].map(|key| (key, word(&port[key]))).into();
+    let who = &port["front_end"];
+    if !who.is_null() {
+        told.push(("front-end", format!("pid {} uid {}", who["pid"], who["uid"])));
+    }
+    if !port["interface"].is_null() {
+        told.push(("interface", word(&port["interface"])));
+    }
+    for key in ["queues", "mtu", "offloads"] {
+        told.push((key, word(&port[key])));
+    }
+    told.push(("of the sender", word(&port["send_offloads"])));
+    told.push(("flood", word(&port["flood"])));
+    told.push(("addresses", word(&port["addresses"])));
+    for (side, name) in [("in", "drops in"), ("out", "drops out")] {
+        let traffic = &port[side];
+        told.push((side, format!("{} frames, {} bytes", traffic["frames"], traffic["bytes"])));
+        told.push((name, drops(traffic)));
+    }
+    for key in ["attaches", "session_errors", "rings_broken", "learn_refused", "panics"] {
+        told.push((key, word(&port[key])));
+    }
+    pairs(&told)
+}
+
+/// `stats`.
+pub fn stats(answer: &Value) -> String {
+    let rows = items(answer, "ports").iter().map(|port| {
+        let (input, output) = (&port["in"], &port["out"]);
+        let numbers = [&input["frames"], &input["bytes"], &output["frames"], &output["bytes"]];
+        let mut row = vec![word(&port["name"])];
+        row.extend(numbers.map(word));
+        row.extend([drops(input), drops(output)]);
+        row
+    });
+    let title = ["PORT", "IN", "BYTES", "OUT", "BYTES", "DROPS IN", "DROPS OUT"];
+    let ports = table(&title, &rows.collect::<Vec<_>>());
+    let rows = items(answer, "workers").iter().map(|worker| {
+        let busy = worker["busy_cycles"].as_f64().unwrap_or(0.0);
+        let seconds = busy / answer["cycles_per_second"].as_f64().unwrap_or(1.0).max(1.0);
+        let mut row: Vec<String> = ["number", "frames", "bursts", "wakeups", "signals"]
+            .map(|key| word(&worker[key]))
+            .into();
+        row.push(format!("{seconds:.3} s"));
+        row
+    });
+    let title = ["WORKER", "FRAMES", "BURSTS", "WAKEUPS", "SIGNALS", "BUSY"];
+    format!("{ports}\n{}", table(&title, &rows.collect::<Vec<_>>()))
+}
+
+/// `fdb show`.
+pub fn addresses(answer: &Value) -> String {
+    let rows = items(answer, "addresses").iter().map(|address| {
+        let idle = match &address["idle"] {
+            Value::Null => "static".to_owned(),
+            idle => format!("{idle} s"),
+        };
+        vec![word(&address["mac"]), word(&address["port"]), idle]
+    });
+    table(&["ADDRESS", "PORT", "IDLE"], &rows.collect::<Vec<_>>())
+}
+
+/// `fdb flush`.
+pub fn flushed(answer: &Value) -> String {
+    format!("{} addresses forgotten\n", word(&answer["flushed"]))
+}

@@ -1,0 +1,192 @@
+//! The control socket and vioswitchctl, with the real daemon: what they do, what they refuse, and
+//! what a client can cost.
+
+mod bounds;
+mod commands;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::neighbours::Pair;
+use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::vm::{Vm, VmConfig};
+
+const LOST: Duration = Duration::from_secs(20);
+const INTERFACE: &str = "io.vioswitch.Switch";
+
+/// A switch with a control socket, and its client's program.
+struct Lab {
+    d: Daemon,
+    path: PathBuf,
+    /// The socket's directory, and a copy of the program that other users may run.
+    dir: Dir,
+}
+
+impl Lab {
+    /// With `ports` ports of the command line.
+    fn new(ports: usize, extra: &[&str]) -> Lab {
+        let dir = Dir::new();
+        let path = dir.path().join("control");
+        let control = format!("--control={}", path.display());
+        let args: Vec<&str> = [control.as_str()].into_iter().chain(extra.iter().copied()).collect();
+        let d = Daemon::with(ports, &args);
+        assert!(wait_for(LOST, || path.exists()), "no control socket\n{}", d.log());
+        Lab { d, path, dir }
+    }
+
+    fn ctl(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+        command.arg("--control").arg(&self.path).args(args).output().expect("vioswitchctl")
+    }
+
+    /// What a command that succeeds prints.
+    fn done(&self, args: &[&str]) -> String {
+        let output = self.ctl(args);
+        assert!(output.status.success(), "{args:?}: {output:?}\n{}", self.d.log());
+        assert!(output.stderr.is_empty(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    /// The same as JSON.
+    fn json(&self, args: &[&str]) -> Value {
+        let args: Vec<&str> = ["--json"].into_iter().chain(args.iter().copied()).collect();
+        serde_json::from_str(&self.done(&args)).expect("JSON")
+    }
+
+    /// The exit status of a command that fails, and its one line.
+    fn fails(&self, args: &[&str]) -> (i32, String) {
+        failure(self.ctl(args))
+    }
+
+    /// Runs vioswitchctl as user 65534 with these groups.
+    fn as_nobody(&self, groups: &str, args: &[&str]) -> Output {
+        let copy = self.dir.path().join("vioswitchctl");
+        if !copy.exists() {
+            std::fs::copy(env!("CARGO_BIN_EXE_vioswitchctl"), &copy).expect("copy");
+        }
+        Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", &format!("--groups={groups}")])
+            .arg(&copy)
+            .arg("--control")
+            .arg(&self.path)
+            .args(args)
+            .output()
+            .expect("setpriv")
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.path)
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Ports 0 and 1 talk, and lose nothing, until they are told to end.
+    fn bystanders(&self) -> Bystanders {
+        let vms = [0, 1].map(|id| Vm::connect(&self.d.socket(id.into()), VmConfig::new(id)));
+        let over = Arc::new(AtomicBool::new(false));
+        let thread = thread::spawn({
+            let over = Arc::clone(&over);
+            move || {
+                let mut pair = Pair::one_way(vms);
+                pair.calibrate();
+                let mut frames = 0;
+                loop {
+                    frames += pair.talk(Duration::from_millis(20)).frames;
+                    if over.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+                pair.check();
+                frames
+            }
+        });
+        Bystanders { over, thread }
+    }
+}
+
+/// A failure says one line, and nothing on standard output.
+fn failure(output: Output) -> (i32, String) {
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(output.stdout.is_empty(), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let line = text.trim_end().strip_prefix("vioswitchctl: ").expect("the program's name");
+    (output.status.code().expect("an exit status"), line.to_owned())
+}
+
+struct Bystanders {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<u64>,
+}
+
+impl Bystanders {
+    fn finish(self) {
+        self.over.store(true, Ordering::Release);
+        let frames = self.thread.join().expect("the bystanders lost nothing");
+        assert!(frames > 0);
+        println!("the bystanders lost none of {frames} frames");
+    }
+}
+
+/// A client of its own, which shares nothing with vioswitchctl.
+struct Client(BufReader<UnixStream>);
+
+impl Client {
+    fn connect(path: &Path) -> Client {
+        let socket = UnixStream::connect(path).expect("connect");
+        socket.set_read_timeout(Some(LOST)).expect("timeout");
+        Client(BufReader::new(socket))
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.get_mut().write_all(bytes).expect("send");
+    }
+
+    fn ask(&mut self, call: &Value) {
+        self.send(&[call.to_string().as_bytes(), b"\0"].concat());
+    }
+
+    /// The next answer; none if the connection was closed.
+    fn answer(&mut self) -> Option<Value> {
+        let mut message = Vec::new();
+        // What was not read when the other end closed makes a reset of it.
+        let read = self.0.read_until(0, &mut message).unwrap_or(0);
+        if read == 0 {
+            return None;
+        }
+        assert_eq!(message.pop(), Some(0), "half an answer");
+        Some(serde_json::from_slice(&message).expect("JSON"))
+    }
+
+    fn call(&mut self, method: &str, parameters: Value) -> Value {
+        self.ask(&json!({"method": format!("{INTERFACE}.{method}"), "parameters": parameters}));
+        self.answer().expect("an answer")
+    }
+
+    /// What the switch counts of its clients.
+    fn count(&mut self, key: &str) -> u64 {
+        self.call("GetStatus", json!({}))["parameters"]["clients"][key].as_u64().expect(key)
+    }
+
+    /// True if the connection is closed in time.
+    fn closes(&mut self) -> bool {
+        let mut rest = Vec::new();
+        match self.0.read_to_end(&mut rest) {
+            Ok(_) => true,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+fn is_root() -> bool {
+    // SAFETY: plain system call.
+    unsafe { libc::geteuid() == 0 }
+}

@@ -1,0 +1,201 @@
+//! What a client can cost: nothing grows, and two guests beside it lose nothing.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use testkit::frontend::Frontend;
+use testkit::proc::wait_for;
+use testkit::{rounds, skip};
+
+use super::{Client, INTERFACE, LOST, Lab, is_root};
+
+const MESSAGE_BYTES: usize = 64 << 10;
+const PLACES: usize = 32;
+const FOR_ROOT: usize = 4;
+
+/// A call of exactly so many bytes.
+fn call_of(bytes: usize) -> Vec<u8> {
+    let call = json!({"method": format!("{INTERFACE}.GetStatus"), "parameters": {}}).to_string();
+    [" ".repeat(bytes - call.len()).as_bytes(), call.as_bytes(), b"\0"].concat()
+}
+
+#[test]
+fn messages_are_bounded_in_size_and_time() {
+    let lab = Lab::new(2, &["--workers=2"]);
+    let bystanders = lab.bystanders();
+    let mut watcher = lab.client();
+    let before = lab.d.settled_usage();
+    let mut client = lab.client();
+    client.send(&call_of(MESSAGE_BYTES));
+    assert!(client.answer().expect("an answer")["parameters"]["version"].is_string());
+    client.send(&call_of(MESSAGE_BYTES + 1));
+    assert!(client.closes() && watcher.count("too_long") == 1);
+    // Without an end, so that only its length tells.
+    let mut client = lab.client();
+    client.send(&vec![b' '; MESSAGE_BYTES + 1]);
+    assert!(client.closes() && watcher.count("too_long") == 2);
+    for bad in [&b"hello\0"[..], b"\0", b"{}\0", b"[1,2]\0", b"{\"method\":\"\xff\"}\0"] {
+        let mut client = lab.client();
+        client.send(bad);
+        assert!(client.closes(), "{bad:?}");
+    }
+    let mut client = lab.client();
+    client.send(&[b"[".repeat(50_000), b"\0".to_vec()].concat());
+    assert!(client.closes() && watcher.count("malformed") == 6);
+    // Byte by byte is no way to stay: what counts is when it began.
+    let start = Instant::now();
+    let mut client = lab.client();
+    let slow = loop {
+        let sent = client.0.get_mut().write_all(b" ");
+        let waited = start.elapsed();
+        if sent.is_err() {
+            break waited;
+        }
+        assert!(waited < LOST, "half a message for {waited:?}");
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert!(slow >= Duration::from_millis(1_900), "closed after {slow:?}");
+    assert_eq!(watcher.count("too_slow"), 1);
+    // Silence is no half message.
+    assert_eq!(watcher.count("connected"), 1);
+    assert_eq!(lab.d.settled_usage(), before);
+    bystanders.finish();
+    drop(watcher);
+    lab.d.stop();
+}
+
+#[test]
+fn a_client_that_never_reads_is_closed() {
+    let lab = Lab::new(2, &["--workers=2"]);
+    let bystanders = lab.bystanders();
+    let mut watcher = lab.client();
+    let before = lab.d.settled_usage();
+    let mut deaf = UnixStream::connect(&lab.path).expect("connect");
+    deaf.set_write_timeout(Some(LOST)).expect("timeout");
+    let call = [json!({"method": "x"}).to_string().as_bytes(), b"\0"].concat().repeat(1_000);
+    let start = Instant::now();
+    while deaf.write_all(&call).is_ok() {
+        assert!(start.elapsed() < LOST, "it may ask for ever");
+    }
+    assert_eq!(watcher.count("unread"), 1);
+    // An answer of many parts stands still until it is read.
+    for n in 0..64 {
+        let macs: Vec<String> = (0..64).map(|m| format!("02:00:00:00:{n:02x}:{m:02x}")).collect();
+        watcher.call("AddPort", json!({"name": format!("x{n}"), "mac": macs}));
+    }
+    let list = json!({"method": format!("{INTERFACE}.ListAddresses"), "more": true}).to_string();
+    let mut clients: Vec<Client> = (0..8).map(|_| lab.client()).collect();
+    clients.iter_mut().for_each(|client| client.send(&[list.as_bytes(), b"\0"].concat()));
+    assert!(watcher.call("GetStatus", json!({}))["parameters"]["addresses"].as_u64() > Some(4_000));
+    let mut told = 0;
+    while let Some(answer) = clients[0].answer() {
+        told += answer["parameters"]["addresses"].as_array().expect("addresses").len();
+        if answer["continues"] != true {
+            break;
+        }
+    }
+    assert!(told > 64 * 64, "{told}");
+    drop(clients);
+    for n in 0..64 {
+        watcher.call("DeletePort", json!({"name": format!("x{n}")}));
+    }
+    let now = lab.d.settled_usage();
+    assert!(now.fds <= before.fds && now.threads <= before.threads, "{before:?} {now:?}");
+    bystanders.finish();
+    lab.d.stop();
+}
+
+#[test]
+fn connections_are_bounded_and_a_few_are_kept_for_root() {
+    let lab = Lab::new(2, &["--workers=2", "--control-group=65534"]);
+    let bystanders = lab.bystanders();
+    let before = lab.d.settled_usage();
+    let mut clients: Vec<Client> = Vec::new();
+    for _ in 0..PLACES {
+        clients.push(lab.client());
+        let answer = clients.last_mut().expect("a client").call("GetStatus", json!({}));
+        assert!(answer["error"].is_null(), "{answer}");
+    }
+    assert!(lab.client().closes(), "one more");
+    assert_eq!(clients[0].count("refused"), 1);
+    assert_eq!(clients[0].count("connected"), PLACES as u64);
+    clients.clear();
+    assert!(wait_for(LOST, || lab.client().count("connected") == 1));
+    if is_root() {
+        let path = lab.path.clone();
+        // Of one thread alone, by the system call itself: it connects as somebody else.
+        let others = thread::spawn(move || {
+            // SAFETY: plain system calls with numbers.
+            let changed = unsafe {
+                libc::syscall(libc::SYS_setresgid, -1, 65534, -1)
+                    | libc::syscall(libc::SYS_setresuid, -1, 65534, -1)
+            };
+            assert_eq!(changed, 0);
+            let connect = |_| Client::connect(&path);
+            let mut clients: Vec<Client> = (0..PLACES - FOR_ROOT).map(connect).collect();
+            for client in &mut clients {
+                assert!(client.call("GetStatus", json!({}))["error"].is_null());
+                let refused = client.call("AddPort", json!({"name": "x"}));
+                assert_eq!(refused["error"], format!("{INTERFACE}.NotPermitted"));
+            }
+            assert!(Client::connect(&path).closes(), "one more");
+            clients
+        });
+        let others = others.join().expect("the other user");
+        assert_eq!(lab.client().count("connected"), others.len() as u64 + 1);
+    } else {
+        skip("another user's connections need root");
+    }
+    assert!(wait_for(LOST, || lab.client().count("connected") == 1));
+    assert_eq!(lab.d.settled_usage(), before);
+    bystanders.finish();
+    lab.d.stop();
+}
+
+#[test]
+fn connections_after_each_other_leave_nothing() {
+    let lab = Lab::new(2, &["--workers=2"]);
+    let bystanders = lab.bystanders();
+    assert!(lab.client().count("connected") == 1);
+    let before = lab.d.settled_usage();
+    let count = rounds(1_000, 5_000, 50_000);
+    for n in 0..count {
+        let mut client = lab.client();
+        match n % 4 {
+            0 => drop(client),
+            1 => client.send(b"{\"method\":\"half"),
+            2 => client.ask(&json!({"method": format!("{INTERFACE}.ListPorts"), "more": true})),
+            _ => assert!(client.count("accepted") > n),
+        }
+    }
+    assert!(wait_for(LOST, || lab.client().count("connected") == 1));
+    assert_eq!(lab.d.settled_usage(), before);
+    bystanders.finish();
+    lab.d.stop();
+}
+
+/// A port whose front-end does not let go holds up nobody: neither other clients nor the end.
+#[test]
+fn nobody_waits_for_a_port_that_is_being_removed() {
+    let lab = Lab::new(2, &[]);
+    let fe = Frontend::connect(&lab.d.socket(0), LOST).expect("connect");
+    let mut clients: Vec<Client> = (0..8).map(|_| lab.client()).collect();
+    // All want the same port gone; whoever asks meanwhile is served.
+    let call = json!({"method": format!("{INTERFACE}.DeletePort"), "parameters": {"name": "p0"}});
+    clients.iter_mut().for_each(|client| client.ask(&call));
+    assert!(lab.client().call("GetStatus", json!({}))["error"].is_null());
+    let answers: Vec<_> = clients.iter_mut().map(|client| client.answer().unwrap()).collect();
+    let done = answers.iter().filter(|answer| answer["parameters"] == json!({})).count();
+    let unknown = format!("{INTERFACE}.NoSuchPort");
+    assert!(done > 0 && answers.iter().all(|a| a["error"].is_null() || a["error"] == unknown));
+    assert!(!lab.d.socket(0).exists() && lab.d.socket(1).exists());
+    drop(fe);
+    // Ended in the middle of a removal, and with clients that are connected.
+    let call = json!({"method": format!("{INTERFACE}.DeletePort"), "parameters": {"name": "p1"}});
+    clients[0].ask(&call);
+    lab.d.stop();
+    assert!(clients[1].closes());
+}

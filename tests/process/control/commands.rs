@@ -1,0 +1,380 @@
+//! What vioswitchctl and other clients can do, and what they are told.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::frontend::Frontend;
+use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::traffic::{self, Stream, To};
+use testkit::vm::{Vm, VmConfig};
+use testkit::{rounds, skip};
+
+use super::{INTERFACE, LOST, Lab, failure, is_root};
+
+/// Sends `count` frames from one guest to another, all of which arrive in order.
+fn talk(from: &mut Vm, to: &mut Vm, count: u32) {
+    let stream = Stream { sender: from.cfg.id, queue: 0, to: To::Vm(to.cfg.id), flow: 0 };
+    let (mut frame, source) = (Vec::new(), from.mac());
+    for n in 0..count {
+        traffic::build(&stream, n, 200, &mut frame);
+        from.tx[0].send_waiting(&frame, LOST);
+    }
+    let (mut come, end) = (0, Instant::now() + LOST);
+    while come < count {
+        to.rx[0].recv(64, |_, frame| {
+            if frame[6..12] == source {
+                let (_, n) = traffic::parse(frame).expect("a whole frame");
+                assert_eq!(n, come, "lost, doubled or overtaken");
+                come += 1;
+            }
+        });
+        assert!(Instant::now() < end, "{come} of {count} came");
+        to.rx[0].wait(Duration::from_millis(1));
+    }
+}
+
+/// One life of a port: added, attached, talking both ways, deleted.
+fn live(lab: &Lab) {
+    let sockets = ["vm2", "vm3"].map(|name| lab.socket(&format!("{name}.sock")));
+    assert_eq!(lab.done(&["port", "add", "vm2", "mtu=1500"]), "");
+    let socket = format!("socket={}", sockets[1].display());
+    lab.done(&["port", "add", "vm3", &socket, "mac=02:00:00:00:00:77"]);
+    assert_eq!(lab.json(&["port", "show", "vm2"])["port"]["state"], "listening");
+    let mut fe = Frontend::connect(&sockets[0], LOST).expect("connect");
+    assert!(fe.get_features().is_ok());
+    assert_eq!(lab.json(&["port", "show", "vm2"])["port"]["state"], "negotiating");
+    assert!(fe.leave(LOST));
+    let mut vms = [2, 3].map(|id| Vm::connect(&sockets[usize::from(id) - 2], VmConfig::new(id)));
+    let [two, three] = &mut vms;
+    talk(two, three, 100);
+    talk(three, two, 100);
+    let port = &lab.json(&["port", "show", "vm2"])["port"];
+    assert_eq!((&port["state"], &port["mtu"]), (&json!("attached"), &json!(1500)));
+    assert_eq!(port["front_end"]["pid"], std::process::id());
+    assert_eq!((&port["in"]["frames"], &port["attaches"]), (&json!(100), &json!(2)));
+    assert!(port["out"]["frames"].as_u64() >= Some(100), "{port}");
+    let addresses = lab.done(&["fdb", "show", "--port", "vm3"]);
+    assert_eq!(addresses.lines().count(), 3, "its own and the configured one: {addresses}");
+    assert!(addresses.contains("02:00:00:00:00:77  vm3   static"), "{addresses}");
+    assert_eq!(lab.done(&["fdb", "flush", "--port", "vm2"]), "1 addresses forgotten\n");
+    for (name, (vm, socket)) in ["vm2", "vm3"].iter().zip(vms.iter_mut().zip(&sockets)) {
+        assert_eq!(lab.done(&["port", "del", name]), "");
+        assert!(vm.fe.closed_within(LOST) && !socket.exists());
+    }
+}
+
+#[test]
+fn ports_come_and_go_by_the_client() {
+    let lab = Lab::new(2, &["--workers=2"]);
+    let bystanders = lab.bystanders();
+    (0..3).for_each(|_| live(&lab));
+    let before = lab.d.settled_usage();
+    (0..rounds(10, 50, 500)).for_each(|_| live(&lab));
+    // Stacks that the C library keeps.
+    let now = lab.d.settled_usage();
+    assert!(now.fds <= before.fds && now.threads <= before.threads, "{before:?} {now:?}");
+    assert!(now.mappings <= before.mappings + 16, "{before:?} {now:?}");
+    bystanders.finish();
+    assert_eq!(lab.json(&["port", "list"])["ports"].as_array().unwrap().len(), 2);
+    lab.d.stop();
+    assert!(!lab.path.exists(), "the control socket is left behind");
+}
+
+/// Ports of the configuration are like others; when the switch ends they all go with it.
+#[test]
+fn an_empty_switch_gets_its_ports_later() {
+    let lab = Lab::new(0, &[]);
+    let table = lab.done(&["port", "list"]);
+    assert_eq!(table, "NAME  KIND  STATE  QUEUES  MTU  ADDRESSES  PID\n");
+    lab.done(&["port", "add", "b", "queues=2"]);
+    lab.done(&["port", "add", "a", "mtu=9000", "mode=client"]);
+    let table = lab.done(&["port", "list"]);
+    let rows: Vec<Vec<&str>> =
+        table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[1], ["b", "vm", "listening", "2", "-", "0", "-"]);
+    assert_eq!(rows[2], ["a", "vm", "listening", "1", "9000", "0", "-"]);
+    assert!(lab.done(&["status"]).contains("\nhealth:     good\n"));
+    assert!(lab.done(&["stats"]).contains("WORKER  FRAMES"));
+    let socket = lab.socket("b.sock");
+    assert!(socket.exists());
+    lab.d.stop();
+    assert!(!socket.exists());
+}
+
+#[test]
+fn what_is_not_done_is_told_in_one_line_with_a_status() {
+    let lab = Lab::new(1, &[]);
+    lab.done(&["port", "add", "vm1"]);
+    let inside = lab.d.log();
+    for (args, status, words) in [
+        (&["port", "add", "vm1"][..], 1, "port 'vm1' exists; --may-exist accepts it"),
+        (&["port", "del", "vm11"], 1, "there is no port 'vm11', did you mean 'vm1'?"),
+        (&["port", "show", "uplink"], 1, "there is no port 'uplink'; see vioswitchctl port list"),
+        (&["fdb", "show", "--port", "vm11"], 1, "did you mean 'vm1'?"),
+        (&["fdb", "flush", "--port=x9"], 1, "there is no port 'x9'"),
+        (&["port", "add", "x", "socket=/no/x"], 1, "No such file"),
+        (&["port", "add", "x", "queues=17"], 2, "queues must be a number from 1 to 16, not 17"),
+        (&["port", "add", "x", "queue=1"], 2, "unknown key 'queue' (known: name, socket"),
+        (&["port", "add", "x", "socket_mode=9"], 2, "socket-mode must be octal digits"),
+        (&["port", "add", "x", "socket=x.sock"], 2, "must be a whole path, from / on"),
+        (&["port", "add", "x", "mtu"], 2, "\"mtu\" is not KEY=VALUE"),
+        (&["port", "add", "x", "mtu=68", "mtu=69"], 2, "mtu is given twice"),
+        (&["port", "add", "/x"], 2, "name '/x' must be 1 to 64 letters"),
+        (&["tap", "add", "t"], 2, "ifname is missing"),
+        (&["tap", "add", "t", "ifname=a/b"], 2, "ifname 'a/b' is not an interface name"),
+        (&["prot", "list"], 2, "unrecognized subcommand 'prot', did you mean 'port'?"),
+        (&["port", "lst"], 2, "did you mean 'list'?"),
+        (&["status", "--jsn"], 2, "did you mean '--json'?"),
+        (&["port"], 2, "a command is missing, see --help"),
+        (&[], 2, "a command is missing, see --help"),
+    ] {
+        let (found, line) = lab.fails(args);
+        assert!(found == status && line.contains(words), "{args:?}: {found} {line}");
+    }
+    lab.done(&["port", "add", "vm1", "--may-exist"]);
+    lab.done(&["port", "del", "x", "--if-exists"]);
+    assert_eq!(lab.json(&["port", "list"])["ports"].as_array().unwrap().len(), 2, "{inside}");
+    let nowhere = Dir::new();
+    let path = nowhere.path().join("x");
+    let program = || std::process::Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+    let output = program().arg("--control").arg(&path).arg("status").output().expect("run");
+    let (status, line) = failure(output);
+    let instead = "systemctl start vioswitchd, or --control PATH";
+    assert_eq!((status, line), (3, format!("no switch at {}: {instead}", path.display())));
+    for args in [&["--help"][..], &["port", "add", "--help"], &["--version"]] {
+        assert!(program().args(args).output().expect("run").status.success(), "{args:?}");
+    }
+    lab.d.stop();
+}
+
+#[test]
+fn changing_is_for_root_and_the_configured_group() {
+    if !is_root() {
+        return skip("other users' processes need root");
+    }
+    let lab = Lab::new(1, &["--control-group=65534", "--control-admin-group=65533"]);
+    let run = |groups: &str, args: &[&str]| lab.as_nobody(groups, args);
+    assert!(run("65534", &["status"]).status.success());
+    assert!(run("65534", &["port", "show", "p0"]).status.success());
+    for args in [
+        &["port", "add", "x"][..],
+        &["tap", "add", "x", "ifname=x"],
+        &["port", "del", "p0"],
+        &["fdb", "flush"],
+    ] {
+        let (status, line) = failure(run("65534", args));
+        let wanted = "this is for root, user 0 or a member of group 65533: use sudo";
+        assert_eq!((status, line.as_str()), (4, wanted), "{args:?}");
+    }
+    assert!(run("65534,65533", &["port", "add", "x"]).status.success(), "{}", lab.d.log());
+    assert!(lab.d.log().contains("uid 65534 adds \"x\""), "{}", lab.d.log());
+    assert!(run("65533,65534", &["port", "del", "x"]).status.success());
+    lab.d.stop();
+
+    let lab = Lab::new(1, &[]);
+    let (status, line) = failure(lab.as_nobody("65534", &["status"]));
+    let wanted = "use sudo, or join the group that the socket belongs to";
+    assert_eq!(
+        (status, line),
+        (4, format!("permission denied at {}: {wanted}", lab.path.display()))
+    );
+    lab.d.stop();
+}
+
+/// A value with this key missing, or one that is not expected.
+fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
+    let object = value.as_object().unwrap_or_else(|| panic!("no object: {value}"));
+    for key in expected {
+        assert!(object.contains_key(*key), "{key} is missing: {value}");
+    }
+    for key in object.keys() {
+        let known = expected.contains(&key.as_str()) || optional.contains(&key.as_str());
+        assert!(known, "{key} is not documented: {value}");
+    }
+}
+
+/// Programs rely on these: none of them goes.
+#[test]
+fn the_json_of_each_command_has_its_keys() {
+    let lab = Lab::new(2, &[]);
+    let bystanders = lab.bystanders();
+    bystanders.finish();
+    let status = lab.json(&["status"]);
+    let keys = ["version", "pid", "uptime", "workers", "ports", "taps", "addresses", "degraded"];
+    same_keys(&status, &[&keys[..], &["clients"]].concat(), &[]);
+    assert_eq!((&status["pid"], &status["ports"]), (&json!(lab.d.pid()), &json!(2)));
+    let keys = ["connected", "accepted", "refused", "malformed", "too_long", "too_slow", "unread"];
+    same_keys(&status["clients"], &keys, &[]);
+    assert_eq!(status["clients"]["connected"], 1);
+    let list = lab.json(&["port", "list"]);
+    same_keys(&list, &["ports"], &[]);
+    let show = lab.json(&["port", "show", "p0"]);
+    same_keys(&show, &["port"], &[]);
+    let stats = lab.json(&["stats"]);
+    same_keys(&stats, &["ports", "workers", "cycles_per_second"], &[]);
+    let always = [
+        "name",
+        "number",
+        "kind",
+        "state",
+        "queues",
+        "offloads",
+        "send_offloads",
+        "flood",
+        "addresses",
+        "in",
+        "out",
+        "attaches",
+        "session_errors",
+        "rings_broken",
+        "learn_refused",
+        "panics",
+    ];
+    for port in [&list["ports"][0], &show["port"], &stats["ports"][0]] {
+        same_keys(port, &always, &["mtu", "front_end", "interface"]);
+        same_keys(&port["in"], &["frames", "bytes", "drops"], &[]);
+        assert!(port["in"]["frames"].as_u64() > Some(0), "{port}");
+    }
+    let worker = [
+        "number",
+        "turns",
+        "busy_turns",
+        "busy_cycles",
+        "idle_cycles",
+        "bursts",
+        "frames",
+        "wakeups",
+        "empty_wakeups",
+        "signals",
+        "signals_failed",
+        "moves",
+    ];
+    same_keys(&stats["workers"][0], &worker, &[]);
+    let mac = "mac=02:00:00:00:00:99";
+    assert_eq!(lab.json(&["port", "add", "x", mac]), json!({"number": 2}));
+    let addresses = lab.json(&["fdb", "show", "--port", "x"]);
+    same_keys(&addresses, &["addresses"], &[]);
+    same_keys(&addresses["addresses"][0], &["mac", "port", "static"], &["idle"]);
+    same_keys(&lab.json(&["fdb", "flush"]), &["flushed"], &[]);
+    assert_eq!(lab.json(&["port", "del", "x"]), json!({}));
+    lab.d.stop();
+}
+
+/// Many ports and addresses come in parts, each once and in order.
+#[test]
+fn long_answers_come_in_parts() {
+    let lab = Lab::new(0, &[]);
+    let mut client = lab.client();
+    for n in 0..40 {
+        let macs: Vec<String> = (0..20).map(|m| format!("02:00:00:00:{n:02x}:{m:02x}")).collect();
+        let answer = client.call("AddPort", json!({"name": format!("p{n}"), "mac": macs}));
+        assert_eq!(answer, json!({"parameters": {"number": n}}));
+    }
+    let mut parts = |method: &str, key: &str| {
+        client.ask(&json!({"method": format!("{INTERFACE}.{method}"), "more": true}));
+        let (mut all, mut parts) = (Vec::new(), 0);
+        loop {
+            let answer = client.answer().expect("an answer");
+            all.extend(answer["parameters"][key].as_array().expect(key).iter().cloned());
+            parts += 1;
+            if answer["continues"] != true {
+                return (all, parts);
+            }
+        }
+    };
+    let (ports, count) = parts("ListPorts", "ports");
+    let numbers: Vec<u64> = ports.iter().map(|port| port["number"].as_u64().unwrap()).collect();
+    assert_eq!((numbers, count), ((0..40).collect(), 3));
+    let (addresses, count) = parts("ListAddresses", "addresses");
+    let macs: Vec<&str> = addresses.iter().map(|entry| entry["mac"].as_str().unwrap()).collect();
+    assert!(macs.is_sorted() && macs.len() == 800 && count == 4, "{count} {macs:?}");
+    lab.d.stop();
+}
+
+/// What is wrong with a call is told by a typed error, with the nearest name where there is one.
+#[test]
+fn a_wrong_call_gets_a_typed_error() {
+    let lab = Lab::new(1, &[]);
+    let mut client = lab.client();
+    let service = "org.varlink.service";
+    let own = |name: &str| format!("{INTERFACE}.{name}");
+    let with = |name: &str, parameters: Value| (own(name), parameters);
+    for ((method, parameters), error, words) in [
+        (with("GetStats", json!({})), "MethodNotFound", "\"nearest\":\"GetStatus\""),
+        (with("Nonsense", json!({})), "MethodNotFound", "Nonsense"),
+        (("x".into(), json!({})), "MethodNotFound", "x"),
+        (("io.vioswitch.Swich.GetStatus".into(), json!({})), "InterfaceNotFound", "Swich"),
+        (("org.varlink.service.GetInf".into(), json!({})), "MethodNotFound", "GetInfo"),
+        (with("GetStatus", json!({"a": 1})), "InvalidParameter", "\"parameter\":\"a\""),
+        (with("ListPorts", json!({"name": "p0"})), "InvalidParameter", "name"),
+        (with("ListPorts", json!({})), "ExpectedMore", ""),
+        (with("ListAddresses", json!({})), "ExpectedMore", ""),
+        (with("ListAddresses", json!({"prt": "p0"})), "InvalidParameter", "\"nearest\":\"port\""),
+        (with("ListAddresses", json!({"port": 1})), "InvalidParameter", "port"),
+        (with("GetPort", json!({})), "InvalidParameter", "name"),
+        (with("GetPort", json!({"name": []})), "InvalidParameter", "name"),
+        (with("GetPort", json!({"name": "p0", "nam": 1})), "InvalidParameter", "nearest"),
+        (with("GetWorkers", json!({"x": null})), "InvalidParameter", "x"),
+        (with("DeletePort", json!({})), "InvalidParameter", "name"),
+        (with("DeletePort", json!({"name": "p0", "force": true})), "InvalidParameter", "force"),
+        (with("FlushAddresses", json!({"port": false})), "InvalidParameter", "port"),
+        (with("AddPort", json!({})), "InvalidParameter", "name"),
+        (with("AddTap", json!({"name": 1})), "InvalidParameter", "name"),
+    ] {
+        client.ask(&json!({"method": method, "parameters": parameters}));
+        let answer = client.answer().expect("an answer");
+        assert_eq!(answer["error"], format!("{service}.{error}"), "{method} {parameters}");
+        assert!(answer.to_string().contains(words), "{answer}");
+    }
+    for (method, parameters, field, value) in [
+        ("AddPort", json!({"name": "x", "mac": [1]}), "mac", "[1]"),
+        ("AddPort", json!({"name": "x", "queues": 1.5}), "queues", "1.5"),
+        ("AddPort", json!({"name": "x", "offload": false}), "offload", "false"),
+        ("AddPort", json!({"name": "x", "socket_mode": "9"}), "socket_mode", "9"),
+        ("AddPort", json!({"name": "x", "nonsense": {}}), "nonsense", "{}"),
+        ("AddPort", json!({"name": "x", "socket": "y".repeat(200)}), "socket", "yyy"),
+        ("AddTap", json!({"name": "x", "ifname": "t", "queues": 65}), "queues", "65"),
+    ] {
+        let answer = client.call(method, parameters);
+        assert_eq!(answer["error"], own("InvalidParameter"), "{answer}");
+        let told = &answer["parameters"];
+        assert_eq!(told["field"], field, "{answer}");
+        assert!(told["value"].as_str().unwrap().starts_with(value), "{answer}");
+        assert!(!told["wanted"].as_str().unwrap().is_empty(), "{answer}");
+    }
+    assert_eq!(client.call("AddPort", json!({"name": "p0"}))["error"], own("PortExists"));
+    let taken = json!({"name": "x", "socket": lab.d.socket(0)});
+    assert_eq!(client.call("AddPort", taken)["error"], own("Refused"));
+    assert_eq!(client.call("DeletePort", json!({"name": "x"}))["error"], own("NoSuchPort"));
+    client.ask(&json!({"method": own("GetStatus"), "upgrade": true}));
+    assert_eq!(client.answer().unwrap()["error"], "org.varlink.service.InvalidParameter");
+    // No answer is wanted, and the next call's is the next one.
+    client.ask(&json!({"method": own("Nonsense"), "oneway": true}));
+    client.ask(&json!({"method": own("DeletePort"), "oneway": true, "parameters": {"name": "p0"}}));
+    client.ask(&json!({"method": "org.varlink.service.GetInfo"}));
+    let info = client.answer().expect("an answer");
+    assert_eq!(info["parameters"]["interfaces"], json!([service, INTERFACE]));
+    let gone = || lab.json(&["port", "list"])["ports"] == json!([]);
+    assert!(wait_for(LOST, gone), "the port stays");
+    let ask = json!({"method": "org.varlink.service.GetInterfaceDescription",
+                     "parameters": {"interface": INTERFACE}});
+    client.ask(&ask);
+    let described = client.answer().expect("an answer");
+    let text = include_str!("../../../docs/io.vioswitch.Switch.varlink");
+    assert_eq!(described["parameters"]["description"], text);
+    lab.d.stop();
+}
+
+/// The switch does without where its control socket cannot be had, and says so.
+#[test]
+fn without_its_control_socket_the_switch_serves() {
+    let dir = Dir::new();
+    let path = dir.path().join("no/control");
+    let d = Daemon::with(1, &[&format!("--control={}", path.display())]);
+    let text = "control: cannot open directory";
+    assert!(wait_for(LOST, || d.log().contains(text)), "{}", d.log());
+    let vm = Vm::connect(&d.socket(0), VmConfig::new(0));
+    assert!(vm.no_errors());
+    drop(vm);
+    d.stop();
+}
