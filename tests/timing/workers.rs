@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::alone;
 use testkit::frontend::feat;
 use testkit::hostile::raw_avail_idx;
-use testkit::neighbours::in_one_of_a_few_tries;
+use testkit::neighbours::{in_one_of_a_few_tries, not_judged};
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, wait_for};
 use testkit::traffic::To;
@@ -343,18 +343,17 @@ fn percentile(times: &mut [Duration], percent: usize) -> Duration {
 }
 
 /// A frame every 10 µs: the worker spins for some of them, and for not more than a tenth of the
-/// time. Cycles go on while another process has the CPU, so a busy machine gets three tries.
+/// time. Cycles go on while another process has the CPU, and a worker that has to wait for one does
+/// not spin.
 #[test]
 #[ignore = "full"]
 fn spinning_pays_and_stays_within_its_budget() {
     let _alone = alone();
-    let shares: Vec<f64> = (0..3).map(|_| idle_share_of_a_trickle()).collect();
-    // The spins, and the looks before each sleep.
-    assert!(shares.iter().any(|share| *share < 0.2), "awake with nothing to do for {shares:?}");
+    in_one_of_a_few_tries("spins beside a frame every 10 µs", beside_a_trickle);
 }
 
-/// The share of the time that a worker is awake with nothing to do, beside a frame every 10 µs.
-fn idle_share_of_a_trickle() -> f64 {
+/// Whether a worker spins, and how long it is awake with nothing to do, beside a frame every 10 µs.
+fn beside_a_trickle() -> Result<(), String> {
     let d = Daemon::with(2, &[]);
     let (mut a, mut b) = pollers(&d);
     one_way(&mut a, &mut b);
@@ -363,7 +362,7 @@ fn idle_share_of_a_trickle() -> f64 {
     let gap = Duration::from_micros(10);
     let cycles = |key| d.counters().worker(0, key);
     let idle = cycles("idle_cycles");
-    let (first, ticks) = (Instant::now(), d.cpu_ticks());
+    let (first, ticks, waited) = (Instant::now(), d.cpu_ticks(), d.run_queue_wait());
     let mut times = Vec::new();
     let mut next = Instant::now();
     for _ in 0..50_000 {
@@ -376,16 +375,23 @@ fn idle_share_of_a_trickle() -> f64 {
     let idle = (cycles("idle_cycles") - idle) / cycles("cycles_per_second") / took;
     let (found, empty) = (cycles("spins_found"), cycles("spins_empty"));
     let (p50, p99) = (percentile(&mut times, 50), percentile(&mut times, 99));
-    println!(
-        "{:.0} frames/s: p50 {p50:.1?} p99 {p99:.1?}, {used:.0} % of a CPU, {:.1} % idle, spins \
-         {found} found {empty} not",
+    let waited = d.run_queue_wait().saturating_sub(waited).as_secs_f64() / took;
+    let seen = format!(
+        "{:.0} frames/s: p50 {p50:.1?} p99 {p99:.1?}, {used:.0} % of a CPU, {:.1} % idle, {:.1} % \
+         without a CPU, spins {found} found {empty} not",
         5e4 / took,
-        100.0 * idle
+        100.0 * idle,
+        100.0 * waited
     );
-    assert!(found > 0.0, "no spin ever found a frame");
+    println!("{seen}");
     drop((a, b));
     d.stop();
-    idle
+    // The spins, and the looks before each sleep.
+    match found > 0.0 && idle < 0.2 {
+        true => Ok(()),
+        false if waited > 0.05 => Err(not_judged(&seen)),
+        false => Err(seen),
+    }
 }
 
 /// A guest whose ring is never empty; a quiet pair on the same worker still gets each frame through

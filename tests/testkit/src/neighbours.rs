@@ -492,6 +492,11 @@ impl Beside {
     }
 }
 
+/// What a try says in which the machine had too much else to do.
+pub fn not_judged(seen: &str) -> String {
+    format!("{BUSY}{seen}")
+}
+
 /// Judges time in one of a few tries. Tries in which the machine had too much else to do do not
 /// count; if it is never free, that is said and nothing is judged.
 pub fn in_one_of_a_few_tries(what: &str, mut once: impl FnMut() -> Result<(), String>) {
