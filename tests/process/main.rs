@@ -2,7 +2,9 @@
 //! how the next one takes over.
 
 mod cli;
+#[cfg(feature = "ctl")]
 mod control;
 mod first_hour;
 mod handover;
+#[cfg(feature = "ctl")]
 mod system_calls;

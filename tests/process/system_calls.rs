@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use testkit::frontend::req;
 use testkit::host::{Host, in_namespace, ip};
-use testkit::proc::{Daemon, wait_for};
+use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::skip;
 use testkit::vm::{Vm, VmConfig, mac_of};
 
@@ -89,14 +89,19 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         Ok(_) => {}
     }
     in_namespace(|| {
-        let extra = ["--workers", "2", "--age", "4", "--tap", "up,ifname=tap0"];
+        let dir = Dir::new();
+        let control = dir.path().join("control");
+        let path = control.to_str().expect("UTF-8");
+        let extra = ["--workers", "2", "--age", "4", "--tap", "up,ifname=tap0", "--control", path];
         let mut d = Daemon::with_ports(&["", ""], &extra);
-        let names = ["balance", "ageing", "link-monitor", "tap-2", "port-1"].map(str::to_owned);
+        let names = ["balance", "ageing", "link-monitor", "tap-2", "port-1", "control"];
+        let names = names.map(str::to_owned);
         assert!(wait_for(SOON, || names.iter().all(|name| names_of(&d).contains(name))));
         // None is at its beginning any more.
         std::thread::sleep(Duration::from_millis(200));
         let tracer = Tracer::attach(&d);
         live(&d);
+        steer(&control);
         d.signal(libc::SIGTERM);
         assert!(d.exit_status(SOON).success());
         let seen = tracer.finish();
@@ -233,4 +238,22 @@ fn live(d: &Daemon) {
     std::thread::sleep(Duration::from_secs(3));
     lan.talk(1400);
     d.counters();
+}
+
+/// Clients look at the switch, and ports and TAPs come and go.
+fn steer(control: &Path) {
+    for command in [
+        "status",
+        "port add x",
+        "tap add y ifname=tap1",
+        "port list",
+        "fdb flush",
+        "tap del y",
+        "port del x",
+    ] {
+        let mut client = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+        let done = client.arg("--control").arg(control).args(command.split(' ')).output();
+        let done = done.expect("vioswitchctl");
+        assert!(done.status.success(), "{command}: {done:?}");
+    }
 }
