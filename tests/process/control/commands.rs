@@ -1,5 +1,6 @@
 //! What vioswitchctl and other clients can do, and what they are told.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -8,6 +9,8 @@ use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig};
 use testkit::{rounds, skip};
+
+use varlink::OrgVarlinkServiceInterface;
 
 use super::{INTERFACE, LOST, Lab, failure, is_root};
 
@@ -377,4 +380,39 @@ fn without_its_control_socket_the_switch_serves() {
     assert!(vm.no_errors());
     drop(vm);
     d.stop();
+}
+
+/// Another implementation of the protocol reads what we write.
+#[test]
+fn the_varlink_crate_understands_the_switch() {
+    let lab = Lab::new(40, &[]);
+    let address = format!("unix:{}", lab.path.display());
+    let connection = varlink::Connection::with_address(&address).expect("connect");
+    let mut service = varlink::OrgVarlinkServiceClient::new(Arc::clone(&connection));
+    let info = service.get_info().expect("info");
+    assert_eq!(info.interfaces, ["org.varlink.service", INTERFACE]);
+    for interface in ["org.varlink.service", INTERFACE] {
+        let described = service.get_interface_description(interface).expect("a description");
+        let text = described.description.expect("text");
+        assert!(text.contains(&format!("interface {interface}\n")), "{text}");
+    }
+    type Method = varlink::MethodCall<Value, Value, varlink::Error>;
+    let method = |name: &str, parameters: Value| {
+        Method::new(Arc::clone(&connection), format!("{INTERFACE}.{name}"), parameters)
+    };
+    let status = method("GetStatus", json!({})).call().expect("a status");
+    assert_eq!(status["pid"], lab.d.pid());
+    let added = method("AddPort", json!({"name": "x", "queues": 2})).call().expect("added");
+    assert_eq!(added["number"], 40);
+    let mut list = method("ListPorts", json!({}));
+    let parts = list.more().expect("several parts");
+    let ports = parts.flat_map(|part| part.expect("a part")["ports"].as_array().cloned().unwrap());
+    assert_eq!(ports.count(), 41);
+    let error = method("GetPort", json!({"name": "y"})).call().expect_err("no such port");
+    assert!(format!("{error:?}").contains("io.vioswitch.Switch.NoSuchPort"), "{error:?}");
+    let error = method("Nonsense", json!({})).call().expect_err("no such method");
+    let kind = error.kind();
+    assert!(matches!(kind, varlink::ErrorKind::MethodNotFound(_)), "{kind:?}");
+    drop((service, connection));
+    lab.d.stop();
 }
