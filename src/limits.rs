@@ -49,10 +49,6 @@ pub const MAX_SEGMENTS: u32 = 1024;
 /// many receivers then costs no more by cutting than by copying.
 pub const MAX_FLOOD_SEGMENTS: u32 = 64;
 
-/// What a segment cut for a receiver counts for in its sender's quantum: as much as a frame of a
-/// burst.
-pub const SEGMENT_BYTES: u32 = BURST_BYTES / BURST_FRAMES as u32;
-
 // --- Rings --------------------------------------------------------------------------------
 
 /// Largest ring a driver may configure (virtio 1.2 section 2.7: queue size at most 32768).
@@ -79,8 +75,8 @@ pub const BURST_FLOOD_COPIES: usize = 512;
 pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
 
 /// Descriptors that a frame, or a segment cut for a receiver, may lie in as part of its price:
-/// above the 19 of Linux. Those beyond, excess descriptors, are charged one by one, and bounded
-/// where a receiver posts them.
+/// above the 19 of Linux. Those beyond, excess descriptors, count one by one against a burst, and
+/// are bounded where a receiver posts them.
 pub const FRAME_DESCRIPTORS: u32 = 32;
 
 /// Descriptors walked for one run of frames into a receive ring at most, whatever it is cut into:
@@ -106,9 +102,9 @@ pub const SLOW_PAUSE_PARTS: u64 = 100;
 /// percent, and the worker at most [`TOUCH_NANOS`] and one page.
 pub const DISTRUST_NANOS: u64 = 10_000_000_000;
 
-/// What an excess descriptor counts for in its sender's quantum: walking to it and copying a byte
-/// there takes 20 to 25 ns, a quarter of what a frame of 1 KiB does.
-pub const EXCESS_DESCRIPTOR_BYTES: u32 = SEGMENT_BYTES / 4;
+/// What an excess descriptor counts for in [`BURST_BYTES`]: walking to it and copying a byte there
+/// takes 20 to 25 ns, a quarter of what a frame of 1 KiB does.
+pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
 
 /// Memory pieces one burst may refer to; the burst ends before a chain that might not fit.
 pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;

@@ -41,8 +41,7 @@ impl Account {
     /// True if a transmit ring has to skip this turn for what its bursts took before.
     #[inline(always)]
     pub fn throttles(&self, state: &mut RingState) -> bool {
-        let throttled = state.ring.as_mut().is_some_and(SplitRing::is_throttled);
-        throttled || state.deficit.is_throttled(self.contended, self.terms)
+        state.deficit.is_throttled(self.contended, self.terms)
     }
 
     /// Charges a transmit ring for the time since the last burst ended.

@@ -213,7 +213,7 @@ impl Pipeline {
         stats: &WorkerStats,
         from: Option<(&RingState, bool)>,
     ) -> Tried {
-        let BurstContext { burst, plan, scratch, writer, tally, .. } = context;
+        let BurstContext { burst, plan, scratch, writer, .. } = context;
         let mut delivery = Delivery {
             ports,
             ingress: port.id,
@@ -226,7 +226,6 @@ impl Pipeline {
             backpressure: &self.time.backpressure,
             tried: Tried::default(),
             wait_until: None,
-            extra: 0,
             slow: 0,
             most_segments: MAX_SEGMENTS,
         };
@@ -238,7 +237,6 @@ impl Pipeline {
         if !retry && plan.is_fanned() {
             delivery.flood(burst, plan);
         }
-        tally.extra = tally.extra.saturating_add(delivery.extra);
         self.account.forgive(delivery.slow);
         let tried = delivery.tried;
         if self.stalls.is_watching() {

@@ -48,8 +48,6 @@ pub struct Tally {
     pub bytes: u64,
     /// Copies that were asked for.
     pub copies: u64,
-    /// Work that its receivers made beyond copying, in bytes.
-    pub extra: u32,
 }
 
 /// Flow hashes of a burst's frames, where its source needed them.

@@ -22,10 +22,7 @@ use super::plan::{Fanning, Plan, Progress, Run};
 use super::signals::Signals;
 use super::stalls::Stalls;
 use crate::frame::flow_hash;
-use crate::limits::{
-    BURST_FRAMES, EXCESS_DESCRIPTOR_BYTES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS,
-    SEGMENT_BYTES,
-};
+use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
 use crate::port::backpressure::{Terms, Wait};
 use crate::port::tap::TapWriter;
 use crate::port::{Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState};
@@ -78,9 +75,6 @@ pub struct Delivery<'a> {
     pub tried: Tried,
     /// Until when the burst may wait here for rings that somebody else holds, once it does.
     pub wait_until: Option<Instant>,
-    /// Work beyond copying frames, in bytes: segments that were cut for receivers, or tried to, and
-    /// the excess descriptors that receivers posted.
-    pub extra: u32,
     /// Cycles that receivers' memory took to come, which is not the sender's to pay.
     pub slow: u64,
     /// Segments that a frame may be cut into.
@@ -134,8 +128,7 @@ impl Delivery<'_> {
                 run.left().is_empty()
             }
             Endpoint::Tap(tap) => {
-                let segments = tap.send(self.worker, burst, run.take_left(), self.writer, port);
-                self.add_extra(segments, 0);
+                tap.send(self.worker, burst, run.take_left(), self.writer, port);
                 true
             }
         }
@@ -185,13 +178,6 @@ impl Delivery<'_> {
         let frames = run.left().len();
         port.stats.drops.add_shared(DropReason::RingBusy, frames as u64);
         frames
-    }
-
-    #[inline(always)]
-    fn add_extra(&mut self, segments: u32, descriptors: u32) {
-        let bytes = u64::from(segments) * u64::from(SEGMENT_BYTES)
-            + u64::from(descriptors) * u64::from(EXCESS_DESCRIPTOR_BYTES);
-        self.extra = self.extra.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
     }
 
     /// A contended lock: spin about as long as a burst takes. If the burst cannot wait in its
@@ -285,7 +271,6 @@ impl Delivery<'_> {
         let taken = ring.base().wrapping_sub(base);
         shares.record(done.frames, taken, done.settled < allowed);
         count(stats, &done, burst.needs_offloads());
-        self.add_extra(done.segments_tried, done.excess_descriptors);
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(port.id, done.signal, &mut state, stats);
             if done.signal {
@@ -366,8 +351,7 @@ impl Delivery<'_> {
                 }
                 Endpoint::Tap(tap) => {
                     progress.counted(frames.len());
-                    let segments = tap.send(self.worker, burst, fitting, self.writer, port);
-                    self.add_extra(segments, 0);
+                    tap.send(self.worker, burst, fitting, self.writer, port);
                 }
             }
             progress.next_target();

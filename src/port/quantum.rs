@@ -1,9 +1,9 @@
 //! Equal shares of a worker's time for transmit rings that compete for it.
 //!
-//! A burst is bounded in frames and bytes, and what is known to be expensive counts as more bytes
-//! (`SplitRing::charge`). But what a burst costs depends on more than can be counted: chains that
-//! are walked and rejected, addresses that miss every cache, pages that fault, a receiver whose
-//! every frame is a system call. So it is timed as well. A ring whose burst took longer than its
+//! This is the one account of what bursts cost. A burst is bounded in frames and bytes, but what it
+//! costs depends on more than can be counted: chains that are walked and rejected, packets cut into
+//! segments, a receiver's tiny buffers, addresses that miss every cache, pages that fault, a TAP
+//! whose every frame is a system call. So it is timed. A ring whose burst took longer than its
 //! [`Quantum`] is *throttled*, it skips turns, until the others have had as much (deficit round
 //! robin, Shreedhar and Varghese 1995, in time).
 //!

@@ -267,7 +267,7 @@ impl TapPort {
     }
 
     /// Writes the listed frames of `burst`, one system call each or, of a frame that the kernel
-    /// wants cut into segments, for each of these. Returns the number of segments.
+    /// wants cut into segments, for each of these.
     pub fn send(
         &self,
         worker: usize,
@@ -275,11 +275,11 @@ impl TapPort {
         frames: &[u8],
         writer: &mut TapWriter,
         port: &Port,
-    ) -> u32 {
+    ) {
         let queue = &self.queues[worker % self.queues.len()];
         let Some(device) = queue.device() else {
             port.stats.drops.add_shared(DropReason::TapGone, frames.len() as u64);
-            return 0;
+            return;
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
@@ -315,8 +315,6 @@ impl TapPort {
                 break;
             }
         }
-        drop(sent);
-        std::mem::take(&mut writer.segments)
     }
 }
 

@@ -55,11 +55,6 @@ impl Gathered {
         self.pieces.visited >= self.most_visited
     }
 
-    /// Descriptors walked beyond those that so many frames and segments may lie in.
-    pub(super) fn excess(&self, frames: u32) -> u32 {
-        self.pieces.visited.saturating_sub(FRAME_DESCRIPTORS.saturating_mul(frames))
-    }
-
     /// Lets the buffers of this run be touched before they are written to, or not at first.
     pub(super) fn look_closely(&mut self, closely: bool) {
         (self.closely, self.since) = (closely, 0);

@@ -47,10 +47,6 @@ pub struct Delivered {
     pub segments_lost: u64,
     /// Segments that were written, of frames that then found no room too: what cutting cost.
     pub segments_tried: u32,
-    /// Descriptors walked beyond [`FRAME_DESCRIPTORS`] for each frame and segment.
-    ///
-    /// [`FRAME_DESCRIPTORS`]: crate::limits::FRAME_DESCRIPTORS
-    pub excess_descriptors: u32,
     /// Cycles that pages took to come which lay under the pieces of a receiver's chains; 0 if it
     /// was not long. The frames from `settled` on are not delivered then.
     pub slow: u64,
@@ -186,7 +182,6 @@ impl SplitRing {
             Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, cut),
             Err(error) => done.broken = Some(error),
         }
-        done.excess_descriptors = scratch.gathered.excess(run.len() as u32 + done.segments_tried);
         done.signal = self.publish();
         done
     }

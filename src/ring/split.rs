@@ -114,7 +114,6 @@ pub struct RingLog {
 pub struct Position {
     next: u16,
     started_at: u16,
-    overdrawn: u32,
     complained: bool,
 }
 
@@ -147,8 +146,6 @@ pub struct SplitRing {
     /// Position of the next used element to write, and of the first not yet published.
     pub(super) next_used: u16,
     pub(super) published: u16,
-    /// Bytes by which the last burst exceeded its part.
-    pub(super) overdrawn: u32,
     /// used.idx when the ring started, to tell a ring that never moved.
     started_at: u16,
     complained: bool,
@@ -202,7 +199,6 @@ impl SplitRing {
             avail_seen: 0,
             next_used: 0,
             published: 0,
-            overdrawn: 0,
             started_at: 0,
             complained: false,
             log: None,
@@ -220,19 +216,13 @@ impl SplitRing {
         let mut ring = SplitRing::start(table, config)?;
         ring.begin_at(at.next);
         ring.started_at = at.started_at;
-        ring.overdrawn = at.overdrawn;
         ring.complained = at.complained;
         Ok(ring)
     }
 
     /// Where the ring stands, while nothing is half done.
     pub fn position(&self) -> Position {
-        Position {
-            next: self.next_avail,
-            started_at: self.started_at,
-            overdrawn: self.overdrawn,
-            complained: self.complained,
-        }
+        Position { next: self.next_avail, started_at: self.started_at, complained: self.complained }
     }
 
     /// Takes both indices from used.idx, as at a start: the ring is in another place now.

@@ -23,7 +23,7 @@ const DESCRIPTOR_LEN: u32 = 16;
 
 /// What the first pass found.
 struct Seen {
-    /// Heads that the budget lets into the burst at most; chains may turn out longer than their
+    /// Heads that [`BURST_BYTES`] let into the burst at most; chains may turn out longer than their
     /// first descriptor.
     count: usize,
     /// Bytes of their first descriptors.
@@ -79,28 +79,9 @@ impl SplitRing {
         self.load_avail_idx()
     }
 
-    /// True if earlier bursts cost so much more than their quantum that this ring's turn is
-    /// skipped.
-    #[inline(always)]
-    pub fn is_throttled(&mut self) -> bool {
-        let throttled = self.overdrawn >= BURST_BYTES;
-        if throttled {
-            self.overdrawn -= BURST_BYTES;
-        }
-        throttled
-    }
-
-    /// Counts work that the last burst caused beyond its bytes, which comes off the next ones: a
-    /// packet cut into segments of few bytes costs ten times what it does as a whole, and so does
-    /// one for a receiver of tiny buffers.
-    pub fn charge(&mut self, bytes: u32) {
-        self.overdrawn = self.overdrawn.saturating_add(bytes);
-    }
-
-    /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`. The
-    /// frame that crosses the line is still taken, and its excess comes off the next burst (deficit
-    /// round robin, Shreedhar and Varghese 1995), so rings that take turns get equal parts whatever
-    /// the size of their frames. The ring does not move before [`SplitRing::complete`].
+    /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`; the
+    /// frame that crosses the line is still taken. That bounds a burst; what it may cost of a turn
+    /// is `port::quantum`'s. The ring does not move before [`SplitRing::complete`].
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> Result<usize, RingError> {
         burst.clear();
         self.check_memory()?;
@@ -116,18 +97,14 @@ impl SplitRing {
             burst.heads[i] = head;
             self.prefetch_descriptor(head);
         }
-        // A frame a burst is always taken, or a maximal one would leave nothing for the next turn.
-        let budget = BURST_BYTES.saturating_sub(self.overdrawn).max(1);
-        let seen = self.find(burst, n, budget);
-        let mut bytes = seen.bytes;
+        let seen = self.find(burst, n);
         if !seen.plain {
-            bytes = self.take_mixed(burst, seen.count, budget);
+            self.take_mixed(burst, seen.count);
         } else if usize::from(self.header_len) == VNET_HDR_LEN {
             SplitRing::take_plain::<VNET_HDR_LEN>(burst, seen.count);
         } else {
             SplitRing::take_plain::<VNET_HDR_LEN_LEGACY>(burst, seen.count);
         }
-        self.overdrawn = bytes.saturating_sub(budget);
         make_private(burst);
         burst.examine(self.offloads, false);
         Ok(burst.taken)
@@ -142,9 +119,9 @@ impl SplitRing {
         burst.taken = count;
     }
 
-    /// Second pass where chains are to be walked; returns the bytes they and the others add up to.
+    /// Second pass where chains are to be walked.
     #[inline(never)]
-    fn take_mixed(&mut self, burst: &mut Burst, count: usize, budget: u32) -> u32 {
+    fn take_mixed(&mut self, burst: &mut Burst, count: usize) {
         let mut bytes = 0u32;
         for i in 0..count {
             let found = burst.found[i];
@@ -162,11 +139,10 @@ impl SplitRing {
                 }
             }
             burst.taken = i + 1;
-            if bytes >= budget {
+            if bytes >= BURST_BYTES {
                 break;
             }
         }
-        bytes
     }
 
     /// Looks at the frames that the driver made available from index `from` on, as far as
@@ -209,7 +185,7 @@ impl SplitRing {
 
     /// First pass: reads and translates the first descriptor of each head.
     #[inline(always)]
-    fn find(&mut self, burst: &mut Burst, count: usize, budget: u32) -> Seen {
+    fn find(&mut self, burst: &mut Burst, count: usize) -> Seen {
         let header_len = u32::from(self.header_len);
         let least = u64::from(header_len) + SNAPSHOT_LEN as u64;
         // One comparison: lengths below the shortest wrap around to large numbers.
@@ -234,7 +210,7 @@ impl SplitRing {
             }
             seen.bytes = seen.bytes.saturating_add(len);
             seen.count = i + 1;
-            if seen.bytes >= budget {
+            if seen.bytes >= BURST_BYTES {
                 break;
             }
         }

@@ -133,14 +133,8 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         stats: &WorkerStats,
         next: Serviced,
     ) -> Serviced {
-        let (taken, extra) = (guard.burst.taken(), guard.tally.extra);
+        let taken = guard.burst.taken();
         let state = &mut *self.state;
-        if extra > 0
-            && let Some(ring) = &mut state.ring
-        {
-            // Also if the burst goes on waiting: each try costs.
-            ring.charge(extra);
-        }
         if taken == 0 {
             guard.finish();
             on.account.charge_ring(state, &self.queue.stats);

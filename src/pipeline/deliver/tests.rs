@@ -44,7 +44,6 @@ impl Lab {
             backpressure: &Terms { most: 1000, most_others: 100 },
             tried: Tried::default(),
             wait_until: None,
-            extra: 0,
             slow: 0,
             most_segments: 1,
         };

@@ -19,8 +19,6 @@ pub struct TapWriter {
     linear: Box<[u8]>,
     /// Header and headers of a segment.
     front: [u8; VNET_HDR_LEN + MAX_HEADERS_LEN],
-    /// Segments written since somebody looked.
-    pub(super) segments: u32,
 }
 
 // SAFETY: the pointers in `pieces` are only used within one call of `write`.
@@ -34,7 +32,7 @@ impl Default for TapWriter {
         let mut linear = vec![0; VNET_HDR_LEN + MAX_FRAME_LEN as usize].into_boxed_slice();
         linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
         let front = [0; VNET_HDR_LEN + MAX_HEADERS_LEN];
-        TapWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear, front, segments: 0 }
+        TapWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear, front }
     }
 }
 
@@ -144,7 +142,6 @@ impl TapWriter {
                 _ => break,
             }
         }
-        self.segments += made;
         fallbacks.segmented.add_shared(1);
         fallbacks.segments.add_shared(made.into());
         fallbacks.segments_lost.add_shared(u64::from(all - made + surplus));
