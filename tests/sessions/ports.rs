@@ -251,6 +251,16 @@ fn what_cannot_be_added_leaves_nothing() {
         let mac = |last: u8| format!("02:00:00:00:00:{last:02x}");
         let owner = lab.settings(4, &format!(",mac={}", mac(4)));
         lab.daemon.add_port(&owner).expect("add");
+        // A worker keeps a file open from its first spin on, which frames make it do.
+        let (mut from, mut to) = (lab.connect(0), lab.connect(1));
+        talk(&mut from, &mut to, 0, 100);
+        drop((from, to));
+        let still = || {
+            let first = usage();
+            thread::sleep(Duration::from_millis(50));
+            first[..2] == usage()[..2]
+        };
+        assert!(wait_for(LOST, still));
         let before = usage();
         let names = lab.names();
         let path = lab.dir.path().to_owned();
@@ -340,4 +350,30 @@ fn taps_come_and_go() {
         }
         assert_eq!((lab.panics(), lab.names().len()), (0, 2));
     });
+}
+
+/// Two ask for the same port to be removed, and the one who looks later finds another port of
+/// that name: it is not the one that was meant. What was begun and never gone on with holds up no
+/// end.
+#[test]
+fn a_removal_means_one_port_and_holds_up_no_end() {
+    let mut lab = Lab::new(&[0, 1, PEER], 1);
+    lab.add(GUEST);
+    let mut guest = lab.connect(GUEST);
+    let mut removals = ["vm2", "vm2"].map(|name| lab.daemon.begin_removal(name).expect("begin"));
+    let [first, second] = &mut removals;
+    assert!(wait_for(LOST, || lab.daemon.go_on(first).expect("remove")));
+    assert!(guest.fe.closed_within(LOST) && !lab.socket(GUEST).exists());
+    lab.add(GUEST);
+    assert!(lab.daemon.go_on(second).expect("removed already"));
+    assert_eq!(lab.names(), ["vm0", "vm1", "vm3", "vm2"].map(String::from));
+    let (mut guest, mut peer) = (lab.connect(GUEST), lab.connect(PEER));
+    talk(&mut guest, &mut peer, 0, 10);
+    let third = lab.daemon.begin_removal("vm2").expect("begin");
+    let start = Instant::now();
+    lab.daemon.stop();
+    println!("stopped in {:?}", start.elapsed());
+    assert!(guest.fe.closed_within(LOST) && !lab.socket(GUEST).exists());
+    assert!(matches!(lab.daemon.add_port(&lab.settings(GUEST, "")), Err(PortError::Ending)));
+    drop(third);
 }
