@@ -98,6 +98,10 @@ pub const TOUCH_PIECES: usize = 4;
 /// Such a receiver then gets nothing for so many times as long.
 pub const SLOW_PAUSE_PARTS: u64 = 100;
 
+/// And never longer: what blocks a worker for a tenth of a second costs the front-end its place
+/// when it does so again.
+pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
+
 /// After that its buffers are touched before they are written to for so long: it costs a few
 /// percent, and the worker at most [`TOUCH_NANOS`] and one page.
 pub const DISTRUST_NANOS: u64 = 10_000_000_000;

@@ -22,7 +22,8 @@ use super::moderation::Moderation;
 use super::quantum::Deficit;
 use super::share::Shares;
 use crate::limits::{
-    DISTRUST_NANOS, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, SLOW_PAUSE_PARTS,
+    DISTRUST_NANOS, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_PAUSE_NANOS,
+    SLOW_PAUSE_PARTS,
 };
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
@@ -113,10 +114,12 @@ impl RingState {
         RingState { paused_until: self.paused_until, ..RingState::default() }
     }
 
-    /// Makes the guest pay `slow` cycles, up to cycle `now`, with a pause many times as long.
+    /// Makes the guest pay `slow` cycles, up to cycle `now`, with a pause many times as long, up to
+    /// [`MAX_PAUSE_NANOS`]: a worker that a debugger stops in a page fault looks slow too.
     #[cold]
     pub fn pause(&mut self, slow: u64, now: u64) {
-        self.paused_until = now.saturating_add(slow.saturating_mul(SLOW_PAUSE_PARTS)).max(1);
+        let long = slow.saturating_mul(SLOW_PAUSE_PARTS).min(clock::cycles_in(MAX_PAUSE_NANOS));
+        self.paused_until = now.saturating_add(long).max(1);
     }
 }
 
@@ -292,6 +295,10 @@ mod tests {
         assert!(!next.enabled && next.session == 0);
         assert_eq!(next.memory(|| 1_500), Memory::Paused);
         assert_eq!(next.memory(|| 1_000 + 10 * SLOW_PAUSE_PARTS), Memory::Distrusted);
+        let longest = clock::cycles_in(MAX_PAUSE_NANOS);
+        state.pause(longest, 1_000);
+        assert_eq!(state.memory(|| longest), Memory::Paused);
+        assert_eq!(state.memory(|| 1_000 + longest), Memory::Distrusted);
     }
 
     #[test]

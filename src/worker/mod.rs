@@ -44,6 +44,7 @@ use crate::sys::affinity;
 use crate::sys::clock;
 use crate::sys::eventfd::BlockedWriterWatch;
 use crate::sys::threads::join_until;
+use crate::sys::usage;
 
 /// What an event of a worker's epoll set is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -238,6 +239,8 @@ impl Workers {
         let thread =
             std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
                 let bound = cpu.map_or(Ok(()), affinity::pin);
+                // Its file is open from here on, whenever it is read first.
+                usage::run_queue_delay_millis();
                 let ready = bound.is_ok();
                 let _ = tell.send(bound);
                 if ready {
