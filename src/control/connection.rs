@@ -46,6 +46,13 @@ pub struct Caller {
     pub gid: u32,
 }
 
+/// An answer waits for something to happen in the switch.
+#[derive(Debug, Clone, Copy)]
+pub struct Idle {
+    /// Until then at most.
+    pub until: Option<Instant>,
+}
+
 /// A client that is connected.
 #[derive(Debug)]
 pub struct Connection {
@@ -65,6 +72,8 @@ pub struct Connection {
     written: usize,
     /// An answer that goes on as the client reads.
     pub stream: Option<Stream>,
+    /// There is nothing more of it for now.
+    pub idle: Option<Idle>,
     /// A call is being carried out that takes its time; the next one waits.
     pub busy: bool,
     /// What is waited for at present.
@@ -87,6 +96,7 @@ impl Connection {
             output: Vec::new(),
             written: 0,
             stream: None,
+            idle: None,
             busy: false,
             watched: EventSet::IN,
         })
@@ -182,7 +192,7 @@ impl Connection {
         if self.wants_more() {
             events |= EventSet::IN;
         }
-        if self.unread() > 0 || self.stream.is_some() {
+        if self.unread() > 0 || (self.stream.is_some() && self.idle.is_none()) {
             events |= EventSet::OUT;
         }
         events

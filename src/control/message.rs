@@ -132,6 +132,11 @@ impl Fault {
         Fault::switch("InvalidParameter", parameters)
     }
 
+    /// What was waited for has not happened in time.
+    pub fn timed_out(state: &str) -> Fault {
+        Fault::switch("TimedOut", json!({"state": state}))
+    }
+
     /// The caller may not do this.
     pub fn not_permitted(wanted: String) -> Fault {
         Fault::switch("NotPermitted", json!({"wanted": wanted}))

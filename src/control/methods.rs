@@ -7,29 +7,33 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::connection::{Caller, Connection};
-use super::message::{Call, Fault, Parameters, SERVICE, SWITCH, clip};
+use super::connection::{Caller, Closed, Connection, Idle};
+use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::nearest::nearest;
+use super::parameters::{only, required, settings, text};
+use super::wait::PortWait;
 use super::{Clients, show};
 use crate::config::{self, Given, Wrong};
 use crate::daemon::{Daemon, PortError, Removal, StartError, View};
 use crate::limits::{
-    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, MAX_STATIC_MACS,
-    PORT_LOG_BURST, PORT_LOG_EVERY,
+    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, PORT_LOG_BURST,
+    PORT_LOG_EVERY,
 };
 use crate::port::PortTable;
 use crate::switch::{Entry, PortId};
 use crate::sys::bucket::Bucket;
+use crate::sys::waker::Waker;
 use crate::sys::{clock, group, unix_socket};
 
 /// Our own interface, in the language of varlink.
 const DESCRIPTION: &str = include_str!("../../docs/io.vioswitch.Switch.varlink");
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
-const METHODS: [&str; 9] = [
+const METHODS: [&str; 10] = [
     "GetStatus",
     "ListPorts",
     "GetPort",
+    "WaitForPort",
     "AddPort",
     "AddTap",
     "DeletePort",
@@ -56,6 +60,19 @@ pub enum Stream {
     Ports(PortId),
     /// Addresses, as they were when they were asked for.
     Addresses(Vec<Entry>),
+    /// One reply, when a port is as far as is wanted.
+    Wait(PortWait),
+}
+
+/// What comes next of an answer of several parts.
+#[derive(Debug)]
+pub enum Part {
+    /// This; true if another one follows.
+    Reply(Value, bool),
+    /// Nothing until then, or until something that is waited for happens.
+    Later(Option<Instant>),
+    /// The answer ends here, with an error.
+    Fault(Fault),
 }
 
 /// The switch, as clients see it.
@@ -72,6 +89,8 @@ pub struct Switch {
     pub clients: Clients,
     /// Lines about clients in the log.
     pub log: Bucket,
+    /// Wakes the thread for answers that wait for something to happen.
+    pub news: Arc<Waker>,
 }
 
 impl Switch {
@@ -80,6 +99,7 @@ impl Switch {
         let directory = control.path.parent().map(PathBuf::from).unwrap_or_default();
         let daemon = Arc::clone(daemon);
         let view = lock(&daemon).view();
+        let news = Arc::clone(&view.news);
         Switch {
             daemon,
             view,
@@ -88,6 +108,7 @@ impl Switch {
             admins: control.admins,
             clients: Clients::default(),
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
+            news,
         }
     }
 
@@ -141,6 +162,9 @@ impl Switch {
                 let ports = self.view.ports.present();
                 let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
                 json!({"port": show::port(port, &self.view.fdb)})
+            }
+            "WaitForPort" => {
+                return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
             }
             "GetWorkers" => {
                 only(&parameters, &[])?;
@@ -254,7 +278,7 @@ impl Switch {
     }
 
     fn status(&self) -> Value {
-        let View { ports, fdb, workers } = &self.view;
+        let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
         let taps = ports.iter().filter(|port| port.as_guest().is_none()).count();
         let left_out = |daemon: &Daemon| {
@@ -303,10 +327,29 @@ impl Switch {
         entries
     }
 
-    /// The next part of an answer, and whether another one follows.
-    pub fn part(&self, stream: &mut Stream) -> (Value, bool) {
+    /// Queues what can be told now of an answer of several parts.
+    pub fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
+        while client.idle.is_none() && client.has_room() {
+            let Some(mut stream) = client.stream.take() else { break };
+            match self.part(&mut stream) {
+                Part::Reply(parameters, more) => {
+                    client.stream = more.then_some(stream);
+                    client.push(&message::reply(parameters, more))?;
+                }
+                Part::Later(until) => {
+                    client.stream = Some(stream);
+                    client.idle = Some(Idle { until });
+                }
+                Part::Fault(fault) => client.push(&fault.message())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The next part of an answer.
+    fn part(&self, stream: &mut Stream) -> Part {
         let ports = self.view.ports.present();
-        match stream {
+        let (reply, more) = match stream {
             Stream::Ports(next) => {
                 let first = *next;
                 let mut left = ports.iter().filter(|port| port.id >= first).peekable();
@@ -324,7 +367,9 @@ impl Switch {
                     part.iter().rev().filter_map(|entry| show::address(entry, &ports)).collect();
                 (json!({"addresses": told}), rest > 0)
             }
-        }
+            Stream::Wait(wait) => return wait.part(&ports, &self.view.fdb),
+        };
+        Part::Reply(reply, more)
     }
 }
 
@@ -337,7 +382,8 @@ fn no_more() -> Fault {
     Fault::expected_more()
 }
 
-fn unknown_port(ports: &PortTable, name: &str) -> Fault {
+/// No port has this name.
+pub fn unknown_port(ports: &PortTable, name: &str) -> Fault {
     Fault::no_such_port(name, nearest(name, ports.iter().map(|port| port.name.as_str())))
 }
 
@@ -357,79 +403,6 @@ fn describe(mut parameters: Parameters) -> Result<Value, Fault> {
         SWITCH => Ok(json!({"description": DESCRIPTION})),
         SERVICE => Ok(json!({"description": SERVICE_DESCRIPTION})),
         other => Err(Fault::interface_not_found(other)),
-    }
-}
-
-/// An error if there are other parameters than the known ones.
-fn only(parameters: &Parameters, known: &[&str]) -> Result<(), Fault> {
-    match parameters.keys().find(|key| !known.contains(&key.as_str())) {
-        Some(other) => Err(Fault::parameter(other, nearest(other, known.iter().copied()))),
-        None => Ok(()),
-    }
-}
-
-/// A text, if it is given.
-fn text(parameters: &mut Parameters, key: &str) -> Result<Option<String>, Fault> {
-    match parameters.remove(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(Fault::parameter(key, None)),
-    }
-}
-
-fn required(parameters: &mut Parameters, key: &str) -> Result<String, Fault> {
-    text(parameters, key)?.ok_or_else(|| Fault::parameter(key, None))
-}
-
-/// What was given, for the answer about what is wrong with it.
-struct Values(Parameters);
-
-impl Values {
-    fn fault(&self, Wrong { key, text }: Wrong) -> Fault {
-        let field = key.replace('-', "_");
-        let value = match self.0.get(&field).or_else(|| self.0.get(&key)) {
-            None => String::new(),
-            Some(Value::String(text)) => text.clone(),
-            Some(other) => other.to_string(),
-        };
-        Fault::invalid(&Wrong { key: field, text }, &value)
-    }
-}
-
-/// Parameters as settings of a port: varlink has `_` where the configuration has `-`, and a list
-/// where that repeats a key. The name comes first.
-type Settings = Vec<(String, Given)>;
-
-fn settings(parameters: Parameters) -> Result<(String, Settings, Values), Fault> {
-    let name = match parameters.get("name") {
-        Some(Value::String(name)) => name.clone(),
-        _ => return Err(Fault::parameter("name", None)),
-    };
-    let mut settings = vec![("name".to_owned(), Given::Text(name.clone()))];
-    for (key, value) in parameters.iter().filter(|(key, _)| *key != "name") {
-        let key = key.replace('_', "-");
-        match value {
-            Value::Null => {}
-            Value::Array(items) if key == "mac" && items.len() <= 2 * MAX_STATIC_MACS => {
-                settings.extend(items.iter().map(|item| (key.clone(), given(item))));
-            }
-            value => settings.push((key, given(value))),
-        }
-    }
-    Ok((name, settings, Values(parameters)))
-}
-
-fn given(value: &Value) -> Given {
-    match value {
-        Value::String(text) => Given::Text(text.clone()),
-        Value::Bool(truth) => Given::Boolean(*truth),
-        Value::Number(number) => match number.as_i64() {
-            Some(number) => Given::Integer(number),
-            None => Given::Other("a fraction, or beyond 64 bits"),
-        },
-        Value::Null => Given::Other("nothing"),
-        Value::Array(_) => Given::Other("a list"),
-        Value::Object(_) => Given::Other("a table"),
     }
 }
 

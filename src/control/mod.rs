@@ -9,6 +9,8 @@
 //! * `connection` one client: bytes to messages and back, within bounds;
 //! * `message` calls, answers and errors;
 //! * `methods` what each method does; `show` the JSON of ports, workers and addresses;
+//! * `parameters` what a call is given, checked;
+//! * `wait` an answer that comes when a port is ready;
 //! * `nearest` what a mistyped word may have meant;
 //! * `server` the loop.
 //!
@@ -23,8 +25,10 @@ mod connection;
 mod message;
 mod methods;
 mod nearest;
+mod parameters;
 mod server;
 mod show;
+mod wait;
 
 use std::io;
 use std::os::fd::AsRawFd;

@@ -20,7 +20,8 @@ use crate::vhost_user::socket::Listener;
 /// What events are about; clients are numbered from `FIRST` on.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
-const FIRST: u64 = 2;
+const NEWS: u64 = 2;
+const FIRST: u64 = 3;
 
 /// A port on its way out, and the place and number of the client that waits for it.
 struct Leaving {
@@ -54,6 +55,7 @@ impl<'a> Server<'a> {
             |fd, data| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, data));
         watch(listener.as_fd().as_raw_fd(), LISTENER)?;
         watch(stop.as_raw_fd(), STOP)?;
+        watch(switch.news.as_raw_fd(), NEWS)?;
         let places = [const { None }; CONTROL_CONNECTIONS];
         let (leaving, closed_until, last) = (Vec::new(), None, 0);
         Ok(Server { listener, switch, epoll, places, leaving, closed_until, last })
@@ -61,8 +63,14 @@ impl<'a> Server<'a> {
 
     /// Serves until it is to end.
     pub fn run(mut self) -> io::Result<()> {
-        let mut events = [EpollEvent::default(); 2 + CONTROL_CONNECTIONS];
+        let mut events = [EpollEvent::default(); FIRST as usize + CONTROL_CONNECTIONS];
         loop {
+            // What happened before it was armed wakes nobody.
+            if self.places.iter().flatten().any(|client| client.idle.is_some())
+                && self.switch.news.arm()
+            {
+                self.resume(|_| true);
+            }
             let count = match self.epoll.wait(self.patience(), &mut events) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
@@ -72,6 +80,10 @@ impl<'a> Server<'a> {
                 match event.data() {
                     STOP => return Ok(()),
                     LISTENER => self.accept(),
+                    NEWS => {
+                        self.switch.news.clear();
+                        self.resume(|_| true);
+                    }
                     number => {
                         let hung_up = event.event_set().contains(EventSet::HANG_UP);
                         self.serve((number - FIRST) as usize, hung_up);
@@ -85,8 +97,10 @@ impl<'a> Server<'a> {
 
     /// How many milliseconds nothing is to be done for, -1: until something happens.
     fn patience(&self) -> i32 {
-        let waits = self.places.iter().flatten().filter_map(Connection::deadline);
-        let next = waits.chain(self.closed_until).min();
+        let clients = || self.places.iter().flatten();
+        let waits = clients().filter_map(Connection::deadline);
+        let idle = clients().filter_map(|client| client.idle.and_then(|idle| idle.until));
+        let next = waits.chain(idle).chain(self.closed_until).min();
         let left = next.map(|at| at.saturating_duration_since(Instant::now()));
         let step = (!self.leaving.is_empty()).then_some(CONTROL_STEP);
         let round_up = |wait: Duration| wait.as_millis().saturating_add(1);
@@ -172,12 +186,7 @@ impl<'a> Server<'a> {
         client.flush()?;
         client.read()?;
         while !client.busy {
-            while client.has_room() {
-                let Some(mut stream) = client.stream.take() else { break };
-                let (part, more) = self.switch.part(&mut stream);
-                client.stream = more.then_some(stream);
-                client.push(&reply(part, more))?;
-            }
+            self.switch.go_on(client)?;
             if client.stream.is_some() {
                 break;
             }
@@ -206,6 +215,16 @@ impl<'a> Server<'a> {
             }
         }
         client.check(hung_up)
+    }
+
+    /// Looks again at answers that wait for something, where `when` says so of a deadline.
+    fn resume(&mut self, when: impl Fn(Option<Instant>) -> bool) {
+        for place in 0..self.places.len() {
+            let client = self.places[place].as_mut();
+            if client.and_then(|client| client.idle.take_if(|idle| when(idle.until))).is_some() {
+                self.serve(place, false);
+            }
+        }
     }
 
     /// Waits for what the client's state asks for.
@@ -260,6 +279,7 @@ impl<'a> Server<'a> {
     /// Closes those who have had their time, and the door opens again.
     fn expire(&mut self) -> io::Result<()> {
         let now = Instant::now();
+        self.resume(|until| until.is_some_and(|at| at <= now));
         for place in 0..self.places.len() {
             let deadline = self.places[place].as_ref().and_then(Connection::deadline);
             if deadline.is_some_and(|at| at <= now) {

@@ -53,7 +53,8 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
     told
 }
 
-fn state(port: &Port) -> &'static str {
+/// How far a port is with its front-end, or its interface.
+pub fn state(port: &Port) -> &'static str {
     match &port.endpoint {
         Endpoint::Guest(guest) if guest.active() != 0 => "attached",
         Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",

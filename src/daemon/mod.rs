@@ -39,6 +39,7 @@ use crate::port::{Endpoint, PortTable, Ports};
 use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
 use crate::sys::threads::{join_until, run_again_after_panic};
+use crate::sys::waker::Waker;
 use crate::sys::{clock, random, sigbus};
 use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
@@ -108,6 +109,8 @@ pub struct Daemon {
     handover: Arc<Handover>,
     /// Ports that have no socket, and why.
     left_out: Vec<StartError>,
+    /// Wakes the thread that serves those who look at the switch.
+    news: Arc<Waker>,
     stopping: Arc<AtomicBool>,
     /// Ends the thread that follows interfaces, which there is from the first TAP on.
     link_monitor: Option<Arc<EventFd>>,
@@ -124,6 +127,8 @@ pub struct View {
     pub fdb: Arc<Fdb>,
     /// The data path.
     pub workers: Arc<Workers>,
+    /// To be woken when something happened that those who look may wait for.
+    pub news: Arc<Waker>,
 }
 
 impl Daemon {
@@ -163,6 +168,7 @@ impl Daemon {
             retired: Vec::new(),
             handover: Arc::new(handover),
             left_out: Vec::new(),
+            news: Arc::new(Waker::new()?),
             stopping: Arc::new(AtomicBool::new(false)),
             link_monitor: None,
             helpers: Vec::new(),
@@ -273,7 +279,7 @@ impl Daemon {
     pub fn view(&self) -> View {
         let Context { fdb, workers, .. } = &self.context;
         let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
-        View { ports: Arc::clone(&self.ports), fdb, workers }
+        View { ports: Arc::clone(&self.ports), fdb, workers, news: Arc::clone(&self.news) }
     }
 
     /// Writes all counters to the log.

@@ -45,3 +45,9 @@ pub const CONTROL_STEP: std::time::Duration = std::time::Duration::from_millis(2
 
 /// How long the end of the process waits for the thread, which may be opening an interface.
 pub const CONTROL_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// How often a port is looked at that a client waits for.
+pub const CONTROL_WAIT_STEP: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// How long a client may wait for a port in one call.
+pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);

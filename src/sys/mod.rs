@@ -32,4 +32,5 @@ pub(crate) mod testns;
 pub mod threads;
 pub mod unix_socket;
 pub mod usage;
+pub mod waker;
 pub mod watch;

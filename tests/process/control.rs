@@ -3,6 +3,7 @@
 
 mod bounds;
 mod commands;
+mod wait;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
