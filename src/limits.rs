@@ -468,6 +468,12 @@ pub const MAX_IFNAME_LEN: usize = libc::IFNAMSIZ - 1;
 /// Bytes of a configuration file: [`MAX_PORTS`] entries of a kilobyte each.
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
+/// Bytes of all configuration files together.
+pub const MAX_CONFIG_TOTAL_BYTES: u64 = 4 << 20;
+
+/// Files in `conf.d`: one for each port, as a provisioning tool writes them, and some more.
+pub const MAX_CONFIG_FILES: usize = 2048;
+
 /// Errors of a configuration file that are shown; the rest are only counted.
 pub const MAX_CONFIG_ERRORS: usize = 100;
 
@@ -476,6 +482,13 @@ pub const MAX_QUOTED_CHARS: usize = 80;
 
 /// Worker threads unless configured: one core is all a small host gives away unasked.
 pub const DEFAULT_WORKERS: usize = 1;
+
+/// Worker threads with `workers = "auto"`, at most: one carries 28 million short frames a second
+/// (docs/performance.md), and a host with many CPUs has its guests to run on them.
+pub const AUTO_WORKERS: usize = 4;
+
+/// Worker threads at most; more than CPUs is a warning. Each has some MiB of memory of its own.
+pub const MAX_WORKERS: usize = 256;
 
 /// Queue pairs of a port and queues of a TAP unless configured.
 pub const DEFAULT_QUEUES: u16 = 1;

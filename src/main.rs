@@ -67,6 +67,10 @@ fn give_up(why: &str, status: ExitCode) -> ExitCode {
 
 /// Whether `config` could be run here.
 fn check(config: &Config) -> ExitCode {
+    for warning in &config.warnings {
+        let _ = std::io::stderr()
+            .write_all(logging::plain_error(&format!("warning: {warning}")).as_bytes());
+    }
     if let Err(error) = logging::check_filter_variable() {
         return give_up(&error.to_string(), ExitCode::from(BAD_USAGE));
     }
@@ -82,6 +86,7 @@ fn run(config: &Config, signals: &Signals, log: &Log) -> Result<(), Box<dyn std:
     if let Err(error) = raise_limit() {
         log::warn!("cannot raise the limit of open descriptors: {error}");
     }
+    config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
     let daemon = Arc::new(Mutex::new(Daemon::start(config)?));
     let control = serve_control(config, &daemon, log);
     say_ready(config, lock(&daemon).left_out(), log);

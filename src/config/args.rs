@@ -10,7 +10,7 @@ use clap::{ArgAction, Parser};
 
 use super::UsageError;
 use super::raw::{
-    Complaint, Kind, Origin, Section, Setting, Source, Value, clip, is_unprintable, quote,
+    Complaint, Kind, Place, Section, Setting, Source, Value, clip, is_unprintable, quote,
 };
 use crate::limits;
 
@@ -39,7 +39,7 @@ Examples:
     vioswitchd --port vm1,socket=/run/vm1.sock,queues=4,socket-group=kvm,mac=52:54:00:00:00:01
 
   The rest from a file; the command line wins:
-    vioswitchd --config /etc/vioswitch/vioswitchd.toml --workers 2
+    vioswitchd --config /etc/vioswitch/vioswitch.toml --workers 2
 
 Signals: SIGTERM, SIGINT and SIGQUIT leave, SIGUSR1 logs the counters, SIGHUP changes nothing.
 Exit status: 0 after an orderly end, 1 if the switch could not run, 2 for a bad argument or file.";
@@ -48,7 +48,7 @@ Exit status: 0 after an orderly end, 1 if the switch could not run, 2 for a bad 
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, bin_name = PROGRAM, version, after_help = EXAMPLES)]
 struct Options {
-    /// Read settings from a TOML file; what stands on the command line wins
+    /// Read settings from a TOML file and conf.d/*.toml beside it; the command line wins
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -106,7 +106,7 @@ struct Options {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     fd: Option<String>,
 
-    /// Threads that forward frames, at most the number of CPUs [default: 1]
+    /// Threads that forward frames, or auto: one for each CPU, at most 4 [default: 1]
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     workers: Option<String>,
 
@@ -168,11 +168,11 @@ pub(super) enum Outcome {
     /// Print this and leave.
     Print(String),
     /// Run with these settings.
-    Run(Request),
+    Run(Given),
 }
 
 /// The settings given, and the file that holds the rest.
-pub(super) struct Request {
+pub(super) struct Given {
     pub(super) file: Option<PathBuf>,
     pub(super) source: Source,
     /// Only say whether they are valid.
@@ -236,7 +236,7 @@ fn summary(error: &clap::Error) -> String {
 }
 
 /// Options to settings. The first malformed `--port` or `--tap` is the error.
-fn lower(options: Options) -> Result<Request, UsageError> {
+fn lower(options: Options) -> Result<Given, UsageError> {
     let mut source = Source::default();
     for text in &options.port {
         source.sections.push(section(Kind::Port, "--port", text)?);
@@ -259,16 +259,16 @@ fn lower(options: Options) -> Result<Request, UsageError> {
     ];
     for (key, value) in scalars {
         if let Some(word) = value {
-            let at = Origin::argument(&format!("--{key}"), &word);
+            let at = Place::argument(&format!("--{key}"), &word);
             source.scalars.push(Setting { key: key.to_owned(), value: Value::Word(word), at });
         }
     }
-    Ok(Request { file: options.config, source, check: options.check })
+    Ok(Given { file: options.config, source, check: options.check })
 }
 
 /// One `NAME,key=value,…`.
 fn section(kind: Kind, option: &str, text: &str) -> Result<Section, UsageError> {
-    let at = Origin::argument(option, text);
+    let at = Place::argument(option, text);
     let mut settings = Vec::new();
     for (place, part) in split_commas(text).into_iter().enumerate() {
         let (key, word) = match (place, part.split_once('=')) {

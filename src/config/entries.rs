@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::path::{Path, PathBuf};
 
-use super::raw::{Complaint, Kind, Origin, quote};
+use super::raw::{Complaint, Kind, Place, quote};
 use super::validate::{Scalars, Validated};
 use super::{Config, Control, PortConfig, TapConfig};
 use crate::limits;
@@ -34,7 +34,7 @@ impl Shared {
 pub(super) struct Claim {
     pub(super) what: Shared,
     pub(super) value: String,
-    pub(super) at: Origin,
+    pub(super) at: Place,
 }
 
 impl Claim {
@@ -66,7 +66,7 @@ fn place(path: &Path) -> PathBuf {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) kind: Kind,
-    pub(super) at: Origin,
+    pub(super) at: Place,
     pub(super) name: Option<String>,
     /// Recorded even when the entry has errors, so that conflicts with it are told in the same
     /// breath.
@@ -116,16 +116,26 @@ pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
 /// Two claims to one thing. Between an argument and the file it is the argument that is wrong.
 fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
     let (at, other) = match (&earlier.at, &later.at) {
-        (Origin::Argument(_), Origin::Line(_)) => (&earlier.at, &later.at),
+        (Place::Argument(_), Place::Line(..)) => (&earlier.at, &later.at),
         _ => (&later.at, &earlier.at),
     };
     let place = match other {
         other if other == at => "given twice".to_owned(),
-        Origin::Line(line) => format!("already used in line {line} of the file"),
-        Origin::Argument(argument) => format!("already used by {argument}"),
-        Origin::Command => "already used".to_owned(),
+        other => format!("already used {}", whereabouts(other, at)),
     };
     Complaint::new(at, format!("{} {} is {place}", later.what.noun(), quote(&later.value)))
+}
+
+/// Where something else was given, for a complaint about what was given `at` a place.
+pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
+    match (other, at) {
+        (Place::Line(file, line), Place::Line(here, _)) if file == here => {
+            format!("in line {line} of the file")
+        }
+        (Place::Line(file, line), _) => format!("in {file}:{line}"),
+        (Place::Argument(argument), _) => format!("by {argument}"),
+        (Place::Command, _) => "elsewhere".to_owned(),
+    }
 }
 
 /// The command line (`over`) laid over the file (`under`), both without errors of their own.
@@ -143,7 +153,7 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
         let place = places.get(&(entry.kind, entry.name.clone())).copied();
         match place.and_then(|place| all.entries.get_mut(place)) {
             // Twice on the command line is an error, not a replacement.
-            Some(old) if matches!(old.at, Origin::Line(_)) => *old = entry,
+            Some(old) if matches!(old.at, Place::Line(..)) => *old = entry,
             _ => all.entries.push(entry),
         }
     }
@@ -152,7 +162,7 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
     if all.entries.is_empty() && all.scalars.control.is_none() {
         let text = "nothing to switch: give at least one --port, --tap, --socket-path or --fd, \
                     or a --config file with a [[port]] or [[tap]], or --control to add them later";
-        complaints.push(Complaint::new(&Origin::Command, text));
+        complaints.push(Complaint::new(&Place::Command, text));
     }
     Merged { config: config(all.scalars, all.entries), complaints }
 }
@@ -173,6 +183,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         }),
         feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
+        warnings: Vec::new(),
     };
     for entry in entries {
         match entry.parsed {

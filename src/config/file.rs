@@ -1,59 +1,73 @@
-//! The TOML file: text to untyped settings, each with its line.
+//! TOML files: text to untyped settings, each with its file and line.
 //!
-//! The parser recovers from errors, so a file is read to its end and all of its errors are told
-//! at once. With a syntax error in it only those are told: what else looks wrong may follow from
-//! them.
+//! Several files are one configuration: their entries add up, and what is given twice is an error
+//! that names both places. The parser recovers from errors, so all files are read to their end and
+//! all of their errors are told at once. With a syntax error in one of them only those are told:
+//! what else looks wrong may follow from them.
 
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
-use super::args::usage_error;
-use super::entries;
-use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, Value, clip, quote};
+use super::entries::{self, whereabouts};
+use super::raw::{Complaint, Kind, Place, Section, Setting, Source, Value, clip, quote};
+use super::sources::Text;
 use super::validate::{self, Validated};
 use super::{Machine, UsageError};
 use crate::limits;
 
-/// Reads and checks the file at `path`, alone.
-pub(super) fn load(path: &Path, machine: Machine<'_>) -> Result<Validated, UsageError> {
-    let name = path.to_string_lossy();
-    let bytes =
-        read(path).map_err(|error| usage_error(&format!("--config {}: {error}", quote(&name))))?;
-    check(&bytes, machine).map_err(|complaints| report(&name, complaints))
+/// The settings of all files together, or everything that is wrong with them.
+pub(super) fn check(texts: &[Text], machine: Machine<'_>) -> Result<Validated, UsageError> {
+    let (mut source, mut complaints) = (Source::default(), Vec::new());
+    let mut syntax = Vec::new();
+    for text in texts {
+        match lower(text) {
+            Ok((mut found, mut wrong)) => {
+                source.scalars.append(&mut found.scalars);
+                source.sections.append(&mut found.sections);
+                complaints.append(&mut wrong);
+            }
+            Err(mut errors) => syntax.append(&mut errors),
+        }
+    }
+    if !syntax.is_empty() {
+        return Err(report(texts, syntax));
+    }
+    let mut checked = validate::source(&source, machine);
+    complaints.append(&mut given_twice(&source.scalars));
+    complaints.append(&mut checked.complaints);
+    complaints.append(&mut entries::conflicts(&checked));
+    if complaints.is_empty() { Ok(checked) } else { Err(report(texts, complaints)) }
 }
 
-/// The whole file, if it is one and not longer than [`limits::MAX_CONFIG_BYTES`].
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    // O_NONBLOCK: opening a FIFO that nobody writes to would wait for ever.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
+/// What stands outside of any entry in two files. Which of them is meant cannot be told.
+fn given_twice(scalars: &[Setting]) -> Vec<Complaint> {
+    let mut first: HashMap<&str, &Place> = HashMap::new();
+    let mut complaints = Vec::new();
+    for Setting { key, at, .. } in scalars {
+        match first.get(key.as_str()) {
+            Some(other) => {
+                let text = format!("{} is already given {}", quote(key), whereabouts(other, at));
+                complaints.push(Complaint::new(at, text));
+            }
+            None => drop(first.insert(key, at)),
+        }
     }
-    let mut bytes = Vec::new();
-    file.take(limits::MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limits::MAX_CONFIG_BYTES {
-        let text = format!("longer than {} bytes", limits::MAX_CONFIG_BYTES);
-        return Err(io::Error::other(text));
-    }
-    Ok(bytes)
+    complaints
 }
 
-/// The settings of a file's `bytes`, or everything that is wrong with them.
-pub(super) fn check(bytes: &[u8], machine: Machine<'_>) -> Result<Validated, Vec<Complaint>> {
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let lines = Lines::of(bytes);
-        vec![Complaint::new(&lines.at(error.valid_up_to()), "not UTF-8")]
-    })?;
-    let lines = Lines::of(bytes);
+/// The settings of one file, and what is wrong with how they stand there; or its syntax errors.
+fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
+    let bytes = &text.bytes;
+    let lines = Lines::of(text);
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| vec![Complaint::new(&lines.at(error.valid_up_to()), "not UTF-8")])?;
     if text.trim_start().starts_with('{') {
         let wrong = "this is JSON, and the file is TOML: write [[port]] on a line of its own, then \
                      name = \"vm1\" and socket = \"/run/vioswitch/vm1.sock\"";
-        return Err(vec![Complaint::new(&Origin::Line(1), wrong)]);
+        return Err(vec![Complaint::new(&lines.at(0), wrong)]);
     }
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
@@ -69,16 +83,12 @@ pub(super) fn check(bytes: &[u8], machine: Machine<'_>) -> Result<Validated, Vec
     }
     let mut lowering = Lowering { lines, source: Source::default(), complaints: Vec::new() };
     lowering.document(table.get_ref());
-    let mut checked = validate::source(&lowering.source, machine);
-    let mut complaints = lowering.complaints;
-    complaints.append(&mut checked.complaints);
-    complaints.append(&mut entries::conflicts(&checked));
-    if complaints.is_empty() { Ok(checked) } else { Err(complaints) }
+    Ok((lowering.source, lowering.complaints))
 }
 
 /// What to write instead of a line that is no TOML, where that can be told.
-fn instead(text: &str, at: &Origin) -> Option<String> {
-    let Origin::Line(number) = at else { return None };
+fn instead(text: &str, at: &Place) -> Option<String> {
+    let Place::Line(_, number) = at else { return None };
     let (key, value) = text.lines().nth(number - 1)?.split_once('=')?;
     let value = value.split('#').next()?.trim();
     let bare = value.trim_end_matches(',');
@@ -91,41 +101,47 @@ fn instead(text: &str, at: &Origin) -> Option<String> {
     (value.len() > bare.len()).then(|| wrong.to_owned())
 }
 
-/// `FILE:LINE: message`, in the order of the lines.
-fn report(name: &str, mut complaints: Vec<Complaint>) -> UsageError {
-    complaints.sort_by_key(|complaint| match complaint.at {
-        Origin::Line(line) => line,
-        Origin::Argument(_) | Origin::Command => usize::MAX,
+/// `FILE:LINE: message`, in the order of the files and their lines.
+fn report(texts: &[Text], mut complaints: Vec<Complaint>) -> UsageError {
+    let order = texts.iter().enumerate().map(|(at, text)| (shown(&text.name), at));
+    let order: HashMap<String, usize> = order.collect();
+    complaints.sort_by_key(|complaint| match &complaint.at {
+        Place::Line(file, line) => (order.get(&**file).copied(), *line),
+        Place::Argument(_) | Place::Command => (Some(usize::MAX), 0),
     });
     complaints.dedup();
-    let name: String = name.chars().flat_map(|c| c.escape_debug()).collect();
     let more = complaints.len().saturating_sub(limits::MAX_CONFIG_ERRORS);
-    let mut lines: Vec<String> = complaints
-        .iter()
-        .take(limits::MAX_CONFIG_ERRORS)
-        .map(|complaint| format!("{name}:{complaint}"))
-        .collect();
-    if more > 0 {
-        lines.push(format!("{name}: {more} more error{}", if more == 1 { "" } else { "s" }));
+    let shown_lines = complaints.iter().take(limits::MAX_CONFIG_ERRORS);
+    let mut lines: Vec<String> = shown_lines.map(Complaint::to_string).collect();
+    if let Some(Complaint { at: Place::Line(file, _), .. }) = complaints.last().filter(|_| more > 0)
+    {
+        lines.push(format!("{file}: {more} more error{}", if more == 1 { "" } else { "s" }));
     }
     UsageError { lines }
 }
 
+/// A file's name in one line.
+fn shown(name: &str) -> String {
+    name.chars().flat_map(char::escape_debug).collect()
+}
+
 /// Where each line of a text begins.
 struct Lines {
+    file: Arc<str>,
     starts: Vec<usize>,
 }
 
 impl Lines {
-    fn of(bytes: &[u8]) -> Lines {
-        let newlines = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+    fn of(text: &Text) -> Lines {
+        let newlines = text.bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
         let starts = std::iter::once(0).chain(newlines.map(|(place, _)| place + 1)).collect();
-        Lines { starts }
+        Lines { file: shown(&text.name).into(), starts }
     }
 
     /// The line that holds the byte at `offset`.
-    fn at(&self, offset: usize) -> Origin {
-        Origin::Line(self.starts.partition_point(|start| *start <= offset).max(1))
+    fn at(&self, offset: usize) -> Place {
+        let line = self.starts.partition_point(|start| *start <= offset).max(1);
+        Place::Line(Arc::clone(&self.file), line)
     }
 }
 
@@ -153,7 +169,7 @@ impl Lowering {
     }
 
     /// All `[[port]]` or all `[[tap]]`.
-    fn sections(&mut self, kind: Kind, key: &str, value: &Spanned<DeValue<'_>>, at: &Origin) {
+    fn sections(&mut self, kind: Kind, key: &str, value: &Spanned<DeValue<'_>>, at: &Place) {
         let wrong = format!("'{key}' is a list of tables, each begun with [[{key}]]");
         let DeValue::Array(tables) = value.get_ref() else {
             self.complaints.push(Complaint::new(at, wrong));

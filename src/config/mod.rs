@@ -1,9 +1,9 @@
 //! Arguments and a TOML file, turned into one validated [`Config`].
 //!
-//! Flow: `args` and `file` each lower what was given to the same untyped form (`raw`), so a rule
-//! exists once for both; `validate` types every setting and remembers where it was given;
-//! `entries` lays the command line over the file and checks what two entries may not share. What
-//! comes by itself while the switch runs goes the same way (`single`).
+//! Flow: `sources` reads the files; `args` and `file` lower what was given to the same untyped form
+//! (`raw`), so a rule exists once for both; `validate` types every setting and remembers where it
+//! was given; `entries` lays the command line over the files and checks what two entries may not
+//! share. What comes by itself while the switch runs goes the same way (`single`).
 //!
 //! Rules: a bad argument is one line that names it; a bad file is all of its errors, each
 //! with its line, and says what to write instead where that can be told. Nothing here opens a
@@ -19,6 +19,7 @@ use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::switch::PortPolicy;
 pub use single::{Given, Wrong, port, tap};
+pub use sources::{Text, Texts};
 
 mod args;
 mod cpus;
@@ -26,6 +27,7 @@ mod entries;
 mod file;
 mod raw;
 mod single;
+mod sources;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -38,7 +40,7 @@ pub struct Config {
     pub ports: Vec<PortConfig>,
     /// Uplinks, names and interfaces distinct.
     pub taps: Vec<TapConfig>,
-    /// Threads of the data path, at least 1 and at most the number of CPUs.
+    /// Threads of the data path, 1 to [`crate::limits::MAX_WORKERS`].
     pub workers: usize,
     /// CPUs the workers are bound to, in turn; empty if they run where the kernel puts them.
     pub cpus: Vec<usize>,
@@ -52,6 +54,8 @@ pub struct Config {
     pub feature_level: u8,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
+    /// What the administrator should know, a line each.
+    pub warnings: Vec<String>,
 }
 
 impl Config {
@@ -175,29 +179,81 @@ pub struct Machine<'a> {
     pub allowed: &'a [usize],
 }
 
-/// Reads the command line `args` (the program's name first) and the file it names, for `machine`.
+/// The command line as it was read: what it says, and where the rest stands.
+#[derive(Debug)]
+pub struct Request {
+    /// The named file.
+    file: Option<PathBuf>,
+    over: validate::Validated,
+    cpus: usize,
+    allowed: Vec<usize>,
+    /// Only say what is wrong.
+    pub check: bool,
+}
+
+/// What the command line comes to.
+#[derive(Debug)]
+pub enum Asked {
+    /// A configuration, to be run or checked.
+    Request(Box<Request>),
+    /// Print this to standard output and exit with status 0.
+    Print(String),
+}
+
+impl Request {
+    /// Reads the command line `args`, the program's name first, for `machine`.
+    pub fn read<I>(args: I, machine: Machine<'_>) -> Result<Asked, UsageError>
+    where
+        I: IntoIterator,
+        I::Item: Into<OsString>,
+    {
+        let given = match args::parse(args.into_iter().map(Into::into).collect())? {
+            args::Outcome::Print(text) => return Ok(Asked::Print(text)),
+            args::Outcome::Run(given) => given,
+        };
+        let over = validate::source(&given.source, machine);
+        one_line(&over.complaints)?;
+        one_line(&entries::conflicts(&over))?;
+        let Machine { cpus, allowed } = machine;
+        let args::Given { file, check, .. } = given;
+        let allowed = allowed.to_vec();
+        Ok(Asked::Request(Box::new(Request { file, over, cpus, allowed, check })))
+    }
+
+    /// Reads the files, if one is named.
+    pub fn texts(&self) -> Result<Texts, UsageError> {
+        let Some(path) = &self.file else { return Ok(Texts::default()) };
+        sources::read(path).map_err(|error| args::usage_error(&format!("--config {error}")))
+    }
+
+    /// The command line laid over what stands in `texts`.
+    pub fn lay_over(&self, texts: &Texts) -> Result<Config, UsageError> {
+        let machine = Machine { cpus: self.cpus, allowed: &self.allowed };
+        let under = file::check(&texts.files, machine)?;
+        let merged = entries::overlay(under, self.over.clone());
+        one_line(&merged.complaints)?;
+        let mut config = merged.config;
+        config.warnings.clone_from(&texts.warnings);
+        if config.workers > self.cpus {
+            let (workers, cpus) = (config.workers, counted(self.cpus, "CPU"));
+            config.warnings.push(format!("{workers} workers share {cpus}: fewer forward more"));
+        }
+        Ok(config)
+    }
+}
+
+/// Reads the command line `args` (the program's name first) and the files it names, for `machine`.
 pub fn from_args<I>(args: I, machine: Machine<'_>) -> Result<Action, UsageError>
 where
     I: IntoIterator,
     I::Item: Into<OsString>,
 {
-    let request = match args::parse(args.into_iter().map(Into::into).collect())? {
-        args::Outcome::Print(text) => return Ok(Action::Print(text)),
-        args::Outcome::Run(request) => request,
+    let request = match Request::read(args, machine)? {
+        Asked::Print(text) => return Ok(Action::Print(text)),
+        Asked::Request(request) => request,
     };
-    let over = validate::source(&request.source, machine);
-    one_line(&over.complaints)?;
-    one_line(&entries::conflicts(&over))?;
-    let under = match &request.file {
-        None => validate::Validated::default(),
-        Some(path) => file::load(path, machine)?,
-    };
-    let merged = entries::overlay(under, over);
-    one_line(&merged.complaints)?;
-    Ok(match request.check {
-        true => Action::Check(merged.config),
-        false => Action::Run(merged.config),
-    })
+    let config = request.lay_over(&request.texts()?)?;
+    Ok(if request.check { Action::Check(config) } else { Action::Run(config) })
 }
 
 /// `count` things: "1 port", "2 ports".

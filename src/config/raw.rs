@@ -4,28 +4,29 @@
 //! written once, in `validate`.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::limits;
 
 /// Where a setting was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum Place {
     /// On the command line: the argument, ready to be printed.
     Argument(String),
-    /// In the file, on this line, counted from 1.
-    Line(usize),
+    /// In this file, on this line, counted from 1.
+    Line(Arc<str>, usize),
     /// Nowhere in particular: the whole of the arguments.
     Command,
 }
 
-impl Origin {
+impl Place {
     /// The argument `option` with its `value`.
-    pub(super) fn argument(option: &str, value: &str) -> Origin {
+    pub(super) fn argument(option: &str, value: &str) -> Place {
         match value {
-            "" => Origin::Argument(format!("{option} ''")),
+            "" => Place::Argument(format!("{option} ''")),
             value => {
                 let value = clip(value, limits::MAX_QUOTED_CHARS);
-                Origin::Argument(format!("{option} {value}"))
+                Place::Argument(format!("{option} {value}"))
             }
         }
     }
@@ -51,7 +52,7 @@ pub(super) enum Value {
 pub(super) struct Setting {
     pub(super) key: String,
     pub(super) value: Value,
-    pub(super) at: Origin,
+    pub(super) at: Place,
 }
 
 impl Setting {
@@ -76,10 +77,10 @@ pub(super) enum Kind {
 pub(super) struct Section {
     pub(super) kind: Kind,
     pub(super) settings: Vec<Setting>,
-    pub(super) at: Origin,
+    pub(super) at: Place,
 }
 
-/// All that one place says: the command line, or the file.
+/// All that one source says: the command line, or the files.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Source {
     /// Settings outside of any entry.
@@ -91,12 +92,12 @@ pub(super) struct Source {
 /// Something wrong, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Complaint {
-    pub(super) at: Origin,
+    pub(super) at: Place,
     pub(super) text: String,
 }
 
 impl Complaint {
-    pub(super) fn new(at: &Origin, text: impl Into<String>) -> Complaint {
+    pub(super) fn new(at: &Place, text: impl Into<String>) -> Complaint {
         Complaint { at: at.clone(), text: text.into() }
     }
 }
@@ -104,9 +105,9 @@ impl Complaint {
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.at {
-            Origin::Argument(argument) => write!(f, "{argument}: {}", self.text),
-            Origin::Line(line) => write!(f, "{line}: {}", self.text),
-            Origin::Command => f.write_str(&self.text),
+            Place::Argument(argument) => write!(f, "{argument}: {}", self.text),
+            Place::Line(file, line) => write!(f, "{file}:{line}: {}", self.text),
+            Place::Command => f.write_str(&self.text),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One port or TAP by itself, as it is added while the switch runs: the keys, rules and words of
 //! the command line and the file.
 
-use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, Value};
+use super::raw::{Complaint, Kind, Place, Section, Setting, Source, Value};
 use super::{Machine, PortConfig, TapConfig, entries, validate};
 
 /// A value as a program gives it.
@@ -56,10 +56,10 @@ fn parsed(kind: Kind, settings: Vec<(String, Given)>) -> Result<Option<entries::
             Given::Boolean(truth) => Value::Boolean(truth),
             Given::Other(kind) => Value::Other(kind),
         };
-        let at = Origin::Argument(key.clone());
+        let at = Place::Argument(key.clone());
         Setting { key, value, at }
     });
-    let section = Section { kind, settings: settings.collect(), at: Origin::Command };
+    let section = Section { kind, settings: settings.collect(), at: Place::Command };
     let source = Source { scalars: Vec::new(), sections: vec![section] };
     let checked = validate::source(&source, Machine { cpus: 1, allowed: &[] });
     let twice = entries::conflicts(&checked);
@@ -71,7 +71,7 @@ fn parsed(kind: Kind, settings: Vec<(String, Given)>) -> Result<Option<entries::
 
 fn wrong(Complaint { at, text }: Complaint) -> Wrong {
     let key = match at {
-        Origin::Argument(key) => key,
+        Place::Argument(key) => key,
         // A complaint about the whole begins with what is missing, or too many.
         _ => text.split(' ').next().unwrap_or_default().to_owned(),
     };

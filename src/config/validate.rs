@@ -8,11 +8,11 @@ use std::path::PathBuf;
 
 use super::cpus::cpu_list;
 use super::entries::{Claim, Entry, Parsed, Shared};
-use super::raw::{Complaint, Kind, Origin, Section, Setting, Source, quote};
+use super::raw::{Complaint, Kind, Place, Section, Setting, Source, quote};
 use super::value::{
     feature_level, group, inherited_socket, interface_name, is_client, is_on, is_preallocated,
     number, offloads, permissions, port_name, port_offloads, socket_path, station_address, text,
-    truth, unknown_key,
+    truth, unknown_key, workers,
 };
 use super::{Endpoint, Machine, PortConfig, TapConfig};
 use crate::frame::MacAddr;
@@ -30,7 +30,7 @@ const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, 
 const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
 
 /// One place's settings, checked.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Validated {
     pub(super) scalars: Scalars,
     pub(super) entries: Vec<Entry>,
@@ -38,7 +38,7 @@ pub(super) struct Validated {
 }
 
 /// Settings outside of any entry, where given.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Scalars {
     pub(super) workers: Option<usize>,
     pub(super) cpus: Option<Vec<usize>>,
@@ -91,10 +91,7 @@ pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
 fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> Result<(), String> {
     let scalars = &mut checked.scalars;
     match setting.key.as_str() {
-        "workers" => {
-            let count = number(setting, 1, machine.cpus as u64);
-            scalars.workers = Some(count.map_err(|text| text + " (CPUs available)")?);
-        }
+        "workers" => scalars.workers = Some(workers(setting, machine.cpus)?),
         "cpus" => scalars.cpus = Some(cpu_list(setting, machine.allowed)?),
         "poll" => scalars.poll = Some(truth(setting)?),
         "age" => scalars.age = Some(number(setting, 1, limits::MAX_AGE_SECONDS.into())?),
@@ -162,7 +159,7 @@ trait Draft: Sized {
     fn name(&self) -> Option<String>;
 
     /// The whole, or what is missing or contradicts itself.
-    fn finish(self, at: &Origin) -> Result<Parsed, Vec<Complaint>>;
+    fn finish(self, at: &Place) -> Result<Parsed, Vec<Complaint>>;
 
     /// All of `section`.
     fn check(mut self, section: &Section) -> (Entry, Vec<Complaint>) {
@@ -211,7 +208,7 @@ struct PortDraft {
     mode: Option<u32>,
     group: Option<u32>,
     /// Where a setting was given that only a listening socket can have.
-    server_only: Vec<(&'static str, Origin)>,
+    server_only: Vec<(&'static str, Place)>,
     queues: Option<u16>,
     macs: Vec<MacAddr>,
     /// What the VM may send with, and what it receives.
@@ -269,7 +266,7 @@ impl Draft for PortDraft {
         self.name.clone()
     }
 
-    fn finish(self, at: &Origin) -> Result<Parsed, Vec<Complaint>> {
+    fn finish(self, at: &Place) -> Result<Parsed, Vec<Complaint>> {
         let mut complaints = Vec::new();
         if self.client {
             complaints.extend(self.server_only.iter().map(|(key, at)| {
@@ -342,7 +339,7 @@ impl Draft for TapDraft {
         self.name.clone()
     }
 
-    fn finish(self, _at: &Origin) -> Result<Parsed, Vec<Complaint>> {
+    fn finish(self, _at: &Place) -> Result<Parsed, Vec<Complaint>> {
         let (Some(name), Some(ifname)) = (self.name, self.ifname) else {
             return Err(Vec::new());
         };

@@ -56,6 +56,17 @@ fn digits(word: &str) -> Option<u64> {
     if is_decimal(word) { word.parse().ok() } else { None }
 }
 
+/// `workers=`: how many, or as many as suit a machine with `cpus` CPUs.
+pub(super) fn workers(setting: &Setting, cpus: usize) -> Result<usize, String> {
+    if let Value::Word(word) | Value::Text(word) = &setting.value
+        && word == "auto"
+    {
+        return Ok(cpus.clamp(1, limits::AUTO_WORKERS));
+    }
+    let count = number(setting, 1, limits::MAX_WORKERS as u64);
+    count.map_err(|text| text.replacen("must be", "must be auto or", 1))
+}
+
 /// Digits alone: no sign, no blanks.
 fn is_decimal(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())

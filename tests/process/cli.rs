@@ -281,7 +281,7 @@ fn a_bad_file_is_told_all_its_errors_with_their_lines() {
                 name = 'a'\nsocket = '/b'\nmac = 'x'\n\n[[tap]]\nname = 'up'\n";
     let lines = complaints(text);
     let expected = [
-        (1, "workers must be a number from 1"),
+        (1, "workers must be auto or a number from 1"),
         (2, "unknown key 'speed'"),
         (6, "socket is empty"),
         (9, "name 'a' is already used in line 5"),

@@ -58,7 +58,8 @@ fn figures_in_the_help_are_the_limits() {
     assert!(help.contains(&format!("its MTU if it is created, {least} to {most}\n")));
     assert!(help.contains(&format!("socket-mode=0{:o}", limits::DEFAULT_SOCKET_MODE)));
     assert!(help.contains(&format!("forgotten [default: {}]", limits::FDB_AGE_SECONDS)));
-    assert!(help.contains(&format!("number of CPUs [default: {}]", limits::DEFAULT_WORKERS)));
+    let (most, plain) = (limits::AUTO_WORKERS, limits::DEFAULT_WORKERS);
+    assert!(help.contains(&format!("each CPU, at most {most} [default: {plain}]")));
 }
 
 #[test]
@@ -111,8 +112,8 @@ fn bad_scalars_on_the_command_line() {
     let number = |key: &str, shown: &str, max: &str| {
         format!("--{key} {shown}: {key} must be a number from 1 to {max}, not '{shown}'")
     };
-    for bad in ["0", "5", "-1", "+1", "1.5", "x", "0x1", "99999999999999999999"] {
-        let expected = number("workers", bad, "4") + " (CPUs available)";
+    for bad in ["0", "257", "-1", "+1", "1.5", "x", "0x1", "99999999999999999999"] {
+        let expected = number("workers", bad, "256").replacen("must be", "must be auto or", 1);
         assert_complaint(&["--socket-path=/s", "--workers", bad], &expected);
     }
     for bad in ["0", "1000001", "-5", "5s"] {

@@ -22,7 +22,7 @@ fn assert_file_error(content: &str, expected: &str) {
 #[test]
 fn each_error_of_a_file_has_its_line() {
     let content = "\
-workers = 99
+workers = 999
 poll = 'yes'
 age = 0
 foo = 1
@@ -51,7 +51,7 @@ name = 'up'
 ifname = 'way-too-long-name'
 ";
     let expected = [
-        "1: workers must be a number from 1 to 4, not 99 (CPUs available)",
+        "1: workers must be auto or a number from 1 to 256, not 999",
         "2: poll must be true or false, not a string",
         "3: age must be a number from 1 to 1000000, not 0",
         "4: unknown key 'foo'",
@@ -80,12 +80,12 @@ ifname = 'way-too-long-name'
 fn wrong_types_in_a_file() {
     let port = "[[port]]\nname='a'\nsocket='/a'\n";
     let cases = [
-        ("workers='2'\n", "1: workers must be a number from 1 to 4, not a string"),
-        ("workers=1.5\n", "1: workers must be a number from 1 to 4, not a fraction"),
-        ("workers=-1\n", "1: workers must be a number from 1 to 4, not -1"),
+        ("workers='2'\n", "1: workers must be auto or a number from 1 to 256, not a string"),
+        ("workers=1.5\n", "1: workers must be auto or a number from 1 to 256, not a fraction"),
+        ("workers=-1\n", "1: workers must be auto or a number from 1 to 256, not -1"),
         (
             "workers=99999999999999999999\n",
-            "1: workers must be a number from 1 to 4, not an integer",
+            "1: workers must be auto or a number from 1 to 256, not an integer",
         ),
         ("age=1979-05-27\n", "1: age must be a number from 1 to 1000000, not a date"),
         ("cpus=true\n", "1: cpus must be a string, not a truth value"),

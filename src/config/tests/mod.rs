@@ -10,6 +10,7 @@ mod command_line;
 mod file;
 mod packaging;
 mod precedence;
+mod several;
 
 const CPUS: Machine<'_> = Machine { cpus: 4, allowed: &[0, 2, 3, 7] };
 const MAC: &str = "52:54:00:00:00:01";

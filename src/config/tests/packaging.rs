@@ -2,7 +2,7 @@
 
 use super::*;
 
-const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitchd.toml");
+const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
 const README: &str = include_str!("../../../README.md");
 const ATTACHING: &str = include_str!("../../../docs/attaching.md");
 const UNIT: &str = include_str!("../../../scripts/systemd/vioswitchd.service");
@@ -12,7 +12,7 @@ const DESCRIPTION: &str = include_str!("../../../scripts/vhost-user/50-vioswitch
 fn start_as_installed(example: &str) -> Config {
     let file = Scratch::new(example);
     let line = UNIT.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
-    let line = line.replace("/etc/vioswitch/vioswitchd.toml", file.path());
+    let line = line.replace("/etc/vioswitch/vioswitch.toml", file.path());
     match from_args(line.split(' '), CPUS) {
         Ok(Action::Run(config)) => config,
         other => panic!("{other:?}"),

@@ -109,3 +109,24 @@ fn rights_that_this_user_lacks() {
     let root = port(&open, "p0") + ",socket-group=12345";
     assert_eq!(check(vioswitchd(), &[root]).0, Some(0));
 }
+
+#[test]
+fn several_files_are_one_configuration() {
+    let dir = Dir::new();
+    let etc = |name: &str| dir.path().join(name);
+    let entry =
+        |name: &str| format!("[[port]]\nname = \"{name}\"\nsocket = \"{}\"\n", etc(name).display());
+    fs::create_dir(etc("conf.d")).expect("mkdir");
+    fs::write(etc("vioswitchd.toml"), entry("a")).expect("write");
+    fs::write(etc("conf.d/b.toml"), entry("b")).expect("write");
+    let args = ["--config".to_owned(), etc("vioswitch.toml").display().to_string()];
+    let (status, said) = check(vioswitchd(), &args);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("warning: the configuration is now called vioswitch.toml"), "{said}");
+    assert!(said.contains("valid: 2 ports, 0 taps\n"), "{said}");
+    fs::write(etc("conf.d/c.toml"), entry("b")).expect("write");
+    let (status, said) = check(vioswitchd(), &args);
+    let places = [etc("conf.d/c.toml:2"), etc("conf.d/b.toml:2")].map(|p| p.display().to_string());
+    let line = format!("{}: name 'b' is already used in {}\n", places[0], places[1]);
+    assert_eq!((status, said.contains(&line)), (Some(2), true), "{said}");
+}
