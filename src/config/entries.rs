@@ -6,20 +6,25 @@ use std::path::{Path, PathBuf};
 
 use super::raw::{Complaint, Kind, Place, quote};
 use super::validate::{Scalars, Validated};
-use super::{Config, Control, PortConfig, TapConfig};
+use super::{Config, Control, Origin, PortConfig, TapConfig};
 use crate::limits;
 
 /// What only one entry may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Shared {
+pub enum Shared {
+    /// The name.
     Name,
+    /// Where its socket appears.
     Socket,
+    /// The TAP's interface.
     Interface,
+    /// A static address.
     Mac,
 }
 
 impl Shared {
-    fn noun(self) -> &'static str {
+    /// As it is called in a message.
+    pub fn noun(self) -> &'static str {
         match self {
             Shared::Name => "name",
             Shared::Socket => "socket",
@@ -50,7 +55,7 @@ impl Claim {
 
 /// Where a socket appears: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are one
 /// socket. Of a directory that does not exist only the spelling can be compared.
-fn place(path: &Path) -> PathBuf {
+pub fn place(path: &Path) -> PathBuf {
     let spelled: PathBuf = path.components().collect();
     let directory = match spelled.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -183,9 +188,14 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         }),
         feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
+        origins: HashMap::new(),
         warnings: Vec::new(),
     };
     for entry in entries {
+        if let Some(name) = &entry.name {
+            let file = matches!(entry.at, Place::Line(..));
+            config.origins.insert(name.clone(), if file { Origin::File } else { Origin::Cli });
+        }
         match entry.parsed {
             Some(Parsed::Port(port)) => config.ports.push(port),
             Some(Parsed::Tap(tap)) => config.taps.push(tap),

@@ -10,6 +10,7 @@
 //! socket or a device: what can only fail when tried, fails in the daemon, and `daemon::check`
 //! looks for it.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::RawFd;
@@ -18,6 +19,8 @@ use std::path::PathBuf;
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::switch::PortPolicy;
+pub use entries::{Shared, place};
+pub use settings::{Difference, Origin, Settings};
 pub use single::{Given, Wrong, port, tap};
 pub use sources::{Text, Texts};
 
@@ -26,6 +29,7 @@ mod cpus;
 mod entries;
 mod file;
 mod raw;
+mod settings;
 mod single;
 mod sources;
 #[cfg(test)]
@@ -54,11 +58,23 @@ pub struct Config {
     pub feature_level: u8,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
+    /// Who gave each port and TAP, by its name.
+    pub origins: HashMap<String, Origin>,
     /// What the administrator should know, a line each.
     pub warnings: Vec<String>,
 }
 
 impl Config {
+    /// Everything that is to have a place in the table of ports, and who gave it.
+    pub fn entries(&self) -> impl Iterator<Item = (Settings, Origin)> {
+        let ports = self.ports.iter().cloned().map(Settings::Port);
+        let all = ports.chain(self.taps.iter().cloned().map(Settings::Tap));
+        all.map(|settings| {
+            let origin = self.origins.get(settings.name()).copied();
+            (settings, origin.unwrap_or(Origin::Cli))
+        })
+    }
+
     /// How many ports and TAPs, in words.
     pub fn summary(&self) -> String {
         format!("{}, {}", counted(self.ports.len(), "port"), counted(self.taps.len(), "tap"))

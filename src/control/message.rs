@@ -113,8 +113,8 @@ impl Fault {
     }
 
     /// The name is taken.
-    pub fn port_exists(name: &str) -> Fault {
-        Fault::switch("PortExists", json!({"name": clip(name)}))
+    pub fn port_exists(name: &str, origin: &str) -> Fault {
+        Fault::switch("PortExists", json!({"name": clip(name), "origin": origin}))
     }
 
     /// Nothing has this name.

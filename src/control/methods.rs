@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 use super::connection::{Caller, Closed, Connection, Idle};
 use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::nearest::nearest;
-use super::parameters::{only, required, settings, text};
+use super::parameters::{only, required, text};
 use super::wait::PortWait;
 use super::{Clients, show};
-use crate::config::{self, Given, Wrong};
+use crate::config;
 use crate::daemon::{Daemon, PortError, Removal, StartError, View};
 use crate::limits::{
     CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, PORT_LOG_BURST,
     PORT_LOG_EVERY,
 };
-use crate::port::PortTable;
+use crate::port::{Port, PortTable};
 use crate::switch::{Entry, PortId};
 use crate::sys::bucket::Bucket;
 use crate::sys::waker::Waker;
@@ -82,7 +82,7 @@ pub struct Switch {
     view: View,
     started: Instant,
     /// Where sockets are that have no path of their own.
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     /// The group whose members may change it.
     admins: Option<u32>,
     /// What became of clients.
@@ -161,7 +161,7 @@ impl Switch {
                 let name = required(&mut parameters, "name")?;
                 let ports = self.view.ports.present();
                 let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
-                json!({"port": show::port(port, &self.view.fdb)})
+                json!({"port": self.show(port)})
             }
             "WaitForPort" => {
                 return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
@@ -196,8 +196,8 @@ impl Switch {
         caller: Caller,
     ) -> Result<Answer, Fault> {
         let reply = match method {
-            "AddPort" => self.add_port(parameters, caller)?,
-            "AddTap" => self.add_tap(parameters, caller)?,
+            "AddPort" => self.add("port", parameters, caller)?,
+            "AddTap" => self.add("tap", parameters, caller)?,
             "FlushAddresses" => {
                 let port = self.port_or_all(&mut parameters)?;
                 let fdb = &self.view.fdb;
@@ -214,46 +214,24 @@ impl Switch {
         Ok(Answer::Reply(reply))
     }
 
-    fn add_port(&self, parameters: Parameters, caller: Caller) -> Result<Value, Fault> {
-        let (name, mut settings, values) = settings(parameters)?;
-        if !settings.iter().any(|(key, _)| key == "socket") {
-            let socket = self.directory.join(format!("{name}.sock"));
-            settings.push(("socket".into(), Given::Text(socket.to_string_lossy().into())));
-        }
-        let wrong = |wrong: Wrong| values.fault(wrong);
-        let port = config::port(settings).map_err(wrong)?;
-        let path = match &port.endpoint {
-            config::Endpoint::Server { path, .. } | config::Endpoint::Client { path } => path,
-            config::Endpoint::Fd(_) => return Err(Fault::parameter("fd", None)),
-        };
-        if path.is_relative() {
-            let text = format!("socket {path:?} must be a whole path, from / on");
-            return Err(values.fault(Wrong { key: "socket".to_owned(), text }));
-        }
-        self.tell("adds", &name, caller);
-        let added = self.daemon().add_port(&port);
-        added.map(|id| json!({"number": id})).map_err(|error| self.fault(&name, &error))
-    }
-
-    fn add_tap(&self, parameters: Parameters, caller: Caller) -> Result<Value, Fault> {
-        let (name, settings, values) = settings(parameters)?;
-        let tap = config::tap(settings).map_err(|wrong| values.fault(wrong))?;
-        self.tell("adds", &name, caller);
-        let added = self.daemon().add_tap(&tap);
-        added.map(|id| json!({"number": id})).map_err(|error| self.fault(&name, &error))
-    }
-
     /// What the daemon could not do.
     pub fn fault(&self, name: &str, error: &PortError) -> Fault {
         match error {
-            PortError::Exists => Fault::port_exists(name),
+            PortError::Exists => Fault::port_exists(name, self.daemon().book().origin(name).name()),
             PortError::NoSuchPort => unknown_port(&self.view.ports.present(), name),
             error => Fault::refused(&error.to_string()),
         }
     }
 
+    /// A port or TAP, and who gave it.
+    fn show(&self, port: &Port) -> Value {
+        let mut told = show::port(port, &self.view.fdb);
+        told["origin"] = self.daemon().book().origin(&port.name).name().into();
+        told
+    }
+
     /// Who changes the switch stands in the log.
-    fn tell(&self, does: &str, name: &str, Caller { pid, uid, .. }: Caller) {
+    pub(super) fn tell(&self, does: &str, name: &str, Caller { pid, uid, .. }: Caller) {
         if self.log.take() {
             log::info!("control: pid {pid} uid {uid} {does} {:?}", clip(name));
         }
@@ -355,7 +333,7 @@ impl Switch {
                 let mut left = ports.iter().filter(|port| port.id >= first).peekable();
                 let mut told = Vec::new();
                 while let Some(port) = left.next_if(|_| told.len() < CONTROL_PORTS_A_REPLY) {
-                    told.push(show::port(port, &self.view.fdb));
+                    told.push(self.show(port));
                     *next = port.id.saturating_add(1);
                 }
                 (json!({"ports": told}), left.peek().is_some())
@@ -367,7 +345,7 @@ impl Switch {
                     part.iter().rev().filter_map(|entry| show::address(entry, &ports)).collect();
                 (json!({"addresses": told}), rest > 0)
             }
-            Stream::Wait(wait) => return wait.part(&ports, &self.view.fdb),
+            Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
         };
         Part::Reply(reply, more)
     }
@@ -409,6 +387,7 @@ fn describe(mut parameters: Parameters) -> Result<Value, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Given;
 
     /// What is served is what is described.
     #[test]
@@ -425,6 +404,7 @@ mod tests {
             let fields = inside.split(',').filter_map(|field| field.split(':').next());
             let mut described: Vec<String> =
                 fields.map(|field| field.trim().replace('_', "-")).collect();
+            described.retain(|field| field != "may-exist");
             let unknown = vec![
                 ("name".to_owned(), Given::Text("a".to_owned())),
                 ("?".to_owned(), Given::Text(String::new())),

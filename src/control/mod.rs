@@ -21,6 +21,7 @@
 //! a port, which a front-end can hold up, is begun and gone on with, so that neither other clients
 //! nor the end of the process wait for it.
 
+mod changes;
 mod connection;
 mod message;
 mod methods;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::message::{Fault, Parameters};
 use super::methods::{Part, unknown_port};
@@ -10,8 +10,7 @@ use super::parameters::{number, only, required, text};
 use super::show;
 use crate::config::Wrong;
 use crate::limits::{CONTROL_WAIT_MAX, CONTROL_WAIT_STEP};
-use crate::port::PortTable;
-use crate::switch::Fdb;
+use crate::port::{Port, PortTable};
 
 /// How far a front-end, or an interface, may be; a port that is further is that far too.
 const STATES: [&str; 3] = ["listening", "negotiating", "attached"];
@@ -43,13 +42,13 @@ impl PortWait {
     }
 
     /// The answer, if it is time for one.
-    pub fn part(&self, ports: &PortTable, fdb: &Fdb) -> Part {
+    pub fn part(&self, ports: &PortTable, shown: impl Fn(&Port) -> Value) -> Part {
         let Some(port) = ports.named(&self.name) else {
             return Part::Fault(unknown_port(ports, &self.name));
         };
         let state = show::state(port);
         if STATES.iter().position(|known| *known == state).is_some_and(|at| at >= self.wanted) {
-            return Part::Reply(json!({"port": show::port(port, fdb)}), false);
+            return Part::Reply(json!({"port": shown(port)}), false);
         }
         let now = Instant::now();
         if now >= self.end {

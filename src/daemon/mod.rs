@@ -13,6 +13,7 @@
 //!
 //! Ports also come and go in between ([`ports`]). What outlives the process is `handover`'s.
 
+pub mod book;
 mod check;
 mod front_end;
 mod handover;
@@ -44,6 +45,7 @@ use crate::sys::{clock, random, sigbus};
 use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
+use book::Book;
 pub use check::check;
 use handover::{Handover, Received};
 use ports::Serving;
@@ -109,6 +111,8 @@ pub struct Daemon {
     handover: Arc<Handover>,
     /// Ports that have no socket, and why.
     left_out: Vec<StartError>,
+    /// What each port and TAP was told to be.
+    book: Book,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
     stopping: Arc<AtomicBool>,
@@ -168,6 +172,7 @@ impl Daemon {
             retired: Vec::new(),
             handover: Arc::new(handover),
             left_out: Vec::new(),
+            book: Book::new(config),
             news: Arc::new(Waker::new()?),
             stopping: Arc::new(AtomicBool::new(false)),
             link_monitor: None,
@@ -263,6 +268,11 @@ impl Daemon {
     /// Why ports have no socket and are served no front-end, one error for each of them.
     pub fn left_out(&self) -> &[StartError] {
         &self.left_out
+    }
+
+    /// What each port and TAP was told to be, and by whom.
+    pub fn book(&self) -> &Book {
+        &self.book
     }
 
     /// The ports there are.

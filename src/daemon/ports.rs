@@ -24,11 +24,12 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::book::{Clash, Entry};
 use super::front_end::{Acceptor, Seat};
 use super::handover::Received;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, StartError, start_helper};
-use crate::config::{Config, PortConfig, TapConfig};
+use crate::config::{Config, Origin, PortConfig, Settings, TapConfig};
 use crate::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
 };
@@ -44,6 +45,9 @@ pub enum PortError {
     /// There is a port or TAP of this name.
     #[error("the name is taken")]
     Exists,
+    /// Another one has its socket or interface.
+    #[error(transparent)]
+    Clash(#[from] Clash),
     /// There is none of this name.
     #[error("there is no such port")]
     NoSuchPort,
@@ -146,7 +150,30 @@ pub struct Removal {
 impl Daemon {
     /// Adds a port for a VM; its socket exists when this returns.
     pub fn add_port(&mut self, settings: &PortConfig) -> Result<PortId, PortError> {
-        let id = self.free_number(&settings.name)?;
+        self.add(&Settings::Port(settings.clone()))
+    }
+
+    /// Adds what somebody asked for while the switch runs: a port, whose socket exists when this
+    /// returns, or a TAP, of which frames pass then.
+    pub fn add(&mut self, settings: &Settings) -> Result<PortId, PortError> {
+        self.admit(settings, Origin::Runtime)
+    }
+
+    /// Adds a port or TAP for whoever gave it.
+    fn admit(&mut self, settings: &Settings, origin: Origin) -> Result<PortId, PortError> {
+        let id = self.free_number(settings.name())?;
+        if let Some(clash) = self.book.clash(settings) {
+            return Err(clash.into());
+        }
+        match settings {
+            Settings::Port(port) => self.put_port(id, port)?,
+            Settings::Tap(tap) => self.put_tap(id, tap)?,
+        }
+        self.book.enter(Entry { settings: settings.clone(), origin });
+        Ok(id)
+    }
+
+    fn put_port(&mut self, id: PortId, settings: &PortConfig) -> Result<(), PortError> {
         let mut acceptor = Acceptor::open(id.into(), &settings.endpoint, &mut Received::default())?;
         let port = Arc::new(guest(id, settings, self.feature_level));
         if let Err(error) = enter_addresses(&self.context.fdb, &port, settings) {
@@ -162,16 +189,14 @@ impl Daemon {
             return Err(error);
         }
         log::info!("port {}: added", port.name);
-        Ok(id)
+        Ok(())
     }
 
-    /// Adds a TAP; frames pass when this returns.
-    pub fn add_tap(&mut self, settings: &TapConfig) -> Result<PortId, PortError> {
+    fn put_tap(&mut self, id: PortId, settings: &TapConfig) -> Result<(), PortError> {
         let taps = self.ports.present().iter().filter(|port| port.as_guest().is_none()).count();
         if taps >= MAX_TAPS {
             return Err(PortError::ManyTaps);
         }
-        let id = self.free_number(&settings.name)?;
         let port = Arc::new(tap(id, settings));
         let Endpoint::Tap(endpoint) = &port.endpoint else { return Err(PortError::NoSuchPort) };
         self.context.fdb.set_port_cap(id, FDB_MAX_ENTRIES);
@@ -186,7 +211,7 @@ impl Daemon {
             self.take_out(id);
             return Err(error);
         }
-        Ok(id)
+        Ok(())
     }
 
     /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
@@ -237,6 +262,7 @@ impl Daemon {
         removal.serial = Some(serial);
         removal.end = Instant::now() + REMOVE_TIMEOUT;
         self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
+        self.book.strike(&port.name);
         log::info!("port {}: removed", port.name);
         // Wakes them, and waits for nothing.
         self.context.workers.wait_adopted(serial, Instant::now());

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod commands;
+mod origins;
 mod wait;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,6 +1,7 @@
 //! Ports that are added and removed while frames flow, by the functions of the daemon itself.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use testkit::proc::{Dir, alone, wait_for};
 use testkit::rounds;
 use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig, mac_of};
-use vioswitch::config::{self, Action, Config, Machine, PortConfig};
+use vioswitch::config::{self, Action, Config, Machine, PortConfig, Settings};
 use vioswitch::daemon::{Daemon, PortError};
 use vioswitch::frame::MacAddr;
 use vioswitch::switch::PortId;
@@ -251,6 +252,7 @@ fn what_cannot_be_added_leaves_nothing() {
         let mac = |last: u8| format!("02:00:00:00:00:{last:02x}");
         let owner = lab.settings(4, &format!(",mac={}", mac(4)));
         lab.daemon.add_port(&owner).expect("add");
+        let _other = UnixListener::bind(lab.dir.path().join("other")).expect("bind");
         // A worker keeps a file open from its first spin on, which frames make it do.
         let (mut from, mut to) = (lab.connect(0), lab.connect(1));
         talk(&mut from, &mut to, 0, 100);
@@ -273,7 +275,8 @@ fn what_cannot_be_added_leaves_nothing() {
             config(&[format!("--port={name},socket={}{more}", file.display())]).ports.remove(0)
         };
         refused(settings("vm0", "x", ""), |e| matches!(e, PortError::Exists), "taken");
-        refused(settings("x", "vm0", ""), |e| matches!(e, PortError::Socket(_)), "in use");
+        refused(settings("x", "vm0", ""), |e| matches!(e, PortError::Clash(_)), "used by vm0");
+        refused(settings("x", "other", ""), |e| matches!(e, PortError::Socket(_)), "in use");
         refused(settings("x", "no/x", ""), |e| matches!(e, PortError::Socket(_)), "No such file");
         let macs = format!(",mac={},mac={}", mac(5), mac(4));
         refused(settings("x", "x", &macs), |e| matches!(e, PortError::Static(_)), "belongs to");
@@ -328,8 +331,8 @@ fn taps_come_and_go() {
         let mut guest = lab.connect(0);
         let tap = config(&["--tap=up,ifname=vsw0,queues=2".to_owned()]).taps.remove(0);
         for round in 0..rounds(5u8, 20, 50) {
-            let id = lab.daemon.add_tap(&tap).expect("add");
-            assert!(matches!(lab.daemon.add_tap(&tap), Err(PortError::Exists)));
+            let id = lab.daemon.add(&Settings::Tap(tap.clone())).expect("add");
+            assert!(matches!(lab.daemon.add(&Settings::Tap(tap.clone())), Err(PortError::Exists)));
             let host = Host::open("vsw0");
             let from_host =
                 [&[0xff; 6][..], &[2, 0, 0, 0, 1, round], &[0x88, 0xb5], &[7; 46]].concat();

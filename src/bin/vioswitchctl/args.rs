@@ -69,7 +69,7 @@ pub enum Port {
         /// mtu, platform, feature-level, memory
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
-        /// A port of this name will do, whatever its settings are
+        /// A port of this name will do if it has these settings
         #[arg(long)]
         may_exist: bool,
     },
@@ -90,7 +90,7 @@ pub enum Tap {
         /// ifname (required), queues, offload, flood, mtu
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
-        /// A port of this name will do, whatever its settings are
+        /// A port of this name will do if it has these settings
         #[arg(long)]
         may_exist: bool,
     },

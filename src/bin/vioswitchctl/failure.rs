@@ -68,7 +68,9 @@ impl Failure {
         };
         let (status, text) = match error {
             "io.vioswitch.Switch.PortExists" => {
-                (REFUSED, format!("port '{}' exists; --may-exist accepts it", word("name")))
+                let (name, origin) = (word("name"), word("origin"));
+                let text = format!("port '{name}' exists (origin {origin})");
+                (REFUSED, format!("{text}; --may-exist accepts it"))
             }
             "io.vioswitch.Switch.NoSuchPort" => {
                 let instead =

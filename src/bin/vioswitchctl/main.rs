@@ -65,12 +65,12 @@ fn run(options: &Options) -> Result<String, Failure> {
             (ask(&mut client, "GetPort", json!({"name": name}))?, show::port)
         }
         Command::Port { command: Port::Add { name, settings, may_exist } } => {
-            let added = ask(&mut client, "AddPort", parameters(name, settings)?);
-            (accept(added, *may_exist, "PortExists")?, show::nothing)
+            let wanted = new_port(name, settings, *may_exist)?;
+            (ask(&mut client, "AddPort", wanted)?, show::nothing)
         }
         Command::Tap { command: Tap::Add { name, settings, may_exist } } => {
-            let added = ask(&mut client, "AddTap", parameters(name, settings)?);
-            (accept(added, *may_exist, "PortExists")?, show::nothing)
+            let wanted = new_port(name, settings, *may_exist)?;
+            (ask(&mut client, "AddTap", wanted)?, show::nothing)
         }
         Command::Port { command: Port::Del { name, if_exists } }
         | Command::Tap { command: Tap::Del { name, if_exists } } => {
@@ -106,6 +106,15 @@ fn accept(answer: Result<Value, Failure>, may: bool, name: &str) -> Result<Value
         Err(failure) if may && failure.is(SWITCH, name) => Ok(json!({})),
         answer => answer,
     }
+}
+
+/// What is to be added.
+fn new_port(name: &str, settings: &[String], may_exist: bool) -> Result<Value, Failure> {
+    let mut parameters = parameters(name, settings)?;
+    if may_exist {
+        parameters["may_exist"] = true.into();
+    }
+    Ok(parameters)
 }
 
 /// `KEY=VALUE …` as parameters: varlink has `_` where the configuration has `-`, numbers where

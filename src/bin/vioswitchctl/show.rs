@@ -71,13 +71,14 @@ pub fn status(answer: &Value) -> String {
 /// `port list`.
 pub fn ports(answer: &Value) -> String {
     let rows = items(answer, "ports").iter().map(|port| {
-        let mut row: Vec<String> = ["name", "kind", "state", "queues", "mtu", "addresses"]
-            .map(|key| word(&port[key]))
-            .into();
+        let mut row: Vec<String> =
+            ["name", "kind", "origin", "state", "queues", "mtu", "addresses"]
+                .map(|key| word(&port[key]))
+                .into();
         row.push(word(&port["front_end"]["pid"]));
         row
     });
-    let title = ["NAME", "KIND", "STATE", "QUEUES", "MTU", "ADDRESSES", "PID"];
+    let title = ["NAME", "KIND", "ORIGIN", "STATE", "QUEUES", "MTU", "ADDRESSES", "PID"];
     table(&title, &rows.collect::<Vec<_>>())
 }
 
@@ -94,7 +95,7 @@ fn drops(traffic: &Value) -> String {
 pub fn port(answer: &Value) -> String {
     let port = &answer["port"];
     let mut told: Vec<(&str, String)> =
-        ["name", "number", "kind", "state"].map(|key| (key, word(&port[key]))).into();
+        ["name", "number", "kind", "origin", "state"].map(|key| (key, word(&port[key]))).into();
     let who = &port["front_end"];
     if !who.is_null() {
         told.push(("front-end", format!("pid {} uid {}", who["pid"], who["uid"])));

@@ -21,7 +21,7 @@ fn run(args: &[&str]) -> Result<Action, UsageError> {
 
 fn config(args: &[&str]) -> Config {
     match run(args) {
-        Ok(Action::Run(config)) => config,
+        Ok(Action::Run(config)) => without_origins(config),
         other => panic!("{args:?}: {other:?}"),
     }
 }
@@ -72,9 +72,14 @@ fn with_file(content: &str, args: &[&str]) -> Result<Action, UsageError> {
 
 fn good_file(content: &str, args: &[&str]) -> Config {
     match with_file(content, args) {
-        Ok(Action::Run(config)) => config,
+        Ok(Action::Run(config)) => without_origins(config),
         other => panic!("{content}: {other:?}"),
     }
+}
+
+/// What arguments and a file say alike.
+fn without_origins(config: Config) -> Config {
+    Config { origins: HashMap::new(), ..config }
 }
 
 fn server(path: &str) -> Endpoint {

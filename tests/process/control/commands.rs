@@ -88,14 +88,14 @@ fn ports_come_and_go_by_the_client() {
 fn an_empty_switch_gets_its_ports_later() {
     let lab = Lab::new(0, &[]);
     let table = lab.done(&["port", "list"]);
-    assert_eq!(table, "NAME  KIND  STATE  QUEUES  MTU  ADDRESSES  PID\n");
+    assert_eq!(table, "NAME  KIND  ORIGIN  STATE  QUEUES  MTU  ADDRESSES  PID\n");
     lab.done(&["port", "add", "b", "queues=2"]);
     lab.done(&["port", "add", "a", "mtu=9000", "mode=client"]);
     let table = lab.done(&["port", "list"]);
     let rows: Vec<Vec<&str>> =
         table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[1], ["b", "vm", "listening", "2", "-", "0", "-"]);
-    assert_eq!(rows[2], ["a", "vm", "listening", "1", "9000", "0", "-"]);
+    assert_eq!(rows[1], ["b", "vm", "runtime", "listening", "2", "-", "0", "-"]);
+    assert_eq!(rows[2], ["a", "vm", "runtime", "listening", "1", "9000", "0", "-"]);
     assert!(lab.done(&["status"]).contains("\nhealth:     good\n"));
     assert!(lab.done(&["stats"]).contains("WORKER  FRAMES"));
     let socket = lab.socket("b.sock");
@@ -110,7 +110,8 @@ fn what_is_not_done_is_told_in_one_line_with_a_status() {
     lab.done(&["port", "add", "vm1"]);
     let inside = lab.d.log();
     for (args, status, words) in [
-        (&["port", "add", "vm1"][..], 1, "port 'vm1' exists; --may-exist accepts it"),
+        (&["port", "add", "vm1"][..], 1, "port 'vm1' exists (origin runtime); --may-exist"),
+        (&["port", "add", "p0"], 1, "port 'p0' exists (origin cli); --may-exist accepts it"),
         (&["port", "del", "vm11"], 1, "there is no port 'vm11', did you mean 'vm1'?"),
         (&["port", "show", "uplink"], 1, "there is no port 'uplink'; see vioswitchctl port list"),
         (&["fdb", "show", "--port", "vm11"], 1, "did you mean 'vm1'?"),
@@ -219,6 +220,7 @@ fn the_json_of_each_command_has_its_keys() {
         "name",
         "number",
         "kind",
+        "origin",
         "state",
         "queues",
         "offloads",

@@ -1,0 +1,241 @@
+//! A port or a TAP as its keys and values: what can be written down, read again and compared.
+//!
+//! One list of words serves all of that, so what is shown as a difference is what differs.
+
+use std::path::PathBuf;
+
+use super::entries::{Shared, place};
+use super::{Endpoint, Given, PortConfig, TapConfig, Wrong, port, tap};
+use crate::frame::offload::Offloads;
+
+/// Who gave a port its settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A configuration file.
+    File,
+    /// The command line.
+    Cli,
+    /// Somebody, while the switch ran.
+    Runtime,
+}
+
+impl Origin {
+    /// As it is told and written down.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::File => "file",
+            Origin::Cli => "cli",
+            Origin::Runtime => "runtime",
+        }
+    }
+}
+
+/// A port or a TAP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Settings {
+    /// A virtual machine's port.
+    Port(PortConfig),
+    /// An uplink.
+    Tap(TapConfig),
+}
+
+/// A key whose value differs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The key.
+    pub key: &'static str,
+    /// Its value before, if it had one.
+    pub from: Option<String>,
+    /// Its value after.
+    pub to: Option<String>,
+}
+
+impl Difference {
+    /// `mtu 1500 -> 9000`
+    pub fn arrow(&self) -> String {
+        let word = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        format!("{} {} -> {}", self.key, word(&self.from), word(&self.to))
+    }
+}
+
+impl Settings {
+    /// The name.
+    pub fn name(&self) -> &str {
+        match self {
+            Settings::Port(port) => &port.name,
+            Settings::Tap(tap) => &tap.name,
+        }
+    }
+
+    /// `port` or `tap`, as in the file.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Settings::Port(_) => "port",
+            Settings::Tap(_) => "tap",
+        }
+    }
+
+    /// Reads a `kind` of settings that a program gives; the name is among them.
+    pub fn parse(kind: &str, settings: Vec<(String, Given)>) -> Result<Settings, Wrong> {
+        match kind {
+            "tap" => tap(settings).map(Settings::Tap),
+            _ => port(settings).map(Settings::Port),
+        }
+    }
+
+    /// Every key but the name, with its values: several of `mac`, none of what is not set.
+    pub fn words(&self) -> Vec<(&'static str, Vec<String>)> {
+        match self {
+            Settings::Port(port) => port_words(port),
+            Settings::Tap(tap) => vec![
+                ("ifname", vec![tap.ifname.clone()]),
+                ("queues", vec![tap.queues.to_string()]),
+                ("offload", vec![offload(tap.offload, tap.offload).to_owned()]),
+                ("flood", vec![on(tap.policy.flood_unknown)]),
+                ("mtu", tap.mtu.iter().map(u16::to_string).collect()),
+            ],
+        }
+    }
+
+    /// What another one of this kind has that these settings have not, and the other way round.
+    pub fn differences(&self, other: &Settings) -> Vec<Difference> {
+        let value = |words: &[String]| (!words.is_empty()).then(|| words.join(" "));
+        let (mine, others) = (self.words(), other.words());
+        let of = |all: &[(&'static str, Vec<String>)], key: &str| {
+            all.iter().find(|(known, _)| *known == key).and_then(|(_, words)| value(words))
+        };
+        let more = others.iter().filter(|(key, _)| mine.iter().all(|(known, _)| known != key));
+        let keys = mine.iter().chain(more).map(|(key, _)| *key);
+        keys.map(|key| Difference { key, from: of(&mine, key), to: of(&others, key) })
+            .filter(|difference| difference.from != difference.to)
+            .collect()
+    }
+
+    /// What only one port may have, as it is compared: the socket's place, the interface.
+    /// Addresses are not among it: the forwarding table knows whose they are.
+    pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
+        match self {
+            Settings::Port(port) => match &port.endpoint {
+                Endpoint::Server { path, .. } | Endpoint::Client { path } => {
+                    vec![(Shared::Socket, place(path))]
+                }
+                Endpoint::Fd(_) => Vec::new(),
+            },
+            Settings::Tap(tap) => vec![(Shared::Interface, tap.ifname.clone().into())],
+        }
+    }
+}
+
+fn on(truth: bool) -> String {
+    if truth { "on" } else { "off" }.to_owned()
+}
+
+/// `offload=` of what may be sent and received with.
+fn offload(send: Offloads, receive: Offloads) -> &'static str {
+    match (send, receive) {
+        (Offloads::NONE, _) => "off",
+        (_, Offloads::NONE) => "send",
+        (Offloads::CSUM, _) => "csum",
+        _ => "on",
+    }
+}
+
+fn port_words(port: &PortConfig) -> Vec<(&'static str, Vec<String>)> {
+    let path = |path: &PathBuf| vec![path.to_string_lossy().into_owned()];
+    let mut words = match &port.endpoint {
+        Endpoint::Server { path: at, mode, group } => vec![
+            ("socket", path(at)),
+            ("mode", vec!["server".to_owned()]),
+            ("socket-mode", vec![format!("{mode:04o}")]),
+            ("socket-group", group.iter().map(u32::to_string).collect()),
+        ],
+        Endpoint::Client { path: at } => {
+            vec![("socket", path(at)), ("mode", vec!["client".to_owned()])]
+        }
+        Endpoint::Fd(number) => vec![("fd", vec![number.to_string()])],
+    };
+    let memory = if port.preallocated { "prealloc" } else { "any" };
+    words.extend([
+        ("queues", vec![port.queue_pairs.to_string()]),
+        ("mac", port.macs.iter().map(ToString::to_string).collect()),
+        ("offload", vec![offload(port.send, port.offload).to_owned()]),
+        ("platform", vec![on(port.platform)]),
+        ("flood", vec![on(port.policy.flood_unknown)]),
+        ("mtu", port.mtu.iter().map(u16::to_string).collect()),
+        ("feature-level", port.feature_level.iter().map(u8::to_string).collect()),
+        ("memory", vec![memory.to_owned()]),
+    ]);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(kind: &str, words: &[(&str, &str)]) -> Settings {
+        let given = |(key, word): &(&str, &str)| (key.to_string(), Given::Text(word.to_string()));
+        Settings::parse(kind, words.iter().map(given).collect()).unwrap()
+    }
+
+    /// Reads again what was written down.
+    fn again(settings: &Settings) -> Settings {
+        let mut given = vec![("name".to_owned(), Given::Text(settings.name().to_owned()))];
+        for (key, words) in settings.words() {
+            given.extend(words.into_iter().map(|word| (key.to_owned(), Given::Text(word))));
+        }
+        Settings::parse(settings.kind(), given).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_down_reads_the_same() {
+        let (name, socket) = (("name", "a"), ("socket", "/run/a,b"));
+        for settings in [
+            read("port", &[name, socket]),
+            read("port", &[name, socket, ("mode", "client"), ("offload", "send")]),
+            read(
+                "port",
+                &[
+                    name,
+                    socket,
+                    ("socket-mode", "0600"),
+                    ("socket-group", "65533"),
+                    ("queues", "16"),
+                    ("mac", "52:54:00:00:00:01"),
+                    ("mac", "52:54:00:00:00:02"),
+                    ("offload", "csum"),
+                    ("platform", "on"),
+                    ("flood", "off"),
+                    ("mtu", "9000"),
+                    ("feature-level", "1"),
+                    ("memory", "prealloc"),
+                ],
+            ),
+            read("port", &[name, socket, ("offload", "off")]),
+            read("tap", &[name, ("ifname", "t0")]),
+            read("tap", &[name, ("ifname", "t0"), ("queues", "4"), ("offload", "csum")]),
+            read("tap", &[name, ("ifname", "t0"), ("flood", "off"), ("mtu", "1400")]),
+        ] {
+            assert_eq!(again(&settings), settings);
+        }
+    }
+
+    #[test]
+    fn differences_are_told_key_by_key() {
+        let plain = read("port", &[("name", "a"), ("socket", "/a"), ("mtu", "1500")]);
+        let mac = ("mac", "52:54:00:00:00:01");
+        let other = [("name", "a"), ("socket", "/a"), ("queues", "4"), ("mode", "client"), mac];
+        let arrows: Vec<String> =
+            plain.differences(&read("port", &other)).iter().map(Difference::arrow).collect();
+        assert_eq!(
+            arrows,
+            [
+                "mode server -> client",
+                "socket-mode 0660 -> -",
+                "queues 1 -> 4",
+                "mac - -> 52:54:00:00:00:01",
+                "mtu 1500 -> -",
+            ]
+        );
+        assert!(plain.differences(&plain).is_empty());
+    }
+}

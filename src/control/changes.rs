@@ -1,0 +1,85 @@
+//! Ports and TAPs that are added.
+
+use serde_json::{Value, json};
+
+use super::connection::Caller;
+use super::message::{Fault, Parameters};
+use super::methods::Switch;
+use super::parameters::{Values, settings};
+use crate::config::{Difference, Endpoint, Given, Settings, Wrong};
+use crate::daemon::PortError;
+
+impl Switch {
+    /// `AddPort` and `AddTap`, by the kind of what is added.
+    pub(super) fn add(
+        &self,
+        kind: &str,
+        mut parameters: Parameters,
+        caller: Caller,
+    ) -> Result<Value, Fault> {
+        let may_exist = flag(&mut parameters, "may_exist")?;
+        let (name, mut given, values) = settings(parameters)?;
+        let default = kind == "port" && !given.iter().any(|(key, _)| key == "socket");
+        if default {
+            let socket = self.directory.join(format!("{name}.sock"));
+            given.push(("socket".into(), Given::Text(socket.to_string_lossy().into())));
+        }
+        let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
+        check_endpoint(&wanted, &values)?;
+        self.tell("adds", &name, caller);
+        let added = self.daemon().add(&wanted);
+        match added {
+            Ok(number) => Ok(json!({"number": number})),
+            Err(PortError::Exists) if may_exist => self.same(&name, &wanted, default),
+            Err(error) => Err(self.fault(&name, &error)),
+        }
+    }
+
+    /// The number of the port of this name, if it is as it is wanted. A socket that was not asked
+    /// for may be anywhere.
+    fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Value, Fault> {
+        let number = self.daemon().ports().named(name).map(|port| port.id);
+        let entry = self.daemon().book().get(name).cloned();
+        let Some((number, entry)) = number.zip(entry) else {
+            return Err(self.fault(name, &PortError::NoSuchPort));
+        };
+        let (kind, origin) = (entry.settings.kind(), entry.origin.name());
+        if kind != wanted.kind() {
+            return Err(Fault::refused(&format!("{name:?} is a {kind} (origin {origin})")));
+        }
+        let mut differences = entry.settings.differences(wanted);
+        differences.retain(|difference| !any_socket || difference.key != "socket");
+        if differences.is_empty() {
+            return Ok(json!({"number": number}));
+        }
+        let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
+        let told = differences.iter().map(|Difference { key, from, to }| {
+            format!("{key} is {}, not {}", value(from), value(to))
+        });
+        let told = told.collect::<Vec<_>>().join(", ");
+        let text = format!("{kind} '{name}' exists (origin {origin}) with other settings: {told}");
+        Err(Fault::refused(&text))
+    }
+}
+
+/// Where clients may have a port's front-end met.
+pub(super) fn check_endpoint(wanted: &Settings, values: &Values) -> Result<(), Fault> {
+    let Settings::Port(port) = wanted else { return Ok(()) };
+    match &port.endpoint {
+        Endpoint::Fd(_) => Err(Fault::parameter("fd", None)),
+        Endpoint::Server { path, .. } | Endpoint::Client { path } if path.is_relative() => {
+            let text = format!("socket {path:?} must be a whole path, from / on");
+            Err(values.fault(Wrong { key: "socket".to_owned(), text }))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A truth value, false if it is not given.
+pub(super) fn flag(parameters: &mut Parameters, key: &str) -> Result<bool, Fault> {
+    match parameters.remove(key) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(truth)) => Ok(truth),
+        Some(_) => Err(Fault::parameter(key, None)),
+    }
+}

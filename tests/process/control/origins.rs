@@ -1,0 +1,67 @@
+//! Who gave a port: a file, the command line, or somebody while the switch runs; and what another
+//! one cannot have.
+
+use std::fs;
+
+use testkit::proc::Dir;
+
+use super::Lab;
+
+#[test]
+fn each_port_says_who_gave_it() {
+    let etc = Dir::new();
+    let file = etc.path().join("vioswitch.toml");
+    let socket = etc.path().join("f1.sock");
+    let text = format!("[[port]]\nname = \"f1\"\nsocket = \"{}\"\n", socket.display());
+    fs::write(&file, text).expect("write");
+    let lab = Lab::new(1, &[&format!("--config={}", file.display())]);
+    lab.done(&["port", "add", "r1"]);
+    for (name, origin) in [("f1", "file"), ("p0", "cli"), ("r1", "runtime")] {
+        assert_eq!(lab.json(&["port", "show", name])["port"]["origin"], origin);
+        let told = lab.done(&["port", "show", name]);
+        assert!(told.lines().any(|line| line.split_whitespace().eq(["origin:", origin])), "{told}");
+        let (status, line) = lab.fails(&["port", "add", name]);
+        let text = format!("port '{name}' exists (origin {origin}); --may-exist accepts it");
+        assert_eq!((status, line), (1, text));
+    }
+    lab.d.stop();
+}
+
+#[test]
+fn one_that_may_exist_must_be_the_same() {
+    let lab = Lab::new(1, &[]);
+    let add = |more: &[&'static str]| -> Vec<&'static str> {
+        [&["port", "add", "vm1", "--may-exist"], more].concat()
+    };
+    for _ in 0..2 {
+        lab.done(&add(&["queues=2", "mac=02:00:00:00:00:01"]));
+    }
+    let (status, line) = lab.fails(&add(&["mtu=9000"]));
+    let wanted = "port 'vm1' exists (origin runtime) with other settings: queues is 2, not 1, \
+                  mac is 02:00:00:00:00:01, not none, mtu is none, not 9000";
+    assert_eq!((status, line.as_str()), (1, wanted));
+    let (status, line) = lab.fails(&["tap", "add", "vm1", "ifname=t", "--may-exist"]);
+    assert_eq!((status, line.as_str()), (1, "\"vm1\" is a port (origin runtime)"));
+    lab.d.stop();
+}
+
+/// Two ports that connect to one front-end would each have half of it. Both listening is found
+/// out by the socket itself, and told before that as well.
+#[test]
+fn a_socket_is_one_ports_alone() {
+    let lab = Lab::new(0, &[]);
+    let client = format!("socket={}", lab.socket("c.sock").display());
+    lab.done(&["port", "add", "c1", "mode=client", &client]);
+    let spelled = format!("socket={}", lab.socket("./c.sock").display());
+    let in_use = format!("socket {} is already used by c1", lab.socket("c.sock").display());
+    for more in [&["mode=client"][..], &[]] {
+        let args = [&["port", "add", "c2", &spelled], more].concat();
+        assert_eq!(lab.fails(&args), (1, in_use.clone()));
+    }
+    let control = format!("socket={}", lab.path.display());
+    let (_, line) = lab.fails(&["port", "add", "c2", &control]);
+    assert!(line.ends_with("is already used by the control socket"), "{line}");
+    lab.done(&["port", "del", "c1"]);
+    lab.done(&["port", "add", "c2", "mode=client", &spelled]);
+    lab.d.stop();
+}
