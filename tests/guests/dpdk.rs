@@ -13,12 +13,12 @@
 
 use std::time::Duration;
 
-use crate::counters::Counters;
 use crate::lab::{Lab, port};
 use crate::testpmd::{
     Backing, HUGE_PAGES, PortCount, Testpmd, TestpmdSpec, VirtioUser, available, socket, used_path,
 };
 use crate::{alone, dpdk_memory, is_set, progress, skip, wait_for};
+use testkit::counters::Counters;
 use testkit::huge_pages::HugePages;
 
 /// Frames of a first burst, per queue of each port (testpmd's default burst).

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::counters::Counters;
 use super::{tail, wait_for};
+use testkit::counters::{Counters, at_rest};
 
 /// The host's end of the TAP.
 pub const TAP: &str = "uplink0";
@@ -155,20 +155,13 @@ impl Lab {
         self.signal_daemon("USR1");
         wait_for("the counters in the log", Duration::from_secs(10), || {
             let log = std::fs::read(self.log_path()).expect("read the log");
-            Counters::parse(&String::from_utf8_lossy(&log[before..]))
+            Counters::complete(&String::from_utf8_lossy(&log[before..]))
         })
     }
 
-    /// The counters once traffic rests: two readings 0.2 s apart say the same.
+    /// The counters once traffic rests.
     pub fn counters_at_rest(&mut self) -> Counters {
-        let mut last = self.counters();
-        wait_for("traffic to rest", Duration::from_secs(20), || {
-            std::thread::sleep(Duration::from_millis(200));
-            let now = self.counters();
-            let rests = ["in frames", "out frames"].iter().all(|k| now.total(k) == last.total(k));
-            last = now.clone();
-            rests.then_some(now)
-        })
+        at_rest(|| self.counters())
     }
 
     /// SIGTERM: the daemon must leave with status 0 and in time, remove its sockets, and log
@@ -188,7 +181,7 @@ impl Lab {
             assert!(!socket.exists(), "{} was left behind", socket.display());
         }
         let log = std::fs::read(self.log_path()).expect("read the log");
-        let counters = Counters::parse(&String::from_utf8_lossy(&log[before..]));
+        let counters = Counters::complete(&String::from_utf8_lossy(&log[before..]));
         counters.expect("counters in the log at the end").assert_balanced();
     }
 

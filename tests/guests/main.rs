@@ -8,14 +8,12 @@
 //! * [`wire`]: a host behind the uplink, and a recording of what reaches it.
 //! * [`testpmd`]: DPDK's `dpdk-testpmd` with virtio-user ports, driven through its console.
 //! * [`dpdk_memory`]: a DPDK process whose memory changes while its ports run.
-//! * [`counters`]: the daemon's counters as it logs them.
 //!
 //! Rules: every process dies with the test (parent-death signal), and traffic stays inside the
 //! namespace. Tests run one at a time: a guest under TCG keeps a core busy, and two at once would
 //! measure each other. What the machine lacks makes a test skip, loudly, or fail when
 //! `VIOSWITCH_REQUIRE=1`; nothing is downloaded here, `scripts/guest-image` does that.
 
-mod counters;
 mod dpdk;
 mod dpdk_memory;
 mod lab;

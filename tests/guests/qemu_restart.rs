@@ -9,13 +9,13 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::counters::Counters;
 use crate::lab::{HOST_IP4, Lab, TAP_MAC};
 use crate::pair::{Pair, all_ping, arguments, boot, finish, pair, what_each_knows};
 use crate::service::{self, Service};
 use crate::talk::try_pings;
 use crate::vm::{Qemu, SOON, Vm};
 use crate::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
+use testkit::counters::at_rest;
 
 /// Longest way from the end of a daemon that was killed to an answer of one guest to the other: a
 /// front-end that came too early tries again a second later.
@@ -123,18 +123,6 @@ impl Pings {
     }
 }
 
-/// The counters once two readings say the same.
-fn at_rest(service: &Service) -> Counters {
-    let mut last = service.counters();
-    wait_for("traffic to rest", Duration::from_secs(20), || {
-        std::thread::sleep(Duration::from_millis(200));
-        let now = service.counters();
-        let rests = ["in frames", "out frames"].iter().all(|key| now.total(key) == last.total(key));
-        last = now.clone();
-        rests.then_some(now)
-    })
-}
-
 /// `systemctl restart`, with the unit as it is installed.
 fn restarts(name: &str, qemu: Result<Qemu, String>) {
     let _alone = alone();
@@ -173,7 +161,7 @@ fn restarts(name: &str, qemu: Result<Qemu, String>) {
         assert_eq!(duplicates, 0);
         assert!(silence < SILENT_AT_RESTART, "silent for {silence:?}");
     }
-    let counters = at_rest(&service);
+    let counters = at_rest(|| service.counters());
     counters.assert_balanced();
     // Counted on from process to process.
     assert_eq!(counters.get("vm1", "attaches"), rounds + 1);

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use super::counters::Counters;
 use super::lab::Lab;
 use super::{need_program, tail, wait_for};
+use testkit::counters::Counters;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 const UNIT: &str = include_str!("../../scripts/systemd/vioswitchd.service");
@@ -133,7 +133,7 @@ impl Service {
     pub fn counters(&self) -> Counters {
         let before = self.log().len();
         self.systemctl(&["kill", "--kill-who=main", "-s", "USR1", "vioswitchd"]);
-        wait_for("the counters in the log", LIMIT, || Counters::parse(&self.log()[before..]))
+        wait_for("the counters in the log", LIMIT, || Counters::complete(&self.log()[before..]))
     }
 
     /// All that its processes have said.
