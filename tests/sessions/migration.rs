@@ -19,13 +19,13 @@ const PAGE: u64 = 4096;
 const SOON: Duration = Duration::from_secs(2);
 
 /// A log as QEMU makes it: one bit per page of guest-physical address space, in a memfd.
-struct Log {
+pub struct Log {
     memory: Arc<GuestMem>,
     bits: Span,
 }
 
 impl Log {
-    fn for_guest(guest: &Guest) -> Log {
+    pub fn for_guest(guest: &Guest) -> Log {
         let end = guest.cfg.regions.iter().map(|r| r.gpa + r.len).max().expect("a region");
         let bytes = end.div_ceil(PAGE).div_ceil(8).next_multiple_of(PAGE);
         let memory = GuestMem::new(&[RegionSpec::new(0, bytes)]);
@@ -33,13 +33,13 @@ impl Log {
         Log { memory, bits }
     }
 
-    fn attach(&self, fe: &mut Frontend) {
+    pub fn attach(&self, fe: &mut Frontend) {
         let (spec, fd) = self.memory.table()[0];
         fe.set_log_base(spec.len, 0, fd).expect("log base");
     }
 
     /// The dirty pages, and a clean log afterwards.
-    fn take(&self) -> BTreeSet<u64> {
+    pub fn take(&self) -> BTreeSet<u64> {
         let mut pages = BTreeSet::new();
         let bytes = self.bits.read(0, self.bits.len());
         for (i, byte) in bytes.iter().enumerate().filter(|(_, b)| **b != 0) {
@@ -84,14 +84,24 @@ fn send(from: &mut Vm, to: &mut Vm, n: usize) {
     from.tx[0].drain(SOON);
 }
 
+/// How a migration begins, message by message.
+pub const BEGINNING: [fn(&mut Vm, &Log); 4] = [
+    |vm, log| log.attach(&mut vm.fe),
+    |vm, _| {
+        let features = vm.cfg.features | feat::PROTOCOL_FEATURES | feat::LOG_ALL;
+        vm.fe.set_features(features).expect("features");
+    },
+    |vm, _| log_ring(vm, 0),
+    |vm, _| log_ring(vm, 1),
+];
+
+fn log_ring(vm: &mut Vm, ring: usize) {
+    let addr = vm.guest.rings().nth(ring).expect("ring").addr(&vm.guest.mem, 1);
+    vm.fe.set_vring_addr(&addr).expect("address with the log flag");
+}
+
 fn log_on(vm: &mut Vm, log: &Log) {
-    log.attach(&mut vm.fe);
-    let features = vm.cfg.features | feat::PROTOCOL_FEATURES | feat::LOG_ALL;
-    vm.fe.set_features(features).expect("features");
-    for i in 0..2 {
-        let addr = vm.guest.rings().nth(i).expect("ring").addr(&vm.guest.mem, 1);
-        vm.fe.set_vring_addr(&addr).expect("address with the log flag");
-    }
+    BEGINNING.iter().for_each(|step| step(vm, log));
 }
 
 /// Runs traffic both ways and compares the marked pages with those that were written.

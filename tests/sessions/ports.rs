@@ -1,4 +1,5 @@
-//! Ports that are added and removed while frames flow, by the functions of the daemon itself.
+//! Ports that are added and removed while frames flow and guests migrate, by the functions of the
+//! daemon itself.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -8,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::migration::{BEGINNING, Log};
 use testkit::Rng;
+use testkit::frontend::{Acks, proto};
 use testkit::host::{self, Host};
 use testkit::neighbours::Pair;
 use testkit::proc::{Dir, alone, wait_for};
@@ -243,6 +246,79 @@ fn a_port_goes_in_the_middle_of_everything() {
     }
     assert_eq!(lab.panics(), 0);
     bystanders.finish();
+}
+
+/// Pieces of memory that are shared with a guest, or hold a dirty log, in this process.
+fn shared_mappings() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("proc");
+    maps.lines().filter(|line| line.contains("/memfd:")).count()
+}
+
+/// A guest is about to migrate when its port is removed: after `steps` messages of the beginning,
+/// and after what `then` does, with frames for it on their way. All of the log goes with the port.
+fn leave_while_migrating(lab: &mut Lab, peer: &mut Vm, steps: usize, then: fn(&mut Vm, &Log)) {
+    lab.add(GUEST);
+    let mut config = VmConfig::new(GUEST);
+    (config.protocol, config.acks) = (config.protocol | proto::LOG_SHMFD, Acks::Always);
+    let mut guest = Vm::connect(&lab.socket(GUEST), config);
+    talk(&mut guest, peer, 0, 10);
+    let [log, next] = [0; 2].map(|_| Log::for_guest(&guest));
+    BEGINNING.iter().take(steps).for_each(|step| step(&mut guest, &log));
+    let frame = [&guest.mac()[..], &peer.mac(), &[0x88, 0xb5], &[6; 300]].concat();
+    let fill = |peer: &mut Vm| {
+        while peer.tx[0].queue(&frame) {}
+        peer.tx[0].ring.publish();
+    };
+    fill(peer);
+    assert!(guest.rx[0].wait(LOST), "nothing came");
+    // Both directions are logged from the last step on.
+    let marks = wait_for(LOST, || steps < BEGINNING.len() || !log.take().is_empty());
+    assert!(marks, "what was written is not marked");
+    then(&mut guest, &next);
+    peer.tx[0].drain(LOST);
+    fill(peer);
+    lab.remove(GUEST);
+    assert!(guest.fe.ends_within(LOST), "{steps} steps: no clean end of its connection");
+    let before = guest.guest.mem.snapshot();
+    let _ = [&log, &next].map(Log::take);
+    peer.tx[0].drain(LOST);
+    fill(peer);
+    peer.tx[0].drain(LOST);
+    assert!(log.take().is_empty() && next.take().is_empty(), "{steps} steps: a mark in its log");
+    assert!(before == guest.guest.mem.snapshot(), "{steps} steps: its memory was written");
+    while peer.rx[0].recv(64, |_, _| {}) > 0 {}
+}
+
+#[test]
+fn a_port_goes_in_the_middle_of_a_migration() {
+    alone("ports::a_port_goes_in_the_middle_of_a_migration", DESCRIPTORS, || {
+        let mut lab = Lab::new(&[0, 1, PEER], 2);
+        let bystanders = lab.bystanders();
+        let mut peer = lab.connect(PEER);
+        let all = BEGINNING.len();
+        let again: fn(&mut Vm, &Log) = |guest, log| log.attach(&mut guest.fe);
+        let halted: fn(&mut Vm, &Log) = |guest, _| guest.stop();
+        let ended: fn(&mut Vm, &Log) = |guest, log| {
+            log.attach(&mut guest.fe);
+            guest.stop();
+        };
+        let nothing: fn(&mut Vm, &Log) = |_, _| ();
+        let cases = (1..=all).map(|steps| (steps, nothing));
+        let cases = cases.chain([again, halted, ended].map(|then| (all, then)));
+        let cases: Vec<_> = cases.collect();
+        leave_while_migrating(&mut lab, &mut peer, all, nothing);
+        let before = (usage(), shared_mappings());
+        for _ in 0..rounds(2, 20, 100) {
+            for &(steps, then) in &cases {
+                leave_while_migrating(&mut lab, &mut peer, steps, then);
+                assert_eq!(shared_mappings(), before.1, "mappings after {steps} steps");
+            }
+        }
+        let kept = || usage()[0] > before.0[0] || usage()[1] > before.0[1];
+        assert!(wait_for(LOST, || !kept()), "descriptors, threads: {before:?}, {:?}", usage());
+        bystanders.finish();
+        assert_eq!((lab.panics(), lab.names().len()), (0, 3));
+    });
 }
 
 #[test]

@@ -300,6 +300,12 @@ impl Frontend {
         }
     }
 
+    /// The same by a clean end: all replies are read, and the daemon has read all requests, or the
+    /// connection would be reset.
+    pub fn ends_within(&mut self, limit: Duration) -> bool {
+        sys::poll_in(&[self.sock.as_raw_fd()], limit) && matches!(self.sock.read(&mut [0]), Ok(0))
+    }
+
     /// Leaves: says that nothing more comes, and waits until the daemon has worked through all that
     /// was sent and closed its end. False if it does not within `limit`.
     pub fn leave(mut self, limit: Duration) -> bool {
