@@ -9,7 +9,6 @@
 //! so it is a plain load and store that any thread may read ([`Counter::add`]). A counter shared
 //! by several writers is off the hot path and uses an atomic add ([`Counter::add_shared`]).
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that one owner at a time increases and any thread may read.
@@ -33,6 +32,28 @@ impl Counter {
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Which way frames go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From a port into the switch.
+    In,
+    /// From the switch to a port.
+    Out,
+}
+
+impl Direction {
+    /// Both.
+    pub const ALL: [Direction; 2] = [Direction::In, Direction::Out];
+
+    /// The name used in logs and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::In => "in",
+            Direction::Out => "out",
+        }
     }
 }
 
@@ -108,6 +129,35 @@ drop_reasons! {
     Panicked => "panicked",
 }
 
+/// A number for each reason, in their order.
+pub type Reasons = [u64; DropReason::ALL.len()];
+
+/// What crossed in one direction, over all queues of a port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Frames.
+    pub frames: u64,
+    /// Their bytes, without virtio-net headers.
+    pub bytes: u64,
+    /// Frames that were dropped, by their reason.
+    pub drops: Reasons,
+}
+
+impl Traffic {
+    /// Adds what a queue counted.
+    pub fn add(&mut self, queue: &QueueStats) {
+        self.frames = self.frames.wrapping_add(queue.frames.get());
+        self.bytes = self.bytes.wrapping_add(queue.bytes.get());
+        queue.drops.add_to(&mut self.drops);
+    }
+
+    /// Reasons that ever happened, with how often.
+    pub fn dropped(&self) -> impl Iterator<Item = (DropReason, u64)> {
+        let all = DropReason::ALL.iter().copied().zip(self.drops);
+        all.filter(|(_, count)| *count > 0)
+    }
+}
+
 /// A counter per reason.
 #[derive(Debug, Default)]
 pub struct Drops([Counter; DropReason::ALL.len()]);
@@ -130,6 +180,13 @@ impl Drops {
         self.0[reason as usize].get()
     }
 
+    /// Adds each count to that of its reason in `sums`.
+    pub fn add_to(&self, sums: &mut Reasons) {
+        for (sum, counter) in sums.iter_mut().zip(&self.0) {
+            *sum = sum.wrapping_add(counter.get());
+        }
+    }
+
     /// Sum over all reasons.
     pub fn total(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()
@@ -139,19 +196,6 @@ impl Drops {
         for reason in DropReason::ALL {
             visit(&format!("drop.{}", reason.name()), &self.0[*reason as usize]);
         }
-    }
-}
-
-impl fmt::Display for Drops {
-    /// ` drop.name N` for each reason that is not zero.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for &reason in DropReason::ALL {
-            let n = self.get(reason);
-            if n > 0 {
-                write!(f, " drop.{} {n}", reason.name())?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -184,19 +228,24 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
+    /// True if the queue never did anything.
+    pub fn is_untouched(&self) -> bool {
+        let QueueStats { frames, kicks, bad_buffers, drops, .. } = self;
+        frames.get() + drops.total() + kicks.get() + bad_buffers.get() == 0
+    }
+
     /// Every counter with its name, as in the report.
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
         let QueueStats { frames, bytes, copies, drops, signals, signals_suppressed, .. } = self;
         let QueueStats { kicks, waits, bad_buffers, fallbacks, .. } = self;
         let Fallbacks { checksummed, segmented, segments, segments_lost } = fallbacks;
-        drops.each(visit);
         for (name, counter) in [
             ("frames", frames),
             ("bytes", bytes),
             ("copies", copies),
+            ("kicks", kicks),
             ("signals", signals),
             ("signals_suppressed", signals_suppressed),
-            ("kicks", kicks),
             ("waits", waits),
             ("bad_buffers", bad_buffers),
             ("checksummed", checksummed),
@@ -206,6 +255,7 @@ impl QueueStats {
         ] {
             visit(name, counter);
         }
+        drops.each(visit);
     }
 }
 
@@ -249,7 +299,6 @@ impl PortStats {
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
         let PortStats { drops, attaches, session_errors, rings_broken, announced: _, .. } = self;
         let PortStats { learn_refused, learn_static, panics, .. } = self;
-        drops.each(visit);
         for (name, counter) in [
             ("attaches", attaches),
             ("session_errors", session_errors),
@@ -260,6 +309,7 @@ impl PortStats {
         ] {
             visit(name, counter);
         }
+        drops.each(visit);
     }
 }
 
@@ -301,6 +351,32 @@ pub struct WorkerStats {
     pub moves: Counter,
 }
 
+impl WorkerStats {
+    /// Every counter with its name, as in the report.
+    pub fn each(&self, visit: &mut dyn FnMut(&'static str, u64)) {
+        for (name, counter) in [
+            ("turns", &self.turns),
+            ("bursts", &self.bursts),
+            ("frames", &self.frames),
+            ("wakeups", &self.wakeups),
+            ("empty_wakeups", &self.empty_wakeups),
+            ("signals", &self.signals),
+            ("signals_suppressed", &self.signals_suppressed),
+            ("signals_failed", &self.signals_failed),
+            ("lock_misses", &self.lock_misses),
+            ("lock_parks", &self.lock_parks),
+            ("moves", &self.moves),
+            ("busy_turns", &self.busy_turns),
+            ("busy_cycles", &self.busy_cycles),
+            ("idle_cycles", &self.idle_cycles),
+            ("spins_found", &self.spins_found),
+            ("spins_empty", &self.spins_empty),
+        ] {
+            visit(name, counter.get());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -314,11 +390,18 @@ mod tests {
     }
 
     #[test]
-    fn drops_print_only_what_happened() {
-        let drops = Drops::default();
-        drops.add(DropReason::NoBuffer, 3);
-        drops.add_shared(DropReason::Hairpin, 1);
-        assert_eq!(drops.to_string(), " drop.hairpin 1 drop.no_buffer 3");
-        assert_eq!(drops.total(), 4);
+    fn traffic_is_the_sum_of_queues() {
+        let queues = [QueueStats::default(), QueueStats::default()];
+        assert!(queues[0].is_untouched());
+        let mut traffic = Traffic::default();
+        for queue in &queues {
+            queue.frames.add(2);
+            queue.drops.add(DropReason::NoBuffer, 3);
+            queue.drops.add_shared(DropReason::Hairpin, 1);
+            traffic.add(queue);
+        }
+        assert_eq!((traffic.frames, queues[0].drops.total()), (4, 4));
+        let dropped: Vec<_> = traffic.dropped().collect();
+        assert_eq!(dropped, [(DropReason::Hairpin, 2), (DropReason::NoBuffer, 6)]);
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::frame::offload::Offloads;
 use crate::port::{Endpoint, Port, PortTable};
-use crate::stats::{DropReason, Drops, QueueStats, WorkerStats};
+use crate::stats::{Traffic, WorkerStats};
 use crate::switch::{Entry, EntryAge, Fdb};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -20,7 +20,7 @@ const OFFLOADS: [(Offloads, &str); 6] = [
 /// A port or TAP.
 pub fn port(port: &Port, fdb: &Fdb) -> Value {
     let stats = &port.stats;
-    let (input, output) = traffic(port);
+    let [input, output] = port.traffic();
     let mut told = json!({
         "name": port.name,
         "number": port.id,
@@ -31,8 +31,8 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
         "send_offloads": offloads(port.send),
         "flood": port.policy.flood_unknown,
         "addresses": fdb.port_len(port.id),
-        "in": input,
-        "out": output,
+        "in": traffic(&input),
+        "out": traffic(&output),
         "attaches": stats.attaches.get(),
         "session_errors": stats.session_errors.get(),
         "rings_broken": stats.rings_broken.get(),
@@ -78,61 +78,17 @@ fn offloads(set: Offloads) -> Vec<&'static str> {
     OFFLOADS.iter().filter(|(one, _)| set.has(*one)).map(|(_, name)| *name).collect()
 }
 
-/// What came in there and went out, over all queues.
-fn traffic(port: &Port) -> (Value, Value) {
-    let announced = std::iter::once(&port.stats.announced);
-    let whole = Some(&port.stats.drops);
-    match &port.endpoint {
-        Endpoint::Guest(guest) => {
-            let sent = guest.tx.iter().map(|queue| &queue.stats).chain(announced);
-            let received = guest.rx.iter().map(|queue| &queue.stats);
-            (sum(sent, None), sum(received, whole))
-        }
-        Endpoint::Tap(tap) => {
-            let sent = tap.queues().iter().map(|queue| &queue.input).chain(announced);
-            let received = tap.queues().iter().map(|queue| &queue.output);
-            (sum(sent, None), sum(received, whole))
-        }
-    }
-}
-
-/// Queues in one direction together, with what was dropped before a queue was chosen.
-fn sum<'a>(queues: impl Iterator<Item = &'a QueueStats>, whole: Option<&Drops>) -> Value {
-    let (mut frames, mut bytes) = (0u64, 0u64);
-    let mut drops = vec![0u64; DropReason::ALL.len()];
-    let mut count = |more: &Drops| {
-        for (sum, reason) in drops.iter_mut().zip(DropReason::ALL) {
-            *sum = sum.wrapping_add(more.get(*reason));
-        }
-    };
-    whole.into_iter().for_each(&mut count);
-    for queue in queues {
-        frames = frames.wrapping_add(queue.frames.get());
-        bytes = bytes.wrapping_add(queue.bytes.get());
-        count(&queue.drops);
-    }
-    let happened = DropReason::ALL.iter().zip(&drops).filter(|(_, n)| **n > 0);
-    let drops: Map<String, Value> =
-        happened.map(|(reason, n)| (reason.name().to_owned(), (*n).into())).collect();
-    json!({"frames": frames, "bytes": bytes, "drops": drops})
+fn traffic(traffic: &Traffic) -> Value {
+    let drops = traffic.dropped().map(|(reason, count)| (reason.name().to_owned(), count.into()));
+    let drops: Map<String, Value> = drops.collect();
+    json!({"frames": traffic.frames, "bytes": traffic.bytes, "drops": drops})
 }
 
 /// A worker.
 pub fn worker(number: usize, stats: &WorkerStats) -> Value {
-    json!({
-        "number": number,
-        "turns": stats.turns.get(),
-        "busy_turns": stats.busy_turns.get(),
-        "busy_cycles": stats.busy_cycles.get(),
-        "idle_cycles": stats.idle_cycles.get(),
-        "bursts": stats.bursts.get(),
-        "frames": stats.frames.get(),
-        "wakeups": stats.wakeups.get(),
-        "empty_wakeups": stats.empty_wakeups.get(),
-        "signals": stats.signals.get(),
-        "signals_failed": stats.signals_failed.get(),
-        "moves": stats.moves.get(),
-    })
+    let mut told = json!({"number": number});
+    stats.each(&mut |name, count| told[name] = count.into());
+    told
 }
 
 /// An address; none of a port that has gone since.

@@ -1,7 +1,9 @@
 //! All counters as log lines, a line per queue that ever did something.
 
-use crate::port::{Endpoint, Port, PortTable};
-use crate::stats::{QueueStats, WorkerStats};
+use std::fmt::Write;
+
+use crate::port::{Port, PortTable};
+use crate::stats::{Counter, QueueStats, WorkerStats};
 use crate::switch::Fdb;
 use crate::sys::clock;
 use crate::sys::footprint::Footprint;
@@ -24,31 +26,15 @@ pub fn log(ports: &PortTable, workers: &Workers, fdb: &Fdb) {
     log::info!("addresses {}", fdb.len());
 }
 
-fn log_worker(index: usize, s: &WorkerStats) {
-    let frames = s.frames.get();
+fn log_worker(index: usize, stats: &WorkerStats) {
+    let mut line = format!("worker {index}");
+    stats.each(&mut |name, count| say(&mut line, name, count));
+    let frames = stats.frames.get();
     log::info!(
-        "worker {index} turns {} bursts {} frames {frames} wakeups {} empty_wakeups {} signals {} \
-         signals_suppressed {} signals_failed {} lock_misses {} lock_parks {} moves {} \
-         busy_turns {} frames_per_busy_turn {:.1} busy_cycles {} idle_cycles {} \
-         cycles_per_frame {:.1} cycles_per_second {} spins_found {} spins_empty {}",
-        s.turns.get(),
-        s.bursts.get(),
-        s.wakeups.get(),
-        s.empty_wakeups.get(),
-        s.signals.get(),
-        s.signals_suppressed.get(),
-        s.signals_failed.get(),
-        s.lock_misses.get(),
-        s.lock_parks.get(),
-        s.moves.get(),
-        s.busy_turns.get(),
-        ratio(frames, s.busy_turns.get()),
-        s.busy_cycles.get(),
-        s.idle_cycles.get(),
-        ratio(s.busy_cycles.get(), frames),
+        "{line} frames_per_busy_turn {:.1} cycles_per_frame {:.1} cycles_per_second {}",
+        ratio(frames, stats.busy_turns.get()),
+        ratio(stats.busy_cycles.get(), frames),
         clock::cycles_per_second(),
-        s.spins_found.get(),
-        s.spins_empty.get()
     );
 }
 
@@ -57,87 +43,72 @@ fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
-fn log_port(port: &Port, fdb: &Fdb) {
-    let s = &port.stats;
-    log::info!(
-        "port {} addresses {} attaches {} session_errors {} rings_broken {} learn_refused {} \
-         learn_static {} panics {} log_suppressed {}{}",
-        port.name,
-        fdb.port_len(port.id),
-        s.attaches.get(),
-        s.session_errors.get(),
-        s.rings_broken.get(),
-        s.learn_refused.get(),
-        s.learn_static.get(),
-        s.panics.get(),
-        port.log.suppressed.get(),
-        s.drops
-    );
-    log_queue(port, "announced", 0, &s.announced);
-    match &port.endpoint {
-        Endpoint::Guest(guest) => {
-            for (i, queue) in guest.tx.iter().enumerate() {
-                log_queue(port, "in", i, &queue.stats);
-            }
-            for (i, queue) in guest.rx.iter().enumerate() {
-                log_queue(port, "out", i, &queue.stats);
-            }
-        }
-        Endpoint::Tap(tap) => {
-            for (i, queue) in tap.queues().iter().enumerate() {
-                log_queue(port, "in", i, &queue.input);
-                log_queue(port, "out", i, &queue.output);
-            }
-        }
+fn say(line: &mut String, name: &str, count: u64) {
+    // Writing to a string cannot fail.
+    let _ = write!(line, " {name} {count}");
+}
+
+/// Says a counter; of drops those that happened.
+fn say_counter(line: &mut String, name: &str, counter: &Counter) {
+    if counter.get() > 0 || !name.starts_with("drop.") {
+        say(line, name, counter.get());
     }
 }
 
-fn log_queue(port: &Port, direction: &str, index: usize, s: &QueueStats) {
-    let idle = s.frames.get() + s.drops.total() + s.kicks.get() + s.bad_buffers.get() == 0;
-    if idle {
+fn log_port(port: &Port, fdb: &Fdb) {
+    let mut line = format!("port {} addresses {}", port.name, fdb.port_len(port.id));
+    port.stats.each(&mut |name, counter| say_counter(&mut line, name, counter));
+    say(&mut line, "log_suppressed", port.log.suppressed.get());
+    log::info!("{line}");
+    log_queue(port, "announced", 0, &port.stats.announced);
+    port.each_queue(&mut |direction, index, stats| {
+        log_queue(port, direction.name(), index, stats);
+    });
+}
+
+fn log_queue(port: &Port, direction: &str, index: usize, stats: &QueueStats) {
+    if stats.is_untouched() {
         return;
     }
-    log::info!(
-        "port {} queue {index} {direction} frames {} bytes {} copies {} kicks {} signals {} \
-         signals_suppressed {} waits {} bad_buffers {} checksummed {} segmented {} segments {} \
-         segments_lost {}{}",
-        port.name,
-        s.frames.get(),
-        s.bytes.get(),
-        s.copies.get(),
-        s.kicks.get(),
-        s.signals.get(),
-        s.signals_suppressed.get(),
-        s.waits.get(),
-        s.bad_buffers.get(),
-        s.fallbacks.checksummed.get(),
-        s.fallbacks.segmented.get(),
-        s.fallbacks.segments.get(),
-        s.fallbacks.segments_lost.get(),
-        s.drops
-    );
+    let mut line = format!("port {} queue {index} {direction}", port.name);
+    stats.each(&mut |name, counter| say_counter(&mut line, name, counter));
+    log::info!("{line}");
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::stats::DropReason;
+    use super::*;
+    use crate::stats::{DropReason, PortStats};
 
     const PAGE: &str = include_str!("../../docs/counters.md");
 
-    /// What the report says stands there as `name {value}`.
     #[test]
     fn the_page_of_counters_has_each_of_them() {
-        let report = include_str!("report.rs").split("#[cfg(test)]").next().unwrap();
-        let words: Vec<&str> = report.split_whitespace().collect();
-        let told = words.windows(2).filter(|pair| pair[1].starts_with('{') && pair[1] != "{");
-        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
-        let names = told.map(|pair| pair[0].trim_start_matches('"'));
-        let names: Vec<&str> = names.filter(|name| name.chars().all(is_name)).collect();
-        assert!(names.len() > 35, "the scan is broken: {names:?}");
-        let drops = DropReason::ALL.iter().map(|reason| reason.name());
-        for name in names.into_iter().chain(drops) {
-            let known = ["port", "queue", "worker"].contains(&name);
-            assert!(known || PAGE.contains(&format!("`{name}`")), "docs/counters.md lacks {name}");
+        let mut names = vec!["addresses".to_owned(), "log_suppressed".to_owned()];
+        names.extend(
+            ["shared_kib", "huge_kib", "page_tables_kib", "cycles_per_second", "cycles_per_frame"]
+                .map(str::to_owned),
+        );
+        let mut note = |name: &str, _: &Counter| {
+            names.push(name.strip_prefix("drop.").unwrap_or(name).to_owned());
+        };
+        QueueStats::default().each(&mut note);
+        PortStats::default().each(&mut note);
+        WorkerStats::default().each(&mut |name, _| names.push(name.to_owned()));
+        assert!(names.len() > 35 + DropReason::ALL.len(), "the scan is broken: {names:?}");
+        for name in names {
+            assert!(PAGE.contains(&format!("`{name}`")), "docs/counters.md lacks {name}");
         }
+    }
+
+    #[test]
+    fn drops_are_told_only_if_they_happened() {
+        let stats = QueueStats::default();
+        stats.frames.add(7);
+        stats.drops.add(DropReason::NoBuffer, 3);
+        let mut line = String::new();
+        stats.each(&mut |name, counter| say_counter(&mut line, name, counter));
+        assert!(line.starts_with(" frames 7 bytes 0 copies 0 kicks 0 "), "{line}");
+        assert!(line.ends_with(" segments_lost 0 drop.no_buffer 3"), "{line}");
     }
 }

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use crate::frame::MacAddr;
-use crate::port::{Endpoint, Port, PortTable};
+use crate::port::{Port, PortTable};
 use crate::stats::Counter;
 use crate::switch::{Entry, EntryAge, Fdb, PortId};
 
@@ -97,22 +97,10 @@ fn each_counter(port: &Port, visit: &mut dyn FnMut(&str, &str, &Counter)) {
     port.stats.each(&mut |name, counter| visit("port", name, counter));
     visit("port", "log_suppressed", &port.log.suppressed);
     port.stats.announced.each(&mut |name, counter| visit("announced", name, counter));
-    let mut queues = |direction: &str, index: usize, stats: &crate::stats::QueueStats| {
-        let part = format!("{direction}.{index}");
+    port.each_queue(&mut |direction, index, stats| {
+        let part = format!("{}.{index}", direction.name());
         stats.each(&mut |name, counter| visit(&part, name, counter));
-    };
-    match &port.endpoint {
-        Endpoint::Guest(guest) => {
-            guest.tx.iter().enumerate().for_each(|(i, queue)| queues("in", i, &queue.stats));
-            guest.rx.iter().enumerate().for_each(|(i, queue)| queues("out", i, &queue.stats));
-        }
-        Endpoint::Tap(tap) => {
-            for (i, queue) in tap.queues().iter().enumerate() {
-                queues("in", i, &queue.input);
-                queues("out", i, &queue.output);
-            }
-        }
-    }
+    });
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub mod tap;
 
 use crate::frame::offload::Offloads;
 use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
-use crate::stats::{Counter, PortStats};
+use crate::stats::{Counter, Direction, PortStats, QueueStats, Traffic};
 use crate::switch::{PortId, PortKind, PortPolicy};
 use crate::sys::bucket::Bucket;
 
@@ -140,6 +140,36 @@ impl Port {
             Endpoint::Guest(guest) => Some(guest),
             Endpoint::Tap(_) => None,
         }
+    }
+
+    /// Visits the counters of every queue: direction, number in it, counters.
+    pub fn each_queue(&self, visit: &mut dyn FnMut(Direction, usize, &QueueStats)) {
+        match &self.endpoint {
+            Endpoint::Guest(guest) => {
+                for (n, queue) in guest.tx.iter().enumerate() {
+                    visit(Direction::In, n, &queue.stats);
+                }
+                for (n, queue) in guest.rx.iter().enumerate() {
+                    visit(Direction::Out, n, &queue.stats);
+                }
+            }
+            Endpoint::Tap(tap) => {
+                for (n, queue) in tap.queues().iter().enumerate() {
+                    visit(Direction::In, n, &queue.input);
+                    visit(Direction::Out, n, &queue.output);
+                }
+            }
+        }
+    }
+
+    /// What came in and what went out, over all queues, with what was dropped before one was
+    /// chosen.
+    pub fn traffic(&self) -> [Traffic; 2] {
+        let mut traffic = [Traffic::default(); 2];
+        traffic[Direction::In as usize].add(&self.stats.announced);
+        self.stats.drops.add_to(&mut traffic[Direction::Out as usize].drops);
+        self.each_queue(&mut |direction, _, stats| traffic[direction as usize].add(stats));
+        traffic
     }
 
     /// What the switch's policy needs to know.
