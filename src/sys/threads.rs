@@ -3,6 +3,7 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,21 @@ fn report_panic(info: &PanicHookInfo<'_>) {
     let trace = Backtrace::capture();
     if trace.status() == BacktraceStatus::Captured {
         log::error!("{trace}");
+    }
+}
+
+/// Waits so long, or until the thread is unparked to stop; false if the process stops.
+pub fn pause(time: Duration, stopping: &AtomicBool) -> bool {
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if stopping.load(Ordering::Acquire) {
+            return false;
+        }
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::park_timeout(left);
     }
 }
 

@@ -8,7 +8,7 @@
 //! answered a wake-up within [`BALANCE_ANSWER_MILLIS`].
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,32 @@ use super::{Token, Workers};
 use crate::limits::BALANCE_ANSWER_MILLIS;
 use crate::port::Endpoint;
 use crate::sys::clock;
+use crate::sys::threads::pause;
+
+/// Threads that look once a second at what workers did, and park while all of these sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Helper {
+    /// Moves rings by their load.
+    Balance,
+    /// Tells of drops.
+    Drops,
+}
+
+impl Helper {
+    const COUNT: usize = 2;
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
 
 /// Whether a worker sleeps, and whom it wakes when it does no longer.
 #[derive(Debug, Default)]
 pub struct Doze {
     asleep: AtomicBool,
-    /// The balancing thread is parked, or about to be.
-    parked: AtomicBool,
-    balancer: OnceLock<Thread>,
+    /// A bit for each helper that is parked, or about to be.
+    parked: AtomicU8,
+    helpers: [OnceLock<Thread>; Helper::COUNT],
 }
 
 impl Doze {
@@ -39,11 +57,18 @@ impl Doze {
         // With the fence in `park_while_asleep`: either this sees that the thread parks, or the
         // thread sees that nobody may be waited for.
         fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed)
-            && self.parked.swap(false, Ordering::Relaxed)
-            && let Some(balancer) = self.balancer.get()
-        {
-            balancer.unpark();
+        if self.parked.load(Ordering::Relaxed) != 0 {
+            self.wake_helpers();
+        }
+    }
+
+    #[cold]
+    fn wake_helpers(&self) {
+        let parked = self.parked.swap(0, Ordering::Relaxed);
+        for (number, helper) in self.helpers.iter().enumerate() {
+            if parked >> number & 1 != 0 {
+                helper.get().into_iter().for_each(Thread::unpark);
+            }
         }
     }
 }
@@ -55,9 +80,7 @@ impl Workers {
         if self.handles().len() < 2 {
             return;
         }
-        for handle in self.handles() {
-            let _ = handle.doze.balancer.set(std::thread::current());
-        }
+        self.have_helper(Helper::Balance);
         let second = clock::cycles_per_second();
         let mut balance = Balance::new(self.handles().len(), clock::cycles(), second);
         while pause(Duration::from_secs(1), stopping) {
@@ -71,7 +94,7 @@ impl Workers {
                     balance.moved(one);
                 }
             }
-            if self.park_while_asleep(stopping) {
+            if self.park_while_asleep(Helper::Balance, stopping) {
                 balance.resume(clock::cycles());
             }
         }
@@ -106,35 +129,31 @@ impl Workers {
         true
     }
 
-    /// Parks until a worker wakes up; false if one is awake already.
-    fn park_while_asleep(&self, stopping: &AtomicBool) -> bool {
-        let dozes = || self.handles().iter().map(|handle| &handle.doze);
-        dozes().for_each(|doze| doze.parked.store(true, Ordering::Relaxed));
+    /// The calling thread is this helper, which workers wake.
+    pub fn have_helper(&self, helper: Helper) {
+        for handle in self.handles() {
+            let _ = handle.doze.helpers[helper as usize].set(std::thread::current());
+        }
+    }
+
+    /// Parks the helper until a worker wakes up; false if one is awake already.
+    pub fn park_while_asleep(&self, helper: Helper, stopping: &AtomicBool) -> bool {
+        let (dozes, bit) = (|| self.handles().iter().map(|handle| &handle.doze), helper.bit());
+        for doze in dozes() {
+            doze.parked.fetch_or(bit, Ordering::Relaxed);
+        }
         fence(Ordering::SeqCst);
         let all = dozes().all(|doze| doze.asleep.load(Ordering::Relaxed));
         while all
             && !stopping.load(Ordering::Acquire)
-            && dozes().all(|doze| doze.parked.load(Ordering::Relaxed))
+            && dozes().all(|doze| doze.parked.load(Ordering::Relaxed) & bit != 0)
         {
             std::thread::park();
         }
-        dozes().for_each(|doze| doze.parked.store(false, Ordering::Relaxed));
+        for doze in dozes() {
+            doze.parked.fetch_and(!bit, Ordering::Relaxed);
+        }
         all
-    }
-}
-
-/// Waits so long; false if the process stops.
-fn pause(time: Duration, stopping: &AtomicBool) -> bool {
-    let end = Instant::now() + time;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if stopping.load(Ordering::Acquire) {
-            return false;
-        }
-        if left.is_zero() {
-            return true;
-        }
-        std::thread::park_timeout(left);
     }
 }
 
@@ -178,26 +197,27 @@ mod tests {
         workers(1).balance(&AtomicBool::new(false));
     }
 
-    /// It parks only while all sleep, and whoever wakes up first ends that, always.
+    /// They park only while all sleep, and whoever wakes up first ends that, always.
     #[test]
-    fn who_wakes_up_wakes_the_balance() {
+    fn who_wakes_up_wakes_the_helpers() {
         let workers = workers(2);
         let stopping = AtomicBool::new(false);
         let doze = |worker: usize| &workers.handles()[worker].doze;
         doze(0).asleep();
-        assert!(!workers.park_while_asleep(&stopping), "the other one is awake");
+        let balance = Helper::Balance;
+        assert!(!workers.park_while_asleep(balance, &stopping), "the other one is awake");
         let rounds = 2_000;
         let done = AtomicU32::new(0);
         std::thread::scope(|s| {
             let (workers, stopping, done) = (&workers, &stopping, &done);
-            let balancer = s.spawn(move || {
-                for handle in workers.handles() {
-                    let _ = handle.doze.balancer.set(std::thread::current());
-                }
-                while done.load(Ordering::Acquire) < 2 {
-                    workers.park_while_asleep(stopping);
-                }
-            });
+            for helper in [Helper::Balance, Helper::Drops] {
+                s.spawn(move || {
+                    workers.have_helper(helper);
+                    while done.load(Ordering::Acquire) < 2 {
+                        workers.park_while_asleep(helper, stopping);
+                    }
+                });
+            }
             for worker in 0..2 {
                 s.spawn(move || {
                     for _ in 0..rounds {
@@ -209,7 +229,6 @@ mod tests {
                     done.fetch_add(1, Ordering::AcqRel);
                 });
             }
-            balancer.join().unwrap();
         });
     }
 }
