@@ -15,6 +15,7 @@
 //! | [`ring`] | split virtqueues |
 //! | [`memory`] | guest memory: mapping, translation, dirty log |
 //! | [`switch`] | decisions: the forwarding table and the policy |
+//! | [`events`] | what happened, for those who watch |
 //! | [`stats`] | counters and the named reasons for a drop |
 //! | [`sys`] | system calls |
 //! | [`frame`] | frames as bytes |
@@ -33,6 +34,7 @@
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod events;
 pub mod frame;
 pub mod limits;
 pub mod memory;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vioswitch::config::{self, Action, Config, Machine};
 use vioswitch::control::Control;
 use vioswitch::daemon::{self, Daemon, StartError};
+use vioswitch::events::{What, reason};
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
 use vioswitch::sys::logging::{self, Log, LogError};
@@ -89,7 +90,7 @@ fn run(config: &Config, signals: &Signals, log: &Log) -> Result<(), Box<dyn std:
     config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
     let daemon = Arc::new(Mutex::new(Daemon::start(config)?));
     let control = serve_control(config, &daemon, log);
-    say_ready(config, lock(&daemon).left_out(), log);
+    say_ready(config, &lock(&daemon), log);
     loop {
         match signals.wait()? {
             Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
@@ -122,14 +123,17 @@ fn serve_control(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Opt
 }
 
 /// Ready, with all ports or without some.
-fn say_ready(config: &Config, left_out: &[StartError], log: &Log) {
+fn say_ready(config: &Config, daemon: &Daemon, log: &Log) {
+    let (left_out, events) = (daemon.left_out(), daemon.events());
     if left_out.is_empty() {
         notify_manager("READY=1\nSTATUS=all sockets exist");
-        log::info!("ready: {}", config.summary());
+        events.tell(What::Ready { summary: config.summary() });
         return;
     }
     for error in left_out {
-        log.error(&format_args!("{error}; the port is left out until the next start"));
+        let why = format!("{error}; the port is left out until the next start");
+        log.error(&why);
+        events.keep(error.name(), 0, What::Degraded { why: reason(why) });
     }
     let names: Vec<&str> = left_out.iter().filter_map(StartError::name).collect();
     let (count, some) = (names.len(), names[..names.len().min(SHOWN_NAMES)].join(", "));
@@ -137,6 +141,7 @@ fn say_ready(config: &Config, left_out: &[StartError], log: &Log) {
     let degraded = format!("degraded, ports left out: {count} ({some}{more})");
     notify_manager(&format!("READY=1\nSTATUS={degraded}"));
     log::warn!("ready: {}, {degraded}", config.summary());
+    events.keep(None, 0, What::Ready { summary: format!("{}, {degraded}", config.summary()) });
 }
 
 /// Tells the service manager, if there is one; it does without if that fails.

@@ -8,6 +8,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::connection::{Caller, Closed, Connection, Idle};
+use super::events::EventStream;
 use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::nearest::nearest;
 use super::parameters::{only, required, text};
@@ -29,7 +30,7 @@ use crate::sys::{clock, group, unix_socket};
 const DESCRIPTION: &str = include_str!("../../docs/io.vioswitch.Switch.varlink");
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
-const METHODS: [&str; 10] = [
+const METHODS: [&str; 11] = [
     "GetStatus",
     "ListPorts",
     "GetPort",
@@ -40,6 +41,7 @@ const METHODS: [&str; 10] = [
     "GetWorkers",
     "ListAddresses",
     "FlushAddresses",
+    "Events",
 ];
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
@@ -62,6 +64,8 @@ pub enum Stream {
     Addresses(Vec<Entry>),
     /// One reply, when a port is as far as is wanted.
     Wait(PortWait),
+    /// What happens, in order.
+    Events(EventStream),
 }
 
 /// What comes next of an answer of several parts.
@@ -165,6 +169,11 @@ impl Switch {
             }
             "WaitForPort" => {
                 return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
+            }
+            "Events" if !more => return Err(no_more()),
+            "Events" => {
+                let events = EventStream::new(parameters, &self.view.events);
+                return events.map(Stream::Events).map(Answer::Stream);
             }
             "GetWorkers" => {
                 only(&parameters, &[])?;
@@ -276,6 +285,7 @@ impl Switch {
             "ports": ports.len() - taps,
             "taps": taps,
             "addresses": fdb.len(),
+            "events": self.view.events.last(),
             "degraded": left_out(&self.daemon()),
             "clients": self.clients.show(),
         })
@@ -346,6 +356,7 @@ impl Switch {
                 (json!({"addresses": told}), rest > 0)
             }
             Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
+            Stream::Events(events) => return events.part(&self.view.events),
         };
         Part::Reply(reply, more)
     }

@@ -10,6 +10,7 @@
 //! * `message` calls, answers and errors;
 //! * `methods` what each method does; `show` the JSON of ports, workers and addresses;
 //! * `parameters` what a call is given, checked;
+//! * `events` what happens, told to those who watch;
 //! * `wait` an answer that comes when a port is ready;
 //! * `nearest` what a mistyped word may have meant;
 //! * `server` the loop.
@@ -23,6 +24,7 @@
 
 mod changes;
 mod connection;
+mod events;
 mod message;
 mod methods;
 mod nearest;

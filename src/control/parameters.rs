@@ -31,6 +31,15 @@ pub fn required(parameters: &mut Parameters, key: &str) -> Result<String, Fault>
     text(parameters, key)?.ok_or_else(|| Fault::parameter(key, None))
 }
 
+/// Yes or no, if it is given.
+pub fn flag(parameters: &mut Parameters, key: &str) -> Result<Option<bool>, Fault> {
+    match parameters.remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(truth)) => Ok(Some(truth)),
+        Some(_) => Err(Fault::parameter(key, None)),
+    }
+}
+
 /// A whole number, if it is given.
 pub fn number(
     parameters: &mut Parameters,

@@ -10,6 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
 use crate::config::Endpoint;
+use crate::events::{Detached, What, reason};
 use crate::limits::{DROPPED_PAUSE, FIRST_WORD};
 use crate::port::{FrontEnd, GuestPort, Port};
 use crate::sys::eventfd::is_readable;
@@ -120,7 +121,7 @@ fn rest(port: &Port, stop: &EventFd) -> Wake {
     if !port.as_guest().is_some_and(GuestPort::was_harmful) {
         return Wake::TimedOut;
     }
-    log::warn!("port {}: closed for {DROPPED_PAUSE:?}: its front-end harmed others", port.name);
+    port.tell(What::Closed { seconds: DROPPED_PAUSE.as_secs() });
     // Without a wait there is no pause, which is better than no port.
     poll::pause(stop, Instant::now() + DROPPED_PAUSE).unwrap_or(Wake::TimedOut)
 }
@@ -152,26 +153,17 @@ fn converse(
     known(Some(FrontEnd { pid: peer.pid, uid: peer.uid }));
     let ended = catch_unwind(AssertUnwindSafe(talk));
     known(None);
-    match ended {
-        Ok(Ok(end)) => {
-            if port.log.allow() {
-                log::info!("port {}: front-end disconnected", port.name);
-            }
-            Some(end)
-        }
+    let (end, detached) = match ended {
+        Ok(Ok(end)) => (Some(end), Detached::Left),
         Ok(Err(error)) => {
             port.stats.session_errors.add_shared(1);
-            if port.log.allow() {
-                log::warn!("port {}: connection closed: {error}", port.name);
-            }
-            None
+            (None, Detached::Error(reason(error)))
         }
         Err(_) => {
             port.stats.panics.add_shared(1);
-            if port.log.allow() {
-                log::error!("port {}: its session panicked and was contained", port.name);
-            }
-            None
+            (None, Detached::Panicked)
         }
-    }
+    };
+    port.tell(What::Detached(detached));
+    end
 }

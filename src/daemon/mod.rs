@@ -15,6 +15,7 @@
 
 pub mod book;
 mod check;
+mod drops;
 mod front_end;
 mod handover;
 mod link_monitor;
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Config;
+use crate::events::Events;
 use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
     STOP_TIMEOUT,
@@ -115,6 +117,8 @@ pub struct Daemon {
     book: Book,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
+    /// What happened.
+    events: Arc<Events>,
     stopping: Arc<AtomicBool>,
     /// Ends the thread that follows interfaces, which there is from the first TAP on.
     link_monitor: Option<Arc<EventFd>>,
@@ -133,6 +137,8 @@ pub struct View {
     pub workers: Arc<Workers>,
     /// To be woken when something happened that those who look may wait for.
     pub news: Arc<Waker>,
+    /// What happened.
+    pub events: Arc<Events>,
 }
 
 impl Daemon {
@@ -152,7 +158,9 @@ impl Daemon {
             ports: MAX_PORTS,
             key: random::key()?,
         }));
-        let ports = ports::build(config, &fdb)?;
+        let news = Arc::new(Waker::new()?);
+        let events = Arc::new(Events::new(&news));
+        let ports = ports::build(config, &fdb, &events)?;
         received.restore(&ports, &fdb);
         let ports = Arc::new(Ports::new(ports));
         let shared = Shared {
@@ -173,7 +181,8 @@ impl Daemon {
             handover: Arc::new(handover),
             left_out: Vec::new(),
             book: Book::new(config),
-            news: Arc::new(Waker::new()?),
+            news,
+            events,
             stopping: Arc::new(AtomicBool::new(false)),
             link_monitor: None,
             helpers: Vec::new(),
@@ -244,6 +253,12 @@ impl Daemon {
             let balance = move || workers.balance(&stopping);
             self.helpers.push(start_helper("balance".to_owned(), &self.stopping, balance)?);
         }
+        {
+            let (ports, workers) = (Arc::clone(&self.ports), Arc::clone(&self.context.workers));
+            let stopping = Arc::clone(&self.stopping);
+            let watch = move || drops::watch(&ports, &workers, &stopping);
+            self.helpers.push(start_helper("drops".to_owned(), &self.stopping, watch)?);
+        }
         if age_seconds > 0 {
             let (fdb, stopping) = (Arc::clone(&self.context.fdb), Arc::clone(&self.stopping));
             let age = move || age(&fdb, age_seconds, &stopping);
@@ -285,11 +300,17 @@ impl Daemon {
         &self.context.fdb
     }
 
+    /// What happened, and where to tell of what happens.
+    pub fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
     /// What those need who look at the switch while it runs, and take no lock for that.
     pub fn view(&self) -> View {
         let Context { fdb, workers, .. } = &self.context;
         let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
-        View { ports: Arc::clone(&self.ports), fdb, workers, news: Arc::clone(&self.news) }
+        let (news, events) = (Arc::clone(&self.news), Arc::clone(&self.events));
+        View { ports: Arc::clone(&self.ports), fdb, workers, news, events }
     }
 
     /// Writes all counters to the log.

@@ -30,6 +30,7 @@ use super::handover::Received;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, StartError, start_helper};
 use crate::config::{Config, Origin, PortConfig, Settings, TapConfig};
+use crate::events::{Events, What};
 use crate::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
 };
@@ -175,7 +176,7 @@ impl Daemon {
 
     fn put_port(&mut self, id: PortId, settings: &PortConfig) -> Result<(), PortError> {
         let mut acceptor = Acceptor::open(id.into(), &settings.endpoint, &mut Received::default())?;
-        let port = Arc::new(guest(id, settings, self.feature_level));
+        let port = Arc::new(guest(id, settings, self.feature_level).telling(&self.events));
         if let Err(error) = enter_addresses(&self.context.fdb, &port, settings) {
             self.context.fdb.close_port(id);
             return Err(error.into());
@@ -188,7 +189,7 @@ impl Daemon {
             file.iter().for_each(|file| self.handover.discard_socket(file));
             return Err(error);
         }
-        log::info!("port {}: added", port.name);
+        port.events.tell_surely(&port.name, What::PortAdded);
         Ok(())
     }
 
@@ -197,7 +198,7 @@ impl Daemon {
         if taps >= MAX_TAPS {
             return Err(PortError::ManyTaps);
         }
-        let port = Arc::new(tap(id, settings));
+        let port = Arc::new(tap(id, settings).telling(&self.events));
         let Endpoint::Tap(endpoint) = &port.endpoint else { return Err(PortError::NoSuchPort) };
         self.context.fdb.set_port_cap(id, FDB_MAX_ENTRIES);
         // Before it is attached: an event of its own must find it.
@@ -211,6 +212,7 @@ impl Daemon {
             self.take_out(id);
             return Err(error);
         }
+        port.events.tell_surely(&port.name, What::PortAdded);
         Ok(())
     }
 
@@ -263,7 +265,7 @@ impl Daemon {
         removal.end = Instant::now() + REMOVE_TIMEOUT;
         self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
         self.book.strike(&port.name);
-        log::info!("port {}: removed", port.name);
+        port.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.
         self.context.workers.wait_adopted(serial, Instant::now());
         self.go_on(removal)
@@ -348,16 +350,21 @@ impl Daemon {
 }
 
 /// The ports of a configuration, with their addresses in the table.
-pub(super) fn build(config: &Config, fdb: &Fdb) -> Result<PortTable, StartError> {
+pub(super) fn build(
+    config: &Config,
+    fdb: &Fdb,
+    events: &Arc<Events>,
+) -> Result<PortTable, StartError> {
     let mut ports = Vec::with_capacity(config.ports.len() + config.taps.len());
     for settings in &config.ports {
         let port = guest(ports.len() as PortId, settings, config.feature_level);
+        let port = port.telling(events);
         enter_addresses(fdb, &port, settings)
             .map_err(|error| StartError::port(&port.name)(error.into()))?;
         ports.push(Arc::new(port));
     }
     for settings in &config.taps {
-        let port = tap(ports.len() as PortId, settings);
+        let port = tap(ports.len() as PortId, settings).telling(events);
         // A whole network lives behind an uplink.
         fdb.set_port_cap(port.id, FDB_MAX_ENTRIES);
         ports.push(Arc::new(port));

@@ -102,9 +102,25 @@ impl<'a> Classifier<'a> {
         if !self.source.covers(from, id, generation, self.now) {
             let learn = self.policy.admit_source(self.ingress, from, self.now).map_err(reason)?;
             self.source.note(from, id, generation, self.now, learn);
-            count_refusal(self.port, learn);
+            self.count(from, learn);
         }
         Ok(())
+    }
+
+    /// Counts a source that was not learned, and tells of one that came from another port.
+    fn count(&self, from: MacAddr, learn: Learn) {
+        let Port { name, stats, events, .. } = self.port;
+        match learn {
+            Learn::Static => stats.learn_static.add_shared(1),
+            Learn::TableFull | Learn::PortFull | Learn::BucketFull => {
+                stats.learn_refused.add_shared(1);
+            }
+            Learn::Moved { from: before } => {
+                let before = self.policy.ports.get(before).map(|port| port.name.as_str());
+                events.moved(name, from, before, self.now);
+            }
+            _ => {}
+        }
     }
 
     /// Looks up a destination that is not that of the frame before.
@@ -268,15 +284,5 @@ fn reason(cause: DropCause) -> DropReason {
         DropCause::BadSource => DropReason::BadSource,
         DropCause::Hairpin => DropReason::Hairpin,
         DropCause::UplinkToUplink => DropReason::UplinkToUplink,
-    }
-}
-
-fn count_refusal(port: &Port, learn: Learn) {
-    match learn {
-        Learn::Static => port.stats.learn_static.add_shared(1),
-        Learn::TableFull | Learn::PortFull | Learn::BucketFull => {
-            port.stats.learn_refused.add_shared(1);
-        }
-        _ => {}
     }
 }

@@ -21,6 +21,7 @@ use super::fit::{keep_fitting, longest};
 use super::plan::{Fanning, Plan, Progress, Run};
 use super::signals::Signals;
 use super::stalls::Stalls;
+use crate::events::{What, reason};
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
 use crate::port::backpressure::{Terms, Wait};
@@ -435,9 +436,7 @@ pub fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
 /// Counts a ring that is left alone from here on, and says why.
 pub fn count_broken(port: &Port, ring: usize, why: impl std::fmt::Display) {
     port.stats.rings_broken.add_shared(1);
-    if port.log.allow() {
-        log::warn!("port {}: ring {ring} is broken and left alone: {why}", port.name);
-    }
+    port.tell(What::RingBroken { ring, why: reason(why) });
 }
 
 #[cfg(test)]

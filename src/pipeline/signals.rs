@@ -8,6 +8,7 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
+use crate::events::{What, reason};
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
 use crate::port::moderation::{Completed, Notify};
 use crate::port::{Eviction, Port, PortTable, RingState};
@@ -329,8 +330,8 @@ fn defer(paced: &mut Vec<(PortId, Weak<CallFd>)>, id: PortId, call: &Arc<CallFd>
 /// Ends the conversation of a front-end that holds up others.
 pub fn evict(port: &Port, session: u64, why: &str) {
     let guest = port.as_guest();
-    if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) && port.log.allow() {
-        log::warn!("port {}: front-end dropped: {why}", port.name);
+    if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) {
+        port.tell(What::Dropped { why: reason(why) });
     }
 }
 

@@ -26,6 +26,9 @@ pub mod steering;
 pub mod table;
 pub mod tap;
 
+use std::sync::Arc;
+
+use crate::events::{Events, Teller, What};
 use crate::frame::offload::Offloads;
 use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, PortStats, QueueStats, Traffic};
@@ -74,6 +77,8 @@ pub struct Port {
     pub stats: PortStats,
     /// Bounds what this port's peer can make us write to the log.
     pub log: LogLimit,
+    /// Tells of what happens to it.
+    pub events: Teller,
 }
 
 impl Port {
@@ -101,6 +106,7 @@ impl Port {
             mtu: Mtu::new(None),
             stats: PortStats::default(),
             log: LogLimit::default(),
+            events: Teller::new(None),
         }
     }
 
@@ -132,6 +138,16 @@ impl Port {
     /// The port of which something else is asked.
     pub fn asked(self, policy: PortPolicy) -> Port {
         Port { policy, ..self }
+    }
+
+    /// The port of a switch that keeps events.
+    pub fn telling(self, events: &Arc<Events>) -> Port {
+        Port { events: Teller::new(Some(events)), ..self }
+    }
+
+    /// Tells of something for which the port's log has a line, if it has room.
+    pub fn tell(&self, what: What) {
+        self.events.tell(&self.name, what, self.log.allow());
     }
 
     /// The VM behind this port, if it is one.

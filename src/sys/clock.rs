@@ -27,6 +27,17 @@ fn monotonic_nanos() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Microseconds of `CLOCK_MONOTONIC`.
+pub fn monotonic_micros() -> u64 {
+    monotonic_nanos() / 1_000
+}
+
+/// Microseconds of the wall clock since 1970; 0 before that.
+pub fn wall_micros() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000 + now.tv_nsec as u64 / 1_000
+}
+
 /// The cycle counter. Not ordered with the loads around it, which would cost more than the
 /// reading; the intervals measured are hundreds of cycles and more.
 #[inline(always)]

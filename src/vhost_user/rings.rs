@@ -119,6 +119,11 @@ impl<'a> Rings<'a> {
         }
     }
 
+    /// True if a ring runs, or would if its memory were there.
+    pub fn any_started(&self) -> bool {
+        self.rings.iter().any(Ring::is_started)
+    }
+
     /// Queue pairs the port has rings for.
     pub fn pairs(&self) -> usize {
         self.guest.tx.len()

@@ -18,12 +18,13 @@ use super::descriptors::{self, DescriptorError};
 use super::features::{self, Offer};
 use super::message::{BadMessage, Code, Head, Message, Passed, RegionSpec, Request};
 use super::rings::Rings;
+use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 pub use crate::memory::{Account, Exhausted, Ledger};
 use crate::memory::{DirtyLog, Extent, LogError, MapError, MemTable, Region, TableError};
 use crate::pipeline::Announcement;
-use crate::port::Port;
+use crate::port::{GuestPort, Port};
 use crate::ring::RingError;
 use crate::switch::Fdb;
 use crate::sys::disposal;
@@ -162,6 +163,8 @@ pub struct Session<'a> {
     log: Option<Arc<DirtyLog>>,
     rings: Rings<'a>,
     course: Course,
+    /// A ring has run.
+    attached: bool,
 }
 
 impl<'a> Session<'a> {
@@ -190,6 +193,7 @@ impl<'a> Session<'a> {
             log: None,
             rings: Rings::new(context, port, guest),
             course: Course::default(),
+            attached: false,
         })
     }
 
@@ -248,10 +252,23 @@ impl<'a> Session<'a> {
             Ok(request) => self.dispatch(head, request)?.err(),
             Err(bad) => Some(bad.into()),
         };
+        self.tell_attached();
         match refusal {
             None => self.acknowledge(head, true),
             Some(refusal) => self.refuse(head, refusal),
         }
+    }
+
+    /// Tells once that a ring runs.
+    fn tell_attached(&mut self) {
+        if self.attached || !self.rings.any_started() {
+            return;
+        }
+        self.attached = true;
+        let who = self.port.as_guest().and_then(GuestPort::front_end);
+        let (pid, uid) = who.map_or((0, u32::MAX), |who| (who.pid, who.uid));
+        let attached = What::Attached { pid, uid, features: self.features };
+        self.port.events.tell_and_log(&self.port.name, attached);
     }
 
     fn acknowledge(&mut self, head: Head, done: bool) -> Result<(), SessionError> {

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod commands;
+mod events;
 mod origins;
 mod wait;
 

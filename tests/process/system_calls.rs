@@ -97,7 +97,7 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         let path = control.to_str().expect("UTF-8");
         let extra = ["--workers", "2", "--age", "4", "--tap", "up,ifname=tap0", "--control", path];
         let mut d = Daemon::with_ports(&["", ""], &extra);
-        let names = ["balance", "ageing", "link-monitor", "tap-2", "port-1", "control"];
+        let names = ["balance", "drops", "ageing", "link-monitor", "tap-2", "port-1", "control"];
         let names = names.map(str::to_owned);
         assert!(wait_for(SOON, || names.iter().all(|name| names_of(&d).contains(name))));
         // None is at its beginning any more.
@@ -251,6 +251,7 @@ fn steer(control: &Path) {
         "tap add y ifname=tap1",
         "port list",
         "fdb flush",
+        "events",
         "tap del y",
         "port del x",
     ] {

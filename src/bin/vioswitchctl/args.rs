@@ -52,6 +52,31 @@ pub enum Command {
     },
     /// Counters of all ports, with the drops by their reason, and of the workers
     Stats,
+    /// What happened: ports, front-ends, drops, addresses that moved
+    Events {
+        /// Those after the event of this number, or "all" that are kept
+        #[arg(long, value_name = "NUMBER|all", value_parser = since)]
+        since: Option<Since>,
+        /// Go on with new ones as they come; without --since behind the last ten
+        #[arg(long, short)]
+        follow: bool,
+    },
+}
+
+/// Where events begin.
+#[derive(Debug, Clone, Copy)]
+pub enum Since {
+    /// With the oldest that is kept.
+    All,
+    /// After this one.
+    Number(u64),
+}
+
+fn since(text: &str) -> Result<Since, String> {
+    match text {
+        "all" => Ok(Since::All),
+        text => text.parse().map(Since::Number).map_err(|_| "a number, or all".to_owned()),
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -42,14 +42,33 @@ impl Client {
         parameters: Value,
         mut each: impl FnMut(Value),
     ) -> Result<(), Failure> {
+        self.call_more_while(method, parameters, |part| {
+            each(part);
+            true
+        })
+    }
+
+    /// The same, until no more of it is wanted.
+    pub fn call_more_while(
+        &mut self,
+        method: &str,
+        parameters: Value,
+        mut each: impl FnMut(Value) -> bool,
+    ) -> Result<(), Failure> {
         self.send(&json!({"method": method, "parameters": parameters, "more": true}))?;
         loop {
             let (part, continues) = self.answer()?;
-            each(part);
-            if !continues {
+            if !each(part) || !continues {
                 return Ok(());
             }
         }
+    }
+
+    /// Waits for answers however long they take, or not.
+    pub fn be_patient(&mut self, patient: bool) -> Result<(), Failure> {
+        let timeout = (!patient).then_some(PATIENCE);
+        let set = self.socket.get_mut().set_read_timeout(timeout);
+        set.map_err(|error| Failure::silence(Some(&error)))
     }
 
     fn send(&mut self, call: &Value) -> Result<(), Failure> {

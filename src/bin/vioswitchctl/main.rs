@@ -6,6 +6,7 @@
 
 mod args;
 mod client;
+mod events;
 mod failure;
 mod show;
 
@@ -50,6 +51,10 @@ fn run(options: &Options) -> Result<String, Failure> {
         client.call(&format!("{SWITCH}.{method}"), parameters)
     };
     let (answer, table): (Value, fn(&Value) -> String) = match &options.command {
+        Command::Events { since, follow } => {
+            events::run(&mut client, SWITCH, *since, *follow, options.json)?;
+            return Ok(String::new());
+        }
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
         Command::Stats => {
             let mut all = list(&mut client, "ListPorts", "ports", json!({}))?;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 /// A word of an answer; nothing for what is not there.
-fn word(value: &Value) -> String {
+pub fn word(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),

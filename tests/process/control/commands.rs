@@ -186,7 +186,7 @@ fn changing_is_for_root_and_the_configured_group() {
 }
 
 /// A value with this key missing, or one that is not expected.
-fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
+pub fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
     let object = value.as_object().unwrap_or_else(|| panic!("no object: {value}"));
     for key in expected {
         assert!(object.contains_key(*key), "{key} is missing: {value}");
@@ -205,7 +205,7 @@ fn the_json_of_each_command_has_its_keys() {
     bystanders.finish();
     let status = lab.json(&["status"]);
     let keys = ["version", "pid", "uptime", "workers", "ports", "taps", "addresses", "degraded"];
-    same_keys(&status, &[&keys[..], &["clients"]].concat(), &[]);
+    same_keys(&status, &[&keys[..], &["events", "clients"]].concat(), &[]);
     assert_eq!((&status["pid"], &status["ports"]), (&json!(lab.d.pid()), &json!(2)));
     let keys = ["connected", "accepted", "refused", "malformed", "too_long", "too_slow", "unread"];
     same_keys(&status["clients"], &keys, &[]);
@@ -250,8 +250,13 @@ fn the_json_of_each_command_has_its_keys() {
         "frames",
         "wakeups",
         "empty_wakeups",
+        "spins_found",
+        "spins_empty",
         "signals",
+        "signals_suppressed",
         "signals_failed",
+        "lock_misses",
+        "lock_parks",
         "moves",
     ];
     same_keys(&stats["workers"][0], &worker, &[]);

@@ -1,0 +1,223 @@
+//! Tells when a port begins to drop frames, and when that is over.
+//!
+//! Workers count drops and say nothing, as there may be millions. A thread that is none compares
+//! the counters once a second. A reason that counts after [`DROPS_QUIET_SECONDS`] without a drop is
+//! a beginning; as many seconds without one are its end. While all workers sleep nothing is
+//! counted, and the thread has no timer once all that began has ended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crate::events::What;
+use crate::limits::DROPS_QUIET_SECONDS;
+use crate::port::{Port, PortTable, Ports};
+use crate::stats::{Direction, DropReason, Reasons};
+use crate::sys::clock;
+use crate::sys::threads::pause;
+use crate::worker::Workers;
+use crate::worker::balancer::Helper;
+
+/// The thread's life.
+pub fn watch(ports: &Ports, workers: &Workers, stopping: &AtomicBool) {
+    workers.have_helper(Helper::Drops);
+    let mut drops = Drops::new(&ports.present());
+    let turns = || workers.handles().iter().map(|handle| handle.stats.turns.get()).sum::<u64>();
+    while pause(Duration::from_secs(1), stopping) {
+        let before = turns();
+        drops.look(&ports.present(), clock::coarse_seconds());
+        // What is dropped from here on is in a turn of its own.
+        if drops.are_over() && turns() == before {
+            workers.park_while_asleep(Helper::Drops, stopping);
+        }
+    }
+}
+
+/// What was seen of all ports.
+struct Drops {
+    ports: HashMap<String, Seen>,
+}
+
+/// What was seen of one.
+struct Seen {
+    port: Arc<Port>,
+    counts: [Reasons; 2],
+    running: Vec<Running>,
+}
+
+/// Drops that began, or that lasted until a moment ago.
+struct Running {
+    direction: Direction,
+    reason: DropReason,
+    /// The count before the first one.
+    before: u64,
+    /// The second of the last one.
+    last: u32,
+    /// Its beginning was told, so its end will be.
+    told: bool,
+}
+
+impl Drops {
+    /// Counters of ports that are there now may be an earlier process's.
+    fn new(ports: &PortTable) -> Drops {
+        let seen = |port: &Arc<Port>| (port.name.clone(), Seen::new(port, counts(port)));
+        Drops { ports: ports.iter().map(seen).collect() }
+    }
+
+    fn look(&mut self, ports: &PortTable, now: u32) {
+        self.ports.retain(|name, seen| {
+            ports.named(name).is_some_and(|port| Arc::ptr_eq(port, &seen.port))
+        });
+        for port in ports.iter() {
+            let new = || Seen::new(port, Default::default());
+            self.ports.entry(port.name.clone()).or_insert_with(new).look(now);
+        }
+    }
+
+    /// True if nothing is left to be told, unless more is dropped.
+    fn are_over(&self) -> bool {
+        self.ports.values().all(|seen| seen.running.is_empty())
+    }
+}
+
+fn counts(port: &Port) -> [Reasons; 2] {
+    port.traffic().map(|traffic| traffic.drops)
+}
+
+impl Seen {
+    fn new(port: &Arc<Port>, counts: [Reasons; 2]) -> Seen {
+        Seen { port: Arc::clone(port), counts, running: Vec::new() }
+    }
+
+    fn look(&mut self, now: u32) {
+        let counts = counts(&self.port);
+        for direction in Direction::ALL {
+            for &reason in DropReason::ALL {
+                let at = (direction as usize, reason as usize);
+                let (before, count) = (self.counts[at.0][at.1], counts[at.0][at.1]);
+                if count != before {
+                    self.note(direction, reason, before, now);
+                }
+            }
+        }
+        self.counts = counts;
+        let Seen { port, running, .. } = self;
+        running.retain(|one| {
+            let lasts = now.saturating_sub(one.last) < DROPS_QUIET_SECONDS;
+            if !lasts && one.told {
+                let Running { direction, reason, before, .. } = *one;
+                let frames = counts[direction as usize][reason as usize].wrapping_sub(before);
+                let ended = What::DropsEnded { direction, reason, frames };
+                port.events.tell_surely(&port.name, ended);
+            }
+            lasts
+        });
+    }
+
+    /// Frames were dropped since the last look.
+    fn note(&mut self, direction: Direction, reason: DropReason, before: u64, now: u32) {
+        let same = |one: &&mut Running| (one.direction, one.reason) == (direction, reason);
+        if let Some(one) = self.running.iter_mut().find(same) {
+            one.last = now;
+            return;
+        }
+        let began = What::DropsBegan { direction, reason };
+        let told = self.port.events.tell_and_log(&self.port.name, began);
+        self.running.push(Running { direction, reason, before, last: now, told });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Events;
+    use crate::sys::waker::Waker;
+
+    fn events() -> Arc<Events> {
+        Arc::new(Events::new(&Arc::new(Waker::new().unwrap())))
+    }
+
+    fn port(name: &str, events: &Arc<Events>) -> Arc<Port> {
+        Arc::new(Port::guest(0, name, 2).telling(events))
+    }
+
+    fn told(events: &Events) -> Vec<String> {
+        let all = events.after(0, 1_000).events;
+        all.iter().map(|event| format!("{} {}", event.port.as_ref().unwrap(), event.what)).collect()
+    }
+
+    #[test]
+    fn drops_begin_and_end() {
+        let events = events();
+        let a = port("a", &events);
+        a.stats.drops.add(DropReason::PortDown, 7);
+        let table: PortTable = [Arc::clone(&a)].into_iter().collect();
+        let mut drops = Drops::new(&table);
+        drops.look(&table, 100);
+        assert!(told(&events).is_empty() && drops.are_over(), "an earlier process's");
+        let guest = a.as_guest().unwrap();
+        for now in 101..=110 {
+            if now != 104 {
+                guest.rx[1].stats.drops.add(DropReason::NoBuffer, 2);
+            }
+            drops.look(&table, now);
+        }
+        assert_eq!(told(&events), ["a drops began: out no_buffer"]);
+        assert!(!drops.are_over());
+        (111..115).for_each(|now| drops.look(&table, now));
+        assert_eq!(told(&events).len(), 1, "not yet");
+        drops.look(&table, 115);
+        assert_eq!(told(&events)[1..], ["a drops ended: out no_buffer, 18 frames"]);
+        assert!(drops.are_over());
+        // Another reason, in the other direction, and the first one again.
+        guest.tx[0].stats.drops.add(DropReason::Hairpin, 1);
+        guest.rx[0].stats.drops.add(DropReason::NoBuffer, 1);
+        drops.look(&table, 116);
+        drops.look(&table, 200);
+        let ends = &told(&events)[4..];
+        let one = |text: &str| ends.iter().filter(|told| told.as_str() == text).count();
+        assert_eq!(one("a drops ended: in hairpin, 1 frames"), 1, "{ends:?}");
+        assert_eq!(one("a drops ended: out no_buffer, 1 frames"), 1, "{ends:?}");
+    }
+
+    #[test]
+    fn a_port_of_the_same_name_is_another_one() {
+        let events = events();
+        let (a, b) = (port("a", &events), port("a", &events));
+        let table = |port: &Arc<Port>| [Arc::clone(port)].into_iter().collect::<PortTable>();
+        let mut drops = Drops::new(&table(&a));
+        a.stats.drops.add(DropReason::TooBig, 5);
+        drops.look(&table(&a), 1);
+        // It counts from nothing, as it was added just now.
+        b.stats.drops.add(DropReason::TooBig, 3);
+        drops.look(&table(&b), 2);
+        drops.look(&table(&b), 100);
+        let expected = [
+            "a drops began: out too_big",
+            "a drops began: out too_big",
+            "a drops ended: out too_big, 3 frames",
+        ];
+        assert_eq!(told(&events), expected);
+        drops.look(&PortTable::default(), 101);
+        assert!(drops.ports.is_empty());
+    }
+
+    /// However many beginnings there are, what is told of them is bounded, and each has its end.
+    #[test]
+    fn what_began_untold_ends_untold() {
+        let events = events();
+        let a = port("a", &events);
+        let table: PortTable = [Arc::clone(&a)].into_iter().collect();
+        let mut drops = Drops::new(&table);
+        for now in 0..100 {
+            a.stats.drops.add(DropReason::PortDown, 1);
+            drops.look(&table, now * 10);
+            drops.look(&table, now * 10 + DROPS_QUIET_SECONDS);
+        }
+        let told = told(&events);
+        let count = |word: &str| told.iter().filter(|line| line.contains(word)).count();
+        assert_eq!(count("began"), count("ended"));
+        assert!((10..30).contains(&count("began")), "{told:?}");
+    }
+}

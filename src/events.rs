@@ -1,0 +1,478 @@
+//! What happens in the switch, for those who watch it: a bounded ring of typed events.
+//!
+//! An event is told once, here: it becomes a line in the log, and is kept for clients of the
+//! control socket, the oldest making way for the newest. Frames are no events; what happens for
+//! each of them is counted.
+//!
+//! Rules: whoever tells never waits, but for the moment in which another thread copies an event;
+//! a worker tells only of what is rare. What a guest or a front-end can bring about is bounded for
+//! each port ([`Teller`]), and what was left out for that is a number in the port's next event. An
+//! event has a number, so that a client knows what it missed; numbers begin at 1 in each process.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use log::Level;
+
+use crate::frame::MacAddr;
+use crate::limits::{
+    EVENT_TEXT_CHARS, EVENTS_KEPT, MOVES_TOLD_SECONDS, PORT_EVENT_BURST, PORT_EVENT_EVERY,
+};
+use crate::stats::{Direction, DropReason};
+use crate::sys::bucket::Bucket;
+use crate::sys::clock;
+use crate::sys::waker::Waker;
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// The switch serves, with what its configuration says.
+    Ready {
+        /// That in short.
+        summary: String,
+    },
+    /// A port of the configuration cannot be served.
+    Degraded {
+        /// The reason.
+        why: String,
+    },
+    /// A changed configuration is in effect.
+    Reloaded {
+        /// What changed.
+        summary: String,
+    },
+    /// A changed configuration was not taken; the one before is in effect.
+    ReloadFailed {
+        /// The reason.
+        why: String,
+    },
+    /// A port or TAP was added.
+    PortAdded,
+    /// It was taken away.
+    PortDeleted,
+    /// The first ring of a front-end runs.
+    Attached {
+        /// Process number of the front-end; 0 outside our PID namespace.
+        pid: i32,
+        /// Its user's number.
+        uid: u32,
+        /// The virtio features that were agreed on.
+        features: u64,
+    },
+    /// The connection with a front-end has ended.
+    Detached(Detached),
+    /// A ring is left alone until its driver restarts it.
+    RingBroken {
+        /// Number of the ring in its device.
+        ring: usize,
+        /// The reason.
+        why: String,
+    },
+    /// A front-end is disconnected because it harms others.
+    Dropped {
+        /// What it does.
+        why: String,
+    },
+    /// No front-end is let in for a while, after one that was dropped.
+    Closed {
+        /// How long.
+        seconds: u64,
+    },
+    /// An address was seen behind another port before.
+    MacMoved {
+        /// The last one that moved here.
+        mac: MacAddr,
+        /// Where it was; none if that port is gone.
+        from: Option<String>,
+        /// How many moved here since the port's last event of this kind.
+        moves: u64,
+    },
+    /// Frames are dropped, after some time in which none was for this reason.
+    DropsBegan {
+        /// On their way into the switch, or out of it.
+        direction: Direction,
+        /// Why.
+        reason: DropReason,
+    },
+    /// None is dropped any more for this reason.
+    DropsEnded {
+        /// On their way into the switch, or out of it.
+        direction: Direction,
+        /// Why.
+        reason: DropReason,
+        /// How many were.
+        frames: u64,
+    },
+}
+
+/// Why the connection with a front-end has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Detached {
+    /// It left, or the switch let it go.
+    Left,
+    /// It cannot be talked to.
+    Error(String),
+    /// A bug of ours.
+    Panicked,
+}
+
+/// A kind of events: its name, and its number in the journal's catalog, which never changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// As clients are told.
+    pub name: &'static str,
+    /// `MESSAGE_ID=` of its lines in the journal.
+    pub message_id: &'static str,
+}
+
+macro_rules! kinds {
+    ($($pattern:pat => $name:literal $message_id:literal $level:ident,)*) => {
+        /// All kinds.
+        pub const KINDS: &[Kind] = &[$(Kind { name: $name, message_id: $message_id },)*];
+
+        impl What {
+            /// What kind of event it is.
+            pub fn kind(&self) -> Kind {
+                match self { $($pattern => Kind { name: $name, message_id: $message_id },)* }
+            }
+
+            fn level(&self) -> Level {
+                match self { $($pattern => Level::$level,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    What::Ready { .. } => "ready" "16d11a7ef9bc4d8785fe32c1d0495ced" Info,
+    What::Degraded { .. } => "degraded" "1b4a954731a44f2082f357c03ce4f4c9" Error,
+    What::Reloaded { .. } => "reloaded" "0f78e4dd1dcc4134aba6806bf704bf6a" Info,
+    What::ReloadFailed { .. } => "reload_failed" "7df3cebd53084288b664dfe4a96ec816" Error,
+    What::PortAdded => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
+    What::PortDeleted => "port_deleted" "5f01215257524e0db3e3e95daabad6d0" Info,
+    What::Attached { .. } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+    What::Detached(Detached::Left) => "detached" "75021922b8c2432794877d65cf652b85" Info,
+    What::Detached(Detached::Error(_)) => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+    What::Detached(Detached::Panicked) => "detached" "75021922b8c2432794877d65cf652b85" Error,
+    What::RingBroken { .. } => "ring_broken" "bebfdf309d644df789d3bd8c94de66b4" Warn,
+    What::Dropped { .. } => "dropped" "650528fb32fa41e5915f3c7b83f5705d" Warn,
+    What::Closed { .. } => "closed" "ee59fc9bd3d64c21930eb52bb8726d17" Warn,
+    What::MacMoved { .. } => "mac_moved" "c26707b169be4383bbf6f73a57c600e3" Info,
+    What::DropsBegan { .. } => "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
+    What::DropsEnded { .. } => "drops_ended" "6a7e961fadc6413085cce637e3e1255a" Info,
+}
+
+impl fmt::Display for What {
+    /// As in the log, behind the port's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            What::Ready { summary } => write!(f, "ready: {summary}"),
+            What::Degraded { why } => write!(f, "{why}"),
+            What::Reloaded { summary } => write!(f, "reloaded: {summary}"),
+            What::ReloadFailed { why } => write!(f, "not reloaded: {why}"),
+            What::PortAdded => f.write_str("added"),
+            What::PortDeleted => f.write_str("removed"),
+            What::Attached { pid, uid, features } => {
+                write!(f, "front-end attached (pid {pid} uid {uid}), features {features:#x}")
+            }
+            What::Detached(Detached::Left) => f.write_str("front-end disconnected"),
+            What::Detached(Detached::Error(why)) => write!(f, "connection closed: {why}"),
+            What::Detached(Detached::Panicked) => {
+                f.write_str("its session panicked and was contained")
+            }
+            What::RingBroken { ring, why } => {
+                write!(f, "ring {ring} is broken and left alone: {why}")
+            }
+            What::Dropped { why } => write!(f, "front-end dropped: {why}"),
+            What::Closed { seconds } => {
+                write!(f, "closed for {seconds}s: its front-end harmed others")
+            }
+            What::MacMoved { mac, from, moves } => {
+                let from = from.as_deref().unwrap_or("one that is gone");
+                write!(f, "{mac} moved here from port {from}")?;
+                if *moves > 1 { write!(f, ", the last of {moves}") } else { Ok(()) }
+            }
+            What::DropsBegan { direction, reason } => {
+                write!(f, "drops began: {} {}", direction.name(), reason.name())
+            }
+            What::DropsEnded { direction, reason, frames } => {
+                write!(f, "drops ended: {} {}, {frames} frames", direction.name(), reason.name())
+            }
+        }
+    }
+}
+
+impl What {
+    /// Writes it to the log; `name` is the port's.
+    fn log(&self, name: Option<&str>) {
+        let message_id = self.kind().message_id;
+        match name {
+            Some(name) => log::log!(self.level(), message_id; "port {name}: {self}"),
+            None => log::log!(self.level(), message_id; "{self}"),
+        }
+    }
+}
+
+/// A reason as long as an event has room for.
+pub fn reason(why: impl fmt::Display) -> String {
+    let text = why.to_string();
+    match text.char_indices().nth(EVENT_TEXT_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Counts the events of a process, from 1.
+    pub sequence: u64,
+    /// Microseconds of the wall clock since 1970.
+    pub time: u64,
+    /// Microseconds of `CLOCK_MONOTONIC`.
+    pub monotonic: u64,
+    /// The port that it is about, if it is about one.
+    pub port: Option<String>,
+    /// Events of this port that were left out before it, because there were too many.
+    pub untold: u64,
+    /// What happened.
+    pub what: What,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// The newest last; numbered without a gap.
+    events: VecDeque<Event>,
+    last: u64,
+}
+
+/// The events of a process.
+#[derive(Debug)]
+pub struct Events {
+    ring: Mutex<Ring>,
+    /// Wakes those who wait for events.
+    news: Arc<Waker>,
+}
+
+/// What a client is told at a time.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Events that it asked for and that are not kept any more.
+    pub lost: u64,
+    /// The next ones.
+    pub events: Vec<Event>,
+}
+
+impl Events {
+    /// None yet; whoever waits for them is woken by `news`.
+    pub fn new(news: &Arc<Waker>) -> Events {
+        Events { ring: Mutex::default(), news: Arc::clone(news) }
+    }
+
+    /// Tells of the switch as a whole.
+    pub fn tell(&self, what: What) {
+        what.log(None);
+        self.keep(None, 0, what);
+    }
+
+    /// Keeps what was said otherwise.
+    pub fn keep(&self, port: Option<&str>, untold: u64, what: What) {
+        let (time, monotonic) = (clock::wall_micros(), clock::monotonic_micros());
+        let port = port.map(str::to_owned);
+        let mut event = Event { sequence: 0, time, monotonic, port, untold, what };
+        let mut ring = self.ring();
+        ring.last += 1;
+        event.sequence = ring.last;
+        let oldest = if ring.events.len() < EVENTS_KEPT { None } else { ring.events.pop_front() };
+        ring.events.push_back(event);
+        drop(ring);
+        // Not under the lock: to let go of memory may take a moment.
+        drop(oldest);
+        self.news.wake();
+    }
+
+    /// The number of the last one.
+    pub fn last(&self) -> u64 {
+        self.ring().last
+    }
+
+    /// Up to `most` events after number `after`.
+    pub fn after(&self, after: u64, most: usize) -> Told {
+        let ring = self.ring();
+        let before = ring.last - ring.events.len() as u64;
+        let lost = before.saturating_sub(after);
+        let from = usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX);
+        Told { lost, events: ring.events.iter().skip(from).take(most).cloned().collect() }
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        // Poison is no concern: nobody can panic while it is held.
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells of one port, within bounds.
+#[derive(Debug)]
+pub struct Teller {
+    /// None in a test of a port alone.
+    events: Option<Arc<Events>>,
+    allowed: Bucket,
+    untold: AtomicU64,
+    /// Addresses that moved to the port and were not told of, and the second of the last that was.
+    moves: AtomicU64,
+    moves_told: AtomicU32,
+}
+
+impl Teller {
+    /// Tells where events are kept.
+    pub fn new(events: Option<&Arc<Events>>) -> Teller {
+        Teller {
+            events: events.cloned(),
+            allowed: Bucket::new(PORT_EVENT_BURST, PORT_EVENT_EVERY),
+            untold: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
+            moves_told: AtomicU32::new(0),
+        }
+    }
+
+    /// Tells of what the port's log says anyway: `in_log` if there is room for it there.
+    pub fn tell(&self, name: &str, what: What, in_log: bool) {
+        if in_log {
+            what.log(Some(name));
+        }
+        if self.allowed.take() {
+            self.keep(name, what);
+        } else {
+            self.untold.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells of what the log has no other line for; false if there were too many.
+    pub fn tell_and_log(&self, name: &str, what: What) -> bool {
+        let told = self.allowed.take();
+        if told {
+            self.tell_surely(name, what);
+        } else {
+            self.untold.fetch_add(1, Ordering::Relaxed);
+        }
+        told
+    }
+
+    /// Tells the end of something whose beginning was told.
+    pub fn tell_surely(&self, name: &str, what: What) {
+        what.log(Some(name));
+        self.keep(name, what);
+    }
+
+    /// An address was learned that had been behind another port, in second `now`: told of once in a
+    /// while, as a guest can have one move with each frame.
+    #[cold]
+    pub fn moved(&self, name: &str, mac: MacAddr, from: Option<&str>, now: u32) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+        let told = self.moves_told.load(Ordering::Relaxed);
+        if told != 0 && now.abs_diff(told) < MOVES_TOLD_SECONDS {
+            return;
+        }
+        let (mine, order) = (now.max(1), Ordering::Relaxed);
+        if self.moves_told.compare_exchange(told, mine, order, order).is_ok() {
+            let moves = self.moves.swap(0, Ordering::Relaxed);
+            self.tell_and_log(name, What::MacMoved { mac, from: from.map(str::to_owned), moves });
+        }
+    }
+
+    fn keep(&self, name: &str, what: What) {
+        if let Some(events) = &self.events {
+            events.keep(Some(name), self.untold.swap(0, Ordering::Relaxed), what);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events() -> Arc<Events> {
+        Arc::new(Events::new(&Arc::new(Waker::new().unwrap())))
+    }
+
+    fn numbers(told: &Told) -> Vec<u64> {
+        told.events.iter().map(|event| event.sequence).collect()
+    }
+
+    #[test]
+    fn each_kind_has_a_name_and_a_number_of_its_own() {
+        for kind in KINDS {
+            let same = |other: &&Kind| other.name == kind.name;
+            let id = |other: &&Kind| other.message_id == kind.message_id;
+            assert_eq!(KINDS.iter().filter(same).count(), KINDS.iter().filter(id).count());
+            assert!(KINDS.iter().filter(same).all(|other| other == kind));
+            let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            assert!(kind.message_id.len() == 32 && kind.message_id.bytes().all(hex), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn the_newest_are_kept_and_the_rest_is_counted() {
+        let events = events();
+        assert_eq!(events.after(0, 9), Told { lost: 0, events: vec![] });
+        for _ in 0..EVENTS_KEPT + 10 {
+            events.keep(None, 0, What::PortAdded);
+        }
+        let last = EVENTS_KEPT as u64 + 10;
+        assert_eq!(events.last(), last);
+        let told = events.after(0, 3);
+        assert_eq!((told.lost, numbers(&told)), (10, vec![11, 12, 13]));
+        let told = events.after(13, 2);
+        assert_eq!((told.lost, numbers(&told)), (0, vec![14, 15]));
+        let told = events.after(last - 1, 100);
+        assert_eq!((told.lost, numbers(&told)), (0, vec![last]));
+        for after in [last, u64::MAX] {
+            assert_eq!(events.after(after, 100), Told { lost: 0, events: vec![] });
+        }
+        assert_eq!(events.ring().events.len(), EVENTS_KEPT);
+    }
+
+    #[test]
+    fn a_port_tells_so_much_and_counts_the_rest() {
+        let events = events();
+        let teller = Teller::new(Some(&events));
+        for _ in 0..100 {
+            teller.tell("a", What::Detached(Detached::Left), false);
+        }
+        let told = events.after(0, 1_000).events;
+        let few = PORT_EVENT_BURST as usize..=PORT_EVENT_BURST as usize + 2;
+        assert!(few.contains(&told.len()), "{}", told.len());
+        teller.tell_surely("a", What::PortDeleted);
+        let all = events.after(0, 1_000).events;
+        let untold: u64 = all.iter().map(|event| event.untold).sum();
+        assert_eq!(untold as usize + all.len(), 101);
+        let last = all.last().unwrap();
+        assert_eq!((last.port.as_deref(), &last.what), (Some("a"), &What::PortDeleted));
+    }
+
+    #[test]
+    fn moves_are_told_once_in_a_while() {
+        let events = events();
+        let teller = Teller::new(Some(&events));
+        let mac: MacAddr = "52:54:00:00:00:01".parse().unwrap();
+        for now in [0, 0, 0, 1, 9, 11, 12, 30] {
+            teller.moved("a", mac, Some("b"), now);
+        }
+        let moves: Vec<u64> = (events.after(0, 9).events.iter())
+            .map(|event| match event.what {
+                What::MacMoved { moves, .. } => moves,
+                _ => panic!("{event:?}"),
+            })
+            .collect();
+        assert_eq!(moves, [1, 5, 2]);
+    }
+
+    #[test]
+    fn a_reason_is_bounded() {
+        assert_eq!(reason("ü"), "ü");
+        let long = reason("ü".repeat(10_000));
+        assert_eq!(long.chars().count(), EVENT_TEXT_CHARS + 3);
+    }
+}
