@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::lab::Lab;
 use super::{need_program, tail, wait_for};
 use testkit::counters::Counters;
+use testkit::proc::copy_program;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 const UNIT: &str = include_str!("../../scripts/systemd/vioswitchd.service");
@@ -70,7 +71,7 @@ impl Service {
         write("vioswitchd.service.d/test.conf", format!("{DROP_IN} {}\n", args.join(" ")));
         write("test.target", "[Unit]\nDefaultDependencies=no\n".to_owned());
         // The unit hides home directories, where the one under test may lie.
-        std::fs::copy(super::lab::daemon_binary(), files.join("vioswitchd")).expect("copy");
+        copy_program(super::lab::daemon_binary(), &files.join("vioswitchd"));
         let output = std::fs::File::create(lab.path("console")).expect("console");
         let unshare = lab
             .in_netns("unshare")

@@ -152,14 +152,7 @@ impl Process {
 
     /// Nanoseconds its threads and ours stood ready without a CPU: what a busy machine adds.
     pub fn run_queue_wait(&self) -> Duration {
-        let waits =
-            [format!("/proc/{}/task", self.pid()), "/proc/self/task".to_owned()].map(|dir| {
-                let tasks = std::fs::read_dir(dir).into_iter().flatten().flatten();
-                let stats =
-                    tasks.filter_map(|t| std::fs::read_to_string(t.path().join("schedstat")).ok());
-                stats.filter_map(|s| s.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
-            });
-        Duration::from_nanos(waits.iter().sum())
+        testkit::proc::run_queue_wait(self.pid())
     }
 
     pub fn alive(&mut self) {

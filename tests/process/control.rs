@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::neighbours::Pair;
-use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::proc::{Daemon, Dir, copy_program, wait_for};
 use testkit::vm::{Vm, VmConfig};
 
 const LOST: Duration = Duration::from_secs(20);
@@ -72,7 +72,7 @@ impl Lab {
     fn as_nobody(&self, groups: &str, args: &[&str]) -> Output {
         let copy = self.dir.path().join("vioswitchctl");
         if !copy.exists() {
-            std::fs::copy(env!("CARGO_BIN_EXE_vioswitchctl"), &copy).expect("copy");
+            copy_program(env!("CARGO_BIN_EXE_vioswitchctl"), &copy);
         }
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", &format!("--groups={groups}")])

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use super::process::{port, vioswitchd};
-use testkit::proc::Dir;
+use testkit::proc::{Dir, copy_program};
 
 /// Nobody's number, who has no groups but his own.
 const NOBODY: u32 = 65_534;
@@ -78,7 +78,7 @@ fn rights_that_this_user_lacks() {
     }
     let dir = Dir::new();
     let program = dir.path().join("vioswitchd");
-    fs::copy(env!("CARGO_BIN_EXE_vioswitchd"), &program).expect("copy");
+    copy_program(env!("CARGO_BIN_EXE_vioswitchd"), &program);
     let mode = |path: &std::path::Path, mode| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
     };

@@ -77,11 +77,49 @@ pub fn wait_for(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Copies a program that is to be run. By another program: a descriptor of ours that can write to
+/// it would for a moment be any child's that another thread starts meanwhile, and nobody can run
+/// what somebody can write to (ETXTBSY).
+pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
+    let status = Command::new("cp").arg(from.as_ref()).arg(to).status().expect("run cp");
+    assert!(status.success(), "cp {} {}", from.as_ref().display(), to.display());
+}
+
 /// The program under test, which cargo builds beside the directory of the tests' own programs.
 fn program() -> PathBuf {
     let this = std::env::current_exe().expect("this program");
     let mut above = this.ancestors().map(|dir| dir.join("vioswitchd"));
     above.find(|path| path.is_file()).expect("vioswitchd above this program")
+}
+
+/// How long the threads of process `pid` and this one's stood ready without a CPU, in all. What a
+/// busy machine adds to a delay is told apart from what the daemon does by this. A process that was
+/// waited for does not count.
+pub fn run_queue_wait(pid: u32) -> Duration {
+    let waits = [format!("/proc/{pid}/task"), "/proc/self/task".to_owned()].map(|dir| {
+        let tasks = fs::read_dir(dir).into_iter().flatten();
+        let stats = tasks.filter_map(|t| fs::read_to_string(t.ok()?.path().join("schedstat")).ok());
+        stats.filter_map(|s| s.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+    });
+    Duration::from_nanos(waits.iter().sum())
+}
+
+/// Waits for a process's end for so long, and for as long again as its threads and this process's
+/// waited for a CPU meanwhile, up to ten seconds.
+pub fn ends_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let (pid, mut status) = (child.id(), None);
+    let waits = run_queue_wait(pid);
+    let mut ends = |limit| {
+        wait_for(limit, || {
+            status = child.try_wait().expect("wait");
+            status.is_some()
+        })
+    };
+    if !ends(limit) {
+        let waited = run_queue_wait(pid).saturating_sub(waits);
+        ends(waited.min(Duration::from_secs(10)));
+    }
+    status
 }
 
 /// What a process holds and has used.
@@ -346,17 +384,9 @@ impl Daemon {
         Some(Apart(all))
     }
 
-    /// How long the daemon's threads and this process's stood ready without a CPU, in all. What a
-    /// busy machine adds to a delay is told apart from what the daemon does by this. A process that
-    /// has ended does not count.
+    /// How long the daemon's threads and this process's stood ready without a CPU, in all.
     pub fn run_queue_wait(&self) -> Duration {
-        let waits = [self.proc("task"), PathBuf::from("/proc/self/task")].map(|dir| {
-            let tasks = fs::read_dir(dir).into_iter().flatten();
-            let stats =
-                tasks.filter_map(|t| fs::read_to_string(t.ok()?.path().join("schedstat")).ok());
-            stats.filter_map(|s| s.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
-        });
-        Duration::from_nanos(waits.iter().sum())
+        run_queue_wait(self.pid())
     }
 
     pub fn signal(&self, signal: libc::c_int) {
@@ -364,22 +394,19 @@ impl Daemon {
     }
 
     /// Waits for the end; panics if it does not come in time. How long its threads and this process
-    /// waited for a CPU meanwhile is added, up to ten seconds.
+    /// waited for a CPU meanwhile is added, up to ten seconds, and where it has a TAP, how long the
+    /// kernel needs now to make one and to remove it: it does such things one after the other.
     pub fn exit_status(&mut self, limit: Duration) -> ExitStatus {
-        let (mut status, waits) = (None, self.run_queue_wait());
-        let mut ends_within = |child: &mut Child, limit| {
-            wait_for(limit, || {
-                status = child.try_wait().expect("wait");
-                status.is_some()
-            })
-        };
-        let ended = ends_within(&mut self.child, limit) || {
-            let waited = self.run_queue_wait().saturating_sub(waits);
-            ends_within(&mut self.child, waited.min(Duration::from_secs(10)))
-        };
-        assert!(ended, "still running after {limit:?}\n{}", self.log());
+        let mut status = ends_within(&mut self.child, limit);
+        if status.is_none() && self.args.iter().any(|arg| arg.starts_with("--tap")) {
+            let began = Instant::now();
+            super::host::ip("tuntap add mode tap name control0");
+            super::host::ip("link del control0");
+            status = ends_within(&mut self.child, began.elapsed());
+        }
+        let status = status.unwrap_or_else(|| panic!("runs after {limit:?}\n{}", self.log()));
         self.gone = true;
-        status.expect("ended")
+        status
     }
 
     /// SIGTERM: exit 0 within a second, sockets removed, no panic in the log.

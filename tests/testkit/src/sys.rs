@@ -316,12 +316,21 @@ pub fn pin(thread: libc::pid_t, cpus: &[usize]) {
 
 /// CPU time that a process has used so far, to the moment (clock_getcpuclockid(3)).
 pub fn cpu_time(pid: u32) -> Duration {
-    // SAFETY: timespec is plain data; the kernel fills it in.
-    let mut ts: libc::timespec = unsafe { std::mem::zeroed() };
     let mut clock = 0;
     // SAFETY: both are writable and of the right type.
     let found = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &mut clock) };
     assert_eq!(found, 0, "no CPU clock of process {pid}");
+    clock_time(clock)
+}
+
+/// CPU time of this thread.
+pub fn own_cpu_time() -> Duration {
+    clock_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn clock_time(clock: libc::clockid_t) -> Duration {
+    // SAFETY: timespec is plain data; the kernel fills it in.
+    let mut ts: libc::timespec = unsafe { std::mem::zeroed() };
     // SAFETY: `ts` is writable and of the right type.
     cvt(unsafe { libc::clock_gettime(clock, &mut ts) }).expect("clock_gettime");
     Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
