@@ -1,6 +1,7 @@
 //! Tests with real guests (`qemu`, `qemu_*`) and real DPDK (`dpdk`), and what they share:
 //!
 //! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
+//! * [`cases`]: several cases on the same guests.
 //! * [`service`]: the daemon as a service of a real systemd.
 //! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
 //! * [`load`]: memory and streams under load in guests, checked all the while.
@@ -14,6 +15,7 @@
 //! measure each other. What the machine lacks makes a test skip, loudly, or fail when
 //! `VIOSWITCH_REQUIRE=1`; nothing is downloaded here, `scripts/guest-image` does that.
 
+mod cases;
 mod dpdk;
 mod dpdk_memory;
 mod lab;

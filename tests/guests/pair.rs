@@ -64,6 +64,15 @@ pub fn boot(
     Pair { vm1, vm2, qemu, lab, args }
 }
 
+/// What a case has left running in the guests ends, and the books balance.
+pub fn tidy(p: &mut Pair) {
+    for vm in [&mut p.vm1, &mut p.vm2] {
+        vm.run("killall ping iperf3; while pidof ping iperf3 >/dev/null; do sleep 0.1; done", SOON);
+    }
+    assert!(p.lab.daemon_runs(), "the daemon is gone");
+    p.lab.counters_at_rest().assert_balanced();
+}
+
 /// Everybody reaches everybody.
 pub fn all_ping(p: &mut Pair) {
     let (one, two) = (p.vm1.spec.clone(), p.vm2.spec.clone());

@@ -1,49 +1,39 @@
 //! Real Linux guests under two generations of QEMU talk through the switch.
 //!
-//! For QEMU 7.2 (Debian 12's) and 10.0 (its backports): boot, ping between guests and to the host
-//! behind the TAP over IPv4 and IPv6, iperf3, the cable pulled, queue pairs changed, guests
-//! rebooted, QEMU killed and started again, the daemon killed and started again. The daemon is the
-//! real binary in a network namespace of the test's own. Guests boot as seldom as possible: under
-//! TCG a boot is what costs.
+//! For QEMU 7.2 (Debian 12's) and 10.0 (its backports), each on one pair of guests: ping between
+//! guests and to the host behind the TAP over IPv4 and IPv6, iperf3, the cable pulled, queue pairs
+//! changed, all that may happen to a machine (`qemu_machine`), QEMU killed and started again, the
+//! daemon killed and started again (`qemu_restart`). The daemon is the real binary in a network
+//! namespace of the test's own.
 //!
 //! Needs root and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
-//! `VIOSWITCH_LONG=1` kills QEMU 50 times and the daemon 200 times instead of 5 times each.
+//! `VIOSWITCH_LONG=1` kills QEMU 50 times and the daemon 200 times instead of 3 times each.
 
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use crate::cases::Case;
 use crate::lab::{HOST_IP4, Lab, port};
-use crate::pair::{Pair, all_ping, finish, pair};
+use crate::pair::{Pair, all_ping, finish, pair, tidy};
 use crate::talk::{Iperf, answers, iperf, pings};
 use crate::vm::{BOOT_LIMIT, Qemu, SOON, Vm, VmSpec};
-use crate::{alone, is_set, progress, skip, wait_for};
+use crate::{alone, cases, progress, qemu_machine, qemu_restart, skip, wait_for};
 
 /// Bytes in each direction that the counters must show after iperf3 has run both ways: far above
 /// what pings and neighbours leave, far below an emulated guest's 20 MB/s and its bare ACKs.
 const IPERF_FLOOR_BYTES: u64 = 50_000;
 
-/// The daemon leaves in good order while both guests send; they lose their cable, no more.
-fn leave_first(mut p: Pair) {
-    p.lab.stop_daemon();
-    p.vm1.ok("true");
-    p.vm2.ok("true");
-}
-
-fn talk(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
-    let Some(mut p) = pair(name, qemu, 1, false) else {
-        return;
-    };
-    all_ping(&mut p);
+fn talk(p: &mut Pair) {
+    all_ping(p);
     let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
     p.vm1.ok("iperf3 -s -D");
     p.vm2.ok("iperf3 -s -D");
-    let there = iperf(&mut p.vm1, &ip2, "-t 3").rate;
-    let back = iperf(&mut p.vm1, &ip2, "-t 3 -R").rate;
-    let other = iperf(&mut p.vm2, &ip1, "-t 2").rate;
-    let Iperf { rate: udp, lost, .. } = iperf(&mut p.vm2, &ip1, "-t 3 -u -b 5M -l 1400");
+    let there = iperf(&mut p.vm1, &ip2, "-t 1").rate;
+    let back = iperf(&mut p.vm1, &ip2, "-t 1 -R").rate;
+    let other = iperf(&mut p.vm2, &ip1, "-t 1").rate;
+    let Iperf { rate: udp, lost, .. } = iperf(&mut p.vm2, &ip1, "-t 2 -u -b 5M -l 1400");
     let _server = p.lab.in_netns("iperf3").args(["-s", "-1", "-D"]).status().expect("iperf3 -s");
-    let up = iperf(&mut p.vm1, HOST_IP4, "-t 2").rate;
+    let up = iperf(&mut p.vm1, HOST_IP4, "-t 1").rate;
     progress(&format!(
         "iperf3 TCP {there:.0}, reverse {back:.0}, other way {other:.0}, to the host {up:.0} \
          kbit/s; UDP {udp:.0} kbit/s, lost {lost:?} %"
@@ -59,7 +49,7 @@ fn talk(name: &str, qemu: Result<Qemu, String>) {
             assert!(counters.get(port, direction) > IPERF_FLOOR_BYTES, "{port}: {counters:#?}");
         }
     }
-    finish(p);
+    tidy(p);
 }
 
 /// Pulls and plugs the second guest's cable, and lets the guest shut its own interface.
@@ -79,10 +69,15 @@ fn cable(p: &mut Pair) {
         wait_for("an answer through the cable", Duration::from_secs(20), plugged);
         pings(&mut p.vm2, &ip1);
     }
-    p.vm2.ok("ip link set eth0 down && sleep 1 && ip link set eth0 up");
+    // With its interface down a guest forgets its addresses of IPv6.
+    let ip6 = p.vm2.spec.ip6();
+    p.vm2.ok(&format!(
+        "ip link set eth0 down && sleep 1 && ip link set eth0 up && \
+         ip -6 addr add {ip6}/64 dev eth0"
+    ));
     pings(&mut p.vm2, &ip1);
     pings(&mut p.vm1, &p.vm2.spec.ip4());
-    progress("cable pulled and plugged");
+    tidy(p);
 }
 
 fn wait_carrier(vm: &mut Vm, wanted: &str) {
@@ -116,33 +111,7 @@ fn queues(p: &mut Pair) {
         let sent = sent_on(p, queue) - before;
         assert!(sent >= 10, "queue {queue} sent only {sent} frames");
     }
-    progress("queue pairs changed");
-}
-
-/// Each guest reboots, by the reset button and by itself, while the other stays up.
-fn reboots(p: &mut Pair) {
-    for _ in 0..2 {
-        p.vm2.qmp(r#""execute":"system_reset""#);
-        p.vm2.wait_ready();
-        pings(&mut p.vm2, &p.vm1.spec.ip4());
-        p.vm1.last_words("reboot -f");
-        p.vm1.wait_ready();
-        pings(&mut p.vm2, &p.vm1.spec.ip4());
-    }
-    all_ping(p);
-    progress("guests rebooted");
-}
-
-fn change(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
-    let Some(mut p) = pair(name, qemu, 2, false) else {
-        return;
-    };
-    pings(&mut p.vm1, &p.vm2.spec.ip4());
-    cable(&mut p);
-    queues(&mut p);
-    reboots(&mut p);
-    finish(p);
+    tidy(p);
 }
 
 /// A host's ping to the guest that stays, for as long as the other one dies and returns.
@@ -171,17 +140,12 @@ impl Bystander {
     }
 }
 
-/// QEMU dies under load and starts again on the same port, time after time. With `listens` the
-/// daemon is the socket's client and has to connect again by itself.
-fn kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
-    let _alone = alone();
-    let Some(mut p) = pair(name, qemu, 1, listens) else {
-        return;
-    };
+/// QEMU dies under load and starts again on the same port, time after time.
+fn kills(p: &mut Pair) {
     let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
-    let bystander = Bystander::start(&p);
+    let bystander = Bystander::start(p);
     p.vm1.ok(&format!("ping -s 1400 -i 0.01 {ip2} >/dev/null 2>&1 &"));
-    let rounds = if is_set("VIOSWITCH_LONG") { 50 } else { 5 };
+    let rounds = testkit::rounds(1, 3, 50);
     for round in 1..=rounds {
         p.vm2.ok(&format!("ping -s 1400 -i 0.01 {ip1} >/dev/null 2>&1 & sleep 0.5"));
         p.vm2.power_cycle(&p.lab, &p.qemu);
@@ -195,43 +159,60 @@ fn kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
         progress(&format!("QEMU killed and back, {round} of {rounds}"));
     }
     bystander.finish(&p.lab);
-    p.vm2.ok(&format!("ping -s 1400 -i 0.01 {ip1} >/dev/null 2>&1 & sleep 0.5"));
-    leave_first(p);
+    tidy(p);
+}
+
+/// The daemon leaves in good order while both guests send; they lose their cable, no more. They
+/// have it back with the next daemon.
+fn leave_first(p: &mut Pair) {
+    let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
+    for (vm, other) in [(&mut p.vm1, &ip2), (&mut p.vm2, &ip1)] {
+        vm.ok(&format!("ping -s 1400 -i 0.01 {other} >/dev/null 2>&1 & sleep 0.5"));
+    }
+    p.lab.stop_daemon();
+    p.vm1.ok("true");
+    p.vm2.ok("true");
+    p.lab.start_daemon(&p.args);
+    p.lab.configure_tap();
+    wait_for("an answer", BOOT_LIMIT, || answers(&mut p.vm2, &ip1).then_some(()));
+    tidy(p);
+}
+
+/// What two guests and the switch between them go through. First what leaves them as they are.
+const CASES: [Case<Pair>; 13] = [
+    ("talking", talk),
+    ("cable pulled", cable),
+    ("queue pairs changed", queues),
+    ("memory in another shape", qemu_machine::shapes),
+    ("paused and resumed", qemu_machine::pauses),
+    ("saved and restored", qemu_machine::snapshots),
+    ("memory plugged and unplugged", qemu_machine::memory),
+    ("without its driver", qemu_machine::drivers),
+    ("without its network card", qemu_machine::network_cards),
+    ("reset and rebooted", qemu_machine::reboots),
+    ("QEMU killed", kills),
+    ("daemon killed", qemu_restart::kills),
+    ("daemon leaves first", leave_first),
+];
+
+/// With `listens` the daemon is the client of the second guest's socket. The short run has one case
+/// of each QEMU.
+fn cases(name: &str, qemu: Result<Qemu, String>, listens: bool, short: &str) {
+    let _alone = alone();
+    let all = testkit::rounds(false, true, true);
+    let chosen: Vec<_> = CASES.into_iter().filter(|case| all || case.0 == short).collect();
+    assert!(!chosen.is_empty(), "no case of that name");
+    cases::run(|| pair(name, qemu.clone(), 2, listens), &chosen, finish);
 }
 
 #[test]
-fn guests_and_host_talk_qemu_7() {
-    talk("talk7", Qemu::system());
+fn two_guests_qemu_7() {
+    cases("pair7", Qemu::system(), false, "talking");
 }
 
 #[test]
-#[ignore = "full"]
-fn guests_and_host_talk_qemu_10() {
-    talk("talk10", Qemu::backported());
-}
-
-#[test]
-#[ignore = "full"]
-fn cable_queues_and_reboots_qemu_7() {
-    change("change7", Qemu::system());
-}
-
-#[test]
-#[ignore = "full"]
-fn cable_queues_and_reboots_qemu_10() {
-    change("change10", Qemu::backported());
-}
-
-#[test]
-#[ignore = "full"]
-fn qemu_killed_and_started_again_qemu_7() {
-    kills("kills7", Qemu::system(), false);
-}
-
-#[test]
-#[ignore = "full"]
-fn qemu_killed_and_started_again_qemu_10() {
-    kills("kills10", Qemu::backported(), true);
+fn two_guests_qemu_10() {
+    cases("pair10", Qemu::backported(), true, "daemon killed");
 }
 
 /// `-m 256` and nothing else, which most have tried first; and more queue pairs than the port has.

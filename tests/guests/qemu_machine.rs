@@ -2,16 +2,15 @@
 //! from it, reset, grows and shrinks, its driver goes and comes back, its network card is pulled
 //! out and plugged in again.
 //!
-//! Each for QEMU 7.2 and 10.0, with a stream of pings from the other guest under way. Needs root
-//! and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`. `VIOSWITCH_LONG=1`
-//! does each thing 50 times instead of twice.
+//! Cases of `qemu`, with a stream of pings from the other guest under way. `VIOSWITCH_LONG=1` does
+//! each thing 50 times instead of twice.
 
 use std::time::Duration;
 
-use crate::pair::{Pair, finish, pair, what_each_knows};
+use crate::pair::{Pair, all_ping, tidy, what_each_knows};
 use crate::talk::{answers, pings, try_pings};
-use crate::vm::{MEMORY_KIB, Qemu, SOON, Vm};
-use crate::{alone, is_set, progress, wait_for};
+use crate::vm::{MEMORY_KIB, SOON, Vm};
+use crate::{progress, wait_for};
 
 /// For what waits for a guest's driver or kernel.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -52,12 +51,6 @@ fn pause(p: &mut Pair) {
     talk_again(p);
 }
 
-fn reset(p: &mut Pair) {
-    p.vm2.qmp(r#""execute":"system_reset""#);
-    p.vm2.wait_ready();
-    talk_again(p);
-}
-
 fn driver(p: &mut Pair) {
     p.vm2.ok("rmmod virtio_net && insmod /mod/virtio_net.ko");
     configure(p);
@@ -75,6 +68,7 @@ fn network_card(p: &mut Pair) {
         .filter_map(|option| option.split_once('='))
         .map(|(key, value)| match value.parse::<u32>() {
             Ok(number) => format!(r#""{key}":{number}"#),
+            Err(_) if ["on", "off"].contains(&value) => format!(r#""{key}":{}"#, value == "on"),
             Err(_) => format!(r#""{key}":"{value}""#),
         })
         .collect();
@@ -121,7 +115,7 @@ fn snapshot(p: &mut Pair) {
 
 /// A DIMM comes and goes, which the guest does not use: the daemon gets one memory region more, and
 /// one less, on running rings.
-fn memory(p: &mut Pair) {
+fn dimm(p: &mut Pair) {
     let backend = r#""qom-type":"memory-backend-memfd","id":"more","size":134217728,"share":true"#;
     let before = p.lab.mapped_regions();
     p.vm2.qmp(&format!(r#""execute":"object-add","arguments":{{{backend}}}"#));
@@ -157,36 +151,49 @@ fn shape(p: &mut Pair) {
     progress(&format!("{} frames to the guest met the hole", dropped(p) - before));
 }
 
-/// Each thing as often as it is to be done.
-fn changes(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
-    let Some(mut p) = pair(name, qemu, 1, false) else {
-        return;
-    };
-    send_always(&mut p);
-    let rounds = if is_set("VIOSWITCH_LONG") { 50 } else { 2 };
-    let mut each = |what: &str, thing: fn(&mut Pair)| {
-        (0..rounds).for_each(|_| thing(&mut p));
-        progress(&format!("{what} {rounds} times"));
-    };
-    each("given memory in another shape", shape);
-    each("paused and resumed", pause);
-    each("saved and restored", snapshot);
-    each("given memory that was taken again", memory);
-    each("without its driver for a moment", driver);
-    each("without its network card for a moment", network_card);
-    each("reset", reset);
-    finish(p);
+/// As often as it is to be done, with frames for the guest on their way.
+fn often(p: &mut Pair, thing: fn(&mut Pair)) {
+    send_always(p);
+    (0..testkit::rounds(1, 2, 50)).for_each(|_| thing(p));
+    tidy(p);
 }
 
-#[test]
-#[ignore = "full"]
-fn machines_change_qemu_7() {
-    changes("machine7", Qemu::system());
+pub fn shapes(p: &mut Pair) {
+    often(p, shape);
 }
 
-#[test]
-#[ignore = "full"]
-fn machines_change_qemu_10() {
-    changes("machine10", Qemu::backported());
+pub fn pauses(p: &mut Pair) {
+    often(p, pause);
+}
+
+pub fn snapshots(p: &mut Pair) {
+    often(p, snapshot);
+}
+
+pub fn memory(p: &mut Pair) {
+    often(p, dimm);
+}
+
+pub fn drivers(p: &mut Pair) {
+    often(p, driver);
+}
+
+pub fn network_cards(p: &mut Pair) {
+    often(p, network_card);
+}
+
+/// Each guest reboots while the other stays up: the second by the reset button, with frames for it
+/// on their way, the first by itself.
+pub fn reboots(p: &mut Pair) {
+    for _ in 0..testkit::rounds(1, 1, 50) {
+        send_always(p);
+        p.vm2.qmp(r#""execute":"system_reset""#);
+        p.vm2.wait_ready();
+        talk_again(p);
+        p.vm1.last_words("reboot -f");
+        p.vm1.wait_ready();
+        pings(&mut p.vm2, &p.vm1.spec.ip4());
+    }
+    all_ping(p);
+    tidy(p);
 }

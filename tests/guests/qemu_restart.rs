@@ -3,18 +3,18 @@
 //! stream goes on, nobody reboots.
 //!
 //! Needs root, systemd, and what `scripts/guest-image --qemu10` builds; run with
-//! `--test-threads=1`. `VIOSWITCH_LONG=1` kills 200 times and restarts 100 times instead of 5.
+//! `--test-threads=1`. `VIOSWITCH_LONG=1` kills 200 times and restarts 100 times instead of 3.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::lab::{HOST_IP4, Lab, TAP_MAC};
-use crate::pair::{Pair, all_ping, arguments, boot, finish, pair, what_each_knows};
+use crate::pair::{Pair, all_ping, arguments, boot, tidy, what_each_knows};
 use crate::service::{self, Service};
 use crate::talk::try_pings;
 use crate::vm::{Qemu, SOON, Vm};
-use crate::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
+use crate::{alone, can_make_network, need_program, progress, skip, wait_for};
 use testkit::counters::at_rest;
 
 /// Longest way from the end of a daemon that was killed to an answer of one guest to the other: a
@@ -69,22 +69,17 @@ fn renew(p: &mut Pair, rounds: u64, mut once: impl FnMut(&mut Pair)) -> Duration
     worst
 }
 
-/// The daemon dies and is started again. With `listens` it is the client of the second guest's
-/// QEMU.
-fn kills(name: &str, qemu: Result<Qemu, String>, listens: bool) {
-    let _alone = alone();
-    let Some(mut p) = pair(name, qemu, 1, listens) else {
-        return;
-    };
-    let rounds = testkit::rounds(2, 5, 200);
-    let worst = renew(&mut p, rounds, |p| {
+/// The daemon dies and is started again: a case of `qemu`.
+pub fn kills(p: &mut Pair) {
+    let rounds = testkit::rounds(2, 3, 200);
+    let worst = renew(p, rounds, |p| {
         p.lab.kill_daemon();
         p.lab.start_daemon(&p.args);
         p.lab.configure_tap();
     });
     progress(&format!("killed {rounds} times; back after {worst:.1?} at most"));
     assert!(worst < BACK_AFTER_KILL, "back after {worst:.1?}");
-    finish(p);
+    tidy(p);
 }
 
 /// The host's pings to a guest, 20 a second, for the whole of a test.
@@ -151,7 +146,7 @@ fn restarts(name: &str, qemu: Result<Qemu, String>) {
     }
     let [ip1, ip2] = [&p.vm1, &p.vm2].map(|vm| vm.spec.ip4());
     let heard = [Pings::start(&p.lab, &ip1), Pings::start(&p.lab, &ip2)];
-    let rounds = if is_set("VIOSWITCH_LONG") { 100 } else { 5 };
+    let rounds = testkit::rounds(1, 3, 100);
     // Nobody configures the TAP again: it stays.
     let worst = renew(&mut p, rounds, |_| drop(service.systemctl(&["restart", "vioswitchd"])));
     progress(&format!("restarted {rounds} times; the guests met after {worst:.1?} at most"));
@@ -170,17 +165,6 @@ fn restarts(name: &str, qemu: Result<Qemu, String>) {
     service.systemctl(&["stop", "vioswitchd"]);
     assert!(!service.socket("vm1.sock").exists(), "a stop leaves nothing behind");
     assert_eq!(service.show("NFileDescriptorStore"), "0");
-}
-
-#[test]
-#[ignore = "full"]
-fn daemon_killed_and_started_again_qemu_7() {
-    kills("dies7", Qemu::system(), false);
-}
-
-#[test]
-fn daemon_killed_and_started_again_qemu_10() {
-    kills("dies10", Qemu::backported(), true);
 }
 
 #[test]
