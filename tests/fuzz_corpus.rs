@@ -92,6 +92,12 @@ fn configurations() {
 }
 
 #[test]
+fn control_clients() {
+    replay("control", targets::control::run, 2000);
+    targets::control::close();
+}
+
+#[test]
 fn forwarding_tables() {
     replay("fdb", targets::fdb::run, 4000);
 }

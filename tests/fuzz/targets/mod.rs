@@ -7,6 +7,7 @@
 //! test.
 
 pub mod config;
+pub mod control;
 pub mod fdb;
 pub mod frames;
 pub mod input;
