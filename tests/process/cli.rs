@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use testkit::counters::Counters;
 use testkit::frontend::Frontend;
 use testkit::net::{Job, Net, Sizes};
-use testkit::proc::{Daemon, Dir, STOP_LIMIT, wait_for};
+use testkit::proc::{Daemon, Dir, STOP_LIMIT, ends_within, wait_for};
 use testkit::sys;
 use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig, mac_of};
@@ -73,13 +73,8 @@ impl Process {
 
     /// Status at its end, which must come within `limit`.
     fn ended(&mut self, limit: Duration) -> ExitStatus {
-        let mut status = None;
-        let ended = wait_for(limit, || {
-            status = self.child.try_wait().expect("wait");
-            status.is_some()
-        });
-        assert!(ended, "still running after {limit:?}: {}", self.log());
-        status.expect("ended")
+        let status = ends_within(&mut self.child, limit);
+        status.unwrap_or_else(|| panic!("still running after {limit:?}: {}", self.log()))
     }
 
     /// A signal, exit 0 within a second, and the sockets of these names gone.
@@ -650,7 +645,12 @@ fn told(manager: &UnixDatagram, limit: Duration) -> Option<String> {
     manager.set_read_timeout(Some(limit)).expect("time limit");
     let mut buffer = [0; 512];
     loop {
-        let len = manager.recv(&mut buffer).ok()?;
+        let len = match manager.recv(&mut buffer) {
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => panic!("{error}"),
+        };
         let said = String::from_utf8(buffer[..len].to_vec()).expect("UTF-8");
         if !said.starts_with("FDSTORE") {
             return Some(said);
@@ -675,7 +675,8 @@ fn readiness_is_told_when_all_sockets_exist() {
         let names: Vec<String> = (0..100).map(|i| format!("p{i}")).collect();
         let args: Vec<String> = names.iter().map(|name| port(dir.path(), name, "")).collect();
         let mut d = Process::start(dir, &args, |command| command.env("NOTIFY_SOCKET", &name));
-        let state = told(&manager, SOON).expect("readiness");
+        let state = told(&manager, SOON);
+        let state = state.unwrap_or_else(|| panic!("round {round}: not ready: {}", d.log()));
         for name in &names {
             UnixStream::connect(d.path(name)).expect("ready, so each accepts");
         }
