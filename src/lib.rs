@@ -16,6 +16,7 @@
 //! | [`memory`] | guest memory: mapping, translation, dirty log |
 //! | [`switch`] | decisions: the forwarding table and the policy |
 //! | [`events`] | what happened, for those who watch |
+//! | [`capture`] | copies of frames for those who look at them |
 //! | [`stats`] | counters and the named reasons for a drop |
 //! | [`sys`] | system calls |
 //! | [`frame`] | frames as bytes |
@@ -31,6 +32,7 @@
 //! locks and a port's small mutexes are leaves too.
 #![cfg(target_os = "linux")]
 
+pub mod capture;
 pub mod config;
 pub mod control;
 pub mod daemon;

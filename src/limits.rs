@@ -2,14 +2,17 @@
 //!
 //! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes
 //! the data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`,
-//! those of the control socket in `limits/control.rs`, those of events in `limits/events.rs`.
+//! those of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of
+//! events in `limits/events.rs`.
 
+mod capture;
 mod control;
 mod events;
 #[cfg(test)]
 mod tests;
 mod workers;
 
+pub use capture::*;
 pub use control::*;
 pub use events::*;
 pub use workers::*;

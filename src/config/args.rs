@@ -140,6 +140,10 @@ struct Options {
     #[arg(long, value_name = "GROUP")]
     control_admin_group: Option<String>,
 
+    /// Who of them may look at frames, beside root and the daemon's user
+    #[arg(long, value_name = "GROUP")]
+    capture_group: Option<String>,
+
     /// Offer no more than at this feature level, so that VMs can migrate to older hosts
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     feature_level: Option<String>,
@@ -254,6 +258,7 @@ fn lower(options: Options) -> Result<Given, UsageError> {
         ("control", options.control),
         ("control-group", options.control_group),
         ("control-admin-group", options.control_admin_group),
+        ("capture-group", options.capture_group),
         ("feature-level", options.feature_level),
         ("uplink-to-uplink", options.uplink_to_uplink),
     ];

@@ -185,6 +185,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
             path: claim.value.into(),
             group: scalars.control_group,
             admins: scalars.control_admin_group,
+            captors: scalars.capture_group,
         }),
         feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),

@@ -90,6 +90,8 @@ pub struct Control {
     pub group: Option<u32>,
     /// Group whose members may change the switch, beside root and the process's own user.
     pub admins: Option<u32>,
+    /// Group whose members may look at frames, beside these two.
+    pub captors: Option<u32>,
 }
 
 /// One virtual machine's port.

@@ -24,7 +24,7 @@ use crate::switch::PortPolicy;
 const SHORTHAND_NAME: &str = "port0";
 
 const SCALAR_KEYS: &str = "port, tap, workers, cpus, poll, age, control, control-group, \
-     control-admin-group, feature-level, uplink-to-uplink, socket-path, fd";
+     control-admin-group, capture-group, feature-level, uplink-to-uplink, socket-path, fd";
 const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, \
      platform, flood, mtu, feature-level, memory";
 const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
@@ -47,6 +47,7 @@ pub(super) struct Scalars {
     pub(super) control: Option<Claim>,
     pub(super) control_group: Option<u32>,
     pub(super) control_admin_group: Option<u32>,
+    pub(super) capture_group: Option<u32>,
     pub(super) feature_level: Option<u8>,
     pub(super) uplink_to_uplink: Option<bool>,
 }
@@ -62,6 +63,7 @@ impl Scalars {
             control: self.control.or(under.control),
             control_group: self.control_group.or(under.control_group),
             control_admin_group: self.control_admin_group.or(under.control_admin_group),
+            capture_group: self.capture_group.or(under.capture_group),
             feature_level: self.feature_level.or(under.feature_level),
             uplink_to_uplink: self.uplink_to_uplink.or(under.uplink_to_uplink),
         }
@@ -101,6 +103,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
         }
         "control-group" => scalars.control_group = Some(group(setting)?),
         "control-admin-group" => scalars.control_admin_group = Some(group(setting)?),
+        "capture-group" => scalars.capture_group = Some(group(setting)?),
         "feature-level" => scalars.feature_level = Some(feature_level(setting)?),
         "uplink-to-uplink" => scalars.uplink_to_uplink = Some(truth(setting)?),
         "socket-path" => {

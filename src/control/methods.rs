@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::connection::{Caller, Closed, Connection, Idle};
 use super::events::EventStream;
+use super::frames::Frames;
 use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::nearest::nearest;
 use super::parameters::{only, required, text};
@@ -30,7 +31,7 @@ use crate::sys::{clock, group, unix_socket};
 const DESCRIPTION: &str = include_str!("../../docs/io.vioswitch.Switch.varlink");
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
-const METHODS: [&str; 11] = [
+const METHODS: [&str; 12] = [
     "GetStatus",
     "ListPorts",
     "GetPort",
@@ -42,6 +43,7 @@ const METHODS: [&str; 11] = [
     "ListAddresses",
     "FlushAddresses",
     "Events",
+    "Capture",
 ];
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
@@ -66,6 +68,8 @@ pub enum Stream {
     Wait(PortWait),
     /// What happens, in order.
     Events(EventStream),
+    /// Copies of frames, as they pass.
+    Frames(Frames),
 }
 
 /// What comes next of an answer of several parts.
@@ -89,6 +93,8 @@ pub struct Switch {
     pub(super) directory: PathBuf,
     /// The group whose members may change it.
     admins: Option<u32>,
+    /// The group whose members may look at frames.
+    captors: Option<u32>,
     /// What became of clients.
     pub clients: Clients,
     /// Lines about clients in the log.
@@ -110,6 +116,7 @@ impl Switch {
             started: Instant::now(),
             directory,
             admins: control.admins,
+            captors: control.captors,
             clients: Clients::default(),
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
             news,
@@ -187,8 +194,17 @@ impl Switch {
                 return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
             }
             "AddPort" | "AddTap" | "DeletePort" | "FlushAddresses" => {
-                self.permit(client)?;
+                permit(client, self.admins, "control-admin-group")?;
                 return self.change(name, parameters, client.caller);
+            }
+            "Capture" => {
+                permit(client, self.captors, "capture-group")?;
+                if !more {
+                    return Err(no_more());
+                }
+                let frames = Frames::new(parameters, &self.view)?;
+                self.tell("captures frames of", &frames.ports(), client.caller);
+                return Ok(Answer::Stream(Stream::Frames(frames)));
             }
             _ => {
                 let near = nearest(name, METHODS.into_iter());
@@ -244,24 +260,6 @@ impl Switch {
         if self.log.take() {
             log::info!("control: pid {pid} uid {uid} {does} {:?}", clip(name));
         }
-    }
-
-    /// Root, the daemon's own user, and the members of the group that is configured for it.
-    fn permit(&self, client: &Connection) -> Result<(), Fault> {
-        let Caller { uid, gid, .. } = client.caller;
-        let belongs = |admins: u32| {
-            // Who they are cannot be told: they are not.
-            gid == admins
-                || unix_socket::peer_groups(client.as_fd()).is_ok_and(|all| all.contains(&admins))
-        };
-        if uid == 0 || uid == group::own_user() || self.admins.is_some_and(belongs) {
-            return Ok(());
-        }
-        let own = group::own_user();
-        Err(Fault::not_permitted(match self.admins {
-            Some(admins) => format!("root, user {own} or a member of group {admins}"),
-            None => format!("root or user {own}; control-admin-group names a group"),
-        }))
     }
 
     fn status(&self) -> Value {
@@ -357,6 +355,7 @@ impl Switch {
             }
             Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
             Stream::Events(events) => return events.part(&self.view.events),
+            Stream::Frames(frames) => return frames.part(&ports),
         };
         Part::Reply(reply, more)
     }
@@ -365,6 +364,24 @@ impl Switch {
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
     // A panic under it was contained, and what it left half done is better than no switch.
     daemon.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Root, the daemon's own user, and the members of `group`, which the setting `key` names.
+fn permit(client: &Connection, group: Option<u32>, key: &str) -> Result<(), Fault> {
+    let Caller { uid, gid, .. } = client.caller;
+    let belongs = |members: u32| {
+        // Who they are cannot be told: they are not.
+        gid == members
+            || unix_socket::peer_groups(client.as_fd()).is_ok_and(|all| all.contains(&members))
+    };
+    let own = group::own_user();
+    if uid == 0 || uid == own || group.is_some_and(belongs) {
+        return Ok(());
+    }
+    Err(Fault::not_permitted(match group {
+        Some(members) => format!("root, user {own} or a member of group {members}"),
+        None => format!("root or user {own}; {key} names a group"),
+    }))
 }
 
 fn no_more() -> Fault {

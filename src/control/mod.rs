@@ -12,6 +12,7 @@
 //! * `parameters` what a call is given, checked;
 //! * `events` what happens, told to those who watch;
 //! * `wait` an answer that comes when a port is ready;
+//! * `frames` copies of frames for a client;
 //! * `nearest` what a mistyped word may have meant;
 //! * `server` the loop.
 //!
@@ -25,6 +26,7 @@
 mod changes;
 mod connection;
 mod events;
+mod frames;
 mod message;
 mod methods;
 mod nearest;

@@ -6,6 +6,7 @@
 //! free; the receive locks inside are leaves.
 
 pub mod announce;
+mod capture;
 mod discard;
 mod guest;
 mod tap;
@@ -176,9 +177,15 @@ impl Pipeline {
                 instead
             }
             Ok(()) => {
+                if ports.is_captured() {
+                    self.begin_capture(&mut guard);
+                }
                 self.classify(ports, &mut source, &mut guard);
                 source.before_delivery(self, &mut guard);
                 let next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
+                if guard.outcomes.are_wanted() {
+                    self.capture(ports, source.port().id, &mut guard);
+                }
                 source.complete(self, guard, stats, next)
             }
         };
@@ -213,7 +220,7 @@ impl Pipeline {
         stats: &WorkerStats,
         from: Option<(&RingState, bool)>,
     ) -> Tried {
-        let BurstContext { burst, plan, scratch, writer, .. } = context;
+        let BurstContext { burst, plan, scratch, writer, outcomes, .. } = context;
         let mut delivery = Delivery {
             ports,
             ingress: port.id,
@@ -228,6 +235,7 @@ impl Pipeline {
             wait_until: None,
             slow: 0,
             most_segments: MAX_SEGMENTS,
+            outcomes,
         };
         if delivery.first_tries(burst, plan.runs()) {
             let wait = from.and_then(|(state, others)| may_wait(state, self.time.cycle, others));

@@ -169,7 +169,7 @@ impl BurstContext {
         source: &mut SourceMemo,
         now: u32,
     ) {
-        let BurstContext { burst, plan, memo, flows, tally, .. } = self;
+        let BurstContext { burst, plan, memo, flows, tally, outcomes, .. } = self;
         memo.start_burst();
         if policy.fdb.is_large() {
             prefetch(policy.fdb, burst.frames());
@@ -189,8 +189,8 @@ impl BurstContext {
                         break;
                     }
                 }
-                Ok(Decision::Drop(cause)) => plan.drop(reason(cause)),
-                Err(reason) => plan.drop(reason),
+                Ok(Decision::Drop(cause)) => plan.drop(i as u8, reason(cause)),
+                Err(reason) => plan.drop(i as u8, reason),
             }
             tally.bytes += u64::from(frame.len);
         }
@@ -201,7 +201,7 @@ impl BurstContext {
         tally.classified = burst.frames().len();
         tally.copies = plan.copies(tally.classified) as u64;
         if least < NO_LIMIT {
-            drop_too_big(burst, plan, policy.ports, least);
+            drop_too_big(burst, plan, policy.ports, least, outcomes);
         }
     }
 }
@@ -235,7 +235,7 @@ impl Floods {
         }
         self.copies += *targets;
         match *targets {
-            0 => plan.drop(DropReason::NoReceiver),
+            0 => plan.drop(i as u8, DropReason::NoReceiver),
             _ => plan.fan(flood).push(i as u8),
         }
         true

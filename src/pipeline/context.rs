@@ -11,6 +11,7 @@
 use std::ops::{Deref, DerefMut};
 
 use super::plan::Plan;
+use crate::capture::outcomes::Outcomes;
 use crate::frame::flow_hash;
 use crate::limits::BURST_FRAMES;
 use crate::port::PortTable;
@@ -33,6 +34,8 @@ pub struct BurstContext {
     pub plan: Plan,
     /// What it counts for.
     pub tally: Tally,
+    /// What became of its copies, if somebody wants to know.
+    pub outcomes: Outcomes,
     /// Room for delivering to rings.
     pub scratch: RxScratch,
     /// Room for delivering to TAPs.
@@ -131,7 +134,8 @@ impl<'a> BurstGuard<'a> {
     #[inline(always)]
     pub fn finish(self) {
         let (context, from) = (&mut *self.context, self.from);
-        for reason in context.burst.rejected().chain(context.plan.drops()) {
+        let planned = context.plan.drops().map(|(_, reason)| reason);
+        for reason in context.burst.rejected().chain(planned) {
             from.drops.add(reason, 1);
         }
         from.frames.add(context.burst.taken() as u64);
@@ -159,7 +163,7 @@ impl<'a> BurstGuard<'a> {
             known += 1;
             from.drops.add(reason, 1);
         }
-        plan.drops().for_each(|reason| from.drops.add(reason, 1));
+        plan.drops().for_each(|(_, reason)| from.drops.add(reason, 1));
         let lost = burst.taken().saturating_sub(known);
         from.drops.add(DropReason::Panicked, lost as u64);
         plan.each_lost(|id: PortId, copies: usize| {
@@ -212,7 +216,7 @@ mod tests {
         context.plan.fan(Flood::Group).targets_mut().extend([0, 1]);
         for frame in 0..classified as u8 {
             match frame {
-                0 => context.plan.drop(DropReason::BadSource),
+                0 => context.plan.drop(frame, DropReason::BadSource),
                 1 => context.plan.fan(Flood::Group).push(1),
                 _ => context.plan.unicast(frame, 0, 0),
             }

@@ -21,6 +21,7 @@ use super::fit::{keep_fitting, longest};
 use super::plan::{Fanning, Plan, Progress, Run};
 use super::signals::Signals;
 use super::stalls::Stalls;
+use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
@@ -80,6 +81,8 @@ pub struct Delivery<'a> {
     pub slow: u64,
     /// Segments that a frame may be cut into.
     pub most_segments: u32,
+    /// What became of each copy, if somebody wants to know.
+    pub outcomes: &'a mut Outcomes,
 }
 
 impl Delivery<'_> {
@@ -129,7 +132,7 @@ impl Delivery<'_> {
                 run.left().is_empty()
             }
             Endpoint::Tap(tap) => {
-                tap.send(self.worker, burst, run.take_left(), self.writer, port);
+                tap.send(self.worker, burst, run.take_left(), self.writer, port, self.outcomes);
                 true
             }
         }
@@ -176,9 +179,10 @@ impl Delivery<'_> {
         if matches!(short, Short::Wait(_)) && !queue.is_stalled() {
             return 0;
         }
-        let frames = run.left().len();
-        port.stats.drops.add_shared(DropReason::RingBusy, frames as u64);
-        frames
+        let frames = run.left();
+        port.stats.drops.add_shared(DropReason::RingBusy, frames.len() as u64);
+        self.outcomes.dropped(frames, port.id, DropReason::RingBusy);
+        frames.len()
     }
 
     /// A contended lock: spin about as long as a burst takes. If the burst cannot wait in its
@@ -249,6 +253,7 @@ impl Delivery<'_> {
         let memory = state.memory(clock::cycles);
         if memory == Memory::Paused {
             stats.drops.add(DropReason::SlowMemory, frames.len() as u64);
+            self.outcomes.dropped(frames, port.id, DropReason::SlowMemory);
             return frames.len();
         }
         self.scratch.touch = self.stalls.is_watching() || memory == Memory::Distrusted;
@@ -259,6 +264,7 @@ impl Delivery<'_> {
                 return 0;
             }
             stats.drops.add(down, frames.len() as u64);
+            self.outcomes.dropped(frames, port.id, down);
             return frames.len();
         };
         let ask = || shares.allow(self.ingress, frames.len(), || ring.offered().into());
@@ -272,15 +278,20 @@ impl Delivery<'_> {
         let taken = ring.base().wrapping_sub(base);
         shares.record(done.frames, taken, done.settled < allowed);
         count(stats, &done, burst.needs_offloads());
+        if self.outcomes.are_wanted() {
+            note_settled(self.outcomes, port.id, frames, &done);
+        }
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(port.id, done.signal, &mut state, stats);
             if done.signal {
                 guest.count_received();
             }
         }
-        let left = (frames.len() - done.settled) as u64;
+        let behind = &frames[done.settled..];
+        let left = behind.len() as u64;
         if let Some(error) = done.broken {
             stats.drops.add(DropReason::RingBroken, left);
+            self.outcomes.dropped(behind, port.id, DropReason::RingBroken);
             state.broken = true;
             guest.set_active(index, false);
             self.signals.note_error(port.id, &state);
@@ -292,6 +303,7 @@ impl Delivery<'_> {
         }
         if done.slow > 0 {
             stats.drops.add(DropReason::SlowMemory, left);
+            self.outcomes.dropped(behind, port.id, DropReason::SlowMemory);
             state.pause(done.slow, clock::cycles());
             self.slow = self.slow.saturating_add(done.slow);
             return frames.len();
@@ -302,6 +314,7 @@ impl Delivery<'_> {
         let keep = left > 0 && self.keeps(&guest.rx[index], &mut state, short);
         if left > 0 && !keep {
             stats.drops.add(DropReason::NoBuffer, left);
+            self.outcomes.dropped(behind, port.id, DropReason::NoBuffer);
         }
         if keep { done.settled } else { frames.len() }
     }
@@ -343,7 +356,7 @@ impl Delivery<'_> {
             let max_len = port.mtu.max_len();
             let fitting = match longest <= max_len {
                 true => frames,
-                false => keep_fitting(burst, frames, port, max_len, &mut kept),
+                false => keep_fitting(burst, frames, port, max_len, &mut kept, self.outcomes),
             };
             progress.counted(frames.len() - fitting.len());
             match &port.endpoint {
@@ -352,7 +365,7 @@ impl Delivery<'_> {
                 }
                 Endpoint::Tap(tap) => {
                     progress.counted(frames.len());
-                    tap.send(self.worker, burst, fitting, self.writer, port);
+                    tap.send(self.worker, burst, fitting, self.writer, port, self.outcomes);
                 }
             }
             progress.next_target();
@@ -375,6 +388,7 @@ impl Delivery<'_> {
             let snapshot = &burst.frames()[usize::from(frame)].snapshot;
             let Some(queue) = receivers.choose(|| flow_hash(snapshot)) else {
                 port.stats.drops.add_shared(DropReason::PortDown, floods.len() as u64);
+                self.outcomes.dropped(floods, port.id, DropReason::PortDown);
                 return;
             };
             *place = queue as u8;
@@ -412,13 +426,27 @@ fn count(stats: &QueueStats, done: &Delivered, asks: bool) {
         fallbacks.segments_lost.add(done.segments_lost);
     }
     if done.no_fit > 0 {
-        stats.drops.add(DropReason::NoFit, done.no_fit);
+        stats.drops.add(DropReason::NoFit, done.no_fit.count_ones().into());
     }
     if done.bad_offload > 0 {
-        stats.drops.add(DropReason::BadOffload, done.bad_offload);
+        stats.drops.add(DropReason::BadOffload, done.bad_offload.count_ones().into());
     }
     if done.bad_buffers > 0 {
         stats.bad_buffers.add(done.bad_buffers);
+    }
+}
+
+/// Notes what became of the frames of a run that are settled.
+#[cold]
+fn note_settled(outcomes: &mut Outcomes, port: PortId, frames: &[u8], done: &Delivered) {
+    for (place, &frame) in frames[..done.settled].iter().enumerate() {
+        let among = |bits: u64| bits >> place & 1 != 0;
+        let dropped = match (among(done.no_fit), among(done.bad_offload)) {
+            (true, _) => Some(DropReason::NoFit),
+            (_, true) => Some(DropReason::BadOffload),
+            _ => None,
+        };
+        outcomes.add(frame, port, dropped);
     }
 }
 

@@ -5,6 +5,7 @@
 //! beside each decision cost every frame 5 of 290.
 
 use super::plan::Plan;
+use crate::capture::outcomes::Outcomes;
 use crate::frame::VnetHdr;
 use crate::frame::ethernet::{Snapshot, l3_offset};
 use crate::limits::{BURST_FRAMES, MIN_FRAME_LEN};
@@ -15,14 +16,21 @@ use crate::stats::DropReason;
 /// Takes the frames that are too big for their ports out of the runs of `plan`. `least` is the
 /// smallest limit of all these ports.
 #[inline(never)]
-pub fn drop_too_big(burst: &Burst, plan: &mut Plan, ports: &PortTable, least: u32) {
+pub fn drop_too_big(
+    burst: &Burst,
+    plan: &mut Plan,
+    ports: &PortTable,
+    least: u32,
+    outcomes: &mut Outcomes,
+) {
     if burst.frames().iter().fold(0, |longest, frame| frame.len.max(longest)) <= least {
         return;
     }
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
         let port = &ports[run.port];
-        let frames = keep_fitting(burst, run.left(), port, port.mtu.max_len(), &mut kept);
+        let (max_len, all) = (port.mtu.max_len(), run.left());
+        let frames = keep_fitting(burst, all, port, max_len, &mut kept, outcomes);
         run.restart(run.port, run.queue);
         frames.iter().for_each(|&frame| run.push(frame));
     }
@@ -60,6 +68,7 @@ pub fn keep_fitting<'k>(
     port: &Port,
     max_len: u32,
     kept: &'k mut [u8; BURST_FRAMES],
+    outcomes: &mut Outcomes,
 ) -> &'k [u8] {
     let mut count = 0;
     for &index in frames {
@@ -67,6 +76,8 @@ pub fn keep_fitting<'k>(
         if frame.len <= max_len || fits(frame, max_len) {
             kept[count] = index;
             count += 1;
+        } else {
+            outcomes.dropped(&[index], port.id, DropReason::TooBig);
         }
     }
     if count < frames.len() {

@@ -98,8 +98,8 @@ pub struct Plan {
     fanned: bool,
     /// Room for the run of a port that is being flooded.
     flood_run: Run,
-    /// Why frames go nowhere, one reason for each.
-    drops: [DropReason; BURST_FRAMES],
+    /// Frames that go nowhere, in order, and why.
+    drops: [(u8, DropReason); BURST_FRAMES],
     dropped: usize,
 }
 
@@ -113,7 +113,7 @@ impl Default for Plan {
             fans: Default::default(),
             fanned: false,
             flood_run: Run::EMPTY,
-            drops: [DropReason::Panicked; BURST_FRAMES],
+            drops: [(0, DropReason::Panicked); BURST_FRAMES],
             dropped: 0,
         }
     }
@@ -163,15 +163,15 @@ impl Plan {
         at
     }
 
-    /// Drops a frame.
+    /// Drops frame `index`.
     #[inline]
-    pub fn drop(&mut self, reason: DropReason) {
-        self.drops[self.dropped] = reason;
+    pub fn drop(&mut self, index: u8, reason: DropReason) {
+        self.drops[self.dropped] = (index, reason);
         self.dropped += 1;
     }
 
-    /// Why frames go nowhere.
-    pub fn drops(&self) -> impl Iterator<Item = DropReason> {
+    /// Frames that go nowhere, in order, and why.
+    pub fn drops(&self) -> impl Iterator<Item = (u8, DropReason)> {
         self.drops[..self.dropped].iter().copied()
     }
 

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Port;
-use crate::limits::MAX_PORTS;
+use crate::capture::Capture;
+use crate::limits::{MAX_CAPTURES, MAX_PORTS};
 use crate::switch::{PortId, PortKind, PortPolicy, PortView};
 
 /// The ports of one moment, by number.
@@ -25,6 +26,8 @@ pub struct PortTable {
     serial: u64,
     /// Nothing is asked of any of them ([`PortPolicy`]).
     plain: bool,
+    /// Who wants copies of their frames.
+    captures: Box<[Arc<Capture>]>,
     /// Numbers that nobody has lie between those in use where a port has gone.
     slots: Box<[Option<Arc<Port>>]>,
 }
@@ -62,9 +65,25 @@ impl PortTable {
         self.plain
     }
 
+    /// True if somebody wants copies of frames.
+    #[inline(always)]
+    pub fn is_captured(&self) -> bool {
+        !self.captures.is_empty()
+    }
+
+    /// Who wants copies of frames.
+    pub fn captures(&self) -> impl Iterator<Item = &Capture> {
+        self.captures.iter().map(Arc::as_ref)
+    }
+
     /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// These ports instead, with all else as it is here.
+    fn with(&self, ports: impl Iterator<Item = Arc<Port>>) -> PortTable {
+        PortTable { captures: self.captures.clone(), ..ports.collect() }
     }
 
     /// Counts the tables of a process: a later one has a higher number.
@@ -97,7 +116,12 @@ impl FromIterator<Arc<Port>> for PortTable {
             slots[at] = Some(port);
         }
         let plain = |port: &Arc<Port>| port.policy == PortPolicy::PLAIN;
-        PortTable { serial: 0, plain: slots.iter().flatten().all(plain), slots: slots.into() }
+        PortTable {
+            serial: 0,
+            plain: slots.iter().flatten().all(plain),
+            captures: Box::default(),
+            slots: slots.into(),
+        }
     }
 }
 
@@ -158,20 +182,40 @@ impl Ports {
 
     /// Publishes a table with this port in the place of its number; the table's serial number.
     pub fn add(&self, port: Arc<Port>) -> u64 {
-        self.publish(|ports| ports.chain([port]).collect())
+        self.publish(|table| table.with(table.iter().cloned().chain([port])))
     }
 
     /// Publishes a table without the port of this number; the table's serial number.
     pub fn remove(&self, id: PortId) -> u64 {
-        self.publish(|ports| ports.filter(|port| port.id != id).collect())
+        self.publish(|table| {
+            table.captures().for_each(|capture| capture.forget(id));
+            table.with(table.iter().filter(|port| port.id != id).cloned())
+        })
     }
 
-    fn publish(
-        &self,
-        change: impl FnOnce(&mut dyn Iterator<Item = Arc<Port>>) -> PortTable,
-    ) -> u64 {
+    /// Publishes a table by which copies of frames are left with `capture`, if there are fewer than
+    /// [`MAX_CAPTURES`]; otherwise false.
+    pub fn begin_capture(&self, capture: &Arc<Capture>) -> bool {
+        let mut begun = false;
+        self.publish(|table| {
+            begun = table.captures.len() < MAX_CAPTURES;
+            let captures = table.captures.iter().chain(begun.then_some(capture)).cloned();
+            PortTable { captures: captures.collect(), ..table.clone() }
+        });
+        begun
+    }
+
+    /// Publishes a table by which no copies are left with `capture` any more.
+    pub fn end_capture(&self, capture: &Arc<Capture>) {
+        self.publish(|table| {
+            let others = table.captures.iter().filter(|other| !Arc::ptr_eq(other, capture));
+            PortTable { captures: others.cloned().collect(), ..table.clone() }
+        });
+    }
+
+    fn publish(&self, change: impl FnOnce(&PortTable) -> PortTable) -> u64 {
         let mut present = self.lock();
-        let next = change(&mut present.iter().cloned());
+        let next = change(&present);
         let serial = present.serial + 1;
         *present = Arc::new(PortTable { serial, ..next });
         self.serial.store(serial, Ordering::Release);

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Port;
+use crate::capture::outcomes::Outcomes;
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Offloads, VNET_HDR_LEN};
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
@@ -275,16 +276,18 @@ impl TapPort {
         frames: &[u8],
         writer: &mut TapWriter,
         port: &Port,
+        outcomes: &mut Outcomes,
     ) {
         let queue = &self.queues[worker % self.queues.len()];
         let Some(device) = queue.device() else {
             port.stats.drops.add_shared(DropReason::TapGone, frames.len() as u64);
+            outcomes.dropped(frames, port.id, DropReason::TapGone);
             return;
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
         let mut sent = Sent { output, frames: 0, bytes: 0, left: frames.len() as u64 };
-        for &index in frames {
+        for (place, &index) in frames.iter().enumerate() {
             let frame = &burst.frames()[usize::from(index)];
             let result = if burst.needs_offloads() {
                 writer.write_asking(&*device, burst, frame, takes, &output.fallbacks)
@@ -296,6 +299,9 @@ impl TapPort {
                     sent.frames += 1;
                     sent.bytes += u64::from(frame.len);
                     sent.left -= 1;
+                    if outcomes.are_wanted() {
+                        outcomes.add(index, port.id, None);
+                    }
                     continue;
                 }
                 TapIo::WouldBlock | TapIo::NoBuffers => DropReason::TapFull,
@@ -305,9 +311,10 @@ impl TapPort {
             };
             // What is down or gone for this frame is so for the rest of the run too.
             let all = matches!(reason, DropReason::TapDown | DropReason::TapGone);
-            let dropped = if all { sent.left } else { 1 };
-            output.drops.add_shared(reason, dropped);
-            sent.left -= dropped;
+            let dropped = if all { &frames[place..] } else { &[index][..] };
+            output.drops.add_shared(reason, dropped.len() as u64);
+            outcomes.dropped(dropped, port.id, reason);
+            sent.left -= dropped.len() as u64;
             if reason == DropReason::TapGone {
                 self.lose(queue, &device);
             }

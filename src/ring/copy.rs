@@ -9,6 +9,14 @@ use crate::frame::checksum::Sum;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::SNAPSHOT_LEN;
 
+impl Burst {
+    /// Copies the beginning of a frame of this burst to private memory: all of `out`, or all there
+    /// is. Returns how many bytes that are.
+    pub fn copy_beginning(&self, frame: &Frame, out: &mut [u8]) -> usize {
+        Reader::new(self, frame).read(out)
+    }
+}
+
 /// Writes bytes one after another into pieces that are long enough.
 #[derive(Clone)]
 pub(super) struct Writer<'a> {

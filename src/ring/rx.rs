@@ -31,9 +31,10 @@ pub struct Delivered {
     pub frames: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Of the settled, frames that do not fit the ring's buffers.
+    /// Of the settled, frames that do not fit the ring's buffers, as bits of their places in the
+    /// run.
     pub no_fit: u64,
-    /// Of the settled, frames whose headers changed into something that cannot be cut.
+    /// Likewise those whose headers changed into something that cannot be cut.
     pub bad_offload: u64,
     /// Buffers given back unused because their chain was invalid.
     pub bad_buffers: u64,
@@ -220,11 +221,11 @@ impl SplitRing {
                     gathered.end_frame();
                 }
                 Err(NoRoom::Empty) => return,
-                Err(NoRoom::NoFit) => done.no_fit += 1,
-                Err(NoRoom::Changed) => done.bad_offload += 1,
+                Err(NoRoom::NoFit) => done.no_fit |= 1 << done.settled,
+                Err(NoRoom::Changed) => done.bad_offload |= 1 << done.settled,
                 Err(NoRoom::TooManyDescriptors) => {
                     // Each further frame would cost hundreds of descriptors for nothing.
-                    done.no_fit += (run.len() - done.settled) as u64;
+                    done.no_fit |= (done.settled..run.len()).fold(0, |bits, at| bits | 1 << at);
                     done.settled = run.len();
                     return;
                 }

@@ -21,6 +21,12 @@ pub fn coarse_seconds() -> u32 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec as u32
 }
 
+/// Nanoseconds since 1970, by the wall clock.
+pub fn unix_nanos() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 fn monotonic_nanos() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

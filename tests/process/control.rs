@@ -2,6 +2,7 @@
 //! what a client can cost.
 
 mod bounds;
+mod capture;
 mod commands;
 mod events;
 mod origins;

@@ -6,11 +6,14 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
+use crate::frames::Capture;
+
 const EXAMPLES: &str = "\
 Examples:
   vioswitchctl port add vm3 queues=2 socket-group=kvm
   vioswitchctl port list
   vioswitchctl fdb show --port vm3
+  vioswitchctl capture vm3 --drops --filter 'tcp port 80'
   vioswitchctl --json port show vm3 | jq .port.in.drops
 
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
@@ -52,6 +55,7 @@ pub enum Command {
     },
     /// Counters of all ports, with the drops by their reason, and of the workers
     Stats,
+    Capture(Capture),
     /// What happened: ports, front-ends, drops, addresses that moved
     Events {
         /// Those after the event of this number, or "all" that are kept

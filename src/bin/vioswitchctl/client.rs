@@ -1,8 +1,10 @@
 //! A small client of varlink, which waits.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -14,9 +16,22 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Longest message of a switch, with room for those of later versions.
 const MAX_MESSAGE: u64 = 16 << 20;
 
+/// How often one who waits for something to happen looks whether to end.
+const STEP: Duration = Duration::from_millis(100);
+
 /// A connection to the switch.
 pub struct Client {
     socket: BufReader<UnixStream>,
+    /// What has come of a message.
+    message: Vec<u8>,
+}
+
+/// What comes of an answer that goes on as long as something happens.
+pub enum Next {
+    /// A part; true if another one follows.
+    Part(Value, bool),
+    /// It was not waited for any longer.
+    Nothing,
 }
 
 impl Client {
@@ -26,7 +41,7 @@ impl Client {
             .set_read_timeout(Some(PATIENCE))
             .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
         timeouts.map_err(|error| Failure::connect(path, &error))?;
-        Ok(Client { socket: BufReader::new(socket) })
+        Ok(Client { socket: BufReader::new(socket), message: Vec::new() })
     }
 
     /// Calls a method; its answer.
@@ -71,6 +86,29 @@ impl Client {
         set.map_err(|error| Failure::silence(Some(&error)))
     }
 
+    /// Calls a method that answers as long as something happens.
+    pub fn begin(&mut self, method: &str, parameters: Value) -> Result<(), Failure> {
+        self.send(&json!({"method": method, "parameters": parameters, "more": true}))?;
+        let set = self.socket.get_ref().set_read_timeout(Some(STEP));
+        set.map_err(|error| Failure::silence(Some(&error)))
+    }
+
+    /// What comes next, waited for until `stop`, and then for a moment: what happened before that
+    /// may be on its way.
+    pub fn next(&mut self, stop: &AtomicBool) -> Result<Next, Failure> {
+        loop {
+            let stopped = stop.load(Ordering::Relaxed);
+            match self.read() {
+                Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {
+                    if stopped {
+                        return Ok(Next::Nothing);
+                    }
+                }
+                read => return self.parse(read).map(|(part, more)| Next::Part(part, more)),
+            }
+        }
+    }
+
     fn send(&mut self, call: &Value) -> Result<(), Failure> {
         let mut message = call.to_string().into_bytes();
         message.push(0);
@@ -80,9 +118,19 @@ impl Client {
 
     /// The parameters of the next answer, and whether another one follows.
     fn answer(&mut self) -> Result<(Value, bool), Failure> {
-        let mut message = Vec::new();
-        let read = (&mut self.socket).take(MAX_MESSAGE).read_until(0, &mut message);
+        let read = self.read();
+        self.parse(read)
+    }
+
+    /// Goes on with the message that is coming.
+    fn read(&mut self) -> io::Result<()> {
+        let most = MAX_MESSAGE.saturating_sub(self.message.len() as u64);
+        (&mut self.socket).take(most).read_until(0, &mut self.message).map(|_| ())
+    }
+
+    fn parse(&mut self, read: io::Result<()>) -> Result<(Value, bool), Failure> {
         read.map_err(|error| Failure::silence(Some(&error)))?;
+        let mut message = std::mem::take(&mut self.message);
         if message.pop() != Some(0) {
             return Err(Failure::silence(None));
         }

@@ -31,6 +31,11 @@ impl Failure {
         Failure::new(USAGE, text)
     }
 
+    /// It could not be done.
+    pub fn refused(text: String) -> Failure {
+        Failure::new(REFUSED, text)
+    }
+
     /// The socket cannot be connected to.
     pub fn connect(path: &Path, error: &io::Error) -> Failure {
         let path = path.display();

@@ -8,6 +8,8 @@ mod args;
 mod client;
 mod events;
 mod failure;
+mod frames;
+mod pcapng;
 mod show;
 
 use std::io::Write;
@@ -53,6 +55,10 @@ fn run(options: &Options) -> Result<String, Failure> {
     let (answer, table): (Value, fn(&Value) -> String) = match &options.command {
         Command::Events { since, follow } => {
             events::run(&mut client, SWITCH, *since, *follow, options.json)?;
+            return Ok(String::new());
+        }
+        Command::Capture(capture) => {
+            capture.run(&mut client, options.json, SWITCH)?;
             return Ok(String::new());
         }
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),

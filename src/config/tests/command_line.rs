@@ -29,6 +29,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "control",
         "control-group",
         "control-admin-group",
+        "capture-group",
         "feature-level",
         "uplink-to-uplink",
         "check",

@@ -32,16 +32,17 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         all += setting.unwrap_or(line);
         all.push('\n');
     }
-    assert_eq!(settings, 22);
+    assert_eq!(settings, 23);
     // This machine may have no such group.
     let all =
         start_as_installed(&all.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\""));
     let mut expected = plain;
     expected.cpus = vec![2, 3];
     let path = PathBuf::from("/run/vioswitch/control.sock");
-    let control = Control { path, group: None, admins: None };
+    let control = Control { path, group: None, admins: None, captors: None };
     assert_eq!(expected.control.as_ref(), Some(&control));
-    expected.control = Some(Control { group: Some(0), admins: Some(0), ..control });
+    let group = Some(0);
+    expected.control = Some(Control { group, admins: group, captors: group, ..control });
     let path = PathBuf::from("/run/vioswitch/vm1.sock");
     expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
     expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];

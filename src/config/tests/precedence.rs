@@ -63,6 +63,7 @@ fn everything() -> Config {
         "--control=/run/control",
         "--control-group=root",
         "--control-admin-group=65534",
+        "--capture-group=65533",
         "--feature-level=1",
         "--uplink-to-uplink",
     ])
@@ -79,6 +80,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         control = '/run/control'
         control-group = 'root'
         control-admin-group = 65534
+        capture-group = 65533
         feature-level = 1
         uplink-to-uplink = true
         [[port]]
@@ -124,7 +126,12 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
     assert_eq!(args.ports[2].endpoint, third);
     assert_eq!((args.workers, args.poll, args.age_seconds), (4, true, 1));
-    let control = Control { path: "/run/control".into(), group: Some(0), admins: Some(65534) };
+    let control = Control {
+        path: "/run/control".into(),
+        group: Some(0),
+        admins: Some(65534),
+        captors: Some(65533),
+    };
     assert_eq!((args.cpus, args.control), (vec![3, 0], Some(control)));
     assert!(args.uplink_to_uplink && first.preallocated && !args.ports[1].preallocated);
     assert_eq!((args.feature_level, args.ports[1].feature_level), (1, None));
@@ -193,7 +200,10 @@ fn scalars_of_the_command_line_win() {
     );
     assert_eq!((won.workers, won.poll, won.age_seconds), (3, false, 6));
     assert_eq!(won.cpus, [2, 3]);
-    assert_eq!(won.control, Some(Control { path: "/d".into(), group: None, admins: None }));
+    assert_eq!(
+        won.control,
+        Some(Control { path: "/d".into(), group: None, admins: None, captors: None })
+    );
     assert!(!won.uplink_to_uplink);
     assert_eq!(won.ports.len(), 1);
     assert_eq!(won.ports[0].endpoint, server("/t"));

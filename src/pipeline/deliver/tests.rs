@@ -46,6 +46,7 @@ impl Lab {
             wait_until: None,
             slow: 0,
             most_segments: 1,
+            outcomes: &mut Outcomes::default(),
         };
         let mut burst = Burst::default();
         let mut run = Run::EMPTY;

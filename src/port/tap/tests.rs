@@ -53,7 +53,7 @@ fn small_burst(frames: u64) -> Burst {
 /// Sends the whole burst from worker 0.
 fn send(port: &Port, burst: &Burst, writer: &mut TapWriter) {
     let all: Vec<u8> = (0..burst.frames().len() as u8).collect();
-    tap(port).send(0, burst, &all, writer, port);
+    tap(port).send(0, burst, &all, writer, port, &mut Outcomes::default());
 }
 
 /// A counter of the output and its value, and that no other reason was counted.
@@ -458,7 +458,7 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
         let frame = pattern(len);
         for &count in counts.iter().filter(|&&count| count <= len) {
             sender.take(&frame, count);
-            tap(&port).send(0, &sender.burst, &[0], &mut writer, &port);
+            tap(&port).send(0, &sender.burst, &[0], &mut writer, &port, &mut Outcomes::default());
             let (written, pieces) = (lock(&device.written), lock(&device.pieces));
             // Not the sender's header, but ours.
             assert_eq!(written[..12], [0; 12], "{len} in {count}");
@@ -487,7 +487,7 @@ fn memory_that_is_gone_under_a_copy_is_survived() {
         sender.take(&frame, pieces);
         let region = sender.memory.find_region(GuestAddress(0)).unwrap();
         region.file_offset().unwrap().file().set_len(0).unwrap();
-        tap(&port).send(0, &sender.burst, &[0], &mut writer, &port);
+        tap(&port).send(0, &sender.burst, &[0], &mut writer, &port, &mut Outcomes::default());
         let written = lock(&device.written);
         assert_eq!(written[12..12 + SNAPSHOT_LEN], frame[..SNAPSHOT_LEN], "copied before");
         assert!(written[12 + SNAPSHOT_LEN..] == vec![0; len - SNAPSHOT_LEN], "{len} in {pieces}");
@@ -509,7 +509,7 @@ fn frames_of_every_length_cross_unchanged() {
         // SAFETY: `frame` is longer, and neither moved nor written while the burst is used.
         let taken = unsafe { burst.push_private(VnetHdr::plain(9), frame.as_mut_ptr(), len) };
         assert!(taken, "{len}");
-        tap(&port).send(0, &burst, &[0], &mut writer, &port);
+        tap(&port).send(0, &burst, &[0], &mut writer, &port, &mut Outcomes::default());
         let written = std::mem::take(&mut *lock(&device.written));
         assert_eq!(written[..12], [0; 12], "{len}");
         assert!(written[12..] == frame[..len as usize], "{len}: bytes to the TAP");

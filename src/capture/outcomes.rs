@@ -1,0 +1,93 @@
+//! What became of the frames of one burst, copy by copy, while somebody wants to know.
+
+use crate::limits::CAPTURE_OUTCOMES;
+use crate::stats::DropReason;
+use crate::switch::PortId;
+
+/// What became of one copy of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Place of the frame in its burst.
+    pub frame: u8,
+    /// Where it went.
+    pub port: PortId,
+    /// Why it did not arrive.
+    pub dropped: Option<DropReason>,
+}
+
+/// What became of the copies of a burst's frames.
+#[derive(Debug, Default)]
+pub struct Outcomes {
+    wanted: bool,
+    all: Vec<Outcome>,
+    /// Copies beyond [`CAPTURE_OUTCOMES`].
+    lost: u64,
+}
+
+impl Outcomes {
+    /// Begins with a burst that somebody wants to know about.
+    pub fn begin(&mut self) {
+        self.wanted = true;
+        self.all.clear();
+        self.lost = 0;
+    }
+
+    /// True if somebody wants to know.
+    #[inline(always)]
+    pub fn are_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// Frames were dropped on their way to a port.
+    #[inline(always)]
+    pub fn dropped(&mut self, frames: &[u8], port: PortId, reason: DropReason) {
+        if self.wanted {
+            frames.iter().for_each(|&frame| self.add(frame, port, Some(reason)));
+        }
+    }
+
+    /// A frame reached a port, or was dropped on its way there.
+    #[cold]
+    pub fn add(&mut self, frame: u8, port: PortId, dropped: Option<DropReason>) {
+        if self.all.len() < CAPTURE_OUTCOMES {
+            self.all.push(Outcome { frame, port, dropped });
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    /// Ends with the burst: the outcomes by the places of their frames, and how many there were
+    /// beside them.
+    pub fn end(&mut self) -> (&[Outcome], u64) {
+        self.wanted = false;
+        self.all.sort_by_key(|outcome| outcome.frame);
+        (&self.all, self.lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_bounded_and_come_by_their_frames() {
+        let mut outcomes = Outcomes::default();
+        outcomes.dropped(&[0, 1], 1, DropReason::NoBuffer);
+        outcomes.begin();
+        assert_eq!(outcomes.end(), (&[][..], 0), "nobody wanted to know");
+        outcomes.begin();
+        outcomes.add(2, 1, None);
+        outcomes.dropped(&[0, 1], 4, DropReason::NoBuffer);
+        outcomes.add(0, 3, None);
+        let places = |outcomes: &mut Outcomes| -> Vec<(u8, PortId)> {
+            outcomes.end().0.iter().map(|one| (one.frame, one.port)).collect()
+        };
+        assert_eq!(places(&mut outcomes), [(0, 4), (0, 3), (1, 4), (2, 1)]);
+        for _ in 0..CAPTURE_OUTCOMES {
+            outcomes.add(0, 1, None);
+        }
+        assert_eq!(outcomes.end().1, 4);
+        outcomes.begin();
+        assert_eq!(places(&mut outcomes), []);
+    }
+}

@@ -1,0 +1,176 @@
+//! Copies of frames for a client that looks at them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use super::message::{Fault, Parameters};
+use super::methods::{Part, unknown_port};
+use super::parameters::{flag, number, only};
+use crate::capture::filter::{Filter, Instruction};
+use crate::capture::{Batch, Capture, Direction, Packet, Wanted};
+use crate::config::Wrong;
+use crate::daemon::View;
+use crate::limits::{
+    CAPTURE_BYTES_A_REPLY, CAPTURE_FILTER_INSTRUCTIONS, CAPTURE_PACKETS_A_REPLY, CAPTURE_SNAPLEN,
+    CAPTURE_STEP, MAX_CAPTURES, MAX_PORTS,
+};
+use crate::port::{PortTable, Ports};
+use crate::switch::PortId;
+
+/// A capture that a client has begun; it ends with its client.
+#[derive(Debug)]
+pub struct Frames {
+    capture: Arc<Capture>,
+    ports: Arc<Ports>,
+    /// Ports that come are captured too.
+    all: bool,
+    /// Names of ports, also of those that have gone since.
+    names: HashMap<PortId, String>,
+    /// What was collected and not told, and the order to tell it in, from the end.
+    batches: Vec<Batch>,
+    order: Vec<(usize, usize)>,
+    begun: bool,
+}
+
+impl Frames {
+    /// Begins with what `Capture` asks for.
+    pub fn new(mut parameters: Parameters, view: &View) -> Result<Frames, Fault> {
+        only(&parameters, &["ports", "drops", "filter", "snaplen"])?;
+        let drops_only = flag(&mut parameters, "drops")?.unwrap_or(false);
+        let most = CAPTURE_SNAPLEN as u64;
+        let snaplen = number(&mut parameters, "snaplen", 1..=most)?.unwrap_or(most) as usize;
+        let filter = filter(parameters.remove("filter"))?;
+        let names = names(parameters.remove("ports"), &view.ports.present())?;
+        let ports = names.keys().copied().collect();
+        let wanted = Wanted { ports, drops_only, filter, snaplen };
+        let capture = Arc::new(Capture::new(wanted, view.workers.handles().len()));
+        if !view.ports.begin_capture(&capture) {
+            return Err(Fault::refused(&format!("there are {MAX_CAPTURES} captures already")));
+        }
+        let ports = Arc::clone(&view.ports);
+        let (batches, order) = (Vec::new(), Vec::new());
+        let all = names.is_empty();
+        Ok(Frames { capture, ports, all, names, batches, order, begun: false })
+    }
+
+    /// The ports it is about, in words.
+    pub fn ports(&self) -> String {
+        let mut names: Vec<&str> = self.names.values().map(String::as_str).collect();
+        names.sort_unstable();
+        if names.is_empty() { "all ports".to_owned() } else { names.join(", ") }
+    }
+
+    /// The next copies.
+    pub fn part(&mut self, ports: &PortTable) -> Part {
+        if !std::mem::replace(&mut self.begun, true) {
+            return Part::Reply(json!({"packets": [], "lost": 0}), true);
+        }
+        // What was left before its last port went is told.
+        let over = self.capture.is_over();
+        if self.order.is_empty() {
+            self.collect(ports);
+        }
+        let lost = self.capture.take_lost();
+        let packets = self.packets();
+        if packets.is_empty() && lost == 0 && !over {
+            return Part::Later(Some(Instant::now() + CAPTURE_STEP));
+        }
+        let more = !over || !self.order.is_empty();
+        Part::Reply(json!({"packets": packets, "lost": lost}), more)
+    }
+
+    fn collect(&mut self, ports: &PortTable) {
+        self.batches = self.capture.collect().collect();
+        for port in ports.iter().filter(|_| self.all) {
+            self.names.insert(port.id, port.name.clone());
+        }
+        let (batches, order) = (&self.batches, &mut self.order);
+        let all = batches.iter().enumerate();
+        order.extend(all.flat_map(|(at, batch)| (0..batch.len()).map(move |index| (at, index))));
+        // The last ones first, and what a worker left at the same time in its order.
+        order.reverse();
+        order.sort_by_key(|&(at, index)| {
+            let time = batches[at].get(index).map(|(packet, _)| packet.time);
+            std::cmp::Reverse(time)
+        });
+    }
+
+    fn packets(&mut self) -> Vec<Value> {
+        let (mut told, mut bytes) = (Vec::new(), 0);
+        while told.len() < CAPTURE_PACKETS_A_REPLY && bytes < CAPTURE_BYTES_A_REPLY {
+            let Some((at, index)) = self.order.pop() else { break };
+            let Some((packet, data)) = self.batches[at].get(index) else { continue };
+            let Some(name) = self.names.get(&packet.port) else { continue };
+            bytes += data.len();
+            told.push(show(packet, name, data));
+        }
+        told
+    }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        self.ports.end_capture(&self.capture);
+    }
+}
+
+fn show(packet: Packet, name: &str, data: &[u8]) -> Value {
+    let mut told = json!({
+        "port": name,
+        "direction": match packet.direction {
+            Direction::In => "in",
+            Direction::Out => "out",
+        },
+        "time": packet.time,
+        "length": packet.len,
+        "data": BASE64_STANDARD.encode(data),
+    });
+    if let Some(reason) = packet.dropped {
+        told["dropped"] = reason.name().into();
+    }
+    told
+}
+
+/// The ports that are named, by their numbers.
+fn names(value: Option<Value>, ports: &PortTable) -> Result<HashMap<PortId, String>, Fault> {
+    let names = match value {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(names)) if names.len() <= MAX_PORTS => names,
+        Some(_) => return Err(Fault::parameter("ports", None)),
+    };
+    let find = |name: Value| {
+        let Value::String(name) = name else { return Err(Fault::parameter("ports", None)) };
+        let port = ports.named(&name).ok_or_else(|| unknown_port(ports, &name))?;
+        Ok((port.id, name))
+    };
+    names.into_iter().map(find).collect()
+}
+
+/// The program that is given, if one is.
+fn filter(value: Option<Value>) -> Result<Option<Filter>, Fault> {
+    let wrong = || Fault::parameter("filter", None);
+    let program = match value {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Array(program)) if program.len() <= CAPTURE_FILTER_INSTRUCTIONS => program,
+        Some(_) => return Err(wrong()),
+    };
+    let read = |instruction: &Value| {
+        let field = |key: &str| instruction.get(key).and_then(Value::as_u64);
+        Some(Instruction {
+            code: field("code")?.try_into().ok()?,
+            jt: field("jt")?.try_into().ok()?,
+            jf: field("jf")?.try_into().ok()?,
+            k: field("k")?.try_into().ok()?,
+        })
+    };
+    let program: Option<Vec<Instruction>> = program.iter().map(read).collect();
+    let filter = Filter::new(program.ok_or_else(wrong)?).map_err(|error| {
+        Fault::invalid(&Wrong { key: "filter".to_owned(), text: error.to_string() }, "")
+    })?;
+    Ok(Some(filter))
+}

@@ -1,0 +1,70 @@
+//! Copies of a burst's frames for those who look at them: what came in, what went where, and what
+//! went no further.
+
+use std::iter::once;
+
+use super::Pipeline;
+use crate::capture::{Capture, Direction, Packet};
+use crate::pipeline::context::BurstContext;
+use crate::port::PortTable;
+use crate::switch::PortId;
+use crate::sys::clock;
+
+impl Pipeline {
+    /// Begins with a burst that somebody looks at. Its frames become private, so that what is
+    /// captured is what is delivered.
+    #[cold]
+    pub(super) fn begin_capture(&self, context: &mut BurstContext) {
+        context.outcomes.begin();
+        // Else they do just before they are delivered.
+        if !self.stalls.is_watching() {
+            context.burst.stage(u64::MAX);
+        }
+    }
+
+    /// Leaves copies of a burst that came from port `from`. It is delivered, and not yet given back
+    /// to its source: what of it waits in its ring is not part of it any more.
+    #[cold]
+    pub(super) fn capture(&self, ports: &PortTable, from: PortId, context: &mut BurstContext) {
+        let BurstContext { burst, plan, outcomes, .. } = context;
+        let (outcomes, lost) = outcomes.end();
+        let (time, direction) = (clock::unix_nanos(), Direction::In);
+        let longest = ports.captures().map(Capture::reads).max();
+        let mut bytes = vec![0; longest.unwrap_or(0)];
+        for capture in ports.captures() {
+            let mut leaving = capture.open(self.worker);
+            leaving.lose(lost);
+            let (mut drops, mut behind) = (plan.drops().peekable(), outcomes);
+            for (at, frame) in burst.frames().iter().enumerate() {
+                let dropped = drops.next_if(|&(place, _)| usize::from(place) == at);
+                let dropped = dropped.map(|(_, reason)| reason);
+                let copies = behind.partition_point(|copy| usize::from(copy.frame) <= at);
+                let (copies, rest) = behind.split_at(copies);
+                behind = rest;
+                let came = Packet { time, port: from, direction, dropped, len: frame.len };
+                let went = copies.iter().map(|copy| Packet {
+                    port: copy.port,
+                    direction: Direction::Out,
+                    dropped: copy.dropped,
+                    ..came
+                });
+                let wants = |packet: &Packet| capture.wants(packet.port, packet.dropped);
+                let mut wanted = once(came).chain(went).filter(wants).peekable();
+                if wanted.peek().is_none() {
+                    continue;
+                }
+                let read = burst.copy_beginning(frame, &mut bytes);
+                if capture.accepts(&bytes[..read], frame.len) {
+                    wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
+                }
+            }
+            // Of what was no frame there is nothing to look at.
+            for reason in burst.rejected() {
+                let dropped = Some(reason);
+                if capture.wants(from, dropped) && capture.accepts(&[], 0) {
+                    leaving.leave(Packet { time, port: from, direction, dropped, len: 0 }, &[]);
+                }
+            }
+        }
+    }
+}
