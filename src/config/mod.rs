@@ -14,12 +14,13 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::switch::PortPolicy;
 pub use entries::{Shared, place};
+pub use nearest::nearest;
 pub use settings::{Difference, Origin, Settings};
 pub use single::{Given, Wrong, port, tap};
 pub use sources::{Text, Texts};
@@ -28,6 +29,7 @@ mod args;
 mod cpus;
 mod entries;
 mod file;
+mod nearest;
 mod raw;
 mod settings;
 mod single;
@@ -142,6 +144,16 @@ pub enum Endpoint {
     /// A socket left open by the parent process, connected or listening. It was a socket when
     /// the configuration was checked.
     Fd(RawFd),
+}
+
+impl Endpoint {
+    /// Where the socket is, unless it was inherited.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Endpoint::Server { path, .. } | Endpoint::Client { path } => Some(path),
+            Endpoint::Fd(_) => None,
+        }
+    }
 }
 
 /// One uplink.

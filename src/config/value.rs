@@ -6,6 +6,7 @@
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
+use super::nearest::nearest;
 use super::raw::{Setting, Value, is_unprintable, quote};
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
@@ -89,7 +90,10 @@ pub(super) fn unknown_key(setting: &Setting, known: &str) -> String {
     let hint = match meant {
         Some(word @ ("port" | "tap")) => format!(": write [[{word}]]"),
         Some(word) => format!(": write {word}"),
-        None => String::new(),
+        None => match nearest(&setting.key, known.split(", ")) {
+            Some(word) => format!(", did you mean {word}?"),
+            None => String::new(),
+        },
     };
     format!("unknown key {} (known: {known}){hint}", quote(&setting.key))
 }

@@ -7,15 +7,16 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::activity::Activity;
 use super::connection::{Caller, Closed, Connection, Idle};
+use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
 use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
-use super::nearest::nearest;
 use super::parameters::{only, required, text};
 use super::wait::PortWait;
 use super::{Clients, show};
-use crate::config;
+use crate::config::{self, nearest};
 use crate::daemon::{Daemon, PortError, Removal, StartError, View};
 use crate::limits::{
     CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, PORT_LOG_BURST,
@@ -31,10 +32,11 @@ use crate::sys::{clock, group, unix_socket};
 const DESCRIPTION: &str = include_str!("../../docs/io.vioswitch.Switch.varlink");
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
-const METHODS: [&str; 12] = [
+const METHODS: &[&str] = &[
     "GetStatus",
     "ListPorts",
     "GetPort",
+    "GetPortDetails",
     "WaitForPort",
     "AddPort",
     "AddTap",
@@ -44,6 +46,8 @@ const METHODS: [&str; 12] = [
     "FlushAddresses",
     "Events",
     "Capture",
+    "AddAddress",
+    "DeleteAddress",
 ];
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
@@ -70,6 +74,8 @@ pub enum Stream {
     Events(EventStream),
     /// Copies of frames, as they pass.
     Frames(Frames),
+    /// One reply, when a port's session has told of itself.
+    Details(DetailsWait),
 }
 
 /// What comes next of an answer of several parts.
@@ -101,6 +107,8 @@ pub struct Switch {
     pub log: Bucket,
     /// Wakes the thread for answers that wait for something to happen.
     pub news: Arc<Waker>,
+    /// When rings were last used.
+    activity: Mutex<Activity>,
 }
 
 impl Switch {
@@ -120,6 +128,7 @@ impl Switch {
             clients: Clients::default(),
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
             news,
+            activity: Mutex::default(),
         }
     }
 
@@ -174,6 +183,13 @@ impl Switch {
                 let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
                 json!({"port": self.show(port)})
             }
+            "GetPortDetails" => {
+                only(&parameters, &["name"])?;
+                let name = required(&mut parameters, "name")?;
+                let ports = self.view.ports.present();
+                let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
+                return Ok(Answer::Stream(Stream::Details(DetailsWait::new(port, &self.news))));
+            }
             "WaitForPort" => {
                 return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
             }
@@ -193,7 +209,8 @@ impl Switch {
                 }
                 return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
             }
-            "AddPort" | "AddTap" | "DeletePort" | "FlushAddresses" => {
+            "AddPort" | "AddTap" | "DeletePort" | "FlushAddresses" | "AddAddress"
+            | "DeleteAddress" => {
                 permit(client, self.admins, "control-admin-group")?;
                 return self.change(name, parameters, client.caller);
             }
@@ -207,7 +224,7 @@ impl Switch {
                 return Ok(Answer::Stream(Stream::Frames(frames)));
             }
             _ => {
-                let near = nearest(name, METHODS.into_iter());
+                let near = nearest(name, METHODS.iter().copied());
                 return Err(Fault::method_not_found(&format!("{SWITCH}.{name}"), near));
             }
         };
@@ -223,6 +240,8 @@ impl Switch {
         let reply = match method {
             "AddPort" => self.add("port", parameters, caller)?,
             "AddTap" => self.add("tap", parameters, caller)?,
+            "AddAddress" => self.add_address(parameters, caller)?,
+            "DeleteAddress" => self.delete_address(parameters, caller)?,
             "FlushAddresses" => {
                 let port = self.port_or_all(&mut parameters)?;
                 let fdb = &self.view.fdb;
@@ -332,6 +351,15 @@ impl Switch {
         Ok(())
     }
 
+    /// Looks which rings were used since this was called last.
+    pub fn sample(&self) {
+        self.activity().look_at_all(&self.view.ports.present(), Instant::now());
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The next part of an answer.
     fn part(&self, stream: &mut Stream) -> Part {
         let ports = self.view.ports.present();
@@ -352,6 +380,9 @@ impl Switch {
                 let told: Vec<Value> =
                     part.iter().rev().filter_map(|entry| show::address(entry, &ports)).collect();
                 (json!({"addresses": told}), rest > 0)
+            }
+            Stream::Details(wait) => {
+                return wait.part(&mut self.activity(), |port| self.show(port));
             }
             Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
             Stream::Events(events) => return events.part(&self.view.events),

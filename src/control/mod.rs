@@ -9,11 +9,13 @@
 //! * `connection` one client: bytes to messages and back, within bounds;
 //! * `message` calls, answers and errors;
 //! * `methods` what each method does; `show` the JSON of ports, workers and addresses;
+//! * `addresses` static addresses; `changes` ports that are added;
+//! * `details` all that is known of one port; `activity` when its rings were last used; `virtio`
+//!   names of features;
 //! * `parameters` what a call is given, checked;
 //! * `events` what happens, told to those who watch;
 //! * `wait` an answer that comes when a port is ready;
 //! * `frames` copies of frames for a client;
-//! * `nearest` what a mistyped word may have meant;
 //! * `server` the loop.
 //!
 //! Rules: one thread, `control`, serves all clients and waits for none of them. What a client can
@@ -23,16 +25,19 @@
 //! a port, which a front-end can hold up, is begun and gone on with, so that neither other clients
 //! nor the end of the process wait for it.
 
+mod activity;
+mod addresses;
 mod changes;
 mod connection;
+mod details;
 mod events;
 mod frames;
 mod message;
 mod methods;
-mod nearest;
 mod parameters;
 mod server;
 mod show;
+mod virtio;
 mod wait;
 
 use std::io;

@@ -5,8 +5,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use super::message::{Fault, Parameters};
-use super::nearest::nearest;
-use crate::config::{Given, Wrong};
+use crate::config::{Given, Wrong, nearest};
 use crate::limits::MAX_STATIC_MACS;
 
 /// An error if there are other parameters than the known ones.

@@ -13,7 +13,8 @@ use super::message::{Call, reply};
 use super::methods::{Answer, Switch};
 use crate::daemon::Removal;
 use crate::limits::{
-    ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ROOT, CONTROL_STEP,
+    ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ROOT, CONTROL_SAMPLE,
+    CONTROL_STEP,
 };
 use crate::vhost_user::socket::Listener;
 
@@ -39,6 +40,8 @@ pub struct Server<'a> {
     leaving: Vec<Leaving>,
     /// Accepting failed for want of descriptors or memory, and is tried again then.
     closed_until: Option<Instant>,
+    /// When it is looked again which rings are in use.
+    sample_at: Instant,
     /// Numbers connections.
     last: u64,
 }
@@ -57,8 +60,16 @@ impl<'a> Server<'a> {
         watch(stop.as_raw_fd(), STOP)?;
         watch(switch.news.as_raw_fd(), NEWS)?;
         let places = [const { None }; CONTROL_CONNECTIONS];
-        let (leaving, closed_until, last) = (Vec::new(), None, 0);
-        Ok(Server { listener, switch, epoll, places, leaving, closed_until, last })
+        Ok(Server {
+            listener,
+            switch,
+            epoll,
+            places,
+            leaving: Vec::new(),
+            closed_until: None,
+            sample_at: Instant::now(),
+            last: 0,
+        })
     }
 
     /// Serves until it is to end.
@@ -100,7 +111,7 @@ impl<'a> Server<'a> {
         let clients = || self.places.iter().flatten();
         let waits = clients().filter_map(Connection::deadline);
         let idle = clients().filter_map(|client| client.idle.and_then(|idle| idle.until));
-        let next = waits.chain(idle).chain(self.closed_until).min();
+        let next = waits.chain(idle).chain(self.closed_until).chain([self.sample_at]).min();
         let left = next.map(|at| at.saturating_duration_since(Instant::now()));
         let step = (!self.leaving.is_empty()).then_some(CONTROL_STEP);
         let round_up = |wait: Duration| wait.as_millis().saturating_add(1);
@@ -285,6 +296,10 @@ impl<'a> Server<'a> {
             if deadline.is_some_and(|at| at <= now) {
                 self.close(place, Closed::TooSlow);
             }
+        }
+        if self.sample_at <= now {
+            self.switch.sample();
+            self.sample_at = now + CONTROL_SAMPLE;
         }
         if self.closed_until.is_some_and(|until| until <= now) {
             self.watch_listener(EventSet::IN)?;

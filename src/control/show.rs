@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::frame::offload::Offloads;
 use crate::port::{Endpoint, Port, PortTable};
-use crate::stats::{Traffic, WorkerStats};
+use crate::stats::{DropReason, Drops, Traffic, WorkerStats};
 use crate::switch::{Entry, EntryAge, Fdb};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -82,6 +82,15 @@ fn traffic(traffic: &Traffic) -> Value {
     let drops = traffic.dropped().map(|(reason, count)| (reason.name().to_owned(), count.into()));
     let drops: Map<String, Value> = drops.collect();
     json!({"frames": traffic.frames, "bytes": traffic.bytes, "drops": drops})
+}
+
+/// Drops by their reason, those that happened.
+pub fn drops(drops: &Drops) -> Value {
+    let counts = DropReason::ALL.iter().map(|reason| (reason, drops.get(*reason)));
+    let happened = counts.filter(|(_, count)| *count > 0);
+    let told: Map<String, Value> =
+        happened.map(|(reason, count)| (reason.name().to_owned(), count.into())).collect();
+    Value::Object(told)
 }
 
 /// A worker.

@@ -17,6 +17,7 @@
 //! Who has other things to do than to wait goes step by step ([`Removal`]).
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -375,6 +376,7 @@ pub(super) fn build(
 fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Port {
     // Twice the configured pairs: some front-ends read the number of rings as pairs.
     Port::guest(id, &settings.name, 2 * settings.queue_pairs)
+        .at(settings.endpoint.path().map(PathBuf::from))
         .configured(settings.offload, settings.mtu)
         .sending(settings.send)
         .on_platform(settings.platform)

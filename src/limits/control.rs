@@ -51,3 +51,11 @@ pub const CONTROL_WAIT_STEP: std::time::Duration = std::time::Duration::from_mil
 
 /// How long a client may wait for a port in one call.
 pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
+
+/// How long a session is waited for that is asked what it knows: it answers within microseconds,
+/// unless it is mapping memory or its guest's memory makes it wait.
+pub const CONTROL_INSPECT_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(250);
+
+/// How often it is looked which rings are in use, for the time since one was: a read of a counter
+/// for each ring.
+pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(10);

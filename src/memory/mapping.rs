@@ -66,6 +66,7 @@ pub struct Mapping {
     delta: usize,
     len: usize,
     identity: (u64, u64),
+    backing: Backing,
     // Given back when the pages are gone.
     _lease: Option<Lease>,
 }
@@ -167,12 +168,25 @@ impl Extent {
     /// Maps it, shared and writable; `truncated` becomes true if an access later finds the file
     /// shorter than it is now.
     pub fn map(self, truncated: &Arc<AtomicBool>) -> Result<Mapping, MapError> {
-        let Extent { file, first, whole, delta, len, facts: FileFacts { identity, .. } } = self;
+        let Extent { file, first, whole, delta, len, facts } = self;
+        let FileFacts { identity, kind, page, named, .. } = facts;
         let pages = Pages::map(&file, first, whole).map_err(MapError::Mmap)?;
         let guard = sigbus::guard(pages.at as usize, whole, Arc::clone(truncated))
             .map_err(MapError::Guard)?;
-        Ok(Mapping { _guard: guard, pages, delta, len, identity, _lease: None })
+        let backing = Backing { kind, page, named };
+        Ok(Mapping { _guard: guard, pages, delta, len, identity, backing, _lease: None })
     }
+}
+
+/// What a mapping's pages are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backing {
+    /// Where the file lives.
+    pub kind: FileKind,
+    /// Bytes of a page.
+    pub page: u64,
+    /// It has a name in a file system.
+    pub named: bool,
 }
 
 /// How large a range is, as asked for and in whole pages.
@@ -214,6 +228,11 @@ impl Mapping {
     /// The bytes asked for, and those of the whole pages they lie in.
     pub fn size(&self) -> Size {
         Size { asked: self.len as u64, mapped: self.pages.len as u64 }
+    }
+
+    /// What its pages are.
+    pub fn backing(&self) -> Backing {
+        self.backing
     }
 
     /// Device and inode of the file.

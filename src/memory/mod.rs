@@ -19,5 +19,5 @@ pub mod table;
 
 pub use ledger::{Account, Exhausted, Lease, Ledger};
 pub use log::{DirtyLog, LogError};
-pub use mapping::{Extent, MapError, Mapping, Size};
+pub use mapping::{Backing, Extent, MapError, Mapping, Size};
 pub use table::{MemTable, Region, TableError, Translator};

@@ -170,6 +170,11 @@ impl MemTable {
         self.regions.iter().any(same)
     }
 
+    /// Its regions: guest-physical address and mapping.
+    pub fn facts(&self) -> impl Iterator<Item = (u64, &Mapping)> {
+        self.regions.iter().map(|region| (region.gpa, &*region.mapping))
+    }
+
     /// The lengths of its regions.
     fn lengths(&self) -> impl Iterator<Item = u64> {
         self.windows.iter().map(|w| w.len)

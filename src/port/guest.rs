@@ -9,13 +9,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use vmm_sys_util::eventfd::EventFd;
-
+use super::inspect::{Inspection, SessionFacts};
 use super::queue::Queue;
 use super::steering::Steering;
+use super::summons::Summons;
 use crate::limits::{ANNOUNCEMENT_EVERY, ANNOUNCEMENTS, MAX_QUEUE_PAIRS};
 use crate::sys::bucket::Bucket;
 use crate::sys::eventfd::SignalCost;
+use crate::sys::waker::Waker;
 
 // One bit per receive queue, of which a port has twice its pairs.
 const _: () = assert!(2 * MAX_QUEUE_PAIRS <= 32);
@@ -38,8 +39,8 @@ pub struct GuestPort {
     steering: OnceLock<Steering>,
     /// What notifying its front-ends took, in this session and those before it.
     pub signal_cost: Arc<SignalCost>,
-    /// Written to end the session with the front-end.
-    leave: Mutex<Option<Arc<EventFd>>>,
+    /// Reaches the session with the front-end.
+    leave: Mutex<Option<Arc<Summons>>>,
     /// The number of the last session; changed with the lock of `leave` held.
     last_session: AtomicU64,
     /// The last one that was ended by `evict`; changed likewise.
@@ -47,6 +48,7 @@ pub struct GuestPort {
     harmful: AtomicBool,
     /// The process that is connected to its socket.
     front_end: Mutex<Option<FrontEnd>>,
+    inspection: Inspection,
 }
 
 /// The process at the other end of a port's socket.
@@ -84,6 +86,7 @@ impl GuestPort {
             evicted: AtomicU64::new(0),
             harmful: AtomicBool::new(false),
             front_end: Mutex::new(None),
+            inspection: Inspection::default(),
         }
     }
 
@@ -155,8 +158,8 @@ impl GuestPort {
         Receivers { active, steering, last: None }
     }
 
-    /// Records that a front-end came, and the eventfd by which its session can be told to drop it.
-    pub fn attach(&self, leave: Arc<EventFd>) {
+    /// Records that a front-end came, and how its session can be told to drop it.
+    pub fn attach(&self, leave: Arc<Summons>) {
         let mut place = self.leave();
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
         self.last_session.store(session, Ordering::Relaxed);
@@ -168,6 +171,7 @@ impl GuestPort {
         if let Some(steering) = self.steering.get() {
             steering.clear();
         }
+        self.inspection.clear();
         *self.leave() = None;
     }
 
@@ -202,8 +206,7 @@ impl GuestPort {
         if why == Eviction::Harmful {
             self.harmful.store(true, Ordering::Relaxed);
         }
-        // Fails only if it is full, and then it is readable.
-        let _ = leave.write(1);
+        leave.end();
         self.evicted.swap(session, Ordering::Relaxed) != session
     }
 
@@ -212,7 +215,29 @@ impl GuestPort {
         self.harmful.swap(false, Ordering::Relaxed)
     }
 
-    fn leave(&self) -> MutexGuard<'_, Option<Arc<EventFd>>> {
+    /// Asks the session to tell of itself, and has `waker` woken then; the number of the question.
+    /// None while no front-end is connected.
+    pub fn inspect(&self, waker: &Arc<Waker>) -> Option<u64> {
+        let leave = self.leave();
+        let summons = leave.as_ref()?;
+        let question = self.inspection.ask(waker);
+        summons.call();
+        Some(question)
+    }
+
+    /// What the session told in answer to a question, once it has.
+    pub fn inspected(&self, question: u64) -> Option<SessionFacts> {
+        self.inspection.answer(question)
+    }
+
+    /// The session tells of itself, if somebody asked.
+    pub fn tell(&self, facts: impl FnOnce() -> SessionFacts) {
+        if self.inspection.is_asked() {
+            self.inspection.tell(facts());
+        }
+    }
+
+    fn leave(&self) -> MutexGuard<'_, Option<Arc<Summons>>> {
         self.leave.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -297,7 +322,7 @@ mod tests {
     fn an_eviction_means_one_session() {
         let port = GuestPort::new(1);
         let leave = |port: &GuestPort| {
-            let leave = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+            let leave = Arc::new(Summons::new().unwrap());
             port.attach(Arc::clone(&leave));
             (leave, port.session().unwrap())
         };
@@ -307,11 +332,11 @@ mod tests {
         assert!(!port.evict(one, Eviction::Harmful));
         let (second, two) = leave(&port);
         assert!(!port.evict(one, Eviction::Harmful));
-        assert!(first.read().is_err() && second.read().is_err() && !port.was_harmful());
+        assert!(!first.take() && !second.take() && !port.was_harmful());
         assert!(port.evict(two, Eviction::Truncated), "the first to find out");
-        assert!(second.read().is_ok() && !port.was_harmful());
+        assert!(second.take() && !port.was_harmful());
         assert!(!port.evict(two, Eviction::Harmful));
-        assert!(second.read().is_ok() && port.was_harmful() && !port.was_harmful());
+        assert!(second.take() && port.was_harmful() && !port.was_harmful());
     }
 
     #[test]

@@ -6,8 +6,10 @@
 //! * [`mtu`] the longest frame a port takes;
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
+//! * [`inspect`] what a session tells of itself when it is asked;
 //! * [`share`] who gets the buffers of a receive ring that has too few;
 //! * [`steering`] which receive queue a guest wants a flow on;
+//! * [`summons`] how other threads reach a session;
 //! * [`table`] which ports there are: they come and go while frames flow;
 //! * [`tap`] an uplink: one descriptor per queue, replaced when the interface comes back.
 //!
@@ -17,15 +19,18 @@
 
 pub mod backpressure;
 pub mod guest;
+pub mod inspect;
 pub mod moderation;
 pub mod mtu;
 pub mod quantum;
 pub mod queue;
 pub mod share;
 pub mod steering;
+pub mod summons;
 pub mod table;
 pub mod tap;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::events::{Events, Teller, What};
@@ -36,8 +41,10 @@ use crate::switch::{PortId, PortKind, PortPolicy};
 use crate::sys::bucket::Bucket;
 
 pub use guest::{Eviction, FrontEnd, GuestPort};
+pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use mtu::Mtu;
 pub use queue::{Memory, Queue, RingState};
+pub use summons::Summons;
 pub use table::{PortTable, Ports};
 pub use tap::{TapPort, TapQueue};
 
@@ -59,6 +66,8 @@ pub struct Port {
     pub name: String,
     /// What is behind it.
     pub endpoint: Endpoint,
+    /// The path of a VM's socket, as configured; none if it was inherited.
+    pub socket: Option<PathBuf>,
     /// Offloads that frames of a VM behind it may ask for, if the VM agrees.
     pub send: Offloads,
     /// Offloads that may be used towards what is behind it; what it has agreed to is never more.
@@ -97,6 +106,7 @@ impl Port {
             id,
             name: name.to_owned(),
             endpoint,
+            socket: None,
             send: Offloads::ALL,
             offload: Offloads::ALL,
             platform: false,
@@ -113,6 +123,11 @@ impl Port {
     /// The port with what the configuration says; all offloads and no MTU otherwise.
     pub fn configured(self, offload: Offloads, mtu: Option<u16>) -> Port {
         Port { send: offload, offload, mtu: Mtu::new(mtu), ..self }
+    }
+
+    /// The port of a VM whose socket is there.
+    pub fn at(self, socket: Option<PathBuf>) -> Port {
+        Port { socket, ..self }
     }
 
     /// The port of a VM that may send with other offloads than it receives.

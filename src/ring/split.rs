@@ -245,6 +245,25 @@ impl SplitRing {
         resolve(table, config).map(drop)
     }
 
+    /// Chains that the driver made available and that were not given back: the difference of the
+    /// two indices in memory, whoever serves the ring meanwhile. None where there is no ring, or
+    /// none that makes sense.
+    pub fn outstanding(table: &MemTable, config: &RingConfig) -> Option<u16> {
+        let Parts { avail, used, .. } = resolve(table, config).ok()?;
+        if table.is_truncated() {
+            return None;
+        }
+        // SAFETY: both parts were resolved, aligned, in memory that `table` keeps mapped for as
+        // long as it is borrowed; both sides access the indices atomically.
+        let [used, available] = unsafe {
+            [used.cast_const().add(2), avail.add(2)]
+                .map(|at| u16::from_le((*at.cast::<AtomicU16>()).load(Ordering::Acquire)))
+        };
+        // In between some may have been given back and made available again.
+        let count = available.wrapping_sub(used);
+        (count <= config.size.saturating_mul(2)).then_some(count.min(config.size))
+    }
+
     /// Moves a running ring to another memory table or other addresses; positions stay.
     pub fn rebase(&mut self, table: Arc<MemTable>, config: &RingConfig) -> Result<(), RingError> {
         let Parts { desc, avail, used } = resolve(&table, config)?;

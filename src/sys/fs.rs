@@ -34,6 +34,8 @@ pub struct FileFacts {
     pub identity: (u64, u64),
     /// Bytes for which there are pages, swapped out ones included.
     pub allocated: u64,
+    /// It has a name in a file system, which a memfd has not.
+    pub named: bool,
 }
 
 /// True for a file on tmpfs or hugetlbfs, memfds included: only these have seals (fcntl(2)). Asks
@@ -74,6 +76,7 @@ pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
             page,
             identity: (0, 0),
             allocated: 0,
+            named: false,
         });
     }
     let (stat, vfs) = (fstat(fd)?, fstatfs(fd)?);
@@ -91,7 +94,8 @@ pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     // Counted in 512 bytes, whatever the file system's blocks are (stat(3type)).
     let allocated = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-    Ok(FileFacts { kind, size, page, identity: (stat.st_dev, stat.st_ino), allocated })
+    let (identity, named) = ((stat.st_dev, stat.st_ino), stat.st_nlink > 0);
+    Ok(FileFacts { kind, size, page, identity, allocated, named })
 }
 
 /// Whether there are pages for all of `range` in the file of which these are the facts.

@@ -17,6 +17,7 @@
 //! Nothing here depends on the socket's own blocking mode, which whoever created it can change:
 //! each call says by itself that it must not block, and poll(2) does the waiting.
 
+use std::cell::Cell;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -29,6 +30,7 @@ use vm_memory::ByteValued;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::limits::{MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
+use crate::port::Summons;
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{Interest, Wake, wait_for_any, wait_for_either};
 use crate::sys::{disposal, scm};
@@ -41,6 +43,8 @@ pub enum Incoming {
     Message(Message),
     /// Nothing, but somebody else has connected to the port's socket; told once.
     Visitor,
+    /// Nothing, but the session is asked something.
+    Called,
     /// The front-end closed the connection between two messages.
     Closed,
     /// The stop eventfd was written.
@@ -87,7 +91,9 @@ pub enum WireError {
 pub struct Connection {
     socket: UnixStream,
     stop: Arc<EventFd>,
-    leave: Arc<EventFd>,
+    leave: Arc<Summons>,
+    /// The session was called while a message was coming.
+    called: Cell<bool>,
     /// The socket that the next front-end comes to.
     door: Option<Arc<UnixListener>>,
     message_timeout: Duration,
@@ -108,8 +114,8 @@ impl Connection {
         message_timeout: Duration,
         reply_timeout: Duration,
     ) -> io::Result<Connection> {
-        let leave = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        Ok(Connection { socket, stop, leave, door: None, message_timeout, reply_timeout })
+        let (leave, called, door) = (Arc::new(Summons::new()?), Cell::new(false), None);
+        Ok(Connection { socket, stop, leave, called, door, message_timeout, reply_timeout })
     }
 
     /// The same, and [`Incoming::Visitor`] when somebody comes to `door`.
@@ -118,17 +124,18 @@ impl Connection {
         self
     }
 
-    /// Written by another thread, it ends the session with [`WireError::Dropped`].
-    pub fn leave(&self) -> &Arc<EventFd> {
+    /// By which another thread ends the session with [`WireError::Dropped`], or calls it.
+    pub fn leave(&self) -> &Arc<Summons> {
         &self.leave
     }
 
     /// Waits for the next message and reads all of it.
     pub fn receive(&mut self) -> Result<Incoming, WireError> {
-        match self.wait_or_visitor() {
-            Ok(true) => return Ok(Incoming::Visitor),
-            Ok(false) => {}
-            Err(error) => return Err(error.into()),
+        match self.wait_for_first() {
+            Ok(Some(incoming)) => return Ok(incoming),
+            Ok(None) => {}
+            Err(WireError::Stopped) => return Ok(Incoming::Stopped),
+            Err(error) => return Err(error),
         }
         match self.receive_message() {
             Ok(Some(message)) => Ok(Incoming::Message(message)),
@@ -161,15 +168,24 @@ impl Connection {
         self.reply(code, VhostUserLog::new(size, offset))
     }
 
-    /// Waits for a message or for somebody at the door, who is seen once; true for the latter.
-    fn wait_or_visitor(&mut self) -> io::Result<bool> {
-        let Some(door) = &self.door else { return Ok(false) };
-        let stops = [&*self.stop, &*self.leave];
-        let came = wait_for_either(self.socket.as_fd(), door.as_fd(), stops)?;
-        if came {
-            self.door = None;
+    /// Waits for a message, for somebody at the door, who is seen once, or for a call.
+    fn wait_for_first(&mut self) -> Result<Option<Incoming>, WireError> {
+        let stops = [&*self.stop, self.leave.eventfd()];
+        match &self.door {
+            // One that waits for nothing else is called by the wait for the message.
+            _ if self.called.get() => {}
+            Some(door) => {
+                if wait_for_either(self.socket.as_fd(), door.as_fd(), stops)? {
+                    self.door = None;
+                    return Ok(Some(Incoming::Visitor));
+                }
+                self.check_stops()?;
+            }
+            None => {
+                self.wait(Interest::Read, None)?;
+            }
         }
-        Ok(came)
+        Ok(self.called.take().then_some(Incoming::Called))
     }
 
     /// `None`: the front-end left between two messages.
@@ -242,12 +258,28 @@ impl Connection {
         Ok(())
     }
 
+    /// [`Wake::Stop`] says that the session was called.
     fn wait(&self, interest: Interest, deadline: Option<Instant>) -> Result<Wake, WireError> {
-        match wait_for_any(self.socket.as_fd(), interest, [&self.stop, &self.leave], deadline)? {
-            Wake::Stop if is_readable(self.stop.as_raw_fd()) => Err(WireError::Stopped),
-            Wake::Stop => Err(WireError::Dropped),
-            wake => Ok(wake),
+        let stops = [&*self.stop, self.leave.eventfd()];
+        let wake = wait_for_any(self.socket.as_fd(), interest, stops, deadline)?;
+        if wake == Wake::Stop {
+            self.check_stops()?;
         }
+        Ok(wake)
+    }
+
+    /// Fails if the session is to end, and takes notice of a call.
+    fn check_stops(&self) -> Result<(), WireError> {
+        if is_readable(self.stop.as_raw_fd()) {
+            return Err(WireError::Stopped);
+        }
+        if is_readable(self.leave.as_raw_fd()) {
+            if self.leave.take() {
+                return Err(WireError::Dropped);
+            }
+            self.called.set(true);
+        }
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@
 //! Everything that changes a running ring takes its lock first, which makes it quiet, one ring at
 //! a time, transmit before receive; no ring lock is held across a map, an unmap or a reply.
 
+pub mod facts;
 mod memory;
 
 use std::os::fd::OwnedFd;

@@ -17,14 +17,14 @@ use super::course::Course;
 use super::descriptors::{self, DescriptorError};
 use super::features::{self, Offer};
 use super::message::{BadMessage, Code, Head, Message, Passed, RegionSpec, Request};
-use super::rings::Rings;
+use super::rings::{Rings, facts};
 use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 pub use crate::memory::{Account, Exhausted, Ledger};
 use crate::memory::{DirtyLog, Extent, LogError, MapError, MemTable, Region, TableError};
 use crate::pipeline::Announcement;
-use crate::port::{GuestPort, Port};
+use crate::port::{GuestPort, Port, RegionFacts, SessionFacts};
 use crate::ring::RingError;
 use crate::switch::Fdb;
 use crate::sys::disposal;
@@ -208,6 +208,7 @@ impl<'a> Session<'a> {
                     self.port.name
                 ),
                 Incoming::Visitor => {}
+                Incoming::Called => self.tell(),
                 Incoming::Closed => {
                     if self.course.wanted_more() {
                         let most = self.rings.pairs();
@@ -221,6 +222,28 @@ impl<'a> Session<'a> {
                 Incoming::Stopped => return Ok(End::Stopped),
             }
         }
+    }
+
+    /// Tells of itself, if somebody asked.
+    fn tell(&self) {
+        let Some(guest) = self.port.as_guest() else { return };
+        guest.tell(|| {
+            let mut regions: Vec<RegionFacts> = self.memory.facts().map(facts::region).collect();
+            let left_out = |spec: &RegionSpec| RegionFacts {
+                gpa: spec.gpa,
+                len: spec.len,
+                backing: "disk",
+                page: 0,
+            };
+            regions.extend(self.left_out.iter().map(left_out));
+            regions.sort_by_key(|region| region.gpa);
+            SessionFacts {
+                features: self.features,
+                protocol: self.protocol,
+                regions,
+                rings: self.rings.facts(&self.memory),
+            }
+        });
     }
 
     fn warn(&self, text: &str) {

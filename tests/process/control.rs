@@ -4,6 +4,7 @@
 mod bounds;
 mod capture;
 mod commands;
+mod details;
 mod events;
 mod origins;
 mod wait;

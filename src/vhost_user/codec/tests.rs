@@ -341,6 +341,7 @@ fn noise_on_the_wire() {
                 }
                 Ok(Incoming::Closed) => break,
                 Ok(Incoming::Visitor) => panic!("there is no door"),
+                Ok(Incoming::Called) => panic!("nobody called"),
                 Ok(Incoming::Stopped) => panic!("nobody asked to stop"),
                 Err(WireError::MessageTimeout(_)) => panic!("the stream has an end"),
                 Err(_) => {
@@ -351,4 +352,31 @@ fn noise_on_the_wire() {
         }
     }
     assert!(whole >= 5_000 && broken > 1_500, "{whole} {broken}");
+}
+
+/// A call is told between two messages, whether it came before one or in the middle.
+#[test]
+fn a_call_is_told_and_loses_no_byte() {
+    let mut pair = pair();
+    let summons = Arc::clone(pair.ours.leave());
+    summons.call();
+    assert!(matches!(pair.ours.receive(), Ok(Incoming::Called)));
+    let message = bytes(2, 1, 8, &7u64.to_ne_bytes());
+    pair.theirs.write_all(&message[..15]).unwrap();
+    let mut theirs = pair.theirs.try_clone().unwrap();
+    let writer = thread::spawn(move || {
+        thread::sleep(SHORT / 4);
+        summons.call();
+        thread::sleep(SHORT / 4);
+        theirs.write_all(&message[15..]).unwrap();
+        summons
+    });
+    match pair.ours.receive() {
+        Ok(Incoming::Message(message)) => assert_eq!(message.body, 7u64.to_ne_bytes()),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(pair.ours.receive(), Ok(Incoming::Called)));
+    let summons = writer.join().unwrap();
+    summons.end();
+    assert!(matches!(pair.ours.receive(), Err(WireError::Dropped)));
 }
