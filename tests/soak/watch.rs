@@ -11,8 +11,9 @@ use testkit::proc::{Daemon, Usage};
 use super::shared::{Shared, Threads, raise};
 
 /// Lines about one port in one second of the clock: four at once, the one that a second brings, and
-/// that the port is closed for a while, which is said once in ten seconds.
-const LINES: usize = 6;
+/// that the port is closed for a while, which is said once in ten seconds; and its events, of which
+/// there may be 16 at once and one in two seconds.
+const LINES: usize = 6 + 17;
 /// Mappings that come and go with the allocator's arenas, of which a thread may have one more.
 const MAPPINGS: usize = 8;
 /// Growth of private memory over the first quiet moment, in KiB: tables that grow with use once.
