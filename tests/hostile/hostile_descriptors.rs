@@ -57,6 +57,15 @@ fn chat(net: &mut Net, frames: u32) {
     ]);
 }
 
+/// The attacker is gone, and honest traffic goes on.
+fn finish<T>(d: Daemon, mut net: Net, evil: T) {
+    drop(evil);
+    chat(&mut net, 1000);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
 fn set_call(evil: &mut Vm, call: &EventFd) {
     evil.fe.acks = Acks::Never;
     evil.fe.set_vring_fd(req::SET_VRING_CALL, 0, Some(call.raw())).expect("set");
@@ -103,11 +112,7 @@ fn p5_calls_that_block() {
     for (vm, _) in &mut evil {
         assert!(vm.fe.closed_within(Duration::from_secs(2)), "not dropped");
     }
-    drop(evil);
-    chat(&mut net, 1000);
-    net.finish();
-    drop(net);
-    d.stop();
+    finish(d, net, evil);
 }
 
 /// Slow writes that are forgiven by now, one every 200 ms: a busy machine spreads them.
@@ -130,11 +135,7 @@ fn a_crowded_call_descriptor_is_dropped() {
     assert!(signals <= most, "{signals} slow signals, not {most}");
     let said = || d.log().contains("p2: closed for 10s: its front-end harmed others");
     assert!(wait_for(Duration::from_secs(2), said), "{}", d.log());
-    drop(evil);
-    chat(&mut net, 1000);
-    net.finish();
-    drop(net);
-    d.stop();
+    finish(d, net, evil);
 }
 
 /// A crowd that every fourth write does not wake: somebody waits before it then. What is slow adds
@@ -182,11 +183,7 @@ fn a_crowd_that_some_writes_do_not_wake_is_dropped() {
     assert!(dropped, "still connected after {slow} slow writes and {quick} others");
     assert!(slow <= 20 + forgiven(began), "{slow} slow writes");
     assert!(took <= Duration::from_secs(2) + waited, "dropped after {took:?} {waited:?}");
-    drop(evil);
-    chat(&mut net, 1000);
-    net.finish();
-    drop(net);
-    d.stop();
+    finish(d, net, evil);
 }
 
 /// A kick descriptor with a crowd that is woken all the time: whoever begins or ends to watch it
@@ -197,7 +194,7 @@ fn a_crowded_kick_descriptor_is_dropped() {
     // What is slow, and how many are dropped for if they do not come at once.
     const SLOW: Duration = Duration::from_millis(1);
     const FEW: u32 = 16 + 15 * 5;
-    let (d, mut net, mut evil) = trio();
+    let (d, net, mut evil) = trio();
     let kick = EventFd::new();
     let _crowd = Crowd::around(&kick, 100_000);
     let over = AtomicBool::new(false);
@@ -229,11 +226,7 @@ fn a_crowded_kick_descriptor_is_dropped() {
     assert!(dropped, "still connected after {said} crowded kick descriptors");
     let closed = || d.log().contains("p2: closed for 10s: its front-end harmed others");
     assert!(wait_for(Duration::from_secs(2), closed), "{}", d.log());
-    drop(evil);
-    chat(&mut net, 1000);
-    net.finish();
-    drop(net);
-    d.stop();
+    finish(d, net, evil);
 }
 
 /// Whoever was dropped for what it did to others waits before it is served again; others are not

@@ -13,13 +13,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::neighbours::Pair;
+use testkit::neighbours::Bystanders;
 use testkit::proc::{Daemon, Dir, copy_program, wait_for};
 use testkit::vm::{Vm, VmConfig};
 
@@ -96,25 +93,9 @@ impl Lab {
 
     /// Ports 0 and 1 talk, and lose nothing, until they are told to end.
     fn bystanders(&self) -> Bystanders {
-        let vms = [0, 1].map(|id| Vm::connect(&self.d.socket(id.into()), VmConfig::new(id)));
-        let over = Arc::new(AtomicBool::new(false));
-        let thread = thread::spawn({
-            let over = Arc::clone(&over);
-            move || {
-                let mut pair = Pair::one_way(vms);
-                pair.calibrate();
-                let mut frames = 0;
-                loop {
-                    frames += pair.talk(Duration::from_millis(20)).frames;
-                    if over.load(Ordering::Acquire) {
-                        break;
-                    }
-                }
-                pair.check();
-                frames
-            }
-        });
-        Bystanders { over, thread }
+        Bystanders::begin(
+            [0, 1].map(|id| Vm::connect(&self.d.socket(id.into()), VmConfig::new(id))),
+        )
     }
 }
 
@@ -125,20 +106,6 @@ fn failure(output: Output) -> (i32, String) {
     assert_eq!(text.lines().count(), 1, "{text}");
     let line = text.trim_end().strip_prefix("vioswitchctl: ").expect("the program's name");
     (output.status.code().expect("an exit status"), line.to_owned())
-}
-
-struct Bystanders {
-    over: Arc<AtomicBool>,
-    thread: JoinHandle<u64>,
-}
-
-impl Bystanders {
-    fn finish(self) {
-        self.over.store(true, Ordering::Release);
-        let frames = self.thread.join().expect("the bystanders lost nothing");
-        assert!(frames > 0);
-        println!("the bystanders lost none of {frames} frames");
-    }
 }
 
 /// A client of its own, which shares nothing with vioswitchctl.

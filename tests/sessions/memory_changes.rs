@@ -31,8 +31,7 @@ fn pair(workers: &str, change: impl FnOnce(&mut VmConfig)) -> (Daemon, Vm, Vm) {
         cfg.acks = Acks::Always;
         change(cfg);
     });
-    exchange(&mut b, &mut a);
-    exchange(&mut a, &mut b);
+    both_ways(&mut b, &mut a);
     (d, a, b)
 }
 
@@ -46,6 +45,16 @@ fn exchange(from: &mut Vm, to: &mut Vm) {
     assert!(from.tx[0].send(&frame));
     expect(to, &[frame]);
     from.tx[0].drain(SOON);
+}
+
+fn both_ways(first: &mut Vm, second: &mut Vm) {
+    exchange(first, second);
+    exchange(second, first);
+}
+
+fn finish(d: Daemon, vms: [Vm; 2]) {
+    drop(vms);
+    d.stop();
 }
 
 /// These frames and no other.
@@ -128,15 +137,13 @@ fn rings_go_on_when_their_memory_is_back() {
             give(&mut b, new);
             expect(&mut a, &frames);
             b.tx[0].drain(SOON);
-            exchange(&mut a, &mut b);
-            exchange(&mut b, &mut a);
+            both_ways(&mut a, &mut b);
         }
         assert_eq!(out(&d, "drop.port_down") - dropped, 100, "frames that met the hole");
         assert_eq!(d.counters().drops(None, "in"), 0);
         d.counters().balance();
         assert!(b.no_errors(), "{}", d.log());
-        drop((a, b));
-        d.stop();
+        finish(d, [a, b]);
     }
 }
 
@@ -164,8 +171,7 @@ fn a_ring_without_memory_stops_where_it_stood() {
         b.tx[0].drain(SOON);
         exchange(&mut a, &mut b);
     }
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }
 
 /// What a front-end says of a ring whose memory is away holds when it is back: new descriptors, and
@@ -202,11 +208,9 @@ fn a_ring_without_memory_takes_requests() {
         }
         expect(&mut a, &[early]);
         b.tx[0].drain(SOON);
-        exchange(&mut a, &mut b);
-        exchange(&mut b, &mut a);
+        both_ways(&mut a, &mut b);
     }
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }
 
 /// Enabled while its memory is away, as good as afterwards.
@@ -217,10 +221,8 @@ fn a_ring_without_memory_is_enabled() {
     take_all(&mut b);
     (0..2).for_each(|index| b.fe.set_vring_enable(index, true).expect("enable"));
     give_all(&mut b);
-    exchange(&mut a, &mut b);
-    exchange(&mut b, &mut a);
-    drop((a, b));
-    d.stop();
+    both_ways(&mut a, &mut b);
+    finish(d, [a, b]);
 }
 
 /// A kick of a disabled ring whose memory is away is not forgotten: its frames come back,
@@ -239,8 +241,7 @@ fn a_disabled_ring_without_memory_remembers_its_kick() {
     give_all(&mut b);
     b.tx[0].drain(SOON);
     assert_eq!(d.counters().sum(None, "in", "drop.disabled"), 1);
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }
 
 /// A front-end that leaves while its memory is away leaves nothing behind, and the next one is
@@ -258,8 +259,7 @@ fn a_front_end_leaves_while_its_memory_is_away() {
         b.disconnect();
         let path = d.socket(1);
         b.reconnect(&path);
-        exchange(&mut b, &mut a);
-        exchange(&mut a, &mut b);
+        both_ways(&mut b, &mut a);
         if round == 3 {
             usage = Some(d.settled_usage());
         }
@@ -267,8 +267,7 @@ fn a_front_end_leaves_while_its_memory_is_away() {
     let before = usage.expect("taken in round 3");
     let same = || (d.usage().fds, d.usage().mappings) == (before.fds, before.mappings);
     assert!(wait_for(SOON, same), "{:?}, before {before:?}", d.usage());
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }
 
 /// The rings of a guest at another place of its memory, empty, as its driver makes them after a
@@ -302,13 +301,11 @@ fn a_kick_before_the_address() {
             std::thread::sleep(Duration::from_millis(2));
             b.fe.set_vring_addr(&addr).expect("address");
         }
-        exchange(&mut a, &mut b);
-        exchange(&mut b, &mut a);
+        both_ways(&mut a, &mut b);
         let untouched = |used: &testkit::mem::Span| used.read(0, 64) == [0xa5; 64];
         assert!(places.iter().all(untouched), "written where the ring was before");
     }
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }
 
 /// Rings move while they run, with memory or without: their positions are those of the new place.
@@ -331,11 +328,9 @@ fn a_running_ring_is_told_another_place() {
             if away {
                 give_all(&mut b);
             }
-            exchange(&mut a, &mut b);
-            exchange(&mut b, &mut a);
+            both_ways(&mut a, &mut b);
         }
-        drop((a, b));
-        d.stop();
+        finish(d, [a, b]);
     }
 }
 
@@ -354,14 +349,11 @@ fn a_refused_address_changes_nothing() {
         }
         exchange(&mut a, &mut b);
         b.fe.add_mem_reg(&extra, memory.table()[0].1).expect("add");
-        exchange(&mut a, &mut b);
-        exchange(&mut b, &mut a);
+        both_ways(&mut a, &mut b);
         b.fe.rem_mem_reg(&extra).expect("remove");
-        exchange(&mut a, &mut b);
-        exchange(&mut b, &mut a);
+        both_ways(&mut a, &mut b);
     }
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }
 
 /// SET_VRING_KICK without a descriptor means that the ring is to be polled, when it runs already
@@ -389,8 +381,7 @@ fn a_running_ring_is_polled_from_now_on() {
         let spent = d.cpu_ticks() - spent;
         assert!(spent < 15, "round {round}: {spent} ticks of CPU in 0.3 s: it is polled still");
     }
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }
 
 /// A polled receive ring gets frames when it has buffers, whenever they come.
@@ -415,6 +406,5 @@ fn a_polled_receive_ring_that_was_empty() {
     b.guest.rx[0].ring.show();
     assert!(a.tx[0].send(&lost));
     expect(&mut b, &[lost]);
-    drop((a, b));
-    d.stop();
+    finish(d, [a, b]);
 }

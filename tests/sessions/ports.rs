@@ -4,16 +4,15 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::migration::{BEGINNING, Log};
 use testkit::Rng;
 use testkit::frontend::{Acks, proto};
 use testkit::host::{self, Host};
-use testkit::neighbours::Pair;
+use testkit::neighbours::Bystanders;
 use testkit::proc::{Dir, alone, wait_for};
 use testkit::rounds;
 use testkit::traffic::{self, Stream, To};
@@ -90,41 +89,12 @@ impl Lab {
 
     /// Guests 0 and 1 talk, and lose nothing, until they are told to end.
     fn bystanders(&self) -> Bystanders {
-        let vms = [self.connect(0), self.connect(1)];
-        let over = Arc::new(AtomicBool::new(false));
-        let thread = thread::spawn({
-            let over = Arc::clone(&over);
-            move || {
-                let mut pair = Pair::one_way(vms);
-                pair.calibrate();
-                let mut frames = 0;
-                while !over.load(Ordering::Acquire) {
-                    frames += pair.talk(Duration::from_millis(20)).frames;
-                }
-                pair.check();
-                frames
-            }
-        });
-        Bystanders { over, thread }
+        Bystanders::begin([self.connect(0), self.connect(1)])
     }
 }
 
 fn keys(dir: &Path, id: u8) -> String {
     format!("vm{id},socket={}", dir.join(format!("vm{id}")).display())
-}
-
-struct Bystanders {
-    over: Arc<AtomicBool>,
-    thread: JoinHandle<u64>,
-}
-
-impl Bystanders {
-    fn finish(self) {
-        self.over.store(true, Ordering::Release);
-        let frames = self.thread.join().expect("the bystanders lost nothing");
-        assert!(frames > 0);
-        println!("the bystanders lost none of {frames} frames");
-    }
 }
 
 /// Sends `count` frames from one guest to another, all of which arrive.

@@ -10,7 +10,7 @@ use testkit::frontend::{VringAddr, feat, proto, req};
 use testkit::huge_pages::HugePages;
 use testkit::mem::RegionSpec;
 use testkit::net::{Job, Net, Sizes};
-use testkit::proc::{Daemon, wait_for};
+use testkit::proc::{Daemon, Usage, wait_for};
 use testkit::sys;
 use testkit::traffic::To;
 use testkit::vm::Vm;
@@ -18,13 +18,38 @@ use testkit::{long, skip};
 
 const EVIL: usize = 2;
 
+/// A switch with a port for whoever loses memory, two guests that talk, and what it has by then.
+fn start() -> (Daemon, Net, Usage) {
+    let d = Daemon::with(3, &["--workers", "2"]);
+    let net = Net::connect(&d, 2, |c| c);
+    let idle = d.settled_usage();
+    (d, net, idle)
+}
+
+/// Broadcasts until the guest is dropped.
+fn until_dropped(d: &Daemon, net: &mut Net, evil: &mut Vm) {
+    let gone = wait_for(SOON, || {
+        net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
+        evil.fe.closed_within(Duration::from_millis(1))
+    });
+    assert!(gone, "not dropped\n{}", d.log());
+}
+
+/// It has what it had before, and the two still talk.
+fn finish(d: Daemon, mut net: Net, idle: Usage) {
+    let same = || d.usage().fds == idle.fds && d.usage().mappings <= idle.mappings + 2;
+    assert!(wait_for(SOON, same), "{:?}, before {idle:?}", d.usage());
+    net.run(&[Job::new(0, To::Vm(1), 1000, Sizes::Range(60, 1514))]);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
 /// The memory is cut short under traffic, whichever way it was handed over: the guest is dropped,
 /// its mappings go with it, and the others lose nothing.
 #[test]
 fn p1_whose_memory_vanishes_is_dropped() {
-    let d = Daemon::with(3, &["--workers", "2"]);
-    let mut net = Net::connect(&d, 2, |c| c);
-    let idle = d.settled_usage();
+    let (d, mut net, idle) = start();
     for round in 0..if long() { 1000 } else { 30 } {
         let mut cfg = small(EVIL as u8);
         cfg.mem_slots = round % 2 == 0;
@@ -34,27 +59,16 @@ fn p1_whose_memory_vanishes_is_dropped() {
             sys::truncate(&fd, [0, 4096, 16384][round % 3]);
         }
         net.run(&[Job::new(1, To::Vm(0), 20, Sizes::Range(60, 1514))]);
-        let gone = wait_for(SOON, || {
-            net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
-            evil.fe.closed_within(Duration::from_millis(1))
-        });
-        assert!(gone, "round {round}: not dropped\n{}", d.log());
+        until_dropped(&d, &mut net, &mut evil);
     }
-    let same = || d.usage().fds == idle.fds && d.usage().mappings <= idle.mappings + 2;
-    assert!(wait_for(SOON, same), "{:?}, before {idle:?}", d.usage());
-    net.run(&[Job::new(0, To::Vm(1), 1000, Sizes::Range(60, 1514))]);
-    net.finish();
-    drop(net);
-    d.stop();
+    finish(d, net, idle);
 }
 
 /// The log of a migration is cut short under traffic: the guest is dropped, the others go on, and
 /// nobody's frames are lost.
 #[test]
 fn p1_the_dirty_log_is_truncated() {
-    let d = Daemon::with(3, &["--workers", "2"]);
-    let mut net = Net::connect(&d, 2, |c| c);
-    let idle = d.settled_usage();
+    let (d, mut net, idle) = start();
     for round in 0..if long() { 1000 } else { 20 } {
         let mut cfg = small(EVIL as u8);
         cfg.features |= feat::LOG_ALL;
@@ -72,18 +86,9 @@ fn p1_the_dirty_log_is_truncated() {
         sys::truncate(&log, [0, 4096][round % 2]);
         net.send_only(&Job::new(1, To::Broadcast, 4, Sizes::Fixed(1514)));
         net.run(&[Job::new(1, To::Vm(0), 20, Sizes::Range(60, 1514))]);
-        let gone = wait_for(SOON, || {
-            net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
-            evil.fe.closed_within(Duration::from_millis(1))
-        });
-        assert!(gone, "round {round}: not dropped\n{}", d.log());
+        until_dropped(&d, &mut net, &mut evil);
     }
-    let same = || d.usage().fds == idle.fds && d.usage().mappings <= idle.mappings + 2;
-    assert!(wait_for(SOON, same), "{:?}, before {idle:?}", d.usage());
-    net.run(&[Job::new(0, To::Vm(1), 1000, Sizes::Range(60, 1514))]);
-    net.finish();
-    drop(net);
-    d.stop();
+    finish(d, net, idle);
 }
 
 /// A file that serves many slots is shortened: each mapping is replaced once, as a whole, so the
@@ -129,9 +134,7 @@ fn p1_repairs_do_not_add_mappings() {
 #[test]
 fn p1_huge_pages_vanish() {
     const HUGE: u64 = 2 << 20;
-    let d = Daemon::with(3, &["--workers", "2"]);
-    let mut net = Net::connect(&d, 2, |c| c);
-    let idle = d.settled_usage();
+    let (d, mut net, idle) = start();
     for round in 0..if long() { 300 } else { 12 } {
         let Ok(fd) = sys::huge_memfd(2 * HUGE) else {
             return skip("no huge pages in this kernel");
@@ -163,10 +166,5 @@ fn p1_huge_pages_vanish() {
         }
         drop(fe);
     }
-    let same = || d.usage().fds == idle.fds && d.usage().mappings <= idle.mappings + 2;
-    assert!(wait_for(SOON, same), "{:?}, before {idle:?}", d.usage());
-    net.run(&[Job::new(0, To::Vm(1), 1000, Sizes::Range(60, 1514))]);
-    net.finish();
-    drop(net);
-    d.stop();
+    finish(d, net, idle);
 }

@@ -10,25 +10,10 @@ use super::duo::{Duo, Stop, settled};
 use super::lab::chat;
 use testkit::Rng;
 use testkit::frontend::feat;
-use testkit::hostile::{raw_avail, raw_avail_idx, raw_desc};
+use testkit::hostile::{Field, raw_avail, raw_avail_idx, raw_desc};
 use testkit::mem::Span;
 use testkit::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Ring, Seg, put_desc};
 use testkit::vm::{MODERN, tag_of};
-
-/// What is changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
-    Addr,
-    Len,
-    Flags,
-    Next,
-    AvailIdx,
-    Head,
-    /// The virtio-net header, in the sender's buffer or in the receiver's.
-    Header,
-    /// An indirect table: its entry's address, length, flags and link.
-    Table,
-}
 
 /// The ring that is changed, and where its pieces lie.
 struct Target {

@@ -1,6 +1,7 @@
 //! Frames that are looked at as they pass: what is told of them, to whom, and what that costs.
 
 use std::process::{Child, Stdio};
+use std::thread;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

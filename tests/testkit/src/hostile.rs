@@ -77,7 +77,9 @@ pub enum Field {
     Next,
     AvailIdx,
     Head,
+    /// The virtio-net header, in the sender's buffer or in the receiver's.
     Header,
+    /// An indirect table: its entry's address, length, flags and link.
     Table,
 }
 

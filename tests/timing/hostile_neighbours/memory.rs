@@ -2,7 +2,7 @@
 //! can. Each fault is a page to be allocated and cleared, in the worker's time.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +21,18 @@ const EVIL: u8 = 2;
 const PAGE: u64 = 4096;
 /// Where the memory that is taken away begins, in the guest.
 const FAR: u64 = 16 << 30;
+
+const HUGE: u64 = 2 << 20;
+
+/// A file of so many huge pages, and as many in the pool; `None` is said.
+fn huge_pages(count: u64) -> Option<(OwnedFd, HugePages)> {
+    let Ok(fd) = sys::huge_memfd(count * HUGE) else {
+        skip("no huge pages in this kernel");
+        return None;
+    };
+    let pool = HugePages::reserve(count).map_err(|missing| skip(&missing)).ok()?;
+    Some((fd, pool))
+}
 
 /// Punches a whole file, again and again, while `feed` keeps the rings full.
 fn punch(fd: RawFd, len: u64, pause: Duration, mut feed: impl FnMut()) -> impl FnMut(&While<'_>) {
@@ -64,17 +76,10 @@ fn every_piece_faults() {
 #[test]
 #[ignore = "full"]
 fn p16_a_receivers_chain_of_missing_huge_pages_is_given_up() {
-    const HUGE: u64 = 2 << 20;
     const PIECES: usize = 200;
     let _alone = alone();
     let len = PIECES as u64 * HUGE;
-    let Ok(fd) = sys::huge_memfd(len) else {
-        return skip("no huge pages in this kernel");
-    };
-    let _pool = match HugePages::reserve(PIECES as u64) {
-        Ok(pool) => pool,
-        Err(missing) => return skip(&missing),
-    };
+    let Some((fd, _pool)) = huge_pages(PIECES as u64) else { return };
     let mut lab = Lab::new(1, &[]);
     let mut evil = lab.guest(EVIL, |_| ());
     let region = RegionSpec::new(FAR, len);
@@ -112,18 +117,11 @@ fn p16_a_receivers_chain_of_missing_huge_pages_is_given_up() {
 /// nothing for many times as long as a few pages take.
 #[test]
 fn p16_buffers_on_missing_huge_pages_are_cleared_once() {
-    const HUGE: u64 = 2 << 20;
     const BUFFERS: usize = 64;
     const ROUNDS: u64 = 40;
     let _alone = alone();
     let len = BUFFERS as u64 * HUGE;
-    let Ok(fd) = sys::huge_memfd(len) else {
-        return skip("no huge pages in this kernel");
-    };
-    let _pool = match HugePages::reserve(BUFFERS as u64) {
-        Ok(pool) => pool,
-        Err(missing) => return skip(&missing),
-    };
+    let Some((fd, _pool)) = huge_pages(BUFFERS as u64) else { return };
     let mut lab = Lab::new(1, &[]);
     let mut evil = lab.guest(EVIL, |_| ());
     let region = RegionSpec::new(FAR, len);
