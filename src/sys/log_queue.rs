@@ -99,9 +99,12 @@ impl LogQueue {
         }
     }
 
-    /// Waits until everything is written, at most [`LOG_TIMEOUT`]; for the end of the process.
+    /// Waits until everything is written, at most [`LOG_TIMEOUT`]; for the end of the process. Also
+    /// if somebody has just waited in vain: where every CPU is busy it may have been this queue's
+    /// own thread that was late, and what a process ends with is why it ends.
     pub fn flush(&self) {
-        let state = self.0.state();
+        let mut state = self.0.state();
+        state.stuck = false;
         let end = state.accepted;
         self.0.wait_written(state, end);
     }
@@ -199,6 +202,16 @@ mod tests {
         let taken = Arc::new(Mutex::new(Vec::new()));
         let queue = LogQueue::start(Slow { go, taken: Arc::clone(&taken) }).unwrap();
         (queue, tell, taken)
+    }
+
+    #[test]
+    fn the_end_waits_after_others_did_in_vain() {
+        let (queue, go, taken) = slow();
+        queue.push(b"why\n");
+        let start = Instant::now();
+        queue.flush();
+        assert!(start.elapsed() >= LOG_TIMEOUT && taken.lock().unwrap().is_empty());
+        drop(go);
     }
 
     #[test]
