@@ -28,6 +28,13 @@ fn slow_epoll_calls_hold_up_their_own_session() {
     if let Some(reason) = missing() {
         return skip(&reason);
     }
+    // One for each swap if they wait, every time; a busy machine adds some now and then.
+    let few = |slow: usize| slow < SWAPS as usize / 2;
+    assert!((0..3).any(|_| few(slow_answers())), "answers waited for another port's calls");
+}
+
+/// How many answers of another session took as long as a slow call.
+fn slow_answers() -> usize {
     let dir = Dir::new();
     let mut d = Process::start(4, &["--workers", "2"], |_| {});
     d.ready();
@@ -72,8 +79,7 @@ fn slow_epoll_calls_hold_up_their_own_session() {
         DELAY / 2,
         answers[answers.len() - 1]
     );
-    // One for each swap if they wait; a busy machine may add one or two.
-    assert!(slow < SWAPS as usize / 2, "{slow} answers waited for another port's calls");
     drop((evil, other));
     d.stop();
+    slow
 }

@@ -662,7 +662,9 @@ fn told(manager: &UnixDatagram, limit: Duration) -> Option<String> {
 #[test]
 fn readiness_is_told_when_all_sockets_exist() {
     let abstract_name = format!("vioswitch-cli-{}", std::process::id());
-    for round in 0..4 {
+    // A manager that reads too late is not waited for; on a busy machine we may be one.
+    let (mut round, mut late) = (0, 0);
+    while round < 4 {
         let dir = Dir::new();
         let path = dir.path().join("notify");
         let (manager, name) = if round % 2 == 0 {
@@ -676,6 +678,10 @@ fn readiness_is_told_when_all_sockets_exist() {
         let args: Vec<String> = names.iter().map(|name| port(dir.path(), name, "")).collect();
         let mut d = Process::start(dir, &args, |command| command.env("NOTIFY_SOCKET", &name));
         let state = told(&manager, SOON);
+        if state.is_none() && d.log().contains("cannot notify") && late < 8 {
+            late += 1;
+            continue;
+        }
         let state = state.unwrap_or_else(|| panic!("round {round}: not ready: {}", d.log()));
         for name in &names {
             UnixStream::connect(d.path(name)).expect("ready, so each accepts");
@@ -685,6 +691,7 @@ fn readiness_is_told_when_all_sockets_exist() {
         let state = told(&manager, SOON).expect("the end");
         assert!(state.lines().any(|line| line == "STOPPING=1"), "{state}");
         assert_eq!(d.ended(STOP_LIMIT).code(), Some(0));
+        round += 1;
     }
 }
 

@@ -148,6 +148,13 @@ impl Client {
         self.call("GetStatus", json!({}))["parameters"]["clients"][key].as_u64().expect(key)
     }
 
+    /// How many clients the switch has, if it lets this one in.
+    fn connected(&mut self) -> Option<u64> {
+        let call = json!({"method": format!("{INTERFACE}.GetStatus")}).to_string();
+        self.0.get_mut().write_all(&[call.as_bytes(), b"\0"].concat()).ok()?;
+        self.answer()?["parameters"]["clients"]["connected"].as_u64()
+    }
+
     /// True if the connection is closed in time.
     fn closes(&mut self) -> bool {
         let mut rest = Vec::new();

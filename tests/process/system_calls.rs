@@ -18,7 +18,7 @@ use testkit::skip;
 use testkit::vm::{Vm, VmConfig, mac_of};
 
 /// Everything is slower under a tracer.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 /// The number of the host behind the TAP as a station.
 const HOST: u8 = 9;
 const BROADCAST: [u8; 6] = [0xff; 6];

@@ -123,7 +123,7 @@ fn connections_are_bounded_and_a_few_are_kept_for_root() {
     assert_eq!(clients[0].count("refused"), 1);
     assert_eq!(clients[0].count("connected"), PLACES as u64);
     clients.clear();
-    assert!(wait_for(LOST, || lab.client().count("connected") == 1));
+    assert!(wait_for(LOST, || lab.client().connected() == Some(1)));
     if is_root() {
         let path = lab.path.clone();
         // Of one thread alone, by the system call itself: it connects as somebody else.
@@ -149,7 +149,7 @@ fn connections_are_bounded_and_a_few_are_kept_for_root() {
     } else {
         skip("another user's connections need root");
     }
-    assert!(wait_for(LOST, || lab.client().count("connected") == 1));
+    assert!(wait_for(LOST, || lab.client().connected() == Some(1)));
     assert_eq!(lab.d.settled_usage(), before);
     bystanders.finish();
     lab.d.stop();
@@ -171,7 +171,7 @@ fn connections_after_each_other_leave_nothing() {
             _ => assert!(client.count("accepted") > n),
         }
     }
-    assert!(wait_for(LOST, || lab.client().count("connected") == 1));
+    assert!(wait_for(LOST, || lab.client().connected() == Some(1)));
     assert_eq!(lab.d.settled_usage(), before);
     bystanders.finish();
     lab.d.stop();
