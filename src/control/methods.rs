@@ -48,6 +48,7 @@ const METHODS: &[&str] = &[
     "Capture",
     "AddAddress",
     "DeleteAddress",
+    "Trace",
 ];
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
@@ -93,7 +94,7 @@ pub enum Part {
 pub struct Switch {
     /// What changes it.
     daemon: Arc<Mutex<Daemon>>,
-    view: View,
+    pub(super) view: View,
     started: Instant,
     /// Where sockets are that have no path of their own.
     pub(super) directory: PathBuf,
@@ -198,6 +199,7 @@ impl Switch {
                 let events = EventStream::new(parameters, &self.view.events);
                 return events.map(Stream::Events).map(Answer::Stream);
             }
+            "Trace" => self.trace(parameters)?,
             "GetWorkers" => {
                 only(&parameters, &[])?;
                 self.workers()

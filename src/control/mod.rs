@@ -16,6 +16,7 @@
 //! * `events` what happens, told to those who watch;
 //! * `wait` an answer that comes when a port is ready;
 //! * `frames` copies of frames for a client;
+//! * `trace` what would become of a frame;
 //! * `server` the loop.
 //!
 //! Rules: one thread, `control`, serves all clients and waits for none of them. What a client can
@@ -37,6 +38,7 @@ mod methods;
 mod parameters;
 mod server;
 mod show;
+mod trace;
 mod virtio;
 mod wait;
 

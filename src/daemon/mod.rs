@@ -106,6 +106,7 @@ pub struct Daemon {
     serving: Vec<Serving>,
     context: Context,
     ledger: Arc<Ledger>,
+    rules: Rules,
     /// The release whose features a port offers that says nothing else.
     feature_level: u8,
     /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
@@ -135,6 +136,8 @@ pub struct View {
     pub fdb: Arc<Fdb>,
     /// The data path.
     pub workers: Arc<Workers>,
+    /// What is allowed.
+    pub rules: Rules,
     /// To be woken when something happened that those who look may wait for.
     pub news: Arc<Waker>,
     /// What happened.
@@ -163,10 +166,11 @@ impl Daemon {
         let ports = ports::build(config, &fdb, &events)?;
         received.restore(&ports, &fdb);
         let ports = Arc::new(Ports::new(ports));
+        let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };
         let shared = Shared {
             ports: Arc::clone(&ports),
             fdb: Arc::clone(&fdb),
-            rules: Rules { uplink_to_uplink: config.uplink_to_uplink },
+            rules,
             poll: config.poll,
             watch: Arc::new(BlockedWriterWatch::start()?),
         };
@@ -176,6 +180,7 @@ impl Daemon {
             serving: Vec::new(),
             context: Context { fdb, workers, watch: shared.watch },
             ledger: Arc::default(),
+            rules,
             feature_level: config.feature_level,
             retired: Vec::new(),
             handover: Arc::new(handover),
@@ -310,7 +315,8 @@ impl Daemon {
         let Context { fdb, workers, .. } = &self.context;
         let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
         let (news, events) = (Arc::clone(&self.news), Arc::clone(&self.events));
-        View { ports: Arc::clone(&self.ports), fdb, workers, news, events }
+        let rules = self.rules;
+        View { ports: Arc::clone(&self.ports), fdb, workers, rules, news, events }
     }
 
     /// Writes all counters to the log.

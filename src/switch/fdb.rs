@@ -188,6 +188,12 @@ impl Fdb {
         self.slots.find(self.slots.home(mac)).map(|found| found.word.port())
     }
 
+    /// The same, and whether the address is configured there.
+    pub fn whose(&self, mac: MacAddr) -> Option<(PortId, bool)> {
+        let found = self.slots.find(self.slots.home(mac))?;
+        Some((found.word.port(), found.word.is_static()))
+    }
+
     /// Whether [`Fdb::prefetch`] pays: the table outgrew a core's nearest cache.
     #[inline(always)]
     pub fn is_large(&self) -> bool {

@@ -9,14 +9,17 @@
 //!   [`policy::PortView`].
 //!
 //! `fdb` is the table (what was learned), `policy` the story of one frame (what is allowed), `memo`
-//! what a worker may remember between frames, and when it must forget.
+//! what a worker may remember between frames, and when it must forget, `trace` what
+//! would become of a frame.
 
 pub mod fdb;
 pub mod memo;
 pub mod policy;
+pub mod trace;
 
 pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
 pub use memo::{BurstMemo, SourceMemo};
 pub use policy::{
     Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules, Verdict,
 };
+pub use trace::{Source, Trace};

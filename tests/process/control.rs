@@ -7,6 +7,7 @@ mod commands;
 mod details;
 mod events;
 mod origins;
+mod trace;
 mod wait;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -34,11 +35,16 @@ struct Lab {
 impl Lab {
     /// With `ports` ports of the command line.
     fn new(ports: usize, extra: &[&str]) -> Lab {
+        Lab::with_ports(&vec![""; ports], extra)
+    }
+
+    /// With a port for each of these ends of `--port`.
+    fn with_ports(ports: &[&str], extra: &[&str]) -> Lab {
         let dir = Dir::new();
         let path = dir.path().join("control");
         let control = format!("--control={}", path.display());
         let args: Vec<&str> = [control.as_str()].into_iter().chain(extra.iter().copied()).collect();
-        let d = Daemon::with(ports, &args);
+        let d = Daemon::with_ports(ports, &args);
         assert!(wait_for(LOST, || path.exists()), "no control socket\n{}", d.log());
         Lab { d, path, dir }
     }

@@ -56,6 +56,19 @@ pub enum Command {
     /// Counters of all ports, with the drops by their reason, and of the workers
     Stats,
     Capture(Capture),
+    /// What would become of a frame, step by step; none is sent
+    Trace {
+        /// Where it comes in
+        port: String,
+        /// src=MAC dst=MAC and, if it is not that of a ping, len=BYTES
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        frame: Vec<String>,
+    },
+    /// Why two ports do not reach each other: looks at all that may be in the way
+    Why {
+        port: String,
+        other: String,
+    },
     /// What happened: ports, front-ends, drops, addresses that moved
     Events {
         /// Those after the event of this number, or "all" that are kept

@@ -31,6 +31,11 @@ impl Failure {
         Failure::new(USAGE, text)
     }
 
+    /// What there is to say was said.
+    pub fn told() -> Failure {
+        Failure::new(REFUSED, String::new())
+    }
+
     /// It could not be done.
     pub fn refused(text: String) -> Failure {
         Failure::new(REFUSED, text)

@@ -11,6 +11,7 @@ mod failure;
 mod frames;
 mod pcapng;
 mod show;
+mod why;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -42,7 +43,9 @@ fn print(text: &str) -> ExitCode {
 }
 
 fn give_up(failure: &Failure) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "vioswitchctl: {}", failure.text);
+    if !failure.text.is_empty() {
+        let _ = writeln!(std::io::stderr(), "vioswitchctl: {}", failure.text);
+    }
     ExitCode::from(failure.status)
 }
 
@@ -56,6 +59,20 @@ fn run(options: &Options) -> Result<String, Failure> {
         Command::Events { since, follow } => {
             events::run(&mut client, SWITCH, *since, *follow, options.json)?;
             return Ok(String::new());
+        }
+        Command::Trace { port, frame } => {
+            let frame = frame_of(port, frame)?;
+            (ask(&mut client, "Trace", frame)?, why::trace)
+        }
+        Command::Why { port, other } => {
+            let names = [port.as_str(), other.as_str()];
+            let report = why::run(&mut client, SWITCH, names)?;
+            let text = match options.json {
+                true => format!("{:#}\n", report.json()),
+                false => report.lines(names),
+            };
+            print(&text);
+            return if report.is_clear() { Ok(String::new()) } else { Err(Failure::told()) };
         }
         Command::Capture(capture) => {
             capture.run(&mut client, options.json, SWITCH)?;
@@ -98,6 +115,26 @@ fn run(options: &Options) -> Result<String, Failure> {
         }
     };
     Ok(if options.json { format!("{answer:#}\n") } else { table(&answer) })
+}
+
+/// `src=MAC dst=MAC len=BYTES` as parameters.
+fn frame_of(port: &str, settings: &[String]) -> Result<Value, Failure> {
+    let mut parameters = json!({"port": port});
+    for setting in settings {
+        let usage = || {
+            let text = format!("{setting:?}: a frame is src=MAC dst=MAC, and maybe len=BYTES");
+            Failure::usage(text)
+        };
+        let (key, word) = setting.split_once('=').ok_or_else(usage)?;
+        let (key, value) = match key {
+            "src" => ("source", word.into()),
+            "dst" => ("destination", word.into()),
+            "len" => ("length", word.parse::<u64>().map_err(|_| usage())?.into()),
+            _ => return Err(usage()),
+        };
+        parameters[key] = value;
+    }
+    Ok(parameters)
 }
 
 /// All parts of an answer together.

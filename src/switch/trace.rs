@@ -1,0 +1,131 @@
+//! What would become of a frame, without anything being learned from it.
+
+use super::fdb::PortId;
+use super::policy::{Decision, DropCause, Ingress, Policy, PortView};
+use crate::frame::MacAddr;
+
+/// What is known of a frame's source before it comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// No station has it: the frame goes nowhere.
+    Bad,
+    /// It lives on the port that the frame comes in on; true if it is configured there.
+    Here(bool),
+    /// It was learned on another port, and moves.
+    Moves(PortId),
+    /// It is configured on another port, and is not learned here. The frame goes on.
+    Static(PortId),
+    /// It is learned, if there is room.
+    New,
+}
+
+/// The way of a frame through the switch's decisions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// Its source.
+    pub source: Source,
+    /// Where it goes.
+    pub decision: Decision,
+}
+
+impl<P: PortView + ?Sized> Policy<'_, P> {
+    /// What [`Policy::forward`] would say of a frame, in a table that has room for its source.
+    pub fn trace(&self, ingress: Ingress, source: MacAddr, destination: MacAddr) -> Trace {
+        if !source.is_station() {
+            let decision = Decision::Drop(DropCause::BadSource);
+            return Trace { source: Source::Bad, decision };
+        }
+        let known = match self.fdb.whose(source) {
+            Some((port, is_static)) if port == ingress.port => Source::Here(is_static),
+            Some((port, true)) => Source::Static(port),
+            Some((port, false)) => Source::Moves(port),
+            None => Source::New,
+        };
+        let decision = match known {
+            // Its own address would be known by then.
+            Source::New | Source::Moves(_) if source == destination => {
+                Decision::Drop(DropCause::Hairpin)
+            }
+            _ => self.decide(ingress, destination),
+        };
+        Trace { source: known, decision }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::{Fdb, FdbConfig, PortKind, Rules};
+
+    const NOW: u32 = 10;
+    const KINDS: [Option<PortKind>; 5] = [
+        Some(PortKind::Guest),
+        Some(PortKind::Guest),
+        Some(PortKind::Uplink),
+        Some(PortKind::Uplink),
+        None,
+    ];
+
+    fn station(n: u8) -> MacAddr {
+        MacAddr([2, 0, 0, 0, 0, n])
+    }
+
+    /// Addresses 1 and 2 are learned on ports 0 and 1, 3 on port 3, 4 on one that is gone; 5 is
+    /// configured on port 1.
+    fn table() -> Fdb {
+        let fdb = Fdb::new(FdbConfig {
+            max_entries: 64,
+            max_per_port: 16,
+            reserved_per_port: 0,
+            age_seconds: 300,
+            ports: 5,
+            key: [1, 2],
+        });
+        for (n, port) in [(1, 0), (2, 1), (3, 3), (4, 4)] {
+            assert!(fdb.learn(station(n), port, NOW).is_in_table());
+        }
+        fdb.insert_static(station(5), 1).unwrap();
+        fdb
+    }
+
+    #[test]
+    fn a_trace_says_what_forwarding_does() {
+        let reserved = MacAddr([1, 0x80, 0xc2, 0, 0, 1]);
+        let mut addresses: Vec<MacAddr> = (0..7).map(station).collect();
+        addresses.extend([MacAddr::BROADCAST, MacAddr([0; 6]), reserved]);
+        for uplink_to_uplink in [false, true] {
+            for (port, kind) in KINDS.iter().enumerate().filter_map(|(n, kind)| Some((n, (*kind)?)))
+            {
+                let ingress = Ingress { port: port as PortId, kind };
+                for &source in &addresses {
+                    for &destination in &addresses {
+                        let fdb = table();
+                        let rules = Rules { uplink_to_uplink };
+                        let policy = Policy { fdb: &fdb, ports: &KINDS[..], rules };
+                        let told = policy.trace(ingress, source, destination);
+                        assert_eq!(policy.trace(ingress, source, destination), told);
+                        let done = policy.forward(ingress, source, destination, NOW);
+                        let what = format!("{source} to {destination} from {port}: {told:?}");
+                        assert_eq!(told.decision, done.decision, "{what}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_a_source_is_told() {
+        let fdb = table();
+        let policy = Policy { fdb: &fdb, ports: &KINDS[..], rules: Rules::default() };
+        let ingress = Ingress { port: 1, kind: PortKind::Guest };
+        let source = |mac| policy.trace(ingress, mac, MacAddr::BROADCAST).source;
+        assert_eq!(source(station(1)), Source::Moves(0));
+        assert_eq!(source(station(2)), Source::Here(false));
+        assert_eq!(source(station(5)), Source::Here(true));
+        assert_eq!(source(station(6)), Source::New);
+        assert_eq!(source(MacAddr::BROADCAST), Source::Bad);
+        let other = Ingress { port: 0, kind: PortKind::Guest };
+        let spoofed = policy.trace(other, station(5), MacAddr::BROADCAST);
+        assert_eq!(spoofed.source, Source::Static(1));
+    }
+}

@@ -1,0 +1,138 @@
+//! What the switch says would become of a frame, beside what becomes of it.
+
+use testkit::vm::mac_of;
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(5);
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+fn text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn frame(to: [u8; 6], from: [u8; 6], len: usize) -> Vec<u8> {
+    let mut frame = vec![0; len];
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&from);
+    frame
+}
+
+/// Drops by their reason, and frames out, of port `name`.
+fn counts(lab: &Lab, name: &str) -> (Value, Value, u64) {
+    let port = &lab.client().call("GetPort", json!({"name": name}))["parameters"]["port"];
+    let out = port["out"]["frames"].as_u64().expect("a number");
+    (port["in"]["drops"].clone(), port["out"]["drops"].clone(), out)
+}
+
+#[test]
+fn a_trace_says_what_becomes_of_a_frame() {
+    let lab = Lab::with_ports(&["", ",mtu=1000", ""], &[]);
+    let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    let mut send = |from: usize, bytes: &[u8]| {
+        assert!(vms[from].tx[0].send(bytes));
+        vms[from].tx[0].drain(SOON);
+        vms[1 - from].rx[0].take(64, Duration::ZERO);
+    };
+    send(1, &frame(BROADCAST, mac_of(1), 60));
+    let reserved = [1, 0x80, 0xc2, 0, 0, 1];
+    for (to, from, len, reason, reaches) in [
+        (mac_of(1), mac_of(0), 98, "", true),
+        (mac_of(1), mac_of(0), 1014, "", true),
+        (mac_of(1), mac_of(0), 1015, "too_big", false),
+        (BROADCAST, mac_of(0), 60, "port_down", true),
+        (mac_of(7), mac_of(0), 60, "port_down", true),
+        (mac_of(7), mac_of(0), 1500, "too_big", false),
+        (mac_of(0), mac_of(0), 60, "hairpin", false),
+        (reserved, mac_of(0), 60, "reserved", false),
+        (mac_of(1), BROADCAST, 60, "bad_source", false),
+        (mac_of(1), mac_of(8), 60, "", true),
+    ] {
+        let parameters = json!({
+            "port": "p0", "source": text(from), "destination": text(to), "length": len,
+        });
+        let answer = lab.client().call("Trace", parameters);
+        let told = &answer["parameters"];
+        assert_eq!(told["reason"].as_str().unwrap_or(""), reason, "{told}");
+        assert_eq!(told["ports"] == json!(["p1"]), reaches, "{told}");
+        assert!(told["steps"].as_array().expect("steps").len() >= 2, "{told}");
+        // Whom nobody takes frames for is not even asked: a flood passes it by.
+        let dropped = |drops: &Value| drops[reason].as_u64().unwrap_or(0);
+        let (came, p1) = (counts(&lab, "p0").0, counts(&lab, "p1"));
+        send(0, &frame(to, from, len));
+        let (came_after, p1_after) = (counts(&lab, "p0").0, counts(&lab, "p1"));
+        assert_eq!(p1_after.2 - p1.2, u64::from(reaches), "{told}");
+        if !reason.is_empty() && reason != "port_down" {
+            let before = dropped(&came) + dropped(&p1.1);
+            assert_eq!(dropped(&came_after) + dropped(&p1_after.1), before + 1, "{told}");
+        }
+    }
+    let text =
+        lab.done(&["trace", "p0", &format!("src={}", text(mac_of(0))), "dst=ff:ff:ff:ff:ff:ff"]);
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    assert_eq!(
+        lines,
+        [
+            "in on 'p0'",
+            "02:56:53:00:00:00 is known here",
+            "ff:ff:ff:ff:ff:ff is a group's address: it is flooded",
+            "out to 'p1'",
+            "not to 'p2': it is listening, no driver takes frames there",
+            "it reaches 'p1'",
+        ]
+    );
+    for (args, status) in [
+        (&["trace", "p0", "src=1", "dst=ff:ff:ff:ff:ff:ff"][..], 2),
+        (&["trace", "p0", "source=02:00:00:00:00:01"], 2),
+        (&["trace", "p9", "src=02:00:00:00:00:01", "dst=02:00:00:00:00:02"], 1),
+    ] {
+        assert_eq!(lab.fails(args).0, status, "{args:?}");
+    }
+}
+
+#[test]
+fn why_finds_what_is_in_the_way() {
+    let lab = Lab::with_ports(&["", ",mtu=1000"], &[]);
+    let why = || {
+        let output = lab.ctl(&["--json", "why", "p0", "p1"]);
+        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let problems = told["problems"].as_array().expect("problems").clone();
+        let status = output.status.code().expect("a status");
+        assert_eq!(status, i32::from(!problems.is_empty()), "{told}");
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        problems.iter().map(text).collect::<Vec<String>>()
+    };
+    let found = why();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("no front-end is connected to 'p0'"), "{found:?}");
+
+    let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    let found = why();
+    assert!(found[1].starts_with("the guest behind 'p1' has never sent a frame"), "{found:?}");
+
+    for from in [0, 1u8] {
+        let vm = &mut vms[usize::from(from)];
+        assert!(vm.tx[0].send(&frame(BROADCAST, mac_of(from), 60)));
+        vm.tx[0].drain(SOON);
+    }
+    let found = why();
+    assert_eq!(found.len(), 1, "{found:?}");
+    let said = "long frames from 'p0' do not reach 'p1': not to 'p1': 1514 bytes are too long for \
+                an MTU of 1000 (too_big)";
+    assert_eq!(found[0], said);
+
+    vms[0].tx[0].send(&frame(mac_of(1), mac_of(0), 1200));
+    vms[0].tx[0].drain(SOON);
+    let output = lab.ctl(&["why", "p0", "p1"]);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.contains("1 frames to 'p1' were dropped: too_big"), "{text}");
+    assert!(output.stderr.is_empty());
+    // Without the limit there is nothing.
+    lab.done(&["port", "add", "wide", &format!("socket={}", lab.socket("w").display())]);
+    let mut wide = Vm::connect(&lab.socket("w"), VmConfig::new(5));
+    assert!(wide.tx[0].send(&frame(BROADCAST, mac_of(5), 60)));
+    wide.tx[0].drain(SOON);
+    let text = lab.done(&["why", "p0", "wide"]);
+    let first = text.lines().next().expect("a line");
+    assert_eq!(first, "nothing in the switch is in the way between 'p0' and 'wide'", "{text}");
+}
