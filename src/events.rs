@@ -207,10 +207,10 @@ impl fmt::Display for What {
 impl What {
     /// Writes it to the log; `name` is the port's.
     fn log(&self, name: Option<&str>) {
-        let message_id = self.kind().message_id;
+        let Kind { name: event, message_id } = self.kind();
         match name {
-            Some(name) => log::log!(self.level(), message_id; "port {name}: {self}"),
-            None => log::log!(self.level(), message_id; "{self}"),
+            Some(name) => log::log!(self.level(), message_id, event; "port {name}: {self}"),
+            None => log::log!(self.level(), message_id, event; "{self}"),
         }
     }
 }

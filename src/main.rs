@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vioswitch::config::{self, Action, Config, Machine};
 use vioswitch::control::Control;
 use vioswitch::daemon::{self, Daemon, StartError};
-use vioswitch::events::{What, reason};
+use vioswitch::events::{Kind, What, reason};
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
 use vioswitch::sys::logging::{self, Log, LogError};
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         Ok(signals) => signals,
         Err(error) => return give_up(&format!("cannot start: {error}"), ExitCode::FAILURE),
     };
-    let log = match Log::start() {
+    let log = match Log::start(config.log_level) {
         Ok(log) => log,
         Err(error @ LogError::Filter(_)) => {
             return give_up(&error.to_string(), ExitCode::from(BAD_USAGE));
@@ -132,16 +132,25 @@ fn say_ready(config: &Config, daemon: &Daemon, log: &Log) {
     }
     for error in left_out {
         let why = format!("{error}; the port is left out until the next start");
-        log.error(&why);
-        events.keep(error.name(), 0, What::Degraded { why: reason(why) });
+        let event = What::Degraded { why: reason(&why) };
+        log.error_with(&values(&event), &why);
+        events.keep(error.name(), 0, event);
     }
     let names: Vec<&str> = left_out.iter().filter_map(StartError::name).collect();
     let (count, some) = (names.len(), names[..names.len().min(SHOWN_NAMES)].join(", "));
     let more = if count > SHOWN_NAMES { ", ..." } else { "" };
     let degraded = format!("degraded, ports left out: {count} ({some}{more})");
     notify_manager(&format!("READY=1\nSTATUS={degraded}"));
-    log::warn!("ready: {}, {degraded}", config.summary());
-    events.keep(None, 0, What::Ready { summary: format!("{}, {degraded}", config.summary()) });
+    let event = What::Ready { summary: format!("{}, {degraded}", config.summary()) };
+    let Kind { name, message_id } = event.kind();
+    log::warn!(message_id, event = name; "{event}");
+    events.keep(None, 0, event);
+}
+
+/// What the journal is told beside an event's text.
+fn values(event: &What) -> [(&'static str, &'static str); 2] {
+    let Kind { name, message_id } = event.kind();
+    [("message_id", message_id), ("event", name)]
 }
 
 /// Tells the service manager, if there is one; it does without if that fails.

@@ -148,6 +148,10 @@ struct Options {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     feature_level: Option<String>,
 
+    /// Log off, error, warn, info, debug or trace; RUST_LOG wins [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+
     /// Forward between two TAPs as well; two TAPs in one bridge are then a loop
     #[arg(
         long,
@@ -260,6 +264,7 @@ fn lower(options: Options) -> Result<Given, UsageError> {
         ("control-admin-group", options.control_admin_group),
         ("capture-group", options.capture_group),
         ("feature-level", options.feature_level),
+        ("log-level", options.log_level),
         ("uplink-to-uplink", options.uplink_to_uplink),
     ];
     for (key, value) in scalars {

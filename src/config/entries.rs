@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::path::{Path, PathBuf};
 
+use log::LevelFilter;
+
 use super::raw::{Complaint, Kind, Place, quote};
 use super::validate::{Scalars, Validated};
 use super::{Config, Control, Origin, PortConfig, TapConfig};
@@ -188,6 +190,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
             captors: scalars.capture_group,
         }),
         feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
+        log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
         origins: HashMap::new(),
         warnings: Vec::new(),

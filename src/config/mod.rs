@@ -16,6 +16,8 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
+use log::LevelFilter;
+
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::switch::PortPolicy;
@@ -58,6 +60,8 @@ pub struct Config {
     pub control: Option<Control>,
     /// The release whose features are offered to VMs, 1 to [`crate::limits::FEATURE_LEVELS`].
     pub feature_level: u8,
+    /// What the log lets through, unless the environment says otherwise.
+    pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
     /// Who gave each port and TAP, by its name.

@@ -6,6 +6,8 @@
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
+use log::LevelFilter;
+
 use super::nearest::nearest;
 use super::raw::{Setting, Value, is_unprintable, quote};
 use crate::frame::MacAddr;
@@ -167,6 +169,16 @@ pub(super) fn is_preallocated(setting: &Setting) -> Result<bool, String> {
 /// `feature-level=`: whose features are offered.
 pub(super) fn feature_level(setting: &Setting) -> Result<u8, String> {
     number(setting, 1, limits::FEATURE_LEVELS.into())
+}
+
+/// `log-level=`: what the log lets through.
+pub(super) fn log_level(setting: &Setting) -> Result<LevelFilter, String> {
+    let word = text(setting)?;
+    let known = LevelFilter::iter().find(|level| level.as_str().eq_ignore_ascii_case(word));
+    known.ok_or_else(|| {
+        let levels = "off, error, warn, info, debug or trace";
+        format!("{} must be {levels}, not {}", setting.key, quote(word))
+    })
 }
 
 /// A setting that is `on` or `off`.

@@ -1,5 +1,5 @@
 //! The log's last step: lines wait in a bounded queue for a thread that writes them to standard
-//! error.
+//! error, or to the journal.
 //!
 //! Standard error is a pipe or a socket to somebody else's process. If that one hangs, write(2)
 //! waits for ever, and whoever calls it: a worker that says why a guest's ring is broken would
@@ -20,6 +20,33 @@ use std::time::{Duration, Instant};
 
 use super::threads::run_again_after_panic;
 use crate::limits::{LOG_QUEUE_BYTES, LOG_TIMEOUT};
+
+/// Where lines go in the end.
+pub trait Sink: Send + 'static {
+    /// Writes what was queued, one whole line behind the other.
+    fn write(&mut self, lines: &[u8]);
+
+    /// Says that so many lines were lost behind them.
+    fn say_lost(&mut self, lost: u64);
+}
+
+/// Lines as bytes, for whatever takes bytes.
+struct Plain<W>(W);
+
+impl<W: Write + Send + 'static> Sink for Plain<W> {
+    fn write(&mut self, lines: &[u8]) {
+        write_all(&mut self.0, lines);
+    }
+
+    fn say_lost(&mut self, lost: u64) {
+        write_all(&mut self.0, (said_lost(lost) + "\n").as_bytes());
+    }
+}
+
+/// The line about lost lines.
+pub fn said_lost(lost: u64) -> String {
+    format!("[{lost} log lines lost: the log was not read]")
+}
 
 thread_local!(static WAITS: Cell<bool> = const { Cell::new(true) });
 
@@ -55,18 +82,15 @@ struct Shared {
 pub struct LogQueue(Arc<Shared>);
 
 impl LogQueue {
-    /// Starts the thread, which writes to `out`.
+    /// Starts the thread, which writes lines to `out` as they are.
     ///
     /// Signals are to be blocked before: it inherits the caller's mask.
-    pub fn start(out: impl Write + Send + 'static) -> io::Result<LogQueue> {
-        LogQueue::with_prefix(out, "")
+    pub fn start_plain(out: impl Write + Send + 'static) -> io::Result<LogQueue> {
+        LogQueue::start(Plain(out))
     }
 
-    /// As [`LogQueue::start`], with what is to stand before the line about lost lines.
-    pub fn with_prefix(
-        mut out: impl Write + Send + 'static,
-        prefix: &'static str,
-    ) -> io::Result<LogQueue> {
+    /// As [`LogQueue::start_plain`], to what has another notion of lines.
+    pub fn start(mut out: impl Sink) -> io::Result<LogQueue> {
         let shared = Arc::new(Shared::default());
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("log".to_owned());
@@ -76,7 +100,7 @@ impl LogQueue {
                 "the log's thread",
                 || false,
                 || {
-                    writer.write_to(&mut out, prefix);
+                    writer.write_to(&mut out);
                 },
             );
         })?;
@@ -131,7 +155,7 @@ impl Shared {
     }
 
     /// The thread's life.
-    fn write_to(&self, out: &mut impl Write, prefix: &str) {
+    fn write_to(&self, out: &mut impl Sink) {
         let mut lines = Vec::new();
         loop {
             let mut state = self.state();
@@ -143,11 +167,11 @@ impl Shared {
             let lost = std::mem::take(&mut state.lost);
             drop(state);
             let bytes = lines.len() as u64;
+            out.write(&lines);
             if lost > 0 {
                 // What was lost came after what was queued then.
-                let _ = writeln!(lines, "{prefix}[{lost} log lines lost: the log was not read]");
+                out.say_lost(lost);
             }
-            write_all(out, &lines);
             let mut state = self.state();
             state.written += bytes;
             state.stuck = false;
@@ -158,7 +182,7 @@ impl Shared {
 }
 
 /// Writes what can be written: a reader that is gone must not end the process.
-fn write_all(out: &mut impl Write, mut bytes: &[u8]) {
+pub fn write_all(out: &mut impl Write, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match out.write(bytes) {
             Ok(0) => return,
@@ -200,7 +224,7 @@ mod tests {
     fn slow() -> (LogQueue, mpsc::Sender<()>, Arc<Mutex<Vec<u8>>>) {
         let (tell, go) = mpsc::channel();
         let taken = Arc::new(Mutex::new(Vec::new()));
-        let queue = LogQueue::start(Slow { go, taken: Arc::clone(&taken) }).unwrap();
+        let queue = LogQueue::start_plain(Slow { go, taken: Arc::clone(&taken) }).unwrap();
         (queue, tell, taken)
     }
 
@@ -237,7 +261,7 @@ mod tests {
         queue.flush();
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         // It reads again: everything that was queued, and how many lines were not.
-        (0..3).for_each(|_| go.send(()).unwrap());
+        (0..4).for_each(|_| go.send(()).unwrap());
         let text = || String::from_utf8(taken.lock().unwrap().clone()).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
         while !text().contains("lost") && Instant::now() < end {
@@ -276,7 +300,7 @@ mod tests {
                 Ok(())
             }
         }
-        let queue = LogQueue::start(Gone).unwrap();
+        let queue = LogQueue::start_plain(Gone).unwrap();
         (0..1000).for_each(|_| queue.push(b"x\n"));
     }
 }

@@ -1,8 +1,10 @@
-//! The log's first step: what `RUST_LOG` lets through, as lines for the queue (`log_queue`).
+//! The log's first step: what the configured level lets through, or `RUST_LOG`, as lines for the
+//! queue (`log_queue`).
 //!
 //! Where standard error is the journal (`$JOURNAL_STREAM` names its device and inode,
-//! systemd.exec(5)) a line begins with its priority (sd-daemon(3)) and has no time: the journal
-//! keeps both beside the text. Everywhere else it begins with its time and level.
+//! systemd.exec(5)) a line is an entry of the journal's own protocol, with the port it is about and
+//! what its writer knows besides ([`journal`](super::journal)). Everywhere else it begins with its
+//! time and level.
 //!
 //! A `RUST_LOG` that cannot be meant is an error, and why the process cannot start is said
 //! whatever it lets through: `RUST_LOG=verbose` would otherwise silence everything.
@@ -13,14 +15,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
 use env_logger::{Builder, Logger, Target};
+use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, LevelFilter, Log as _, Record};
 
+use super::journal::{self, Entry, Journal};
 use super::log_queue::LogQueue;
 use super::threads::report_panics;
 
-/// What is let through.
+/// What is let through, whatever the configuration says.
 const FILTER_VARIABLE: &str = "RUST_LOG";
-const DEFAULT_FILTER: &str = "info";
 /// Names of our own code; alone in [`FILTER_VARIABLE`] they let through all that it says.
 const OWN_TARGET: &str = "vioswitch";
 /// What is shown of a word that is not known.
@@ -44,13 +47,16 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts the thread that writes to standard error, and has panics told through it. Signals are
-    /// to be blocked before: it inherits the caller's mask.
-    pub fn start() -> Result<Log, LogError> {
-        let filter = filter()?;
+    /// Starts the thread that writes to standard error or to the journal, and has panics told
+    /// through it. `level` is let through unless [`FILTER_VARIABLE`] says otherwise. Signals are to
+    /// be blocked before: it inherits the caller's mask.
+    pub fn start(level: LevelFilter) -> Result<Log, LogError> {
+        let filter = filter(level)?;
         let journal = is_journal();
-        let prefix = prefix(Level::Warn, journal);
-        let queue = LogQueue::with_prefix(io::stderr(), prefix)?;
+        let queue = match journal {
+            true => LogQueue::start(Journal::new(io::stderr()))?,
+            false => LogQueue::start_plain(io::stderr())?,
+        };
         builder(&queue, journal).parse_filters(&filter).init();
         let unfiltered = builder(&queue, journal).filter_level(LevelFilter::Error).build();
         report_panics();
@@ -59,8 +65,14 @@ impl Log {
 
     /// Says at level error why something cannot be, whatever `RUST_LOG` lets through.
     pub fn error(&self, text: &dyn Display) {
+        self.error_with(&[], text);
+    }
+
+    /// The same, with values beside the text.
+    pub fn error_with(&self, values: &[(&str, &str)], text: &dyn Display) {
         let mut record = Record::builder();
-        self.unfiltered.log(&record.level(Level::Error).args(format_args!("{text}")).build());
+        let record = record.level(Level::Error).key_values(&values);
+        self.unfiltered.log(&record.args(format_args!("{text}")).build());
     }
 
     /// Waits until everything is written, at most [`crate::limits::LOG_TIMEOUT`].
@@ -71,8 +83,10 @@ impl Log {
 
 /// `text` for standard error without a log, each line with its priority if the journal reads it.
 pub fn plain_error(text: &str) -> String {
-    let prefix = prefix(Level::Error, is_journal());
-    text.lines().map(|line| format!("{prefix}{line}\n")).collect()
+    match is_journal() {
+        true => journal::prefixed(Level::Error, text),
+        false => text.lines().map(|line| format!("{line}\n")).collect(),
+    }
 }
 
 /// Loggers that hand their lines to `queue`.
@@ -82,39 +96,59 @@ fn builder(queue: &LogQueue, journal: bool) -> Builder {
     // Its own target is behind a lock, which a thread that waits would hold.
     builder.target(Target::Pipe(Box::new(io::sink()))).format(move |f, record| {
         let (level, text) = (record.level(), record.args());
-        let prefix = prefix(level, journal);
-        let line = match journal {
-            // The journal takes each line for itself.
-            true => format!("{prefix}{text}").replace('\n', &format!("\n{prefix}")) + "\n",
-            false => format!("[{} {level:<5}] {text}\n", f.timestamp()),
-        };
-        lines.push(line.as_bytes());
+        match journal {
+            true => lines.push(&entry(record).encoded()),
+            false => lines.push(format!("[{} {level:<5}] {text}\n", f.timestamp()).as_bytes()),
+        }
         Ok(())
     });
     builder
 }
 
-/// A priority of syslog(3) as sd-daemon(3) wants it.
-fn prefix(level: Level, journal: bool) -> &'static str {
-    match level {
-        _ if !journal => "",
-        Level::Error => "<3>",
-        Level::Warn => "<4>",
-        Level::Info => "<6>",
-        Level::Debug | Level::Trace => "<7>",
+/// A line for the journal.
+fn entry(record: &Record<'_>) -> Entry {
+    let text = record.args().to_string();
+    let mut values = Values(Vec::new());
+    // A value that cannot be told is left out; none of ours can fail.
+    let _ = record.key_values().visit(&mut values);
+    if let Some(port) = port_of(&text) {
+        values.0.push(("VIOSWITCH_PORT".to_owned(), port.to_owned()));
     }
+    Entry { level: record.level(), text, fields: values.0 }
+}
+
+/// Values beside a line's text, as fields: `message_id` is the journal's own, others are ours.
+struct Values(Vec<(String, String)>);
+
+impl<'a> VisitSource<'a> for Values {
+    fn visit_pair(&mut self, key: Key<'a>, value: Value<'a>) -> Result<(), kv::Error> {
+        let name = match key.as_str() {
+            "message_id" => "MESSAGE_ID".to_owned(),
+            key => format!("VIOSWITCH_{}", key.to_ascii_uppercase()),
+        };
+        self.0.push((name, value.to_string()));
+        Ok(())
+    }
+}
+
+/// The port that a line is about: it begins with `port NAME:` or `tap NAME:`.
+fn port_of(text: &str) -> Option<&str> {
+    let rest = text.strip_prefix("port ").or_else(|| text.strip_prefix("tap "))?;
+    let (name, _) = rest.split_once(':')?;
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (!name.is_empty() && name.bytes().all(is_name)).then_some(name)
 }
 
 /// Whether [`Log::start`] would take what `RUST_LOG` says.
 pub fn check_filter_variable() -> Result<(), LogError> {
-    filter().map(drop)
+    filter(LevelFilter::Info).map(drop)
 }
 
-/// What `RUST_LOG` says, checked.
-fn filter() -> Result<String, LogError> {
+/// What `RUST_LOG` says, checked; `level` if it says nothing.
+fn filter(level: LevelFilter) -> Result<String, LogError> {
     let said = std::env::var_os(FILTER_VARIABLE).unwrap_or_default();
     match said.to_string_lossy() {
-        said if said.is_empty() => Ok(DEFAULT_FILTER.to_owned()),
+        said if said.is_empty() => Ok(level.as_str().to_ascii_lowercase()),
         said => check_filter(&said).map(|()| said.into_owned()),
     }
 }
@@ -171,6 +205,26 @@ mod tests {
         }
         let long = check_filter(&"x\n".repeat(10_000)).unwrap_err().to_string();
         assert!(long.len() < 300 && !long.contains('\n'), "{long}");
+    }
+
+    #[test]
+    fn a_line_for_the_journal_names_its_port_and_what_its_writer_knows() {
+        let text = format_args!("port vm-1.a: removed");
+        let mut record = Record::builder();
+        let values = [("message_id", "0123"), ("event", "port_deleted")];
+        let record = record.level(Level::Warn).args(text).key_values(&values).build();
+        let Entry { level, text, fields } = entry(&record);
+        assert_eq!((level, text.as_str()), (Level::Warn, "port vm-1.a: removed"));
+        let expected = [
+            ("MESSAGE_ID", "0123"),
+            ("VIOSWITCH_EVENT", "port_deleted"),
+            ("VIOSWITCH_PORT", "vm-1.a"),
+        ];
+        assert_eq!(fields, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        for other in ["port a b: x", "port : x", "port a", "ready: 1 port, 0 taps", "report a: b"] {
+            assert_eq!(port_of(other), None, "{other}");
+        }
+        assert_eq!(port_of("tap up: gone"), Some("up"));
     }
 
     #[test]

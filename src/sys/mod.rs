@@ -13,6 +13,7 @@ pub mod footprint;
 pub mod fs;
 pub mod group;
 pub mod inherited;
+pub mod journal;
 pub mod link_events;
 pub mod log_queue;
 pub mod logging;

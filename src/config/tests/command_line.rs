@@ -31,6 +31,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "control-admin-group",
         "capture-group",
         "feature-level",
+        "log-level",
         "uplink-to-uplink",
         "check",
         "print-capabilities",
@@ -140,6 +141,10 @@ fn bad_scalars_on_the_command_line() {
         (
             "--feature-level=0",
             "--feature-level 0: feature-level must be a number from 1 to 2, not '0'",
+        ),
+        (
+            "--log-level=x",
+            "--log-level x: log-level must be off, error, warn, info, debug or trace, not 'x'",
         ),
         (
             "--feature-level=3",

@@ -32,7 +32,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         all += setting.unwrap_or(line);
         all.push('\n');
     }
-    assert_eq!(settings, 23);
+    assert_eq!(settings, 24);
     // This machine may have no such group.
     let all =
         start_as_installed(&all.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\""));

@@ -37,6 +37,7 @@ fn defaults() {
         age_seconds: 300,
         control: None,
         feature_level: FEATURE_LEVELS,
+        log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
         origins: HashMap::new(),
         warnings: vec![],
@@ -65,6 +66,7 @@ fn everything() -> Config {
         "--control-admin-group=65534",
         "--capture-group=65533",
         "--feature-level=1",
+        "--log-level=Debug",
         "--uplink-to-uplink",
     ])
 }
@@ -82,6 +84,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         control-admin-group = 65534
         capture-group = 65533
         feature-level = 1
+        log-level = 'debug'
         uplink-to-uplink = true
         [[port]]
         name = 'vm1'
@@ -134,6 +137,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     };
     assert_eq!((args.cpus, args.control), (vec![3, 0], Some(control)));
     assert!(args.uplink_to_uplink && first.preallocated && !args.ports[1].preallocated);
+    assert_eq!(args.log_level, log::LevelFilter::Debug);
     assert_eq!((args.feature_level, args.ports[1].feature_level), (1, None));
 }
 
