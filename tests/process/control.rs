@@ -6,7 +6,9 @@ mod capture;
 mod commands;
 mod details;
 mod events;
+mod looking;
 mod origins;
+mod schema;
 mod trace;
 mod wait;
 

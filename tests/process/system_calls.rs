@@ -250,6 +250,7 @@ fn steer(control: &Path) {
         "port add x",
         "tap add y ifname=tap1",
         "port list",
+        "port show p0",
         "fdb flush",
         "events",
         "tap del y",

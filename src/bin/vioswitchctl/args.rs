@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::frames::Capture;
 
@@ -54,7 +55,28 @@ pub enum Command {
         command: Fdb,
     },
     /// Counters of all ports, with the drops by their reason, and of the workers
-    Stats,
+    Stats {
+        /// Rates instead, again and again
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+              value_parser = duration)]
+        watch: Option<Duration>,
+    },
+    /// Frames that were dropped: why, what it means, and what to do
+    Drops {
+        /// Only those of this port
+        #[arg(value_name = "NAME")]
+        port: Option<String>,
+    },
+    /// Whether all is served that was configured; status 1 if not
+    Health,
+    /// The threads of the data path, and how busy they are
+    Worker {
+        /// Over a second, instead of since the switch began
+        #[arg(long)]
+        rate: bool,
+    },
+    /// The versions of this program and of the switch
+    Version,
     Capture(Capture),
     /// What would become of a frame, step by step; none is sent
     Trace {
@@ -96,12 +118,70 @@ fn since(text: &str) -> Result<Since, String> {
     }
 }
 
+/// How far a port is.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum State {
+    /// Its socket is there
+    Listening,
+    /// A front-end is connected
+    Negotiating,
+    /// Frames pass; up is another word for it
+    #[value(alias = "up")]
+    Attached,
+}
+
+impl State {
+    /// The switch's word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Listening => "listening",
+            State::Negotiating => "negotiating",
+            State::Attached => "attached",
+        }
+    }
+}
+
+/// `500ms`, `30s`, `5m`, `1h`; a number alone is seconds. A day at most.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: Option<f64> = digits.parse().ok();
+    let factor = match &text[digits.len()..] {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => f64::NAN,
+    };
+    let seconds = number.map(|number| number * factor);
+    let seconds = seconds.filter(|seconds| (0.001..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a time such as 500ms, 30s or 5m".to_owned())
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Port {
     /// All ports and TAPs
-    List,
+    List {
+        /// Their names alone
+        #[arg(long)]
+        names: bool,
+    },
     /// All that is known of one
-    Show { name: String },
+    Show {
+        name: String,
+        /// And what crosses it, measured for a second
+        #[arg(long)]
+        rate: bool,
+    },
+    /// Wait until its socket is there, or a VM is attached
+    Wait {
+        name: String,
+        /// How far it is to be
+        #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
+        state: State,
+        /// How long to wait, such as 500ms, 30s or 5m
+        #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+        timeout: Duration,
+    },
     /// Add a port; the keys are those of vioswitchd --port
     ///
     /// Without socket=PATH it is NAME.sock beside the control socket.
@@ -114,6 +194,12 @@ pub enum Port {
         /// A port of this name will do if it has these settings
         #[arg(long)]
         may_exist: bool,
+        /// Wait until it is so far
+        #[arg(long, value_name = "STATE", value_enum)]
+        wait: Option<State>,
+        /// How long to wait, such as 500ms, 30s or 5m
+        #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+        timeout: Duration,
     },
     /// Disconnect its front-end and take it away
     Del {
@@ -126,6 +212,15 @@ pub enum Port {
 
 #[derive(Debug, Subcommand)]
 pub enum Tap {
+    /// All TAPs
+    List,
+    /// All that is known of one
+    Show {
+        name: String,
+        /// And what crosses it, measured for a second
+        #[arg(long)]
+        rate: bool,
+    },
     /// Add a TAP; the keys are those of vioswitchd --tap
     Add {
         name: String,
@@ -153,6 +248,14 @@ pub enum Fdb {
         #[arg(long, value_name = "NAME")]
         port: Option<String>,
     },
+    /// Tie an address to a port, until the port goes or the switch is restarted
+    Add {
+        mac: String,
+        #[arg(value_name = "NAME")]
+        port: String,
+    },
+    /// Take a static address from its port
+    Del { mac: String },
     /// Forget what was learned; static addresses stay
     Flush {
         /// Only what was learned on this port

@@ -44,6 +44,12 @@ impl Client {
         Ok(Client { socket: BufReader::new(socket), message: Vec::new() })
     }
 
+    /// Has the next answers waited for so much longer.
+    pub fn wait_for(&mut self, longer: Duration) -> Result<(), Failure> {
+        let set = self.socket.get_ref().set_read_timeout(Some(PATIENCE + longer));
+        set.map_err(|error| Failure::silence(Some(&error)))
+    }
+
     /// Calls a method; its answer.
     pub fn call(&mut self, method: &str, parameters: Value) -> Result<Value, Failure> {
         self.send(&json!({"method": method, "parameters": parameters}))?;

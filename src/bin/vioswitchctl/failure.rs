@@ -88,6 +88,10 @@ impl Failure {
                 (REFUSED, format!("there is no port '{}'{instead}", word("name")))
             }
             "io.vioswitch.Switch.InvalidParameter" => (USAGE, word("wanted").to_owned()),
+            "io.vioswitch.Switch.TimedOut" => {
+                let text = format!("not in time: the port is {}", word("state"));
+                (REFUSED, text + "; see vioswitchctl port show, and the log of its VM")
+            }
             "io.vioswitch.Switch.NotPermitted" => {
                 (NOT_PERMITTED, format!("this is for {}: use sudo", word("wanted")))
             }

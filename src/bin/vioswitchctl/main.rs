@@ -6,10 +6,13 @@
 
 mod args;
 mod client;
+mod details;
 mod events;
 mod failure;
 mod frames;
+mod look;
 mod pcapng;
+mod reasons;
 mod show;
 mod why;
 
@@ -31,7 +34,10 @@ fn main() -> ExitCode {
         Err(args::Outcome::Usage(line)) => return give_up(&Failure::usage(line)),
     };
     match run(&options) {
-        Ok(text) => print(&text),
+        Ok((text, status)) => {
+            print(&text);
+            ExitCode::from(status)
+        }
         Err(failure) => give_up(&failure),
     }
 }
@@ -49,16 +55,21 @@ fn give_up(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.status)
 }
 
-/// Carries a command out; what is to be printed.
-fn run(options: &Options) -> Result<String, Failure> {
+/// Carries a command out; what is to be printed, and the exit status.
+fn run(options: &Options) -> Result<(String, u8), Failure> {
     let mut client = Client::connect(&options.control)?;
-    let ask = |client: &mut Client, method: &str, parameters: Value| {
-        client.call(&format!("{SWITCH}.{method}"), parameters)
-    };
-    let (answer, table): (Value, fn(&Value) -> String) = match &options.command {
+    let (answer, table): Told = match &options.command {
+        Command::Health => (look::health(&mut client)?, show::health),
+        Command::Drops { port } => (look::drops(&mut client, port.as_deref())?, show::dropped),
+        Command::Worker { rate } => (look::workers(&mut client, *rate)?, show::workers),
+        Command::Version => (look::version(&mut client)?, show::version),
+        Command::Stats { watch: Some(every) } => {
+            look::watch(&mut client, *every, options.json)?;
+            return Ok((String::new(), 0));
+        }
         Command::Events { since, follow } => {
             events::run(&mut client, SWITCH, *since, *follow, options.json)?;
-            return Ok(String::new());
+            return Ok((String::new(), 0));
         }
         Command::Trace { port, frame } => {
             let frame = frame_of(port, frame)?;
@@ -72,38 +83,32 @@ fn run(options: &Options) -> Result<String, Failure> {
                 false => report.lines(names),
             };
             print(&text);
-            return if report.is_clear() { Ok(String::new()) } else { Err(Failure::told()) };
+            return if report.is_clear() { Ok((String::new(), 0)) } else { Err(Failure::told()) };
         }
         Command::Capture(capture) => {
             capture.run(&mut client, options.json, SWITCH)?;
-            return Ok(String::new());
+            return Ok((String::new(), 0));
         }
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
-        Command::Stats => {
-            let mut all = list(&mut client, "ListPorts", "ports", json!({}))?;
-            let workers = ask(&mut client, "GetWorkers", json!({}))?;
-            all["cycles_per_second"] = workers["cycles_per_second"].clone();
-            all["workers"] = workers["workers"].clone();
-            (all, show::stats)
+        Command::Stats { watch: None } => (look::stats(&mut client)?, show::stats),
+        Command::Port { command } => port(&mut client, command)?,
+        Command::Tap { command: Tap::Show { name, rate } } => {
+            (look::port(&mut client, name, *rate)?, details::show)
         }
-        Command::Port { command: Port::List } => {
-            (list(&mut client, "ListPorts", "ports", json!({}))?, show::ports)
+        Command::Tap { command: Tap::List } => (look::taps(&mut client)?, show::ports),
+        Command::Fdb { command: Fdb::Add { mac, port } } => {
+            let wanted = json!({"mac": mac, "port": port});
+            (ask(&mut client, "AddAddress", wanted)?, show::nothing)
         }
-        Command::Port { command: Port::Show { name } } => {
-            (ask(&mut client, "GetPort", json!({"name": name}))?, show::port)
-        }
-        Command::Port { command: Port::Add { name, settings, may_exist } } => {
-            let wanted = new_port(name, settings, *may_exist)?;
-            (ask(&mut client, "AddPort", wanted)?, show::nothing)
+        Command::Fdb { command: Fdb::Del { mac } } => {
+            (ask(&mut client, "DeleteAddress", json!({"mac": mac}))?, show::nothing)
         }
         Command::Tap { command: Tap::Add { name, settings, may_exist } } => {
             let wanted = new_port(name, settings, *may_exist)?;
             (ask(&mut client, "AddTap", wanted)?, show::nothing)
         }
-        Command::Port { command: Port::Del { name, if_exists } }
-        | Command::Tap { command: Tap::Del { name, if_exists } } => {
-            let deleted = ask(&mut client, "DeletePort", json!({"name": name}));
-            (accept(deleted, *if_exists, "NoSuchPort")?, show::nothing)
+        Command::Tap { command: Tap::Del { name, if_exists } } => {
+            (delete(&mut client, name, *if_exists)?, show::nothing)
         }
         Command::Fdb { command: Fdb::Show { port } } => {
             let port = port.as_ref().map_or(json!({}), |port| json!({"port": port}));
@@ -114,7 +119,48 @@ fn run(options: &Options) -> Result<String, Failure> {
             (ask(&mut client, "FlushAddresses", port)?, show::flushed)
         }
     };
-    Ok(if options.json { format!("{answer:#}\n") } else { table(&answer) })
+    let text = if options.json { format!("{answer:#}\n") } else { table(&answer) };
+    let differs =
+        matches!(options.command, Command::Version) && answer["client"] != answer["switch"];
+    if differs {
+        let _ = writeln!(std::io::stderr(), "vioswitchctl: the switch is of another version");
+    }
+    Ok((text, u8::from(answer["health"] == "degraded")))
+}
+
+/// An answer, and how it is told to people.
+type Told = (Value, fn(&Value) -> String);
+
+fn ask(client: &mut Client, method: &str, parameters: Value) -> Result<Value, Failure> {
+    client.call(&format!("{SWITCH}.{method}"), parameters)
+}
+
+/// The commands about ports.
+fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
+    Ok(match command {
+        Port::List { names } => {
+            let table = if *names { show::names } else { show::ports };
+            (list(client, "ListPorts", "ports", json!({}))?, table)
+        }
+        Port::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
+        Port::Wait { name, state, timeout } => {
+            (look::wait(client, name, *state, *timeout)?, show::nothing)
+        }
+        Port::Add { name, settings, may_exist, wait, timeout } => {
+            let wanted = new_port(name, settings, *may_exist)?;
+            let mut added = ask(client, "AddPort", wanted)?;
+            if let Some(state) = wait {
+                let waited = look::wait(client, name, *state, *timeout)?;
+                added["port"] = waited["port"].clone();
+            }
+            (added, show::nothing)
+        }
+        Port::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+    })
+}
+
+fn delete(client: &mut Client, name: &str, if_exists: bool) -> Result<Value, Failure> {
+    accept(ask(client, "DeletePort", json!({"name": name})), if_exists, "NoSuchPort")
 }
 
 /// `src=MAC dst=MAC len=BYTES` as parameters.

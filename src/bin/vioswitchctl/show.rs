@@ -16,12 +16,12 @@ pub fn word(value: &Value) -> String {
     }
 }
 
-fn items<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
+pub fn items<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
     answer[key].as_array().map_or(&[], Vec::as_slice)
 }
 
 /// Rows with a title, in columns two blanks apart.
-fn table(title: &[&str], rows: &[Vec<String>]) -> String {
+pub fn table(title: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = title.iter().map(|name| name.chars().count()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -40,7 +40,7 @@ fn table(title: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 /// Names and values below each other.
-fn pairs(pairs: &[(&str, String)]) -> String {
+pub fn pairs(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 1;
     pairs.iter().fold(String::new(), |mut out, (name, value)| {
         let _ = writeln!(out, "{:width$}  {value}", format!("{name}:"));
@@ -91,10 +91,10 @@ fn drops(traffic: &Value) -> String {
     if told.is_empty() { "none".to_owned() } else { told.join(", ") }
 }
 
-/// `port show`.
-pub fn port(answer: &Value) -> String {
+/// What is known of any port.
+pub fn port(answer: &Value) -> Vec<(&'static str, String)> {
     let port = &answer["port"];
-    let mut told: Vec<(&str, String)> =
+    let mut told: Vec<(&'static str, String)> =
         ["name", "number", "kind", "origin", "state"].map(|key| (key, word(&port[key]))).into();
     let who = &port["front_end"];
     if !who.is_null() {
@@ -117,7 +117,7 @@ pub fn port(answer: &Value) -> String {
     for key in ["attaches", "session_errors", "rings_broken", "learn_refused", "panics"] {
         told.push((key, word(&port[key])));
     }
-    pairs(&told)
+    told
 }
 
 /// `stats`.
@@ -160,4 +160,73 @@ pub fn addresses(answer: &Value) -> String {
 /// `fdb flush`.
 pub fn flushed(answer: &Value) -> String {
     format!("{} addresses forgotten\n", word(&answer["flushed"]))
+}
+
+/// A number as people read it, with three digits: 1.23 M.
+pub fn human(number: f64) -> String {
+    let units = ["", "K", "M", "G", "T"];
+    let (mut number, mut unit) = (number, 0);
+    while number >= 1000.0 && unit + 1 < units.len() {
+        number /= 1000.0;
+        unit += 1;
+    }
+    match (unit, number) {
+        (0, number) if number.fract() == 0.0 => format!("{number} "),
+        (_, number) if number < 10.0 => format!("{number:.2} {}", units[unit]),
+        (_, number) if number < 100.0 => format!("{number:.1} {}", units[unit]),
+        _ => format!("{number:.0} {}", units[unit]),
+    }
+}
+
+/// `stats --watch`.
+pub fn rates(answer: &Value) -> String {
+    let rows = items(answer, "ports").iter().map(|port| {
+        let mut row = vec![word(&port["name"])];
+        for direction in ["in", "out"] {
+            let rate = &port["rates"][direction];
+            let keys = ["frames", "bytes", "drops"];
+            row.extend(keys.map(|key| human(rate[key].as_f64().unwrap_or(0.0)).trim().to_owned()));
+        }
+        row
+    });
+    let title = ["PORT", "IN/s", "B/s", "DROPS/s", "OUT/s", "B/s", "DROPS/s"];
+    table(&title, &rows.collect::<Vec<_>>())
+}
+
+/// `port list --names`.
+pub fn names(answer: &Value) -> String {
+    items(answer, "ports").iter().map(|port| word(&port["name"]) + "\n").collect()
+}
+
+/// `drops`.
+pub fn dropped(answer: &Value) -> String {
+    let keys = ["port", "direction", "reason", "count", "meaning", "advice"];
+    let rows = items(answer, "drops").iter().map(|drop| keys.map(|key| word(&drop[key])).into());
+    let title = ["PORT", "DIR", "REASON", "COUNT", "MEANING", "WHAT TO DO"];
+    table(&title, &rows.collect::<Vec<_>>())
+}
+
+/// `health`: one word, and a line for each reason.
+pub fn health(answer: &Value) -> String {
+    let reasons = items(answer, "reasons").iter().map(|reason| format!("  {}\n", word(reason)));
+    format!("{}\n{}", word(&answer["health"]), reasons.collect::<String>())
+}
+
+/// `worker`.
+pub fn workers(answer: &Value) -> String {
+    let rows = items(answer, "workers").iter().map(|worker| {
+        let busy = format!("{:.1} %", worker["busy"].as_f64().unwrap_or(0.0) * 100.0);
+        let mut row = vec![word(&worker["number"]), busy];
+        let keys = ["turns", "bursts", "frames", "wakeups", "empty_wakeups", "signals", "moves"];
+        row.extend(keys.map(|key| word(&worker[key])));
+        row
+    });
+    let title =
+        ["WORKER", "BUSY", "TURNS", "BURSTS", "FRAMES", "WAKEUPS", "EMPTY", "SIGNALS", "MOVES"];
+    table(&title, &rows.collect::<Vec<_>>())
+}
+
+/// `version`.
+pub fn version(answer: &Value) -> String {
+    pairs(&["client", "switch"].map(|key| (key, word(&answer[key]))))
 }

@@ -213,7 +213,8 @@ fn the_json_of_each_command_has_its_keys() {
     let list = lab.json(&["port", "list"]);
     same_keys(&list, &["ports"], &[]);
     let show = lab.json(&["port", "show", "p0"]);
-    same_keys(&show, &["port"], &[]);
+    let keys = ["port", "rings", "learn_static", "log_suppressed"];
+    same_keys(&show, &keys, &["socket", "command", "session"]);
     let stats = lab.json(&["stats"]);
     same_keys(&stats, &["ports", "workers", "cycles_per_second"], &[]);
     let always = [

@@ -1,0 +1,111 @@
+//! Commands of vioswitchctl that make something of what the switch tells.
+
+use std::time::Instant;
+
+use super::*;
+
+#[test]
+fn a_port_is_added_and_waited_for() {
+    let lab = Lab::new(1, &[]);
+    let began = Instant::now();
+    assert_eq!(lab.done(&["port", "add", "vm3", "--wait=listening"]), "");
+    println!("port add --wait=listening took {:?}", began.elapsed());
+    assert!(lab.socket("vm3.sock").exists());
+    let (status, line) = lab.fails(&["port", "wait", "vm3", "--for=up", "--timeout=100ms"]);
+    assert_eq!(status, 1, "{line}");
+    assert!(line.starts_with("not in time: the port is listening; see "), "{line}");
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| lab.done(&["port", "wait", "p0"]));
+        let vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
+        (waiting.join().expect("it came"), vm)
+    });
+    assert_eq!(waiting.0, "");
+    assert_eq!(lab.done(&["port", "list", "--names"]), "p0\nvm3\n");
+    assert_eq!(lab.done(&["tap", "list"]).lines().count(), 1, "a title");
+    for (args, words) in [
+        (&["port", "wait", "p0", "--for=gone"][..], "invalid value 'gone'"),
+        (&["port", "wait", "p0", "--timeout=x"], "a time such as 500ms"),
+        (&["port", "wait", "p0", "--timeout=2d"], "a time such as 500ms"),
+        (&["port", "add", "y", "queue=1"], "): write queues"),
+        (&["port", "add", "y", "offlod=on"], "), did you mean offload?"),
+        (&["drop"], "did you mean 'drops'?"),
+    ] {
+        let (status, line) = lab.fails(args);
+        assert!(status == 2 && line.contains(words), "{args:?}: {status} {line}");
+    }
+    lab.d.stop();
+}
+
+#[test]
+fn drops_come_with_what_to_do() {
+    let lab = Lab::new(2, &[]);
+    assert_eq!(lab.json(&["drops"]), json!({"drops": []}));
+    let mut vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
+    // To an address that a bridge does not forward to.
+    let mut frame = vec![0; 60];
+    frame[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, 0]);
+    frame[6..12].copy_from_slice(&vm.mac());
+    vm.tx[0].send_waiting(&frame, LOST);
+    let told = || lab.json(&["drops", "p0"])["drops"].clone();
+    assert!(wait_for(LOST, || told()[0]["count"] == 1), "{}", told());
+    let drop = &told()[0];
+    assert_eq!((&drop["reason"], &drop["direction"]), (&json!("reserved"), &json!("in")));
+    let page = include_str!("../../../docs/counters.md");
+    for key in ["meaning", "advice"] {
+        let text = drop[key].as_str().unwrap();
+        assert!(!text.is_empty() && page.contains(text), "{drop}");
+    }
+    let table = lab.done(&["drops"]);
+    assert!(table.starts_with("PORT  DIR  REASON    COUNT  MEANING"), "{table}");
+    assert_eq!(lab.done(&["drops", "p1"]).lines().count(), 1, "a title");
+    let shown = lab.done(&["port", "show", "p0", "--rate"]);
+    for words in ["VIRTIO_F_VERSION_1", "MEMORY", "anonymous", "running", "rate in:", "frames/s"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    lab.d.stop();
+}
+
+#[test]
+fn health_versions_and_workers() {
+    let lab = Lab::new(1, &["--workers=2"]);
+    assert_eq!(lab.done(&["health"]), "healthy\n");
+    let version = lab.json(&["version"]);
+    assert_eq!(version["client"], version["switch"]);
+    let workers = lab.json(&["worker", "--rate"]);
+    for worker in workers["workers"].as_array().unwrap() {
+        assert!((0.0..=1.0).contains(&worker["busy"].as_f64().unwrap()), "{worker}");
+    }
+    assert_eq!(lab.done(&["worker"]).lines().count(), 3);
+    lab.d.stop();
+
+    let missing = "--port=bad,socket=/no/such/directory/x.sock";
+    let lab = Lab::new(1, &[missing]);
+    let output = lab.ctl(&["health"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("degraded\n  port bad: "), "{text}");
+    lab.d.stop();
+}
+
+/// Rates come until nobody reads them any more.
+#[test]
+fn rates_are_watched() {
+    let lab = Lab::new(1, &[]);
+    let mut client = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"))
+        .arg("--control")
+        .arg(&lab.path)
+        .args(["--json", "stats", "--watch", "50ms"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("vioswitchctl");
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    for _ in 0..3 {
+        let line = lines.next().expect("a line").expect("UTF-8");
+        let told: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(told["ports"][0]["name"], "p0", "{told}");
+        assert_eq!(told["ports"][0]["rates"]["in"]["frames"], 0.0, "{told}");
+    }
+    drop(lines);
+    assert!(client.wait().expect("its end").success());
+    lab.d.stop();
+}

@@ -1,0 +1,215 @@
+//! What the switch and its client print as JSON is what docs/io.vioswitch.Switch.varlink says: each
+//! field that must be there is, none is there that is not described, and each has its type.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+use testkit::vm::{Vm, VmConfig};
+
+use super::Lab;
+
+const INTERFACE: &str = include_str!("../../../docs/io.vioswitch.Switch.varlink");
+
+/// A type of varlink.
+#[derive(Debug, Clone)]
+enum Type {
+    Plain(&'static str),
+    Named(&'static str),
+    Optional(Box<Type>),
+    List(Box<Type>),
+    Map(Box<Type>),
+}
+
+/// A named type: fields, or the words of an enumeration.
+#[derive(Debug)]
+enum Definition {
+    Fields(Vec<(&'static str, Type)>),
+    Words(Vec<&'static str>),
+}
+
+/// The types of the interface, and the answers of its methods by the methods' names.
+fn definitions() -> HashMap<&'static str, Definition> {
+    let mut found = HashMap::new();
+    let (mut rest, mut text) = (INTERFACE, String::new());
+    while let Some(line) = rest.lines().next() {
+        if !line.starts_with('#') {
+            text += line;
+            text.push(' ');
+        }
+        rest = &rest[(line.len() + 1).min(rest.len())..];
+    }
+    let text: &'static str = text.leak();
+    for (keyword, at) in text
+        .match_indices("type ")
+        .chain(text.match_indices("method "))
+        .map(|(at, word)| (word, at))
+    {
+        if at > 0 && !text[..at].ends_with(' ') {
+            continue;
+        }
+        let body = &text[at + keyword.len()..];
+        let Some((name, after)) = body.split_once('(') else { continue };
+        let mut inside = between(after);
+        let name = name.trim();
+        if !name.chars().all(|c| c.is_ascii_alphanumeric()) {
+            continue;
+        }
+        if keyword == "method " {
+            let answer = after[inside.len() + 1..].split_once('(').expect("an answer").1;
+            inside = between(answer);
+        }
+        found.insert(name, definition(inside));
+    }
+    found
+}
+
+/// Up to the bracket that closes.
+fn between(text: &'static str) -> &'static str {
+    let mut depth = 1;
+    let end = text.char_indices().find(|(_, c)| {
+        depth += match c {
+            '(' => 1,
+            ')' => -1,
+            _ => 0,
+        };
+        depth == 0
+    });
+    &text[..end.expect("a closing bracket").0]
+}
+
+fn definition(inside: &'static str) -> Definition {
+    let parts = || inside.split(',').map(str::trim).filter(|part| !part.is_empty());
+    if !inside.contains(':') && parts().next().is_some() {
+        return Definition::Words(parts().collect());
+    }
+    let field = |part: &'static str| {
+        let (name, kind) = part.split_once(':').expect(part);
+        (name.trim(), parse(kind.trim()))
+    };
+    Definition::Fields(parts().map(field).collect())
+}
+
+fn parse(text: &'static str) -> Type {
+    if let Some(rest) = text.strip_prefix('?') {
+        Type::Optional(Box::new(parse(rest)))
+    } else if let Some(rest) = text.strip_prefix("[]") {
+        Type::List(Box::new(parse(rest)))
+    } else if let Some(rest) = text.strip_prefix("[string]") {
+        Type::Map(Box::new(parse(rest)))
+    } else if ["int", "float", "bool", "string", "object"].contains(&text) {
+        Type::Plain(text)
+    } else {
+        Type::Named(text)
+    }
+}
+
+struct Schema(HashMap<&'static str, Definition>);
+
+impl Schema {
+    /// Panics with the place where `value` is not of this kind.
+    fn check(&self, kind: &Type, value: &Value, place: &str) {
+        let fits = match (kind, value) {
+            (Type::Optional(_), Value::Null) => true,
+            (Type::Optional(kind), value) => return self.check(kind, value, place),
+            (Type::List(kind), Value::Array(items)) => {
+                return items.iter().for_each(|item| self.check(kind, item, &format!("{place}[]")));
+            }
+            (Type::Map(kind), Value::Object(items)) => {
+                let each = |(key, item)| self.check(kind, item, &format!("{place}.{key}"));
+                return items.iter().for_each(each);
+            }
+            (Type::Named(name), value) => return self.named(name, value, place),
+            (Type::Plain("int"), value) => value.is_i64() || value.is_u64(),
+            (Type::Plain("float"), value) => value.is_number(),
+            (Type::Plain("bool"), value) => value.is_boolean(),
+            (Type::Plain("string"), value) => value.is_string(),
+            (Type::Plain(_), value) => value.is_object(),
+            _ => false,
+        };
+        assert!(fits, "{place}: {value} is no {kind:?}");
+    }
+
+    fn named(&self, name: &str, value: &Value, place: &str) {
+        match self.0.get(name).unwrap_or_else(|| panic!("{place}: no type {name}")) {
+            Definition::Words(words) => {
+                let word = value.as_str().unwrap_or_else(|| panic!("{place}: {value}"));
+                assert!(words.contains(&word), "{place}: {word} is none of {words:?}");
+            }
+            Definition::Fields(fields) => self.fields(fields, value, place),
+        }
+    }
+
+    fn fields(&self, fields: &[(&'static str, Type)], value: &Value, place: &str) {
+        let object = value.as_object().unwrap_or_else(|| panic!("{place}: {value}"));
+        for (name, kind) in fields {
+            let value = object.get(*name).unwrap_or(&Value::Null);
+            self.check(kind, value, &format!("{place}.{name}"));
+        }
+        for key in object.keys() {
+            let described = fields.iter().any(|(name, _)| name == key);
+            assert!(described, "{place}.{key} is not described");
+        }
+    }
+}
+
+/// Every command whose JSON is one method's answer.
+#[test]
+fn json_is_as_described() {
+    let schema = Schema(definitions());
+    assert!(schema.0.len() > 20, "the interface was not read: {:?}", schema.0.keys());
+    let lab = Lab::new(2, &[]);
+    let vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
+    for (args, method) in [
+        (&["status"][..], "GetStatus"),
+        (&["port", "add", "x", "mtu=1500"], "AddPort"),
+        (&["fdb", "add", "02:00:00:00:00:01", "x"], "AddAddress"),
+        (&["port", "list"], "ListPorts"),
+        (&["tap", "list"], "ListPorts"),
+        (&["port", "show", "p0"], "GetPortDetails"),
+        (&["port", "show", "x"], "GetPortDetails"),
+        (&["port", "wait", "p0"], "WaitForPort"),
+        (&["fdb", "show"], "ListAddresses"),
+        (&["fdb", "flush"], "FlushAddresses"),
+        (&["fdb", "del", "02:00:00:00:00:01"], "DeleteAddress"),
+        (&["port", "del", "x"], "DeletePort"),
+    ] {
+        schema.named(method, &lab.json(args), &args.join(" "));
+    }
+    // Those that make something of several answers.
+    let port = |ports: &Value| {
+        ports.as_array().expect("ports").iter().for_each(|port| {
+            schema.named("Port", port, "port");
+        })
+    };
+    let stats = lab.json(&["stats"]);
+    port(&stats["ports"]);
+    schema.named("Worker", &stats["workers"][0], "stats.workers");
+    let own = [
+        (&["health"][..], "health: string, reasons: []string"),
+        (&["version"], "client: string, switch: string"),
+        (&["drops"], "drops: []object"),
+        (&["worker"], "cycles_per_second: int, workers: []object"),
+    ];
+    for (args, fields) in own {
+        let Definition::Fields(fields) = definition(fields) else { panic!("{args:?}") };
+        schema.fields(&fields, &lab.json(args), &args.join(" "));
+    }
+    drop(vm);
+    lab.d.stop();
+}
+
+/// What is not as described is found.
+#[test]
+fn another_type_a_missing_and_an_unknown_field_are_found() {
+    let schema = Schema(definitions());
+    let good = serde_json::json!({"frames": 1, "bytes": 2, "drops": {"no_buffer": 3}});
+    schema.named("Traffic", &good, "good");
+    for (key, value) in
+        [("frames", "1".into()), ("bytes", Value::Null), ("more", 1.into()), ("drops", 1.into())]
+    {
+        let mut bad = good.clone();
+        bad[key] = value;
+        let found = std::panic::catch_unwind(|| schema.named("Traffic", &bad, "bad"));
+        assert!(found.is_err(), "{bad}");
+    }
+}
