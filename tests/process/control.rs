@@ -4,6 +4,7 @@
 mod bounds;
 mod capture;
 mod commands;
+mod completion;
 mod details;
 mod events;
 mod looking;

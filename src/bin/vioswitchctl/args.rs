@@ -77,6 +77,12 @@ pub enum Command {
     },
     /// The versions of this program and of the switch
     Version,
+    /// What may stand next, for the shells' completion
+    #[command(hide = true)]
+    Complete {
+        #[arg(allow_hyphen_values = true, last = true)]
+        words: Vec<String>,
+    },
     Capture(Capture),
     /// What would become of a frame, step by step; none is sent
     Trace {
@@ -167,6 +173,7 @@ pub enum Port {
     },
     /// All that is known of one
     Show {
+        #[arg(value_name = "NAME")]
         name: String,
         /// And what crosses it, measured for a second
         #[arg(long)]
@@ -174,6 +181,7 @@ pub enum Port {
     },
     /// Wait until its socket is there, or a VM is attached
     Wait {
+        #[arg(value_name = "NAME")]
         name: String,
         /// How far it is to be
         #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
@@ -186,6 +194,7 @@ pub enum Port {
     ///
     /// Without socket=PATH it is NAME.sock beside the control socket.
     Add {
+        #[arg(value_name = "NAME")]
         name: String,
         /// socket, mode, socket-mode, socket-group, queues, mac (repeatable), offload, flood,
         /// mtu, platform, feature-level, memory
@@ -203,6 +212,7 @@ pub enum Port {
     },
     /// Disconnect its front-end and take it away
     Del {
+        #[arg(value_name = "NAME")]
         name: String,
         /// None of this name is as good
         #[arg(long)]
@@ -216,6 +226,7 @@ pub enum Tap {
     List,
     /// All that is known of one
     Show {
+        #[arg(value_name = "NAME")]
         name: String,
         /// And what crosses it, measured for a second
         #[arg(long)]
@@ -223,6 +234,7 @@ pub enum Tap {
     },
     /// Add a TAP; the keys are those of vioswitchd --tap
     Add {
+        #[arg(value_name = "NAME")]
         name: String,
         /// ifname (required), queues, offload, flood, mtu
         #[arg(value_name = "KEY=VALUE")]
@@ -233,6 +245,7 @@ pub enum Tap {
     },
     /// Take it away, and its interface if the switch made it
     Del {
+        #[arg(value_name = "NAME")]
         name: String,
         /// None of this name is as good
         #[arg(long)]

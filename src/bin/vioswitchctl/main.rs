@@ -6,11 +6,14 @@
 
 mod args;
 mod client;
+mod complete;
 mod details;
 mod events;
 mod failure;
 mod frames;
 mod look;
+#[cfg(test)]
+mod manual;
 mod pcapng;
 mod reasons;
 mod show;
@@ -57,8 +60,13 @@ fn give_up(failure: &Failure) -> ExitCode {
 
 /// Carries a command out; what is to be printed, and the exit status.
 fn run(options: &Options) -> Result<(String, u8), Failure> {
+    if let Command::Complete { words } = &options.command {
+        let command = <Options as clap::CommandFactory>::command();
+        return Ok((complete::run(command, words, &options.control), 0));
+    }
     let mut client = Client::connect(&options.control)?;
     let (answer, table): Told = match &options.command {
+        Command::Complete { .. } => (json!({}), show::nothing),
         Command::Health => (look::health(&mut client)?, show::health),
         Command::Drops { port } => (look::drops(&mut client, port.as_deref())?, show::dropped),
         Command::Worker { rate } => (look::workers(&mut client, *rate)?, show::workers),
@@ -92,31 +100,17 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
         Command::Stats { watch: None } => (look::stats(&mut client)?, show::stats),
         Command::Port { command } => port(&mut client, command)?,
+        Command::Fdb { command } => fdb(&mut client, command)?,
         Command::Tap { command: Tap::Show { name, rate } } => {
             (look::port(&mut client, name, *rate)?, details::show)
         }
         Command::Tap { command: Tap::List } => (look::taps(&mut client)?, show::ports),
-        Command::Fdb { command: Fdb::Add { mac, port } } => {
-            let wanted = json!({"mac": mac, "port": port});
-            (ask(&mut client, "AddAddress", wanted)?, show::nothing)
-        }
-        Command::Fdb { command: Fdb::Del { mac } } => {
-            (ask(&mut client, "DeleteAddress", json!({"mac": mac}))?, show::nothing)
-        }
         Command::Tap { command: Tap::Add { name, settings, may_exist } } => {
             let wanted = new_port(name, settings, *may_exist)?;
             (ask(&mut client, "AddTap", wanted)?, show::nothing)
         }
         Command::Tap { command: Tap::Del { name, if_exists } } => {
             (delete(&mut client, name, *if_exists)?, show::nothing)
-        }
-        Command::Fdb { command: Fdb::Show { port } } => {
-            let port = port.as_ref().map_or(json!({}), |port| json!({"port": port}));
-            (list(&mut client, "ListAddresses", "addresses", port)?, show::addresses)
-        }
-        Command::Fdb { command: Fdb::Flush { port } } => {
-            let port = port.as_ref().map_or(json!({}), |port| json!({"port": port}));
-            (ask(&mut client, "FlushAddresses", port)?, show::flushed)
         }
     };
     let text = if options.json { format!("{answer:#}\n") } else { table(&answer) };
@@ -156,6 +150,25 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
             (added, show::nothing)
         }
         Port::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+    })
+}
+
+/// The commands about addresses.
+fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
+    Ok(match command {
+        Fdb::Add { mac, port } => {
+            let wanted = json!({"mac": mac, "port": port});
+            (ask(client, "AddAddress", wanted)?, show::nothing)
+        }
+        Fdb::Del { mac } => (ask(client, "DeleteAddress", json!({"mac": mac}))?, show::nothing),
+        Fdb::Show { port } => {
+            let port = port.as_ref().map_or(json!({}), |port| json!({"port": port}));
+            (list(client, "ListAddresses", "addresses", port)?, show::addresses)
+        }
+        Fdb::Flush { port } => {
+            let port = port.as_ref().map_or(json!({}), |port| json!({"port": port}));
+            (ask(client, "FlushAddresses", port)?, show::flushed)
+        }
     })
 }
 

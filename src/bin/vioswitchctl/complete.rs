@@ -1,0 +1,127 @@
+//! What may stand next on a command line, for the shells, whose scripts ask here. Commands and
+//! options are those of `args`, the names of ports those of the switch at that moment.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, Command};
+use serde_json::json;
+
+use crate::client::Client;
+use crate::list;
+
+/// Where the words lead: a command, how much was given to it, and an option that wants its value.
+struct Place<'a> {
+    command: &'a Command,
+    given: usize,
+    option: Option<&'a Arg>,
+}
+
+/// One line for each word that may be the last of `words`, which may be begun. Without a switch no
+/// port has a name.
+pub fn run(mut command: Command, words: &[String], default: &Path) -> String {
+    // Options of the whole program are then those of each command.
+    command.build();
+    // Bash hands over --option=value as three words.
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (last, before) = words.split_last().unwrap_or((&"", &[]));
+    let last = if *last == "=" { "" } else { last };
+    let before: Vec<&str> = before.iter().copied().filter(|word| *word != "=").collect();
+    let found = candidates(&place(&command, &before), last, || names(&before, default));
+    found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
+}
+
+fn place<'a>(command: &'a Command, words: &[&str]) -> Place<'a> {
+    let mut place = Place { command, given: 0, option: None };
+    for word in words {
+        if place.option.take().is_some() {
+            continue;
+        }
+        if let Some(name) = word.strip_prefix("--") {
+            let known = place.command.get_arguments().find(|arg| arg.get_long() == Some(name));
+            place.option = known.filter(|arg| arg.get_action().takes_values());
+        } else if let Some(inner) = place.command.find_subcommand(word) {
+            place = Place { command: inner, given: 0, option: None };
+        } else {
+            place.given += 1;
+        }
+    }
+    place
+}
+
+fn candidates(place: &Place, last: &str, names: impl FnOnce() -> Vec<String>) -> Vec<String> {
+    let Place { command, given, option } = place;
+    if let Some(option) = option {
+        return values(option, names);
+    }
+    if last.starts_with('-') {
+        let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+        return shown.filter_map(Arg::get_long).map(|long| format!("--{long}")).collect();
+    }
+    let inner = command.get_subcommands().filter(|inner| !inner.is_hide_set());
+    let inner: Vec<String> = inner.map(|inner| inner.get_name().to_owned()).collect();
+    if !inner.is_empty() {
+        return inner;
+    }
+    // The last one may be repeated.
+    let all: Vec<&Arg> = command.get_positionals().collect();
+    let wanted = all.get(*given).or(all.last().filter(|arg| arg.get_action().takes_values()));
+    wanted.map_or(Vec::new(), |arg| values(arg, names))
+}
+
+fn values(arg: &Arg, names: impl FnOnce() -> Vec<String>) -> Vec<String> {
+    let possible = arg.get_possible_values();
+    if !possible.is_empty() {
+        return possible.iter().map(|value| value.get_name().to_owned()).collect();
+    }
+    match arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
+        Some("NAME") => names(),
+        // Its help lists the keys.
+        Some("KEY=VALUE") => {
+            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            let keys = help.split(',').filter_map(|key| key.split_whitespace().next());
+            keys.map(|key| format!("{key}=")).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The ports that there are.
+fn names(words: &[&str], default: &Path) -> Vec<String> {
+    let given = words.iter().position(|word| *word == "--control");
+    let path = given.and_then(|at| words.get(at + 1)).map_or(default.to_owned(), PathBuf::from);
+    let ports = Client::connect(&path)
+        .and_then(|mut client| list(&mut client, "ListPorts", "ports", json!({})));
+    let ports = ports.unwrap_or_default();
+    let names = ports["ports"].as_array().into_iter().flatten();
+    names.filter_map(|port| port["name"].as_str().map(str::to_owned)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Options;
+
+    #[test]
+    fn each_place_has_its_words() {
+        for (line, words) in [
+            ("po", "port"),
+            ("port sh", "show"),
+            ("port add x of", "offload="),
+            ("port add x queues=1 m", "mode= mac= mtu= memory="),
+            ("tap add x i", "ifname="),
+            ("port wait x --for a", "attached"),
+            ("port wait x --for = l", "listening"),
+            ("--control /x port wai", "wait"),
+            ("port wait x --ti", "--timeout"),
+            ("port list --j", "--json"),
+            ("port show ", ""),
+            ("complet", ""),
+        ] {
+            let all: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let found = run(Options::command(), &all, Path::new("/no/such/socket"));
+            assert_eq!(found.split_whitespace().collect::<Vec<_>>().join(" "), words, "{line}");
+        }
+    }
+}
