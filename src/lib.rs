@@ -6,6 +6,7 @@
 //! | module | room for |
 //! |---|---|
 //! | [`control`] | the control socket: a switch is looked at and changed while it runs |
+//! | [`metrics`] | counters for Prometheus, by HTTP |
 //! | [`daemon`] | the parts of the process, start and stop order |
 //! | [`config`] | arguments and TOML to one validated value |
 //! | [`vhost_user`] | one front-end's session |
@@ -40,6 +41,7 @@ pub mod events;
 pub mod frame;
 pub mod limits;
 pub mod memory;
+pub mod metrics;
 pub mod pipeline;
 pub mod port;
 pub mod ring;

@@ -3,11 +3,12 @@
 //! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes
 //! the data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`,
 //! those of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of
-//! events in `limits/events.rs`.
+//! events in `limits/events.rs`, of metrics in `limits/metrics.rs`.
 
 mod capture;
 mod control;
 mod events;
+mod metrics;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -15,6 +16,7 @@ mod workers;
 pub use capture::*;
 pub use control::*;
 pub use events::*;
+pub use metrics::*;
 pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ use vioswitch::config::{self, Action, Config, Machine};
 use vioswitch::control::Control;
 use vioswitch::daemon::{self, Daemon, StartError};
 use vioswitch::events::{Kind, What, reason};
+use vioswitch::metrics::Metrics;
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
 use vioswitch::sys::logging::{self, Log, LogError};
@@ -90,6 +91,7 @@ fn run(config: &Config, signals: &Signals, log: &Log) -> Result<(), Box<dyn std:
     config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
     let daemon = Arc::new(Mutex::new(Daemon::start(config)?));
     let control = serve_control(config, &daemon, log);
+    let metrics = serve_metrics(config, &daemon, log);
     say_ready(config, &lock(&daemon), log);
     loop {
         match signals.wait()? {
@@ -102,6 +104,9 @@ fn run(config: &Config, signals: &Signals, log: &Log) -> Result<(), Box<dyn std:
     notify_manager("STOPPING=1");
     if let Some(control) = control {
         control.stop();
+    }
+    if let Some(metrics) = metrics {
+        metrics.stop();
     }
     let mut daemon = lock(&daemon);
     daemon.stop();
@@ -119,6 +124,12 @@ fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
 fn serve_control(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Control> {
     let control = config.control.as_ref()?;
     let started = Control::start(control, daemon);
+    started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
+}
+
+/// Answers those who ask for metrics, if anybody may. The guests' network does not depend on it.
+fn serve_metrics(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Metrics> {
+    let started = Metrics::start(config.metrics.as_ref()?, daemon);
     started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
 }
 

@@ -377,6 +377,38 @@ impl WorkerStats {
     }
 }
 
+/// What became of clients of the control socket; written by one thread.
+#[derive(Debug, Default)]
+pub struct ClientStats {
+    /// Those that are connected.
+    pub connected: Counter,
+    /// All that were let in.
+    pub accepted: Counter,
+    /// Closed at once, because there were too many.
+    pub refused: Counter,
+    /// Closed for what was no call.
+    pub malformed: Counter,
+    /// Closed for a message that was too long.
+    pub too_long: Counter,
+    /// Closed for a message that took too long to come.
+    pub too_slow: Counter,
+    /// Closed for replies that were not read.
+    pub unread: Counter,
+}
+
+impl ClientStats {
+    /// Those that were closed, by the reason.
+    pub fn closed(&self) -> [(&'static str, u64); 5] {
+        [
+            ("refused", self.refused.get()),
+            ("malformed", self.malformed.get()),
+            ("too_long", self.too_long.get()),
+            ("too_slow", self.too_slow.get()),
+            ("unread", self.unread.get()),
+        ]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// Modules from top to bottom, each with those it may use. All of them stand below it.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("main", &["control", "daemon", "config", "events", "sys"]),
+    ("main", &["control", "metrics", "daemon", "config", "events", "sys"]),
     (
         "control",
         &[
+            "metrics",
             "daemon",
             "config",
             "vhost_user",
@@ -26,6 +27,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "limits",
         ],
     ),
+    ("metrics", &["daemon", "config", "vhost_user", "port", "stats", "sys", "limits"]),
     (
         "daemon",
         &[

@@ -143,6 +143,9 @@ struct Options {
     /// Who of them may look at frames, beside root and the daemon's user
     #[arg(long, value_name = "GROUP")]
     capture_group: Option<String>,
+    /// Answer GET /metrics here, for Prometheus: ADDRESS:PORT, unix:PATH, or fd (inherited)
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
 
     /// Offer no more than at this feature level, so that VMs can migrate to older hosts
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
@@ -263,6 +266,7 @@ fn lower(options: Options) -> Result<Given, UsageError> {
         ("control-group", options.control_group),
         ("control-admin-group", options.control_admin_group),
         ("capture-group", options.capture_group),
+        ("metrics", options.metrics),
         ("feature-level", options.feature_level),
         ("log-level", options.log_level),
         ("uplink-to-uplink", options.uplink_to_uplink),

@@ -189,6 +189,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
             admins: scalars.control_admin_group,
             captors: scalars.capture_group,
         }),
+        metrics: scalars.metrics,
         feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),

@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
@@ -58,6 +59,8 @@ pub struct Config {
     pub age_seconds: u32,
     /// Where the switch is looked at and changed while it runs.
     pub control: Option<Control>,
+    /// Where metrics are asked for.
+    pub metrics: Option<MetricsSocket>,
     /// The release whose features are offered to VMs, 1 to [`crate::limits::FEATURE_LEVELS`].
     pub feature_level: u8,
     /// What the log lets through, unless the environment says otherwise.
@@ -98,6 +101,27 @@ pub struct Control {
     pub admins: Option<u32>,
     /// Group whose members may look at frames, beside these two.
     pub captors: Option<u32>,
+}
+
+/// Where metrics are asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsSocket {
+    /// A TCP port at an address of the host.
+    Ip(SocketAddr),
+    /// A socket in the file system.
+    Unix(PathBuf),
+    /// One that a service manager made, by the name `metrics`.
+    Inherited,
+}
+
+impl fmt::Display for MetricsSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsSocket::Ip(address) => address.fmt(f),
+            MetricsSocket::Unix(path) => path.display().fmt(f),
+            MetricsSocket::Inherited => f.write_str("fd"),
+        }
+    }
 }
 
 /// One virtual machine's port.

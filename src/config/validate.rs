@@ -13,10 +13,10 @@ use super::entries::{Claim, Entry, Parsed, Shared};
 use super::raw::{Complaint, Kind, Place, Section, Setting, Source, quote};
 use super::value::{
     feature_level, group, inherited_socket, interface_name, is_client, is_on, is_preallocated,
-    log_level, number, offloads, permissions, port_name, port_offloads, socket_path,
+    log_level, metrics, number, offloads, permissions, port_name, port_offloads, socket_path,
     station_address, text, truth, unknown_key, workers,
 };
-use super::{Endpoint, Machine, PortConfig, TapConfig};
+use super::{Endpoint, Machine, MetricsSocket, PortConfig, TapConfig};
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::limits;
@@ -26,8 +26,8 @@ use crate::switch::PortPolicy;
 const SHORTHAND_NAME: &str = "port0";
 
 const SCALAR_KEYS: &str = "port, tap, workers, cpus, poll, age, control, control-group, \
-     control-admin-group, capture-group, feature-level, log-level, uplink-to-uplink, \
-     socket-path, fd";
+     control-admin-group, capture-group, metrics, feature-level, log-level, \
+     uplink-to-uplink, socket-path, fd";
 const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, \
      platform, flood, mtu, feature-level, memory";
 const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
@@ -51,6 +51,7 @@ pub(super) struct Scalars {
     pub(super) control_group: Option<u32>,
     pub(super) control_admin_group: Option<u32>,
     pub(super) capture_group: Option<u32>,
+    pub(super) metrics: Option<MetricsSocket>,
     pub(super) feature_level: Option<u8>,
     pub(super) log_level: Option<LevelFilter>,
     pub(super) uplink_to_uplink: Option<bool>,
@@ -68,6 +69,7 @@ impl Scalars {
             control_group: self.control_group.or(under.control_group),
             control_admin_group: self.control_admin_group.or(under.control_admin_group),
             capture_group: self.capture_group.or(under.capture_group),
+            metrics: self.metrics.or(under.metrics),
             feature_level: self.feature_level.or(under.feature_level),
             log_level: self.log_level.or(under.log_level),
             uplink_to_uplink: self.uplink_to_uplink.or(under.uplink_to_uplink),
@@ -109,6 +111,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
         "control-group" => scalars.control_group = Some(group(setting)?),
         "control-admin-group" => scalars.control_admin_group = Some(group(setting)?),
         "capture-group" => scalars.capture_group = Some(group(setting)?),
+        "metrics" => scalars.metrics = Some(metrics(setting)?),
         "feature-level" => scalars.feature_level = Some(feature_level(setting)?),
         "log-level" => scalars.log_level = Some(log_level(setting)?),
         "uplink-to-uplink" => scalars.uplink_to_uplink = Some(truth(setting)?),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
+use super::MetricsSocket;
 use super::nearest::nearest;
 use super::raw::{Setting, Value, is_unprintable, quote};
 use crate::frame::MacAddr;
@@ -169,6 +170,22 @@ pub(super) fn is_preallocated(setting: &Setting) -> Result<bool, String> {
 /// `feature-level=`: whose features are offered.
 pub(super) fn feature_level(setting: &Setting) -> Result<u8, String> {
     number(setting, 1, limits::FEATURE_LEVELS.into())
+}
+
+/// `metrics=`: an address with its port, the path of a socket, or one that is inherited.
+pub(super) fn metrics(setting: &Setting) -> Result<MetricsSocket, String> {
+    let word = text(setting)?;
+    if word == "fd" {
+        return Ok(MetricsSocket::Inherited);
+    }
+    if let Some(path) = word.strip_prefix("unix:") {
+        let path = Setting { value: Value::Text(path.to_owned()), ..setting.clone() };
+        return socket_path(&path).map(MetricsSocket::Unix);
+    }
+    word.parse().map(MetricsSocket::Ip).map_err(|_| {
+        let wanted = "ADDRESS:PORT, such as 127.0.0.1:9434 or [::1]:9434, unix:PATH or fd";
+        format!("{} must be {wanted}, not {}", setting.key, quote(word))
+    })
 }
 
 /// `log-level=`: what the log lets through.

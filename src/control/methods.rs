@@ -15,14 +15,16 @@ use super::frames::Frames;
 use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::parameters::{only, required, text};
 use super::wait::PortWait;
-use super::{Clients, show};
+use super::{show, show_clients};
 use crate::config::{self, nearest};
 use crate::daemon::{Daemon, PortError, Removal, StartError, View};
 use crate::limits::{
-    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, PORT_LOG_BURST,
-    PORT_LOG_EVERY,
+    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, METRICS_PART_BYTES,
+    PORT_LOG_BURST, PORT_LOG_EVERY,
 };
+use crate::metrics::Scrape;
 use crate::port::{Port, PortTable};
+use crate::stats::ClientStats;
 use crate::switch::{Entry, PortId};
 use crate::sys::bucket::Bucket;
 use crate::sys::waker::Waker;
@@ -49,6 +51,7 @@ const METHODS: &[&str] = &[
     "AddAddress",
     "DeleteAddress",
     "Trace",
+    "GetMetrics",
 ];
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
@@ -77,6 +80,8 @@ pub enum Stream {
     Frames(Frames),
     /// One reply, when a port's session has told of itself.
     Details(DetailsWait),
+    /// Metrics, as they were when they were asked for.
+    Metrics(Box<Scrape>),
 }
 
 /// What comes next of an answer of several parts.
@@ -103,7 +108,7 @@ pub struct Switch {
     /// The group whose members may look at frames.
     captors: Option<u32>,
     /// What became of clients.
-    pub clients: Clients,
+    pub clients: Arc<ClientStats>,
     /// Lines about clients in the log.
     pub log: Bucket,
     /// Wakes the thread for answers that wait for something to happen.
@@ -118,7 +123,7 @@ impl Switch {
         let directory = control.path.parent().map(PathBuf::from).unwrap_or_default();
         let daemon = Arc::clone(daemon);
         let view = lock(&daemon).view();
-        let news = Arc::clone(&view.news);
+        let (news, clients) = (Arc::clone(&view.news), Arc::clone(&view.clients));
         Switch {
             daemon,
             view,
@@ -126,7 +131,7 @@ impl Switch {
             directory,
             admins: control.admins,
             captors: control.captors,
-            clients: Clients::default(),
+            clients,
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
             news,
             activity: Mutex::default(),
@@ -193,6 +198,11 @@ impl Switch {
             }
             "WaitForPort" => {
                 return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
+            }
+            "GetMetrics" if !more => return Err(no_more()),
+            "GetMetrics" => {
+                only(&parameters, &[])?;
+                return Ok(Answer::Stream(Stream::Metrics(self.scrape())));
             }
             "Events" if !more => return Err(no_more()),
             "Events" => {
@@ -306,8 +316,13 @@ impl Switch {
             "addresses": fdb.len(),
             "events": self.view.events.last(),
             "degraded": left_out(&self.daemon()),
-            "clients": self.clients.show(),
+            "clients": show_clients(&self.clients),
         })
+    }
+
+    fn scrape(&self) -> Box<Scrape> {
+        let degraded = self.daemon().left_out().len();
+        Box::new(Scrape::new(&self.view, degraded))
     }
 
     fn workers(&self) -> Value {
@@ -387,6 +402,10 @@ impl Switch {
                 return wait.part(&mut self.activity(), |port| self.show(port));
             }
             Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
+            Stream::Metrics(scrape) => {
+                let text = scrape.part(METRICS_PART_BYTES);
+                (json!({"text": text}), !scrape.is_done())
+            }
             Stream::Events(events) => return events.part(&self.view.events),
             Stream::Frames(frames) => return frames.part(&ports),
         };

@@ -54,7 +54,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::config;
 use crate::daemon::Daemon;
 use crate::limits::{ACCEPT_RETRY_MAX, CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE};
-use crate::stats::Counter;
+use crate::stats::ClientStats;
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Wake};
 use crate::sys::threads::{join_until, run_again_after_panic};
@@ -119,39 +119,23 @@ fn serve(listener: &Listener, stop: &EventFd, switch: &Switch) {
     }
 }
 
-/// What became of clients.
-#[derive(Debug, Default)]
-struct Clients {
-    connected: Counter,
-    accepted: Counter,
-    refused: Counter,
-    malformed: Counter,
-    too_long: Counter,
-    too_slow: Counter,
-    unread: Counter,
+/// What became of clients, for a client.
+fn show_clients(clients: &ClientStats) -> Value {
+    let mut told =
+        json!({"connected": clients.connected.get(), "accepted": clients.accepted.get()});
+    for (why, count) in clients.closed() {
+        told[why] = count.into();
+    }
+    told
 }
 
-impl Clients {
-    fn show(&self) -> Value {
-        let Clients { connected, accepted, refused, malformed, too_long, too_slow, unread } = self;
-        json!({
-            "connected": connected.get(),
-            "accepted": accepted.get(),
-            "refused": refused.get(),
-            "malformed": malformed.get(),
-            "too_long": too_long.get(),
-            "too_slow": too_slow.get(),
-            "unread": unread.get(),
-        })
-    }
-
-    fn count(&self, why: Closed) {
-        match why {
-            Closed::Left => {}
-            Closed::Malformed => self.malformed.add(1),
-            Closed::TooLong => self.too_long.add(1),
-            Closed::TooSlow => self.too_slow.add(1),
-            Closed::Unread => self.unread.add(1),
-        }
+/// Counts a client that is closed.
+fn count_closed(clients: &ClientStats, why: Closed) {
+    match why {
+        Closed::Left => {}
+        Closed::Malformed => clients.malformed.add(1),
+        Closed::TooLong => clients.too_long.add(1),
+        Closed::TooSlow => clients.too_slow.add(1),
+        Closed::Unread => clients.unread.add(1),
     }
 }

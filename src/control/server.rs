@@ -255,7 +255,7 @@ impl<'a> Server<'a> {
         // Closing takes it from the set: nobody else has it open.
         let Some(client) = self.places[place].take() else { return };
         self.count_connected();
-        self.switch.clients.count(why);
+        super::count_closed(&self.switch.clients, why);
         if why != Closed::Left && self.switch.log.take() {
             let (pid, uid) = (client.caller.pid, client.caller.uid);
             log::warn!("control: closed the connection of pid {pid} uid {uid}: {why}");

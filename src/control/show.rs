@@ -56,12 +56,9 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
 /// How far a port is with its front-end, or its interface.
 pub fn state(port: &Port) -> &'static str {
     match &port.endpoint {
-        Endpoint::Guest(guest) if guest.active() != 0 => "attached",
+        _ if port.is_up() => "attached",
         Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",
         Endpoint::Guest(_) => "listening",
-        Endpoint::Tap(tap) if tap.queues().iter().any(|queue| queue.device().is_some()) => {
-            "attached"
-        }
         Endpoint::Tap(_) => "gone",
     }
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use super::front_end::Acceptor;
 use super::state::{self, Restored};
-use crate::config::{Config, Endpoint, PortConfig};
+use crate::config::{Config, Endpoint, MetricsSocket, PortConfig};
 use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
 use crate::port::PortTable;
 use crate::switch::{Entry, Fdb};
@@ -35,6 +35,8 @@ use crate::vhost_user::socket::{self, Access, Identity, Listener, Place, SocketE
 
 /// The name of the state in the store.
 const STATE: &str = "state";
+/// The name that the service manager gives the socket for metrics.
+const METRICS: &str = "metrics";
 
 /// The way to the next process.
 #[derive(Debug, Default)]
@@ -49,6 +51,8 @@ pub struct Received {
     listeners: HashMap<usize, Kept>,
     /// Queues of TAPs by the interface's name.
     taps: HashMap<String, Vec<OwnedFd>>,
+    /// A listening socket for those who ask for metrics.
+    metrics: Option<OwnedFd>,
     state: Option<String>,
     had_state: bool,
     /// Something was of no use.
@@ -103,6 +107,8 @@ impl Handover {
         for Passed { name, fd } in passed {
             if name == STATE && fs::is_memory(&fd).unwrap_or(false) {
                 (received.state, received.had_state) = (read(fd), true);
+            } else if name == METRICS && config.metrics == Some(MetricsSocket::Inherited) {
+                received.metrics = Some(fd);
             } else if let Some(port) = port_of(&places, &name, &fd) {
                 let made = identity_in(&name);
                 received.listeners.entry(port).or_insert(Kept { fd, made });
@@ -192,6 +198,11 @@ impl Handover {
 }
 
 impl Received {
+    /// The socket for those who ask for metrics.
+    pub fn metrics(&mut self) -> Option<OwnedFd> {
+        self.metrics.take()
+    }
+
     /// The socket of port number `port` that is to appear at `path`.
     pub fn listener(
         &mut self,

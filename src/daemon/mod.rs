@@ -25,6 +25,7 @@ mod state;
 mod uplink;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -39,6 +40,7 @@ use crate::limits::{
     STOP_TIMEOUT,
 };
 use crate::port::{Endpoint, PortTable, Ports};
+use crate::stats::ClientStats;
 use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
 use crate::sys::threads::{join_until, run_again_after_panic};
@@ -120,6 +122,11 @@ pub struct Daemon {
     news: Arc<Waker>,
     /// What happened.
     events: Arc<Events>,
+    /// What became of clients of the control socket.
+    clients: Arc<ClientStats>,
+    started_micros: u64,
+    /// A listening socket of the service manager, for those who ask for metrics.
+    metrics_socket: Option<OwnedFd>,
     stopping: Arc<AtomicBool>,
     /// Ends the thread that follows interfaces, which there is from the first TAP on.
     link_monitor: Option<Arc<EventFd>>,
@@ -142,6 +149,10 @@ pub struct View {
     pub news: Arc<Waker>,
     /// What happened.
     pub events: Arc<Events>,
+    /// What became of clients of the control socket.
+    pub clients: Arc<ClientStats>,
+    /// When the process started: microseconds since 1970.
+    pub started_micros: u64,
 }
 
 impl Daemon {
@@ -188,6 +199,9 @@ impl Daemon {
             book: Book::new(config),
             news,
             events,
+            clients: Arc::default(),
+            started_micros: clock::wall_micros(),
+            metrics_socket: received.metrics(),
             stopping: Arc::new(AtomicBool::new(false)),
             link_monitor: None,
             helpers: Vec::new(),
@@ -305,6 +319,11 @@ impl Daemon {
         &self.context.fdb
     }
 
+    /// The socket that the service manager made for those who ask for metrics.
+    pub fn take_metrics_socket(&mut self) -> Option<OwnedFd> {
+        self.metrics_socket.take()
+    }
+
     /// What happened, and where to tell of what happens.
     pub fn events(&self) -> &Arc<Events> {
         &self.events
@@ -315,8 +334,9 @@ impl Daemon {
         let Context { fdb, workers, .. } = &self.context;
         let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
         let (news, events) = (Arc::clone(&self.news), Arc::clone(&self.events));
-        let rules = self.rules;
-        View { ports: Arc::clone(&self.ports), fdb, workers, rules, news, events }
+        let (ports, clients) = (Arc::clone(&self.ports), Arc::clone(&self.clients));
+        let (rules, started_micros) = (self.rules, self.started_micros);
+        View { ports, fdb, workers, rules, news, events, clients, started_micros }
     }
 
     /// Writes all counters to the log.

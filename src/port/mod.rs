@@ -173,6 +173,14 @@ impl Port {
         }
     }
 
+    /// True if frames pass: a front-end is attached, or the interface is there.
+    pub fn is_up(&self) -> bool {
+        match &self.endpoint {
+            Endpoint::Guest(guest) => guest.active() != 0,
+            Endpoint::Tap(tap) => tap.queues().iter().any(|queue| queue.device().is_some()),
+        }
+    }
+
     /// Visits the counters of every queue: direction, number in it, counters.
     pub fn each_queue(&self, visit: &mut dyn FnMut(Direction, usize, &QueueStats)) {
         match &self.endpoint {

@@ -6,5 +6,6 @@ mod cli;
 mod control;
 mod first_hour;
 mod handover;
+mod metrics;
 #[cfg(feature = "ctl")]
 mod system_calls;

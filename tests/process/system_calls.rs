@@ -5,7 +5,7 @@
 //! rare, and does not come: the table would rot.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -95,7 +95,20 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         let dir = Dir::new();
         let control = dir.path().join("control");
         let path = control.to_str().expect("UTF-8");
-        let extra = ["--workers", "2", "--age", "4", "--tap", "up,ifname=tap0", "--control", path];
+        let scraped = dir.path().join("metrics");
+        let metrics = format!("unix:{}", scraped.display());
+        let extra = [
+            "--workers",
+            "2",
+            "--age",
+            "4",
+            "--tap",
+            "up,ifname=tap0",
+            "--control",
+            path,
+            "--metrics",
+            &metrics,
+        ];
         let mut d = Daemon::with_ports(&["", ""], &extra);
         let names = ["balance", "drops", "ageing", "link-monitor", "tap-2", "port-1", "control"];
         let names = names.map(str::to_owned);
@@ -105,6 +118,7 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         let tracer = Tracer::attach(&d);
         live(&d);
         steer(&control);
+        scrape(&scraped);
         d.signal(libc::SIGTERM);
         assert!(d.exit_status(SOON).success());
         let seen = tracer.finish();
@@ -241,6 +255,15 @@ fn live(d: &Daemon) {
     std::thread::sleep(Duration::from_secs(3));
     lan.talk(1400);
     d.counters();
+}
+
+/// A scraper asks for metrics.
+fn scrape(path: &Path) {
+    let mut socket = std::os::unix::net::UnixStream::connect(path).expect("connect");
+    socket.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("send");
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 /// Clients look at the switch, and ports and TAPs come and go.

@@ -97,6 +97,8 @@ pub enum Command {
         port: String,
         other: String,
     },
+    /// Counters and states in the text format of Prometheus
+    Metrics,
     /// What happened: ports, front-ends, drops, addresses that moved
     Events {
         /// Those after the event of this number, or "all" that are kept

@@ -66,6 +66,15 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
     }
     let mut client = Client::connect(&options.control)?;
     let (answer, table): Told = match &options.command {
+        Command::Metrics => {
+            let mut text = String::new();
+            client.call_more(&format!("{SWITCH}.GetMetrics"), json!({}), |part| {
+                text += part["text"].as_str().unwrap_or_default();
+            })?;
+            let json = || format!("{:#}\n", json!({"text": text}));
+            return Ok((if options.json { json() } else { text }, 0));
+        }
+
         Command::Complete { .. } => (json!({}), show::nothing),
         Command::Health => (look::health(&mut client)?, show::health),
         Command::Drops { port } => (look::drops(&mut client, port.as_deref())?, show::dropped),

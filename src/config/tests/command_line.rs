@@ -30,6 +30,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "control-group",
         "control-admin-group",
         "capture-group",
+        "metrics",
         "feature-level",
         "log-level",
         "uplink-to-uplink",
@@ -142,6 +143,12 @@ fn bad_scalars_on_the_command_line() {
             "--feature-level=0",
             "--feature-level 0: feature-level must be a number from 1 to 2, not '0'",
         ),
+        (
+            "--metrics=:9434",
+            "--metrics :9434: metrics must be ADDRESS:PORT, such as 127.0.0.1:9434 or [::1]:9434, \
+             unix:PATH or fd, not ':9434'",
+        ),
+        ("--metrics=unix:", "--metrics unix:: metrics is empty"),
         (
             "--log-level=x",
             "--log-level x: log-level must be off, error, warn, info, debug or trace, not 'x'",

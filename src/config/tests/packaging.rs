@@ -32,7 +32,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         all += setting.unwrap_or(line);
         all.push('\n');
     }
-    assert_eq!(settings, 24);
+    assert_eq!(settings, 25);
     // This machine may have no such group.
     let all =
         start_as_installed(&all.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\""));
@@ -46,6 +46,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     let path = PathBuf::from("/run/vioswitch/vm1.sock");
     expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
     expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];
+    expected.metrics = Some(MetricsSocket::Inherited);
     expected.ports[0].mtu = Some(1500);
     expected.ports[0].feature_level = Some(2);
     expected.taps[0].mtu = Some(1500);

@@ -36,6 +36,7 @@ fn defaults() {
         poll: false,
         age_seconds: 300,
         control: None,
+        metrics: None,
         feature_level: FEATURE_LEVELS,
         log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
@@ -66,6 +67,7 @@ fn everything() -> Config {
         "--control-admin-group=65534",
         "--capture-group=65533",
         "--feature-level=1",
+        "--metrics=[::1]:9434",
         "--log-level=Debug",
         "--uplink-to-uplink",
     ])
@@ -85,6 +87,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         capture-group = 65533
         feature-level = 1
         log-level = 'debug'
+        metrics = '[::1]:9434'
         uplink-to-uplink = true
         [[port]]
         name = 'vm1'
@@ -137,6 +140,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     };
     assert_eq!((args.cpus, args.control), (vec![3, 0], Some(control)));
     assert!(args.uplink_to_uplink && first.preallocated && !args.ports[1].preallocated);
+    assert_eq!(args.metrics, Some(MetricsSocket::Ip("[::1]:9434".parse().unwrap())));
     assert_eq!(args.log_level, log::LevelFilter::Debug);
     assert_eq!((args.feature_level, args.ports[1].feature_level), (1, None));
 }

@@ -1,0 +1,29 @@
+//! Limits of the metrics: what is told, and what a scraper can cost.
+
+// --- Metrics ------------------------------------------------------------------------------
+
+/// Series of one port at most. Of 1,024 ports these are 40,960, which a Prometheus takes in its
+/// stride; without a bound a hostile guest would decide about another system's memory.
+pub const METRICS_SERIES_A_PORT: usize = 40;
+
+/// Bytes of one part of the metrics. An answer is made as its reader takes it.
+pub const METRICS_PART_BYTES: usize = 32 << 10;
+
+/// Scrapers that are served at a time. One Prometheus needs one, two for a moment; where all are
+/// taken, who has been silent for longest makes way.
+pub const METRICS_CONNECTIONS: usize = 16;
+
+/// Bytes of a request's head. A Prometheus sends some 300.
+pub const METRICS_HEAD_BYTES: usize = 8 << 10;
+
+/// Fields in a request's head.
+pub const METRICS_HEAD_FIELDS: usize = 64;
+
+/// How long a request's head may take to come.
+pub const METRICS_HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// How long an answer may take to be read: a Prometheus gives up after ten seconds by default.
+pub const METRICS_READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Scrapers let in before those that are connected have their turn.
+pub const METRICS_ACCEPTS: usize = 8;

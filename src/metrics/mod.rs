@@ -1,0 +1,324 @@
+//! Metrics: counters and states in the format of Prometheus, for the control socket and, on a
+//! thread of its own, for whoever asks by HTTP.
+//!
+//! * `text` the families and their series, made in parts;
+//! * `http` requests and the head of an answer.
+//!
+//! Rules: the thread `metrics` serves all scrapers and waits for none. What one can cost is bounded
+//! by `limits/metrics.rs`: connections, a request's bytes and time, the time to read an answer.
+//! Where all places are taken, who has not said yet what it wants makes way, the oldest first, so
+//! that a scraper that asks at once is served whoever else connects. Whoever can connect sees the
+//! metrics.
+
+mod http;
+mod text;
+
+use std::io::{self, ErrorKind};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, accept_with, recv, send, shutdown};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::config::MetricsSocket;
+use crate::daemon::Daemon;
+use crate::limits::{
+    ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE, METRICS_ACCEPTS,
+    METRICS_CONNECTIONS, METRICS_HEAD_BYTES, METRICS_HEAD_TIMEOUT, METRICS_PART_BYTES,
+    METRICS_READ_TIMEOUT,
+};
+use crate::sys::eventfd::is_readable;
+use crate::sys::poll::{self, Wake};
+use crate::sys::threads::{join_until, run_again_after_panic};
+use crate::sys::unix_socket;
+use crate::vhost_user::socket::{Access, Listener, SocketError};
+use http::Asked;
+pub use text::Scrape;
+
+/// What events are about; scrapers are numbered from `FIRST` on.
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST: u64 = 2;
+
+/// Why nobody can ask for metrics.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    /// The socket's file cannot be made.
+    #[error("metrics: {0}")]
+    Socket(#[from] SocketError),
+    /// The address cannot be listened at.
+    #[error("metrics: cannot listen at {0}: {1}")]
+    Listen(MetricsSocket, io::Error),
+    /// The service manager gave none.
+    #[error("metrics: there is no listening socket from the service manager by the name 'metrics'")]
+    NoneInherited,
+    /// A thread or descriptor cannot be had.
+    #[error("metrics: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The thread that serves scrapers.
+pub struct Metrics {
+    thread: JoinHandle<()>,
+    stop: Arc<EventFd>,
+}
+
+/// Where scrapers come from.
+enum Door {
+    /// A socket of ours in the file system.
+    File(Listener),
+    Socket(OwnedFd),
+}
+
+impl Door {
+    fn open(socket: &MetricsSocket, inherited: Option<OwnedFd>) -> Result<Door, MetricsError> {
+        match socket {
+            MetricsSocket::Unix(path) => {
+                let access = Access { mode: DEFAULT_SOCKET_MODE, group: None };
+                Ok(Door::File(Listener::bind(path, access)?))
+            }
+            MetricsSocket::Ip(address) => {
+                let opened = TcpListener::bind(address).and_then(|listener| {
+                    listener.set_nonblocking(true)?;
+                    Ok(Door::Socket(listener.into()))
+                });
+                opened.map_err(|error| MetricsError::Listen(socket.clone(), error))
+            }
+            MetricsSocket::Inherited => {
+                let fd = inherited.ok_or(MetricsError::NoneInherited)?;
+                if !unix_socket::listens(fd.as_fd()).unwrap_or(false) {
+                    return Err(MetricsError::NoneInherited);
+                }
+                let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
+                fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
+                Ok(Door::Socket(fd))
+            }
+        }
+    }
+
+    fn accept(&self) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok(accept_with(self, flags)?)
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Door::File(listener) => listener.as_fd(),
+            Door::Socket(fd) => fd.as_fd(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Opens the socket and serves who comes.
+    pub fn start(
+        socket: &MetricsSocket,
+        daemon: &Arc<Mutex<Daemon>>,
+    ) -> Result<Metrics, MetricsError> {
+        let inherited = lock(daemon).take_metrics_socket();
+        let door = Door::open(socket, inherited)?;
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let (told, daemon) = (Arc::clone(&stop), Arc::clone(daemon));
+        let thread = std::thread::Builder::new().name("metrics".to_owned()).spawn(move || {
+            let stopped = || is_readable(told.as_raw_fd());
+            // Scrapers that were connected when it panicked are gone: one of them did it.
+            run_again_after_panic("thread metrics", stopped, || serve(&door, &told, &daemon));
+        })?;
+        Ok(Metrics { thread, stop })
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        // Fails only if it is full, and then it is readable.
+        let _ = self.stop.write(1);
+        join_until(&mut vec![self.thread], Instant::now() + CONTROL_STOP_TIMEOUT);
+    }
+}
+
+fn lock(daemon: &Mutex<Daemon>) -> std::sync::MutexGuard<'_, Daemon> {
+    // A panic under it was contained.
+    daemon.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves until it is to end; what fails is tried again.
+fn serve(door: &Door, stop: &EventFd, daemon: &Mutex<Daemon>) {
+    loop {
+        let Err(error) = Server::new(door, stop, daemon).and_then(Server::run) else { return };
+        log::warn!("metrics: cannot wait for scrapers: {error}");
+        let later = Instant::now() + ACCEPT_RETRY_MAX;
+        if poll::pause(stop, later).unwrap_or(Wake::TimedOut) == Wake::Stop {
+            return;
+        }
+    }
+}
+
+/// A scraper that is connected.
+struct Scraper {
+    socket: OwnedFd,
+    state: State,
+    /// When it has had its time.
+    end: Instant,
+}
+
+enum State {
+    /// What has come of its request.
+    Asks(Vec<u8>),
+    /// What it has not read of its answer, from a place on, and what comes behind that.
+    Reads(Vec<u8>, usize, Option<Box<Scrape>>),
+}
+
+/// All scrapers.
+struct Server<'a> {
+    door: &'a Door,
+    stop: &'a EventFd,
+    daemon: &'a Mutex<Daemon>,
+    epoll: Epoll,
+    places: [Option<Scraper>; METRICS_CONNECTIONS],
+}
+
+impl<'a> Server<'a> {
+    fn new(door: &'a Door, stop: &'a EventFd, daemon: &'a Mutex<Daemon>) -> io::Result<Server<'a>> {
+        let epoll = Epoll::new()?;
+        let watch =
+            |fd, data| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, data));
+        watch(door.as_fd().as_raw_fd(), LISTENER)?;
+        watch(stop.as_raw_fd(), STOP)?;
+        Ok(Server { door, stop, daemon, epoll, places: [const { None }; METRICS_CONNECTIONS] })
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        let mut events = [EpollEvent::default(); FIRST as usize + METRICS_CONNECTIONS];
+        loop {
+            let count = match self.epoll.wait(self.patience(), &mut events) {
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => 0,
+                Err(error) => return Err(error),
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    STOP => return Ok(()),
+                    LISTENER => self.accept(),
+                    number => self.go_on((number - FIRST) as usize),
+                }
+            }
+            let now = Instant::now();
+            let over = |place: &Option<Scraper>| place.as_ref().is_some_and(|one| one.end <= now);
+            self.places.iter_mut().filter(|place| over(place)).for_each(|place| *place = None);
+        }
+    }
+
+    /// Milliseconds until somebody has had its time; -1 if nobody is there.
+    fn patience(&self) -> i32 {
+        let Some(end) = self.places.iter().flatten().map(|one| one.end).min() else { return -1 };
+        let left = end.saturating_duration_since(Instant::now()).as_millis() + 1;
+        i32::try_from(left).unwrap_or(i32::MAX)
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..METRICS_ACCEPTS {
+            match self.door.accept() {
+                Ok(socket) => self.admit(socket),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}
+                // For want of descriptors or memory: the listener stays readable.
+                Err(_) => {
+                    let _ = poll::pause(self.stop, Instant::now() + ACCEPT_RETRY_MIN);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Gives a scraper a place, if need be that of one which has not said what it wants.
+    fn admit(&mut self, socket: OwnedFd) {
+        let asks = |place: usize| match &self.places[place] {
+            Some(Scraper { state: State::Asks(_), end, .. }) => Some((*end, place)),
+            _ => None,
+        };
+        let free = self.places.iter().position(Option::is_none);
+        let oldest = || (0..self.places.len()).filter_map(asks).min().map(|(_, place)| place);
+        let Some(place) = free.or_else(oldest) else { return };
+        // Whoever had it is closed, which takes it from the set.
+        self.places[place] = None;
+        let event = EpollEvent::new(EventSet::IN, FIRST + place as u64);
+        if self.epoll.ctl(ControlOperation::Add, socket.as_raw_fd(), event).is_ok() {
+            let end = Instant::now() + METRICS_HEAD_TIMEOUT;
+            self.places[place] = Some(Scraper { socket, state: State::Asks(Vec::new()), end });
+        }
+    }
+
+    /// Does what can be done for a scraper now.
+    fn go_on(&mut self, place: usize) {
+        if self.listen(place).and_then(|()| self.answer(place)).is_err() {
+            self.places[place] = None;
+        }
+    }
+
+    /// Takes what has come of a request, and begins an answer when it is whole.
+    fn listen(&mut self, place: usize) -> io::Result<()> {
+        let Some(one) = &mut self.places[place] else { return Ok(()) };
+        let State::Asks(head) = &mut one.state else { return Ok(()) };
+        take(&one.socket, head)?;
+        let (out, scrape) = match http::asked(head, head.len() >= METRICS_HEAD_BYTES) {
+            Asked::Unfinished => return Ok(()),
+            Asked::Wrong(status, field) => (http::error(status, field), None),
+            Asked::Metrics => {
+                let daemon = lock(self.daemon);
+                let (view, degraded) = (daemon.view(), daemon.left_out().len());
+                drop(daemon);
+                (http::head(), Some(Box::new(Scrape::new(&view, degraded))))
+            }
+        };
+        one.state = State::Reads(out, 0, scrape);
+        one.end = Instant::now() + METRICS_READ_TIMEOUT;
+        let event = EpollEvent::new(EventSet::OUT, FIRST + place as u64);
+        self.epoll.ctl(ControlOperation::Modify, one.socket.as_raw_fd(), event)
+    }
+
+    /// Writes what the scraper takes of its answer; an error when that is over.
+    fn answer(&mut self, place: usize) -> io::Result<()> {
+        let Some(Scraper { socket, state, .. }) = &mut self.places[place] else { return Ok(()) };
+        let State::Reads(out, at, scrape) = state else { return Ok(()) };
+        loop {
+            if *at == out.len() {
+                match scrape.as_mut().filter(|scrape| !scrape.is_done()) {
+                    Some(scrape) => *out = scrape.part(METRICS_PART_BYTES).into_bytes(),
+                    None => {
+                        // What it sent and nobody read would make a reset of a mere close.
+                        let _ = shutdown(&*socket, Shutdown::Write);
+                        return Err(ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                *at = 0;
+            }
+            match send(&*socket, &out[*at..], SendFlags::NOSIGNAL) {
+                Ok(count) => *at += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Takes what has come of a request, as much as there is room for; an error if no more will.
+fn take(socket: &OwnedFd, head: &mut Vec<u8>) -> io::Result<()> {
+    let mut chunk = [0; 1024];
+    let room = METRICS_HEAD_BYTES.saturating_sub(head.len()).min(chunk.len());
+    match recv(socket, &mut chunk[..room], RecvFlags::empty()) {
+        Ok((0, _)) => Err(ErrorKind::UnexpectedEof.into()),
+        Ok((count, _)) => {
+            head.extend_from_slice(&chunk[..count]);
+            Ok(())
+        }
+        Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,382 @@
+//! Counters and states as text: the format that Prometheus reads, version 0.0.4.
+//!
+//! A family of series stands together behind its `HELP` and `TYPE`, and the text of a thousand
+//! ports has megabytes: it is made in parts, from figures that were taken at one moment. Names
+//! have the words of the counters (`docs/counters.md`); what only grows ends in `_total`.
+
+use std::fmt::Write;
+
+use crate::daemon::View;
+use crate::limits::{FDB_MAX_ENTRIES, METRICS_SERIES_A_PORT};
+use crate::port::Port;
+use crate::stats::{Direction, DropReason, Traffic};
+use crate::sys::clock;
+
+/// A port's numbers of one moment.
+#[derive(Debug)]
+struct Figures {
+    name: String,
+    is_up: bool,
+    traffic: [Traffic; 2],
+    addresses: u64,
+    /// In the order of [`WHOLE`].
+    whole: [u64; WHOLE.len()],
+}
+
+/// Counters of a port as a whole: name, and what it counts.
+const WHOLE: [(&str, &str); 7] = [
+    ("attaches", "Front-ends that were connected so far."),
+    ("session_errors", "Sessions with front-ends that ended with an error."),
+    ("rings_broken", "Rings that broke a rule and were left alone."),
+    ("learn_refused", "Source addresses not learned because a cap was reached."),
+    ("learn_static", "Source addresses not learned because they are another port's static ones."),
+    ("panics", "Panics that were contained; each is a bug."),
+    ("log_suppressed", "Lines that the log's limit left out."),
+];
+
+/// Series of a port beside its drops: up, frames and bytes both ways, addresses, and [`WHOLE`].
+const UNDROPPED: usize = 1 + 4 + 1 + WHOLE.len();
+
+/// Counters of a worker: name among its counters, and what it counts.
+const WORKER: [(&str, &str); 16] = [
+    ("turns", "Passes over the ready rings."),
+    ("bursts", "Bursts that held frames."),
+    ("frames", "Frames taken."),
+    ("wakeups", "Returns from sleep."),
+    ("empty_wakeups", "Returns from sleep that were followed by no frame."),
+    ("signals", "Notifications sent to guests."),
+    ("signals_suppressed", "Bursts after which a guest wanted no notification."),
+    ("signals_failed", "Notifications that a descriptor did not take."),
+    ("lock_misses", "Receive rings found locked."),
+    ("lock_parks", "Locks that were waited for in the kernel."),
+    ("moves", "Rings that came from another worker."),
+    ("busy_turns", "Passes that found frames."),
+    ("busy_cycles", "Time in which frames were found, in seconds."),
+    ("idle_cycles", "Time awake in which none were found, in seconds."),
+    ("spins_found", "Spins that ended with a frame."),
+    ("spins_empty", "Spins that were given up."),
+];
+
+impl Figures {
+    fn of(port: &Port, addresses: u64) -> Figures {
+        let mut whole = [0; WHOLE.len()];
+        let mut note = |name: &str, count: u64| {
+            if let Some(at) = WHOLE.iter().position(|(known, _)| *known == name) {
+                whole[at] = count;
+            }
+        };
+        port.stats.each(&mut |name, counter| note(name, counter.get()));
+        note("log_suppressed", port.log.suppressed.get());
+        let (name, is_up) = (port.name.clone(), port.is_up());
+        Figures { name, is_up, traffic: port.traffic(), addresses, whole }
+    }
+}
+
+/// What comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// What there is one of.
+    Switch,
+    /// A family of ports: its number, and that of the next port.
+    Port(usize, usize),
+    /// A family of workers.
+    Worker(usize),
+    Done,
+}
+
+/// The figures of a moment, as far as they are not told yet.
+#[derive(Debug)]
+pub struct Scrape {
+    ports: Vec<Figures>,
+    /// By worker, in the order of [`WORKER`].
+    workers: Vec<[u64; WORKER.len()]>,
+    switch: String,
+    step: Step,
+}
+
+impl Scrape {
+    /// Takes all figures; so many ports of the configuration are not served.
+    pub fn new(view: &View, degraded: usize) -> Scrape {
+        let table = view.ports.present();
+        let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64);
+        let workers = view.workers.handles().iter().map(|handle| {
+            let mut counts = [0; WORKER.len()];
+            handle.stats.each(&mut |name, count| {
+                if let Some(at) = WORKER.iter().position(|(known, _)| *known == name) {
+                    counts[at] = count;
+                }
+            });
+            counts
+        });
+        Scrape {
+            ports: table.iter().map(|port| figures(port)).collect(),
+            workers: workers.collect(),
+            switch: switch(view, degraded),
+            step: Step::Switch,
+        }
+    }
+
+    /// True when all is told.
+    pub fn is_done(&self) -> bool {
+        self.step == Step::Done
+    }
+
+    /// The next part: so many bytes, or a few lines more.
+    pub fn part(&mut self, bytes: usize) -> String {
+        let mut out = String::new();
+        while out.len() < bytes && !self.is_done() {
+            self.step = match self.step {
+                Step::Switch => {
+                    out += &std::mem::take(&mut self.switch);
+                    Step::Port(0, 0)
+                }
+                Step::Port(family, at) => self.port(&mut out, family, at),
+                Step::Worker(family) => self.worker(&mut out, family),
+                Step::Done => Step::Done,
+            };
+        }
+        out
+    }
+
+    /// One port's series of a family.
+    fn port(&self, out: &mut String, family: usize, at: usize) -> Step {
+        let Some(shown) = FAMILIES.get(family) else { return Step::Worker(0) };
+        let Some(port) = self.ports.get(at) else { return Step::Port(family + 1, 0) };
+        let name = format!("vioswitch_port_{}", shown.name());
+        if at == 0 {
+            head(out, &name, shown.kind(), shown.help());
+        }
+        shown.say(out, &name, port);
+        Step::Port(family, at + 1)
+    }
+
+    fn worker(&self, out: &mut String, family: usize) -> Step {
+        let Some((counter, help)) = WORKER.get(family) else { return Step::Done };
+        let second = clock::cycles_per_second().max(1) as f64;
+        let time = counter.strip_suffix("_cycles");
+        let name = match time {
+            Some(state) => format!("vioswitch_worker_{state}_seconds_total"),
+            None => format!("vioswitch_worker_{counter}_total"),
+        };
+        head(out, &name, "counter", help);
+        for (number, counts) in self.workers.iter().enumerate() {
+            let count = counts[family];
+            // Writing to a string cannot fail.
+            let _ = match time {
+                Some(_) => writeln!(out, "{name}{{worker=\"{number}\"}} {}", count as f64 / second),
+                None => writeln!(out, "{name}{{worker=\"{number}\"}} {count}"),
+            };
+        }
+        Step::Worker(family + 1)
+    }
+}
+
+/// A family of series of ports.
+#[derive(Debug, Clone, Copy)]
+enum Family {
+    Up,
+    Frames(Direction),
+    Bytes(Direction),
+    Drops(Direction),
+    Addresses,
+    Whole(usize),
+}
+
+const FAMILIES: [Family; 15] = [
+    Family::Up,
+    Family::Frames(Direction::In),
+    Family::Bytes(Direction::In),
+    Family::Drops(Direction::In),
+    Family::Frames(Direction::Out),
+    Family::Bytes(Direction::Out),
+    Family::Drops(Direction::Out),
+    Family::Addresses,
+    Family::Whole(0),
+    Family::Whole(1),
+    Family::Whole(2),
+    Family::Whole(3),
+    Family::Whole(4),
+    Family::Whole(5),
+    Family::Whole(6),
+];
+
+impl Family {
+    fn name(self) -> String {
+        match self {
+            Family::Up => "up".to_owned(),
+            Family::Frames(way) => format!("{}_frames_total", way.name()),
+            Family::Bytes(way) => format!("{}_bytes_total", way.name()),
+            Family::Drops(way) => format!("{}_drops_total", way.name()),
+            Family::Addresses => "addresses".to_owned(),
+            Family::Whole(at) => format!("{}_total", WHOLE[at].0),
+        }
+    }
+
+    fn kind(self) -> &'static str {
+        match self {
+            Family::Up | Family::Addresses => "gauge",
+            _ => "counter",
+        }
+    }
+
+    fn help(self) -> &'static str {
+        match self {
+            Family::Up => "Whether frames pass: a front-end is attached, or the TAP is there.",
+            Family::Frames(Direction::In) => "Frames that came in, from the VM or the network.",
+            Family::Frames(Direction::Out) => "Frames that went out, to the VM or the network.",
+            Family::Bytes(Direction::In) => "Bytes of frames that came in.",
+            Family::Bytes(Direction::Out) => "Bytes of frames that went out.",
+            Family::Drops(Direction::In) => "Frames dropped on their way in, by the reason.",
+            Family::Drops(Direction::Out) => "Frames dropped on their way out, by the reason.",
+            Family::Addresses => "Addresses that live there.",
+            Family::Whole(at) => WHOLE[at].1,
+        }
+    }
+
+    fn say(self, out: &mut String, name: &str, port: &Figures) {
+        let label = &port.name;
+        let mut say = |value: u64| {
+            let _ = writeln!(out, "{name}{{port=\"{label}\"}} {value}");
+        };
+        match self {
+            Family::Up => say(port.is_up.into()),
+            Family::Frames(way) => say(port.traffic[way as usize].frames),
+            Family::Bytes(way) => say(port.traffic[way as usize].bytes),
+            Family::Addresses => say(port.addresses),
+            Family::Whole(at) => say(port.whole[at]),
+            Family::Drops(way) => {
+                for (reason, count) in port.drops(way) {
+                    let reason = reason.name();
+                    let labels = format!("port=\"{label}\",reason=\"{reason}\"");
+                    let _ = writeln!(out, "{name}{{{labels}}} {count}");
+                }
+            }
+        }
+    }
+}
+
+impl Figures {
+    /// Reasons that happened, in this direction, as far as a port has room for series.
+    fn drops(&self, way: Direction) -> impl Iterator<Item = (DropReason, u64)> {
+        let room = METRICS_SERIES_A_PORT - UNDROPPED;
+        let before = match way {
+            Direction::In => 0,
+            Direction::Out => self.traffic[Direction::In as usize].dropped().count(),
+        };
+        self.traffic[way as usize].dropped().take(room.saturating_sub(before))
+    }
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+/// What there is one of.
+fn switch(view: &View, degraded: usize) -> String {
+    let mut out = String::new();
+    let mut say = |name: &str, kind: &str, help: &str, series: &[(String, String)]| {
+        head(&mut out, name, kind, help);
+        for (labels, value) in series {
+            let _ = writeln!(out, "{name}{labels} {value}");
+        }
+    };
+    let one = |value: u64| [(String::new(), value.to_string())];
+    let version = env!("CARGO_PKG_VERSION");
+    let build = [(format!("{{version=\"{version}\"}}"), "1".to_owned())];
+    say("vioswitch_build_info", "gauge", "The version that runs.", &build);
+    let started = [(String::new(), format!("{:.3}", view.started_micros as f64 / 1e6))];
+    let help = "When the process started, in seconds since 1970.";
+    say("process_start_time_seconds", "gauge", help, &started);
+    let table = view.ports.present();
+    let taps = table.iter().filter(|port| port.as_guest().is_none()).count();
+    let kinds = [("vm", table.len() - taps), ("tap", taps)];
+    let kinds = kinds.map(|(kind, count)| (format!("{{kind=\"{kind}\"}}"), count.to_string()));
+    say("vioswitch_ports", "gauge", "Ports that there are.", &kinds);
+    let help = "Ports of the configuration that cannot be served.";
+    say("vioswitch_ports_degraded", "gauge", help, &one(degraded as u64));
+    let help = "Addresses in the forwarding table.";
+    say("vioswitch_fdb_addresses", "gauge", help, &one(view.fdb.len() as u64));
+    let help = "Addresses that the forwarding table learns.";
+    say("vioswitch_fdb_addresses_limit", "gauge", help, &one(FDB_MAX_ENTRIES.into()));
+    say("vioswitch_events_total", "counter", "Events so far.", &one(view.events.last()));
+    let clients = &view.clients;
+    let help = "Clients that are connected to the control socket.";
+    say("vioswitch_control_clients", "gauge", help, &one(clients.connected.get()));
+    let help = "Clients that connected to the control socket.";
+    say("vioswitch_control_clients_accepted_total", "counter", help, &one(clients.accepted.get()));
+    let closed = clients.closed();
+    let closed = closed.map(|(why, count)| (format!("{{reason=\"{why}\"}}"), count.to_string()));
+    let help = "Clients that the control socket was closed to, by the reason.";
+    say("vioswitch_control_clients_closed_total", "counter", help, &closed);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::stats::WorkerStats;
+
+    fn figures(name: &str, count: u64) -> Figures {
+        let traffic = Traffic { frames: count, bytes: 60 * count, drops: [count; _] };
+        Figures {
+            name: name.to_owned(),
+            is_up: count > 0,
+            traffic: [traffic; 2],
+            addresses: count,
+            whole: [count; WHOLE.len()],
+        }
+    }
+
+    fn scrape(ports: Vec<Figures>) -> Scrape {
+        let workers = vec![[7; WORKER.len()]; 2];
+        Scrape { ports, workers, switch: String::new(), step: Step::Switch }
+    }
+
+    #[test]
+    fn every_counter_of_a_worker_is_told() {
+        let mut names = Vec::new();
+        WorkerStats::default().each(&mut |name, _| names.push(name));
+        assert_eq!(names, WORKER.map(|(name, _)| name));
+    }
+
+    #[test]
+    fn a_port_has_so_many_series_at_most_and_none_for_what_never_happened() {
+        let text = scrape(vec![figures("a", 0), figures("b", 3)]).part(usize::MAX);
+        let count = |port: &str| {
+            text.lines().filter(|line| line.contains(&format!("port=\"{port}\""))).count()
+        };
+        assert_eq!((count("a"), count("b")), (UNDROPPED, METRICS_SERIES_A_PORT));
+        assert!(text.contains("vioswitch_port_in_drops_total{port=\"b\",reason=\"hairpin\"} 3\n"));
+        assert!(text.contains("vioswitch_port_up{port=\"a\"} 0\n"));
+    }
+
+    #[test]
+    fn each_family_stands_together_behind_its_head_and_is_on_the_page() {
+        let ports = || (0..50).map(|n| figures(&format!("p{n}"), 1)).collect();
+        let whole = scrape(ports()).part(usize::MAX);
+        let page = include_str!("../../docs/counters.md");
+        let (mut families, mut present) = (HashSet::new(), "");
+        for line in whole.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert!(families.insert(name), "{name} twice");
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+                assert!(page.contains(&format!("`{name}`")), "docs/counters.md lacks {name}");
+                present = name;
+            } else if !line.starts_with('#') {
+                assert!(line.starts_with(&format!("{present}{{")), "{line} in {present}");
+            }
+        }
+        assert_eq!(families.len(), FAMILIES.len() + WORKER.len());
+        // In parts it is the same text.
+        let (mut scrape, mut parts) = (scrape(ports()), String::new());
+        while !scrape.is_done() {
+            let part = scrape.part(500);
+            assert!(part.len() < 4_000, "{}", part.len());
+            parts += &part;
+        }
+        assert_eq!(parts, whole);
+    }
+}

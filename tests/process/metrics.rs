@@ -1,0 +1,239 @@
+//! Metrics by HTTP, with the real daemon: what is answered, by which socket, and what scrapers can
+//! cost.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use testkit::neighbours::Pair;
+use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::skip;
+use testkit::vm::{Vm, VmConfig};
+
+const LOST: Duration = Duration::from_secs(20);
+const PLACES: usize = 16;
+
+/// A switch that answers at a socket file.
+struct Lab {
+    d: Daemon,
+    path: std::path::PathBuf,
+    _dir: Dir,
+}
+
+impl Lab {
+    fn new(ports: usize, extra: &[&str]) -> Lab {
+        let dir = Dir::new();
+        let path = dir.path().join("metrics");
+        let option = format!("--metrics=unix:{}", path.display());
+        let args: Vec<&str> = [option.as_str()].into_iter().chain(extra.iter().copied()).collect();
+        let d = Daemon::with(ports, &args);
+        assert!(wait_for(LOST, || path.exists()), "no socket\n{}", d.log());
+        Lab { d, path, _dir: dir }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let socket = UnixStream::connect(&self.path).expect("connect");
+        socket.set_read_timeout(Some(LOST)).expect("timeout");
+        socket
+    }
+
+    /// Status and text of an answer.
+    fn ask(&self, request: &str) -> (u16, String) {
+        let mut socket = self.connect();
+        socket.write_all(request.as_bytes()).expect("send");
+        answer(&mut socket)
+    }
+
+    fn scrape(&self) -> String {
+        let (status, text) = self.ask("GET /metrics HTTP/1.1\r\nHost: vioswitch\r\n\r\n");
+        assert_eq!(status, 200, "{text}");
+        text
+    }
+}
+
+fn answer(socket: &mut impl Read) -> (u16, String) {
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("an answer");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
+    let status = head.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).expect("a status");
+    assert!(head.contains("Connection: close"), "{head}");
+    (status.parse().expect("a number"), body.to_owned())
+}
+
+/// A series' value.
+fn value(text: &str, series: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    Some(line.parse().expect("a number"))
+}
+
+#[test]
+fn metrics_are_the_counters() {
+    let lab = Lab::new(2, &["--workers=2"]);
+    let vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id), VmConfig::new(id as u8)));
+    let mut pair = Pair::one_way(vms);
+    pair.calibrate();
+    pair.talk(Duration::from_millis(50));
+    pair.check();
+    let (text, counters) = (lab.scrape(), lab.d.counters());
+    for (port, way) in [("p0", "in"), ("p1", "out")] {
+        for key in ["frames", "bytes"] {
+            let told =
+                value(&text, &format!("vioswitch_port_{way}_{key}_total{{port=\"{port}\"}}"));
+            let counted = counters.sum(Some(port), way, key) as f64;
+            assert!(counted > 0.0 && told == Some(counted), "{port} {way} {key}: {told:?}");
+        }
+    }
+    assert_eq!(value(&text, "vioswitch_port_up{port=\"p0\"}"), Some(1.0));
+    assert_eq!(value(&text, "vioswitch_ports{kind=\"vm\"}"), Some(2.0));
+    let busy = value(&text, "vioswitch_worker_busy_seconds_total{worker=\"0\"}");
+    assert!(busy.is_some_and(|busy| busy < 1_000.0), "{busy:?}");
+    let started = value(&text, "process_start_time_seconds").expect("a start");
+    assert!(started > 1.6e9 && started < 1e10, "{started}");
+    let mut check = Command::new("promtool");
+    check.args(["check", "metrics"]).stdin(std::process::Stdio::piped());
+    match check.stderr(std::process::Stdio::piped()).spawn() {
+        Err(error) => skip(&format!("promtool: {error}")),
+        Ok(mut child) => {
+            child.stdin.take().expect("pipe").write_all(text.as_bytes()).expect("promtool");
+            let output = child.wait_with_output().expect("promtool");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    lab.d.stop();
+}
+
+/// By the tests that stand beside them; what they ask for is what there is.
+#[test]
+fn alerts_fire_when_they_should() {
+    let page = include_str!("../../docs/counters.md");
+    let rules = include_str!("../../scripts/prometheus/vioswitch.rules.yml");
+    let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+    let named: Vec<&str> =
+        rules.split(word).filter(|word| word.starts_with("vioswitch_")).collect();
+    assert!(named.len() > 5, "{named:?}");
+    for name in named {
+        assert!(page.contains(&format!("`{name}`")), "there is no {name}");
+    }
+    let mut test = Command::new("promtool");
+    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/prometheus/vioswitch.test.yml");
+    match test.args(["test", "rules", tests]).output() {
+        Err(error) => skip(&format!("promtool: {error}")),
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+    }
+}
+
+#[test]
+fn other_requests_are_refused() {
+    let lab = Lab::new(1, &[]);
+    for (request, status) in [
+        ("GET / HTTP/1.1\r\n\r\n", 404),
+        ("POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", 405),
+        ("\u{16}\u{3}\u{1}\r\n\r\n", 400),
+        ("GET /metrics HTTP/9.9\r\n\r\n", 400),
+    ] {
+        assert_eq!(lab.ask(request).0, status, "{request:?}");
+    }
+    let long = format!("GET /metrics HTTP/1.1\r\na: {}", "x".repeat(8 << 10));
+    assert_eq!(lab.ask(&long[..8 << 10]).0, 431);
+    assert!(lab.scrape().contains("vioswitch_build_info{version="));
+    let path = lab.path.clone();
+    lab.d.stop();
+    assert!(!path.exists(), "the socket is left behind");
+}
+
+#[test]
+fn an_address_of_the_host_or_of_the_service_manager_is_as_good() {
+    // Some other process may take the port in between; another one will do then.
+    let mut tries = (0..10).map(|_| {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = free.local_addr().expect("address");
+        drop(free);
+        let d = Daemon::with(1, &[&format!("--metrics={address}")]);
+        let mut socket = TcpStream::connect(address).ok()?;
+        socket.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("send");
+        let (status, text) = answer(&mut socket);
+        d.stop();
+        (status == 200 && text.contains("vioswitch_port_up{port=\"p0\"} 0")).then_some(())
+    });
+    assert!(tries.any(|told| told.is_some()), "no answer");
+    // What cannot be had does not keep guests waiting.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = taken.local_addr().expect("address");
+    for (option, said) in [
+        (format!("--metrics={address}"), "metrics: cannot listen at"),
+        ("--metrics=fd".to_owned(), "metrics: there is no listening socket"),
+    ] {
+        let d = Daemon::with(1, &[&option]);
+        let told = wait_for(LOST, || d.log().contains("; going on without it"));
+        assert!(told && d.log().contains(said), "{}", d.log());
+        drop(Vm::connect(&d.socket(0), VmConfig::new(0)));
+        d.stop();
+    }
+}
+
+/// Slow ones, silent ones, endless heads, a thousand connections: nothing grows, a scraper that
+/// asks is answered, and two guests lose nothing.
+#[test]
+fn hostile_scrapers_cost_nobody_anything() {
+    let lab = Lab::new(2, &["--workers=2"]);
+    let vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id), VmConfig::new(id as u8)));
+    let over = Arc::new(AtomicBool::new(false));
+    let bystanders = thread::spawn({
+        let over = Arc::clone(&over);
+        move || {
+            let mut pair = Pair::one_way(vms);
+            pair.calibrate();
+            let mut frames = 0;
+            while !over.load(Ordering::Acquire) {
+                frames += pair.talk(Duration::from_millis(20)).frames;
+            }
+            pair.check();
+            frames
+        }
+    });
+    lab.scrape();
+    let before = lab.d.settled_usage();
+    // Silent ones make way.
+    let mut crowd: Vec<UnixStream> = Vec::new();
+    for n in 0..1_000 {
+        let mut socket = lab.connect();
+        if n % 2 == 0 {
+            // One that was closed already does not take it.
+            let _ = socket.write_all(b"GET /metr");
+        }
+        crowd.push(socket);
+        if n % 100 == 99 {
+            assert!(lab.scrape().contains("vioswitch_port_up"));
+        }
+    }
+    let most = lab.d.usage().fds;
+    assert!(most <= before.fds + PLACES, "{most} descriptors, {before:?}");
+    drop(crowd);
+    // Byte by byte is no way to stay.
+    let (mut slow, start) = (lab.connect(), Instant::now());
+    while slow.write_all(b"x").is_ok() {
+        assert!(start.elapsed() < LOST, "half a request for {:?}", start.elapsed());
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(start.elapsed() >= Duration::from_millis(1_900), "{:?}", start.elapsed());
+    // Those who ask and do not read are let go of.
+    let deaf: Vec<UnixStream> = (0..4 * PLACES)
+        .map(|_| {
+            let mut socket = lab.connect();
+            let _ = socket.write_all(b"GET /metrics HTTP/1.1\r\n\r\n");
+            socket
+        })
+        .collect();
+    assert!(lab.scrape().contains("vioswitch_port_up"));
+    drop(deaf);
+    assert!(wait_for(LOST, || lab.d.usage() == before), "{before:?} {:?}", lab.d.usage());
+    over.store(true, Ordering::Release);
+    let frames = bystanders.join().expect("the bystanders lost nothing");
+    assert!(frames > 0);
+    lab.d.stop();
+}
