@@ -127,6 +127,105 @@ fn alerts_fire_when_they_should() {
     }
 }
 
+/// A Prometheus that scrapes a switch; killed when a test panics.
+struct Prometheus {
+    child: std::process::Child,
+    address: std::net::SocketAddr,
+    _dir: Dir,
+}
+
+impl Prometheus {
+    /// None where it is not installed.
+    fn start(target: std::net::SocketAddr) -> Option<Prometheus> {
+        let (dir, address) = (Dir::new(), free_address());
+        let config = dir.path().join("prometheus.yml");
+        let text = format!(
+            "global: {{scrape_interval: 1s}}\n\
+             scrape_configs:\n\
+             - {{job_name: vioswitch, static_configs: [{{targets: [\"{target}\"]}}]}}\n"
+        );
+        std::fs::write(&config, text).expect("write");
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()));
+        command.arg(format!("--web.listen-address={address}")).arg("--log.level=error");
+        match command.spawn() {
+            Err(error) => {
+                skip(&format!("prometheus: {error}"));
+                None
+            }
+            Ok(child) => Some(Prometheus { child, address, _dir: dir }),
+        }
+    }
+
+    /// What it answers to a query; none while it does not answer.
+    fn query(&self, query: &str) -> Option<serde_json::Value> {
+        let mut socket = TcpStream::connect(self.address).ok()?;
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        // An answer to this version has no chunks.
+        let request = format!("GET /api/v1/query?query={encoded} HTTP/1.0\r\n\r\n");
+        socket.write_all(request.as_bytes()).ok()?;
+        let mut text = String::new();
+        socket.read_to_string(&mut text).ok()?;
+        let answer: serde_json::Value =
+            serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()?;
+        assert_ne!(answer["status"], "error", "{query}: {answer}");
+        Some(answer["data"]["result"].clone())
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> std::net::SocketAddr {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    free.local_addr().expect("address")
+}
+
+/// Each query of the dashboard is answered with data by a Prometheus that scrapes a switch.
+#[test]
+#[ignore = "full"]
+fn a_prometheus_answers_each_query_of_the_dashboard() {
+    let target = free_address();
+    let d = Daemon::with(2, &[&format!("--metrics={target}")]);
+    let Some(prometheus) = Prometheus::start(target) else { return };
+    let mut vms = [0, 1].map(|id| Vm::connect(&d.socket(id), VmConfig::new(id as u8)));
+    // Drops in both directions: a reserved address, and a receiver that takes nothing.
+    let frame = |to: [u8; 6], from: [u8; 6]| [&to[..], &from, &[0x88, 0xb5], &[0; 46]].concat();
+    let macs = [0, 1].map(testkit::vm::mac_of);
+    vms[1].tx[0].send_waiting(&frame([0xff; 6], macs[1]), LOST);
+    vms[1].tx[0].drain(LOST);
+    let mut send = || {
+        for to in [macs[1], [0x01, 0x80, 0xc2, 0, 0, 3]] {
+            (0..2_000).for_each(|_| vms[0].tx[0].send_waiting(&frame(to, macs[0]), LOST));
+        }
+    };
+    let dashboard = include_str!("../../scripts/prometheus/vioswitch.dashboard.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+    let targets = dashboard["panels"].as_array().expect("panels").iter();
+    let targets = targets.flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    let queries: Vec<String> = targets
+        .map(|target| target["expr"].as_str().expect("a query"))
+        .map(|query| query.replace("$instance", ".+").replace("$__rate_interval", "1m"))
+        .collect();
+    assert!(queries.len() > 10, "{queries:?}");
+    for query in queries {
+        let answered = wait_for(3 * LOST, || {
+            send();
+            thread::sleep(Duration::from_millis(500));
+            let result = prometheus.query(&query);
+            result.is_some_and(|result| result.as_array().is_some_and(|all| !all.is_empty()))
+        });
+        assert!(answered, "no data for {query}\n{}", d.log());
+    }
+    drop(vms);
+    d.stop();
+}
+
 #[test]
 fn other_requests_are_refused() {
     let lab = Lab::new(1, &[]);
