@@ -279,7 +279,7 @@ impl Events {
 
     /// Keeps what was said otherwise.
     pub fn keep(&self, port: Option<&str>, untold: u64, what: What) {
-        let (time, monotonic) = (clock::wall_micros(), clock::monotonic_micros());
+        let (time, monotonic) = (clock::wall_nanos() / 1_000, clock::monotonic_micros());
         let port = port.map(str::to_owned);
         let mut event = Event { sequence: 0, time, monotonic, port, untold, what };
         let mut ring = self.ring();

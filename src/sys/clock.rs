@@ -21,12 +21,6 @@ pub fn coarse_seconds() -> u32 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec as u32
 }
 
-/// Nanoseconds since 1970, by the wall clock.
-pub fn unix_nanos() -> u64 {
-    let now = clock_gettime(ClockId::Realtime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 fn monotonic_nanos() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -38,10 +32,11 @@ pub fn monotonic_micros() -> u64 {
     monotonic_nanos() / 1_000
 }
 
-/// Microseconds of the wall clock since 1970; 0 before that.
-pub fn wall_micros() -> u64 {
+/// Nanoseconds of the wall clock since 1970; 0 before that.
+pub fn wall_nanos() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000 + now.tv_nsec as u64 / 1_000
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
 /// The cycle counter. Not ordered with the loads around it, which would cost more than the

@@ -28,7 +28,7 @@ impl Pipeline {
     pub(super) fn capture(&self, ports: &PortTable, from: PortId, context: &mut BurstContext) {
         let BurstContext { burst, plan, outcomes, .. } = context;
         let (outcomes, lost) = outcomes.end();
-        let (time, direction) = (clock::unix_nanos(), Direction::In);
+        let (time, direction) = (clock::wall_nanos(), Direction::In);
         let longest = ports.captures().map(Capture::reads).max();
         let mut bytes = vec![0; longest.unwrap_or(0)];
         for capture in ports.captures() {
