@@ -200,7 +200,7 @@ impl Daemon {
             news,
             events,
             clients: Arc::default(),
-            started_micros: clock::wall_micros(),
+            started_micros: clock::wall_nanos() / 1_000,
             metrics_socket: received.metrics(),
             stopping: Arc::new(AtomicBool::new(false)),
             link_monitor: None,

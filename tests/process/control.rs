@@ -10,6 +10,7 @@ mod events;
 mod looking;
 mod origins;
 mod schema;
+mod top;
 mod trace;
 mod wait;
 

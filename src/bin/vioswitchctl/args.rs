@@ -61,6 +61,12 @@ pub enum Command {
               value_parser = duration)]
         watch: Option<Duration>,
     },
+    /// Rates, drops and workers on a screen that renews itself
+    Top {
+        /// How often
+        #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
+        every: Duration,
+    },
     /// Frames that were dropped: why, what it means, and what to do
     Drops {
         /// Only those of this port

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::args::State;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::{ask, list, reasons};
+use crate::{SWITCH, ask, list, reasons};
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
@@ -105,6 +105,15 @@ pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> 
         }
     }
     Ok(json!({"drops": told}))
+}
+
+/// `metrics`: the text for Prometheus, all parts of it.
+pub fn metrics(client: &mut Client) -> Result<Value, Failure> {
+    let mut text = String::new();
+    client.call_more(&format!("{SWITCH}.GetMetrics"), json!({}), |part| {
+        text += part["text"].as_str().unwrap_or_default();
+    })?;
+    Ok(json!({"text": text}))
 }
 
 /// `health`: why the switch does not serve all that it was told to.

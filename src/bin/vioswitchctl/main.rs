@@ -17,6 +17,7 @@ mod manual;
 mod pcapng;
 mod reasons;
 mod show;
+mod top;
 mod why;
 
 use std::io::Write;
@@ -64,18 +65,13 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         let command = <Options as clap::CommandFactory>::command();
         return Ok((complete::run(command, words, &options.control), 0));
     }
+    if let Command::Top { every } = &options.command {
+        return top::run(&options.control, *every).map(|()| (String::new(), 0));
+    }
     let mut client = Client::connect(&options.control)?;
     let (answer, table): Told = match &options.command {
-        Command::Metrics => {
-            let mut text = String::new();
-            client.call_more(&format!("{SWITCH}.GetMetrics"), json!({}), |part| {
-                text += part["text"].as_str().unwrap_or_default();
-            })?;
-            let json = || format!("{:#}\n", json!({"text": text}));
-            return Ok((if options.json { json() } else { text }, 0));
-        }
-
-        Command::Complete { .. } => (json!({}), show::nothing),
+        Command::Metrics => (look::metrics(&mut client)?, show::metrics),
+        Command::Complete { .. } | Command::Top { .. } => (json!({}), show::nothing),
         Command::Health => (look::health(&mut client)?, show::health),
         Command::Drops { port } => (look::drops(&mut client, port.as_deref())?, show::dropped),
         Command::Worker { rate } => (look::workers(&mut client, *rate)?, show::workers),

@@ -48,6 +48,11 @@ pub fn pairs(pairs: &[(&str, String)]) -> String {
     })
 }
 
+/// `metrics`.
+pub fn metrics(answer: &Value) -> String {
+    answer["text"].as_str().unwrap_or_default().to_owned()
+}
+
 /// Nothing is said of what was done.
 pub fn nothing(_: &Value) -> String {
     String::new()

@@ -1,0 +1,279 @@
+//! What the screen is about: rates of ports and workers, from two looks at the switch.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use serde_json::Value;
+
+/// Rates that are remembered of each port, for its curve.
+const HISTORY: usize = 60;
+/// Characters of a filter.
+const FILTER_CHARS: usize = 32;
+
+/// What rows are in order of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sort {
+    #[default]
+    Name,
+    In,
+    Out,
+    Drops,
+}
+
+impl Sort {
+    /// The order that a key stands for.
+    pub fn by_key(key: char) -> Option<Sort> {
+        match key {
+            'n' => Some(Sort::Name),
+            'i' => Some(Sort::In),
+            'o' => Some(Sort::Out),
+            'd' => Some(Sort::Drops),
+            _ => None,
+        }
+    }
+}
+
+/// Frames and bits in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Rate {
+    pub frames: f64,
+    pub bits: f64,
+}
+
+/// One port.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Row {
+    pub name: String,
+    pub state: String,
+    pub input: Rate,
+    pub output: Rate,
+    /// Drops in a second, in both directions.
+    pub drops: f64,
+    /// The reason of most of them.
+    pub reason: String,
+    /// Frames a second, in both directions, the newest last.
+    pub history: Vec<f64>,
+}
+
+/// A port that is shown alone.
+#[derive(Debug)]
+pub struct Detail {
+    pub name: String,
+    pub text: String,
+    /// Lines that are above the screen.
+    pub scroll: u16,
+}
+
+/// All that is drawn.
+#[derive(Debug, Default)]
+pub struct Model {
+    /// The last look, and when that was.
+    last: Option<(Value, Instant)>,
+    all: Vec<Row>,
+    histories: HashMap<String, VecDeque<f64>>,
+    /// What the switch says of itself.
+    pub status: Value,
+    /// The share of its time in which each worker found frames, from 0 to 1.
+    pub workers: Vec<f64>,
+    /// Those that pass the filter, in order.
+    pub rows: Vec<Row>,
+    pub sort: Sort,
+    pub filter: String,
+    /// The filter is being typed.
+    pub typing: bool,
+    /// Index of the row that is chosen.
+    pub chosen: usize,
+    pub detail: Option<Detail>,
+    /// Why the switch could not be asked.
+    pub failure: Option<String>,
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+impl Model {
+    /// Takes a look at the switch of `now` over.
+    pub fn update(&mut self, all: Value, now: Instant) {
+        let nothing = Value::Null;
+        let (before, seconds) = match &self.last {
+            Some((before, then)) => (before, (now - *then).as_secs_f64().max(0.001)),
+            None => (&nothing, 0.0),
+        };
+        let each = |before: &Value, after: &Value| match seconds > 0.0 {
+            true => (number(after) - number(before)).max(0.0) / seconds,
+            false => 0.0,
+        };
+        let items = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
+        let old = items(before, "ports");
+        let mut rows = Vec::new();
+        for port in items(&all, "ports") {
+            // One that came since has had no time to do anything.
+            let known = old.iter().find(|old| old["number"] == port["number"]).unwrap_or(&port);
+            let rate = |key: &str| Rate {
+                frames: each(&known[key]["frames"], &port[key]["frames"]),
+                bits: 8.0 * each(&known[key]["bytes"], &port[key]["bytes"]),
+            };
+            let (mut drops, mut most) = (0.0, (0.0, String::new()));
+            for key in ["in", "out"] {
+                for (reason, count) in port[key]["drops"].as_object().into_iter().flatten() {
+                    let rate = each(&known[key]["drops"][reason], count);
+                    drops += rate;
+                    if rate > most.0 {
+                        most = (rate, reason.clone());
+                    }
+                }
+            }
+            let name = port["name"].as_str().unwrap_or_default().to_owned();
+            let (input, output) = (rate("in"), rate("out"));
+            let history = self.histories.entry(name.clone()).or_default();
+            if history.len() == HISTORY {
+                history.pop_front();
+            }
+            history.push_back(input.frames + output.frames);
+            let history = history.iter().copied().collect();
+            let state = port["state"].as_str().unwrap_or_default().to_owned();
+            rows.push(Row { name, state, input, output, drops, reason: most.1, history });
+        }
+        let cycles = number(&all["cycles_per_second"]).max(1.0);
+        let old = items(before, "workers");
+        let workers = items(&all, "workers");
+        let busy = workers.iter().enumerate().map(|(n, worker)| {
+            let before = old.get(n).unwrap_or(worker);
+            each(&before["busy_cycles"], &worker["busy_cycles"]) / cycles
+        });
+        self.workers = busy.collect();
+        self.histories.retain(|name, _| rows.iter().any(|row| row.name == *name));
+        self.all = rows;
+        self.status = all["status"].clone();
+        self.last = Some((all, now));
+        self.arrange();
+    }
+
+    /// Filters and sorts again; what was chosen stays chosen.
+    pub fn arrange(&mut self) {
+        let chosen = self.rows.get(self.chosen).map(|row| row.name.clone());
+        self.rows =
+            self.all.iter().filter(|row| row.name.contains(&self.filter)).cloned().collect();
+        let by = |row: &Row| match self.sort {
+            Sort::Name => 0.0,
+            Sort::In => row.input.bits,
+            Sort::Out => row.output.bits,
+            Sort::Drops => row.drops,
+        };
+        self.rows.sort_by(|a, b| by(b).total_cmp(&by(a)).then_with(|| a.name.cmp(&b.name)));
+        let place = |name| self.rows.iter().position(|row| row.name == name);
+        self.chosen = chosen.and_then(place).unwrap_or(0);
+    }
+
+    /// Chooses a row below, or above; or scrolls what is shown alone.
+    pub fn step(&mut self, by: i16) {
+        match &mut self.detail {
+            Some(detail) => detail.scroll = detail.scroll.saturating_add_signed(by),
+            None => {
+                let last = self.rows.len().saturating_sub(1);
+                self.chosen = self.chosen.saturating_add_signed(by.into()).min(last);
+            }
+        }
+    }
+
+    /// Shows the chosen port alone.
+    pub fn open(&mut self) {
+        let chosen = self.rows.get(self.chosen).map(|row| row.name.clone());
+        self.detail = chosen.map(|name| Detail { name, text: String::new(), scroll: 0 });
+    }
+
+    /// Adds to the filter.
+    pub fn type_in(&mut self, c: char) {
+        if self.filter.chars().count() < FILTER_CHARS && !c.is_control() {
+            self.filter.push(c);
+            self.arrange();
+        }
+    }
+
+    /// Takes the filter's last character away.
+    pub fn erase(&mut self) {
+        self.filter.pop();
+        self.arrange();
+    }
+
+    /// All ports again.
+    pub fn clear_filter(&mut self) {
+        self.typing = false;
+        self.filter.clear();
+        self.arrange();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn look(frames: u64) -> Value {
+        let port = |number: u64, name: &str, frames: u64, drops: u64| {
+            json!({
+                "number": number, "name": name, "state": "attached",
+                "in": {"frames": frames, "bytes": frames * 100, "drops": {"hairpin": drops}},
+                "out": {"frames": 0, "bytes": 0, "drops": {"no_buffer": 3 * drops}},
+            })
+        };
+        json!({
+            "cycles_per_second": 1000, "workers": [{"busy_cycles": frames}],
+            "ports": [port(0, "vm1", frames, 0), port(1, "vm2", 2 * frames, frames)],
+        })
+    }
+
+    fn names(model: &Model) -> Vec<&str> {
+        model.rows.iter().map(|row| row.name.as_str()).collect()
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_two_looks() {
+        let (mut model, start) = (Model::default(), Instant::now());
+        model.update(look(1000), start);
+        assert_eq!((model.rows[0].input, model.workers[0]), (Rate::default(), 0.0));
+        model.update(look(2000), start + Duration::from_secs(2));
+        let vm2 = &model.rows[1];
+        assert_eq!(vm2.input, Rate { frames: 1000.0, bits: 800_000.0 });
+        assert_eq!((vm2.drops, vm2.reason.as_str()), (2000.0, "no_buffer"));
+        assert_eq!((&vm2.history[..], model.workers[0]), (&[0.0, 1000.0][..], 0.5));
+        // A switch that was restarted has counted less.
+        model.update(look(10), start + Duration::from_secs(3));
+        assert_eq!(model.rows[1].input, Rate::default());
+        for second in 0..100 {
+            model.update(look(10), start + Duration::from_secs(4 + second));
+        }
+        assert_eq!(model.rows[0].history.len(), HISTORY);
+    }
+
+    #[test]
+    fn rows_are_sorted_filtered_and_chosen() {
+        let (mut model, start) = (Model::default(), Instant::now());
+        model.update(look(0), start);
+        model.update(look(100), start + Duration::from_secs(1));
+        assert_eq!(names(&model), ["vm1", "vm2"]);
+        model.step(1);
+        model.sort = Sort::Drops;
+        model.arrange();
+        assert_eq!((names(&model), model.chosen), (vec!["vm2", "vm1"], 0));
+        model.step(-5);
+        model.step(100);
+        assert_eq!(model.chosen, 1);
+        model.type_in('2');
+        assert_eq!((names(&model), model.chosen), (vec!["vm2"], 0));
+        model.type_in('x');
+        model.open();
+        assert!(names(&model).is_empty() && model.detail.is_none());
+        model.erase();
+        model.open();
+        assert_eq!(model.detail.as_ref().unwrap().name, "vm2");
+        (0..100).for_each(|_| model.type_in('y'));
+        assert_eq!(model.filter.len(), FILTER_CHARS);
+        model.clear_filter();
+        assert_eq!(names(&model).len(), 2);
+    }
+}

@@ -1,0 +1,180 @@
+//! `vioswitchctl top` in a terminal: what is on the screen, and what keys do.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
+use testkit::proc::wait_for;
+use testkit::vm::mac_of;
+
+use super::*;
+
+/// A terminal, and `top` in it.
+struct Terminal {
+    child: Child,
+    keys: File,
+    /// Our end of the terminal's other side, so that it outlives the program.
+    side: OwnedFd,
+    screen: Arc<Mutex<vt100::Parser>>,
+}
+
+impl Terminal {
+    fn start(lab: &Lab, rows: u16, columns: u16) -> Terminal {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&master).expect("grantpt");
+        unlockpt(&master).expect("unlockpt");
+        let name = ptsname(&master, Vec::new()).expect("its name");
+        let name = name.into_string().expect("UTF-8");
+        let open = || {
+            let mut options = std::fs::OpenOptions::new();
+            options.read(true).write(true).open(&name).expect("its other side")
+        };
+        let side = OwnedFd::from(open());
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let keys = File::from(master);
+        let mut output = keys.try_clone().expect("a descriptor");
+        let shown = Arc::clone(&screen);
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                shown.lock().expect("the screen").process(&bytes[..count]);
+            }
+        });
+        resize(&side, rows, columns);
+        // Of a session of its own, so that there is no other terminal.
+        let mut command = Command::new("setsid");
+        command.arg(env!("CARGO_BIN_EXE_vioswitchctl")).arg("--control").arg(&lab.path);
+        command.args(["top", "--every=0.2"]).env("TERM", "xterm-256color");
+        let stdio = || Stdio::from(open());
+        let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn();
+        Terminal { child: child.expect("top"), keys, side, screen }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).expect("a key");
+    }
+
+    fn text(&self) -> String {
+        self.screen.lock().expect("the screen").screen().contents()
+    }
+
+    /// Waits until the screen is as it should be.
+    fn shows(&self, what: &str, is: impl Fn(&str) -> bool) -> String {
+        let shown = wait_for(LOST, || is(&self.text()));
+        assert!(shown, "{what}\n{}", self.text());
+        self.text()
+    }
+
+    fn resize(&mut self, rows: u16, columns: u16) {
+        self.screen.lock().expect("the screen").screen_mut().set_size(rows, columns);
+        resize(&self.side, rows, columns);
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::WINCH).expect("kill");
+    }
+
+    /// True if lines are edited, as for a shell.
+    fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(&self.side).expect("the terminal").local_modes;
+        modes.contains(rustix::termios::LocalModes::ICANON)
+    }
+}
+
+fn resize(side: &OwnedFd, rows: u16, columns: u16) {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(side, size).expect("a size");
+}
+
+fn line<'a>(text: &'a str, name: &str) -> &'a str {
+    text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}"))
+}
+
+#[test]
+fn top_shows_rates_and_drops_and_takes_keys() {
+    let lab = Lab::new(3, &["--workers=2"]);
+    let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    let mut top = Terminal::start(&lab, 24, 80);
+    let text = top.shows("all ports", |text| text.contains("p2"));
+    assert!(text.starts_with("vioswitch ") && text.contains("ports 3  taps 0"), "{text}");
+    assert!(line(&text, "p2").contains("listening") && line(&text, "worker 0").contains(" %"));
+    assert!(text.contains("q quit") && text.contains("OUT bit/s"), "{text}");
+
+    // Guest 0 sends to itself, which is dropped, and to nobody known, which guest 1 gets.
+    let over = Arc::new(AtomicBool::new(false));
+    let talk = thread::spawn({
+        let over = Arc::clone(&over);
+        move || {
+            let mut frame = vec![0; 60];
+            frame[6..12].copy_from_slice(&mac_of(0));
+            while !over.load(Ordering::Acquire) {
+                for to in [mac_of(0), mac_of(9)] {
+                    frame[..6].copy_from_slice(&to);
+                    vms[0].tx[0].send_waiting(&frame, LOST);
+                }
+                vms[1].rx[0].take(64, Duration::ZERO);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+    let text = top.shows("a drop", |text| text.contains("hairpin"));
+    assert!(line(&text, "p0").contains("hairpin") && !line(&text, "p2").contains("hairpin"));
+    top.shows("a curve", |text| {
+        line(text, "p1").contains(['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'])
+    });
+    let red = |top: &Terminal| {
+        let screen = top.screen.lock().expect("the screen");
+        let screen = screen.screen();
+        let text = screen.contents();
+        let row = text.lines().position(|line| line.starts_with("p0"))? as u16;
+        let column = text.lines().nth(row.into())?.find("hairpin")? as u16;
+        Some(screen.cell(row, column)?.fgcolor() == vt100::Color::Idx(1))
+    };
+    assert!(wait_for(LOST, || red(&top) == Some(true)), "drops are red\n{}", top.text());
+
+    top.press("o");
+    top.shows("the busiest receiver first", |text| {
+        text.lines().position(|line| line.starts_with("p1")) == Some(3)
+    });
+    top.press("n/p1");
+    top.shows("only one", |text| text.contains("/p1_") && !text.contains("\np0"));
+    top.press("\r\r");
+    let text = top.shows("a port alone", |text| text.contains("Esc back"));
+    assert!(text.contains(" p1 ") && text.contains("attached"), "{text}");
+    top.resize(10, 40);
+    top.shows("a small screen", |text| text.contains("Esc back") && text.lines().count() <= 10);
+    top.press("\u{1b}");
+    // Two of these at once are another key.
+    top.resize(24, 80);
+    top.shows("the table again", |text| text.contains("only */p1/*"));
+    top.press("\u{1b}");
+    top.shows("all of them", |text| text.contains("\np0") && text.contains("\np2"));
+
+    assert!(!top.is_cooked());
+    top.press("q");
+    assert!(top.child.wait().expect("status").success());
+    assert!(top.is_cooked(), "the terminal is as it was");
+    over.store(true, Ordering::Release);
+    talk.join().expect("the guests");
+}
+
+#[test]
+fn top_gives_the_terminal_back_and_outlives_a_switch() {
+    let mut lab = Lab::new(1, &[]);
+    let mut top = Terminal::start(&lab, 24, 80);
+    top.shows("a port", |text| text.contains("p0"));
+    lab.d.kill();
+    top.shows("what is wrong", |text| text.starts_with("the ") && text.contains(" connection"));
+    assert!(top.text().contains("p0"), "what was known is still there");
+    lab.d.restart();
+    top.shows("the next switch", |text| text.starts_with("vioswitch "));
+    let pid = rustix::process::Pid::from_child(&top.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("kill");
+    assert!(top.child.wait().expect("status").success());
+    assert!(top.is_cooked());
+    let (status, line) = lab.fails(&["top"]);
+    assert_eq!((status, line.contains("needs a terminal")), (2, true), "{line}");
+}
