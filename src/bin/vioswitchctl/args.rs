@@ -314,7 +314,8 @@ fn line(error: &clap::Error) -> String {
     for kind in [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg] {
         let meant = match error.get(kind) {
             Some(ContextValue::String(word)) => Some(word),
-            Some(ContextValue::Strings(words)) => words.first(),
+            // The best one comes last.
+            Some(ContextValue::Strings(words)) => words.last(),
             _ => None,
         };
         if let Some(word) = meant {
