@@ -4,12 +4,13 @@
 //! `RUST_LOG`, 1 if the switch cannot start.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vioswitch::config::{self, Action, Config, Machine};
+use vioswitch::config::{Asked, Config, Machine, Request};
 use vioswitch::control::Control;
-use vioswitch::daemon::{self, Daemon, StartError};
+use vioswitch::daemon::{self, Daemon, Keeper, StartError};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::metrics::Metrics;
 use vioswitch::sys::affinity;
@@ -28,14 +29,18 @@ fn main() -> ExitCode {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let allowed = affinity::allowed().unwrap_or_default();
     let machine = Machine { cpus, allowed: &allowed };
-    let config = match config::from_args(std::env::args_os(), machine) {
-        Ok(Action::Run(config)) => config,
-        Ok(Action::Print(text)) => {
+    let request = match Request::read(std::env::args_os(), machine) {
+        Ok(Asked::Request(request)) => request,
+        Ok(Asked::Print(text)) => {
             // A closed pipe (`--help | head`) is the reader's choice, not an error.
             let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
             return ExitCode::SUCCESS;
         }
-        Ok(Action::Check(config)) => return check(&config),
+        Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
+    };
+    let config = match request.texts().and_then(|texts| request.lay_over(&texts)) {
+        Ok(config) if request.check => return check(&config),
+        Ok(config) => config,
         Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
     };
     // Before any thread exists, so that all inherit the mask and only this one takes signals.
@@ -50,7 +55,7 @@ fn main() -> ExitCode {
         }
         Err(error) => return give_up(&error.to_string(), ExitCode::FAILURE),
     };
-    let status = match run(&config, &signals, &log) {
+    let status = match run(&request, &config, &signals, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log.error(&error);
@@ -84,15 +89,21 @@ fn check(config: &Config) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn run(config: &Config, signals: &Signals, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
+fn run(
+    request: &Request,
+    config: &Config,
+    signals: &Signals,
+    log: &Log,
+) -> Result<(), Box<dyn std::error::Error>> {
     if let Err(error) = raise_limit() {
         log::warn!("cannot raise the limit of open descriptors: {error}");
     }
     config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
-    let daemon = Arc::new(Mutex::new(Daemon::start(config)?));
+    let keeper = Keeper::open(state_dir(request).as_deref());
+    let daemon = Arc::new(Mutex::new(Daemon::start_keeping(config, keeper)?));
     let control = serve_control(config, &daemon, log);
     let metrics = serve_metrics(config, &daemon, log);
-    say_ready(config, &lock(&daemon), log);
+    say_ready(&lock(&daemon), log);
     loop {
         match signals.wait()? {
             Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
@@ -133,26 +144,38 @@ fn serve_metrics(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Opt
     started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
 }
 
-/// Ready, with all ports or without some.
-fn say_ready(config: &Config, daemon: &Daemon, log: &Log) {
+/// Where changes are kept: as the command line says, or the service manager.
+fn state_dir(request: &Request) -> Option<PathBuf> {
+    let given = request.state_dir.clone();
+    given.or_else(|| std::env::split_paths(&std::env::var_os("STATE_DIRECTORY")?).next())
+}
+
+/// Ready, with all that it was told to be or without some.
+fn say_ready(daemon: &Daemon, log: &Log) {
     let (left_out, events) = (daemon.left_out(), daemon.events());
-    if left_out.is_empty() {
-        notify_manager("READY=1\nSTATUS=all sockets exist");
-        events.tell(What::Ready { summary: config.summary() });
-        return;
-    }
     for error in left_out {
         let why = format!("{error}; the port is left out until the next start");
         let event = What::Degraded { why: reason(&why) };
         log.error_with(&values(&event), &why);
         events.keep(error.name(), 0, event);
     }
-    let names: Vec<&str> = left_out.iter().filter_map(StartError::name).collect();
-    let (count, some) = (names.len(), names[..names.len().min(SHOWN_NAMES)].join(", "));
-    let more = if count > SHOWN_NAMES { ", ..." } else { "" };
-    let degraded = format!("degraded, ports left out: {count} ({some}{more})");
+    let mut degraded = Vec::new();
+    if !left_out.is_empty() {
+        let names: Vec<&str> = left_out.iter().filter_map(StartError::name).collect();
+        let (count, some) = (names.len(), names[..names.len().min(SHOWN_NAMES)].join(", "));
+        let more = if count > SHOWN_NAMES { ", ..." } else { "" };
+        degraded.push(format!("ports left out: {count} ({some}{more})"));
+    }
+    degraded.extend(daemon.degraded().take(SHOWN_NAMES).cloned());
+    let summary = daemon.summary();
+    if degraded.is_empty() {
+        notify_manager("READY=1\nSTATUS=all sockets exist");
+        events.tell(What::Ready { summary });
+        return;
+    }
+    let degraded = format!("degraded, {}", degraded.join("; "));
     notify_manager(&format!("READY=1\nSTATUS={degraded}"));
-    let event = What::Ready { summary: format!("{}, {degraded}", config.summary()) };
+    let event = What::Ready { summary: format!("{summary}, {degraded}") };
     let Kind { name, message_id } = event.kind();
     log::warn!(message_id, event = name; "{event}");
     events.keep(None, 0, event);

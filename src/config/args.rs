@@ -165,6 +165,10 @@ struct Options {
     )]
     uplink_to_uplink: Option<String>,
 
+    /// Keep here what is changed while it runs, for the next start [default: $STATE_DIRECTORY]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+
     /// Say what is wrong with the configuration or would keep it from starting here, and exit
     #[arg(long)]
     check: bool,
@@ -188,6 +192,7 @@ pub(super) struct Given {
     pub(super) source: Source,
     /// Only say whether they are valid.
     pub(super) check: bool,
+    pub(super) state_dir: Option<PathBuf>,
 }
 
 /// Reads `args`, the program's name first.
@@ -277,7 +282,8 @@ fn lower(options: Options) -> Result<Given, UsageError> {
             source.scalars.push(Setting { key: key.to_owned(), value: Value::Word(word), at });
         }
     }
-    Ok(Given { file: options.config, source, check: options.check })
+    let Options { config, check, state_dir, .. } = options;
+    Ok(Given { file: config, source, check, state_dir })
 }
 
 /// One `NAME,key=value,…`.

@@ -86,8 +86,13 @@ impl Config {
 
     /// How many ports and TAPs, in words.
     pub fn summary(&self) -> String {
-        format!("{}, {}", counted(self.ports.len(), "port"), counted(self.taps.len(), "tap"))
+        summary(self.ports.len(), self.taps.len())
     }
+}
+
+/// So many ports and TAPs, in words.
+pub fn summary(ports: usize, taps: usize) -> String {
+    format!("{}, {}", counted(ports, "port"), counted(taps, "tap"))
 }
 
 /// The control socket.
@@ -247,6 +252,8 @@ pub struct Request {
     allowed: Vec<usize>,
     /// Only say what is wrong.
     pub check: bool,
+    /// Where changes are kept that are made while the switch runs.
+    pub state_dir: Option<PathBuf>,
 }
 
 /// What the command line comes to.
@@ -273,9 +280,9 @@ impl Request {
         one_line(&over.complaints)?;
         one_line(&entries::conflicts(&over))?;
         let Machine { cpus, allowed } = machine;
-        let args::Given { file, check, .. } = given;
+        let args::Given { file, check, state_dir, .. } = given;
         let allowed = allowed.to_vec();
-        Ok(Asked::Request(Box::new(Request { file, over, cpus, allowed, check })))
+        Ok(Asked::Request(Box::new(Request { file, over, cpus, allowed, check, state_dir })))
     }
 
     /// Reads the files, if one is named.

@@ -111,16 +111,17 @@ impl Settings {
             .collect()
     }
 
-    /// What only one port may have, as it is compared: the socket's place, the interface.
-    /// Addresses are not among it: the forwarding table knows whose they are.
+    /// What only one port may have, as it is compared: the socket's place, interface, addresses.
     pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
         match self {
-            Settings::Port(port) => match &port.endpoint {
-                Endpoint::Server { path, .. } | Endpoint::Client { path } => {
-                    vec![(Shared::Socket, place(path))]
+            Settings::Port(port) => {
+                let macs = port.macs.iter().map(|mac| (Shared::Mac, mac.to_string().into()));
+                let mut claims: Vec<_> = macs.collect();
+                if let Endpoint::Server { path, .. } | Endpoint::Client { path } = &port.endpoint {
+                    claims.push((Shared::Socket, place(path)));
                 }
-                Endpoint::Fd(_) => Vec::new(),
-            },
+                claims
+            }
             Settings::Tap(tap) => vec![(Shared::Interface, tap.ifname.clone().into())],
         }
     }

@@ -297,15 +297,7 @@ impl Switch {
         let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
         let taps = ports.iter().filter(|port| port.as_guest().is_none()).count();
-        let left_out = |daemon: &Daemon| {
-            let all = daemon.left_out();
-            let mut told: Vec<String> =
-                all.iter().take(CONTROL_SHOWN_REASONS).map(StartError::to_string).collect();
-            if let Some(more) = all.len().checked_sub(told.len()).filter(|more| *more > 0) {
-                told.push(format!("and {more} more"));
-            }
-            told
-        };
+        let daemon = self.daemon();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
@@ -315,7 +307,8 @@ impl Switch {
             "taps": taps,
             "addresses": fdb.len(),
             "events": self.view.events.last(),
-            "degraded": left_out(&self.daemon()),
+            "degraded": degraded(&daemon),
+            "state_dir": daemon.state_dir().map(|path| path.to_string_lossy()),
             "clients": show_clients(&self.clients),
         })
     }
@@ -411,6 +404,18 @@ impl Switch {
         };
         Part::Reply(reply, more)
     }
+}
+
+/// Why the switch is not all that it was told to be.
+fn degraded(daemon: &Daemon) -> Vec<String> {
+    let left_out = daemon.left_out();
+    let all = daemon.degraded().cloned().chain(left_out.iter().map(StartError::to_string));
+    let mut told: Vec<String> = all.take(CONTROL_SHOWN_REASONS).collect();
+    let more = daemon.degraded().count() + left_out.len() - told.len();
+    if more > 0 {
+        told.push(format!("and {more} more"));
+    }
+    told
 }
 
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {

@@ -42,19 +42,14 @@ pub struct Book {
 }
 
 impl Book {
-    /// The entries of a configuration.
+    /// The entries of a configuration, with the changes that were made since.
     pub fn new(config: &Config) -> Book {
         let mut book = Book::default();
         if let Some(control) = &config.control {
             book.reserve(&control.path);
         }
         for (settings, origin) in config.entries() {
-            let name = settings.name().to_owned();
-            let entry = Entry { settings, origin };
-            if origin != Origin::Runtime {
-                book.configured.insert(name, entry.clone());
-            }
-            book.enter(entry);
+            book.enter(Entry { settings, origin });
         }
         book
     }
@@ -62,6 +57,24 @@ impl Book {
     /// What is in force, by name.
     pub fn entries(&self) -> &BTreeMap<String, Entry> {
         &self.entries
+    }
+
+    /// What the configuration says of one name.
+    pub fn configured(&self, name: &str) -> Option<&Entry> {
+        self.configured.get(name)
+    }
+
+    /// What the configuration has and is not in force.
+    pub fn deleted(&self) -> impl Iterator<Item = &Entry> {
+        let all = self.configured.iter();
+        all.filter(|(name, _)| !self.entries.contains_key(*name)).map(|(_, entry)| entry)
+    }
+
+    /// Another configuration counts from now on.
+    pub fn configure(&mut self, config: &Config) {
+        let all = config.entries();
+        let all = all.map(|(settings, origin)| Entry { settings, origin });
+        self.configured = all.map(|entry| (entry.settings.name().to_owned(), entry)).collect();
     }
 
     /// What is in force for one name.

@@ -18,6 +18,8 @@ mod check;
 mod drops;
 mod front_end;
 mod handover;
+mod keeper;
+mod kept;
 mod link_monitor;
 pub mod ports;
 mod report;
@@ -26,6 +28,7 @@ mod uplink;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -33,13 +36,13 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::config::Config;
+use crate::config::{self, Config, Origin};
 use crate::events::Events;
 use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
     STOP_TIMEOUT,
 };
-use crate::port::{Endpoint, PortTable, Ports};
+use crate::port::{Endpoint, Port, PortTable, Ports};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
 use crate::sys::eventfd::{self, BlockedWriterWatch};
@@ -52,6 +55,7 @@ use crate::worker::{Shared, Workers};
 use book::Book;
 pub use check::check;
 use handover::{Handover, Received};
+pub use keeper::Keeper;
 use ports::Serving;
 pub use ports::{PortError, Removal};
 use uplink::UplinkError;
@@ -118,6 +122,8 @@ pub struct Daemon {
     left_out: Vec<StartError>,
     /// What each port and TAP was told to be.
     book: Book,
+    /// Where changes of that are kept.
+    keeper: Keeper,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
     /// What happened.
@@ -156,9 +162,30 @@ pub struct View {
 }
 
 impl Daemon {
-    /// Starts everything; when this returns all sockets exist, but for those of
-    /// [`Daemon::left_out`].
+    /// Starts everything and keeps nothing; see [`Daemon::start_keeping`].
     pub fn start(config: &Config) -> Result<Daemon, StartError> {
+        Daemon::start_keeping(config, Keeper::default())
+    }
+
+    /// Starts everything, with the changes that were kept of an earlier process; when this returns
+    /// all sockets exist, but for those of [`Daemon::left_out`].
+    pub fn start_keeping(configured: &Config, mut keeper: Keeper) -> Result<Daemon, StartError> {
+        let mut config = configured.clone();
+        for text in kept::apply(&mut config, keeper.changes()) {
+            keeper.trouble(text);
+        }
+        let mut book = Book::new(&config);
+        book.configure(configured);
+        let mut daemon = Daemon::start_all(&config, book, keeper)?;
+        // What was not taken over is forgotten.
+        if daemon.keeper.path().is_some() {
+            let Daemon { keeper, book, .. } = &mut daemon;
+            keeper.keep(book).unwrap_or_else(|error| log::error!("the changes of before {error}"));
+        }
+        Ok(daemon)
+    }
+
+    fn start_all(config: &Config, book: Book, keeper: Keeper) -> Result<Daemon, StartError> {
         if !eventfd::can_identify() {
             return Err(StartError::NoProc);
         }
@@ -196,7 +223,8 @@ impl Daemon {
             retired: Vec::new(),
             handover: Arc::new(handover),
             left_out: Vec::new(),
-            book: Book::new(config),
+            book,
+            keeper,
             news,
             events,
             clients: Arc::default(),
@@ -225,10 +253,14 @@ impl Daemon {
                     let workers = &self.context.workers;
                     uplink::attach(port, tap, workers, kept.take(), &self.handover)
                 };
-                let created = received.open(attach, UplinkError::is_busy).map_err(|error| {
-                    StartError::Tap { name: port.name.clone(), source: error.into() }
-                })?;
-                taps.push((port, created));
+                match received.open(attach, UplinkError::is_busy) {
+                    Ok(created) => taps.push((port, created)),
+                    Err(error) => {
+                        let error =
+                            StartError::Tap { name: port.name.clone(), source: error.into() };
+                        self.go_without(port, error)?;
+                    }
+                }
             }
         }
         uplink::compare_mtus(&ports);
@@ -250,8 +282,11 @@ impl Daemon {
                 }
             }
         }
-        if acceptors.is_empty() && !self.left_out.is_empty() {
-            return Err(self.left_out.swap_remove(0));
+        let configured = |error: &StartError| !self.was_added(error);
+        if let Some(first) =
+            self.left_out.iter().position(configured).filter(|_| acceptors.is_empty())
+        {
+            return Err(self.left_out.swap_remove(first));
         }
         self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
         for (port, acceptor) in acceptors {
@@ -263,6 +298,23 @@ impl Daemon {
         self.start_helpers(config.age_seconds)?;
         self.handover.discard_state(&received);
         Ok(())
+    }
+
+    /// Goes on without a TAP that was added while an earlier process ran. Without one of the
+    /// configuration there is no start.
+    fn go_without(&mut self, port: &Arc<Port>, error: StartError) -> Result<(), StartError> {
+        if !self.was_added(&error) {
+            return Err(error);
+        }
+        uplink::detach(port, &self.context.workers, &self.handover);
+        self.left_out.push(error);
+        self.serving.push(Serving::nobody(port));
+        Ok(())
+    }
+
+    /// True if it is about a port that the configuration does not have.
+    fn was_added(&self, error: &StartError) -> bool {
+        error.name().is_some_and(|name| self.book.origin(name) == Origin::Runtime)
     }
 
     fn start_helpers(&mut self, age_seconds: u32) -> io::Result<()> {
@@ -302,6 +354,23 @@ impl Daemon {
     /// Why ports have no socket and are served no front-end, one error for each of them.
     pub fn left_out(&self) -> &[StartError] {
         &self.left_out
+    }
+
+    /// Why the switch is not as it was told to be, beside ports that are left out.
+    pub fn degraded(&self) -> impl Iterator<Item = &String> {
+        self.keeper.degraded()
+    }
+
+    /// How many ports and TAPs there are to be, in words.
+    pub fn summary(&self) -> String {
+        let all = self.book.entries().values();
+        let taps = all.filter(|entry| entry.settings.kind() == "tap").count();
+        config::summary(self.book.entries().len() - taps, taps)
+    }
+
+    /// Where changes are kept that are made while it runs.
+    pub fn state_dir(&self) -> Option<&Path> {
+        self.keeper.path()
     }
 
     /// What each port and TAP was told to be, and by whom.

@@ -28,6 +28,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::book::{Clash, Entry};
 use super::front_end::{Acceptor, Seat};
 use super::handover::Received;
+use super::keeper::NotKept;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, StartError, start_helper};
 use crate::config::{Config, Origin, PortConfig, Settings, TapConfig};
@@ -71,6 +72,12 @@ pub enum PortError {
     /// Its interface cannot be opened.
     #[error(transparent)]
     Uplink(#[from] UplinkError),
+    /// There is no room to keep the change.
+    #[error(transparent)]
+    NotKept(#[from] NotKept),
+    /// It is done, and the next process will not know.
+    #[error("done, but it {0}")]
+    Forgotten(NotKept),
     /// The process is about to end.
     #[error("the switch is ending")]
     Ending,
@@ -158,21 +165,45 @@ impl Daemon {
     /// Adds what somebody asked for while the switch runs: a port, whose socket exists when this
     /// returns, or a TAP, of which frames pass then.
     pub fn add(&mut self, settings: &Settings) -> Result<PortId, PortError> {
-        self.admit(settings, Origin::Runtime)
+        let (id, name) = self.enter(settings)?;
+        // What can fail of keeping it fails before there is a port.
+        let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
+        match prepared.and_then(|prepared| self.put(id, settings).map(|()| prepared)) {
+            Ok(prepared) => {
+                self.keeper.commit(prepared).map_err(PortError::Forgotten)?;
+                Ok(id)
+            }
+            Err(error) => {
+                self.book.strike(&name);
+                Err(error)
+            }
+        }
     }
 
-    /// Adds a port or TAP for whoever gave it.
-    fn admit(&mut self, settings: &Settings, origin: Origin) -> Result<PortId, PortError> {
+    /// Enters a new port or TAP in the book; its number and name.
+    fn enter(&mut self, settings: &Settings) -> Result<(PortId, String), PortError> {
         let id = self.free_number(settings.name())?;
         if let Some(clash) = self.book.clash(settings) {
             return Err(clash.into());
         }
-        match settings {
-            Settings::Port(port) => self.put_port(id, port)?,
-            Settings::Tap(tap) => self.put_tap(id, tap)?,
-        }
+        let name = settings.name().to_owned();
+        // One that the configuration has, and somebody deleted, is the configuration's again.
+        let origin = self.book.configured(&name).map_or(Origin::Runtime, |entry| entry.origin);
         self.book.enter(Entry { settings: settings.clone(), origin });
-        Ok(id)
+        Ok((id, name))
+    }
+
+    /// Has a port or TAP of the book in service.
+    fn put(&mut self, id: PortId, settings: &Settings) -> Result<(), PortError> {
+        match settings {
+            Settings::Port(port) => self.put_port(id, port),
+            Settings::Tap(tap) => self.put_tap(id, tap),
+        }
+    }
+
+    /// Keeps what was changed for the next process.
+    fn keep(&mut self) -> Result<(), PortError> {
+        self.keeper.keep(&self.book).map_err(PortError::Forgotten)
     }
 
     fn put_port(&mut self, id: PortId, settings: &PortConfig) -> Result<(), PortError> {
@@ -266,9 +297,11 @@ impl Daemon {
         removal.end = Instant::now() + REMOVE_TIMEOUT;
         self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
         self.book.strike(&port.name);
+        let kept = self.keep();
         port.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.
         self.context.workers.wait_adopted(serial, Instant::now());
+        kept?;
         self.go_on(removal)
     }
 
@@ -360,8 +393,13 @@ pub(super) fn build(
     for settings in &config.ports {
         let port = guest(ports.len() as PortId, settings, config.feature_level);
         let port = port.telling(events);
-        enter_addresses(fdb, &port, settings)
-            .map_err(|error| StartError::port(&port.name)(error.into()))?;
+        match enter_addresses(fdb, &port, settings) {
+            // One that was added while an earlier process ran keeps nobody from the network.
+            Err(error) if config.origins.get(&port.name) == Some(&Origin::Runtime) => {
+                log::error!("port {}: {error}", port.name);
+            }
+            entered => entered.map_err(|error| StartError::port(&port.name)(error.into()))?,
+        }
         ports.push(Arc::new(port));
     }
     for settings in &config.taps {

@@ -26,6 +26,7 @@ pub mod scm;
 pub mod sigbus;
 mod signal_cost;
 pub mod signals;
+pub mod state_dir;
 pub mod tap;
 pub mod tap_io;
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod commands;
 mod completion;
 mod details;
 mod events;
+mod kept;
 mod looking;
 mod origins;
 mod schema;
@@ -146,6 +147,12 @@ impl Client {
         }
         assert_eq!(message.pop(), Some(0), "half an answer");
         Some(serde_json::from_slice(&message).expect("JSON"))
+    }
+
+    /// The answer to a call; none if the switch is gone.
+    fn try_call(&mut self, call: &Value) -> Option<Value> {
+        let sent = self.0.get_mut().write_all(&[call.to_string().as_bytes(), b"\0"].concat());
+        sent.ok().and_then(|()| self.answer())
     }
 
     fn call(&mut self, method: &str, parameters: Value) -> Value {

@@ -146,6 +146,40 @@ fn is_served(mut frontend: Frontend) -> bool {
     frontend.get_features().is_ok_and(|features| features != 0)
 }
 
+/// A port that was added while a process ran is the next one's, and so is its socket: the front-end
+/// that waits there is served.
+#[test]
+fn the_socket_of_a_port_that_was_added_is_found_by_it() {
+    let mut service = Service::new();
+    let mut args = service.ports(1);
+    let control = service.path("control");
+    args.extend(["--control".to_owned(), control.display().to_string()]);
+    args.extend(["--state-dir".to_owned(), service.path("kept").display().to_string()]);
+    service.start(&args);
+    let mut client = UnixStream::connect(&control).expect("connect");
+    let added = service.path("p1");
+    let parameters = format!("{{\"name\":\"r1\",\"socket\":\"{}\"}}", added.display());
+    let method = "io.vioswitch.Switch.AddPort";
+    write!(client, "{{\"method\":\"{method}\",\"parameters\":{parameters}}}\0").expect("ask");
+    let mut answer = [0; 512];
+    let len = std::io::Read::read(&mut client, &mut answer).expect("an answer");
+    assert_eq!(&answer[..len], b"{\"parameters\":{\"number\":1}}\0");
+    let inode = || fs::metadata(&added).expect("the socket").ino();
+    let before = inode();
+    for round in 0..6 {
+        if round % 2 == 0 {
+            drop(service.stop())
+        } else {
+            service.kill()
+        }
+        let mut waiting = Frontend::connect(&added, SOON).expect("connect");
+        waiting.send(req::GET_FEATURES, 1, &[], &[]).expect("sent into the queue");
+        service.start(&args);
+        assert_eq!(waiting.reply(req::GET_FEATURES).expect("an answer").len(), 8);
+        assert_eq!((inode(), service.manager.names().len()), (before, 2));
+    }
+}
+
 /// Between two processes, after an orderly end and after a crash, connecting never fails, and who
 /// connected is served by the next process. The file stays the same one.
 #[test]

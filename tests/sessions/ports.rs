@@ -325,7 +325,7 @@ fn what_cannot_be_added_leaves_nothing() {
         refused(settings("x", "other", ""), |e| matches!(e, PortError::Socket(_)), "in use");
         refused(settings("x", "no/x", ""), |e| matches!(e, PortError::Socket(_)), "No such file");
         let macs = format!(",mac={},mac={}", mac(5), mac(4));
-        refused(settings("x", "x", &macs), |e| matches!(e, PortError::Static(_)), "belongs to");
+        refused(settings("x", "x", &macs), |e| matches!(e, PortError::Clash(_)), "used by vm4");
         assert!(matches!(lab.daemon.remove_port("x"), Err(PortError::NoSuchPort)));
         assert_eq!(lab.names(), names);
         assert!(!path.join("x").exists());

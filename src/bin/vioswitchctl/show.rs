@@ -65,6 +65,11 @@ pub fn status(answer: &Value) -> String {
             .map(|key| (key, word(&answer[key])))
             .into();
     told[2].1 += " s";
+    let kept = match &answer["state_dir"] {
+        Value::Null => "not kept for the next start: there is no --state-dir".to_owned(),
+        path => format!("kept in {}", word(path)),
+    };
+    told.push(("changes", kept));
     let degraded = items(answer, "degraded");
     if degraded.is_empty() {
         told.push(("health", "good".to_owned()));

@@ -218,6 +218,12 @@ impl Daemon {
         assert!(ready, "sockets missing\n{}", self.log());
     }
 
+    /// A port is gone for good: nobody waits for its socket when the switch starts again.
+    pub fn forget_port(&mut self, port: usize) {
+        let path = self.socket(port);
+        self.sockets.retain(|socket| *socket != path);
+    }
+
     pub fn socket(&self, port: usize) -> PathBuf {
         self.dir.path().join(format!("s{port}"))
     }

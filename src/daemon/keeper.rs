@@ -1,0 +1,131 @@
+//! Where changes are kept that were made while the switch runs.
+//!
+//! The file is written whole before a change is acknowledged ([`StateDir`]). What fails for want
+//! of room fails before anything was changed. Without a directory nothing is kept, and without one
+//! that can be used the switch serves as ever, and says so.
+
+use std::path::Path;
+
+use super::book::Book;
+use super::kept::{self, Change};
+use crate::limits::MAX_STATE_BYTES;
+use crate::sys::state_dir::{self, Prepared, StateDir, Unreadable};
+
+/// The file of changes.
+const CHANGES: &str = "runtime.json";
+
+/// The way to the next process that goes through files.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    dir: Option<StateDir>,
+    /// The machine's present start.
+    boot: String,
+    /// What was found to be wrong at the start.
+    found: Vec<String>,
+    /// Why the last change is not kept.
+    failed: Option<String>,
+}
+
+/// Why something is not kept.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot be kept for the next start: {0}")]
+pub struct NotKept(#[from] std::io::Error);
+
+impl Keeper {
+    /// Takes the directory, if there is to be one.
+    pub fn open(path: Option<&Path>) -> Keeper {
+        let mut keeper = Keeper::default();
+        let Some(path) = path else { return keeper };
+        let opened = state_dir::boot_id().and_then(|boot| Ok((boot, StateDir::open(path)?)));
+        match opened {
+            Ok((boot, dir)) => (keeper.boot, keeper.dir) = (boot, Some(dir)),
+            Err(error) => keeper.trouble(format!("changes are not kept: {path:?}: {error}")),
+        }
+        keeper
+    }
+
+    /// Where that is.
+    pub fn path(&self) -> Option<&Path> {
+        self.dir.as_ref().map(StateDir::path)
+    }
+
+    /// Something is wrong that the administrator should know.
+    pub fn trouble(&mut self, text: String) {
+        log::error!("{text}");
+        self.found.push(text);
+    }
+
+    /// All that is wrong.
+    pub fn degraded(&self) -> impl Iterator<Item = &String> {
+        self.found.iter().chain(&self.failed)
+    }
+
+    /// What was changed before, since the machine was started. What cannot be read is put aside.
+    pub fn changes(&mut self) -> Vec<Change> {
+        let Some(bytes) = self.read(CHANGES) else { return Vec::new() };
+        match kept::read(&bytes, &self.boot) {
+            Ok(Some(changes)) => return changes,
+            Ok(None) => {
+                log::info!("changes from before the machine was started are forgotten");
+                let removed = self.dir.as_ref().map_or(Ok(()), |dir| dir.remove(CHANGES));
+                if let Err(error) = removed {
+                    self.trouble(format!("{CHANGES} cannot be removed: {error}"));
+                }
+            }
+            Err(why) => self.put_aside(CHANGES, &why),
+        }
+        Vec::new()
+    }
+
+    /// A whole file of the directory.
+    fn read(&mut self, name: &str) -> Option<Vec<u8>> {
+        match self.dir.as_ref()?.read(name, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(Unreadable::Foreign(why)) => {
+                self.put_aside(name, why);
+                None
+            }
+            Err(Unreadable::Io(error)) => {
+                self.trouble(format!("{name} cannot be read: {error}"));
+                None
+            }
+        }
+    }
+
+    fn put_aside(&mut self, name: &str, why: &str) {
+        let Some(dir) = &self.dir else { return };
+        let file = dir.path().join(name);
+        let text = match dir.put_aside(name) {
+            Ok(to) => {
+                format!("{} is damaged and now called {}: {why}", file.display(), to.display())
+            }
+            Err(error) => format!("{} is damaged: {why}; and stays: {error}", file.display()),
+        };
+        self.trouble(text);
+    }
+
+    /// Gets ready to keep the changes; nothing is kept before that is committed.
+    pub fn prepare(&self, book: &Book) -> Result<Option<Prepared>, NotKept> {
+        let Some(dir) = &self.dir else { return Ok(None) };
+        Ok(Some(dir.prepare(CHANGES, &kept::write(book, &self.boot))?))
+    }
+
+    /// Keeps what is ready to be kept.
+    pub fn commit(&mut self, prepared: Option<Prepared>) -> Result<(), NotKept> {
+        let kept = prepared.map_or(Ok(()), Prepared::commit).map_err(NotKept::from);
+        self.tell(kept)
+    }
+
+    /// Keeps the changes.
+    pub fn keep(&mut self, book: &Book) -> Result<(), NotKept> {
+        match self.prepare(book) {
+            Ok(prepared) => self.commit(prepared),
+            Err(error) => self.tell(Err(error)),
+        }
+    }
+
+    fn tell(&mut self, kept: Result<(), NotKept>) -> Result<(), NotKept> {
+        self.failed = kept.as_ref().err().map(|error| format!("the last change {error}"));
+        kept
+    }
+}

@@ -1,0 +1,176 @@
+//! What was changed while the switch runs, as it is written down for the next process.
+//!
+//! Only what differs from the configuration: ports that were added, and those of the configuration
+//! that were changed or deleted, with the settings that they had there. If the configuration says
+//! something else of such a port by then, it is right and the change is forgotten.
+//!
+//! ```text
+//! {"version":1,"boot":"…","changes":[
+//!   {"kind":"port","name":"vm3","now":{"socket":["/run/vm3.sock"],"queues":["2"],…}},
+//!   {"kind":"port","name":"vm1","configured":{…},"now":{…}},
+//!   {"kind":"port","name":"vm2","configured":{…}}]}
+//! ```
+
+use serde_json::{Map, Value, json};
+
+use super::book::{Book, Entry};
+use crate::config::{Config, Given, Origin, Settings};
+use crate::limits::{MAX_PORTS, MAX_TAPS};
+
+const VERSION: u64 = 1;
+
+/// What became of one port while a switch ran.
+#[derive(Debug)]
+pub struct Change {
+    kind: String,
+    name: String,
+    /// What the configuration said of it, if it did.
+    configured: Option<Value>,
+    /// What it is; nothing if it was deleted.
+    now: Option<Settings>,
+}
+
+/// The changes of a process.
+pub fn write(book: &Book, boot: &str) -> Vec<u8> {
+    let mut changes = Vec::new();
+    for (name, Entry { settings, .. }) in book.entries() {
+        let configured = book.configured(name).map(|entry| &entry.settings);
+        if configured != Some(settings) {
+            changes.push(change(name, settings.kind(), configured, Some(settings)));
+        }
+    }
+    for entry in book.deleted() {
+        let settings = &entry.settings;
+        changes.push(change(settings.name(), settings.kind(), Some(settings), None));
+    }
+    let mut text = json!({"version": VERSION, "boot": boot, "changes": changes}).to_string();
+    text.push('\n');
+    text.into_bytes()
+}
+
+fn change(name: &str, kind: &str, configured: Option<&Settings>, now: Option<&Settings>) -> Value {
+    let mut change = json!({"kind": kind, "name": name});
+    for (key, settings) in [("configured", configured), ("now", now)] {
+        if let Some(settings) = settings {
+            change[key] = words(settings);
+        }
+    }
+    change
+}
+
+fn words(settings: &Settings) -> Value {
+    let words = settings.words().into_iter();
+    Value::Object(words.map(|(key, words)| (key.to_owned(), words.into())).collect())
+}
+
+/// Reads what an earlier process wrote; `None` if that was before the machine was started.
+pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Vec<Change>>, String> {
+    let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if file["version"] != VERSION {
+        return Err("it is of another version".to_owned());
+    }
+    let (Some(of), Some(changes)) = (file["boot"].as_str(), file["changes"].as_array()) else {
+        return Err("it says nothing of its start, or of changes".to_owned());
+    };
+    if of != boot {
+        return Ok(None);
+    }
+    // Twice as many as there may be ports: as many deleted as there are.
+    if changes.len() > 2 * MAX_PORTS {
+        return Err("it has more changes than there can be".to_owned());
+    }
+    changes.iter().map(read_change).collect::<Result<_, _>>().map(Some)
+}
+
+fn read_change(change: &Value) -> Result<Change, String> {
+    let (Some(kind @ ("port" | "tap")), Some(name)) =
+        (change["kind"].as_str(), change["name"].as_str())
+    else {
+        return Err("a change has no kind or no name".to_owned());
+    };
+    let now = match &change["now"] {
+        Value::Null => None,
+        Value::Object(words) => Some(read_settings(kind, name, words)?),
+        _ => return Err(format!("the settings of {name:?} are none")),
+    };
+    let configured = Some(change["configured"].clone()).filter(Value::is_object);
+    if now.is_none() && configured.is_none() {
+        return Err(format!("nothing is said of {name:?}"));
+    }
+    Ok(Change { kind: kind.to_owned(), name: name.to_owned(), configured, now })
+}
+
+fn read_settings(kind: &str, name: &str, words: &Map<String, Value>) -> Result<Settings, String> {
+    let mut given = vec![("name".to_owned(), Given::Text(name.to_owned()))];
+    for (key, values) in words {
+        for value in values.as_array().into_iter().flatten() {
+            let Some(text) = value.as_str() else {
+                return Err(format!("{key} of {name:?} is no text"));
+            };
+            given.push((key.clone(), Given::Text(text.to_owned())));
+        }
+    }
+    Settings::parse(kind, given).map_err(|wrong| format!("{kind} {name:?}: {wrong}"))
+}
+
+/// Changes a configuration accordingly; what is not done, and why.
+pub fn apply(config: &mut Config, changes: Vec<Change>) -> Vec<String> {
+    let mut book = Book::new(config);
+    let mut said = Vec::new();
+    for change in changes {
+        let about = format!("{} {}", change.kind, change.name);
+        if let Err(why) = apply_one(config, &mut book, change) {
+            said.push(format!("{about}: {why}"));
+        }
+    }
+    said
+}
+
+fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(), String> {
+    let Change { name, configured, now, .. } = change;
+    let there = book.get(&name).cloned();
+    let origin = match (&there, &configured) {
+        (None, None) => Origin::Runtime,
+        (Some(entry), Some(settings)) if words(&entry.settings) == *settings => entry.origin,
+        (None, Some(_)) if now.is_none() => return Ok(()),
+        (None, Some(_)) => {
+            return Err("was changed, and the configuration has it no more".to_owned());
+        }
+        (Some(entry), _) => {
+            let by = entry.origin.name();
+            return Err(format!("what the configuration says (origin {by}) wins over the change"));
+        }
+    };
+    if let Some(now) = &now {
+        if let Some(clash) = book.clash(now) {
+            return Err(format!("is left out: {clash}"));
+        }
+        let new = usize::from(there.is_none());
+        let taps = config.taps.len() + if now.kind() == "tap" { new } else { 0 };
+        if config.ports.len() + config.taps.len() + new > MAX_PORTS || taps > MAX_TAPS {
+            return Err("is left out: there are too many ports or taps".to_owned());
+        }
+    }
+    book.strike(&name);
+    match &now {
+        None => {
+            config.ports.retain(|port| port.name != name);
+            config.taps.retain(|tap| tap.name != name);
+        }
+        Some(Settings::Port(port)) => {
+            match config.ports.iter_mut().find(|there| there.name == name) {
+                Some(there) => there.clone_from(port),
+                None => config.ports.push(port.clone()),
+            }
+        }
+        Some(Settings::Tap(tap)) => match config.taps.iter_mut().find(|there| there.name == name) {
+            Some(there) => there.clone_from(tap),
+            None => config.taps.push(tap.clone()),
+        },
+    }
+    if let Some(settings) = now {
+        config.origins.insert(name, origin);
+        book.enter(Entry { settings, origin });
+    }
+    Ok(())
+}
