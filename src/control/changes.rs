@@ -1,4 +1,4 @@
-//! Ports and TAPs that are added.
+//! Ports and TAPs that are added and changed.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::message::{Fault, Parameters};
 use super::methods::Switch;
 use super::parameters::{Values, settings};
 use crate::config::{Difference, Endpoint, Given, Settings, Wrong};
-use crate::daemon::PortError;
+use crate::daemon::{Effect, PortError};
 
 impl Switch {
     /// `AddPort` and `AddTap`, by the kind of what is added.
@@ -31,6 +31,41 @@ impl Switch {
         match added {
             Ok(number) => Ok(json!({"number": number})),
             Err(PortError::Exists) if may_exist => self.same(&name, &wanted, default),
+            Err(error) => Err(self.fault(&name, &error)),
+        }
+    }
+
+    /// `SetPort` and `SetTap`: what is not given stays as it is.
+    pub(super) fn set(
+        &self,
+        kind: &str,
+        mut parameters: Parameters,
+        caller: Caller,
+    ) -> Result<Value, Fault> {
+        let unset = words(&mut parameters, "unset")?;
+        let (name, given, values) = settings(parameters)?;
+        let entry = self.daemon().book().get(&name).cloned();
+        let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
+        if there.kind() != kind {
+            return Err(Fault::refused(&format!("{name:?} is a {}", there.kind())));
+        }
+        let before = there.words();
+        if let Some(other) = unset.iter().find(|key| before.iter().all(|(known, _)| known != key)) {
+            let text = format!("unset names keys, and {other:?} is none");
+            return Err(Fault::invalid(&Wrong { key: "unset".to_owned(), text }, other));
+        }
+        let mut all = given.clone();
+        for (key, words) in before {
+            let stays = given.iter().all(|(other, _)| other != key);
+            if stays && unset.iter().all(|other| other != key) {
+                all.extend(words.into_iter().map(|word| (key.to_owned(), Given::Text(word))));
+            }
+        }
+        let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
+        self.tell("changes", &name, caller);
+        let changed = self.daemon().set(&wanted);
+        match changed {
+            Ok(changes) => Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()})),
             Err(error) => Err(self.fault(&name, &error)),
         }
     }
@@ -59,6 +94,24 @@ impl Switch {
         let told = told.collect::<Vec<_>>().join(", ");
         let text = format!("{kind} '{name}' exists (origin {origin}) with other settings: {told}");
         Err(Fault::refused(&text))
+    }
+}
+
+/// A key that changes, and when.
+pub(super) fn change((Difference { key, from, to }, effect): &(Difference, Effect)) -> Value {
+    json!({"key": key, "from": from, "to": to, "effect": effect.name()})
+}
+
+/// A list of keys, as the configuration spells them.
+fn words(parameters: &mut Parameters, key: &str) -> Result<Vec<String>, Fault> {
+    match parameters.remove(key) {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(items)) => {
+            let word = |item: &Value| item.as_str().map(|word| word.replace('_', "-"));
+            let words: Option<_> = items.iter().map(word).collect();
+            words.ok_or_else(|| Fault::parameter(key, None))
+        }
+        Some(_) => Err(Fault::parameter(key, None)),
     }
 }
 

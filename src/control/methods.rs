@@ -8,6 +8,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::activity::Activity;
+use super::changes::change;
 use super::connection::{Caller, Closed, Connection, Idle};
 use super::details::DetailsWait;
 use super::events::EventStream;
@@ -17,7 +18,7 @@ use super::parameters::{only, required, text};
 use super::wait::PortWait;
 use super::{show, show_clients};
 use crate::config::{self, nearest};
-use crate::daemon::{Daemon, PortError, Removal, StartError, View};
+use crate::daemon::{Daemon, Effect, PortError, Removal, StartError, View};
 use crate::limits::{
     CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, METRICS_PART_BYTES,
     PORT_LOG_BURST, PORT_LOG_EVERY,
@@ -42,6 +43,8 @@ const METHODS: &[&str] = &[
     "WaitForPort",
     "AddPort",
     "AddTap",
+    "SetPort",
+    "SetTap",
     "DeletePort",
     "GetWorkers",
     "ListAddresses",
@@ -221,8 +224,8 @@ impl Switch {
                 }
                 return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
             }
-            "AddPort" | "AddTap" | "DeletePort" | "FlushAddresses" | "AddAddress"
-            | "DeleteAddress" => {
+            "AddPort" | "AddTap" | "SetPort" | "SetTap" | "DeletePort" | "FlushAddresses"
+            | "AddAddress" | "DeleteAddress" => {
                 permit(client, self.admins, "control-admin-group")?;
                 return self.change(name, parameters, client.caller);
             }
@@ -254,6 +257,8 @@ impl Switch {
             "AddTap" => self.add("tap", parameters, caller)?,
             "AddAddress" => self.add_address(parameters, caller)?,
             "DeleteAddress" => self.delete_address(parameters, caller)?,
+            "SetPort" => self.set("port", parameters, caller)?,
+            "SetTap" => self.set("tap", parameters, caller)?,
             "FlushAddresses" => {
                 let port = self.port_or_all(&mut parameters)?;
                 let fdb = &self.view.fdb;
@@ -282,7 +287,11 @@ impl Switch {
     /// A port or TAP, and who gave it.
     fn show(&self, port: &Port) -> Value {
         let mut told = show::port(port, &self.view.fdb);
-        told["origin"] = self.daemon().book().origin(&port.name).name().into();
+        let daemon = self.daemon();
+        told["origin"] = daemon.book().origin(&port.name).name().into();
+        let pending = daemon.pending(&port.name).into_iter();
+        let pending = pending.map(|difference| change(&(difference, Effect::Reconnect)));
+        told["pending"] = pending.collect();
         told
     }
 

@@ -60,7 +60,7 @@ impl Switch {
                         if to.id != port.id {
                             told.step(format!("not to {}: both are uplinks", quote(to)));
                         }
-                    } else if !to.policy.takes(flood) {
+                    } else if !to.policy.get().takes(flood) {
                         told.step(format!("not to {}: flood=off", quote(to)));
                     } else {
                         told.leaving(to, length);

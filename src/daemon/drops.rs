@@ -70,7 +70,9 @@ impl Drops {
             ports.named(name).is_some_and(|port| Arc::ptr_eq(port, &seen.port))
         });
         for port in ports.iter() {
-            let new = || Seen::new(port, Default::default());
+            // One with new settings goes on with the counters of before.
+            let before = || if port.succeeds { counts(port) } else { Default::default() };
+            let new = || Seen::new(port, before());
             self.ports.entry(port.name.clone()).or_insert_with(new).look(now);
         }
     }

@@ -9,6 +9,7 @@ use std::time::Instant;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
+use super::post::Post;
 use crate::config::Endpoint;
 use crate::events::{Detached, What, reason};
 use crate::limits::{DROPPED_PAUSE, FIRST_WORD};
@@ -26,7 +27,7 @@ use crate::vhost_user::socket::{
 /// What a port's thread serves its front-ends with.
 pub struct Seat {
     /// The port.
-    pub port: Arc<Port>,
+    pub post: Arc<Post>,
     /// What its guests' memory is mapped on.
     pub account: Arc<Account>,
     /// What every session needs.
@@ -80,10 +81,11 @@ impl Acceptor {
     /// Serves front-ends on behalf of a port until it is told to stop. A panic outside a session
     /// costs a pause: a port without its thread would be unresponsive.
     pub fn serve(self, seat: &Seat) {
-        let Seat { port, stop, .. } = seat;
+        let Seat { post, stop, .. } = seat;
+        let name = post.port().name.clone();
         let stopped = || is_readable(stop.as_raw_fd());
         let mut acceptor = Some(self);
-        run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
+        run_again_after_panic(&format!("port {name}: its thread"), stopped, || {
             // The one inherited connection is gone once it was begun.
             if let Some(Acceptor::Connection(..)) = acceptor {
                 if let Some(Acceptor::Connection(socket, peer)) = acceptor.take() {
@@ -106,7 +108,7 @@ impl Acceptor {
                     continue;
                 }
                 if converse(seat, socket, peer, door) == Some(End::Stopped)
-                    || rest(port, stop) == Wake::Stop
+                    || rest(&post.port(), stop) == Wake::Stop
                 {
                     return;
                 }
@@ -141,7 +143,8 @@ fn converse(
     peer: Peer,
     door: Option<Arc<UnixListener>>,
 ) -> Option<End> {
-    let Seat { port, account, context, stop } = seat;
+    let Seat { post, account, context, stop } = seat;
+    let port = &post.renew(&context.workers, || is_readable(stop.as_raw_fd()));
     if port.log.allow() {
         log::info!("port {}: front-end connected ({peer})", port.name);
     }

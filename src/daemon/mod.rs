@@ -22,6 +22,7 @@ mod keeper;
 mod kept;
 mod link_monitor;
 pub mod ports;
+mod post;
 mod report;
 mod state;
 mod uplink;
@@ -58,6 +59,7 @@ use handover::{Handover, Received};
 pub use keeper::Keeper;
 use ports::Serving;
 pub use ports::{PortError, Removal};
+pub use post::Effect;
 use uplink::UplinkError;
 
 /// Why the process cannot start.
@@ -278,7 +280,7 @@ impl Daemon {
                 }
                 Err(error) => {
                     self.left_out.push(StartError::port(&port.name)(error.into()));
-                    self.serving.push(Serving::nobody(port));
+                    self.serve_nobody(port).map_err(StartError::port(&port.name))?;
                 }
             }
         }
@@ -308,8 +310,7 @@ impl Daemon {
         }
         uplink::detach(port, &self.context.workers, &self.handover);
         self.left_out.push(error);
-        self.serving.push(Serving::nobody(port));
-        Ok(())
+        self.serve_nobody(port).map_err(StartError::port(&port.name))
     }
 
     /// True if it is about a port that the configuration does not have.

@@ -29,9 +29,10 @@ use super::book::{Clash, Entry};
 use super::front_end::{Acceptor, Seat};
 use super::handover::Received;
 use super::keeper::NotKept;
+use super::post::{ChangeError, Effect, Post};
 use super::uplink::{self, UplinkError};
 use super::{Daemon, StartError, start_helper};
-use crate::config::{Config, Origin, PortConfig, Settings, TapConfig};
+use crate::config::{Config, Difference, Origin, PortConfig, Settings, TapConfig};
 use crate::events::{Events, What};
 use crate::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
@@ -72,6 +73,12 @@ pub enum PortError {
     /// Its interface cannot be opened.
     #[error(transparent)]
     Uplink(#[from] UplinkError),
+    /// A setting that belongs to the socket or interface.
+    #[error("{0} cannot be changed: delete it and add it anew")]
+    Fixed(&'static str),
+    /// A setting cannot be changed.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     /// There is no room to keep the change.
     #[error(transparent)]
     NotKept(#[from] NotKept),
@@ -99,7 +106,7 @@ enum Stop {
 
 /// What serves one port.
 pub struct Serving {
-    port: Arc<Port>,
+    post: Arc<Post>,
     /// None if its socket cannot be had.
     thread: Option<(JoinHandle<()>, Stop)>,
     /// Its socket's file, where that stays when the thread ends.
@@ -107,11 +114,6 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// A port without a socket.
-    pub fn nobody(port: &Arc<Port>) -> Serving {
-        Serving { port: Arc::clone(port), thread: None, file: None }
-    }
-
     /// Tells its thread to end.
     pub fn stop(&self) {
         match &self.thread {
@@ -121,7 +123,7 @@ impl Serving {
             }
             Some((thread, Stop::Reattach(stopping))) => {
                 stopping.store(true, Ordering::Release);
-                if let Endpoint::Tap(tap) = &self.port.endpoint {
+                if let Endpoint::Tap(tap) = &self.post.port().endpoint {
                     tap.wake();
                 }
                 thread.thread().unpark();
@@ -149,7 +151,7 @@ impl Serving {
 /// A port on its way out: [`Daemon::go_on`] takes it a step further.
 #[must_use = "a port that was told to end is taken out by the next steps"]
 pub struct Removal {
-    port: Arc<Port>,
+    post: Arc<Post>,
     /// The table without it, once that is published.
     serial: Option<u64>,
     /// When the present step is waited for no longer.
@@ -260,11 +262,15 @@ impl Daemon {
 
     /// Tells what serves a port or TAP to end, and waits for nothing.
     pub fn begin_removal(&self, name: &str) -> Result<Removal, PortError> {
-        let serving = self.serving.iter().find(|serving| serving.port.name == name);
-        let serving = serving.ok_or(PortError::NoSuchPort)?;
+        let serving = self.serving(name)?;
         serving.stop();
         let end = Instant::now() + REMOVE_TIMEOUT;
-        Ok(Removal { port: Arc::clone(&serving.port), serial: None, end })
+        Ok(Removal { post: Arc::clone(&serving.post), serial: None, end })
+    }
+
+    fn serving(&self, name: &str) -> Result<&Serving, PortError> {
+        let mut all = self.serving.iter();
+        all.find(|serving| serving.post.name() == name).ok_or(PortError::NoSuchPort)
     }
 
     /// Goes on with the removal of a port as far as that needs no waiting; true when it is done,
@@ -280,14 +286,15 @@ impl Daemon {
 
     /// The first steps of a removal: the end of the session, and the table without the port.
     fn take_away(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
-        let same = |serving: &Serving| Arc::ptr_eq(&serving.port, &removal.port);
+        let same = |serving: &Serving| Arc::ptr_eq(&serving.post, &removal.post);
         // Somebody else's removal of the same port may have come further.
         let Some(at) = self.serving.iter().position(same) else { return Ok(true) };
         if !self.serving[at].has_ended() {
             let late = Instant::now() >= removal.end;
             return if late { Err(PortError::Stopping) } else { Ok(false) };
         }
-        let Serving { port, file, .. } = self.serving.swap_remove(at);
+        let Serving { post, file, .. } = self.serving.swap_remove(at);
+        let port = post.port();
         if let Some(file) = file {
             self.handover.discard_socket(&file);
         }
@@ -305,6 +312,63 @@ impl Daemon {
         self.go_on(removal)
     }
 
+    /// A port without a socket.
+    pub(super) fn serve_nobody(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
+        let post = self.post(port)?;
+        self.serving.push(Serving { post, thread: None, file: None });
+        Ok(())
+    }
+
+    /// A port as the book has it.
+    fn post(&self, port: &Arc<Port>) -> Result<Arc<Post>, PortError> {
+        let entry = self.book.get(&port.name).ok_or(PortError::NoSuchPort)?;
+        let settings = entry.settings.clone();
+        Ok(Arc::new(Post::new(port, settings, &self.ports, &self.events, self.feature_level)))
+    }
+
+    /// Changes settings of a port or TAP; what changes, and when.
+    pub fn set(&mut self, wanted: &Settings) -> Result<Vec<(Difference, Effect)>, PortError> {
+        let name = wanted.name();
+        let post = Arc::clone(&self.serving(name)?.post);
+        let entry = self.book.get(name).ok_or(PortError::NoSuchPort)?.clone();
+        let kind = wanted.kind();
+        let differences = entry.settings.differences(wanted).into_iter();
+        let changes: Vec<_> = differences
+            .map(|difference| {
+                let effect = Effect::of(kind, difference.key);
+                (difference, effect)
+            })
+            .collect();
+        if let Some((difference, _)) = changes.iter().find(|(_, effect)| *effect == Effect::Reopen)
+        {
+            return Err(PortError::Fixed(difference.key));
+        }
+        if let Some(clash) = self.book.clash(wanted) {
+            return Err(clash.into());
+        }
+        self.book.enter(Entry { settings: wanted.clone(), origin: entry.origin });
+        let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
+        let changed = prepared.and_then(|prepared| {
+            post.change(wanted, &self.context.fdb)?;
+            Ok(prepared)
+        });
+        match changed {
+            Ok(prepared) => {
+                self.keeper.commit(prepared).map_err(PortError::Forgotten)?;
+                Ok(changes)
+            }
+            Err(error) => {
+                self.book.enter(entry);
+                Err(error)
+            }
+        }
+    }
+
+    /// What of a port or TAP waits for its next front-end.
+    pub fn pending(&self, name: &str) -> Vec<Difference> {
+        self.serving(name).map(|serving| serving.post.pending()).unwrap_or_default()
+    }
+
     /// Has the thread of a guest's port wait for front-ends.
     pub(super) fn serve_guest(
         &mut self,
@@ -313,8 +377,9 @@ impl Daemon {
     ) -> Result<(), PortError> {
         let file = acceptor.file_that_stays();
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let post = self.post(port)?;
         let seat = Seat {
-            port: Arc::clone(port),
+            post: Arc::clone(&post),
             account: self.ledger.open()?,
             context: self.context.clone(),
             stop: Arc::clone(&stop),
@@ -324,13 +389,14 @@ impl Daemon {
             .stack_size(SESSION_STACK_BYTES)
             .spawn(move || acceptor.serve(&seat))?;
         let thread = Some((thread, Stop::Session(stop)));
-        self.serving.push(Serving { port: Arc::clone(port), thread, file });
+        self.serving.push(Serving { post, thread, file });
         Ok(())
     }
 
     /// Has a thread attach a TAP's interface again whenever it is lost, and its MTU followed.
     pub(super) fn serve_tap(&mut self, port: &Arc<Port>, created: bool) -> io::Result<()> {
         self.monitor_links()?;
+        let post = self.post(port).map_err(io::Error::other)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let keep = {
             let (port, workers) = (Arc::clone(port), Arc::clone(&self.context.workers));
@@ -339,7 +405,7 @@ impl Daemon {
         };
         let thread = start_helper(format!("tap-{}", port.id), &stopping, keep)?;
         let thread = Some((thread, Stop::Reattach(stopping)));
-        self.serving.push(Serving { port: Arc::clone(port), thread, file: None });
+        self.serving.push(Serving { post, thread, file: None });
         Ok(())
     }
 
@@ -411,7 +477,7 @@ pub(super) fn build(
     Ok(ports.into_iter().collect())
 }
 
-fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Port {
+pub(super) fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Port {
     // Twice the configured pairs: some front-ends read the number of rings as pairs.
     Port::guest(id, &settings.name, 2 * settings.queue_pairs)
         .at(settings.endpoint.path().map(PathBuf::from))

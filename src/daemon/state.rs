@@ -92,6 +92,34 @@ pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Res
     Some(restored)
 }
 
+/// Has the counters of a port go on at the one that comes in its place. Those of queues that this
+/// one does not have go on at its first.
+pub fn carry(before: &Port, after: &Port) {
+    let mut counted = HashMap::new();
+    each_counter(before, &mut |part, name, counter| {
+        if counter.get() > 0 {
+            counted.insert((part.to_owned(), name.to_owned()), counter.get());
+        }
+    });
+    // Shared: what comes for the port meanwhile is counted too.
+    let mut add = |exact: bool| {
+        each_counter(after, &mut |part, name, counter| {
+            if exact {
+                let count = counted.remove(&(part.to_owned(), name.to_owned()));
+                counter.add_shared(count.unwrap_or(0));
+            } else if let Some(direction) = part.strip_suffix(".0") {
+                let beyond = |(of, named): &(String, String)| {
+                    named == name && of.split_once('.').is_some_and(|(of, _)| of == direction)
+                };
+                let count: u64 = counted.extract_if(|key, _| beyond(key)).map(|(_, n)| n).sum();
+                counter.add_shared(count);
+            }
+        });
+    };
+    add(true);
+    add(false);
+}
+
 /// Every counter of a port, by the part of the port it belongs to and its name.
 fn each_counter(port: &Port, visit: &mut dyn FnMut(&str, &str, &Counter)) {
     port.stats.each(&mut |name, counter| visit("port", name, counter));

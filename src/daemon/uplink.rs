@@ -190,7 +190,7 @@ pub fn compare_mtus(ports: &PortTable) {
     let Some((least, tap)) = known.min() else { return };
     let guests = ports.iter().filter(|port| port.as_guest().is_some());
     let mut longer = guests.filter_map(|port| {
-        let mtu = port.mtu.configured.filter(|&mtu| u32::from(mtu) > least)?;
+        let mtu = port.mtu.configured().filter(|&mtu| u32::from(mtu) > least)?;
         Some((&port.name, mtu))
     });
     let Some((name, mtu)) = longer.next() else { return };
@@ -204,7 +204,7 @@ pub fn compare_mtus(ports: &PortTable) {
 /// Gives an interface of ours its MTU, compares that of another's, and begins to follow it.
 fn apply_mtu(port: &Port, opened: &Tap) {
     let link = &opened.link;
-    match port.mtu.configured.map(u32::from) {
+    match port.mtu.configured().map(u32::from) {
         Some(mtu) if opened.created => {
             if let Err(error) = netlink::set_mtu(link.index, mtu) {
                 log::warn!("tap {}: cannot set the MTU of {}: {error}", port.name, link.name);

@@ -256,7 +256,7 @@ fn find_targets(
             Endpoint::Tap(tap) => tap.is_up(),
         };
         let reached = policy.rules.flood_reaches(ingress, port.id, port.kind());
-        if up && reached && port.policy.takes(flood) {
+        if up && reached && port.policy.get().takes(flood) {
             targets.push(port.id);
         }
     }

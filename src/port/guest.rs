@@ -90,6 +90,11 @@ impl GuestPort {
         }
     }
 
+    /// Comes in the place of another one: what its front-ends cost is not forgotten.
+    pub fn succeed(&mut self, before: &GuestPort) {
+        self.signal_cost = Arc::clone(&before.signal_cost);
+    }
+
     /// Records who is connected to the port's socket, and that nobody is any more.
     pub fn set_front_end(&self, who: Option<FrontEnd>) {
         *self.front_end.lock().unwrap_or_else(PoisonError::into_inner) = who;

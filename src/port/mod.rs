@@ -32,6 +32,7 @@ pub mod tap;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::events::{Events, Teller, What};
 use crate::frame::offload::Offloads;
@@ -79,7 +80,9 @@ pub struct Port {
     /// Memory of a VM behind it must be there when it is mapped.
     pub preallocated: bool,
     /// What else is asked of it.
-    pub policy: PortPolicy,
+    pub policy: LivePolicy,
+    /// It came in the place of another one, with whose counters it goes on.
+    pub succeeds: bool,
     /// The longest packet that goes there.
     pub mtu: Mtu,
     /// Counters of the port as a whole.
@@ -112,7 +115,8 @@ impl Port {
             platform: false,
             feature_level: FEATURE_LEVELS,
             preallocated: false,
-            policy: PortPolicy::PLAIN,
+            policy: LivePolicy::new(PortPolicy::PLAIN),
+            succeeds: false,
             mtu: Mtu::new(None),
             stats: PortStats::default(),
             log: LogLimit::default(),
@@ -152,7 +156,15 @@ impl Port {
 
     /// The port of which something else is asked.
     pub fn asked(self, policy: PortPolicy) -> Port {
-        Port { policy, ..self }
+        Port { policy: LivePolicy::new(policy), ..self }
+    }
+
+    /// Goes on where another VM's port was.
+    pub fn succeed(&mut self, before: &GuestPort) {
+        self.succeeds = true;
+        if let Endpoint::Guest(guest) = &mut self.endpoint {
+            guest.succeed(before);
+        }
     }
 
     /// The port of a switch that keeps events.
@@ -217,6 +229,30 @@ impl Port {
             Endpoint::Guest(_) => PortKind::Guest,
             Endpoint::Tap(_) => PortKind::Uplink,
         }
+    }
+}
+
+/// A policy that may change while frames flow. Who changes it has the table of ports made anew
+/// ([`Ports::renew`]), which knows whether any port asks for something.
+#[derive(Debug)]
+pub struct LivePolicy {
+    flood_unknown: AtomicBool,
+}
+
+impl LivePolicy {
+    fn new(policy: PortPolicy) -> LivePolicy {
+        LivePolicy { flood_unknown: AtomicBool::new(policy.flood_unknown) }
+    }
+
+    /// The policy now.
+    #[inline(always)]
+    pub fn get(&self) -> PortPolicy {
+        PortPolicy { flood_unknown: self.flood_unknown.load(Ordering::Relaxed) }
+    }
+
+    /// Another one.
+    pub fn set(&self, policy: PortPolicy) {
+        self.flood_unknown.store(policy.flood_unknown, Ordering::Relaxed);
     }
 }
 

@@ -19,22 +19,49 @@ pub const NO_LIMIT: u32 = u32::MAX;
 /// A port's MTU.
 #[derive(Debug)]
 pub struct Mtu {
-    /// What the configuration says, in bytes.
-    pub configured: Option<u16>,
     /// MTU and Ethernet header.
     max_len: AtomicU32,
-    /// The number of the interface that is followed. Held while the kernel is asked, so that its
-    /// answer is stored before whatever is heard of a later change. Not for workers.
-    link: Mutex<Option<u32>>,
+    /// Held while the kernel is asked, so that its answer is stored before whatever is heard of a
+    /// later change. Not for workers.
+    known: Mutex<Known>,
+}
+
+/// Where the MTU comes from.
+#[derive(Debug, Default)]
+struct Known {
+    /// What the configuration says, in bytes.
+    configured: Option<u16>,
+    /// What the front-end says.
+    said: Option<u16>,
+    /// The number of the interface that is followed.
+    link: Option<u32>,
 }
 
 impl Mtu {
     /// What the configuration says is all that is known.
     pub fn new(configured: Option<u16>) -> Mtu {
-        let max_len = AtomicU32::new(NO_LIMIT);
-        let mtu = Mtu { configured, max_len, link: Mutex::default() };
-        mtu.set(configured.map(u32::from));
+        let mtu = Mtu { max_len: AtomicU32::new(NO_LIMIT), known: Mutex::default() };
+        mtu.configure(configured);
         mtu
+    }
+
+    /// What the configuration says, in bytes.
+    pub fn configured(&self) -> Option<u16> {
+        self.known().configured
+    }
+
+    /// The configuration says something else. Of an interface that is followed it says nothing.
+    pub fn configure(&self, configured: Option<u16>) {
+        let mut known = self.known();
+        known.configured = configured;
+        if known.link.is_none() {
+            self.settle(&known);
+        }
+    }
+
+    /// The smaller of what is said counts.
+    fn settle(&self, known: &Known) {
+        self.set(known.configured.into_iter().chain(known.said).min().map(u32::from));
     }
 
     fn set(&self, mtu: Option<u32>) {
@@ -56,23 +83,35 @@ impl Mtu {
 
     /// What a VM's front-end says, or that it has left.
     pub fn agree(&self, said: Option<u16>) {
-        self.set(self.configured.into_iter().chain(said).min().map(u32::from));
+        let mut known = self.known();
+        known.said = said;
+        self.settle(&known);
     }
 
-    fn link(&self) -> MutexGuard<'_, Option<u32>> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the MTU of the interface with this number from now on, and asks what it is.
     pub fn follow(&self, index: u32) -> Result<(), NetlinkError> {
-        let mut link = self.link();
-        *link = Some(index);
-        self.ask_for(*link)
+        let mut known = self.known();
+        known.link = Some(index);
+        self.ask_for(known.link)
+    }
+
+    /// Gives the interface that is followed another MTU.
+    pub fn set_link(&self, mtu: u32) -> Result<(), NetlinkError> {
+        let known = self.known();
+        if let Some(index) = known.link {
+            netlink::set_mtu(index, mtu)?;
+        }
+        self.ask_for(known.link)
     }
 
     /// Asks again, for what was not heard. An interface that is gone keeps what it had.
     pub fn ask(&self) -> Result<(), NetlinkError> {
-        self.ask_for(*self.link())
+        let known = self.known();
+        self.ask_for(known.link)
     }
 
     /// To be called with the lock held.
@@ -87,8 +126,8 @@ impl Mtu {
 
     /// An interface has this MTU now, perhaps the one that is followed.
     pub fn hear(&self, index: u32, mtu: u32) {
-        let link = self.link();
-        if *link == Some(index) {
+        let known = self.known();
+        if known.link == Some(index) {
             self.set(Some(mtu));
         }
     }
@@ -100,6 +139,18 @@ mod tests {
     use crate::frame::Offloads;
     use crate::sys::tap::{self, Missing};
     use crate::sys::testns;
+
+    #[test]
+    fn a_new_configuration_counts_at_once() {
+        let mtu = Mtu::new(Some(1500));
+        mtu.agree(Some(4000));
+        for (configured, both) in [(Some(9000), 4000), (Some(1400), 1400), (None, 4000)] {
+            mtu.configure(configured);
+            assert_eq!((mtu.configured(), mtu.get()), (configured, Some(both)));
+        }
+        mtu.agree(None);
+        assert_eq!(mtu.get(), None);
+    }
 
     #[test]
     fn the_smaller_of_both_counts_and_is_forgotten() {

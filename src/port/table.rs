@@ -115,7 +115,7 @@ impl FromIterator<Arc<Port>> for PortTable {
             slots.resize(slots.len().max(at + 1), None);
             slots[at] = Some(port);
         }
-        let plain = |port: &Arc<Port>| port.policy == PortPolicy::PLAIN;
+        let plain = |port: &Arc<Port>| port.policy.get() == PortPolicy::PLAIN;
         PortTable {
             serial: 0,
             plain: slots.iter().flatten().all(plain),
@@ -211,6 +211,11 @@ impl Ports {
             let others = table.captures.iter().filter(|other| !Arc::ptr_eq(other, capture));
             PortTable { captures: others.cloned().collect(), ..table.clone() }
         });
+    }
+
+    /// Publishes a table of the same ports, of which something else is asked now.
+    pub fn renew(&self) -> u64 {
+        self.publish(|table| table.with(table.iter().cloned()))
     }
 
     fn publish(&self, change: impl FnOnce(&PortTable) -> PortTable) -> u64 {

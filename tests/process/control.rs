@@ -13,6 +13,7 @@ mod origins;
 mod schema;
 mod top;
 mod trace;
+mod settings;
 mod wait;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -218,6 +218,15 @@ pub enum Port {
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
+    /// Change settings while it serves; KEY= puts one back to its default
+    ///
+    /// mtu, flood and mac take effect now; queues, offload, platform, feature-level and memory
+    /// when its front-end reconnects. Each change is printed with when it does.
+    Set {
+        name: String,
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
+    },
     /// Disconnect its front-end and take it away
     Del {
         #[arg(value_name = "NAME")]
@@ -250,6 +259,12 @@ pub enum Tap {
         /// A port of this name will do if it has these settings
         #[arg(long)]
         may_exist: bool,
+    },
+    /// Change mtu or flood while it serves; KEY= puts one back to its default
+    Set {
+        name: String,
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
     },
     /// Take it away, and its interface if the switch made it
     Del {

@@ -114,6 +114,9 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
             let wanted = new_port(name, settings, *may_exist)?;
             (ask(&mut client, "AddTap", wanted)?, show::nothing)
         }
+        Command::Tap { command: Tap::Set { name, settings } } => {
+            (ask(&mut client, "SetTap", changed(name, settings)?)?, show::changes)
+        }
         Command::Tap { command: Tap::Del { name, if_exists } } => {
             (delete(&mut client, name, *if_exists)?, show::nothing)
         }
@@ -153,6 +156,9 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
                 added["port"] = waited["port"].clone();
             }
             (added, show::nothing)
+        }
+        Port::Set { name, settings } => {
+            (ask(client, "SetPort", changed(name, settings)?)?, show::changes)
         }
         Port::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
     })
@@ -225,6 +231,19 @@ fn new_port(name: &str, settings: &[String], may_exist: bool) -> Result<Value, F
     let mut parameters = parameters(name, settings)?;
     if may_exist {
         parameters["may_exist"] = true.into();
+    }
+    Ok(parameters)
+}
+
+/// What is to be changed: a key without a value gets its default.
+fn changed(name: &str, settings: &[String]) -> Result<Value, Failure> {
+    let is_unset = |setting: &&String| setting.len() > 1 && setting.ends_with('=');
+    let (unset, given): (Vec<&String>, Vec<&String>) = settings.iter().partition(is_unset);
+    let given: Vec<String> = given.into_iter().cloned().collect();
+    let mut parameters = parameters(name, &given)?;
+    if !unset.is_empty() {
+        let keys = unset.iter().map(|setting| setting.trim_end_matches('='));
+        parameters["unset"] = keys.collect();
     }
     Ok(parameters)
 }

@@ -78,6 +78,32 @@ pub fn status(answer: &Value) -> String {
     pairs(&told)
 }
 
+/// When a change takes effect.
+fn when(effect: &Value) -> &'static str {
+    match effect.as_str() {
+        Some("now") => "now",
+        Some("reconnect") => "when its front-end reconnects",
+        Some("reopen") => "with another socket or interface",
+        Some("restart") => "with a restart",
+        _ => "-",
+    }
+}
+
+/// `mtu 1500 -> 9000`
+fn arrow(change: &Value) -> String {
+    format!("{} {} -> {}", word(&change["key"]), word(&change["from"]), word(&change["to"]))
+}
+
+/// `port set`.
+pub fn changes(answer: &Value) -> String {
+    let changes = items(answer, "changes");
+    let width = changes.iter().map(|change| arrow(change).chars().count()).max().unwrap_or(0);
+    changes.iter().fold(String::new(), |mut out, change| {
+        let _ = writeln!(out, "{:width$}  {}", arrow(change), when(&change["effect"]));
+        out
+    })
+}
+
 /// `port list`.
 pub fn ports(answer: &Value) -> String {
     let rows = items(answer, "ports").iter().map(|port| {
@@ -118,6 +144,11 @@ pub fn port(answer: &Value) -> Vec<(&'static str, String)> {
     }
     told.push(("of the sender", word(&port["send_offloads"])));
     told.push(("flood", word(&port["flood"])));
+    let pending = items(port, "pending").iter();
+    told.extend(
+        pending
+            .map(|change| ("pending", format!("{}, {}", arrow(change), when(&change["effect"])))),
+    );
     told.push(("addresses", word(&port["addresses"])));
     for (side, name) in [("in", "drops in"), ("out", "drops out")] {
         let traffic = &port[side];

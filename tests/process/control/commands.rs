@@ -15,7 +15,7 @@ use varlink::OrgVarlinkServiceInterface;
 use super::{INTERFACE, LOST, Lab, failure, is_root};
 
 /// Sends `count` frames from one guest to another, all of which arrive in order.
-fn talk(from: &mut Vm, to: &mut Vm, count: u32) {
+pub(super) fn talk(from: &mut Vm, to: &mut Vm, count: u32) {
     let stream = Stream { sender: from.cfg.id, queue: 0, to: To::Vm(to.cfg.id), flow: 0 };
     let (mut frame, source) = (Vec::new(), from.mac());
     for n in 0..count {
@@ -227,6 +227,7 @@ fn the_json_of_each_command_has_its_keys() {
         "offloads",
         "send_offloads",
         "flood",
+        "pending",
         "addresses",
         "in",
         "out",

@@ -1,0 +1,153 @@
+//! Settings of ports that serve: which change at once, which with the next front-end, and what
+//! that is to guests.
+
+use serde_json::{Value, json};
+use testkit::frontend::Frontend;
+use testkit::host;
+use testkit::proc::{Dir, wait_for};
+use testkit::vm::{Vm, VmConfig};
+
+use super::commands::talk;
+use super::{LOST, Lab};
+
+/// The port as the switch tells it.
+fn shown(lab: &Lab, name: &str) -> Value {
+    lab.json(&["port", "show", name])["port"].clone()
+}
+
+#[test]
+fn some_settings_change_under_a_guest() {
+    let lab = Lab::new(2, &[]);
+    let bystanders = lab.bystanders();
+    lab.done(&["port", "add", "vm2", "mtu=1500", "mac=02:00:00:00:00:01"]);
+    lab.done(&["port", "add", "vm3"]);
+    let mut vms =
+        [2, 3].map(|id| Vm::connect(&lab.socket(&format!("vm{id}.sock")), VmConfig::new(id)));
+    let [two, three] = &mut vms;
+    talk(two, three, 50);
+    let changed = lab.done(&["port", "set", "vm2", "mtu=9000", "flood=off"]);
+    assert_eq!(changed, "flood on -> off    now\nmtu 1500 -> 9000  now\n");
+    let port = shown(&lab, "vm2");
+    assert_eq!((&port["mtu"], &port["flood"], &port["pending"]), (&json!(9000), &json!(false), &json!([])));
+    talk(three, two, 50);
+    // A frame of 200 bytes is too big now, and fits again.
+    lab.done(&["port", "set", "vm2", "mtu=100"]);
+    let drops = || shown(&lab, "vm2")["out"]["drops"]["too_big"].as_u64().unwrap_or(0);
+    let mut frame = [&two.mac()[..], &three.mac(), &[0x88, 0xb5]].concat();
+    frame.resize(200, 0);
+    three.tx[0].send_waiting(&frame, LOST);
+    assert!(wait_for(LOST, || drops() == 1), "{}", drops());
+    assert_eq!(lab.done(&["port", "set", "vm2", "mtu="]), "mtu 100 -> -  now\n");
+    talk(three, two, 50);
+    for _ in 0..20 {
+        lab.done(&["port", "set", "p0", "mtu=9000", "flood=off", "mac=02:00:00:00:00:07"]);
+        lab.done(&["port", "set", "p0", "mtu=", "flood=", "mac="]);
+    }
+    lab.done(&["port", "set", "vm2", "mac=02:00:00:00:00:02"]);
+    let told = lab.done(&["fdb", "show", "--port=vm2"]);
+    assert!(told.contains("00:02  vm2   static") && !told.contains("00:01"), "{told}");
+    assert_eq!(lab.done(&["port", "set", "vm2", "mac=02:00:00:00:00:02"]), "");
+    assert!(vms.iter_mut().all(|vm| vm.fe.still_served()));
+    bystanders.finish();
+    lab.d.stop();
+}
+
+#[test]
+fn others_wait_for_the_next_front_end() {
+    let state = Dir::new();
+    let mut lab = Lab::new(1, &[&format!("--state-dir={}", state.path().display())]);
+    lab.done(&["port", "add", "vm2", "mac=02:00:00:00:00:01"]);
+    lab.done(&["port", "add", "vm3"]);
+    let sockets = ["vm2", "vm3"].map(|name| lab.socket(&format!("{name}.sock")));
+    let mut three = Vm::connect(&sockets[1], VmConfig::new(3));
+    let offer = |lab: &Lab| {
+        let mut fe = Frontend::connect(&lab.socket("vm2.sock"), LOST).expect("connect");
+        let offer = (fe.get_features().expect("features"), fe.get_queue_num().expect("queues"));
+        assert!(fe.leave(LOST));
+        offer
+    };
+    let before = offer(&lab);
+    let mut two = Vm::connect(&sockets[0], VmConfig::new(2));
+    talk(&mut two, &mut three, 50);
+    let keys = ["port", "set", "vm2", "queues=4", "offload=off", "mtu=1500"];
+    let when = "when its front-end reconnects";
+    let told =
+        format!("queues 1 -> 4      {when}\noffload on -> off  {when}\nmtu - -> 1500      now\n");
+    assert_eq!(lab.done(&keys), told);
+    let port = shown(&lab, "vm2");
+    assert_eq!((&port["queues"], &port["mtu"]), (&json!(1), &json!(1500)));
+    let wanted = json!({"key": "queues", "from": "1", "to": "4", "effect": "reconnect"});
+    assert_eq!((&port["pending"][0], port["pending"].as_array().map(Vec::len)), (&wanted, Some(2)));
+    talk(&mut two, &mut three, 50);
+    talk(&mut three, &mut two, 50);
+    let counted = shown(&lab, "vm2")["in"]["frames"].clone();
+    drop(two);
+    let after = offer(&lab);
+    assert_eq!((before.1 * 4, before.0 & !after.0 != 0), (after.1, true), "{before:?} {after:?}");
+    let mut two = Vm::connect(&sockets[0], VmConfig::new(2));
+    let port = shown(&lab, "vm2");
+    assert_eq!((&port["queues"], &port["mtu"]), (&json!(4), &json!(1500)));
+    assert_eq!((&port["pending"], &port["in"]["frames"]), (&json!([]), &counted));
+    let addresses = lab.done(&["fdb", "show", "--port=vm2"]);
+    assert!(addresses.contains("02:00:00:00:00:01  vm2   static"), "{addresses}");
+    talk(&mut two, &mut three, 50);
+    talk(&mut three, &mut two, 50);
+    // Back to what it is: nothing waits any more.
+    lab.done(&["port", "set", "vm2", "queues=2"]);
+    lab.done(&["port", "set", "vm2", "queues=4"]);
+    assert_eq!(shown(&lab, "vm2")["pending"], json!([]));
+    lab.done(&["port", "set", "vm2", "queues=2"]);
+    drop((two, three));
+    lab.d.kill();
+    lab.d.restart();
+    assert!(wait_for(LOST, || lab.ctl(&["status"]).status.success()));
+    let port = shown(&lab, "vm2");
+    assert_eq!((&port["queues"], &port["mtu"]), (&json!(2), &json!(1500)));
+    lab.done(&["port", "del", "vm2"]);
+    assert!(!sockets[0].exists());
+    lab.d.stop();
+}
+
+#[test]
+fn what_cannot_be_changed_is_said() {
+    let lab = Lab::new(1, &[]);
+    lab.done(&["port", "add", "vm1", "mac=02:00:00:00:00:01"]);
+    lab.done(&["port", "add", "vm2", "mtu=1500"]);
+    let socket = format!("socket={}", lab.socket("x").display());
+    let fixed = "cannot be changed: delete it and add it anew";
+    for (args, status, words) in [
+        (&["vm2", &socket][..], 1, fixed),
+        (&["vm2", "socket-mode=0600", "mtu=9000"], 1, fixed),
+        (&["vm2", "mac=02:00:00:00:00:01", "mtu=9000"], 1, "is already used by vm1"),
+        (&["vm2", "mtu=9000", "queues=17"], 2, "queues must be a number from 1 to 16"),
+        (&["vm2", "mtu=9000", "queue=1"], 2, "unknown key 'queue'"),
+        (&["vm2", "mtu=9000", "speed="], 2, "\"speed\" is none"),
+        (&["vm2", "name="], 2, "\"name\" is none"),
+        (&["vm2", "mtu"], 2, "is not KEY=VALUE"),
+        (&["vm", "mtu=9000"], 1, "did you mean 'vm1'?"),
+        (&["vm2"], 2, "required arguments were not provided"),
+    ] {
+        let (found, line) = lab.fails(&[&["port", "set"], args].concat());
+        assert!(found == status && line.contains(words), "{args:?}: {found} {line}");
+    }
+    let (_, line) = lab.fails(&["tap", "set", "vm2", "mtu=9000"]);
+    assert_eq!(line, "\"vm2\" is a port");
+    assert_eq!(shown(&lab, "vm2")["mtu"], 1500, "all of it or nothing");
+    lab.d.stop();
+}
+
+#[test]
+fn a_taps_mtu_is_the_interfaces() {
+    host::in_namespace(|| {
+        let lab = Lab::new(1, &["--tap=up,ifname=vset0"]);
+        assert_eq!(lab.done(&["tap", "set", "up", "mtu=1400"]), "mtu - -> 1400  now\n");
+        assert_eq!(shown(&lab, "up")["mtu"], 1400);
+        assert!(host::ip("link show vset0").contains("mtu 1400"));
+        assert_eq!(lab.done(&["tap", "set", "up", "flood=off"]), "flood on -> off  now\n");
+        assert_eq!(shown(&lab, "up")["flood"], false);
+        let (status, line) = lab.fails(&["tap", "set", "up", "queues=2"]);
+        let fixed = "queues cannot be changed: delete it and add it anew";
+        assert_eq!((status, line.as_str()), (1, fixed));
+        lab.d.stop();
+    });
+}
