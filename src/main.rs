@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vioswitch::config::{Asked, Config, Machine, Request};
+use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::Control;
-use vioswitch::daemon::{self, Daemon, Keeper, StartError};
+use vioswitch::daemon::{self, Daemon, Keeper, Reloader, StartError};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::metrics::Metrics;
 use vioswitch::sys::affinity;
@@ -38,24 +38,33 @@ fn main() -> ExitCode {
         }
         Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
     };
-    let config = match request.texts().and_then(|texts| request.lay_over(&texts)) {
-        Ok(config) if request.check => return check(&config),
-        Ok(config) => config,
-        Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
-    };
+    let files = request.texts().and_then(|texts| Ok((request.lay_over(&texts)?, Some(texts))));
+    match &files {
+        Ok((config, _)) if request.check => return check(config),
+        Err(error) if request.check || request.strict || state_dir(&request).is_none() => {
+            return give_up(&error.to_string(), ExitCode::from(BAD_USAGE));
+        }
+        _ => {}
+    }
+    let level = files.as_ref().map_or(log::LevelFilter::Info, |(config, _)| config.log_level);
     // Before any thread exists, so that all inherit the mask and only this one takes signals.
     let signals = match Signals::block() {
         Ok(signals) => signals,
         Err(error) => return give_up(&format!("cannot start: {error}"), ExitCode::FAILURE),
     };
-    let log = match Log::start(config.log_level) {
+    let log = match Log::start(level) {
         Ok(log) => log,
         Err(error @ LogError::Filter(_)) => {
             return give_up(&error.to_string(), ExitCode::from(BAD_USAGE));
         }
         Err(error) => return give_up(&error.to_string(), ExitCode::FAILURE),
     };
-    let status = match run(&request, &config, &signals, &log) {
+    let mut keeper = Keeper::open(state_dir(&request).as_deref());
+    let (config, texts) = match files.or_else(|error| last(&request, &mut keeper, error)) {
+        Ok(found) => found,
+        Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
+    };
+    let status = match run(request, (&config, texts), keeper, &signals, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log.error(&error);
@@ -90,8 +99,9 @@ fn check(config: &Config) -> ExitCode {
 }
 
 fn run(
-    request: &Request,
-    config: &Config,
+    request: Box<Request>,
+    (config, texts): (&Config, Option<Texts>),
+    keeper: Keeper,
     signals: &Signals,
     log: &Log,
 ) -> Result<(), Box<dyn std::error::Error>> {
@@ -99,16 +109,22 @@ fn run(
         log::warn!("cannot raise the limit of open descriptors: {error}");
     }
     config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
-    let keeper = Keeper::open(state_dir(request).as_deref());
     let daemon = Arc::new(Mutex::new(Daemon::start_keeping(config, keeper)?));
-    let control = serve_control(config, &daemon, log);
+    if let Some(texts) = texts {
+        lock(&daemon).keep_files(&texts);
+    }
+    let reloader = Arc::new(Reloader::new(&daemon, request));
+    let control = serve_control(config, &daemon, &reloader, log);
     let metrics = serve_metrics(config, &daemon, log);
     say_ready(&lock(&daemon), log);
     loop {
         match signals.wait()? {
             Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
             Signal::Report => lock(&daemon).report(),
-            Signal::Reload => log::warn!("SIGHUP: nothing to reload; restart to change settings"),
+            Signal::Reload => {
+                let begun = reloader.begin(None);
+                begun.unwrap_or_else(|busy| log::warn!("SIGHUP: {busy}"));
+            }
             Signal::Spare => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),
         }
     }
@@ -132,9 +148,14 @@ fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
 }
 
 /// Opens the control socket, if there is to be one. The guests' network does not depend on it.
-fn serve_control(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Control> {
+fn serve_control(
+    config: &Config,
+    daemon: &Arc<Mutex<Daemon>>,
+    reloader: &Arc<Reloader>,
+    log: &Log,
+) -> Option<Control> {
     let control = config.control.as_ref()?;
-    let started = Control::start(control, daemon);
+    let started = Control::start(control, daemon, reloader);
     started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
 }
 
@@ -142,6 +163,20 @@ fn serve_control(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Opt
 fn serve_metrics(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Metrics> {
     let started = Metrics::start(config.metrics.as_ref()?, daemon);
     started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
+}
+
+/// The configuration that was last in force, where the one there is has errors. A host that starts
+/// with the network of before is better off than one without any.
+fn last(
+    request: &Request,
+    keeper: &mut Keeper,
+    error: UsageError,
+) -> Result<(Config, Option<Texts>), UsageError> {
+    let Some(config) = keeper.last_files().and_then(|texts| request.lay_over(&texts).ok()) else {
+        return Err(error);
+    };
+    keeper.refuse(&error.lines);
+    Ok((config, None))
 }
 
 /// Where changes are kept: as the command line says, or the service manager.

@@ -41,7 +41,8 @@ Examples:
   The rest from a file; the command line wins:
     vioswitchd --config /etc/vioswitch/vioswitch.toml --workers 2
 
-Signals: SIGTERM, SIGINT and SIGQUIT leave, SIGUSR1 logs the counters, SIGHUP changes nothing.
+Signals: SIGTERM, SIGINT and SIGQUIT leave, SIGUSR1 logs the counters, SIGHUP reads
+the files again.
 Exit status: 0 after an orderly end, 1 if the switch could not run, 2 for a bad argument or file.";
 
 /// vhost-user-net back-end for many virtual machines, with a learning switch and a TAP uplink
@@ -169,6 +170,10 @@ struct Options {
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 
+    /// Refuse to start with a bad file; else the last good one runs, if --state-dir has it
+    #[arg(long)]
+    strict: bool,
+
     /// Say what is wrong with the configuration or would keep it from starting here, and exit
     #[arg(long)]
     check: bool,
@@ -192,6 +197,7 @@ pub(super) struct Given {
     pub(super) source: Source,
     /// Only say whether they are valid.
     pub(super) check: bool,
+    pub(super) strict: bool,
     pub(super) state_dir: Option<PathBuf>,
 }
 
@@ -282,8 +288,8 @@ fn lower(options: Options) -> Result<Given, UsageError> {
             source.scalars.push(Setting { key: key.to_owned(), value: Value::Word(word), at });
         }
     }
-    let Options { config, check, state_dir, .. } = options;
-    Ok(Given { file: config, source, check, state_dir })
+    let Options { config, check, strict, state_dir, .. } = options;
+    Ok(Given { file: config, source, check, strict, state_dir })
 }
 
 /// One `NAME,key=value,…`.

@@ -252,6 +252,8 @@ pub struct Request {
     allowed: Vec<usize>,
     /// Only say what is wrong.
     pub check: bool,
+    /// Files with errors are no start.
+    pub strict: bool,
     /// Where changes are kept that are made while the switch runs.
     pub state_dir: Option<PathBuf>,
 }
@@ -280,9 +282,17 @@ impl Request {
         one_line(&over.complaints)?;
         one_line(&entries::conflicts(&over))?;
         let Machine { cpus, allowed } = machine;
-        let args::Given { file, check, state_dir, .. } = given;
+        let args::Given { file, check, strict, state_dir, .. } = given;
         let allowed = allowed.to_vec();
-        Ok(Asked::Request(Box::new(Request { file, over, cpus, allowed, check, state_dir })))
+        Ok(Asked::Request(Box::new(Request {
+            file,
+            over,
+            cpus,
+            allowed,
+            check,
+            strict,
+            state_dir,
+        })))
     }
 
     /// Reads the files, if one is named.

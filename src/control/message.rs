@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::config::Wrong;
-use crate::limits::MAX_QUOTED_CHARS;
+use crate::limits::{MAX_CONFIG_ERRORS, MAX_QUOTED_CHARS};
 
 /// The switch's own interface.
 pub const SWITCH: &str = "io.vioswitch.Switch";
@@ -115,6 +115,12 @@ impl Fault {
     /// The name is taken.
     pub fn port_exists(name: &str, origin: &str) -> Fault {
         Fault::switch("PortExists", json!({"name": clip(name), "origin": origin}))
+    }
+
+    /// The configuration has errors; nothing has changed.
+    pub fn bad_config(errors: &[String]) -> Fault {
+        let errors: Vec<String> = errors.iter().take(MAX_CONFIG_ERRORS + 1).cloned().collect();
+        Fault::switch("BadConfig", json!({"errors": errors}))
     }
 
     /// Nothing has this name.

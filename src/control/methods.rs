@@ -15,10 +15,11 @@ use super::events::EventStream;
 use super::frames::Frames;
 use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::parameters::{only, required, text};
+use super::reload::{List, ReloadWait};
 use super::wait::PortWait;
 use super::{show, show_clients};
 use crate::config::{self, nearest};
-use crate::daemon::{Daemon, Effect, PortError, Removal, StartError, View};
+use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, StartError, View};
 use crate::limits::{
     CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, METRICS_PART_BYTES,
     PORT_LOG_BURST, PORT_LOG_EVERY,
@@ -55,6 +56,10 @@ const METHODS: &[&str] = &[
     "DeleteAddress",
     "Trace",
     "GetMetrics",
+    "GetConfig",
+    "DiffConfig",
+    "ReloadConfig",
+    "ConfirmConfig",
 ];
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
@@ -77,6 +82,10 @@ pub enum Stream {
     Addresses(Vec<Entry>),
     /// One reply, when a port is as far as is wanted.
     Wait(PortWait),
+    /// What is known already.
+    List(List),
+    /// One reply, when a reload is done.
+    Reload(ReloadWait),
     /// What happens, in order.
     Events(EventStream),
     /// Copies of frames, as they pass.
@@ -103,6 +112,8 @@ pub struct Switch {
     /// What changes it.
     daemon: Arc<Mutex<Daemon>>,
     pub(super) view: View,
+    /// What reads the configuration again.
+    pub(super) reloader: Arc<Reloader>,
     started: Instant,
     /// Where sockets are that have no path of their own.
     pub(super) directory: PathBuf,
@@ -122,7 +133,11 @@ pub struct Switch {
 
 impl Switch {
     /// A switch that runs; `control` says where its clients come from.
-    pub fn new(control: &config::Control, daemon: &Arc<Mutex<Daemon>>) -> Switch {
+    pub fn new(
+        control: &config::Control,
+        daemon: &Arc<Mutex<Daemon>>,
+        reloader: &Arc<Reloader>,
+    ) -> Switch {
         let directory = control.path.parent().map(PathBuf::from).unwrap_or_default();
         let daemon = Arc::clone(daemon);
         let view = lock(&daemon).view();
@@ -130,6 +145,7 @@ impl Switch {
         Switch {
             daemon,
             view,
+            reloader: Arc::clone(reloader),
             started: Instant::now(),
             directory,
             admins: control.admins,
@@ -185,19 +201,10 @@ impl Switch {
                 only(&parameters, &[])?;
                 return if more { Ok(Answer::Stream(Stream::Ports(0))) } else { Err(no_more()) };
             }
-            "GetPort" => {
-                only(&parameters, &["name"])?;
-                let name = required(&mut parameters, "name")?;
-                let ports = self.view.ports.present();
-                let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
-                json!({"port": self.show(port)})
-            }
+            "GetPort" => json!({"port": self.show(&*self.named(parameters)?)}),
             "GetPortDetails" => {
-                only(&parameters, &["name"])?;
-                let name = required(&mut parameters, "name")?;
-                let ports = self.view.ports.present();
-                let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
-                return Ok(Answer::Stream(Stream::Details(DetailsWait::new(port, &self.news))));
+                let port = self.named(parameters)?;
+                return Ok(Answer::Stream(Stream::Details(DetailsWait::new(&port, &self.news))));
             }
             "WaitForPort" => {
                 return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
@@ -224,8 +231,11 @@ impl Switch {
                 }
                 return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
             }
+            "GetConfig" | "DiffConfig" if !more => return Err(no_more()),
+            "GetConfig" => return self.config(&parameters),
+            "DiffConfig" => return self.diff(&parameters),
             "AddPort" | "AddTap" | "SetPort" | "SetTap" | "DeletePort" | "FlushAddresses"
-            | "AddAddress" | "DeleteAddress" => {
+            | "AddAddress" | "DeleteAddress" | "ReloadConfig" | "ConfirmConfig" => {
                 permit(client, self.admins, "control-admin-group")?;
                 return self.change(name, parameters, client.caller);
             }
@@ -246,6 +256,14 @@ impl Switch {
         Ok(Answer::Reply(reply))
     }
 
+    /// The port that is named, and nothing else.
+    fn named(&self, mut parameters: Parameters) -> Result<Arc<Port>, Fault> {
+        only(&parameters, &["name"])?;
+        let name = required(&mut parameters, "name")?;
+        let ports = self.view.ports.present();
+        ports.named(&name).cloned().ok_or_else(|| unknown_port(&ports, &name))
+    }
+
     fn change(
         &self,
         method: &str,
@@ -259,6 +277,15 @@ impl Switch {
             "DeleteAddress" => self.delete_address(parameters, caller)?,
             "SetPort" => self.set("port", parameters, caller)?,
             "SetTap" => self.set("tap", parameters, caller)?,
+            "ReloadConfig" => {
+                self.tell("reloads", "the configuration", caller);
+                return self.reload(parameters);
+            }
+            "ConfirmConfig" => {
+                only(&parameters, &[])?;
+                self.tell("confirms", "the configuration", caller);
+                self.confirm()?
+            }
             "FlushAddresses" => {
                 let port = self.port_or_all(&mut parameters)?;
                 let fdb = &self.view.fdb;
@@ -403,6 +430,8 @@ impl Switch {
             Stream::Details(wait) => {
                 return wait.part(&mut self.activity(), |port| self.show(port));
             }
+            Stream::List(list) => return list.part(),
+            Stream::Reload(wait) => return wait.part(self),
             Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
             Stream::Metrics(scrape) => {
                 let text = scrape.part(METRICS_PART_BYTES);

@@ -36,6 +36,7 @@ mod frames;
 mod message;
 mod methods;
 mod parameters;
+mod reload;
 mod server;
 mod show;
 mod trace;
@@ -52,7 +53,7 @@ use serde_json::{Value, json};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Reloader};
 use crate::limits::{ACCEPT_RETRY_MAX, CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE};
 use crate::stats::ClientStats;
 use crate::sys::eventfd::is_readable;
@@ -85,11 +86,12 @@ impl Control {
     pub fn start(
         control: &config::Control,
         daemon: &Arc<Mutex<Daemon>>,
+        reloader: &Arc<Reloader>,
     ) -> Result<Control, ControlError> {
         let access = Access { mode: DEFAULT_SOCKET_MODE, group: control.group };
         let listener = Listener::bind(&control.path, access)?;
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let switch = Switch::new(control, daemon);
+        let switch = Switch::new(control, daemon, reloader);
         let (told, stopped) = (Arc::clone(&stop), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
             let stopped = || is_readable(stopped.as_raw_fd());

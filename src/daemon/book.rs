@@ -30,7 +30,7 @@ pub struct Clash {
 const CONTROL: &str = "the control socket";
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Book {
     entries: BTreeMap<String, Entry>,
     /// The sockets and interfaces of each, as they were spelled when it was entered.
@@ -70,10 +70,20 @@ impl Book {
         all.filter(|(name, _)| !self.entries.contains_key(*name)).map(|(_, entry)| entry)
     }
 
+    /// Everything that the configuration has.
+    pub fn all_configured(&self) -> impl Iterator<Item = &Entry> {
+        self.configured.values()
+    }
+
     /// Another configuration counts from now on.
     pub fn configure(&mut self, config: &Config) {
         let all = config.entries();
-        let all = all.map(|(settings, origin)| Entry { settings, origin });
+        self.configure_as(all.map(|(settings, origin)| Entry { settings, origin }).collect());
+    }
+
+    /// The same by its entries.
+    pub fn configure_as(&mut self, all: Vec<Entry>) {
+        let all = all.into_iter();
         self.configured = all.map(|entry| (entry.settings.name().to_owned(), entry)).collect();
     }
 

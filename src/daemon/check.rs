@@ -17,12 +17,7 @@ use crate::sys::{group, tap};
 pub fn check(config: &Config) -> Vec<String> {
     let mut found = Vec::new();
     for port in &config.ports {
-        let complaints = match &port.endpoint {
-            Endpoint::Server { path, group, .. } => server(path, *group),
-            // The front-end makes the socket, and its directory too if it likes.
-            Endpoint::Client { path } => relative(path).into_iter().collect(),
-            Endpoint::Fd(_) => Vec::new(),
-        };
+        let complaints = found_at(&port.endpoint);
         found.extend(complaints.iter().map(|text| format!("port {}: {text}", port.name)));
     }
     if let Some(Control { path, group, .. }) = &config.control {
@@ -34,6 +29,16 @@ pub fn check(config: &Config) -> Vec<String> {
         }
     }
     found
+}
+
+/// Where a port's front-end is to be met.
+pub(super) fn found_at(endpoint: &Endpoint) -> Vec<String> {
+    match endpoint {
+        Endpoint::Server { path, group, .. } => server(path, *group),
+        // The front-end makes the socket, and its directory too if it likes.
+        Endpoint::Client { path } => relative(path).into_iter().collect(),
+        Endpoint::Fd(_) => Vec::new(),
+    }
 }
 
 /// A socket that is to be made at `path`.

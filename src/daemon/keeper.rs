@@ -2,17 +2,24 @@
 //!
 //! The file is written whole before a change is acknowledged ([`StateDir`]). What fails for want
 //! of room fails before anything was changed. Without a directory nothing is kept, and without one
-//! that can be used the switch serves as ever, and says so.
+//! that can be used the switch serves as ever, and says so. The files of the configuration are kept
+//! there too when they are in force, for a start that finds errors in them.
 
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use super::book::Book;
 use super::kept::{self, Change};
+use crate::config::{Text, Texts};
 use crate::limits::MAX_STATE_BYTES;
 use crate::sys::state_dir::{self, Prepared, StateDir, Unreadable};
 
 /// The file of changes.
 const CHANGES: &str = "runtime.json";
+
+/// The configuration's files that are in force.
+const FILES: &str = "applied.json";
 
 /// The way to the next process that goes through files.
 #[derive(Debug, Default)]
@@ -22,6 +29,8 @@ pub struct Keeper {
     boot: String,
     /// What was found to be wrong at the start.
     found: Vec<String>,
+    /// What is wrong with the configuration, in whose place an earlier one runs.
+    refused: Vec<String>,
     /// Why the last change is not kept.
     failed: Option<String>,
 }
@@ -57,7 +66,7 @@ impl Keeper {
 
     /// All that is wrong.
     pub fn degraded(&self) -> impl Iterator<Item = &String> {
-        self.found.iter().chain(&self.failed)
+        self.refused.iter().chain(&self.found).chain(&self.failed)
     }
 
     /// What was changed before, since the machine was started. What cannot be read is put aside.
@@ -75,6 +84,49 @@ impl Keeper {
             Err(why) => self.put_aside(CHANGES, &why),
         }
         Vec::new()
+    }
+
+    /// The files of the configuration that was last in force.
+    pub fn last_files(&mut self) -> Option<Texts> {
+        let bytes = self.read(FILES)?;
+        let read = || {
+            let kept: Value = serde_json::from_slice(&bytes).ok()?;
+            let files = kept["files"].as_array().filter(|_| kept["version"] == 1)?.iter();
+            let text = |file: &Value| {
+                let (name, text) = (file["name"].as_str()?, file["text"].as_str()?);
+                Some(Text { name: name.to_owned(), bytes: text.as_bytes().to_vec() })
+            };
+            Some(Texts { files: files.map(text).collect::<Option<_>>()?, warnings: Vec::new() })
+        };
+        let texts = read();
+        if texts.is_none() {
+            self.put_aside(FILES, "it is no configuration that was kept");
+        }
+        texts
+    }
+
+    /// The configuration has errors; the last one runs in its place.
+    pub fn refuse(&mut self, errors: &[String]) {
+        let text = "the configuration has errors, and the one that was last in force runs";
+        self.refused = vec![text.to_owned()];
+        self.refused.extend_from_slice(errors);
+        self.refused.iter().for_each(|line| log::error!("{line}"));
+    }
+
+    /// These files are in force: they are kept for a start with bad ones.
+    pub fn keep_files(&mut self, texts: &Texts) {
+        self.refused.clear();
+        let Some(dir) = self.dir.as_ref().filter(|_| !texts.files.is_empty()) else { return };
+        let file = |Text { name, bytes }: &Text| {
+            let text = String::from_utf8_lossy(bytes);
+            json!({"name": name, "text": text})
+        };
+        let files: Vec<Value> = texts.files.iter().map(file).collect();
+        let text = json!({"version": 1, "files": files}).to_string();
+        let kept = dir.prepare(FILES, text.as_bytes()).and_then(Prepared::commit);
+        if let Err(error) = kept {
+            log::error!("the configuration {}", NotKept(error));
+        }
     }
 
     /// A whole file of the directory.

@@ -21,8 +21,10 @@ mod handover;
 mod keeper;
 mod kept;
 mod link_monitor;
+mod plan;
 pub mod ports;
 mod post;
+mod reload;
 mod report;
 mod state;
 mod uplink;
@@ -37,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::config::{self, Config, Origin};
+use crate::config::{self, Config, Origin, Texts};
 use crate::events::Events;
 use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
@@ -57,9 +59,11 @@ use book::Book;
 pub use check::check;
 use handover::{Handover, Received};
 pub use keeper::Keeper;
+pub use plan::{Step, Summary};
 use ports::Serving;
 pub use ports::{PortError, Removal};
 pub use post::Effect;
+pub use reload::{Busy, Reloader};
 use uplink::UplinkError;
 
 /// Why the process cannot start.
@@ -126,6 +130,10 @@ pub struct Daemon {
     book: Book,
     /// Where changes of that are kept.
     keeper: Keeper,
+    /// The configuration that it was started with.
+    started: Config,
+    /// A reload changes it, and nobody else may.
+    changing: bool,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
     /// What happened.
@@ -227,6 +235,8 @@ impl Daemon {
             left_out: Vec::new(),
             book,
             keeper,
+            started: config.clone(),
+            changing: false,
             news,
             events,
             clients: Arc::default(),
@@ -360,6 +370,11 @@ impl Daemon {
     /// Why the switch is not as it was told to be, beside ports that are left out.
     pub fn degraded(&self) -> impl Iterator<Item = &String> {
         self.keeper.degraded()
+    }
+
+    /// The files of the configuration that is in force.
+    pub fn keep_files(&mut self, texts: &Texts) {
+        self.keeper.keep_files(texts);
     }
 
     /// How many ports and TAPs there are to be, in words.

@@ -31,7 +31,7 @@ use super::handover::Received;
 use super::keeper::NotKept;
 use super::post::{ChangeError, Effect, Post};
 use super::uplink::{self, UplinkError};
-use super::{Daemon, StartError, start_helper};
+use super::{Daemon, StartError, plan, start_helper};
 use crate::config::{Config, Difference, Origin, PortConfig, Settings, TapConfig};
 use crate::events::{Events, What};
 use crate::limits::{
@@ -85,6 +85,9 @@ pub enum PortError {
     /// It is done, and the next process will not know.
     #[error("done, but it {0}")]
     Forgotten(NotKept),
+    /// A reload has the switch.
+    #[error("a reload is under way: try again")]
+    Reloading,
     /// The process is about to end.
     #[error("the switch is ending")]
     Ending,
@@ -167,6 +170,7 @@ impl Daemon {
     /// Adds what somebody asked for while the switch runs: a port, whose socket exists when this
     /// returns, or a TAP, of which frames pass then.
     pub fn add(&mut self, settings: &Settings) -> Result<PortId, PortError> {
+        self.is_free()?;
         let (id, name) = self.enter(settings)?;
         // What can fail of keeping it fails before there is a port.
         let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
@@ -180,6 +184,38 @@ impl Daemon {
                 Err(error)
             }
         }
+    }
+
+    /// An error while a reload changes the switch.
+    fn is_free(&self) -> Result<(), PortError> {
+        if self.changing { Err(PortError::Reloading) } else { Ok(()) }
+    }
+
+    /// A port or TAP is somebody else's from now on.
+    pub(super) fn give_to(&mut self, entry: &Entry) -> Result<(), PortError> {
+        self.book.enter(entry.clone());
+        Ok(())
+    }
+
+    /// Adds what a configuration has, and keeps nothing of it.
+    pub(super) fn add_entry(&mut self, entry: &Entry) -> Result<(), PortError> {
+        let id = self.free_number(entry.settings.name())?;
+        if let Some(clash) = self.book.clash(&entry.settings) {
+            return Err(clash.into());
+        }
+        self.book.enter(entry.clone());
+        self.put(id, &entry.settings).inspect_err(|_| drop(self.book.strike(entry.settings.name())))
+    }
+
+    /// Changes what a configuration has, and keeps nothing of it.
+    pub(super) fn change_entry(&mut self, entry: &Entry) -> Result<(), PortError> {
+        if let Some(clash) = self.book.clash(&entry.settings) {
+            return Err(clash.into());
+        }
+        let post = Arc::clone(&self.serving(entry.settings.name())?.post);
+        post.change(&entry.settings, &self.context.fdb)?;
+        self.book.enter(entry.clone());
+        Ok(())
     }
 
     /// Enters a new port or TAP in the book; its number and name.
@@ -204,7 +240,7 @@ impl Daemon {
     }
 
     /// Keeps what was changed for the next process.
-    fn keep(&mut self) -> Result<(), PortError> {
+    pub(super) fn keep(&mut self) -> Result<(), PortError> {
         self.keeper.keep(&self.book).map_err(PortError::Forgotten)
     }
 
@@ -262,6 +298,12 @@ impl Daemon {
 
     /// Tells what serves a port or TAP to end, and waits for nothing.
     pub fn begin_removal(&self, name: &str) -> Result<Removal, PortError> {
+        self.is_free()?;
+        self.leave(name)
+    }
+
+    /// The same for a reload, which has the daemon for itself.
+    pub(super) fn leave(&self, name: &str) -> Result<Removal, PortError> {
         let serving = self.serving(name)?;
         serving.stop();
         let end = Instant::now() + REMOVE_TIMEOUT;
@@ -304,7 +346,7 @@ impl Daemon {
         removal.end = Instant::now() + REMOVE_TIMEOUT;
         self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
         self.book.strike(&port.name);
-        let kept = self.keep();
+        let kept = if self.changing { Ok(()) } else { self.keep() };
         port.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.
         self.context.workers.wait_adopted(serial, Instant::now());
@@ -328,17 +370,11 @@ impl Daemon {
 
     /// Changes settings of a port or TAP; what changes, and when.
     pub fn set(&mut self, wanted: &Settings) -> Result<Vec<(Difference, Effect)>, PortError> {
+        self.is_free()?;
         let name = wanted.name();
         let post = Arc::clone(&self.serving(name)?.post);
         let entry = self.book.get(name).ok_or(PortError::NoSuchPort)?.clone();
-        let kind = wanted.kind();
-        let differences = entry.settings.differences(wanted).into_iter();
-        let changes: Vec<_> = differences
-            .map(|difference| {
-                let effect = Effect::of(kind, difference.key);
-                (difference, effect)
-            })
-            .collect();
+        let changes = plan::changes(&entry.settings, wanted);
         if let Some((difference, _)) = changes.iter().find(|(_, effect)| *effect == Effect::Reopen)
         {
             return Err(PortError::Fixed(difference.key));

@@ -59,3 +59,9 @@ pub const CONTROL_INSPECT_TIMEOUT: std::time::Duration = std::time::Duration::fr
 /// How often it is looked which rings are in use, for the time since one was: a read of a counter
 /// for each ring.
 pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Differences told of a reload; `DiffConfig` tells all of them.
+pub const CONTROL_SHOWN_CHANGES: usize = 256;
+
+/// Seconds for which a reload may wait to be confirmed.
+pub const CONTROL_CONFIRM_SECONDS: u64 = 24 * 60 * 60;

@@ -10,10 +10,11 @@ mod events;
 mod kept;
 mod looking;
 mod origins;
+mod reload;
 mod schema;
+mod settings;
 mod top;
 mod trace;
-mod settings;
 mod wait;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -49,6 +49,11 @@ pub enum Command {
         #[command(subcommand)]
         command: Tap,
     },
+    /// What the switch is told to be: what is in force, and reading its files again
+    Config {
+        #[command(subcommand)]
+        command: Config,
+    },
     /// The forwarding table
     Fdb {
         #[command(subcommand)]
@@ -274,6 +279,22 @@ pub enum Tap {
         #[arg(long)]
         if_exists: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Config {
+    /// All ports and TAPs that are in force, as in a file
+    Show,
+    /// What a reload would do, and when each change takes effect
+    Diff,
+    /// Read the files again and do what differs; nothing if there is an error in them
+    Reload {
+        /// Go back after so many seconds unless config confirm comes before
+        #[arg(long, value_name = "SECONDS")]
+        confirm: Option<u32>,
+    },
+    /// Keep what reload --confirm has done
+    Confirm,
 }
 
 #[derive(Debug, Subcommand)]

@@ -95,6 +95,11 @@ impl Failure {
             "io.vioswitch.Switch.NotPermitted" => {
                 (NOT_PERMITTED, format!("this is for {}: use sudo", word("wanted")))
             }
+            "io.vioswitch.Switch.BadConfig" => {
+                let errors = parameters["errors"].as_array().into_iter().flatten();
+                let errors: Vec<&str> = errors.filter_map(Value::as_str).collect();
+                (REFUSED, format!("nothing has changed: {}", errors.join("; ")))
+            }
             "io.vioswitch.Switch.Refused" => (REFUSED, word("reason").to_owned()),
             "org.varlink.service.InvalidParameter" => {
                 (USAGE, format!("the switch does not know '{}'{meant}", word("parameter")))

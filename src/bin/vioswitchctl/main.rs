@@ -7,6 +7,7 @@
 mod args;
 mod client;
 mod complete;
+mod config;
 mod details;
 mod events;
 mod failure;
@@ -25,7 +26,7 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 
-use args::{Command, Fdb, Options, Port, Tap};
+use args::{Command, Config, Fdb, Options, Port, Tap};
 use client::Client;
 use failure::Failure;
 
@@ -105,21 +106,9 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
         Command::Stats { watch: None } => (look::stats(&mut client)?, show::stats),
         Command::Port { command } => port(&mut client, command)?,
+        Command::Config { command } => configuration(&mut client, command)?,
         Command::Fdb { command } => fdb(&mut client, command)?,
-        Command::Tap { command: Tap::Show { name, rate } } => {
-            (look::port(&mut client, name, *rate)?, details::show)
-        }
-        Command::Tap { command: Tap::List } => (look::taps(&mut client)?, show::ports),
-        Command::Tap { command: Tap::Add { name, settings, may_exist } } => {
-            let wanted = new_port(name, settings, *may_exist)?;
-            (ask(&mut client, "AddTap", wanted)?, show::nothing)
-        }
-        Command::Tap { command: Tap::Set { name, settings } } => {
-            (ask(&mut client, "SetTap", changed(name, settings)?)?, show::changes)
-        }
-        Command::Tap { command: Tap::Del { name, if_exists } } => {
-            (delete(&mut client, name, *if_exists)?, show::nothing)
-        }
+        Command::Tap { command } => tap(&mut client, command)?,
     };
     let text = if options.json { format!("{answer:#}\n") } else { table(&answer) };
     let differs =
@@ -161,6 +150,34 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
             (ask(client, "SetPort", changed(name, settings)?)?, show::changes)
         }
         Port::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+    })
+}
+
+/// The commands about TAPs alone.
+fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
+    Ok(match command {
+        Tap::List => (look::taps(client)?, show::ports),
+        Tap::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
+        Tap::Add { name, settings, may_exist } => {
+            (ask(client, "AddTap", new_port(name, settings, *may_exist)?)?, show::nothing)
+        }
+        Tap::Set { name, settings } => {
+            (ask(client, "SetTap", changed(name, settings)?)?, show::changes)
+        }
+        Tap::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+    })
+}
+
+/// The commands about the configuration.
+fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure> {
+    Ok(match command {
+        Config::Show => (list(client, "GetConfig", "entries", json!({}))?, config::entries),
+        Config::Diff => (list(client, "DiffConfig", "steps", json!({}))?, config::steps),
+        Config::Reload { confirm } => {
+            let seconds = confirm.map_or(json!({}), |n| json!({"confirm_seconds": n}));
+            (ask(client, "ReloadConfig", seconds)?, config::reloaded)
+        }
+        Config::Confirm => (ask(client, "ConfirmConfig", json!({}))?, show::nothing),
     })
 }
 

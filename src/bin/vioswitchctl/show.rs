@@ -79,7 +79,7 @@ pub fn status(answer: &Value) -> String {
 }
 
 /// When a change takes effect.
-fn when(effect: &Value) -> &'static str {
+pub fn when(effect: &Value) -> &'static str {
     match effect.as_str() {
         Some("now") => "now",
         Some("reconnect") => "when its front-end reconnects",
@@ -90,7 +90,7 @@ fn when(effect: &Value) -> &'static str {
 }
 
 /// `mtu 1500 -> 9000`
-fn arrow(change: &Value) -> String {
+pub fn arrow(change: &Value) -> String {
     format!("{} {} -> {}", word(&change["key"]), word(&change["from"]), word(&change["to"]))
 }
 

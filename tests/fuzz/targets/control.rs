@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use vioswitch::config::{self, Action, Config, Machine, PortConfig};
+use vioswitch::config::{self, Action, Asked, Config, Machine, PortConfig, Request};
 use vioswitch::control::Control;
-use vioswitch::daemon::Daemon;
+use vioswitch::daemon::{Daemon, Reloader};
 
 use super::input::Input;
 
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// For that: the client leaves then.
 const IMPATIENCE: Duration = Duration::from_millis(5);
 
-const ERRORS: [&str; 10] = [
+const ERRORS: [&str; 11] = [
     "org.varlink.service.InterfaceNotFound",
     "org.varlink.service.MethodNotFound",
     "org.varlink.service.InvalidParameter",
@@ -38,6 +38,7 @@ const ERRORS: [&str; 10] = [
     "io.vioswitch.Switch.NoSuchPort",
     "io.vioswitch.Switch.NotPermitted",
     "io.vioswitch.Switch.Refused",
+    "io.vioswitch.Switch.BadConfig",
     "io.vioswitch.Switch.TimedOut",
 ];
 
@@ -111,7 +112,12 @@ impl World {
         let daemon = Daemon::start(&config).expect("start");
         let daemon = Arc::new(Mutex::new(daemon));
         let settings = config.control.as_ref().expect("a control socket");
-        let control = Control::start(settings, &daemon).expect("start");
+        let request = match Request::read(&args, Machine { cpus: 1, allowed: &[0] }) {
+            Ok(Asked::Request(request)) => request,
+            other => panic!("{other:?}"),
+        };
+        let reloader = Arc::new(Reloader::new(&daemon, request));
+        let control = Control::start(settings, &daemon, &reloader).expect("start");
         let witness = UnixStream::connect(directory.join("control")).expect("connect");
         let ports = config.ports.clone();
         World { daemon, directory, ports, witness, control }

@@ -26,9 +26,12 @@ fn some_settings_change_under_a_guest() {
     let [two, three] = &mut vms;
     talk(two, three, 50);
     let changed = lab.done(&["port", "set", "vm2", "mtu=9000", "flood=off"]);
-    assert_eq!(changed, "flood on -> off    now\nmtu 1500 -> 9000  now\n");
+    assert_eq!(changed, "flood on -> off   now\nmtu 1500 -> 9000  now\n");
     let port = shown(&lab, "vm2");
-    assert_eq!((&port["mtu"], &port["flood"], &port["pending"]), (&json!(9000), &json!(false), &json!([])));
+    assert_eq!(
+        (&port["mtu"], &port["flood"], &port["pending"]),
+        (&json!(9000), &json!(false), &json!([]))
+    );
     talk(three, two, 50);
     // A frame of 200 bytes is too big now, and fits again.
     lab.done(&["port", "set", "vm2", "mtu=100"]);

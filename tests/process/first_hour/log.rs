@@ -133,9 +133,9 @@ fn the_journal_gets_the_port_and_the_kind_of_event() {
     assert_eq!(detached["VIOSWITCH_EVENT"], "detached");
     // The journal is gone: what is said then is on standard error.
     drop(socket);
-    assert!(testkit::sys::kill(child.id(), libc::SIGHUP));
+    assert!(testkit::sys::kill(child.id(), libc::SIGUSR2));
     let text = || fs::read_to_string(&path).expect("standard error");
-    let said = testkit::proc::wait_for(SOON, || text().contains("<4>SIGHUP: "));
+    let said = testkit::proc::wait_for(SOON, || text().contains("<4>SIGUSR2 means "));
     assert!(testkit::sys::kill(child.id(), libc::SIGTERM));
     assert!(child.wait().expect("vioswitchd").success() && said, "{}", text());
 }
@@ -155,13 +155,17 @@ fn the_journal_gets_priorities_and_no_time() {
         let mut child = command.stderr(file).spawn().expect("start vioswitchd");
         let text = || fs::read_to_string(&path).expect("journal");
         let ready = testkit::proc::wait_for(SOON, || text().contains("ready: "));
-        assert!(testkit::sys::kill(child.id(), libc::SIGHUP));
-        let said = testkit::proc::wait_for(SOON, || text().contains("SIGHUP"));
+        assert!(testkit::sys::kill(child.id(), libc::SIGUSR2));
+        let said = testkit::proc::wait_for(SOON, || text().contains("SIGUSR2"));
         let _ = child.kill();
         let _ = child.wait();
         assert!(ready && said, "{}", text());
         for line in text().lines() {
-            assert_eq!(line.starts_with("<6>") || line.starts_with("<4>SIGHUP: "), meant, "{line}");
+            assert_eq!(
+                line.starts_with("<6>") || line.starts_with("<4>SIGUSR2 means "),
+                meant,
+                "{line}"
+            );
             assert_eq!(line.starts_with('['), !meant, "{line}");
         }
     }

@@ -1,0 +1,139 @@
+//! The configuration: what is in force, and what reading it again would change.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::changes::change;
+use super::message::{Fault, Parameters};
+use super::methods::{Answer, Part, Stream, Switch};
+use super::parameters::{number, only};
+use crate::daemon::{Busy, Effect, Reloader, Step, Summary};
+use crate::limits::{
+    CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES, CONTROL_WAIT_STEP,
+};
+
+/// A list that is told in parts.
+#[derive(Debug)]
+pub struct List {
+    key: &'static str,
+    /// The last one first.
+    items: Vec<Value>,
+}
+
+impl List {
+    fn answer(key: &'static str, items: impl DoubleEndedIterator<Item = Value>) -> Answer {
+        Answer::Stream(Stream::List(List { key, items: items.rev().collect() }))
+    }
+
+    /// The next part.
+    pub fn part(&mut self) -> Part {
+        let rest = self.items.len().saturating_sub(CONTROL_PORTS_A_REPLY);
+        let part: Vec<Value> = self.items.split_off(rest).into_iter().rev().collect();
+        let (key, more) = (self.key, rest > 0);
+        Part::Reply(json!({key: part}), more)
+    }
+}
+
+/// A client waits for a reload.
+pub struct ReloadWait {
+    reloader: Arc<Reloader>,
+    confirm: Option<u64>,
+}
+
+impl std::fmt::Debug for ReloadWait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReloadWait").finish_non_exhaustive()
+    }
+}
+
+impl ReloadWait {
+    /// The answer, if it is known.
+    pub fn part(&self, switch: &Switch) -> Part {
+        match self.reloader.outcome() {
+            None => Part::Later(Some(Instant::now() + CONTROL_WAIT_STEP)),
+            Some(Err(errors)) => Part::Fault(Fault::bad_config(&errors)),
+            Some(Ok(steps)) => {
+                let shown = steps.iter().take(CONTROL_SHOWN_CHANGES);
+                let told: Vec<Value> = shown.map(|step| switch.step(step)).collect();
+                let mut reply = json!({"summary": Summary(&steps).to_string(), "steps": told});
+                if let Some(seconds) = self.confirm {
+                    reply["confirm_seconds"] = seconds.into();
+                }
+                Part::Reply(reply, false)
+            }
+        }
+    }
+}
+
+impl Switch {
+    /// `GetConfig`: what is in force.
+    pub(super) fn config(&self, parameters: &Parameters) -> Result<Answer, Fault> {
+        only(parameters, &[])?;
+        let daemon = self.daemon();
+        let entries = daemon.book().entries().values().map(|entry| {
+            let words = entry.settings.words().into_iter().filter(|(_, words)| !words.is_empty());
+            let keys: Vec<Value> =
+                words.map(|(key, words)| json!({"key": key, "values": words})).collect();
+            json!({
+                "kind": entry.settings.kind(),
+                "name": entry.settings.name(),
+                "origin": entry.origin.name(),
+                "keys": keys,
+            })
+        });
+        Ok(List::answer("entries", entries))
+    }
+
+    /// `DiffConfig`.
+    pub(super) fn diff(&self, parameters: &Parameters) -> Result<Answer, Fault> {
+        only(parameters, &[])?;
+        let steps = self.reloader.diff().map_err(|errors| Fault::bad_config(&errors))?;
+        Ok(List::answer("steps", steps.iter().map(|step| self.step(step))))
+    }
+
+    /// `ReloadConfig`.
+    pub(super) fn reload(&self, mut parameters: Parameters) -> Result<Answer, Fault> {
+        only(&parameters, &["confirm_seconds"])?;
+        let confirm = number(&mut parameters, "confirm_seconds", 1..=CONTROL_CONFIRM_SECONDS)?;
+        let reloader = Arc::clone(&self.reloader);
+        let busy = |busy: Busy| Fault::refused(&busy.to_string());
+        reloader.begin(confirm.map(Duration::from_secs)).map_err(busy)?;
+        Ok(Answer::Stream(Stream::Reload(ReloadWait { reloader, confirm })))
+    }
+
+    /// `ConfirmConfig`.
+    pub(super) fn confirm(&self) -> Result<Value, Fault> {
+        let confirmed = self.reloader.confirm();
+        confirmed.map(|()| json!({})).map_err(|busy| Fault::refused(&busy.to_string()))
+    }
+
+    /// One difference.
+    fn step(&self, step: &Step) -> Value {
+        let (sign, changes) = match step {
+            Step::Add(_) => ("+", Vec::new()),
+            Step::Remove(_) => ("-", Vec::new()),
+            Step::Change(_, changes) => ("~", changes.iter().map(change).collect()),
+            Step::Scalar(difference) => ("~", vec![change(&(difference.clone(), Effect::Restart))]),
+        };
+        let mut told = json!({"sign": sign, "changes": changes});
+        if let Some(entry) = step.entry() {
+            told["kind"] = entry.settings.kind().into();
+            told["name"] = entry.settings.name().into();
+            told["origin"] = entry.origin.name().into();
+            if step.detaches()
+                && let Some(pid) = self.front_end(entry.settings.name())
+            {
+                told["detaches"] = pid.into();
+            }
+        }
+        told
+    }
+
+    /// The process at a port's socket.
+    fn front_end(&self, name: &str) -> Option<i32> {
+        let ports = self.view.ports.present();
+        Some(ports.named(name)?.as_guest()?.front_end()?.pid)
+    }
+}

@@ -1,0 +1,137 @@
+//! What a configuration changes of what is in force: to be shown, and to be done.
+//!
+//! Ports of the command line stay, and those that were added while the switch runs stay unless the
+//! configuration has their names: it wins.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use super::book::{Book, Entry};
+use super::post::Effect;
+use crate::config::{Config, Difference, Origin, Settings};
+
+/// One difference.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// A port or TAP comes.
+    Add(Entry),
+    /// It goes.
+    Remove(Entry),
+    /// Its settings change, and perhaps who gave it.
+    Change(Entry, Vec<(Difference, Effect)>),
+    /// What stands outside of any entry.
+    Scalar(Difference),
+}
+
+impl Step {
+    /// Its port or TAP.
+    pub fn entry(&self) -> Option<&Entry> {
+        match self {
+            Step::Add(entry) | Step::Remove(entry) | Step::Change(entry, _) => Some(entry),
+            Step::Scalar(_) => None,
+        }
+    }
+
+    /// True if the port is disconnected: it goes, or comes back with another socket.
+    pub fn detaches(&self) -> bool {
+        match self {
+            Step::Remove(_) => true,
+            Step::Change(_, changes) => changes.iter().any(|(_, effect)| *effect == Effect::Reopen),
+            Step::Add(_) | Step::Scalar(_) => false,
+        }
+    }
+}
+
+/// How many of each kind, in words.
+pub struct Summary<'a>(pub &'a [Step]);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |of: fn(&Step) -> bool| self.0.iter().filter(|step| of(step)).count();
+        let (added, removed) = (
+            count(|step| matches!(step, Step::Add(_))),
+            count(|step| matches!(step, Step::Remove(_))),
+        );
+        let changed = count(|step| matches!(step, Step::Change(..)));
+        write!(f, "{added} added, {changed} changed, {removed} deleted")?;
+        match count(|step| matches!(step, Step::Scalar(_))) {
+            0 => Ok(()),
+            waits => write!(f, ", {waits} with a restart"),
+        }
+    }
+}
+
+/// What is to be in force of files, by the entries of `wanted` that are not the command line's.
+pub fn plan(book: &Book, wanted: &[Entry]) -> Vec<Step> {
+    let names: HashSet<&str> = wanted.iter().map(|entry| entry.settings.name()).collect();
+    let mut steps: Vec<Step> = book
+        .entries()
+        .iter()
+        .filter(|(name, entry)| entry.origin == Origin::File && !names.contains(name.as_str()))
+        .map(|(_, entry)| Step::Remove(entry.clone()))
+        .collect();
+    for entry in wanted.iter().filter(|entry| entry.origin != Origin::Cli) {
+        match book.get(entry.settings.name()) {
+            Some(there) if there.origin == Origin::Cli => {}
+            Some(there) => {
+                let changes = changes(&there.settings, &entry.settings);
+                if !changes.is_empty() || there.origin != entry.origin {
+                    steps.push(Step::Change(entry.clone(), changes));
+                }
+            }
+            None => steps.push(Step::Add(entry.clone())),
+        }
+    }
+    steps
+}
+
+/// What differs, and when that takes effect.
+pub fn changes(before: &Settings, after: &Settings) -> Vec<(Difference, Effect)> {
+    let other = before.kind() != after.kind();
+    let effect = |key| if other { Effect::Reopen } else { Effect::of(after.kind(), key) };
+    let all = before.differences(after).into_iter();
+    all.map(|difference| (difference.clone(), effect(difference.key))).collect()
+}
+
+/// What differs outside of any entry.
+pub fn scalars(before: &Config, after: &Config) -> Vec<Step> {
+    let control = |config: &Config| {
+        let control = config.control.as_ref()?;
+        let named = |what: &str, group: Option<u32>| {
+            group.map_or_else(String::new, |group| format!(" {what} {group}"))
+        };
+        let groups = named("group", control.group)
+            + &named("admins", control.admins)
+            + &named("capture", control.captors);
+        Some(format!("{}{groups}", control.path.display()))
+    };
+    let list = |cpus: &[usize]| {
+        let all: Vec<String> = cpus.iter().map(usize::to_string).collect();
+        (!all.is_empty()).then(|| all.join(","))
+    };
+    let all = [
+        ("workers", Some(before.workers.to_string()), Some(after.workers.to_string())),
+        ("cpus", list(&before.cpus), list(&after.cpus)),
+        ("poll", Some(before.poll.to_string()), Some(after.poll.to_string())),
+        ("age", Some(before.age_seconds.to_string()), Some(after.age_seconds.to_string())),
+        ("control", control(before), control(after)),
+        (
+            "metrics",
+            before.metrics.as_ref().map(|metrics| format!("{metrics:?}")),
+            after.metrics.as_ref().map(|metrics| format!("{metrics:?}")),
+        ),
+        ("log-level", Some(before.log_level.to_string()), Some(after.log_level.to_string())),
+        (
+            "feature-level",
+            Some(before.feature_level.to_string()),
+            Some(after.feature_level.to_string()),
+        ),
+        (
+            "uplink-to-uplink",
+            Some(before.uplink_to_uplink.to_string()),
+            Some(after.uplink_to_uplink.to_string()),
+        ),
+    ];
+    let differ = all.into_iter().filter(|(_, from, to)| from != to);
+    differ.map(|(key, from, to)| Step::Scalar(Difference { key, from, to })).collect()
+}

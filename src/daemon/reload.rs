@@ -1,0 +1,332 @@
+//! The configuration is read again while the switch runs, and what differs is done.
+//!
+//! Nothing is done of a configuration with an error in it. Then everything is looked at that can be
+//! before it is tried: what only one may have, and the places of new sockets. What fails after
+//! that is undone, by the same way: the difference back to what was in force. A thread of its own
+//! does it and holds the daemon for one step at a time; nobody else changes the switch meanwhile.
+//!
+//! With a time to confirm, what was in force before is in force again when it is over.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::book::{Book, Entry};
+use super::check::found_at;
+use super::plan::{Step, Summary, plan, scalars};
+use super::{Daemon, PortError};
+use crate::config::{Config, Origin, Request, Settings, Texts};
+use crate::events::{What, reason};
+use crate::limits::REMOVE_STEP;
+
+/// Reads the configuration again, for whoever asks.
+pub struct Reloader {
+    daemon: Arc<Mutex<Daemon>>,
+    request: Box<Request>,
+    /// What is under way.
+    state: Mutex<State>,
+    /// Something of it has changed.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// A thread is at it, until it has confirmed too.
+    busy: bool,
+    /// What the last one came to.
+    done: Option<Result<Vec<Step>, Vec<String>>>,
+    /// It waits to be confirmed.
+    waits: bool,
+}
+
+/// Why there is no reload.
+#[derive(Debug, thiserror::Error)]
+pub enum Busy {
+    /// One at a time.
+    #[error("a reload is under way, or waits for config confirm")]
+    Busy,
+    /// Nothing waits to be confirmed.
+    #[error("no reload waits to be confirmed")]
+    Nothing,
+    /// There is no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+impl Reloader {
+    /// For a daemon that runs what `request` asked for.
+    pub fn new(daemon: &Arc<Mutex<Daemon>>, request: Box<Request>) -> Reloader {
+        let daemon = Arc::clone(daemon);
+        Reloader { daemon, request, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn daemon(&self) -> MutexGuard<'_, Daemon> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The files as they are now, and what they change.
+    fn read(&self) -> Result<(Texts, Config, Vec<Step>), Vec<String>> {
+        let texts = self.request.texts();
+        let read = texts.and_then(|texts| Ok((self.request.lay_over(&texts)?, texts)));
+        let (config, texts) = read.map_err(|error| error.lines)?;
+        let wanted: Vec<Entry> =
+            config.entries().map(|(settings, origin)| Entry { settings, origin }).collect();
+        let daemon = self.daemon();
+        let mut steps = scalars(&daemon.started, &config);
+        steps.extend(plan(daemon.book(), &wanted));
+        Ok((texts, config, steps))
+    }
+
+    /// What a reload would do, or why it would do nothing.
+    pub fn diff(&self) -> Result<Vec<Step>, Vec<String>> {
+        self.read().map(|(_, _, steps)| steps)
+    }
+
+    /// Begins a reload. What it comes to is told by [`Reloader::outcome`].
+    pub fn begin(self: &Arc<Self>, confirm: Option<Duration>) -> Result<(), Busy> {
+        let mut state = self.state();
+        if state.busy {
+            return Err(Busy::Busy);
+        }
+        (state.busy, state.done) = (true, None);
+        drop(state);
+        let this = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("reload".to_owned());
+        let started = thread.spawn(move || {
+            let panicked = catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err();
+            let mut state = this.state();
+            (state.busy, state.waits) = (false, false);
+            if panicked {
+                state.done = Some(Err(vec!["it panicked half way; the log tells more".to_owned()]));
+                drop(state);
+                this.daemon().changing = false;
+            }
+        });
+        started.map(drop).map_err(|error| {
+            self.state().busy = false;
+            Busy::Thread(error)
+        })
+    }
+
+    /// What the reload came to, once it is known.
+    pub fn outcome(&self) -> Option<Result<Vec<Step>, Vec<String>>> {
+        self.state().done.clone()
+    }
+
+    /// What was reloaded stays.
+    pub fn confirm(&self) -> Result<(), Busy> {
+        let mut state = self.state();
+        if !std::mem::take(&mut state.waits) {
+            return Err(Busy::Nothing);
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn work(&self, confirm: Option<Duration>) {
+        let before = Before::of(&self.daemon());
+        let (done, texts) = match self.apply_files() {
+            Ok((steps, texts)) => (Ok(steps), Some(texts)),
+            Err(errors) => (Err(errors), None),
+        };
+        let (events, news) = {
+            let daemon = self.daemon();
+            (Arc::clone(daemon.events()), daemon.view().news)
+        };
+        match &done {
+            Ok(steps) => events.tell(What::Reloaded { summary: Summary(steps).to_string() }),
+            Err(errors) => {
+                errors.iter().for_each(|error| log::error!("reload: {error}"));
+                let why = errors.first().cloned().unwrap_or_default();
+                events.tell(What::ReloadFailed { why: reason(why) });
+            }
+        }
+        let waits = done.is_ok() && confirm.is_some();
+        {
+            let mut state = self.state();
+            (state.done, state.waits) = (Some(done), waits);
+        }
+        news.wake();
+        if let Some(time) = confirm.filter(|_| waits)
+            && !self.is_confirmed(time)
+        {
+            let mut before = before;
+            before.without_deleted(self.daemon().book());
+            let errors = self.go_back(&before);
+            let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
+            errors.iter().for_each(|error| log::error!("reload: {error}"));
+            events.tell(What::ReloadFailed { why });
+        } else if let Some(texts) = texts {
+            self.daemon().keep_files(&texts);
+        }
+    }
+
+    /// Waits for the confirmation. The end of the process is none, and undoes nothing.
+    fn is_confirmed(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        let mut state = self.state();
+        while state.waits {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                state.waits = false;
+                return false;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn apply_files(&self) -> Result<(Vec<Step>, Texts), Vec<String>> {
+        let (texts, config, steps) = self.read()?;
+        let before = {
+            let mut daemon = self.daemon();
+            let wrong = foresee(daemon.book(), &steps);
+            if !wrong.is_empty() {
+                return Err(wrong);
+            }
+            let before = Before::of(&daemon);
+            daemon.changing = true;
+            daemon.book.configure(&config);
+            before
+        };
+        let applied = self.apply(&steps);
+        let mut errors = match applied {
+            Ok(()) => Vec::new(),
+            Err(error) => vec![error],
+        };
+        if !errors.is_empty() {
+            errors.extend(self.go_back(&before));
+        }
+        let mut daemon = self.daemon();
+        daemon.changing = false;
+        if let Err(error) = daemon.keep() {
+            log::error!("reload: {error}");
+        }
+        if errors.is_empty() { Ok((steps, texts)) } else { Err(errors) }
+    }
+
+    /// Has in force again what was; what that could not do.
+    fn go_back(&self, before: &Before) -> Vec<String> {
+        let steps = {
+            let mut daemon = self.daemon();
+            daemon.changing = true;
+            daemon.book.configure_as(before.configured.clone());
+            plan(&daemon.book, &before.entries)
+        };
+        let mut errors = Vec::new();
+        for step in ordered(&steps) {
+            if let Err(error) = self.apply(std::slice::from_ref(step)) {
+                errors.push(format!("going back: {error}"));
+            }
+        }
+        let mut daemon = self.daemon();
+        daemon.changing = false;
+        if let Err(error) = daemon.keep() {
+            errors.push(error.to_string());
+        }
+        errors
+    }
+
+    /// Does all steps: what goes first, so that names, sockets and addresses are free.
+    fn apply(&self, steps: &[Step]) -> Result<(), String> {
+        self.take_away(steps)?;
+        for step in ordered(steps) {
+            let Some(entry) = step.entry() else { continue };
+            let mut daemon = self.daemon();
+            let done = match step {
+                Step::Remove(_) | Step::Scalar(_) => Ok(()),
+                Step::Change(_, changes) if changes.is_empty() => daemon.give_to(entry),
+                Step::Change(..) if !step.detaches() => daemon.change_entry(entry),
+                Step::Add(_) | Step::Change(..) => daemon.add_entry(entry),
+            };
+            done.map_err(|error| named(entry, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Takes away what goes for good or for a moment, all at a time.
+    fn take_away(&self, steps: &[Step]) -> Result<(), String> {
+        let mut leaving = Vec::new();
+        for entry in steps.iter().filter(|step| step.detaches()).filter_map(Step::entry) {
+            let removal = self.daemon().leave(entry.settings.name());
+            leaving.push((entry, removal.map_err(|error| named(entry, &error))?));
+        }
+        let mut failed = Ok(());
+        while !leaving.is_empty() {
+            leaving.retain_mut(|(entry, removal)| match self.daemon().go_on(removal) {
+                Ok(done) => !done,
+                Err(error) => {
+                    failed = Err(named(entry, &error));
+                    false
+                }
+            });
+            if !leaving.is_empty() {
+                std::thread::sleep(REMOVE_STEP);
+            }
+        }
+        failed
+    }
+}
+
+/// What was in force at a moment.
+struct Before {
+    entries: Vec<Entry>,
+    configured: Vec<Entry>,
+}
+
+impl Before {
+    fn of(daemon: &Daemon) -> Before {
+        let book = daemon.book();
+        Before {
+            entries: book.entries().values().cloned().collect(),
+            configured: book.all_configured().cloned().collect(),
+        }
+    }
+
+    /// Leaves out what was added while the switch ran, and deleted since.
+    fn without_deleted(&mut self, book: &Book) {
+        self.entries.retain(|Entry { settings, origin }| {
+            *origin != Origin::Runtime || book.get(settings.name()).is_some()
+        });
+    }
+}
+
+/// First what changes nothing of sockets, then what comes.
+fn ordered(steps: &[Step]) -> impl Iterator<Item = &Step> {
+    let early = |step: &&Step| !matches!(step, Step::Add(_)) && !step.detaches();
+    steps.iter().filter(early).chain(steps.iter().filter(move |step| !early(step)))
+}
+
+fn named(entry: &Entry, error: &PortError) -> String {
+    format!("{} {}: {error}", entry.settings.kind(), entry.settings.name())
+}
+
+/// What can be seen to fail before anything is done.
+fn foresee(book: &Book, steps: &[Step]) -> Vec<String> {
+    let mut after = book.clone();
+    let gone = steps.iter().filter(|step| step.detaches()).filter_map(Step::entry);
+    gone.for_each(|entry| drop(after.strike(entry.settings.name())));
+    let mut wrong = Vec::new();
+    for step in steps {
+        let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };
+        let about = format!("{} {}", entry.settings.kind(), entry.settings.name());
+        if let Some(clash) = after.clash(&entry.settings) {
+            wrong.push(format!("{about}: {clash}"));
+        }
+        if matches!(step, Step::Add(_))
+            && entry.origin == Origin::File
+            && let Settings::Port(port) = &entry.settings
+        {
+            wrong.extend(
+                found_at(&port.endpoint).into_iter().map(|text| format!("{about}: {text}")),
+            );
+        }
+        after.enter(entry.clone());
+    }
+    wrong
+}
