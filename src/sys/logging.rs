@@ -3,7 +3,7 @@
 //!
 //! Where standard error is the journal (`$JOURNAL_STREAM` names its device and inode,
 //! systemd.exec(5)) a line is an entry of the journal's own protocol, with the port it is about and
-//! what its writer knows besides ([`journal`](super::journal)). Everywhere else it begins with its
+//! what its writer knows besides ([`super::journal`]). Everywhere else it begins with its
 //! time and level.
 //!
 //! A `RUST_LOG` that cannot be meant is an error, and why the process cannot start is said
@@ -48,7 +48,7 @@ pub struct Log {
 
 impl Log {
     /// Starts the thread that writes to standard error or to the journal, and has panics told
-    /// through it. `level` is let through unless [`FILTER_VARIABLE`] says otherwise. Signals are to
+    /// through it. `level` is let through unless `RUST_LOG` says otherwise. Signals are to
     /// be blocked before: it inherits the caller's mask.
     pub fn start(level: LevelFilter) -> Result<Log, LogError> {
         let filter = filter(level)?;
