@@ -97,13 +97,10 @@ impl Reloader {
         let this = Arc::clone(self);
         let thread = std::thread::Builder::new().name("reload".to_owned());
         let started = thread.spawn(move || {
-            let panicked = catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err();
-            let mut state = this.state();
-            (state.busy, state.waits) = (false, false);
-            if panicked {
-                state.done = Some(Err(vec!["it panicked half way; the log tells more".to_owned()]));
-                drop(state);
+            if catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err() {
+                let why = "it panicked half way; the log tells more".to_owned();
                 this.daemon().changing = false;
+                *this.state() = State { busy: false, done: Some(Err(vec![why])), waits: false };
             }
         });
         started.map(drop).map_err(|error| {
@@ -145,15 +142,16 @@ impl Reloader {
                 events.tell(What::ReloadFailed { why: reason(why) });
             }
         }
-        let waits = done.is_ok() && confirm.is_some();
-        {
-            let mut state = self.state();
-            (state.done, state.waits) = (Some(done), waits);
+        let confirm = confirm.filter(|_| done.is_ok());
+        let waits = confirm.is_some();
+        if let Some(texts) = texts.as_ref().filter(|_| !waits) {
+            self.daemon().keep_files(texts);
         }
+        // Who is told what it came to may ask for the next one at once.
+        *self.state() = State { busy: waits, done: Some(done), waits };
         news.wake();
-        if let Some(time) = confirm.filter(|_| waits)
-            && !self.is_confirmed(time)
-        {
+        let Some(time) = confirm else { return };
+        if !self.is_confirmed(time) {
             let mut before = before;
             before.without_deleted(self.daemon().book());
             let errors = self.go_back(&before);
@@ -163,6 +161,7 @@ impl Reloader {
         } else if let Some(texts) = texts {
             self.daemon().keep_files(&texts);
         }
+        self.state().busy = false;
     }
 
     /// Waits for the confirmation. The end of the process is none, and undoes nothing.
