@@ -1,8 +1,8 @@
 //! The daemon as a service of a real systemd: one of the test's own, in namespaces of its own, with
 //! the unit that the project installs.
 //!
-//! It sees the machine's files read-only, has a `/run` of its own, and knows no other units, so it
-//! starts nothing else. Others see its `/run` through `/proc`.
+//! It sees the machine's files read-only, has a `/run` and a `/var/lib` of its own, and knows no
+//! other units, so it starts nothing else. Others see its `/run` through `/proc`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -21,6 +21,7 @@ const UNIT: &str = include_str!("../../scripts/systemd/vioswitchd.service");
 const BOOT: &str = "set -e
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /var/lib
 cp -r \"$1\"/. /run
 mount -o remount,bind,ro /
 umount -l /sys/fs/cgroup 2>/dev/null || true
