@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
 use super::methods::{Switch, unknown_port};
-use super::parameters::{only, required};
+use super::parameters::{self, only, required};
 use crate::config::Wrong;
 use crate::frame::MacAddr;
 use crate::limits::MAX_STATIC_MACS;
@@ -69,10 +69,10 @@ impl Switch {
 
 /// The parameter `mac`: the address of one station.
 fn address(parameters: &mut Parameters) -> Result<MacAddr, Fault> {
-    let word = required(parameters, "mac")?;
-    let mac = word.parse::<MacAddr>().ok().filter(|mac| mac.is_station());
-    mac.ok_or_else(|| {
-        let text = "mac must be the address of one station, such as 52:54:00:12:34:56".to_owned();
-        Fault::invalid(&Wrong { key: "mac".to_owned(), text }, &word)
-    })
+    let mac = parameters::mac(parameters, "mac")?;
+    if mac.is_station() {
+        return Ok(mac);
+    }
+    let text = "mac must be the address of one station, such as 52:54:00:12:34:56".to_owned();
+    Err(Fault::invalid(&Wrong { key: "mac".to_owned(), text }, &mac.to_string()))
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
 use super::methods::Switch;
-use super::parameters::{Values, settings};
+use super::parameters::{Values, flag, settings};
 use crate::config::{Difference, Endpoint, Given, Settings, Wrong};
 use crate::daemon::{Effect, PortError};
 
@@ -17,7 +17,7 @@ impl Switch {
         mut parameters: Parameters,
         caller: Caller,
     ) -> Result<Value, Fault> {
-        let may_exist = flag(&mut parameters, "may_exist")?;
+        let may_exist = flag(&mut parameters, "may_exist")?.unwrap_or(false);
         let (name, mut given, values) = settings(parameters)?;
         let default = kind == "port" && !given.iter().any(|(key, _)| key == "socket");
         if default {
@@ -125,14 +125,5 @@ pub(super) fn check_endpoint(wanted: &Settings, values: &Values) -> Result<(), F
             Err(values.fault(Wrong { key: "socket".to_owned(), text }))
         }
         _ => Ok(()),
-    }
-}
-
-/// A truth value, false if it is not given.
-pub(super) fn flag(parameters: &mut Parameters, key: &str) -> Result<bool, Fault> {
-    match parameters.remove(key) {
-        None | Some(Value::Null) => Ok(false),
-        Some(Value::Bool(truth)) => Ok(truth),
-        Some(_) => Err(Fault::parameter(key, None)),
     }
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::message::{Fault, Parameters};
 use crate::config::{Given, Wrong, nearest};
+use crate::frame::MacAddr;
 use crate::limits::MAX_STATIC_MACS;
 
 /// An error if there are other parameters than the known ones.
@@ -28,6 +29,15 @@ pub fn text(parameters: &mut Parameters, key: &str) -> Result<Option<String>, Fa
 /// A text that must be given.
 pub fn required(parameters: &mut Parameters, key: &str) -> Result<String, Fault> {
     text(parameters, key)?.ok_or_else(|| Fault::parameter(key, None))
+}
+
+/// A MAC address that must be given.
+pub fn mac(parameters: &mut Parameters, key: &str) -> Result<MacAddr, Fault> {
+    let word = required(parameters, key)?;
+    word.parse().map_err(|_| {
+        let text = format!("{key} must be a MAC address, such as 52:54:00:12:34:56");
+        Fault::invalid(&Wrong { key: key.to_owned(), text }, &word)
+    })
 }
 
 /// Yes or no, if it is given.

@@ -4,9 +4,8 @@ use serde_json::{Value, json};
 
 use super::message::{Fault, Parameters};
 use super::methods::{Switch, unknown_port};
-use super::parameters::{number, only, required};
+use super::parameters::{mac, number, only, required};
 use super::show;
-use crate::config::Wrong;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
 use crate::port::{Port, PortTable};
@@ -31,8 +30,8 @@ impl Switch {
     pub(super) fn trace(&self, mut parameters: Parameters) -> Result<Value, Fault> {
         only(&parameters, &["port", "source", "destination", "length"])?;
         let name = required(&mut parameters, "port")?;
-        let source = address(&mut parameters, "source")?;
-        let destination = address(&mut parameters, "destination")?;
+        let source = mac(&mut parameters, "source")?;
+        let destination = mac(&mut parameters, "destination")?;
         let range = MIN_FRAME_LEN.into()..=MAX_FRAME_LEN.into();
         let length = number(&mut parameters, "length", range)?.unwrap_or(LENGTH) as u32;
         let ports = self.view.ports.present();
@@ -163,12 +162,4 @@ impl Told {
 
 fn quote(port: &Port) -> String {
     format!("'{}'", port.name)
-}
-
-fn address(parameters: &mut Parameters, key: &str) -> Result<MacAddr, Fault> {
-    let word = required(parameters, key)?;
-    word.parse().map_err(|_| {
-        let text = format!("{key} must be a MAC address, such as 52:54:00:00:00:01");
-        Fault::invalid(&Wrong { key: key.to_owned(), text }, &word)
-    })
 }
