@@ -122,7 +122,7 @@ fn run(
             Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
             Signal::Report => lock(&daemon).report(),
             Signal::Reload => {
-                let begun = reloader.begin(None);
+                let begun = reloader.begin_or_repeat();
                 begun.unwrap_or_else(|busy| log::warn!("SIGHUP: {busy}"));
             }
             Signal::Spare => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),

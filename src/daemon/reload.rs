@@ -37,6 +37,8 @@ struct State {
     done: Option<Result<Vec<Step>, Vec<String>>>,
     /// It waits to be confirmed.
     waits: bool,
+    /// Another one is wanted when it is over.
+    again: bool,
 }
 
 /// Why there is no reload.
@@ -100,13 +102,32 @@ impl Reloader {
             if catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err() {
                 let why = "it panicked half way; the log tells more".to_owned();
                 this.daemon().changing = false;
-                *this.state() = State { busy: false, done: Some(Err(vec![why])), waits: false };
+                let mut state = this.state();
+                (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), false);
+            }
+            // One that was begun meanwhile has read the files as late.
+            if std::mem::take(&mut this.state().again)
+                && let Err(Busy::Thread(error)) = this.begin(None)
+            {
+                log::error!("reload: cannot start a thread: {error}");
             }
         });
         started.map(drop).map_err(|error| {
             self.state().busy = false;
             Busy::Thread(error)
         })
+    }
+
+    /// Reloads for one who waits for no answer, once more after a reload that is under way: that
+    /// one may have read the files before they were changed.
+    pub fn begin_or_repeat(self: &Arc<Self>) -> Result<(), Busy> {
+        let mut state = self.state();
+        if state.busy && !state.waits {
+            state.again = true;
+            return Ok(());
+        }
+        drop(state);
+        self.begin(None)
     }
 
     /// What the reload came to, once it is known.
@@ -148,7 +169,10 @@ impl Reloader {
             self.daemon().keep_files(texts);
         }
         // Who is told what it came to may ask for the next one at once.
-        *self.state() = State { busy: waits, done: Some(done), waits };
+        {
+            let mut state = self.state();
+            (state.busy, state.done, state.waits) = (waits, Some(done), waits);
+        }
         news.wake();
         let Some(time) = confirm else { return };
         if !self.is_confirmed(time) {

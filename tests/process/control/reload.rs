@@ -133,6 +133,23 @@ fn a_bad_file_changes_nothing_and_is_told_whole() {
     assert!(wait_for(LOST, || filed.names() == ["f2", "p0"]), "{}", lab.d.log());
 }
 
+/// A signal that comes while the files are being read again is no lost one.
+#[test]
+fn the_last_of_many_signals_counts() {
+    let filed = Filed::new(1, &[("f0", "")], &[]);
+    for round in 1..=100u64 {
+        // Each pair of signals so far apart that the second may come at any moment of a reload.
+        for half in ["a", "b"] {
+            filed.write(&[(&format!("f{round}{half}"), "")]);
+            filed.lab.d.signal(libc::SIGHUP);
+            std::thread::sleep(Duration::from_micros(30 * round));
+        }
+        let last = format!("f{round}b");
+        let names = || filed.names() == [last.as_str(), "p0"];
+        assert!(wait_for(Duration::from_secs(5), names), "{last}\n{}", filed.lab.d.log());
+    }
+}
+
 #[test]
 fn what_is_not_confirmed_goes_back() {
     let filed = Filed::new(1, &[("f1", "mtu = 1500"), ("f2", "")], &[]);
