@@ -17,11 +17,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use log::Level;
 
 use crate::frame::MacAddr;
+use crate::guard::bucket::Bucket;
 use crate::limits::{
     EVENT_TEXT_CHARS, EVENTS_KEPT, MOVES_TOLD_SECONDS, PORT_EVENT_BURST, PORT_EVENT_EVERY,
 };
 use crate::stats::{Direction, DropReason};
-use crate::sys::bucket::Bucket;
 use crate::sys::clock;
 use crate::sys::waker::Waker;
 

@@ -19,6 +19,8 @@
 //! | [`events`] | what happened, for those who watch |
 //! | [`capture`] | copies of frames for those who look at them |
 //! | [`stats`] | counters and the named reasons for a drop |
+//! | [`guard`] | what keeps the harm that a front-end does with itself |
+//! | [`logging`] | the log's queue, its filter, the journal |
 //! | [`sys`] | system calls |
 //! | [`frame`] | frames as bytes |
 //! | [`limits`] | every limit and default |
@@ -39,7 +41,9 @@ pub mod control;
 pub mod daemon;
 pub mod events;
 pub mod frame;
+pub mod guard;
 pub mod limits;
+pub mod logging;
 pub mod memory;
 pub mod metrics;
 pub mod pipeline;

@@ -12,10 +12,10 @@ use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::Control;
 use vioswitch::daemon::{self, Daemon, Keeper, Reloader, StartError};
 use vioswitch::events::{Kind, What, reason};
+use vioswitch::logging::{self, Log, LogError};
 use vioswitch::metrics::Metrics;
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
-use vioswitch::sys::logging::{self, Log, LogError};
 use vioswitch::sys::notify::notify;
 use vioswitch::sys::signals::{Signal, Signals};
 

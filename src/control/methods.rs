@@ -20,6 +20,7 @@ use super::wait::PortWait;
 use super::{show, show_clients};
 use crate::config::{self, nearest};
 use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, StartError, View};
+use crate::guard::bucket::Bucket;
 use crate::limits::{
     CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, METRICS_PART_BYTES,
     PORT_LOG_BURST, PORT_LOG_EVERY,
@@ -28,7 +29,6 @@ use crate::metrics::Scrape;
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, PortId};
-use crate::sys::bucket::Bucket;
 use crate::sys::waker::Waker;
 use crate::sys::{clock, group, unix_socket};
 

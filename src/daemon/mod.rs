@@ -41,6 +41,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::{self, Config, Origin, Texts};
 use crate::events::Events;
+use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
     STOP_TIMEOUT,
@@ -48,10 +49,10 @@ use crate::limits::{
 use crate::port::{Endpoint, Port, PortTable, Ports};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
-use crate::sys::eventfd::{self, BlockedWriterWatch};
+use crate::sys::eventfd;
 use crate::sys::threads::{join_until, run_again_after_panic};
 use crate::sys::waker::Waker;
-use crate::sys::{clock, random, sigbus};
+use crate::sys::{clock, random};
 use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};

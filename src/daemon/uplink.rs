@@ -249,10 +249,10 @@ mod tests {
 
     use super::*;
     use crate::daemon::start_helper;
+    use crate::guard::BlockedWriterWatch;
     use crate::port::Ports;
     use crate::port::tap::fake::attach_lost;
     use crate::switch::{Fdb, FdbConfig, Rules};
-    use crate::sys::eventfd::BlockedWriterWatch;
     use crate::worker::Shared;
 
     fn wait_closed(closed: &AtomicU32, count: u32) {

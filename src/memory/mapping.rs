@@ -7,7 +7,7 @@
 //! what counts against the limits, not what was asked for. The descriptor is closed once the file
 //! is mapped: 509 regions of one port would otherwise leave no descriptors for the others.
 //! (`vm-memory` keeps it open, and is not used here for that.) A file that is truncated later is
-//! `sys::sigbus`' affair.
+//! `guard::sigbus`' affair.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::ledger::Lease;
+use crate::guard::sigbus;
 use crate::limits::MAX_PORT_MAPPED_BYTES;
 use crate::sys::fs::{self, FileFacts, FileKind};
-use crate::sys::sigbus;
 
 /// Why a file cannot serve as guest memory.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,7 @@ use super::context::{BurstContext, BurstGuard};
 use super::deliver::{Delivery, Tried};
 use super::signals::Signals;
 use super::stalls::Stalls;
+use crate::guard::SignalSlot;
 use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
 use crate::port::backpressure::Terms;
 use crate::port::tap::TapReader;
@@ -27,7 +28,6 @@ use crate::port::{Port, PortTable, Queue, RingState};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{Fdb, Ingress, Policy, Rules, SourceMemo};
 use crate::sys::clock;
-use crate::sys::eventfd::SignalSlot;
 
 /// What came of looking at a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

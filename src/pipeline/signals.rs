@@ -3,12 +3,13 @@
 //! Noted while rings are locked, sent at the end of the turn, once per ring: a write that wakes
 //! somebody costs about 9 µs, and nothing that may sleep happens under a lock. Those of transmit
 //! rings may be held back for a while (`port::moderation`), and those of a port to which they are
-//! expensive (`sys::signal_cost`).
+//! expensive (`guard::signal_cost`).
 
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
 use crate::events::{What, reason};
+use crate::guard::{SignalResult, SignalSlot, Took};
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
 use crate::port::moderation::{Completed, Notify};
 use crate::port::{Eviction, Port, PortTable, RingState};
@@ -16,7 +17,6 @@ use crate::ring::CallFd;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::PortId;
 use crate::sys::clock;
-use crate::sys::eventfd::{SignalResult, SignalSlot, Took};
 
 /// Signals owed at the end of a turn.
 pub struct Signals {

@@ -13,9 +13,9 @@ use super::inspect::{Inspection, SessionFacts};
 use super::queue::Queue;
 use super::steering::Steering;
 use super::summons::Summons;
+use crate::guard::SignalCost;
+use crate::guard::bucket::Bucket;
 use crate::limits::{ANNOUNCEMENT_EVERY, ANNOUNCEMENTS, MAX_QUEUE_PAIRS};
-use crate::sys::bucket::Bucket;
-use crate::sys::eventfd::SignalCost;
 use crate::sys::waker::Waker;
 
 // One bit per receive queue, of which a port has twice its pairs.
@@ -195,7 +195,7 @@ impl GuestPort {
     /// Ends the session with the front-end: its thread is told to close the connection and
     /// to take the port out of service. For peers that endanger others; any thread may call it,
     /// as it touches nothing that the peer shares: to shut its socket down would wake whoever
-    /// waits at the other end, see `sys::signal_cost`.
+    /// waits at the other end, see `guard::signal_cost`.
     ///
     /// `session` is the number of the session that is meant: a worker may find out when it is
     /// over, and the next front-end is not to pay for it.

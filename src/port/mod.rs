@@ -36,10 +36,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::events::{Events, Teller, What};
 use crate::frame::offload::Offloads;
+use crate::guard::bucket::Bucket;
 use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, PortStats, QueueStats, Traffic};
 use crate::switch::{PortId, PortKind, PortPolicy};
-use crate::sys::bucket::Bucket;
 
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use super::split::SplitRing;
-pub use crate::sys::eventfd::CallFd;
+pub use crate::guard::CallFd;
 
 /// `VIRTQ_USED_F_NO_NOTIFY`
 const USED_F_NO_NOTIFY: u16 = 1;

@@ -4,27 +4,20 @@
 //! `port`; every module offers a safe interface.
 
 pub mod affinity;
-pub mod bucket;
 pub mod clock;
 pub mod descriptor;
-pub mod disposal;
 pub mod eventfd;
 pub mod footprint;
 pub mod fs;
 pub mod group;
 pub mod inherited;
-pub mod journal;
 pub mod link_events;
-pub mod log_queue;
-pub mod logging;
 pub mod netlink;
 pub mod notify;
 pub mod poll;
 pub mod qdisc;
 pub mod random;
 pub mod scm;
-pub mod sigbus;
-mod signal_cost;
 pub mod signals;
 pub mod state_dir;
 pub mod tap;
@@ -35,4 +28,3 @@ pub mod threads;
 pub mod unix_socket;
 pub mod usage;
 pub mod waker;
-pub mod watch;

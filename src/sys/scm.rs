@@ -10,7 +10,7 @@
 //!
 //! Rule: every descriptor the kernel installs for us is in an [`OwnedFd`] before anything can
 //! return, so none can leak. There is always room for all that one message can carry: what does
-//! not fit the kernel would close here and now, and that can wait for ever ([`super::disposal`]).
+//! not fit the kernel would close here and now, and that can wait for ever (`guard::disposal`).
 
 use std::io;
 use std::mem::{align_of, size_of};

@@ -29,11 +29,12 @@ use vhost::vhost_user::message::{VhostUserLog, VhostUserU64, VhostUserVringState
 use vm_memory::ByteValued;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::guard::disposal;
 use crate::limits::{MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
 use crate::port::Summons;
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{Interest, Wake, wait_for_any, wait_for_either};
-use crate::sys::{disposal, scm};
+use crate::sys::scm;
 use crate::vhost_user::message::{Code, HEADER_BYTES, Head, HeaderError, Message, reply_header};
 
 /// What waiting for the next message came to.

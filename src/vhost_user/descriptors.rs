@@ -4,7 +4,7 @@
 //! the threads of *other* ports: on a pipe nobody empties, a FIFO of a network file system or a
 //! terminal, that write could hold up everybody. What serves as guest memory is checked where it
 //! is mapped. All else is refused as it comes, before anything is done with it: see
-//! [`crate::sys::disposal`].
+//! [`crate::guard::disposal`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use vhost::vhost_user::message::FrontendReq;
 
 use super::message::{Code, Passed};
-use crate::sys::{descriptor, disposal, fs};
+use crate::guard::disposal;
+use crate::sys::{descriptor, fs};
 
 /// A descriptor for notifications that cannot be used.
 #[derive(Debug, thiserror::Error)]

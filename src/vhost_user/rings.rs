@@ -21,13 +21,13 @@ use super::descriptors;
 use super::features;
 use super::message::VringAddr;
 use super::session::{Context, Refusal};
+use crate::guard::{BlockedWriterWatch, SignalResult};
 use crate::limits::{CLOSE_TIMEOUT_MILLIS, DRAIN_MILLIS};
 use crate::memory::{DirtyLog, MemTable};
 use crate::port::{Eviction, GuestPort, Port, Queue, RingState};
 use crate::ring::split::{RingLog, check_size};
 use crate::ring::{CallFd, Position, RingConfig, SplitRing};
 use crate::sys::clock;
-use crate::sys::eventfd::{BlockedWriterWatch, SignalResult};
 use crate::worker::kick::KickFd;
 use crate::worker::{Token, Workers};
 

@@ -20,6 +20,8 @@ use super::message::{BadMessage, Code, Head, Message, Passed, RegionSpec, Reques
 use super::rings::{Rings, facts};
 use crate::events::What;
 use crate::frame::MacAddr;
+use crate::guard::BlockedWriterWatch;
+use crate::guard::disposal;
 use crate::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 pub use crate::memory::{Account, Exhausted, Ledger};
 use crate::memory::{DirtyLog, Extent, LogError, MapError, MemTable, Region, TableError};
@@ -27,8 +29,6 @@ use crate::pipeline::Announcement;
 use crate::port::{GuestPort, Port, RegionFacts, SessionFacts};
 use crate::ring::RingError;
 use crate::switch::Fdb;
-use crate::sys::disposal;
-use crate::sys::eventfd::BlockedWriterWatch;
 use crate::worker::Workers;
 
 /// What every session needs of the process.

@@ -1,7 +1,7 @@
 //! A guest's kick descriptor, and how its worker hears of it.
 //!
 //! To begin or end watching an eventfd takes the lock under which a write to it wakes everybody who
-//! watches it. With a crowd of pollers that lasts for milliseconds (`sys::signal_cost`), and the
+//! watches it. With a crowd of pollers that lasts for milliseconds (`guard::signal_cost`), and the
 //! epoll set is locked meanwhile: its worker gets no events, and no other session changes it.
 //!
 //! So each kick has an epoll set of its own, and the worker's set watches that one. The session's

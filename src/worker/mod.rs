@@ -35,6 +35,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use self::assignment::Assignment;
 use self::balancer::Doze;
+use crate::guard::BlockedWriterWatch;
 use crate::limits::{ADOPTION_STEP, MAX_NOTES, STOP_TIMEOUT};
 use crate::pipeline::Announcement;
 use crate::port::Ports;
@@ -42,7 +43,6 @@ use crate::stats::WorkerStats;
 use crate::switch::{Fdb, PortId, Rules};
 use crate::sys::affinity;
 use crate::sys::clock;
-use crate::sys::eventfd::BlockedWriterWatch;
 use crate::sys::threads::join_until;
 use crate::sys::usage;
 

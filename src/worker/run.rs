@@ -11,13 +11,14 @@ use vmm_sys_util::epoll::EpollEvent;
 use super::spin::{Next, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
+use crate::logging::never_wait;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::{Pipeline, Serviced, guest_of};
 use crate::port::{Endpoint, GuestPort, Port, PortTable, Ports, Queue, RingState};
 use crate::switch::PortId;
+use crate::sys::clock;
 use crate::sys::threads::run_again_after_panic;
 use crate::sys::usage::run_queue_delay_millis;
-use crate::sys::{clock, log_queue};
 
 /// A source with work, or that lately had some.
 #[derive(Clone, Copy)]
@@ -92,7 +93,7 @@ impl Worker {
 
     /// Works until [`super::Workers::stop`].
     pub fn run(mut self) {
-        log_queue::never_wait();
+        never_wait();
         let handle = Arc::clone(&self.handle);
         let stopped = || handle.stop.load(Ordering::Relaxed);
         let mut panicked = false;

@@ -11,10 +11,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vioswitch::frame::Offloads;
+use vioswitch::guard::BlockedWriterWatch;
 use vioswitch::port::{Endpoint, Port, PortTable, Ports, TapPort};
 use vioswitch::stats::{DropReason, QueueStats};
 use vioswitch::switch::{Fdb, FdbConfig, Rules};
-use vioswitch::sys::eventfd::BlockedWriterWatch;
 use vioswitch::sys::tap::{FrameIo, TapIo};
 use vioswitch::vhost_user::codec::Connection;
 use vioswitch::vhost_user::session::{Account, Context, Ledger, Session};

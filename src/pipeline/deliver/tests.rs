@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 
 use super::*;
 use crate::frame::VnetHdr;
-use crate::sys::eventfd::BlockedWriterWatch;
+use crate::guard::BlockedWriterWatch;
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);

@@ -4,9 +4,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
+use crate::guard::BlockedWriterWatch;
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
 use crate::switch::{Fdb, FdbConfig, Rules};
-use crate::sys::eventfd::BlockedWriterWatch;
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use vioswitch::frame::Offloads;
+use vioswitch::guard::BlockedWriterWatch;
+use vioswitch::guard::sigbus;
 use vioswitch::port::{Port, PortTable, Ports};
 use vioswitch::stats::QueueStats;
 use vioswitch::switch::{Fdb, FdbConfig, Rules};
-use vioswitch::sys::eventfd::BlockedWriterWatch;
-use vioswitch::sys::sigbus;
 use vioswitch::vhost_user::session::{Account, Context, Ledger};
 use vioswitch::worker::{Shared, Workers};
 

@@ -36,8 +36,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::fs::{memfd, page_size};
 use crate::limits::{GUARD_SEGMENT_SLOTS, MAX_GUARDED_MAPPINGS};
+use crate::sys::fs::{memfd, page_size};
 
 /// Why a range cannot be guarded.
 #[derive(Debug, thiserror::Error)]

@@ -18,8 +18,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::threads::run_again_after_panic;
 use crate::limits::{LOG_QUEUE_BYTES, LOG_TIMEOUT};
+use crate::sys::threads::run_again_after_panic;
 
 /// Where lines go in the end.
 pub trait Sink: Send + 'static {

@@ -36,14 +36,14 @@ use std::time::Duration;
 use rustix::thread::gettid;
 use vmm_sys_util::signal::unblock_signal;
 
-use super::clock;
-use super::eventfd::{CallFd, SignalResult, Took};
-use super::log_queue::never_wait;
-use super::threads::run_again_after_panic;
-use super::usage::cpu_micros;
+use super::{CallFd, SignalResult, Took};
 use crate::limits::{
     EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SLOW_WRITES, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS,
 };
+use crate::logging::never_wait;
+use crate::sys::clock;
+use crate::sys::threads::run_again_after_panic;
+use crate::sys::usage::cpu_micros;
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
 /// handler, or by somebody else, does nothing.

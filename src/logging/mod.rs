@@ -1,9 +1,9 @@
 //! The log's first step: what the configured level lets through, or `RUST_LOG`, as lines for the
-//! queue (`log_queue`).
+//! queue (`queue`).
 //!
 //! Where standard error is the journal (`$JOURNAL_STREAM` names its device and inode,
 //! systemd.exec(5)) a line is an entry of the journal's own protocol, with the port it is about and
-//! what its writer knows besides ([`super::journal`]). Everywhere else it begins with its
+//! what its writer knows besides ([`journal`]). Everywhere else it begins with its
 //! time and level.
 //!
 //! A `RUST_LOG` that cannot be meant is an error, and why the process cannot start is said
@@ -18,9 +18,14 @@ use env_logger::{Builder, Logger, Target};
 use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, LevelFilter, Log as _, Record};
 
-use super::journal::{self, Entry, Journal};
-use super::log_queue::LogQueue;
-use super::threads::report_panics;
+use self::journal::{Entry, Journal};
+use self::queue::LogQueue;
+use crate::sys::threads::report_panics;
+
+pub mod journal;
+mod queue;
+
+pub use queue::never_wait;
 
 /// What is let through, whatever the configuration says.
 const FILTER_VARIABLE: &str = "RUST_LOG";

@@ -29,11 +29,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::clock;
 use crate::limits::{
     EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SIGNAL_PAUSE_MILLIS, SIGNAL_PAUSE_MOST_PARTS,
     SIGNAL_PAUSE_PARTS, SIGNALS_MEASURED_MILLIS, SLOW_WRITE_LEAK_MILLIS, SLOW_WRITES,
 };
+use crate::sys::clock;
 
 /// What is known of the writes to a port's call descriptors: all of them, as a front-end can give
 /// one after the other, one for each ring, and in one connection after the other. Several threads

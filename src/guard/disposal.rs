@@ -16,9 +16,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::eventfd::is_eventfd;
-use super::fs::is_memory;
 use crate::limits::{CLOSE_TIME, MAX_CLOSERS, SESSION_STACK_BYTES};
+use crate::sys::eventfd::is_eventfd;
+use crate::sys::fs::is_memory;
 
 /// What is to be closed, and by how many.
 struct Work {

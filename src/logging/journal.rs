@@ -2,7 +2,7 @@
 //! of several lines with its length before it (systemd, "Native Journal Protocol").
 //!
 //! Only the log's thread sends, so that a journal that hangs holds up nobody else
-//! ([`log_queue`](super::log_queue)). What the journal's socket does not take goes to standard
+//! (`queue.rs`). What the journal's socket does not take goes to standard
 //! error, which is the journal's as well, a line for each line, behind its priority (sd-daemon(3)).
 
 use std::io::Write;
@@ -15,7 +15,7 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with,
 };
 
-use super::log_queue::{Sink, said_lost, write_all};
+use super::queue::{Sink, said_lost, write_all};
 
 const SOCKET: &str = "/run/systemd/journal/socket";
 const IDENTIFIER: &str = "vioswitchd";
