@@ -247,14 +247,11 @@ impl Delivery<'_> {
         burst: &Burst,
         short: Short,
     ) -> usize {
-        let index = usize::from(run.queue);
-        let stats = &guest.rx[index].stats;
+        let stats = &guest.rx[usize::from(run.queue)].stats;
         let frames = run.left();
         let memory = state.memory(clock::cycles);
         if memory == Memory::Paused {
-            stats.drops.add(DropReason::SlowMemory, frames.len() as u64);
-            self.outcomes.dropped(frames, port.id, DropReason::SlowMemory);
-            return frames.len();
+            return self.drop_all(port, stats, frames, DropReason::SlowMemory);
         }
         self.scratch.touch = self.stalls.is_watching() || memory == Memory::Distrusted;
         let down = if state.broken { DropReason::RingBroken } else { DropReason::PortDown };
@@ -263,9 +260,7 @@ impl Delivery<'_> {
             if matches!(short, Short::Retry) && guest.any_receiver().is_some() {
                 return 0;
             }
-            stats.drops.add(down, frames.len() as u64);
-            self.outcomes.dropped(frames, port.id, down);
-            return frames.len();
+            return self.drop_all(port, stats, frames, down);
         };
         let ask = || shares.allow(self.ingress, frames.len(), || ring.offered().into());
         let allowed = run.granted().unwrap_or_else(ask).min(frames.len());
@@ -287,36 +282,67 @@ impl Delivery<'_> {
                 guest.count_received();
             }
         }
-        let behind = &frames[done.settled..];
-        let left = behind.len() as u64;
-        if let Some(error) = done.broken {
-            stats.drops.add(DropReason::RingBroken, left);
-            self.outcomes.dropped(behind, port.id, DropReason::RingBroken);
-            state.broken = true;
-            guest.set_active(index, false);
-            self.signals.note_error(port.id, &state);
-            let error = state.ring.as_ref().map_or(error, |ring| ring.cause(error));
-            let session = state.session;
-            drop(state);
-            report_broken(port, session, 2 * index, error);
-            return frames.len();
-        }
-        if done.slow > 0 {
-            stats.drops.add(DropReason::SlowMemory, left);
-            self.outcomes.dropped(behind, port.id, DropReason::SlowMemory);
-            state.pause(done.slow, clock::cycles());
-            self.slow = self.slow.saturating_add(done.slow);
-            return frames.len();
+        if done.broken.is_some() || done.slow > 0 {
+            return self.give_up(port, guest, run, state, (done.settled, done.broken, done.slow));
         }
         if done.frames > 0 {
             state.credit.took(done.frames, done.bytes);
         }
-        let keep = left > 0 && self.keeps(&guest.rx[index], &mut state, short);
-        if left > 0 && !keep {
-            stats.drops.add(DropReason::NoBuffer, left);
-            self.outcomes.dropped(behind, port.id, DropReason::NoBuffer);
+        let left = &frames[done.settled..];
+        if left.is_empty() {
+            return frames.len();
         }
-        if keep { done.settled } else { frames.len() }
+        if self.keeps(&guest.rx[usize::from(run.queue)], &mut state, short) {
+            return done.settled;
+        }
+        self.drop_all(port, stats, left, DropReason::NoBuffer);
+        frames.len()
+    }
+
+    /// A ring that was found broken, or whose memory came too slowly, takes no more of a run: its
+    /// ring is left alone for good, or for a time. All frames are settled.
+    #[cold]
+    fn give_up(
+        &mut self,
+        port: &Port,
+        guest: &GuestPort,
+        run: &Run,
+        mut state: MutexGuard<'_, RingState>,
+        (settled, broken, slow): (usize, Option<RingError>, u64),
+    ) -> usize {
+        let index = usize::from(run.queue);
+        let stats = &guest.rx[index].stats;
+        let frames = run.left();
+        let left = &frames[settled..];
+        let Some(error) = broken else {
+            self.drop_all(port, stats, left, DropReason::SlowMemory);
+            state.pause(slow, clock::cycles());
+            self.slow = self.slow.saturating_add(slow);
+            return frames.len();
+        };
+        self.drop_all(port, stats, left, DropReason::RingBroken);
+        state.broken = true;
+        guest.set_active(index, false);
+        self.signals.note_error(port.id, &state);
+        let error = state.ring.as_ref().map_or(error, |ring| ring.cause(error));
+        let session = state.session;
+        drop(state);
+        report_broken(port, session, 2 * index, error);
+        frames.len()
+    }
+
+    /// Counts frames as dropped at a ring that the caller has locked; returns how many.
+    #[inline(never)]
+    fn drop_all(
+        &mut self,
+        port: &Port,
+        stats: &QueueStats,
+        frames: &[u8],
+        reason: DropReason,
+    ) -> usize {
+        stats.drops.add(reason, frames.len() as u64);
+        self.outcomes.dropped(frames, port.id, reason);
+        frames.len()
     }
 
     /// True if frames that found no buffer are neither delivered nor dropped now.
