@@ -10,6 +10,7 @@
 //! - `VIOSWITCH_KEEP=3,17,20` keeps these operations of it only.
 //! - `VIOSWITCH_LONG=1` runs half a million operations in each test, or for ten minutes.
 
+mod compare;
 mod guest;
 mod lab;
 mod naive;

@@ -6,6 +6,9 @@ mod cli;
 mod control;
 mod first_hour;
 mod handover;
+mod lab;
+mod lifetime;
 mod metrics;
+mod sockets;
 #[cfg(feature = "ctl")]
 mod system_calls;

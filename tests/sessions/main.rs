@@ -5,6 +5,7 @@ mod memory_changes;
 mod migration;
 mod ports;
 mod protocol;
+mod reconnect;
 mod sessions;
 mod stock_frontend;
 mod stock_loop;

@@ -1,0 +1,194 @@
+//! The sockets that the real binary makes, inherits and finds in its way.
+
+use std::fs::{self};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use testkit::frontend::Frontend;
+use testkit::proc::{Daemon, Dir};
+use testkit::vm::{Vm, VmConfig};
+
+use super::lab::{Process, SOON, exchange, plain, port, run, vm};
+
+/// Lets the child keep a descriptor, which std opens close-on-exec.
+fn inherit(command: &mut Command, fd: RawFd) -> &mut Command {
+    // SAFETY: fcntl is async-signal-safe and touches no memory.
+    unsafe { command.pre_exec(move || keep_open(fd)) }
+}
+
+fn keep_open(fd: RawFd) -> io::Result<()> {
+    // SAFETY: fcntl with F_SETFD takes no pointer.
+    match unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+#[test]
+fn an_inherited_listener_serves_one_front_end_after_another() {
+    let dir = Dir::new();
+    let path = dir.path().join("ours");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let fd = listener.as_raw_fd();
+    let args = [format!("--fd={fd}"), port(dir.path(), "p1", "")];
+    let mut d = Process::start(dir, &args, |command| inherit(command, fd));
+    drop(listener);
+    d.wait_ready();
+    for _ in 0..3 {
+        exchange([vm(&path, 0), vm(&d.path("p1"), 1)]);
+    }
+    // Its path is ours, not the daemon's to remove.
+    assert!(path.exists());
+    d.stop(libc::SIGTERM, &["p1"]);
+}
+
+#[test]
+fn an_inherited_connection_is_served_once() {
+    let dir = Dir::new();
+    let (near, far) = UnixStream::pair().expect("pair");
+    let fd = far.as_raw_fd();
+    let args = [format!("--fd={fd}"), port(dir.path(), "p1", "")];
+    let mut d = Process::start(dir, &args, |command| inherit(command, fd));
+    drop(far);
+    d.wait_ready();
+    let first = Vm::attach(Frontend::from_stream(near), VmConfig::new(0));
+    exchange([first, vm(&d.path("p1"), 1)]);
+    // The port stays empty, and the others are served on.
+    let mut other = Frontend::connect(&d.path("p1"), SOON).expect("connect");
+    other.get_features().expect("answers");
+    d.stop(libc::SIGTERM, &["p1"]);
+}
+
+#[test]
+fn other_inherited_sockets_are_refused() {
+    let (a, _b) = UnixDatagram::pair().expect("pair");
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    for fd in [a.as_raw_fd(), tcp.as_raw_fd()] {
+        let args = [format!("--fd={fd}")];
+        let line = Process::start(Dir::new(), &args, |command| inherit(command, fd)).refused();
+        assert!(line.contains(&format!("descriptor {fd} is not")), "{line}");
+    }
+}
+
+/// Whoever sees the path sees a socket with its mode and group that accepts, whatever the umask.
+#[test]
+fn sockets_appear_complete() {
+    // SAFETY: plain system call.
+    let root = unsafe { libc::geteuid() } == 0;
+    // Any group for root; another user may only name its own.
+    // SAFETY: plain system call.
+    let group = if root { 12_345 } else { unsafe { libc::getegid() } };
+    for (umask, mode) in [(0o000, 0o660), (0o077, 0o666), (0o777, 0o600), (0o022, 0o620)] {
+        let dir = Dir::new();
+        let path = dir.path().join("p0");
+        let args =
+            [port(dir.path(), "p0", &format!(",socket-mode=0{mode:o},socket-group={group}"))];
+        let mut d = Process::start(dir, &args, |command| {
+            let set = move || {
+                // SAFETY: plain system call.
+                unsafe { libc::umask(umask) };
+                Ok(())
+            };
+            // SAFETY: umask is async-signal-safe.
+            unsafe { command.pre_exec(set) }
+        });
+        let end = Instant::now() + SOON;
+        // As fast as it can be seen.
+        let seen = loop {
+            match path.symlink_metadata() {
+                Ok(seen) => break seen,
+                Err(_) => assert!(Instant::now() < end, "no socket: {}", d.log()),
+            }
+        };
+        assert!(seen.file_type().is_socket());
+        assert_eq!((seen.permissions().mode() & 0o777, seen.gid()), (mode, group), "{umask:o}");
+        UnixStream::connect(&path).expect("accepts from the first moment");
+        d.wait_ready();
+        let names = fs::read_dir(d.dir.path()).expect("directory");
+        assert_eq!(names.count(), 2, "socket and log, nothing else");
+        d.stop(libc::SIGTERM, &["p0"]);
+    }
+}
+
+#[test]
+fn a_socket_of_a_live_process_is_left_to_it() {
+    let dir = Dir::new();
+    let path = dir.path().join("p1");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let args = [port(dir.path(), "p0", ""), port(dir.path(), "p1", "")];
+    let mut d = Process::start(dir, &args, plain);
+    d.wait_ready();
+    let (log, theirs) = (d.log(), d.path("p1"));
+    let line = log.lines().find(|line| line.contains(" ERROR")).expect("an error");
+    assert!(
+        line.contains("port p1: socket") && line.contains("in use by a live process"),
+        "{line}"
+    );
+    assert!(line.contains("/p1\"") && line.contains("the port is left out"), "{line}");
+    UnixStream::connect(theirs).expect("somebody else's, as before");
+    d.stop(libc::SIGTERM, &["p0"]);
+    drop(listener);
+}
+
+#[test]
+fn a_live_socket_still_works_after_another_daemon_tried() {
+    let d = Daemon::with(2, &[]);
+    for signal in 0..3 {
+        let args = [format!("--port=other,socket={}", d.socket(signal % 2).display())];
+        let line = Process::start(Dir::new(), &args, plain).refused();
+        assert!(line.contains("in use by a live process"), "{line}");
+    }
+    exchange([vm(&d.socket(0), 0), vm(&d.socket(1), 1)]);
+    d.stop();
+}
+
+#[test]
+fn a_stale_socket_is_replaced() {
+    let dir = Dir::new();
+    for name in ["p0", "p1"] {
+        // Closing a listener leaves its file, as a killed daemon does.
+        drop(UnixListener::bind(dir.path().join(name)).expect("bind"));
+    }
+    let args = [port(dir.path(), "p0", ""), port(dir.path(), "p1", "")];
+    let mut d = Process::start(dir, &args, plain);
+    d.wait_ready();
+    exchange([vm(&d.path("p0"), 0), vm(&d.path("p1"), 1)]);
+    d.stop(libc::SIGINT, &["p0", "p1"]);
+}
+
+#[test]
+fn what_is_not_a_socket_is_refused_and_stays() {
+    type Make = fn(&Path);
+    let kinds: [(&str, Make); 4] = [
+        ("file", |path| fs::write(path, "precious").expect("write")),
+        ("directory", |path| fs::create_dir(path).expect("create")),
+        ("dangling link", |path| std::os::unix::fs::symlink("nowhere", path).expect("link")),
+        ("link", |path| std::os::unix::fs::symlink("/dev/null", path).expect("link")),
+    ];
+    for (kind, make) in kinds {
+        let dir = Dir::new();
+        let path = dir.path().join("p0");
+        make(&path);
+        let before = path.symlink_metadata().expect("made");
+        let args = [port(dir.path(), "p0", "")];
+        let mut d = Process::start(dir, &args, plain);
+        let status = d.ended(SOON);
+        let (log, after) = (d.log(), path.symlink_metadata().expect("still there"));
+        assert_eq!(status.code(), Some(1), "{kind}: {log}");
+        assert!(log.contains("exists and is not a socket"), "{kind}: {log}");
+        assert_eq!((before.ino(), before.mode()), (after.ino(), after.mode()), "{kind}");
+        if kind == "file" {
+            assert_eq!(fs::read_to_string(&path).expect("read"), "precious");
+        }
+    }
+    let line = run(&["--port=a,socket=/no/such/directory/s"]);
+    assert_eq!(line.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&line.stderr);
+    assert!(text.contains("port a: ") && text.contains("/no/such/directory"), "{text}");
+}
