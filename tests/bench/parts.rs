@@ -1,9 +1,9 @@
 //! Micro-benchmarks of the parts of the data path, on the library's public interface.
 //!
 //! ```sh
-//! cargo bench --bench parts                # all, in about a minute
-//! cargo bench --bench parts -- fdb/lookup  # some, by a regular expression
-//! cargo bench --bench parts -- --test      # each once, as a smoke test
+//! cargo bench -p benchmarks --bench parts                # all, in about a minute
+//! cargo bench -p benchmarks --bench parts -- fdb/lookup  # some, by a regular expression
+//! cargo bench -p benchmarks --bench parts -- --test      # each once, as a smoke test
 //! ```
 //!
 //! One thread plays driver and device, so rings and buffers stay in its caches: the figures are

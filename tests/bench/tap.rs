@@ -1,6 +1,7 @@
 //! What the switch costs between a guest and a TAP, beside a bare loop of system calls.
 //!
-//! `cargo bench --bench tap`, as root. In a network namespace of its own it measures in turn:
+//! `cargo bench -p benchmarks --bench tap`, as root. In a network namespace of its own it measures
+//! in turn:
 //! * guest to TAP: the real daemon with one guest whose transmit ring is kept full from another
 //!   CPU, against one thread that writes the same bytes out of the same kind of memory (a shared
 //!   memfd) into a TAP set up alike; by `writev` of a header and a frame, and by `write` of both
