@@ -16,7 +16,7 @@
 //! | any bytes at all | a target of `tests/fuzz`, replayed by `tests/fuzz_corpus.rs` |
 //! | every interleaving of threads | `tests/models`, under loom |
 //! | Linux under QEMU, DPDK | `tests/guests` |
-//! | the shape of the source | `tests/layering.rs` |
+//! | the shape of the source | `tests/layering/` |
 //!
 //! A new file, not a new program: each links all of this again. Tests of one program share a
 //! process and run side by side, so who counts the process's own descriptors, lowers its limits or
