@@ -44,21 +44,16 @@ mod virtio;
 mod wait;
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::Instant;
 
 use serde_json::{Value, json};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config;
 use crate::daemon::{Daemon, Reloader};
-use crate::limits::{ACCEPT_RETRY_MAX, CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE};
+use crate::limits::{CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE};
 use crate::stats::ClientStats;
-use crate::sys::eventfd::is_readable;
-use crate::sys::poll::{self, Wake};
-use crate::sys::threads::{join_until, run_again_after_panic};
+use crate::sys::service::Service;
 use crate::vhost_user::socket::{Access, Listener, SocketError};
 use connection::Closed;
 use methods::Switch;
@@ -76,10 +71,7 @@ pub enum ControlError {
 }
 
 /// The thread that serves clients.
-pub struct Control {
-    thread: JoinHandle<()>,
-    stop: Arc<EventFd>,
-}
+pub struct Control(Service);
 
 impl Control {
     /// Opens the socket and serves who comes.
@@ -90,34 +82,14 @@ impl Control {
     ) -> Result<Control, ControlError> {
         let access = Access { mode: DEFAULT_SOCKET_MODE, group: control.group };
         let listener = Listener::bind(&control.path, access)?;
-        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
         let switch = Switch::new(control, daemon, reloader);
-        let (told, stopped) = (Arc::clone(&stop), Arc::clone(&stop));
-        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            let stopped = || is_readable(stopped.as_raw_fd());
-            // Clients that were connected when it panicked are gone: one of them did it.
-            run_again_after_panic("thread control", stopped, || serve(&listener, &told, &switch));
-        })?;
-        Ok(Control { thread, stop })
+        let serve = move |stop: &EventFd| Server::new(&listener, stop, &switch)?.run();
+        Ok(Control(Service::start("control", serve)?))
     }
 
     /// Ends it; clients are disconnected and the socket is removed.
     pub fn stop(self) {
-        // Fails only if it is full, and then it is readable.
-        let _ = self.stop.write(1);
-        join_until(&mut vec![self.thread], Instant::now() + CONTROL_STOP_TIMEOUT);
-    }
-}
-
-/// Serves until it is to end; what fails is tried again.
-fn serve(listener: &Listener, stop: &EventFd, switch: &Switch) {
-    loop {
-        let Err(error) = Server::new(listener, stop, switch).and_then(Server::run) else { return };
-        log::warn!("control: cannot wait for clients: {error}");
-        let later = Instant::now() + ACCEPT_RETRY_MAX;
-        if poll::pause(stop, later).unwrap_or(Wake::TimedOut) == Wake::Stop {
-            return;
-        }
+        self.0.stop(CONTROL_STOP_TIMEOUT);
     }
 }
 

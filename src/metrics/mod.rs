@@ -17,7 +17,6 @@ use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -28,13 +27,12 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::config::MetricsSocket;
 use crate::daemon::Daemon;
 use crate::limits::{
-    ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE, METRICS_ACCEPTS,
+    ACCEPT_RETRY_MIN, CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE, METRICS_ACCEPTS,
     METRICS_CONNECTIONS, METRICS_HEAD_BYTES, METRICS_HEAD_TIMEOUT, METRICS_PART_BYTES,
     METRICS_READ_TIMEOUT,
 };
-use crate::sys::eventfd::is_readable;
-use crate::sys::poll::{self, Wake};
-use crate::sys::threads::{join_until, run_again_after_panic};
+use crate::sys::poll;
+use crate::sys::service::Service;
 use crate::sys::unix_socket;
 use crate::vhost_user::socket::{Access, Listener, SocketError};
 use http::Asked;
@@ -63,10 +61,7 @@ pub enum MetricsError {
 }
 
 /// The thread that serves scrapers.
-pub struct Metrics {
-    thread: JoinHandle<()>,
-    stop: Arc<EventFd>,
-}
+pub struct Metrics(Service);
 
 /// Where scrapers come from.
 enum Door {
@@ -124,39 +119,20 @@ impl Metrics {
     ) -> Result<Metrics, MetricsError> {
         let inherited = lock(daemon).take_metrics_socket();
         let door = Door::open(socket, inherited)?;
-        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let (told, daemon) = (Arc::clone(&stop), Arc::clone(daemon));
-        let thread = std::thread::Builder::new().name("metrics".to_owned()).spawn(move || {
-            let stopped = || is_readable(told.as_raw_fd());
-            // Scrapers that were connected when it panicked are gone: one of them did it.
-            run_again_after_panic("thread metrics", stopped, || serve(&door, &told, &daemon));
-        })?;
-        Ok(Metrics { thread, stop })
+        let daemon = Arc::clone(daemon);
+        let serve = move |stop: &EventFd| Server::new(&door, stop, &daemon)?.run();
+        Ok(Metrics(Service::start("metrics", serve)?))
     }
 
     /// Ends it.
     pub fn stop(self) {
-        // Fails only if it is full, and then it is readable.
-        let _ = self.stop.write(1);
-        join_until(&mut vec![self.thread], Instant::now() + CONTROL_STOP_TIMEOUT);
+        self.0.stop(CONTROL_STOP_TIMEOUT);
     }
 }
 
 fn lock(daemon: &Mutex<Daemon>) -> std::sync::MutexGuard<'_, Daemon> {
     // A panic under it was contained.
     daemon.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Serves until it is to end; what fails is tried again.
-fn serve(door: &Door, stop: &EventFd, daemon: &Mutex<Daemon>) {
-    loop {
-        let Err(error) = Server::new(door, stop, daemon).and_then(Server::run) else { return };
-        log::warn!("metrics: cannot wait for scrapers: {error}");
-        let later = Instant::now() + ACCEPT_RETRY_MAX;
-        if poll::pause(stop, later).unwrap_or(Wake::TimedOut) == Wake::Stop {
-            return;
-        }
-    }
 }
 
 /// A scraper that is connected.

@@ -18,6 +18,7 @@ pub mod poll;
 pub mod qdisc;
 pub mod random;
 pub mod scm;
+pub mod service;
 pub mod signals;
 pub mod state_dir;
 pub mod tap;

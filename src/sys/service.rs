@@ -1,0 +1,79 @@
+//! A thread that serves clients of its own, from the start of the process to its end.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::eventfd::is_readable;
+use super::poll::{self, Wake};
+use super::threads::{join_until, run_again_after_panic};
+use crate::limits::ACCEPT_RETRY_MAX;
+
+/// The thread, and how it is told to end.
+pub struct Service {
+    thread: JoinHandle<()>,
+    stop: Arc<EventFd>,
+}
+
+impl Service {
+    /// Has `serve` run in a thread called `name`, until what it is given becomes readable. It runs
+    /// again after a panic, without the clients it had: one of them did it. So it does after an
+    /// error, which is that it cannot wait for clients.
+    pub fn start(
+        name: &'static str,
+        serve: impl Fn(&EventFd) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Service> {
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let told = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let stopped = || is_readable(told.as_raw_fd());
+            run_again_after_panic(&format!("thread {name}"), stopped, || {
+                while let Err(error) = serve(&told) {
+                    log::warn!("{name}: cannot wait for clients: {error}");
+                    let later = Instant::now() + ACCEPT_RETRY_MAX;
+                    if poll::pause(&told, later).unwrap_or(Wake::TimedOut) == Wake::Stop {
+                        return;
+                    }
+                }
+            });
+        })?;
+        Ok(Service { thread, stop })
+    }
+
+    /// Ends it, and waits so long for that.
+    pub fn stop(self, patience: Duration) {
+        // Fails only if it is full, and then it is readable.
+        let _ = self.stop.write(1);
+        join_until(&mut vec![self.thread], Instant::now() + patience);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn it_goes_on_after_errors_and_panics_until_it_is_told_to_end() {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&runs);
+        let serve = move |stop: &EventFd| match counted.fetch_add(1, Ordering::AcqRel) {
+            0 => Err(io::Error::other("none left")),
+            1 => panic!("the second run"),
+            _ => poll::pause(stop, Instant::now() + Duration::from_secs(60)).map(|_| ()),
+        };
+        let service = Service::start("test", serve).unwrap();
+        while runs.load(Ordering::Acquire) < 3 {
+            std::thread::yield_now();
+        }
+        let begin = Instant::now();
+        service.stop(Duration::from_secs(60));
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        assert_eq!(runs.load(Ordering::Acquire), 3);
+    }
+}
