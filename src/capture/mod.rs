@@ -68,6 +68,12 @@ impl Batch {
         self.packets.get(index).map(|&(packet, end)| (packet, &self.bytes[start..end]))
     }
 
+    /// Forgets all copies and keeps the room they had.
+    fn clear(&mut self) {
+        self.packets.clear();
+        self.bytes.clear();
+    }
+
     /// Adds a copy; false if there is no room.
     fn push(&mut self, packet: Packet, bytes: &[u8]) -> bool {
         let full = self.packets.len() == CAPTURE_BATCH_PACKETS
@@ -167,12 +173,15 @@ impl Capture {
         Leaving { capture: self, batch }
     }
 
-    /// Takes all copies that wait, of each worker in order.
-    pub fn collect(&self) -> impl Iterator<Item = Batch> {
-        let take = |batch: &Mutex<Batch>| {
-            std::mem::take(&mut *batch.lock().unwrap_or_else(PoisonError::into_inner))
-        };
-        self.batches.iter().map(take)
+    /// Takes all copies that wait, a batch for each worker in order. What was in `batches` is
+    /// forgotten, and workers go on in the room that it had: making room takes time, which a batch
+    /// that began small again after each collection would cost them each time.
+    pub fn collect(&self, batches: &mut Vec<Batch>) {
+        batches.resize_with(self.batches.len(), Batch::default);
+        for (waiting, batch) in self.batches.iter().zip(batches) {
+            batch.clear();
+            std::mem::swap(&mut *waiting.lock().unwrap_or_else(PoisonError::into_inner), batch);
+        }
     }
 
     /// Copies that were lost since this was last asked.
@@ -221,15 +230,33 @@ mod tests {
             capture.open(worker).leave(PACKET, &[byte; 60]);
         }
         capture.open(1).leave(Packet { len: 5, ..PACKET }, &[6; 5]);
-        let batches: Vec<Batch> = capture.collect().collect();
+        let mut batches = Vec::new();
+        capture.collect(&mut batches);
         let kept = |batch: &Batch| -> Vec<(u8, usize)> {
             let copies = (0..batch.len()).map(|at| batch.get(at).unwrap().1);
             copies.map(|bytes| (bytes[0], bytes.len())).collect()
         };
         assert_eq!(kept(&batches[0]), [(9, 20)]);
         assert_eq!(kept(&batches[1]), [(7, 20), (8, 20), (6, 5)]);
-        assert!(capture.collect().all(|batch| batch.is_empty() && batch.get(0).is_none()));
-        assert_eq!(capture.take_lost(), 0);
+        capture.collect(&mut batches);
+        assert!(batches.iter().all(|batch| batch.is_empty() && batch.get(0).is_none()));
+        assert_eq!((batches.len(), capture.take_lost()), (2, 0));
+    }
+
+    /// Two batches of a worker take turns, so the third time there is room already.
+    #[test]
+    fn a_batch_keeps_its_room() {
+        let (capture, mut batches) = (capture(&[3], false), Vec::new());
+        let room = |batch: &Batch| (batch.packets.capacity(), batch.bytes.capacity());
+        let mut rooms = Vec::new();
+        for _ in 0..4 {
+            rooms.push(room(&capture.batches[0].lock().unwrap()));
+            (0..1000).for_each(|_| capture.open(0).leave(PACKET, &[7; 60]));
+            capture.collect(&mut batches);
+            assert_eq!(batches[0].len(), 1000);
+        }
+        assert_eq!(rooms[..2], [(0, 0), (0, 0)]);
+        assert!(rooms[2..].iter().all(|room| room.0 >= 1000 && room.1 >= 20_000), "{rooms:?}");
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Frames {
     }
 
     fn collect(&mut self, ports: &PortTable) {
-        self.batches = self.capture.collect().collect();
+        self.capture.collect(&mut self.batches);
         for port in ports.iter().filter(|_| self.all) {
             self.names.insert(port.id, port.name.clone());
         }

@@ -40,6 +40,8 @@ pub struct BurstContext {
     pub scratch: RxScratch,
     /// Room for delivering to TAPs.
     pub writer: TapWriter,
+    /// Room for the beginning of a frame that somebody looks at.
+    pub beginning: Vec<u8>,
 }
 
 /// What a burst counts for.

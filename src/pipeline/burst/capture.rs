@@ -26,11 +26,12 @@ impl Pipeline {
     /// to its source: what of it waits in its ring is not part of it any more.
     #[cold]
     pub(super) fn capture(&self, ports: &PortTable, from: PortId, context: &mut BurstContext) {
-        let BurstContext { burst, plan, outcomes, .. } = context;
+        let BurstContext { burst, plan, outcomes, beginning, .. } = context;
         let (outcomes, lost) = outcomes.end();
         let (time, direction) = (clock::wall_nanos(), Direction::In);
-        let longest = ports.captures().map(Capture::reads).max();
-        let mut bytes = vec![0; longest.unwrap_or(0)];
+        let longest = ports.captures().map(Capture::reads).max().unwrap_or(0);
+        beginning.resize(beginning.len().max(longest), 0);
+        let bytes = &mut beginning[..longest];
         for capture in ports.captures() {
             let mut leaving = capture.open(self.worker);
             leaving.lose(lost);
@@ -53,7 +54,7 @@ impl Pipeline {
                 if wanted.peek().is_none() {
                     continue;
                 }
-                let read = burst.copy_beginning(frame, &mut bytes);
+                let read = burst.copy_beginning(frame, bytes);
                 if capture.accepts(&bytes[..read], frame.len) {
                     wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
                 }
