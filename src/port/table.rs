@@ -196,13 +196,14 @@ impl Ports {
     /// Publishes a table by which copies of frames are left with `capture`, if there are fewer than
     /// [`MAX_CAPTURES`]; otherwise false.
     pub fn begin_capture(&self, capture: &Arc<Capture>) -> bool {
-        let mut begun = false;
-        self.publish(|table| {
-            begun = table.captures.len() < MAX_CAPTURES;
-            let captures = table.captures.iter().chain(begun.then_some(capture)).cloned();
-            PortTable { captures: captures.collect(), ..table.clone() }
-        });
-        begun
+        let mut present = self.lock();
+        let room = present.captures.len() < MAX_CAPTURES;
+        if room {
+            let captures = present.captures.iter().chain([capture]).cloned().collect();
+            let next = PortTable { captures, ..PortTable::clone(&present) };
+            self.replace(&mut present, next);
+        }
+        room
     }
 
     /// Publishes a table by which no copies are left with `capture` any more.
@@ -221,6 +222,10 @@ impl Ports {
     fn publish(&self, change: impl FnOnce(&PortTable) -> PortTable) -> u64 {
         let mut present = self.lock();
         let next = change(&present);
+        self.replace(&mut present, next)
+    }
+
+    fn replace(&self, present: &mut Arc<PortTable>, next: PortTable) -> u64 {
         let serial = present.serial + 1;
         *present = Arc::new(PortTable { serial, ..next });
         self.serial.store(serial, Ordering::Release);
@@ -236,6 +241,7 @@ impl Ports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capture::Wanted;
 
     fn port(id: PortId, name: &str) -> Arc<Port> {
         Arc::new(Port::guest(id, name, 1))
@@ -264,6 +270,22 @@ mod tests {
         assert!(last.get(2).is_none() && last.get(PortId::MAX).is_none());
         assert!(!last.agrees(&first, 0), "another port of this number");
         assert!(last.agrees(&first, 1) && !last.agrees(&first, 3) && !last.agrees(&first, 9));
+    }
+
+    /// Who is refused costs the workers no table.
+    #[test]
+    fn there_are_so_many_captures_and_no_more() {
+        let ports = Ports::new([port(0, "a")].into_iter().collect());
+        let wanted = || Wanted { ports: vec![], drops_only: false, filter: None, snaplen: 1 };
+        let all: Vec<_> = (0..=MAX_CAPTURES).map(|_| Arc::new(Capture::new(wanted(), 1))).collect();
+        let begun: Vec<bool> = all.iter().map(|one| ports.begin_capture(one)).collect();
+        assert_eq!(begun.iter().filter(|begun| **begun).count(), MAX_CAPTURES);
+        assert!(!begun[MAX_CAPTURES]);
+        let table = ports.present();
+        assert_eq!((table.serial(), table.captures().count()), (MAX_CAPTURES as u64, MAX_CAPTURES));
+        ports.end_capture(&all[0]);
+        assert!(ports.begin_capture(&all[MAX_CAPTURES]));
+        assert_eq!(names(&ports.present()), ["a"]);
     }
 
     #[test]
