@@ -37,13 +37,17 @@ pub fn watch(ports: &Ports, workers: &Workers, stopping: &AtomicBool) {
 /// What was seen of all ports.
 struct Drops {
     ports: HashMap<String, Seen>,
+    looks: u64,
 }
 
 /// What was seen of one.
 struct Seen {
     port: Arc<Port>,
-    counts: [Reasons; 2],
+    /// Unknown while counters of before are being carried over.
+    counts: Option<[Reasons; 2]>,
     running: Vec<Running>,
+    /// The number of the last look at which it was there.
+    look: u64,
 }
 
 /// Drops that began, or that lasted until a moment ago.
@@ -61,20 +65,29 @@ struct Running {
 impl Drops {
     /// Counters of ports that are there now may be an earlier process's.
     fn new(ports: &PortTable) -> Drops {
-        let seen = |port: &Arc<Port>| (port.name.clone(), Seen::new(port, counts(port)));
-        Drops { ports: ports.iter().map(seen).collect() }
+        let seen = |port: &Arc<Port>| {
+            let counts = port.line.is_whole().then(|| counts(port));
+            (port.name.clone(), Seen::new(port, counts))
+        };
+        Drops { ports: ports.iter().map(seen).collect(), looks: 0 }
     }
 
     fn look(&mut self, ports: &PortTable, now: u32) {
-        self.ports.retain(|name, seen| {
-            ports.named(name).is_some_and(|port| Arc::ptr_eq(port, &seen.port))
-        });
+        self.looks += 1;
         for port in ports.iter() {
-            // One with new settings goes on with the counters of before.
-            let before = || if port.succeeds { counts(port) } else { Default::default() };
-            let new = || Seen::new(port, before());
-            self.ports.entry(port.name.clone()).or_insert_with(new).look(now);
+            if self.ports.get(&port.name).is_none_or(|seen| !port.line.is(&seen.port.line)) {
+                let new = Seen::new(port, Some(Default::default()));
+                self.ports.insert(port.name.clone(), new);
+            }
+            let Some(seen) = self.ports.get_mut(&port.name) else { continue };
+            seen.look = self.looks;
+            // What is carried over was counted, and told of, before.
+            if port.line.is_whole() {
+                seen.port = Arc::clone(port);
+                seen.look(now);
+            }
         }
+        self.ports.retain(|_, seen| seen.look == self.looks);
     }
 
     /// True if nothing is left to be told, unless more is dropped.
@@ -88,22 +101,22 @@ fn counts(port: &Port) -> [Reasons; 2] {
 }
 
 impl Seen {
-    fn new(port: &Arc<Port>, counts: [Reasons; 2]) -> Seen {
-        Seen { port: Arc::clone(port), counts, running: Vec::new() }
+    fn new(port: &Arc<Port>, counts: Option<[Reasons; 2]>) -> Seen {
+        Seen { port: Arc::clone(port), counts, running: Vec::new(), look: 0 }
     }
 
     fn look(&mut self, now: u32) {
         let counts = counts(&self.port);
+        let known = self.counts.replace(counts).unwrap_or(counts);
         for direction in Direction::ALL {
             for &reason in DropReason::ALL {
                 let at = (direction as usize, reason as usize);
-                let (before, count) = (self.counts[at.0][at.1], counts[at.0][at.1]);
+                let (before, count) = (known[at.0][at.1], counts[at.0][at.1]);
                 if count != before {
                     self.note(direction, reason, before, now);
                 }
             }
         }
-        self.counts = counts;
         let Seen { port, running, .. } = self;
         running.retain(|one| {
             let lasts = now.saturating_sub(one.last) < DROPS_QUIET_SECONDS;
@@ -133,6 +146,7 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::state::carry;
     use crate::events::Events;
     use crate::sys::waker::Waker;
 
@@ -203,6 +217,41 @@ mod tests {
         assert_eq!(told(&events), expected);
         drops.look(&PortTable::default(), 101);
         assert!(drops.ports.is_empty());
+    }
+
+    /// A port with new settings counts on from the one before, which is no news.
+    #[test]
+    fn what_is_carried_over_is_no_beginning() {
+        let events = events();
+        let table = |port: &Arc<Port>| [Arc::clone(port)].into_iter().collect::<PortTable>();
+        let successor = |before: &Port| {
+            let mut after = Port::guest(0, "a", 1).telling(&events);
+            after.succeed(before);
+            Arc::new(after)
+        };
+        let a = port("a", &events);
+        a.as_guest().unwrap().rx[1].stats.drops.add(DropReason::NoBuffer, 815);
+        let mut drops = Drops::new(&table(&a));
+        let b = successor(&a);
+        drops.look(&table(&b), 1);
+        // A thread that begins just then.
+        let mut begun = Drops::new(&table(&b));
+        carry(&a, &b);
+        for drops in [&mut drops, &mut begun] {
+            drops.look(&table(&b), 2);
+            assert!(told(&events).is_empty() && drops.are_over(), "{:?}", told(&events));
+        }
+        // What goes on across the change has one beginning and one end.
+        b.stats.drops.add(DropReason::TooBig, 2);
+        drops.look(&table(&b), 3);
+        let c = successor(&b);
+        c.stats.drops.add(DropReason::TooBig, 3);
+        drops.look(&table(&c), 4);
+        carry(&b, &c);
+        drops.look(&table(&c), 5);
+        drops.look(&table(&c), 5 + DROPS_QUIET_SECONDS);
+        let expected = ["a drops began: out too_big", "a drops ended: out too_big, 5 frames"];
+        assert_eq!(told(&events), expected);
     }
 
     /// However many beginnings there are, what is told of them is bounded, and each has its end.

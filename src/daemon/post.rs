@@ -155,9 +155,9 @@ impl Post {
     pub fn renew(&self, workers: &Workers, stopped: impl Fn() -> bool) -> Arc<Port> {
         let mut state = self.state();
         let before = Arc::clone(&state.port);
-        let (Some(next), Some(old)) = (state.next.take(), before.as_guest()) else { return before };
+        let Some(next) = state.next.take() else { return before };
         let mut after = guest(before.id, &next, self.feature_level).telling(&self.events);
-        after.succeed(old);
+        after.succeed(&before);
         let after = Arc::new(after);
         state.settings = Settings::Port(next);
         state.port = Arc::clone(&after);

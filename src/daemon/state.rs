@@ -118,6 +118,7 @@ pub fn carry(before: &Port, after: &Port) {
     };
     add(true);
     add(false);
+    after.line.complete();
 }
 
 /// Every counter of a port, by the part of the port it belongs to and its name.

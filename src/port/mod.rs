@@ -81,8 +81,8 @@ pub struct Port {
     pub preallocated: bool,
     /// What else is asked of it.
     pub policy: LivePolicy,
-    /// It came in the place of another one, with whose counters it goes on.
-    pub succeeds: bool,
+    /// The ports that it came in the place of.
+    pub line: Line,
     /// The longest packet that goes there.
     pub mtu: Mtu,
     /// Counters of the port as a whole.
@@ -116,7 +116,7 @@ impl Port {
             feature_level: FEATURE_LEVELS,
             preallocated: false,
             policy: LivePolicy::new(PortPolicy::PLAIN),
-            succeeds: false,
+            line: Line::default(),
             mtu: Mtu::new(None),
             stats: PortStats::default(),
             log: LogLimit::default(),
@@ -160,9 +160,9 @@ impl Port {
     }
 
     /// Goes on where another VM's port was.
-    pub fn succeed(&mut self, before: &GuestPort) {
-        self.succeeds = true;
-        if let Endpoint::Guest(guest) = &mut self.endpoint {
+    pub fn succeed(&mut self, before: &Port) {
+        self.line = before.line.next();
+        if let (Endpoint::Guest(guest), Some(before)) = (&mut self.endpoint, before.as_guest()) {
             guest.succeed(before);
         }
     }
@@ -229,6 +229,36 @@ impl Port {
             Endpoint::Guest(_) => PortKind::Guest,
             Endpoint::Tap(_) => PortKind::Uplink,
         }
+    }
+}
+
+/// Ports that came in each other's place, the settings being others: counters go on from one to the
+/// next. They are carried over while the new one counts already, and not all at a time.
+#[derive(Debug, Default)]
+pub struct Line {
+    id: Arc<()>,
+    behind: AtomicBool,
+}
+
+impl Line {
+    fn next(&self) -> Line {
+        Line { id: Arc::clone(&self.id), behind: AtomicBool::new(true) }
+    }
+
+    /// True for ports of the same line.
+    pub fn is(&self, other: &Line) -> bool {
+        Arc::ptr_eq(&self.id, &other.id)
+    }
+
+    /// True if the port's counters have what was counted before it.
+    pub fn is_whole(&self) -> bool {
+        // Acquire: who sees it sees the counts.
+        !self.behind.load(Ordering::Acquire)
+    }
+
+    /// Its counters have that now.
+    pub fn complete(&self) {
+        self.behind.store(false, Ordering::Release);
     }
 }
 
