@@ -11,7 +11,8 @@ use super::methods::{Answer, Part, Stream, Switch};
 use super::parameters::{number, only};
 use crate::daemon::{Busy, Effect, Reloader, Step, Summary};
 use crate::limits::{
-    CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES, CONTROL_WAIT_STEP,
+    CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
+    CONTROL_WAIT_STEP,
 };
 
 /// A list that is told in parts.
@@ -55,10 +56,13 @@ impl ReloadWait {
             None => Part::Later(Some(Instant::now() + CONTROL_WAIT_STEP)),
             Some(Err(errors)) => Part::Fault(Fault::bad_config(&errors)),
             Some(Ok(steps)) => {
-                let shown = steps.iter().take(CONTROL_SHOWN_CHANGES);
-                let told: Vec<Value> = shown.map(|step| switch.step(step)).collect();
+                let told = some(steps.iter().map(|step| switch.step(step)));
+                let untold = steps.len() - told.len();
                 let mut reply = json!({"summary": Summary(&steps).to_string(), "steps": told});
                 if let Some(seconds) = self.confirm {
+                if untold > 0 {
+                    reply["untold"] = untold.into();
+                }
                     reply["confirm_seconds"] = seconds.into();
                 }
                 Part::Reply(reply, false)
@@ -68,6 +72,17 @@ impl ReloadWait {
 }
 
 impl Switch {
+/// As many of these as one reply may have: it cannot wait for its reader as a part of several does.
+fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
+    let mut bytes = 0;
+    let all = all.take(CONTROL_SHOWN_CHANGES).map_while(|step| {
+        let fits = bytes < CONTROL_CHANGES_BYTES;
+        bytes += step.to_string().len();
+        fits.then_some(step)
+    });
+    all.collect()
+}
+
     /// `GetConfig`: what is in force.
     pub(super) fn config(&self, parameters: &Parameters) -> Result<Answer, Fault> {
         only(parameters, &[])?;
@@ -135,5 +150,20 @@ impl Switch {
     fn front_end(&self, name: &str) -> Option<i32> {
         let ports = self.view.ports.present();
         Some(ports.named(name)?.as_guest()?.front_end()?.pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_told_up_to_a_number_and_a_size() {
+        let told = |len: usize| some((0..1024).map(|_| "x".repeat(len).into())).len();
+        assert_eq!(told(10), CONTROL_SHOWN_CHANGES);
+        let long = told(2998);
+        assert_eq!(long, CONTROL_CHANGES_BYTES.div_ceil(3000));
+        assert!(long < CONTROL_SHOWN_CHANGES);
+        assert_eq!(told(CONTROL_CHANGES_BYTES), 1);
     }
 }

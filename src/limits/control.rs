@@ -63,5 +63,9 @@ pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(1
 /// Differences told of a reload; `DiffConfig` tells all of them.
 pub const CONTROL_SHOWN_CHANGES: usize = 256;
 
+/// Bytes of them, but for the one that crosses the line: one that changes all addresses of a port
+/// is 3 KiB, and a reply of one part does not wait for its reader.
+pub const CONTROL_CHANGES_BYTES: usize = 64 << 10;
+
 /// Seconds for which a reload may wait to be confirmed.
 pub const CONTROL_CONFIRM_SECONDS: u64 = 24 * 60 * 60;

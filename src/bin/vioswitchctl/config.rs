@@ -69,7 +69,11 @@ pub fn steps(answer: &Value) -> String {
 
 /// `config reload`.
 pub fn reloaded(answer: &Value) -> String {
-    let mut out = steps(answer) + &format!("reloaded: {}\n", word(&answer["summary"]));
+    let mut out = steps(answer);
+    if let Some(more) = answer["untold"].as_u64() {
+        let _ = writeln!(out, "and {more} more");
+    }
+    let _ = writeln!(out, "reloaded: {}", word(&answer["summary"]));
     if let Some(seconds) = answer["confirm_seconds"].as_u64() {
         let _ =
             writeln!(out, "back in {seconds} s unless vioswitchctl config confirm comes before");

@@ -4,11 +4,12 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use testkit::proc::{Dir, wait_for};
 use testkit::vm::{Vm, VmConfig};
 
 use super::commands::talk;
-use super::{LOST, Lab};
+use super::{INTERFACE, LOST, Lab};
 
 /// A switch with a file, and where that is.
 struct Filed {
@@ -215,15 +216,35 @@ fn a_bad_file_at_the_start_costs_no_network() {
     }
 }
 
+/// What ports of these names have in the file: an MTU, and the first ones so many addresses that a
+/// client may not leave unread what is told of their change.
+fn keys(names: &[String], mtu: &str, macs: u8) -> Vec<String> {
+    let mac = |n: usize, last: u8| {
+        let [high, low] = (n as u16).to_be_bytes();
+        format!("\"02:{macs:02x}:00:{high:02x}:{low:02x}:{last:02x}\"")
+    };
+    let more = |n: usize| match n {
+        0..256 => {
+            let all: Vec<String> = (0..60).map(|last| mac(n, last)).collect();
+            format!("{mtu}\nmac = [{}]", all.join(", "))
+        }
+        _ => mtu.to_owned(),
+    };
+    (0..names.len()).map(more).collect()
+}
+
+fn entries<'a>(names: &'a [String], keys: &'a [String]) -> Vec<(&'a str, &'a str)> {
+    names.iter().map(String::as_str).zip(keys.iter().map(String::as_str)).collect()
+}
+
 /// Counted, and told: the machine may be slow.
 #[test]
 fn a_thousand_ports_start_reload_and_are_told() {
-    let names: Vec<String> = (0..1023).map(|n| format!("f{n:04}")).collect();
-    let all = |more: &'static str| -> Vec<(&str, &str)> {
-        names.iter().map(|name| (name.as_str(), more)).collect()
-    };
+    let names: Vec<String> = (0..1023).map(|n| format!("f{n:04}{}", "x".repeat(45))).collect();
+    let [plain, long, other] =
+        [("", 1), ("mtu = 9000", 1), ("mtu = 9001", 2)].map(|(mtu, macs)| keys(&names, mtu, macs));
     let begin = Instant::now();
-    let filed = Filed::new(1, &all(""), &[]);
+    let filed = Filed::new(1, &entries(&names, &plain), &[]);
     let up = begin.elapsed();
     let timed = |args: &[&str]| {
         let begin = Instant::now();
@@ -232,13 +253,24 @@ fn a_thousand_ports_start_reload_and_are_told() {
     };
     let (status, looked) = timed(&["status"]);
     assert!(status.contains("ports:      1024\n"), "{status}");
-    filed.write(&all("mtu = 9000"));
+    filed.write(&entries(&names, &long));
     let (said, changed) = timed(&["config", "reload"]);
-    assert!(said.ends_with("reloaded: 0 added, 1023 changed, 0 deleted\n"));
-    filed.write(&all("mtu = 9000")[..512]);
+    assert!(said.ends_with("and 767 more\nreloaded: 0 added, 1023 changed, 0 deleted\n"), "{said}");
+    // One that reads late gets a whole answer too.
+    filed.write(&entries(&names, &other));
+    let mut late = filed.lab.client();
+    late.ask(&json!({"method": format!("{INTERFACE}.ReloadConfig")}));
+    let done = || filed.lab.done(&["config", "diff"]).is_empty();
+    assert!(wait_for(LOST, done), "{}", filed.lab.d.log());
+    let answer = late.answer().expect("the connection stays");
+    let (told, untold) = (&answer["parameters"]["steps"], &answer["parameters"]["untold"]);
+    let told = told.as_array().expect("steps").len() as u64;
+    assert!(told > 10 && answer.to_string().len() < 128 << 10, "{told}");
+    assert_eq!(told + untold.as_u64().expect("how many more"), 1023);
+    filed.write(&entries(&names, &other)[..512]);
     let (said, removed) = timed(&["config", "reload"]);
     assert!(said.ends_with("reloaded: 0 added, 0 changed, 511 deleted\n"));
-    filed.write(&all("mtu = 9000"));
+    filed.write(&entries(&names, &other));
     let (said, added) = timed(&["config", "reload"]);
     assert!(said.ends_with("reloaded: 511 added, 0 changed, 0 deleted\n"));
     println!(
