@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::entries::{Shared, place};
 use super::{Endpoint, Given, PortConfig, TapConfig, Wrong, port, tap};
+use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 
 /// Who gave a port its settings.
@@ -72,6 +73,14 @@ impl Settings {
         match self {
             Settings::Port(_) => "port",
             Settings::Tap(_) => "tap",
+        }
+    }
+
+    /// Static addresses, which a TAP has none of.
+    pub fn macs(&self) -> &[MacAddr] {
+        match self {
+            Settings::Port(port) => &port.macs,
+            Settings::Tap(_) => &[],
         }
     }
 

@@ -4,13 +4,10 @@ use serde_json::{Value, json};
 
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
-use super::methods::{Switch, unknown_port};
+use super::methods::Switch;
 use super::parameters::{self, only, required};
 use crate::config::Wrong;
 use crate::frame::MacAddr;
-use crate::limits::MAX_STATIC_MACS;
-use crate::switch::EntryAge;
-use crate::sys::clock;
 
 impl Switch {
     /// `AddAddress`: the address is the port's for as long as there is one, and cannot be learned
@@ -22,33 +19,13 @@ impl Switch {
     ) -> Result<Value, Fault> {
         only(&parameters, &["mac", "port"])?;
         let (mac, name) = (address(&mut parameters)?, required(&mut parameters, "port")?);
-        // No port comes or goes meanwhile, and a number is no other port's.
-        let daemon = self.daemon();
-        let ports = daemon.ports();
-        let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
-        let entries = daemon.fdb().entries(clock::coarse_seconds());
-        let own = entries.iter().filter(|entry| entry.port == port.id);
-        let mut statics = own.filter(|entry| entry.age == EntryAge::Static);
-        if statics.clone().all(|entry| entry.mac != mac) {
-            if statics.by_ref().count() >= MAX_STATIC_MACS {
-                let text = format!("port '{name}' has {MAX_STATIC_MACS} static addresses already");
-                return Err(Fault::refused(&text));
-            }
-            daemon.fdb().insert_static(mac, port.id).map_err(|error| {
-                // It knows ports by their numbers.
-                let owner = entries.iter().find(|entry| entry.mac == mac);
-                let owner = owner.and_then(|entry| ports.get(entry.port));
-                Fault::refused(&match owner {
-                    Some(owner) => format!("{mac} is a static address of port '{}'", owner.name),
-                    None => error.to_string(),
-                })
-            })?;
-        }
+        let tied = self.daemon().tie(mac, &name);
+        tied.map_err(|error| self.fault(&name, &error))?;
         self.tell("adds an address to", &name, caller);
         Ok(json!({}))
     }
 
-    /// `DeleteAddress`: one of the configuration comes back with a restart.
+    /// `DeleteAddress`: one of the settings too, which are others then.
     pub(super) fn delete_address(
         &self,
         mut parameters: Parameters,
@@ -56,14 +33,10 @@ impl Switch {
     ) -> Result<Value, Fault> {
         only(&parameters, &["mac"])?;
         let mac = address(&mut parameters)?;
-        let daemon = self.daemon();
-        let ports = daemon.ports();
-        let owner = daemon.fdb().lookup(mac).and_then(|id| ports.get(id));
-        let Some(owner) = owner.filter(|owner| daemon.fdb().remove_static(mac, owner.id)) else {
-            return Err(Fault::refused(&format!("{mac} is no static address of any port")));
-        };
-        self.tell("takes an address from", &owner.name, caller);
-        Ok(json!({"port": owner.name}))
+        let untied = self.daemon().untie(mac);
+        let owner = untied.map_err(|error| Fault::refused(&error.to_string()))?;
+        self.tell("takes an address from", &owner, caller);
+        Ok(json!({"port": owner}))
     }
 }
 

@@ -19,6 +19,7 @@ use super::reload::{List, ReloadWait};
 use super::wait::PortWait;
 use super::{show, show_clients};
 use crate::config::{self, nearest};
+use crate::daemon::book::Untied;
 use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, StartError, View};
 use crate::guard::bucket::Bucket;
 use crate::limits::{
@@ -306,7 +307,9 @@ impl Switch {
     pub fn fault(&self, name: &str, error: &PortError) -> Fault {
         match error {
             PortError::Exists => Fault::port_exists(name, self.daemon().book().origin(name).name()),
-            PortError::NoSuchPort => unknown_port(&self.view.ports.present(), name),
+            PortError::NoSuchPort | PortError::Untied(Untied::NoSuchPort) => {
+                unknown_port(&self.view.ports.present(), name)
+            }
             error => Fault::refused(&error.to_string()),
         }
     }
@@ -423,8 +426,9 @@ impl Switch {
             Stream::Addresses(entries) => {
                 let rest = entries.len().saturating_sub(CONTROL_ADDRESSES_A_REPLY);
                 let part = entries.split_off(rest);
-                let told: Vec<Value> =
-                    part.iter().rev().filter_map(|entry| show::address(entry, &ports)).collect();
+                let daemon = self.daemon();
+                let shown = |entry| show::address(entry, &ports, daemon.book());
+                let told: Vec<Value> = part.iter().rev().filter_map(shown).collect();
                 (json!({"addresses": told}), rest > 0)
             }
             Stream::Details(wait) => {

@@ -9,6 +9,7 @@ use super::changes::change;
 use super::message::{Fault, Parameters};
 use super::methods::{Answer, Part, Stream, Switch};
 use super::parameters::{number, only};
+use crate::config::{Difference, Origin};
 use crate::daemon::{Busy, Effect, Reloader, Step, Summary};
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
@@ -59,10 +60,10 @@ impl ReloadWait {
                 let told = some(steps.iter().map(|step| switch.step(step)));
                 let untold = steps.len() - told.len();
                 let mut reply = json!({"summary": Summary(&steps).to_string(), "steps": told});
-                if let Some(seconds) = self.confirm {
                 if untold > 0 {
                     reply["untold"] = untold.into();
                 }
+                if let Some(seconds) = self.confirm {
                     reply["confirm_seconds"] = seconds.into();
                 }
                 Part::Reply(reply, false)
@@ -71,7 +72,6 @@ impl ReloadWait {
     }
 }
 
-impl Switch {
 /// As many of these as one reply may have: it cannot wait for its reader as a part of several does.
 fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
     let mut bytes = 0;
@@ -83,11 +83,15 @@ fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
     all.collect()
 }
 
+impl Switch {
     /// `GetConfig`: what is in force.
     pub(super) fn config(&self, parameters: &Parameters) -> Result<Answer, Fault> {
         only(parameters, &[])?;
         let daemon = self.daemon();
-        let entries = daemon.book().entries().values().map(|entry| {
+        let book = daemon.book();
+        let entries = book.entries().values().map(|entry| {
+            let tied = book.tied_to(entry.settings.name());
+            let addresses: Vec<String> = tied.map(|mac| mac.to_string()).collect();
             let words = entry.settings.words().into_iter().filter(|(_, words)| !words.is_empty());
             let keys: Vec<Value> =
                 words.map(|(key, words)| json!({"key": key, "values": words})).collect();
@@ -96,6 +100,7 @@ fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
                 "name": entry.settings.name(),
                 "origin": entry.origin.name(),
                 "keys": keys,
+                "addresses": addresses,
             })
         });
         Ok(List::answer("entries", entries))
@@ -131,8 +136,17 @@ fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
             Step::Remove(_) => ("-", Vec::new()),
             Step::Change(_, changes) => ("~", changes.iter().map(change).collect()),
             Step::Scalar(difference) => ("~", vec![change(&(difference.clone(), Effect::Restart))]),
+            Step::Address { from, to, .. } => {
+                let (from, to) = (Some(from.clone()), Some(to.clone()));
+                ("~", vec![change(&(Difference { key: "port", from, to }, Effect::Now))])
+            }
         };
         let mut told = json!({"sign": sign, "changes": changes});
+        if let Step::Address { mac, .. } = step {
+            told["kind"] = "address".into();
+            told["name"] = mac.to_string().into();
+            told["origin"] = Origin::Runtime.name().into();
+        }
         if let Some(entry) = step.entry() {
             told["kind"] = entry.settings.kind().into();
             told["name"] = entry.settings.name().into();

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::config::Origin;
+use crate::daemon::book::Book;
 use crate::frame::offload::Offloads;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::{DropReason, Drops, Traffic, WorkerStats};
@@ -97,12 +99,16 @@ pub fn worker(number: usize, stats: &WorkerStats) -> Value {
     told
 }
 
-/// An address; none of a port that has gone since.
-pub fn address(entry: &Entry, ports: &PortTable) -> Option<Value> {
+/// An address, and who gave it if it is static; none of a port that has gone since.
+pub fn address(entry: &Entry, ports: &PortTable, book: &Book) -> Option<Value> {
     let port = &ports.get(entry.port)?.name;
     let mac = entry.mac.to_string();
     Some(match entry.age {
-        EntryAge::Static => json!({"mac": mac, "port": port, "static": true}),
+        EntryAge::Static => {
+            let tied = book.tied().contains_key(&entry.mac);
+            let origin = if tied { Origin::Runtime } else { book.origin(port) };
+            json!({"mac": mac, "port": port, "static": true, "origin": origin.name()})
+        }
         EntryAge::Idle(idle) => json!({"mac": mac, "port": port, "static": false, "idle": idle}),
     })
 }

@@ -2,11 +2,15 @@
 //!
 //! Two accounts: what the command line and the files say, and what is in force. Ports that were
 //! added, changed or deleted while the switch runs are the difference, which `keep` writes down.
+//! Addresses that were tied to a port while the switch runs are no setting of it: they are kept
+//! beside, so that other settings, whoever gives them, leave them alone. They go with their port.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, Origin, Settings, Shared, place};
+use crate::frame::MacAddr;
+use crate::limits::MAX_STATIC_MACS;
 
 /// What one port or TAP is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +30,33 @@ pub struct Clash {
     owner: String,
 }
 
+/// Why an address cannot be tied to a port.
+#[derive(Debug, thiserror::Error)]
+pub enum Untied {
+    /// There is none of this name.
+    #[error("there is no such port")]
+    NoSuchPort,
+    /// It is another one's.
+    #[error("{mac} is a static address of port '{owner}'")]
+    Taken {
+        /// The address.
+        mac: MacAddr,
+        /// Who has it.
+        owner: String,
+    },
+    /// It has as many as there may be.
+    #[error("port '{name}' has {MAX_STATIC_MACS} static addresses already")]
+    Many {
+        /// The port.
+        name: String,
+    },
+}
+
+/// An address, as something that only one port may have.
+fn claim(mac: MacAddr) -> (Shared, PathBuf) {
+    (Shared::Mac, mac.to_string().into())
+}
+
 /// The owner of the control socket; no port has such a name.
 const CONTROL: &str = "the control socket";
 
@@ -39,6 +70,8 @@ pub struct Book {
     owners: HashMap<(Shared, PathBuf), String>,
     /// As the command line and the files have them.
     configured: BTreeMap<String, Entry>,
+    /// Addresses that were tied to ports while the switch runs, and to which.
+    tied: BTreeMap<MacAddr, String>,
 }
 
 impl Book {
@@ -103,6 +136,8 @@ impl Book {
         self.strike(&name);
         let claims = entry.settings.claims();
         self.owners.extend(claims.iter().map(|claim| (claim.clone(), name.clone())));
+        // What its settings have now need not be kept beside them.
+        entry.settings.macs().iter().for_each(|mac| drop(self.tied.remove(mac)));
         self.claims.insert(name.clone(), claims);
         self.entries.insert(name, entry);
     }
@@ -126,8 +161,148 @@ impl Book {
         })
     }
 
+    /// Addresses that were tied to ports while the switch runs, and to which.
+    pub fn tied(&self) -> &BTreeMap<MacAddr, String> {
+        &self.tied
+    }
+
+    /// The same of one port.
+    pub fn tied_to(&self, name: &str) -> impl Iterator<Item = MacAddr> {
+        self.tied.iter().filter(move |(_, port)| *port == name).map(|(mac, _)| *mac)
+    }
+
+    /// The port that has an address, tied or by its settings.
+    pub fn owner(&self, mac: MacAddr) -> Option<&str> {
+        self.owners.get(&claim(mac)).map(String::as_str)
+    }
+
+    /// Ties an address to a port.
+    pub fn tie(&mut self, mac: MacAddr, name: &str) -> Result<(), Untied> {
+        let entry = self.get(name).ok_or(Untied::NoSuchPort)?;
+        match self.owner(mac) {
+            Some(owner) if owner == name => return Ok(()),
+            Some(owner) => return Err(Untied::Taken { mac, owner: owner.to_owned() }),
+            None => {}
+        }
+        if entry.settings.macs().len() + self.tied_to(name).count() >= MAX_STATIC_MACS {
+            return Err(Untied::Many { name: name.to_owned() });
+        }
+        self.owners.insert(claim(mac), name.to_owned());
+        self.tied.insert(mac, name.to_owned());
+        Ok(())
+    }
+
+    /// Gives an address free that was tied to a port; false if it was not.
+    pub fn untie(&mut self, mac: MacAddr) -> bool {
+        let tied = self.tied.remove(&mac).is_some();
+        if tied {
+            self.owners.remove(&claim(mac));
+        }
+        tied
+    }
+
+    /// The same for all of a port that is gone.
+    pub fn untie_all(&mut self, name: &str) {
+        let all: Vec<MacAddr> = self.tied_to(name).collect();
+        for mac in all {
+            self.untie(mac);
+        }
+    }
+
+    /// Forgets what is tied now as it was here: of the rest somebody else decides.
+    pub fn leave_tied(&mut self, now: &Book) {
+        self.tied.retain(|mac, name| now.tied.get(mac) != Some(name));
+    }
+
+    /// What there is after going back to this from `now`. What was added meanwhile while the switch
+    /// ran stays, what was deleted stays away, and so do settings of the command line's ports.
+    pub fn after_going_back(&self, now: &Book) -> Book {
+        let mut back = Book { configured: self.configured.clone(), ..Book::default() };
+        let reserved = self.owners.iter().filter(|(_, owner)| *owner == CONTROL);
+        back.owners = reserved.map(|(claim, owner)| (claim.clone(), owner.clone())).collect();
+        let is_back = |entry: &&Entry| match entry.origin {
+            Origin::File => true,
+            Origin::Runtime => now.get(entry.settings.name()).is_some(),
+            Origin::Cli => false,
+        };
+        let stays = |entry: &&Entry| match entry.origin {
+            Origin::File => false,
+            Origin::Runtime => self.get(entry.settings.name()).is_none(),
+            Origin::Cli => true,
+        };
+        let before = self.entries.values().filter(is_back);
+        for entry in before.chain(now.entries.values().filter(stays)) {
+            if back.clash(&entry.settings).is_none() {
+                back.enter(entry.clone());
+            }
+        }
+        for (mac, name) in self.tied.iter().chain(&now.tied) {
+            // The port may be gone, or another one have it by its settings.
+            let _ = back.tie(*mac, name);
+        }
+        back
+    }
+
     /// Keeps the control socket's path from being a port's.
     fn reserve(&mut self, path: &Path) {
         self.owners.insert((Shared::Socket, place(path)), CONTROL.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Given;
+
+    fn mac(last: u8) -> MacAddr {
+        MacAddr([2, 0, 0, 0, 0, last])
+    }
+
+    fn settings(name: &str, macs: &[u8]) -> Settings {
+        let mut given = vec![
+            ("name".to_owned(), Given::Text(name.to_owned())),
+            ("socket".to_owned(), Given::Text(format!("/run/{name}"))),
+        ];
+        given.extend(macs.iter().map(|&n| ("mac".to_owned(), Given::Text(mac(n).to_string()))));
+        Settings::parse("port", given).unwrap()
+    }
+
+    fn enter(book: &mut Book, name: &str, macs: &[u8]) {
+        book.enter(Entry { settings: settings(name, macs), origin: Origin::File });
+    }
+
+    #[test]
+    fn an_address_is_one_ports_and_outlives_its_settings() {
+        let mut book = Book::default();
+        enter(&mut book, "a", &[1]);
+        enter(&mut book, "b", &[]);
+        book.tie(mac(1), "a").unwrap();
+        assert!(book.tied().is_empty(), "its settings have it");
+        book.tie(mac(2), "a").unwrap();
+        assert!(book.tie(mac(2), "b").is_err() && book.tie(mac(1), "b").is_err());
+        assert!(book.tie(mac(3), "c").is_err());
+        assert!(book.clash(&settings("b", &[2])).is_some());
+        // Other settings, and for a moment none.
+        enter(&mut book, "a", &[]);
+        assert_eq!((book.owner(mac(1)), book.owner(mac(2))), (None, Some("a")));
+        book.strike("a");
+        assert_eq!(book.owner(mac(2)), Some("a"));
+        enter(&mut book, "a", &[2]);
+        assert!(book.tied().is_empty() && book.owner(mac(2)) == Some("a"));
+        assert!(!book.untie(mac(2)));
+        book.tie(mac(4), "a").unwrap();
+        book.tie(mac(5), "b").unwrap();
+        book.untie_all("a");
+        assert_eq!(book.tied_to("b").collect::<Vec<_>>(), [mac(5)]);
+        assert!(book.untie(mac(5)) && book.owner(mac(5)).is_none());
+    }
+
+    #[test]
+    fn a_port_has_no_more_than_a_configuration_may_give_it() {
+        let mut book = Book::default();
+        enter(&mut book, "a", &[0, 1]);
+        (2..MAX_STATIC_MACS).for_each(|n| book.tie(mac(n as u8), "a").unwrap());
+        assert!(matches!(book.tie(mac(200), "a"), Err(Untied::Many { .. })));
+        book.tie(mac(0), "a").unwrap();
     }
 }

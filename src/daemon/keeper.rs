@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::book::Book;
-use super::kept::{self, Change};
+use super::kept::{self, Kept};
 use crate::config::{Text, Texts};
 use crate::limits::MAX_STATE_BYTES;
 use crate::sys::state_dir::{self, Prepared, StateDir, Unreadable};
@@ -70,10 +70,10 @@ impl Keeper {
     }
 
     /// What was changed before, since the machine was started. What cannot be read is put aside.
-    pub fn changes(&mut self) -> Vec<Change> {
-        let Some(bytes) = self.read(CHANGES) else { return Vec::new() };
+    pub fn changes(&mut self) -> Kept {
+        let Some(bytes) = self.read(CHANGES) else { return Kept::default() };
         match kept::read(&bytes, &self.boot) {
-            Ok(Some(changes)) => return changes,
+            Ok(Some(kept)) => return kept,
             Ok(None) => {
                 log::info!("changes from before the machine was started are forgotten");
                 let removed = self.dir.as_ref().map_or(Ok(()), |dir| dir.remove(CHANGES));
@@ -83,7 +83,7 @@ impl Keeper {
             }
             Err(why) => self.put_aside(CHANGES, &why),
         }
-        Vec::new()
+        Kept::default()
     }
 
     /// The files of the configuration that was last in force.

@@ -8,14 +8,16 @@
 //! {"version":1,"boot":"…","changes":[
 //!   {"kind":"port","name":"vm3","now":{"socket":["/run/vm3.sock"],"queues":["2"],…}},
 //!   {"kind":"port","name":"vm1","configured":{…},"now":{…}},
-//!   {"kind":"port","name":"vm2","configured":{…}}]}
+//!   {"kind":"port","name":"vm2","configured":{…}}],
+//!  "addresses":[{"mac":"52:54:00:00:00:01","port":"vm1"}]}
 //! ```
 
 use serde_json::{Map, Value, json};
 
 use super::book::{Book, Entry};
 use crate::config::{Config, Given, Origin, Settings};
-use crate::limits::{MAX_PORTS, MAX_TAPS};
+use crate::frame::MacAddr;
+use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_TAPS};
 
 const VERSION: u64 = 1;
 
@@ -30,8 +32,25 @@ pub struct Change {
     now: Option<Settings>,
 }
 
+/// What an earlier process wrote down.
+#[derive(Debug, Default)]
+pub struct Kept {
+    changes: Vec<Change>,
+    /// Addresses that were tied to ports.
+    addresses: Vec<(MacAddr, String)>,
+}
+
 /// The changes of a process.
 pub fn write(book: &Book, boot: &str) -> Vec<u8> {
+    let mut file = differences(book);
+    (file["version"], file["boot"]) = (VERSION.into(), boot.into());
+    let mut text = file.to_string();
+    text.push('\n');
+    text.into_bytes()
+}
+
+/// What differs from the configuration.
+fn differences(book: &Book) -> Value {
     let mut changes = Vec::new();
     for (name, Entry { settings, .. }) in book.entries() {
         let configured = book.configured(name).map(|entry| &entry.settings);
@@ -43,9 +62,10 @@ pub fn write(book: &Book, boot: &str) -> Vec<u8> {
         let settings = &entry.settings;
         changes.push(change(settings.name(), settings.kind(), Some(settings), None));
     }
-    let mut text = json!({"version": VERSION, "boot": boot, "changes": changes}).to_string();
-    text.push('\n');
-    text.into_bytes()
+    let tied = book.tied().iter();
+    let addresses: Vec<Value> =
+        tied.map(|(mac, port)| json!({"mac": mac.to_string(), "port": port})).collect();
+    json!({"changes": changes, "addresses": addresses})
 }
 
 fn change(name: &str, kind: &str, configured: Option<&Settings>, now: Option<&Settings>) -> Value {
@@ -64,22 +84,42 @@ fn words(settings: &Settings) -> Value {
 }
 
 /// Reads what an earlier process wrote; `None` if that was before the machine was started.
-pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Vec<Change>>, String> {
+pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Kept>, String> {
     let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if file["version"] != VERSION {
         return Err("it is of another version".to_owned());
     }
-    let (Some(of), Some(changes)) = (file["boot"].as_str(), file["changes"].as_array()) else {
-        return Err("it says nothing of its start, or of changes".to_owned());
+    let Some(of) = file["boot"].as_str() else {
+        return Err("it says nothing of its start".to_owned());
     };
     if of != boot {
         return Ok(None);
     }
+    read_differences(&file).map(Some)
+}
+
+fn read_differences(file: &Value) -> Result<Kept, String> {
+    let changes = file["changes"].as_array().ok_or("it says nothing of changes")?;
     // Twice as many as there may be ports: as many deleted as there are.
     if changes.len() > 2 * MAX_PORTS {
         return Err("it has more changes than there can be".to_owned());
     }
-    changes.iter().map(read_change).collect::<Result<_, _>>().map(Some)
+    // An earlier release wrote none.
+    let addresses = file["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+    if addresses.len() > MAX_PORTS * MAX_STATIC_MACS {
+        return Err("it has more addresses than there can be".to_owned());
+    }
+    Ok(Kept {
+        changes: changes.iter().map(read_change).collect::<Result<_, _>>()?,
+        addresses: addresses.iter().map(read_address).collect::<Result<_, _>>()?,
+    })
+}
+
+fn read_address(address: &Value) -> Result<(MacAddr, String), String> {
+    let mac = address["mac"].as_str().and_then(|mac| mac.parse::<MacAddr>().ok());
+    let read = mac.filter(|mac| mac.is_station()).zip(address["port"].as_str());
+    let (mac, port) = read.ok_or_else(|| format!("{address} is no address of a port"))?;
+    Ok((mac, port.to_owned()))
 }
 
 fn read_change(change: &Value) -> Result<Change, String> {
@@ -113,17 +153,22 @@ fn read_settings(kind: &str, name: &str, words: &Map<String, Value>) -> Result<S
     Settings::parse(kind, given).map_err(|wrong| format!("{kind} {name:?}: {wrong}"))
 }
 
-/// Changes a configuration accordingly; what is not done, and why.
-pub fn apply(config: &mut Config, changes: Vec<Change>) -> Vec<String> {
+/// Changes a configuration accordingly; its book, and what is not done, and why.
+pub fn apply(config: &mut Config, kept: Kept) -> (Book, Vec<String>) {
     let mut book = Book::new(config);
     let mut said = Vec::new();
-    for change in changes {
+    for change in kept.changes {
         let about = format!("{} {}", change.kind, change.name);
         if let Err(why) = apply_one(config, &mut book, change) {
             said.push(format!("{about}: {why}"));
         }
     }
-    said
+    for (mac, port) in kept.addresses {
+        if let Err(why) = book.tie(mac, &port) {
+            said.push(format!("address {mac} of port {port} is left out: {why}"));
+        }
+    }
+    (book, said)
 }
 
 fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(), String> {

@@ -13,6 +13,7 @@
 //!
 //! Ports also come and go in between ([`ports`]). What outlives the process is `handover`'s.
 
+mod addresses;
 pub mod book;
 mod check;
 mod drops;
@@ -182,10 +183,10 @@ impl Daemon {
     /// all sockets exist, but for those of [`Daemon::left_out`].
     pub fn start_keeping(configured: &Config, mut keeper: Keeper) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
-        for text in kept::apply(&mut config, keeper.changes()) {
+        let (mut book, left_out) = kept::apply(&mut config, keeper.changes());
+        for text in left_out {
             keeper.trouble(text);
         }
-        let mut book = Book::new(&config);
         book.configure(configured);
         let mut daemon = Daemon::start_all(&config, book, keeper)?;
         // What was not taken over is forgotten.
@@ -213,6 +214,7 @@ impl Daemon {
         let news = Arc::new(Waker::new()?);
         let events = Arc::new(Events::new(&news));
         let ports = ports::build(config, &fdb, &events)?;
+        addresses::enter_all(&book, &ports, &fdb);
         received.restore(&ports, &fdb);
         let ports = Arc::new(Ports::new(ports));
         let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };

@@ -1,7 +1,7 @@
 //! What a configuration changes of what is in force: to be shown, and to be done.
 //!
 //! Ports of the command line stay, and those that were added while the switch runs stay unless the
-//! configuration has their names: it wins.
+//! configuration has their names: it wins. So it is with addresses.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,6 +9,7 @@ use std::fmt;
 use super::book::{Book, Entry};
 use super::post::Effect;
 use crate::config::{Config, Difference, Origin, Settings};
+use crate::frame::MacAddr;
 
 /// One difference.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +22,15 @@ pub enum Step {
     Change(Entry, Vec<(Difference, Effect)>),
     /// What stands outside of any entry.
     Scalar(Difference),
+    /// An address that was tied to a port while the switch runs is another one's.
+    Address {
+        /// The address.
+        mac: MacAddr,
+        /// Who had it.
+        from: String,
+        /// Who has it by the configuration.
+        to: String,
+    },
 }
 
 impl Step {
@@ -28,7 +38,7 @@ impl Step {
     pub fn entry(&self) -> Option<&Entry> {
         match self {
             Step::Add(entry) | Step::Remove(entry) | Step::Change(entry, _) => Some(entry),
-            Step::Scalar(_) => None,
+            Step::Scalar(_) | Step::Address { .. } => None,
         }
     }
 
@@ -37,7 +47,7 @@ impl Step {
         match self {
             Step::Remove(_) => true,
             Step::Change(_, changes) => changes.iter().any(|(_, effect)| *effect == Effect::Reopen),
-            Step::Add(_) | Step::Scalar(_) => false,
+            Step::Add(_) | Step::Scalar(_) | Step::Address { .. } => false,
         }
     }
 }
@@ -52,7 +62,7 @@ impl fmt::Display for Summary<'_> {
             count(|step| matches!(step, Step::Add(_))),
             count(|step| matches!(step, Step::Remove(_))),
         );
-        let changed = count(|step| matches!(step, Step::Change(..)));
+        let changed = count(|step| matches!(step, Step::Change(..) | Step::Address { .. }));
         write!(f, "{added} added, {changed} changed, {removed} deleted")?;
         match count(|step| matches!(step, Step::Scalar(_))) {
             0 => Ok(()),
@@ -71,6 +81,12 @@ pub fn plan(book: &Book, wanted: &[Entry]) -> Vec<Step> {
         .map(|(_, entry)| Step::Remove(entry.clone()))
         .collect();
     for entry in wanted.iter().filter(|entry| entry.origin != Origin::Cli) {
+        let to = entry.settings.name();
+        let taken = |mac: &MacAddr| book.tied().get(mac).filter(|from| *from != to);
+        let taken = entry.settings.macs().iter().filter_map(|mac| {
+            Some(Step::Address { mac: *mac, from: taken(mac)?.clone(), to: to.to_owned() })
+        });
+        steps.extend(taken);
         match book.get(entry.settings.name()) {
             Some(there) if there.origin == Origin::Cli => {}
             Some(there) => {

@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::book::{Clash, Entry};
+use super::book::{Clash, Entry, Untied};
 use super::front_end::{Acceptor, Seat};
 use super::handover::Received;
 use super::keeper::NotKept;
@@ -34,6 +34,7 @@ use super::uplink::{self, UplinkError};
 use super::{Daemon, StartError, plan, start_helper};
 use crate::config::{Config, Difference, Origin, PortConfig, Settings, TapConfig};
 use crate::events::{Events, What};
+use crate::frame::MacAddr;
 use crate::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
 };
@@ -67,9 +68,15 @@ pub enum PortError {
     /// Its socket cannot be opened.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A configured address cannot be entered.
+    /// An address cannot be entered.
     #[error(transparent)]
     Static(#[from] StaticError),
+    /// An address cannot be tied to it.
+    #[error(transparent)]
+    Untied(#[from] Untied),
+    /// An address is free already.
+    #[error("{0} is no static address of any port")]
+    NotStatic(MacAddr),
     /// Its interface cannot be opened.
     #[error(transparent)]
     Uplink(#[from] UplinkError),
@@ -187,7 +194,7 @@ impl Daemon {
     }
 
     /// An error while a reload changes the switch.
-    fn is_free(&self) -> Result<(), PortError> {
+    pub(super) fn is_free(&self) -> Result<(), PortError> {
         if self.changing { Err(PortError::Reloading) } else { Ok(()) }
     }
 
@@ -247,10 +254,8 @@ impl Daemon {
     fn put_port(&mut self, id: PortId, settings: &PortConfig) -> Result<(), PortError> {
         let mut acceptor = Acceptor::open(id.into(), &settings.endpoint, &mut Received::default())?;
         let port = Arc::new(guest(id, settings, self.feature_level).telling(&self.events));
-        if let Err(error) = enter_addresses(&self.context.fdb, &port, settings) {
-            self.context.fdb.close_port(id);
-            return Err(error.into());
-        }
+        let macs = settings.macs.iter().copied().chain(self.book.tied_to(&port.name));
+        self.enter_addresses(&port, FDB_MAX_PER_PORT, macs)?;
         self.ports.add(Arc::clone(&port));
         self.handover.keep_sockets(std::iter::once(&mut acceptor));
         let file = acceptor.file_that_stays();
@@ -270,7 +275,8 @@ impl Daemon {
         }
         let port = Arc::new(tap(id, settings).telling(&self.events));
         let Endpoint::Tap(endpoint) = &port.endpoint else { return Err(PortError::NoSuchPort) };
-        self.context.fdb.set_port_cap(id, FDB_MAX_ENTRIES);
+        // A whole network lives behind an uplink.
+        self.enter_addresses(&port, FDB_MAX_ENTRIES, self.book.tied_to(&port.name))?;
         // Before it is attached: an event of its own must find it.
         self.ports.add(Arc::clone(&port));
         let attached = uplink::attach(&port, endpoint, &self.context.workers, None, &self.handover);
@@ -284,6 +290,22 @@ impl Daemon {
         }
         port.events.tell_surely(&port.name, What::PortAdded);
         Ok(())
+    }
+
+    /// Enters all addresses of a new port, or none.
+    fn enter_addresses(
+        &self,
+        port: &Port,
+        cap: u32,
+        mut macs: impl Iterator<Item = MacAddr>,
+    ) -> Result<(), StaticError> {
+        let fdb = &self.context.fdb;
+        fdb.set_port_cap(port.id, cap);
+        let entered = macs.try_for_each(|mac| fdb.insert_static(mac, port.id));
+        if entered.is_err() {
+            fdb.close_port(port.id);
+        }
+        entered
     }
 
     /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
@@ -346,7 +368,13 @@ impl Daemon {
         removal.end = Instant::now() + REMOVE_TIMEOUT;
         self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
         self.book.strike(&port.name);
-        let kept = if self.changing { Ok(()) } else { self.keep() };
+        // A reload may bring it back at once.
+        let kept = if self.changing {
+            Ok(())
+        } else {
+            self.book.untie_all(&port.name);
+            self.keep()
+        };
         port.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.
         self.context.workers.wait_adopted(serial, Instant::now());
@@ -382,6 +410,7 @@ impl Daemon {
         if let Some(clash) = self.book.clash(wanted) {
             return Err(clash.into());
         }
+        let before = self.book.clone();
         self.book.enter(Entry { settings: wanted.clone(), origin: entry.origin });
         let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
         let changed = prepared.and_then(|prepared| {
@@ -394,7 +423,7 @@ impl Daemon {
                 Ok(changes)
             }
             Err(error) => {
-                self.book.enter(entry);
+                self.book = before;
                 Err(error)
             }
         }
@@ -495,7 +524,9 @@ pub(super) fn build(
     for settings in &config.ports {
         let port = guest(ports.len() as PortId, settings, config.feature_level);
         let port = port.telling(events);
-        match enter_addresses(fdb, &port, settings) {
+        fdb.set_port_cap(port.id, FDB_MAX_PER_PORT);
+        let mut macs = settings.macs.iter();
+        match macs.try_for_each(|mac| fdb.insert_static(*mac, port.id)) {
             // One that was added while an earlier process ran keeps nobody from the network.
             Err(error) if config.origins.get(&port.name) == Some(&Origin::Runtime) => {
                 log::error!("port {}: {error}", port.name);
@@ -530,9 +561,4 @@ fn tap(id: PortId, settings: &TapConfig) -> Port {
     Port::tap(id, &settings.name, endpoint)
         .configured(settings.offload, settings.mtu)
         .asked(settings.policy)
-}
-
-fn enter_addresses(fdb: &Fdb, port: &Port, settings: &PortConfig) -> Result<(), StaticError> {
-    fdb.set_port_cap(port.id, FDB_MAX_PER_PORT);
-    settings.macs.iter().try_for_each(|&mac| fdb.insert_static(mac, port.id))
 }

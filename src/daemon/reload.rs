@@ -55,6 +55,14 @@ pub enum Busy {
     Thread(std::io::Error),
 }
 
+/// What a reload did.
+struct Applied {
+    steps: Vec<Step>,
+    texts: Texts,
+    /// What was in force.
+    before: Book,
+}
+
 impl Reloader {
     /// For a daemon that runs what `request` asked for.
     pub fn new(daemon: &Arc<Mutex<Daemon>>, request: Box<Request>) -> Reloader {
@@ -146,43 +154,43 @@ impl Reloader {
     }
 
     fn work(&self, confirm: Option<Duration>) {
-        let before = Before::of(&self.daemon());
-        let (done, texts) = match self.apply_files() {
-            Ok((steps, texts)) => (Ok(steps), Some(texts)),
-            Err(errors) => (Err(errors), None),
-        };
+        let applied = self.apply_files();
         let (events, news) = {
             let daemon = self.daemon();
             (Arc::clone(daemon.events()), daemon.view().news)
         };
-        match &done {
-            Ok(steps) => events.tell(What::Reloaded { summary: Summary(steps).to_string() }),
+        match &applied {
+            Ok(Applied { steps, .. }) => {
+                events.tell(What::Reloaded { summary: Summary(steps).to_string() });
+            }
             Err(errors) => {
                 errors.iter().for_each(|error| log::error!("reload: {error}"));
                 let why = errors.first().cloned().unwrap_or_default();
                 events.tell(What::ReloadFailed { why: reason(why) });
             }
         }
-        let confirm = confirm.filter(|_| done.is_ok());
-        let waits = confirm.is_some();
-        if let Some(texts) = texts.as_ref().filter(|_| !waits) {
+        let (done, applied) = match applied {
+            Ok(Applied { steps, texts, before }) => (Ok(steps), Some((texts, before))),
+            Err(errors) => (Err(errors), None),
+        };
+        if let (Some((texts, _)), None) = (&applied, confirm) {
             self.daemon().keep_files(texts);
         }
+        let waiting = confirm.zip(applied);
         // Who is told what it came to may ask for the next one at once.
         {
             let mut state = self.state();
-            (state.busy, state.done, state.waits) = (waits, Some(done), waits);
+            state.waits = waiting.is_some();
+            (state.busy, state.done) = (waiting.is_some(), Some(done));
         }
         news.wake();
-        let Some(time) = confirm else { return };
+        let Some((time, (texts, before))) = waiting else { return };
         if !self.is_confirmed(time) {
-            let mut before = before;
-            before.without_deleted(self.daemon().book());
             let errors = self.go_back(&before);
             let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
             errors.iter().for_each(|error| log::error!("reload: {error}"));
             events.tell(What::ReloadFailed { why });
-        } else if let Some(texts) = texts {
+        } else {
             self.daemon().keep_files(&texts);
         }
         self.state().busy = false;
@@ -204,42 +212,45 @@ impl Reloader {
         true
     }
 
-    fn apply_files(&self) -> Result<(Vec<Step>, Texts), Vec<String>> {
+    fn apply_files(&self) -> Result<Applied, Vec<String>> {
         let (texts, config, steps) = self.read()?;
-        let before = {
+        let mut before = {
             let mut daemon = self.daemon();
             let wrong = foresee(daemon.book(), &steps);
             if !wrong.is_empty() {
                 return Err(wrong);
             }
-            let before = Before::of(&daemon);
+            let before = daemon.book().clone();
             daemon.changing = true;
             daemon.book.configure(&config);
             before
         };
         let applied = self.apply(&steps);
-        let mut errors = match applied {
-            Ok(()) => Vec::new(),
-            Err(error) => vec![error],
-        };
-        if !errors.is_empty() {
+        before.leave_tied(self.daemon().book());
+        if let Err(error) = applied {
+            let mut errors = vec![error];
             errors.extend(self.go_back(&before));
+            return Err(errors);
         }
         let mut daemon = self.daemon();
         daemon.changing = false;
         if let Err(error) = daemon.keep() {
             log::error!("reload: {error}");
         }
-        if errors.is_empty() { Ok((steps, texts)) } else { Err(errors) }
+        Ok(Applied { steps, texts, before })
     }
 
     /// Has in force again what was; what that could not do.
-    fn go_back(&self, before: &Before) -> Vec<String> {
-        let steps = {
+    fn go_back(&self, before: &Book) -> Vec<String> {
+        let (back, steps) = {
             let mut daemon = self.daemon();
             daemon.changing = true;
-            daemon.book.configure_as(before.configured.clone());
-            plan(&daemon.book, &before.entries)
+            let back = before.after_going_back(&daemon.book);
+            let all: Vec<Entry> = back.all_configured().cloned().collect();
+            daemon.book.configure_as(all);
+            let wanted: Vec<Entry> = back.entries().values().cloned().collect();
+            let steps = plan(&daemon.book, &wanted);
+            (back, steps)
         };
         let mut errors = Vec::new();
         for step in ordered(&steps) {
@@ -248,6 +259,11 @@ impl Reloader {
             }
         }
         let mut daemon = self.daemon();
+        for (mac, name) in back.tied() {
+            if let Err(error) = daemon.tie_again(*mac, name) {
+                errors.push(format!("going back: port {name}: {error}"));
+            }
+        }
         daemon.changing = false;
         if let Err(error) = daemon.keep() {
             errors.push(error.to_string());
@@ -257,12 +273,20 @@ impl Reloader {
 
     /// Does all steps: what goes first, so that names, sockets and addresses are free.
     fn apply(&self, steps: &[Step]) -> Result<(), String> {
+        for step in steps {
+            let mut daemon = self.daemon();
+            match step {
+                Step::Address { mac, .. } => _ = daemon.release(*mac),
+                Step::Remove(entry) => daemon.release_all(entry.settings.name()),
+                _ => {}
+            }
+        }
         self.take_away(steps)?;
         for step in ordered(steps) {
             let Some(entry) = step.entry() else { continue };
             let mut daemon = self.daemon();
             let done = match step {
-                Step::Remove(_) | Step::Scalar(_) => Ok(()),
+                Step::Remove(_) | Step::Scalar(_) | Step::Address { .. } => Ok(()),
                 Step::Change(_, changes) if changes.is_empty() => daemon.give_to(entry),
                 Step::Change(..) if !step.detaches() => daemon.change_entry(entry),
                 Step::Add(_) | Step::Change(..) => daemon.add_entry(entry),
@@ -296,29 +320,6 @@ impl Reloader {
     }
 }
 
-/// What was in force at a moment.
-struct Before {
-    entries: Vec<Entry>,
-    configured: Vec<Entry>,
-}
-
-impl Before {
-    fn of(daemon: &Daemon) -> Before {
-        let book = daemon.book();
-        Before {
-            entries: book.entries().values().cloned().collect(),
-            configured: book.all_configured().cloned().collect(),
-        }
-    }
-
-    /// Leaves out what was added while the switch ran, and deleted since.
-    fn without_deleted(&mut self, book: &Book) {
-        self.entries.retain(|Entry { settings, origin }| {
-            *origin != Origin::Runtime || book.get(settings.name()).is_some()
-        });
-    }
-}
-
 /// First what changes nothing of sockets, then what comes.
 fn ordered(steps: &[Step]) -> impl Iterator<Item = &Step> {
     let early = |step: &&Step| !matches!(step, Step::Add(_)) && !step.detaches();
@@ -334,6 +335,13 @@ fn foresee(book: &Book, steps: &[Step]) -> Vec<String> {
     let mut after = book.clone();
     let gone = steps.iter().filter(|step| step.detaches()).filter_map(Step::entry);
     gone.for_each(|entry| drop(after.strike(entry.settings.name())));
+    for step in steps {
+        match step {
+            Step::Address { mac, .. } => _ = after.untie(*mac),
+            Step::Remove(entry) => after.untie_all(entry.settings.name()),
+            _ => {}
+        }
+    }
     let mut wrong = Vec::new();
     for step in steps {
         let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };

@@ -1,6 +1,7 @@
 //! The control socket and vioswitchctl, with the real daemon: what they do, what they refuse, and
 //! what a client can cost.
 
+mod addresses;
 mod bounds;
 mod capture;
 mod commands;

@@ -23,6 +23,9 @@ pub fn entries(answer: &Value) -> String {
             };
             let _ = writeln!(out, "{name} = {value}");
         }
+        for mac in items(entry, "addresses") {
+            let _ = writeln!(out, "# origin runtime: mac = {mac}");
+        }
         out.push('\n');
     }
     out

@@ -193,9 +193,9 @@ pub fn addresses(answer: &Value) -> String {
             Value::Null => "static".to_owned(),
             idle => format!("{idle} s"),
         };
-        vec![word(&address["mac"]), word(&address["port"]), idle]
+        vec![word(&address["mac"]), word(&address["port"]), idle, word(&address["origin"])]
     });
-    table(&["ADDRESS", "PORT", "IDLE"], &rows.collect::<Vec<_>>())
+    table(&["ADDRESS", "PORT", "IDLE", "ORIGIN"], &rows.collect::<Vec<_>>())
 }
 
 /// `fdb flush`.

@@ -266,7 +266,7 @@ fn the_json_of_each_command_has_its_keys() {
     assert_eq!(lab.json(&["port", "add", "x", mac]), json!({"number": 2}));
     let addresses = lab.json(&["fdb", "show", "--port", "x"]);
     same_keys(&addresses, &["addresses"], &[]);
-    same_keys(&addresses["addresses"][0], &["mac", "port", "static"], &["idle"]);
+    same_keys(&addresses["addresses"][0], &["mac", "port", "static", "origin"], &[]);
     same_keys(&lab.json(&["fdb", "flush"]), &["flushed"], &[]);
     assert_eq!(lab.json(&["port", "del", "x"]), json!({}));
     lab.d.stop();

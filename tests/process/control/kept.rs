@@ -13,13 +13,13 @@ use testkit::{Rng, rounds};
 use super::{INTERFACE, LOST, Lab};
 
 /// A switch that keeps its changes, and the directory where it does.
-struct Kept {
-    lab: Lab,
+pub(super) struct Kept {
+    pub(super) lab: Lab,
     state: Dir,
 }
 
 impl Kept {
-    fn new(ports: usize, extra: &[&str]) -> Kept {
+    pub(super) fn new(ports: usize, extra: &[&str]) -> Kept {
         let state = Dir::new();
         let dir = format!("--state-dir={}", state.path().display());
         let args = [&[dir.as_str()], extra].concat();
@@ -37,12 +37,12 @@ impl Kept {
         assert!(up, "no control socket\n{}", self.lab.d.log());
     }
 
-    fn crash(&mut self) {
+    pub(super) fn crash(&mut self) {
         self.lab.d.kill();
         self.start();
     }
 
-    fn stop_and_start(&mut self) {
+    pub(super) fn stop_and_start(&mut self) {
         self.lab.d.signal(libc::SIGTERM);
         assert!(self.lab.d.exit_status(LOST).success(), "{}", self.lab.d.log());
         self.start();
@@ -64,7 +64,7 @@ impl Kept {
         self.ports().into_iter().map(|(name, ..)| name).collect()
     }
 
-    fn degraded(&self) -> String {
+    pub(super) fn degraded(&self) -> String {
         self.lab.json(&["status"])["degraded"].to_string()
     }
 }

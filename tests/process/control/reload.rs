@@ -12,13 +12,13 @@ use super::commands::talk;
 use super::{INTERFACE, LOST, Lab};
 
 /// A switch with a file, and where that is.
-struct Filed {
-    lab: Lab,
-    etc: Dir,
+pub(super) struct Filed {
+    pub(super) lab: Lab,
+    pub(super) etc: Dir,
 }
 
 impl Filed {
-    fn new(ports: usize, entries: &[(&str, &str)], extra: &[&str]) -> Filed {
+    pub(super) fn new(ports: usize, entries: &[(&str, &str)], extra: &[&str]) -> Filed {
         let etc = Dir::new();
         let config = format!("--config={}", etc.path().join("vioswitch.toml").display());
         write(&etc, entries);
@@ -26,11 +26,11 @@ impl Filed {
         Filed { lab, etc }
     }
 
-    fn write(&self, entries: &[(&str, &str)]) {
+    pub(super) fn write(&self, entries: &[(&str, &str)]) {
         write(&self.etc, entries);
     }
 
-    fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         let list = self.lab.json(&["port", "list"]);
         let ports = list["ports"].as_array().expect("ports").iter();
         let mut names: Vec<String> =
@@ -39,7 +39,7 @@ impl Filed {
         names
     }
 
-    fn degraded(&self) -> String {
+    pub(super) fn degraded(&self) -> String {
         self.lab.json(&["status"])["degraded"].to_string()
     }
 }
