@@ -481,9 +481,9 @@ pub const MAX_CONFIG_TOTAL_BYTES: u64 = 4 << 20;
 /// Files in `conf.d`: one for each port, as a provisioning tool writes them, and some more.
 pub const MAX_CONFIG_FILES: usize = 2048;
 
-/// Bytes of a file in the state directory: what differs from the configuration, each port with its
-/// settings before and now, 2 KiB each at most.
-pub const MAX_STATE_BYTES: u64 = 8 << 20;
+/// Bytes of a file in the state directory. The longest one holds the configuration's files twice,
+/// as they are and as they wait to be confirmed, where each quote and line's end takes two bytes.
+pub const MAX_STATE_BYTES: u64 = 32 << 20;
 
 /// Errors of a configuration file that are shown; the rest are only counted.
 pub const MAX_CONFIG_ERRORS: usize = 100;

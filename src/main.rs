@@ -60,6 +60,7 @@ fn main() -> ExitCode {
         Err(error) => return give_up(&error.to_string(), ExitCode::FAILURE),
     };
     let mut keeper = Keeper::open(state_dir(&request).as_deref());
+    let files = files.map(|found| before_unconfirmed(&request, &mut keeper, found));
     let (config, texts) = match files.or_else(|error| last(&request, &mut keeper, error)) {
         Ok(found) => found,
         Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
@@ -177,6 +178,26 @@ fn last(
     };
     keeper.refuse(&error.lines);
     Ok((config, None))
+}
+
+/// The configuration that was in force before the one of the files, if an earlier process has
+/// reloaded them and nobody has confirmed that. `--strict` is about errors, of which these have
+/// none.
+fn before_unconfirmed(
+    request: &Request,
+    keeper: &mut Keeper,
+    (config, texts): (Config, Option<Texts>),
+) -> (Config, Option<Texts>) {
+    if !texts.as_ref().is_some_and(|texts| keeper.are_unconfirmed(texts)) {
+        return (config, texts);
+    }
+    match keeper.last_files().and_then(|last| request.lay_over(&last).ok()) {
+        Some(before) => {
+            keeper.go_back();
+            (before, None)
+        }
+        None => (config, texts),
+    }
 }
 
 /// Where changes are kept: as the command line says, or the service manager.

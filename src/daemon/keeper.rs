@@ -4,6 +4,11 @@
 //! of room fails before anything was changed. Without a directory nothing is kept, and without one
 //! that can be used the switch serves as ever, and says so. The files of the configuration are kept
 //! there too when they are in force, for a start that finds errors in them.
+//!
+//! A reload that waits to be confirmed is undone by the next process. So its files stand beside
+//! those that were in force before anything is done of them, and while it waits each change is
+//! written down twice: as it differs from the new configuration, and as it will from the old one.
+//! Of the two a start takes that for the configuration which it runs.
 
 use std::path::Path;
 
@@ -33,6 +38,10 @@ pub struct Keeper {
     refused: Vec<String>,
     /// Why the last change is not kept.
     failed: Option<String>,
+    /// What a reload has replaced that waits to be confirmed.
+    before: Option<Book>,
+    /// The configuration before one that was not confirmed runs.
+    went_back: bool,
 }
 
 /// Why something is not kept.
@@ -73,6 +82,7 @@ impl Keeper {
     pub fn changes(&mut self) -> Kept {
         let Some(bytes) = self.read(CHANGES) else { return Kept::default() };
         match kept::read(&bytes, &self.boot) {
+            Ok(Some(kept)) if self.went_back => return kept.before(),
             Ok(Some(kept)) => return kept,
             Ok(None) => {
                 log::info!("changes from before the machine was started are forgotten");
@@ -88,21 +98,36 @@ impl Keeper {
 
     /// The files of the configuration that was last in force.
     pub fn last_files(&mut self) -> Option<Texts> {
-        let bytes = self.read(FILES)?;
-        let read = || {
-            let kept: Value = serde_json::from_slice(&bytes).ok()?;
-            let files = kept["files"].as_array().filter(|_| kept["version"] == 1)?.iter();
-            let text = |file: &Value| {
-                let (name, text) = (file["name"].as_str()?, file["text"].as_str()?);
-                Some(Text { name: name.to_owned(), bytes: text.as_bytes().to_vec() })
-            };
-            Some(Texts { files: files.map(text).collect::<Option<_>>()?, warnings: Vec::new() })
-        };
-        let texts = read();
+        let texts = texts(&self.files()?, "files");
         if texts.is_none() {
             self.put_aside(FILES, "it is no configuration that was kept");
         }
         texts
+    }
+
+    /// True if these files were reloaded by an earlier process, and not confirmed.
+    pub fn are_unconfirmed(&mut self, found: &Texts) -> bool {
+        let kept = self.files().and_then(|kept| texts(&kept, "unconfirmed"));
+        kept.is_some_and(|kept| kept.files == found.files)
+    }
+
+    /// What is kept of the configuration's files.
+    fn files(&mut self) -> Option<Value> {
+        let bytes = self.read(FILES)?;
+        let read = serde_json::from_slice(&bytes);
+        if let Err(error) = &read {
+            self.put_aside(FILES, &error.to_string());
+        }
+        read.ok()
+    }
+
+    /// The configuration was not confirmed, and the one before runs.
+    pub fn go_back(&mut self) {
+        let text = "the configuration was reloaded and not confirmed, and the one before it runs; \
+                    config reload puts it into service";
+        log::error!("{text}");
+        self.refused = vec![text.to_owned()];
+        self.went_back = true;
     }
 
     /// The configuration has errors; the last one runs in its place.
@@ -114,19 +139,38 @@ impl Keeper {
     }
 
     /// These files are in force: they are kept for a start with bad ones.
-    pub fn keep_files(&mut self, texts: &Texts) {
+    pub fn keep_files(&mut self, texts: &Texts) -> Result<(), NotKept> {
         self.refused.clear();
-        let Some(dir) = self.dir.as_ref().filter(|_| !texts.files.is_empty()) else { return };
-        let file = |Text { name, bytes }: &Text| {
-            let text = String::from_utf8_lossy(bytes);
-            json!({"name": name, "text": text})
-        };
-        let files: Vec<Value> = texts.files.iter().map(file).collect();
-        let text = json!({"version": 1, "files": files}).to_string();
-        let kept = dir.prepare(FILES, text.as_bytes()).and_then(Prepared::commit);
-        if let Err(error) = kept {
-            log::error!("the configuration {}", NotKept(error));
+        match &self.dir {
+            Some(dir) if !texts.files.is_empty() => {
+                let text = json!({"version": 1, "files": listed(texts)}).to_string();
+                Ok(dir.prepare(FILES, text.as_bytes()).and_then(Prepared::commit)?)
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// These files are about to be in force, and wait to be confirmed.
+    pub fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotKept> {
+        if self.dir.is_none() || texts.files.is_empty() {
+            return Ok(());
+        }
+        let none = || std::io::Error::other("what runs was not kept");
+        let mut kept = self.files().ok_or_else(none)?;
+        kept["unconfirmed"] = listed(texts);
+        let text = kept.to_string();
+        let dir = self.dir.as_ref().ok_or_else(none)?;
+        Ok(dir.prepare(FILES, text.as_bytes()).and_then(Prepared::commit)?)
+    }
+
+    /// The next process is to go back to this, until [`Keeper::stay`].
+    pub fn go_back_to(&mut self, before: Book) {
+        self.before = Some(before);
+    }
+
+    /// What is in force stays.
+    pub fn stay(&mut self) {
+        self.before = None;
     }
 
     /// A whole file of the directory.
@@ -159,7 +203,8 @@ impl Keeper {
     /// Gets ready to keep the changes; nothing is kept before that is committed.
     pub fn prepare(&self, book: &Book) -> Result<Option<Prepared>, NotKept> {
         let Some(dir) = &self.dir else { return Ok(None) };
-        Ok(Some(dir.prepare(CHANGES, &kept::write(book, &self.boot))?))
+        let back = self.before.as_ref().map(|before| before.after_going_back(book));
+        Ok(Some(dir.prepare(CHANGES, &kept::write(book, back.as_ref(), &self.boot))?))
     }
 
     /// Keeps what is ready to be kept.
@@ -180,4 +225,23 @@ impl Keeper {
         self.failed = kept.as_ref().err().map(|error| format!("the last change {error}"));
         kept
     }
+}
+
+/// Files as they are kept.
+fn listed(texts: &Texts) -> Value {
+    let file = |Text { name, bytes }: &Text| {
+        let text = String::from_utf8_lossy(bytes);
+        json!({"name": name, "text": text})
+    };
+    texts.files.iter().map(file).collect()
+}
+
+/// Files that were kept under a key.
+fn texts(kept: &Value, key: &str) -> Option<Texts> {
+    let files = kept[key].as_array().filter(|_| kept["version"] == 1)?.iter();
+    let text = |file: &Value| {
+        let (name, text) = (file["name"].as_str()?, file["text"].as_str()?);
+        Some(Text { name: name.to_owned(), bytes: text.as_bytes().to_vec() })
+    };
+    Some(Texts { files: files.map(text).collect::<Option<_>>()?, warnings: Vec::new() })
 }

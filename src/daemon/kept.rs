@@ -9,8 +9,12 @@
 //!   {"kind":"port","name":"vm3","now":{"socket":["/run/vm3.sock"],"queues":["2"],…}},
 //!   {"kind":"port","name":"vm1","configured":{…},"now":{…}},
 //!   {"kind":"port","name":"vm2","configured":{…}}],
-//!  "addresses":[{"mac":"52:54:00:00:00:01","port":"vm1"}]}
+//!  "addresses":[{"mac":"52:54:00:00:00:01","port":"vm1"}],
+//!  "before":{"changes":[…],"addresses":[…]}}
 //! ```
+//!
+//! `before` is there while a reload waits to be confirmed: what differs from the configuration that
+//! it has replaced, as it will after going back to that.
 
 use serde_json::{Map, Value, json};
 
@@ -38,12 +42,25 @@ pub struct Kept {
     changes: Vec<Change>,
     /// Addresses that were tied to ports.
     addresses: Vec<(MacAddr, String)>,
+    /// What it would be by the configuration before one that waited to be confirmed.
+    before: Option<Box<Kept>>,
 }
 
-/// The changes of a process.
-pub fn write(book: &Book, boot: &str) -> Vec<u8> {
+impl Kept {
+    /// By the configuration before one that was not confirmed. Where nothing is said of that, it
+    /// was the one in force.
+    pub fn before(mut self) -> Kept {
+        self.before.take().map_or(self, |before| *before)
+    }
+}
+
+/// The changes of a process, and what they would be after going `back`.
+pub fn write(book: &Book, back: Option<&Book>, boot: &str) -> Vec<u8> {
     let mut file = differences(book);
     (file["version"], file["boot"]) = (VERSION.into(), boot.into());
+    if let Some(back) = back {
+        file["before"] = differences(back);
+    }
     let mut text = file.to_string();
     text.push('\n');
     text.into_bytes()
@@ -95,7 +112,11 @@ pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Kept>, String> {
     if of != boot {
         return Ok(None);
     }
-    read_differences(&file).map(Some)
+    let mut kept = read_differences(&file)?;
+    if let Some(before) = file.get("before") {
+        kept.before = Some(Box::new(read_differences(before)?));
+    }
+    Ok(Some(kept))
 }
 
 fn read_differences(file: &Value) -> Result<Kept, String> {
@@ -112,6 +133,7 @@ fn read_differences(file: &Value) -> Result<Kept, String> {
     Ok(Kept {
         changes: changes.iter().map(read_change).collect::<Result<_, _>>()?,
         addresses: addresses.iter().map(read_address).collect::<Result<_, _>>()?,
+        before: None,
     })
 }
 

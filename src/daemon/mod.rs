@@ -61,6 +61,7 @@ use book::Book;
 pub use check::check;
 use handover::{Handover, Received};
 pub use keeper::Keeper;
+use keeper::NotKept;
 pub use plan::{Step, Summary};
 use ports::Serving;
 pub use ports::{PortError, Removal};
@@ -377,7 +378,16 @@ impl Daemon {
 
     /// The files of the configuration that is in force.
     pub fn keep_files(&mut self, texts: &Texts) {
-        self.keeper.keep_files(texts);
+        if let Err(error) = self.keeper.keep_files(texts) {
+            log::error!("the configuration {error}");
+        }
+    }
+
+    /// What was reloaded from these files stays, in the next process too.
+    fn confirm(&mut self, texts: &Texts) -> Result<(), NotKept> {
+        self.keeper.stay();
+        let files = self.keeper.keep_files(texts);
+        self.keeper.keep(&self.book).and(files)
     }
 
     /// How many ports and TAPs there are to be, in words.

@@ -5,7 +5,8 @@
 //! that is undone, by the same way: the difference back to what was in force. A thread of its own
 //! does it and holds the daemon for one step at a time; nobody else changes the switch meanwhile.
 //!
-//! With a time to confirm, what was in force before is in force again when it is over.
+//! With a time to confirm, what was in force before is in force again when it is over, and in the
+//! next process, if this one ends before. That it waits is written down before anything is done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::book::{Book, Entry};
 use super::check::found_at;
+use super::keeper::NotKept;
 use super::plan::{Step, Summary, plan, scalars};
 use super::{Daemon, PortError};
 use crate::config::{Config, Origin, Request, Settings, Texts};
@@ -35,8 +37,8 @@ struct State {
     busy: bool,
     /// What the last one came to.
     done: Option<Result<Vec<Step>, Vec<String>>>,
-    /// It waits to be confirmed.
-    waits: bool,
+    /// What waits to be confirmed.
+    waits: Option<Texts>,
     /// Another one is wanted when it is over.
     again: bool,
 }
@@ -53,6 +55,9 @@ pub enum Busy {
     /// There is no thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
+    /// It stays, and the next process will not know.
+    #[error("confirmed, but it {0}")]
+    NotKept(NotKept),
 }
 
 /// What a reload did.
@@ -111,7 +116,7 @@ impl Reloader {
                 let why = "it panicked half way; the log tells more".to_owned();
                 this.daemon().changing = false;
                 let mut state = this.state();
-                (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), false);
+                (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), None);
             }
             // One that was begun meanwhile has read the files as late.
             if std::mem::take(&mut this.state().again)
@@ -130,7 +135,7 @@ impl Reloader {
     /// one may have read the files before they were changed.
     pub fn begin_or_repeat(self: &Arc<Self>) -> Result<(), Busy> {
         let mut state = self.state();
-        if state.busy && !state.waits {
+        if state.busy && state.waits.is_none() {
             state.again = true;
             return Ok(());
         }
@@ -143,18 +148,17 @@ impl Reloader {
         self.state().done.clone()
     }
 
-    /// What was reloaded stays.
+    /// What was reloaded stays. Who is told so may end the process.
     pub fn confirm(&self) -> Result<(), Busy> {
         let mut state = self.state();
-        if !std::mem::take(&mut state.waits) {
-            return Err(Busy::Nothing);
-        }
+        let texts = state.waits.take().ok_or(Busy::Nothing)?;
+        let kept = self.daemon().confirm(&texts);
         self.changed.notify_all();
-        Ok(())
+        kept.map_err(Busy::NotKept)
     }
 
     fn work(&self, confirm: Option<Duration>) {
-        let applied = self.apply_files();
+        let applied = self.apply_files(confirm.is_some());
         let (events, news) = {
             let daemon = self.daemon();
             (Arc::clone(daemon.events()), daemon.view().news)
@@ -180,30 +184,28 @@ impl Reloader {
         // Who is told what it came to may ask for the next one at once.
         {
             let mut state = self.state();
-            state.waits = waiting.is_some();
+            state.waits = waiting.as_ref().map(|(_, (texts, _))| texts.clone());
             (state.busy, state.done) = (waiting.is_some(), Some(done));
         }
         news.wake();
-        let Some((time, (texts, before))) = waiting else { return };
+        let Some((time, (_, before))) = waiting else { return };
         if !self.is_confirmed(time) {
             let errors = self.go_back(&before);
             let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
             errors.iter().for_each(|error| log::error!("reload: {error}"));
             events.tell(What::ReloadFailed { why });
-        } else {
-            self.daemon().keep_files(&texts);
         }
         self.state().busy = false;
     }
 
-    /// Waits for the confirmation. The end of the process is none, and undoes nothing.
+    /// Waits for the confirmation.
     fn is_confirmed(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut state = self.state();
-        while state.waits {
+        while state.waits.is_some() {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                state.waits = false;
+                state.waits = None;
                 return false;
             }
             let waited = self.changed.wait_timeout(state, left);
@@ -212,13 +214,17 @@ impl Reloader {
         true
     }
 
-    fn apply_files(&self) -> Result<Applied, Vec<String>> {
+    fn apply_files(&self, to_confirm: bool) -> Result<Applied, Vec<String>> {
         let (texts, config, steps) = self.read()?;
         let mut before = {
             let mut daemon = self.daemon();
             let wrong = foresee(daemon.book(), &steps);
             if !wrong.is_empty() {
                 return Err(wrong);
+            }
+            if to_confirm {
+                let kept = daemon.keeper.keep_unconfirmed(&texts);
+                kept.map_err(|error| vec![format!("that it is to be confirmed {error}")])?;
             }
             let before = daemon.book().clone();
             daemon.changing = true;
@@ -234,6 +240,9 @@ impl Reloader {
         }
         let mut daemon = self.daemon();
         daemon.changing = false;
+        if to_confirm {
+            daemon.keeper.go_back_to(before.clone());
+        }
         if let Err(error) = daemon.keep() {
             log::error!("reload: {error}");
         }
@@ -265,6 +274,7 @@ impl Reloader {
             }
         }
         daemon.changing = false;
+        daemon.keeper.stay();
         if let Err(error) = daemon.keep() {
             errors.push(error.to_string());
         }

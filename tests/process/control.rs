@@ -16,6 +16,7 @@ mod schema;
 mod settings;
 mod top;
 mod trace;
+mod unconfirmed;
 mod wait;
 
 use std::io::{BufRead, BufReader, Read, Write};

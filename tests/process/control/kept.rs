@@ -150,7 +150,7 @@ fn a_damaged_file_is_put_aside() {
     let mut kept = Kept::new(1, &[]);
     kept.lab.done(&["port", "add", "r1"]);
     let good = fs::read_to_string(kept.file()).expect("the file of changes");
-    let long = format!("{good}{}", " ".repeat(9 << 20));
+    let long = format!("{good}{}", " ".repeat(33 << 20));
     for (content, words) in [
         ("", "EOF while parsing"),
         (&good[..good.len() / 2], "EOF while parsing"),
