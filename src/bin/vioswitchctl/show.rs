@@ -1,7 +1,10 @@
-//! Answers for people: tables in plain text, the same in a terminal and in a pipe.
+//! Answers for people: tables in plain text. In a terminal they are as wide as that, with long
+//! texts in several lines of their column; in a pipe each row is a line.
 
 use std::fmt::Write;
 
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
+use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 
 /// A word of an answer; nothing for what is not there.
@@ -22,6 +25,30 @@ pub fn items<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
 
 /// Rows with a title, in columns two blanks apart.
 pub fn table(title: &[&str], rows: &[Vec<String>]) -> String {
+    match tcgetwinsize(std::io::stdout()) {
+        Ok(size) if size.ws_col > 0 => fitted(title, rows, size.ws_col),
+        _ => plain(title, rows),
+    }
+}
+
+/// Words up to so long stay in one line; texts make room for them.
+const WHOLE: u16 = 20;
+
+fn fitted(title: &[&str], rows: &[Vec<String>], columns: u16) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(columns).set_header(title.to_vec()).add_rows(rows.to_vec());
+    let (last, widths) = (title.len().saturating_sub(1), table.column_max_content_widths());
+    for (n, (column, width)) in table.column_iter_mut().zip(widths).enumerate() {
+        column.set_padding((0, if n < last { 2 } else { 0 }));
+        if width <= WHOLE {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+fn plain(title: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = title.iter().map(|name| name.chars().count()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -270,4 +297,34 @@ pub fn workers(answer: &Value) -> String {
 /// `version`.
 pub fn version(answer: &Value) -> String {
     pairs(&["client", "switch"].map(|key| (key, word(&answer[key]))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TITLE: [&str; 3] = ["PORT", "COUNT", "MEANING"];
+
+    fn rows() -> Vec<Vec<String>> {
+        let meaning = "the receiver had no buffer and its credit ran out ".repeat(3);
+        let row = |port: &str, meaning: &str| vec![port.into(), "815".into(), meaning.into()];
+        vec![row("vm1", "short"), row("vm2", meaning.trim_end())]
+    }
+
+    #[test]
+    fn a_table_is_as_wide_as_the_terminal() {
+        let fitted = fitted(&TITLE, &rows(), 80);
+        assert!(fitted.starts_with("PORT  COUNT  MEANING\nvm1   815    short\nvm2   815    the "));
+        assert!(fitted.lines().all(|line| line.chars().count() <= 80), "{fitted}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&fitted), words(&plain(&TITLE, &rows())));
+    }
+
+    #[test]
+    fn a_row_is_a_line_in_a_pipe() {
+        let plain = plain(&TITLE, &rows());
+        assert_eq!(plain.lines().count(), 3);
+        assert!(plain.starts_with("PORT  COUNT  MEANING\nvm1   815    short\nvm2   815    the "));
+        assert_eq!(fitted(&TITLE, &rows()[..1], 80), super::plain(&TITLE, &rows()[..1]));
+    }
 }

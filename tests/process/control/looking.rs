@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::top::printed;
 use super::*;
 
 #[test]
@@ -58,6 +59,19 @@ fn drops_come_with_what_to_do() {
     let table = lab.done(&["drops"]);
     assert!(table.starts_with("PORT  DIR  REASON    COUNT  MEANING"), "{table}");
     assert_eq!(lab.done(&["drops", "p1"]).lines().count(), 1, "a title");
+    // In a terminal it fits, and says the same.
+    let words = |text: &str| {
+        let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        words.sort();
+        words
+    };
+    for columns in [80, 120] {
+        let fitted = printed(&lab, &["drops"], columns);
+        let fits = |line: &str| line.chars().count() <= columns.into();
+        assert!(fitted.lines().all(fits) && fitted.lines().count() > 2, "{fitted}");
+        assert_eq!(words(&fitted), words(&table));
+    }
+    assert_eq!(printed(&lab, &["port", "list"], 80), lab.done(&["port", "list"]));
     let shown = lab.done(&["port", "show", "p0", "--rate"]);
     for words in ["VIRTIO_F_VERSION_1", "MEMORY", "anonymous", "running", "rate in:", "frames/s"] {
         assert!(shown.contains(words), "{words}: {shown}");

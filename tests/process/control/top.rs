@@ -23,20 +23,44 @@ struct Terminal {
     screen: Arc<Mutex<vt100::Parser>>,
 }
 
+/// A terminal: our end of it, and the name of the other side.
+fn terminal(rows: u16, columns: u16) -> (File, String, OwnedFd) {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+    grantpt(&master).expect("grantpt");
+    unlockpt(&master).expect("unlockpt");
+    let name = ptsname(&master, Vec::new()).expect("its name");
+    let name = name.into_string().expect("UTF-8");
+    let side = OwnedFd::from(open(&name));
+    resize(&side, rows, columns);
+    (File::from(master), name, side)
+}
+
+/// Its other side.
+fn open(name: &str) -> File {
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).open(name).expect("its other side")
+}
+
+/// What a command prints in a terminal with so many columns.
+pub(super) fn printed(lab: &Lab, args: &[&str], columns: u16) -> String {
+    let (mut master, name, side) = terminal(24, columns);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+    command.arg("--control").arg(&lab.path).args(args).stdout(open(&name));
+    let mut child = command.spawn().expect("vioswitchctl");
+    // It ends with an error when nobody has the other side any more.
+    drop((command, side));
+    let (mut text, mut bytes) = (Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = master.read(&mut bytes) {
+        text.extend_from_slice(&bytes[..count]);
+    }
+    assert!(child.wait().expect("its end").success());
+    String::from_utf8(text).expect("UTF-8").replace("\r\n", "\n")
+}
+
 impl Terminal {
     fn start(lab: &Lab, rows: u16, columns: u16) -> Terminal {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
-        grantpt(&master).expect("grantpt");
-        unlockpt(&master).expect("unlockpt");
-        let name = ptsname(&master, Vec::new()).expect("its name");
-        let name = name.into_string().expect("UTF-8");
-        let open = || {
-            let mut options = std::fs::OpenOptions::new();
-            options.read(true).write(true).open(&name).expect("its other side")
-        };
-        let side = OwnedFd::from(open());
+        let (keys, name, side) = terminal(rows, columns);
         let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
-        let keys = File::from(master);
         let mut output = keys.try_clone().expect("a descriptor");
         let shown = Arc::clone(&screen);
         thread::spawn(move || {
@@ -45,12 +69,11 @@ impl Terminal {
                 shown.lock().expect("the screen").process(&bytes[..count]);
             }
         });
-        resize(&side, rows, columns);
         // Of a session of its own, so that there is no other terminal.
         let mut command = Command::new("setsid");
         command.arg(env!("CARGO_BIN_EXE_vioswitchctl")).arg("--control").arg(&lab.path);
         command.args(["top", "--every=0.2"]).env("TERM", "xterm-256color");
-        let stdio = || Stdio::from(open());
+        let stdio = || Stdio::from(open(&name));
         let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn();
         Terminal { child: child.expect("top"), keys, side, screen }
     }
