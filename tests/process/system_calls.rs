@@ -202,8 +202,22 @@ impl Lan {
         self.host.receive(Duration::from_millis(100)).is_some_and(|frame| frame.len() == len)
     }
 
+    /// The guests get frames of each other. Memory that was just mapped is touched for the first
+    /// time, and a worker that strace stops in a page fault finds it slow: its guest gets nothing
+    /// for a while.
+    fn meet(&mut self) {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let met = wait_for(SOON, || {
+                self.vms[from].tx[0].send_waiting(&frame(mac_of(to as u8), from as u8, 60), SOON);
+                self.vms[to].rx[0].wait(Duration::from_millis(100))
+            });
+            assert!(met, "nothing of guest {from} comes to guest {to}");
+        }
+    }
+
     /// Frames from each to each, in bursts and one at a time, `longest` of them to the host.
     fn talk(&mut self, longest: usize) {
+        self.meet();
         for round in 0..40 {
             for (from, to) in [(0, 1), (1, 0), (0, HOST), (1, HOST)] {
                 for _ in 0..round {
