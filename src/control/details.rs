@@ -96,8 +96,8 @@ pub fn queues(port: &Port) -> Vec<(usize, usize, &'static str, &QueueStats)> {
         Endpoint::Guest(guest) => {
             guest.rx.iter().zip(&guest.tx).map(|(rx, tx)| (&rx.stats, &tx.stats)).collect()
         }
-        Endpoint::Tap(tap) => {
-            tap.queues().iter().map(|queue| (&queue.output, &queue.input)).collect()
+        Endpoint::Device(device) => {
+            device.queues().iter().map(|queue| (&queue.output, &queue.input)).collect()
         }
     };
     let pairs = pairs.into_iter().enumerate();

@@ -50,7 +50,11 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
                 told["front_end"] = json!({"pid": who.pid, "uid": who.uid});
             }
         }
-        Endpoint::Tap(tap) => told["interface"] = tap.ifname.as_str().into(),
+        Endpoint::Device(device) => {
+            if let Some(ifname) = device.ifname() {
+                told["interface"] = ifname.into();
+            }
+        }
     }
     told
 }
@@ -61,7 +65,7 @@ pub fn state(port: &Port) -> &'static str {
         _ if port.is_up() => "attached",
         Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",
         Endpoint::Guest(_) => "listening",
-        Endpoint::Tap(_) => "gone",
+        Endpoint::Device(_) => "gone",
     }
 }
 
@@ -69,7 +73,7 @@ pub fn state(port: &Port) -> &'static str {
 fn queues(port: &Port) -> usize {
     match &port.endpoint {
         Endpoint::Guest(guest) => guest.tx.len() / 2,
-        Endpoint::Tap(tap) => tap.queues().len(),
+        Endpoint::Device(device) => device.queues().len(),
     }
 }
 

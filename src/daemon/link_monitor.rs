@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::limits::LINK_RETRY_MILLIS;
-use crate::port::{Endpoint, Port, PortTable, Ports};
+use crate::port::{Port, PortTable, Ports};
 use crate::sys::link_events::{Heard, LinkEvents};
 use crate::sys::netlink::NetlinkError;
 use crate::sys::poll::{self, Wake};
@@ -60,7 +60,7 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
 }
 
 fn taps(table: &PortTable) -> impl Iterator<Item = &Port> {
-    let is_tap = |port: &&Port| matches!(port.endpoint, Endpoint::Tap(_));
+    let is_tap = |port: &&Port| port.as_tap().is_some();
     table.iter().map(|port| &**port).filter(is_tap)
 }
 
@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
     use crate::frame::Offloads;
-    use crate::port::TapPort;
+    use crate::port::DevicePort;
     use crate::sys::netlink;
     use crate::sys::tap::{self, Missing};
     use crate::sys::testns;
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn every_tap_is_followed_whenever_it_comes() {
         testns::run(|| {
-            let up = |id| Arc::new(Port::tap(id, "up", TapPort::new("lm0", 1)));
+            let up = |id| Arc::new(Port::device(id, "up", DevicePort::tap("lm0", 1)));
             let open = |name: &str| tap::open(name, 1, Offloads::NONE, Missing::Create).unwrap();
             let (first, second) = (up(0), up(1));
             let ports = Ports::new([Arc::clone(&first)].into_iter().collect());

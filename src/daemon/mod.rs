@@ -47,7 +47,7 @@ use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
     STOP_TIMEOUT,
 };
-use crate::port::{Endpoint, Port, PortTable, Ports};
+use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
 use crate::sys::eventfd;
@@ -263,11 +263,11 @@ impl Daemon {
         let ports = self.ports.present();
         let mut taps = Vec::new();
         for port in ports.iter() {
-            if let Endpoint::Tap(tap) = &port.endpoint {
-                let mut kept = received.tap(&tap.ifname);
+            if let Some((_, ifname)) = port.as_tap() {
+                let mut kept = received.tap(ifname);
                 let attach = |_: &mut Received| {
                     let workers = &self.context.workers;
-                    uplink::attach(port, tap, workers, kept.take(), &self.handover)
+                    uplink::attach(port, workers, kept.take(), &self.handover)
                 };
                 match received.open(attach, UplinkError::is_busy) {
                     Ok(created) => taps.push((port, created)),

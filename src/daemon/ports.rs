@@ -39,7 +39,7 @@ use crate::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
 };
 use crate::port::table::Full;
-use crate::port::{Endpoint, Port, PortTable, TapPort};
+use crate::port::{DevicePort, Endpoint, Port, PortTable};
 use crate::switch::{Fdb, PortId, StaticError};
 use crate::vhost_user::session::{Context, Exhausted};
 use crate::vhost_user::socket::{Place, SocketError};
@@ -133,8 +133,8 @@ impl Serving {
             }
             Some((thread, Stop::Reattach(stopping))) => {
                 stopping.store(true, Ordering::Release);
-                if let Endpoint::Tap(tap) = &self.post.port().endpoint {
-                    tap.wake();
+                if let Endpoint::Device(device) = &self.post.port().endpoint {
+                    device.wake();
                 }
                 thread.thread().unpark();
             }
@@ -274,12 +274,11 @@ impl Daemon {
             return Err(PortError::ManyTaps);
         }
         let port = Arc::new(tap(id, settings).telling(&self.events));
-        let Endpoint::Tap(endpoint) = &port.endpoint else { return Err(PortError::NoSuchPort) };
         // A whole network lives behind an uplink.
         self.enter_addresses(&port, FDB_MAX_ENTRIES, self.book.tied_to(&port.name))?;
         // Before it is attached: an event of its own must find it.
         self.ports.add(Arc::clone(&port));
-        let attached = uplink::attach(&port, endpoint, &self.context.workers, None, &self.handover);
+        let attached = uplink::attach(&port, &self.context.workers, None, &self.handover);
         let served = attached
             .map_err(PortError::from)
             .and_then(|created| Ok(self.serve_tap(&port, created)?));
@@ -557,8 +556,8 @@ pub(super) fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Por
 }
 
 fn tap(id: PortId, settings: &TapConfig) -> Port {
-    let endpoint = TapPort::new(&settings.ifname, settings.queues);
-    Port::tap(id, &settings.name, endpoint)
+    let endpoint = DevicePort::tap(&settings.ifname, settings.queues);
+    Port::device(id, &settings.name, endpoint)
         .configured(settings.offload, settings.mtu)
         .asked(settings.policy)
 }

@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
     use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
-    use crate::port::TapPort;
+    use crate::port::DevicePort;
     use crate::stats::DropReason;
     use crate::switch::FdbConfig;
 
@@ -147,7 +147,7 @@ mod tests {
     fn ports(names: &[&str]) -> PortTable {
         let guests = names.iter().enumerate();
         let guests = guests.map(|(id, name)| Port::guest(id as PortId, name, 1));
-        let tap = Port::tap(names.len() as PortId, "up", TapPort::new("tap0", 2));
+        let tap = Port::device(names.len() as PortId, "up", DevicePort::tap("tap0", 2));
         guests.chain([tap]).map(Arc::new).collect()
     }
 

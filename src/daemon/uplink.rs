@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::Endpoint;
 use super::handover::Handover;
 use crate::limits::TAP_RETRY_MILLIS;
-use crate::port::tap::Device;
-use crate::port::{Port, PortTable, TapPort};
+use crate::port::device::Device;
+use crate::port::{Port, PortTable};
 use crate::sys::netlink;
 use crate::sys::qdisc;
 use crate::sys::tap::{self, Missing, Tap, TapError};
@@ -39,6 +38,9 @@ pub enum UplinkError {
         /// The reason.
         source: netlink::NetlinkError,
     },
+    /// There is no interface behind the port.
+    #[error("it is no tap")]
+    NotATap,
     /// The data path could not watch it.
     #[error("cannot watch the interface: {0}")]
     Watch(#[from] std::io::Error),
@@ -56,16 +58,15 @@ impl UplinkError {
 /// us.
 pub fn attach(
     port: &Port,
-    tap: &TapPort,
     workers: &Workers,
     kept: Option<Vec<OwnedFd>>,
     handover: &Handover,
 ) -> Result<bool, UplinkError> {
-    let kept = kept.and_then(|queues| adopt(port, tap, queues, handover));
+    let kept = kept.and_then(|queues| adopt(port, queues, handover));
     let how = if kept.is_some() { Some("kept") } else { None };
     let opened = match kept {
         Some(opened) => opened,
-        None => open(port, tap, Missing::Create, handover)?,
+        None => open(port, Missing::Create, handover)?,
     };
     let created = opened.created;
     set_up(port, &opened)?;
@@ -77,7 +78,7 @@ pub fn attach(
         opened.link.mac,
         port.mtu.get().unwrap_or(opened.link.mtu)
     );
-    serve(port, tap, opened, workers)?;
+    serve(port, opened, workers)?;
     Ok(created)
 }
 
@@ -89,7 +90,7 @@ pub fn keep(
     handover: &Handover,
     stopping: &AtomicBool,
 ) {
-    let Endpoint::Tap(tap) = &port.endpoint else { return };
+    let Some((tap, ifname)) = port.as_tap() else { return };
     let missing = if created { Missing::Create } else { Missing::Fail };
     let stopped = || stopping.load(Ordering::Acquire);
     while !stopped() {
@@ -97,19 +98,19 @@ pub fn keep(
         if stopped() || !tap.is_lost() {
             continue;
         }
-        log::warn!("tap {}: interface {} is gone, waiting for it", port.name, tap.ifname);
+        log::warn!("tap {}: interface {} is gone, waiting for it", port.name, ifname);
         let mut told = None;
         while !stopped() {
             // What is kept of it, or of an attempt that got no further, would pass for one in use.
-            handover.discard_tap(&tap.ifname);
+            handover.discard_tap(ifname);
             tap.give_up();
             tap.close_lost();
-            match open(port, tap, missing, handover).and_then(|opened| {
+            match open(port, missing, handover).and_then(|opened| {
                 set_up(port, &opened)?;
-                serve(port, tap, opened, workers)
+                serve(port, opened, workers)
             }) {
                 Ok(()) => {
-                    log::info!("tap {}: attached to interface {} again", port.name, tap.ifname);
+                    log::info!("tap {}: attached to interface {} again", port.name, ifname);
                     // Queues whose loss no worker had noticed yet.
                     tap.close_lost();
                     break;
@@ -128,64 +129,62 @@ pub fn keep(
     }
 }
 
-fn open(
-    port: &Port,
-    tap: &TapPort,
-    missing: Missing,
-    handover: &Handover,
-) -> Result<Tap, UplinkError> {
+fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Tap, UplinkError> {
+    let (tap, ifname) = port.as_tap().ok_or(UplinkError::NotATap)?;
     let queues = tap.queues().len() as u16;
-    let opened = tap::open(&tap.ifname, queues, port.offload, missing)
-        .map_err(|source| UplinkError::Open { ifname: tap.ifname.clone(), source })?;
-    handover.keep_tap(&tap.ifname, &opened.queues);
+    let opened = tap::open(ifname, queues, port.offload, missing)
+        .map_err(|source| UplinkError::Open { ifname: ifname.to_owned(), source })?;
+    handover.keep_tap(ifname, &opened.queues);
     Ok(opened)
 }
 
 /// Goes on with queues that the process before had; `None` if they cannot be used.
-fn adopt(port: &Port, tap: &TapPort, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Tap> {
-    match tap::adopt(queues, &tap.ifname, port.offload) {
+fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Tap> {
+    let (_, ifname) = port.as_tap()?;
+    match tap::adopt(queues, ifname, port.offload) {
         Ok(opened) => Some(opened),
         Err(error) => {
             log::warn!("tap {}: the kept interface cannot be used: {error}", port.name);
-            handover.discard_tap(&tap.ifname);
+            handover.discard_tap(ifname);
             None
         }
     }
 }
 
 /// Puts the opened queues into service.
-fn serve(port: &Port, tap: &TapPort, opened: Tap, workers: &Workers) -> Result<(), UplinkError> {
+fn serve(port: &Port, opened: Tap, workers: &Workers) -> Result<(), UplinkError> {
+    let (tap, _) = port.as_tap().ok_or(UplinkError::NotATap)?;
     let devices: Vec<Device> = opened.queues.into_iter().map(|q| Arc::new(q) as Device).collect();
-    let token = |queue: usize| Token::Tap(port.id, queue as u16);
+    let token = |queue: usize| Token::Device(port.id, queue as u16);
     // Watched before attached: if that fails the interface must be free for the next attempt.
     for (queue, device) in devices.iter().enumerate() {
-        workers.for_tap(queue).watch(device.as_raw_fd(), token(queue))?;
+        workers.for_device(queue).watch(device.as_raw_fd(), token(queue))?;
     }
     tap.attach(devices, opened.offloads);
     // What came between is found now.
     for queue in 0..tap.queues().len() {
-        workers.for_tap(queue).look(token(queue));
+        workers.for_device(queue).look(token(queue));
     }
     Ok(())
 }
 
 /// Takes a TAP out of service for good. Its reattach thread has ended.
 pub fn detach(port: &Port, workers: &Workers, handover: &Handover) {
-    let Endpoint::Tap(tap) = &port.endpoint else { return };
+    let Some((tap, ifname)) = port.as_tap() else { return };
     for (queue, device) in tap.queues().iter().enumerate() {
         if let Some(device) = device.device() {
-            workers.for_tap(queue).unwatch(device.as_raw_fd());
+            workers.for_device(queue).unwatch(device.as_raw_fd());
         }
     }
     tap.give_up();
     tap.close_lost();
-    handover.discard_tap(&tap.ifname);
+    handover.discard_tap(ifname);
 }
 
 /// Warns, in one line, of VMs whose configured MTU exceeds an uplink's: what they send of that
 /// length does not get out there.
 pub fn compare_mtus(ports: &PortTable) {
-    let uplinks = ports.iter().filter(|port| matches!(port.endpoint, Endpoint::Tap(_)));
+    let uplinks = ports.iter().filter(|port| port.as_tap().is_some());
     let known = uplinks.filter_map(|tap| Some((tap.mtu.get()?, &tap.name)));
     let Some((least, tap)) = known.min() else { return };
     let guests = ports.iter().filter(|port| port.as_guest().is_some());
@@ -250,8 +249,8 @@ mod tests {
     use super::*;
     use crate::daemon::start_helper;
     use crate::guard::BlockedWriterWatch;
-    use crate::port::Ports;
-    use crate::port::tap::fake::attach_lost;
+    use crate::port::device::fake::attach_lost;
+    use crate::port::{DevicePort, Ports};
     use crate::switch::{Fdb, FdbConfig, Rules};
     use crate::worker::Shared;
 
@@ -269,7 +268,7 @@ mod tests {
     /// takes all queues of the interface out of service although one was lost.
     #[test]
     fn the_reattach_thread_goes_on_after_a_panic() {
-        let port = Arc::new(Port::tap(0, "up", TapPort::new("no-such-link0", 2)));
+        let port = Arc::new(Port::device(0, "up", DevicePort::tap("no-such-link0", 2)));
         let config = FdbConfig {
             max_entries: 64,
             max_per_port: 64,
@@ -286,11 +285,11 @@ mod tests {
             watch: Arc::new(BlockedWriterWatch::start().unwrap()),
         };
         let workers = Arc::new(Workers::start(1, &[], &shared).unwrap());
-        let Endpoint::Tap(tap) = &port.endpoint else { unreachable!() };
+        let (tap, _) = port.as_tap().unwrap();
         let closed = Arc::new(AtomicU32::new(0));
         let lose = |panics: [bool; 2]| {
             attach_lost(tap, &panics, &closed);
-            workers.for_tap(0).look(Token::Tap(0, 0));
+            workers.for_device(0).look(Token::Device(0, 0));
         };
         let stopping = Arc::new(AtomicBool::new(false));
         let keep = {

@@ -7,9 +7,9 @@
 
 pub mod announce;
 mod capture;
+mod device;
 mod discard;
 mod guest;
-mod tap;
 mod wait;
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::stalls::Stalls;
 use crate::guard::SignalSlot;
 use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
 use crate::port::backpressure::Terms;
-use crate::port::tap::TapReader;
+use crate::port::device::FrameReader;
 use crate::port::{Port, PortTable, Queue, RingState};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{Fdb, Ingress, Policy, Rules, SourceMemo};
@@ -87,7 +87,7 @@ pub struct Pipeline {
     rules: Rules,
     /// None while it is in use, and after a panic.
     context: Option<Box<BurstContext>>,
-    reader: TapReader,
+    reader: FrameReader,
     signals: Signals,
     stalls: Stalls,
     account: Account,
@@ -118,7 +118,7 @@ impl Pipeline {
             fdb,
             rules,
             context: Some(Box::default()),
-            reader: TapReader::default(),
+            reader: FrameReader::default(),
             signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             account: Account::default(),

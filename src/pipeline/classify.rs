@@ -130,7 +130,7 @@ impl<'a> Classifier<'a> {
         self.receivers = match self.decision {
             Decision::Unicast(egress) => match &self.policy.ports[egress].endpoint {
                 Endpoint::Guest(guest) => guest.receivers(),
-                Endpoint::Tap(_) => Receivers::NONE,
+                Endpoint::Device(_) => Receivers::NONE,
             },
             _ => Receivers::NONE,
         };
@@ -253,7 +253,7 @@ fn find_targets(
     for port in policy.ports.iter() {
         let up = match &port.endpoint {
             Endpoint::Guest(guest) => guest.active() != 0,
-            Endpoint::Tap(tap) => tap.is_up(),
+            Endpoint::Device(device) => device.is_up(),
         };
         let reached = policy.rules.flood_reaches(ingress, port.id, port.kind());
         if up && reached && port.policy.get().takes(flood) {

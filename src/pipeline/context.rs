@@ -15,8 +15,8 @@ use crate::capture::outcomes::Outcomes;
 use crate::frame::flow_hash;
 use crate::limits::BURST_FRAMES;
 use crate::port::PortTable;
+use crate::port::device::FrameWriter;
 use crate::port::steering::Steering;
-use crate::port::tap::TapWriter;
 use crate::ring::{Burst, RxScratch};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{BurstMemo, PortId};
@@ -39,7 +39,7 @@ pub struct BurstContext {
     /// Room for delivering to rings.
     pub scratch: RxScratch,
     /// Room for delivering to TAPs.
-    pub writer: TapWriter,
+    pub writer: FrameWriter,
     /// Room for the beginning of a frame that somebody looks at.
     pub beginning: Vec<u8>,
 }

@@ -26,7 +26,7 @@ use crate::events::{What, reason};
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
 use crate::port::backpressure::{Terms, Wait};
-use crate::port::tap::TapWriter;
+use crate::port::device::FrameWriter;
 use crate::port::{Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
@@ -66,7 +66,7 @@ pub struct Delivery<'a> {
     /// Room for the receive rings' general path.
     pub scratch: &'a mut RxScratch,
     /// Room for writing to a TAP.
-    pub writer: &'a mut TapWriter,
+    pub writer: &'a mut FrameWriter,
     /// Whose memory makes the worker wait.
     pub stalls: &'a mut Stalls,
     /// Signals owed.
@@ -131,8 +131,8 @@ impl Delivery<'_> {
                 run.advance(done);
                 run.left().is_empty()
             }
-            Endpoint::Tap(tap) => {
-                tap.send(self.worker, burst, run.take_left(), self.writer, port, self.outcomes);
+            Endpoint::Device(device) => {
+                device.send(self.worker, burst, run.take_left(), self.writer, port, self.outcomes);
                 true
             }
         }
@@ -389,9 +389,9 @@ impl Delivery<'_> {
                 Endpoint::Guest(guest) => {
                     self.flood_guest(port, guest, burst, fitting, run, &mut progress);
                 }
-                Endpoint::Tap(tap) => {
+                Endpoint::Device(device) => {
                     progress.counted(frames.len());
-                    tap.send(self.worker, burst, fitting, self.writer, port, self.outcomes);
+                    device.send(self.worker, burst, fitting, self.writer, port, self.outcomes);
                 }
             }
             progress.next_target();

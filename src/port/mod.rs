@@ -4,20 +4,22 @@
 //! * [`backpressure`] how long a full receive ring may keep its senders waiting;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
+//! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
+//!   the interface comes back;
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`inspect`] what a session tells of itself when it is asked;
 //! * [`share`] who gets the buffers of a receive ring that has too few;
 //! * [`steering`] which receive queue a guest wants a flow on;
 //! * [`summons`] how other threads reach a session;
-//! * [`table`] which ports there are: they come and go while frames flow;
-//! * [`tap`] an uplink: one descriptor per queue, replaced when the interface comes back.
+//! * [`table`] which ports there are: they come and go while frames flow.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
 //! started), *Attached* (a ring runs), *Draining* (its session stops the rings one by one, TX
 //! before RX). Frames for a port without an enabled receive ring are counted drops.
 
 pub mod backpressure;
+pub mod device;
 pub mod guest;
 pub mod inspect;
 pub mod moderation;
@@ -28,7 +30,6 @@ pub mod share;
 pub mod steering;
 pub mod summons;
 pub mod table;
-pub mod tap;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,21 +42,21 @@ use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, PortStats, QueueStats, Traffic};
 use crate::switch::{PortId, PortKind, PortPolicy};
 
+pub use device::{Behind, DevicePort, DeviceQueue};
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use mtu::Mtu;
 pub use queue::{Memory, Queue, RingState};
 pub use summons::Summons;
 pub use table::{PortTable, Ports};
-pub use tap::{TapPort, TapQueue};
 
 /// What is behind a port.
 #[derive(Debug)]
 pub enum Endpoint {
     /// A VM.
     Guest(GuestPort),
-    /// A TAP interface of the host.
-    Tap(TapPort),
+    /// Something that takes and gives whole frames.
+    Device(DevicePort),
 }
 
 /// A port of the switch.
@@ -100,8 +101,8 @@ impl Port {
     }
 
     /// A port for a TAP.
-    pub fn tap(id: PortId, name: &str, tap: TapPort) -> Port {
-        Port::new(id, name, Endpoint::Tap(tap))
+    pub fn device(id: PortId, name: &str, device: DevicePort) -> Port {
+        Port::new(id, name, Endpoint::Device(device))
     }
 
     fn new(id: PortId, name: &str, endpoint: Endpoint) -> Port {
@@ -181,7 +182,15 @@ impl Port {
     pub fn as_guest(&self) -> Option<&GuestPort> {
         match &self.endpoint {
             Endpoint::Guest(guest) => Some(guest),
-            Endpoint::Tap(_) => None,
+            Endpoint::Device(_) => None,
+        }
+    }
+
+    /// The TAP behind this port with its interface's name, if it is one.
+    pub fn as_tap(&self) -> Option<(&DevicePort, &str)> {
+        match &self.endpoint {
+            Endpoint::Device(device) => Some((device, device.ifname()?)),
+            Endpoint::Guest(_) => None,
         }
     }
 
@@ -189,7 +198,7 @@ impl Port {
     pub fn is_up(&self) -> bool {
         match &self.endpoint {
             Endpoint::Guest(guest) => guest.active() != 0,
-            Endpoint::Tap(tap) => tap.queues().iter().any(|queue| queue.device().is_some()),
+            Endpoint::Device(device) => device.is_up(),
         }
     }
 
@@ -204,8 +213,8 @@ impl Port {
                     visit(Direction::Out, n, &queue.stats);
                 }
             }
-            Endpoint::Tap(tap) => {
-                for (n, queue) in tap.queues().iter().enumerate() {
+            Endpoint::Device(device) => {
+                for (n, queue) in device.queues().iter().enumerate() {
                     visit(Direction::In, n, &queue.input);
                     visit(Direction::Out, n, &queue.output);
                 }
@@ -227,7 +236,7 @@ impl Port {
     pub fn kind(&self) -> PortKind {
         match &self.endpoint {
             Endpoint::Guest(_) => PortKind::Guest,
-            Endpoint::Tap(_) => PortKind::Uplink,
+            Endpoint::Device(device) => device.kind(),
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod descriptor;
 pub mod eventfd;
 pub mod footprint;
+pub mod frame_io;
 pub mod fs;
 pub mod group;
 pub mod inherited;

@@ -21,7 +21,7 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 
 use super::descriptor;
 use super::netlink::{self, Link, NetlinkError};
-pub use super::tap_io::{FrameIo, TapIo, TapQueue};
+pub use super::tap_io::TapQueue;
 use crate::frame::{Offloads, VNET_HDR_LEN};
 use crate::limits::MAX_TAP_QUEUES;
 
@@ -369,6 +369,7 @@ fn flags_in(request: &libc::ifreq) -> libc::c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::frame_io::{FrameIo, Transfer};
     use crate::sys::testns;
 
     /// Makes a persistent interface, as `ip tuntap add` does. It goes with the namespace.
@@ -451,7 +452,7 @@ mod tests {
             let done = unsafe { ioctl_with_ref(&tap.queues[1], ioctls::TUNSETQUEUE(), &request) };
             assert_eq!(done, 0);
             for queue in &tap.queues {
-                assert_eq!(queue.write(&[0; 72]), TapIo::Done(72));
+                assert_eq!(queue.write(&[0; 72]), Transfer::Done(72));
             }
         });
     }

@@ -29,73 +29,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::io::Errno;
-
-/// What one system call on a TAP queue came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TapIo {
-    /// Bytes moved, the 12-byte header included.
-    Done(usize),
-    /// Nothing to read, or no room to write.
-    WouldBlock,
-    /// The interface is down; it tells by an event when that has changed.
-    Down,
-    /// The interface was deleted, or the descriptor is none of a TAP. It reports an error event
-    /// for good: stop watching it, close it, open another.
-    Gone,
-    /// The kernel has no memory at the moment.
-    NoBuffers,
-    /// The kernel refused this very frame, as errno.
-    Rejected(i32),
-    /// A piece lies in memory that is not there any more: its file was shortened.
-    Fault,
-    /// Zero bytes: from a read not something a TAP does, so treat it as [`TapIo::Gone`] to avoid a
-    /// loop; from a write only for pieces without a byte.
-    Eof,
-}
-
-impl TapIo {
-    /// The result of `readv` or `writev`, of which a negative one comes with `errno`.
-    pub fn from_result(result: isize, errno: i32) -> TapIo {
-        match usize::try_from(result) {
-            Ok(0) => TapIo::Eof,
-            Ok(len) => TapIo::Done(len),
-            Err(_) => TapIo::from_errno(errno),
-        }
-    }
-
-    /// The meaning of an errno.
-    pub fn from_errno(errno: i32) -> TapIo {
-        match errno {
-            // A non-blocking call does not get as far as being interrupted; if it did, coming
-            // back later is right.
-            libc::EAGAIN | libc::EINTR => TapIo::WouldBlock,
-            libc::EIO | libc::ENETDOWN => TapIo::Down,
-            libc::EBADFD | libc::ENODEV | libc::EBADF | libc::ENXIO => TapIo::Gone,
-            libc::ENOBUFS | libc::ENOMEM => TapIo::NoBuffers,
-            libc::EFAULT => TapIo::Fault,
-            errno => TapIo::Rejected(errno),
-        }
-    }
-}
-
-/// Sending and receiving whole frames, each behind its 12-byte virtio-net header. A trait so that
-/// tests can let every call end in every way. `as_raw_fd` is for epoll only.
-pub trait FrameIo: Send + Sync + AsRawFd {
-    /// Writes one frame that lies in one piece, its header included.
-    fn write(&self, bytes: &[u8]) -> TapIo;
-
-    /// Writes one frame, gathered from at most 1,024 pieces.
-    ///
-    /// # Safety
-    ///
-    /// Every piece lies in memory that is mapped, or was until somebody else shortened its file,
-    /// and that nobody holds a `&mut` to. Its bytes may change meanwhile: guest memory does.
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo;
-
-    /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
-    fn read(&self, buffer: &mut [u8]) -> TapIo;
-}
+use super::frame_io::{FrameIo, Transfer};
 
 /// One attached queue; detached on drop.
 #[derive(Debug)]
@@ -121,11 +55,11 @@ impl AsFd for TapQueue {
 }
 
 impl FrameIo for TapQueue {
-    fn write(&self, bytes: &[u8]) -> TapIo {
+    fn write(&self, bytes: &[u8]) -> Transfer {
         rustix::io::write(self, bytes).into()
     }
 
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
         // More than fits an int is more than 1,024, which the kernel refuses.
         let count = i32::try_from(pieces.len()).unwrap_or(i32::MAX);
         // By libc: pieces of guest memory are no slices.
@@ -133,21 +67,11 @@ impl FrameIo for TapQueue {
         // caller's promise; where it is gone the kernel answers EFAULT.
         let result = unsafe { libc::writev(self.as_raw_fd(), pieces.as_ptr(), count) };
         let errno = if result < 0 { io::Error::last_os_error().raw_os_error() } else { None };
-        TapIo::from_result(result, errno.unwrap_or(0))
+        Transfer::from_result(result, errno.unwrap_or(0))
     }
 
-    fn read(&self, buffer: &mut [u8]) -> TapIo {
+    fn read(&self, buffer: &mut [u8]) -> Transfer {
         rustix::io::read(self, buffer).into()
-    }
-}
-
-impl From<Result<usize, Errno>> for TapIo {
-    fn from(result: Result<usize, Errno>) -> TapIo {
-        match result {
-            Ok(0) => TapIo::Eof,
-            Ok(len) => TapIo::Done(len),
-            Err(error) => TapIo::from_errno(error.raw_os_error()),
-        }
     }
 }
 
@@ -184,20 +108,20 @@ mod tests {
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
     }
 
-    fn write(queue: &TapQueue, header: &[u8], frame: &[u8]) -> TapIo {
+    fn write(queue: &TapQueue, header: &[u8], frame: &[u8]) -> Transfer {
         // SAFETY: both pieces are borrowed across the call.
         unsafe { queue.write_pieces(&[piece(header), piece(frame)]) }
     }
 
     /// Reads until there is nothing left; the last result, and the frames of our type.
-    fn read_all(queue: &TapQueue) -> (TapIo, Vec<Vec<u8>>) {
+    fn read_all(queue: &TapQueue) -> (Transfer, Vec<Vec<u8>>) {
         let (mut buffer, mut frames) = (vec![0; 70_000], Vec::new());
         loop {
             match queue.read(&mut buffer) {
-                TapIo::Done(len) if buffer[24..26] == TYPE.to_be_bytes() => {
+                Transfer::Done(len) if buffer[24..26] == TYPE.to_be_bytes() => {
                     frames.push(buffer[12..len].to_vec());
                 }
-                TapIo::Done(_) => {}
+                Transfer::Done(_) => {}
                 end => return (end, frames),
             }
         }
@@ -219,10 +143,10 @@ mod tests {
             let (queue, host) = (&tap.queues[0], Packets::open(tap.link.index, TYPE));
             for len in [14, 15, 60, 64, 1514] {
                 let frame = frame(len);
-                assert_eq!(write(queue, &HEADER, &frame), TapIo::Done(12 + len));
+                assert_eq!(write(queue, &HEADER, &frame), Transfer::Done(12 + len));
                 assert_eq!(host.receive().unwrap(), frame);
                 host.send(&frame);
-                assert_eq!(read_all(queue), (TapIo::WouldBlock, vec![frame]));
+                assert_eq!(read_all(queue), (Transfer::WouldBlock, vec![frame]));
             }
         });
     }
@@ -237,20 +161,20 @@ mod tests {
                 assert_eq!(write(queue, &HEADER, frame), one, "{} bytes", frame.len());
                 one
             };
-            assert_eq!(both(&frame(60)), TapIo::Down);
+            assert_eq!(both(&frame(60)), Transfer::Down);
             up(&tap, true);
             let host = Packets::open(tap.link.index, TYPE);
             for len in [14, 60, 1514] {
-                assert_eq!(both(&frame(len)), TapIo::Done(12 + len));
+                assert_eq!(both(&frame(len)), Transfer::Done(12 + len));
                 assert_eq!(host.receive().unwrap(), frame(len));
                 assert_eq!(host.receive().unwrap(), frame(len));
             }
-            assert_eq!(both(&frame(60)[..13]), TapIo::Rejected(libc::EINVAL));
-            assert_eq!(queue.write(&[0, 99]), TapIo::Rejected(libc::EINVAL));
+            assert_eq!(both(&frame(60)[..13]), Transfer::Rejected(libc::EINVAL));
+            assert_eq!(queue.write(&[0, 99]), Transfer::Rejected(libc::EINVAL));
             // Two empty pieces never reach the driver; one empty buffer does.
-            assert_eq!(queue.write(&[]), TapIo::Rejected(libc::EINVAL));
+            assert_eq!(queue.write(&[]), Transfer::Rejected(libc::EINVAL));
             modify(libc::RTM_DELLINK, tap.link.index, None, &[]).unwrap();
-            assert_eq!(both(&frame(60)), TapIo::Gone);
+            assert_eq!(both(&frame(60)), Transfer::Gone);
         });
     }
 
@@ -259,18 +183,18 @@ mod tests {
         testns::run(|| {
             let tap = new_tap(1);
             let queue = &tap.queues[0];
-            assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Down);
-            assert_eq!(read_all(queue).0, TapIo::WouldBlock);
+            assert_eq!(write(queue, &HEADER, &frame(60)), Transfer::Down);
+            assert_eq!(read_all(queue).0, Transfer::WouldBlock);
             let events = watch(queue);
             assert_eq!(next_event(&events), None);
             up(&tap, true);
             assert!(next_event(&events).unwrap().contains(EventSet::OUT));
-            assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Done(72));
+            assert_eq!(write(queue, &HEADER, &frame(60)), Transfer::Done(72));
             // What the kernel queued before "down" can still be read.
             Packets::open(tap.link.index, TYPE).send(&frame(100));
             up(&tap, false);
-            assert_eq!(read_all(queue), (TapIo::WouldBlock, vec![frame(100)]));
-            assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Down);
+            assert_eq!(read_all(queue), (Transfer::WouldBlock, vec![frame(100)]));
+            assert_eq!(write(queue, &HEADER, &frame(60)), Transfer::Down);
         });
     }
 
@@ -298,8 +222,8 @@ mod tests {
             assert!(next_event(&events).unwrap().contains(EventSet::ERROR));
             assert_eq!(next_event(&events), None);
             for queue in [one, two] {
-                assert_eq!(write(queue, &HEADER, &frame(60)), TapIo::Gone);
-                assert_eq!(read_all(queue).0, TapIo::Gone);
+                assert_eq!(write(queue, &HEADER, &frame(60)), Transfer::Gone);
+                assert_eq!(read_all(queue).0, Transfer::Gone);
             }
         });
     }
@@ -315,9 +239,9 @@ mod tests {
                 request.ifr_ifru.ifru_flags = libc::IFF_DETACH_QUEUE as libc::c_short;
                 assert_eq!(ioctl_with_ref(&tap.queues[1], TUNSETQUEUE(), &request), 0);
             }
-            assert_eq!(write(&tap.queues[1], &HEADER, &frame(60)), TapIo::Done(72));
-            assert_eq!(read_all(&tap.queues[1]).0, TapIo::WouldBlock);
-            assert_eq!(write(&tap.queues[0], &HEADER, &frame(60)), TapIo::Done(72));
+            assert_eq!(write(&tap.queues[1], &HEADER, &frame(60)), Transfer::Done(72));
+            assert_eq!(read_all(&tap.queues[1]).0, Transfer::WouldBlock);
+            assert_eq!(write(&tap.queues[0], &HEADER, &frame(60)), Transfer::Done(72));
         });
     }
 
@@ -328,18 +252,18 @@ mod tests {
             up(&tap, true);
             let queue = &tap.queues[0];
             // The system call itself answers for nothing at all, without asking the driver.
-            assert_eq!(write(queue, &[], &[]), TapIo::Eof);
+            assert_eq!(write(queue, &[], &[]), Transfer::Eof);
             for len in 1..12 {
-                assert_eq!(write(queue, &HEADER[..len], &[]), TapIo::Rejected(libc::EINVAL));
+                assert_eq!(write(queue, &HEADER[..len], &[]), Transfer::Rejected(libc::EINVAL));
             }
             for len in 0..14 {
                 let refused = write(queue, &HEADER, &frame(60)[..len]);
-                assert_eq!(refused, TapIo::Rejected(libc::EINVAL), "{len}");
+                assert_eq!(refused, Transfer::Rejected(libc::EINVAL), "{len}");
             }
             let mtu = (libc::IFLA_MTU, &300u32.to_ne_bytes()[..]);
             modify(libc::RTM_NEWLINK, tap.link.index, None, &[mtu]).unwrap();
             for len in [14, 1514, 65_535, 65_557, 1 << 20] {
-                assert_eq!(write(queue, &HEADER, &frame(len)), TapIo::Done(12 + len));
+                assert_eq!(write(queue, &HEADER, &frame(len)), Transfer::Done(12 + len));
             }
         });
     }
@@ -349,7 +273,7 @@ mod tests {
         testns::run(|| {
             let tap = new_tap(1);
             up(&tap, true);
-            let refused = TapIo::Rejected(libc::EINVAL);
+            let refused = Transfer::Rejected(libc::EINVAL);
             // NEEDS_CSUM beyond the frame, unknown GSO type, TSO without a segment size.
             let bad: [&[u8]; 3] =
                 [&[1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff], &[0, 99], &[0, 1, 54, 0]];
@@ -371,11 +295,11 @@ mod tests {
             pieces.extend(frame.chunks(1).take(1023).map(piece));
             // SAFETY: all pieces are borrowed from here.
             let written = unsafe { tap.queues[0].write_pieces(&pieces) };
-            assert_eq!(written, TapIo::Done(12 + 1023));
+            assert_eq!(written, Transfer::Done(12 + 1023));
             pieces.push(piece(&frame[1023..]));
             // SAFETY: as above.
             let written = unsafe { tap.queues[0].write_pieces(&pieces) };
-            assert_eq!(written, TapIo::Rejected(libc::EINVAL));
+            assert_eq!(written, Transfer::Rejected(libc::EINVAL));
         });
     }
 
@@ -393,7 +317,7 @@ mod tests {
                 assert_ne!(at, libc::MAP_FAILED);
                 file.set_len(0).unwrap();
                 let lost = libc::iovec { iov_base: at, iov_len: 60 };
-                assert_eq!(tap.queues[0].write_pieces(&[piece(&HEADER), lost]), TapIo::Fault);
+                assert_eq!(tap.queues[0].write_pieces(&[piece(&HEADER), lost]), Transfer::Fault);
                 libc::munmap(at, len);
             }
         });
@@ -407,31 +331,31 @@ mod tests {
             let (queue, host) = (&tap.queues[0], Packets::open(tap.link.index, TYPE));
             read_all(queue);
             host.send(&frame(1000));
-            assert_eq!(queue.read(&mut [0; 100]), TapIo::Done(100));
+            assert_eq!(queue.read(&mut [0; 100]), Transfer::Done(100));
             host.send(&frame(1000));
-            assert_eq!(queue.read(&mut [0; 11]), TapIo::Rejected(libc::EINVAL));
-            assert_eq!(read_all(queue), (TapIo::WouldBlock, vec![]));
+            assert_eq!(queue.read(&mut [0; 11]), Transfer::Rejected(libc::EINVAL));
+            assert_eq!(read_all(queue), (Transfer::WouldBlock, vec![]));
         });
     }
 
     #[test]
     fn errnos_have_the_meaning_of_the_table() {
         let table = [
-            (libc::EAGAIN, TapIo::WouldBlock),
-            (libc::EINTR, TapIo::WouldBlock),
-            (libc::EIO, TapIo::Down),
-            (libc::EBADFD, TapIo::Gone),
-            (libc::ENODEV, TapIo::Gone),
-            (libc::ENOBUFS, TapIo::NoBuffers),
-            (libc::ENOMEM, TapIo::NoBuffers),
-            (libc::EFAULT, TapIo::Fault),
-            (libc::EINVAL, TapIo::Rejected(libc::EINVAL)),
+            (libc::EAGAIN, Transfer::WouldBlock),
+            (libc::EINTR, Transfer::WouldBlock),
+            (libc::EIO, Transfer::Down),
+            (libc::EBADFD, Transfer::Gone),
+            (libc::ENODEV, Transfer::Gone),
+            (libc::ENOBUFS, Transfer::NoBuffers),
+            (libc::ENOMEM, Transfer::NoBuffers),
+            (libc::EFAULT, Transfer::Fault),
+            (libc::EINVAL, Transfer::Rejected(libc::EINVAL)),
         ];
         for (errno, meaning) in table {
-            assert_eq!(TapIo::from_result(-1, errno), meaning);
+            assert_eq!(Transfer::from_result(-1, errno), meaning);
         }
-        assert_eq!(TapIo::from_result(0, 0), TapIo::Eof);
-        assert_eq!(TapIo::from_result(72, libc::EIO), TapIo::Done(72), "errno is stale then");
+        assert_eq!(Transfer::from_result(0, 0), Transfer::Eof);
+        assert_eq!(Transfer::from_result(72, libc::EIO), Transfer::Done(72), "errno is stale then");
     }
 
     #[test]

@@ -287,7 +287,7 @@ fn queue(port: &Port, ring: Token) -> Option<&Queue> {
     match ring {
         Token::Transmit(_, index) => guest.tx.get(usize::from(index)),
         Token::Receive(_, index) => guest.rx.get(usize::from(index)),
-        Token::Wake | Token::Tap(..) => None,
+        Token::Wake | Token::Device(..) => None,
     }
 }
 

@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_tap_stays_and_its_load_counts() {
-        let tap = Token::Tap(9, 0);
+        let tap = Token::Device(9, 0);
         let mut balance = Balance::new(2, 0, SECOND);
         let look = |balance: &mut Balance, second: u64, worker: usize| {
             let samples = [

@@ -104,10 +104,10 @@ impl Workers {
     fn samples(&self) -> Vec<Sample> {
         let mut samples = self.rings().costs();
         for port in self.rings().ports().present().iter() {
-            let Endpoint::Tap(tap) = &port.endpoint else { continue };
-            samples.extend(tap.queues().iter().enumerate().map(|(index, queue)| Sample {
-                source: Token::Tap(port.id, index as u16),
-                worker: self.index_for_tap(index),
+            let Endpoint::Device(device) = &port.endpoint else { continue };
+            samples.extend(device.queues().iter().enumerate().map(|(index, queue)| Sample {
+                source: Token::Device(port.id, index as u16),
+                worker: self.index_for_device(index),
                 cycles: queue.input.cycles.get(),
             }));
         }

@@ -55,8 +55,8 @@ pub enum Token {
     Transmit(PortId, u16),
     /// A guest kicked its receive queue: it posted buffers.
     Receive(PortId, u16),
-    /// A TAP queue is readable, or its interface changed.
-    Tap(PortId, u16),
+    /// A queue of a device is readable, or the device changed.
+    Device(PortId, u16),
 }
 
 impl Token {
@@ -68,7 +68,7 @@ impl Token {
             Token::Wake => 0,
             Token::Transmit(port, queue) => pack(1, port, queue),
             Token::Receive(port, queue) => pack(2, port, queue),
-            Token::Tap(port, queue) => pack(3, port, queue),
+            Token::Device(port, queue) => pack(3, port, queue),
         }
     }
 
@@ -76,7 +76,9 @@ impl Token {
     fn port(self) -> Option<PortId> {
         match self {
             Token::Wake => None,
-            Token::Transmit(port, _) | Token::Receive(port, _) | Token::Tap(port, _) => Some(port),
+            Token::Transmit(port, _) | Token::Receive(port, _) | Token::Device(port, _) => {
+                Some(port)
+            }
         }
     }
 
@@ -85,7 +87,7 @@ impl Token {
         match bits >> 32 {
             1 => Token::Transmit(port, queue),
             2 => Token::Receive(port, queue),
-            3 => Token::Tap(port, queue),
+            3 => Token::Device(port, queue),
             _ => Token::Wake,
         }
     }
@@ -265,12 +267,12 @@ impl Workers {
         &self.rings
     }
 
-    /// The worker that serves queue `queue` of a TAP.
-    pub fn for_tap(&self, queue: usize) -> &Arc<WorkerHandle> {
-        &self.handles()[self.index_for_tap(queue)]
+    /// The worker that serves queue `queue` of a device.
+    pub fn for_device(&self, queue: usize) -> &Arc<WorkerHandle> {
+        &self.handles()[self.index_for_device(queue)]
     }
 
-    fn index_for_tap(&self, queue: usize) -> usize {
+    fn index_for_device(&self, queue: usize) -> usize {
         queue % self.handles().len()
     }
 
@@ -320,7 +322,7 @@ mod tests {
             Token::Transmit(0, 0),
             Token::Transmit(u16::MAX, 15),
             Token::Receive(3, u16::MAX),
-            Token::Tap(1000, 2),
+            Token::Device(1000, 2),
         ] {
             assert_eq!(Token::from_bits(token.to_bits()), token);
         }

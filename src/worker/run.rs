@@ -128,9 +128,9 @@ impl Worker {
                         self.mark_ready(Token::Transmit(port.id, i as u16));
                     }
                 }
-                Endpoint::Tap(tap) => {
-                    for i in (self.index..tap.queues().len()).step_by(self.of) {
-                        self.mark_ready(Token::Tap(port.id, i as u16));
+                Endpoint::Device(device) => {
+                    for i in (self.index..device.queues().len()).step_by(self.of) {
+                        self.mark_ready(Token::Device(port.id, i as u16));
                     }
                 }
             }
@@ -282,7 +282,7 @@ impl Worker {
                 Serviced::Idle => {
                     self.ready[self.cursor].looks = looks.saturating_add(1);
                     // Looking at a TAP is a system call; its event tells as well.
-                    let ring = !matches!(token, Token::Tap(..));
+                    let ring = !matches!(token, Token::Device(..));
                     (ring && self.spin.hold(self.now, looks.saturating_add(1))) || self.arm(token)
                 }
                 Serviced::Gone => false,
@@ -313,7 +313,7 @@ impl Worker {
         let pipeline = &mut self.pipeline;
         let work = || match token {
             Token::Transmit(port, queue) => pipeline.guest_burst(ports, port, queue.into(), stats),
-            Token::Tap(port, queue) => pipeline.tap_burst(ports, port, queue.into(), stats),
+            Token::Device(port, queue) => pipeline.device_burst(ports, port, queue.into(), stats),
             Token::Wake | Token::Receive(..) => Serviced::Gone,
         };
         match catch_unwind(AssertUnwindSafe(work)) {
@@ -359,7 +359,7 @@ impl Worker {
     #[cold]
     fn contain_panic(&mut self, token: Token) -> Serviced {
         let ports = Arc::clone(&self.ports);
-        let (Token::Transmit(id, index) | Token::Receive(id, index) | Token::Tap(id, index)) =
+        let (Token::Transmit(id, index) | Token::Receive(id, index) | Token::Device(id, index)) =
             token
         else {
             return Serviced::Gone;
@@ -382,7 +382,7 @@ impl Worker {
                 count_broken(port, 2 * index + 1, "a worker panicked on its behalf");
                 return Serviced::Gone;
             }
-            (Endpoint::Tap(_), Token::Tap(..)) => self.pipeline.retry(),
+            (Endpoint::Device(_), Token::Device(..)) => self.pipeline.retry(),
             // An announcement, or a kick.
             _ => Serviced::Gone,
         };
@@ -475,7 +475,7 @@ impl Worker {
                 token @ (Token::Receive(..) | Token::Transmit(..)) => {
                     self.contained(token, |worker| worker.kick(token, true));
                 }
-                token @ Token::Tap(..) => self.mark_ready(token),
+                token @ Token::Device(..) => self.mark_ready(token),
             }
         }
     }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use vioswitch::frame::Offloads;
 use vioswitch::guard::BlockedWriterWatch;
-use vioswitch::port::{Endpoint, Port, PortTable, Ports, TapPort};
+use vioswitch::port::{DevicePort, Endpoint, Port, PortTable, Ports};
 use vioswitch::stats::{DropReason, QueueStats};
 use vioswitch::switch::{Fdb, FdbConfig, Rules};
-use vioswitch::sys::tap::{FrameIo, TapIo};
+use vioswitch::sys::frame_io::{FrameIo, Transfer};
 use vioswitch::vhost_user::codec::Connection;
 use vioswitch::vhost_user::session::{Account, Context, Ledger, Session};
 use vioswitch::worker::{Shared, Token, Workers};
@@ -46,7 +46,7 @@ pub enum Answer {
     /// A frame to read, or the one written is taken.
     Frame(Vec<u8>),
     /// The kernel says this.
-    Io(TapIo),
+    Io(Transfer),
     /// So many bytes fewer than were written.
     Short(usize),
     /// A bug of ours.
@@ -72,7 +72,7 @@ impl Fake {
         Arc::new(Fake {
             event: EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"),
             reads: Mutex::default(),
-            idle: Mutex::new(Answer::Io(TapIo::WouldBlock)),
+            idle: Mutex::new(Answer::Io(Transfer::WouldBlock)),
             write: Mutex::new(TAKE),
             taken: Mutex::default(),
             read_calls: AtomicU64::new(0),
@@ -120,21 +120,21 @@ impl AsRawFd for Fake {
 }
 
 impl FrameIo for Fake {
-    fn write(&self, bytes: &[u8]) -> TapIo {
+    fn write(&self, bytes: &[u8]) -> Transfer {
         self.write_calls.fetch_add(1, Ordering::Relaxed);
         let answer = lock(&self.write).clone();
         match answer {
             Answer::Frame(_) => {
                 lock(&self.taken).push(bytes.to_vec());
-                TapIo::Done(bytes.len())
+                Transfer::Done(bytes.len())
             }
             Answer::Io(io) => io,
-            Answer::Short(by) => TapIo::Done(bytes.len().saturating_sub(by)),
+            Answer::Short(by) => Transfer::Done(bytes.len().saturating_sub(by)),
             Answer::Panic => panic!("injected: write"),
         }
     }
 
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
         let mut bytes = Vec::new();
         for piece in pieces {
             // SAFETY: the caller's promise for `pieces`.
@@ -145,16 +145,16 @@ impl FrameIo for Fake {
         self.write(&bytes)
     }
 
-    fn read(&self, buffer: &mut [u8]) -> TapIo {
+    fn read(&self, buffer: &mut [u8]) -> Transfer {
         self.read_calls.fetch_add(1, Ordering::Relaxed);
         let next = lock(&self.reads).pop_front();
         match next.unwrap_or_else(|| lock(&self.idle).clone()) {
             Answer::Frame(frame) => {
                 buffer[..frame.len()].copy_from_slice(&frame);
-                TapIo::Done(frame.len())
+                Transfer::Done(frame.len())
             }
             Answer::Io(io) => io,
-            Answer::Short(len) => TapIo::Done(len),
+            Answer::Short(len) => Transfer::Done(len),
             Answer::Panic => panic!("injected: read"),
         }
     }
@@ -186,7 +186,7 @@ pub struct Lab {
 impl Lab {
     pub fn new(name: &str, workers: usize) -> Lab {
         let guest = |id: u16| Port::guest(id, &format!("{name}{id}"), 2);
-        let tap = Port::tap(TAP as u16, &format!("{name}-up"), TapPort::new("none", 1));
+        let tap = Port::device(TAP as u16, &format!("{name}-up"), DevicePort::tap("none", 1));
         let ports = (0..TAP as u16).map(guest).chain([tap]).map(Arc::new);
         let ports = Arc::new(Ports::new(ports.collect()));
         let fdb = Fdb::new(FdbConfig {
@@ -219,8 +219,8 @@ impl Lab {
     /// A fresh device, as the uplink's keeper would attach it; the switch knows a station there.
     pub fn attach(&mut self) {
         self.fake = Fake::new();
-        let worker = self.context.workers.for_tap(0);
-        worker.watch(self.fake.as_raw_fd(), Token::Tap(TAP as u16, 0)).expect("watch");
+        let worker = self.context.workers.for_device(0);
+        worker.watch(self.fake.as_raw_fd(), Token::Device(TAP as u16, 0)).expect("watch");
         self.tap().attach(vec![Arc::clone(&self.fake) as _], Offloads::ALL);
         let host = testkit::vm::mac_of(HOST);
         self.fake.queue([from_tap(&plain([1, 0, 0x5e, 1, 1, 1], host, 0, 60))]);
@@ -236,9 +236,9 @@ impl Lab {
         &self.ports[id as u16]
     }
 
-    pub fn tap(&self) -> &TapPort {
+    pub fn tap(&self) -> &DevicePort {
         match &self.port(TAP).endpoint {
-            Endpoint::Tap(tap) => tap,
+            Endpoint::Device(tap) => tap,
             Endpoint::Guest(_) => unreachable!("port {TAP} is the TAP's"),
         }
     }
@@ -298,7 +298,7 @@ impl Lab {
                     copies += guest.tx.iter().map(|queue| queue.stats.copies.get()).sum::<u64>();
                     guest.rx.iter().for_each(|queue| outward(&queue.stats));
                 }
-                Endpoint::Tap(tap) => {
+                Endpoint::Device(tap) => {
                     copies +=
                         tap.queues().iter().map(|queue| queue.input.copies.get()).sum::<u64>();
                     tap.queues().iter().for_each(|queue| outward(&queue.output));

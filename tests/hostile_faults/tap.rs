@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vioswitch::stats::DropReason;
-use vioswitch::sys::tap::TapIo;
+use vioswitch::sys::frame_io::Transfer;
 
 use crate::lab::{Answer, EVIL, HOST, Lab, SOON, TAKE, TAP, chat, from_tap, plain};
 use testkit::proc::wait_for;
@@ -16,7 +16,7 @@ fn times() -> u64 {
 }
 
 fn errno(errno: i32) -> Answer {
-    Answer::Io(TapIo::from_result(-1, errno))
+    Answer::Io(Transfer::from_result(-1, errno))
 }
 
 /// While nothing happens no worker turns, but for one look a millisecond where a read is to be
@@ -43,7 +43,7 @@ fn each_answer_to_a_write() {
         ("EIO", errno(libc::EIO), TapDown),
         ("EINVAL", errno(libc::EINVAL), TapRejected),
         ("EFAULT", errno(libc::EFAULT), TapRejected),
-        ("0", Answer::Io(TapIo::from_result(0, 0)), TapRejected),
+        ("0", Answer::Io(Transfer::from_result(0, 0)), TapRejected),
         ("short by 1", Answer::Short(1), TapRejected),
         ("short by all but 1", Answer::Short(71), TapRejected),
     ];
@@ -135,7 +135,7 @@ fn each_answer_to_a_read() {
             lab.fake.tell();
             is_quiet(&lab);
         }
-        lab.fake.idle(Answer::Io(TapIo::WouldBlock));
+        lab.fake.idle(Answer::Io(Transfer::WouldBlock));
         lab.fake.queue([from_tap(&plain(mac_of(EVIL as u8), mac_of(HOST), 1, 60))]);
         lab.fake.tell();
         assert!(evil.rx[0].wait(SOON), "{name}: service goes on");
@@ -163,7 +163,7 @@ fn each_loss_is_one_and_mended() {
             evil.tx[0].send_waiting(&frame, SOON);
             evil.tx[0].drain(SOON);
         } else {
-            let answers = [errno(libc::EBADFD), Answer::Io(TapIo::from_result(0, 0))];
+            let answers = [errno(libc::EBADFD), Answer::Io(Transfer::from_result(0, 0))];
             lab.fake.queue([answers[round as usize / 2 % 2].clone()]);
             lab.fake.tell();
         }

@@ -107,6 +107,7 @@ const UNSAFE: &[&str] = &[
     "sys/clock.rs",
     "sys/descriptor.rs",
     "sys/eventfd.rs",
+    "sys/frame_io.rs",
     "sys/group.rs",
     "sys/inherited.rs",
     "sys/poll.rs",
@@ -120,7 +121,7 @@ const UNSAFE: &[&str] = &[
     "guard/sigbus",
     "memory/",
     "ring/",
-    "port/tap",
+    "port/device",
 ];
 /// A `SAFETY` comment stands at most so many lines before its block.
 const SAFETY_LINES: usize = 8;

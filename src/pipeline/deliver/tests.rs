@@ -38,7 +38,7 @@ impl Lab {
             worker: 0,
             stats: &self.stats,
             scratch: &mut RxScratch::default(),
-            writer: &mut TapWriter::default(),
+            writer: &mut FrameWriter::default(),
             stalls: &mut Stalls::default(),
             signals: &mut Signals::new(0, self.watch.register()),
             backpressure: &Terms { most: 1000, most_others: 100 },

@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{Device, TapPort, lock};
+use super::{Device, DevicePort, lock};
 use crate::frame::Offloads;
-use crate::sys::tap::{FrameIo, TapIo};
+use crate::sys::frame_io::{FrameIo, Transfer};
 
 /// What stands for a descriptor: nothing here watches it.
 static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap());
@@ -16,9 +16,9 @@ static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap())
 /// A TAP queue whose kernel is this test.
 pub struct Fake {
     /// What each call comes to; `Done` moves the frame.
-    pub answer: Mutex<TapIo>,
+    pub answer: Mutex<Transfer>,
     /// What reads find before they get the answer: a frame, or another answer.
-    pub queued: Mutex<VecDeque<Result<Vec<u8>, TapIo>>>,
+    pub queued: Mutex<VecDeque<Result<Vec<u8>, Transfer>>>,
     /// Bytes by which the kernel's answer to a write falls short.
     pub short: AtomicU64,
     /// The last frame written, pieces together.
@@ -30,7 +30,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    pub fn new(answer: TapIo) -> Arc<Fake> {
+    pub fn new(answer: Transfer) -> Arc<Fake> {
         Arc::new(Fake {
             answer: Mutex::new(answer),
             queued: Mutex::default(),
@@ -43,7 +43,7 @@ impl Fake {
     }
 
     pub fn errno(errno: i32) -> Arc<Fake> {
-        Fake::new(TapIo::from_result(-1, errno))
+        Fake::new(Transfer::from_result(-1, errno))
     }
 
     pub fn queue(&self, frame: &[u8]) {
@@ -62,14 +62,14 @@ impl AsRawFd for Fake {
 }
 
 impl FrameIo for Fake {
-    fn write(&self, bytes: &[u8]) -> TapIo {
+    fn write(&self, bytes: &[u8]) -> Transfer {
         let piece =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: the piece is borrowed across the call.
         unsafe { self.write_pieces(&[piece]) }
     }
 
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
         self.writes.fetch_add(1, Ordering::Relaxed);
         let (mut written, mut lens) = (lock(&self.written), lock(&self.pieces));
         written.clear();
@@ -82,22 +82,22 @@ impl FrameIo for Fake {
             lens.push(piece.iov_len);
         }
         match *lock(&self.answer) {
-            TapIo::Done(_) => {
+            Transfer::Done(_) => {
                 let short = self.short.load(Ordering::Relaxed) as usize;
-                TapIo::Done(written.len().saturating_sub(short))
+                Transfer::Done(written.len().saturating_sub(short))
             }
             answer => answer,
         }
     }
 
-    fn read(&self, buffer: &mut [u8]) -> TapIo {
+    fn read(&self, buffer: &mut [u8]) -> Transfer {
         self.reads.fetch_add(1, Ordering::Relaxed);
         match lock(&self.queued).pop_front() {
             Some(Err(answer)) => answer,
             Some(Ok(frame)) => {
                 let len = frame.len().min(buffer.len());
                 buffer[..len].copy_from_slice(&frame[..len]);
-                TapIo::Done(len)
+                Transfer::Done(len)
             }
             None => *lock(&self.answer),
         }
@@ -111,7 +111,7 @@ struct Lost {
 }
 
 /// Attaches one queue each that is gone, and panics when it is closed if told to; `closed` counts.
-pub fn attach_lost(tap: &TapPort, panics: &[bool], closed: &Arc<AtomicU32>) {
+pub fn attach_lost(tap: &DevicePort, panics: &[bool], closed: &Arc<AtomicU32>) {
     let lost = |&panics| Arc::new(Lost { panics, closed: Arc::clone(closed) }) as Device;
     tap.attach(panics.iter().map(lost).collect(), Offloads::ALL);
 }
@@ -123,16 +123,16 @@ impl AsRawFd for Lost {
 }
 
 impl FrameIo for Lost {
-    fn write(&self, _: &[u8]) -> TapIo {
-        TapIo::Gone
+    fn write(&self, _: &[u8]) -> Transfer {
+        Transfer::Gone
     }
 
-    unsafe fn write_pieces(&self, _: &[libc::iovec]) -> TapIo {
-        TapIo::Gone
+    unsafe fn write_pieces(&self, _: &[libc::iovec]) -> Transfer {
+        Transfer::Gone
     }
 
-    fn read(&self, _: &mut [u8]) -> TapIo {
-        TapIo::Gone
+    fn read(&self, _: &mut [u8]) -> Transfer {
+        Transfer::Gone
     }
 }
 

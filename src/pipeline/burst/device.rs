@@ -1,26 +1,26 @@
-//! A queue of a TAP as a source.
+//! A queue of a device as a source.
 
 use super::{Pipeline, Serviced, Source};
 use crate::frame::Offloads;
 use crate::pipeline::context::{BurstContext, BurstGuard};
-use crate::port::tap::TapState;
-use crate::port::{Endpoint, Port, PortTable, Queue, RingState, TapPort, TapQueue};
+use crate::port::device::DeviceState;
+use crate::port::{DevicePort, DeviceQueue, Endpoint, Port, PortTable, Queue, RingState};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
 
 /// A queue, read by the worker that owns it.
-struct TapInput<'p> {
+struct DeviceInput<'p> {
     port: &'p Port,
-    tap: &'p TapPort,
-    queue: &'p TapQueue,
+    device: &'p DevicePort,
+    queue: &'p DeviceQueue,
     memo: SourceMemo,
     /// What there is to do next.
     next: Serviced,
 }
 
 impl Pipeline {
-    /// Reads and forwards one burst of a TAP queue.
-    pub fn tap_burst(
+    /// Reads and forwards one burst of a queue of a device.
+    pub fn device_burst(
         &mut self,
         ports: &PortTable,
         id: PortId,
@@ -30,18 +30,18 @@ impl Pipeline {
         let Some(port) = ports.get(id) else {
             return Serviced::Gone;
         };
-        let Endpoint::Tap(tap) = &port.endpoint else {
+        let Endpoint::Device(device) = &port.endpoint else {
             return Serviced::Gone;
         };
-        let Some(queue) = tap.queues().get(index) else {
+        let Some(queue) = device.queues().get(index) else {
             return Serviced::Gone;
         };
         let memo = queue.source();
-        self.forward(ports, TapInput { port, tap, queue, memo, next: Serviced::Idle }, stats)
+        self.forward(ports, DeviceInput { port, device, queue, memo, next: Serviced::Idle }, stats)
     }
 }
 
-impl<'p> Source<'p> for TapInput<'p> {
+impl<'p> Source<'p> for DeviceInput<'p> {
     fn port(&self) -> &'p Port {
         self.port
     }
@@ -60,17 +60,17 @@ impl<'p> Source<'p> for TapInput<'p> {
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced> {
         let burst = &mut context.burst;
-        let state = self.queue.receive(&mut on.reader, burst, self.tap);
+        let state = self.queue.receive(&mut on.reader, burst, self.device);
         // What the kernel forwards comes from outside too.
         burst.examine(Offloads::ALL, true);
         let taken = burst.taken() > 0;
         self.next = match state {
-            TapState::More => Serviced::More,
-            TapState::Empty if taken => Serviced::Last,
-            TapState::Empty => Serviced::Idle,
-            TapState::Later if taken => Serviced::More,
-            TapState::Later => on.retry(),
-            TapState::Gone => Serviced::Gone,
+            DeviceState::More => Serviced::More,
+            DeviceState::Empty if taken => Serviced::Last,
+            DeviceState::Empty => Serviced::Idle,
+            DeviceState::Later if taken => Serviced::More,
+            DeviceState::Later => on.retry(),
+            DeviceState::Gone => Serviced::Gone,
         };
         if !taken {
             return Err(self.next);

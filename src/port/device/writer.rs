@@ -1,4 +1,4 @@
-//! Frames to a TAP: as they lie in guest memory, or completed for a kernel that lacks an offload.
+//! Frames to a device: as they lie in guest memory, or completed for one that lacks an offload.
 
 use crate::frame::checksum::Sum;
 use crate::frame::offload::{NEEDS_CSUM, Request};
@@ -9,11 +9,11 @@ use crate::limits::{
 };
 use crate::ring::{Burst, Frame, Piece};
 use crate::stats::Fallbacks;
-use crate::sys::tap::{FrameIo, TapIo};
+use crate::sys::frame_io::{FrameIo, Transfer};
 
-/// A worker's room for writing to TAPs.
+/// A worker's room for writing to devices.
 #[derive(Debug)]
-pub struct TapWriter {
+pub struct FrameWriter {
     pieces: Vec<libc::iovec>,
     /// A header that asks for nothing, except within a call, then as much of a frame as is copied.
     linear: Box<[u8]>,
@@ -22,35 +22,35 @@ pub struct TapWriter {
 }
 
 // SAFETY: the pointers in `pieces` are only used within one call of `write`.
-unsafe impl Send for TapWriter {}
+unsafe impl Send for FrameWriter {}
 
 /// Header and snapshot: what is sent from private memory of every frame.
 const PRIVATE: usize = VNET_HDR_LEN + SNAPSHOT_LEN;
 
-impl Default for TapWriter {
-    fn default() -> TapWriter {
+impl Default for FrameWriter {
+    fn default() -> FrameWriter {
         let mut linear = vec![0; VNET_HDR_LEN + MAX_FRAME_LEN as usize].into_boxed_slice();
         linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
         let front = [0; VNET_HDR_LEN + MAX_HEADERS_LEN];
-        TapWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear, front }
+        FrameWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear, front }
     }
 }
 
-/// What came of writing `len` bytes. A TAP takes a frame or refuses it; a part that was taken is
+/// What came of writing `len` bytes. A device takes a frame or refuses it; a part that was taken is
 /// some other frame.
 #[inline(always)]
-fn whole(result: TapIo, len: usize) -> TapIo {
+fn whole(result: Transfer, len: usize) -> Transfer {
     match result {
-        TapIo::Done(written) if written != len => TapIo::Rejected(libc::EIO),
+        Transfer::Done(written) if written != len => Transfer::Rejected(libc::EIO),
         result => result,
     }
 }
 
-impl TapWriter {
+impl FrameWriter {
     /// Writes one frame: header and snapshot from private memory, the rest from where it lies if
     /// it is long.
     #[inline]
-    pub fn write(&mut self, device: &dyn FrameIo, burst: &Burst, frame: &Frame) -> TapIo {
+    pub fn write(&mut self, device: &dyn FrameIo, burst: &Burst, frame: &Frame) -> Transfer {
         let more = burst.more(frame);
         // All of the snapshot, as a constant length is two moves; what is too much is overwritten
         // or not sent.
@@ -70,7 +70,7 @@ impl TapWriter {
         whole(result, VNET_HDR_LEN + frame.len as usize)
     }
 
-    /// Writes a frame of a burst that asks for offloads; `takes` is what the kernel has of them.
+    /// Writes a frame of a burst that asks for offloads; `takes` is what the device has of them.
     pub fn write_asking(
         &mut self,
         device: &dyn FrameIo,
@@ -78,7 +78,7 @@ impl TapWriter {
         frame: &Frame,
         takes: Offloads,
         fallbacks: &Fallbacks,
-    ) -> TapIo {
+    ) -> Transfer {
         let request = frame.request();
         if takes.has(frame.needs) {
             let header = VnetHdr { num_buffers: [0; 2], ..frame.header };
@@ -96,7 +96,7 @@ impl TapWriter {
             self.finish_checksum(&request, len);
         }
         let result = whole(device.write(&self.linear[..len]), len);
-        if sum && matches!(result, TapIo::Done(_)) {
+        if sum && matches!(result, Transfer::Done(_)) {
             fallbacks.checksummed.add_shared(1);
         }
         result
@@ -124,20 +124,20 @@ impl TapWriter {
         frame: &Frame,
         takes: Offloads,
         fallbacks: &Fallbacks,
-    ) -> TapIo {
+    ) -> Transfer {
         let request = frame.request();
         let len = self.copy(frame, burst);
         let bytes = &self.linear[VNET_HDR_LEN..len];
         let headers = &bytes[..request.headers_len().min(bytes.len())];
         let Some(mut segmenter) = Segmenter::new(&request, headers, frame.len) else {
-            return TapIo::Rejected(libc::EINVAL);
+            return Transfer::Rejected(libc::EINVAL);
         };
         let (all, surplus) = (segmenter.segments(), segmenter.surplus());
         let mut made = 0;
         while made < all {
             let result = self.write_segment(device, &mut segmenter, made, takes);
             match result {
-                TapIo::Done(_) => made += 1,
+                Transfer::Done(_) => made += 1,
                 _ if made == 0 => return result,
                 _ => break,
             }
@@ -145,7 +145,7 @@ impl TapWriter {
         fallbacks.segmented.add_shared(1);
         fallbacks.segments.add_shared(made.into());
         fallbacks.segments_lost.add_shared(u64::from(all - made + surplus));
-        TapIo::Done(len)
+        Transfer::Done(len)
     }
 
     fn write_segment(
@@ -154,11 +154,11 @@ impl TapWriter {
         segmenter: &mut Segmenter,
         index: u32,
         takes: Offloads,
-    ) -> TapIo {
+    ) -> Transfer {
         let (offset, len) = segmenter.payload(index);
         let start = VNET_HDR_LEN + offset as usize;
         let Some(payload) = self.linear.get(start..start + len as usize) else {
-            return TapIo::Rejected(libc::EINVAL);
+            return Transfer::Rejected(libc::EINVAL);
         };
         let (header, headers) = if takes.has(Offloads::CSUM) {
             (segmenter.partial_header(), segmenter.partial(index))
@@ -220,17 +220,17 @@ mod tests {
     }
 
     impl FrameIo for Kernel {
-        fn write(&self, bytes: &[u8]) -> TapIo {
+        fn write(&self, bytes: &[u8]) -> Transfer {
             let mut frames = self.frames.lock().unwrap();
             if frames.len() == self.limit {
-                return TapIo::NoBuffers;
+                return Transfer::NoBuffers;
             }
             let (header, frame) = bytes.split_first_chunk().unwrap();
             frames.push((VnetHdr::from_bytes(*header), frame.to_vec()));
-            TapIo::Done(bytes.len())
+            Transfer::Done(bytes.len())
         }
 
-        unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> TapIo {
+        unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
             let mut bytes = Vec::new();
             for piece in pieces {
                 // SAFETY: the caller's promise for `pieces`.
@@ -241,20 +241,20 @@ mod tests {
             self.write(&bytes)
         }
 
-        fn read(&self, _: &mut [u8]) -> TapIo {
-            TapIo::WouldBlock
+        fn read(&self, _: &mut [u8]) -> Transfer {
+            Transfer::WouldBlock
         }
     }
 
     /// What a write came to, the frames that arrived, and the counts.
-    type Outcome = (TapIo, Vec<(VnetHdr, Vec<u8>)>, [u64; 4]);
+    type Outcome = (Transfer, Vec<(VnetHdr, Vec<u8>)>, [u64; 4]);
 
     /// Writes a TCP packet, then one that asks for nothing.
     fn write(v6: bool, mss: u16, payload: usize, takes: Offloads, limit: usize) -> Outcome {
         let kernel = Kernel { frames: Mutex::default(), limit };
         let (mut packet, mut plain) = (tcp(v6, payload), vec![7; 100]);
         let mut burst = Burst::default();
-        let (mut writer, counts) = (TapWriter::default(), Fallbacks::default());
+        let (mut writer, counts) = (FrameWriter::default(), Fallbacks::default());
         // SAFETY: both frames outlive the burst's use.
         let pushed = unsafe {
             burst.push_private(asking(v6, mss), packet.as_mut_ptr(), packet.len() as u32)
@@ -315,9 +315,9 @@ mod tests {
     #[test]
     fn segments_that_are_refused_are_counted() {
         let (result, frames, counts) = write(false, 1000, 4500, Offloads::NONE, 2);
-        assert!(matches!(result, TapIo::Done(_)));
+        assert!(matches!(result, Transfer::Done(_)));
         assert_eq!((frames.len(), counts), (2, [0, 1, 2, 3]));
         let (result, _, counts) = write(false, 1000, 4500, Offloads::NONE, 0);
-        assert_eq!((result, counts), (TapIo::NoBuffers, [0; 4]));
+        assert_eq!((result, counts), (Transfer::NoBuffers, [0; 4]));
     }
 }

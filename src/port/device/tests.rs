@@ -18,8 +18,8 @@ use crate::limits::{SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
 use crate::memory::{Mapping, MemTable, Region};
 use crate::ring::{RingConfig, SplitRing};
 use crate::stats::Counter;
+use crate::sys::frame_io::Transfer;
 use crate::sys::fs::memfd;
-use crate::sys::tap::TapIo;
 
 /// Repetitions of each answer.
 const TIMES: u64 = 1_000;
@@ -27,12 +27,12 @@ const TIMES: u64 = 1_000;
 const FRAMES: u64 = 8;
 
 fn uplink(queues: u16) -> Port {
-    Port::tap(0, "up", TapPort::new("t0", queues))
+    Port::device(0, "up", DevicePort::tap("t0", queues))
 }
 
-fn tap(port: &Port) -> &TapPort {
+fn tap(port: &Port) -> &DevicePort {
     match &port.endpoint {
-        crate::port::Endpoint::Tap(tap) => tap,
+        crate::port::Endpoint::Device(tap) => tap,
         crate::port::Endpoint::Guest(_) => unreachable!("made by `uplink`"),
     }
 }
@@ -51,7 +51,7 @@ fn small_burst(frames: u64) -> Burst {
 }
 
 /// Sends the whole burst from worker 0.
-fn send(port: &Port, burst: &Burst, writer: &mut TapWriter) {
+fn send(port: &Port, burst: &Burst, writer: &mut FrameWriter) {
     let all: Vec<u8> = (0..burst.frames().len() as u8).collect();
     tap(port).send(0, burst, &all, writer, port, &mut Outcomes::default());
 }
@@ -67,7 +67,7 @@ fn assert_drops(port: &Port, reason: DropReason, on_queue: u64, on_port: u64) {
 #[test]
 fn each_refused_write_is_counted_under_its_reason() {
     use DropReason::{TapDown, TapFull, TapRejected};
-    let refused = TapIo::from_result;
+    let refused = Transfer::from_result;
     // What is wrong with this frame or this moment is tried for each; what is wrong with the
     // interface, once a burst.
     let table = [
@@ -79,7 +79,7 @@ fn each_refused_write_is_counted_under_its_reason() {
         (refused(-1, libc::EFAULT), TapRejected, FRAMES),
         (refused(0, 0), TapRejected, FRAMES),
     ];
-    let (burst, mut writer) = (small_burst(FRAMES), TapWriter::default());
+    let (burst, mut writer) = (small_burst(FRAMES), FrameWriter::default());
     for (answer, reason, calls) in table {
         let (port, device) = (uplink(1), Fake::new(answer));
         attach(&port, &device);
@@ -92,7 +92,7 @@ fn each_refused_write_is_counted_under_its_reason() {
         assert_eq!((output.frames.get(), output.bytes.get()), (0, 0));
         assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
         // Nothing of it lasts.
-        *lock(&device.answer) = TapIo::Done(0);
+        *lock(&device.answer) = Transfer::Done(0);
         send(&port, &burst, &mut writer);
         assert_eq!((output.frames.get(), output.bytes.get()), (FRAMES, 60 * FRAMES));
         assert_drops(&port, reason, FRAMES * TIMES, 0);
@@ -103,7 +103,7 @@ fn each_refused_write_is_counted_under_its_reason() {
 #[test]
 fn a_write_to_a_deleted_interface_loses_it_once() {
     let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
-    let (burst, mut writer) = (small_burst(FRAMES), TapWriter::default());
+    let (burst, mut writer) = (small_burst(FRAMES), FrameWriter::default());
     attach(&port, &device);
     for _ in 0..TIMES {
         send(&port, &burst, &mut writer);
@@ -115,11 +115,12 @@ fn a_write_to_a_deleted_interface_loses_it_once() {
 
 #[test]
 fn each_loss_is_told_and_mended() {
-    let (port, mut writer, mut reader) = (uplink(1), TapWriter::default(), TapReader::default());
+    let (port, mut writer, mut reader) =
+        (uplink(1), FrameWriter::default(), FrameReader::default());
     let (burst, mut received) = (small_burst(FRAMES), Burst::default());
     let tap = tap(&port);
     for i in 0..TIMES {
-        let answers = [TapIo::Gone, TapIo::Eof];
+        let answers = [Transfer::Gone, Transfer::Eof];
         let device = Fake::new(answers[i as usize % 2]);
         attach(&port, &device);
         assert!(tap.is_up() && !tap.is_lost());
@@ -128,7 +129,7 @@ fn each_loss_is_told_and_mended() {
             assert_eq!(device.counts(), (0, 1));
         } else {
             let state = tap.queues()[0].receive(&mut reader, &mut received, tap);
-            assert_eq!((state, device.counts()), (TapState::Gone, (1, 0)));
+            assert_eq!((state, device.counts()), (DeviceState::Gone, (1, 0)));
         }
         assert!(tap.is_lost() && !tap.is_up());
         tap.wait_lost(|| false);
@@ -145,8 +146,8 @@ fn each_loss_is_told_and_mended() {
 /// A write that the kernel took a part of: what arrived is no frame of ours.
 #[test]
 fn a_short_write_is_a_drop() {
-    let (port, device) = (uplink(1), Fake::new(TapIo::Done(0)));
-    let (burst, mut writer) = (small_burst(FRAMES), TapWriter::default());
+    let (port, device) = (uplink(1), Fake::new(Transfer::Done(0)));
+    let (burst, mut writer) = (small_burst(FRAMES), FrameWriter::default());
     attach(&port, &device);
     for short in [1, 12, 60, 71] {
         device.short.store(short, Ordering::Relaxed);
@@ -162,18 +163,18 @@ fn a_short_write_is_a_drop() {
 
 #[test]
 fn each_refused_read_costs_a_bounded_number_of_calls() {
-    let refused = |errno| TapIo::from_result(-1, errno);
+    let refused = |errno| Transfer::from_result(-1, errno);
     let most = BURST_FRAMES as u64;
     // Answer, what it means for the queue, calls a turn, frames counted.
     let table = [
-        (refused(libc::EAGAIN), TapState::Empty, 1, 0),
-        (refused(libc::EIO), TapState::Empty, 1, 0),
-        (refused(libc::ENOBUFS), TapState::Later, 1, 0),
-        (refused(libc::ENOMEM), TapState::Later, 1, 0),
-        (refused(libc::EINVAL), TapState::Empty, most, most),
-        (refused(libc::EFAULT), TapState::Empty, most, most),
+        (refused(libc::EAGAIN), DeviceState::Empty, 1, 0),
+        (refused(libc::EIO), DeviceState::Empty, 1, 0),
+        (refused(libc::ENOBUFS), DeviceState::Later, 1, 0),
+        (refused(libc::ENOMEM), DeviceState::Later, 1, 0),
+        (refused(libc::EINVAL), DeviceState::Empty, most, most),
+        (refused(libc::EFAULT), DeviceState::Empty, most, most),
     ];
-    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     for (answer, state, calls, lost) in table {
         let (port, device) = (uplink(1), Fake::new(answer));
         attach(&port, &device);
@@ -187,9 +188,9 @@ fn each_refused_read_costs_a_bounded_number_of_calls() {
         assert_eq!(counted, (lost * TIMES, lost * TIMES, lost * TIMES));
         assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
         // Nothing of it lasts.
-        *lock(&device.answer) = TapIo::WouldBlock;
+        *lock(&device.answer) = Transfer::WouldBlock;
         (0..3).for_each(|_| device.queue(&[0; 72]));
-        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), TapState::Empty);
+        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), DeviceState::Empty);
         assert_eq!(burst.taken(), 3);
     }
 }
@@ -198,17 +199,17 @@ fn each_refused_read_costs_a_bounded_number_of_calls() {
 /// once the queue is full: they are read in the same turn.
 #[test]
 fn what_is_behind_a_refused_frame_is_read() {
-    let (port, device) = (uplink(1), Fake::new(TapIo::WouldBlock));
-    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    let (port, device) = (uplink(1), Fake::new(Transfer::WouldBlock));
+    let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     attach(&port, &device);
     let queue = &tap(&port).queues()[0];
     for _ in 0..TIMES {
         for errno in [libc::EINVAL, libc::EFAULT] {
             device.queue(&[0; 72]);
-            lock(&device.queued).push_back(Err(TapIo::from_result(-1, errno)));
+            lock(&device.queued).push_back(Err(Transfer::from_result(-1, errno)));
             device.queue(&[0; 72]);
         }
-        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), TapState::Empty);
+        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), DeviceState::Empty);
         assert_eq!(burst.taken(), 4);
         assert!(lock(&device.queued).is_empty());
     }
@@ -217,15 +218,19 @@ fn what_is_behind_a_refused_frame_is_read() {
 
 #[test]
 fn a_read_from_a_deleted_interface_loses_it_once() {
-    for answer in [TapIo::from_result(-1, libc::EBADFD), TapIo::from_result(0, 0)] {
+    for answer in [Transfer::from_result(-1, libc::EBADFD), Transfer::from_result(0, 0)] {
         let (port, device) = (uplink(1), Fake::new(answer));
-        let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+        let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
         attach(&port, &device);
         device.queue(&[0; 72]);
         let queue = &tap(&port).queues()[0];
         for n in 0..TIMES {
             let state = queue.receive(&mut reader, &mut burst, tap(&port));
-            assert_eq!((state, burst.taken()), (TapState::Gone, usize::from(n == 0)), "{answer:?}");
+            assert_eq!(
+                (state, burst.taken()),
+                (DeviceState::Gone, usize::from(n == 0)),
+                "{answer:?}"
+            );
         }
         assert_eq!(device.counts(), (2, 0), "one frame, one answer, and then never again");
         assert!(tap(&port).is_lost() && !tap(&port).is_up());
@@ -234,8 +239,8 @@ fn a_read_from_a_deleted_interface_loses_it_once() {
 
 #[test]
 fn short_and_overlong_reads_are_drops() {
-    let (port, device) = (uplink(1), Fake::new(TapIo::WouldBlock));
-    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    let (port, device) = (uplink(1), Fake::new(Transfer::WouldBlock));
+    let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     attach(&port, &device);
     let queue = &tap(&port).queues()[0];
     // Less than a header, then less than an Ethernet header behind it.
@@ -243,7 +248,7 @@ fn short_and_overlong_reads_are_drops() {
         let before = queue.input.drops.get(DropReason::TooShort);
         (0..TIMES).for_each(|_| device.queue(&vec![0; len]));
         // 64 at a time, of which none is a frame.
-        while queue.receive(&mut reader, &mut burst, tap(&port)) == TapState::More {
+        while queue.receive(&mut reader, &mut burst, tap(&port)) == DeviceState::More {
             assert_eq!(burst.taken(), 0, "{len}");
         }
         assert_eq!(queue.input.drops.get(DropReason::TooShort) - before, TIMES, "{len}");
@@ -254,7 +259,7 @@ fn short_and_overlong_reads_are_drops() {
     // As long as a buffer is, it may have been longer.
     for len in [MAX_FRAME_LEN as usize + 1, SLOT, SLOT + 1] {
         device.queue(&vec![0; 12 + len]);
-        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), TapState::More);
+        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), DeviceState::More);
         assert_eq!(burst.taken(), 0, "{len}");
         queue.receive(&mut reader, &mut burst, tap(&port));
     }
@@ -285,7 +290,7 @@ fn a_late_failure_does_not_hurt_the_successor() {
     });
     assert!(left.load(Ordering::Relaxed) && tap.is_lost());
     assert_eq!(lock(&tap.loss).dead.len(), 1);
-    let second = Fake::new(TapIo::WouldBlock);
+    let second = Fake::new(Transfer::WouldBlock);
     attach(&port, &second);
     tap.lose(&tap.queues()[0], &old);
     assert!(tap.is_up() && !tap.is_lost());
@@ -298,7 +303,7 @@ fn a_late_failure_does_not_hurt_the_successor() {
 fn losing_and_attaching_do_not_mix() {
     let port = uplink(2);
     let tap = tap(&port);
-    let devices = || (0..2).map(|_| Fake::new(TapIo::Gone) as Device).collect();
+    let devices = || (0..2).map(|_| Fake::new(Transfer::Gone) as Device).collect();
     tap.attach(devices(), Offloads::ALL);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -329,7 +334,7 @@ fn losing_and_attaching_do_not_mix() {
 #[test]
 fn whoever_waits_for_a_loss_is_woken() {
     let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
-    let (burst, mut writer) = (small_burst(1), TapWriter::default());
+    let (burst, mut writer) = (small_burst(1), FrameWriter::default());
     let stopped = AtomicBool::new(false);
     let tap = tap(&port);
     for _ in 0..100 {
@@ -446,7 +451,8 @@ fn pattern(len: usize) -> Vec<u8> {
 
 #[test]
 fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
-    let (port, device, mut writer) = (uplink(1), Fake::new(TapIo::Done(0)), TapWriter::default());
+    let (port, device, mut writer) =
+        (uplink(1), Fake::new(Transfer::Done(0)), FrameWriter::default());
     attach(&port, &device);
     let mut sender = Sender::new();
     let gather = TAP_GATHER_PIECES;
@@ -480,7 +486,8 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
 /// copy costs the frame its bytes and nobody anything else.
 #[test]
 fn memory_that_is_gone_under_a_copy_is_survived() {
-    let (port, device, mut writer) = (uplink(1), Fake::new(TapIo::Done(0)), TapWriter::default());
+    let (port, device, mut writer) =
+        (uplink(1), Fake::new(Transfer::Done(0)), FrameWriter::default());
     attach(&port, &device);
     for (len, pieces) in [(TAP_COPY_BYTES, 1), (60_000, 200)] {
         let (mut sender, frame) = (Sender::new(), pattern(len));
@@ -498,8 +505,8 @@ fn memory_that_is_gone_under_a_copy_is_survived() {
 /// Every length there is, out of one piece and into it again.
 #[test]
 fn frames_of_every_length_cross_unchanged() {
-    let (port, device) = (uplink(1), Fake::new(TapIo::Done(0)));
-    let (mut writer, mut reader) = (TapWriter::default(), TapReader::default());
+    let (port, device) = (uplink(1), Fake::new(Transfer::Done(0)));
+    let (mut writer, mut reader) = (FrameWriter::default(), FrameReader::default());
     attach(&port, &device);
     let mut frame = pattern(MAX_FRAME_LEN as usize);
     let mut burst = Burst::default();
@@ -515,9 +522,9 @@ fn frames_of_every_length_cross_unchanged() {
         assert!(written[12..] == frame[..len as usize], "{len}: bytes to the TAP");
 
         device.queue(&written);
-        *lock(&device.answer) = TapIo::WouldBlock;
+        *lock(&device.answer) = Transfer::WouldBlock;
         queue.receive(&mut reader, &mut burst, tap(&port));
-        *lock(&device.answer) = TapIo::Done(0);
+        *lock(&device.answer) = Transfer::Done(0);
         let [read] = burst.frames() else { panic!("{len}: {} frames", burst.frames().len()) };
         assert!(read.len == len && read.header.is_plain() && burst.more(read).is_empty());
         let first = (len as usize).min(SNAPSHOT_LEN);
@@ -535,14 +542,14 @@ fn frames_of_every_length_cross_unchanged() {
 /// A burst holds 64 frames, or 64 KiB and the frame that crosses the line.
 #[test]
 fn bursts_from_a_tap_are_bounded() {
-    let (port, device) = (uplink(1), Fake::new(TapIo::WouldBlock));
-    let (mut reader, mut burst) = (TapReader::default(), Burst::default());
+    let (port, device) = (uplink(1), Fake::new(Transfer::WouldBlock));
+    let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     attach(&port, &device);
     for (len, expected) in [(60, 64), (1514, 44), (30_000, 3), (65_549, 1)] {
         (0..100).for_each(|_| device.queue(&vec![0; 12 + len]));
         let queue = &tap(&port).queues()[0];
         let state = queue.receive(&mut reader, &mut burst, tap(&port));
-        assert_eq!((state, burst.frames().len()), (TapState::More, expected), "{len}");
+        assert_eq!((state, burst.frames().len()), (DeviceState::More, expected), "{len}");
         lock(&device.queued).clear();
     }
 }

@@ -1,4 +1,4 @@
-//! An uplink: the queues of one TAP interface.
+//! A port behind descriptors that take and give whole frames: the queues of a TAP interface.
 //!
 //! Writing goes straight from the guests' buffers ([`writer`]), one system call a frame, by any
 //! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
@@ -19,10 +19,10 @@ use crate::frame::{Offloads, VNET_HDR_LEN};
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
-use crate::switch::SourceMemo;
-use crate::sys::tap::{FrameIo, TapIo};
+use crate::switch::{PortKind, SourceMemo};
+use crate::sys::frame_io::{FrameIo, Transfer};
 
-pub use writer::TapWriter;
+pub use writer::FrameWriter;
 
 /// Bytes of staging per frame: header and longest frame, in whole cache lines.
 const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64);
@@ -30,9 +30,9 @@ const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64)
 /// An attached queue.
 pub type Device = Arc<dyn FrameIo>;
 
-/// What reading a TAP queue came to.
+/// What reading a queue came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TapState {
+pub enum DeviceState {
     /// There may be more.
     More,
     /// Read empty: its next event will tell.
@@ -43,20 +43,20 @@ pub enum TapState {
     Gone,
 }
 
-/// One queue of a TAP.
+/// One queue of a port.
 #[derive(Default)]
-pub struct TapQueue {
+pub struct DeviceQueue {
     device: Mutex<Option<Device>>,
     source: Mutex<SourceMemo>,
-    /// From the kernel; written by the worker that owns the queue.
+    /// Into the switch; written by the worker that owns the queue.
     pub input: QueueStats,
-    /// To the kernel; written by all workers.
+    /// Out of it; written by all workers.
     pub output: QueueStats,
 }
 
-impl std::fmt::Debug for TapQueue {
+impl std::fmt::Debug for DeviceQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TapQueue").field("attached", &self.device().is_some()).finish()
+        f.debug_struct("DeviceQueue").field("attached", &self.device().is_some()).finish()
     }
 }
 
@@ -75,13 +75,45 @@ impl std::fmt::Debug for Loss {
     }
 }
 
-/// A TAP's port.
+/// What is at the other end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Behind {
+    /// The host, by this interface.
+    Tap(String),
+}
+
+/// By which names frames are dropped that do not pass a device.
+struct Reasons {
+    /// There is no room, or no memory.
+    full: DropReason,
+    /// The administrator has shut it.
+    down: DropReason,
+    /// There is none now.
+    gone: DropReason,
+    /// It refused the frame.
+    rejected: DropReason,
+}
+
+impl Behind {
+    fn reasons(&self) -> Reasons {
+        match self {
+            Behind::Tap(_) => Reasons {
+                full: DropReason::TapFull,
+                down: DropReason::TapDown,
+                gone: DropReason::TapGone,
+                rejected: DropReason::TapRejected,
+            },
+        }
+    }
+}
+
+/// The port of one or several devices.
 #[derive(Debug)]
-pub struct TapPort {
-    /// Interface name from the configuration.
-    pub ifname: String,
-    queues: Box<[TapQueue]>,
-    /// What the kernel takes, as bits of [`Offloads`].
+pub struct DevicePort {
+    /// What is at the other end.
+    pub behind: Behind,
+    queues: Box<[DeviceQueue]>,
+    /// What the devices take, as bits of [`Offloads`].
     takes: AtomicU8,
     /// Taken before a queue's device, so that a late loss of the old devices and the attaching of
     /// new ones cannot mix: what is lost is always what is attached.
@@ -93,8 +125,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl TapQueue {
-    /// The attached queue of the interface.
+impl DeviceQueue {
+    /// The attached device.
     pub fn device(&self) -> Option<Device> {
         lock(&self.device).clone()
     }
@@ -111,42 +143,47 @@ impl TapQueue {
 
     /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the
     /// reader's memory until the reader is used again.
-    pub fn receive(&self, reader: &mut TapReader, burst: &mut Burst, tap: &TapPort) -> TapState {
+    pub fn receive(
+        &self,
+        reader: &mut FrameReader,
+        burst: &mut Burst,
+        port: &DevicePort,
+    ) -> DeviceState {
         burst.clear();
         let Some(device) = self.device() else {
-            return TapState::Gone;
+            return DeviceState::Gone;
         };
         let (mut bytes, mut refused) = (0u32, 0);
         for slot in reader.staging.chunks_exact_mut(SLOT) {
             match device.read(slot) {
-                TapIo::Done(len) => {
+                Transfer::Done(len) => {
                     bytes += self.take(&mut slot[..len], burst);
                     if bytes >= BURST_BYTES {
                         break;
                     }
                 }
-                TapIo::WouldBlock => return TapState::Empty,
-                TapIo::Gone | TapIo::Eof => {
-                    tap.lose(self, &device);
-                    return TapState::Gone;
+                Transfer::WouldBlock => return DeviceState::Empty,
+                Transfer::Gone | Transfer::Eof => {
+                    port.lose(self, &device);
+                    return DeviceState::Gone;
                 }
                 // The frame is off the kernel's queue. Those behind it bring no event of their own,
                 // and if the queue is full, none that comes later does.
-                TapIo::Rejected(_) | TapIo::Fault => {
-                    self.reject(DropReason::TapRejected);
+                Transfer::Rejected(_) | Transfer::Fault => {
+                    self.reject(port.behind.reasons().rejected);
                     refused += 1;
                 }
                 // Its next event tells when that has changed.
-                TapIo::Down => return TapState::Empty,
-                TapIo::NoBuffers => return TapState::Later,
+                Transfer::Down => return DeviceState::Empty,
+                Transfer::NoBuffers => return DeviceState::Later,
             }
         }
         if refused == BURST_FRAMES {
             // Either each was a frame, and there is room in the queue for one that brings an event,
             // or the kernel refuses to be read, and asking on would never end.
-            return TapState::Empty;
+            return DeviceState::Empty;
         }
-        TapState::More
+        DeviceState::More
     }
 
     /// Adds one frame as the kernel gave it to the burst; returns its length.
@@ -177,20 +214,38 @@ impl TapQueue {
     }
 }
 
-impl TapPort {
+impl DevicePort {
     /// A TAP with `queues` queues, none attached yet.
-    pub fn new(ifname: &str, queues: u16) -> TapPort {
-        TapPort {
-            ifname: ifname.to_owned(),
-            queues: (0..queues).map(|_| TapQueue::default()).collect(),
+    pub fn tap(ifname: &str, queues: u16) -> DevicePort {
+        DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
+    }
+
+    fn new(behind: Behind, queues: u16) -> DevicePort {
+        DevicePort {
+            behind,
+            queues: (0..queues).map(|_| DeviceQueue::default()).collect(),
             takes: AtomicU8::new(0),
             loss: Mutex::default(),
             wake: Condvar::new(),
         }
     }
 
+    /// The interface's name, if it is a TAP's port.
+    pub fn ifname(&self) -> Option<&str> {
+        match &self.behind {
+            Behind::Tap(ifname) => Some(ifname),
+        }
+    }
+
+    /// What the switch's policy needs to know.
+    pub fn kind(&self) -> PortKind {
+        match self.behind {
+            Behind::Tap(_) => PortKind::Uplink,
+        }
+    }
+
     /// The queues.
-    pub fn queues(&self) -> &[TapQueue] {
+    pub fn queues(&self) -> &[DeviceQueue] {
         &self.queues
     }
 
@@ -211,8 +266,8 @@ impl TapPort {
     }
 
     /// Takes a queue out of service, if it still is the one that failed, and wakes whoever waits
-    /// in [`TapPort::wait_lost`].
-    fn lose(&self, queue: &TapQueue, failed: &Device) {
+    /// in [`DevicePort::wait_lost`].
+    fn lose(&self, queue: &DeviceQueue, failed: &Device) {
         let mut loss = lock(&self.loss);
         let mut device = lock(&queue.device);
         if device.as_ref().is_some_and(|device| Arc::ptr_eq(device, failed)) {
@@ -246,7 +301,7 @@ impl TapPort {
         }
     }
 
-    /// Waits until a queue is lost; also returns when [`TapPort::wake`] is called. `stopped` is
+    /// Waits until a queue is lost; also returns when [`DevicePort::wake`] is called. `stopped` is
     /// asked under the lock that `wake` takes: set before that, it is seen here or cuts the wait.
     pub fn wait_lost(&self, stopped: impl Fn() -> bool) {
         let loss = lock(&self.loss);
@@ -260,28 +315,28 @@ impl TapPort {
         lock(&self.loss).lost
     }
 
-    /// Wakes whoever waits in [`TapPort::wait_lost`].
+    /// Wakes whoever waits in [`DevicePort::wait_lost`].
     pub fn wake(&self) {
         // The lock orders this after a waiter's last look at its stop flag.
         drop(lock(&self.loss));
         self.wake.notify_all();
     }
 
-    /// Writes the listed frames of `burst`, one system call each or, of a frame that the kernel
-    /// wants cut into segments, for each of these.
+    /// Writes the listed frames of `burst`, one system call each or, of a frame that has to be cut
+    /// into segments, for each of these.
     pub fn send(
         &self,
         worker: usize,
         burst: &Burst,
         frames: &[u8],
-        writer: &mut TapWriter,
+        writer: &mut FrameWriter,
         port: &Port,
         outcomes: &mut Outcomes,
     ) {
-        let queue = &self.queues[worker % self.queues.len()];
+        let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
         let Some(device) = queue.device() else {
-            port.stats.drops.add_shared(DropReason::TapGone, frames.len() as u64);
-            outcomes.dropped(frames, port.id, DropReason::TapGone);
+            port.stats.drops.add_shared(reasons.gone, frames.len() as u64);
+            outcomes.dropped(frames, port.id, reasons.gone);
             return;
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
@@ -295,7 +350,7 @@ impl TapPort {
                 writer.write(&*device, burst, frame)
             };
             let reason = match result {
-                TapIo::Done(_) => {
+                Transfer::Done(_) => {
                     sent.frames += 1;
                     sent.bytes += u64::from(frame.len);
                     sent.left -= 1;
@@ -304,18 +359,18 @@ impl TapPort {
                     }
                     continue;
                 }
-                TapIo::WouldBlock | TapIo::NoBuffers => DropReason::TapFull,
-                TapIo::Down => DropReason::TapDown,
-                TapIo::Gone => DropReason::TapGone,
-                TapIo::Rejected(_) | TapIo::Fault | TapIo::Eof => DropReason::TapRejected,
+                Transfer::WouldBlock | Transfer::NoBuffers => reasons.full,
+                Transfer::Down => reasons.down,
+                Transfer::Gone => reasons.gone,
+                Transfer::Rejected(_) | Transfer::Fault | Transfer::Eof => reasons.rejected,
             };
             // What is down or gone for this frame is so for the rest of the run too.
-            let all = matches!(reason, DropReason::TapDown | DropReason::TapGone);
+            let all = reason == reasons.down || reason == reasons.gone;
             let dropped = if all { &frames[place..] } else { &[index][..] };
             output.drops.add_shared(reason, dropped.len() as u64);
             outcomes.dropped(dropped, port.id, reason);
             sent.left -= dropped.len() as u64;
-            if reason == DropReason::TapGone {
+            if reason == reasons.gone {
                 self.lose(queue, &device);
             }
             if all {
@@ -325,7 +380,7 @@ impl TapPort {
     }
 }
 
-/// What a run to a TAP came to so far, counted when it ends: other workers write these counters
+/// What a run to a device came to so far, counted when it ends: other workers write these counters
 /// too. It also ends by a panic, which loses the frames that are left.
 struct Sent<'a> {
     output: &'a QueueStats,
@@ -344,15 +399,15 @@ impl Drop for Sent<'_> {
     }
 }
 
-/// A worker's room for frames read from TAPs: one slot each, untouched pages cost nothing.
+/// A worker's room for frames read from devices: one slot each, untouched pages cost nothing.
 #[derive(Debug)]
-pub struct TapReader {
+pub struct FrameReader {
     staging: Box<[u8]>,
 }
 
-impl Default for TapReader {
-    fn default() -> TapReader {
-        TapReader { staging: vec![0; SLOT * BURST_FRAMES].into_boxed_slice() }
+impl Default for FrameReader {
+    fn default() -> FrameReader {
+        FrameReader { staging: vec![0; SLOT * BURST_FRAMES].into_boxed_slice() }
     }
 }
 

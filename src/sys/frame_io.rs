@@ -1,0 +1,84 @@
+//! Sending and receiving whole frames through a descriptor.
+//!
+//! Rule: nothing here waits, retries or logs. The caller counts.
+
+use std::os::fd::AsRawFd;
+
+use rustix::io::Errno;
+
+/// What sending or receiving one frame came to. Where the word is the kernel's of a TAP, the tests
+/// of [`super::tap_io`] keep it true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// Bytes moved, the 12-byte header included.
+    Done(usize),
+    /// Nothing to read, or no room to write.
+    WouldBlock,
+    /// The interface is down; it tells by an event when that has changed.
+    Down,
+    /// The interface was deleted, or the descriptor is none of a TAP, or the connection has ended.
+    /// It reports an event for good: stop watching it, close it, open another.
+    Gone,
+    /// The kernel has no memory at the moment.
+    NoBuffers,
+    /// The kernel refused this very frame, as errno.
+    Rejected(i32),
+    /// A piece lies in memory that is not there any more: its file was shortened.
+    Fault,
+    /// Zero bytes: from a read not something a TAP does, so treat it as [`Transfer::Gone`] to avoid
+    /// a loop; from a write only for pieces without a byte.
+    Eof,
+}
+
+impl Transfer {
+    /// The result of `readv` or `writev`, of which a negative one comes with `errno`.
+    pub fn from_result(result: isize, errno: i32) -> Transfer {
+        match usize::try_from(result) {
+            Ok(0) => Transfer::Eof,
+            Ok(len) => Transfer::Done(len),
+            Err(_) => Transfer::from_errno(errno),
+        }
+    }
+
+    /// The meaning of an errno.
+    pub fn from_errno(errno: i32) -> Transfer {
+        match errno {
+            // A non-blocking call does not get as far as being interrupted; if it did, coming
+            // back later is right.
+            libc::EAGAIN | libc::EINTR => Transfer::WouldBlock,
+            libc::EIO | libc::ENETDOWN => Transfer::Down,
+            libc::EBADFD | libc::ENODEV | libc::EBADF | libc::ENXIO => Transfer::Gone,
+            libc::ENOBUFS | libc::ENOMEM => Transfer::NoBuffers,
+            libc::EFAULT => Transfer::Fault,
+            errno => Transfer::Rejected(errno),
+        }
+    }
+}
+
+/// Sending and receiving whole frames, each behind its 12-byte virtio-net header. A trait so that
+/// tests can let every call end in every way. `as_raw_fd` is for epoll only.
+pub trait FrameIo: Send + Sync + AsRawFd {
+    /// Writes one frame that lies in one piece, its header included.
+    fn write(&self, bytes: &[u8]) -> Transfer;
+
+    /// Writes one frame, gathered from at most 1,024 pieces.
+    ///
+    /// # Safety
+    ///
+    /// Every piece lies in memory that is mapped, or was until somebody else shortened its file,
+    /// and that nobody holds a `&mut` to. Its bytes may change meanwhile: guest memory does.
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer;
+
+    /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
+    fn read(&self, buffer: &mut [u8]) -> Transfer;
+}
+
+impl From<Result<usize, Errno>> for Transfer {
+    fn from(result: Result<usize, Errno>) -> Transfer {
+        match result {
+            Ok(0) => Transfer::Eof,
+            Ok(len) => Transfer::Done(len),
+            Err(error) => Transfer::from_errno(error.raw_os_error()),
+        }
+    }
+}
