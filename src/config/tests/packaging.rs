@@ -53,6 +53,15 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     assert_eq!(all, expected);
 }
 
+/// A small system has not even `/bin/kill`.
+#[test]
+fn the_unit_runs_nothing_but_what_is_installed_with_it() {
+    let lines = UNIT.lines().filter(|line| line.starts_with("Exec"));
+    let programs: Vec<&str> =
+        lines.map(|line| line.split(['=', ' ']).nth(1).expect("a program")).collect();
+    assert_eq!(programs, ["/usr/bin/vioswitchd", "/usr/bin/vioswitchctl"]);
+}
+
 /// QEMU 10.2 no longer knows `reconnect=`, and refuses to start with it.
 #[test]
 fn examples_for_qemu_suit_its_present_releases() {
