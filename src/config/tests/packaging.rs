@@ -19,24 +19,27 @@ fn start_as_installed(example: &str) -> Config {
     }
 }
 
+/// "A line that begins with # and no blank is a setting that is off": these are switched on.
+fn switched_on(example: &str, keys: &[&str]) -> String {
+    let is_on = |rest: &&str| {
+        let key = rest.split(' ').next().unwrap_or_default();
+        rest.starts_with("[[")
+            || rest.starts_with(char::is_alphabetic) && (keys == [""] || keys.contains(&key))
+    };
+    let lines = example.lines().map(|line| line.strip_prefix('#').filter(is_on).unwrap_or(line));
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
 #[test]
 fn the_example_is_taken_and_its_remarks_are_the_defaults() {
+    // A package starts an empty switch.
     let plain = start_as_installed(EXAMPLE);
-    assert_eq!((plain.ports.len(), plain.taps.len()), (2, 1));
-    // "A line that begins with # and no blank is a setting that is off".
-    let mut settings = 0;
-    let mut all = String::new();
-    for line in EXAMPLE.lines() {
-        let setting = line.strip_prefix('#').filter(|rest| rest.starts_with(char::is_alphabetic));
-        settings += usize::from(setting.is_some());
-        all += setting.unwrap_or(line);
-        all.push('\n');
-    }
-    assert_eq!(settings, 25);
+    assert_eq!((plain.ports.len(), plain.taps.len()), (0, 0));
+    let mut expected = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"]));
+    assert_eq!((expected.ports.len(), expected.taps.len()), (2, 1));
     // This machine may have no such group.
-    let all =
-        start_as_installed(&all.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\""));
-    let mut expected = plain;
+    let here = EXAMPLE.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\"");
+    let all = start_as_installed(&switched_on(&here, &[""]));
     expected.cpus = vec![2, 3];
     let path = PathBuf::from("/run/vioswitch/control.sock");
     let control = Control { path, group: None, admins: None, captors: None };
@@ -88,7 +91,9 @@ fn qemu_is_told_the_type_that_the_daemon_prints() {
 #[test]
 fn sockets_of_the_example_are_where_the_unit_makes_a_directory() {
     assert!(UNIT.contains("\nRuntimeDirectory=vioswitch\n"));
-    for port in start_as_installed(EXAMPLE).ports {
+    let ports = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"])).ports;
+    assert_eq!(ports.len(), 2);
+    for port in ports {
         let Endpoint::Server { path, .. } = port.endpoint else { panic!("{}", port.name) };
         assert_eq!(path.parent(), Some("/run/vioswitch".as_ref()));
     }
