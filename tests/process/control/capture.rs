@@ -14,14 +14,14 @@ use super::*;
 const SOON: Duration = Duration::from_secs(5);
 
 /// `vioswitchctl capture`, running.
-struct Capturing {
+pub(super) struct Capturing {
     child: Child,
     said: BufReader<std::process::ChildStderr>,
 }
 
 impl Capturing {
     /// It has begun when this returns.
-    fn start(lab: &Lab, args: &[&str]) -> Capturing {
+    pub(super) fn start(lab: &Lab, args: &[&str]) -> Capturing {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
         command.arg("--control").arg(&lab.path).arg("capture").args(args);
         let mut child =
@@ -40,7 +40,7 @@ impl Capturing {
         self.finish()
     }
 
-    fn finish(mut self) -> (String, String) {
+    pub(super) fn finish(mut self) -> (String, String) {
         let (mut out, mut last) = (String::new(), String::new());
         let stdout = self.child.stdout.as_mut().expect("pipe");
         stdout.read_to_string(&mut out).expect("output");

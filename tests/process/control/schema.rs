@@ -4,20 +4,24 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
+use testkit::host;
+use testkit::proc::Dir;
 use testkit::vm::{Vm, VmConfig};
 
 use super::Lab;
+use super::capture::Capturing;
 
 const INTERFACE: &str = include_str!("../../../docs/io.vioswitch.Switch.varlink");
 
 /// A type of varlink.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 enum Type {
     Plain(&'static str),
     Named(&'static str),
     Optional(Box<Type>),
     List(Box<Type>),
     Map(Box<Type>),
+    Inline(Definition),
 }
 
 /// A named type: fields, or the words of an enumeration.
@@ -78,19 +82,30 @@ fn between(text: &'static str) -> &'static str {
 }
 
 fn definition(inside: &'static str) -> Definition {
-    let parts = || inside.split(',').map(str::trim).filter(|part| !part.is_empty());
-    if !inside.contains(':') && parts().next().is_some() {
-        return Definition::Words(parts().collect());
+    let mut depth = 0;
+    let parts = inside.split(|c| {
+        depth += match c {
+            '(' => 1,
+            ')' => -1,
+            _ => 0,
+        };
+        c == ',' && depth == 0
+    });
+    let parts: Vec<&str> = parts.map(str::trim).filter(|part| !part.is_empty()).collect();
+    if !inside.contains(':') && !parts.is_empty() {
+        return Definition::Words(parts);
     }
     let field = |part: &'static str| {
         let (name, kind) = part.split_once(':').expect(part);
         (name.trim(), parse(kind.trim()))
     };
-    Definition::Fields(parts().map(field).collect())
+    Definition::Fields(parts.into_iter().map(field).collect())
 }
 
 fn parse(text: &'static str) -> Type {
-    if let Some(rest) = text.strip_prefix('?') {
+    if let Some(rest) = text.strip_prefix('(') {
+        Type::Inline(definition(between(rest)))
+    } else if let Some(rest) = text.strip_prefix('?') {
         Type::Optional(Box::new(parse(rest)))
     } else if let Some(rest) = text.strip_prefix("[]") {
         Type::List(Box::new(parse(rest)))
@@ -119,6 +134,7 @@ impl Schema {
                 return items.iter().for_each(each);
             }
             (Type::Named(name), value) => return self.named(name, value, place),
+            (Type::Inline(kind), value) => return self.defined(kind, value, place),
             (Type::Plain("int"), value) => value.is_i64() || value.is_u64(),
             (Type::Plain("float"), value) => value.is_number(),
             (Type::Plain("bool"), value) => value.is_boolean(),
@@ -130,7 +146,12 @@ impl Schema {
     }
 
     fn named(&self, name: &str, value: &Value, place: &str) {
-        match self.0.get(name).unwrap_or_else(|| panic!("{place}: no type {name}")) {
+        let kind = self.0.get(name).unwrap_or_else(|| panic!("{place}: no type {name}"));
+        self.defined(kind, value, place);
+    }
+
+    fn defined(&self, kind: &Definition, value: &Value, place: &str) {
+        match kind {
             Definition::Words(words) => {
                 let word = value.as_str().unwrap_or_else(|| panic!("{place}: {value}"));
                 assert!(words.contains(&word), "{place}: {word} is none of {words:?}");
@@ -162,6 +183,7 @@ fn json_is_as_described() {
     for (args, method) in [
         (&["status"][..], "GetStatus"),
         (&["port", "add", "x", "mtu=1500"], "AddPort"),
+        (&["port", "set", "x", "mtu=", "flood=off"], "SetPort"),
         (&["fdb", "add", "02:00:00:00:00:01", "x"], "AddAddress"),
         (&["port", "set", "x", "mtu=1400"], "SetPort"),
         (&["config", "show"], "GetConfig"),
@@ -174,6 +196,9 @@ fn json_is_as_described() {
         (&["port", "show", "x"], "GetPortDetails"),
         (&["port", "wait", "p0"], "WaitForPort"),
         (&["fdb", "show"], "ListAddresses"),
+        (&["trace", "p0", "src=02:00:00:00:00:02", "dst=02:00:00:00:00:01"], "Trace"),
+        (&["trace", "p0", "src=02:00:00:00:00:02", "dst=02:00:00:00:00:02"], "Trace"),
+        (&["config", "show"], "GetConfig"),
         (&["fdb", "flush"], "FlushAddresses"),
         (&["fdb", "del", "02:00:00:00:00:01"], "DeleteAddress"),
         (&["port", "del", "x"], "DeletePort"),
@@ -199,8 +224,66 @@ fn json_is_as_described() {
         let Definition::Fields(fields) = definition(fields) else { panic!("{args:?}") };
         schema.fields(&fields, &lab.json(args), &args.join(" "));
     }
+    let why = lab.ctl(&["--json", "why", "p0", "p1"]).stdout;
+    let why: Value = serde_json::from_slice(&why).expect("JSON");
+    let fields = definition("problems: []string, notes: []string");
+    schema.defined(&fields, &why, "why");
     drop(vm);
+    // One object for each line. What was lost stands alone.
+    let events = lab.done(&["--json", "events"]);
+    assert!(events.lines().count() >= 4, "{events}");
+    for event in events.lines() {
+        schema.named("Event", &serde_json::from_str(event).expect("JSON"), "events");
+    }
     lab.d.stop();
+}
+
+/// What is read from files, and how it differs from them.
+#[test]
+fn json_of_the_configuration_is_as_described() {
+    let schema = Schema(definitions());
+    let etc = Dir::new();
+    let file = etc.path().join("vioswitch.toml");
+    let write = |text: &str| std::fs::write(&file, text).expect("write");
+    write("");
+    let lab = Lab::new(1, &[&format!("--config={}", file.display())]);
+    write(&format!("[[port]]\nname = 'x'\nsocket = '{}'\n", etc.path().join("x").display()));
+    for (args, method) in [
+        (&["config", "diff"][..], "DiffConfig"),
+        (&["config", "reload", "--confirm", "60"], "ReloadConfig"),
+        (&["config", "confirm"], "ConfirmConfig"),
+        (&["config", "show"], "GetConfig"),
+    ] {
+        schema.named(method, &lab.json(args), &args.join(" "));
+    }
+    lab.d.stop();
+}
+
+/// A TAP's, and what passes it: the host announces that it is there.
+#[test]
+fn json_of_an_uplink_and_of_its_frames_is_as_described() {
+    let schema = Schema(definitions());
+    host::in_namespace(|| {
+        let lab = Lab::new(1, &["--tap=up,ifname=vset1"]);
+        for (args, method) in [
+            (&["tap", "list"][..], "ListPorts"),
+            (&["tap", "show", "up"], "GetPortDetails"),
+            (&["tap", "set", "up", "mtu=1400"], "SetTap"),
+        ] {
+            schema.named(method, &lab.json(args), &args.join(" "));
+        }
+        let capturing = Capturing::start(&lab, &["--json", "--count", "2"]);
+        host::ip("address add 10.99.1.1/24 dev vset1");
+        host::ip("neighbour add 10.99.1.2 lladdr 02:00:00:00:00:02 dev vset1 nud permanent");
+        let socket = std::net::UdpSocket::bind("10.99.1.1:0").expect("bind");
+        for _ in 0..2 {
+            assert_eq!(socket.send_to(b"x", "10.99.1.2:9").expect("send"), 1);
+        }
+        for packet in capturing.finish().0.lines() {
+            schema.named("Packet", &serde_json::from_str(packet).expect("JSON"), "capture");
+        }
+        lab.d.stop();
+    });
 }
 
 /// What is not as described is found.
