@@ -1,9 +1,11 @@
-# Guests of the demo: QEMU on a vhost-user socket, and a way to run commands inside.
+# Guests of the demos: QEMU on a vhost-user socket, and a way to run commands inside.
 #
 # Sourced. Commands travel over the guest's second serial port, which is QEMU's standard input and
 # output (protocol in guest-init), so that a guest answers before any network works.
 #
-# Callers set: run (scratch directory), guest (directory of vmlinux and initrd.gz), accel.
+# Callers set: run (scratch directory), guest (directory of vmlinux and initrd.gz), accel; they may
+# set qemu (another one), vm_enter (what stands before it) and vm_reconnect (a chardev's option).
+# switch_log prints the end of the switch's log.
 # shellcheck shell=bash disable=SC2154
 
 GUEST_MB=192
@@ -11,6 +13,9 @@ GUEST_MB=192
 BOOT_SECONDS=90
 COMMAND_SECONDS=60
 
+qemu=${qemu:-qemu-system-x86_64}
+vm_enter=()
+vm_reconnect=
 vm_pids=()
 vm_in=()
 vm_out=()
@@ -26,12 +31,13 @@ start_vm() {
     exec {to}<>"$in" {from}<>"$out"
     vm_in[number]=$to
     vm_out[number]=$from
-    setpriv --pdeathsig KILL qemu-system-x86_64 -accel "$accel" -cpu "$cpu" -m "$GUEST_MB" \
+    setpriv --pdeathsig KILL "${vm_enter[@]}" "$qemu" -accel "$accel" -cpu "$cpu" -m "$GUEST_MB" \
         -object "memory-backend-memfd,id=mem,size=${GUEST_MB}M,share=on" \
         -machine pc,memory-backend=mem -nodefaults -no-user-config -display none -no-reboot \
         -serial "file:$run/vm$number.console" \
         -chardev stdio,id=commands,signal=off -serial chardev:commands \
-        -chardev "socket,id=port,path=$socket" -netdev vhost-user,id=net,chardev=port \
+        -chardev "socket,id=port,path=$socket${vm_reconnect:+,$vm_reconnect}" \
+        -netdev vhost-user,id=net,chardev=port \
         -device "virtio-net-pci,netdev=net,romfile=,mac=52:54:00:99:00:0$number$vectors" \
         -kernel "$guest/vmlinux" -initrd "$guest/initrd.gz" \
         -append "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check \
@@ -40,7 +46,7 @@ ip4=10.99.0.$number/24 ip6=fd00:99::$number/64" <"$in" >"$out" 2>"$run/vm$number
 }
 
 qemu_major() {
-    qemu-system-x86_64 --version | sed -n '1s/.*version \([0-9]*\)\..*/\1/p'
+    "$qemu" --version | sed -n '1s/.*version \([0-9]*\)\..*/\1/p'
 }
 
 # read_guest NUMBER START SECONDS: reads on until a line begins with START and leaves it in
@@ -88,7 +94,7 @@ guest_failed() {
         echo "--- vm$number, QEMU:"
         tail -n 10 "$run/vm$number.qemu"
         echo "--- vioswitchd, end of its log:"
-        tail -n 30 "$run/vioswitchd.log"
+        switch_log
     } >&2
     fail "$2"
 }

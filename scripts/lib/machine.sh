@@ -1,0 +1,150 @@
+# A machine of its own for a demo: a small Debian whose first process is systemd, in namespaces.
+#
+# Sourced. The Debian is bootstrapped once, under target/; what a machine writes is laid over it in
+# memory and goes with the machine. It has a network of its own, with nothing but lo, and sees
+# nothing of the host's files, processes and control groups. From outside its files are $machine/…
+#
+# Callers set: run (scratch directory), target.
+# shellcheck shell=bash disable=SC2154
+
+# What the Debian has beside the smallest of all. Programs that look at it come from outside.
+DEBIAN_PACKAGES=systemd
+# From nothing to all units started: 2 s on an idle machine.
+MACHINE_SECONDS=60
+
+machine=
+machine_unshare=
+machine_init=
+machine_cgroup=
+
+# What keeps this host from having such a machine, in words; nothing if it can.
+machine_missing() {
+    if ! is_root; then
+        echo "only root can boot a machine in namespaces"
+    elif ! unshare -mpuinC --fork true 2>/dev/null; then
+        echo "no namespaces can be made here"
+    elif ! findmnt -n -t cgroup2 >/dev/null; then
+        echo "there is no cgroup2"
+    elif ! grep -qw overlay /proc/filesystems && ! modprobe overlay 2>/dev/null; then
+        echo "the kernel has no overlay file system"
+    fi
+}
+
+# The mirror that this system's own packages come from: "SUITE ADDRESS".
+debian_mirror() {
+    local release
+    # shellcheck source=/dev/null
+    release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+    apt-get indextargets --format "\$(RELEASE) \$(COMPONENT) \$(REPO_URI)" \
+        'Created-By: Packages' | sed -n "s/^\($release\) main /\1 /p" | head -n 1
+}
+
+# bootstrap SCRATCH RESULT SUITE MIRROR PACKAGES: in memory, where dpkg need not wait for a disk.
+# shellcheck disable=SC2016 # expanded there
+BOOTSTRAP='set -e
+mount -t tmpfs -o mode=755 tmpfs "$1"
+debootstrap --variant=minbase --include="$5" "$3" "$1/root" "$4"
+rm -f "$1"/root/var/cache/apt/archives/*.deb
+# Clocks that fetch packages, and the like.
+rm -f "$1"/root/etc/systemd/system/*.wants/*.timer
+ln -sf /lib/systemd/system/multi-user.target "$1/root/etc/systemd/system/default.target"
+cp -a "$1/root" "$2"'
+
+# Bootstraps the Debian, unless it is there.
+build_debian() {
+    local debian=$target/debian suite mirror stamp scratch log
+    stamp=$(sha256sum <"${BASH_SOURCE[0]}")
+    if [ "$(cat "$debian.stamp" 2>/dev/null)" = "$stamp" ]; then return; fi
+    read -r suite mirror <<<"$(debian_mirror)"
+    [ -n "$mirror" ] || fail "this system's sources name no mirror of its release"
+    rm -rf "$debian" "$debian.stamp"
+    scratch=$(mktemp -d "$target/debootstrap.XXXXXX")
+    log=$debian.log
+    unshare --mount bash -c "$BOOTSTRAP" bootstrap \
+        "$scratch" "$debian" "$suite" "$mirror" "$DEBIAN_PACKAGES" >"$log" 2>&1 </dev/null || {
+        tail -n 20 "$log" >&2
+        fail "debootstrap could not make a Debian"
+    }
+    rmdir "$scratch"
+    rm -f "$log"
+    echo "$stamp" >"$debian.stamp"
+}
+
+# Run by the first process of the new namespaces: boot DEBIAN MEMORY.
+# shellcheck disable=SC2016 # expanded there
+BOOT='set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 tmpfs "$2"
+cd "$2"
+mkdir upper work root
+mount -t overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" overlay root
+cd root
+mount -t proc -o nosuid,nodev,noexec proc proc
+mount --bind proc/sys proc/sys
+mount -o remount,bind,ro proc/sys
+mount -t sysfs -o ro,nosuid,nodev,noexec sysfs sys
+mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 sys/fs/cgroup
+mount -t tmpfs -o mode=755,nosuid tmpfs dev
+mkdir dev/pts dev/shm dev/net
+for node in null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0 net/tun:10:200; do
+    IFS=: read -r name major minor <<<"$node"
+    mknod -m 666 "dev/$name" c "$major" "$minor"
+done
+ln -s /proc/self/fd dev/fd
+mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+mount -t tmpfs -o mode=755,nosuid,nodev tmpfs run
+hostname vioswitch-demo
+pivot_root . mnt
+umount -l mnt
+exec env -i container=vioswitch-demo PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    /lib/systemd/systemd --log-target=journal </dev/null'
+
+# Boots a machine; it dies with this process.
+boot_machine() {
+    local at end
+    # Of its own, so that it is root of what it sees, and leaves nothing in ours.
+    at=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)
+    at+=$(sed -n 's/^0:://p' /proc/self/cgroup)
+    machine_cgroup=${at%/}/vioswitch-demo.$$
+    mkdir "$machine_cgroup" "$run/memory"
+    (
+        echo "$BASHPID" >"$machine_cgroup/cgroup.procs"
+        exec setpriv --pdeathsig KILL unshare -mpuinC --fork --kill-child \
+            bash -c "$BOOT" boot "$target/debian" "$run/memory"
+    ) >"$run/console" 2>&1 &
+    machine_unshare=$!
+    end=$((SECONDS + MACHINE_SECONDS))
+    until on systemctl is-system-running >"$run/booted" 2>&1; do
+        kill -0 $machine_unshare 2>/dev/null || fail "the machine did not boot: $(cat "$run/console")"
+        if [ "$SECONDS" -gt "$end" ] || [ "$(cat "$run/booted")" = degraded ]; then
+            on systemctl --failed --no-legend >&2 || true
+            fail "the machine did not come up: $(cat "$run/booted" "$run/console")"
+        fi
+        sleep 0.1
+        machine_init=$(cat "/proc/$machine_unshare/task/$machine_unshare/children" 2>/dev/null || true)
+        machine_init=${machine_init%% *}
+        # shellcheck disable=SC2034 # for callers
+        machine=/proc/$machine_init/root
+    done
+}
+
+# on COMMAND…: runs a command in the machine.
+on() {
+    [ -n "$machine_init" ] || return 1
+    nsenter --target "$machine_init" --all "$@"
+}
+
+# Ends it, and with it every process that was started in it, from outside too.
+stop_machine() {
+    local tries=0
+    [ -n "$machine_unshare" ] || return 0
+    kill -KILL "$machine_unshare" 2>/dev/null || true
+    # Those who wait outside for a process of the machine end with it.
+    wait 2>/dev/null || true
+    while [ -d "$machine_cgroup" ] && [ $tries -lt 50 ]; do
+        find "$machine_cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+}
