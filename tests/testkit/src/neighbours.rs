@@ -362,6 +362,55 @@ impl<F: FnMut(&While<'_>) + Send> Attack for F {}
 /// An attacker that does nothing: the bystanders are alone.
 pub fn nobody(_: &While<'_>) {}
 
+/// Which of the two is at it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    Control,
+    Attack,
+}
+
+/// The attacker's thread, which is the control for some of the time.
+pub struct Attacker<'a> {
+    now: &'a AtomicU8,
+}
+
+impl Attacker<'_> {
+    /// What is seen while one of them is at it.
+    pub fn during<T>(&self, phase: Phase, look: impl FnOnce() -> T) -> T {
+        let phase = if phase == Phase::Attack { ATTACK } else { CONTROL };
+        self.now.store(phase, Ordering::Release);
+        std::thread::sleep(SETTLE);
+        let seen = look();
+        self.now.store(PAUSE, Ordering::Release);
+        std::thread::sleep(SETTLE);
+        seen
+    }
+}
+
+/// Has a thread be an attacker, or the control, as `work` says.
+pub fn with_attacker<T>(
+    mut control: impl Attack,
+    mut attack: impl Attack,
+    work: impl FnOnce(&Attacker<'_>) -> T,
+) -> T {
+    let now = &AtomicU8::new(PAUSE);
+    std::thread::scope(|s| {
+        let _end = End(now);
+        s.spawn(move || {
+            loop {
+                match now.load(Ordering::Acquire) {
+                    END => break,
+                    CONTROL => control(&While { now, phase: CONTROL }),
+                    ATTACK => attack(&While { now, phase: ATTACK }),
+                    _ => {}
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        work(&Attacker { now })
+    })
+}
+
 /// Ends the attacker's thread, after a panic too.
 struct End<'a>(&'a AtomicU8);
 
@@ -429,38 +478,23 @@ impl Lab {
     }
 
     /// Measures in turns: with the control, with the attacker.
-    pub fn measure(&mut self, mut control: impl Attack, mut attack: impl Attack) -> Beside {
-        let now = &AtomicU8::new(PAUSE);
+    pub fn measure(&mut self, control: impl Attack, attack: impl Attack) -> Beside {
         let (mut alone, mut attacked) = (Seen::default(), Seen::default());
         let (mut busy, mut turns) = (0.0, 0.0);
-        std::thread::scope(|s| {
-            let _end = End(now);
-            s.spawn(move || {
-                loop {
-                    match now.load(Ordering::Acquire) {
-                        END => break,
-                        CONTROL => control(&While { now, phase: CONTROL }),
-                        ATTACK => attack(&While { now, phase: ATTACK }),
-                        _ => {}
-                    }
-                    std::thread::sleep(Duration::from_micros(100));
-                }
-            });
+        with_attacker(control, attack, |attacker| {
             for round in 0..ROUNDS {
-                for (phase, sum) in [(CONTROL, &mut alone), (ATTACK, &mut attacked)] {
-                    now.store(phase, Ordering::Release);
-                    std::thread::sleep(SETTLE);
-                    // Reading the counters takes longer than a phase.
-                    let count = phase == ATTACK && round == 0;
-                    let before = self.turns_if(count);
-                    let waited = self.d.run_queue_wait();
-                    let mut seen = self.pair.talk(PHASE);
-                    let after = self.turns_if(count);
-                    seen.waited = self.d.run_queue_wait().saturating_sub(waited);
-                    sum.add(seen);
-                    (busy, turns) = (busy + after.0 - before.0, turns + after.1 - before.1);
-                    now.store(PAUSE, Ordering::Release);
-                    std::thread::sleep(SETTLE);
+                for (phase, sum) in [(Phase::Control, &mut alone), (Phase::Attack, &mut attacked)] {
+                    attacker.during(phase, || {
+                        // Reading the counters takes longer than a phase.
+                        let count = phase == Phase::Attack && round == 0;
+                        let before = self.turns_if(count);
+                        let waited = self.d.run_queue_wait();
+                        let mut seen = self.pair.talk(PHASE);
+                        let after = self.turns_if(count);
+                        seen.waited = self.d.run_queue_wait().saturating_sub(waited);
+                        sum.add(seen);
+                        (busy, turns) = (busy + after.0 - before.0, turns + after.1 - before.1);
+                    });
                 }
             }
         });

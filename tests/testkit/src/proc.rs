@@ -390,6 +390,15 @@ impl Daemon {
         Some(Apart(all))
     }
 
+    /// The directory in /proc of its thread of this name.
+    pub fn thread(&self, name: &str) -> PathBuf {
+        let tasks = fs::read_dir(self.proc("task")).expect("tasks").flatten();
+        let named = |path: &PathBuf| {
+            fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name)
+        };
+        tasks.map(|task| task.path()).find(named).expect(name)
+    }
+
     /// How long the daemon's threads and this process's stood ready without a CPU, in all.
     pub fn run_queue_wait(&self) -> Duration {
         run_queue_wait(self.pid())

@@ -9,11 +9,13 @@
 //! test's own threads are in the figure. Buffers are offered again as they are, by moving an index,
 //! which costs the test next to nothing; one thread does it for all rings.
 
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::hostile::{one_buffer, refill, restart_with};
 use super::mem::Span;
+use super::neighbours::{Phase, While, in_one_of_a_few_tries, not_judged, with_attacker};
 use super::proc::{Apart, Daemon};
 use super::ring::{DESC_WRITE, Ring, Seg};
 use super::sys;
@@ -28,6 +30,9 @@ const PHASE: Duration = Duration::from_millis(15);
 const LONGEST_PHASE: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 3;
 const TRIES: usize = 6;
+/// A moment in which frames are counted, and how many of them it takes to tell little from nothing.
+const MOMENT: Duration = Duration::from_millis(60);
+const MOMENTS: usize = 20;
 /// How often what came back is offered again.
 const PAUSE: Duration = Duration::from_micros(100);
 /// Part of the fair share that is kept. The promise is nine tenths; on a machine with ten times as
@@ -71,6 +76,13 @@ fn avail(ring: &Ring) -> u16 {
     ring.avail.index(2).load(Ordering::Relaxed)
 }
 
+/// CPU time of a thread, by its directory in /proc.
+fn run_time(thread: &Path) -> Duration {
+    let stat = std::fs::read_to_string(thread.join("schedstat")).expect("schedstat");
+    let nanos = stat.split_whitespace().next().and_then(|word| word.parse().ok());
+    Duration::from_nanos(nanos.expect("a time"))
+}
+
 /// A switch with a greedy bystander at ports 0 and 1, and a neighbour that sends at port 2.
 pub struct Shares {
     pub d: Daemon,
@@ -87,7 +99,12 @@ pub struct Shares {
 impl Shares {
     /// With so many receivers beside the bystander's.
     pub fn new(sinks: u8, make: impl Fn(&mut VmConfig)) -> Shares {
-        let d = Daemon::with(3 + usize::from(sinks), &[]);
+        Shares::with(sinks, &[], make)
+    }
+
+    /// The same with options.
+    pub fn with(sinks: u8, extra: &[&str], make: impl Fn(&mut VmConfig)) -> Shares {
+        let d = Daemon::with(3 + usize::from(sinks), extra);
         let (mut from, mut to) = (guest(&d, 0, |_| ()), guest(&d, 1, |_| ()));
         let evil = guest(&d, 2, &make);
         let mut sinks: Vec<Vm> = (3..3 + sinks).map(|id| guest(&d, id, |_| ())).collect();
@@ -139,6 +156,60 @@ impl Shares {
             beside += self.rate();
         }
         beside / fair
+    }
+
+    /// Frames that the bystander gets in a moment, and the worker's CPU time meanwhile. That is
+    /// known to the last tick only, so one moment says little.
+    fn moment(&mut self, worker: &Path) -> [f64; 2] {
+        let (start, before) = (Instant::now(), run_time(worker));
+        let mut frames = 0u64;
+        let mut got = self.to.guest.rx[0].ring.used_idx();
+        while start.elapsed() < MOMENT {
+            let (tx, rx) = (&self.from.guest.tx[0].ring, &self.to.guest.rx[0].ring);
+            let now = rx.used_idx();
+            frames += u64::from(now.wrapping_sub(got));
+            got = now;
+            [rx, tx].into_iter().for_each(refill);
+            std::thread::sleep(PAUSE);
+        }
+        [frames as f64, (run_time(worker) - before).as_secs_f64()]
+    }
+
+    /// What an attacker on threads that are no worker's leaves the data path: frames per second of
+    /// the worker's CPU time, as a part of what they are beside the control, before and after.
+    /// Where these two differ by more than half of what is `allowed` to be lost, the machine has
+    /// too much else to do to tell.
+    pub fn slowed_no_more(
+        &mut self,
+        what: &str,
+        allowed: f64,
+        mut control: impl FnMut(&While<'_>) + Send,
+        mut attack: impl FnMut(&While<'_>) + Send,
+    ) {
+        let worker = self.d.thread("worker-0");
+        in_one_of_a_few_tries(what, || {
+            let mut sums = [[0.0; 2]; 3];
+            with_attacker(&mut control, &mut attack, |attacker| {
+                for _ in 0..MOMENTS {
+                    let phases = [Phase::Control, Phase::Attack, Phase::Control];
+                    for (phase, sum) in phases.into_iter().zip(&mut sums) {
+                        let [frames, spent] = attacker.during(phase, || self.moment(&worker));
+                        *sum = [sum[0] + frames, sum[1] + spent];
+                    }
+                }
+            });
+            let [before, beside, after] = sums.map(|[frames, spent]| frames / spent.max(1e-6));
+            let (kept, same) = (2.0 * beside / (before + after), before / after);
+            let seen = format!("{kept:.3} of the rate kept, the control's own {same:.3}");
+            println!("{what}: {seen}");
+            // What is no number is no agreement.
+            let judged = (same - 1.0).abs() <= allowed / 2.0;
+            match judged {
+                false => Err(not_judged(&seen)),
+                true if kept >= 1.0 - allowed => Ok(()),
+                true => Err(seen),
+            }
+        });
     }
 
     /// An attacker that sends what `fill` puts in its ring leaves a bystander its share.
