@@ -253,6 +253,12 @@ fn a_thousand_ports_start_reload_and_are_told() {
     };
     let (status, looked) = timed(&["status"]);
     assert!(status.contains("ports:      1024\n"), "{status}");
+    let idle = filed.lab.d.settled_usage();
+    let resident = filed.lab.d.private_kib();
+    println!("1024 idle ports: {idle:?}, {resident} KiB");
+    // A thread and two descriptors each: its socket, and what ends the thread.
+    assert!(idle.threads <= 1024 + 16 && idle.fds <= 2 * 1024 + 32, "{idle:?}");
+    assert!(resident < 64 << 10, "{resident} KiB");
     filed.write(&entries(&names, &long));
     let (said, changed) = timed(&["config", "reload"]);
     assert!(said.ends_with("and 767 more\nreloaded: 0 added, 1023 changed, 0 deleted\n"), "{said}");

@@ -317,6 +317,13 @@ impl Daemon {
         }
     }
 
+    /// Resident memory that is its own, and no file's or guest's.
+    pub fn private_kib(&self) -> u64 {
+        let status = fs::read_to_string(self.proc("status")).expect("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).expect("RssAnon")
+    }
+
     /// The usage once it stands still: threads may be starting or ending yet.
     pub fn settled_usage(&self) -> Usage {
         let mut last = (self.usage(), Instant::now());

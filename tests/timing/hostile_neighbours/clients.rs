@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::alone;
 use testkit::neighbours::{Lab, While};
-use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::proc::{Dir, wait_for};
 use testkit::shares::Shares;
 
 const CALLS: [&str; 3] = [
@@ -138,13 +138,6 @@ fn serve(path: &Path) {
     });
 }
 
-/// Resident memory that is the process's own, in KiB.
-fn resident(d: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", d.pid())).expect("status");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
-}
-
 /// Two storms, of which the second leaves nothing behind that the first had not.
 fn weathers(what: &str, option: &str, path: &Path, with: fn(u64, &mut UnixStream) -> bool) {
     let dir = Dir::new();
@@ -158,7 +151,7 @@ fn weathers(what: &str, option: &str, path: &Path, with: fn(u64, &mut UnixStream
         let (control, attack) = (storm(&other, &made[0], with), storm(path, &made[1], with));
         shares.slowed_no_more(what, ALLOWED, control, attack);
         assert!(wait_for(Duration::from_secs(20), || shares.d.settled_usage() == before));
-        grown.push(resident(&shares.d));
+        grown.push(shares.d.private_kib());
     }
     let rates = made.each_ref().map(Made::a_second);
     println!("{what}: connections a second {rates:?}, resident {grown:?} KiB");
