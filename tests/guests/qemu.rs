@@ -16,7 +16,7 @@ use crate::cases::Case;
 use crate::lab::{HOST_IP4, Lab, port};
 use crate::pair::{Pair, all_ping, finish, pair, tidy};
 use crate::talk::{Iperf, answers, iperf, pings};
-use crate::vm::{BOOT_LIMIT, Qemu, SOON, Vm, VmSpec};
+use crate::vm::{BOOT_LIMIT, LISTENING, Qemu, SOON, Vm, VmSpec};
 use crate::{alone, cases, progress, qemu_machine, qemu_restart, skip, wait_for};
 
 /// Bytes in each direction that the counters must show after iperf3 has run both ways: far above
@@ -26,13 +26,14 @@ const IPERF_FLOOR_BYTES: u64 = 50_000;
 fn talk(p: &mut Pair) {
     all_ping(p);
     let (ip1, ip2) = (p.vm1.spec.ip4(), p.vm2.spec.ip4());
-    p.vm1.ok("iperf3 -s -D");
-    p.vm2.ok("iperf3 -s -D");
+    p.vm1.serve();
+    p.vm2.serve();
     let there = iperf(&mut p.vm1, &ip2, "-t 1").rate;
     let back = iperf(&mut p.vm1, &ip2, "-t 1 -R").rate;
     let other = iperf(&mut p.vm2, &ip1, "-t 1").rate;
     let Iperf { rate: udp, lost, .. } = iperf(&mut p.vm2, &ip1, "-t 2 -u -b 5M -l 1400");
-    let _server = p.lab.in_netns("iperf3").args(["-s", "-1", "-D"]).status().expect("iperf3 -s");
+    let serve = format!("iperf3 -s -1 -D; {LISTENING}");
+    let _server = p.lab.in_netns("timeout").args(["20", "sh", "-c", &serve]).status().expect("sh");
     let up = iperf(&mut p.vm1, HOST_IP4, "-t 1").rate;
     progress(&format!(
         "iperf3 TCP {there:.0}, reverse {back:.0}, other way {other:.0}, to the host {up:.0} \

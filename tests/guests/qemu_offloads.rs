@@ -80,7 +80,7 @@ impl Lan {
         let mut vms: Vec<Vm> = specs.iter().map(|spec| Vm::start(&lab, &qemu, spec)).collect();
         for vm in &mut vms {
             vm.wait_ready();
-            vm.ok("iperf3 -s -D -f k");
+            vm.serve();
         }
         let seconds = start.elapsed().as_secs_f32();
         progress(&format!("{} guests up after {seconds:.1} s", vms.len()));

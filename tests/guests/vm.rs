@@ -25,6 +25,8 @@ pub const MEMORY_KIB: u32 = 192 << 10;
 /// What a guest may grow to by hot-plugged memory.
 const MAX_MEMORY: &str = "1G";
 
+/// Waits until somebody listens on iperf3's port, 5201.
+pub const LISTENING: &str = "until grep -q ':1451 .* 0A ' /proc/self/net/tcp6; do sleep 0.1; done";
 /// For a command that does no waiting of its own.
 pub const SOON: Duration = Duration::from_secs(30);
 
@@ -296,6 +298,11 @@ impl Vm {
         let name = self.spec.name;
         assert!(status == 0, "`{command}` ended with {status} in {name}:\n{output}");
         output
+    }
+
+    /// Has iperf3 serve, and waits until it does: it listens after it went to the background.
+    pub fn serve(&mut self) {
+        self.ok(&format!("iperf3 -s -D -f k; {LISTENING}"));
     }
 
     /// Sends a command whose end the guest will not live to report.

@@ -46,8 +46,20 @@ struct Lab {
 impl Lab {
     /// With the ports of guests `ids`.
     fn new(ids: &[u8], workers: usize) -> Lab {
+        Lab::with(ids, workers, |_| "")
+    }
+
+    /// With bystanders and the peer. What is sent to a guest that has gone is flooded, and
+    /// bystanders get none of it: on a machine without a CPU to spare they would be late to take it,
+    /// and short of buffers for each other's frames.
+    fn without_floods() -> Lab {
+        Lab::with(&[0, 1, PEER], 2, |id| if id < GUEST { ",flood=off" } else { "" })
+    }
+
+    /// Whose ports have more keys.
+    fn with(ids: &[u8], workers: usize, more: impl Fn(u8) -> &'static str) -> Lab {
         let dir = Dir::new();
-        let ports = ids.iter().map(|id| format!("--port={}", keys(dir.path(), *id)));
+        let ports = ids.iter().map(|id| format!("--port={}{}", keys(dir.path(), *id), more(*id)));
         let args: Vec<String> = ports.chain([format!("--workers={workers}")]).collect();
         let daemon = Daemon::start(&config(&args)).expect("start");
         Lab { dir, daemon }
@@ -90,6 +102,20 @@ impl Lab {
     /// Guests 0 and 1 talk, and lose nothing, until they are told to end.
     fn bystanders(&self) -> Bystanders {
         Bystanders::begin([self.connect(0), self.connect(1)])
+    }
+}
+
+/// A test that fails says where frames were dropped.
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            for port in self.daemon.ports().iter() {
+                for (side, traffic) in ["in", "out"].into_iter().zip(port.traffic()) {
+                    let drops: Vec<_> = traffic.dropped().collect();
+                    eprintln!("{} {side}: {} frames, {drops:?}", port.name, traffic.frames);
+                }
+            }
+        }
     }
 }
 
@@ -180,7 +206,7 @@ fn ports_come_and_go_and_leave_nothing() {
 /// signals that are held back: nobody else notices, and what the other sends comes to an end.
 #[test]
 fn a_port_goes_in_the_middle_of_everything() {
-    let mut lab = Lab::new(&[0, 1, PEER], 2);
+    let mut lab = Lab::without_floods();
     let bystanders = lab.bystanders();
     let mut peer = lab.connect(PEER);
     let mut rng = Rng::new(7);
@@ -262,7 +288,7 @@ fn leave_while_migrating(lab: &mut Lab, peer: &mut Vm, steps: usize, then: fn(&m
 #[test]
 fn a_port_goes_in_the_middle_of_a_migration() {
     alone("ports::a_port_goes_in_the_middle_of_a_migration", DESCRIPTORS, || {
-        let mut lab = Lab::new(&[0, 1, PEER], 2);
+        let mut lab = Lab::without_floods();
         let bystanders = lab.bystanders();
         let mut peer = lab.connect(PEER);
         let all = BEGINNING.len();

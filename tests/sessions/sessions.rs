@@ -397,6 +397,7 @@ fn private_memory_is_named_in_the_log() {
         private.rx[0].ring.kick.write(1);
         let kicked = wait_for(SOON, || d.counters().sum(None, "out", "kicks") == kicks);
         assert!(kicked, "a kick that was not counted");
+        assert!(wait_for(SOON, || said() > 0), "{}", d.log());
         assert_eq!(said(), 1, "{}", d.log());
     }
     drop((restored, private));

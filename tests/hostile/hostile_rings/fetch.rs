@@ -132,6 +132,9 @@ fn prepare(ring: &Ring, memory: &Span, frame: &[u8], field: Field, write: u16) -
     Target { desc, avail, table, header, size, flags: write, good }
 }
 
+/// Rounds that are made however long they take.
+const ROUNDS: u64 = 10;
+
 /// Changes one field of a transmit ring (`tx`) or of a receive ring under traffic.
 fn changes(field: Field, tx: bool) {
     let mut duo = Duo::new(MODERN | if tx { feat::OFFLOADS } else { 0 }, false);
@@ -140,7 +143,8 @@ fn changes(field: Field, tx: bool) {
     let name = format!("{field:?}, tx {tx}");
     let (end, mut rounds, mut breaks) = (Instant::now() + span(), 0u64, 0u64);
     let mut seed = 1;
-    while Instant::now() < end {
+    // A busy machine has few in that time.
+    while Instant::now() < end || rounds < ROUNDS {
         duo.restart();
         let (ring, write) = match tx {
             true => (&duo.sender.guest.tx[0].ring, 0),
@@ -163,7 +167,7 @@ fn changes(field: Field, tx: bool) {
                 let broken = round(&mut duo, field, tx, &frame, &name);
                 breaks += u64::from(broken);
                 chat(&mut duo.net, 1);
-                if broken || Instant::now() >= end {
+                if broken || Instant::now() >= end && rounds >= ROUNDS {
                     break;
                 }
             }
@@ -171,7 +175,6 @@ fn changes(field: Field, tx: bool) {
         check_sink(&mut duo, tx, &frame, &name);
     }
     println!("{name}: {rounds} rounds, {breaks} rings given up");
-    assert!(rounds >= 10, "{name}: {rounds} rounds");
     // A buffer that is laid on the receiver's own ring is written to as it says.
     let may_break = match field {
         Field::AvailIdx | Field::Head => true,

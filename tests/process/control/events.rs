@@ -39,6 +39,8 @@ impl Lab {
 #[test]
 fn a_life_of_a_port_is_told() {
     let lab = Lab::new(1, &[]);
+    // The control socket answers a moment before.
+    lab.event("ready");
     lab.done(&["port", "add", "vm1"]);
     let vm = Vm::connect(&lab.socket("vm1.sock"), VmConfig::new(1));
     let attached = lab.event("attached");
