@@ -17,9 +17,9 @@ use crate::vm::{Qemu, SOON, Vm};
 use crate::{alone, can_make_network, need_program, progress, skip, wait_for};
 use testkit::counters::at_rest;
 
-/// From the end of a daemon that was killed to an answer of one guest to the other: a front-end that
-/// came too early tries again a second later. Every other round may be longer, when the machine has
-/// no CPU to spare.
+/// From the end of a daemon that was killed to an answer of one guest to the other: a front-end
+/// that came too early tries again a second later. Every other round may be longer, when the
+/// machine has no CPU to spare.
 const BACK_AFTER_KILL: Duration = Duration::from_millis(2500);
 
 /// Longest silence of a guest around a restart, as the host hears it: QEMU 7.2 connects again a

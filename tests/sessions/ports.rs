@@ -50,8 +50,8 @@ impl Lab {
     }
 
     /// With bystanders and the peer. What is sent to a guest that has gone is flooded, and
-    /// bystanders get none of it: on a machine without a CPU to spare they would be late to take it,
-    /// and short of buffers for each other's frames.
+    /// bystanders get none of it: on a machine without a CPU to spare they would be late to take
+    /// it, and short of buffers for each other's frames.
     fn without_floods() -> Lab {
         Lab::with(&[0, 1, PEER], 2, |id| if id < GUEST { ",flood=off" } else { "" })
     }
