@@ -1,6 +1,7 @@
 //! Tests with real guests (`qemu`, `qemu_*`) and real DPDK (`dpdk`), and what they share:
 //!
 //! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
+//! * [`attach`]: front-ends as `vioswitchctl` starts them, or says how.
 //! * [`cases`]: several cases on the same guests.
 //! * [`service`]: the daemon as a service of a real systemd.
 //! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
@@ -15,6 +16,7 @@
 //! measure each other. What the machine lacks makes a test skip, loudly, or fail when
 //! `VIOSWITCH_REQUIRE=1`; nothing is downloaded here, `scripts/guest-image` does that.
 
+mod attach;
 mod cases;
 mod dpdk;
 mod dpdk_memory;

@@ -39,6 +39,8 @@ const CONFESSION: &str =
 pub struct Qemu {
     program: PathBuf,
     major: u32,
+    /// `7.2.22`
+    version: String,
     accel: String,
     kernel: PathBuf,
     initrd: PathBuf,
@@ -67,12 +69,12 @@ impl Qemu {
             .output()
             .map_err(|e| format!("{} does not run: {e}", program.display()))?;
         let version = String::from_utf8_lossy(&version.stdout).into_owned();
-        let major = version
-            .split_once("version ")
-            .and_then(|(_, v)| v.split('.').next()?.parse().ok())
-            .ok_or_else(|| format!("{} tells no version", program.display()))?;
+        let version = version.split_once("version ").and_then(|(_, rest)| rest.split(' ').next());
+        let version = version.map(|word| word.trim().to_owned()).unwrap_or_default();
+        let major = version.split('.').next().and_then(|number| number.parse().ok());
+        let major = major.ok_or_else(|| format!("{} tells no version", program.display()))?;
         let accel = accelerator()?;
-        Ok(Qemu { program, major, accel, kernel, initrd })
+        Ok(Qemu { program, major, version, accel, kernel, initrd })
     }
 
     /// A machine with this network card behind the socket at `path` and with no memory that it
@@ -87,6 +89,44 @@ impl Qemu {
         command.args(["-netdev", &format!("vhost-user,id=net,chardev=port{netdev}")]);
         command.args(["-device", nic]).stdin(Stdio::null());
         command
+    }
+
+    /// Its program.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The program, to be started with any arguments; it dies with the test.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(&self.program);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    /// Its version, such as 7.2.22.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// `kvm` or `tcg`
+    pub fn accel(&self) -> &str {
+        &self.accel
+    }
+
+    /// What boots the guest with this address.
+    pub fn boot(&self, ip4: &str) -> Vec<String> {
+        let append = format!("panic=-1 quiet mitigations=off no_timer_check ip4={ip4}");
+        let words = [
+            ("-kernel", self.kernel.display().to_string()),
+            ("-initrd", self.initrd.display().to_string()),
+            ("-append", append),
+            // It ends without the two that it expects.
+            ("-serial", "null".to_owned()),
+            ("-serial", "null".to_owned()),
+            ("-cpu", if self.accel == "kvm" { "host" } else { "max" }.to_owned()),
+        ];
+        words.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
     }
 
     /// QEMU before 8 crashes by itself under TCG when a vhost-user-net device uses MSI-X.

@@ -2,6 +2,7 @@
 //! what a client can cost.
 
 mod addresses;
+mod attach;
 mod bounds;
 mod capture;
 mod commands;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::attach::Attach;
 use crate::frames::Capture;
+use crate::run::Run;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -94,6 +96,8 @@ pub enum Command {
         #[arg(allow_hyphen_values = true, last = true)]
         words: Vec<String>,
     },
+    Attach(Attach),
+    Run(Run),
     Capture(Capture),
     /// What would become of a frame, step by step; none is sent
     Trace {

@@ -115,6 +115,11 @@ impl Failure {
         Failure { status, text, error: error.to_owned() }
     }
 
+    /// True if there was no switch, as while it restarts.
+    pub fn is_absence(&self) -> bool {
+        self.status == NO_SWITCH
+    }
+
     /// True if the switch answered with this error.
     pub fn is(&self, interface: &str, name: &str) -> bool {
         self.error.strip_prefix(interface).is_some_and(|rest| rest.strip_prefix('.') == Some(name))

@@ -5,6 +5,7 @@
 //! programs.
 
 mod args;
+mod attach;
 mod client;
 mod complete;
 mod config;
@@ -16,8 +17,11 @@ mod look;
 #[cfg(test)]
 mod manual;
 mod pcapng;
+mod qemu;
 mod reasons;
+mod run;
 mod show;
+mod tool;
 mod top;
 mod why;
 
@@ -69,10 +73,15 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
     if let Command::Top { every } = &options.command {
         return top::run(&options.control, *every).map(|()| (String::new(), 0));
     }
+    if let Command::Run(wanted) = &options.command {
+        return wanted.run(&options.control).map(|status| (String::new(), status));
+    }
     let mut client = Client::connect(&options.control)?;
     let (answer, table): Told = match &options.command {
         Command::Metrics => (look::metrics(&mut client)?, show::metrics),
-        Command::Complete { .. } | Command::Top { .. } => (json!({}), show::nothing),
+        Command::Complete { .. } | Command::Top { .. } | Command::Run(_) => {
+            (json!({}), show::nothing)
+        }
         Command::Health => (look::health(&mut client)?, show::health),
         Command::Drops { port } => (look::drops(&mut client, port.as_deref())?, show::dropped),
         Command::Worker { rate } => (look::workers(&mut client, *rate)?, show::workers),
@@ -99,6 +108,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
             print(&text);
             return if report.is_clear() { Ok((String::new(), 0)) } else { Err(Failure::told()) };
         }
+        Command::Attach(attach) => return Ok((attach.run(&mut client, options.json)?, 0)),
         Command::Capture(capture) => {
             capture.run(&mut client, options.json, SWITCH)?;
             return Ok((String::new(), 0));

@@ -1,0 +1,329 @@
+//! The arguments that each front-end takes: pure, but for what is asked of the machine at the end.
+
+use super::{Port, Told, Wanted};
+use crate::qemu::{Version, escaped};
+
+/// The name of the memory that is shared.
+const MEMORY: &str = "mem";
+
+/// `-object` of memory that the switch can map.
+pub fn memory(port: &Port, id: &str, size: &str) -> String {
+    let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
+    format!("memory-backend-memfd,id={id},size={size},share=on{prealloc}")
+}
+
+/// `-chardev`
+pub fn chardev(port: &Port, version: Version) -> String {
+    let role = match port.front_end_listens {
+        true => "server=on,wait=off",
+        false => version.reconnect(),
+    };
+    format!("socket,id={},path={},{role}", port.id(), escaped(&port.socket))
+}
+
+/// `-netdev`
+pub fn netdev(port: &Port, chardev: &str, queues: u64) -> String {
+    let queues = if queues > 1 { format!(",queues={queues}") } else { String::new() };
+    format!("vhost-user,id={},chardev={chardev}{queues}", port.id())
+}
+
+/// What a network card sits on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bus {
+    Pci,
+    /// Where MSI-X would end QEMU.
+    PciWithoutMsix,
+    /// A machine without PCI.
+    Mmio,
+}
+
+/// `-device`
+pub fn device(port: &Port, netdev: &str, queues: u64, bus: Bus) -> String {
+    let driver = if bus == Bus::Mmio { "virtio-net-device" } else { "virtio-net-pci" };
+    let mut device = format!("{driver},netdev={netdev}");
+    if let Some(mac) = &port.mac {
+        device += &format!(",mac={mac}");
+    }
+    if queues > 1 {
+        device += ",mq=on";
+    }
+    match bus {
+        Bus::Pci if queues > 1 => device += &format!(",vectors={}", 2 * queues + 2),
+        Bus::PciWithoutMsix => device += ",vectors=0",
+        Bus::Pci | Bus::Mmio => {}
+    }
+    if let Some(mtu) = port.mtu {
+        device += &format!(",host_mtu={mtu}");
+    }
+    if port.platform {
+        device += ",iommu_platform=on";
+    }
+    device
+}
+
+/// What QEMU takes for the port, without its memory.
+fn card(wanted: &Wanted) -> Vec<String> {
+    let Wanted { port, version, emulated, .. } = wanted;
+    let id = port.id();
+    let bus = if *emulated && version.fears_msix() { Bus::PciWithoutMsix } else { Bus::Pci };
+    let pairs = [
+        ("-chardev", chardev(port, *version)),
+        ("-netdev", netdev(port, &id, port.queues)),
+        ("-device", device(port, &id, port.queues, bus)),
+    ];
+    pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
+}
+
+fn with_memory(wanted: &Wanted, machine: [&str; 2], more: &[&str]) -> Vec<String> {
+    let object = memory(&wanted.port, MEMORY, &wanted.mem.word());
+    let mut arguments: Vec<String> = more.iter().map(|word| (*word).to_owned()).collect();
+    arguments.extend(["-object".to_owned(), object]);
+    arguments.extend(machine.map(str::to_owned));
+    arguments.append(&mut card(wanted));
+    arguments
+}
+
+fn notes(wanted: &Wanted) -> Vec<String> {
+    let mut notes = Vec::new();
+    if wanted.emulated && wanted.version.fears_msix() {
+        let version = wanted.version;
+        notes.push(format!(
+            "vectors=0 because QEMU {version} without KVM fails with MSI-X here; with KVM say \
+             vectors={}",
+            2 * wanted.port.queues + 2
+        ));
+    }
+    if wanted.port.front_end_listens {
+        notes.push("QEMU listens: it starts when the switch has connected".to_owned());
+    }
+    notes
+}
+
+/// Options and values, a pair on each line: they go into a command line as they are.
+pub fn qemu(wanted: &Wanted) -> Told {
+    let mem = wanted.mem.word();
+    let arguments = with_memory(wanted, ["-machine", "memory-backend=mem"], &["-m", &mem]);
+    Told { text: lines(&arguments), arguments, notes: notes(wanted) }
+}
+
+fn lines(arguments: &[String]) -> String {
+    arguments.chunks(2).map(|pair| pair.join(" ") + "\n").collect()
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// Proxmox writes `-m` itself and takes the rest as `args`.
+pub fn proxmox(wanted: &Wanted) -> Told {
+    let arguments = with_memory(wanted, ["-numa", "node,memdev=mem"], &[]);
+    let words = quoted(&arguments.join(" "));
+    let text = format!("qm set VMID --memory {} --numa 0 --args {words}\n", wanted.mem.mib());
+    let mut notes = notes(wanted);
+    notes.push("VMID is the virtual machine's number; no Proxmox VE was asked".to_owned());
+    Told { arguments, text, notes }
+}
+
+/// A module beside `virtualisation/qemu-vm.nix`.
+pub fn nixos(wanted: &Wanted) -> Told {
+    let arguments = with_memory(wanted, ["-machine", "memory-backend=mem"], &[]);
+    let options = arguments.chunks(2).map(|pair| {
+        // The module puts them into a shell's line as they are.
+        let line = format!("{} {}", pair[0], quoted(&pair[1]));
+        let line = line.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "\\${");
+        format!("    \"{line}\"\n")
+    });
+    let options: String = options.collect();
+    let text = format!(
+        "{{\n  virtualisation.memorySize = {};\n  virtualisation.qemu.options = [\n{options}  \
+         ];\n}}\n",
+        wanted.mem.mib()
+    );
+    Told { arguments, text, notes: notes(wanted) }
+}
+
+/// Its `num_queues` counts rings, not pairs.
+pub fn cloud_hypervisor(wanted: &Wanted) -> Told {
+    let port = &wanted.port;
+    let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
+    let mode = if port.front_end_listens { "server" } else { "client" };
+    let mac = port.mac.as_ref().map(|mac| format!(",mac={mac}")).unwrap_or_default();
+    let net = format!(
+        "vhost_user=on,socket={},vhost_mode={mode},num_queues={}{mac}",
+        port.socket,
+        2 * port.queues
+    );
+    let mut arguments = vec![
+        "--memory".to_owned(),
+        format!("size={},shared=on{prealloc}", wanted.mem.word()),
+        "--net".to_owned(),
+        net,
+    ];
+    let mut notes = Vec::new();
+    if port.queues > 1 {
+        arguments.extend(["--cpus".to_owned(), format!("boot={}", port.queues)]);
+        notes.push("each queue pair wants a CPU of its own".to_owned());
+    }
+    Told { text: lines(&arguments), arguments, notes }
+}
+
+/// Parts of a domain, each where it belongs.
+pub fn libvirt(wanted: &Wanted) -> Told {
+    let port = &wanted.port;
+    let allocation = if port.prealloc { "\n  <allocation mode='immediate'/>" } else { "" };
+    let mut interface = String::new();
+    let mut line = |text: String| interface += &format!("  {text}\n");
+    if let Some(mac) = &port.mac {
+        line(format!("<mac address='{mac}'/>"));
+    }
+    let socket = xml(&port.socket);
+    if port.front_end_listens {
+        line(format!("<source type='unix' path='{socket}' mode='server'/>"));
+    } else {
+        line(format!("<source type='unix' path='{socket}' mode='client'>"));
+        line("  <reconnect enabled='yes' timeout='1'/>".to_owned());
+        line("</source>".to_owned());
+    }
+    line("<model type='virtio'/>".to_owned());
+    let queues = if port.queues > 1 { format!(" queues='{}'", port.queues) } else { String::new() };
+    let platform = if port.platform { " iommu='on'" } else { "" };
+    if port.queues > 1 || port.platform {
+        line(format!("<driver{queues}{platform}/>"));
+    }
+    if let Some(mtu) = port.mtu {
+        line(format!("<mtu size='{mtu}'/>"));
+    }
+    let text = format!(
+        "<!-- virsh edit DOMAIN, below <domain> -->\n<memoryBacking>\n  <source type='memfd'/>\n  \
+         <access mode='shared'/>{allocation}\n</memoryBacking>\n<!-- below <devices> -->\n\
+         <interface type='vhostuser'>\n{interface}</interface>\n"
+    );
+    let notes = vec![
+        "QEMU under libvirt has a user of its own, who must be let in: vioswitchctl doctor --user \
+         libvirt-qemu"
+            .to_owned(),
+    ];
+    Told { arguments: Vec::new(), text, notes }
+}
+
+fn xml(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('\'', "&apos;").replace('"', "&quot;")
+}
+
+/// virtio-user, on huge pages where there are enough.
+pub fn dpdk(wanted: &Wanted) -> Told {
+    let port = &wanted.port;
+    let mib = wanted.mem.mib();
+    let mut arguments = vec!["--no-pci".to_owned()];
+    let mut notes = Vec::new();
+    if wanted.free_huge_mib >= mib {
+        arguments.extend(["--in-memory", "--single-file-segments"].map(str::to_owned));
+    } else {
+        arguments.push("--no-huge".to_owned());
+        let free = wanted.free_huge_mib;
+        notes.push(format!("--no-huge because {free} MiB of huge pages are free, not {mib}"));
+    }
+    arguments.extend(["-m".to_owned(), mib.to_string()]);
+    let role = if port.front_end_listens { ",server=1" } else { "" };
+    let mac = port.mac.as_ref().map(|mac| format!(",mac={mac}")).unwrap_or_default();
+    arguments.push(format!(
+        "--vdev=net_virtio_user0,path={},queues={},queue_size=256{mac}{role}",
+        port.socket, port.queues
+    ));
+    Told { text: arguments.join(" ") + "\n", arguments, notes }
+}
+
+/// True if guests may run under KVM here.
+pub fn kvm() -> bool {
+    std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+/// Huge pages of the default size that nobody uses.
+pub fn free_huge_mib() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let number = |key: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(key));
+        line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let free = number("HugePages_Free:").saturating_sub(number("HugePages_Rsvd:"));
+    free * number("Hugepagesize:") / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Size;
+    use super::*;
+
+    fn wanted(queues: u64, version: &str) -> Wanted {
+        Wanted {
+            port: Port {
+                name: "9".to_owned(),
+                socket: "/run/a,b/vm1.sock".to_owned(),
+                front_end_listens: false,
+                queues,
+                mac: Some("52:54:00:00:00:01".to_owned()),
+                mtu: Some(9000),
+                prealloc: false,
+                platform: false,
+            },
+            mem: Size::of_mib(1024),
+            version: Version::parse(version).expect("a version"),
+            emulated: true,
+            free_huge_mib: 0,
+        }
+    }
+
+    #[test]
+    fn qemu_gets_what_its_version_knows() {
+        let told = qemu(&wanted(4, "10.0"));
+        assert_eq!(
+            told.text,
+            "-m 1G\n-object memory-backend-memfd,id=mem,size=1G,share=on\n\
+             -machine memory-backend=mem\n\
+             -chardev socket,id=port-9,path=/run/a,,b/vm1.sock,reconnect-ms=200\n\
+             -netdev vhost-user,id=port-9,chardev=port-9,queues=4\n\
+             -device virtio-net-pci,netdev=port-9,mac=52:54:00:00:00:01,mq=on,vectors=10,\
+             host_mtu=9000\n"
+        );
+        assert!(told.notes.is_empty());
+        let told = qemu(&wanted(1, "7.2"));
+        assert!(told.text.contains(",reconnect=1\n"), "{}", told.text);
+        assert!(told.text.contains(",vectors=0,") && !told.text.contains("mq="), "{}", told.text);
+        assert_eq!(told.notes.len(), 1);
+    }
+
+    #[test]
+    fn whoever_listens_is_told_so() {
+        let mut wanted = wanted(1, "7.2");
+        wanted.port.front_end_listens = true;
+        assert!(qemu(&wanted).text.contains(",server=on,wait=off\n"));
+        assert!(libvirt(&wanted).text.contains("mode='server'/>"));
+        assert!(cloud_hypervisor(&wanted).text.contains("vhost_mode=server"));
+        assert!(dpdk(&wanted).text.contains(",server=1\n"));
+    }
+
+    #[test]
+    fn each_form_is_of_its_own_kind() {
+        let mut wanted = wanted(2, "9.2");
+        wanted.port.prealloc = true;
+        wanted.port.platform = true;
+        let text = proxmox(&wanted).text;
+        assert!(text.starts_with("qm set VMID --memory 1024 --numa 0 --args '-object "), "{text}");
+        assert!(text.contains("prealloc=on -numa node,memdev=mem ") && text.ends_with("on'\n"));
+        let text = nixos(&wanted).text;
+        assert!(text.contains("    \"-machine memory-backend=mem\"\n"), "{text}");
+        let text = cloud_hypervisor(&wanted).text;
+        assert!(text.contains("num_queues=4") && text.contains("--cpus boot=2"), "{text}");
+        wanted.free_huge_mib = 1024;
+        let text = dpdk(&wanted).text;
+        assert!(text.starts_with("--no-pci --in-memory --single-file-segments -m 1024"), "{text}");
+        assert_eq!(quoted("a'b c"), "'a'\\''b c'");
+        assert_eq!(xml("a'<&"), "a&apos;&lt;&amp;");
+    }
+}

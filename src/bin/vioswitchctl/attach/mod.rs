@@ -1,0 +1,259 @@
+//! `vioswitchctl attach`: what a port's virtual machine is to be started with.
+
+pub mod forms;
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::qemu::Version;
+use crate::show::items;
+use crate::{SWITCH, list};
+
+/// Print the arguments that put a virtual machine on a port
+///
+/// They fit the port (its socket, its role, its queues, its address) and the version of QEMU that
+/// is installed. What else there is to know is said on standard error.
+#[derive(Debug, Args)]
+pub struct Attach {
+    #[arg(value_name = "NAME")]
+    name: String,
+    #[command(flatten)]
+    form: Form,
+    /// The virtual machine's memory, such as 512M or 4G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
+    mem: Size,
+    /// Queue pairs; those of the port, if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
+    queues: Option<u64>,
+    /// For this version of QEMU, not the installed one
+    #[arg(long, value_name = "VERSION", value_parser = version)]
+    qemu_version: Option<Version>,
+    /// The virtual machine runs without KVM, as it does where there is no /dev/kvm
+    #[arg(long)]
+    emulated: bool,
+}
+
+/// Who starts the virtual machine.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+#[allow(clippy::struct_excessive_bools)]
+struct Form {
+    /// QEMU's command line
+    #[arg(long)]
+    qemu: bool,
+    /// Parts of a libvirt domain's XML
+    #[arg(long)]
+    libvirt: bool,
+    /// cloud-hypervisor's command line
+    #[arg(long)]
+    cloud_hypervisor: bool,
+    /// Proxmox VE's qm
+    #[arg(long)]
+    proxmox: bool,
+    /// A NixOS module for its QEMU machines
+    #[arg(long)]
+    nixos: bool,
+    /// DPDK's virtio-user
+    #[arg(long)]
+    dpdk: bool,
+}
+
+/// Bytes of memory, in whole MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(u64);
+
+impl Size {
+    pub fn of_mib(mib: u64) -> Size {
+        Size(mib << 20)
+    }
+
+    pub fn mib(self) -> u64 {
+        self.0 >> 20
+    }
+
+    /// As QEMU and others take it: 1G, 1536M.
+    pub fn word(self) -> String {
+        match self.mib() {
+            mib if mib % 1024 == 0 => format!("{}G", mib / 1024),
+            mib => format!("{mib}M"),
+        }
+    }
+}
+
+/// `512M`, `4G`; a number alone is MiB, as QEMU's `-m` has it.
+pub fn size(text: &str) -> Result<Size, String> {
+    let wanted = || "a size such as 512M or 4G".to_owned();
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..end].parse().map_err(|_| wanted())?;
+    let unit: u64 = match &text[end..] {
+        "" | "M" | "m" | "MiB" => 1,
+        "G" | "g" | "GiB" => 1 << 10,
+        "T" | "t" | "TiB" => 1 << 20,
+        _ => return Err(wanted()),
+    };
+    let mib = number.checked_mul(unit).filter(|mib| (1..=1 << 30).contains(mib));
+    mib.map(Size::of_mib).ok_or_else(wanted)
+}
+
+fn version(text: &str) -> Result<Version, String> {
+    Version::parse(text).ok_or_else(|| "a version such as 7.2 or 10.0".to_owned())
+}
+
+/// A port, as the one who starts its virtual machine needs it.
+#[derive(Debug, Clone)]
+pub struct Port {
+    pub name: String,
+    pub socket: String,
+    /// The front-end listens and the switch connects.
+    pub front_end_listens: bool,
+    pub queues: u64,
+    /// The first of its static addresses.
+    pub mac: Option<String>,
+    pub mtu: Option<u64>,
+    /// Its memory must be there from the beginning.
+    pub prealloc: bool,
+    /// Its card says iommu_platform.
+    pub platform: bool,
+}
+
+impl Port {
+    /// What is configured for the port of this name.
+    pub fn ask(client: &mut Client, name: &str) -> Result<Port, Failure> {
+        let config = list(client, "GetConfig", "entries", json!({}))?;
+        let found = items(&config, "entries").iter().find(|entry| entry["name"] == name);
+        let Some(entry) = found else {
+            // Who is not there, and who was perhaps meant.
+            client.call(&format!("{SWITCH}.GetPort"), json!({"name": name}))?;
+            return Err(Failure::refused(format!("port '{name}' is going")));
+        };
+        if entry["kind"] != "port" {
+            return Err(Failure::refused(format!("'{name}' is a TAP: no virtual machine's port")));
+        }
+        Port::from_entry(entry)
+            .ok_or_else(|| Failure::refused(format!("port '{name}' has no socket of its own")))
+    }
+
+    fn from_entry(entry: &Value) -> Option<Port> {
+        let values = |key: &str| {
+            let keys = items(entry, "keys").iter();
+            let found = keys.clone().find(|one| one["key"] == key);
+            found.and_then(|one| one["values"][0].as_str())
+        };
+        Some(Port {
+            name: entry["name"].as_str()?.to_owned(),
+            socket: values("socket")?.to_owned(),
+            front_end_listens: values("mode") == Some("client"),
+            queues: values("queues").and_then(|word| word.parse().ok()).unwrap_or(1),
+            mac: values("mac").map(str::to_owned),
+            mtu: values("mtu").and_then(|word| word.parse().ok()),
+            prealloc: values("memory") == Some("prealloc"),
+            platform: values("platform") == Some("on"),
+        })
+    }
+
+    /// A name that QEMU takes for an object of its own.
+    pub fn id(&self) -> String {
+        match self.name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            true => self.name.clone(),
+            false => format!("port-{}", self.name),
+        }
+    }
+}
+
+/// What is to be started, and with what.
+pub struct Wanted {
+    pub port: Port,
+    pub mem: Size,
+    /// Of QEMU.
+    pub version: Version,
+    /// A guest of QEMU would run without KVM.
+    pub emulated: bool,
+    /// MiB of huge pages that nobody uses.
+    pub free_huge_mib: u64,
+}
+
+/// The answer: words of a command line, or a text.
+pub struct Told {
+    pub arguments: Vec<String>,
+    pub text: String,
+    pub notes: Vec<String>,
+}
+
+impl Attach {
+    /// As JSON, and for people.
+    pub fn run(&self, client: &mut Client, as_json: bool) -> Result<String, Failure> {
+        let mut port = Port::ask(client, &self.name)?;
+        if let Some(queues) = self.queues {
+            if queues > port.queues {
+                let set = format!("vioswitchctl port set {} queues={queues}", port.name);
+                let text = format!("port '{}' has {} queue pairs: {set}", port.name, port.queues);
+                return Err(Failure::refused(text));
+            }
+            port.queues = queues;
+        }
+        let Form { qemu, libvirt, cloud_hypervisor, proxmox, nixos, dpdk: _ } = self.form;
+        let mut notes = Vec::new();
+        let is_qemu = qemu || proxmox || nixos;
+        let version = match (self.qemu_version, is_qemu) {
+            (Some(version), _) => version,
+            (None, false) => Version { major: 0, minor: 0 },
+            (None, true) => Version::installed().unwrap_or_else(|| {
+                notes.push("no QEMU is found here: for another one say --qemu-version".to_owned());
+                Version { major: 10, minor: 0 }
+            }),
+        };
+        let wanted = Wanted {
+            port,
+            mem: self.mem,
+            version,
+            emulated: self.emulated || !forms::kvm(),
+            free_huge_mib: forms::free_huge_mib(),
+        };
+        let (kind, mut told) = match () {
+            () if qemu => ("qemu", forms::qemu(&wanted)),
+            () if libvirt => ("libvirt", forms::libvirt(&wanted)),
+            () if cloud_hypervisor => ("cloud-hypervisor", forms::cloud_hypervisor(&wanted)),
+            () if proxmox => ("proxmox", forms::proxmox(&wanted)),
+            () if nixos => ("nixos", forms::nixos(&wanted)),
+            () => ("dpdk", forms::dpdk(&wanted)),
+        };
+        notes.append(&mut told.notes);
+        if as_json {
+            let mut answer = json!({"form": kind, "text": told.text, "notes": notes});
+            if !told.arguments.is_empty() {
+                answer["arguments"] = told.arguments.into();
+            }
+            if is_qemu {
+                answer["qemu_version"] = version.to_string().into();
+            }
+            return Ok(format!("{answer:#}\n"));
+        }
+        let mut said = String::new();
+        for note in &notes {
+            let _ = writeln!(said, "vioswitchctl: {note}");
+        }
+        // What cannot be said is no reason to keep back what was asked for.
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes());
+        Ok(told.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_qemu_reads_them() {
+        let word = |text| size(text).map(Size::word);
+        assert_eq!(word("512").as_deref(), Ok("512M"));
+        assert_eq!(word("2048M").as_deref(), Ok("2G"));
+        assert_eq!(word("1g").as_deref(), Ok("1G"));
+        for wrong in ["", "G", "0", "1K", "99999999999G", "18446744073709551615T", "-1"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `vioswitchctl run`: a port for as long as a QEMU runs.
+//!
+//! The port is there before QEMU starts and goes after it has ended, before this program ends. If
+//! this program is killed (SIGKILL) QEMU runs on, and the port stays for it.
+
+mod arguments;
+mod child;
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::attach::Port;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::qemu::Version;
+use crate::{SWITCH, ask, delete, new_port};
+
+/// How long a switch that restarts is waited for to take the port away.
+const RESTART: Duration = Duration::from_secs(10);
+/// How often it is tried meanwhile.
+const STEP: Duration = Duration::from_millis(200);
+
+/// Add a port, run QEMU on it, and take the port away when QEMU has ended
+///
+/// What QEMU's command line lacks for the port is put at its end: shared memory, chardev, netdev
+/// and device. What is there of these is used as it is. A port of this name that is there already
+/// is used, if it has the settings that are given, and stays. Signals are passed on to QEMU; the
+/// exit status is QEMU's, or 128 and the number of the signal that ended it.
+#[derive(Debug, Args)]
+pub struct Run {
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// socket, mode, socket-mode, socket-group, queues, mac (repeatable), offload, flood,
+    /// mtu, platform, feature-level, memory
+    #[arg(value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// QEMU's program and its arguments, behind --
+    #[arg(value_name = "QEMU", last = true, required = true)]
+    command: Vec<String>,
+}
+
+impl Run {
+    /// QEMU's exit status.
+    pub fn run(&self, control: &Path) -> Result<u8, Failure> {
+        let Some((program, given)) = self.command.split_first() else {
+            return Err(Failure::usage("QEMU's command line is missing behind --".to_owned()));
+        };
+        let version = Version::of(program).ok_or_else(|| {
+            let text =
+                format!("{program} does not say that it is a QEMU: run starts no other program");
+            Failure::usage(text)
+        })?;
+        // Not held while QEMU runs: the switch has room for few clients.
+        let mut client = Client::connect(control)?;
+        let made = self.claim(&mut client)?;
+        let outcome = self.start(&mut client, program, version, given).and_then(|mut child| {
+            drop(client);
+            child.wait()
+        });
+        if made {
+            self.give_back(control);
+        }
+        outcome
+    }
+
+    fn start(
+        &self,
+        client: &mut Client,
+        program: &str,
+        version: Version,
+        given: &[String],
+    ) -> Result<child::Running, Failure> {
+        let port = Port::ask(client, &self.name)?;
+        let missing = arguments::missing(&port, program, version, given);
+        let missing = missing.map_err(Failure::usage)?;
+        child::Running::start(program, given.iter().chain(&missing))
+    }
+
+    /// Sees that there is the port, and nobody on it; true if it was made.
+    fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
+        let made = ask(client, "AddPort", new_port(&self.name, &self.settings, false)?);
+        match made {
+            Ok(_) => return Ok(true),
+            Err(failure) if failure.is(SWITCH, "PortExists") => {}
+            Err(failure) => return Err(failure),
+        }
+        if !self.settings.is_empty() {
+            ask(client, "AddPort", new_port(&self.name, &self.settings, true)?)?;
+        }
+        let port = ask(client, "GetPort", json!({"name": self.name}))?["port"].take();
+        if let Some(pid) = port["front_end"]["pid"].as_i64() {
+            let text = format!("port '{}' has a front-end, pid {pid}", self.name);
+            return Err(Failure::refused(format!("{text}: each machine needs a port of its own")));
+        }
+        self.tell_of_old(&port);
+        Ok(false)
+    }
+
+    /// It may have been left behind.
+    fn tell_of_old(&self, port: &Value) {
+        if port["origin"] == "runtime" {
+            let name = &self.name;
+            say(&format!(
+                "port '{name}' was there already and stays: vioswitchctl port del {name}"
+            ));
+        }
+    }
+
+    fn give_back(&self, control: &Path) {
+        let end = Instant::now() + RESTART;
+        loop {
+            let deleted = Client::connect(control)
+                .and_then(|mut client| delete(&mut client, &self.name, true));
+            let Err(failure) = deleted else { return };
+            if !failure.is_absence() || Instant::now() >= end {
+                let name = &self.name;
+                let why = failure.text;
+                return say(&format!("port '{name}' stays: {why}; vioswitchctl port del {name}"));
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+}
+
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "vioswitchctl: {line}");
+}

@@ -1,0 +1,50 @@
+//! Other programs that are asked something: for a limited time, and for a limited answer.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Longest one of them is waited for.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Longest answer that is read.
+const MAX_ANSWER: u64 = 8 << 20;
+
+/// What a program prints, if there is such a program and it succeeds in time.
+pub fn output(words: &[&str]) -> Option<String> {
+    let (program, arguments) = words.split_first()?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let mut pipe = child.stdout.take()?.take(MAX_ANSWER);
+    let (send, received) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut answer = Vec::new();
+        let read = pipe.read_to_end(&mut answer);
+        // Nobody waits for it any more if it came too late.
+        let _ = send.send(read.map(|_| answer));
+    });
+    let answer = received.recv_timeout(LIMIT);
+    if answer.is_err() {
+        let _ = child.kill();
+    }
+    let done = child.wait().is_ok_and(|status| status.success());
+    let answer = answer.ok()?.ok()?;
+    done.then(|| String::from_utf8_lossy(&answer).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_comes_of_what_succeeds() {
+        assert_eq!(output(&["echo", "a b"]).as_deref(), Some("a b\n"));
+        assert_eq!(output(&["false"]), None);
+        assert_eq!(output(&["no-such-program"]), None);
+    }
+}

@@ -1,0 +1,93 @@
+//! `vioswitchctl attach` and `run`, as far as no machine is started: what is printed for a port,
+//! and what is refused. `tests/guests/attach.rs` starts machines with it.
+
+use testkit::skip;
+
+use super::*;
+
+/// A switch whose port `p2` is one that a front-end listens for.
+fn lab() -> Lab {
+    let keys = [",queues=2,mac=52:54:00:00:00:07,mtu=9000", ",memory=prealloc,platform=on"];
+    let lab = Lab::with_ports(&keys, &[]);
+    lab.done(&["port", "add", "p2", "mode=client"]);
+    lab
+}
+
+#[test]
+fn each_form_fits_its_port() {
+    let lab = lab();
+    let paths = [lab.d.socket(0), lab.d.socket(1), lab.socket("p2.sock")];
+    let path = |n: usize| paths[n].display().to_string();
+    let told = |args: &[&str]| {
+        let answer = lab.json(&[&["attach"], args].concat());
+        answer["text"].as_str().expect("a text").to_owned()
+    };
+    for (args, words) in [
+        (&["p0", "--qemu", "--qemu-version=9.2"][..], ",reconnect-ms=200\n"),
+        (&["p0", "--qemu", "--qemu-version=9.1"], ",reconnect=1\n"),
+        (&["p0", "--qemu", "--qemu-version=10"], "host_mtu=9000\n"),
+        (&["p0", "--qemu", "--qemu-version=10"], ",mac=52:54:00:00:00:07,mq=on,vectors=6"),
+        (&["p0", "--qemu", "--qemu-version=7.2", "--emulated"], ",mq=on,vectors=0"),
+        (&["p0", "--qemu", "--queues=1", "--mem=512"], "size=512M,share=on\n"),
+        (&["p2", "--qemu"], ",server=on,wait=off\n"),
+        (&["p1", "--qemu"], "size=1G,share=on,prealloc=on\n"),
+        (&["p1", "--qemu"], ",iommu_platform=on\n"),
+        (&["p0", "--cloud-hypervisor"], "vhost_mode=client,num_queues=4,mac=52:54:00:00:00:07"),
+        (&["p2", "--proxmox", "--mem=4G"], "--memory 4096 --numa 0 --args '-object "),
+        (&["p2", "--nixos"], "virtualisation.qemu.options = [\n"),
+        (&["p2", "--dpdk"], ",queue_size=256,server=1\n"),
+        (&["p0", "--dpdk"], ",queues=2,queue_size=256,mac=52:54:00:00:00:07\n"),
+    ] {
+        let text = told(args);
+        assert!(text.contains(words), "{args:?}: {text}");
+        assert!(text.contains(&path(usize::from(args[0].as_bytes()[1] - b'0'))), "{text}");
+    }
+    for (args, status, words) in [
+        (&["attach", "p0", "--qemu", "--queues=3"][..], 1, "port set p0 queues=3"),
+        (&["attach", "p0"], 2, "--libvirt"),
+        (&["attach", "p0", "--qemu", "--dpdk"], 2, "cannot be used with"),
+        (&["attach", "p0", "--qemu", "--mem=1K"], 2, "512M"),
+        (&["attach", "p0", "--qemu", "--qemu-version=x"], 2, "7.2"),
+        (&["attach", "p9", "--qemu"], 1, "there is no port 'p9'"),
+        (&["run", "p0"], 2, "QEMU"),
+        (&["run", "p0", "--", "true"], 2, "does not say that it is a QEMU"),
+        (&["run", "p0", "--", "/no/such/qemu"], 2, "does not say that it is a QEMU"),
+    ] {
+        let (found, line) = lab.fails(args);
+        assert!(found == status && line.contains(words), "{args:?}: {found} {line}");
+    }
+    let nowhere = lab.socket("nowhere").display().to_string();
+    let mut alone = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+    alone.args(["--control", &nowhere, "attach", "p0", "--qemu"]);
+    assert_eq!(failure(alone.output().expect("vioswitchctl")).0, 3);
+    lab.d.stop();
+}
+
+/// libvirt's own grammar of domains.
+#[test]
+#[ignore = "full"]
+fn libvirt_takes_what_is_for_it() {
+    if Command::new("virt-xml-validate").arg("--version").output().is_err() {
+        return skip("virt-xml-validate is missing (libvirt-clients)");
+    }
+    let lab = lab();
+    for name in ["p0", "p2", "p1"] {
+        let parts = lab.json(&["attach", name, "--libvirt"]);
+        let parts = parts["text"].as_str().expect("a text");
+        let (memory, devices) = parts.split_once("<!-- below <devices> -->").expect("two parts");
+        let domain = format!(
+            "<domain type='kvm'><name>x</name><memory unit='MiB'>1024</memory>{memory}<os><type \
+             arch='x86_64' machine='q35'>hvm</type></os><devices>{devices}</devices></domain>"
+        );
+        let file = lab.socket("domain.xml");
+        let validate = |text: &str| {
+            std::fs::write(&file, text).expect("write");
+            Command::new("virt-xml-validate").arg(&file).arg("domain").output().expect("validate")
+        };
+        let output = validate(&domain);
+        assert!(output.status.success(), "{domain}\n{output:?}");
+        let wrong = validate(&domain.replace("vhostuser", "vhostusr"));
+        assert!(!wrong.status.success(), "anything is valid");
+    }
+    lab.d.stop();
+}
