@@ -123,6 +123,15 @@ impl Bench {
         self.ctl(&["port", "wait", name, "--for", state, "--timeout=90s"]);
     }
 
+    /// The codes of what is wrong with a port.
+    fn codes(&self, name: &str) -> Vec<String> {
+        let output = self.try_ctl(&["--json", "doctor", name]);
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let findings = told["findings"].as_array().expect("findings").iter();
+        let own = findings.filter(|finding| finding["port"] == name);
+        own.map(|finding| finding["code"].as_str().expect("a code").to_owned()).collect()
+    }
+
     /// A guest that booted answers the host.
     fn ping(&self, address: &str) {
         wait_for("an answer", BOOT_LIMIT, || {
@@ -183,6 +192,7 @@ fn attached(name: &str, qemu: Result<Qemu, String>) {
     let told = bench.ctl(&["--json", "port", "show", "vm1"]);
     let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
     assert_eq!((&told["port"]["queues"], &told["port"]["mtu"]), (&2.into(), &1500.into()));
+    assert_eq!(bench.codes("vm1"), Vec::<String>::new(), "attached as it was told");
     progress(&format!("QEMU {version} starts with what is printed for it, and its guest answers"));
 }
 
@@ -288,4 +298,51 @@ fn run_starts_qemu_7() {
 #[ignore = "full"]
 fn run_starts_qemu_10() {
     ran("run-10", Qemu::backported());
+}
+
+/// Each QEMU is started with one mistake, and stands still: `doctor` finds it by its code.
+#[test]
+fn mistakes_in_a_command_line_are_found() {
+    let _alone = alone();
+    let qemu = match Qemu::system() {
+        Ok(qemu) => qemu,
+        Err(missing) => return skip(&missing),
+    };
+    let lab = Lab::without_network("doctor-paths");
+    let paths = [0, 1, 2, 3].map(|n| lab.path(&format!("vm{n}.sock")));
+    let names = ["vm0", "vm1", "vm2", "vm3"];
+    let ports: Vec<_> =
+        names.iter().zip(&paths).map(|(name, path)| port(name, path, ",queues=2")).collect();
+    let bench = Bench::new("doctor-qemu", &ports, false);
+    let shared = format!("-object memory-backend-memfd,id=mem,size={STANDS},share=on");
+    let shared = format!("{shared} -machine memory-backend=mem");
+    let cards = [
+        ("vm0", "", ",reconnect=1", ",mq=on", "memory-not-shared"),
+        ("vm1", &shared, "", ",mq=on", "no-reconnect"),
+        ("vm2", &shared, ",reconnect=1", "", "queues-unused"),
+        ("vm3", &shared, ",reconnect=1", ",mq=on,vectors=3", "vectors-few"),
+    ];
+    let machines: Vec<Machine> = cards
+        .iter()
+        .zip(&paths)
+        .map(|((_, memory, chardev, device, _), path)| {
+            let line = format!(
+                "-S -m {STANDS} {memory} -chardev socket,id=c,path={}{chardev} -netdev \
+                 vhost-user,id=n,chardev=c,queues=2 -device virtio-net-pci,netdev=n{device}",
+                path.display()
+            );
+            let mut command = qemu.command();
+            command.args(bare(&qemu)).args(line.split_whitespace());
+            start(command)
+        })
+        .collect();
+    for (name, _, _, _, code) in cards {
+        bench.wait(name, "negotiating");
+        let found = bench.codes(name);
+        assert!(found.iter().any(|one| one == code), "{name}: {found:?}");
+        // Nobody's driver has started yet.
+        let others = found.iter().filter(|one| *one != code && *one != "ring-never-started");
+        assert_eq!(others.count(), 0, "{name}: {found:?}");
+    }
+    drop(machines);
 }

@@ -8,6 +8,7 @@ mod capture;
 mod commands;
 mod completion;
 mod details;
+mod doctor;
 mod events;
 mod kept;
 mod looking;

@@ -8,6 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::attach::Attach;
+use crate::doctor::Doctor;
 use crate::frames::Capture;
 use crate::run::Run;
 
@@ -98,6 +99,7 @@ pub enum Command {
     },
     Attach(Attach),
     Run(Run),
+    Doctor(Doctor),
     Capture(Capture),
     /// What would become of a frame, step by step; none is sent
     Trace {

@@ -10,6 +10,7 @@ mod client;
 mod complete;
 mod config;
 mod details;
+mod doctor;
 mod events;
 mod failure;
 mod frames;
@@ -108,6 +109,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
             print(&text);
             return if report.is_clear() { Ok((String::new(), 0)) } else { Err(Failure::told()) };
         }
+        Command::Doctor(doctor) => return doctor.run(&mut client, options.json),
         Command::Attach(attach) => return Ok((attach.run(&mut client, options.json)?, 0)),
         Command::Capture(capture) => {
             capture.run(&mut client, options.json, SWITCH)?;

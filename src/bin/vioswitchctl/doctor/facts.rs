@@ -1,0 +1,168 @@
+//! All that is known of a switch and its host when they are judged. Reading it is `gather`'s and
+//! its neighbours', saying what is wrong with it is for `of_switch`, `of_guest` and `of_uplink`.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::qemu::Item;
+
+/// What was found out. What is missing could not be, and `skipped` says why.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// Of this program.
+    pub client_version: String,
+    /// `GetStatus`
+    pub status: Value,
+    /// Ports and TAPs.
+    pub ports: Vec<Port>,
+    /// What a reload would do; or why the files cannot be read.
+    pub reload: Option<Result<Vec<Value>, String>>,
+    pub daemon: Daemon,
+    pub host: Host,
+    /// What was not looked at.
+    pub skipped: Vec<String>,
+}
+
+/// A port or TAP.
+#[derive(Debug, Default)]
+pub struct Port {
+    /// `GetPortDetails`
+    pub details: Value,
+    /// Its keys, as a file would have them.
+    pub keys: BTreeMap<String, String>,
+    /// Who is connected.
+    pub front_end: Option<Process>,
+    /// Who has its socket in its command line, or is to connect there.
+    pub others: Vec<Process>,
+    /// From the root to the socket's directory, and the socket.
+    pub path: Vec<Step>,
+}
+
+/// A process that is a front-end, or wants to be one.
+#[derive(Debug, Default, Clone)]
+pub struct Process {
+    /// 0 if only its user is known.
+    pub pid: i64,
+    pub name: String,
+    pub uid: u32,
+    pub groups: Vec<u32>,
+    pub items: Vec<Item>,
+    /// Bytes of memory that others can map; none if its mappings cannot be read.
+    pub shared: Option<u64>,
+}
+
+/// A directory or a socket, and who may what with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    pub path: String,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// The switch's process.
+#[derive(Debug, Default)]
+pub struct Daemon {
+    /// Its program was replaced since it was started.
+    pub replaced: bool,
+    pub unit: Option<Unit>,
+    /// How long threads were looked at, in nanoseconds.
+    pub looked: u64,
+    /// Name of each worker, and how long it was ready and had no CPU meanwhile.
+    pub waits: Vec<(String, u64)>,
+}
+
+/// A unit of systemd's.
+#[derive(Debug, Default)]
+pub struct Unit {
+    pub name: String,
+    /// Files that change what the packaged one says.
+    pub overrides: Vec<String>,
+    /// They have changed since systemd read them.
+    pub stale: bool,
+}
+
+/// The machine.
+#[derive(Debug, Default)]
+pub struct Host {
+    /// Interfaces, as `ip -json -details address` tells of them.
+    pub links: Vec<Value>,
+    /// Queueing disciplines of the interfaces that matter, as `tc -json qdisc` does.
+    pub qdiscs: BTreeMap<String, Vec<Value>>,
+    /// Interfaces that spread frames over CPUs, and by what.
+    pub spread: BTreeMap<String, &'static str>,
+    /// Frames on bridges are shown to the firewall of IP.
+    pub bridge_filtered: bool,
+    pub forward: Option<Forward>,
+    /// Pages that nobody has, by their size in bytes.
+    pub free_huge: BTreeMap<u64, u64>,
+}
+
+/// What the firewall does with what is forwarded.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Forward {
+    /// What no rule accepts is dropped.
+    pub drops: bool,
+    /// Docker's chain for rules of others.
+    pub docker: bool,
+    /// Interfaces that a rule accepts; "*" for all of a bridge.
+    pub accepts: Vec<String>,
+}
+
+impl Port {
+    pub fn name(&self) -> &str {
+        self.shown()["name"].as_str().unwrap_or_default()
+    }
+
+    /// What `GetPort` tells.
+    pub fn shown(&self) -> &Value {
+        &self.details["port"]
+    }
+
+    pub fn state(&self) -> &str {
+        self.shown()["state"].as_str().unwrap_or_default()
+    }
+
+    pub fn is_tap(&self) -> bool {
+        self.shown()["kind"] == "tap"
+    }
+
+    pub fn interface(&self) -> &str {
+        self.shown()["interface"].as_str().unwrap_or_default()
+    }
+
+    pub fn socket(&self) -> &str {
+        self.details["socket"]["path"].as_str().unwrap_or_default()
+    }
+
+    /// The switch connects and the front-end listens.
+    pub fn is_client(&self) -> bool {
+        self.keys.get("mode").is_some_and(|mode| mode == "client")
+    }
+
+    /// The number of a key.
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.keys.get(key)?.parse().ok()
+    }
+
+    pub fn rings(&self) -> &[Value] {
+        self.details["rings"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    pub fn regions(&self) -> &[Value] {
+        self.details["session"]["memory"].as_array().map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Host {
+    /// An interface by its name.
+    pub fn link(&self, name: &str) -> Option<&Value> {
+        self.links.iter().find(|link| link["ifname"] == name)
+    }
+
+    /// The interfaces in a bridge.
+    pub fn members(&self, bridge: &str) -> impl Iterator<Item = &Value> {
+        self.links.iter().filter(move |link| link["master"] == bridge)
+    }
+}

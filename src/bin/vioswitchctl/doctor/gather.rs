@@ -1,0 +1,90 @@
+//! Reads all that is judged: asks the switch, and looks at the machine as far as the caller may.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::facts::{Facts, Port};
+use super::{firewall, links, processes};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::show::items;
+use crate::{ask, list};
+
+/// Everything; of ports only the one that is named, if one is.
+pub fn all(client: &mut Client, only: Option<&str>, user: Option<&str>) -> Result<Facts, Failure> {
+    let mut facts = Facts {
+        client_version: env!("CARGO_PKG_VERSION").to_owned(),
+        status: ask(client, "GetStatus", json!({}))?,
+        ..Facts::default()
+    };
+    ask_switch(client, only, &mut facts)?;
+    let pid = facts.status["pid"].as_i64().unwrap_or(0);
+    facts.daemon = processes::daemon(pid, &mut facts.skipped);
+    processes::front_ends(pid, &mut facts);
+    if let Some(user) = user {
+        let process = processes::of_user(user)
+            .ok_or_else(|| Failure::usage(format!("there is no user '{user}' that id(1) knows")))?;
+        facts.ports.iter_mut().for_each(|port| port.others.push(process.clone()));
+    }
+    facts.host.free_huge = processes::free_huge_pages();
+    if facts.ports.iter().any(Port::is_tap) {
+        let namespace = processes::other_network(pid);
+        links::look(&namespace, &mut facts);
+        firewall::look(&namespace, &mut facts);
+    }
+    Ok(facts)
+}
+
+fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Result<(), Failure> {
+    let names: Vec<String> = match only {
+        Some(name) => vec![name.to_owned()],
+        None => {
+            let all = list(client, "ListPorts", "ports", json!({}))?;
+            items(&all, "ports")
+                .iter()
+                .filter_map(|port| port["name"].as_str().map(Into::into))
+                .collect()
+        }
+    };
+    let config = older(list(client, "GetConfig", "entries", json!({})), facts)?;
+    let config = config.unwrap_or_default();
+    for name in names {
+        let details = match ask(client, "GetPortDetails", json!({"name": name})) {
+            Ok(details) => details,
+            // Gone meanwhile: nothing of it is wrong any more.
+            Err(_) if only.is_none() => continue,
+            Err(failure) => return Err(failure),
+        };
+        let entry = items(&config, "entries").iter().find(|entry| entry["name"] == name.as_str());
+        let keys = entry.map(keys).unwrap_or_default();
+        facts.ports.push(Port { details, keys, ..Port::default() });
+    }
+    let steps = list(client, "DiffConfig", "steps", json!({}));
+    facts.reload = match steps {
+        Ok(steps) => Some(Ok(items(&steps, "steps").to_vec())),
+        Err(failure) if failure.is(crate::SWITCH, "BadConfig") => Some(Err(failure.text)),
+        // Without files there is nothing to read again.
+        Err(_) => None,
+    };
+    Ok(())
+}
+
+/// A switch of an older version may not know a method.
+fn older(answer: Result<Value, Failure>, facts: &mut Facts) -> Result<Option<Value>, Failure> {
+    match answer {
+        Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => {
+            facts.skipped.push("settings of ports: the switch is of another version".to_owned());
+            Ok(None)
+        }
+        answer => answer.map(Some),
+    }
+}
+
+fn keys(entry: &Value) -> BTreeMap<String, String> {
+    let pairs = items(entry, "keys").iter().filter_map(|key| {
+        let value = key["values"][0].as_str()?;
+        Some((key["key"].as_str()?.to_owned(), value.to_owned()))
+    });
+    pairs.collect()
+}

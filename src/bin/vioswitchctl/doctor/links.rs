@@ -1,0 +1,109 @@
+//! Interfaces and their queueing disciplines, as ip(8) and tc(8) tell of them in the switch's
+//! network, and what sysfs has of how frames spread over CPUs.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::facts::{Facts, Port};
+use crate::tool;
+
+/// Where the kernel describes interfaces.
+const SYSFS: &str = "/sys/class/net";
+/// Interfaces beside an uplink in its bridge that are looked at.
+const MAX_NEIGHBOURS: usize = 256;
+/// Receive queues of one interface that are looked at; large NICs have 128.
+const MAX_RX_QUEUES: usize = 1024;
+
+/// `namespace` runs a program in the switch's network, if that is another one.
+pub fn look(namespace: &[String], facts: &mut Facts) {
+    let ask = |words: &[&str]| -> Option<Vec<Value>> {
+        let words: Vec<&str> =
+            namespace.iter().map(String::as_str).chain(words.iter().copied()).collect();
+        serde_json::from_str(&tool::output(&words)?).ok()
+    };
+    let Some(links) = ask(&["ip", "-json", "-details", "address", "show"]) else {
+        facts.skipped.push("interfaces: ip(8) does not answer".to_owned());
+        return;
+    };
+    facts.host.links = links;
+    for name in interesting(facts) {
+        match ask(&["tc", "-json", "qdisc", "show", "dev", &name]) {
+            Some(qdiscs) => drop(facts.host.qdiscs.insert(name.clone(), qdiscs)),
+            None => facts.skipped.push(format!("the queues of {name}: tc(8) does not answer")),
+        }
+        if namespace.is_empty()
+            && let Some(spread) = spread(Path::new(SYSFS), &name)
+        {
+            facts.host.spread.insert(name, spread);
+        }
+    }
+    if !namespace.is_empty() {
+        facts.skipped.push("how frames spread over CPUs: another network namespace".to_owned());
+    }
+}
+
+/// The uplinks and what is beside them in their bridges.
+fn interesting(facts: &Facts) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for uplink in facts.ports.iter().filter(|port| port.is_tap()).map(Port::interface) {
+        names.push(uplink.to_owned());
+        let bridge = facts.host.link(uplink).and_then(|link| link["master"].as_str());
+        let beside = bridge.into_iter().flat_map(|bridge| facts.host.members(bridge));
+        let beside = beside.filter_map(|link| link["ifname"].as_str()).take(MAX_NEIGHBOURS);
+        names.extend(beside.map(str::to_owned));
+    }
+    names.sort();
+    names.dedup();
+    // A name may have come from a client of the switch, and an option is none.
+    names.retain(|name| !name.starts_with('-') && facts.host.link(name).is_some());
+    names
+}
+
+/// What spreads frames received by an interface over CPUs: receive packet steering, in software, or
+/// several receive queues of a NIC.
+fn spread(sysfs: &Path, name: &str) -> Option<&'static str> {
+    let interface = sysfs.join(name);
+    let queues = interface.join("queues");
+    let entries = fs::read_dir(&queues).into_iter().flatten().flatten();
+    let receive = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let receive: Vec<String> =
+        receive.filter(|name| name.starts_with("rx-")).take(MAX_RX_QUEUES).collect();
+    let steered = |name: &String| {
+        // Hexadecimal words with commas between; any digit but zero is a CPU.
+        let mask = fs::read_to_string(queues.join(name).join("rps_cpus")).unwrap_or_default();
+        mask.chars().any(|c| c.is_ascii_hexdigit() && c != '0')
+    };
+    if receive.iter().any(steered) {
+        return Some("RPS");
+    }
+    // Only hardware has a device; the queues of a virtual interface are filled by whoever sends.
+    (receive.len() > 1 && interface.join("device").exists()).then_some("RSS")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steering_and_queues_of_a_nic_spread_frames() {
+        let sysfs = std::env::temp_dir().join(format!("vioswitchctl-{}", std::process::id()));
+        let interface = |name: &str, masks: &[&str]| {
+            for (at, mask) in masks.iter().enumerate() {
+                let queue = sysfs.join(format!("{name}/queues/rx-{at}"));
+                fs::create_dir_all(&queue).expect("directory");
+                fs::write(queue.join("rps_cpus"), mask).expect("mask");
+            }
+        };
+        interface("t0", &["00000000,00000000\n"]);
+        interface("t1", &["0", "00000000,00000002\n"]);
+        interface("nic0", &["0", "0"]);
+        fs::create_dir_all(sysfs.join("nic0/device")).expect("device");
+        interface("t2", &["0", "0"]);
+        let found = ["t0", "t1", "nic0", "t2", "none"].map(|name| spread(&sysfs, name));
+        let _ = fs::remove_dir_all(&sysfs);
+        assert_eq!(found, [None, Some("RPS"), Some("RSS"), None, None]);
+        assert!(Path::new(SYSFS).join("lo/queues/rx-0/rps_cpus").exists());
+    }
+}

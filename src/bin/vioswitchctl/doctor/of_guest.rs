@@ -1,0 +1,247 @@
+//! What is wrong with a virtual machine's port: its socket, its front-end, its memory, its rings.
+
+use serde_json::Value;
+
+use super::Findings;
+use super::facts::{Facts, Port, Process};
+use crate::attach::forms;
+use crate::qemu;
+use crate::show::word;
+
+/// Less shared memory than any guest has.
+const LEAST_SHARED: u64 = 4 << 20;
+/// So many frames done in software are no accident of a boot.
+const MANY_FRAMES: u64 = 1_000;
+/// What a checksum costs, and one of the segments that a packet is cut into, in nanoseconds:
+/// docs/performance.md.
+const NANOS_EACH: u64 = 100;
+
+pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
+    socket(port, findings);
+    if !port.shown()["front_end"].is_null() {
+        let shares = memory(port, findings);
+        huge_pages(port, facts, findings);
+        rings(port, shares, findings);
+        if let Some(process) = &port.front_end {
+            command_line(port, process, findings);
+        }
+    }
+    addresses(port, facts, findings);
+    software(port, findings);
+    too_long(port, findings);
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+/// True if a process may do this with what has these permissions: 1 to enter, 2 to write.
+fn may(process: &Process, step: &super::facts::Step, wanted: u32) -> bool {
+    let shift = match () {
+        () if process.uid == 0 => return true,
+        () if process.uid == step.uid => 6,
+        () if process.groups.contains(&step.gid) => 3,
+        () => 0,
+    };
+    step.mode >> shift & wanted != 0
+}
+
+fn socket(port: &Port, findings: &mut Findings) {
+    let (name, path) = (port.name(), port.socket());
+    if port.is_client() || path.is_empty() {
+        return;
+    }
+    let complete = port.path.last().is_some_and(|step| step.path == path);
+    if !complete && port.details["socket"]["mode"].is_null() {
+        let cause = format!("its socket {path} is gone: nobody can connect");
+        let command = "vioswitchctl port del and add it anew, or systemctl restart vioswitchd";
+        findings.fail("socket-missing", name, cause, command);
+        return;
+    }
+    let Some((socket, directories)) = port.path.split_last().filter(|_| complete) else { return };
+    for process in &port.others {
+        let who = match process.pid {
+            0 => process.name.clone(),
+            pid => format!("{} (pid {pid}, uid {})", process.name, process.uid),
+        };
+        if let Some(closed) = directories.iter().find(|step| !may(process, step, 1)) {
+            let (at, mode) = (&closed.path, closed.mode & 0o7777);
+            let cause = format!("{who} cannot get through {at}, which has mode {mode:04o}");
+            findings.fail("socket-directory", name, cause, &format!("chmod a+x {at}"));
+        } else if !may(process, socket, 2) {
+            let (mode, gid) = (socket.mode & 0o7777, socket.gid);
+            let cause = format!("{who} may not connect to {path}: mode {mode:04o}, group {gid}");
+            let command = "socket-group= on the port, with a group of that user such as kvm";
+            findings.fail("socket-permission", name, cause, command);
+        } else if port.front_end.is_some() && process.pid != 0 {
+            second(port, &who, findings);
+        }
+    }
+}
+
+fn second(port: &Port, who: &str, findings: &mut Findings) {
+    let pid = &port.shown()["front_end"]["pid"];
+    let cause = format!("{who} waits for its socket, which serves pid {pid}");
+    let command = "vioswitchctl port add NAME, and one of the two machines there";
+    findings.warn("socket-shared", port.name(), cause, command);
+}
+
+/// False if no driver can be served.
+fn memory(port: &Port, findings: &mut Findings) -> bool {
+    let name = port.name();
+    let regions = port.regions();
+    let negotiated = port.details["session"]["features"].as_array();
+    let negotiated = negotiated.is_some_and(|features| !features.is_empty());
+    let private = port.front_end.as_ref().and_then(|process| process.shared);
+    let private = private.is_some_and(|bytes| bytes < LEAST_SHARED);
+    let qemu = "-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem";
+    let shares = !regions.is_empty() || !(private || negotiated && port.state() == "negotiating");
+    if !shares {
+        let cause =
+            "its front-end shares no memory: the switch sees none of the guest's".to_owned();
+        let command = format!("QEMU: {qemu}; others: vioswitchctl attach {name} --help");
+        findings.fail("memory-not-shared", name, cause, &command);
+    }
+    let disk: u64 = regions
+        .iter()
+        .filter(|region| region["backing"] == "disk")
+        .map(|region| number(&region["bytes"]))
+        .sum();
+    if disk > 0 {
+        let cause =
+            format!("{} MiB of its memory lie in a file on a disk and are left out", disk >> 20);
+        findings.warn("memory-on-disk", name, cause, &format!("QEMU: {qemu}"));
+    }
+    shares
+}
+
+/// Pages that a guest has not touched must be there when a frame gets to them.
+fn huge_pages(port: &Port, facts: &Facts, findings: &mut Findings) {
+    let used = port.regions().iter().filter(|region| region["backing"] == "hugetlb");
+    let mut pages: Vec<u64> = used.map(|region| number(&region["page"])).collect();
+    pages.sort_unstable();
+    pages.dedup();
+    for page in pages.into_iter().filter(|page| *page > 0) {
+        if facts.host.free_huge.get(&page) != Some(&0) {
+            continue;
+        }
+        let kib = page >> 10;
+        let cause = format!(
+            "its memory is on huge pages of {kib} KiB, and none is free: where the guest has not \
+             been yet it meets SIGBUS, or frames are dropped"
+        );
+        let command =
+            format!("echo NUMBER > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
+        findings.warn("huge-pages-short", port.name(), cause, &command);
+    }
+}
+
+fn rings(port: &Port, shares: bool, findings: &mut Findings) {
+    let name = port.name();
+    for ring in port.rings().iter().filter(|ring| ring["broken"] == true) {
+        let cause = format!("its guest's driver broke a rule on ring {}", ring["index"]);
+        let command = "restart the guest's driver or the guest; journalctl -u vioswitchd tells why";
+        findings.fail("ring-broken", name, cause, command);
+    }
+    let started = port.rings().iter().any(|ring| ring["started"] == true);
+    if port.state() == "negotiating" && !started && shares {
+        let cause = "its front-end is connected, and the guest's driver has started no ring: the \
+                     guest boots, has no virtio-net driver, or its firmware waits";
+        let command = "in the guest: modprobe virtio_net; ip link set eth0 up";
+        findings.warn("ring-never-started", name, cause.to_owned(), command);
+    }
+}
+
+/// What QEMU was started with.
+fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
+    let Some(card) = qemu::card(&process.items, port.socket()) else { return };
+    let name = port.name();
+    let attach = format!("vioswitchctl attach {name} --qemu");
+    let listens = card.chardev.is_on("server");
+    let again = ["reconnect", "reconnect-ms"].iter().filter_map(|key| card.chardev.get(key));
+    if !listens && !again.into_iter().any(|time| time != "0") {
+        let cause = format!(
+            "its front-end (pid {}) does not connect again: a restart of the switch cuts the guest \
+             off until it is restarted",
+            process.pid
+        );
+        findings.warn("no-reconnect", name, cause, &attach);
+    }
+    let count = |item: &qemu::Item, key: &str| item.get(key).and_then(|word| word.parse().ok());
+    let (Some(netdev), Some(device)) = (card.netdev, card.device) else { return };
+    let pairs: u64 = count(netdev, "queues").unwrap_or(1);
+    let wanted = port.number("queues").unwrap_or(1);
+    if pairs > 1 && !device.is_on("mq") {
+        let cause = format!("QEMU has {pairs} queue pairs and no mq=on: the guest uses one");
+        findings.warn("queues-unused", name, cause, &attach);
+    } else if pairs < wanted {
+        let cause = format!("the port has {wanted} queue pairs, QEMU {pairs}");
+        findings.warn("queues-unused", name, cause, &attach);
+    }
+    let vectors: Option<u64> = count(device, "vectors");
+    // Without MSI-X on purpose: QEMU 7 without KVM must do so.
+    let on_purpose = vectors == Some(0) && !process.items.iter().any(says_kvm);
+    if let Some(vectors) = vectors.filter(|vectors| *vectors < 2 * pairs + 2 && !on_purpose) {
+        let cause =
+            format!("QEMU has vectors={vectors}, {pairs} queue pairs want {}", 2 * pairs + 2);
+        findings.warn("vectors-few", name, cause, &attach);
+    }
+}
+
+fn says_kvm(item: &qemu::Item) -> bool {
+    item.option == "enable-kvm"
+        || (["accel", "machine", "M"].contains(&item.option.as_str()) && item.value.contains("kvm"))
+            && forms::kvm()
+}
+
+fn addresses(port: &Port, facts: &Facts, findings: &mut Findings) {
+    let refused = number(&port.shown()["learn_refused"]);
+    if refused > 0 {
+        let all = word(&facts.status["addresses"]);
+        let cause = format!(
+            "{refused} times an address behind it was not learned: the port has all that it may, \
+             or the table is full ({all} addresses); frames for such ones are flooded"
+        );
+        findings.warn(
+            "fdb-full",
+            port.name(),
+            cause,
+            "vioswitchctl fdb show; vioswitchctl fdb flush",
+        );
+    }
+}
+
+/// What the receiver lacks is done for it, which costs.
+pub fn software(port: &Port, findings: &mut Findings) {
+    let sum = |key: &str| port.rings().iter().map(|ring| number(&ring[key])).sum::<u64>();
+    let (checksummed, segmented) = (sum("checksummed"), sum("segmented"));
+    let frames = checksummed + segmented;
+    let all = number(&port.shown()["out"]["frames"]);
+    if frames < MANY_FRAMES || frames < all / 100 {
+        return;
+    }
+    let segments = sum("segments");
+    let millis = (checksummed + segments) * NANOS_EACH / 1_000_000;
+    let cause = format!(
+        "its receiver lacks offloads: {segmented} packets were cut into {segments} segments and \
+         {checksummed} checksums finished, about {millis} ms of a worker's time"
+    );
+    let command = match port.is_tap() {
+        true => "offload=on for the TAP, and a kernel with TSO and USO for TAPs",
+        false => "in the guest: ethtool -K eth0 rx on gro on lro on; offload=on for the port",
+    };
+    findings.warn("offloads-in-software", port.name(), cause, command);
+}
+
+fn too_long(port: &Port, findings: &mut Findings) {
+    let drops = |way: &str| number(&port.shown()[way]["drops"]["too_big"]);
+    let dropped = drops("in") + drops("out");
+    if dropped > 0 {
+        let name = port.name();
+        let mtu = word(&port.shown()["mtu"]);
+        let cause = format!("{dropped} frames were too long for its MTU of {mtu} and were dropped");
+        let command =
+            format!("vioswitchctl port set {name} mtu=NUMBER, and the same MTU in guests");
+        findings.warn("frames-too-long", name, cause, &command);
+    }
+}

@@ -1,0 +1,107 @@
+//! What is wrong with the switch itself: as a whole, as a process, and by its configuration.
+
+use super::Findings;
+use super::facts::Facts;
+use crate::show::{items, word};
+
+/// The share of the time that a worker may be ready without a CPU, in percent.
+const MOST_WAITING: u64 = 20;
+/// Names that are told of several.
+const MOST_NAMED: usize = 3;
+
+pub fn judge(facts: &Facts, findings: &mut Findings) {
+    version(facts, findings);
+    degraded(facts, findings);
+    configuration(facts, findings);
+    kept(facts, findings);
+    unit(facts, findings);
+    workers(facts, findings);
+}
+
+fn version(facts: &Facts, findings: &mut Findings) {
+    let switch = word(&facts.status["version"]);
+    let client = &facts.client_version;
+    if switch != *client {
+        let cause = format!("the switch that runs is version {switch}, vioswitchctl is {client}");
+        findings.warn("version-differs", "", cause, "systemctl restart vioswitchd");
+    } else if facts.daemon.replaced {
+        let cause = "the switch's program was replaced since it was started: the old one runs";
+        findings.warn("program-replaced", "", cause.to_owned(), "systemctl restart vioswitchd");
+    }
+}
+
+fn degraded(facts: &Facts, findings: &mut Findings) {
+    for reason in items(&facts.status, "degraded") {
+        let cause = format!("not all is served: {}", word(reason));
+        findings.fail("degraded", "", cause, "journalctl -u vioswitchd -p warning");
+    }
+}
+
+fn configuration(facts: &Facts, findings: &mut Findings) {
+    match &facts.reload {
+        Some(Err(why)) => {
+            let cause = format!("the files have errors, what ran before runs: {why}");
+            findings.fail("config-bad", "", cause, "vioswitchctl config diff");
+        }
+        Some(Ok(steps)) if !steps.is_empty() => {
+            let about = |step: &serde_json::Value| match step["name"].as_str() {
+                Some(name) => format!("{}{name}", word(&step["sign"])),
+                None => "what takes effect with a restart".to_owned(),
+            };
+            let named: Vec<String> = steps.iter().take(MOST_NAMED).map(about).collect();
+            let more = if steps.len() > MOST_NAMED { ", …" } else { "" };
+            let cause = format!("the files say other than what runs: {}{more}", named.join(", "));
+            let command = "vioswitchctl config diff; vioswitchctl config reload";
+            findings.warn("config-differs", "", cause, command);
+        }
+        _ => {}
+    }
+}
+
+fn kept(facts: &Facts, findings: &mut Findings) {
+    let runtime = |port: &&super::facts::Port| port.shown()["origin"] == "runtime";
+    let added: Vec<&str> =
+        facts.ports.iter().filter(runtime).map(super::facts::Port::name).collect();
+    if !added.is_empty() && facts.status["state_dir"].is_null() {
+        let more = if added.len() > MOST_NAMED { ", …" } else { "" };
+        let names = added[..added.len().min(MOST_NAMED)].join(", ");
+        let cause = format!(
+            "added while the switch runs, and gone when it is restarted, as it has no directory to \
+             keep changes in: {names}{more}"
+        );
+        findings.warn("not-kept", "", cause, "vioswitchd --state-dir /var/lib/vioswitch");
+    }
+}
+
+fn unit(facts: &Facts, findings: &mut Findings) {
+    let Some(unit) = &facts.daemon.unit else { return };
+    let name = &unit.name;
+    if unit.stale {
+        let cause = format!("the files of {name} have changed since systemd read them");
+        let command = format!("systemctl daemon-reload && systemctl restart {name}");
+        findings.warn("unit-stale", "", cause, &command);
+    }
+    if !unit.overrides.is_empty() {
+        let files = unit.overrides.join(", ");
+        let cause = format!("{name} is not as it was installed: {files}");
+        let command = format!("systemctl cat {name}; systemctl revert {name}");
+        findings.warn("unit-overridden", "", cause, &command);
+    }
+}
+
+fn workers(facts: &Facts, findings: &mut Findings) {
+    let daemon = &facts.daemon;
+    let share = |waited: u64| waited.saturating_mul(100).checked_div(daemon.looked).unwrap_or(0);
+    let starved = daemon.waits.iter().filter(|(_, waited)| share(*waited) > MOST_WAITING);
+    let starved: Vec<String> =
+        starved.map(|(name, waited)| format!("{name} {} %", share(*waited))).collect();
+    if !starved.is_empty() {
+        let cause = format!(
+            "workers had frames and no CPU, by the share of the time: {}; other processes run on \
+             theirs",
+            starved.join(", ")
+        );
+        let command = "vioswitchd --cpus LIST with CPUs that nothing else uses, or fewer --workers";
+        findings.warn("worker-starved", "", cause, command);
+    }
+}

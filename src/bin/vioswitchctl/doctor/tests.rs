@@ -1,0 +1,303 @@
+//! Each fault of a healthy host is found by its own code, and by no other one.
+
+use serde_json::json;
+
+use super::facts::{Daemon, Facts, Forward, Host, Port, Process, Step, Unit};
+use super::*;
+use crate::qemu;
+
+const SOCKET: &str = "/run/vioswitch/vm1.sock";
+
+fn step(path: &str, mode: u32, uid: u32, gid: u32) -> Step {
+    Step { path: path.to_owned(), mode, uid, gid }
+}
+
+fn qemu(more: &str, netdev: &str, device: &str) -> Process {
+    let line = format!(
+        "-chardev socket,id=c,path={SOCKET}{more} -netdev vhost-user,id=n,chardev=c{netdev} \
+         -device virtio-net-pci,netdev=n{device} -accel kvm"
+    );
+    let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    Process {
+        pid: 4711,
+        name: "qemu".to_owned(),
+        uid: 64055,
+        groups: vec![103],
+        items: qemu::items(&words),
+        shared: Some(1 << 30),
+    }
+}
+
+fn ring(index: u64) -> Value {
+    json!({
+        "index": index, "started": true, "checksummed": 0, "segmented": 0, "segments": 0,
+    })
+}
+
+fn guest() -> Port {
+    let shown = json!({
+        "name": "vm1", "kind": "vm", "origin": "file", "state": "attached", "queues": 2,
+        "mtu": 1500, "front_end": {"pid": 4711, "uid": 64055}, "learn_refused": 0,
+        "in": {"frames": 10, "drops": {}}, "out": {"frames": 10, "drops": {"no_buffer": 1}},
+    });
+    let memory = [("memfd", "0x0", 4096), ("hugetlb", "0x100000000", 2 << 20)];
+    let memory = memory.map(|(backing, address, page)| {
+        json!({"address": address, "bytes": 1 << 30, "backing": backing, "page": page})
+    });
+    Port {
+        details: json!({
+            "port": shown,
+            "socket": {"path": SOCKET, "mode": "0660", "uid": 999, "gid": 103},
+            "session": {"features": ["version_1"], "protocol_features": [], "memory": memory},
+            "rings": [ring(0), ring(1)],
+        }),
+        keys: [("queues", "2"), ("mtu", "1500"), ("mode", "server")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+        front_end: Some(qemu(",reconnect=1", ",queues=2", ",mq=on,vectors=6")),
+        others: Vec::new(),
+        path: vec![
+            step("/", 0o40755, 0, 0),
+            step("/run/vioswitch", 0o40755, 999, 999),
+            step(SOCKET, 0o140660, 999, 103),
+        ],
+    }
+}
+
+fn uplink() -> Port {
+    let shown = json!({
+        "name": "up", "kind": "tap", "origin": "file", "state": "attached", "interface": "vio0",
+        "out": {"frames": 0, "drops": {}}, "in": {"frames": 0, "drops": {}},
+    });
+    Port { details: json!({"port": shown, "rings": []}), ..Port::default() }
+}
+
+fn link(name: &str, master: Option<&str>) -> Value {
+    let mut link = json!({
+        "ifname": name, "flags": ["UP"], "mtu": 1500, "qdisc": "noqueue", "addr_info": [],
+    });
+    if let Some(master) = master {
+        link["master"] = master.into();
+    }
+    link
+}
+
+/// All is well, as far as it goes on a host where something might be wrong.
+fn healthy() -> Facts {
+    Facts {
+        client_version: "1.0".to_owned(),
+        status: json!({
+            "version": "1.0", "pid": 1, "degraded": [], "state_dir": "/var/lib/x", "addresses": 2,
+        }),
+        ports: vec![guest(), uplink()],
+        reload: Some(Ok(Vec::new())),
+        daemon: Daemon {
+            looked: 100,
+            waits: vec![("worker-0".to_owned(), 10)],
+            unit: Some(Unit { name: "vioswitchd.service".to_owned(), ..Unit::default() }),
+            ..Daemon::default()
+        },
+        host: Host {
+            links: vec![link("vio0", Some("br0")), link("br0", None), link("eth1", Some("br0"))],
+            qdiscs: [("eth1", "fq_codel"), ("vio0", "noqueue")]
+                .map(|(name, kind)| (name.to_owned(), vec![json!({"kind": kind, "root": true})]))
+                .into(),
+            bridge_filtered: true,
+            forward: Some(Forward { drops: true, docker: true, accepts: vec!["br0".to_owned()] }),
+            free_huge: [(2 << 20, 1)].into(),
+            ..Host::default()
+        },
+        ..Facts::default()
+    }
+}
+
+fn codes(facts: &Facts) -> Vec<&'static str> {
+    judge(facts).into_iter().map(|finding| finding.code).collect()
+}
+
+type Fault = (&'static str, fn(&mut Facts));
+
+const OF_SWITCH: [Fault; 9] = [
+    ("version-differs", |facts| facts.status["version"] = json!("0.9")),
+    ("program-replaced", |facts| facts.daemon.replaced = true),
+    ("degraded", |facts| facts.status["degraded"] = json!(["port x: in use"])),
+    ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
+    ("config-differs", |facts| {
+        facts.reload = Some(Ok(vec![json!({"sign": "+", "kind": "port", "name": "vm2"})]));
+    }),
+    ("not-kept", |facts| {
+        facts.status["state_dir"] = json!(null);
+        facts.ports[0].details["port"]["origin"] = json!("runtime");
+    }),
+    ("unit-stale", |facts| facts.daemon.unit.as_mut().expect("a unit").stale = true),
+    ("unit-overridden", |facts| {
+        facts.daemon.unit.as_mut().expect("a unit").overrides.push("/etc/x.conf".to_owned());
+    }),
+    ("worker-starved", |facts| facts.daemon.waits[0].1 = 30),
+];
+
+const OF_GUEST: [Fault; 17] = [
+    ("socket-missing", |facts| {
+        facts.ports[0].path.pop();
+        facts.ports[0].details["socket"]["mode"] = json!(null);
+    }),
+    ("socket-directory", |facts| {
+        facts.ports[0].path[1].mode = 0o40750;
+        facts.ports[0].others.push(Process { pid: 0, uid: 7, ..Process::default() });
+    }),
+    ("socket-permission", |facts| {
+        facts.ports[0].others.push(Process { pid: 0, uid: 7, ..Process::default() });
+    }),
+    ("socket-shared", |facts| {
+        facts.ports[0].others.push(Process { pid: 4712, ..qemu("", "", "") });
+    }),
+    ("memory-not-shared", |facts| {
+        facts.ports[0].details["session"]["memory"] = json!([]);
+        facts.ports[0].front_end.as_mut().expect("a process").shared = Some(0);
+    }),
+    ("memory-not-shared", |facts| {
+        // Not root: its mappings cannot be read.
+        facts.ports[0].front_end = None;
+        facts.ports[0].details["session"]["memory"] = json!([]);
+        facts.ports[0].details["port"]["state"] = json!("negotiating");
+    }),
+    ("memory-on-disk", |facts| {
+        facts.ports[0].details["session"]["memory"][0]["backing"] = json!("disk");
+    }),
+    ("huge-pages-short", |facts| {
+        facts.host.free_huge.insert(2 << 20, 0);
+    }),
+    ("ring-broken", |facts| facts.ports[0].details["rings"][1]["broken"] = json!(true)),
+    ("ring-never-started", |facts| {
+        facts.ports[0].details["rings"] = json!([{"index": 0, "started": false}]);
+        facts.ports[0].details["port"]["state"] = json!("negotiating");
+    }),
+    ("no-reconnect", |facts| {
+        facts.ports[0].front_end = Some(qemu("", ",queues=2", ",mq=on"));
+    }),
+    ("queues-unused", |facts| {
+        facts.ports[0].front_end = Some(qemu(",reconnect-ms=9", ",queues=2", ",vectors=6"));
+    }),
+    ("queues-unused", |facts| {
+        facts.ports[0].front_end = Some(qemu(",reconnect-ms=9", "", ""));
+    }),
+    ("vectors-few", |facts| {
+        facts.ports[0].front_end = Some(qemu(",reconnect=1", ",queues=2", ",mq=on,vectors=3"));
+    }),
+    ("fdb-full", |facts| facts.ports[0].details["port"]["learn_refused"] = json!(1)),
+    ("offloads-in-software", |facts| {
+        facts.ports[0].details["rings"][0]["checksummed"] = json!(1000);
+    }),
+    ("frames-too-long", |facts| {
+        facts.ports[0].details["port"]["out"]["drops"]["too_big"] = json!(1);
+    }),
+];
+
+const OF_UPLINK: [Fault; 10] = [
+    ("tap-gone", |facts| facts.ports[1].details["port"]["state"] = json!("gone")),
+    ("tap-down", |facts| facts.host.links[0]["flags"] = json!([])),
+    ("bridge-down", |facts| facts.host.links[1]["flags"] = json!([])),
+    ("tap-alone", |facts| {
+        facts.host.links[0] = link("vio0", None);
+        facts.host.links[0]["addr_info"] = json!([{"scope": "link"}]);
+    }),
+    ("mtu-differs", |facts| facts.host.links[2]["mtu"] = json!(1400)),
+    ("mtu-differs", |facts| drop(facts.ports[0].keys.insert("mtu".to_owned(), "9000".to_owned()))),
+    ("tap-queues", |facts| facts.host.links[0]["qdisc"] = json!("fq_codel")),
+    ("tap-lock", |facts| {
+        facts.host.spread.insert("eth1".to_owned(), "RSS");
+    }),
+    ("forward-drop", |facts| {
+        facts.host.forward.as_mut().expect("a firewall").accepts.clear();
+    }),
+    ("offloads-in-software", |facts| {
+        facts.ports[1].details["rings"] = json!([{"segmented": 2000, "segments": 90000}]);
+    }),
+];
+
+#[test]
+fn a_healthy_host_has_no_finding() {
+    let facts = healthy();
+    assert_eq!(codes(&facts), Vec::<&str>::new());
+    assert_eq!(lines(&facts, &[]), "OK    the switch\nOK    vm1\nOK    up\n");
+    assert_eq!(as_value(&facts, &[])["result"], "ok");
+}
+
+#[test]
+fn each_fault_is_found_by_its_own_code() {
+    for (code, fault) in OF_SWITCH.into_iter().chain(OF_GUEST).chain(OF_UPLINK) {
+        let mut facts = healthy();
+        fault(&mut facts);
+        assert_eq!(codes(&facts), [code]);
+        let findings = judge(&facts);
+        assert!(!findings[0].cause.is_empty() && !findings[0].command.is_empty(), "{code}");
+        assert!(lines(&facts, &findings).contains(code));
+    }
+}
+
+/// What is no fault, though it looks like one.
+#[test]
+fn what_is_meant_so_is_no_finding() {
+    let harmless: [fn(&mut Facts); 5] = [
+        // QEMU listens: nobody connects again.
+        |facts| {
+            facts.ports[0].front_end = Some(qemu(",server=on,wait=off", ",queues=2", ",mq=on"));
+        },
+        // Nobody is there yet.
+        |facts| {
+            facts.ports[0].front_end = None;
+            facts.ports[0].details["port"]["front_end"] = json!(null);
+            facts.ports[0].details["port"]["state"] = json!("listening");
+        },
+        // Root passes all doors.
+        |facts| {
+            facts.ports[0].path[1].mode = 0o40700;
+            facts.ports[0].others.push(Process::default());
+        },
+        // A TAP with an address leads to the host.
+        |facts| {
+            facts.host.links[0] = link("vio0", None);
+            facts.host.links[0]["addr_info"] = json!([{"scope": "global"}]);
+        },
+        // Another program than QEMU, of which less is known.
+        |facts| facts.ports[0].front_end.as_mut().expect("a process").items.clear(),
+    ];
+    for change in harmless {
+        let mut facts = healthy();
+        change(&mut facts);
+        assert_eq!(codes(&facts), Vec::<&str>::new());
+    }
+}
+
+#[test]
+fn the_worst_comes_first() {
+    let mut facts = healthy();
+    for (_, fault) in [OF_SWITCH[0], OF_SWITCH[2]] {
+        fault(&mut facts);
+    }
+    assert_eq!(codes(&facts), ["degraded", "version-differs"]);
+    let told = as_value(&facts, &judge(&facts));
+    assert_eq!((&told["result"], &told["findings"][0]["level"]), (&json!("fail"), &json!("fail")));
+    assert_eq!(told["healthy_ports"], json!(["vm1", "up"]));
+}
+
+/// The page that programs and people rely on has all codes, and no other ones.
+#[test]
+fn every_code_is_documented() {
+    let page = include_str!("../../../../docs/doctor.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let mut told: Vec<(&str, &str)> =
+        rows.map(|(code, rest)| (code, rest.split(' ').next().unwrap_or_default())).collect();
+    let all = OF_SWITCH.into_iter().chain(OF_GUEST).chain(OF_UPLINK);
+    let found = all.map(|(code, fault)| {
+        let mut facts = healthy();
+        fault(&mut facts);
+        (code, word(judge(&facts)[0].level))
+    });
+    let mut found: Vec<(&str, &str)> = found.collect();
+    for list in [&mut told, &mut found] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    assert_eq!(told, found);
+}

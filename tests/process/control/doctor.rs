@@ -1,0 +1,373 @@
+//! `vioswitchctl doctor`: faults that are made on a real switch, and on the host, are found by
+//! their codes, each where it is, and nothing else is.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Stdio};
+
+use testkit::frontend::{Frontend, feat};
+use testkit::host::{in_namespace, ip};
+use testkit::mem::RegionSpec;
+use testkit::packet::{Ask, Kind, Packet, payload};
+use testkit::sys;
+use testkit::vm::Guest;
+use testkit::{hostile, skip};
+
+use super::*;
+
+/// Codes with the port each is about; none for the switch and the host.
+type Codes = BTreeSet<(String, String)>;
+
+/// What a doctor said.
+fn read(output: &Output) -> Codes {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{output:?}"));
+    let findings = told["findings"].as_array().expect("findings");
+    let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
+    for finding in findings {
+        assert!(!word(finding, "cause").is_empty() && !word(finding, "command").is_empty());
+    }
+    let failed = findings.iter().any(|finding| finding["level"] == "fail");
+    assert_eq!(output.status.code(), Some(i32::from(failed)), "{text}");
+    findings.iter().map(|finding| (word(finding, "port"), word(finding, "code"))).collect()
+}
+
+fn doctor(lab: &Lab) -> Codes {
+    read(&lab.ctl(&["--json", "doctor"]))
+}
+
+fn codes(expected: &[(&str, &str)]) -> Codes {
+    expected.iter().map(|(port, code)| ((*port).to_owned(), (*code).to_owned())).collect()
+}
+
+/// A process that is stopped with the value.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command) -> Process {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Process(command.spawn().expect("start"))
+    }
+
+    /// One of this user that has a socket in its command line, as a front-end that is to connect.
+    fn naming(socket: &Path, user: u32) -> Process {
+        let word = format!("socket,path={}", socket.display());
+        let ids = [format!("--reuid={user}"), format!("--regid={user}")];
+        let mut command = Command::new("setpriv");
+        Process::start(command.args(ids).args([
+            "--clear-groups",
+            "sh",
+            "-c",
+            "sleep 60 & wait",
+            "sh",
+            &word,
+        ]))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends frames from ever new addresses, more than a port may have.
+fn be_many(from: &mut Vm, to: [u8; 6]) {
+    for n in 0u16..4_200 {
+        let [high, low] = n.to_be_bytes();
+        let mut frame = [&to[..], &[2, 9, 9, 9, high, low], &[0x88, 0xb5]].concat();
+        frame.resize(60, 0);
+        from.tx[0].send_waiting(&frame, LOST);
+    }
+    from.tx[0].drain(LOST);
+}
+
+/// Sends packets whose checksums are left to the receiver, as many as are no accident.
+fn leave_sums(from: &mut Vm, to: &mut Vm) {
+    let kind = Kind::plain().next().expect("a kind");
+    let packet = Packet::new(kind, from.mac(), to.mac(), &payload(1, 100));
+    let (header, frame) = packet.sent(Ask::Sum);
+    from.tx[0].header = header.bytes(from.cfg.header_len());
+    for _ in 0..12 {
+        (0..100).for_each(|_| from.tx[0].send_waiting(&frame, LOST));
+        assert_eq!(to.rx[0].take(100, LOST).len(), 100);
+    }
+}
+
+fn breaks_its_ring(vm: &mut Vm) {
+    let ring = &vm.tx[0].ring;
+    hostile::raw_avail_idx(ring, ring.avail_idx().wrapping_add(ring.size + 1));
+    ring.kick.write(1);
+}
+
+/// The first guest sends what the third may not have and the fifth cannot; the second has too many
+/// addresses, the fourth breaks its ring.
+fn traffic(vms: &mut [Vm]) {
+    let [zero, one, two, three, four] = vms else { unreachable!() };
+    super::commands::talk(two, zero, 1);
+    be_many(one, zero.mac());
+    let long = [&two.mac()[..], &zero.mac(), &[8; 1200]].concat();
+    zero.tx[0].send_waiting(&long, LOST);
+    super::commands::talk(four, zero, 1);
+    leave_sums(zero, four);
+    breaks_its_ring(three);
+}
+
+/// A front-end that shows a driver's features and no memory.
+fn without_memory(socket: &Path) -> (Guest, Frontend) {
+    let guest = Guest::new(VmConfig::new(9));
+    let mut fe = Frontend::connect(socket, LOST).expect("connect");
+    guest.negotiate(&mut fe).expect("negotiate");
+    fe.set_features(guest.cfg.features | feat::PROTOCOL_FEATURES).expect("features");
+    fe.get_features().expect("an answer");
+    (guest, fe)
+}
+
+#[test]
+fn faults_of_guests_are_found() {
+    if !is_root() {
+        return skip("other users' processes need root");
+    }
+    let ports: Vec<&str> = (0..10).map(|n| if n == 2 { ",mtu=1000" } else { "" }).collect();
+    let lab = Lab::with_ports(&ports, &[]);
+    let socket = |n: usize| lab.d.socket(n);
+    let mut vms: Vec<Vm> = (0..5u8)
+        .map(|id| {
+            let cfg = match id {
+                0 => VmConfig::with_offloads(0, feat::CSUM, true),
+                id => VmConfig::new(id),
+            };
+            Vm::connect(&socket(id.into()), cfg)
+        })
+        .collect();
+    assert_eq!(doctor(&lab), Codes::new(), "{}", lab.done(&["doctor"]));
+
+    traffic(&mut vms);
+    let silent = Guest::new(VmConfig::new(8));
+    let mut fe = Frontend::connect(&socket(5), LOST).expect("connect");
+    silent.negotiate(&mut fe).expect("negotiate");
+    let private = without_memory(&socket(6));
+    let mut on_disk = Vm::connect(&socket(7), VmConfig::new(7));
+    let disk = std::fs::File::create_new(lab.socket("disk")).expect("a file");
+    disk.set_len(1 << 20).expect("a length");
+    let has_disk = !sys::on_tmpfs(&disk);
+    let hole = RegionSpec { gpa: 8 << 30, len: 1 << 20, uva: 1 << 45, offset: 0 };
+    on_disk.fe.add_mem_reg(&hole, disk.as_raw_fd()).expect("a region that is left out");
+    on_disk.settle();
+    std::fs::remove_file(socket(8)).expect("remove");
+    let closed = lab.socket("closed");
+    std::fs::create_dir(&closed).expect("a directory");
+    let inside = closed.join("x.sock");
+    lab.done(&["port", "add", "x", &format!("socket={}", inside.display()), "socket-mode=0666"]);
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).expect("mode");
+    let processes = [
+        Process::naming(&socket(9), 65534),
+        Process::naming(&inside, 65534),
+        Process::naming(&socket(0), 0),
+    ];
+
+    let mut expected = codes(&[
+        ("", "not-kept"),
+        ("p0", "socket-shared"),
+        ("p1", "fdb-full"),
+        ("p2", "frames-too-long"),
+        ("p3", "ring-broken"),
+        ("p4", "offloads-in-software"),
+        ("p5", "ring-never-started"),
+        ("p6", "memory-not-shared"),
+        ("p7", "memory-on-disk"),
+        ("p8", "socket-missing"),
+        ("p9", "socket-permission"),
+        ("x", "socket-directory"),
+    ]);
+    if !has_disk {
+        expected.remove(&("p7".to_owned(), "memory-on-disk".to_owned()));
+    }
+    let mut found = Codes::new();
+    // A process has its words a moment after it was started, and a ring is found broken later too.
+    let all = wait_for(LOST, || {
+        found = doctor(&lab);
+        found == expected
+    });
+    assert!(all, "{found:?}\n{}", String::from_utf8_lossy(&lab.ctl(&["doctor"]).stdout));
+    // Of one port only what is wrong with that.
+    let output = lab.ctl(&["--json", "doctor", "p3"]);
+    assert_eq!(read(&output), codes(&[("p3", "ring-broken")]));
+    drop((processes, private, fe));
+    let text = String::from_utf8(lab.ctl(&["doctor", "p4"]).stdout).expect("UTF-8");
+    assert!(text.contains("WARN  offloads-in-software  p4: its receiver lacks"), "{text}");
+}
+
+/// A user who is to be a front-end, before there is one.
+#[test]
+fn a_user_is_told_whether_it_may_connect() {
+    let lab = Lab::with_ports(&["", ",socket-mode=0666"], &[]);
+    let output = lab.ctl(&["--json", "doctor", "--user", "nobody"]);
+    assert_eq!(read(&output), codes(&[("p0", "socket-permission")]));
+    let (status, line) = lab.fails(&["doctor", "--user", "no-such-user"]);
+    assert!(status == 2 && line.contains("no user 'no-such-user'"), "{line}");
+    let (status, line) = lab.fails(&["doctor", "p9"]);
+    assert!(status == 1 && line.contains("there is no port 'p9'"), "{line}");
+    lab.d.stop();
+}
+
+/// The doctor with a view of the namespace's own sysfs.
+fn doctor_inside(lab: &Lab) -> Codes {
+    let mount = "mount -t sysfs none /sys && exec \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", mount, env!("CARGO_BIN_EXE_vioswitchctl"), "--control"]);
+    read(&command.arg(&lab.path).args(["--json", "doctor"]).output().expect("unshare"))
+}
+
+fn shell(script: &str) {
+    let status = Command::new("unshare").args(["--mount", "sh", "-c", script]).status();
+    assert!(status.expect("unshare").success(), "{script}");
+}
+
+#[test]
+fn faults_of_uplinks_are_found() {
+    in_namespace(|| {
+        for n in 0..3 {
+            ip(&format!("tuntap add t{n} mode tap multi_queue vnet_hdr"));
+            ip(&format!("link set t{n} up"));
+        }
+        ip("link add br0 type bridge");
+        ip("link set br0 up");
+        ip("link add v0 type veth peer name v1");
+        ip("link set v0 master br0 up");
+        ip("link set t0 master br0");
+        ip("address add 10.9.1.1/24 dev t1");
+        ip("address add 10.9.2.1/24 dev t2");
+        let taps: Vec<String> = (0..3).map(|n| format!("--tap=up{n},ifname=t{n}")).collect();
+        let taps: Vec<&str> = taps.iter().map(String::as_str).collect();
+        let lab = Lab::new(0, &taps);
+        assert_eq!(doctor_inside(&lab), Codes::new(), "{}", lab.done(&["doctor"]));
+
+        ip("link set v0 mtu 1400");
+        ip("link set t0 down");
+        ip("link set br0 down");
+        shell("tc qdisc replace dev t0 root pfifo");
+        let rps = "mount -t sysfs none /sys && echo 1 >/sys/class/net/v0/queues/rx-0/rps_cpus";
+        shell(rps);
+        shell("echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables");
+        let filter = Command::new("iptables").args(["-P", "FORWARD", "DROP"]).status();
+        let filtered = filter.is_ok_and(|status| status.success());
+        ip("address flush dev t1");
+        ip("link delete t2");
+        let mut expected = codes(&[
+            ("up0", "tap-down"),
+            ("up0", "bridge-down"),
+            ("up0", "mtu-differs"),
+            ("up0", "tap-queues"),
+            ("up0", "tap-lock"),
+            ("up0", "forward-drop"),
+            ("up1", "tap-alone"),
+            ("up2", "tap-gone"),
+        ]);
+        if !filtered {
+            skip("iptables is missing, or the kernel's part of it");
+            expected.remove(&("up0".to_owned(), "forward-drop".to_owned()));
+        }
+        let mut found = Codes::new();
+        let all = wait_for(LOST, || {
+            found = doctor_inside(&lab);
+            found == expected
+        });
+        assert!(all, "{found:?}\n{}", String::from_utf8_lossy(&lab.ctl(&["doctor"]).stdout));
+        if filtered {
+            shell("iptables -I FORWARD -i br0 -o br0 -j ACCEPT");
+            expected.remove(&("up0".to_owned(), "forward-drop".to_owned()));
+            assert_eq!(doctor_inside(&lab), expected, "what mends it");
+        }
+        drop(lab);
+    });
+}
+
+/// Passes calls on to a switch, whose version is another one in its answers.
+fn of_another_version(lab: &Lab) -> PathBuf {
+    let path = lab.socket("older");
+    let (listener, switch) = (UnixListener::bind(&path).expect("bind"), lab.path.clone());
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let mut server = UnixStream::connect(&switch).expect("connect");
+            let mut calls = client.try_clone().expect("clone");
+            let answers = BufReader::new(server.try_clone().expect("clone"));
+            std::thread::spawn(move || std::io::copy(&mut calls, &mut server));
+            let mut client = client;
+            for answer in answers.split(0).map_while(Result::ok) {
+                let text = String::from_utf8(answer).expect("UTF-8");
+                let own = format!("\"version\":\"{}\"", env!("CARGO_PKG_VERSION"));
+                let text = text.replace(&own, "\"version\":\"0.0.0\"");
+                if client.write_all(&[text.as_bytes(), b"\0"].concat()).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    path
+}
+
+#[test]
+fn faults_of_the_switch_are_found() {
+    let dir = Dir::new();
+    let file = dir.path().join("switch.toml");
+    let port = |name: &str| {
+        let socket = dir.path().join(format!("{name}.sock"));
+        format!("[[port]]\nname = \"{name}\"\nsocket = \"{}\"\n", socket.display())
+    };
+    let write = |text: &str| std::fs::write(&file, text).expect("write");
+    write(&port("vm1"));
+    let config = format!("--config={}", file.display());
+    let unserved = ("bad", "socket-missing");
+    let missing = "--port=bad,socket=/no/such/directory/x.sock";
+    let cpu = sys::cpus()[0].to_string();
+    let cpus = format!("--cpus={cpu}");
+    let lab = Lab::new(0, &[&config, missing, "--poll", "--workers=1", &cpus]);
+    let spinners: Vec<Process> = (0..3)
+        .map(|_| {
+            let spin = "while :; do :; done";
+            Process::start(Command::new("taskset").args(["-c", &cpu, "sh", "-c", spin]))
+        })
+        .collect();
+    write(&(port("vm1") + &port("vm2")));
+    let starved = ("", "worker-starved");
+    let mut expected = codes(&[("", "degraded"), ("", "config-differs"), starved, unserved]);
+    let mut found = Codes::new();
+    let all = wait_for(LOST, || {
+        found = doctor(&lab);
+        found == expected
+    });
+    assert!(all, "{found:?}");
+    drop(spinners);
+
+    write("nonsense = 1\n");
+    let older = of_another_version(&lab);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+    command.arg("--control").arg(older).args(["--json", "doctor"]);
+    let found = read(&command.output().expect("vioswitchctl"));
+    expected = codes(&[("", "degraded"), ("", "config-bad"), ("", "version-differs"), unserved]);
+    assert!(found.is_superset(&expected), "{found:?}");
+    assert!(found.difference(&expected).all(|(_, code)| code == starved.1), "{found:?}");
+}
+
+/// An upgrade replaces the program under the switch that runs.
+#[test]
+fn a_program_that_was_replaced_is_found() {
+    let dir = Dir::new();
+    let [copy, control] = ["vioswitchd", "control"].map(|name| dir.path().join(name));
+    copy_program(env!("CARGO_BIN_EXE_vioswitchd"), &copy);
+    let switch = Process::start(Command::new(&copy).arg("--control").arg(&control));
+    assert!(wait_for(LOST, || control.exists()), "no control socket");
+    let ask = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+        command.arg("--control").arg(&control).args(["--json", "doctor"]);
+        read(&command.output().expect("vioswitchctl"))
+    };
+    assert_eq!(ask(), Codes::new());
+    std::fs::remove_file(&copy).expect("remove");
+    assert_eq!(ask(), codes(&[("", "program-replaced")]));
+    drop(switch);
+}
