@@ -446,12 +446,6 @@ pub const LINK_RETRY_MILLIS: u64 = 250;
 /// Queues of one TAP. The kernel allows 256; more than workers bring nothing.
 pub const MAX_TAP_QUEUES: u16 = 64;
 
-/// Interfaces beside the uplink in its bridge that are looked at for advice.
-pub const ADVICE_MAX_NEIGHBOURS: usize = 256;
-
-/// Receive queues of one interface that are looked at for advice; large NICs have 128.
-pub const ADVICE_MAX_RX_QUEUES: usize = 1024;
-
 // --- Configuration ------------------------------------------------------------------------
 
 /// Ports and TAPs together. Port numbers travel as 16 bits in the forwarding table and a flood is

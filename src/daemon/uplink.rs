@@ -15,7 +15,6 @@ use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::device::Device;
 use crate::port::{Port, PortTable};
 use crate::sys::netlink;
-use crate::sys::qdisc;
 use crate::sys::tap::{self, Missing, Tap, TapError};
 use crate::worker::{Token, Workers};
 
@@ -232,12 +231,16 @@ fn set_up(port: &Port, opened: &Tap) -> Result<(), UplinkError> {
         netlink::set_up(link.index)
             .map_err(|source| UplinkError::Up { ifname: link.name.clone(), source })?;
     }
-    if let Err(error) = netlink::set_noqueue(link.index) {
-        log::debug!("tap {}: cannot set noqueue: {error}", port.name);
-    }
-    match qdisc::uplink_advice(link.index) {
-        Ok(advice) => advice.iter().for_each(|line| log::warn!("tap {}: {line}", port.name)),
-        Err(error) => log::debug!("tap {}: cannot examine its queueing: {error}", port.name),
+    match netlink::set_noqueue(link.index) {
+        Err(error) if !matches!(link.qdisc.as_str(), "noqueue" | "noop") => log::warn!(
+            "tap {}: {} queues for its guests ({}), and noqueue cannot be set: {error}; run: tc \
+             qdisc replace dev {} root noqueue",
+            port.name,
+            link.name,
+            link.qdisc,
+            link.name
+        ),
+        _ => {}
     }
     Ok(())
 }

@@ -16,7 +16,6 @@ pub mod link_events;
 pub mod netlink;
 pub mod notify;
 pub mod poll;
-pub mod qdisc;
 pub mod random;
 pub mod scm;
 pub mod service;

@@ -1,6 +1,5 @@
 //! The few rtnetlink requests an uplink needs: looking at an interface, bringing it up, setting its
-//! MTU, reading and setting queueing disciplines (rtnetlink(7), `linux/rtnetlink.h`,
-//! `linux/if_link.h`).
+//! MTU and its queueing discipline (rtnetlink(7), `linux/rtnetlink.h`, `linux/if_link.h`).
 //!
 //! One socket per request, so that an answer that was given up cannot be taken for the next one.
 //! Replies are bounded in time and number, come from the kernel or are ignored, and are parsed
@@ -31,7 +30,7 @@ const IFLA_TUN_MULTI_QUEUE: u16 = 7;
 const IFLA_TUN_NUM_QUEUES: u16 = 8;
 
 /// Parent of the root queueing discipline (`TC_H_ROOT`).
-pub const ROOT: u32 = 0xffff_ffff;
+const ROOT: u32 = 0xffff_ffff;
 
 /// Sequence number of every request: each has its own socket.
 const SEQUENCE: u32 = 1;
@@ -100,17 +99,6 @@ pub struct Link {
     pub tun: Option<TunInfo>,
 }
 
-/// One queueing discipline of an interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Qdisc {
-    /// Such as `mq` or `fq_codel`.
-    pub kind: String,
-    /// Major number in the upper 16 bits; 0 for those the kernel attached by itself.
-    pub handle: u32,
-    /// Where it is attached: [`ROOT`], or a class of another one.
-    pub parent: u32,
-}
-
 /// The interface of this name, if there is one.
 pub fn link_by_name(name: &str) -> Result<Option<Link>, NetlinkError> {
     let mut request = Request::new(libc::RTM_GETLINK, 0, &ifinfo(0, 0, 0));
@@ -143,25 +131,11 @@ pub fn set_noqueue(index: u32) -> Result<(), NetlinkError> {
 }
 
 /// Replaces the root queueing discipline by one of this kind with its default options.
-pub(super) fn set_root_qdisc(index: u32, kind: &str) -> Result<(), NetlinkError> {
+fn set_root_qdisc(index: u32, kind: &str) -> Result<(), NetlinkError> {
     let flags = (libc::NLM_F_CREATE | libc::NLM_F_REPLACE) as u16;
     let mut request = Request::new(libc::RTM_NEWQDISC, flags, &tcmsg(index, ROOT));
     request.attribute(libc::TCA_KIND, &[kind.as_bytes(), b"\0"].concat());
     exchange(&request, |_, _| ())
-}
-
-/// All queueing disciplines of an interface, children included. The kernel lists those of every
-/// interface; the others are skipped here.
-pub fn qdiscs(index: u32) -> Result<Vec<Qdisc>, NetlinkError> {
-    let flags = libc::NLM_F_DUMP as u16;
-    let request = Request::new(libc::RTM_GETQDISC, flags, &tcmsg(index, 0));
-    let mut found = Vec::new();
-    exchange(&request, |kind, body| {
-        if kind == libc::RTM_NEWQDISC && u32_at(body, 4) == Some(index) {
-            found.extend(parse_qdisc(body));
-        }
-    })?;
-    Ok(found)
 }
 
 fn query_link(request: &Request) -> Result<Option<Link>, NetlinkError> {
@@ -242,12 +216,6 @@ fn parse_tun(nested: &[u8]) -> TunInfo {
         }
     }
     tun
-}
-
-fn parse_qdisc(body: &[u8]) -> Option<Qdisc> {
-    let (handle, parent) = (u32_at(body, 8)?, u32_at(body, 12)?);
-    let (_, kind) = attributes(body.get(TCMSG_LEN..)?).find(|(kind, _)| *kind == libc::TCA_KIND)?;
-    Some(Qdisc { kind: text(kind), handle, parent })
 }
 
 /// `struct ifinfomsg` for AF_UNSPEC.
@@ -455,35 +423,20 @@ mod tests {
                 let tap = tap::open("nq0", queues, Offloads::NONE, Missing::Create).unwrap();
                 let index = tap.link.index;
                 let kind = || link_by_index(index).unwrap().unwrap().qdisc;
-                let roots = || {
-                    let all = qdiscs(index).unwrap().into_iter();
-                    all.filter(|q| q.parent == ROOT).map(|q| q.kind).collect::<Vec<_>>()
-                };
                 assert_eq!(kind(), "noop", "never up");
                 // Set before the first "up", it is not replaced by the default one.
                 set_noqueue(index).unwrap();
                 set_up(index).unwrap();
-                assert_eq!((kind().as_str(), roots()), ("noqueue", vec!["noqueue".to_owned()]));
+                assert_eq!(kind(), "noqueue");
                 for other in ["pfifo", "tbf_no_such_thing", "pfifo_fast"] {
                     match set_root_qdisc(index, other) {
-                        Ok(()) => assert_eq!(roots(), [other]),
+                        Ok(()) => assert_eq!(kind(), other),
                         Err(error) => assert!(matches!(error, NetlinkError::Refused(_)), "{error}"),
                     }
                     set_noqueue(index).unwrap();
                     assert_eq!(kind(), "noqueue");
                 }
             }
-        });
-    }
-
-    #[test]
-    fn children_of_a_multi_queue_interface_are_listed() {
-        testns::run(|| {
-            let tap = tap::open("mq0", 4, Offloads::NONE, Missing::Create).unwrap();
-            set_up(tap.link.index).unwrap();
-            let all = qdiscs(tap.link.index).unwrap();
-            assert_eq!(all.iter().filter(|q| q.parent == ROOT && q.kind == "mq").count(), 1);
-            assert_eq!(all.iter().filter(|q| q.parent != ROOT).count(), 4, "{all:?}");
         });
     }
 
@@ -505,7 +458,7 @@ mod tests {
             for cut in 0..bytes.len() {
                 bytes[..4].copy_from_slice(&len.to_ne_bytes());
                 let _ = split_message(&bytes[..cut]);
-                let _ = (parse_link(&bytes[..cut]), parse_qdisc(&bytes[..cut]));
+                let _ = parse_link(&bytes[..cut]);
                 let _ = mtus_in(&bytes[..cut], |_, _| ());
                 assert!(attributes(&bytes[..cut]).count() <= 16);
             }
