@@ -19,7 +19,7 @@ pub fn all(client: &mut Client, only: Option<&str>, user: Option<&str>) -> Resul
         ..Facts::default()
     };
     ask_switch(client, only, &mut facts)?;
-    let pid = facts.status["pid"].as_i64().unwrap_or(0);
+    let pid = processes::of_switch(facts.status["pid"].as_i64(), &mut facts.skipped);
     facts.daemon = processes::daemon(pid, &mut facts.skipped);
     processes::front_ends(pid, &mut facts);
     if let Some(user) = user {

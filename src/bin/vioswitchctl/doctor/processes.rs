@@ -12,6 +12,8 @@ use crate::tool;
 
 /// For how long the workers are watched.
 const LOOK: Duration = Duration::from_millis(300);
+/// What the switch's program calls itself, at its beginning.
+const SWITCH: &str = "vioswitch";
 /// Names of the data path's threads begin so.
 const WORKER: &str = "worker-";
 /// Processes between a front-end and the first one of all that are looked at.
@@ -27,8 +29,22 @@ fn read(pid: i64, name: &str) -> Option<String> {
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// The switch's process by its own number, if that is its number here too; else 0, which no process
+/// has.
+pub fn of_switch(said: Option<i64>, skipped: &mut Vec<String>) -> i64 {
+    let said = said.unwrap_or(0);
+    if read(said, "comm").is_some_and(|name| name.starts_with(SWITCH)) {
+        return said;
+    }
+    skipped.push("the switch's process: it is in another PID namespace".to_owned());
+    0
+}
+
 /// What is known of the switch's own process.
 pub fn daemon(pid: i64, skipped: &mut Vec<String>) -> Daemon {
+    if pid == 0 {
+        return Daemon::default();
+    }
     let before = run_queue(pid);
     let began = Instant::now();
     let program = fs::read_link(format!("/proc/{pid}/exe"));
@@ -39,9 +55,6 @@ pub fn daemon(pid: i64, skipped: &mut Vec<String>) -> Daemon {
     let unit = unit(pid);
     std::thread::sleep(LOOK.saturating_sub(began.elapsed()));
     let (after, looked) = (run_queue(pid), began.elapsed());
-    if after.is_empty() {
-        skipped.push("the switch's threads: another PID namespace".to_owned());
-    }
     let waits = after.into_iter().filter_map(|(thread, (name, waited))| {
         let (_, before) = before.get(&thread)?;
         Some((name, waited.saturating_sub(*before)))
