@@ -306,6 +306,23 @@ pub const TAP_COPY_BYTES: usize = 4_096;
 /// kernel's own limit is 1,024 (`UIO_MAXIOV`), and each piece costs it about 30 ns.
 pub const TAP_GATHER_PIECES: usize = 32;
 
+/// Longest frame that a peer on a stream may announce: QEMU's largest packet (`NET_BUFSIZE`).
+/// Those of more than [`MAX_FRAME_LEN`] are dropped; behind a greater length nothing can be told
+/// apart, and the connection ends.
+pub const MAX_STREAM_FRAME_LEN: u32 = 4_096 + 65_536;
+
+/// Bytes that came on a stream and are not forwarded yet: nearly two of the longest frames, so that
+/// there is room behind the beginning of one. Each stream has one such buffer.
+pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
+
+/// Times that a stream is read for one frame before others have their turn: a peer that sends one
+/// byte at a time would be read for as long as it likes. What comes whole is there after one.
+pub const STREAM_READS: u32 = 3;
+
+/// How long a worker tries for a stream that another one writes to: the longest frame takes some
+/// 20 µs. Whoever had it was preempted otherwise, and the frame is dropped.
+pub const STREAM_LOCK_NANOS: u64 = 20_000;
+
 /// How often a TAP that is gone is looked for: reattached within a second, at no cost to speak of.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 
@@ -455,6 +472,10 @@ pub const MAX_PORTS: usize = 1024;
 /// TAP uplinks. Each is one more copy of every flooded frame; more than a few have no use, one per
 /// network segment does.
 pub const MAX_TAPS: usize = 64;
+
+/// Ports on streams. Each frame for one is a system call of the sender's worker, so a flood is as
+/// many; a VM that has shared memory is better off with a port of its own.
+pub const MAX_STREAMS: usize = 64;
 
 /// Static MAC addresses of one port: static entries are exempt from the table's eviction, so their
 /// number is bounded here.

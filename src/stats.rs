@@ -125,6 +125,10 @@ drop_reasons! {
     TapGone => "tap_gone",
     /// The kernel refused this frame, on its way to a TAP or from it.
     TapRejected => "tap_rejected",
+    /// Egress: the stream's peer does not read fast enough, or another worker was writing to it.
+    StreamFull => "stream_full",
+    /// Egress: nobody is connected to the stream.
+    StreamGone => "stream_gone",
     /// A worker panicked in the middle of the burst, which is a bug of ours.
     Panicked => "panicked",
 }

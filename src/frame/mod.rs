@@ -12,6 +12,7 @@ pub mod rarp;
 #[cfg(test)]
 pub mod samples;
 pub mod segment;
+pub mod stream;
 pub mod vnet;
 
 pub use checksum::Sum;

@@ -71,7 +71,7 @@ fn tolerance() -> u64 {
 impl SignalCost {
     /// True if the next write is to be measured.
     #[inline(always)]
-    pub(super) fn is_watched(&self) -> bool {
+    pub fn is_watched(&self) -> bool {
         self.measured_until.load(Ordering::Relaxed) != 0
     }
 

@@ -1,4 +1,5 @@
-//! A port behind descriptors that take and give whole frames: the queues of a TAP interface.
+//! A port behind descriptors that take and give whole frames: the queues of a TAP interface, or a
+//! [`stream`].
 //!
 //! Writing goes straight from the guests' buffers ([`writer`]), one system call a frame, by any
 //! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
@@ -6,16 +7,18 @@
 //! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
 //! whose interface is gone is emptied and reported to whoever reattaches it.
 
+pub mod stream;
 pub mod writer;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::Port;
+use super::{FrontEnd, Port};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Offloads, VNET_HDR_LEN};
+use crate::guard::SignalCost;
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
@@ -80,6 +83,8 @@ impl std::fmt::Debug for Loss {
 pub enum Behind {
     /// The host, by this interface.
     Tap(String),
+    /// Another process, by a connection.
+    Stream,
 }
 
 /// By which names frames are dropped that do not pass a device.
@@ -103,6 +108,12 @@ impl Behind {
                 gone: DropReason::TapGone,
                 rejected: DropReason::TapRejected,
             },
+            Behind::Stream => Reasons {
+                full: DropReason::StreamFull,
+                down: DropReason::StreamGone,
+                gone: DropReason::StreamGone,
+                rejected: DropReason::TooLong,
+            },
         }
     }
 }
@@ -113,6 +124,10 @@ pub struct DevicePort {
     /// What is at the other end.
     pub behind: Behind,
     queues: Box<[DeviceQueue]>,
+    /// The process at the other end of a stream.
+    peer: Mutex<Option<FrontEnd>>,
+    /// What its peers made us pay.
+    pub cost: Arc<SignalCost>,
     /// What the devices take, as bits of [`Offloads`].
     takes: AtomicU8,
     /// Taken before a queue's device, so that a late loss of the old devices and the attaching of
@@ -220,9 +235,16 @@ impl DevicePort {
         DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
     }
 
+    /// A stream that nobody is connected to yet.
+    pub fn stream() -> DevicePort {
+        DevicePort::new(Behind::Stream, 1)
+    }
+
     fn new(behind: Behind, queues: u16) -> DevicePort {
         DevicePort {
             behind,
+            peer: Mutex::default(),
+            cost: Arc::default(),
             queues: (0..queues).map(|_| DeviceQueue::default()).collect(),
             takes: AtomicU8::new(0),
             loss: Mutex::default(),
@@ -234,6 +256,7 @@ impl DevicePort {
     pub fn ifname(&self) -> Option<&str> {
         match &self.behind {
             Behind::Tap(ifname) => Some(ifname),
+            Behind::Stream => None,
         }
     }
 
@@ -241,7 +264,19 @@ impl DevicePort {
     pub fn kind(&self) -> PortKind {
         match self.behind {
             Behind::Tap(_) => PortKind::Uplink,
+            // One VM, or a router: frames pass between it and an uplink.
+            Behind::Stream => PortKind::Guest,
         }
+    }
+
+    /// The process that is connected to a stream.
+    pub fn peer(&self) -> Option<FrontEnd> {
+        *lock(&self.peer)
+    }
+
+    /// It is this one now.
+    pub fn set_peer(&self, peer: Option<FrontEnd>) {
+        *lock(&self.peer) = peer;
     }
 
     /// The queues.
@@ -285,6 +320,11 @@ impl DevicePort {
             loss.dead.extend(lock(&queue.device).take());
         }
         loss.lost = true;
+    }
+
+    /// Lets go of what was lost, which somebody else closes.
+    pub fn let_go(&self) {
+        drop(std::mem::take(&mut lock(&self.loss).dead));
     }
 
     /// Closes what was lost. Not for workers: closing waits for the lock of the host's network

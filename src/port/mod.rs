@@ -5,7 +5,7 @@
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
 //! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
-//!   the interface comes back;
+//!   the interface comes back, or a connection;
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`inspect`] what a session tells of itself when it is asked;
@@ -68,7 +68,7 @@ pub struct Port {
     pub name: String,
     /// What is behind it.
     pub endpoint: Endpoint,
-    /// The path of a VM's socket, as configured; none if it was inherited.
+    /// The path of a VM's or a stream's socket, as configured; none if it was inherited.
     pub socket: Option<PathBuf>,
     /// Offloads that frames of a VM behind it may ask for, if the VM agrees.
     pub send: Offloads,
@@ -100,7 +100,7 @@ impl Port {
         Port::new(id, name, Endpoint::Guest(GuestPort::new(pairs)))
     }
 
-    /// A port for a TAP.
+    /// A port for a TAP or a stream.
     pub fn device(id: PortId, name: &str, device: DevicePort) -> Port {
         Port::new(id, name, Endpoint::Device(device))
     }
@@ -130,7 +130,7 @@ impl Port {
         Port { send: offload, offload, mtu: Mtu::new(mtu), ..self }
     }
 
-    /// The port of a VM whose socket is there.
+    /// The port whose socket is there.
     pub fn at(self, socket: Option<PathBuf>) -> Port {
         Port { socket, ..self }
     }
@@ -183,6 +183,33 @@ impl Port {
         match &self.endpoint {
             Endpoint::Guest(guest) => Some(guest),
             Endpoint::Device(_) => None,
+        }
+    }
+
+    /// The stream behind this port, if it is one.
+    pub fn as_stream(&self) -> Option<&DevicePort> {
+        match &self.endpoint {
+            Endpoint::Device(device) if device.behind == Behind::Stream => Some(device),
+            _ => None,
+        }
+    }
+
+    /// The process at the other end: a VM's front-end, or a stream's peer.
+    pub fn front_end(&self) -> Option<FrontEnd> {
+        match &self.endpoint {
+            Endpoint::Guest(guest) => guest.front_end(),
+            Endpoint::Device(device) => device.peer(),
+        }
+    }
+
+    /// What is behind it, as clients are told.
+    pub fn kind_name(&self) -> &'static str {
+        match &self.endpoint {
+            Endpoint::Guest(_) => "vm",
+            Endpoint::Device(device) => match device.behind {
+                Behind::Tap(_) => "tap",
+                Behind::Stream => "stream",
+            },
         }
     }
 

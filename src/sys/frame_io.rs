@@ -58,6 +58,12 @@ impl Transfer {
 /// Sending and receiving whole frames, each behind its 12-byte virtio-net header. A trait so that
 /// tests can let every call end in every way. `as_raw_fd` is for epoll only.
 pub trait FrameIo: Send + Sync + AsRawFd {
+    /// False if a frame must lie in private memory when it is written: others wait meanwhile, and
+    /// a guest's memory may make whoever touches it wait.
+    fn gathers(&self) -> bool {
+        true
+    }
+
     /// Writes one frame that lies in one piece, its header included.
     fn write(&self, bytes: &[u8]) -> Transfer;
 

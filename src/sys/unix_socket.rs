@@ -109,16 +109,28 @@ pub fn listens(socket: BorrowedFd<'_>) -> io::Result<bool> {
 
 /// Switches off whatever puts control messages other than descriptors beside the bytes that come.
 pub fn receive_no_ancillary_data(socket: BorrowedFd<'_>) {
-    // A kernel that does not know an option cannot have it set.
     let _ = sockopt::set_socket_passcred(socket, false);
     // rustix does not know the other two.
     for option in [libc::SO_PASSSEC, libc::SO_PASSPIDFD] {
-        let off: libc::c_int = 0;
-        let len = size_of::<libc::c_int>() as libc::socklen_t;
-        let from = (&raw const off).cast();
-        // SAFETY: `from` points to a live value of `len` bytes.
-        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, from, len) };
+        set_off(socket, option);
     }
+}
+
+/// `SO_PASSRIGHTS` (since Linux 6.16), which no libc names yet.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Has the kernel refuse descriptors to whoever sends some to this socket, where it can.
+pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
+    set_off(socket, SO_PASSRIGHTS);
+}
+
+/// Switches an option off; a kernel that does not know it cannot have it set.
+fn set_off(socket: BorrowedFd<'_>, option: libc::c_int) {
+    let off: libc::c_int = 0;
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    let from = (&raw const off).cast();
+    // SAFETY: `from` points to a live value of `len` bytes.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, from, len) };
 }
 
 /// Takes the exclusive flock(2) of an open file if nobody else has it; it lasts until the file is

@@ -137,7 +137,16 @@ impl WorkerHandle {
 
     /// Reports events of `fd` as `token` from now on, starting with the present state.
     pub fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
-        let events = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        self.watch_for(EventSet::IN, fd, token)
+    }
+
+    /// The same, and when there is room to write again.
+    pub fn watch_both(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.watch_for(EventSet::IN | EventSet::OUT, fd, token)
+    }
+
+    fn watch_for(&self, events: EventSet, fd: RawFd, token: Token) -> io::Result<()> {
+        let events = events | EventSet::EDGE_TRIGGERED;
         let event = EpollEvent::new(events, token.to_bits());
         match self.epoll.ctl(ControlOperation::Add, fd, event) {
             // Watching it could not be ended when it was to be, and a front-end has it open: it

@@ -55,7 +55,8 @@ impl FrameWriter {
         // All of the snapshot, as a constant length is two moves; what is too much is overwritten
         // or not sent.
         self.linear[VNET_HDR_LEN..PRIVATE].copy_from_slice(&frame.snapshot);
-        if frame.len as usize <= TAP_COPY_BYTES || more.len() > TAP_GATHER_PIECES {
+        let together = frame.len as usize <= TAP_COPY_BYTES || more.len() > TAP_GATHER_PIECES;
+        if together || !device.gathers() {
             let len = self.linearize(frame, more);
             return whole(device.write(&self.linear[..len]), len);
         }

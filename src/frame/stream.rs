@@ -1,0 +1,222 @@
+//! Frames in a stream of bytes, as QEMU's `-netdev stream` has them: a length of four bytes, the
+//! most significant first, and then the frame. passt and gvproxy speak it too.
+//!
+//! Each side's memory is fixed: a frame that came in part waits in [`Unpacker`] for its rest, and
+//! one that went out in part in [`Packer`].
+
+use crate::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN, STREAM_BUFFER_BYTES};
+
+/// Bytes of a length.
+pub const LENGTH_LEN: usize = 4;
+
+/// A length that no sender of frames writes: what follows cannot be told apart any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a frame of {0} bytes is announced, and {MAX_STREAM_FRAME_LEN} is the most")]
+pub struct BadLength(pub u32);
+
+/// Bytes that came, taken apart into frames.
+#[derive(Debug)]
+pub struct Unpacker {
+    bytes: Box<[u8]>,
+    /// What is not taken yet.
+    from: usize,
+    to: usize,
+}
+
+impl Default for Unpacker {
+    fn default() -> Unpacker {
+        Unpacker { bytes: vec![0; STREAM_BUFFER_BYTES].into_boxed_slice(), from: 0, to: 0 }
+    }
+}
+
+impl Unpacker {
+    /// The next frame that is there as a whole, perhaps one of no bytes.
+    pub fn next_frame(&mut self) -> Result<Option<&[u8]>, BadLength> {
+        let Some((length, rest)) = self.bytes[self.from..self.to].split_first_chunk() else {
+            return Ok(None);
+        };
+        let length = u32::from_be_bytes(*length);
+        if length > MAX_STREAM_FRAME_LEN {
+            return Err(BadLength(length));
+        }
+        let frame = rest.get(..length as usize);
+        self.from += frame.map_or(0, |frame| LENGTH_LEN + frame.len());
+        Ok(frame)
+    }
+
+    /// Where the next bytes go; never empty once [`Unpacker::next_frame`] has found nothing.
+    pub fn room(&mut self) -> &mut [u8] {
+        // What is left is part of one frame.
+        self.bytes.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+        &mut self.bytes[self.to..]
+    }
+
+    /// So many bytes came.
+    pub fn filled(&mut self, bytes: usize) {
+        self.to = (self.to + bytes).min(self.bytes.len());
+    }
+
+    /// True if a frame has begun and not ended.
+    pub fn is_torn(&self) -> bool {
+        self.from < self.to
+    }
+}
+
+/// A frame on its way out.
+#[derive(Debug)]
+pub struct Packer {
+    bytes: Box<[u8]>,
+    /// What has not gone yet.
+    from: usize,
+    to: usize,
+}
+
+impl Default for Packer {
+    fn default() -> Packer {
+        let bytes = vec![0; LENGTH_LEN + MAX_FRAME_LEN as usize].into_boxed_slice();
+        Packer { bytes, from: 0, to: 0 }
+    }
+}
+
+impl Packer {
+    /// Puts a frame of `len` bytes behind its length; `fill` writes it. What was there is lost.
+    /// False if it is longer than any frame.
+    pub fn begin(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        let Some(frame) = self.bytes.get_mut(LENGTH_LEN..LENGTH_LEN + len) else { return false };
+        fill(frame);
+        self.bytes[..LENGTH_LEN].copy_from_slice(&(len as u32).to_be_bytes());
+        (self.from, self.to) = (0, LENGTH_LEN + len);
+        true
+    }
+
+    /// What is to go.
+    pub fn rest(&self) -> &[u8] {
+        &self.bytes[self.from..self.to]
+    }
+
+    /// So many bytes of it went.
+    pub fn sent(&mut self, bytes: usize) {
+        self.from = (self.from + bytes).min(self.to);
+    }
+
+    /// Takes a frame back of which nothing went; false if some of it did.
+    pub fn take_back(&mut self) -> bool {
+        if self.from == 0 {
+            self.to = 0;
+        }
+        self.to == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(frames: &[Vec<u8>]) -> Vec<u8> {
+        let each = frames.iter().map(|frame| {
+            let mut bytes = (frame.len() as u32).to_be_bytes().to_vec();
+            bytes.extend(frame);
+            bytes
+        });
+        each.collect::<Vec<_>>().concat()
+    }
+
+    /// All frames that are there.
+    fn take(unpacker: &mut Unpacker) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| unpacker.next_frame().unwrap().map(<[u8]>::to_vec)).collect()
+    }
+
+    fn put(unpacker: &mut Unpacker, bytes: &[u8]) {
+        unpacker.room()[..bytes.len()].copy_from_slice(bytes);
+        unpacker.filled(bytes.len());
+    }
+
+    fn frames() -> Vec<Vec<u8>> {
+        [14, 0, 60, 1, 15].iter().map(|&len| (0..len).map(|n| n as u8 ^ 0x5a).collect()).collect()
+    }
+
+    #[test]
+    fn every_split_gives_the_same_frames() {
+        let bytes = packed(&frames());
+        for first in 0..=bytes.len() {
+            for second in first..=bytes.len() {
+                let mut unpacker = Unpacker::default();
+                let mut found = Vec::new();
+                for part in [&bytes[..first], &bytes[first..second], &bytes[second..]] {
+                    put(&mut unpacker, part);
+                    found.extend(take(&mut unpacker));
+                }
+                assert_eq!(found, frames(), "split at {first} and {second}");
+                assert!(!unpacker.is_torn());
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_come_one_by_one() {
+        let (bytes, mut unpacker) = (packed(&frames()), Unpacker::default());
+        let mut found = Vec::new();
+        for byte in bytes {
+            put(&mut unpacker, &[byte]);
+            found.extend(take(&mut unpacker));
+        }
+        assert_eq!(found, frames());
+    }
+
+    #[test]
+    fn the_longest_frames_pass_again_and_again() {
+        let mut unpacker = Unpacker::default();
+        let longest = vec![7; MAX_STREAM_FRAME_LEN as usize];
+        let bytes = packed(&[longest.clone(), longest.clone(), longest.clone()]);
+        let (mut left, mut found) = (&bytes[..], 0);
+        while !left.is_empty() {
+            let room = unpacker.room();
+            assert!(!room.is_empty());
+            let n = room.len().min(left.len());
+            room[..n].copy_from_slice(&left[..n]);
+            unpacker.filled(n);
+            left = &left[n..];
+            for frame in take(&mut unpacker) {
+                assert!(frame == longest);
+                found += 1;
+            }
+        }
+        assert_eq!(found, 3);
+    }
+
+    #[test]
+    fn an_impossible_length_is_told_and_stays() {
+        for length in [MAX_STREAM_FRAME_LEN + 1, 1 << 31, u32::MAX] {
+            let mut unpacker = Unpacker::default();
+            put(&mut unpacker, &packed(&[vec![1; 20]]));
+            put(&mut unpacker, &length.to_be_bytes()[..3]);
+            assert_eq!(take(&mut unpacker).len(), 1);
+            put(&mut unpacker, &length.to_be_bytes()[3..]);
+            for _ in 0..2 {
+                assert_eq!(unpacker.next_frame(), Err(BadLength(length)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_goes_in_any_parts() {
+        let frame: Vec<u8> = (0..100).collect();
+        for first in 0..=104 {
+            let mut packer = Packer::default();
+            assert!(packer.begin(frame.len(), |to| to.copy_from_slice(&frame)));
+            let mut gone = packer.rest()[..first].to_vec();
+            packer.sent(first);
+            assert_eq!(packer.take_back(), first == 0);
+            if first > 0 {
+                gone.extend(packer.rest());
+                assert_eq!(gone, packed(std::slice::from_ref(&frame)));
+            }
+            packer.sent(1000);
+            assert!(packer.rest().is_empty());
+        }
+        let mut packer = Packer::default();
+        assert!(packer.begin(MAX_FRAME_LEN as usize, |_| {}));
+        assert!(!packer.begin(MAX_FRAME_LEN as usize + 1, |_| panic!("written")));
+    }
+}
