@@ -61,8 +61,20 @@ pub enum What {
         /// The virtio features that were agreed on.
         features: u64,
     },
+    /// Somebody is at the other end of a stream.
+    Connected {
+        /// Process number; 0 outside our PID namespace.
+        pid: i32,
+        /// Its user's number.
+        uid: u32,
+    },
     /// The connection with a front-end has ended.
     Detached(Detached),
+    /// That of a stream has.
+    Disconnected {
+        /// The reason, if it did not just leave.
+        why: Option<String>,
+    },
     /// A ring is left alone until its driver restarts it.
     RingBroken {
         /// Number of the ring in its device.
@@ -153,9 +165,12 @@ kinds! {
     What::PortAdded => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
     What::PortDeleted => "port_deleted" "5f01215257524e0db3e3e95daabad6d0" Info,
     What::Attached { .. } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+    What::Connected { .. } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
     What::Detached(Detached::Left) => "detached" "75021922b8c2432794877d65cf652b85" Info,
     What::Detached(Detached::Error(_)) => "detached" "75021922b8c2432794877d65cf652b85" Warn,
     What::Detached(Detached::Panicked) => "detached" "75021922b8c2432794877d65cf652b85" Error,
+    What::Disconnected { why: None } => "detached" "75021922b8c2432794877d65cf652b85" Info,
+    What::Disconnected { why: Some(_) } => "detached" "75021922b8c2432794877d65cf652b85" Warn,
     What::RingBroken { .. } => "ring_broken" "bebfdf309d644df789d3bd8c94de66b4" Warn,
     What::Dropped { .. } => "dropped" "650528fb32fa41e5915f3c7b83f5705d" Warn,
     What::Closed { .. } => "closed" "ee59fc9bd3d64c21930eb52bb8726d17" Warn,
@@ -177,6 +192,9 @@ impl fmt::Display for What {
             What::Attached { pid, uid, features } => {
                 write!(f, "front-end attached (pid {pid} uid {uid}), features {features:#x}")
             }
+            What::Connected { pid, uid } => write!(f, "connected (pid {pid} uid {uid})"),
+            What::Disconnected { why: None } => f.write_str("disconnected"),
+            What::Disconnected { why: Some(why) } => write!(f, "disconnected: {why}"),
             What::Detached(Detached::Left) => f.write_str("front-end disconnected"),
             What::Detached(Detached::Error(why)) => write!(f, "connection closed: {why}"),
             What::Detached(Detached::Panicked) => {

@@ -35,6 +35,11 @@ Examples:
       -netdev vhost-user,id=n0,chardev=c0 -device virtio-net-pci,netdev=n0
     (QEMU before 9.2: reconnect=1 instead of reconnect-ms=200)
 
+  No root: passt is the way to the network, and listens on its socket:
+    passt --socket /tmp/passt.sock
+    vioswitchd --port vm1,socket=/tmp/vm1.sock \
+               --stream net,socket=/tmp/passt.sock,mode=client
+
   Four queue pairs, a socket for libvirt's QEMU, and a static address:
     vioswitchd --port vm1,socket=/run/vm1.sock,queues=4,socket-group=kvm,mac=52:54:00:00:00:01
 
@@ -98,6 +103,27 @@ struct Options {
         verbatim_doc_comment
     )]
     tap: Vec<String>,
+
+    /// Add a port for a process that speaks QEMU's -netdev stream over a Unix socket, such as
+    /// passt; repeatable
+    ///
+    ///   socket=PATH         the socket (required)
+    ///   mode=server|client  listen on it (default), or connect to it
+    ///   socket-mode=0660    as for a port (mode=server only)
+    ///   socket-group=GROUP  as for a port (mode=server only)
+    ///   mac=MAC             as for a port; repeatable
+    ///   flood=on|off        as for a port
+    ///   mtu=N               as for a port
+    ///
+    /// A [[stream]] of the same name in the file is replaced as a whole.
+    #[arg(
+        long,
+        value_name = "NAME,socket=PATH[,KEY=VALUE]...",
+        action = ArgAction::Append,
+        allow_hyphen_values = true,
+        verbatim_doc_comment
+    )]
+    stream: Vec<String>,
 
     /// Add one port, named port0, that listens on PATH
     #[arg(long, value_name = "PATH", conflicts_with = "fd")]
@@ -257,7 +283,8 @@ fn summary(error: &clap::Error) -> String {
     line
 }
 
-/// Options to settings. The first malformed `--port` or `--tap` is the error.
+/// Options to settings. The first malformed `--port`, `--tap` or `--stream` is the
+/// error.
 fn lower(options: Options) -> Result<Given, UsageError> {
     let mut source = Source::default();
     for text in &options.port {
@@ -265,6 +292,9 @@ fn lower(options: Options) -> Result<Given, UsageError> {
     }
     for text in &options.tap {
         source.sections.push(section(Kind::Tap, "--tap", text)?);
+    }
+    for text in &options.stream {
+        source.sections.push(section(Kind::Stream, "--stream", text)?);
     }
     let scalars = [
         ("socket-path", options.socket_path),

@@ -8,7 +8,7 @@ use log::LevelFilter;
 
 use super::raw::{Complaint, Kind, Place, quote};
 use super::validate::{Scalars, Validated};
-use super::{Config, Control, Origin, PortConfig, TapConfig};
+use super::{Config, Control, Origin, PortConfig, StreamConfig, TapConfig};
 use crate::limits;
 
 /// What only one entry may have.
@@ -69,7 +69,7 @@ pub fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// A port or a TAP, as far as it could be understood.
+/// A port, a TAP or a stream, as far as it could be understood.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) kind: Kind,
@@ -87,6 +87,7 @@ pub(super) struct Entry {
 pub(super) enum Parsed {
     Port(PortConfig),
     Tap(TapConfig),
+    Stream(StreamConfig),
 }
 
 /// The final configuration, and what is wrong with it as a whole.
@@ -109,13 +110,16 @@ pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
         }
     }
     if let Some(entry) = checked.entries.get(limits::MAX_PORTS) {
-        let text = format!("more than {} ports and taps", limits::MAX_PORTS);
+        let text = format!("more than {} ports, taps and streams", limits::MAX_PORTS);
         complaints.push(Complaint::new(&entry.at, text));
     }
-    let mut taps = checked.entries.iter().filter(|entry| entry.kind == Kind::Tap);
-    if let Some(entry) = taps.nth(limits::MAX_TAPS) {
-        let text = format!("more than {} taps", limits::MAX_TAPS);
-        complaints.push(Complaint::new(&entry.at, text));
+    for (kind, most, noun) in
+        [(Kind::Tap, limits::MAX_TAPS, "taps"), (Kind::Stream, limits::MAX_STREAMS, "streams")]
+    {
+        let mut all = checked.entries.iter().filter(|entry| entry.kind == kind);
+        if let Some(entry) = all.nth(most) {
+            complaints.push(Complaint::new(&entry.at, format!("more than {most} {noun}")));
+        }
     }
     complaints
 }
@@ -167,8 +171,9 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
     let mut complaints = conflicts(&all);
     // With a control socket the ports may come later.
     if all.entries.is_empty() && all.scalars.control.is_none() {
-        let text = "nothing to switch: give at least one --port, --tap, --socket-path or --fd, \
-                    or a --config file with a [[port]] or [[tap]], or --control to add them later";
+        let text = "nothing to switch: give at least one --port, --tap, --stream, --socket-path or \
+                    --fd, or a --config file with a [[port]], [[tap]] or [[stream]], or \
+                    --control to add them later";
         complaints.push(Complaint::new(&Place::Command, text));
     }
     Merged { config: config(all.scalars, all.entries), complaints }
@@ -179,6 +184,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
     let mut config = Config {
         ports: Vec::new(),
         taps: Vec::new(),
+        streams: Vec::new(),
         workers: scalars.workers.unwrap_or(limits::DEFAULT_WORKERS),
         cpus: scalars.cpus.unwrap_or_default(),
         poll: scalars.poll.unwrap_or(false),
@@ -204,6 +210,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         match entry.parsed {
             Some(Parsed::Port(port)) => config.ports.push(port),
             Some(Parsed::Tap(tap)) => config.taps.push(tap),
+            Some(Parsed::Stream(stream)) => config.streams.push(stream),
             None => {}
         }
     }

@@ -160,6 +160,7 @@ impl Lowering {
             match key.get_ref().as_ref() {
                 "port" => self.sections(Kind::Port, "port", value, &at),
                 "tap" => self.sections(Kind::Tap, "tap", value, &at),
+                "stream" => self.sections(Kind::Stream, "stream", value, &at),
                 key => {
                     let setting = Setting { key: key.to_owned(), value: plain(value), at };
                     self.source.scalars.push(setting);
@@ -168,7 +169,7 @@ impl Lowering {
         }
     }
 
-    /// All `[[port]]` or all `[[tap]]`.
+    /// All tables of one name: `[[port]]`, `[[tap]]` or `[[stream]]`.
     fn sections(&mut self, kind: Kind, key: &str, value: &Spanned<DeValue<'_>>, at: &Place) {
         let wrong = format!("'{key}' is a list of tables, each begun with [[{key}]]");
         let DeValue::Array(tables) = value.get_ref() else {

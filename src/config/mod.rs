@@ -25,7 +25,7 @@ use crate::switch::PortPolicy;
 pub use entries::{Shared, place};
 pub use nearest::nearest;
 pub use settings::{Difference, Origin, Settings};
-pub use single::{Given, Wrong, port, tap};
+pub use single::{Given, Wrong, port, stream, tap};
 pub use sources::{Text, Texts};
 
 mod args;
@@ -49,6 +49,8 @@ pub struct Config {
     pub ports: Vec<PortConfig>,
     /// Uplinks, names and interfaces distinct.
     pub taps: Vec<TapConfig>,
+    /// Ports on streams, names and sockets distinct.
+    pub streams: Vec<StreamConfig>,
     /// Threads of the data path, 1 to [`crate::limits::MAX_WORKERS`].
     pub workers: usize,
     /// CPUs the workers are bound to, in turn; empty if they run where the kernel puts them.
@@ -67,7 +69,7 @@ pub struct Config {
     pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
-    /// Who gave each port and TAP, by its name.
+    /// Who gave each port, TAP and stream, by its name.
     pub origins: HashMap<String, Origin>,
     /// What the administrator should know, a line each.
     pub warnings: Vec<String>,
@@ -77,22 +79,34 @@ impl Config {
     /// Everything that is to have a place in the table of ports, and who gave it.
     pub fn entries(&self) -> impl Iterator<Item = (Settings, Origin)> {
         let ports = self.ports.iter().cloned().map(Settings::Port);
-        let all = ports.chain(self.taps.iter().cloned().map(Settings::Tap));
+        let taps = self.taps.iter().cloned().map(Settings::Tap);
+        let streams = self.streams.iter().cloned().map(Settings::Stream);
+        let all = ports.chain(taps).chain(streams);
         all.map(|settings| {
             let origin = self.origins.get(settings.name()).copied();
             (settings, origin.unwrap_or(Origin::Cli))
         })
     }
 
-    /// How many ports and TAPs, in words.
+    /// Where front-ends and the peers of streams are met, with the port's place in the table:
+    /// ports, TAPs, streams.
+    pub fn endpoints(&self) -> impl Iterator<Item = (usize, &Endpoint)> {
+        let ports = self.ports.iter().map(|port| &port.endpoint).enumerate();
+        let before = self.ports.len() + self.taps.len();
+        let streams = self.streams.iter().map(|stream| &stream.endpoint).enumerate();
+        ports.chain(streams.map(move |(at, endpoint)| (before + at, endpoint)))
+    }
+
+    /// How many ports, TAPs and streams, in words.
     pub fn summary(&self) -> String {
-        summary(self.ports.len(), self.taps.len())
+        summary(self.ports.len(), self.taps.len(), self.streams.len())
     }
 }
 
-/// So many ports and TAPs, in words.
-pub fn summary(ports: usize, taps: usize) -> String {
-    format!("{}, {}", counted(ports, "port"), counted(taps, "tap"))
+/// So many ports, TAPs and, if there are any, streams, in words.
+pub fn summary(ports: usize, taps: usize, streams: usize) -> String {
+    let both = format!("{}, {}", counted(ports, "port"), counted(taps, "tap"));
+    if streams == 0 { both } else { format!("{both}, {}", counted(streams, "stream")) }
 }
 
 /// The control socket.
@@ -204,6 +218,22 @@ pub struct TapConfig {
     pub policy: PortPolicy,
     /// MTU of the interface, [`crate::limits::MIN_MTU`] to [`crate::limits::MAX_TAP_MTU`] bytes:
     /// set if it is created, compared if it exists.
+    pub mtu: Option<u16>,
+}
+
+/// A port for a process that speaks QEMU's `-netdev stream`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamConfig {
+    /// The port's name, distinct among all.
+    pub name: String,
+    /// Where the process is met; never a descriptor.
+    pub endpoint: Endpoint,
+    /// Static addresses: they cannot be learned on any other port.
+    pub macs: Vec<MacAddr>,
+    /// What is asked of the port beyond forwarding.
+    pub policy: PortPolicy,
+    /// Longest packet that goes there, [`crate::limits::MIN_MTU`] to
+    /// [`crate::limits::MAX_CARRIED_MTU`] bytes.
     pub mtu: Option<u16>,
 }
 

@@ -70,9 +70,10 @@ impl Setting {
 pub(super) enum Kind {
     Port,
     Tap,
+    Stream,
 }
 
-/// One `--port`, `--tap`, `[[port]]` or `[[tap]]`.
+/// One `--port`, `--tap` or `--stream`, or the table of the same name in a file.
 #[derive(Debug, Clone)]
 pub(super) struct Section {
     pub(super) kind: Kind,

@@ -1,11 +1,12 @@
-//! A port or a TAP as its keys and values: what can be written down, read again and compared.
+//! A port, a TAP or a stream as its keys and values: what can be written down, read again and
+//! compared.
 //!
 //! One list of words serves all of that, so what is shown as a difference is what differs.
 
 use std::path::PathBuf;
 
 use super::entries::{Shared, place};
-use super::{Endpoint, Given, PortConfig, TapConfig, Wrong, port, tap};
+use super::{Endpoint, Given, PortConfig, StreamConfig, TapConfig, Wrong, port, stream, tap};
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 
@@ -31,13 +32,15 @@ impl Origin {
     }
 }
 
-/// A port or a TAP.
+/// A port, a TAP or a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settings {
     /// A virtual machine's port.
     Port(PortConfig),
     /// An uplink.
     Tap(TapConfig),
+    /// A process that speaks QEMU's `-netdev stream`.
+    Stream(StreamConfig),
 }
 
 /// A key whose value differs.
@@ -65,14 +68,25 @@ impl Settings {
         match self {
             Settings::Port(port) => &port.name,
             Settings::Tap(tap) => &tap.name,
+            Settings::Stream(stream) => &stream.name,
         }
     }
 
-    /// `port` or `tap`, as in the file.
+    /// `port`, `tap` or `stream`, as in the file.
     pub fn kind(&self) -> &'static str {
         match self {
             Settings::Port(_) => "port",
             Settings::Tap(_) => "tap",
+            Settings::Stream(_) => "stream",
+        }
+    }
+
+    /// Where a front-end or a peer is met, if one is.
+    pub fn endpoint(&self) -> Option<&Endpoint> {
+        match self {
+            Settings::Port(port) => Some(&port.endpoint),
+            Settings::Stream(stream) => Some(&stream.endpoint),
+            Settings::Tap(_) => None,
         }
     }
 
@@ -80,6 +94,7 @@ impl Settings {
     pub fn macs(&self) -> &[MacAddr] {
         match self {
             Settings::Port(port) => &port.macs,
+            Settings::Stream(stream) => &stream.macs,
             Settings::Tap(_) => &[],
         }
     }
@@ -88,6 +103,7 @@ impl Settings {
     pub fn parse(kind: &str, settings: Vec<(String, Given)>) -> Result<Settings, Wrong> {
         match kind {
             "tap" => tap(settings).map(Settings::Tap),
+            "stream" => stream(settings).map(Settings::Stream),
             _ => port(settings).map(Settings::Port),
         }
     }
@@ -103,6 +119,7 @@ impl Settings {
                 ("flood", vec![on(tap.policy.flood_unknown)]),
                 ("mtu", tap.mtu.iter().map(u16::to_string).collect()),
             ],
+            Settings::Stream(stream) => stream_words(stream),
         }
     }
 
@@ -122,15 +139,13 @@ impl Settings {
 
     /// What only one port may have, as it is compared: the socket's place, interface, addresses.
     pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
+        let of = |endpoint: &Endpoint, macs: &[MacAddr]| {
+            let macs = macs.iter().map(|mac| (Shared::Mac, mac.to_string().into()));
+            macs.chain(endpoint.path().map(|path| (Shared::Socket, place(path)))).collect()
+        };
         match self {
-            Settings::Port(port) => {
-                let macs = port.macs.iter().map(|mac| (Shared::Mac, mac.to_string().into()));
-                let mut claims: Vec<_> = macs.collect();
-                if let Endpoint::Server { path, .. } | Endpoint::Client { path } = &port.endpoint {
-                    claims.push((Shared::Socket, place(path)));
-                }
-                claims
-            }
+            Settings::Port(port) => of(&port.endpoint, &port.macs),
+            Settings::Stream(stream) => of(&stream.endpoint, &stream.macs),
             Settings::Tap(tap) => vec![(Shared::Interface, tap.ifname.clone().into())],
         }
     }
@@ -150,9 +165,13 @@ fn offload(send: Offloads, receive: Offloads) -> &'static str {
     }
 }
 
-fn port_words(port: &PortConfig) -> Vec<(&'static str, Vec<String>)> {
+fn macs(macs: &[MacAddr]) -> Vec<String> {
+    macs.iter().map(ToString::to_string).collect()
+}
+
+fn endpoint_words(endpoint: &Endpoint) -> Vec<(&'static str, Vec<String>)> {
     let path = |path: &PathBuf| vec![path.to_string_lossy().into_owned()];
-    let mut words = match &port.endpoint {
+    match endpoint {
         Endpoint::Server { path: at, mode, group } => vec![
             ("socket", path(at)),
             ("mode", vec!["server".to_owned()]),
@@ -163,11 +182,25 @@ fn port_words(port: &PortConfig) -> Vec<(&'static str, Vec<String>)> {
             vec![("socket", path(at)), ("mode", vec!["client".to_owned()])]
         }
         Endpoint::Fd(number) => vec![("fd", vec![number.to_string()])],
-    };
+    }
+}
+
+fn stream_words(stream: &StreamConfig) -> Vec<(&'static str, Vec<String>)> {
+    let mut words = endpoint_words(&stream.endpoint);
+    words.extend([
+        ("mac", macs(&stream.macs)),
+        ("flood", vec![on(stream.policy.flood_unknown)]),
+        ("mtu", stream.mtu.iter().map(u16::to_string).collect()),
+    ]);
+    words
+}
+
+fn port_words(port: &PortConfig) -> Vec<(&'static str, Vec<String>)> {
+    let mut words = endpoint_words(&port.endpoint);
     let memory = if port.preallocated { "prealloc" } else { "any" };
     words.extend([
         ("queues", vec![port.queue_pairs.to_string()]),
-        ("mac", port.macs.iter().map(ToString::to_string).collect()),
+        ("mac", macs(&port.macs)),
         ("offload", vec![offload(port.send, port.offload).to_owned()]),
         ("platform", vec![on(port.platform)]),
         ("flood", vec![on(port.policy.flood_unknown)]),
@@ -222,6 +255,20 @@ mod tests {
             ),
             read("port", &[name, socket, ("offload", "off")]),
             read("tap", &[name, ("ifname", "t0")]),
+            read("stream", &[name, socket]),
+            read("stream", &[name, socket, ("mode", "client"), ("mtu", "1500")]),
+            read(
+                "stream",
+                &[
+                    name,
+                    socket,
+                    ("socket-mode", "0600"),
+                    ("socket-group", "65533"),
+                    ("mac", "52:54:00:00:00:01"),
+                    ("mac", "52:54:00:00:00:02"),
+                    ("flood", "off"),
+                ],
+            ),
             read("tap", &[name, ("ifname", "t0"), ("queues", "4"), ("offload", "csum")]),
             read("tap", &[name, ("ifname", "t0"), ("flood", "off"), ("mtu", "1400")]),
         ] {

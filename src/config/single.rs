@@ -1,8 +1,8 @@
-//! One port or TAP by itself, as it is added while the switch runs: the keys, rules and words of
-//! the command line and the file.
+//! One port, TAP or stream by itself, as it is added while the switch runs: the keys, rules and
+//! words of the command line and the file.
 
 use super::raw::{Complaint, Kind, Place, Section, Setting, Source, Value};
-use super::{Machine, PortConfig, TapConfig, entries, validate};
+use super::{Machine, PortConfig, StreamConfig, TapConfig, entries, validate};
 
 /// A value as a program gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +39,14 @@ pub fn port(settings: Vec<(String, Given)>) -> Result<PortConfig, Wrong> {
 pub fn tap(settings: Vec<(String, Given)>) -> Result<TapConfig, Wrong> {
     match parsed(Kind::Tap, settings)? {
         Some(entries::Parsed::Tap(tap)) => Ok(tap),
+        _ => Err(unknown()),
+    }
+}
+
+/// The settings of a stream; `mac` may be given several times.
+pub fn stream(settings: Vec<(String, Given)>) -> Result<StreamConfig, Wrong> {
+    match parsed(Kind::Stream, settings)? {
+        Some(entries::Parsed::Stream(stream)) => Ok(stream),
         _ => Err(unknown()),
     }
 }

@@ -16,7 +16,7 @@ use super::value::{
     log_level, metrics, number, offloads, permissions, port_name, port_offloads, socket_path,
     station_address, text, truth, unknown_key, workers,
 };
-use super::{Endpoint, Machine, MetricsSocket, PortConfig, TapConfig};
+use super::{Endpoint, Machine, MetricsSocket, PortConfig, StreamConfig, TapConfig};
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::limits;
@@ -25,12 +25,13 @@ use crate::switch::PortPolicy;
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
 
-const SCALAR_KEYS: &str = "port, tap, workers, cpus, poll, age, control, control-group, \
+const SCALAR_KEYS: &str = "port, tap, stream, workers, cpus, poll, age, control, control-group, \
      control-admin-group, capture-group, metrics, feature-level, log-level, \
      uplink-to-uplink, socket-path, fd";
 const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, \
      platform, flood, mtu, feature-level, memory";
 const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
+const STREAM_KEYS: &str = "name, socket, mode, socket-mode, socket-group, mac, flood, mtu";
 
 /// One place's settings, checked.
 #[derive(Debug, Clone, Default)]
@@ -89,6 +90,7 @@ pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
         let (entry, mut complaints) = match section.kind {
             Kind::Port => PortDraft::default().check(section),
             Kind::Tap => TapDraft::default().check(section),
+            Kind::Stream => StreamDraft::default().check(section),
         };
         checked.entries.push(entry);
         checked.complaints.append(&mut complaints);
@@ -160,7 +162,7 @@ fn claim(what: Shared, setting: &Setting) -> Result<Claim, String> {
     Ok(Claim { what, value: text(setting)?.to_owned(), at: setting.at.clone() })
 }
 
-/// What port and TAP entries have in common: every setting is looked at, once.
+/// What all entries have in common: every setting is looked at, once.
 trait Draft: Sized {
     const KIND: Kind;
 
@@ -192,7 +194,7 @@ trait Draft: Sized {
         }
         let name = self.name();
         let required: &[&str] = match Self::KIND {
-            Kind::Port => &["name", "socket"],
+            Kind::Port | Kind::Stream => &["name", "socket"],
             Kind::Tap => &["name", "ifname"],
         };
         for key in required.iter().filter(|key| !given.contains(*key)) {
@@ -211,38 +213,36 @@ trait Draft: Sized {
     }
 }
 
-/// A port while its settings come in.
+/// What has a socket and addresses of its own, while its settings come in.
 #[derive(Default)]
-struct PortDraft {
+struct SocketDraft {
     name: Option<String>,
-    socket: Option<PathBuf>,
+    path: Option<PathBuf>,
     client: bool,
     mode: Option<u32>,
     group: Option<u32>,
     /// Where a setting was given that only a listening socket can have.
     server_only: Vec<(&'static str, Place)>,
-    queues: Option<u16>,
     macs: Vec<MacAddr>,
-    /// What the VM may send with, and what it receives.
-    offload: Option<(Offloads, Offloads)>,
-    platform: bool,
     policy: PortPolicy,
-    feature_level: Option<u8>,
-    preallocated: bool,
     mtu: Option<u16>,
 }
 
-impl Draft for PortDraft {
-    const KIND: Kind = Kind::Port;
-
-    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
+impl SocketDraft {
+    /// Takes one setting over; `known` are the keys that there are.
+    fn set(
+        &mut self,
+        setting: &Setting,
+        claims: &mut Vec<Claim>,
+        known: &str,
+    ) -> Result<(), String> {
         match setting.key.as_str() {
             "name" => {
                 self.name = Some(port_name(setting)?);
                 claims.push(claim(Shared::Name, setting)?);
             }
             "socket" => {
-                self.socket = Some(socket_path(setting)?);
+                self.path = Some(socket_path(setting)?);
                 claims.push(claim(Shared::Socket, setting)?);
             }
             "mode" => self.client = is_client(setting)?,
@@ -254,31 +254,24 @@ impl Draft for PortDraft {
                 self.server_only.push(("socket-group", setting.at.clone()));
                 self.group = Some(group(setting)?);
             }
-            "queues" => self.queues = Some(number(setting, 1, limits::MAX_QUEUE_PAIRS.into())?),
             "mac" => {
                 let mac = station_address(setting)?;
                 let (value, at) = (mac.to_string(), setting.at.clone());
                 claims.push(Claim { what: Shared::Mac, value, at });
                 self.macs.push(mac);
             }
-            "offload" => self.offload = Some(port_offloads(setting)?),
-            "platform" => self.platform = is_on(setting)?,
             "flood" => self.policy.flood_unknown = is_on(setting)?,
-            "feature-level" => self.feature_level = Some(feature_level(setting)?),
-            "memory" => self.preallocated = is_preallocated(setting)?,
             "mtu" => {
                 self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_CARRIED_MTU)?);
             }
-            _ => return Err(unknown_key(setting, PORT_KEYS)),
+            _ => return Err(unknown_key(setting, known)),
         }
         Ok(())
     }
 
-    fn name(&self) -> Option<String> {
-        self.name.clone()
-    }
-
-    fn finish(self, at: &Place) -> Result<Parsed, Vec<Complaint>> {
+    /// Name and endpoint, or what contradicts itself. What is missing was complained about when it
+    /// was read or looked for.
+    fn finish(&mut self, at: &Place) -> Result<(String, Endpoint), Vec<Complaint>> {
         let mut complaints = Vec::new();
         if self.client {
             complaints.extend(self.server_only.iter().map(|(key, at)| {
@@ -289,28 +282,83 @@ impl Draft for PortDraft {
             let text = format!("more than {} mac addresses", limits::MAX_STATIC_MACS);
             complaints.push(Complaint::new(at, text));
         }
-        // What is missing here was complained about when it was read or looked for.
-        let (Some(name), Some(path), true) = (self.name, self.socket, complaints.is_empty()) else {
-            return Err(complaints);
-        };
-        let endpoint = match self.client {
-            true => Endpoint::Client { path },
-            false => server(path, self.mode, self.group),
-        };
+        match (self.name.take(), self.path.take(), complaints.is_empty()) {
+            (Some(name), Some(path), true) if self.client => Ok((name, Endpoint::Client { path })),
+            (Some(name), Some(path), true) => Ok((name, server(path, self.mode, self.group))),
+            _ => Err(complaints),
+        }
+    }
+}
+
+/// A port while its settings come in.
+#[derive(Default)]
+struct PortDraft {
+    socket: SocketDraft,
+    queues: Option<u16>,
+    /// What the VM may send with, and what it receives.
+    offload: Option<(Offloads, Offloads)>,
+    platform: bool,
+    feature_level: Option<u8>,
+    preallocated: bool,
+}
+
+impl Draft for PortDraft {
+    const KIND: Kind = Kind::Port;
+
+    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
+        match setting.key.as_str() {
+            "queues" => self.queues = Some(number(setting, 1, limits::MAX_QUEUE_PAIRS.into())?),
+            "offload" => self.offload = Some(port_offloads(setting)?),
+            "platform" => self.platform = is_on(setting)?,
+            "feature-level" => self.feature_level = Some(feature_level(setting)?),
+            "memory" => self.preallocated = is_preallocated(setting)?,
+            _ => self.socket.set(setting, claims, PORT_KEYS)?,
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> Option<String> {
+        self.socket.name.clone()
+    }
+
+    fn finish(mut self, at: &Place) -> Result<Parsed, Vec<Complaint>> {
+        let (name, endpoint) = self.socket.finish(at)?;
         let (send, offload) = self.offload.unwrap_or((Offloads::ALL, Offloads::ALL));
         Ok(Parsed::Port(PortConfig {
             name,
             endpoint,
             queue_pairs: self.queues.unwrap_or(limits::DEFAULT_QUEUES),
-            macs: self.macs,
+            macs: self.socket.macs,
             send,
             offload,
             platform: self.platform,
-            policy: self.policy,
+            policy: self.socket.policy,
             feature_level: self.feature_level,
             preallocated: self.preallocated,
-            mtu: self.mtu,
+            mtu: self.socket.mtu,
         }))
+    }
+}
+
+/// A stream while its settings come in.
+#[derive(Default)]
+struct StreamDraft(SocketDraft);
+
+impl Draft for StreamDraft {
+    const KIND: Kind = Kind::Stream;
+
+    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
+        self.0.set(setting, claims, STREAM_KEYS)
+    }
+
+    fn name(&self) -> Option<String> {
+        self.0.name.clone()
+    }
+
+    fn finish(mut self, at: &Place) -> Result<Parsed, Vec<Complaint>> {
+        let (name, endpoint) = self.0.finish(at)?;
+        let SocketDraft { macs, policy, mtu, .. } = self.0;
+        Ok(Parsed::Stream(StreamConfig { name, endpoint, macs, policy, mtu }))
     }
 }
 

@@ -91,7 +91,7 @@ pub(super) fn unknown_key(setting: &Setting, known: &str) -> String {
     let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
     let meant = known.split(", ").find(|word| plain(word) == plain(&setting.key));
     let hint = match meant {
-        Some(word @ ("port" | "tap")) => format!(": write [[{word}]]"),
+        Some(word @ ("port" | "tap" | "stream")) => format!(": write [[{word}]]"),
         Some(word) => format!(": write {word}"),
         None => match nearest(&setting.key, known.split(", ")) {
             Some(word) => format!(", did you mean {word}?"),

@@ -1,4 +1,4 @@
-//! Ports and TAPs that are added and changed.
+//! Ports, TAPs and streams that are added and changed.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::config::{Difference, Endpoint, Given, Settings, Wrong};
 use crate::daemon::{Effect, PortError};
 
 impl Switch {
-    /// `AddPort` and `AddTap`, by the kind of what is added.
+    /// `AddPort`, `AddTap` and `AddStream`, by the kind of what is added.
     pub(super) fn add(
         &self,
         kind: &str,
@@ -19,7 +19,7 @@ impl Switch {
     ) -> Result<Value, Fault> {
         let may_exist = flag(&mut parameters, "may_exist")?.unwrap_or(false);
         let (name, mut given, values) = settings(parameters)?;
-        let default = kind == "port" && !given.iter().any(|(key, _)| key == "socket");
+        let default = kind != "tap" && !given.iter().any(|(key, _)| key == "socket");
         if default {
             let socket = self.directory.join(format!("{name}.sock"));
             given.push(("socket".into(), Given::Text(socket.to_string_lossy().into())));
@@ -35,7 +35,7 @@ impl Switch {
         }
     }
 
-    /// `SetPort` and `SetTap`: what is not given stays as it is.
+    /// `SetPort`, `SetTap` and `SetStream`: what is not given stays as it is.
     pub(super) fn set(
         &self,
         kind: &str,
@@ -117,8 +117,8 @@ fn words(parameters: &mut Parameters, key: &str) -> Result<Vec<String>, Fault> {
 
 /// Where clients may have a port's front-end met.
 pub(super) fn check_endpoint(wanted: &Settings, values: &Values) -> Result<(), Fault> {
-    let Settings::Port(port) = wanted else { return Ok(()) };
-    match &port.endpoint {
+    let Some(endpoint) = wanted.endpoint() else { return Ok(()) };
+    match endpoint {
         Endpoint::Fd(_) => Err(Fault::parameter("fd", None)),
         Endpoint::Server { path, .. } | Endpoint::Client { path } if path.is_relative() => {
             let text = format!("socket {path:?} must be a whole path, from / on");

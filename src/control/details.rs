@@ -79,8 +79,7 @@ fn details(
     if let Some(socket) = socket(port) {
         told["socket"] = socket;
     }
-    let who = port.as_guest().and_then(|guest| guest.front_end());
-    if let Some(command) = who.and_then(|who| command(who.pid)) {
+    if let Some(command) = port.front_end().and_then(|who| command(who.pid)) {
         told["command"] = command.into();
     }
     if let Some(facts) = facts {
@@ -90,7 +89,7 @@ fn details(
 }
 
 /// The queues of a port with the index of their ring, their number and direction, in the order of
-/// the rings; a TAP's have the indices that a guest's would.
+/// the rings; those of a TAP or stream have the indices that a guest's would.
 pub fn queues(port: &Port) -> Vec<(usize, usize, &'static str, &QueueStats)> {
     let pairs: Vec<(&QueueStats, &QueueStats)> = match &port.endpoint {
         Endpoint::Guest(guest) => {

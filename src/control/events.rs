@@ -71,8 +71,11 @@ fn show(event: &Event) -> Value {
         What::Attached { pid, uid, features } => {
             json!({"pid": pid, "uid": uid, "features": features})
         }
-        What::Detached(Detached::Left) => json!({}),
-        What::Detached(Detached::Error(why)) => json!({"why": why}),
+        What::Connected { pid, uid } => json!({"pid": pid, "uid": uid}),
+        What::Detached(Detached::Left) | What::Disconnected { why: None } => json!({}),
+        What::Detached(Detached::Error(why)) | What::Disconnected { why: Some(why) } => {
+            json!({"why": why})
+        }
         What::Detached(Detached::Panicked) => json!({"why": what.to_string()}),
         What::RingBroken { ring, why } => json!({"ring": ring, "why": why}),
         What::Closed { seconds } => json!({"seconds": seconds}),

@@ -45,8 +45,10 @@ const METHODS: &[&str] = &[
     "WaitForPort",
     "AddPort",
     "AddTap",
+    "AddStream",
     "SetPort",
     "SetTap",
+    "SetStream",
     "DeletePort",
     "GetWorkers",
     "ListAddresses",
@@ -235,8 +237,9 @@ impl Switch {
             "GetConfig" | "DiffConfig" if !more => return Err(no_more()),
             "GetConfig" => return self.config(&parameters),
             "DiffConfig" => return self.diff(&parameters),
-            "AddPort" | "AddTap" | "SetPort" | "SetTap" | "DeletePort" | "FlushAddresses"
-            | "AddAddress" | "DeleteAddress" | "ReloadConfig" | "ConfirmConfig" => {
+            "AddPort" | "AddTap" | "AddStream" | "SetPort" | "SetTap" | "SetStream"
+            | "DeletePort" | "FlushAddresses" | "AddAddress" | "DeleteAddress" | "ReloadConfig"
+            | "ConfirmConfig" => {
                 permit(client, self.admins, "control-admin-group")?;
                 return self.change(name, parameters, client.caller);
             }
@@ -274,10 +277,12 @@ impl Switch {
         let reply = match method {
             "AddPort" => self.add("port", parameters, caller)?,
             "AddTap" => self.add("tap", parameters, caller)?,
+            "AddStream" => self.add("stream", parameters, caller)?,
             "AddAddress" => self.add_address(parameters, caller)?,
             "DeleteAddress" => self.delete_address(parameters, caller)?,
             "SetPort" => self.set("port", parameters, caller)?,
             "SetTap" => self.set("tap", parameters, caller)?,
+            "SetStream" => self.set("stream", parameters, caller)?,
             "ReloadConfig" => {
                 self.tell("reloads", "the configuration", caller);
                 return self.reload(parameters);
@@ -314,7 +319,7 @@ impl Switch {
         }
     }
 
-    /// A port or TAP, and who gave it.
+    /// A port, TAP or stream, and who gave it.
     fn show(&self, port: &Port) -> Value {
         let mut told = show::port(port, &self.view.fdb);
         let daemon = self.daemon();
@@ -335,15 +340,16 @@ impl Switch {
     fn status(&self) -> Value {
         let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
-        let taps = ports.iter().filter(|port| port.as_guest().is_none()).count();
+        let count = |kind| ports.iter().filter(|port| port.kind_name() == kind).count();
         let daemon = self.daemon();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uptime": self.started.elapsed().as_secs(),
             "workers": workers.handles().len(),
-            "ports": ports.len() - taps,
-            "taps": taps,
+            "ports": count("vm"),
+            "taps": count("tap"),
+            "streams": count("stream"),
             "addresses": fdb.len(),
             "events": self.view.events.last(),
             "degraded": degraded(&daemon),
@@ -525,7 +531,9 @@ mod tests {
         };
         assert_eq!(methods(DESCRIPTION), METHODS);
         assert_eq!(methods(SERVICE_DESCRIPTION), SERVICE_METHODS);
-        for (kind, method) in [("a port", "AddPort("), ("a tap", "AddTap(")] {
+        for (kind, method) in
+            [("a port", "AddPort("), ("a tap", "AddTap("), ("a stream", "AddStream(")]
+        {
             let (_, rest) = DESCRIPTION.split_once(&format!("method {method}")).unwrap();
             let (inside, _) = rest.split_once(')').unwrap();
             let fields = inside.split(',').filter_map(|field| field.split(':').next());
@@ -538,6 +546,7 @@ mod tests {
             ];
             let wrong = match kind {
                 "a port" => config::port(unknown).unwrap_err(),
+                "a stream" => config::stream(unknown).unwrap_err(),
                 _ => config::tap(unknown).unwrap_err(),
             };
             let (_, known) = wrong.text.split_once("known: ").unwrap();

@@ -163,7 +163,7 @@ impl Switch {
     /// The process at a port's socket.
     fn front_end(&self, name: &str) -> Option<i32> {
         let ports = self.view.ports.present();
-        Some(ports.named(name)?.as_guest()?.front_end()?.pid)
+        Some(ports.named(name)?.front_end()?.pid)
     }
 }
 

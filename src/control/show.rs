@@ -19,14 +19,14 @@ const OFFLOADS: [(Offloads, &str); 6] = [
     (Offloads::USO6, "uso6"),
 ];
 
-/// A port or TAP.
+/// A port, TAP or stream.
 pub fn port(port: &Port, fdb: &Fdb) -> Value {
     let stats = &port.stats;
     let [input, output] = port.traffic();
     let mut told = json!({
         "name": port.name,
         "number": port.id,
-        "kind": if port.as_guest().is_some() { "vm" } else { "tap" },
+        "kind": port.kind_name(),
         "state": state(port),
         "queues": queues(port),
         "offloads": offloads(port.offload),
@@ -44,17 +44,11 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
     if let Some(mtu) = port.mtu.get() {
         told["mtu"] = mtu.into();
     }
-    match &port.endpoint {
-        Endpoint::Guest(guest) => {
-            if let Some(who) = guest.front_end() {
-                told["front_end"] = json!({"pid": who.pid, "uid": who.uid});
-            }
-        }
-        Endpoint::Device(device) => {
-            if let Some(ifname) = device.ifname() {
-                told["interface"] = ifname.into();
-            }
-        }
+    if let Some(who) = port.front_end() {
+        told["front_end"] = json!({"pid": who.pid, "uid": who.uid});
+    }
+    if let Some((_, ifname)) = port.as_tap() {
+        told["interface"] = ifname.into();
     }
     told
 }
@@ -64,8 +58,8 @@ pub fn state(port: &Port) -> &'static str {
     match &port.endpoint {
         _ if port.is_up() => "attached",
         Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",
-        Endpoint::Guest(_) => "listening",
-        Endpoint::Device(_) => "gone",
+        Endpoint::Device(device) if device.ifname().is_some() => "gone",
+        Endpoint::Guest(_) | Endpoint::Device(_) => "listening",
     }
 }
 

@@ -20,6 +20,10 @@ pub fn check(config: &Config) -> Vec<String> {
         let complaints = found_at(&port.endpoint);
         found.extend(complaints.iter().map(|text| format!("port {}: {text}", port.name)));
     }
+    for stream in &config.streams {
+        let complaints = found_at(&stream.endpoint);
+        found.extend(complaints.iter().map(|text| format!("stream {}: {text}", stream.name)));
+    }
     if let Some(Control { path, group, .. }) = &config.control {
         found.extend(server(path, *group).iter().map(|text| format!("control: {text}")));
     }

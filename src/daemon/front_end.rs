@@ -70,6 +70,16 @@ impl Acceptor {
         }
     }
 
+    /// Waits for the next one who connects, or for whom we connect to.
+    pub fn meet(&mut self, stop: &EventFd) -> Opened {
+        match self {
+            Acceptor::Listener(listener) => listener.accept(stop),
+            Acceptor::Connector(connector) => connector.connect(stop),
+            // It was met, and there is no other.
+            Acceptor::Connection(..) => Opened::Stopped,
+        }
+    }
+
     /// The socket's file, if it stays when this ends although we made it.
     pub fn file_that_stays(&self) -> Option<Place> {
         match self {
@@ -94,12 +104,8 @@ impl Acceptor {
                 return;
             }
             loop {
-                let opened = match &mut acceptor {
-                    Some(Acceptor::Listener(listener)) => listener.accept(stop),
-                    Some(Acceptor::Connector(connector)) => connector.connect(stop),
-                    _ => return,
-                };
-                let Opened::Connection(socket, peer) = opened else { return };
+                let opened = acceptor.as_mut().map(|acceptor| acceptor.meet(stop));
+                let Some(Opened::Connection(socket, peer)) = opened else { return };
                 let door = match &acceptor {
                     Some(Acceptor::Listener(listener)) => Some(listener.door()),
                     _ => None,

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use super::front_end::Acceptor;
 use super::state::{self, Restored};
-use crate::config::{Config, Endpoint, MetricsSocket, PortConfig};
+use crate::config::{Config, Endpoint, MetricsSocket};
 use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
 use crate::port::PortTable;
 use crate::switch::{Entry, Fdb};
@@ -252,12 +252,11 @@ impl Received {
 /// The ports that listen, by what is at their paths now. Looked up once for all: a thousand sockets
 /// beside as many paths are a million otherwise.
 fn places(config: &Config) -> HashMap<Identity, usize> {
-    let ports = config.ports.iter().enumerate();
-    let place = |(port, settings): (usize, &PortConfig)| match &settings.endpoint {
+    let place = |(port, endpoint): (usize, &Endpoint)| match endpoint {
         Endpoint::Server { path, .. } => Some((socket::identity_of(path)?, port)),
         _ => None,
     };
-    ports.filter_map(place).collect()
+    config.endpoints().filter_map(place).collect()
 }
 
 /// The port at whose path the listening socket `fd` appears. An activated socket is told by the

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use super::book::{Book, Entry};
 use crate::config::{Config, Given, Origin, Settings};
 use crate::frame::MacAddr;
-use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_TAPS};
+use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS};
 
 const VERSION: u64 = 1;
 
@@ -145,7 +145,7 @@ fn read_address(address: &Value) -> Result<(MacAddr, String), String> {
 }
 
 fn read_change(change: &Value) -> Result<Change, String> {
-    let (Some(kind @ ("port" | "tap")), Some(name)) =
+    let (Some(kind @ ("port" | "tap" | "stream")), Some(name)) =
         (change["kind"].as_str(), change["name"].as_str())
     else {
         return Err("a change has no kind or no name".to_owned());
@@ -213,9 +213,13 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
             return Err(format!("is left out: {clash}"));
         }
         let new = usize::from(there.is_none());
-        let taps = config.taps.len() + if now.kind() == "tap" { new } else { 0 };
-        if config.ports.len() + config.taps.len() + new > MAX_PORTS || taps > MAX_TAPS {
-            return Err("is left out: there are too many ports or taps".to_owned());
+        let of = |kind: &str| if now.kind() == kind { new } else { 0 };
+        let (taps, streams) = (config.taps.len(), config.streams.len());
+        if config.ports.len() + taps + streams + new > MAX_PORTS
+            || taps + of("tap") > MAX_TAPS
+            || streams + of("stream") > MAX_STREAMS
+        {
+            return Err("is left out: there are too many ports, taps or streams".to_owned());
         }
     }
     book.strike(&name);
@@ -223,6 +227,7 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
         None => {
             config.ports.retain(|port| port.name != name);
             config.taps.retain(|tap| tap.name != name);
+            config.streams.retain(|stream| stream.name != name);
         }
         Some(Settings::Port(port)) => {
             match config.ports.iter_mut().find(|there| there.name == name) {
@@ -234,6 +239,12 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
             Some(there) => there.clone_from(tap),
             None => config.taps.push(tap.clone()),
         },
+        Some(Settings::Stream(stream)) => {
+            match config.streams.iter_mut().find(|there| there.name == name) {
+                Some(there) => there.clone_from(stream),
+                None => config.streams.push(stream.clone()),
+            }
+        }
     }
     if let Some(settings) = now {
         config.origins.insert(name, origin);

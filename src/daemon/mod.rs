@@ -15,6 +15,7 @@
 
 mod addresses;
 pub mod book;
+mod build;
 mod check;
 mod drops;
 mod front_end;
@@ -28,6 +29,7 @@ mod post;
 mod reload;
 mod report;
 mod state;
+mod stream;
 mod uplink;
 
 use std::io;
@@ -214,7 +216,7 @@ impl Daemon {
         }));
         let news = Arc::new(Waker::new()?);
         let events = Arc::new(Events::new(&news));
-        let ports = ports::build(config, &fdb, &events)?;
+        let ports = build::build(config, &fdb, &events)?;
         addresses::enter_all(&book, &ports, &fdb);
         received.restore(&ports, &fdb);
         let ports = Arc::new(Ports::new(ports));
@@ -280,11 +282,10 @@ impl Daemon {
             }
         }
         uplink::compare_mtus(&ports);
-        let mut acceptors = Vec::with_capacity(config.ports.len());
-        for (at, (port, settings)) in ports.iter().zip(&config.ports).enumerate() {
-            let open = |received: &mut Received| {
-                front_end::Acceptor::open(at, &settings.endpoint, received)
-            };
+        let mut acceptors = Vec::with_capacity(config.ports.len() + config.streams.len());
+        for (at, endpoint) in config.endpoints() {
+            let Some(port) = ports.shared(at as PortId) else { continue };
+            let open = |received: &mut Received| front_end::Acceptor::open(at, endpoint, received);
             let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
             match received.open(open, in_use) {
                 Ok(acceptor) => acceptors.push((port, acceptor)),
@@ -306,7 +307,11 @@ impl Daemon {
         }
         self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
         for (port, acceptor) in acceptors {
-            self.serve_guest(port, acceptor).map_err(StartError::port(&port.name))?;
+            let served = match port.as_stream() {
+                Some(_) => self.serve_stream(port, acceptor),
+                None => self.serve_guest(port, acceptor),
+            };
+            served.map_err(StartError::port(&port.name))?;
         }
         for (port, created) in taps {
             self.serve_tap(port, created)?;
@@ -390,11 +395,13 @@ impl Daemon {
         self.keeper.keep(&self.book).and(files)
     }
 
-    /// How many ports and TAPs there are to be, in words.
+    /// How many ports, TAPs and streams there are to be, in words.
     pub fn summary(&self) -> String {
-        let all = self.book.entries().values();
-        let taps = all.filter(|entry| entry.settings.kind() == "tap").count();
-        config::summary(self.book.entries().len() - taps, taps)
+        let count = |kind: &str| {
+            let all = self.book.entries().values();
+            all.filter(|entry| entry.settings.kind() == kind).count()
+        };
+        config::summary(count("port"), count("tap"), count("stream"))
     }
 
     /// Where changes are kept that are made while it runs.

@@ -17,7 +17,6 @@
 //! Who has other things to do than to wait goes step by step ([`Removal`]).
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -31,16 +30,19 @@ use super::handover::Received;
 use super::keeper::NotKept;
 use super::post::{ChangeError, Effect, Post};
 use super::uplink::{self, UplinkError};
-use super::{Daemon, StartError, plan, start_helper};
-use crate::config::{Config, Difference, Origin, PortConfig, Settings, TapConfig};
-use crate::events::{Events, What};
+use super::{Daemon, build, plan, start_helper, stream};
+use crate::config::{
+    Difference, Endpoint as Socket, Origin, PortConfig, Settings, StreamConfig, TapConfig,
+};
+use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{
-    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
+    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_STREAMS, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT,
+    SESSION_STACK_BYTES,
 };
 use crate::port::table::Full;
-use crate::port::{DevicePort, Endpoint, Port, PortTable};
-use crate::switch::{Fdb, PortId, StaticError};
+use crate::port::{Endpoint, Port};
+use crate::switch::{PortId, StaticError};
 use crate::vhost_user::session::{Context, Exhausted};
 use crate::vhost_user::socket::{Place, SocketError};
 
@@ -62,6 +64,9 @@ pub enum PortError {
     /// As many TAPs as there may be.
     #[error("there are {MAX_TAPS} taps already")]
     ManyTaps,
+    /// As many streams as there may be.
+    #[error("there are {MAX_STREAMS} streams already")]
+    ManyStreams,
     /// The other ports have all that can be mapped.
     #[error("no address space or mappings are left for another port (vm.max_map_count)")]
     Exhausted(#[from] Exhausted),
@@ -108,7 +113,7 @@ pub enum PortError {
 
 /// How a port's thread is told to end.
 enum Stop {
-    /// A guest's: written once.
+    /// A guest's, or a stream's: written once.
     Session(Arc<EventFd>),
     /// A TAP's.
     Reattach(Arc<AtomicBool>),
@@ -130,6 +135,9 @@ impl Serving {
             Some((_, Stop::Session(stop))) => {
                 // Fails only if it is full, and then it is readable.
                 let _ = stop.write(1);
+                if let Some(stream) = self.post.port().as_stream() {
+                    stream.wake();
+                }
             }
             Some((thread, Stop::Reattach(stopping))) => {
                 stopping.store(true, Ordering::Release);
@@ -243,6 +251,7 @@ impl Daemon {
         match settings {
             Settings::Port(port) => self.put_port(id, port),
             Settings::Tap(tap) => self.put_tap(id, tap),
+            Settings::Stream(stream) => self.put_stream(id, stream),
         }
     }
 
@@ -252,14 +261,35 @@ impl Daemon {
     }
 
     fn put_port(&mut self, id: PortId, settings: &PortConfig) -> Result<(), PortError> {
-        let mut acceptor = Acceptor::open(id.into(), &settings.endpoint, &mut Received::default())?;
-        let port = Arc::new(guest(id, settings, self.feature_level).telling(&self.events));
-        let macs = settings.macs.iter().copied().chain(self.book.tied_to(&port.name));
+        let port = build::guest(id, settings, self.feature_level);
+        self.put_at_socket(port, &settings.endpoint, &settings.macs, Daemon::serve_guest)
+    }
+
+    fn put_stream(&mut self, id: PortId, settings: &StreamConfig) -> Result<(), PortError> {
+        let ports = self.ports.present();
+        if ports.iter().filter(|port| port.as_stream().is_some()).count() >= MAX_STREAMS {
+            return Err(PortError::ManyStreams);
+        }
+        let port = build::stream(id, settings);
+        self.put_at_socket(port, &settings.endpoint, &settings.macs, Daemon::serve_stream)
+    }
+
+    fn put_at_socket(
+        &mut self,
+        port: Port,
+        socket: &Socket,
+        macs: &[MacAddr],
+        serve: impl FnOnce(&mut Daemon, &Arc<Port>, Acceptor) -> Result<(), PortError>,
+    ) -> Result<(), PortError> {
+        let id = port.id;
+        let mut acceptor = Acceptor::open(id.into(), socket, &mut Received::default())?;
+        let port = Arc::new(port.telling(&self.events));
+        let macs = macs.iter().copied().chain(self.book.tied_to(&port.name));
         self.enter_addresses(&port, FDB_MAX_PER_PORT, macs)?;
         self.ports.add(Arc::clone(&port));
         self.handover.keep_sockets(std::iter::once(&mut acceptor));
         let file = acceptor.file_that_stays();
-        if let Err(error) = self.serve_guest(&port, acceptor) {
+        if let Err(error) = serve(self, &port, acceptor) {
             self.take_out(id);
             file.iter().for_each(|file| self.handover.discard_socket(file));
             return Err(error);
@@ -269,11 +299,11 @@ impl Daemon {
     }
 
     fn put_tap(&mut self, id: PortId, settings: &TapConfig) -> Result<(), PortError> {
-        let taps = self.ports.present().iter().filter(|port| port.as_guest().is_none()).count();
+        let taps = self.ports.present().iter().filter(|port| port.as_tap().is_some()).count();
         if taps >= MAX_TAPS {
             return Err(PortError::ManyTaps);
         }
-        let port = Arc::new(tap(id, settings).telling(&self.events));
+        let port = Arc::new(build::tap(id, settings).telling(&self.events));
         // A whole network lives behind an uplink.
         self.enter_addresses(&port, FDB_MAX_ENTRIES, self.book.tied_to(&port.name))?;
         // Before it is attached: an event of its own must find it.
@@ -457,6 +487,26 @@ impl Daemon {
         Ok(())
     }
 
+    /// Has the thread of a stream's port wait for peers, or connect to one.
+    pub(super) fn serve_stream(
+        &mut self,
+        port: &Arc<Port>,
+        acceptor: Acceptor,
+    ) -> Result<(), PortError> {
+        let file = acceptor.file_that_stays();
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let post = self.post(port)?;
+        let (stopped, workers) = (Arc::clone(&stop), Arc::clone(&self.context.workers));
+        let port = Arc::clone(port);
+        let thread = std::thread::Builder::new()
+            .name(format!("stream-{}", port.id))
+            .stack_size(SESSION_STACK_BYTES)
+            .spawn(move || stream::serve(&port, acceptor, &workers, &stopped))?;
+        let thread = Some((thread, Stop::Session(stop)));
+        self.serving.push(Serving { post, thread, file });
+        Ok(())
+    }
+
     /// Has a thread attach a TAP's interface again whenever it is lost, and its MTU followed.
     pub(super) fn serve_tap(&mut self, port: &Arc<Port>, created: bool) -> io::Result<()> {
         self.monitor_links()?;
@@ -511,53 +561,4 @@ impl Daemon {
             !unused
         });
     }
-}
-
-/// The ports of a configuration, with their addresses in the table.
-pub(super) fn build(
-    config: &Config,
-    fdb: &Fdb,
-    events: &Arc<Events>,
-) -> Result<PortTable, StartError> {
-    let mut ports = Vec::with_capacity(config.ports.len() + config.taps.len());
-    for settings in &config.ports {
-        let port = guest(ports.len() as PortId, settings, config.feature_level);
-        let port = port.telling(events);
-        fdb.set_port_cap(port.id, FDB_MAX_PER_PORT);
-        let mut macs = settings.macs.iter();
-        match macs.try_for_each(|mac| fdb.insert_static(*mac, port.id)) {
-            // One that was added while an earlier process ran keeps nobody from the network.
-            Err(error) if config.origins.get(&port.name) == Some(&Origin::Runtime) => {
-                log::error!("port {}: {error}", port.name);
-            }
-            entered => entered.map_err(|error| StartError::port(&port.name)(error.into()))?,
-        }
-        ports.push(Arc::new(port));
-    }
-    for settings in &config.taps {
-        let port = tap(ports.len() as PortId, settings).telling(events);
-        // A whole network lives behind an uplink.
-        fdb.set_port_cap(port.id, FDB_MAX_ENTRIES);
-        ports.push(Arc::new(port));
-    }
-    Ok(ports.into_iter().collect())
-}
-
-pub(super) fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Port {
-    // Twice the configured pairs: some front-ends read the number of rings as pairs.
-    Port::guest(id, &settings.name, 2 * settings.queue_pairs)
-        .at(settings.endpoint.path().map(PathBuf::from))
-        .configured(settings.offload, settings.mtu)
-        .sending(settings.send)
-        .on_platform(settings.platform)
-        .asked(settings.policy)
-        .at_level(settings.feature_level.unwrap_or(feature_level))
-        .with_memory(settings.preallocated)
-}
-
-fn tap(id: PortId, settings: &TapConfig) -> Port {
-    let endpoint = DevicePort::tap(&settings.ifname, settings.queues);
-    Port::device(id, &settings.name, endpoint)
-        .configured(settings.offload, settings.mtu)
-        .asked(settings.policy)
 }

@@ -9,10 +9,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::ports::guest;
+use super::build::guest;
 use super::state;
 use crate::config::{Difference, PortConfig, Settings};
 use crate::events::Events;
+use crate::frame::MacAddr;
 use crate::limits::REMOVE_STEP;
 use crate::port::{Port, Ports};
 use crate::switch::{Fdb, StaticError};
@@ -129,11 +130,18 @@ impl Post {
         let port = Arc::clone(&state.port);
         match (&mut state.settings, wanted) {
             (Settings::Port(now), Settings::Port(wanted)) => {
-                change_addresses(now, wanted, &port, fdb)?;
+                change_addresses(&now.macs, &wanted.macs, &port, fdb)?;
                 now.macs.clone_from(&wanted.macs);
                 (now.mtu, now.policy) = (wanted.mtu, wanted.policy);
                 port.mtu.configure(wanted.mtu);
                 state.next = (now != wanted).then(|| wanted.clone());
+                port.policy.set(wanted.policy);
+            }
+            (Settings::Stream(now), Settings::Stream(wanted)) => {
+                change_addresses(&now.macs, &wanted.macs, &port, fdb)?;
+                now.macs.clone_from(&wanted.macs);
+                (now.mtu, now.policy) = (wanted.mtu, wanted.policy);
+                port.mtu.configure(wanted.mtu);
                 port.policy.set(wanted.policy);
             }
             (Settings::Tap(now), Settings::Tap(wanted)) => {
@@ -173,12 +181,12 @@ impl Post {
 
 /// Enters new addresses and takes old ones away.
 fn change_addresses(
-    now: &PortConfig,
-    wanted: &PortConfig,
+    now: &[MacAddr],
+    wanted: &[MacAddr],
     port: &Port,
     fdb: &Fdb,
 ) -> Result<(), StaticError> {
-    let new = wanted.macs.iter().filter(|mac| !now.macs.contains(mac));
+    let new = wanted.iter().filter(|mac| !now.contains(mac));
     for (count, mac) in new.clone().enumerate() {
         if let Err(error) = fdb.insert_static(*mac, port.id) {
             for mac in new.take(count) {
@@ -187,7 +195,7 @@ fn change_addresses(
             return Err(error);
         }
     }
-    for mac in now.macs.iter().filter(|mac| !wanted.macs.contains(mac)) {
+    for mac in now.iter().filter(|mac| !wanted.contains(mac)) {
         fdb.remove_static(*mac, port.id);
     }
     Ok(())

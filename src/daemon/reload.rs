@@ -17,7 +17,7 @@ use super::check::found_at;
 use super::keeper::NotKept;
 use super::plan::{Step, Summary, plan, scalars};
 use super::{Daemon, PortError};
-use crate::config::{Config, Origin, Request, Settings, Texts};
+use crate::config::{Config, Origin, Request, Texts};
 use crate::events::{What, reason};
 use crate::limits::REMOVE_STEP;
 
@@ -361,11 +361,9 @@ fn foresee(book: &Book, steps: &[Step]) -> Vec<String> {
         }
         if matches!(step, Step::Add(_))
             && entry.origin == Origin::File
-            && let Settings::Port(port) = &entry.settings
+            && let Some(endpoint) = entry.settings.endpoint()
         {
-            wrong.extend(
-                found_at(&port.endpoint).into_iter().map(|text| format!("{about}: {text}")),
-            );
+            wrong.extend(found_at(endpoint).into_iter().map(|text| format!("{about}: {text}")));
         }
         after.enter(entry.clone());
     }

@@ -221,7 +221,9 @@ impl Family {
 
     fn help(self) -> &'static str {
         match self {
-            Family::Up => "Whether frames pass: a front-end is attached, or the TAP is there.",
+            Family::Up => {
+                "Whether frames pass: a front-end or peer is attached, or the TAP is there."
+            }
             Family::Frames(Direction::In) => "Frames that came in, from the VM or the network.",
             Family::Frames(Direction::Out) => "Frames that went out, to the VM or the network.",
             Family::Bytes(Direction::In) => "Bytes of frames that came in.",
@@ -288,9 +290,10 @@ fn switch(view: &View, degraded: usize) -> String {
     let help = "When the process started, in seconds since 1970.";
     say("process_start_time_seconds", "gauge", help, &started);
     let table = view.ports.present();
-    let taps = table.iter().filter(|port| port.as_guest().is_none()).count();
-    let kinds = [("vm", table.len() - taps), ("tap", taps)];
-    let kinds = kinds.map(|(kind, count)| (format!("{{kind=\"{kind}\"}}"), count.to_string()));
+    let kinds = ["vm", "tap", "stream"].map(|kind| {
+        let count = table.iter().filter(|port| port.kind_name() == kind).count();
+        (format!("{{kind=\"{kind}\"}}"), count.to_string())
+    });
     say("vioswitch_ports", "gauge", "Ports that there are.", &kinds);
     let help = "Ports of the configuration that cannot be served.";
     say("vioswitch_ports_degraded", "gauge", help, &one(degraded as u64));

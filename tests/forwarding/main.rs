@@ -7,5 +7,6 @@ mod mtu;
 mod multiqueue;
 mod offloads;
 mod segmentation;
+mod stream;
 mod switching;
 mod uplink;

@@ -1,9 +1,10 @@
 //! Guests and front-ends that mean harm, by what they attack with: chains and rings, messages,
-//! memory, descriptors. What they cost their neighbours is measured in tests/timing, what the
-//! system refuses is in tests/hostile_faults.
+//! memory, descriptors, streams. What they cost their neighbours is measured in tests/timing, what
+//! the system refuses is in tests/hostile_faults.
 
 mod hostile;
 mod hostile_descriptors;
 mod hostile_memory;
 mod hostile_protocol;
 mod hostile_rings;
+mod hostile_streams;

@@ -16,6 +16,7 @@ mod origins;
 mod reload;
 mod schema;
 mod settings;
+mod streams;
 mod top;
 mod trace;
 mod unconfirmed;

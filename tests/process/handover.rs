@@ -16,9 +16,10 @@ use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::manager::Manager;
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Dir, ends_within, wait_for};
+use testkit::stream::Peer;
 use testkit::sys;
 use testkit::traffic::To;
-use testkit::vm::{Vm, VmConfig};
+use testkit::vm::{Vm, VmConfig, mac_of};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -148,6 +149,32 @@ fn is_served(mut frontend: Frontend) -> bool {
 
 /// A port that was added while a process ran is the next one's, and so is its socket: the front-end
 /// that waits there is served.
+/// A stream's listening socket outlives its process like a port's: who connects in between waits,
+/// and is served by the next one, which goes on with the addresses and counters.
+#[test]
+fn a_stream_goes_on() {
+    let mut service = Service::new();
+    let mut args = service.ports(1);
+    args.extend(["--stream".into(), service.port("pnet", "")[1].clone()]);
+    service.start(&args);
+    let mut peer = Peer::connect(&service.path("pnet"));
+    let mut frame = [&[0xff; 6][..], &mac_of(9), &[0x88, 0xb6]].concat();
+    frame.resize(60, 0);
+    peer.send(&frame);
+    let came = |service: &Service, n| {
+        wait_for(SOON, || service.report().sum(Some("pnet"), "in", "frames") == n)
+    };
+    assert!(came(&service, 1), "{}", service.log());
+    service.stop();
+    assert!(peer.closed_within(SOON) && listens(&service, "pnet"));
+    let mut peer = Peer::connect(&service.path("pnet"));
+    peer.send(&frame);
+    service.start(&args);
+    assert!(came(&service, 2), "{}", service.log());
+    assert_eq!(service.addresses(), 1);
+    service.stop();
+}
+
 #[test]
 fn the_socket_of_a_port_that_was_added_is_found_by_it() {
     let mut service = Service::new();

@@ -42,7 +42,7 @@ pub struct Options {
 pub enum Command {
     /// The switch as a whole, and why it is degraded
     Status,
-    /// Ports for virtual machines, and TAPs
+    /// Ports for virtual machines, TAPs and streams
     Port {
         #[command(subcommand)]
         command: Port,
@@ -51,6 +51,11 @@ pub enum Command {
     Tap {
         #[command(subcommand)]
         command: Tap,
+    },
+    /// Ports for processes that speak QEMU's -netdev stream, such as passt
+    Stream {
+        #[command(subcommand)]
+        command: Stream,
     },
     /// What the switch is told to be: what is in force, and reading its files again
     Config {
@@ -184,7 +189,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Subcommand)]
 pub enum Port {
-    /// All ports and TAPs
+    /// All ports, TAPs and streams
     List {
         /// Their names alone
         #[arg(long)]
@@ -288,8 +293,49 @@ pub enum Tap {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum Stream {
+    /// All streams
+    List,
+    /// All that is known of one
+    Show {
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// And what crosses it, measured for a second
+        #[arg(long)]
+        rate: bool,
+    },
+    /// Add a stream; the keys are those of vioswitchd --stream
+    ///
+    /// Without socket=PATH it is NAME.sock beside the control socket.
+    Add {
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// socket, mode, socket-mode, socket-group, mac (repeatable), flood, mtu
+        #[arg(value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+        /// A port of this name will do if it has these settings
+        #[arg(long)]
+        may_exist: bool,
+    },
+    /// Change mtu, flood or mac while it serves; KEY= puts one back to its default
+    Set {
+        name: String,
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
+    },
+    /// Disconnect its peer and take it away
+    Del {
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// None of this name is as good
+        #[arg(long)]
+        if_exists: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum Config {
-    /// All ports and TAPs that are in force, as in a file
+    /// All ports, TAPs and streams that are in force, as in a file
     Show,
     /// What a reload would do, and when each change takes effect
     Diff,

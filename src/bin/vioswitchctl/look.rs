@@ -173,11 +173,11 @@ pub fn wait(
     ask(client, "WaitForPort", wanted)
 }
 
-/// `tap list`, `tap show`: ports that are TAPs.
-pub fn taps(client: &mut Client) -> Result<Value, Failure> {
+/// `tap list`, `stream list`: ports of one kind.
+pub fn of_kind(client: &mut Client, kind: &str) -> Result<Value, Failure> {
     let mut all = list(client, "ListPorts", "ports", json!({}))?;
     if let Some(ports) = all["ports"].as_array_mut() {
-        ports.retain(|port| port["kind"] == "tap");
+        ports.retain(|port| port["kind"] == kind);
     }
     Ok(all)
 }

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 
-use args::{Command, Config, Fdb, Options, Port, Tap};
+use args::{Command, Config, Fdb, Options, Port, Stream, Tap};
 use client::Client;
 use failure::Failure;
 
@@ -121,6 +121,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         Command::Config { command } => configuration(&mut client, command)?,
         Command::Fdb { command } => fdb(&mut client, command)?,
         Command::Tap { command } => tap(&mut client, command)?,
+        Command::Stream { command } => stream(&mut client, command)?,
     };
     let text = if options.json { format!("{answer:#}\n") } else { table(&answer) };
     let differs =
@@ -168,7 +169,7 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
 /// The commands about TAPs alone.
 fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
     Ok(match command {
-        Tap::List => (look::taps(client)?, show::ports),
+        Tap::List => (look::of_kind(client, "tap")?, show::ports),
         Tap::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
         Tap::Add { name, settings, may_exist } => {
             (ask(client, "AddTap", new_port(name, settings, *may_exist)?)?, show::nothing)
@@ -177,6 +178,21 @@ fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
             (ask(client, "SetTap", changed(name, settings)?)?, show::changes)
         }
         Tap::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+    })
+}
+
+/// The commands about streams alone.
+fn stream(client: &mut Client, command: &Stream) -> Result<Told, Failure> {
+    Ok(match command {
+        Stream::List => (look::of_kind(client, "stream")?, show::ports),
+        Stream::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
+        Stream::Add { name, settings, may_exist } => {
+            (ask(client, "AddStream", new_port(name, settings, *may_exist)?)?, show::nothing)
+        }
+        Stream::Set { name, settings } => {
+            (ask(client, "SetStream", changed(name, settings)?)?, show::changes)
+        }
+        Stream::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
     })
 }
 

@@ -88,7 +88,7 @@ pub fn nothing(_: &Value) -> String {
 /// `status`.
 pub fn status(answer: &Value) -> String {
     let mut told: Vec<(&str, String)> =
-        ["version", "pid", "uptime", "workers", "ports", "taps", "addresses"]
+        ["version", "pid", "uptime", "workers", "ports", "taps", "streams", "addresses"]
             .map(|key| (key, word(&answer[key])))
             .into();
     told[2].1 += " s";

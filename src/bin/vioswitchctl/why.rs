@@ -139,6 +139,10 @@ impl Report {
         let state = port["state"].as_str().unwrap_or_default();
         let vm = port["kind"] == "vm";
         let problem = match state {
+            "listening" if !vm => format!(
+                "nobody is connected to '{name}': start the process behind it, or see that it uses \
+                 this stream's socket"
+            ),
             "listening" => format!(
                 "no front-end is connected to '{name}': start its virtual machine, or see that it \
                  uses this port's socket"

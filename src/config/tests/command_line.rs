@@ -297,6 +297,29 @@ fn duplicates_on_the_command_line_name_the_later_argument() {
 }
 
 #[test]
+fn streams_are_told_what_to_write() {
+    for (word, expected) in [
+        ("net", "--stream net: socket is missing"),
+        ("socket=/a", "--stream socket=/a: the name comes first"),
+        ("n,socket=/a,mode=connect", "mode must be server or client, not 'connect'"),
+        ("n,socket=/a,mode=client,socket-mode=0600", "socket-mode does not go with mode=client"),
+        ("n,socket=/a,offload=off", "unknown key 'offload' (known: name, socket, mode,"),
+        ("n,socket=/a,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
+        ("n,socket=/a/", "names a directory, not a socket"),
+        ("n,socket=/a,sockt=/b", "did you mean socket?"),
+    ] {
+        let line = complaint(&["--stream", word]);
+        assert!(line.contains(expected), "{word}: {line}");
+    }
+    let twice = ["--port", "a,socket=/run/x", "--stream", "b,socket=/run//x"];
+    assert!(
+        complaint(&twice).contains("already used by --port a,socket=/run/x"),
+        "{}",
+        complaint(&twice)
+    );
+}
+
+#[test]
 fn numbers_of_ports_and_taps_are_limited() {
     let ports = |count: usize| -> Vec<String> {
         (0..count).map(|i| format!("--port=p{i},socket=/p{i}")).collect()
@@ -313,7 +336,7 @@ fn numbers_of_ports_and_taps_are_limited() {
     };
     assert_eq!(check(ports(limits::MAX_PORTS)).unwrap().ports.len(), limits::MAX_PORTS);
     let over = check([ports(limits::MAX_PORTS), taps(1)].concat()).unwrap_err();
-    assert!(over.ends_with("--tap t0,ifname=t0: more than 1024 ports and taps"), "{over}");
+    assert!(over.ends_with("--tap t0,ifname=t0: more than 1024 ports, taps and streams"), "{over}");
     assert_eq!(check(taps(limits::MAX_TAPS)).unwrap().taps.len(), limits::MAX_TAPS);
     let over = check(taps(limits::MAX_TAPS + 1)).unwrap_err();
     assert!(over.ends_with("--tap t64,ifname=t64: more than 64 taps"), "{over}");

@@ -30,6 +30,7 @@ fn defaults() {
             preallocated: false,
             mtu: None,
         }],
+        streams: Vec::new(),
         taps: vec![tap("up", "tap0")],
         workers: 1,
         cpus: vec![],

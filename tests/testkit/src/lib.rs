@@ -35,7 +35,8 @@
 //! [`packet`] (TCP and UDP packets, and what becomes of them without offloads), [`hostile`] (what a
 //! driver must never do), [`neighbours`] (two honest guests beside an attacker: loss and latency),
 //! [`shares`] (what part of a worker a guest keeps beside one), [`transcript`] (recorded
-//! conversations), [`host`] (the host's side of a TAP), [`huge_pages`], [`proc`] (the daemon's
+//! conversations), [`host`] (the host's side of a TAP), [`stream`]
+//! (the other end of a stream), [`huge_pages`], [`proc`] (the daemon's
 //! process), [`manager`] (the one that starts it as a service), [`counters`] (what it says it did).
 
 pub mod counters;
@@ -52,6 +53,7 @@ pub mod proc;
 pub mod ring;
 pub mod rx;
 pub mod shares;
+pub mod stream;
 pub mod sys;
 pub mod traffic;
 pub mod transcript;

@@ -73,15 +73,20 @@ impl Crowd {
     /// So many. An epoll set watches a description once for each number it has; a number that was
     /// closed goes on counting while the description lives.
     pub fn around(fd: &EventFd, count: usize) -> Crowd {
+        Crowd::around_any(fd.raw(), count)
+    }
+
+    /// The same of any descriptor.
+    pub fn around_any(fd: RawFd, count: usize) -> Crowd {
         Crowd::with(fd, count, libc::EPOLLIN as u32)
     }
 
     /// So many that a write wakes only if nobody before them waits ([`Gate`]).
     pub fn behind(_gate: &Gate, fd: &EventFd, count: usize) -> Crowd {
-        Crowd::with(fd, count, (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32)
+        Crowd::with(fd.raw(), count, (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32)
     }
 
-    fn with(fd: &EventFd, count: usize, events: u32) -> Crowd {
+    fn with(fd: RawFd, count: usize, events: u32) -> Crowd {
         const EACH: usize = 10_000;
         raise_nofile();
         let sets = (0..count.div_ceil(EACH)).map(|i| {
@@ -93,8 +98,7 @@ impl Crowd {
                 // SAFETY: the number is the first from there on that nobody uses, and given back;
                 // `event` is readable.
                 unsafe {
-                    number =
-                        cvt(libc::fcntl(fd.raw(), libc::F_DUPFD_CLOEXEC, number)).expect("dup");
+                    number = cvt(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, number)).expect("dup");
                     cvt(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, number, &mut event))
                         .expect("epoll_ctl");
                     libc::close(number);

@@ -131,7 +131,11 @@ impl Port {
             return Err(Failure::refused(format!("port '{name}' is going")));
         };
         if entry["kind"] != "port" {
-            return Err(Failure::refused(format!("'{name}' is a TAP: no virtual machine's port")));
+            let what = match entry["kind"].as_str() {
+                Some("stream") => "a stream: QEMU's -netdev stream takes its socket",
+                _ => "a TAP: no virtual machine's port",
+            };
+            return Err(Failure::refused(format!("'{name}' is {what}")));
         }
         Port::from_entry(entry)
             .ok_or_else(|| Failure::refused(format!("port '{name}' has no socket of its own")))

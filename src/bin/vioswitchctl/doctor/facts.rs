@@ -128,6 +128,10 @@ impl Port {
         self.shown()["kind"] == "tap"
     }
 
+    pub fn is_stream(&self) -> bool {
+        self.shown()["kind"] == "stream"
+    }
+
     pub fn interface(&self) -> &str {
         self.shown()["interface"].as_str().unwrap_or_default()
     }

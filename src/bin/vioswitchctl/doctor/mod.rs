@@ -83,9 +83,12 @@ fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings::default();
     of_switch::judge(facts, &mut findings);
     for port in &facts.ports {
-        match port.is_tap() {
-            true => of_uplink::judge(port, facts, &mut findings),
-            false => of_guest::judge(port, facts, &mut findings),
+        if port.is_tap() {
+            of_uplink::judge(port, facts, &mut findings);
+        } else if port.is_stream() {
+            of_guest::judge_stream(port, facts, &mut findings);
+        } else {
+            of_guest::judge(port, facts, &mut findings);
         }
     }
     let mut findings = findings.0;

@@ -31,6 +31,13 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     too_long(port, findings);
 }
 
+/// A stream has a socket and addresses, and no guest whose memory or rings could be wrong.
+pub fn judge_stream(port: &Port, facts: &Facts, findings: &mut Findings) {
+    socket(port, findings);
+    addresses(port, facts, findings);
+    too_long(port, findings);
+}
+
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }

@@ -1,0 +1,116 @@
+//! A stream's thread: lets one peer after the other in, or connects to one again and again.
+//!
+//! While a peer is connected its frames are the workers' affair. They tell when the connection has
+//! ended, and this thread closes it: there may be descriptors in its queue whose closing lasts
+//! ([`disposal`]). Meanwhile whoever else connects waits in the queue of the listening socket.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::front_end::Acceptor;
+use crate::events::{What, reason};
+use crate::frame::Offloads;
+use crate::guard::disposal;
+use crate::limits::{ACCEPT_RETRY_MAX, CLOSE_TIMEOUT_MILLIS, DROPPED_PAUSE};
+use crate::port::device::Device;
+use crate::port::device::stream::{Connection, End};
+use crate::port::{DevicePort, FrontEnd, Port};
+use crate::sys::eventfd::is_readable;
+use crate::sys::poll::{self, Wake};
+use crate::sys::threads::run_again_after_panic;
+use crate::sys::unix_socket;
+use crate::vhost_user::socket::{Opened, Peer};
+use crate::worker::{Token, Workers};
+
+/// Serves peers until `stop` is written.
+pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &EventFd) {
+    let Some(device) = port.as_stream() else { return };
+    if let Acceptor::Listener(listener) = &acceptor {
+        // Who connects may send before it is let in.
+        unix_socket::refuse_descriptors(listener.as_fd());
+    }
+    let stopped = || is_readable(stop.as_raw_fd());
+    run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
+        // What a panic left.
+        release(device, None);
+        while let Opened::Connection(socket, peer) = acceptor.meet(stop) {
+            let pause = converse(port, device, socket, peer, workers, &stopped);
+            // Without a wait there is no pause, which is better than no port.
+            if let Some(pause) = pause
+                && poll::pause(stop, Instant::now() + pause).is_ok_and(|woken| woken == Wake::Stop)
+            {
+                return;
+            }
+        }
+    });
+}
+
+/// One connection, from its beginning to its end; for how long nobody is to be let in after it.
+fn converse(
+    port: &Port,
+    device: &DevicePort,
+    socket: UnixStream,
+    Peer { pid, uid }: Peer,
+    workers: &Workers,
+    stopped: &impl Fn() -> bool,
+) -> Option<Duration> {
+    unix_socket::refuse_descriptors(socket.as_fd());
+    let connection = Arc::new(Connection::new(socket, Arc::clone(&device.cost)));
+    let (worker, token) = (workers.for_device(0), Token::Device(port.id, 0));
+    if let Err(error) = worker.watch_both(connection.as_raw_fd(), token) {
+        if port.log.allow() {
+            log::warn!("port {}: cannot watch the socket: {error}", port.name);
+        }
+        return Some(ACCEPT_RETRY_MAX);
+    }
+    device.set_peer(Some(FrontEnd { pid, uid }));
+    device.attach(vec![Arc::clone(&connection) as Device], Offloads::NONE);
+    port.stats.attaches.add_shared(1);
+    port.tell(What::Connected { pid, uid });
+    // What came before it was watched is found now.
+    worker.look(token);
+    while !device.is_lost() && !stopped() {
+        device.wait_lost(stopped);
+    }
+    worker.unwatch(connection.as_raw_fd());
+    let end = connection.end().cloned();
+    release(device, Some(connection));
+    match &end {
+        None | Some(End::Left) => port.tell(What::Disconnected { why: None }),
+        Some(why) => {
+            port.stats.session_errors.add_shared(1);
+            port.tell(What::Disconnected { why: Some(reason(why)) });
+        }
+    }
+    if !end.is_some_and(|end| end.is_harmful()) {
+        return None;
+    }
+    port.tell(What::Closed { seconds: DROPPED_PAUSE.as_secs() });
+    Some(DROPPED_PAUSE)
+}
+
+/// Takes the connection out of service and closes it, as soon as no worker holds it any more.
+fn release(device: &DevicePort, connection: Option<Arc<Connection>>) {
+    device.set_peer(None);
+    device.give_up();
+    let Some(mut connection) = connection else {
+        device.close_lost();
+        return;
+    };
+    // This is not the last one.
+    device.let_go();
+    for _ in 0..CLOSE_TIMEOUT_MILLIS {
+        match Arc::try_unwrap(connection) {
+            Ok(connection) => {
+                disposal::close(connection.into_files());
+                return;
+            }
+            Err(held) => connection = held,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
