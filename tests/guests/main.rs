@@ -29,6 +29,7 @@ mod qemu_machine;
 mod qemu_migration;
 mod qemu_offloads;
 mod qemu_restart;
+mod qemu_streams;
 mod service;
 mod talk;
 mod testpmd;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::lab::{HOST_IP4, HOST_IP6, Lab, TAP, port, tap};
 use super::talk::pings;
-use super::vm::{Qemu, SOON, Vm, VmSpec};
+use super::vm::{Attach, Qemu, SOON, Vm, VmSpec};
 use super::{can_make_network, need_program, progress, skip};
 
 /// Two guests with two ports and an uplink between them.
@@ -53,8 +53,16 @@ pub fn boot(
     pairs: u16,
     listens: bool,
 ) -> Pair {
-    let one = VmSpec { name: "vm1", number: 1, socket: s1, listens: false, pairs: 1, device: "" };
-    let two = VmSpec { name: "vm2", number: 2, socket: s2, listens, pairs, device: "" };
+    let attach = if listens { Attach::Listens } else { Attach::Connects };
+    let one = VmSpec {
+        name: "vm1",
+        number: 1,
+        socket: s1,
+        attach: Attach::Connects,
+        pairs: 1,
+        device: "",
+    };
+    let two = VmSpec { name: "vm2", number: 2, socket: s2, attach, pairs, device: "" };
     let start = Instant::now();
     let mut vm1 = Vm::start(&lab, &qemu, &one);
     let mut vm2 = Vm::start(&lab, &qemu, &two);

@@ -16,7 +16,7 @@ use crate::cases::Case;
 use crate::lab::{HOST_IP4, Lab, port};
 use crate::pair::{Pair, all_ping, finish, pair, tidy};
 use crate::talk::{Iperf, answers, iperf, pings};
-use crate::vm::{BOOT_LIMIT, LISTENING, Qemu, SOON, Vm, VmSpec};
+use crate::vm::{Attach, BOOT_LIMIT, LISTENING, Qemu, SOON, Vm, VmSpec};
 use crate::{alone, cases, progress, qemu_machine, qemu_restart, skip, wait_for};
 
 /// Bytes in each direction that the counters must show after iperf3 has run both ways: far above
@@ -231,7 +231,7 @@ fn mistaken(name: &str, qemu: Result<Qemu, String>) {
         name: "vm1",
         number: 1,
         socket: socket.clone(),
-        listens: false,
+        attach: Attach::Connects,
         pairs,
         device: "",
     };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::lab::{Lab, port, tap};
 use crate::talk::pings;
-use crate::vm::{MEMORY_KIB, Qemu, Vm, VmSpec};
+use crate::vm::{Attach, MEMORY_KIB, Qemu, Vm, VmSpec};
 use crate::{alone, can_make_network, progress, skip, wait_for};
 
 /// One guest to be: options of its port, of its network card, of QEMU.
@@ -36,7 +36,14 @@ fn start(name: &str, qemu: Result<Qemu, String>, kinds: &[Kind]) -> Option<(Lab,
     for ((number, name), kind) in (1..).zip(["vm1", "vm2", "vm3"]).zip(kinds) {
         let socket = lab.path(&format!("{name}.sock"));
         args.extend(port(name, &socket, kind.port));
-        specs.push(VmSpec { name, number, socket, listens: false, pairs: 1, device: kind.device });
+        specs.push(VmSpec {
+            name,
+            number,
+            socket,
+            attach: Attach::Connects,
+            pairs: 1,
+            device: kind.device,
+        });
     }
     lab.start_daemon(&args);
     lab.configure_tap();

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use crate::lab::{HOST_IP4, Lab, TAP, port, tap, tap_named};
 use crate::load::{Memory, begin_stream, end_stream, stream_goes_on};
 use crate::talk::pings;
-use crate::vm::{Qemu, Vm, VmSpec};
+use crate::vm::{Attach, Qemu, Vm, VmSpec};
 use crate::{alone, can_make_network, is_set, progress, skip, wait_for};
 
 /// Memory of the guest that moves; 192 MiB would leave too little for what it is to do. The 8 KiB
@@ -125,7 +125,7 @@ impl Site {
             [("vm1", 1, 1, ""), ("left", 2, case.pairs, device), ("right", 2, case.pairs, device)]
                 .map(|(name, number, pairs, device)| {
                     let socket = lab_of(&mut labs, name).path(&format!("{name}.sock"));
-                    VmSpec { name, number, socket, listens: false, pairs, device }
+                    VmSpec { name, number, socket, attach: Attach::Connects, pairs, device }
                 });
         let start = Instant::now();
         let mut vm1 = Vm::start(&labs[0], &qemu, &one);

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::lab::{HOST_IP4, HOST_IP6, Lab, port, tap};
 use crate::talk::{Iperf, iperf, pings};
-use crate::vm::{Qemu, Vm, VmSpec, datagrams};
+use crate::vm::{Attach, Qemu, Vm, VmSpec, datagrams};
 use crate::wire::{FAR_IP4, FAR_IP6, Wire};
 use crate::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
 
@@ -72,7 +72,7 @@ impl Lan {
             let options = format!(",queues={}{}", shape.pairs, shape.port);
             args.extend(port(name, &socket, &options));
             let (pairs, device) = (shape.pairs, shape.device);
-            specs.push(VmSpec { name, number, socket, listens: false, pairs, device });
+            specs.push(VmSpec { name, number, socket, attach: Attach::Connects, pairs, device });
         }
         lab.start_daemon(&args);
         lab.configure_tap();

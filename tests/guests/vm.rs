@@ -161,6 +161,17 @@ fn accelerator() -> Result<String, String> {
     }
 }
 
+/// How a machine and its port meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// vhost-user; the daemon listens.
+    Connects,
+    /// vhost-user; QEMU listens.
+    Listens,
+    /// `-netdev stream`, with memory of QEMU's own; the daemon listens.
+    Stream,
+}
+
 /// One virtual machine's shape.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -170,8 +181,8 @@ pub struct VmSpec {
     pub number: u8,
     /// The port's socket.
     pub socket: PathBuf,
-    /// QEMU listens on the socket and the daemon connects.
-    pub listens: bool,
+    /// Who listens there, and what is spoken.
+    pub attach: Attach,
     /// Queue pairs, and virtual CPUs to use them.
     pub pairs: u16,
     /// Further options of the network device, each after a comma.
@@ -202,13 +213,25 @@ impl VmSpec {
 
     fn arguments(&self, qemu: &Qemu, kib: u32, console: &Path, qmp: &Path) -> Vec<String> {
         let pairs = self.pairs;
-        let server = match (self.listens, qemu.major) {
-            (true, _) => ",server=on",
-            (false, ..9) => ",reconnect=1",
-            (false, _) => ",reconnect-ms=200",
+        let server = match (self.attach, qemu.major) {
+            (Attach::Listens, _) => ",server=on",
+            (_, ..9) => ",reconnect=1",
+            (_, _) => ",reconnect-ms=200",
         };
         let cpu = if qemu.accel == "kvm" { "host" } else { "max" };
         let socket = self.socket.display();
+        let (share, chardev, netdev) = match self.attach {
+            Attach::Stream => (
+                "off",
+                "null,id=port".to_owned(),
+                format!("stream,id=net,server=off,addr.type=unix,addr.path={socket}"),
+            ),
+            _ => (
+                "on",
+                format!("socket,id=port,path={socket}{server}"),
+                format!("vhost-user,id=net,chardev=port,queues={pairs}"),
+            ),
+        };
         // Memory that the guest uses cannot be taken from it again.
         let append = format!(
             "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check \
@@ -221,15 +244,15 @@ impl VmSpec {
             ("cpu", cpu.into()),
             ("smp", pairs.to_string()),
             ("m", format!("{kib}K,slots=4,maxmem={MAX_MEMORY}")),
-            ("object", format!("memory-backend-memfd,id=mem,size={kib}K,share=on")),
+            ("object", format!("memory-backend-memfd,id=mem,size={kib}K,share={share}")),
             ("machine", "pc,memory-backend=mem".into()),
             ("display", "none".into()),
             ("serial", format!("file:{}", console.display())),
             ("chardev", "stdio,id=commands,signal=off".into()),
             ("serial", "chardev:commands".into()),
             ("qmp", format!("unix:{},server=on,wait=off", qmp.display())),
-            ("chardev", format!("socket,id=port,path={socket}{server}")),
-            ("netdev", format!("vhost-user,id=net,chardev=port,queues={pairs}")),
+            ("chardev", chardev),
+            ("netdev", netdev),
             ("device", self.nic(qemu)),
             ("kernel", qemu.kernel.display().to_string()),
             ("initrd", qemu.initrd.display().to_string()),
