@@ -49,10 +49,15 @@ pub fn is_memory(fd: impl AsFd) -> io::Result<bool> {
     }
 }
 
+/// `AT_STATX_DONT_SYNC`, which rustix has no name for where the C library is musl.
+const DONT_SYNC: AtFlags = AtFlags::from_bits_retain(0x4000);
+const TMPFS: u32 = libc::TMPFS_MAGIC as u32;
+const HUGETLBFS: u32 = libc::HUGETLBFS_MAGIC as u32;
+
 /// True for a regular file, by what the kernel has at hand: a file system with a server behind it
 /// (FUSE, NFS) is told not to ask it.
 pub fn is_regular(fd: impl AsFd) -> bool {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let flags = AtFlags::EMPTY_PATH | DONT_SYNC;
     statx(fd, c"", flags, StatxFlags::TYPE).is_ok_and(|stat| {
         let known = stat.stx_mask & StatxFlags::TYPE.bits() != 0;
         known && FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile
@@ -81,9 +86,10 @@ pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
     }
     let (stat, vfs) = (fstat(fd)?, fstatfs(fd)?);
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    let kind = match vfs.f_type {
-        libc::TMPFS_MAGIC if regular => FileKind::Shmem,
-        libc::HUGETLBFS_MAGIC if regular => FileKind::Huge,
+    // Of 32 bits, in a field that is signed with one C library and not with another.
+    let kind = match vfs.f_type as u32 {
+        TMPFS if regular => FileKind::Shmem,
+        HUGETLBFS if regular => FileKind::Huge,
         _ => FileKind::Other,
     };
     let page = match kind {
