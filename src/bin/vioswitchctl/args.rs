@@ -341,7 +341,7 @@ pub enum Config {
     Diff,
     /// Read the files again and do what differs; nothing if there is an error in them
     Reload {
-        /// Go back after so many seconds unless config confirm comes before
+        /// Go back after so many seconds, or at the next start, unless config confirm comes before
         #[arg(long, value_name = "SECONDS")]
         confirm: Option<u32>,
     },
@@ -357,7 +357,7 @@ pub enum Fdb {
         #[arg(long, value_name = "NAME")]
         port: Option<String>,
     },
-    /// Tie an address to a port, until the port goes or the switch is restarted
+    /// Tie an address to a port, until the port goes
     Add {
         mac: String,
         #[arg(value_name = "NAME")]
