@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::lab::{Lab, port, tap};
+use crate::service::{self, Service};
 use crate::testpmd::{available, socket};
 use crate::vm::{BOOT_LIMIT, Qemu, SOON};
 use crate::{alone, can_make_network, progress, skip, wait_for};
@@ -345,4 +346,28 @@ fn mistakes_in_a_command_line_are_found() {
         assert_eq!(others.count(), 0, "{name}: {found:?}");
     }
     drop(machines);
+}
+
+/// A unit that is not as it was installed, and one that systemd has not read yet.
+#[test]
+#[ignore = "full"]
+fn drop_ins_of_the_unit_are_found() {
+    let _alone = alone();
+    if let Err(missing) = can_make_network().and(service::can_run()) {
+        return skip(&missing);
+    }
+    let lab = Lab::new("doctor-unit");
+    let control = "/run/vioswitch/control.sock";
+    let service = Service::start(&lab, &["--control".to_owned(), control.to_owned()]);
+    let ask = || {
+        let mut client = service.inside(env!("CARGO_BIN_EXE_vioswitchctl"));
+        let output = client.args(["--json", "doctor"]).output().expect("vioswitchctl");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let told = ask();
+    assert!(told.contains("\"unit-overridden\"") && told.contains("test.conf"), "{told}");
+    assert!(!told.contains("\"unit-stale\""), "{told}");
+    service.change_unit();
+    wait_for("the change to be found", SOON, || ask().contains("\"unit-stale\"").then_some(()));
+    drop(service);
 }

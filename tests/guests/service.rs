@@ -112,9 +112,7 @@ impl Service {
     }
 
     fn try_systemctl(&self, words: &[&str]) -> Result<String, String> {
-        let mut command = Command::new("nsenter");
-        command.args(["--target", &self.init, "--mount", "--pid", "systemctl"]).args(words);
-        let out = command.output().expect("run systemctl");
+        let out = self.inside("systemctl").args(words).output().expect("run systemctl");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
     }
@@ -123,6 +121,20 @@ impl Service {
     pub fn systemctl(&self, words: &[&str]) -> String {
         self.try_systemctl(words)
             .unwrap_or_else(|error| panic!("systemctl {words:?}: {error}\n{}", self.log_tail()))
+    }
+
+    /// Runs a program where its processes are.
+    pub fn inside(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.init, "--mount", "--pid", program]);
+        command
+    }
+
+    /// Changes the unit's file of settings behind systemd's back.
+    pub fn change_unit(&self) {
+        let path = self.run("units/vioswitchd.service.d/test.conf");
+        let text = std::fs::read_to_string(&path).expect("read") + "\n# another line\n";
+        std::fs::write(&path, text).expect("write");
     }
 
     /// A property of the unit.

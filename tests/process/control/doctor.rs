@@ -34,8 +34,13 @@ fn read(output: &Output) -> Codes {
     findings.iter().map(|finding| (word(finding, "port"), word(finding, "code"))).collect()
 }
 
+/// What the machine's other work does to a switch at rest is no fault of the test's.
+const BUSY: &str = "worker-starved";
+
 fn doctor(lab: &Lab) -> Codes {
-    read(&lab.ctl(&["--json", "doctor"]))
+    let mut found = read(&lab.ctl(&["--json", "doctor"]));
+    found.retain(|(_, code)| code != BUSY);
+    found
 }
 
 fn codes(expected: &[(&str, &str)]) -> Codes {
@@ -194,8 +199,9 @@ fn faults_of_guests_are_found() {
     });
     assert!(all, "{found:?}\n{}", String::from_utf8_lossy(&lab.ctl(&["doctor"]).stdout));
     // Of one port only what is wrong with that.
-    let output = lab.ctl(&["--json", "doctor", "p3"]);
-    assert_eq!(read(&output), codes(&[("p3", "ring-broken")]));
+    let output = read(&lab.ctl(&["--json", "doctor", "p3"]));
+    assert!(output.contains(&("p3".to_owned(), "ring-broken".to_owned())), "{output:?}");
+    assert!(output.iter().all(|(port, code)| port == "p3" || code == BUSY), "{output:?}");
     drop((processes, private, fe));
     let text = String::from_utf8(lab.ctl(&["doctor", "p4"]).stdout).expect("UTF-8");
     assert!(text.contains("WARN  offloads-in-software  p4: its receiver lacks"), "{text}");
@@ -206,7 +212,9 @@ fn faults_of_guests_are_found() {
 fn a_user_is_told_whether_it_may_connect() {
     let lab = Lab::with_ports(&["", ",socket-mode=0666"], &[]);
     let output = lab.ctl(&["--json", "doctor", "--user", "nobody"]);
-    assert_eq!(read(&output), codes(&[("p0", "socket-permission")]));
+    let mut found = read(&output);
+    found.retain(|(_, code)| code != BUSY);
+    assert_eq!(found, codes(&[("p0", "socket-permission")]));
     let (status, line) = lab.fails(&["doctor", "--user", "no-such-user"]);
     assert!(status == 2 && line.contains("no user 'no-such-user'"), "{line}");
     let (status, line) = lab.fails(&["doctor", "p9"]);
@@ -219,7 +227,10 @@ fn doctor_inside(lab: &Lab) -> Codes {
     let mount = "mount -t sysfs none /sys && exec \"$0\" \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", mount, env!("CARGO_BIN_EXE_vioswitchctl"), "--control"]);
-    read(&command.arg(&lab.path).args(["--json", "doctor"]).output().expect("unshare"))
+    let output = command.arg(&lab.path).args(["--json", "doctor"]).output().expect("unshare");
+    let mut found = read(&output);
+    found.retain(|(_, code)| code != BUSY);
+    found
 }
 
 fn shell(script: &str) {
@@ -333,11 +344,11 @@ fn faults_of_the_switch_are_found() {
         })
         .collect();
     write(&(port("vm1") + &port("vm2")));
-    let starved = ("", "worker-starved");
+    let starved = ("", BUSY);
     let mut expected = codes(&[("", "degraded"), ("", "config-differs"), starved, unserved]);
     let mut found = Codes::new();
     let all = wait_for(LOST, || {
-        found = doctor(&lab);
+        found = read(&lab.ctl(&["--json", "doctor"]));
         found == expected
     });
     assert!(all, "{found:?}");
@@ -364,7 +375,9 @@ fn a_program_that_was_replaced_is_found() {
     let ask = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
         command.arg("--control").arg(&control).args(["--json", "doctor"]);
-        read(&command.output().expect("vioswitchctl"))
+        let mut found = read(&command.output().expect("vioswitchctl"));
+        found.retain(|(_, code)| code != BUSY);
+        found
     };
     assert_eq!(ask(), Codes::new());
     std::fs::remove_file(&copy).expect("remove");
