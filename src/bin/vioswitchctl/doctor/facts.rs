@@ -14,7 +14,7 @@ pub struct Facts {
     pub client_version: String,
     /// `GetStatus`
     pub status: Value,
-    /// Ports and TAPs.
+    /// Ports, TAPs and streams.
     pub ports: Vec<Port>,
     /// What a reload would do; or why the files cannot be read.
     pub reload: Option<Result<Vec<Value>, String>>,
@@ -24,7 +24,7 @@ pub struct Facts {
     pub skipped: Vec<String>,
 }
 
-/// A port or TAP.
+/// A port, TAP or stream.
 #[derive(Debug, Default)]
 pub struct Port {
     /// `GetPortDetails`
