@@ -50,11 +50,16 @@ rm -f "$1"/root/etc/systemd/system/*.wants/*.timer
 ln -sf /lib/systemd/system/multi-user.target "$1/root/etc/systemd/system/default.target"
 cp -a "$1/root" "$2"'
 
-# Bootstraps the Debian, unless it is there.
+# Bootstraps the Debian, unless it is there or another process is about it.
 build_debian() {
-    local debian=$target/debian suite mirror stamp scratch log
+    local debian=$target/debian suite mirror stamp scratch log lock
     stamp=$(sha256sum <"${BASH_SOURCE[0]}")
-    if [ "$(cat "$debian.stamp" 2>/dev/null)" = "$stamp" ]; then return; fi
+    exec {lock}>"$debian.lock"
+    flock "$lock"
+    if [ "$(cat "$debian.stamp" 2>/dev/null)" = "$stamp" ]; then
+        exec {lock}>&-
+        return
+    fi
     read -r suite mirror <<<"$(debian_mirror)"
     [ -n "$mirror" ] || fail "this system's sources name no mirror of its release"
     rm -rf "$debian" "$debian.stamp"
@@ -68,6 +73,7 @@ build_debian() {
     rmdir "$scratch"
     rm -f "$log"
     echo "$stamp" >"$debian.stamp"
+    exec {lock}>&-
 }
 
 # Run by the first process of the new namespaces: boot DEBIAN MEMORY.
