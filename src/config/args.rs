@@ -170,6 +170,7 @@ struct Options {
     /// Who of them may look at frames, beside root and the daemon's user
     #[arg(long, value_name = "GROUP")]
     capture_group: Option<String>,
+
     /// Answer GET /metrics here, for Prometheus: ADDRESS:PORT, unix:PATH, or fd (inherited)
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
@@ -207,6 +208,12 @@ struct Options {
     /// Print what this back-end is, as JSON for management software, and exit
     #[arg(long)]
     print_capabilities: bool,
+}
+
+/// The options with their help, for what is made of them.
+#[cfg(test)]
+pub(super) fn command() -> clap::Command {
+    <Options as clap::CommandFactory>::command()
 }
 
 /// What the arguments alone say.

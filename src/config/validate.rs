@@ -25,13 +25,14 @@ use crate::switch::PortPolicy;
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
 
-const SCALAR_KEYS: &str = "port, tap, stream, workers, cpus, poll, age, control, control-group, \
-     control-admin-group, capture-group, metrics, feature-level, log-level, \
+pub(super) const SCALAR_KEYS: &str = "port, tap, stream, workers, cpus, poll, age, control, \
+     control-group, control-admin-group, capture-group, metrics, feature-level, log-level, \
      uplink-to-uplink, socket-path, fd";
-const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, offload, \
-     platform, flood, mtu, feature-level, memory";
-const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
-const STREAM_KEYS: &str = "name, socket, mode, socket-mode, socket-group, mac, flood, mtu";
+pub(super) const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, \
+     offload, platform, flood, mtu, feature-level, memory";
+pub(super) const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
+pub(super) const STREAM_KEYS: &str =
+    "name, socket, mode, socket-mode, socket-group, mac, flood, mtu";
 
 /// One place's settings, checked.
 #[derive(Debug, Clone, Default)]

@@ -4,19 +4,23 @@ use std::fmt::Write;
 
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
+use testkit::manual::{DATE, escape, hold_page};
 
 use crate::args::Options;
 
 /// What clap does not know.
 const END: &str = ".SH EXIT STATUS\n0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.\n\
-                   .SH FILES\n.I /run/vioswitch/control.sock\n.SH SEE ALSO\n.BR vioswitchd (8)\n";
+                   .SH FILES\n.I /run/vioswitch/control.sock\n.SH SEE ALSO\n.BR vioswitchd (8),\n\
+                   .BR vioswitch.toml (5)\n";
 
 /// docs/man has the page as it is made; with UPDATE_DOCS it is written.
 #[test]
 fn the_page_is_made_from_the_command_line() {
     let mut command = Options::command();
     command.build();
-    let man = Man::new(command.clone()).section("8").title("VIOSWITCHCTL").date("").source("");
+    let source = concat!("vioswitch ", env!("CARGO_PKG_VERSION"));
+    let man = Man::new(command.clone()).section("8").title("VIOSWITCHCTL").date(DATE);
+    let man = man.source(source).manual("");
     let mut page = Vec::new();
     man.render_title(&mut page).expect("title");
     man.render_name_section(&mut page).expect("name");
@@ -27,13 +31,7 @@ fn the_page_is_made_from_the_command_line() {
     text += ".SH COMMANDS\n";
     each_command(&command, "", &mut |name, inner| describe(&mut text, name, inner));
     text += END;
-    let text: String = text.lines().map(|line| line.trim_end().to_owned() + "\n").collect();
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/man/vioswitchctl.8");
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(path, &text).expect("write");
-    }
-    let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(found == text, "{path} is old: UPDATE_DOCS=1 cargo test --bins manual");
+    hold_page(env!("CARGO_MANIFEST_DIR"), "docs/man/vioswitchctl.8", &text);
 }
 
 /// Calls `visit` with each command that does something, and its name.
@@ -53,22 +51,12 @@ fn describe(text: &mut String, name: &str, command: &Command) {
     let _ = writeln!(text, ".SS {name} {}", escape(&positionals.join(" ")));
     let about = command.get_long_about().or(command.get_about());
     let about = about.map(ToString::to_string).unwrap_or_default();
-    let _ = writeln!(text, "{}", escape(&about));
+    let paragraphs: Vec<String> = about.split("\n\n").map(escape).collect();
+    let _ = writeln!(text, "{}", paragraphs.join("\n.PP\n"));
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set());
     for arg in own.filter(|arg| arg.get_id() != "help") {
         let Some(help) = arg.get_long_help().or(arg.get_help()) else { continue };
         let (name, help) = (escape(&arg.to_string()), escape(&help.to_string()));
         let _ = writeln!(text, ".TP\n.B {name}\n{help}");
     }
-}
-
-/// Text for roff: backslash and minus are themselves, no line is a request, none is empty.
-fn escape(text: &str) -> String {
-    let text = text.replace('\\', "\\e").replace('-', "\\-");
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let lines = lines.map(|line| match line.starts_with(['.', '\'']) {
-        true => format!("\\&{line}"),
-        false => line.to_owned(),
-    });
-    lines.collect::<Vec<_>>().join("\n")
 }

@@ -8,6 +8,7 @@ use super::*;
 
 mod command_line;
 mod file;
+mod manual;
 mod packaging;
 mod precedence;
 mod several;

@@ -34,9 +34,9 @@ fn switched_on(example: &str, keys: &[&str]) -> String {
 fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     // A package starts an empty switch.
     let plain = start_as_installed(EXAMPLE);
-    assert_eq!((plain.ports.len(), plain.taps.len()), (0, 0));
+    assert_eq!((plain.ports.len(), plain.taps.len(), plain.streams.len()), (0, 0, 0));
     let mut expected = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"]));
-    assert_eq!((expected.ports.len(), expected.taps.len()), (2, 1));
+    assert_eq!((expected.ports.len(), expected.taps.len(), expected.streams.len()), (2, 1, 1));
     // This machine may have no such group.
     let here = EXAMPLE.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\"");
     let all = start_as_installed(&switched_on(&here, &[""]));
@@ -53,6 +53,10 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     expected.ports[0].mtu = Some(1500);
     expected.ports[0].feature_level = Some(2);
     expected.taps[0].mtu = Some(1500);
+    let path = PathBuf::from("/run/vioswitch/net.sock");
+    expected.streams[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
+    expected.streams[0].macs = vec!["52:54:00:00:00:02".parse().unwrap()];
+    expected.streams[0].mtu = Some(1500);
     assert_eq!(all, expected);
 }
 

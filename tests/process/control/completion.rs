@@ -55,3 +55,47 @@ fn fish_completes_ports() {
         None => testkit::skip("there is no fish"),
     }
 }
+
+#[test]
+fn zsh_completes_commands_keys_and_ports() {
+    let lab = Lab::new(2, &[]);
+    for (words, found) in [
+        ("po", "port"),
+        ("port sh", "show"),
+        (r#"--control "$CONTROL" port show p"#, "p0 p1"),
+        ("port add x que", "queues="),
+    ] {
+        // The builtin serves the line editor alone; behind -- stands what it is given.
+        let script = format!(
+            r#"fpath=("$COMPLETIONS" $fpath); autoload -Uz _vioswitchctl
+               compadd() {{ shift ${{argv[(i)--]}}; print -rn -- "$@"; }}
+               words=(vioswitchctl {words}); CURRENT=$#words; _vioswitchctl"#
+        );
+        match shell(&lab, "zsh", &script) {
+            Some(told) => assert_eq!(told, found, "{words}"),
+            None => testkit::skip("there is no zsh"),
+        }
+    }
+    lab.d.stop();
+}
+
+/// Those of the daemon are made from its options: each shell takes them.
+#[test]
+fn shells_take_the_daemons_completions() {
+    let lab = Lab::new(1, &[]);
+    let bash = r#". "$COMPLETIONS/vioswitchd.bash"; COMP_WORDS=(vioswitchd --contr)
+                  COMP_CWORD=1; _vioswitchd vioswitchd --contr vioswitchd; echo "${COMPREPLY[*]}""#;
+    let fish = "source $COMPLETIONS/vioswitchd.fish; complete -C 'vioswitchd --contr' | cut -f 1";
+    let zsh = r#"fpath=("$COMPLETIONS" $fpath); autoload -Uz _vioswitchd
+                 _arguments() { print -r -- ${(M)${@%%[=\[]*}:#--contr*}; }; _vioswitchd"#;
+    for (name, script) in [("bash", bash), ("fish", fish), ("zsh", zsh)] {
+        let Some(told) = shell(&lab, name, script) else {
+            testkit::skip(&format!("there is no {name}"));
+            continue;
+        };
+        let mut told: Vec<&str> = told.split_whitespace().collect();
+        told.sort_unstable();
+        assert_eq!(told, ["--control", "--control-admin-group", "--control-group"], "{name}");
+    }
+    lab.d.stop();
+}

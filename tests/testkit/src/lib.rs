@@ -35,9 +35,10 @@
 //! [`packet`] (TCP and UDP packets, and what becomes of them without offloads), [`hostile`] (what a
 //! driver must never do), [`neighbours`] (two honest guests beside an attacker: loss and latency),
 //! [`shares`] (what part of a worker a guest keeps beside one), [`transcript`] (recorded
-//! conversations), [`host`] (the host's side of a TAP), [`stream`]
-//! (the other end of a stream), [`huge_pages`], [`proc`] (the daemon's
-//! process), [`manager`] (the one that starts it as a service), [`counters`] (what it says it did).
+//! conversations), [`host`] (the host's side of a TAP), [`stream`] (the other end of a stream),
+//! [`huge_pages`], [`proc`] (the daemon's process), [`manager`] (the one that starts it as a
+//! service), [`counters`] (what it says it did), [`manual`] (pages and completions that are made
+//! from the programs).
 
 pub mod counters;
 pub mod frontend;
@@ -45,6 +46,7 @@ pub mod host;
 pub mod hostile;
 pub mod huge_pages;
 pub mod manager;
+pub mod manual;
 pub mod mem;
 pub mod neighbours;
 pub mod net;

@@ -1,0 +1,245 @@
+//! The manual pages vioswitchd(8) and vioswitch.toml(5), and completions of vioswitchd: made from
+//! the options, the keys, and the commented example, and held to them.
+
+use std::fmt::Write;
+
+use clap::{Arg, Command};
+use testkit::manual::{DATE, escape, hold_completions, hold_page};
+
+use super::super::args;
+use super::super::validate::{PORT_KEYS, SCALAR_KEYS, STREAM_KEYS, TAP_KEYS};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
+
+/// What no option says.
+const DAEMON_END: &str = "\
+.SH ENVIRONMENT
+.TP
+.B RUST_LOG
+what is logged, also for parts of the program; wins over \\-\\-log\\-level
+.TP
+.B STATE_DIRECTORY
+in place of \\-\\-state\\-dir, set by systemd
+.TP
+.B NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, JOURNAL_STREAM
+as systemd sets them: readiness and what is kept over a restart, sockets, the journal
+.SH FILES
+.TP
+.I /etc/vioswitch/vioswitch.toml, /etc/vioswitch/conf.d/*.toml
+the configuration of the service
+.TP
+.I /run/vioswitch
+its sockets, of ports and for
+.BR vioswitchctl (8)
+.TP
+.I /var/lib/vioswitch
+what was changed while it runs, and the configuration that was last in force
+.SH SEE ALSO
+.BR vioswitchctl (8),
+.BR vioswitch.toml (5)
+";
+
+const FILE_HEAD: &str = "\
+.SH DESCRIPTION
+What
+.BR vioswitchd (8)
+is told to be, in TOML. Every key is an option of the command line too, which wins: a single setting
+replaces that of the file, and a port, TAP or stream replaces the one of the same name as a whole.
+.PP
+Files of the directory
+.I conf.d
+beside it whose names end in .toml count as if they stood behind it, in the order of their names.
+What stands outside of any entry may be given in one of them only.
+.PP
+Unknown keys are errors. All errors are told at once, each with its line:
+.BR \"vioswitchd \\-\\-check \\-\\-config FILE\" .
+.BR \"vioswitchctl config diff\"
+tells what would change in a switch that runs, and SIGHUP or
+.BR \"vioswitchctl config reload\"
+changes it. A file with an error changes nothing; at a start the files that were last in force run
+in its place.
+.PP
+A value below is the default, or an example where there is no default.
+";
+
+const FILE_END: &str = "\
+.SH FILES
+.TP
+.I /etc/vioswitch/vioswitch.toml, /etc/vioswitch/conf.d/*.toml
+where the service has them
+.SH EXAMPLES
+.nf
+workers = 2
+
+[[port]]
+name = \"web1\"
+socket = \"/run/vioswitch/web1.sock\"
+socket\\-group = \"kvm\"
+mac = [\"52:54:00:00:00:01\"]
+
+[[tap]]
+name = \"uplink\"
+ifname = \"vioswitch0\"
+.fi
+.SH SEE ALSO
+.BR vioswitchd (8),
+.BR vioswitchctl (8)
+";
+
+/// Keys that the example, which is for services, does without.
+const NOT_FOR_SERVICES: [(&str, &str, &str); 2] = [
+    ("socket-path", "\"/run/vm1.sock\"", "One port, named port0, that listens there."),
+    ("fd", "3", "One port, named port0, on a socket left open by the parent."),
+];
+
+fn head(name: &str, section: u8, about: &str) -> String {
+    let (upper, version) = (name.to_uppercase(), env!("CARGO_PKG_VERSION"));
+    let (name, about) = (escape(name), escape(about));
+    format!(".TH {upper} {section} {DATE} \"vioswitch {version}\"\n.SH NAME\n{name} \\- {about}\n")
+}
+
+/// Help of an option: paragraphs, and tables as they stand.
+fn paragraphs(text: &mut String, help: &str) {
+    for (place, paragraph) in help.split("\n\n").enumerate() {
+        if place > 0 {
+            text.push_str(".IP\n");
+        }
+        let escaped = escape(paragraph);
+        let _ = match paragraph.starts_with("  ") {
+            true => writeln!(text, ".nf\n{escaped}\n.fi"),
+            false => writeln!(text, "{escaped}"),
+        };
+    }
+}
+
+fn option(text: &mut String, arg: &Arg) {
+    let help = arg.get_long_help().or(arg.get_help()).expect("help").to_string();
+    let short = arg.get_short().map(|short| format!("-{short}, ")).unwrap_or_default();
+    let _ = writeln!(text, ".TP\n.B {}", escape(&format!("{short}{arg}")));
+    paragraphs(text, &help);
+}
+
+fn command() -> Command {
+    let mut command = args::command();
+    command.build();
+    command
+}
+
+#[test]
+fn the_daemons_page_has_every_option() {
+    let command = command();
+    let mut page = head("vioswitchd", 8, &command.get_about().expect("about").to_string());
+    page += ".SH SYNOPSIS\n.B vioswitchd\n.RI [ OPTION ]...\n.SH DESCRIPTION\n\
+             A switch with learned addresses between virtual machines, each of which hands over \
+             its rings and its memory by a vhost\\-user socket, and network interfaces. At least \
+             one port, or \\-\\-control to add them later, is needed.\n.SH OPTIONS\n";
+    command.get_arguments().for_each(|arg| option(&mut page, arg));
+    let after = command.get_after_help().expect("examples").to_string();
+    let after = after.strip_prefix("Examples:\n").expect("examples come first");
+    let (examples, after) = after.split_once("\nSignals: ").expect("signals");
+    let (signals, status) = after.split_once("\nExit status: ").expect("exit status");
+    let (examples, status) = (escape(examples), escape(status));
+    let _ = writeln!(page, ".SH EXAMPLES\n.nf\n{examples}\n.fi");
+    let signals = escape(&signals.replace('\n', " "));
+    let _ = writeln!(page, ".SH SIGNALS\n{signals}\n.SH EXIT STATUS\n{status}");
+    hold_page(ROOT, "docs/man/vioswitchd.8", &(page + DAEMON_END));
+}
+
+/// What the example says of a section's keys: comment, and the lines below it that share it.
+fn described(section: &str) -> Vec<(String, Vec<String>)> {
+    let mut groups: Vec<(String, Vec<String>)> = Vec::new();
+    let (mut here, mut comment, mut is_told) = ("", String::new(), false);
+    for line in EXAMPLE.lines() {
+        let setting = line.trim_start_matches('#');
+        if line.is_empty() || setting.starts_with("[[") {
+            comment.clear();
+            is_told = false;
+            here = if line.is_empty() { here } else { setting };
+        } else if setting.is_empty() || setting.starts_with(' ') {
+            // The first remark behind a setting is about the next one.
+            if std::mem::take(&mut is_told) {
+                comment.clear();
+            }
+            comment += setting;
+            comment.push('\n');
+        } else {
+            match groups.last_mut().filter(|_| is_told) {
+                Some((_, lines)) => lines.push(setting.to_owned()),
+                None if here == section => groups.push((comment.clone(), vec![setting.to_owned()])),
+                None => continue,
+            }
+            is_told = true;
+        }
+    }
+    groups
+}
+
+/// The keys of a section as the manual has them; panics for one that the example does not tell of.
+fn keys(page: &mut String, section: &str, known: &str) {
+    let mut groups = described(section);
+    if section.is_empty() {
+        let more = NOT_FOR_SERVICES
+            .map(|(key, value, text)| (text.to_owned(), vec![format!("{key} = {value}")]));
+        groups.extend(more);
+    }
+    for key in known.split(", ").filter(|key| !["port", "tap", "stream"].contains(key)) {
+        let tells = |line: &String| line.split_once(" = ").is_some_and(|(told, _)| told == key);
+        let told = groups.iter().any(|(text, lines)| !text.is_empty() && lines.iter().any(tells));
+        assert!(told, "{key} of {section:?} stands in no comment of the example");
+    }
+    let mut seen = Vec::new();
+    for (text, lines) in groups {
+        // The second example of a port says nothing new.
+        let new: Vec<&String> = lines.iter().filter(|line| !seen.contains(&name(line))).collect();
+        for (place, line) in new.iter().enumerate() {
+            let request = if place == 0 { ".TP" } else { ".TQ" };
+            let _ = writeln!(page, "{request}\n.B {}", escape(line).replace('"', "\\(dq"));
+        }
+        if !new.is_empty() {
+            let _ = writeln!(page, "{}", escape(&text));
+        }
+        seen.extend(new.iter().map(|line| name(line)));
+    }
+}
+
+fn name(line: &str) -> String {
+    line.split(' ').next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn the_files_page_has_every_key() {
+    let mut page = head("vioswitch.toml", 5, "configuration of vioswitchd");
+    page += FILE_HEAD;
+    page += ".SH SETTINGS\n";
+    keys(&mut page, "", SCALAR_KEYS);
+    page += ".SH PORTS\nOne [[port]] for each virtual machine's interface.\n";
+    keys(&mut page, "[[port]]", PORT_KEYS);
+    page += ".SH UPLINKS\nOne [[tap]] for each interface of the host.\n";
+    keys(&mut page, "[[tap]]", TAP_KEYS);
+    page += ".SH STREAMS\nOne [[stream]] for each process that speaks QEMU's \\-netdev stream over \
+             a Unix socket, such as passt, or a virtual machine without shared memory.\n";
+    keys(&mut page, "[[stream]]", STREAM_KEYS);
+    hold_page(ROOT, "docs/man/vioswitch.toml.5", &(page + FILE_END));
+}
+
+/// `--help` tells of the keys by hand.
+#[test]
+fn help_has_every_key() {
+    let command = command();
+    for (option, keys) in [("port", PORT_KEYS), ("tap", TAP_KEYS), ("stream", STREAM_KEYS)] {
+        let arg = command.get_arguments().find(|arg| arg.get_long() == Some(option));
+        let help = arg.and_then(Arg::get_long_help).expect("help").to_string();
+        for key in keys.split(", ").filter(|key| *key != "name") {
+            assert!(help.contains(&format!("\n  {key}=")), "--{option}: {key}");
+        }
+    }
+    for key in SCALAR_KEYS.split(", ") {
+        assert!(command.get_arguments().any(|arg| arg.get_long() == Some(key)), "{key}");
+    }
+}
+
+#[test]
+fn completions_are_made_from_the_options() {
+    hold_completions(ROOT, &args::command());
+}
