@@ -35,6 +35,9 @@ pub struct Port {
     pub front_end: Option<Process>,
     /// Who has its socket in its command line, or is to connect there.
     pub others: Vec<Process>,
+    /// Bytes on huge pages that its front-end has, of those that its guest may use; none if it
+    /// cannot be looked at.
+    pub huge: Option<u64>,
     /// From the root to the socket's directory, and the socket.
     pub path: Vec<Step>,
 }

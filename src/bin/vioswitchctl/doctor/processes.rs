@@ -116,6 +116,9 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
         let pid = port.shown()["front_end"]["pid"].as_i64().unwrap_or(0);
         if pid > 0 {
             port.front_end = process(pid);
+            if port.regions().iter().any(|region| region["backing"] == "hugetlb") {
+                port.huge = read(pid, "smaps").as_deref().and_then(huge_bytes);
+            }
             unread |= port.front_end.as_ref().is_none_or(|process| process.shared.is_none());
         }
         let path = port.socket().to_owned();
@@ -203,6 +206,18 @@ fn shared_bytes(maps: &str) -> u64 {
     maps.lines().filter_map(length).sum()
 }
 
+/// Bytes on huge pages that a process has touched, by its `smaps`; none if that has nothing of it.
+fn huge_bytes(smaps: &str) -> Option<u64> {
+    let kib = |line: &str| -> Option<u64> {
+        let (key, rest) = line.split_once(':')?;
+        let counts = key == "Shared_Hugetlb" || key == "Private_Hugetlb";
+        rest.split_whitespace().next().filter(|_| counts)?.parse().ok()
+    };
+    let mut found = smaps.lines().filter_map(kib).peekable();
+    found.peek()?;
+    Some(found.sum::<u64>() << 10)
+}
+
 /// A user as one who is to connect.
 pub fn of_user(user: &str) -> Option<Process> {
     if user.starts_with('-') {
@@ -262,6 +277,15 @@ mod tests {
                     7f0003000000-7f0004000000 rw-s 00000000 00:05 9 /dev/vfio/1\n\
                     7f0005000000-7f0006000000 r--s 00000000 00:05 9 /usr/lib/x\nnonsense\n";
         assert_eq!(shared_bytes(maps), 5 << 20);
+    }
+
+    #[test]
+    fn huge_pages_are_those_that_were_touched() {
+        let smaps = "7f00-7f40 rw-s 0 00:01 5 /memfd:mem (deleted)\nSize:  4096 kB\n\
+                     Shared_Hugetlb:  2048 kB\nPrivate_Hugetlb:  4096 kB\nVmFlags: rd wr\n\
+                     7f50-7f60 rw-p 0 00:00 0\nShared_Hugetlb:  0 kB\nPrivate_Hugetlb:  0 kB\n";
+        assert_eq!(huge_bytes(smaps), Some(6 << 20));
+        assert_eq!(huge_bytes("Size:  4096 kB\n"), None);
     }
 
     #[test]

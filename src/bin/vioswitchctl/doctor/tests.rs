@@ -56,6 +56,7 @@ fn guest() -> Port {
             .into(),
         front_end: Some(qemu(",reconnect=1", ",queues=2", ",mq=on,vectors=6")),
         others: Vec::new(),
+        huge: None,
         path: vec![
             step("/", 0o40755, 0, 0),
             step("/run/vioswitch", 0o40755, 999, 999),
@@ -165,7 +166,7 @@ const OF_GUEST: [Fault; 17] = [
         facts.ports[0].details["session"]["memory"][0]["backing"] = json!("disk");
     }),
     ("huge-pages-short", |facts| {
-        facts.host.free_huge.insert(2 << 20, 0);
+        facts.ports[0].huge = Some(1 << 29);
     }),
     ("ring-broken", |facts| facts.ports[0].details["rings"][1]["broken"] = json!(true)),
     ("ring-never-started", |facts| {
@@ -238,7 +239,17 @@ fn each_fault_is_found_by_its_own_code() {
 /// What is no fault, though it looks like one.
 #[test]
 fn what_is_meant_so_is_no_finding() {
-    let harmless: [fn(&mut Facts); 6] = [
+    let harmless: [fn(&mut Facts); 8] = [
+        // All huge pages are taken, and this guest has all of its own.
+        |facts| {
+            facts.host.free_huge.clear();
+            facts.ports[0].huge = Some(1 << 30);
+        },
+        // There are as many as it may yet want.
+        |facts| {
+            facts.host.free_huge.insert(2 << 20, 256);
+            facts.ports[0].huge = Some(1 << 29);
+        },
         // A stream has no memory, nor a ring.
         |facts| {
             let port = &mut facts.ports[0];
