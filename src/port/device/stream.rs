@@ -75,6 +75,9 @@ pub struct Connection {
     /// Of the worker that owns the queue.
     input: Mutex<Unpacker>,
     output: Mutex<Packer>,
+    /// A frame is on its way out, or part of one is left. Set before the socket is asked, so that
+    /// whoever is told of room finds it.
+    sending: AtomicBool,
     /// Somebody tried for `output` in vain: nobody tries for long before it was free.
     stalled: AtomicBool,
     end: OnceLock<End>,
@@ -91,6 +94,7 @@ impl Connection {
             socket,
             input: Mutex::default(),
             output: Mutex::default(),
+            sending: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             end: OnceLock::new(),
             strays: Mutex::default(),
@@ -183,6 +187,7 @@ impl Connection {
                 },
             }
         }
+        self.sending.store(false, Ordering::SeqCst);
         Transfer::Done(0)
     }
 
@@ -202,8 +207,10 @@ impl Connection {
         if !output.begin(len, fill) {
             return Transfer::Rejected(libc::EMSGSIZE);
         }
+        self.sending.store(true, Ordering::SeqCst);
         match self.flush(&mut output) {
             Transfer::WouldBlock | Transfer::NoBuffers if output.take_back() => {
+                self.sending.store(false, Ordering::SeqCst);
                 Transfer::WouldBlock
             }
             Transfer::Gone => Transfer::Gone,
@@ -288,11 +295,15 @@ impl FrameIo for Connection {
         if self.pauses() {
             return Transfer::NoBuffers;
         }
-        // There may be room again for what is left of a frame, and nobody is told twice.
-        let missed = match self.output().map(|mut output| self.flush(&mut output)) {
-            Some(Transfer::Gone) => return Transfer::Gone,
-            flushed => flushed.is_none(),
-        };
+        // There may be room again for what is left of a frame, and nobody is told twice. Else the
+        // lock is left to those who write.
+        let mut missed = false;
+        if self.sending.load(Ordering::SeqCst) {
+            match self.output().map(|mut output| self.flush(&mut output)) {
+                Some(Transfer::Gone) => return Transfer::Gone,
+                flushed => missed = flushed.is_none(),
+            }
+        }
         let mut input = lock(&self.input);
         for reads in 0.. {
             match input.next_frame() {
