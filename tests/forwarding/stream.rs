@@ -298,7 +298,8 @@ fn what_is_no_frame_is_dropped_by_name() {
     peer.write(&69_633u32.to_be_bytes());
     assert!(peer.closed_within(SOON));
     lab.said("port net: disconnected: a frame of 69633 bytes is announced", 1);
-    let mut peer = lab.peer("net", FAR);
+    let mut peer = Peer::connect(&lab.path("net"));
+    introduce(&mut vm, &mut peer);
     exchange(&mut vm, &mut peer, &[60]);
     lab.d.stop();
 }
