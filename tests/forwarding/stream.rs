@@ -178,7 +178,8 @@ fn one_peer_at_a_time() {
     drop(first);
     reaches(&mut vm, &waits);
     exchange(&mut vm, &mut second, &[60, 1514]);
-    assert_eq!(lab.d.log().matches("port net: connected (pid ").count(), 2);
+    let met = || lab.d.log().matches("port net: connected (pid ").count();
+    assert!(wait_for(SOON, || met() == 2), "{}", lab.d.log());
     lab.d.counters().balance();
     lab.d.stop();
 }

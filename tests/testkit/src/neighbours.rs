@@ -322,10 +322,16 @@ impl Bystanders {
 
     /// They end, having lost nothing.
     pub fn finish(self) {
+        self.end().expect("the bystanders lost nothing");
+    }
+
+    /// They end; an error tells that they lost something.
+    pub fn end(self) -> Result<(), String> {
         self.over.store(true, Ordering::Release);
-        let frames = self.thread.join().expect("the bystanders lost nothing");
+        let frames = self.thread.join().map_err(|_| "the bystanders lost frames".to_owned())?;
         assert!(frames > 0);
         println!("the bystanders lost none of {frames} frames");
+        Ok(())
     }
 }
 
