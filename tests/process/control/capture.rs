@@ -1,13 +1,13 @@
 //! Frames that are looked at as they pass: what is told of them, to whom, and what that costs.
 
 use std::process::{Child, Stdio};
-use std::thread;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use etherparse::PacketBuilder;
 use testkit::skip;
 use testkit::vm::mac_of;
+use vioswitch::limits::CAPTURE_BATCH_PACKETS;
 
 use super::*;
 
@@ -277,7 +277,9 @@ fn who_does_not_read_loses_copies() {
     let mut more = lab.client();
     more.ask(&begin);
     assert_eq!(more.answer().expect("an answer")["error"], format!("{INTERFACE}.Refused"));
-    thread::sleep(Duration::from_millis(500));
+    // Two copies of each frame, more than there is room for.
+    let passed = || lab.d.counters().sum(None, "in", "frames") > CAPTURE_BATCH_PACKETS as u64;
+    assert!(wait_for(LOST, passed), "the bystanders are slow");
     // One of them reads after all, and is told what it missed.
     let end = std::time::Instant::now() + LOST;
     let lost = loop {
