@@ -60,7 +60,7 @@ fn converse(
 ) -> Option<Duration> {
     unix_socket::refuse_descriptors(socket.as_fd());
     let connection = Arc::new(Connection::new(socket, Arc::clone(&device.cost)));
-    let (worker, token) = (workers.for_device(0), Token::Device(port.id, 0));
+    let (worker, token) = (workers.for_device(port, 0), Token::Device(port.id, 0));
     if let Err(error) = worker.watch_both(connection.as_raw_fd(), token) {
         if port.log.allow() {
             log::warn!("port {}: cannot watch the socket: {error}", port.name);

@@ -157,12 +157,12 @@ fn serve(port: &Port, opened: Tap, workers: &Workers) -> Result<(), UplinkError>
     let token = |queue: usize| Token::Device(port.id, queue as u16);
     // Watched before attached: if that fails the interface must be free for the next attempt.
     for (queue, device) in devices.iter().enumerate() {
-        workers.for_device(queue).watch(device.as_raw_fd(), token(queue))?;
+        workers.for_device(port, queue).watch(device.as_raw_fd(), token(queue))?;
     }
     tap.attach(devices, opened.offloads);
     // What came between is found now.
     for queue in 0..tap.queues().len() {
-        workers.for_device(queue).look(token(queue));
+        workers.for_device(port, queue).look(token(queue));
     }
     Ok(())
 }
@@ -172,7 +172,7 @@ pub fn detach(port: &Port, workers: &Workers, handover: &Handover) {
     let Some((tap, ifname)) = port.as_tap() else { return };
     for (queue, device) in tap.queues().iter().enumerate() {
         if let Some(device) = device.device() {
-            workers.for_device(queue).unwatch(device.as_raw_fd());
+            workers.for_device(port, queue).unwatch(device.as_raw_fd());
         }
     }
     tap.give_up();
@@ -292,7 +292,7 @@ mod tests {
         let closed = Arc::new(AtomicU32::new(0));
         let lose = |panics: [bool; 2]| {
             attach_lost(tap, &panics, &closed);
-            workers.for_device(0).look(Token::Device(0, 0));
+            workers.for_device(&port, 0).look(Token::Device(0, 0));
         };
         let stopping = Arc::new(AtomicBool::new(false));
         let keep = {

@@ -221,6 +221,13 @@ impl Port {
         }
     }
 
+    /// Which of so many workers serves queue `queue` of the device behind this port. A stream has
+    /// one queue, so that of several streams not all are the first worker's.
+    pub fn device_worker(&self, queue: usize, workers: usize) -> usize {
+        let first = if self.as_stream().is_some() { usize::from(self.id) } else { 0 };
+        (first + queue) % workers
+    }
+
     /// True if frames pass: a front-end is attached, or the interface is there.
     pub fn is_up(&self) -> bool {
         match &self.endpoint {

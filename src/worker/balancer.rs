@@ -107,7 +107,7 @@ impl Workers {
             let Endpoint::Device(device) = &port.endpoint else { continue };
             samples.extend(device.queues().iter().enumerate().map(|(index, queue)| Sample {
                 source: Token::Device(port.id, index as u16),
-                worker: self.index_for_device(index),
+                worker: port.device_worker(index, self.handles().len()),
                 cycles: queue.input.cycles.get(),
             }));
         }

@@ -38,7 +38,7 @@ use self::balancer::Doze;
 use crate::guard::BlockedWriterWatch;
 use crate::limits::{ADOPTION_STEP, MAX_NOTES, STOP_TIMEOUT};
 use crate::pipeline::Announcement;
-use crate::port::Ports;
+use crate::port::{Port, Ports};
 use crate::stats::WorkerStats;
 use crate::switch::{Fdb, PortId, Rules};
 use crate::sys::affinity;
@@ -276,13 +276,9 @@ impl Workers {
         &self.rings
     }
 
-    /// The worker that serves queue `queue` of a device.
-    pub fn for_device(&self, queue: usize) -> &Arc<WorkerHandle> {
-        &self.handles()[self.index_for_device(queue)]
-    }
-
-    fn index_for_device(&self, queue: usize) -> usize {
-        queue % self.handles().len()
+    /// The worker that serves queue `queue` of the device behind `port`.
+    pub fn for_device(&self, port: &Port, queue: usize) -> &Arc<WorkerHandle> {
+        &self.handles()[port.device_worker(queue, self.handles().len())]
     }
 
     /// All workers, for their counters.

@@ -129,8 +129,10 @@ impl Worker {
                     }
                 }
                 Endpoint::Device(device) => {
-                    for i in (self.index..device.queues().len()).step_by(self.of) {
-                        self.mark_ready(Token::Device(port.id, i as u16));
+                    for i in 0..device.queues().len() {
+                        if port.device_worker(i, self.of) == self.index {
+                            self.mark_ready(Token::Device(port.id, i as u16));
+                        }
                     }
                 }
             }

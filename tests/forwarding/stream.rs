@@ -332,11 +332,12 @@ fn written(station: u8) -> String {
     mac_of(station).map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// From stream to stream, and between a stream and the host's network.
+/// From stream to stream, of which each has a worker, and between a stream and the host's network.
 #[test]
 fn streams_reach_each_other_and_an_uplink() {
     in_namespace(|| {
-        let lab = Lab::new(1, &[("a", ""), ("b", "")], &["--tap", "up,ifname=tap0"]);
+        let more = ["--tap", "up,ifname=tap0", "--workers=2"];
+        let lab = Lab::new(1, &[("a", ""), ("b", "")], &more);
         let host = Host::open("tap0");
         let mut a = Peer::connect(&lab.path("a"));
         let mut b = Peer::connect(&lab.path("b"));
@@ -363,6 +364,7 @@ fn streams_reach_each_other_and_an_uplink() {
         let c = lab.d.counters();
         c.balance();
         assert_eq!(c.drops(None, "in") + c.drops(None, "out") + c.drops(None, ""), 0, "{c:?}");
+        assert!([0, 1].iter().all(|worker| c.worker(*worker, "frames") >= 4.0), "{c:?}");
         lab.d.stop();
     });
 }

@@ -219,7 +219,7 @@ impl Lab {
     /// A fresh device, as the uplink's keeper would attach it; the switch knows a station there.
     pub fn attach(&mut self) {
         self.fake = Fake::new();
-        let worker = self.context.workers.for_device(0);
+        let worker = self.context.workers.for_device(self.port(TAP), 0);
         worker.watch(self.fake.as_raw_fd(), Token::Device(TAP as u16, 0)).expect("watch");
         self.tap().attach(vec![Arc::clone(&self.fake) as _], Offloads::ALL);
         let host = testkit::vm::mac_of(HOST);
