@@ -121,13 +121,18 @@ impl Keeper {
         read.ok()
     }
 
-    /// The configuration was not confirmed, and the one before runs.
+    /// The configuration was not confirmed, and the one before runs since the start.
     pub fn go_back(&mut self) {
+        self.not_confirmed();
+        self.went_back = true;
+    }
+
+    /// The configuration was not confirmed, and the one before runs.
+    pub fn not_confirmed(&mut self) {
         let text = "the configuration was reloaded and not confirmed, and the one before it runs; \
                     config reload puts it into service";
         log::error!("{text}");
         self.refused = vec![text.to_owned()];
-        self.went_back = true;
     }
 
     /// The configuration has errors; the last one runs in its place.

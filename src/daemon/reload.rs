@@ -191,6 +191,7 @@ impl Reloader {
         let Some((time, (_, before))) = waiting else { return };
         if !self.is_confirmed(time) {
             let errors = self.go_back(&before);
+            self.daemon().keeper.not_confirmed();
             let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
             errors.iter().for_each(|error| log::error!("reload: {error}"));
             events.tell(What::ReloadFailed { why });

@@ -172,11 +172,15 @@ fn what_is_not_confirmed_goes_back() {
     assert!(wait_for(LOST, back), "{}", lab.d.log());
     assert_eq!(lab.json(&["port", "show", "f1"])["port"]["mtu"], 1500);
     assert!(wait_for(LOST, || lab.d.log().contains("not confirmed in 1 s")));
+    // The files say otherwise, for as long as they are not reloaded.
+    let degraded = || filed.degraded().contains("not confirmed, and the one before it runs");
+    assert!(wait_for(LOST, degraded), "{}", filed.degraded());
+    assert_eq!(lab.ctl(&["health"]).status.code(), Some(1));
     let free = || lab.ctl(&["config", "reload", "--confirm=60"]).status.success();
     assert!(wait_for(LOST, free), "{}", lab.d.log());
     lab.done(&["config", "confirm"]);
     assert_eq!(filed.names(), ["f1", "f3", "p0"]);
-    assert_eq!(lab.done(&["config", "diff"]), "");
+    assert_eq!((lab.done(&["config", "diff"]).as_str(), filed.degraded().as_str()), ("", "[]"));
 }
 
 #[test]
