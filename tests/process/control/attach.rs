@@ -42,6 +42,13 @@ fn each_form_fits_its_port() {
         assert!(text.contains(words), "{args:?}: {text}");
         assert!(text.contains(&path(usize::from(args[0].as_bytes()[1] - b'0'))), "{text}");
     }
+    // Where the port has no address its card has one all the same, and each time.
+    let card = |name: &str| {
+        let text = told(&[name, "--qemu", "--qemu-version=10"]);
+        let (_, address) = text.split_once(",mac=").expect("an address");
+        address.split([',', '\n']).next().expect("an end").to_owned()
+    };
+    assert!(card("p1") == card("p1") && card("p1") != card("p2"), "{}", card("p1"));
     for (args, status, words) in [
         (&["attach", "p0", "--qemu", "--queues=3"][..], 1, "port set p0 queues=3"),
         (&["attach", "p0"], 2, "--libvirt"),

@@ -40,10 +40,7 @@ pub enum Bus {
 /// `-device`
 pub fn device(port: &Port, netdev: &str, queues: u64, bus: Bus) -> String {
     let driver = if bus == Bus::Mmio { "virtio-net-device" } else { "virtio-net-pci" };
-    let mut device = format!("{driver},netdev={netdev}");
-    if let Some(mac) = &port.mac {
-        device += &format!(",mac={mac}");
-    }
+    let mut device = format!("{driver},netdev={netdev},mac={}", port.card_mac);
     if queues > 1 {
         device += ",mq=on";
     }
@@ -268,6 +265,7 @@ mod tests {
                 front_end_listens: false,
                 queues,
                 mac: Some("52:54:00:00:00:01".to_owned()),
+                card_mac: "52:54:00:00:00:01".to_owned(),
                 mtu: Some(9000),
                 prealloc: false,
                 platform: false,

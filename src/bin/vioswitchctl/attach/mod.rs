@@ -3,6 +3,7 @@
 pub mod forms;
 
 use std::fmt::Write as _;
+use std::fs;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -12,6 +13,9 @@ use crate::failure::Failure;
 use crate::qemu::Version;
 use crate::show::items;
 use crate::{SWITCH, list};
+
+/// What tells this machine from others; empty where there is none.
+const MACHINE_ID: &str = "/etc/machine-id";
 
 /// Print the arguments that put a virtual machine on a port
 ///
@@ -113,6 +117,8 @@ pub struct Port {
     pub queues: u64,
     /// The first of its static addresses.
     pub mac: Option<String>,
+    /// What a card of QEMU's gets: by itself QEMU has one address for all machines.
+    pub card_mac: String,
     pub mtu: Option<u64>,
     /// Its memory must be there from the beginning.
     pub prealloc: bool,
@@ -147,12 +153,15 @@ impl Port {
             let found = keys.clone().find(|one| one["key"] == key);
             found.and_then(|one| one["values"][0].as_str())
         };
+        let name = entry["name"].as_str()?.to_owned();
+        let own = || own_address(&fs::read_to_string(MACHINE_ID).unwrap_or_default(), &name);
         Some(Port {
-            name: entry["name"].as_str()?.to_owned(),
+            card_mac: values("mac").map_or_else(own, str::to_owned),
             socket: values("socket")?.to_owned(),
             front_end_listens: values("mode") == Some("client"),
             queues: values("queues").and_then(|word| word.parse().ok()).unwrap_or(1),
             mac: values("mac").map(str::to_owned),
+            name,
             mtu: values("mtu").and_then(|word| word.parse().ok()),
             prealloc: values("memory") == Some("prealloc"),
             platform: values("platform") == Some("on"),
@@ -166,6 +175,19 @@ impl Port {
             false => format!("port-{}", self.name),
         }
     }
+}
+
+/// An address for the card of a port that has none of its own: always the same for a name on a
+/// host, and another one than other names' and other hosts'. Locally administered, and like QEMU's.
+fn own_address(host: &str, name: &str) -> String {
+    // FNV-1a, and what spreads the last letters' few bits.
+    let bytes = host.trim().bytes().chain([0]).chain(name.bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    let [_, _, _, a, b, c, d, e] =
+        (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(32).to_be_bytes();
+    format!("52:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
 }
 
 /// What is to be started, and with what.
@@ -248,7 +270,25 @@ impl Attach {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    #[test]
+    fn a_card_has_the_same_address_each_time_and_no_other_ports() {
+        let addresses = |host: &'static str| {
+            let names = (0..1_000).map(move |n| own_address(host, &format!("vm{n}")));
+            names.collect::<BTreeSet<String>>()
+        };
+        let (one, other) = (addresses("0123456789abcdef\n"), addresses("fedcba9876543210\n"));
+        assert_eq!((one.len(), other.len()), (1_000, 1_000));
+        assert!(one.is_disjoint(&other));
+        assert_eq!(one, addresses("0123456789abcdef"));
+        for address in one {
+            let octets: Vec<&str> = address.split(':').collect();
+            assert!(octets.len() == 6 && octets.iter().all(|octet| octet.len() == 2), "{address}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_as_qemu_reads_them() {

@@ -162,6 +162,7 @@ mod tests {
             front_end_listens: false,
             queues,
             mac: None,
+            card_mac: "52:54:00:00:00:01".to_owned(),
             mtu: None,
             prealloc: false,
             platform: false,
@@ -171,8 +172,10 @@ mod tests {
         missing(&port, "qemu-system-x86_64", version, &words).map(|words| words.join(" "))
     }
 
+    const MAC: &str = ",mac=52:54:00:00:00:01";
     const CARD: &str = "-chardev socket,id=vm1,path=/s,reconnect-ms=200 -netdev \
-                        vhost-user,id=vm1,chardev=vm1 -device virtio-net-pci,netdev=vm1";
+                        vhost-user,id=vm1,chardev=vm1 -device \
+                        virtio-net-pci,netdev=vm1,mac=52:54:00:00:00:01";
 
     #[test]
     fn all_is_put_in_where_nothing_is() {
@@ -196,11 +199,12 @@ mod tests {
         assert_eq!(run(1, shared), Ok(format!("-machine memory-backend=x {CARD}")));
         let chardev = format!("{memory} -chardev socket,id=c,path=/s");
         let device = "-device virtio-net-pci,netdev";
-        let put =
-            format!("-netdev vhost-user,id=vm1,chardev=c,queues=2 {device}=vm1,mq=on,vectors=6");
+        let put = format!(
+            "-netdev vhost-user,id=vm1,chardev=c,queues=2 {device}=vm1{MAC},mq=on,vectors=6"
+        );
         assert_eq!(run(2, &chardev), Ok(put));
         let netdev = format!("{chardev} -netdev vhost-user,chardev=c,id=n,queues=4");
-        assert_eq!(run(2, &netdev), Ok(format!("{device}=n,mq=on,vectors=10")));
+        assert_eq!(run(2, &netdev), Ok(format!("{device}=n{MAC},mq=on,vectors=10")));
         assert_eq!(run(2, &format!("{netdev} {device}=n")), Ok(String::new()));
         // Other cards stay, and their names theirs.
         let other = format!("{memory} -netdev user,id=vm1 {device}=vm1");
@@ -211,7 +215,10 @@ mod tests {
     fn machines_without_pci_have_another_card() {
         let memory = "-object memory-backend-memfd,id=x,size=1G,share=on -M memory-backend=x";
         let put = run(2, &format!("{memory} -M microvm")).expect("arguments");
-        assert!(put.ends_with("-device virtio-net-device,netdev=vm1,mq=on"), "{put}");
+        assert!(
+            put.ends_with("-device virtio-net-device,netdev=vm1,mac=52:54:00:00:00:01,mq=on"),
+            "{put}"
+        );
         let put = run(2, &format!("{memory} -M microvm,pcie=on")).expect("arguments");
         assert!(put.contains("virtio-net-pci"), "{put}");
     }
