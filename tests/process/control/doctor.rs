@@ -9,6 +9,7 @@ use std::process::{Child, Stdio};
 
 use testkit::frontend::{Frontend, feat};
 use testkit::host::{in_namespace, ip};
+use testkit::huge_pages::HugePages;
 use testkit::mem::RegionSpec;
 use testkit::packet::{Ask, Kind, Packet, payload};
 use testkit::sys;
@@ -131,12 +132,49 @@ fn without_memory(socket: &Path) -> (Guest, Frontend) {
     (guest, fe)
 }
 
+/// Gives a guest more huge pages than there are, none of which it has touched. False where the
+/// kernel has none at all.
+fn want_huge_pages(vm: &mut Vm) -> bool {
+    let pages = HugePages::free() + 64;
+    let Ok(memory) = sys::huge_memfd(pages << 21) else { return false };
+    let region = RegionSpec { gpa: 16 << 30, len: pages << 21, uva: 1 << 46, offset: 0 };
+    vm.fe.add_mem_reg(&region, memory.as_raw_fd()).expect("a region of huge pages");
+    vm.settle();
+    true
+}
+
+/// What is found of guests; some of it where there are disks and huge pages alone.
+fn of_guests(has_disk: bool, has_huge: bool) -> Codes {
+    let mut expected = codes(&[
+        ("", "not-kept"),
+        ("p0", "socket-shared"),
+        ("p1", "fdb-full"),
+        ("p2", "frames-too-long"),
+        ("p3", "ring-broken"),
+        ("p4", "offloads-in-software"),
+        ("p5", "ring-never-started"),
+        ("p6", "memory-not-shared"),
+        ("p7", "memory-on-disk"),
+        ("p8", "socket-missing"),
+        ("p9", "socket-permission"),
+        ("p10", "huge-pages-short"),
+        ("x", "socket-directory"),
+    ]);
+    if !has_huge {
+        expected.remove(&("p10".to_owned(), "huge-pages-short".to_owned()));
+    }
+    if !has_disk {
+        expected.remove(&("p7".to_owned(), "memory-on-disk".to_owned()));
+    }
+    expected
+}
+
 #[test]
 fn faults_of_guests_are_found() {
     if !is_root() {
         return skip("other users' processes need root");
     }
-    let ports: Vec<&str> = (0..10).map(|n| if n == 2 { ",mtu=1000" } else { "" }).collect();
+    let ports: Vec<&str> = (0..11).map(|n| if n == 2 { ",mtu=1000" } else { "" }).collect();
     let lab = Lab::with_ports(&ports, &[]);
     let socket = |n: usize| lab.d.socket(n);
     let mut vms: Vec<Vm> = (0..5u8)
@@ -162,6 +200,8 @@ fn faults_of_guests_are_found() {
     let hole = RegionSpec { gpa: 8 << 30, len: 1 << 20, uva: 1 << 45, offset: 0 };
     on_disk.fe.add_mem_reg(&hole, disk.as_raw_fd()).expect("a region that is left out");
     on_disk.settle();
+    let mut sparse = Vm::connect(&socket(10), VmConfig::new(10));
+    let has_huge = want_huge_pages(&mut sparse);
     std::fs::remove_file(socket(8)).expect("remove");
     let closed = lab.socket("closed");
     std::fs::create_dir(&closed).expect("a directory");
@@ -174,23 +214,7 @@ fn faults_of_guests_are_found() {
         Process::naming(&socket(0), 0),
     ];
 
-    let mut expected = codes(&[
-        ("", "not-kept"),
-        ("p0", "socket-shared"),
-        ("p1", "fdb-full"),
-        ("p2", "frames-too-long"),
-        ("p3", "ring-broken"),
-        ("p4", "offloads-in-software"),
-        ("p5", "ring-never-started"),
-        ("p6", "memory-not-shared"),
-        ("p7", "memory-on-disk"),
-        ("p8", "socket-missing"),
-        ("p9", "socket-permission"),
-        ("x", "socket-directory"),
-    ]);
-    if !has_disk {
-        expected.remove(&("p7".to_owned(), "memory-on-disk".to_owned()));
-    }
+    let expected = of_guests(has_disk, has_huge);
     let mut found = Codes::new();
     // A process has its words a moment after it was started, and a ring is found broken later too.
     let all = wait_for(LOST, || {

@@ -300,23 +300,55 @@ fn the_worst_comes_first() {
     assert_eq!(told["healthy_ports"], json!(["vm1", "up"]));
 }
 
-/// The page that programs and people rely on has all codes, and no other ones.
-#[test]
-fn every_code_is_documented() {
-    let page = include_str!("../../../../docs/doctor.md");
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
-    let mut told: Vec<(&str, &str)> =
+/// The codes that a table of a page begins its rows with, between two of its headings.
+fn first_column<'p>(page: &'p str, from: &str, to: &str) -> Vec<(&'p str, &'p str)> {
+    let part = &page[page.find(from).expect("a heading")..];
+    let part = &part[..part.find(to).unwrap_or(part.len())];
+    let rows = part.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let mut told: Vec<_> =
         rows.map(|(code, rest)| (code, rest.split(' ').next().unwrap_or_default())).collect();
+    told.sort_unstable();
+    told
+}
+
+/// All codes with their levels.
+fn all_codes() -> Vec<(&'static str, &'static str)> {
     let all = OF_SWITCH.into_iter().chain(OF_GUEST).chain(OF_UPLINK);
     let found = all.map(|(code, fault)| {
         let mut facts = healthy();
         fault(&mut facts);
         (code, word(judge(&facts)[0].level))
     });
-    let mut found: Vec<(&str, &str)> = found.collect();
-    for list in [&mut told, &mut found] {
-        list.sort_unstable();
-        list.dedup();
+    let mut found: Vec<_> = found.collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The page that programs and people rely on has all codes, and no other ones. One that a guest and
+/// an uplink may both have stands there once.
+#[test]
+fn every_code_is_documented() {
+    let page = include_str!("../../../../docs/doctor.md");
+    let told = first_column(page, "## The switch", "no end");
+    assert_eq!(told, all_codes());
+}
+
+/// A fault of each code is made for real: by a test, which the page about tests names.
+#[test]
+fn every_code_has_a_fault_that_is_made() {
+    let page = include_str!("../../../../docs/testing.md");
+    let told = first_column(page, "### Faults that `doctor` finds", "\n### Real front-ends");
+    let told: Vec<&str> = told.into_iter().map(|(code, _)| code).collect();
+    let codes: Vec<&str> = all_codes().into_iter().map(|(code, _)| code).collect();
+    assert_eq!(told, codes);
+    let tests = [
+        include_str!("../../../../tests/process/control/doctor.rs"),
+        include_str!("../../../../tests/guests/attach.rs"),
+    ];
+    for code in codes {
+        let expected = [format!("\"{code}\""), format!("\"{code}\\\"")];
+        let made = |test: &str| expected.iter().any(|word| test.contains(word));
+        assert!(tests.into_iter().any(made), "no test expects {code}");
     }
-    assert_eq!(told, found);
 }
