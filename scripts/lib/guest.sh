@@ -4,7 +4,8 @@
 # output (protocol in guest-init), so that a guest answers before any network works.
 #
 # Callers set: run (scratch directory), guest (directory of vmlinux and initrd.gz), accel; they may
-# set qemu (another one), vm_enter (what stands before it) and vm_reconnect (a chardev's option).
+# set qemu (another one), vm_enter (what stands before it), vm_reconnect (a chardev's option) and
+# vm_more (more arguments).
 # switch_log prints the end of the switch's log.
 # shellcheck shell=bash disable=SC2154
 
@@ -16,6 +17,7 @@ COMMAND_SECONDS=60
 qemu=${qemu:-qemu-system-x86_64}
 vm_enter=()
 vm_reconnect=
+vm_more=()
 vm_pids=()
 vm_in=()
 vm_out=()
@@ -39,7 +41,7 @@ start_vm() {
         -chardev "socket,id=port,path=$socket${vm_reconnect:+,$vm_reconnect}" \
         -netdev vhost-user,id=net,chardev=port \
         -device "virtio-net-pci,netdev=net,romfile=,mac=52:54:00:99:00:0$number$vectors" \
-        -kernel "$guest/vmlinux" -initrd "$guest/initrd.gz" \
+        "${vm_more[@]}" -kernel "$guest/vmlinux" -initrd "$guest/initrd.gz" \
         -append "console=ttyS0 panic=-1 quiet mitigations=off no_timer_check \
 ip4=10.99.0.$number/24 ip6=fd00:99::$number/64" <"$in" >"$out" 2>"$run/vm$number.qemu" &
     vm_pids[number]=$!

@@ -3,6 +3,7 @@
 //! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
 //! * [`attach`]: front-ends as `vioswitchctl` starts them, or says how.
 //! * [`cases`]: several cases on the same guests.
+//! * [`demo`]: `scripts/demo --keep`, as who plays with it.
 //! * [`service`]: the daemon as a service of a real systemd.
 //! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
 //! * [`load`]: memory and streams under load in guests, checked all the while.
@@ -18,6 +19,7 @@
 
 mod attach;
 mod cases;
+mod demo;
 mod dpdk;
 mod dpdk_memory;
 mod lab;
