@@ -12,6 +12,7 @@ mod doctor;
 mod events;
 mod kept;
 mod looking;
+mod network;
 mod origins;
 mod reload;
 mod schema;

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use crate::attach::Attach;
 use crate::doctor::Doctor;
 use crate::frames::Capture;
+use crate::network::Network;
 use crate::run::Run;
 
 const EXAMPLES: &str = "\
@@ -105,6 +106,7 @@ pub enum Command {
     Attach(Attach),
     Run(Run),
     Doctor(Doctor),
+    Network(Network),
     Capture(Capture),
     /// What would become of a frame, step by step; none is sent
     Trace {

@@ -41,6 +41,23 @@ impl Failure {
         Failure::new(REFUSED, text)
     }
 
+    /// The same, told as a part of something.
+    pub fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
+        self.text = tell(&self.text);
+        self
+    }
+
+    /// A file cannot be dealt with.
+    pub fn file(what: &str, path: &Path, error: &io::Error) -> Failure {
+        let path = path.display();
+        match error.kind() {
+            ErrorKind::PermissionDenied => {
+                Failure::new(NOT_PERMITTED, format!("permission denied at {path}: use sudo"))
+            }
+            _ => Failure::refused(format!("cannot {what} {path}: {error}")),
+        }
+    }
+
     /// The socket cannot be connected to.
     pub fn connect(path: &Path, error: &io::Error) -> Failure {
         let path = path.display();

@@ -17,6 +17,7 @@ mod frames;
 mod look;
 #[cfg(test)]
 mod manual;
+mod network;
 mod pcapng;
 mod qemu;
 mod reasons;
@@ -77,10 +78,13 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
     if let Command::Run(wanted) = &options.command {
         return wanted.run(&options.control).map(|status| (String::new(), status));
     }
+    if let Command::Network(wanted) = &options.command {
+        return Ok((wanted.run(&options.control, options.json)?, 0));
+    }
     let mut client = Client::connect(&options.control)?;
     let (answer, table): Told = match &options.command {
         Command::Metrics => (look::metrics(&mut client)?, show::metrics),
-        Command::Complete { .. } | Command::Top { .. } | Command::Run(_) => {
+        Command::Complete { .. } | Command::Top { .. } | Command::Run(_) | Command::Network(_) => {
             (json!({}), show::nothing)
         }
         Command::Health => (look::health(&mut client)?, show::health),

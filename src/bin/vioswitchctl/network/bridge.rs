@@ -1,0 +1,298 @@
+//! A bridge with one of the host's network cards and the switch's TAP: printed, never carried out.
+//!
+//! The card's addresses move to the bridge, and whoever came in through it is cut off when anything
+//! of that goes wrong. That is for an administrator with a console, so what is printed begins with
+//! a way back that goes by itself.
+
+use std::fmt::Write;
+
+use super::address::Cidr;
+use super::host::Net;
+use super::plan::{Content, File, Manager, interface, of_switch};
+use crate::failure::Failure;
+use crate::show::{items, word};
+
+/// The way back is gone after so long, unless it is called off.
+const WAY_BACK: &str = "systemd-run --unit=way-back --on-active=5min sh -c";
+
+/// A bridge to be.
+#[derive(Debug)]
+pub struct Bridge {
+    pub name: String,
+    pub nic: String,
+    pub manager: Manager,
+    /// The card's hardware address, so that the network goes on knowing the host by it.
+    mac: String,
+    /// Its addresses and router, if nobody leases them.
+    fixed: Option<(Vec<Cidr>, Option<String>)>,
+}
+
+impl Bridge {
+    pub fn new(name: &str, nic: &str, manager: Manager, net: &Net) -> Result<Bridge, Failure> {
+        let link = net.link(nic).ok_or_else(|| {
+            Failure::refused(format!("there is no interface {nic}; ip link show lists them"))
+        })?;
+        let tap = interface(name);
+        let put = |bridge: &str| {
+            Failure::refused(format!(
+                "there is the bridge {bridge} already, and the TAP alone has to go into it: \
+                 systemctl enable --now vioswitch-tap@{tap}; ip link set {tap} master {bridge}; \
+                 vioswitchctl tap add {name} ifname={tap}"
+            ))
+        };
+        let system = |file: &str| std::path::Path::new("/sys/class/net").join(nic).join(file);
+        if let Some(bridge) = link["master"].as_str() {
+            return Err(put(bridge));
+        }
+        if system("bridge").exists() {
+            return Err(put(nic));
+        }
+        if link["link_type"] != "ether" || system("wireless").exists() {
+            let text = format!("{nic} cannot be in a bridge: use --nat instead of --bridge");
+            return Err(Failure::refused(text));
+        }
+        let leased = items(link, "addr_info").iter().any(|info| info["dynamic"] == true);
+        let addresses: Vec<Cidr> = Net::addresses(link).filter(|one| !of_link(one)).collect();
+        let router = net.routes.as_array().into_iter().flatten();
+        let router = router.filter(|route| route["dev"] == nic && route["dst"] == "default");
+        let router = router.map(|route| word(&route["gateway"])).next();
+        let fixed = (!leased && !addresses.is_empty()).then_some((addresses, router));
+        let (name, nic) = (name.to_owned(), nic.to_owned());
+        Ok(Bridge { name, nic, manager, mac: word(&link["address"]), fixed })
+    }
+
+    /// The interface of the bridge.
+    fn bridge(&self) -> String {
+        format!("br-{}", self.name)
+    }
+
+    fn file(&self, path: &str, text: &str) -> File {
+        let head =
+            format!("# As vioswitchctl network {} --bridge {} had it.\n", self.name, self.nic);
+        File { path: path.into(), content: Content::Text(head + text) }
+    }
+
+    pub fn files(&self) -> Vec<File> {
+        let (name, bridge, tap) = (&self.name, self.bridge(), interface(&self.name));
+        let mut files = match self.manager {
+            Manager::Networkd => self.networkd(&bridge, &tap),
+            Manager::Ifupdown => {
+                let path = format!("/etc/network/interfaces.d/vioswitch-{name}");
+                vec![self.file(&path, &self.ifupdown(&bridge, &tap))]
+            }
+            _ => Vec::new(),
+        };
+        let switch = format!("[[tap]]\nname = \"{name}\"\nifname = \"{tap}\"\n");
+        files.push(self.file(&of_switch(name), &switch));
+        files
+    }
+
+    fn networkd(&self, bridge: &str, tap: &str) -> Vec<File> {
+        let path = |what: &str| format!("/etc/systemd/network/05-vioswitch-{}{what}", self.name);
+        let member = |name: &str| format!("[Match]\nName={name}\n\n[Network]\nBridge={bridge}\n");
+        let mut own = format!("[Match]\nName={bridge}\n\n[Network]\n");
+        match &self.fixed {
+            None => own += "DHCP=yes\n",
+            Some((addresses, router)) => {
+                for address in addresses {
+                    let _ = writeln!(own, "Address={address}");
+                }
+                router.iter().for_each(|router| own += &format!("Gateway={router}\n"));
+            }
+        }
+        let netdev = format!("[NetDev]\nName={bridge}\nKind=bridge\nMACAddress={}\n", self.mac);
+        vec![
+            self.file(&path(".netdev"), &netdev),
+            self.file(&path(".network"), &own),
+            self.file(&path("-nic.network"), &member(&self.nic)),
+            self.file(&path("-tap.network"), &member(tap)),
+        ]
+    }
+
+    fn ifupdown(&self, bridge: &str, tap: &str) -> String {
+        let mut text = format!("iface {} inet manual\n\nauto {bridge}\n", self.nic);
+        let ports = format!(
+            "    bridge_ports {} {tap}\n    bridge_stp off\n    bridge_fd 0\n    bridge_hw {}\n",
+            self.nic, self.mac
+        );
+        let Some((addresses, router)) = &self.fixed else {
+            let _ = writeln!(text, "iface {bridge} inet dhcp");
+            return text + &ports;
+        };
+        let mut ports = Some(ports);
+        for address in addresses {
+            let family = if address.is_ipv4() { "inet" } else { "inet6" };
+            let _ = writeln!(text, "iface {bridge} {family} static\n    address {address}");
+            // Said once of an interface.
+            if let Some(ports) = ports.take() {
+                text += &ports;
+                router.iter().for_each(|router| text += &format!("    gateway {router}\n"));
+            }
+        }
+        text
+    }
+
+    fn networkmanager(&self, bridge: &str, tap: &str) -> Vec<String> {
+        let method = match &self.fixed {
+            None => String::new(),
+            Some((addresses, router)) => {
+                let of = |ipv4: bool| {
+                    let all = addresses.iter().filter(move |one| one.is_ipv4() == ipv4);
+                    all.map(Cidr::to_string).collect::<Vec<_>>().join(",")
+                };
+                let router = router.as_ref().map(|to| format!(" ipv4.gateway {to}"));
+                match of(true).as_str() {
+                    "" => format!(" ipv6.method manual ipv6.addresses {}", of(false)),
+                    ipv4 => format!(
+                        " ipv4.method manual ipv4.addresses {ipv4}{}",
+                        router.unwrap_or_default()
+                    ),
+                }
+            }
+        };
+        let (nic, mac) = (&self.nic, &self.mac);
+        vec![
+            format!(
+                "nmcli connection add type bridge con-name {bridge} ifname {bridge} bridge.stp no \
+                 bridge.mac-address {mac}{method}"
+            ),
+            format!(
+                "nmcli connection add type ethernet con-name {bridge}-nic ifname {nic} \
+                 slave-type bridge master {bridge}"
+            ),
+            format!(
+                "nmcli connection add type tun con-name {tap} ifname {tap} tun.mode tap \
+                 tun.owner $(id -u vioswitch) tun.group $(id -g vioswitch) tun.multi-queue yes \
+                 tun.vnet-hdr yes slave-type bridge master {bridge}"
+            ),
+        ]
+    }
+
+    /// What is to be typed once the files are there.
+    pub fn commands(&self) -> Vec<String> {
+        let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
+        let paths: Vec<String> =
+            self.files().iter().map(|file| file.path.display().to_string()).collect();
+        let paths = paths.join(" ");
+        let forward = format!("systemctl enable --now vioswitch-forward@{bridge}");
+        let tap_unit = format!("systemctl enable --now vioswitch-tap@{tap}");
+        let mut commands = match self.manager {
+            Manager::Networkmanager => {
+                let mut commands = vec![format!(
+                    "{WAY_BACK} 'rm -f {paths}; nmcli connection delete {bridge} {bridge}-nic \
+                     {tap}; \
+                     nmcli device connect {nic}'"
+                )];
+                commands.extend(self.networkmanager(&bridge, &tap));
+                commands.push(format!("nmcli connection up {bridge}-nic"));
+                commands.push(format!("nmcli connection up {tap}"));
+                commands.push(format!("tc qdisc replace dev {tap} root noqueue"));
+                commands
+            }
+            Manager::Ifupdown => vec![
+                "cp /etc/network/interfaces /etc/network/interfaces.before".to_owned(),
+                format!(
+                    "{WAY_BACK} 'rm -f {paths}; mv /etc/network/interfaces.before \
+                     /etc/network/interfaces; ip link delete {bridge}; ifup --force {nic}'"
+                ),
+                format!("editor /etc/network/interfaces    # take the lines of {nic} away"),
+                tap_unit,
+                format!("ip address flush dev {nic}; ifup {bridge}    # needs bridge-utils"),
+            ],
+            _ => vec![
+                format!(
+                    "{WAY_BACK} 'rm -f {paths}; networkctl reload; ip link delete {bridge}; \
+                     networkctl reconfigure {nic}'"
+                ),
+                tap_unit,
+                "networkctl reload".to_owned(),
+            ],
+        };
+        commands.push(forward);
+        commands.push("vioswitchctl config reload".to_owned());
+        commands.push("systemctl stop way-back.timer    # once the host is reached".to_owned());
+        commands
+    }
+}
+
+/// True for addresses that an interface has by itself.
+fn of_link(cidr: &Cidr) -> bool {
+    Cidr::parse("fe80::/10").is_some_and(|local| local.covers(*cidr))
+}
+
+/// Why nothing was done.
+pub fn note(nic: &str) -> String {
+    format!(
+        "nothing was changed, as who comes in through {nic} is cut off when this goes wrong: write \
+         the files yourself, with a console at hand. The first command goes back by itself after \
+         five minutes, the last one calls that off"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn net(info: &Value) -> Net {
+        Net {
+            links: json!([
+                {"ifname": "eth7", "link_type": "ether", "address": "52:54:00:00:00:07",
+                 "addr_info": [info, {"local": "fe80::1", "prefixlen": 64}]},
+                {"ifname": "eth8", "link_type": "ether", "master": "vmbr0", "addr_info": []},
+                {"ifname": "wg0", "link_type": "none", "addr_info": []},
+            ]),
+            routes: json!([{"dst": "default", "dev": "eth7", "gateway": "192.0.2.1"}]),
+        }
+    }
+
+    fn bridge(manager: Manager, dynamic: bool) -> Bridge {
+        let info = json!({"local": "192.0.2.5", "prefixlen": 24, "dynamic": dynamic});
+        Bridge::new("lan", "eth7", manager, &net(&info)).expect("a card")
+    }
+
+    fn all(bridge: &Bridge) -> String {
+        let mut text = String::new();
+        for file in bridge.files() {
+            let Content::Text(content) = file.content else { panic!("a link") };
+            text += &format!("{}\n{content}", file.path.display());
+        }
+        text + &bridge.commands().join("\n")
+    }
+
+    #[test]
+    fn the_bridge_gets_what_the_card_had() {
+        for (manager, leased, fixed) in [
+            (Manager::Networkd, "DHCP=yes", ["Address=192.0.2.5/24", "Gateway=192.0.2.1"]),
+            (Manager::Ifupdown, "br-lan inet dhcp", ["address 192.0.2.5/24", "gateway 192.0.2.1"]),
+            (
+                Manager::Networkmanager,
+                "52:54:00:00:00:07\n",
+                ["ipv4.method manual ipv4.addresses 192.0.2.5/24", "ipv4.gateway 192.0.2.1"],
+            ),
+        ] {
+            let text = all(&bridge(manager, true));
+            assert!(text.contains(leased) && text.contains("52:54:00:00:00:07"), "{text}");
+            assert!(text.contains("ifname = \"vio-lan\"") && text.contains("way-back"), "{text}");
+            assert!(!text.contains("192.0.2.5") && !text.contains("fe80"), "{text}");
+            let text = all(&bridge(manager, false));
+            assert!(fixed.iter().all(|line| text.contains(line)), "{text}");
+            assert!(!text.contains("fe80") && !text.contains("DHCP=yes"), "{text}");
+            // --remove must not take it for its own.
+            assert!(!text.contains(&super::super::plan::mark("lan")), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_card_is_refused() {
+        let net = net(&json!({}));
+        let refusal = |nic| {
+            let made = Bridge::new("lan", nic, Manager::Networkd, &net);
+            made.expect_err("refused").text
+        };
+        assert!(refusal("eth8").contains("vio-lan master vmbr0"));
+        assert!(refusal("eth9").contains("no interface eth9"));
+        assert!(refusal("wg0").contains("--nat"));
+    }
+}

@@ -1,0 +1,235 @@
+//! What the host has already: who manages its network, and what an address there would meet.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::address::Cidr;
+use super::plan::{Manager, Plan};
+use crate::failure::Failure;
+use crate::show::{items, word};
+use crate::tool;
+
+/// Who should manage a network behind NAT here.
+pub fn manager() -> Result<Manager, Failure> {
+    if is_active("systemd-networkd") {
+        return Ok(Manager::Networkd);
+    }
+    match missing(&["dnsmasq", "nft", "ip"]) {
+        None => Ok(Manager::Dnsmasq),
+        Some(_) => Err(Failure::refused(
+            "systemd-networkd does not run, and without it dnsmasq and nft are needed: apt install \
+             dnsmasq-base nftables, or systemctl enable --now systemd-networkd"
+                .to_owned(),
+        )),
+    }
+}
+
+/// Who manages the host's network card.
+pub fn bridge_manager() -> Manager {
+    if is_active("NetworkManager") {
+        Manager::Networkmanager
+    } else if is_active("systemd-networkd") || !Path::new("/etc/network/interfaces").exists() {
+        Manager::Networkd
+    } else {
+        Manager::Ifupdown
+    }
+}
+
+fn is_active(unit: &str) -> bool {
+    tool::output(&["systemctl", "is-active", unit]).is_some()
+}
+
+/// The first of the programs that is not installed.
+pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Where services look, which a user's PATH may lack.
+    let system = ["/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+    let places: Vec<_> = std::env::split_paths(&path).chain(system.map(Into::into)).collect();
+    let there = |program: &&str| places.iter().any(|place| place.join(program).is_file());
+    programs.iter().find(|program| !there(program)).copied()
+}
+
+/// True if there is the user whom the TAP is to belong to.
+pub fn has_user() -> bool {
+    tool::output(&["id", "-u", "vioswitch"]).is_some()
+}
+
+/// What guests are told to ask for names, where who serves them would not know: networkd asks
+/// systemd-resolved, which may not run.
+pub fn dns(root: &Path, manager: Manager) -> Vec<IpAddr> {
+    let resolved = root.join("run/systemd/resolve/resolv.conf").exists();
+    if manager != Manager::Networkd || resolved {
+        return Vec::new();
+    }
+    let text = fs::read_to_string(root.join("etc/resolv.conf")).unwrap_or_default();
+    servers(&text)
+}
+
+/// Servers that others can ask too.
+fn servers(resolv_conf: &str) -> Vec<IpAddr> {
+    let named = resolv_conf.lines().filter_map(|line| line.strip_prefix("nameserver"));
+    let all = named.filter_map(|rest| rest.trim().parse::<IpAddr>().ok());
+    all.filter(|server| !server.is_loopback()).take(3).collect()
+}
+
+/// Interfaces and routes, as `ip -json` tells them.
+#[derive(Debug, Default)]
+pub struct Net {
+    pub links: Value,
+    pub routes: Value,
+}
+
+impl Net {
+    /// What there is now; `None` if ip(8) does not answer.
+    pub fn look() -> Option<Net> {
+        let ask = |words: &[&str]| {
+            tool::output(words).and_then(|text| serde_json::from_str::<Value>(&text).ok())
+        };
+        let links = ask(&["ip", "-json", "address", "show"])?;
+        let mut routes = ask(&["ip", "-json", "-4", "route", "show"])?;
+        if let (Some(all), Some(Value::Array(more))) =
+            (routes.as_array_mut(), ask(&["ip", "-json", "-6", "route", "show"]))
+        {
+            all.extend(more);
+        }
+        Some(Net { links, routes })
+    }
+
+    fn all(value: &Value) -> &[Value] {
+        value.as_array().map_or(&[], Vec::as_slice)
+    }
+
+    pub fn link(&self, name: &str) -> Option<&Value> {
+        Net::all(&self.links).iter().find(|link| link["ifname"] == name)
+    }
+
+    /// The addresses of a link.
+    pub fn addresses(link: &Value) -> impl Iterator<Item = Cidr> {
+        items(link, "addr_info").iter().filter_map(|info| {
+            Cidr::parse(&format!("{}/{}", word(&info["local"]), word(&info["prefixlen"])))
+        })
+    }
+
+    /// Notes on what is in the way of a plan, or why it cannot be. `ours`: the network is there
+    /// already and its interface is too.
+    pub fn judge(&self, plan: &Plan, ours: bool) -> Result<Vec<String>, Failure> {
+        let interface = plan.interface();
+        if !ours && self.link(&interface).is_some() {
+            return Err(Failure::refused(format!(
+                "there is an interface {interface}, and no network '{}': choose another name, \
+                 or ip link delete {interface}",
+                plan.name
+            )));
+        }
+        let mut notes = Vec::new();
+        for wanted in &plan.addresses {
+            let others = Net::all(&self.links).iter().filter(|link| link["ifname"] != *interface);
+            for link in others {
+                if let Some(theirs) = Net::addresses(link).find(|theirs| theirs.overlaps(*wanted)) {
+                    let name = word(&link["ifname"]);
+                    return Err(Failure::refused(format!(
+                        "{wanted} overlaps {theirs} of interface {name}: choose another network"
+                    )));
+                }
+            }
+            self.judge_routes(*wanted, &interface, &mut notes)?;
+            if !wanted.is_private() {
+                notes.push(format!("{wanted} is not a private network: its owner is not reached"));
+            }
+        }
+        Ok(notes)
+    }
+
+    fn judge_routes(
+        &self,
+        wanted: Cidr,
+        interface: &str,
+        notes: &mut Vec<String>,
+    ) -> Result<(), Failure> {
+        for route in Net::all(&self.routes).iter().filter(|route| route["dev"] != *interface) {
+            let to = word(&route["dst"]);
+            let bits = if wanted.is_ipv4() { 32 } else { 128 };
+            // One of a single host has no prefix, and the default route is in nobody's way.
+            let parsed = Cidr::parse(&to).or_else(|| Cidr::parse(&format!("{to}/{bits}")));
+            let Some(to) = parsed.filter(|to| to.overlaps(wanted)) else { continue };
+            let via = word(&route["dev"]);
+            if wanted.covers(to) {
+                return Err(Failure::refused(format!(
+                    "{wanted} takes the place of the route to {to} by {via}: choose another network"
+                )));
+            }
+            notes.push(format!("{wanted} is cut out of the route to {to} by {via}"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn net() -> Net {
+        let inet = |local: &str, len: u8| json!({"local": local, "prefixlen": len});
+        Net {
+            links: json!([
+                {"ifname": "lo", "addr_info": [inet("127.0.0.1", 8), inet("::1", 128)]},
+                {"ifname": "eth0", "addr_info": [inet("192.168.1.5", 24), inet("fe80::1", 64)]},
+                {"ifname": "vio-lan", "addr_info": [inet("10.77.0.1", 24)]},
+            ]),
+            routes: json!([
+                {"dst": "default", "dev": "eth0"},
+                {"dst": "192.168.1.0/24", "dev": "eth0"},
+                {"dst": "10.77.0.0/24", "dev": "vio-lan"},
+                {"dst": "10.0.0.0/8", "dev": "tun0"},
+                {"dst": "172.20.3.4", "dev": "tun0"},
+            ]),
+        }
+    }
+
+    fn plan(name: &str, address: &str) -> Plan {
+        Plan {
+            name: name.to_owned(),
+            addresses: vec![Cidr::parse(address).expect("address")],
+            dhcp: true,
+            dns: Vec::new(),
+            queues: 1,
+            manager: Manager::Networkd,
+        }
+    }
+
+    #[test]
+    fn networks_that_the_host_has_are_refused() {
+        let refusal = |plan: &Plan, ours| net().judge(plan, ours).expect_err("refused").text;
+        assert!(refusal(&plan("x", "192.168.1.1/24"), false).contains("interface eth0"));
+        assert!(refusal(&plan("x", "192.168.0.1/16"), false).contains("interface eth0"));
+        assert!(refusal(&plan("x", "10.77.0.9/24"), false).contains("interface vio-lan"));
+        assert!(refusal(&plan("x", "172.20.0.1/16"), false).contains("172.20.3.4/32 by tun0"));
+        assert!(refusal(&plan("lan", "10.78.0.1/24"), false).contains("ip link delete vio-lan"));
+    }
+
+    #[test]
+    fn others_are_taken_with_a_word_where_one_is_due() {
+        let notes = |plan: &Plan, ours| net().judge(plan, ours).expect("taken");
+        assert!(notes(&plan("x", "172.21.0.1/24"), false).is_empty());
+        // Our own addresses and routes are in nobody's way, but for the wider route.
+        for address in ["10.77.0.1/24", "10.78.0.1/24"] {
+            let notes = notes(&plan("lan", address), true);
+            assert!(notes.len() == 1 && notes[0].contains("10.0.0.0/8 by tun0"), "{notes:?}");
+        }
+        assert!(notes(&plan("x", "8.8.8.1/24"), false)[0].contains("not a private network"));
+    }
+
+    #[test]
+    fn only_servers_that_guests_reach_are_told_to_them() {
+        let text = "# x\nnameserver 127.0.0.53\nnameserver 192.0.2.1\nnameserver ::1\nsearch a\n\
+                    nameserver fd00::1\n";
+        let told: Vec<String> = servers(text).iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["192.0.2.1", "fd00::1"]);
+        assert_eq!(missing(&["sh", "no-such-program"]), Some("no-such-program"));
+    }
+}

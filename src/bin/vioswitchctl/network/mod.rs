@@ -1,0 +1,271 @@
+//! `vioswitchctl network`: an interface of the host for the guests, with an address there, DHCP and
+//! NAT by what the host has for that. The switch does none of it: it gets a TAP.
+//!
+//! `plan` and its neighbours say what files there are to be and look at nothing; `host` looks;
+//! `store` writes; this file carries out. Whatever a file's content was made of was checked when
+//! the command line was read, so nothing in them can be quoted out of.
+
+mod address;
+mod apply;
+mod bridge;
+mod dnsmasq;
+mod host;
+mod networkd;
+mod plan;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::show;
+use address::Cidr;
+use bridge::Bridge;
+use host::Net;
+use plan::{Content, File, Manager, Plan};
+use store::Store;
+
+const EXAMPLES: &str = "\
+Examples:
+  vioswitchctl network lan --nat 10.77.0.1/24 --dhcp --print
+  vioswitchctl network lan --nat 10.77.0.1/24 --dhcp
+  vioswitchctl network lan --remove
+  vioswitchctl network office --bridge eth0";
+
+/// Give guests a network of the host: addresses and a way out, or a bridge with a network card
+///
+/// Writes the files of systemd-networkd, or of dnsmasq and nftables where that does not run, and
+/// of the switch, whose TAP vio-NETWORK is, and has them read. A file that it has not written is
+/// never touched. Without a name it lists the networks that there are. For a bridge it only prints,
+/// as the host may be cut off by it.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Network {
+    /// A name: at most 11 letters, digits, "_" and "-"
+    #[arg(value_name = "NETWORK", value_parser = plan::name)]
+    name: Option<String>,
+    /// The host's address there, such as 10.77.0.1/24; what guests send elsewhere leaves the host
+    /// with its own address. One of IPv6 may stand beside one of IPv4: --nat fd77::1/64
+    #[arg(long, value_name = "ADDR/LEN", value_parser = address::of_host, requires = "name",
+          conflicts_with_all = ["bridge", "remove"])]
+    nat: Vec<Cidr>,
+    /// Guests get their addresses by DHCP
+    #[arg(long, requires = "nat")]
+    dhcp: bool,
+    /// Who is asked for names; those whom the host asks, if not given (repeatable)
+    #[arg(long, value_name = "ADDR", requires = "nat")]
+    dns: Vec<IpAddr>,
+    /// Queues of the TAP, of which one for each worker is enough
+    #[arg(long, value_name = "N", requires = "nat", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    queues: u16,
+    /// Print what puts this network card into a bridge with the TAP; nothing is changed
+    #[arg(long, value_name = "NIC", value_parser = interface, requires = "name",
+          conflicts_with = "remove")]
+    bridge: Option<String>,
+    /// Take away what was written for this network, and its interface
+    #[arg(long, requires = "name", conflicts_with_all = ["print", "manager"])]
+    remove: bool,
+    /// Print the files and the commands; nothing is changed
+    #[arg(long, requires = "name")]
+    print: bool,
+    /// Who is to manage it; by default who runs here
+    #[arg(long, value_name = "MANAGER", value_enum, requires = "name")]
+    manager: Option<Manager>,
+    /// Only write, and below this directory: for images, and for tests
+    #[arg(long, value_name = "DIR", hide = true)]
+    root: Option<PathBuf>,
+}
+
+/// A name that an interface may have.
+fn interface(text: &str) -> Result<String, String> {
+    let good = |c: char| c.is_ascii_graphic() && !"/:%'\"`$\\;&|<>(){}*?[]~!#=".contains(c);
+    let fits =
+        (1..=15).contains(&text.len()) && text.chars().all(good) && !text.starts_with(['-', '.']);
+    fits.then(|| text.to_owned()).ok_or_else(|| "the name of an interface, such as eth0".to_owned())
+}
+
+/// What was done or is to be done.
+#[derive(Debug, Default)]
+struct Told {
+    text: String,
+    value: Value,
+}
+
+impl Network {
+    /// What is told.
+    pub fn run(&self, control: &Path, as_json: bool) -> Result<String, Failure> {
+        let told = match &self.name {
+            None => self.list(),
+            Some(name) if self.remove => apply::remove(&self.store(), name, self.live(control))?,
+            Some(name) => match &self.bridge {
+                Some(nic) => self.bridge(name, nic)?,
+                None => self.nat(name, control)?,
+            },
+        };
+        Ok(if as_json { format!("{:#}\n", told.value) } else { told.text })
+    }
+
+    fn store(&self) -> Store {
+        Store { root: self.root.clone().unwrap_or_else(|| "/".into()) }
+    }
+
+    /// The switch to tell, unless it is another machine's files that are written.
+    fn live<'a>(&self, control: &'a Path) -> Option<&'a Path> {
+        self.root.is_none().then_some(control)
+    }
+
+    fn list(&self) -> Told {
+        let net = if self.root.is_none() { Net::look() } else { None };
+        let (mut rows, mut all) = (Vec::new(), Vec::new());
+        for (name, wanted) in self.store().networks() {
+            let of = |key: &str| {
+                let words = wanted.split_whitespace();
+                words
+                    .filter_map(|word| word.split_once('='))
+                    .find(|(k, _)| *k == key)
+                    .map(|(_, v)| v)
+            };
+            let (nat, interface) = (of("nat").unwrap_or("-"), plan::interface(&name));
+            let (dhcp, manager) = (of("dhcp").unwrap_or("-"), of("manager").unwrap_or("-"));
+            let there = net.as_ref().map(|net| net.link(&interface).is_some());
+            let state = match there {
+                Some(true) => "there",
+                Some(false) => "missing",
+                None => "-",
+            };
+            let row = [&name, &interface, nat, dhcp, manager, state];
+            rows.push(row.map(str::to_owned).to_vec());
+            let addresses: Vec<&str> = nat.split(',').collect();
+            all.push(json!({
+                "name": name,
+                "interface": interface,
+                "nat": addresses,
+                "dhcp": dhcp == "yes",
+                "manager": manager,
+                "interface_exists": there,
+            }));
+        }
+        let title = ["NETWORK", "INTERFACE", "NAT", "DHCP", "MANAGER", "STATE"];
+        Told { text: show::table(&title, &rows), value: json!({"networks": all}) }
+    }
+
+    fn bridge(&self, name: &str, nic: &str) -> Result<Told, Failure> {
+        let manager = self.manager.unwrap_or_else(host::bridge_manager);
+        if manager == Manager::Dnsmasq {
+            return Err(Failure::usage("dnsmasq manages no bridge: --manager networkd".to_owned()));
+        }
+        let net = Net::look().ok_or_else(no_ip)?;
+        let bridge = Bridge::new(name, nic, manager, &net)?;
+        Ok(printed(&bridge.files(), &bridge.commands(), &[bridge::note(nic)]))
+    }
+
+    fn nat(&self, name: &str, control: &Path) -> Result<Told, Failure> {
+        let plan = self.plan(name)?;
+        let files = plan.files();
+        let store = self.store();
+        let before = store.wanted(name);
+        let mut notes = Vec::new();
+        if self.root.is_none() {
+            match Net::look().ok_or_else(no_ip)?.judge(&plan, before.is_some()) {
+                Ok(more) => notes = more,
+                // Whoever only looks is told, and sees what it would be.
+                Err(failure) if self.print => notes.push(failure.text),
+                Err(failure) => return Err(failure),
+            }
+        }
+        if self.print {
+            return Ok(printed(&files, &apply::commands(&plan), &notes));
+        }
+        let manager = format!(" manager={}", plan.manager.name());
+        if before.is_some_and(|words| !words.ends_with(&manager)) {
+            let text =
+                format!("network {name} has another manager: vioswitchctl network {name} --remove");
+            return Err(Failure::refused(text + " first"));
+        }
+        say(&notes);
+        // networkd and the switch, which are other users, read what is written.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        apply::put(&store, &plan, &files, self.live(control))
+    }
+
+    fn plan(&self, name: &str) -> Result<Plan, Failure> {
+        let of = |ipv4: bool| self.nat.iter().filter(move |cidr| cidr.is_ipv4() == ipv4).count();
+        if self.nat.is_empty() {
+            let text = format!("what is network {name} to be? --nat ADDR/LEN or --bridge NIC");
+            return Err(Failure::usage(text));
+        }
+        if of(true) > 1 || of(false) > 1 {
+            return Err(Failure::usage(
+                "a network has one --nat for each version of IP".to_owned(),
+            ));
+        }
+        if self.dhcp && of(true) == 0 {
+            let text = "--dhcp is for IPv4; in IPv6 guests choose their addresses themselves";
+            return Err(Failure::usage(text.to_owned()));
+        }
+        let manager = match self.manager {
+            Some(manager @ (Manager::Networkd | Manager::Dnsmasq)) => manager,
+            Some(other) => {
+                let text = format!("{} is for --bridge: networkd or dnsmasq", other.name());
+                return Err(Failure::usage(text));
+            }
+            None if self.root.is_some() => Manager::Networkd,
+            None if self.print => host::manager().unwrap_or(Manager::Networkd),
+            None => host::manager()?,
+        };
+        let dns = match self.dns.as_slice() {
+            [] => host::dns(&self.store().root, manager),
+            given => given.to_vec(),
+        };
+        Ok(Plan {
+            name: name.to_owned(),
+            addresses: self.nat.clone(),
+            dhcp: self.dhcp,
+            dns,
+            queues: self.queues,
+            manager,
+        })
+    }
+}
+
+fn no_ip() -> Failure {
+    Failure::refused(
+        "ip(8) does not tell of the host's interfaces: apt install iproute2".to_owned(),
+    )
+}
+
+fn say(notes: &[String]) {
+    let text: String = notes.iter().map(|note| format!("vioswitchctl: {note}\n")).collect();
+    // What cannot be said is no reason to leave off.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+}
+
+/// Each file behind its path, and what would be run then.
+fn printed(files: &[File], commands: &[String], notes: &[String]) -> Told {
+    say(notes);
+    let mut text = String::new();
+    let mut all = Vec::new();
+    for File { path, content } in files {
+        let path = path.display().to_string();
+        match content {
+            Content::Text(content) => {
+                let _ = writeln!(text, "==> {path}\n{content}");
+                all.push(json!({"path": path, "text": content}));
+            }
+            Content::Link(to) => {
+                let _ = writeln!(text, "==> {path} -> {to}\n");
+                all.push(json!({"path": path, "link": to}));
+            }
+        }
+    }
+    let _ = writeln!(text, "==> commands");
+    commands.iter().for_each(|command| text += &format!("{command}\n"));
+    Told { text, value: json!({"files": all, "commands": commands, "notes": notes}) }
+}

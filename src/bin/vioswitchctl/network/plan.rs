@@ -1,0 +1,200 @@
+//! What a network is, and the files that it is made of. Nothing here looks at the host.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use super::address::Cidr;
+use super::{dnsmasq, networkd};
+
+/// Who gives the interface its address, and the guests theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Manager {
+    /// systemd-networkd
+    Networkd,
+    /// ip(8), nft(8) and dnsmasq(8), started by systemd
+    Dnsmasq,
+    /// NetworkManager, for --bridge
+    Networkmanager,
+    /// /etc/network/interfaces, for --bridge
+    Ifupdown,
+}
+
+impl Manager {
+    pub fn name(self) -> &'static str {
+        match self {
+            Manager::Networkd => "networkd",
+            Manager::Dnsmasq => "dnsmasq",
+            Manager::Networkmanager => "networkmanager",
+            Manager::Ifupdown => "ifupdown",
+        }
+    }
+}
+
+/// Where systemd looks for what starts with the machine.
+const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
+/// Where the package puts units.
+const UNITS: &str = "/usr/lib/systemd/system";
+
+/// A name that interfaces, units and files can be called after.
+pub fn name(text: &str) -> Result<String, String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let fits = (1..=MAX_NAME).contains(&text.len()) && text.chars().all(good);
+    match fits && text.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("at most {MAX_NAME} letters, digits, \"_\" and \"-\"")),
+    }
+}
+
+/// So that `vio-NAME` is the name of an interface, 15 bytes at most.
+const MAX_NAME: usize = 11;
+
+/// What is to be somewhere.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Content {
+    Text(String),
+    /// A symbolic link to there.
+    Link(String),
+}
+
+/// A file of a network.
+#[derive(Debug, PartialEq, Eq)]
+pub struct File {
+    pub path: PathBuf,
+    pub content: Content,
+}
+
+/// A network behind NAT.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub name: String,
+    /// At most one of each version of IP.
+    pub addresses: Vec<Cidr>,
+    pub dhcp: bool,
+    /// What guests ask for names; empty: what the host asks.
+    pub dns: Vec<IpAddr>,
+    pub queues: u16,
+    pub manager: Manager,
+}
+
+/// The interface of the network of this name.
+pub fn interface(name: &str) -> String {
+    format!("vio-{name}")
+}
+
+/// How each text begins that is written for a network: by it a file is known as ours.
+pub fn mark(name: &str) -> String {
+    format!("# Written by vioswitchctl network {name}; ")
+}
+
+/// What stands above how the network was wanted, in its file for the switch.
+pub const WANTED: &str = "# network: ";
+
+impl Plan {
+    pub fn interface(&self) -> String {
+        interface(&self.name)
+    }
+
+    pub fn ipv4(&self) -> Option<Cidr> {
+        self.addresses.iter().copied().find(|cidr| cidr.is_ipv4())
+    }
+
+    pub fn ipv6(&self) -> Option<Cidr> {
+        self.addresses.iter().copied().find(|cidr| !cidr.is_ipv4())
+    }
+
+    /// The head of a text.
+    fn head(&self) -> String {
+        format!("{}--remove takes it away.\n", mark(&self.name))
+    }
+
+    /// A file with its head.
+    pub fn file(&self, path: &str, text: &str) -> File {
+        File { path: path.into(), content: Content::Text(self.head() + text) }
+    }
+
+    /// Has a unit of the package started with the machine.
+    fn wanted(instance: &str) -> File {
+        let template = instance.split('@').next().unwrap_or_default();
+        File {
+            path: format!("{WANTS}/{instance}.service").into(),
+            content: Content::Link(format!("{UNITS}/{template}@.service")),
+        }
+    }
+
+    /// The instances of the package's units, in the order to start them.
+    pub fn units(&self) -> Vec<String> {
+        let interface = self.interface();
+        let mut units = Vec::new();
+        if self.manager == Manager::Dnsmasq {
+            units.push(format!("vioswitch-tap@{interface}"));
+        }
+        units.push(format!("vioswitch-forward@{interface}"));
+        if self.manager == Manager::Dnsmasq && self.serves() {
+            units.push(format!("vioswitch-dnsmasq@{}", self.name));
+        }
+        units
+    }
+
+    /// True if somebody must answer guests: with DHCP, or with router advertisements.
+    pub fn serves(&self) -> bool {
+        self.dhcp || self.ipv6().is_some()
+    }
+
+    /// All files; that of the switch is the last, so that the others stand when it is there.
+    pub fn files(&self) -> Vec<File> {
+        let mut files = match self.manager {
+            Manager::Dnsmasq => dnsmasq::files(self),
+            _ => networkd::files(self),
+        };
+        files.extend(self.units().iter().map(|unit| Plan::wanted(unit)));
+        files.push(self.file(&of_switch(&self.name), &self.switch()));
+        files
+    }
+
+    fn switch(&self) -> String {
+        let mut text = format!("{WANTED}{}\n", self.words());
+        let (name, interface) = (&self.name, self.interface());
+        let _ = write!(text, "[[tap]]\nname = \"{name}\"\nifname = \"{interface}\"\n");
+        if self.queues > 1 {
+            let _ = writeln!(text, "queues = {}", self.queues);
+        }
+        text
+    }
+
+    /// How it was wanted, for the list of networks.
+    fn words(&self) -> String {
+        let addresses: Vec<String> = self.addresses.iter().map(Cidr::to_string).collect();
+        let dhcp = if self.dhcp { "yes" } else { "no" };
+        format!("nat={} dhcp={dhcp} manager={}", addresses.join(","), self.manager.name())
+    }
+}
+
+/// The file that the switch reads.
+pub fn of_switch(name: &str) -> String {
+    format!("/etc/vioswitch/conf.d/{name}.toml")
+}
+
+/// All files that a network of this name may have, whoever manages it.
+pub fn possible(name: &str) -> Vec<File> {
+    let of = |manager| Plan {
+        name: name.to_owned(),
+        addresses: ["10.0.0.1/24", "fd00::1/64"]
+            .iter()
+            .filter_map(|one| Cidr::parse(one))
+            .collect(),
+        dhcp: true,
+        dns: Vec::new(),
+        queues: 1,
+        manager,
+    };
+    let mut files = of(Manager::Networkd).files();
+    for file in of(Manager::Dnsmasq).files() {
+        if files.iter().all(|other| other.path != file.path) {
+            files.push(file);
+        }
+    }
+    files
+}
