@@ -203,12 +203,13 @@ pub fn compare_mtus(ports: &PortTable) {
 fn apply_mtu(port: &Port, opened: &Tap) {
     let link = &opened.link;
     match port.mtu.configured().map(u32::from) {
-        Some(mtu) if opened.created => {
+        // One that was taken over has it, and setting it again might not be permitted any more.
+        Some(mtu) if opened.created && mtu != link.mtu => {
             if let Err(error) = netlink::set_mtu(link.index, mtu) {
                 log::warn!("tap {}: cannot set the MTU of {}: {error}", port.name, link.name);
             }
         }
-        Some(mtu) if mtu != link.mtu => log::warn!(
+        Some(mtu) if !opened.created && mtu != link.mtu => log::warn!(
             "tap {}: {} has an MTU of {}, not {mtu}, and keeps it: ip link set {} mtu {mtu}",
             port.name,
             link.name,
@@ -227,7 +228,8 @@ fn apply_mtu(port: &Port, opened: &Tap) {
 fn set_up(port: &Port, opened: &Tap) -> Result<(), UplinkError> {
     let link = &opened.link;
     apply_mtu(port, opened);
-    if opened.created {
+    // One that was taken over may have been made by a process with more privileges.
+    if opened.created && !link.up {
         netlink::set_up(link.index)
             .map_err(|source| UplinkError::Up { ifname: link.name.clone(), source })?;
     }

@@ -91,7 +91,10 @@ pub enum TapError {
     #[error("{CLONE_DEVICE} is missing: load the kernel module tun (modprobe tun)")]
     NoDriver,
     /// `/dev/net/tun` may not be opened, or the interface not created or attached to.
-    #[error("not permitted: needs CAP_NET_ADMIN, or an interface created for this user")]
+    #[error(
+        "not permitted without CAP_NET_ADMIN unless it was made for this user: ip tuntap add dev \
+         NAME mode tap multi_queue vnet_hdr user USER, or vioswitchctl network"
+    )]
     Permission,
     /// Somebody is attached to it.
     #[error("in use by another process")]

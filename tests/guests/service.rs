@@ -15,6 +15,8 @@ use testkit::proc::copy_program;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 const UNIT: &str = include_str!("../../scripts/systemd/vioswitchd.service");
+/// The installed drop-in with which the daemon makes its TAP itself.
+const MAKE_TAPS: &str = include_str!("../../scripts/systemd/make-taps.conf");
 
 /// Makes the first process of the new namespaces a systemd. The argument is what its `/run` begins
 /// with. That is in memory, as everywhere: systemd removes no runtime directory from a disk.
@@ -70,6 +72,7 @@ impl Service {
         };
         write("vioswitchd.service", UNIT.to_owned());
         write("vioswitchd.service.d/test.conf", format!("{DROP_IN} {}\n", args.join(" ")));
+        write("vioswitchd.service.d/make-taps.conf", MAKE_TAPS.to_owned());
         write("test.target", "[Unit]\nDefaultDependencies=no\n".to_owned());
         // The unit hides home directories, where the one under test may lie.
         copy_program(super::lab::daemon_binary(), &files.join("vioswitchd"));

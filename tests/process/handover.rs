@@ -2,6 +2,8 @@
 //! makes of that for front-ends and the network. The manager is the test's own
 //! (`testkit::manager`); a real one, with real guests, is in tests/guests/qemu_restart.rs.
 
+mod privileges;
+
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
