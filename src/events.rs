@@ -50,8 +50,22 @@ pub enum What {
     },
     /// A port or TAP was added.
     PortAdded,
+    /// A port was added for a socket that turned up.
+    PortPlugged {
+        /// Whose socket it is.
+        uid: u32,
+    },
     /// It was taken away.
     PortDeleted,
+    /// What turned up where sockets become ports became none.
+    PlugRefused {
+        /// Its name there, as it is shown.
+        file: String,
+        /// Whose it is.
+        uid: u32,
+        /// The reason.
+        why: String,
+    },
     /// The first ring of a front-end runs.
     Attached {
         /// Process number of the front-end; 0 outside our PID namespace.
@@ -163,7 +177,9 @@ kinds! {
     What::Reloaded { .. } => "reloaded" "0f78e4dd1dcc4134aba6806bf704bf6a" Info,
     What::ReloadFailed { .. } => "reload_failed" "7df3cebd53084288b664dfe4a96ec816" Error,
     What::PortAdded => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
+    What::PortPlugged { .. } => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
     What::PortDeleted => "port_deleted" "5f01215257524e0db3e3e95daabad6d0" Info,
+    What::PlugRefused { .. } => "plug_refused" "0c9e5a7d1f6b4e2c8a3d94b7f5612e80" Warn,
     What::Attached { .. } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
     What::Connected { .. } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
     What::Detached(Detached::Left) => "detached" "75021922b8c2432794877d65cf652b85" Info,
@@ -188,7 +204,11 @@ impl fmt::Display for What {
             What::Reloaded { summary } => write!(f, "reloaded: {summary}"),
             What::ReloadFailed { why } => write!(f, "not reloaded: {why}"),
             What::PortAdded => f.write_str("added"),
+            What::PortPlugged { uid } => write!(f, "added for the socket of uid {uid}"),
             What::PortDeleted => f.write_str("removed"),
+            What::PlugRefused { file, uid, why } => {
+                write!(f, "plug: {file} of uid {uid} becomes no port: {why}")
+            }
             What::Attached { pid, uid, features } => {
                 write!(f, "front-end attached (pid {pid} uid {uid}), features {features:#x}")
             }
@@ -293,6 +313,12 @@ impl Events {
     pub fn tell(&self, what: What) {
         what.log(None);
         self.keep(None, 0, what);
+    }
+
+    /// The same after so many of the kind that were not told.
+    pub fn tell_after(&self, untold: u64, what: What) {
+        what.log(None);
+        self.keep(None, untold, what);
     }
 
     /// Keeps what was said otherwise.

@@ -1,14 +1,16 @@
 //! Every limit and default in one place, each with its reason.
 //!
-//! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes
-//! the data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`,
-//! those of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of
-//! events in `limits/events.rs`, of metrics in `limits/metrics.rs`.
+//! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes the
+//! data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`, those
+//! of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of events in
+//! `limits/events.rs`, of metrics in `limits/metrics.rs`, of ports that come by themselves in
+//! `limits/plug.rs`.
 
 mod capture;
 mod control;
 mod events;
 mod metrics;
+mod plug;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -17,6 +19,7 @@ pub use capture::*;
 pub use control::*;
 pub use events::*;
 pub use metrics::*;
+pub use plug::*;
 pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------

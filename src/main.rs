@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::Control;
-use vioswitch::daemon::{self, Daemon, Keeper, Reloader, StartError};
+use vioswitch::daemon::{self, Daemon, Keeper, Plug, Reloader, StartError};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
 use vioswitch::metrics::Metrics;
@@ -115,6 +115,7 @@ fn run(
         lock(&daemon).keep_files(&texts);
     }
     let reloader = Arc::new(Reloader::new(&daemon, request));
+    let plug = serve_plug(&daemon, log);
     let control = serve_control(config, &daemon, &reloader, log);
     let metrics = serve_metrics(config, &daemon, log);
     say_ready(&lock(&daemon), log);
@@ -130,6 +131,9 @@ fn run(
         }
     }
     notify_manager("STOPPING=1");
+    if let Some(plug) = plug {
+        plug.stop();
+    }
     if let Some(control) = control {
         control.stop();
     }
@@ -158,6 +162,16 @@ fn serve_control(
     let control = config.control.as_ref()?;
     let started = Control::start(control, daemon, reloader);
     started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
+}
+
+/// Makes ports of sockets that turn up, if there is a directory for that. The other guests' network
+/// does not depend on it.
+fn serve_plug(daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Plug> {
+    let started = Plug::start(daemon);
+    started.unwrap_or_else(|error| {
+        log.error(&format_args!("plug: {error}; going on without it"));
+        None
+    })
 }
 
 /// Answers those who ask for metrics, if anybody may. The guests' network does not depend on it.

@@ -16,6 +16,7 @@ complete -c vioswitchd -l metrics -d 'Answer GET /metrics here, for Prometheus: 
 complete -c vioswitchd -l feature-level -d 'Offer no more than at this feature level, so that VMs can migrate to older hosts' -r
 complete -c vioswitchd -l log-level -d 'Log off, error, warn, info, debug or trace; RUST_LOG wins [default: info]' -r
 complete -c vioswitchd -l uplink-to-uplink -d 'Forward between two TAPs as well; two TAPs in one bridge are then a loop' -r
+complete -c vioswitchd -l plug -d 'Make ports of the sockets that turn up here, as libvirt\'s mode=\'server\' makes them' -r
 complete -c vioswitchd -l state-dir -d 'Keep here what is changed while it runs, for the next start [default: $STATE_DIRECTORY]' -r -F
 complete -c vioswitchd -l strict -d 'Refuse to start with a bad file; else the last good one runs, if --state-dir has it'
 complete -c vioswitchd -l check -d 'Say what is wrong with the configuration or would keep it from starting here, and exit'

@@ -193,6 +193,10 @@ struct Options {
     )]
     uplink_to_uplink: Option<String>,
 
+    /// Make ports of the sockets that turn up here, as libvirt's mode='server' makes them
+    #[arg(long, value_name = "DIR")]
+    plug: Option<String>,
+
     /// Keep here what is changed while it runs, for the next start [default: $STATE_DIRECTORY]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -318,6 +322,7 @@ fn lower(options: Options) -> Result<Given, UsageError> {
         ("feature-level", options.feature_level),
         ("log-level", options.log_level),
         ("uplink-to-uplink", options.uplink_to_uplink),
+        ("plug", options.plug),
     ];
     for (key, value) in scalars {
         if let Some(word) = value {

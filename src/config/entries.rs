@@ -88,6 +88,7 @@ pub(super) enum Parsed {
     Port(PortConfig),
     Tap(TapConfig),
     Stream(StreamConfig),
+    Template(PortConfig),
 }
 
 /// The final configuration, and what is wrong with it as a whole.
@@ -170,10 +171,10 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
     }
     let mut complaints = conflicts(&all);
     // With a control socket the ports may come later.
-    if all.entries.is_empty() && all.scalars.control.is_none() {
+    if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
         let text = "nothing to switch: give at least one --port, --tap, --stream, --socket-path or \
                     --fd, or a --config file with a [[port]], [[tap]] or [[stream]], or \
-                    --control to add them later";
+                    --control or --plug to add them later";
         complaints.push(Complaint::new(&Place::Command, text));
     }
     Merged { config: config(all.scalars, all.entries), complaints }
@@ -199,6 +200,8 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
+        plug: scalars.plug,
+        template: scalars.template.unwrap_or_else(PortConfig::template),
         origins: HashMap::new(),
         warnings: Vec::new(),
     };
@@ -211,7 +214,7 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
             Some(Parsed::Port(port)) => config.ports.push(port),
             Some(Parsed::Tap(tap)) => config.taps.push(tap),
             Some(Parsed::Stream(stream)) => config.streams.push(stream),
-            None => {}
+            Some(Parsed::Template(_)) | None => {}
         }
     }
     config

@@ -37,6 +37,7 @@ pub(super) fn check(texts: &[Text], machine: Machine<'_>) -> Result<Validated, U
     }
     let mut checked = validate::source(&source, machine);
     complaints.append(&mut given_twice(&source.scalars));
+    complaints.extend(second_template(&source.sections));
     complaints.append(&mut checked.complaints);
     complaints.append(&mut entries::conflicts(&checked));
     if complaints.is_empty() { Ok(checked) } else { Err(report(texts, complaints)) }
@@ -56,6 +57,14 @@ fn given_twice(scalars: &[Setting]) -> Vec<Complaint> {
         }
     }
     complaints
+}
+
+/// The template in two files.
+fn second_template(sections: &[Section]) -> Option<Complaint> {
+    let mut all = sections.iter().filter(|section| section.kind == Kind::Template);
+    let (first, second) = (all.next()?, all.next()?);
+    let other = whereabouts(&first.at, &second.at);
+    Some(Complaint::new(&second.at, format!("'template.plug' is already given {other}")))
 }
 
 /// The settings of one file, and what is wrong with how they stand there; or its syntax errors.
@@ -161,6 +170,7 @@ impl Lowering {
                 "port" => self.sections(Kind::Port, "port", value, &at),
                 "tap" => self.sections(Kind::Tap, "tap", value, &at),
                 "stream" => self.sections(Kind::Stream, "stream", value, &at),
+                "template" => self.templates(value, &at),
                 key => {
                     let setting = Setting { key: key.to_owned(), value: plain(value), at };
                     self.source.scalars.push(setting);
@@ -184,6 +194,29 @@ impl Lowering {
                     self.source.sections.push(Section { kind, settings, at });
                 }
                 _ => self.complaints.push(Complaint::new(&at, wrong.clone())),
+            }
+        }
+    }
+
+    /// `[template.plug]`, the one there is.
+    fn templates(&mut self, value: &Spanned<DeValue<'_>>, at: &Place) {
+        let DeValue::Table(tables) = value.get_ref() else {
+            let wrong = "'template' is a table of tables: write [template.plug]";
+            self.complaints.push(Complaint::new(at, wrong));
+            return;
+        };
+        for (key, value) in tables.iter() {
+            let at = self.lines.at(key.span().start);
+            let key = key.get_ref().as_ref();
+            match value.get_ref() {
+                DeValue::Table(table) if key == "plug" => {
+                    let settings = self.settings(table);
+                    self.source.sections.push(Section { kind: Kind::Template, settings, at });
+                }
+                _ => {
+                    let wrong = format!("unknown template {}: write [template.plug]", quote(key));
+                    self.complaints.push(Complaint::new(&at, wrong));
+                }
             }
         }
     }

@@ -21,12 +21,14 @@ use log::LevelFilter;
 
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
+use crate::limits;
 use crate::switch::PortPolicy;
 pub use entries::{Shared, place};
 pub use nearest::nearest;
 pub use settings::{Difference, Origin, Settings};
 pub use single::{Given, Wrong, port, stream, tap};
 pub use sources::{Text, Texts};
+pub use value::is_port_name;
 
 mod args;
 mod cpus;
@@ -69,6 +71,10 @@ pub struct Config {
     pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
+    /// A directory in which sockets turn up that are ports from then on.
+    pub plug: Option<PathBuf>,
+    /// What these ports have in common, without name and socket.
+    pub template: PortConfig,
     /// Who gave each port, TAP and stream, by its name.
     pub origins: HashMap<String, Origin>,
     /// What the administrator should know, a line each.
@@ -169,6 +175,36 @@ pub struct PortConfig {
     /// Longest packet delivered to the VM, [`crate::limits::MIN_MTU`] to
     /// [`crate::limits::MAX_CARRIED_MTU`] bytes.
     pub mtu: Option<u16>,
+}
+
+impl PortConfig {
+    /// One that says nothing but its name and its place.
+    fn plain(name: &str, endpoint: Endpoint) -> PortConfig {
+        PortConfig {
+            name: name.to_owned(),
+            endpoint,
+            queue_pairs: limits::DEFAULT_QUEUES,
+            macs: Vec::new(),
+            send: Offloads::ALL,
+            offload: Offloads::ALL,
+            platform: false,
+            policy: PortPolicy::PLAIN,
+            feature_level: None,
+            preallocated: false,
+            mtu: None,
+        }
+    }
+
+    /// What ports are like that bring their own sockets, unless a file says so.
+    pub(crate) fn template() -> PortConfig {
+        PortConfig::plain("", Endpoint::Client { path: PathBuf::new() })
+    }
+
+    /// The port that this template makes of the socket at `path`.
+    pub fn plugged(&self, name: &str, path: PathBuf) -> PortConfig {
+        let endpoint = Endpoint::Client { path };
+        PortConfig { name: name.to_owned(), endpoint, ..self.clone() }
+    }
 }
 
 /// How a port and its front-end find each other.

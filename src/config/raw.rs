@@ -71,6 +71,8 @@ pub(super) enum Kind {
     Port,
     Tap,
     Stream,
+    /// What ports have in common that bring their own sockets.
+    Template,
 }
 
 /// One `--port`, `--tap` or `--stream`, or the table of the same name in a file.

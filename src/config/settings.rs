@@ -19,15 +19,23 @@ pub enum Origin {
     Cli,
     /// Somebody, while the switch ran.
     Runtime,
+    /// A socket that turned up in the directory for that, of this user.
+    Plug(u32),
 }
 
 impl Origin {
+    /// The user whose socket a port has that came by itself.
+    pub fn plugged_by(self) -> Option<u32> {
+        if let Origin::Plug(uid) = self { Some(uid) } else { None }
+    }
+
     /// As it is told and written down.
     pub fn name(self) -> &'static str {
         match self {
             Origin::File => "file",
             Origin::Cli => "cli",
             Origin::Runtime => "runtime",
+            Origin::Plug(_) => "plug",
         }
     }
 }

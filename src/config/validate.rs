@@ -13,8 +13,8 @@ use super::entries::{Claim, Entry, Parsed, Shared};
 use super::raw::{Complaint, Kind, Place, Section, Setting, Source, quote};
 use super::value::{
     feature_level, group, inherited_socket, interface_name, is_client, is_on, is_preallocated,
-    log_level, metrics, number, offloads, permissions, port_name, port_offloads, socket_path,
-    station_address, text, truth, unknown_key, workers,
+    log_level, metrics, number, offloads, permissions, port_name, port_offloads, socket_directory,
+    socket_path, station_address, text, truth, unknown_key, workers,
 };
 use super::{Endpoint, Machine, MetricsSocket, PortConfig, StreamConfig, TapConfig};
 use crate::frame::MacAddr;
@@ -27,12 +27,15 @@ const SHORTHAND_NAME: &str = "port0";
 
 pub(super) const SCALAR_KEYS: &str = "port, tap, stream, workers, cpus, poll, age, control, \
      control-group, control-admin-group, capture-group, metrics, feature-level, log-level, \
-     uplink-to-uplink, socket-path, fd";
+     uplink-to-uplink, plug, template, socket-path, fd";
 pub(super) const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, \
      offload, platform, flood, mtu, feature-level, memory";
 pub(super) const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
 pub(super) const STREAM_KEYS: &str =
     "name, socket, mode, socket-mode, socket-group, mac, flood, mtu";
+/// Those of a port but for what its socket says of it, and for addresses, which are one's alone.
+pub(super) const TEMPLATE_KEYS: &str =
+    "queues, offload, platform, flood, mtu, feature-level, memory";
 
 /// One place's settings, checked.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +60,8 @@ pub(super) struct Scalars {
     pub(super) feature_level: Option<u8>,
     pub(super) log_level: Option<LevelFilter>,
     pub(super) uplink_to_uplink: Option<bool>,
+    pub(super) plug: Option<PathBuf>,
+    pub(super) template: Option<PortConfig>,
 }
 
 impl Scalars {
@@ -75,6 +80,8 @@ impl Scalars {
             feature_level: self.feature_level.or(under.feature_level),
             log_level: self.log_level.or(under.log_level),
             uplink_to_uplink: self.uplink_to_uplink.or(under.uplink_to_uplink),
+            plug: self.plug.or(under.plug),
+            template: self.template.or(under.template),
         }
     }
 }
@@ -92,9 +99,14 @@ pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
             Kind::Port => PortDraft::default().check(section),
             Kind::Tap => TapDraft::default().check(section),
             Kind::Stream => StreamDraft::default().check(section),
+            Kind::Template => TemplateDraft::default().check(section),
         };
-        checked.entries.push(entry);
         checked.complaints.append(&mut complaints);
+        match entry.parsed {
+            Some(Parsed::Template(port)) => checked.scalars.template = Some(port),
+            _ if section.kind == Kind::Template => {}
+            _ => checked.entries.push(entry),
+        }
     }
     checked
 }
@@ -118,6 +130,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
         "feature-level" => scalars.feature_level = Some(feature_level(setting)?),
         "log-level" => scalars.log_level = Some(log_level(setting)?),
         "uplink-to-uplink" => scalars.uplink_to_uplink = Some(truth(setting)?),
+        "plug" => scalars.plug = Some(socket_directory(setting)?),
         "socket-path" => {
             let endpoint = server(socket_path(setting)?, None, None);
             let claims = vec![claim(Shared::Socket, setting)?];
@@ -137,19 +150,7 @@ fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> E
     let name = SHORTHAND_NAME.to_owned();
     let at = setting.at.clone();
     claims.push(Claim { what: Shared::Name, value: name.clone(), at: at.clone() });
-    let port = PortConfig {
-        name: name.clone(),
-        endpoint,
-        queue_pairs: limits::DEFAULT_QUEUES,
-        macs: Vec::new(),
-        send: Offloads::ALL,
-        offload: Offloads::ALL,
-        platform: false,
-        policy: PortPolicy::PLAIN,
-        feature_level: None,
-        preallocated: false,
-        mtu: None,
-    };
+    let port = PortConfig::plain(&name, endpoint);
     let parsed = Some(Parsed::Port(port));
     Entry { kind: Kind::Port, at, name: Some(name), claims, parsed }
 }
@@ -197,6 +198,7 @@ trait Draft: Sized {
         let required: &[&str] = match Self::KIND {
             Kind::Port | Kind::Stream => &["name", "socket"],
             Kind::Tap => &["name", "ifname"],
+            Kind::Template => &[],
         };
         for key in required.iter().filter(|key| !given.contains(*key)) {
             complaints.push(Complaint::new(&section.at, format!("{key} is missing")));
@@ -324,8 +326,15 @@ impl Draft for PortDraft {
 
     fn finish(mut self, at: &Place) -> Result<Parsed, Vec<Complaint>> {
         let (name, endpoint) = self.socket.finish(at)?;
+        Ok(Parsed::Port(self.with(name, endpoint)))
+    }
+}
+
+impl PortDraft {
+    /// The port, with what was given.
+    fn with(self, name: String, endpoint: Endpoint) -> PortConfig {
         let (send, offload) = self.offload.unwrap_or((Offloads::ALL, Offloads::ALL));
-        Ok(Parsed::Port(PortConfig {
+        PortConfig {
             name,
             endpoint,
             queue_pairs: self.queues.unwrap_or(limits::DEFAULT_QUEUES),
@@ -337,7 +346,32 @@ impl Draft for PortDraft {
             feature_level: self.feature_level,
             preallocated: self.preallocated,
             mtu: self.socket.mtu,
-        }))
+        }
+    }
+}
+
+/// What ports have in common that bring their own sockets.
+#[derive(Default)]
+struct TemplateDraft(PortDraft);
+
+impl Draft for TemplateDraft {
+    const KIND: Kind = Kind::Template;
+
+    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
+        if TEMPLATE_KEYS.split(", ").all(|key| key != setting.key) {
+            return Err(unknown_key(setting, TEMPLATE_KEYS));
+        }
+        self.0.set(setting, claims)
+    }
+
+    fn name(&self) -> Option<String> {
+        None
+    }
+
+    fn finish(self, _at: &Place) -> Result<Parsed, Vec<Complaint>> {
+        // Both are the socket's.
+        let (name, endpoint) = (String::new(), Endpoint::Client { path: PathBuf::new() });
+        Ok(Parsed::Template(self.0.with(name, endpoint)))
     }
 }
 

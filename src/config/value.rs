@@ -105,9 +105,7 @@ pub(super) fn unknown_key(setting: &Setting, known: &str) -> String {
 /// lines and counters, where blanks and quotes would need escaping.
 pub(super) fn port_name(setting: &Setting) -> Result<String, String> {
     let name = text(setting)?;
-    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    if first && rest && name.len() <= limits::MAX_NAME_LEN {
+    if is_port_name(name) {
         return Ok(name.to_owned());
     }
     let max = limits::MAX_NAME_LEN;
@@ -115,8 +113,31 @@ pub(super) fn port_name(setting: &Setting) -> Result<String, String> {
     Err(format!("{} {} must be 1 to {max} {rule}", setting.key, quote(name)))
 }
 
+/// Whether a port may have this name.
+pub fn is_port_name(name: &str) -> bool {
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    first && rest && name.len() <= limits::MAX_NAME_LEN
+}
+
 /// The path of a socket, in `sun_path`'s bounds.
 pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
+    let path = path_text(setting)?;
+    let key = &setting.key;
+    let named = Path::new(path).file_name().is_some();
+    if !named || path.ends_with('/') || path.ends_with("/.") {
+        return Err(format!("{key} {} names a directory, not a socket", quote(path)));
+    }
+    Ok(PathBuf::from(path))
+}
+
+/// The path of a directory for sockets.
+pub(super) fn socket_directory(setting: &Setting) -> Result<PathBuf, String> {
+    Ok(path_text(setting)?.into())
+}
+
+/// What the two have in common.
+fn path_text(setting: &Setting) -> Result<&str, String> {
     let path = text(setting)?;
     let key = &setting.key;
     if path.is_empty() {
@@ -133,11 +154,7 @@ pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
         let text = "~ is not expanded here: write the whole path, from / on";
         return Err(format!("{key} {}: {text}", quote(path)));
     }
-    let named = Path::new(path).file_name().is_some();
-    if !named || path.ends_with('/') || path.ends_with("/.") {
-        return Err(format!("{key} {} names a directory, not a socket", quote(path)));
-    }
-    Ok(PathBuf::from(path))
+    Ok(path)
 }
 
 /// A socket the parent process left open.

@@ -71,6 +71,8 @@ fn show(event: &Event) -> Value {
         What::Attached { pid, uid, features } => {
             json!({"pid": pid, "uid": uid, "features": features})
         }
+        What::PortPlugged { uid } => json!({"uid": uid}),
+        What::PlugRefused { file, uid, why } => json!({"file": file, "uid": uid, "why": why}),
         What::Connected { pid, uid } => json!({"pid": pid, "uid": uid}),
         What::Detached(Detached::Left) | What::Disconnected { why: None } => json!({}),
         What::Detached(Detached::Error(why)) | What::Disconnected { why: Some(why) } => {

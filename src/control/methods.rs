@@ -18,7 +18,7 @@ use super::parameters::{only, required, text};
 use super::reload::{List, ReloadWait};
 use super::wait::PortWait;
 use super::{show, show_clients};
-use crate::config::{self, nearest};
+use crate::config::{self, Settings, nearest};
 use crate::daemon::book::Untied;
 use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, StartError, View};
 use crate::guard::bucket::Bucket;
@@ -323,7 +323,11 @@ impl Switch {
     fn show(&self, port: &Port) -> Value {
         let mut told = show::port(port, &self.view.fdb);
         let daemon = self.daemon();
-        told["origin"] = daemon.book().origin(&port.name).name().into();
+        let origin = daemon.book().origin(&port.name);
+        told["origin"] = origin.name().into();
+        if let Some(uid) = origin.plugged_by() {
+            told["owner"] = uid.into();
+        }
         let pending = daemon.pending(&port.name).into_iter();
         let pending = pending.map(|difference| change(&(difference, Effect::Reconnect)));
         told["pending"] = pending.collect();
@@ -353,6 +357,7 @@ impl Switch {
             "addresses": fdb.len(),
             "events": self.view.events.last(),
             "degraded": degraded(&daemon),
+            "plug": plug(&daemon),
             "state_dir": daemon.state_dir().map(|path| path.to_string_lossy()),
             "clients": show_clients(&self.clients),
         })
@@ -452,6 +457,17 @@ impl Switch {
         };
         Part::Reply(reply, more)
     }
+}
+
+/// Where sockets turn up that become ports, and what these have in common.
+fn plug(daemon: &Daemon) -> Option<Value> {
+    let (directory, template) = (daemon.plug_directory()?, daemon.book().template()?);
+    let words = Settings::Port(template.clone()).words().into_iter();
+    let common =
+        words.filter(|(key, words)| !["socket", "mode"].contains(key) && !words.is_empty());
+    let keys: Vec<Value> =
+        common.map(|(key, words)| json!({"key": key, "values": words})).collect();
+    Some(json!({"directory": directory.to_string_lossy(), "keys": keys}))
 }
 
 /// Why the switch is not all that it was told to be.

@@ -136,12 +136,19 @@ impl Switch {
             Step::Remove(_) => ("-", Vec::new()),
             Step::Change(_, changes) => ("~", changes.iter().map(change).collect()),
             Step::Scalar(difference) => ("~", vec![change(&(difference.clone(), Effect::Restart))]),
+            Step::Template(difference) => {
+                ("~", vec![change(&(difference.clone(), Effect::NewPorts))])
+            }
             Step::Address { from, to, .. } => {
                 let (from, to) = (Some(from.clone()), Some(to.clone()));
                 ("~", vec![change(&(Difference { key: "port", from, to }, Effect::Now))])
             }
         };
         let mut told = json!({"sign": sign, "changes": changes});
+        if let Step::Template(_) = step {
+            told["kind"] = "template".into();
+            told["name"] = "plug".into();
+        }
         if let Step::Address { mac, .. } = step {
             told["kind"] = "address".into();
             told["name"] = mac.to_string().into();

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, Origin, Settings, Shared, place};
+use crate::config::{Config, Origin, PortConfig, Settings, Shared, place};
 use crate::frame::MacAddr;
 use crate::limits::MAX_STATIC_MACS;
 
@@ -72,12 +72,14 @@ pub struct Book {
     configured: BTreeMap<String, Entry>,
     /// Addresses that were tied to ports while the switch runs, and to which.
     tied: BTreeMap<MacAddr, String>,
+    /// What ports are like that bring their own sockets; none in a test of the book alone.
+    template: Option<PortConfig>,
 }
 
 impl Book {
     /// The entries of a configuration, with the changes that were made since.
     pub fn new(config: &Config) -> Book {
-        let mut book = Book::default();
+        let mut book = Book { template: Some(config.template.clone()), ..Book::default() };
         if let Some(control) = &config.control {
             book.reserve(&control.path);
         }
@@ -92,6 +94,22 @@ impl Book {
         &self.entries
     }
 
+    /// Ports that brought their own sockets, and whose these are.
+    pub fn plugged(&self) -> impl Iterator<Item = (&str, u32)> {
+        let all = self.entries.iter();
+        all.filter_map(|(name, entry)| Some((name.as_str(), entry.origin.plugged_by()?)))
+    }
+
+    /// What such ports are like that come from now on.
+    pub fn template(&self) -> Option<&PortConfig> {
+        self.template.as_ref()
+    }
+
+    /// Has them be like this, as a configuration says.
+    pub fn set_template(&mut self, template: Option<PortConfig>) {
+        self.template = template;
+    }
+
     /// What the configuration says of one name.
     pub fn configured(&self, name: &str) -> Option<&Entry> {
         self.configured.get(name)
@@ -99,8 +117,10 @@ impl Book {
 
     /// What the configuration has and is not in force.
     pub fn deleted(&self) -> impl Iterator<Item = &Entry> {
+        // What has the name of one meanwhile and is not kept is no reason to have it again.
+        let lasts = |name: &str| self.get(name).is_some_and(|e| e.origin.plugged_by().is_none());
         let all = self.configured.iter();
-        all.filter(|(name, _)| !self.entries.contains_key(*name)).map(|(_, entry)| entry)
+        all.filter(move |(name, _)| !lasts(name)).map(|(_, entry)| entry)
     }
 
     /// Everything that the configuration has.
@@ -217,18 +237,24 @@ impl Book {
     /// What there is after going back to this from `now`. What was added meanwhile while the switch
     /// ran stays, what was deleted stays away, and so do settings of the command line's ports.
     pub fn after_going_back(&self, now: &Book) -> Book {
-        let mut back = Book { configured: self.configured.clone(), ..Book::default() };
+        let (configured, template) = (self.configured.clone(), self.template.clone());
+        let mut back = Book { configured, template, ..Book::default() };
         let reserved = self.owners.iter().filter(|(_, owner)| *owner == CONTROL);
         back.owners = reserved.map(|(claim, owner)| (claim.clone(), owner.clone())).collect();
         let is_back = |entry: &&Entry| match entry.origin {
             Origin::File => true,
             Origin::Runtime => now.get(entry.settings.name()).is_some(),
-            Origin::Cli => false,
+            Origin::Cli | Origin::Plug(_) => false,
         };
         let stays = |entry: &&Entry| match entry.origin {
             Origin::File => false,
             Origin::Runtime => self.get(entry.settings.name()).is_none(),
             Origin::Cli => true,
+            // Whose socket is there comes again by itself, but for a name that is taken.
+            Origin::Plug(_) => {
+                let before = self.get(entry.settings.name());
+                before.is_none_or(|before| before.origin.plugged_by().is_some())
+            }
         };
         let before = self.entries.values().filter(is_back);
         for entry in before.chain(now.entries.values().filter(stays)) {

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::config::{Config, Control, Endpoint, TapConfig};
 use crate::sys::fs::may_create_in;
-use crate::sys::{group, tap};
+use crate::sys::{group, tap, watched_dir};
 
 /// Everything found, one line each.
 pub fn check(config: &Config) -> Vec<String> {
@@ -26,6 +26,9 @@ pub fn check(config: &Config) -> Vec<String> {
     }
     if let Some(Control { path, group, .. }) = &config.control {
         found.extend(server(path, *group).iter().map(|text| format!("control: {text}")));
+    }
+    if let Some(path) = &config.plug {
+        found.extend(plug(path).map(|text| format!("plug: {text}")));
     }
     for TapConfig { name, ifname, queues, .. } in &config.taps {
         if let Err(error) = tap::check(ifname, *queues) {
@@ -60,6 +63,17 @@ fn server(path: &Path, group: Option<u32>) -> Vec<String> {
         found.push(format!("socket-group {gid}: {rule}"));
     }
     found
+}
+
+/// A directory in which sockets are to turn up.
+fn plug(path: &Path) -> Option<String> {
+    if path.is_relative() {
+        return relative(path);
+    }
+    match watched_dir::fault(path) {
+        Ok(fault) => fault.map(|fault| format!("{path:?} {fault}")),
+        Err(error) => Some(format!("directory {path:?}: {error}")),
+    }
 }
 
 fn relative(path: &Path) -> Option<String> {

@@ -69,7 +69,11 @@ pub fn write(book: &Book, back: Option<&Book>, boot: &str) -> Vec<u8> {
 /// What differs from the configuration.
 fn differences(book: &Book) -> Value {
     let mut changes = Vec::new();
-    for (name, Entry { settings, .. }) in book.entries() {
+    for (name, Entry { settings, origin }) in book.entries() {
+        // Its socket is found again.
+        if origin.plugged_by().is_some() {
+            continue;
+        }
         let configured = book.configured(name).map(|entry| &entry.settings);
         if configured != Some(settings) {
             changes.push(change(name, settings.kind(), configured, Some(settings)));
@@ -79,7 +83,8 @@ fn differences(book: &Book) -> Value {
         let settings = &entry.settings;
         changes.push(change(settings.name(), settings.kind(), Some(settings), None));
     }
-    let tied = book.tied().iter();
+    let lasts = |port: &String| book.origin(port).plugged_by().is_none();
+    let tied = book.tied().iter().filter(|(_, port)| lasts(port));
     let addresses: Vec<Value> =
         tied.map(|(mac, port)| json!({"mac": mac.to_string(), "port": port})).collect();
     json!({"changes": changes, "addresses": addresses})

@@ -1,14 +1,15 @@
 //! What a configuration changes of what is in force: to be shown, and to be done.
 //!
 //! Ports of the command line stay, and those that were added while the switch runs stay unless the
-//! configuration has their names: it wins. So it is with addresses.
+//! configuration has their names: it wins. So it is with ports that brought their own sockets, and
+//! with addresses.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use super::book::{Book, Entry};
 use super::post::Effect;
-use crate::config::{Config, Difference, Origin, Settings};
+use crate::config::{Config, Difference, Origin, PortConfig, Settings};
 use crate::frame::MacAddr;
 
 /// One difference.
@@ -22,6 +23,8 @@ pub enum Step {
     Change(Entry, Vec<(Difference, Effect)>),
     /// What stands outside of any entry.
     Scalar(Difference),
+    /// What ports have in common that bring their own sockets.
+    Template(Difference),
     /// An address that was tied to a port while the switch runs is another one's.
     Address {
         /// The address.
@@ -38,7 +41,7 @@ impl Step {
     pub fn entry(&self) -> Option<&Entry> {
         match self {
             Step::Add(entry) | Step::Remove(entry) | Step::Change(entry, _) => Some(entry),
-            Step::Scalar(_) | Step::Address { .. } => None,
+            Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => None,
         }
     }
 
@@ -47,7 +50,7 @@ impl Step {
         match self {
             Step::Remove(_) => true,
             Step::Change(_, changes) => changes.iter().any(|(_, effect)| *effect == Effect::Reopen),
-            Step::Add(_) | Step::Scalar(_) | Step::Address { .. } => false,
+            Step::Add(_) | Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => false,
         }
     }
 }
@@ -62,7 +65,9 @@ impl fmt::Display for Summary<'_> {
             count(|step| matches!(step, Step::Add(_))),
             count(|step| matches!(step, Step::Remove(_))),
         );
-        let changed = count(|step| matches!(step, Step::Change(..) | Step::Address { .. }));
+        let changed = count(|step| {
+            matches!(step, Step::Change(..) | Step::Template(_) | Step::Address { .. })
+        });
         write!(f, "{added} added, {changed} changed, {removed} deleted")?;
         match count(|step| matches!(step, Step::Scalar(_))) {
             0 => Ok(()),
@@ -109,6 +114,12 @@ pub fn changes(before: &Settings, after: &Settings) -> Vec<(Difference, Effect)>
     all.map(|difference| (difference.clone(), effect(difference.key))).collect()
 }
 
+/// What differs of the ports that bring their own sockets, for those that come later.
+pub fn templates(before: &PortConfig, after: &PortConfig) -> Vec<Step> {
+    let [before, after] = [before, after].map(|template| Settings::Port(template.clone()));
+    before.differences(&after).into_iter().map(Step::Template).collect()
+}
+
 /// What differs outside of any entry.
 pub fn scalars(before: &Config, after: &Config) -> Vec<Step> {
     let control = |config: &Config| {
@@ -121,6 +132,7 @@ pub fn scalars(before: &Config, after: &Config) -> Vec<Step> {
             + &named("capture", control.captors);
         Some(format!("{}{groups}", control.path.display()))
     };
+    let plug = |config: &Config| Some(config.plug.as_ref()?.display().to_string());
     let list = |cpus: &[usize]| {
         let all: Vec<String> = cpus.iter().map(usize::to_string).collect();
         (!all.is_empty()).then(|| all.join(","))
@@ -147,6 +159,7 @@ pub fn scalars(before: &Config, after: &Config) -> Vec<Step> {
             Some(before.uplink_to_uplink.to_string()),
             Some(after.uplink_to_uplink.to_string()),
         ),
+        ("plug", plug(before), plug(after)),
     ];
     let differ = all.into_iter().filter(|(_, from, to)| from != to);
     differ.map(|(key, from, to)| Step::Scalar(Difference { key, from, to })).collect()

@@ -37,8 +37,8 @@ use crate::config::{
 use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{
-    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_STREAMS, MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT,
-    SESSION_STACK_BYTES,
+    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_PLUG_PORTS, MAX_STREAMS, MAX_TAPS, REMOVE_STEP,
+    REMOVE_TIMEOUT, SESSION_STACK_BYTES,
 };
 use crate::port::table::Full;
 use crate::port::{Endpoint, Port};
@@ -67,6 +67,9 @@ pub enum PortError {
     /// As many streams as there may be.
     #[error("there are {MAX_STREAMS} streams already")]
     ManyStreams,
+    /// As many ports as may come by themselves.
+    #[error("there are {MAX_PLUG_PORTS} ports by plug already")]
+    ManyPlugged,
     /// The other ports have all that can be mapped.
     #[error("no address space or mappings are left for another port (vm.max_map_count)")]
     Exhausted(#[from] Exhausted),
@@ -281,8 +284,21 @@ impl Daemon {
         macs: &[MacAddr],
         serve: impl FnOnce(&mut Daemon, &Arc<Port>, Acceptor) -> Result<(), PortError>,
     ) -> Result<(), PortError> {
+        let acceptor = Acceptor::open(port.id.into(), socket, &mut Received::default())?;
+        let port = self.put_before(port, acceptor, macs, serve)?;
+        port.events.tell_surely(&port.name, What::PortAdded);
+        Ok(())
+    }
+
+    /// The same where the socket is open, or known.
+    pub(super) fn put_before(
+        &mut self,
+        port: Port,
+        mut acceptor: Acceptor,
+        macs: &[MacAddr],
+        serve: impl FnOnce(&mut Daemon, &Arc<Port>, Acceptor) -> Result<(), PortError>,
+    ) -> Result<Arc<Port>, PortError> {
         let id = port.id;
-        let mut acceptor = Acceptor::open(id.into(), socket, &mut Received::default())?;
         let port = Arc::new(port.telling(&self.events));
         let macs = macs.iter().copied().chain(self.book.tied_to(&port.name));
         self.enter_addresses(&port, FDB_MAX_PER_PORT, macs)?;
@@ -294,8 +310,7 @@ impl Daemon {
             file.iter().for_each(|file| self.handover.discard_socket(file));
             return Err(error);
         }
-        port.events.tell_surely(&port.name, What::PortAdded);
-        Ok(())
+        Ok(port)
     }
 
     fn put_tap(&mut self, id: PortId, settings: &TapConfig) -> Result<(), PortError> {
@@ -396,13 +411,17 @@ impl Daemon {
         removal.serial = Some(serial);
         removal.end = Instant::now() + REMOVE_TIMEOUT;
         self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
-        self.book.strike(&port.name);
+        let entry = self.book.strike(&port.name);
         // A reload may bring it back at once.
         let kept = if self.changing {
             Ok(())
         } else {
             self.book.untie_all(&port.name);
-            self.keep()
+            // Of one that came by itself nothing was written down.
+            match entry.and_then(|entry| entry.origin.plugged_by()) {
+                Some(_) => Ok(()),
+                None => self.keep(),
+            }
         };
         port.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.
@@ -524,7 +543,7 @@ impl Daemon {
     }
 
     /// A number for a new port of this name.
-    fn free_number(&mut self, name: &str) -> Result<PortId, PortError> {
+    pub(super) fn free_number(&mut self, name: &str) -> Result<PortId, PortError> {
         if self.stopping.load(Ordering::Acquire) {
             return Err(PortError::Ending);
         }

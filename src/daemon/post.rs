@@ -31,6 +31,8 @@ pub enum Effect {
     Reopen,
     /// With the next start.
     Restart,
+    /// With ports that come later.
+    NewPorts,
 }
 
 impl Effect {
@@ -41,6 +43,7 @@ impl Effect {
             Effect::Reconnect => "reconnect",
             Effect::Reopen => "reopen",
             Effect::Restart => "restart",
+            Effect::NewPorts => "new_ports",
         }
     }
 

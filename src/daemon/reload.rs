@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::book::{Book, Entry};
 use super::check::found_at;
 use super::keeper::NotKept;
-use super::plan::{Step, Summary, plan, scalars};
+use super::plan::{Step, Summary, plan, scalars, templates};
 use super::{Daemon, PortError};
 use crate::config::{Config, Origin, Request, Texts};
 use crate::events::{What, reason};
@@ -92,6 +92,9 @@ impl Reloader {
             config.entries().map(|(settings, origin)| Entry { settings, origin }).collect();
         let daemon = self.daemon();
         let mut steps = scalars(&daemon.started, &config);
+        if let Some(template) = daemon.book().template() {
+            steps.extend(templates(template, &config.template));
+        }
         steps.extend(plan(daemon.book(), &wanted));
         Ok((texts, config, steps))
     }
@@ -241,6 +244,7 @@ impl Reloader {
         }
         let mut daemon = self.daemon();
         daemon.changing = false;
+        daemon.book.set_template(Some(config.template));
         if to_confirm {
             daemon.keeper.go_back_to(before.clone());
         }
@@ -258,6 +262,7 @@ impl Reloader {
             let back = before.after_going_back(&daemon.book);
             let all: Vec<Entry> = back.all_configured().cloned().collect();
             daemon.book.configure_as(all);
+            daemon.book.set_template(back.template().cloned());
             let wanted: Vec<Entry> = back.entries().values().cloned().collect();
             let steps = plan(&daemon.book, &wanted);
             (back, steps)
@@ -297,7 +302,9 @@ impl Reloader {
             let Some(entry) = step.entry() else { continue };
             let mut daemon = self.daemon();
             let done = match step {
-                Step::Remove(_) | Step::Scalar(_) | Step::Address { .. } => Ok(()),
+                Step::Remove(_) | Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => {
+                    Ok(())
+                }
                 Step::Change(_, changes) if changes.is_empty() => daemon.give_to(entry),
                 Step::Change(..) if !step.detaches() => daemon.change_entry(entry),
                 Step::Add(_) | Step::Change(..) => daemon.add_entry(entry),

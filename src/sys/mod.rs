@@ -29,3 +29,4 @@ pub mod threads;
 pub mod unix_socket;
 pub mod usage;
 pub mod waker;
+pub mod watched_dir;

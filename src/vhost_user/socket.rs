@@ -37,6 +37,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
@@ -428,6 +429,23 @@ pub struct Connector {
     connected: Option<Instant>,
     /// The last failure that was logged; the same one is not logged again.
     told: Option<i32>,
+    /// The one file it connects to, if not whatever is at the path.
+    only: Option<Identity>,
+    trouble: Arc<Trouble>,
+}
+
+/// Why a connector does not reach anybody.
+#[derive(Debug, Default)]
+pub struct Trouble(AtomicI32);
+
+impl Trouble {
+    /// What connecting came to last, if that was an error, and not that the other side is busy.
+    pub fn last(&self) -> Option<io::Error> {
+        match self.0.load(Ordering::Relaxed) {
+            0 | libc::EAGAIN => None,
+            code => Some(io::Error::from_raw_os_error(code)),
+        }
+    }
 }
 
 impl Connector {
@@ -435,7 +453,28 @@ impl Connector {
     pub fn new(path: &Path) -> Result<Connector, SocketError> {
         check_path(path)?;
         let path = path.to_owned();
-        Ok(Connector { path, delay: Duration::ZERO, connected: None, told: None })
+        let (delay, trouble) = (Duration::ZERO, Arc::default());
+        Ok(Connector { path, delay, connected: None, told: None, only: None, trouble })
+    }
+
+    /// Will connect to `path` as long as it is this file. A link to another socket that takes its
+    /// place leads nowhere.
+    pub fn to_file(path: &Path, file: Identity) -> Result<Connector, SocketError> {
+        Ok(Connector { only: Some(file), ..Connector::new(path)? })
+    }
+
+    /// To be asked what it came to, from another thread.
+    pub fn trouble(&self) -> Arc<Trouble> {
+        Arc::clone(&self.trouble)
+    }
+
+    fn attempt(&self) -> io::Result<OwnedFd> {
+        let Some(only) = self.only else { return unix_socket::connect(&self.path) };
+        let file = SocketFile::open(&self.path)?;
+        if file.identity != only {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        unix_socket::connect(&file.path())
     }
 
     /// Tries until a connection stands: at once after a connection that lasted, otherwise after a
@@ -450,10 +489,10 @@ impl Connector {
                 return Opened::Stopped;
             }
             self.delay = (self.delay * 2).clamp(CONNECT_RETRY_MIN, CONNECT_RETRY_MAX);
-            let attempt = unix_socket::connect(&self.path);
-            match attempt.and_then(|socket| opened(socket.into())) {
+            match self.attempt().and_then(|socket| opened(socket.into())) {
                 Ok(opened) => {
                     (self.connected, self.told) = (Some(Instant::now()), None);
+                    self.trouble.0.store(0, Ordering::Relaxed);
                     return opened;
                 }
                 Err(error) => self.log_once(&error),
@@ -462,6 +501,8 @@ impl Connector {
     }
 
     fn log_once(&mut self, error: &io::Error) {
+        let code = error.raw_os_error().unwrap_or(libc::ENOENT);
+        self.trouble.0.store(code, Ordering::Relaxed);
         if self.told != error.raw_os_error() {
             self.told = error.raw_os_error();
             log::info!("socket {:?}: cannot connect, will retry: {error}", self.path);

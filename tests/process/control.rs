@@ -14,6 +14,7 @@ mod kept;
 mod looking;
 mod network;
 mod origins;
+mod plug;
 mod reload;
 mod schema;
 mod settings;

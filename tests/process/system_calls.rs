@@ -102,9 +102,12 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         let metrics = format!("unix:{}", scraped.display());
         let net = dir.path().join("net");
         let stream = format!("net,socket={}", net.display());
+        let plug = Dir::new();
+        let plugged = format!("--plug={}", plug.path().display());
         let extra = [
             "--stream",
             &stream,
+            &plugged,
             "--workers",
             "2",
             "--age",
@@ -118,7 +121,8 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         ];
         let mut d = Daemon::with_ports(&["", ""], &extra);
         let names = ["balance", "drops", "ageing", "link-monitor", "tap-2", "stream-3", "port-1"];
-        let names = names.into_iter().chain(["control"]).map(str::to_owned).collect::<Vec<_>>();
+        let names =
+            names.into_iter().chain(["control", "plug"]).map(str::to_owned).collect::<Vec<_>>();
         assert!(wait_for(SOON, || names.iter().all(|name| names_of(&d).contains(name))));
         // None is at its beginning any more.
         std::thread::sleep(Duration::from_millis(200));
@@ -126,6 +130,7 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         live(&d, &net);
         steer(&control);
         scrape(&scraped);
+        bring_a_port(&d, plug.path());
         d.signal(libc::SIGTERM);
         assert!(d.exit_status(SOON).success());
         let seen = tracer.finish();
@@ -300,6 +305,23 @@ fn scrape(path: &Path) {
     let mut answer = String::new();
     socket.read_to_string(&mut answer).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+}
+
+/// A socket turns up, and goes; and so does the directory.
+fn bring_a_port(d: &Daemon, plug: &Path) {
+    for (round, name) in ["vm7", "vm8"].into_iter().enumerate() {
+        let socket = plug.join(name);
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).expect("bind");
+        let said =
+            |what: &str| wait_for(SOON, || d.log().contains(&format!("port {name}: {what}")));
+        assert!(said("added for the socket of uid "), "{}", d.log());
+        std::fs::remove_file(&socket).expect("remove");
+        assert!(said("removed"), "{}", d.log());
+        std::fs::remove_dir(plug).expect("remove");
+        let missed = || d.log().matches(&format!("plug {plug:?}: No such file")).count();
+        assert!(wait_for(SOON, || missed() > round), "{}", d.log());
+        std::fs::create_dir(plug).expect("create");
+    }
 }
 
 /// Clients look at the switch, and ports and TAPs come and go.

@@ -97,6 +97,9 @@ pub fn status(answer: &Value) -> String {
         path => format!("kept in {}", word(path)),
     };
     told.push(("changes", kept));
+    if let Some(directory) = answer["plug"]["directory"].as_str() {
+        told.push(("plug", directory.to_owned()));
+    }
     let degraded = items(answer, "degraded");
     if degraded.is_empty() {
         told.push(("health", "good".to_owned()));
@@ -112,6 +115,7 @@ pub fn when(effect: &Value) -> &'static str {
         Some("reconnect") => "when its front-end reconnects",
         Some("reopen") => "with another socket or interface",
         Some("restart") => "with a restart",
+        Some("new_ports") => "for ports that come later",
         _ => "-",
     }
 }
@@ -159,6 +163,9 @@ pub fn port(answer: &Value) -> Vec<(&'static str, String)> {
     let port = &answer["port"];
     let mut told: Vec<(&'static str, String)> =
         ["name", "number", "kind", "origin", "state"].map(|key| (key, word(&port[key]))).into();
+    if !port["owner"].is_null() {
+        told.push(("owner", format!("uid {}", port["owner"])));
+    }
     let who = &port["front_end"];
     if !who.is_null() {
         told.push(("front-end", format!("pid {} uid {}", who["pid"], who["uid"])));

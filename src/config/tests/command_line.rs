@@ -34,6 +34,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "feature-level",
         "log-level",
         "uplink-to-uplink",
+        "plug",
         "check",
         "print-capabilities",
         "version",

@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 use testkit::manual::{DATE, escape, hold_completions, hold_page};
 
 use super::super::args;
-use super::super::validate::{PORT_KEYS, SCALAR_KEYS, STREAM_KEYS, TAP_KEYS};
+use super::super::validate::{PORT_KEYS, SCALAR_KEYS, STREAM_KEYS, TAP_KEYS, TEMPLATE_KEYS};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
@@ -152,7 +152,7 @@ fn described(section: &str) -> Vec<(String, Vec<String>)> {
     let (mut here, mut comment, mut is_told) = ("", String::new(), false);
     for line in EXAMPLE.lines() {
         let setting = line.trim_start_matches('#');
-        if line.is_empty() || setting.starts_with("[[") {
+        if line.is_empty() || setting.starts_with('[') {
             comment.clear();
             is_told = false;
             here = if line.is_empty() { here } else { setting };
@@ -183,7 +183,8 @@ fn keys(page: &mut String, section: &str, known: &str) {
             .map(|(key, value, text)| (text.to_owned(), vec![format!("{key} = {value}")]));
         groups.extend(more);
     }
-    for key in known.split(", ").filter(|key| !["port", "tap", "stream"].contains(key)) {
+    for key in known.split(", ").filter(|key| !["port", "tap", "stream", "template"].contains(key))
+    {
         let tells = |line: &String| line.split_once(" = ").is_some_and(|(told, _)| told == key);
         let told = groups.iter().any(|(text, lines)| !text.is_empty() && lines.iter().any(tells));
         assert!(told, "{key} of {section:?} stands in no comment of the example");
@@ -213,6 +214,8 @@ fn the_files_page_has_every_key() {
     page += FILE_HEAD;
     page += ".SH SETTINGS\n";
     keys(&mut page, "", SCALAR_KEYS);
+    page += ".SH PORTS BY PLUG\nOne [template.plug].\n";
+    keys(&mut page, "[template.plug]", TEMPLATE_KEYS);
     page += ".SH PORTS\nOne [[port]] for each virtual machine's interface.\n";
     keys(&mut page, "[[port]]", PORT_KEYS);
     page += ".SH UPLINKS\nOne [[tap]] for each interface of the host.\n";
@@ -234,7 +237,7 @@ fn help_has_every_key() {
             assert!(help.contains(&format!("\n  {key}=")), "--{option}: {key}");
         }
     }
-    for key in SCALAR_KEYS.split(", ") {
+    for key in SCALAR_KEYS.split(", ").filter(|key| *key != "template") {
         assert!(command.get_arguments().any(|arg| arg.get_long() == Some(key)), "{key}");
     }
 }

@@ -6,6 +6,7 @@ const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
 const README: &str = include_str!("../../../README.md");
 const ATTACHING: &str = include_str!("../../../docs/attaching.md");
 const UNIT: &str = include_str!("../../../scripts/systemd/vioswitchd.service");
+const TMPFILES: &str = include_str!("../../../scripts/systemd/vioswitch.tmpfiles");
 const DESCRIPTION: &str = include_str!("../../../scripts/vhost-user/50-vioswitchd.json");
 
 /// Runs a line of the unit, on a copy of the example.
@@ -50,6 +51,8 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
     expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];
     expected.metrics = Some(MetricsSocket::Inherited);
+    assert_eq!(expected.plug.as_deref(), Some("/run/vioswitch/plug".as_ref()));
+    (expected.template.mtu, expected.template.feature_level) = (Some(1500), Some(2));
     expected.ports[0].mtu = Some(1500);
     expected.ports[0].feature_level = Some(2);
     expected.taps[0].mtu = Some(1500);
@@ -95,6 +98,7 @@ fn qemu_is_told_the_type_that_the_daemon_prints() {
 #[test]
 fn sockets_of_the_example_are_where_the_unit_makes_a_directory() {
     assert!(UNIT.contains("\nRuntimeDirectory=vioswitch\n"));
+    assert!(TMPFILES.contains("\nd /run/vioswitch/plug 2770 vioswitch kvm\n"));
     let ports = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"])).ports;
     assert_eq!(ports.len(), 2);
     for port in ports {

@@ -41,6 +41,8 @@ fn defaults() {
         feature_level: FEATURE_LEVELS,
         log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
+        plug: None,
+        template: PortConfig::template(),
         origins: HashMap::new(),
         warnings: vec![],
     };

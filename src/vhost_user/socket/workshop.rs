@@ -95,9 +95,14 @@ impl SocketFile {
         Ok(SocketFile { handle, identity: (found.dev(), found.ino()) })
     }
 
+    /// The way to it, wherever its path leads by now.
+    pub(super) fn path(&self) -> PathBuf {
+        by_handle(&self.handle)
+    }
+
     /// Gives it its group and mode; `path` is for the error.
     pub(super) fn grant(&self, access: Access, path: &Path) -> Result<(), SocketError> {
-        let file = by_handle(&self.handle);
+        let file = self.path();
         chown(&file, None, access.group).map_err(failed("set the group of socket", path))?;
         fs::set_permissions(&file, Permissions::from_mode(access.mode))
             .map_err(failed("set the mode of socket", path))

@@ -205,14 +205,14 @@ fn the_json_of_each_command_has_its_keys() {
     bystanders.finish();
     let status = lab.json(&["status"]);
     let keys = ["version", "pid", "uptime", "workers", "ports", "taps", "addresses", "degraded"];
-    same_keys(&status, &[&keys[..], &["streams", "events", "state_dir", "clients"]].concat(), &[]);
+    let more = ["streams", "events", "plug", "state_dir", "clients"];
+    same_keys(&status, &[&keys[..], &more].concat(), &[]);
     assert_eq!((&status["pid"], &status["ports"]), (&json!(lab.d.pid()), &json!(2)));
     let keys = ["connected", "accepted", "refused", "malformed", "too_long", "too_slow", "unread"];
     same_keys(&status["clients"], &keys, &[]);
     assert_eq!(status["clients"]["connected"], 1);
-    let list = lab.json(&["port", "list"]);
+    let [list, show] = [&["port", "list"][..], &["port", "show", "p0"]].map(|args| lab.json(args));
     same_keys(&list, &["ports"], &[]);
-    let show = lab.json(&["port", "show", "p0"]);
     let keys = ["port", "rings", "learn_static", "log_suppressed"];
     same_keys(&show, &keys, &["socket", "command", "session"]);
     let stats = lab.json(&["stats"]);

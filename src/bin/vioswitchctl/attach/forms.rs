@@ -200,11 +200,12 @@ pub fn libvirt(wanted: &Wanted) -> Told {
          <access mode='shared'/>{allocation}\n</memoryBacking>\n<!-- below <devices> -->\n\
          <interface type='vhostuser'>\n{interface}</interface>\n"
     );
-    let notes = vec![
-        "QEMU under libvirt has a user of its own, who must be let in: vioswitchctl doctor --user \
-         libvirt-qemu"
-            .to_owned(),
-    ];
+    let mut notes = Vec::new();
+    if !port.front_end_listens {
+        let note = "QEMU under libvirt has a user of its own, who must be let in: vioswitchctl \
+                    doctor --user libvirt-qemu";
+        notes.push(note.to_owned());
+    }
     Told { arguments: Vec::new(), text, notes }
 }
 

@@ -33,6 +33,10 @@ pub struct Attach {
     /// Queue pairs; those of the port, if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
     queues: Option<u64>,
+    /// The virtual machine brings its own port: its socket is made in the switch's directory for
+    /// that
+    #[arg(long)]
+    plug: bool,
     /// For this version of QEMU, not the installed one
     #[arg(long, value_name = "VERSION", value_parser = version)]
     qemu_version: Option<Version>,
@@ -107,6 +111,12 @@ fn version(text: &str) -> Result<Version, String> {
     Version::parse(text).ok_or_else(|| "a version such as 7.2 or 10.0".to_owned())
 }
 
+/// The first value of a key of an entry.
+fn value<'a>(entry: &'a Value, key: &str) -> Option<&'a str> {
+    let found = items(entry, "keys").iter().find(|one| one["key"] == key);
+    found.and_then(|one| one["values"][0].as_str())
+}
+
 /// A port, as the one who starts its virtual machine needs it.
 #[derive(Debug, Clone)]
 pub struct Port {
@@ -143,29 +153,45 @@ impl Port {
             };
             return Err(Failure::refused(format!("'{name}' is {what}")));
         }
-        Port::from_entry(entry)
+        let socket = value(entry, "socket");
+        socket
+            .map(|socket| Port::from_entry(name, socket, entry))
             .ok_or_else(|| Failure::refused(format!("port '{name}' has no socket of its own")))
     }
 
-    fn from_entry(entry: &Value) -> Option<Port> {
-        let values = |key: &str| {
-            let keys = items(entry, "keys").iter();
-            let found = keys.clone().find(|one| one["key"] == key);
-            found.and_then(|one| one["values"][0].as_str())
+    /// What the port of this name will be when its virtual machine has made its socket.
+    fn to_come(client: &mut Client, name: &str) -> Result<Port, Failure> {
+        let status = client.call(&format!("{SWITCH}.GetStatus"), json!({}))?;
+        let plug = &status["plug"];
+        let Some(directory) = plug["directory"].as_str() else {
+            let text = "the switch has no directory for that: plug = \"DIR\" in its configuration";
+            return Err(Failure::refused(text.to_owned()));
         };
-        let name = entry["name"].as_str()?.to_owned();
-        let own = || own_address(&fs::read_to_string(MACHINE_ID).unwrap_or_default(), &name);
-        Some(Port {
+        let config = list(client, "GetConfig", "entries", json!({}))?;
+        let same = |entry: &&Value| entry["name"] == name && entry["origin"] != "plug";
+        if let Some(other) = items(&config, "entries").iter().find(same) {
+            let origin = other["origin"].as_str().unwrap_or_default();
+            let text = format!("the name '{name}' is taken (origin {origin}): leave out --plug");
+            return Err(Failure::refused(text));
+        }
+        let port = Port::from_entry(name, &format!("{directory}/{name}"), plug);
+        Ok(Port { front_end_listens: true, ..port })
+    }
+
+    fn from_entry(name: &str, socket: &str, entry: &Value) -> Port {
+        let values = |key: &str| value(entry, key);
+        let own = || own_address(&fs::read_to_string(MACHINE_ID).unwrap_or_default(), name);
+        Port {
             card_mac: values("mac").map_or_else(own, str::to_owned),
-            socket: values("socket")?.to_owned(),
+            name: name.to_owned(),
+            socket: socket.to_owned(),
             front_end_listens: values("mode") == Some("client"),
             queues: values("queues").and_then(|word| word.parse().ok()).unwrap_or(1),
             mac: values("mac").map(str::to_owned),
-            name,
             mtu: values("mtu").and_then(|word| word.parse().ok()),
             prealloc: values("memory") == Some("prealloc"),
             platform: values("platform") == Some("on"),
-        })
+        }
     }
 
     /// A name that QEMU takes for an object of its own.
@@ -212,7 +238,10 @@ pub struct Told {
 impl Attach {
     /// As JSON, and for people.
     pub fn run(&self, client: &mut Client, as_json: bool) -> Result<String, Failure> {
-        let mut port = Port::ask(client, &self.name)?;
+        let mut port = match self.plug {
+            true => Port::to_come(client, &self.name)?,
+            false => Port::ask(client, &self.name)?,
+        };
         if let Some(queues) = self.queues {
             if queues > port.queues {
                 let set = format!("vioswitchctl port set {} queues={queues}", port.name);

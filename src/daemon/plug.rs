@@ -1,0 +1,445 @@
+//! Ports that come by themselves: a listening socket that turns up in a directory is a port of that
+//! name until it goes, for virtual machines whose front-end listens (libvirt's `mode='server'`).
+//!
+//! One thread looks at the directory when something happens in it, and does what differs between
+//! the files there and the ports that came from them. It holds the daemon for one port at a time,
+//! waits for no front-end, and changes so many ports a second; what exceeds that is found at the
+//! next look.
+//!
+//! Who may make files there can make ports, and nothing else: a name that is taken is refused, a
+//! link is not followed, and the port connects to the very file that was looked at. A file stands
+//! for its port as long as it is the same file and somebody listens: bound anew it is another one.
+//! What was refused, left by its listener or deleted by an administrator is looked at again when
+//! the file changes, and what waits for room or for its name, every [`PLUG_LOOK`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::book::Entry;
+use super::front_end::Acceptor;
+use super::{Daemon, PortError, Removal, build};
+use crate::config::{Origin, Settings, is_port_name};
+use crate::events::{Events, What, reason};
+use crate::guard::bucket::Bucket;
+use crate::limits::{
+    MAX_NAME_LEN, MAX_PLUG_FILES, MAX_PLUG_PORTS, PLUG_BURST, PLUG_EVERY, PLUG_GRACE, PLUG_LOOK,
+    PLUG_PAUSE, PLUG_STOP_TIMEOUT, PLUG_TOLD_BURST, PLUG_TOLD_EVERY, REMOVE_STEP,
+};
+use crate::sys::eventfd::is_readable;
+use crate::sys::poll::{self, Interest, Wake};
+use crate::sys::threads::{join_until, run_again_after_panic};
+use crate::sys::watched_dir::{Found, WatchedDir};
+use crate::vhost_user::socket::{Connector, Trouble};
+
+impl Daemon {
+    /// Where sockets turn up that become ports.
+    pub fn plug_directory(&self) -> Option<&Path> {
+        self.started.plug.as_deref()
+    }
+
+    /// Adds a port for a socket of the directory.
+    fn plug(&mut self, path: &Path, name: &str, file: &Found) -> Result<Arc<Trouble>, PortError> {
+        self.is_free()?;
+        if self.book.plugged().count() >= MAX_PLUG_PORTS {
+            return Err(PortError::ManyPlugged);
+        }
+        let template = self.book.template().ok_or(PortError::NoSuchPort)?;
+        let settings = template.plugged(name, path.join(name));
+        let connector = Connector::to_file(&path.join(name), file.identity)?;
+        let trouble = connector.trouble();
+        let id = self.free_number(name)?;
+        let port = build::guest(id, &settings, self.feature_level);
+        let (settings, origin) = (Settings::Port(settings), Origin::Plug(file.uid));
+        if let Some(clash) = self.book.clash(&settings) {
+            return Err(clash.into());
+        }
+        self.book.enter(Entry { settings, origin });
+        let acceptor = Acceptor::Connector(connector);
+        match self.put_before(port, acceptor, &[], Daemon::serve_guest) {
+            Ok(port) => {
+                port.events.tell_surely(&port.name, What::PortPlugged { uid: file.uid });
+                Ok(trouble)
+            }
+            Err(error) => {
+                self.book.strike(name);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The thread that makes ports of sockets.
+pub struct Plug {
+    stop: Arc<EventFd>,
+    thread: JoinHandle<()>,
+}
+
+impl Plug {
+    /// Begins to look at the directory that the daemon was told of, if it was.
+    pub fn start(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Plug>> {
+        let (path, events) = {
+            let daemon = daemon.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(path) = daemon.plug_directory() else { return Ok(None) };
+            (path.to_owned(), Arc::clone(daemon.events()))
+        };
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let mut watcher = Watcher::new(Arc::clone(daemon), path, events);
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("plug".to_owned()).spawn(move || {
+            let ended = || is_readable(std::os::fd::AsRawFd::as_raw_fd(&*stopped));
+            run_again_after_panic("thread plug", ended, || watcher.run(&stopped));
+        })?;
+        Ok(Some(Plug { stop, thread }))
+    }
+
+    /// Ends it. The ports stay until the daemon ends.
+    pub fn stop(self) {
+        // Fails only if it is full, and then it is readable.
+        let _ = self.stop.write(1);
+        join_until(&mut vec![self.thread], Instant::now() + PLUG_STOP_TIMEOUT);
+    }
+}
+
+/// What became of a file.
+#[derive(Debug)]
+enum State {
+    /// A port, which cannot be connected since then.
+    Port { trouble: Arc<Trouble>, since: Option<Instant> },
+    /// None, for a reason that may pass.
+    Waits,
+    /// None until the file is another one, or changes.
+    Done,
+}
+
+#[derive(Debug)]
+struct Known {
+    file: Found,
+    state: State,
+}
+
+/// A port on its way out; none while that has to be begun again.
+struct Leaving {
+    name: String,
+    removal: Option<Removal>,
+}
+
+struct Watcher {
+    daemon: Arc<Mutex<Daemon>>,
+    path: PathBuf,
+    events: Arc<Events>,
+    directory: Option<WatchedDir>,
+    /// Why it could not be looked at, as it was told.
+    trouble: Option<String>,
+    known: BTreeMap<OsString, Known>,
+    leaving: Vec<Leaving>,
+    /// What may come and go.
+    changes: Bucket,
+    /// A change waits for the bucket.
+    behind: bool,
+    telling: Bucket,
+    untold: u64,
+}
+
+impl Watcher {
+    fn new(daemon: Arc<Mutex<Daemon>>, path: PathBuf, events: Arc<Events>) -> Watcher {
+        Watcher {
+            daemon,
+            path,
+            events,
+            directory: None,
+            trouble: None,
+            known: BTreeMap::new(),
+            leaving: Vec::new(),
+            changes: Bucket::new(PLUG_BURST, PLUG_EVERY),
+            behind: false,
+            telling: Bucket::new(PLUG_TOLD_BURST, PLUG_TOLD_EVERY),
+            untold: 0,
+        }
+    }
+
+    fn daemon(&self) -> MutexGuard<'_, Daemon> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&mut self, stop: &EventFd) {
+        loop {
+            let now = Instant::now();
+            let next = self.round(now).map(|pause| now + pause);
+            let woken = poll::pause(stop, now + PLUG_PAUSE).and_then(|woken| match woken {
+                Wake::Stop => Ok(Wake::Stop),
+                _ => self.wait(stop, next),
+            });
+            match woken {
+                Ok(Wake::Stop) => return,
+                Ok(_) => {}
+                // No memory even to wait: the pause is what matters.
+                Err(_) => std::thread::sleep(PLUG_LOOK),
+            }
+        }
+    }
+
+    fn wait(&self, stop: &EventFd, next: Option<Instant>) -> io::Result<Wake> {
+        match self.directory.as_ref().and_then(WatchedDir::events) {
+            Some(events) => poll::wait(events, Interest::Read, stop, next),
+            None => poll::pause(stop, next.unwrap_or_else(|| Instant::now() + PLUG_LOOK)),
+        }
+    }
+
+    /// Does what differs; how soon the next look has to be, if anything is waited for that the
+    /// kernel does not tell of.
+    fn round(&mut self, now: Instant) -> Option<Duration> {
+        // A reload has the switch, and may have taken a port for a moment.
+        if self.daemon().is_free().is_err() {
+            return Some(PLUG_PAUSE);
+        }
+        self.behind = false;
+        let found = match self.look() {
+            Ok(found) => Some(found),
+            Err(error) => {
+                self.tell_trouble(&error);
+                self.directory = None;
+                // Without a directory there are no files.
+                (error.kind() == io::ErrorKind::NotFound).then(BTreeMap::new)
+            }
+        };
+        if let Some(found) = found {
+            self.compare(&found, now);
+            self.add_all(&found);
+        }
+        self.go_on();
+        let waits = self.directory.is_none()
+            || self.known.values().any(|known| !matches!(known.state, State::Done));
+        match () {
+            () if self.behind || !self.leaving.is_empty() => Some(PLUG_PAUSE),
+            () if waits => Some(PLUG_LOOK),
+            () => None,
+        }
+    }
+
+    /// The files that there are, those of ports surely.
+    fn look(&mut self) -> io::Result<BTreeMap<OsString, Found>> {
+        let there = match &self.directory {
+            Some(directory) => {
+                directory.take_events();
+                directory.look()?
+            }
+            None => None,
+        };
+        let directory = match there {
+            Some(directory) => directory,
+            None => {
+                let directory = self.directory.insert(WatchedDir::open(&self.path)?);
+                directory.look()?.ok_or(io::ErrorKind::NotFound)?
+            }
+        };
+        let mut found = BTreeMap::new();
+        let (names, more) = directory.names(MAX_PLUG_FILES)?;
+        let is_port = |known: &Known| matches!(known.state, State::Port { .. });
+        let ports = self.known.iter().filter(|(_, known)| is_port(known)).map(|(name, _)| name);
+        for name in ports.chain(&names) {
+            if let Some(file) = directory.file(name)? {
+                found.insert(name.clone(), file);
+            }
+        }
+        if more {
+            let text = format!("more than {MAX_PLUG_FILES} files: not all of them are looked at");
+            self.tell_trouble(&io::Error::other(text));
+        } else {
+            self.trouble = None;
+        }
+        Ok(found)
+    }
+
+    /// Once for each trouble in a row.
+    fn tell_trouble(&mut self, error: &io::Error) {
+        let why = reason(format!("plug {:?}: {error}", self.path));
+        if self.trouble.as_ref() != Some(&why) {
+            self.events.tell(What::Degraded { why: why.clone() });
+        }
+        self.trouble = Some(why);
+    }
+
+    /// Ports whose files are gone, or whose listeners are, go; what is known of other files is
+    /// forgotten when they change.
+    fn compare(&mut self, found: &BTreeMap<OsString, Found>, now: Instant) {
+        let plugged: BTreeSet<String> =
+            self.daemon().book().plugged().map(|(name, _)| name.to_owned()).collect();
+        let mut ports = BTreeSet::new();
+        for (name, mut known) in std::mem::take(&mut self.known) {
+            let file = found.get(&name);
+            let same = file.is_some_and(|file| file.identity == known.file.identity);
+            let text = name.to_string_lossy().into_owned();
+            match &mut known.state {
+                State::Port { trouble, since } if plugged.contains(&text) => {
+                    let failed = trouble.last();
+                    *since = failed.as_ref().map(|_| since.unwrap_or(now));
+                    let left = since.is_some_and(|since| now - since >= PLUG_GRACE);
+                    ports.insert(text.clone());
+                    if same && !left || !self.leave(&text) {
+                        self.known.insert(name, known);
+                    } else if same && let Some(error) = failed {
+                        self.tell(&name, &known.file, &Unreachable(&error));
+                        known =
+                            Known { file: file.copied().unwrap_or(known.file), state: State::Done };
+                        self.known.insert(name, known);
+                    }
+                }
+                // Somebody deleted it, or a configuration has its name.
+                State::Port { .. } if same => {
+                    let taken = self.daemon().ports().named(&text).is_some();
+                    known.state = if taken { State::Waits } else { State::Done };
+                    known.file = file.copied().unwrap_or(known.file);
+                    self.known.insert(name, known);
+                }
+                State::Waits | State::Done if file == Some(&known.file) => {
+                    self.known.insert(name, known);
+                }
+                _ => {}
+            }
+        }
+        // What a panic left of one.
+        for name in plugged.difference(&ports) {
+            self.leave(name);
+        }
+    }
+
+    /// Begins to take a port away; false if it has to wait.
+    fn leave(&mut self, name: &str) -> bool {
+        if self.is_leaving(name) {
+            return true;
+        }
+        if !self.changes.take() {
+            self.behind = true;
+            return false;
+        }
+        self.leaving.push(Leaving { name: name.to_owned(), removal: None });
+        true
+    }
+
+    fn is_leaving(&self, name: &str) -> bool {
+        self.leaving.iter().any(|leaving| leaving.name == name)
+    }
+
+    /// Goes on with ports that leave. They take a few milliseconds, unless a front-end holds them
+    /// up.
+    fn go_on(&mut self) {
+        for _ in 0..8 {
+            let mut leaving = std::mem::take(&mut self.leaving);
+            leaving.retain_mut(|leaving| !self.is_gone(leaving));
+            self.leaving = leaving;
+            if self.leaving.is_empty() {
+                return;
+            }
+            std::thread::sleep(REMOVE_STEP);
+        }
+    }
+
+    fn is_gone(&self, Leaving { name, removal }: &mut Leaving) -> bool {
+        let mut daemon = self.daemon();
+        let step = match removal {
+            // A configuration may have its name by now.
+            None if daemon.book().origin(name).plugged_by().is_none() => return true,
+            None => daemon.begin_removal(name).map(|begun| {
+                *removal = Some(begun);
+                false
+            }),
+            Some(removal) => daemon.go_on(removal),
+        };
+        match step {
+            Ok(gone) => gone,
+            Err(PortError::NoSuchPort) => true,
+            Err(_) => {
+                *removal = None;
+                false
+            }
+        }
+    }
+
+    /// Makes ports of what became none yet.
+    fn add_all(&mut self, found: &BTreeMap<OsString, Found>) {
+        let mut full = false;
+        for (name, file) in found {
+            let said = match self.known.get(name) {
+                Some(Known { state: State::Waits, .. }) => true,
+                Some(_) => continue,
+                None => false,
+            };
+            let Some(text) = port_name(name, file, said, self) else { continue };
+            if self.is_leaving(&text) {
+                continue;
+            }
+            if !full && !self.changes.take() {
+                self.behind = true;
+                return;
+            }
+            let added = match full {
+                true => Err(PortError::ManyPlugged),
+                false => self.daemon().plug(&self.path, &text, file),
+            };
+            let state = match added {
+                Ok(trouble) => State::Port { trouble, since: None },
+                Err(error) => {
+                    full |= matches!(error, PortError::ManyPlugged | PortError::Full(_));
+                    if !said {
+                        self.tell(name, file, &error);
+                    }
+                    State::Waits
+                }
+            };
+            self.known.insert(name.clone(), Known { file: *file, state });
+        }
+    }
+
+    /// Tells of a file that is no port, within bounds.
+    fn tell(&mut self, name: &OsStr, file: &Found, why: &dyn fmt::Display) {
+        if !self.telling.take() {
+            self.untold += 1;
+            return;
+        }
+        let untold = std::mem::take(&mut self.untold);
+        let (file, uid, why) = (reason(format!("{name:?}")), file.uid, reason(why));
+        self.events.tell_after(untold, What::PlugRefused { file, uid, why });
+    }
+}
+
+/// The name of the port that a file may become.
+fn port_name(name: &OsStr, file: &Found, said: bool, watcher: &mut Watcher) -> Option<String> {
+    let text = name.to_str().filter(|text| is_port_name(text));
+    let why = match text {
+        Some(text) if file.is_socket => return Some(text.to_owned()),
+        Some(_) => "it is no socket".to_owned(),
+        None => format!(
+            "a port's name is 1 to {MAX_NAME_LEN} letters, digits, '.', '_' and '-', the first a \
+             letter or digit"
+        ),
+    };
+    if !said {
+        watcher.tell(name, file, &why);
+    }
+    watcher.known.insert(name.to_owned(), Known { file: *file, state: State::Done });
+    None
+}
+
+/// Nobody was met at a socket for some time.
+struct Unreachable<'a>(&'a io::Error);
+
+impl fmt::Display for Unreachable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = PLUG_GRACE.as_secs();
+        write!(f, "it cannot be connected to for {seconds} s ({})", self.0)?;
+        match self.0.kind() {
+            io::ErrorKind::PermissionDenied => {
+                f.write_str(": the switch needs write permission, by the directory's group")
+            }
+            _ => f.write_str(": the file is left, and one made anew is another port"),
+        }
+    }
+}

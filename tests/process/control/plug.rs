@@ -1,0 +1,308 @@
+//! Ports that come by themselves: sockets that turn up in the directory of `--plug`, those that are
+//! none, and what somebody can cost who may make them.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+
+use testkit::frontend::Frontend;
+use testkit::net::{Job, Net, Sizes};
+use testkit::traffic::To;
+
+use super::*;
+
+/// A switch and its directory.
+struct Plugged {
+    lab: Lab,
+    plug: Dir,
+}
+
+impl Plugged {
+    fn new(ports: usize, extra: &[&str]) -> Plugged {
+        let plug = Dir::new();
+        let option = format!("--plug={}", plug.path().display());
+        let lab = Lab::new(ports, &[&[option.as_str()], extra].concat());
+        Plugged { lab, plug }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.plug.path().join(name)
+    }
+
+    fn listen(&self, name: &str) -> UnixListener {
+        UnixListener::bind(self.path(name)).expect("bind")
+    }
+
+    /// The names of the ports that came by themselves.
+    fn ports(&self) -> Vec<String> {
+        let told = self.lab.json(&["port", "list"]);
+        let ports = told["ports"].as_array().expect("ports").iter();
+        let plugged = ports.filter(|port| port["origin"] == "plug");
+        let mut names: Vec<String> =
+            plugged.map(|port| port["name"].as_str().expect("a name").to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    fn comes_to(&self, wanted: &[&str]) {
+        let done = wait_for(LOST, || self.ports() == wanted);
+        assert!(done, "{:?}, not {wanted:?}\n{}", self.ports(), self.lab.d.log());
+    }
+
+    /// Killed, and started again.
+    fn restart(&mut self) {
+        self.lab.d.kill();
+        self.lab.d.restart();
+        let up = wait_for(LOST, || self.lab.ctl(&["status"]).status.success());
+        assert!(up, "not back\n{}", self.lab.d.log());
+    }
+
+    fn says(&self, words: &str) {
+        let said = wait_for(LOST, || self.lab.d.log().contains(words));
+        assert!(said, "{words}\n{}", self.lab.d.log());
+    }
+}
+
+fn exchange(listeners: &[UnixListener; 2]) {
+    let guest = |id: u8| {
+        let front_end = Frontend::accept(&listeners[usize::from(id)], LOST).expect("a switch");
+        Vm::attach(front_end, VmConfig::new(id))
+    };
+    let mut net = Net::new(vec![guest(0), guest(1)]);
+    net.announce();
+    let job = |from: u8| Job::new(from.into(), To::Vm(1 - from), 200, Sizes::Range(60, 1514));
+    net.run(&[job(0), job(1)]);
+    net.finish();
+}
+
+#[test]
+fn a_socket_that_turns_up_is_a_port_until_it_goes() {
+    let early = Dir::new();
+    let _before = UnixListener::bind(early.path().join("early")).expect("bind");
+    let mut p = Plugged::new(0, &[]);
+    let listeners = [p.listen("vm1"), p.listen("vm2")];
+    p.comes_to(&["vm1", "vm2"]);
+    exchange(&listeners);
+    let port = p.lab.json(&["port", "show", "vm1"])["port"].clone();
+    // SAFETY: plain system call.
+    assert_eq!(port["owner"], unsafe { libc::geteuid() });
+    let told = p.lab.done(&["port", "show", "vm1"]);
+    assert!(told.lines().any(|line| line.split_whitespace().eq(["origin:", "plug"])), "{told}");
+    let (status, line) = p.lab.fails(&["port", "add", "vm1"]);
+    assert_eq!(
+        (status, line.as_str()),
+        (1, "port 'vm1' exists (origin plug); --may-exist accepts it")
+    );
+    // Killed, and started over the same sockets.
+    p.restart();
+    p.comes_to(&["vm1", "vm2"]);
+    exchange(&listeners);
+    fs::remove_file(p.path("vm1")).expect("remove");
+    p.comes_to(&["vm2"]);
+    // Bound anew it is another port, of which nothing is counted.
+    fs::remove_file(p.path("vm2")).expect("remove");
+    let again = [p.listen("vm1"), p.listen("vm2")];
+    p.comes_to(&["vm1", "vm2"]);
+    exchange(&again);
+    let added = |log: &str| log.matches("port vm2: added for the socket of uid ").count();
+    assert!(wait_for(LOST, || added(&p.lab.d.log()) == 3), "{}", p.lab.d.log());
+    assert_eq!(p.lab.json(&["port", "show", "vm2"])["port"]["attaches"], 1);
+    fs::remove_dir_all(p.plug.path()).expect("remove");
+    p.comes_to(&[]);
+    fs::create_dir(p.plug.path()).expect("create");
+    let _socket = p.listen("vm3");
+    p.comes_to(&["vm3"]);
+    p.lab.d.stop();
+}
+
+#[test]
+fn what_is_no_socket_or_has_a_name_that_is_taken_is_refused() {
+    let p = Plugged::new(1, &[]);
+    let elsewhere = Dir::new();
+    let target = UnixListener::bind(elsewhere.path().join("s")).expect("bind");
+    target.set_nonblocking(true).expect("non-blocking");
+    let squatter = p.listen("p0");
+    symlink(elsewhere.path().join("s"), p.path("link")).expect("link");
+    fs::write(p.path("file"), "").expect("write");
+    let _bad = [p.listen(".hidden"), p.listen("a b\n"), p.listen(&"x".repeat(65))];
+    let _good = p.listen("good");
+    p.comes_to(&["good"]);
+    for words in [
+        r#"plug: "p0" of uid "#,
+        r#"becomes no port: the name is taken"#,
+        r#"plug: "link" of uid "#,
+        r#"becomes no port: it is no socket"#,
+        r#"plug: "file" of uid "#,
+        r#"plug: ".hidden" of uid "#,
+        r#"plug: "a b\n" of uid "#,
+        "becomes no port: a port's name is 1 to 64 letters",
+    ] {
+        p.says(words);
+    }
+    let refused = |p: &Plugged| p.lab.d.log().matches(" becomes no port: ").count();
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(refused(&p), 6, "each is told of once: {}", p.lab.d.log());
+    let events = p.lab.done(&["events", "--since", "all"]);
+    assert!(events.contains("plug: \"p0\" of uid"), "{events}");
+    assert_eq!(
+        target.accept().expect_err("the link was followed").kind(),
+        std::io::ErrorKind::WouldBlock
+    );
+    assert_eq!(p.lab.json(&["port", "show", "p0"])["port"]["origin"], "cli");
+    // The name is free, and whose socket waited for it has the port.
+    p.lab.done(&["port", "del", "p0"]);
+    p.comes_to(&["good", "p0"]);
+    Frontend::accept(&squatter, LOST).expect("a switch");
+    // The other way round, a port that is deleted stays away until its socket is made anew.
+    p.lab.done(&["port", "del", "good"]);
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(p.ports(), ["p0"]);
+    fs::remove_file(p.path("good")).expect("remove");
+    let _again = p.listen("good");
+    p.comes_to(&["good", "p0"]);
+    p.lab.d.stop();
+}
+
+#[test]
+fn a_port_whose_listener_died_goes_and_the_file_stays() {
+    let p = Plugged::new(0, &[]);
+    let alive = p.listen("alive");
+    let dead = p.listen("dead");
+    p.comes_to(&["alive", "dead"]);
+    let _one = Frontend::accept(&alive, LOST).expect("a switch");
+    let _other = Frontend::accept(&dead, LOST).expect("a switch");
+    drop((dead, _other));
+    p.comes_to(&["alive"]);
+    assert!(p.path("dead").exists());
+    p.says(r#"plug: "dead" of uid "#);
+    p.says("it cannot be connected to for 5 s (Connection refused");
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(p.lab.d.log().matches(" becomes no port: ").count(), 1);
+    assert_eq!(p.ports(), ["alive"]);
+    fs::remove_file(p.path("dead")).expect("remove");
+    let _again = p.listen("dead");
+    p.comes_to(&["alive", "dead"]);
+    p.lab.d.stop();
+}
+
+/// A thousand names at once: so many become ports, few are told of, and nobody else is held up.
+#[test]
+fn a_flood_of_names_is_bounded() {
+    let p = Plugged::new(2, &[]);
+    let plug = p.plug.path().to_owned();
+    let names: Vec<String> = (0..1_000).map(|n| format!("f{n}")).collect();
+    for name in &names {
+        drop(UnixListener::bind(plug.join(name)).expect("bind"));
+    }
+    assert!(wait_for(LOST, || p.ports().len() == 128), "{}", p.ports().len());
+    p.says("there are 128 ports by plug already");
+    let mut net =
+        Net::new([0, 1].map(|id| Vm::connect(&p.lab.d.socket(id), VmConfig::new(id as u8))).into());
+    net.announce();
+    let job = |from: u8| Job::new(from.into(), To::Vm(1 - from), 500, Sizes::Range(60, 1514));
+    net.run(&[job(0), job(1)]);
+    for _ in 0..20 {
+        assert!(p.ports().len() <= 128);
+        p.lab.done(&["status"]);
+    }
+    net.finish();
+    names.iter().for_each(|name| fs::remove_file(plug.join(name)).expect("remove"));
+    p.comes_to(&[]);
+    let told = p.lab.d.log().matches(" becomes no port: ").count();
+    assert!((1..=20).contains(&told), "{told}");
+    let _late = p.listen("late");
+    p.comes_to(&["late"]);
+    p.lab.d.stop();
+}
+
+#[test]
+fn a_template_holds_for_ports_that_come_later() {
+    let etc = Dir::new();
+    let file = etc.path().join("vioswitch.toml");
+    let plug = Dir::new();
+    let write = |directory: &Path, template: &str, more: &str| {
+        let text =
+            format!("plug = \"{}\"\n[template.plug]\n{template}\n{more}", directory.display());
+        fs::write(&file, text).expect("write");
+    };
+    write(plug.path(), "queues = 2\nmtu = 1400", "");
+    let state = etc.path().join("state");
+    let config = format!("--config={}", file.display());
+    let lab = Lab::new(0, &[&config, &format!("--state-dir={}", state.display())]);
+    let mut p = Plugged { lab, plug };
+    let _first = p.listen("vm1");
+    p.comes_to(&["vm1"]);
+    let shown = |p: &Plugged, name: &str| {
+        let port = p.lab.json(&["port", "show", name])["port"].clone();
+        (port["queues"].as_u64(), port["mtu"].as_u64())
+    };
+    assert_eq!(shown(&p, "vm1"), (Some(2), Some(1400)));
+    write(p.plug.path(), "queues = 4", "");
+    let diff = p.lab.done(&["config", "diff"]);
+    assert!(diff.contains("~ template plug  queues 2 -> 4  for ports that come later"), "{diff}");
+    let said = p.lab.done(&["config", "reload"]);
+    assert!(said.contains("reloaded: 0 added, 2 changed, 0 deleted"), "{said}");
+    assert_eq!(p.lab.done(&["config", "diff"]), "");
+    // What its machine is started with is known before there is a port.
+    let told = p.lab.json(&["attach", "vm9", "--libvirt", "--plug"])["text"].clone();
+    let told = told.as_str().expect("a text");
+    let source = format!("<source type='unix' path='{}' mode='server'/>", p.path("vm9").display());
+    assert!(told.contains(&source) && told.contains("<driver queues='4'/>"), "{told}");
+    let _second = p.listen("vm2");
+    p.comes_to(&["vm1", "vm2"]);
+    assert_eq!((shown(&p, "vm1").0, shown(&p, "vm2")), (Some(2), (Some(4), None)));
+    // What is changed by hand, or has an address, is forgotten with the port.
+    p.lab.done(&["port", "set", "vm1", "mtu=1300"]);
+    p.lab.done(&["fdb", "add", "02:00:00:00:00:07", "vm2"]);
+    p.lab.done(&["port", "add", "other"]);
+    let kept = fs::read_dir(&state).expect("state").flatten().map(|e| fs::read_to_string(e.path()));
+    let kept: String = kept.map(|text| text.expect("text")).collect();
+    assert!(kept.contains("other") && !kept.contains("vm1") && !kept.contains("vm2"), "{kept}");
+    p.lab.done(&["port", "del", "other"]);
+    // A file that has the name wins, and the directory is another one with a restart.
+    let elsewhere = Dir::new();
+    let port = format!("[[port]]\nname = \"vm1\"\nsocket = \"{}\"", p.lab.socket("vm1").display());
+    write(elsewhere.path(), "queues = 4", &port);
+    let diff = p.lab.done(&["config", "diff"]);
+    assert!(diff.contains("~ switch") && diff.contains("with a restart"), "{diff}");
+    p.lab.done(&["config", "reload"]);
+    p.comes_to(&["vm2"]);
+    assert_eq!(p.lab.json(&["port", "show", "vm1"])["port"]["origin"], "file");
+    let _third = p.listen("vm3");
+    p.comes_to(&["vm2", "vm3"]);
+    // It is there with the next start, and nothing of the old one's ports.
+    p.restart();
+    let _fourth = UnixListener::bind(elsewhere.path().join("vm4")).expect("bind");
+    p.comes_to(&["vm4"]);
+    assert!(!p.lab.d.log().contains("left out"), "{}", p.lab.d.log());
+    p.lab.d.stop();
+}
+
+/// Who has only the group, as QEMU has, makes ports, and stands there with his number. A directory
+/// in which anybody could take his place is none.
+#[test]
+fn whose_socket_it_is_and_where() {
+    let p = Plugged::new(0, &[]);
+    if is_root() {
+        let elsewhere = Dir::new();
+        let socket = elsewhere.path().join("vm1");
+        let _listening = UnixListener::bind(&socket).expect("bind");
+        std::os::unix::fs::chown(&socket, Some(64_055), None).expect("chown");
+        fs::rename(&socket, p.path("vm1")).expect("rename");
+        p.comes_to(&["vm1"]);
+        assert_eq!(p.lab.json(&["port", "show", "vm1"])["port"]["owner"], 64_055);
+        p.says("port vm1: added for the socket of uid 64055");
+    }
+    p.lab.d.stop();
+    let open = Dir::new();
+    fs::set_permissions(open.path(), fs::Permissions::from_mode(0o777)).expect("mode");
+    let _in_vain = UnixListener::bind(open.path().join("vm1")).expect("bind");
+    let option = format!("--plug={}", open.path().display());
+    let lab = Lab::new(0, &[&option]);
+    let p = Plugged { lab, plug: open };
+    p.says("may be written to by everybody");
+    assert!(p.ports().is_empty());
+    fs::set_permissions(p.plug.path(), fs::Permissions::from_mode(0o2770)).expect("mode");
+    p.comes_to(&["vm1"]);
+    p.lab.d.stop();
+}
