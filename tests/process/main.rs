@@ -6,6 +6,7 @@ mod cli;
 mod control;
 mod first_hour;
 mod handover;
+mod hook;
 mod lab;
 mod lifetime;
 mod metrics;
