@@ -4,7 +4,7 @@
 # memory and goes with the machine. It has a network of its own, with nothing but lo, and sees
 # nothing of the host's files, processes and control groups. From outside its files are $machine/…
 #
-# Callers set: run (scratch directory), target.
+# Callers set: run (scratch directory), target, and machine_debian, if it is not that under target/.
 # shellcheck shell=bash disable=SC2154
 
 # What the Debian has beside the smallest of all: what manages networks and filters them. Programs
@@ -77,6 +77,46 @@ build_debian() {
     exec {lock}>&-
 }
 
+# add SCRATCH RESULT FROM PACKAGES: a Debian with more, in memory likewise.
+# shellcheck disable=SC2016 # expanded there
+ADD='set -e
+mount -t tmpfs -o mode=755 tmpfs "$1"
+cp -a "$3" "$1/root"
+cp /etc/resolv.conf "$1/root/etc/"
+mount -t proc proc "$1/root/proc"
+# Nothing is started there.
+printf "#!/bin/sh\nexit 101\n" >"$1/root/usr/sbin/policy-rc.d"
+chmod 755 "$1/root/usr/sbin/policy-rc.d"
+export DEBIAN_FRONTEND=noninteractive
+chroot "$1/root" apt-get -qq update
+chroot "$1/root" apt-get -qq install --no-install-recommends $4
+umount "$1/root/proc"
+rm -rf "$1"/root/usr/sbin/policy-rc.d "$1"/root/var/cache/apt/archives/*.deb
+cp -a "$1/root" "$2"'
+
+# build_debian_with NAME PACKAGE…: another one, target/debian-NAME, with more packages.
+build_debian_with() {
+    local debian=$target/debian-$1 stamp scratch lock
+    shift
+    build_debian
+    stamp=$(cat "$target/debian.stamp" && echo "$*")
+    exec {lock}>"$debian.lock"
+    flock "$lock"
+    if [ "$(cat "$debian.stamp" 2>/dev/null)" != "$stamp" ]; then
+        rm -rf "$debian" "$debian.stamp"
+        scratch=$(mktemp -d "$target/debootstrap.XXXXXX")
+        unshare --mount bash -c "$ADD" add "$scratch" "$debian" "$target/debian" "$*" \
+            >"$debian.log" 2>&1 </dev/null || {
+            tail -n 20 "$debian.log" >&2
+            fail "apt-get could not add to a Debian: $*"
+        }
+        rmdir "$scratch"
+        rm -f "$debian.log"
+        echo "$stamp" >"$debian.stamp"
+    fi
+    exec {lock}>&-
+}
+
 # Run by the first process of the new namespaces: boot DEBIAN MEMORY.
 # shellcheck disable=SC2016 # expanded there
 BOOT='set -e
@@ -121,7 +161,7 @@ boot_machine() {
     (
         echo "$BASHPID" >"$machine_cgroup/cgroup.procs"
         exec setpriv --pdeathsig KILL unshare -mpuinC --fork --kill-child \
-            bash -c "$BOOT" boot "$target/debian" "$run/memory"
+            bash -c "$BOOT" boot "${machine_debian:-$target/debian}" "$run/memory"
     ) >"$run/console" 2>&1 &
     machine_unshare=$!
     end=$((SECONDS + MACHINE_SECONDS))

@@ -48,6 +48,11 @@ in
       extraGroups = cfg.socketGroups;
     };
 
+    systemd.tmpfiles.rules = [
+      "d /run/vioswitch 0755 vioswitch vioswitch"
+      "d /run/vioswitch/plug 2770 vioswitch kvm"
+    ];
+
     systemd.packages = [ cfg.package ];
     systemd.services.vioswitchd = {
       wantedBy = [ "multi-user.target" ];
