@@ -9,7 +9,7 @@
 
 # What the Debian has beside the smallest of all: what manages networks and filters them. Programs
 # that look at it come from outside.
-DEBIAN_PACKAGES=systemd,dbus,iproute2,iptables,nftables,dnsmasq-base
+DEBIAN_PACKAGES=systemd,dbus,iproute2,iptables,nftables,dnsmasq-base,ifupdown,bridge-utils,iputils-ping
 # From nothing to all units started: 2 s on an idle machine.
 MACHINE_SECONDS=60
 

@@ -12,8 +12,9 @@ use super::plan::{Content, File, Manager, interface, of_switch};
 use crate::failure::Failure;
 use crate::show::{items, word};
 
-/// The way back is gone after so long, unless it is called off.
-const WAY_BACK: &str = "systemd-run --unit=way-back --on-active=5min sh -c";
+/// After so long it goes back, unless that is called off. A script, as systemd 252 forgets what a
+/// `;` is in an argument when it reads its files anew.
+const WAY_BACK: &str = "systemd-run --unit=way-back --on-active=5min sh";
 
 /// A bridge to be.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Bridge {
     mac: String,
     /// Its addresses and router, if nobody leases them.
     fixed: Option<(Vec<Cidr>, Option<String>)>,
+    /// It has no address, so that it is not known whether somebody leases them.
+    bare: bool,
 }
 
 impl Bridge {
@@ -56,9 +59,10 @@ impl Bridge {
         let router = net.routes.as_array().into_iter().flatten();
         let router = router.filter(|route| route["dev"] == nic && route["dst"] == "default");
         let router = router.map(|route| word(&route["gateway"])).next();
-        let fixed = (!leased && !addresses.is_empty()).then_some((addresses, router));
+        let bare = addresses.is_empty();
+        let fixed = (!leased && !bare).then_some((addresses, router));
         let (name, nic) = (name.to_owned(), nic.to_owned());
-        Ok(Bridge { name, nic, manager, mac: word(&link["address"]), fixed })
+        Ok(Bridge { name, nic, manager, mac: word(&link["address"]), fixed, bare })
     }
 
     /// The interface of the bridge.
@@ -84,6 +88,7 @@ impl Bridge {
         };
         let switch = format!("[[tap]]\nname = \"{name}\"\nifname = \"{tap}\"\n");
         files.push(self.file(&of_switch(name), &switch));
+        files.push(self.file(&self.way_back_path(), &self.way_back(&files)));
         files
     }
 
@@ -171,18 +176,13 @@ impl Bridge {
     /// What is to be typed once the files are there.
     pub fn commands(&self) -> Vec<String> {
         let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
-        let paths: Vec<String> =
-            self.files().iter().map(|file| file.path.display().to_string()).collect();
-        let paths = paths.join(" ");
-        let forward = format!("systemctl enable --now vioswitch-forward@{bridge}");
-        let tap_unit = format!("systemctl enable --now vioswitch-tap@{tap}");
+        let start = |unit: &str, instance: &str| {
+            format!("systemctl enable --now vioswitch-{unit}@{instance}")
+        };
+        let way_back = format!("{WAY_BACK} {}", self.way_back_path());
         let mut commands = match self.manager {
             Manager::Networkmanager => {
-                let mut commands = vec![format!(
-                    "{WAY_BACK} 'rm -f {paths}; nmcli connection delete {bridge} {bridge}-nic \
-                     {tap}; \
-                     nmcli device connect {nic}'"
-                )];
+                let mut commands = vec![way_back];
                 commands.extend(self.networkmanager(&bridge, &tap));
                 commands.push(format!("nmcli connection up {bridge}-nic"));
                 commands.push(format!("nmcli connection up {tap}"));
@@ -191,42 +191,67 @@ impl Bridge {
             }
             Manager::Ifupdown => vec![
                 "cp /etc/network/interfaces /etc/network/interfaces.before".to_owned(),
-                format!(
-                    "{WAY_BACK} 'rm -f {paths}; mv /etc/network/interfaces.before \
-                     /etc/network/interfaces; ip link delete {bridge}; ifup --force {nic}'"
-                ),
+                way_back,
                 format!("editor /etc/network/interfaces    # take the lines of {nic} away"),
-                tap_unit,
+                start("tap", &tap),
                 format!("ip address flush dev {nic}; ifup {bridge}    # needs bridge-utils"),
             ],
-            _ => vec![
-                format!(
-                    "{WAY_BACK} 'rm -f {paths}; networkctl reload; ip link delete {bridge}; \
-                     networkctl reconfigure {nic}'"
-                ),
-                tap_unit,
-                "networkctl reload".to_owned(),
-            ],
+            _ => vec![way_back, start("tap", &tap), "networkctl reload".to_owned()],
         };
-        commands.push(forward);
+        commands.push(start("forward", &bridge));
         commands.push("vioswitchctl config reload".to_owned());
         commands.push("systemctl stop way-back.timer    # once the host is reached".to_owned());
         commands
+    }
+
+    fn way_back_path(&self) -> String {
+        format!("/etc/vioswitch/way-back-{}", self.name)
+    }
+
+    /// Goes back: without the files and the bridge, and with what was there before.
+    fn way_back(&self, files: &[File]) -> String {
+        let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
+        let mut text = "rm -f".to_owned();
+        files.iter().for_each(|file| text += &format!(" {}", file.path.display()));
+        let _ = writeln!(text, " {}\nip link delete {bridge}", self.way_back_path());
+        match self.manager {
+            Manager::Networkmanager => {
+                let _ = writeln!(text, "nmcli connection delete {bridge} {bridge}-nic {tap}");
+                let _ = writeln!(text, "nmcli device connect {nic}");
+            }
+            Manager::Ifupdown => {
+                text += "mv /etc/network/interfaces.before /etc/network/interfaces\n";
+                let _ = writeln!(text, "ifdown --force {nic}\nifup {nic}");
+            }
+            _ => {
+                let _ = writeln!(text, "networkctl reload\nnetworkctl reconfigure {nic}");
+            }
+        }
+        let _ = writeln!(
+            text,
+            "systemctl disable --now vioswitch-forward@{bridge} vioswitch-tap@{tap}"
+        );
+        text + "vioswitchctl config reload\n"
+    }
+
+    /// Why nothing was done, and what was guessed.
+    pub fn notes(&self) -> Vec<String> {
+        let nic = &self.nic;
+        let mut notes = vec![format!(
+            "nothing was changed, as who comes in through {nic} is cut off when this goes wrong: \
+             write the files yourself, with a console at hand. The first of the commands goes back \
+             by itself after five minutes, the last one calls that off"
+        )];
+        if self.bare {
+            notes.push(format!("{nic} has no address now: the bridge will ask for one by DHCP"));
+        }
+        notes
     }
 }
 
 /// True for addresses that an interface has by itself.
 fn of_link(cidr: &Cidr) -> bool {
     Cidr::parse("fe80::/10").is_some_and(|local| local.covers(*cidr))
-}
-
-/// Why nothing was done.
-pub fn note(nic: &str) -> String {
-    format!(
-        "nothing was changed, as who comes in through {nic} is cut off when this goes wrong: write \
-         the files yourself, with a console at hand. The first command goes back by itself after \
-         five minutes, the last one calls that off"
-    )
 }
 
 #[cfg(test)]
@@ -278,6 +303,7 @@ mod tests {
             assert!(!text.contains("192.0.2.5") && !text.contains("fe80"), "{text}");
             let text = all(&bridge(manager, false));
             assert!(fixed.iter().all(|line| text.contains(line)), "{text}");
+            assert_eq!(bridge(manager, false).notes().len(), 1);
             assert!(!text.contains("fe80") && !text.contains("DHCP=yes"), "{text}");
             // --remove must not take it for its own.
             assert!(!text.contains(&super::super::plan::mark("lan")), "{text}");
@@ -287,6 +313,8 @@ mod tests {
     #[test]
     fn what_is_no_card_is_refused() {
         let net = net(&json!({}));
+        let bare = Bridge::new("lan", "eth7", Manager::Networkd, &net).expect("a card");
+        assert!(bare.notes()[1].contains("DHCP"));
         let refusal = |nic| {
             let made = Bridge::new("lan", nic, Manager::Networkd, &net);
             made.expect_err("refused").text

@@ -163,7 +163,7 @@ impl Network {
         }
         let net = Net::look().ok_or_else(no_ip)?;
         let bridge = Bridge::new(name, nic, manager, &net)?;
-        Ok(printed(&bridge.files(), &bridge.commands(), &[bridge::note(nic)]))
+        Ok(printed(&bridge.files(), &bridge.commands(), &bridge.notes()))
     }
 
     fn nat(&self, name: &str, control: &Path) -> Result<Told, Failure> {
