@@ -219,3 +219,28 @@ fn hostile_text_does_not_panic_or_take_long() {
         assert!(!file_errors(content).is_empty());
     }
 }
+
+#[test]
+fn a_template_takes_what_several_ports_may_have() {
+    let plug = "plug = '/run/plug/'\n[template.plug]\n";
+    let file = Scratch::new(format!("{plug}queues = 4\nmtu = 1400\nflood = 'off'\n"));
+    let Ok(Action::Run(config)) = run(&["--config", file.path()]) else { panic!("refused") };
+    assert_eq!(config.plug.as_deref(), Some("/run/plug/".as_ref()));
+    let port = config.template.plugged("vm1", "/run/plug/vm1".into());
+    assert_eq!((port.name.as_str(), port.queue_pairs, port.mtu), ("vm1", 4, Some(1400)));
+    assert_eq!(port.endpoint, Endpoint::Client { path: "/run/plug/vm1".into() });
+    let known = "(known: queues, offload, platform, flood, mtu, feature-level, memory)";
+    for key in ["name = 'a'", "socket = '/a'", "mac = ['02:00:00:00:00:01']", "mode = 'client'"] {
+        let name = key.split(' ').next().unwrap();
+        assert_file_error(&format!("{plug}{key}"), &format!("3: unknown key '{name}' {known}"));
+    }
+    assert_file_error(&format!("{plug}queues = 17"), "3: queues must be a number from 1 to 16");
+    assert_file_error("[template.port]", "1: unknown template 'port': write [template.plug]");
+    assert_file_error("template = 1", "1: 'template' is a table of tables");
+    assert_file_error("plug = ''", "1: plug is empty");
+    assert_file_error("plug = '~/plug'", "1: plug '~/plug': ~ is not expanded");
+    // The command line's directory, and the file's template.
+    let args = ["--config", file.path(), "--plug", "/elsewhere"];
+    let Ok(Action::Run(config)) = run(&args) else { panic!("refused") };
+    assert_eq!((config.plug, config.template.mtu), (Some("/elsewhere".into()), Some(1400)));
+}

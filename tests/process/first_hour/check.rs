@@ -54,6 +54,21 @@ fn places_where_no_socket_can_be_made() {
     let (status, said) = check(there, &["--port=p0,socket=s".to_owned()]);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.starts_with("port p0: socket \"s\" is relative"), "{said}");
+    // Sockets turn up here, and nobody may take another one's place.
+    let plug = |path: &str| vec![format!("--plug={}", dir.path().join(path).display())];
+    refused(&plug("none"), &["plug: directory \""]);
+    refused(&plug("file"), &["/file\" is not a directory"]);
+    std::os::unix::fs::symlink(dir.path(), dir.path().join("link")).expect("link");
+    refused(&plug("link"), &["/link\" is a symbolic link"]);
+    fs::create_dir(dir.path().join("open")).expect("create");
+    let mode = |mode| {
+        fs::set_permissions(dir.path().join("open"), fs::Permissions::from_mode(mode))
+            .expect("mode")
+    };
+    mode(0o777);
+    refused(&plug("open"), &["/open\" may be written to by everybody"]);
+    mode(0o1777);
+    assert_eq!(check(vioswitchd(), &plug("open")).0, Some(0));
     // The front-end makes this one.
     let client = port(&dir.path().join("none"), "p0") + ",mode=client";
     assert_eq!(check(vioswitchd(), &[client]).0, Some(0));
