@@ -53,6 +53,8 @@ pub fn device(port: &Port, netdev: &str, queues: u64, bus: Bus) -> String {
         device += &format!(",host_mtu={mtu}");
     }
     if port.platform {
+        // Without PCI Express a card is also one from before virtio 1.0, which knows no platform.
+        device += if bus == Bus::Mmio { "" } else { ",disable-legacy=on" };
         device += ",iommu_platform=on";
     }
     device
