@@ -5,6 +5,7 @@
 //! map in `src/lib.rs` together.
 
 mod claims;
+mod quotes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
