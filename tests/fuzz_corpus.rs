@@ -116,3 +116,8 @@ fn front_ends() {
 fn rings() {
     replay("rings", targets::rings::run, 4000);
 }
+
+#[test]
+fn streams() {
+    replay("streams", targets::streams::run, 4000);
+}

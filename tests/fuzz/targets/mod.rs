@@ -14,3 +14,4 @@ pub mod input;
 pub mod packet;
 pub mod protocol;
 pub mod rings;
+pub mod streams;
