@@ -141,6 +141,8 @@ pub struct Daemon {
     started: Config,
     /// A reload changes it, and nobody else may.
     changing: bool,
+    /// Why sockets that turn up are not found.
+    plug_trouble: Option<String>,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
     /// What happened.
@@ -245,6 +247,7 @@ impl Daemon {
             keeper,
             started: config.clone(),
             changing: false,
+            plug_trouble: None,
             news,
             events,
             clients: Arc::default(),
@@ -380,7 +383,7 @@ impl Daemon {
 
     /// Why the switch is not as it was told to be, beside ports that are left out.
     pub fn degraded(&self) -> impl Iterator<Item = &String> {
-        self.keeper.degraded()
+        self.keeper.degraded().chain(&self.plug_trouble)
     }
 
     /// The files of the configuration that is in force.

@@ -210,6 +210,7 @@ impl Watcher {
                 (error.kind() == io::ErrorKind::NotFound).then(BTreeMap::new)
             }
         };
+        self.daemon().plug_trouble.clone_from(&self.trouble);
         if let Some(found) = found {
             self.compare(&found, now);
             self.add_all(&found);

@@ -302,7 +302,11 @@ fn whose_socket_it_is_and_where() {
     let p = Plugged { lab, plug: open };
     p.says("may be written to by everybody");
     assert!(p.ports().is_empty());
+    let health = || String::from_utf8(p.lab.ctl(&["health"]).stdout).expect("UTF-8");
+    let told = wait_for(LOST, || health().contains("may be written to by everybody"));
+    assert!(told, "{}", health());
     fs::set_permissions(p.plug.path(), fs::Permissions::from_mode(0o2770)).expect("mode");
     p.comes_to(&["vm1"]);
+    p.lab.done(&["health"]);
     p.lab.d.stop();
 }
