@@ -213,18 +213,24 @@ impl Bridge {
         let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
         let mut text = "rm -f".to_owned();
         files.iter().for_each(|file| text += &format!(" {}", file.path.display()));
-        let _ = writeln!(text, " {}\nip link delete {bridge}", self.way_back_path());
+        let _ = writeln!(text, " {}", self.way_back_path());
+        let delete = format!("ip link delete {bridge}\n");
         match self.manager {
             Manager::Networkmanager => {
+                text += &delete;
                 let _ = writeln!(text, "nmcli connection delete {bridge} {bridge}-nic {tap}");
                 let _ = writeln!(text, "nmcli device connect {nic}");
             }
             Manager::Ifupdown => {
+                text += &delete;
                 text += "mv /etc/network/interfaces.before /etc/network/interfaces\n";
                 let _ = writeln!(text, "ifdown --force {nic}\nifup {nic}");
             }
             _ => {
-                let _ = writeln!(text, "networkctl reload\nnetworkctl reconfigure {nic}");
+                // It must have forgotten the bridge before that goes, or it puts the card back
+                // there and gives it up; and have seen all of it before it begins anew.
+                let _ = writeln!(text, "networkctl reload\n{delete}sleep 1");
+                let _ = writeln!(text, "networkctl reconfigure {nic}");
             }
         }
         let _ = writeln!(
