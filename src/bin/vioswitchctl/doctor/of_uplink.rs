@@ -152,7 +152,11 @@ fn filter(port: &Port, link: &Value, host: &Host, findings: &mut Findings) {
              frames that pass {bridge}"
         );
         let chain = if forward.docker { "DOCKER-USER" } else { "FORWARD" };
-        let command = format!("iptables -I {chain} -i {bridge} -o {bridge} -j ACCEPT");
+        // The unit is there after a restart of the host, and of Docker, too.
+        let command = format!(
+            "systemctl enable --now vioswitch-forward@{bridge}, or without that unit iptables -I \
+             {chain} -i {bridge} -o {bridge} -j ACCEPT"
+        );
         findings.fail("forward-drop", port.name(), cause, &command);
     }
 }
