@@ -322,8 +322,12 @@ pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
 /// byte at a time would be read for as long as it likes. What comes whole is there after one.
 pub const STREAM_READS: u32 = 3;
 
-/// How long a worker tries for a stream that another one writes to: the longest frame takes some
-/// 20 µs. Whoever had it was preempted otherwise, and the frame is dropped.
+/// Times that a worker that writes to a stream sends what others have left with it meanwhile: one
+/// that others keep at it would do nothing else.
+pub const STREAM_ROUNDS: u32 = 16;
+
+/// How long the next one then tries to write itself: a call takes some 20 µs at most. Whoever is at
+/// it has lost its CPU otherwise, and the frame is dropped.
 pub const STREAM_LOCK_NANOS: u64 = 20_000;
 
 /// How often a TAP that is gone is looked for: reattached within a second, at no cost to speak of.

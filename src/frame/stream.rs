@@ -2,7 +2,7 @@
 //! most significant first, and then the frame. passt and gvproxy speak it too.
 //!
 //! Each side's memory is fixed: a frame that came in part waits in [`Unpacker`] for its rest, and
-//! one that went out in part in [`Packer`].
+//! what goes out, perhaps in parts, in [`Packer`].
 
 use crate::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN, STREAM_BUFFER_BYTES};
 
@@ -63,7 +63,7 @@ impl Unpacker {
     }
 }
 
-/// A frame on its way out.
+/// Frames on their way out: the longest one, or as many short ones as have room instead.
 #[derive(Debug)]
 pub struct Packer {
     bytes: Box<[u8]>,
@@ -80,14 +80,27 @@ impl Default for Packer {
 }
 
 impl Packer {
-    /// Puts a frame of `len` bytes behind its length; `fill` writes it. What was there is lost.
-    /// False if it is longer than any frame.
-    pub fn begin(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
-        let Some(frame) = self.bytes.get_mut(LENGTH_LEN..LENGTH_LEN + len) else { return false };
+    /// Puts a frame of `len` bytes, which `fill` writes, behind those that are there. False without
+    /// room for it; if nothing is there, the frame is longer than any.
+    pub fn push(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        if self.is_empty() {
+            (self.from, self.to) = (0, 0);
+        }
+        let room = self.bytes[self.to..].split_first_chunk_mut();
+        let Some((length, frame)) =
+            room.and_then(|(length, room)| Some((length, room.get_mut(..len)?)))
+        else {
+            return false;
+        };
         fill(frame);
-        self.bytes[..LENGTH_LEN].copy_from_slice(&(len as u32).to_be_bytes());
-        (self.from, self.to) = (0, LENGTH_LEN + len);
+        *length = (len as u32).to_be_bytes();
+        self.to += LENGTH_LEN + len;
         true
+    }
+
+    /// True if nothing is to go.
+    pub fn is_empty(&self) -> bool {
+        self.from == self.to
     }
 
     /// What is to go.
@@ -97,15 +110,7 @@ impl Packer {
 
     /// So many bytes of it went.
     pub fn sent(&mut self, bytes: usize) {
-        self.from = (self.from + bytes).min(self.to);
-    }
-
-    /// Takes a frame back of which nothing went; false if some of it did.
-    pub fn take_back(&mut self) -> bool {
-        if self.from == 0 {
-            self.to = 0;
-        }
-        self.to == 0
+        self.from = self.from.saturating_add(bytes).min(self.to);
     }
 }
 
@@ -200,23 +205,39 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_goes_in_any_parts() {
-        let frame: Vec<u8> = (0..100).collect();
-        for first in 0..=104 {
+    fn frames_go_in_any_parts() {
+        let frames = frames();
+        let all = packed(&frames);
+        for first in 0..=all.len() {
             let mut packer = Packer::default();
-            assert!(packer.begin(frame.len(), |to| to.copy_from_slice(&frame)));
+            for frame in &frames {
+                assert!(packer.push(frame.len(), |to| to.copy_from_slice(frame)));
+            }
             let mut gone = packer.rest()[..first].to_vec();
             packer.sent(first);
-            assert_eq!(packer.take_back(), first == 0);
-            if first > 0 {
-                gone.extend(packer.rest());
-                assert_eq!(gone, packed(std::slice::from_ref(&frame)));
-            }
+            gone.extend(packer.rest());
+            assert_eq!(gone, all);
             packer.sent(1000);
-            assert!(packer.rest().is_empty());
+            assert!(packer.is_empty() && packer.rest().is_empty());
         }
-        let mut packer = Packer::default();
-        assert!(packer.begin(MAX_FRAME_LEN as usize, |_| {}));
-        assert!(!packer.begin(MAX_FRAME_LEN as usize + 1, |_| panic!("written")));
+    }
+
+    #[test]
+    fn there_is_room_for_the_longest_frame_or_many_short_ones() {
+        let (mut packer, longest) = (Packer::default(), MAX_FRAME_LEN as usize);
+        for _ in 0..2 {
+            assert!(!packer.push(longest + 1, |_| panic!("written")));
+            assert!(packer.push(longest, |_| {}));
+            assert!(!packer.push(0, |_| panic!("written")));
+            packer.sent(1);
+            assert!(!packer.push(0, |_| panic!("written")), "in the middle of a frame");
+            packer.sent(longest + LENGTH_LEN);
+            let mut short = 0;
+            while packer.push(60, |_| {}) {
+                short += 1;
+            }
+            assert_eq!(short, (longest + LENGTH_LEN) / (60 + LENGTH_LEN));
+            packer.sent(usize::MAX);
+        }
     }
 }

@@ -5,10 +5,11 @@
 //!
 //! * Reading: what came is put in a buffer and handed on frame by frame; it is read again when
 //!   nothing whole is left, and not more often than [`STREAM_READS`] for one frame.
-//! * Writing: a frame that the socket has no room for is dropped. One that it took in part is kept,
-//!   and its rest goes before anything else, so no frame is ever torn. The worker that reads tries
-//!   that too, when the socket tells of room.
-//! * Several workers write, one at a time. Whoever does not get the lock drops.
+//! * Writing: frames that the socket has no room for are kept, up to [`Packer`]'s bytes, and then
+//!   dropped. The rest of one that it took in part goes before anything else, so no frame is ever
+//!   torn. The worker that reads tries that too, when the socket tells of room.
+//! * Several workers write, one at a time. Whoever finds another one writing leaves its frame with
+//!   it, so that a writer that lost its CPU, as those do that wake the peer, costs no frame.
 //! * Descriptors that come with the bytes are never closed by a worker, since the last close of a
 //!   file may last for ever ([`crate::guard::disposal`]). They end the connection.
 //! * To read or write wakes whoever polls the socket at the other end, in our time. That is
@@ -25,7 +26,9 @@ use super::lock;
 use crate::frame::stream::{BadLength, Packer, Unpacker};
 use crate::frame::{VNET_HDR_LEN, VnetHdr};
 use crate::guard::SignalCost;
-use crate::limits::{EXPENSIVE_SIGNAL_MICROS, STREAM_LOCK_NANOS, STREAM_READS};
+use crate::limits::{
+    EXPENSIVE_SIGNAL_MICROS, MAX_FRAME_LEN, STREAM_LOCK_NANOS, STREAM_READS, STREAM_ROUNDS,
+};
 use crate::sys::clock;
 use crate::sys::frame_io::{FrameIo, Transfer};
 use crate::sys::scm;
@@ -68,18 +71,28 @@ impl fmt::Display for End {
     }
 }
 
+/// Frames for whoever writes.
+#[derive(Debug, Default)]
+struct Waiting {
+    frames: Packer,
+    /// The one who does has sent for others for long enough: the next has to do so itself.
+    closed: bool,
+}
+
 /// One connection.
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixStream,
     /// Of the worker that owns the queue.
     input: Mutex<Unpacker>,
+    /// What is on its way out, of the worker that writes. It lets go with `waiting` locked and
+    /// empty, or until an event tells of room.
     output: Mutex<Packer>,
-    /// A frame is on its way out, or part of one is left. Set before the socket is asked, so that
-    /// whoever is told of room finds it.
+    /// What goes next. Locked for as long as a frame is copied.
+    waiting: Mutex<Waiting>,
+    /// Something is in one of the two. Set before the socket is asked, so that whoever is told of
+    /// room finds it.
     sending: AtomicBool,
-    /// Somebody tried for `output` in vain: nobody tries for long before it was free.
-    stalled: AtomicBool,
     end: OnceLock<End>,
     /// Descriptors that came, for whoever may wait for their closing.
     strays: Mutex<Vec<OwnedFd>>,
@@ -94,8 +107,8 @@ impl Connection {
             socket,
             input: Mutex::default(),
             output: Mutex::default(),
+            waiting: Mutex::default(),
             sending: AtomicBool::new(false),
-            stalled: AtomicBool::new(false),
             end: OnceLock::new(),
             strays: Mutex::default(),
             cost,
@@ -145,23 +158,22 @@ impl Connection {
         self.cost.is_watched() && self.cost.left(clock::cycles()) > 0
     }
 
-    /// The lock for writing, within the time that another frame takes.
+    /// The right to write, if nobody has it.
     fn output(&self) -> Option<MutexGuard<'_, Packer>> {
-        let mut end = None;
+        match self.output.try_lock() {
+            Ok(output) => Some(output),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.mend(poisoned)),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The right to write from one who writes for the last time.
+    fn output_soon(&self) -> Option<MutexGuard<'_, Packer>> {
+        let end = clock::cycles() + clock::cycles_in(STREAM_LOCK_NANOS);
         loop {
-            match self.output.try_lock() {
-                Ok(output) => {
-                    self.stalled.store(false, Ordering::Relaxed);
-                    return Some(output);
-                }
-                Err(TryLockError::Poisoned(poisoned)) => return Some(self.mend(poisoned)),
-                Err(TryLockError::WouldBlock) => {}
-            }
-            let now = clock::cycles();
-            let end = *end.get_or_insert(now + clock::cycles_in(STREAM_LOCK_NANOS));
-            if now >= end || self.stalled.load(Ordering::Relaxed) {
-                self.stalled.store(true, Ordering::Relaxed);
-                return None;
+            let output = self.output();
+            if output.is_some() || clock::cycles() >= end {
+                return output;
             }
             std::hint::spin_loop();
         }
@@ -174,20 +186,34 @@ impl Connection {
         poisoned.into_inner()
     }
 
-    /// Sends what is left of a frame; `WouldBlock` if not all of it could go.
-    fn flush(&self, output: &mut Packer) -> Transfer {
-        while !output.rest().is_empty() {
-            match self.measured(|| scm::send(self.socket.as_fd(), output.rest())) {
-                Ok(bytes) => output.sent(bytes),
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EINTR) => return Transfer::WouldBlock,
-                    Some(libc::ENOBUFS | libc::ENOMEM) => return Transfer::NoBuffers,
-                    Some(libc::EPIPE | libc::ECONNRESET) => return self.over(End::Left),
-                    errno => return self.over(End::Failed(errno.unwrap_or(libc::EIO))),
-                },
+    /// Sends what is on its way and what waits behind it; `WouldBlock` if not all of it could go.
+    fn flush(&self, mut output: MutexGuard<'_, Packer>) -> Transfer {
+        for round in 0.. {
+            while !output.is_empty() {
+                match self.measured(|| scm::send(self.socket.as_fd(), output.rest())) {
+                    Ok(bytes) => output.sent(bytes),
+                    Err(error) => match error.raw_os_error() {
+                        Some(libc::EAGAIN | libc::EINTR) => return Transfer::WouldBlock,
+                        Some(libc::ENOBUFS | libc::ENOMEM) => return Transfer::NoBuffers,
+                        Some(libc::EPIPE | libc::ECONNRESET) => return self.over(End::Left),
+                        errno => return self.over(End::Failed(errno.unwrap_or(libc::EIO))),
+                    },
+                }
             }
+            let mut waiting = lock(&self.waiting);
+            if waiting.frames.is_empty() {
+                waiting.closed = false;
+                self.sending.store(false, Ordering::SeqCst);
+                // Before `waiting` is unlocked: nobody leaves a frame with one who has looked.
+                drop(output);
+                break;
+            }
+            if self.pauses() {
+                return Transfer::WouldBlock;
+            }
+            std::mem::swap(&mut *output, &mut waiting.frames);
+            waiting.closed = round == STREAM_ROUNDS;
         }
-        self.sending.store(false, Ordering::SeqCst);
         Transfer::Done(0)
     }
 
@@ -196,26 +222,30 @@ impl Connection {
         if self.end.get().is_some() {
             return Transfer::Gone;
         }
+        if len > MAX_FRAME_LEN as usize {
+            return Transfer::Rejected(libc::EMSGSIZE);
+        }
         if self.pauses() {
             return Transfer::WouldBlock;
         }
-        let Some(mut output) = self.output() else { return Transfer::WouldBlock };
-        match self.flush(&mut output) {
-            Transfer::Done(_) => {}
-            result => return result,
+        let mut waiting = lock(&self.waiting);
+        let mut output = self.output();
+        if output.is_none() && waiting.closed {
+            drop(waiting);
+            let soon = self.output_soon();
+            waiting = lock(&self.waiting);
+            output = soon.or_else(|| self.output());
         }
-        if !output.begin(len, fill) {
-            return Transfer::Rejected(libc::EMSGSIZE);
+        let open = output.is_some() || !waiting.closed;
+        let left = open && waiting.frames.push(len, fill);
+        if left {
+            self.sending.store(true, Ordering::SeqCst);
         }
-        self.sending.store(true, Ordering::SeqCst);
-        match self.flush(&mut output) {
-            Transfer::WouldBlock | Transfer::NoBuffers if output.take_back() => {
-                self.sending.store(false, Ordering::SeqCst);
-                Transfer::WouldBlock
-            }
-            Transfer::Gone => Transfer::Gone,
-            // Its rest, if there is one, goes before the next.
-            _ => Transfer::Done(VNET_HDR_LEN + len),
+        drop(waiting);
+        match output.map(|output| self.flush(output)) {
+            Some(Transfer::Gone) => Transfer::Gone,
+            _ if left => Transfer::Done(VNET_HDR_LEN + len),
+            _ => Transfer::WouldBlock,
         }
     }
 
@@ -299,7 +329,7 @@ impl FrameIo for Connection {
         // lock is left to those who write.
         let mut missed = false;
         if self.sending.load(Ordering::SeqCst) {
-            match self.output().map(|mut output| self.flush(&mut output)) {
+            match self.output().map(|output| self.flush(output)) {
                 Some(Transfer::Gone) => return Transfer::Gone,
                 flushed => missed = flushed.is_none(),
             }

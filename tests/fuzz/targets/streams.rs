@@ -134,35 +134,25 @@ fn any_frames(input: &mut Input<'_>) {
     let mut packer = Packer::default();
     let (mut wire, mut sent) = (Vec::new(), Vec::new());
     while !input.is_empty() && wire.len() < MOST_BYTES {
-        let len = length(input) as usize;
-        let fits = packer.begin(len, |frame| {
+        let (len, empty) = (length(input) as usize, packer.is_empty());
+        let fits = packer.push(len, |frame| {
             frame.iter_mut().zip(filler(len)).for_each(|(to, byte)| *to = byte);
         });
-        assert_eq!(fits, len <= MAX_FRAME_LEN as usize, "{len}");
-        if !fits {
-            continue;
+        assert!(if empty { fits == (len <= MAX_FRAME_LEN as usize) } else { true }, "{len}");
+        if fits {
+            sent.push(filler(len).collect::<Vec<u8>>());
         }
-        let begun = wire.len();
-        while !packer.rest().is_empty() {
+        while !packer.is_empty() && (!fits || input.below(4) > 0) {
             let piece = input.choose(&[1, 2, 4, 1_000, usize::MAX]).min(packer.rest().len());
-            if !input.is_empty() && input.below(8) == 0 {
-                let taken = packer.take_back();
-                assert_eq!(taken, wire.len() == begun);
-                assert_eq!(packer.rest().is_empty(), taken);
-                continue;
-            }
             wire.extend(&packer.rest()[..piece]);
             packer.sent(piece);
             // Few bytes at a time, for long, teach nothing.
             if input.is_empty() {
-                wire.extend(packer.rest());
-                packer.sent(usize::MAX >> 1);
+                break;
             }
         }
-        if wire.len() > begun {
-            sent.push(filler(len).collect::<Vec<u8>>());
-        }
     }
+    wire.extend(packer.rest());
     let mut reader = Reader::default();
     while reader.read < wire.len() {
         assert_eq!(reader.take(&wire, input), None);

@@ -62,7 +62,7 @@ fn frames_pass_both_ways() {
         write(&connection);
         std::thread::scope(|scope| {
             let flusher = scope.spawn(|| {
-                while !lock(&connection.output).rest().is_empty() {
+                while connection.sending.load(Ordering::SeqCst) {
                     assert_eq!(read_all(&connection).1, Transfer::WouldBlock);
                 }
             });
@@ -282,10 +282,67 @@ fn writers_do_not_mix_their_frames() {
         let taken = writers.map(|writer| writer.join().unwrap());
         while connection.write(&with_header(&[0; 60])) == Transfer::WouldBlock {}
         // The last one may be there in part.
-        while !lock(&connection.output).rest().is_empty() {
+        while connection.sending.load(Ordering::SeqCst) {
             read_all(&connection);
         }
         (taken, reader.join().unwrap())
     });
     assert_eq!(got[1..], taken);
+}
+
+/// A worker loses its CPU while it writes; what another one has for the peer goes with its own.
+#[test]
+fn frames_are_left_with_whoever_writes() {
+    let (connection, mut far) = pair();
+    let output = connection.output().unwrap();
+    let mut wanted = Vec::new();
+    for n in 0..20 {
+        let frame = frame(1_514, n);
+        assert_eq!(connection.write(&with_header(&frame)), Transfer::Done(1_526));
+        wanted.extend(with_length(&frame));
+    }
+    // There is an end to it.
+    let longest = with_header(&frame(MAX_FRAME_LEN as usize, 1));
+    assert_eq!(connection.write(&longest), Transfer::WouldBlock);
+    // Nor does one worker send for all others as long as they like.
+    lock(&connection.waiting).closed = true;
+    assert_eq!(connection.write(&with_header(&frame(60, 1))), Transfer::WouldBlock);
+    assert_eq!(connection.flush(output), Transfer::Done(0));
+    assert!(!lock(&connection.waiting).closed);
+    let mut got = vec![0; wanted.len()];
+    far.read_exact(&mut got).unwrap();
+    assert!(got == wanted);
+    assert!(!connection.sending.load(Ordering::SeqCst));
+}
+
+/// Nobody comes back for a frame that was left when the other one had just ended: each is sent by
+/// one of the two before they are done.
+#[test]
+fn no_frame_is_left_behind() {
+    // Too few for one of them to send for the other as often as it may.
+    const FRAMES: u8 = STREAM_ROUNDS as u8 - 1;
+    for _ in 0..500 {
+        let (connection, mut far) = pair();
+        let together = std::sync::Barrier::new(2);
+        let writer = |mark: u8| {
+            together.wait();
+            for n in 0..FRAMES {
+                let mut frame = frame(60, 0);
+                (frame[0], frame[1]) = (mark, n);
+                assert!(matches!(connection.write(&with_header(&frame)), Transfer::Done(_)));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| writer(0));
+            scope.spawn(|| writer(1));
+        });
+        let mut got = vec![0; 2 * usize::from(FRAMES) * 64];
+        far.read_exact(&mut got).unwrap();
+        let mut next = [0; 2];
+        for frame in got.chunks(64) {
+            let [mark, n] = [frame[4], frame[5]];
+            assert_eq!(n, next[usize::from(mark)], "one writer's frames in their order");
+            next[usize::from(mark)] += 1;
+        }
+    }
 }
