@@ -9,7 +9,7 @@ use crate::lab::{Lab, port, tap};
 use crate::service::{self, Service};
 use crate::testpmd::{available, socket};
 use crate::vm::{BOOT_LIMIT, Qemu, SOON};
-use crate::{alone, can_make_network, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, progress, skip, wait_for};
 
 /// Memory of a guest that boots, and of one that does not.
 const BOOTS: &str = "192M";
@@ -161,7 +161,7 @@ fn start(mut command: Command) -> Machine {
 
 /// A guest boots with what `attach` prints and answers; a machine that listens is connected to.
 fn attached(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let qemu = match can_make_network().and(qemu) {
         Ok(qemu) => qemu,
         Err(missing) => return skip(&missing),
@@ -210,7 +210,7 @@ fn attach_starts_qemu_10() {
 
 #[test]
 fn attach_starts_dpdk() {
-    let _alone = alone();
+    let _beside = beside_another();
     if let Err(missing) = available() {
         return skip(&missing);
     }
@@ -232,7 +232,7 @@ fn attach_starts_dpdk() {
 
 /// The port is there as long as QEMU is; signals and the exit status are passed on.
 fn ran(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let qemu = match can_make_network().and(qemu) {
         Ok(qemu) => qemu,
         Err(missing) => return skip(&missing),
@@ -304,7 +304,7 @@ fn run_starts_qemu_10() {
 /// Each QEMU is started with one mistake, and stands still: `doctor` finds it by its code.
 #[test]
 fn mistakes_in_a_command_line_are_found() {
-    let _alone = alone();
+    let _beside = beside_another();
     let qemu = match Qemu::system() {
         Ok(qemu) => qemu,
         Err(missing) => return skip(&missing),
@@ -352,7 +352,7 @@ fn mistakes_in_a_command_line_are_found() {
 #[test]
 #[ignore = "full"]
 fn drop_ins_of_the_unit_are_found() {
-    let _alone = alone();
+    let _beside = beside_another();
     if let Err(missing) = can_make_network().and(service::can_run()) {
         return skip(&missing);
     }

@@ -13,9 +13,10 @@
 //! * [`dpdk_memory`]: a DPDK process whose memory changes while its ports run.
 //!
 //! Rules: every process dies with the test (parent-death signal), and traffic stays inside the
-//! namespace. Tests run one at a time: a guest under TCG keeps a core busy, and two at once would
-//! measure each other. What the machine lacks makes a test skip, loudly, or fail when
-//! `VIOSWITCH_REQUIRE=1`; nothing is downloaded here, `scripts/guest-image` does that.
+//! namespace. What the machine lacks makes a test skip, loudly, or fail when `VIOSWITCH_REQUIRE=1`;
+//! nothing is downloaded here, `scripts/guest-image` does that. A guest under TCG keeps a core busy
+//! for half of the time, so tests run beside one another, but for those that judge time, or need
+//! what the host has once.
 
 mod attach;
 mod cases;
@@ -41,14 +42,20 @@ mod wire;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static RUNNING: RwLock<()> = RwLock::new(());
 
-/// Holds off the other tests. A failed one poisons nothing.
-pub fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+/// Holds off all other tests: for one that judges time, or reserves huge pages. A failed one
+/// poisons nothing.
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    RUNNING.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Holds off those that have to be alone.
+pub fn beside_another() -> RwLockReadGuard<'static, ()> {
+    RUNNING.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reports what is missing past libtest's capture, so that a skipped test cannot pass for a run

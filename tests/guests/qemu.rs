@@ -6,7 +6,7 @@
 //! daemon killed and started again (`qemu_restart`). The daemon is the real binary in a network
 //! namespace of the test's own.
 //!
-//! Needs root and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
+//! Needs root and what `scripts/guest-image --qemu10` builds.
 //! `VIOSWITCH_LONG=1` kills QEMU 50 times and the daemon 200 times instead of 3 times each.
 
 use std::process::{Child, Stdio};
@@ -17,7 +17,7 @@ use crate::lab::{HOST_IP4, Lab, port};
 use crate::pair::{Pair, all_ping, finish, pair, tidy};
 use crate::talk::{Iperf, answers, iperf, pings};
 use crate::vm::{Attach, BOOT_LIMIT, LISTENING, Qemu, SOON, Vm, VmSpec};
-use crate::{alone, cases, progress, qemu_machine, qemu_restart, skip, wait_for};
+use crate::{beside_another, cases, progress, qemu_machine, qemu_restart, skip, wait_for};
 
 /// Bytes in each direction that the counters must show after iperf3 has run both ways: far above
 /// what pings and neighbours leave, far below an emulated guest's 20 MB/s and its bare ACKs.
@@ -199,7 +199,7 @@ const CASES: [Case<Pair>; 13] = [
 /// With `listens` the daemon is the client of the second guest's socket. The short run has one case
 /// of each QEMU.
 fn cases(name: &str, qemu: Result<Qemu, String>, listens: bool, short: &str) {
-    let _alone = alone();
+    let _beside = beside_another();
     let all = testkit::rounds(false, true, true);
     let chosen: Vec<_> = CASES.into_iter().filter(|case| all || case.0 == short).collect();
     assert!(!chosen.is_empty(), "no case of that name");
@@ -219,7 +219,7 @@ fn two_guests_qemu_10() {
 /// `-m 256` and nothing else, which most have tried first; and more queue pairs than the port has.
 /// QEMU runs on, or leaves with a line of its own: the switch says what is missing.
 fn mistaken(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let qemu = match qemu {
         Ok(qemu) => qemu,
         Err(missing) => return skip(&missing),

@@ -2,7 +2,7 @@
 //! disk, with a network card that asks for the platform's own ways to memory.
 //!
 //! Each for QEMU 7.2 with Linux 6.1 and QEMU 10.0 with Linux 6.12. Needs root and what
-//! `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
+//! `scripts/guest-image --qemu10` builds.
 
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::lab::{Lab, port, tap};
 use crate::talk::pings;
 use crate::vm::{Attach, MEMORY_KIB, Qemu, Vm, VmSpec};
-use crate::{alone, can_make_network, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, progress, skip, wait_for};
 
 /// One guest to be: options of its port, of its network card, of QEMU.
 #[derive(Default)]
@@ -89,7 +89,7 @@ fn transfer(vms: &mut [Vm], from: usize, to: usize, limit: Duration) -> u64 {
 /// without a checksum. QEMU does not tell: with all offloads its TCP is dead, which is the control;
 /// with `offload=send` the switch cuts and sums for it, and it still sends large packets itself.
 fn xdp(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let kinds = ["", "", ",offload=send"].map(|port| Kind { port, ..Kind::default() });
     let Some((mut lab, mut vms)) = start(name, qemu, &kinds) else {
         return;
@@ -174,7 +174,7 @@ fn plug_and_unplug(vm: &mut Vm, path: &Path, other: &str) {
 /// does such a DIMM that comes and goes. Whose memory is all on a disk has no network, and the log
 /// says what to do.
 fn on_disk(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let pmem = DiskFile::new(&format!("{name}-pmem"), 64);
     let ram = DiskFile::new(&format!("{name}-ram"), 192);
     let dimm = DiskFile::new(&format!("{name}-dimm"), 128);
@@ -205,7 +205,7 @@ fn on_disk(name: &str, qemu: Result<Qemu, String>) {
 /// `iommu_platform=on` without an IOMMU, as confidential guests need it: QEMU refuses to start such
 /// a machine at a port without `platform=on`.
 fn platform(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let kinds = [
         Kind::default(),
         Kind {
@@ -270,7 +270,7 @@ fn platform_is_asked_for_qemu_10() {
 #[test]
 #[ignore = "full"]
 fn a_virtual_iommu_is_refused_qemu_10() {
-    let _alone = alone();
+    let _beside = beside_another();
     let kind = Kind {
         port: ",platform=on",
         device: ",disable-legacy=on,iommu_platform=on",

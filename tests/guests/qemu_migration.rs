@@ -12,7 +12,7 @@
 //! is there. In the middle of a first migration QEMU is told to give it up: then the guest stays,
 //! and nothing is lost either.
 //!
-//! Needs root and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
+//! Needs root and what `scripts/guest-image --qemu10` builds.
 //! `VIOSWITCH_LONG=1` migrates 20 times instead of twice.
 
 use std::fs::File;
@@ -25,7 +25,7 @@ use crate::lab::{HOST_IP4, Lab, TAP, port, tap, tap_named};
 use crate::load::{Memory, begin_stream, end_stream, stream_goes_on};
 use crate::talk::pings;
 use crate::vm::{Attach, Qemu, Vm, VmSpec};
-use crate::{alone, can_make_network, is_set, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, is_set, progress, skip, wait_for};
 
 /// Memory of the guest that moves; 192 MiB would leave too little for what it is to do. The 8 KiB
 /// more are for QEMU 7.2: under TCG it loses pages that the guest writes while it migrates, with or
@@ -329,7 +329,7 @@ fn spread(mut times: Vec<Duration>) -> String {
 }
 
 fn there_and_back(case: &Case, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let Some(mut site) = Site::start(case, qemu) else {
         return;
     };

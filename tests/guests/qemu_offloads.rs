@@ -8,7 +8,7 @@
 //! Every device has `ctrl_guest_offloads=off`: a guest that gives up an offload through the control
 //! queue tells QEMU, and QEMU does not tell a vhost-user back-end.
 //!
-//! Needs root and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
+//! Needs root and what `scripts/guest-image --qemu10` builds.
 //! `VIOSWITCH_LONG=1` transfers for two minutes instead of 12 seconds.
 
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,7 @@ use crate::lab::{HOST_IP4, HOST_IP6, Lab, port, tap};
 use crate::talk::{Iperf, iperf, pings};
 use crate::vm::{Attach, Qemu, Vm, VmSpec, datagrams};
 use crate::wire::{FAR_IP4, FAR_IP6, Wire};
-use crate::{alone, can_make_network, is_set, need_program, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, is_set, need_program, progress, skip, wait_for};
 
 /// A TCP connection whose large packets all get lost lives on retransmissions: a segment each
 /// 200 ms or more, 60 kbit/s. An emulated guest that works reaches 100,000 kbit/s and more.
@@ -421,7 +421,7 @@ fn transfer_while_switching(lan: &mut Lan) {
 
 /// All guests have all offloads.
 fn alike(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let shapes = [2, 1].map(|pairs| Shape { pairs, device: STEADY, port: "" });
     let Some(mut lan) = Lan::start(name, qemu, &shapes) else {
         return;
@@ -489,7 +489,7 @@ fn vlan(lan: &mut Lan, other: usize) {
 /// One guest has all offloads and two queue pairs; the second has none by QEMU's doing, the third
 /// none by the daemon's, the fourth all but no buffers that merge.
 fn unlike(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let shapes = [
         Shape { pairs: 2, device: STEADY, port: "" },
         Shape { pairs: 1, device: PLAIN, port: "" },

@@ -2,8 +2,8 @@
 //! and restarted as a service of a real systemd. Guests reach each other and the host again, the
 //! stream goes on, nobody reboots.
 //!
-//! Needs root, systemd, and what `scripts/guest-image --qemu10` builds; run with
-//! `--test-threads=1`. `VIOSWITCH_LONG=1` kills 200 times and restarts 100 times instead of 3.
+//! Needs root, systemd, and what `scripts/guest-image --qemu10` builds.
+//! `VIOSWITCH_LONG=1` kills 200 times and restarts 100 times instead of 3.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;

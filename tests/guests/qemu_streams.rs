@@ -1,7 +1,7 @@
 //! Streams with what they are for: a guest of QEMU's `-netdev stream`, without shared memory, and
 //! passt, which has the host's network, DHCP and DNS for a guest.
 //!
-//! Needs root, passt and what `scripts/guest-image --qemu10` builds; run with `--test-threads=1`.
+//! Needs root, passt and what `scripts/guest-image --qemu10` builds.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::lab::{Lab, port};
 use crate::talk::{iperf, pings};
 use crate::vm::{Attach, Qemu, Vm, VmSpec};
-use crate::{alone, can_make_network, need_program, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, need_program, progress, skip, wait_for};
 
 /// The address that passt takes for the one of the host, and so gives to guests.
 const ADDRESS: &str = "192.0.2.2";
@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// Two guests, one of which has neither vhost-user nor shared memory, talk; the other one has its
 /// address from passt, and reaches the host through it.
 fn streams(name: &str, qemu: Result<Qemu, String>) {
-    let _alone = alone();
+    let _beside = beside_another();
     let qemu = match can_make_network().and_then(|()| need_program("passt")).and(qemu) {
         Ok(qemu) => qemu,
         Err(missing) => return skip(&missing),

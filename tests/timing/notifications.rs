@@ -69,7 +69,7 @@ fn ping_pong(workers: &str, features: u64) {
     let _alone = alone();
     let d = Daemon::with(2, &["--workers", workers]);
     let (mut a, mut b) = guests(&d, features);
-    let rounds = testkit::rounds(25_000, 250_000, 1_000_000);
+    let rounds = testkit::rounds(25_000, 100_000, 1_000_000);
     let mut rng = Rng::new(features ^ u64::from(workers == "2"));
     let start = Instant::now();
     let mut excused = 0;
