@@ -114,7 +114,7 @@ pub struct RingLog {
 pub struct Position {
     next: u16,
     started_at: u16,
-    complained: bool,
+    asked_if_moved: bool,
 }
 
 impl Position {
@@ -148,7 +148,7 @@ pub struct SplitRing {
     pub(super) published: u16,
     /// used.idx when the ring started, to tell a ring that never moved.
     started_at: u16,
-    complained: bool,
+    asked_if_moved: bool,
     pub(super) log: Option<RingLog>,
 }
 
@@ -200,7 +200,7 @@ impl SplitRing {
             next_used: 0,
             published: 0,
             started_at: 0,
-            complained: false,
+            asked_if_moved: false,
             log: None,
         };
         ring.begin_at_used();
@@ -216,13 +216,17 @@ impl SplitRing {
         let mut ring = SplitRing::start(table, config)?;
         ring.begin_at(at.next);
         ring.started_at = at.started_at;
-        ring.complained = at.complained;
+        ring.asked_if_moved = at.asked_if_moved;
         Ok(ring)
     }
 
     /// Where the ring stands, while nothing is half done.
     pub fn position(&self) -> Position {
-        Position { next: self.next_avail, started_at: self.started_at, complained: self.complained }
+        Position {
+            next: self.next_avail,
+            started_at: self.started_at,
+            asked_if_moved: self.asked_if_moved,
+        }
     }
 
     /// Takes both indices from used.idx, as at a start: the ring is in another place now.
@@ -309,14 +313,11 @@ impl SplitRing {
     }
 
     /// True if the driver has made nothing available, ever: of a ring that was restored, or started
-    /// again, some index is not 0, and then we read what its driver wrote.
-    pub fn never_moved(&self) -> bool {
-        self.started_at == 0 && self.next_avail == 0 && self.load_avail_idx() == 0
-    }
-
-    /// True if this was asked before: a complaint about the ring is made once per start.
-    pub fn complaint_made(&mut self) -> bool {
-        std::mem::replace(&mut self.complained, true)
+    /// again, some index is not 0, and then we read what its driver wrote. To be asked at the
+    /// driver's first kick; false at all later ones, at which the indices may be 0 again.
+    pub fn never_moved(&mut self) -> bool {
+        let asked = std::mem::replace(&mut self.asked_if_moved, true);
+        !asked && self.started_at == 0 && self.next_avail == 0 && self.load_avail_idx() == 0
     }
 
     /// Fails once the front-end took memory away that it had handed over: what is read there now

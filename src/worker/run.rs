@@ -573,7 +573,7 @@ fn never_moves(state: &mut RingState) -> bool {
         return false;
     }
     let RingState { ring: Some(ring), .. } = state else { return false };
-    ring.never_moved() && !ring.complaint_made()
+    ring.never_moved()
 }
 
 /// Logs; not to be called with a ring's lock held.
