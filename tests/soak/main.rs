@@ -1,8 +1,8 @@
-//! Guests and front-ends of all kinds come and go on one switch for as long as is wanted, while two
-//! honest pairs talk all the time. All invariants are summed up meanwhile: the honest pairs'
-//! frames arrive in order, once and unchanged, no longer than a second apart; nothing of theirs is
-//! found in anybody's memory; when the others are sent away, every 15 seconds or so, the daemon
-//! holds what it held before, and its books balance to the frame.
+//! Guests, front-ends and peers of streams of all kinds come and go on one switch for as long as is
+//! wanted, while two honest pairs talk all the time. All invariants are summed up meanwhile: the
+//! honest pairs' frames arrive in order, once and unchanged, no longer than a second apart; nothing
+//! of theirs is found in anybody's memory; when the others are sent away, every 15 seconds or so,
+//! the daemon holds what it held before, and its books balance to the frame.
 //!
 //! Needs nothing; as root it also has an uplink, in a network namespace of its own. `scripts/soak`
 //! runs it for long.
@@ -12,11 +12,13 @@
 
 mod guests;
 mod honest;
+mod peers;
 mod shared;
 mod watch;
 mod wire;
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Mutex;
@@ -25,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use guests::Other;
 use honest::Pair;
+use peers::{Peers, STREAMS};
 use shared::{OTHERS, PAIRS, PORTS, Shared};
 use testkit::hostile::raw_avail_idx;
 use testkit::proc::{Daemon, Dir, wait_for};
@@ -106,14 +109,18 @@ fn a_guest_of_its_own() {
     guests::process();
 }
 
-fn daemon(uplink: bool) -> Daemon {
+fn daemon(uplink: bool, streams: &[PathBuf]) -> Daemon {
     let mac = |id: usize| mac_of(id as u8).map(|octet| format!("{octet:02x}")).join(":");
     let keys: Vec<String> = (0..PORTS)
         .map(|id| if id < 2 * PAIRS { format!(",mac={}", mac(id)) } else { String::new() })
         .collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let tap = format!("up,ifname={}", wire::TAP);
+    let named = streams.iter().enumerate();
+    let streams: Vec<String> =
+        named.map(|(n, path)| format!("--stream=s{n},socket={}", path.display())).collect();
     let mut extra = vec!["--workers", "2"];
+    extra.extend(streams.iter().map(String::as_str));
     if uplink {
         extra.extend(["--tap", &tap]);
     }
@@ -124,8 +131,13 @@ fn soak(uplink: bool) {
     let minutes: f64 = from_env("VIOSWITCH_SOAK_MINUTES", testkit::rounds(0.1, 0.33, 0.33));
     let seed: u64 = from_env("VIOSWITCH_SEED", 1);
     let uplinks = if uplink { "an uplink" } else { "no uplink" };
-    println!("soak: {minutes} min, seed {seed}, {PAIRS} honest pairs, {OTHERS} others, {uplinks}");
-    let mut d = daemon(uplink);
+    println!(
+        "soak: {minutes} min, seed {seed}, {PAIRS} honest pairs, {OTHERS} others, {STREAMS} \
+         streams, {uplinks}"
+    );
+    let dir = Dir::new();
+    let streams: Vec<_> = (0..STREAMS).map(|n| dir.path().join(format!("s{n}"))).collect();
+    let mut d = daemon(uplink, &streams);
     let shared = Shared::default();
     let pairs: Vec<Mutex<Pair>> = (0..PAIRS as u8)
         .map(|pair| Mutex::new(Pair::connect(2 * pair, |port| d.socket(port))))
@@ -142,11 +154,16 @@ fn soak(uplink: bool) {
             let mut guest = Other::new(id as u8, path.clone(), seed, shared);
             scope.spawn(move || shared.guard(&format!("guest {id}"), || guest.run()));
         }
+        for (n, path) in streams.iter().enumerate() {
+            let mut peers = Peers::new(n, path.clone(), seed, shared);
+            scope.spawn(move || shared.guard(&format!("stream {n}"), || peers.run()));
+        }
         if uplink {
             scope.spawn(|| shared.guard("the host", || wire::run(shared, seed)));
         }
+        let others = OTHERS + STREAMS + usize::from(uplink);
         // Whatever happens here, the others must hear that it is over.
-        shared.guard("watch", || conduct(&mut d, shared, minutes, OTHERS + usize::from(uplink)));
+        shared.guard("watch", || conduct(&mut d, shared, minutes, others));
         shared.stop();
     });
     let mut pairs: Vec<Pair> = pairs.into_iter().filter_map(|p| p.into_inner().ok()).collect();
@@ -195,6 +212,11 @@ fn close_the_books(d: &Daemon, shared: &Shared, pairs: &mut [Pair]) {
     pairs.iter_mut().for_each(|pair| pair.settle(shared));
     let c = d.report();
     c.balance();
+    for (n, sent) in shared.stream_frames.iter().enumerate() {
+        let (sent, came) =
+            (sent.load(Ordering::Relaxed), c.sum(Some(&format!("s{n}")), "in", "frames"));
+        assert!(came >= sent, "s{n}: {came} frames in of {sent} that were sent (I1)");
+    }
     for pair in pairs {
         for (vm, lost) in pair.vms.iter().zip(pair.lost()) {
             let (id, port) = (vm.cfg.id, format!("p{}", vm.cfg.id));

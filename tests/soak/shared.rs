@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use testkit::proc::wait_for;
 
+use super::peers::STREAMS;
+
 /// Pairs of honest guests: guests 0 and 1, 2 and 3.
 pub const PAIRS: usize = 2;
 /// Ports of guests that come and go, after those.
@@ -45,6 +47,8 @@ pub struct Shared {
     /// Frames of honest pairs that came, and that were lost.
     pub honest_frames: AtomicU64,
     pub honest_lost: AtomicU64,
+    /// Frames that peers of each stream sent by the rules.
+    pub stream_frames: [AtomicU64; STREAMS],
     /// What guests did, by name.
     pub episodes: Mutex<BTreeMap<&'static str, u64>>,
     failures: Mutex<Vec<String>>,
