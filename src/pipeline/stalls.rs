@@ -257,19 +257,22 @@ mod tests {
         assert!(stall.blocked == 0 && stall.cycles <= clock::cycles_in(MS), "{stall:?}");
     }
 
-    /// A page fault in a part that was long because the worker had no CPU.
+    /// A page fault in a part that was long because the worker had no CPU. That its fault takes
+    /// long as well is the machine's doing, and rare.
     #[test]
     fn a_part_that_faults_do_not_explain_is_nobodys() {
-        let mut stalls = Stalls::default();
         let port = Port::guest(0, "innocent", 1);
-        let ago = clock::cycles().saturating_sub(2 * stalls.slow_part);
-        stalls.base = (ago, Usage::now());
-        stalls.start = ago;
-        // A page that nobody has had.
-        std::hint::black_box(vec![0u8; 64 << 20])[1 << 20] = 1;
-        assert!(Usage::now().since(&stalls.base.1).faults > 0);
-        assert_eq!(stalls.end_part(&port, 1), None);
-        assert_eq!(stalls.until, 0);
+        let is_nobodys = || {
+            let mut stalls = Stalls::default();
+            let ago = clock::cycles().saturating_sub(2 * stalls.slow_part);
+            stalls.base = (ago, Usage::now());
+            stalls.start = ago;
+            // A page that nobody has had.
+            std::hint::black_box(vec![0u8; 64 << 20])[1 << 20] = 1;
+            assert!(Usage::now().since(&stalls.base.1).faults > 0);
+            stalls.end_part(&port, 1).is_none() && stalls.until == 0
+        };
+        assert!((0..20).any(|_| is_nobodys()));
     }
 
     #[test]
