@@ -325,15 +325,7 @@ impl FrameIo for Connection {
         if self.pauses() {
             return Transfer::NoBuffers;
         }
-        // There may be room again for what is left of a frame, and nobody is told twice. Else the
-        // lock is left to those who write.
         let mut missed = false;
-        if self.sending.load(Ordering::SeqCst) {
-            match self.output().map(|output| self.flush(output)) {
-                Some(Transfer::Gone) => return Transfer::Gone,
-                flushed => missed = flushed.is_none(),
-            }
-        }
         let mut input = lock(&self.input);
         for reads in 0.. {
             match input.next_frame() {
@@ -349,6 +341,14 @@ impl FrameIo for Connection {
             }
             if reads == STREAM_READS {
                 break;
+            }
+            // There may be room again for what is to go, and nobody is told twice. Else the locks
+            // are left to those who write. Asked for each frame, a full socket costs a call each.
+            if reads == 0 && self.sending.load(Ordering::SeqCst) {
+                match self.output().map(|output| self.flush(output)) {
+                    Some(Transfer::Gone) => return Transfer::Gone,
+                    flushed => missed = flushed.is_none(),
+                }
             }
             match self.fill(&mut input) {
                 Ok(()) => {}
