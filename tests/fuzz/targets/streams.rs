@@ -2,7 +2,7 @@
 //!
 //! Any bytes in any pieces: the frames are those of the plainest reading of all bytes at once, the
 //! same length ends both, and there is always room for what comes next. Any frames, sent in any
-//! pieces and some of them taken back: what went is read again.
+//! pieces, several together: what went is read again.
 
 use vioswitch::frame::stream::{BadLength, LENGTH_LEN, Packer, Unpacker};
 use vioswitch::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN};
@@ -138,7 +138,7 @@ fn any_frames(input: &mut Input<'_>) {
         let fits = packer.push(len, |frame| {
             frame.iter_mut().zip(filler(len)).for_each(|(to, byte)| *to = byte);
         });
-        assert!(if empty { fits == (len <= MAX_FRAME_LEN as usize) } else { true }, "{len}");
+        assert!(!empty || fits == (len <= MAX_FRAME_LEN as usize), "{len}");
         if fits {
             sent.push(filler(len).collect::<Vec<u8>>());
         }
