@@ -2,6 +2,7 @@
 //!
 //! The namespace has no name: a sleeping process holds it, so a killed test leaves none behind.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{tail, wait_for};
 use testkit::counters::{Counters, at_rest};
+use testkit::proc::program;
 
 /// The host's end of the TAP.
 pub const TAP: &str = "uplink0";
@@ -66,7 +68,7 @@ impl Lab {
     }
 
     /// A command that runs in the namespace, if there is one, and dies with the test.
-    pub fn in_netns(&self, program: &str) -> Command {
+    pub fn in_netns(&self, program: impl AsRef<OsStr>) -> Command {
         in_netns(self.holder.as_ref(), program)
     }
 
@@ -84,7 +86,7 @@ impl Lab {
         assert!(self.daemon.is_none(), "one daemon at a time");
         let log = File::create(self.log_path()).expect("create the daemon's log");
         let child = self
-            .in_netns(&daemon_binary())
+            .in_netns(program())
             .args(args)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("clone the log"))
@@ -220,7 +222,7 @@ impl Drop for Lab {
 }
 
 /// A command that runs in the holder's namespace, or in the test's own, and dies with the test.
-pub fn in_netns(holder: Option<&Child>, program: &str) -> Command {
+pub fn in_netns(holder: Option<&Child>, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]);
     if let Some(holder) = holder {
@@ -247,11 +249,6 @@ fn await_namespace(sleep: &mut Command) -> Child {
         (std::fs::read_link(&namespace).ok()? != own).then_some(())
     });
     holder
-}
-
-/// The daemon under test: this package's, or the one that `VIOSWITCHD_BIN` names.
-pub fn daemon_binary() -> String {
-    std::env::var("VIOSWITCHD_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_vioswitchd").into())
 }
 
 /// The sockets that the daemon itself creates, from its `--port` arguments.

@@ -75,7 +75,7 @@ impl Service {
         write("vioswitchd.service.d/make-taps.conf", MAKE_TAPS.to_owned());
         write("test.target", "[Unit]\nDefaultDependencies=no\n".to_owned());
         // The unit hides home directories, where the one under test may lie.
-        copy_program(super::lab::daemon_binary(), &files.join("vioswitchd"));
+        copy_program(testkit::proc::program(), &files.join("vioswitchd"));
         let output = std::fs::File::create(lab.path("console")).expect("console");
         let unshare = lab
             .in_netns("unshare")

@@ -223,16 +223,19 @@ fn senders_are_spread_by_their_load() {
     assert_eq!(together, [2000, 0], "frames of two senders on one worker");
     let (start, waited) = (Instant::now(), d.run_queue_wait());
     let (mut last, mut took) = ([0; 2], Duration::ZERO);
+    // So many that the time to read counters between them counts little: nobody moves for a worker
+    // that is busy for less than a hundredth of the time.
+    const MANY: u32 = 100_000;
     let apart = wait_for(Duration::from_secs(20), || {
         took = start.elapsed();
-        last = shares(&d, || net.run(&one_way(20_000)));
-        last == [20_000; 2]
+        last = shares(&d, || net.run(&one_way(MANY)));
+        last == [MANY.into(); 2]
     });
     let waited = d.run_queue_wait().saturating_sub(waited);
     println!("apart after {took:.1?} ({waited:.1?} without a CPU)");
     assert!(apart, "{last:?} frames of two senders alike");
     // A busy machine may keep the thread that looks at the loads waiting.
-    assert!(took <= Duration::from_secs(3) + waited, "apart after {took:.1?} ({waited:.1?})");
+    assert!(took <= Duration::from_secs(4) + waited, "apart after {took:.1?} ({waited:.1?})");
     let moves = || [0, 1].map(|w| d.counters().worker(w, "moves"));
     assert_eq!(moves(), [0.0, 1.0]);
     let stable = Duration::from_secs(if long() { 60 } else { 15 });
@@ -241,7 +244,7 @@ fn senders_are_spread_by_their_load() {
         let (start, moved) = (Instant::now(), moves());
         let before = ["frames", "busy_cycles"].map(counts);
         while start.elapsed() < stable {
-            net.run(&one_way(20_000));
+            net.run(&one_way(MANY));
         }
         let after = ["frames", "busy_cycles"].map(counts);
         let [frames, busy] = [0, 1].map(|key| [0, 1].map(|w| after[key][w] - before[key][w]));

@@ -85,8 +85,12 @@ pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
     assert!(status.success(), "cp {} {}", from.as_ref().display(), to.display());
 }
 
-/// The program under test, which cargo builds beside the directory of the tests' own programs.
-fn program() -> PathBuf {
+/// The program under test: the one that `VIOSWITCHD_BIN` names, or the one that cargo builds beside
+/// the directory of the tests' own programs.
+pub fn program() -> PathBuf {
+    if let Some(named) = std::env::var_os("VIOSWITCHD_BIN") {
+        return named.into();
+    }
     let this = std::env::current_exe().expect("this program");
     let mut above = this.ancestors().map(|dir| dir.join("vioswitchd"));
     above.find(|path| path.is_file()).expect("vioswitchd above this program")

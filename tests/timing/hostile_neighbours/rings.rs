@@ -40,10 +40,9 @@ pub fn honest(lab: &mut Lab, id: u8) -> (Vm, Vm) {
     (from, to)
 }
 
-/// A receiver whose buffers are tables of 1,024 descriptors, the last of which makes them useless.
-#[test]
-#[ignore = "full"]
-fn useless_rx_tables_delay_nobody() {
+/// A receiver whose buffers are tables of 1,024 descriptors, the last of which makes them useless,
+/// or which hold a byte each.
+fn rx_tables_delay_nobody(useless: bool) {
     let _alone = alone();
     let mut lab = Lab::new(4, &[]);
     let mut evil = lab.guest(EVIL, |cfg| cfg.tx_size = SIZE);
@@ -52,13 +51,28 @@ fn useless_rx_tables_delay_nobody() {
     restart_with(&mut evil, 1, |ring| one_buffer(ring, whole(&bytes), 0));
     let crumb = sink.guest.mem.alloc_in(0, 4096, 16);
     let buffer = table(&sink, LONGEST, &crumb, 1, DESC_WRITE);
-    let last = sink.guest.mem.span(buffer.gpa, u64::from(buffer.len));
-    put_desc(&last, LONGEST - 1, Seg { gpa: crumb.gpa(), len: 1 }, 0, 0);
+    if useless {
+        let last = sink.guest.mem.span(buffer.gpa, u64::from(buffer.len));
+        put_desc(&last, LONGEST - 1, Seg { gpa: crumb.gpa(), len: 1 }, 0, 0);
+    }
     restart_with(&mut sink, 0, |ring| one_buffer(ring, buffer, DESC_INDIRECT));
     let (from, to) = honest(&mut lab, HONEST);
-    lab.unharmed("useless RX tables", keep_full(&from, &to), keep_full(&evil, &sink));
+    let what = format!("RX tables of 1,024, useless {useless}");
+    lab.unharmed(&what, keep_full(&from, &to), keep_full(&evil, &sink));
     drop((evil, sink, from, to));
     lab.finish();
+}
+
+#[test]
+#[ignore = "full"]
+fn useless_rx_tables_delay_nobody() {
+    rx_tables_delay_nobody(true);
+}
+
+#[test]
+#[ignore = "full"]
+fn rx_tables_of_a_byte_each_delay_nobody() {
+    rx_tables_delay_nobody(false);
 }
 
 /// A sender of tables of 1,024 empty descriptors.
