@@ -122,7 +122,7 @@ all_faults() {
     faults_of_sockets
     faults_of_machines
     faults_of_uplink "$1"
-    # Last, as counters stay.
+    # Last, as this is told for minutes after the last frame.
     shown vioswitchctl port set vm2 mtu=1000
     in_vm 1 "ping -c 2 -W 1 -s 1200 ${guest_address[2]} || true"
     found frames-too-long vm2 'vioswitchctl drops vm2' true

@@ -1,6 +1,7 @@
 //! Reads all that is judged: asks the switch, and looks at the machine as far as the caller may.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
@@ -60,6 +61,10 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
         let keys = entry.map(keys).unwrap_or_default();
         facts.ports.push(Port { details, keys, ..Port::default() });
     }
+    let events = list(client, "Events", "events", json!({"since": 0, "follow": false}))?;
+    facts.events = items(&events, "events").to_vec();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    facts.now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
     let steps = list(client, "DiffConfig", "steps", json!({}));
     facts.reload = match steps {
         Ok(steps) => Some(Ok(items(&steps, "steps").to_vec())),

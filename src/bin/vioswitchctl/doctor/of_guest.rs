@@ -10,6 +10,8 @@ use crate::show::word;
 
 /// Less shared memory than any guest has.
 const LEAST_SHARED: u64 = 4 << 20;
+/// What was not seen for so long is mended.
+const LATELY_SECONDS: u64 = 300;
 /// So many frames done in software are no accident of a boot.
 const MANY_FRAMES: u64 = 1_000;
 /// What a checksum costs, and one of the segments that a packet is cut into, in nanoseconds:
@@ -28,14 +30,14 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     }
     addresses(port, facts, findings);
     software(port, findings);
-    too_long(port, findings);
+    too_long(port, facts, findings);
 }
 
 /// A stream has a socket and addresses, and no guest whose memory or rings could be wrong.
 pub fn judge_stream(port: &Port, facts: &Facts, findings: &mut Findings) {
     socket(port, findings);
     addresses(port, facts, findings);
-    too_long(port, findings);
+    too_long(port, facts, findings);
 }
 
 fn number(value: &Value) -> u64 {
@@ -241,13 +243,18 @@ pub fn software(port: &Port, findings: &mut Findings) {
     findings.warn("offloads-in-software", port.name(), cause, command);
 }
 
-fn too_long(port: &Port, findings: &mut Findings) {
+fn too_long(port: &Port, facts: &Facts, findings: &mut Findings) {
     let drops = |way: &str| number(&port.shown()[way]["drops"]["too_big"]);
     let dropped = drops("in") + drops("out");
-    if dropped > 0 {
+    let last = facts.dropped_last(port.name(), "too_big");
+    if dropped > 0 && last.is_none_or(|seconds| seconds < LATELY_SECONDS) {
         let name = port.name();
         let mtu = word(&port.shown()["mtu"]);
-        let cause = format!("{dropped} frames were too long for its MTU of {mtu} and were dropped");
+        let when = last.map(|seconds| format!(", the last one more than {seconds} s ago"));
+        let cause = format!(
+            "{dropped} frames were too long for its MTU of {mtu} and were dropped{}",
+            when.unwrap_or_default()
+        );
         let command =
             format!("vioswitchctl port set {name} mtu=NUMBER, and the same MTU in guests");
         findings.warn("frames-too-long", name, cause, &command);

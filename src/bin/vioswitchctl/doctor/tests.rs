@@ -236,6 +236,39 @@ fn each_fault_is_found_by_its_own_code() {
     }
 }
 
+/// Drops that are over are told for a while, with their age, and then no more.
+#[test]
+fn long_frames_are_forgotten_when_none_was_dropped_for_minutes() {
+    let event = |sequence: u64, second: u64, kind: &str, port: &str| {
+        let time = second * 1_000_000;
+        json!({"sequence": sequence, "time": time, "kind": kind, "port": port, "reason": "too_big"})
+    };
+    let ready = json!({"sequence": 1, "time": 5_000_000, "kind": "ready"});
+    let began = event(2, 10, "drops_began", "vm1");
+    let ended = event(3, 40, "drops_ended", "vm1");
+    let other = event(4, 50, "drops_began", "up");
+    let mut facts = healthy();
+    facts.ports[0].details["port"]["in"]["drops"]["too_big"] = json!(7);
+    let mut found = |events: &[&Value], second: u64| {
+        facts.events = events.iter().map(|event| (*event).clone()).collect();
+        facts.now = second * 1_000_000;
+        judge(&facts).pop().map(|finding| finding.cause)
+    };
+    let told = "7 frames were too long for its MTU of 1500 and were dropped";
+    assert_eq!(found(&[&ready, &began], 1_000).as_deref(), Some(told));
+    let all = [&ready, &began, &ended, &other];
+    let since = format!("{told}, the last one more than 60 s ago");
+    assert_eq!(found(&all, 100), Some(since));
+    assert_eq!(found(&all, 400), None);
+    // Counted before the switch was restarted; or nobody knows when.
+    assert_eq!(found(&[&ready, &other], 400), None);
+    assert_eq!(found(&[&other], 400).as_deref(), Some(told));
+    assert_eq!(
+        found(&all, 1).as_deref(),
+        Some(&*format!("{told}, the last one more than 0 s ago"))
+    );
+}
+
 /// What is no fault, though it looks like one.
 #[test]
 fn what_is_meant_so_is_no_finding() {
