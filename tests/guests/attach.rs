@@ -366,6 +366,7 @@ fn drop_ins_of_the_unit_are_found() {
     };
     let told = ask();
     assert!(told.contains("\"unit-overridden\"") && told.contains("test.conf"), "{told}");
+    assert!(!told.contains("make-taps.conf"), "what the documentation wants is no fault: {told}");
     assert!(!told.contains("\"unit-stale\""), "{told}");
     service.change_unit();
     wait_for("the change to be found", SOON, || ask().contains("\"unit-stale\"").then_some(()));

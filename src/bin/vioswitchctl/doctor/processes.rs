@@ -22,6 +22,9 @@ const MAX_GENERATIONS: usize = 64;
 const DEVICES: [&str; 3] = ["/dev/", "anon_inode:", "/SYSV"];
 /// Where units are that packages install.
 const PACKAGED: [&str; 2] = ["/usr/lib/systemd/", "/lib/systemd/"];
+/// The drop-in that docs/network.md has people install, who need it: to take it away would cut the
+/// host off.
+const MAKE_TAPS: &str = include_str!("../../../../scripts/systemd/make-taps.conf");
 
 fn read(pid: i64, name: &str) -> Option<String> {
     fs::read(format!("/proc/{pid}/{name}"))
@@ -100,12 +103,22 @@ fn unit(pid: i64) -> Option<Unit> {
     let fragment = value("FragmentPath");
     let mut overrides: Vec<String> =
         value("DropInPaths").split_whitespace().filter(local).map(str::to_owned).collect();
+    overrides.retain(|path| !fs::read_to_string(path).is_ok_and(|text| says_make_taps(&text)));
     let packaged = || PACKAGED.iter().any(|dir| Path::new(dir).join("system").join(name).exists());
     if !fragment.is_empty() && local(&fragment.as_str()) && packaged() {
         overrides.push(fragment);
     }
     let stale = value("NeedDaemonReload") == "yes";
     Some(Unit { name: name.to_owned(), overrides, stale })
+}
+
+/// True if a drop-in says what the documented one does, whatever its comments.
+fn says_make_taps(text: &str) -> bool {
+    let settings = |text| {
+        let lines = str::lines(text).map(str::trim);
+        lines.filter(|line| !line.is_empty() && !line.starts_with(['#', ';'])).collect::<Vec<_>>()
+    };
+    settings(text) == settings(MAKE_TAPS)
 }
 
 /// The front-end of each port, who else wants to be it, and what is in their way.
@@ -267,6 +280,15 @@ pub fn other_network(pid: i64) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_documented_drop_in_is_no_override() {
+        let by_hand = "[Service]\nAmbientCapabilities=CAP_NET_ADMIN\n\n\
+            CapabilityBoundingSet=CAP_NET_ADMIN\n";
+        assert!(says_make_taps(MAKE_TAPS) && says_make_taps(by_hand));
+        assert!(!says_make_taps(&format!("{MAKE_TAPS}User=root\n")));
+        assert!(!says_make_taps("") && !says_make_taps("[Service]\nLimitNOFILE=5\n"));
+    }
 
     #[test]
     fn shared_memory_is_what_others_can_map() {
