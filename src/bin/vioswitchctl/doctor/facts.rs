@@ -18,7 +18,7 @@ pub struct Facts {
     pub ports: Vec<Port>,
     /// What happened, the oldest first.
     pub events: Vec<Value>,
-    /// Microseconds since 1970, when they were read.
+    /// Microseconds of CLOCK_MONOTONIC, when they were read.
     pub now: u64,
     /// What a reload would do; or why the files cannot be read.
     pub reload: Option<Result<Vec<Value>, String>>,
@@ -128,7 +128,7 @@ impl Facts {
             // A count that an earlier process began.
             None => self.events.first().filter(|event| event["sequence"] == 1)?,
         };
-        Some(self.now.saturating_sub(last["time"].as_u64()?) / 1_000_000)
+        Some(self.now.saturating_sub(last["monotonic"].as_u64()?) / 1_000_000)
     }
 }
 

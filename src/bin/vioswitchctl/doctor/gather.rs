@@ -1,8 +1,8 @@
 //! Reads all that is judged: asks the switch, and looks at the machine as far as the caller may.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use super::facts::{Facts, Port};
@@ -63,8 +63,8 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
     }
     let events = list(client, "Events", "events", json!({"since": 0, "follow": false}))?;
     facts.events = items(&events, "events").to_vec();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    facts.now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+    let now = clock_gettime(ClockId::Monotonic);
+    facts.now = now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1_000;
     let steps = list(client, "DiffConfig", "steps", json!({}));
     facts.reload = match steps {
         Ok(steps) => Some(Ok(items(&steps, "steps").to_vec())),

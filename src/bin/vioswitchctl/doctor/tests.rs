@@ -240,10 +240,12 @@ fn each_fault_is_found_by_its_own_code() {
 #[test]
 fn long_frames_are_forgotten_when_none_was_dropped_for_minutes() {
     let event = |sequence: u64, second: u64, kind: &str, port: &str| {
-        let time = second * 1_000_000;
-        json!({"sequence": sequence, "time": time, "kind": kind, "port": port, "reason": "too_big"})
+        let now = second * 1_000_000;
+        json!({
+            "sequence": sequence, "monotonic": now, "kind": kind, "port": port, "reason": "too_big",
+        })
     };
-    let ready = json!({"sequence": 1, "time": 5_000_000, "kind": "ready"});
+    let ready = json!({"sequence": 1, "monotonic": 5_000_000, "kind": "ready"});
     let began = event(2, 10, "drops_began", "vm1");
     let ended = event(3, 40, "drops_ended", "vm1");
     let other = event(4, 50, "drops_began", "up");
