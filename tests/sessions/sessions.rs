@@ -369,7 +369,7 @@ fn a_drained_kick_is_harmless() {
 /// ring tells it; an empty transmit queue is kicked by DPDK whenever it starts a port.
 #[test]
 fn private_memory_is_named_in_the_log() {
-    let d = Daemon::with(2, &[]);
+    let d = Daemon::with(3, &[]);
     let shared = attach(&d, 0);
     let said = || d.log().matches("available ring never moves").count();
     shared.tx[0].ring.kick.write(1);
@@ -390,9 +390,10 @@ fn private_memory_is_named_in_the_log() {
     assert!(kicked, "a kick that was not counted");
     assert_eq!(said(), 0, "{}", d.log());
     drop(sender);
-    // As the daemon sees a guest in other memory: no buffer, and a kick.
-    let private = VmConfig { rx: RxConfig::plain(0, 1526), ..VmConfig::new(1) };
-    let private = Vm::connect(&d.socket(1), private);
+    // As the daemon sees a guest in other memory: no buffer, and a kick. On a port of its own, whose
+    // lines in the log are not used up.
+    let private = VmConfig { rx: RxConfig::plain(0, 1526), ..VmConfig::new(2) };
+    let private = Vm::connect(&d.socket(2), private);
     for kicks in 2..=4 {
         private.rx[0].ring.kick.write(1);
         let kicked = wait_for(SOON, || d.counters().sum(None, "out", "kicks") == kicks);
