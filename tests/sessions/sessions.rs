@@ -390,8 +390,7 @@ fn private_memory_is_named_in_the_log() {
     assert!(kicked, "a kick that was not counted");
     assert_eq!(said(), 0, "{}", d.log());
     drop(sender);
-    // As the daemon sees a guest in other memory: no buffer, and a kick. On a port of its own, whose
-    // lines in the log are not used up.
+    // As the daemon sees a guest in other memory: no buffer, and a kick. On a port with lines left.
     let private = VmConfig { rx: RxConfig::plain(0, 1526), ..VmConfig::new(2) };
     let private = Vm::connect(&d.socket(2), private);
     for kicks in 2..=4 {
