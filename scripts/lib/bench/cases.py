@@ -17,6 +17,8 @@ class Case:
     workers: int = 1
     # Of vioswitch alone, or of all.
     ours: bool = False
+    # The length of frames that DPDK's driver sends in the generator's place.
+    driver: int = 0
     # The series of a line chart and the place on its axis.
     series: str = ""
     at: int = 0
@@ -31,6 +33,9 @@ def pairs(name, title, *arguments, **rest):
 
 
 CASES = [
+    Case("driver", "60 B, two ports of DPDK's driver, both ways", 2, driver=60, quick=True),
+    Case("driver-1514", "1514 B, two ports of DPDK's driver, both ways", 2, driver=1514,
+         metric="gbps", quick=True),
     pairs("small", "60 B, two ports, both ways", "--len", "60", quick=True),
     pairs("large", "1514 B, two ports, both ways", "--len", "1514", metric="gbps", quick=True),
     pairs("untouched", "1514 B of which the guests touch 32, two ports, both ways", "--len", "1514",

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 
+import driver
 import instructions
 import machine
 import plot
@@ -110,6 +111,8 @@ class Bench:
             return "does not learn"
         if case.workers > len(self.switch_cpus):
             return f"needs {case.workers + 1} CPUs"
+        if case.driver:
+            return driver.missing() if switch.has_sockets else "no vhost-user"
         return None
 
     def transfers(self):
@@ -140,24 +143,28 @@ class Bench:
         directory = tempfile.mkdtemp(dir=self.work)
         started = switch.start(directory, case.ports, self.switch_cpus[:case.workers], case.workers)
         try:
-            command = started.wrapper + [self.loadgen, "--cpu", str(self.generator_cpu),
-                                         "--seconds", str(self.chosen.seconds)]
-            if started.pid:
-                command += ["--pid", str(started.pid)]
-            try:
-                out = run(command + list(case.arguments) + started.arguments,
-                          self.chosen.seconds + 40)
-            except Failure as error:
-                raise Failure(error_of(str(error))) from None
-            result = json.loads(out)
+            result = (driver.measure(started, case, self.generator_cpu, self.chosen.seconds)
+                      if case.driver else self.generate(started, case))
         finally:
             started.stop()
-        result.update(result.pop("latency_us"))
+        result.update(result.pop("latency_us", {}))
         result.update(started.figures())
         if not case.busy:
             self.forget_spinning(switch, case, result)
         shutil.rmtree(directory, ignore_errors=True)
         return result
+
+    def generate(self, started, case):
+        """The figures of our own generator."""
+        command = started.wrapper + [self.loadgen, "--cpu", str(self.generator_cpu),
+                                     "--seconds", str(self.chosen.seconds)]
+        if started.pid:
+            command += ["--pid", str(started.pid)]
+        try:
+            out = run(command + list(case.arguments) + started.arguments, self.chosen.seconds + 40)
+        except Failure as error:
+            raise Failure(error_of(str(error))) from None
+        return json.loads(out)
 
     @staticmethod
     def forget_spinning(switch, case, result):
@@ -232,7 +239,7 @@ def brief(row):
         return "FAILED: " + row["error"]
     note = "  (disturbed)" if row["disturbed"] else ""
     return (f"{row['mpps']:8.3f} Mpps {row['gbps']:7.2f} Gbit/s  lost {share(row):>7}  "
-            f"p50 {row['p50']:.1f} µs  CPU {figure(row, 'cpu', 2)}{note}")
+            f"p50 {figure(row, 'p50', 1)} µs  CPU {figure(row, 'cpu', 2)}{note}")
 
 
 def figure(row, name, digits):
@@ -244,12 +251,13 @@ def figure(row, name, digits):
 def late(case, row):
     """Frames out of order; not told where a pair of ports has many flows, whose order among each
     other is free."""
-    return "-" if "--addresses" in case.arguments else row["late"]
+    return "-" if "--addresses" in case.arguments else figure(row, "late", 0)
 
 
 def spare(case, row):
     """Time the generator had to spare, in percent; it means nothing at a fixed rate."""
-    return f"{100 * row['generator_idle']:.0f}%" if case.busy else "-"
+    idle = row.get("generator_idle")
+    return f"{100 * idle:.0f}%" if case.busy and idle is not None else "-"
 
 
 def share(row):
@@ -289,12 +297,14 @@ def table(bench):
             best, median = best_and_median(rows, case.metric)
             pick = min if case.metric in FALLING else max
             row = pick(rows, key=lambda r: r.get(case.metric, 0))
-            bad = row["flooded"] + row["foreign"] + row["corrupt"]
+            bad = row.get("flooded", 0) + row.get("foreign", 0) + row.get("corrupt", 0)
+            bad = "-" if case.driver else bad
             mark = "~" if row["disturbed"] else ""
             lines.append(
                 f"{switch.name + mark:16}{best:9.3f}{median:9.3f} {short[case.metric]:8}"
-                f"{row['gbps']:8.2f}{share(row):>9}{late(case, row):>7}{row['duplicates']:5}{bad:7}"
-                f"{row['jain']:7.3f}{row['p50']:8.1f}{row['p99']:9.1f}{row['max']:10.1f}"
+                f"{row['gbps']:8.2f}{share(row):>9}{late(case, row):>7}"
+                f"{figure(row, 'duplicates', 0):>5}{bad:>7}{figure(row, 'jain', 3):>7}"
+                f"{figure(row, 'p50', 1):>8}{figure(row, 'p99', 1):>9}{figure(row, 'max', 1):>10}"
                 f"{figure(row, 'cpu', 2):>6}{figure(row, 'cycles_per_frame', 0):>8}"
                 f"{figure(row, 'busy_cycles', 0):>7}{spare(case, row):>7}")
     if any(r.get("disturbed") for r in bench.rows):

@@ -1,7 +1,7 @@
 """The switches: how each is started with so many ports, and what it can do.
 
 A started switch has `pid`, the process whose CPU time counts (None: the generator's own time in
-the kernel), `arguments` for the generator, and `stop()`.
+the kernel), `arguments` for the generator, and `stop()`. `has_sockets`: its ports are vhost-user.
 """
 
 import os
@@ -58,6 +58,7 @@ class Vioswitch:
     learns = True
     most_ports = 1024
     sleeps_when_idle = True
+    has_sockets = True
 
     def __init__(self, binary, poll):
         self.binary = binary
@@ -96,6 +97,7 @@ class Testpmd:
     learns = False
     most_ports = 32  # RTE_MAX_ETHPORTS of the usual builds
     sleeps_when_idle = False
+    has_sockets = True
 
     def missing(self):
         return None if shutil.which("dpdk-testpmd") else "not installed (package dpdk-dev)"
@@ -132,6 +134,7 @@ class OpenVSwitch:
     learns = True
     most_ports = 1024
     sleeps_when_idle = False
+    has_sockets = True
     SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
 
     def __init__(self):
@@ -200,6 +203,7 @@ class Bridge:
     learns = True
     most_ports = 1024
     sleeps_when_idle = True
+    has_sockets = False
     SETUP = """set -e
 echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6
 ip link add br0 type bridge forward_delay 0 mcast_snooping 0
