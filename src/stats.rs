@@ -9,7 +9,11 @@
 //! so it is a plain load and store that any thread may read ([`Counter::add`]). A counter shared
 //! by several writers is off the hot path and uses an atomic add ([`Counter::add_shared`]).
 
+mod reasons;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use reasons::DropReason;
 
 /// A number that one owner at a time increases and any thread may read.
 #[derive(Debug, Default)]
@@ -55,82 +59,6 @@ impl Direction {
             Direction::Out => "out",
         }
     }
-}
-
-macro_rules! drop_reasons {
-    ($($(#[$doc:meta])* $name:ident => $text:literal,)*) => {
-        /// Why a frame, or a copy of it, went no further.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[repr(u8)]
-        pub enum DropReason { $($(#[$doc])* $name,)* }
-
-        impl DropReason {
-            /// All reasons, in the order of their discriminants.
-            pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
-
-            /// The name used in logs and metrics.
-            pub const fn name(self) -> &'static str {
-                match self { $(DropReason::$name => $text,)* }
-            }
-        }
-    };
-}
-
-drop_reasons! {
-    /// TX chain: a descriptor points outside the guest's memory.
-    BadAddress => "bad_address",
-    /// TX chain: a loop, more descriptors than the ring or the limit allows, a bad indirect table.
-    BadChain => "bad_chain",
-    /// TX chain: a descriptor the device may write, or (RX) one it may only read.
-    BadDirection => "bad_direction",
-    /// Shorter than the virtio-net header plus an Ethernet header.
-    TooShort => "too_short",
-    /// Longer than any frame the switch carries.
-    TooLong => "too_long",
-    /// The virtio-net header asks for an offload that was not negotiated.
-    BadOffload => "bad_offload",
-    /// Source address zero or a group address.
-    BadSource => "bad_source",
-    /// Destination 01:80:c2:00:00:00 to 0f, which a bridge must not forward.
-    Reserved => "reserved",
-    /// The destination lives on the port the frame came from.
-    Hairpin => "hairpin",
-    /// From one uplink to another, which is a loop unless configured.
-    UplinkToUplink => "uplink_to_uplink",
-    /// A flood that no port may receive.
-    NoReceiver => "no_receiver",
-    /// The sender's ring was disabled: its frames are discarded.
-    Disabled => "disabled",
-    /// Egress: no front-end attached, or no enabled receive ring that ever held a buffer and whose
-    /// memory is there.
-    PortDown => "port_down",
-    /// Egress: the receiver has no free buffer, now, at the one retry, and as long as it could be
-    /// waited for.
-    NoBuffer => "no_buffer",
-    /// Egress: the pages under the receiver's buffers took long to come, or did a moment ago.
-    SlowMemory => "slow_memory",
-    /// Egress: the frame does not fit the receiver's buffers (without mergeable buffers one chain).
-    NoFit => "no_fit",
-    /// Egress: longer than the MTU of the port allows.
-    TooBig => "too_big",
-    /// Egress: the receiver's ring is broken until its driver restarts it.
-    RingBroken => "ring_broken",
-    /// Egress: another thread held the receiver's ring for longer than its lock is waited for.
-    RingBusy => "ring_busy",
-    /// Egress: the TAP's queue is full or out of memory.
-    TapFull => "tap_full",
-    /// Egress: the TAP is administratively down.
-    TapDown => "tap_down",
-    /// Egress: the TAP is gone and not reattached yet.
-    TapGone => "tap_gone",
-    /// The kernel refused this frame, on its way to a TAP or from it.
-    TapRejected => "tap_rejected",
-    /// Egress: the stream's peer does not read fast enough, or another worker was writing to it.
-    StreamFull => "stream_full",
-    /// Egress: nobody is connected to the stream.
-    StreamGone => "stream_gone",
-    /// A worker panicked in the middle of the burst, which is a bug of ours.
-    Panicked => "panicked",
 }
 
 /// A number for each reason, in their order.
@@ -416,14 +344,6 @@ impl ClientStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_unique_and_indices_match() {
-        for (i, &a) in DropReason::ALL.iter().enumerate() {
-            assert_eq!(a as usize, i);
-            assert!(DropReason::ALL[..i].iter().all(|b| b.name() != a.name()));
-        }
-    }
 
     #[test]
     fn traffic_is_the_sum_of_queues() {

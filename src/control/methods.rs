@@ -51,6 +51,7 @@ const METHODS: &[&str] = &[
     "SetStream",
     "DeletePort",
     "GetWorkers",
+    "GetDropReasons",
     "ListAddresses",
     "FlushAddresses",
     "Events",
@@ -226,6 +227,10 @@ impl Switch {
             "GetWorkers" => {
                 only(&parameters, &[])?;
                 self.workers()
+            }
+            "GetDropReasons" => {
+                only(&parameters, &[])?;
+                show::reasons()
             }
             "ListAddresses" => {
                 let port = self.port_or_all(&mut parameters)?;

@@ -6,7 +6,7 @@ use crate::config::Origin;
 use crate::daemon::book::Book;
 use crate::frame::offload::Offloads;
 use crate::port::{Endpoint, Port, PortTable};
-use crate::stats::{DropReason, Drops, Traffic, WorkerStats};
+use crate::stats::{Direction, DropReason, Drops, Traffic, WorkerStats};
 use crate::switch::{Entry, EntryAge, Fdb};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -88,6 +88,17 @@ pub fn drops(drops: &Drops) -> Value {
     let told: Map<String, Value> =
         happened.map(|(reason, count)| (reason.name().to_owned(), count.into())).collect();
     Value::Object(told)
+}
+
+/// What each reason for a drop means.
+pub fn reasons() -> Value {
+    let told = DropReason::ALL.iter().map(|reason| {
+        let ways = Direction::ALL.into_iter().filter(|way| reason.is_counted(*way));
+        let ways: Vec<&str> = ways.map(Direction::name).collect();
+        let (meaning, advice) = (reason.meaning(), reason.advice());
+        json!({"name": reason.name(), "directions": ways, "meaning": meaning, "advice": advice})
+    });
+    json!({"reasons": told.collect::<Vec<Value>>()})
 }
 
 /// A worker.

@@ -4,6 +4,7 @@
 //! ports has megabytes: it is made in parts, from figures that were taken at one moment. Names
 //! have the words of the counters (`docs/counters.md`); what only grows ends in `_total`.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use crate::daemon::View;
@@ -144,7 +145,7 @@ impl Scrape {
         let Some(port) = self.ports.get(at) else { return Step::Port(family + 1, 0) };
         let name = format!("vioswitch_port_{}", shown.name());
         if at == 0 {
-            head(out, &name, shown.kind(), shown.help());
+            head(out, &name, shown.kind(), &shown.help());
         }
         shown.say(out, &name, port);
         Step::Port(family, at + 1)
@@ -219,8 +220,8 @@ impl Family {
         }
     }
 
-    fn help(self) -> &'static str {
-        match self {
+    fn help(self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
             Family::Up => {
                 "Whether frames pass: a front-end or peer is attached, or the TAP is there."
             }
@@ -228,11 +229,16 @@ impl Family {
             Family::Frames(Direction::Out) => "Frames that went out, to the VM or the network.",
             Family::Bytes(Direction::In) => "Bytes of frames that came in.",
             Family::Bytes(Direction::Out) => "Bytes of frames that went out.",
-            Family::Drops(Direction::In) => "Frames dropped on their way in, by the reason.",
-            Family::Drops(Direction::Out) => "Frames dropped on their way out, by the reason.",
+            Family::Drops(way) => {
+                let counted = DropReason::ALL.iter().filter(|reason| reason.is_counted(way));
+                let told =
+                    counted.map(|reason| format!("{} ({})", reason.name(), reason.meaning()));
+                let (way, told) = (way.name(), told.collect::<Vec<_>>().join("; "));
+                return format!("Frames dropped on their way {way}, by the reason: {told}.").into();
+            }
             Family::Addresses => "Addresses that live there.",
             Family::Whole(at) => WHOLE[at].1,
-        }
+        })
     }
 
     fn say(self, out: &mut String, name: &str, port: &Figures) {
@@ -353,6 +359,21 @@ mod tests {
         assert_eq!((count("a"), count("b")), (UNDROPPED, METRICS_SERIES_A_PORT));
         assert!(text.contains("vioswitch_port_in_drops_total{port=\"b\",reason=\"hairpin\"} 3\n"));
         assert!(text.contains("vioswitch_port_up{port=\"a\"} 0\n"));
+    }
+
+    #[test]
+    fn the_help_of_drops_tells_what_each_reason_means() {
+        let text = scrape(vec![figures("a", 0)]).part(usize::MAX);
+        let help = |way| {
+            let start = format!("# HELP vioswitch_port_{way}_drops_total ");
+            text.lines().find(|line| line.starts_with(&start)).unwrap()
+        };
+        let told = |way, reason: DropReason| {
+            help(way).contains(&format!(" {} ({})", reason.name(), reason.meaning()))
+        };
+        assert!(told("in", DropReason::Hairpin) && !told("out", DropReason::Hairpin));
+        assert!(told("out", DropReason::TooBig) && told("out", DropReason::NoBuffer));
+        assert!(told("in", DropReason::TapRejected) && told("out", DropReason::TapRejected));
     }
 
     #[test]

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::args::State;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::{SWITCH, ask, list, reasons};
+use crate::show::items;
+use crate::{SWITCH, ask, list};
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
@@ -91,15 +92,20 @@ pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> 
             all["ports"].as_array().cloned().unwrap_or_default()
         }
     };
+    let reasons = match ask(client, "GetDropReasons", json!({})) {
+        // A switch of an earlier version knows their names alone.
+        Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => Value::Null,
+        answer => answer?,
+    };
     let mut told = Vec::new();
     for port in &ports {
         for direction in ["in", "out"] {
             for (reason, count) in port[direction]["drops"].as_object().into_iter().flatten() {
-                let known = reasons::find(reason, direction);
-                let (meaning, advice) = known.unwrap_or_default();
+                let known = items(&reasons, "reasons").iter().find(|one| one["name"] == *reason);
+                let text = |key: &str| known.and_then(|one| one[key].as_str()).unwrap_or_default();
                 told.push(json!({
                     "port": port["name"], "direction": direction, "reason": reason,
-                    "count": count, "meaning": meaning, "advice": advice,
+                    "count": count, "meaning": text("meaning"), "advice": text("advice"),
                 }));
             }
         }

@@ -20,7 +20,6 @@ mod manual;
 mod network;
 mod pcapng;
 mod qemu;
-mod reasons;
 mod run;
 mod show;
 mod tool;

@@ -1,0 +1,193 @@
+//! The reasons for a drop: one table of names, meanings and advice, for logs, metrics, the control
+//! socket and `docs/counters.md`.
+
+use super::Direction;
+
+macro_rules! drop_reasons {
+    ($($name:ident, $text:literal, $place:literal, $meaning:literal, $advice:literal;)*) => {
+        /// Why a frame, or a copy of it, went no further.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum DropReason { $(#[doc = $meaning] $name,)* }
+
+        impl DropReason {
+            /// All reasons, in the order of their discriminants.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
+
+            /// The name used in logs and metrics.
+            pub const fn name(self) -> &'static str {
+                match self { $(DropReason::$name => $text,)* }
+            }
+
+            /// Where it is counted: on lines `in` or `out` of a queue, or on that of the port.
+            const fn place(self) -> &'static str {
+                match self { $(DropReason::$name => $place,)* }
+            }
+
+            /// What it means.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(DropReason::$name => $meaning,)* }
+            }
+
+            /// What to do about it.
+            pub const fn advice(self) -> &'static str {
+                match self { $(DropReason::$name => $advice,)* }
+            }
+        }
+    };
+}
+
+// Name in the log, where it is counted, what it means; what to do.
+drop_reasons! {
+    BadAddress, "bad_address", "in",
+    "a descriptor of the transmit ring points outside the guest's memory",
+    "where the log says that memory was left out, the VM's memory is in a file on a disk: see \
+     docs/troubleshooting.md. Else the guest's driver is broken or hostile";
+
+    BadChain, "bad_chain", "in",
+    "a loop, too many descriptors, or a malformed indirect table on the transmit ring",
+    "the guest's driver is broken or hostile";
+
+    BadDirection, "bad_direction", "in",
+    "a descriptor that the device may write, on the transmit ring",
+    "the guest's driver is broken or hostile";
+
+    TooShort, "too_short", "in",
+    "no room for the virtio-net header and an Ethernet header",
+    "the guest's driver is broken or hostile";
+
+    TooLong, "too_long", "in",
+    "longer than 65,557 bytes, the longest frame that the switch carries",
+    "the guest's driver, or a stream's peer, is broken or hostile";
+
+    BadOffload, "bad_offload", "in, out",
+    "the frame needs an offload that was not negotiated, or its headers contradict the offload",
+    "the guest's driver is broken or hostile; offload=off for its port shows whether offloads are \
+     the cause";
+
+    BadSource, "bad_source", "in",
+    "the source address is zero or a group address",
+    "look at what the guest sends";
+
+    Reserved, "reserved", "in",
+    "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward",
+    "nothing: spanning tree, LLDP and the like end at a switch";
+
+    Hairpin, "hairpin", "in",
+    "the destination is on the port that the frame came from",
+    "nothing, where the guest bridges between several addresses of its own";
+
+    UplinkToUplink, "uplink_to_uplink", "in",
+    "from one uplink to another, which is a loop unless it is configured",
+    "--uplink-to-uplink, if the two are to be joined";
+
+    NoReceiver, "no_receiver", "in",
+    "a flood, and no other port may receive it",
+    "nothing";
+
+    Disabled, "disabled", "in",
+    "the front-end disabled the transmit ring: its frames are discarded",
+    "nothing while a VM is paused or resumed";
+
+    PortDown, "port_down", "port, out",
+    "no front-end, or no enabled receive ring that ever held a buffer and has its memory",
+    "start the VM; if it runs, its driver has not set up its card";
+
+    NoBuffer, "no_buffer", "out",
+    "the receiver had no free buffer, or its share of them was used up, for longer than \
+     back-pressure lasts",
+    "the receiver is overloaded: larger rings (rx_queue_size=1024), more queue pairs, more CPU";
+
+    SlowMemory, "slow_memory", "out",
+    "the receiver's buffers lie on pages that took long to come, or did a moment ago",
+    "the VM's memory is sparse, or is being reclaimed: prealloc=on";
+
+    NoFit, "no_fit", "out",
+    "the frame does not fit the receiver's buffers",
+    "the guest's driver has neither mergeable buffers nor large ones: mrg_rxbuf=on";
+
+    TooBig, "too_big", "port",
+    "longer than the MTU of the port it was going to",
+    "make the MTUs agree: see docs/configuration.md";
+
+    RingBroken, "ring_broken", "out",
+    "the receiver's ring is broken until its driver restarts it",
+    "the log says why; reset the guest";
+
+    RingBusy, "ring_busy", "port",
+    "another worker or the session held the receiver's ring for longer than its lock is waited for",
+    "the VM's memory is being reclaimed, or the machine has too few CPUs: fewer workers";
+
+    TapFull, "tap_full", "out",
+    "the TAP's queue is full, or the kernel is out of memory",
+    "the host is overloaded: see tc -s qdisc show dev IFNAME";
+
+    TapDown, "tap_down", "out",
+    "the TAP's interface is down",
+    "ip link set IFNAME up";
+
+    TapGone, "tap_gone", "port, out",
+    "the TAP's interface is gone and not attached again yet",
+    "make the interface again; the switch looks for it four times a second";
+
+    TapRejected, "tap_rejected", "in, out",
+    "the kernel refused this frame, on its way to a TAP or from it",
+    "nothing, for single frames";
+
+    StreamFull, "stream_full", "out",
+    "the stream's peer does not read fast enough: 64 KiB wait for it, beside what its socket holds",
+    "the process at the other end is overloaded, or stopped";
+
+    StreamGone, "stream_gone", "port, out",
+    "no process is connected to the stream",
+    "start the process at the other end; a stream with mode=client tries every two seconds";
+
+    Panicked, "panicked", "port, out",
+    "a worker panicked in the middle of the burst",
+    "this is a bug of vioswitch: report the lines around it in the log";
+}
+
+impl DropReason {
+    /// Whether a port counts it in this direction. What it drops before a queue is chosen is out.
+    pub fn is_counted(self, way: Direction) -> bool {
+        let mut places = self.place().split(", ");
+        places.any(|place| place == way.name() || (place == "port" && way == Direction::Out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    const FROM: &str = "<!-- made from src/stats/reasons.rs: UPDATE_DOCS=1 cargo test --lib stats -->\n";
+
+    #[test]
+    fn names_are_unique_and_indices_match() {
+        for (i, &a) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(a as usize, i);
+            assert!(DropReason::ALL[..i].iter().all(|b| b.name() != a.name()));
+            assert!(Direction::ALL.iter().any(|way| a.is_counted(*way)), "{a:?}");
+        }
+    }
+
+    #[test]
+    fn the_page_of_counters_has_the_table() {
+        let mut made = "\n| where | drop | meaning | what to do |\n|---|---|---|---|\n".to_owned();
+        for reason in DropReason::ALL {
+            let (place, name) = (reason.place(), reason.name());
+            let (meaning, advice) = (reason.meaning(), reason.advice());
+            made += &format!("| {place} | `{name}` | {meaning} | {advice} |\n");
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/counters.md");
+        let page = fs::read_to_string(&path).unwrap();
+        let (head, rest) = page.split_once(FROM).expect("the mark");
+        let (written, tail) = rest.split_once("\n## ").expect("a heading behind the table");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            return fs::write(&path, format!("{head}{FROM}{made}\n## {tail}")).unwrap();
+        }
+        assert_eq!(written, made, "docs/counters.md: UPDATE_DOCS=1 cargo test --lib stats");
+    }
+}
