@@ -158,6 +158,25 @@ fn top_shows_rates_and_drops_and_takes_keys() {
     };
     assert!(wait_for(LOST, || red(&top) == Some(true)), "drops are red\n{}", top.text());
 
+    // Narrow: what matters most is whole. Wide: the curve has the room, and no column is far off.
+    top.resize(24, 50);
+    let text = top.shows("a narrow table", |text| {
+        text.contains("hairpin") && text.contains("q quit") && !text.contains("f/s")
+    });
+    assert!(text.contains("addresses ") && text.contains("worker 1"), "{text}");
+    assert!(
+        text.contains("IN bit/s  OUT bit/s  DROPS/s") || text.contains("DROPS/s REASON"),
+        "{text}"
+    );
+    top.resize(24, 200);
+    let text = top.shows("a wide table", |text| {
+        let bars = |line: &str| line.chars().filter(|c| ('▁'..='█').contains(c)).count();
+        text.contains("OUT f/s") && bars(line(text, "p1")) > 9
+    });
+    assert!(line(&text, "NAME").find("STATE") < Some(20), "{text}");
+    top.resize(24, 80);
+    top.shows("as it was", |text| text.contains("OUT bit/s") && text.contains("hairpin"));
+
     top.press("o");
     top.shows("the busiest receiver first", |text| {
         text.lines().position(|line| line.starts_with("p1")) == Some(3)

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 /// Rates that are remembered of each port, for its curve.
-const HISTORY: usize = 60;
+pub const HISTORY: usize = 60;
 /// Characters of a filter.
 const FILTER_CHARS: usize = 32;
 

@@ -1,124 +1,190 @@
-//! How it is drawn: a head, the ports, a line about the keys. At 80 columns nothing is cut but long
-//! names.
+//! How it is drawn: a head, the ports, what the keys do. Columns are as wide as what is in them; a
+//! narrow screen has fewer of them, and curves get what a wide one has left.
 
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
+use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Table, TableState};
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as TableRow, Table, TableState};
 
-use super::model::{Model, Row, Sort};
+use super::model::{HISTORY, Model, Row, Sort};
 use crate::show::human;
 
 /// The height of a curve, by eighths.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Its width.
-const CURVE: u16 = 9;
+/// A curve that is narrower is left out.
+const MIN_CURVE: usize = 4;
+
+/// A column: its title, and how much room its cells may take.
+struct Column {
+    title: &'static str,
+    sort: Option<Sort>,
+    /// As wide as the widest of its cells, within these.
+    width: [usize; 2],
+    /// Those with the lowest rank are left out first where there is no room.
+    rank: u8,
+    align: Alignment,
+    cell: fn(&Row) -> String,
+}
+
+const COLUMNS: [Column; 8] = [
+    text("NAME", Some(Sort::Name), [4, 64], 7, |row| row.name.clone()),
+    text("STATE", None, [9, 11], 2, |row| row.state.clone()),
+    number("IN f/s", None, 1, |row| rate(row.input.frames)),
+    number("IN bit/s", Some(Sort::In), 5, |row| rate(row.input.bits)),
+    number("OUT f/s", None, 1, |row| rate(row.output.frames)),
+    number("OUT bit/s", Some(Sort::Out), 6, |row| rate(row.output.bits)),
+    number("DROPS/s", Some(Sort::Drops), 4, |row| rate(row.drops)),
+    text("REASON", None, [9, 16], 3, |row| row.reason.clone()),
+];
+
+const fn text(
+    title: &'static str,
+    sort: Option<Sort>,
+    width: [usize; 2],
+    rank: u8,
+    cell: fn(&Row) -> String,
+) -> Column {
+    Column { title, sort, width, rank, align: Alignment::Left, cell }
+}
+
+const fn number(
+    title: &'static str,
+    sort: Option<Sort>,
+    rank: u8,
+    cell: fn(&Row) -> String,
+) -> Column {
+    let width = if title.len() > 6 { title.len() } else { 6 };
+    Column { title, sort, width: [width; 2], rank, align: Alignment::Right, cell }
+}
+
+fn rate(number: f64) -> String {
+    if number > 0.0 { human(number) } else { "- ".to_owned() }
+}
 
 /// Draws all of it.
 pub fn draw(frame: &mut Frame<'_>, model: &mut Model) {
-    let parts = [Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)];
-    let [head, body, foot] = Layout::vertical(parts).areas(frame.area());
-    frame.render_widget(Paragraph::new(heading(model)), head);
+    let area = frame.area();
+    let (heading, keys) = (heading(model, area.width), keys(model, area.width));
+    // Many workers on a small screen leave room for the ports.
+    let most = (area.height / 3).max(2);
+    let height = |lines: &[Line<'_>]| Constraint::Length((lines.len() as u16).min(most));
+    let parts = [height(&heading), Constraint::Min(1), height(&keys)];
+    let [head, body, foot] = Layout::vertical(parts).areas(area);
+    frame.render_widget(Paragraph::new(heading), head);
     match &mut model.detail {
         Some(detail) => {
             let lines = detail.text.lines().count() as u16;
             let inside = body.height.saturating_sub(2);
             detail.scroll = detail.scroll.min(lines.saturating_sub(inside));
-            let block = Block::bordered().title(format!(" {} ", detail.name));
+            // Its text is as wide as the terminal.
+            let block = Block::new().borders(Borders::TOP | Borders::BOTTOM);
+            let block = block.title(format!(" {} ", detail.name));
             let text = Paragraph::new(detail.text.as_str()).block(block);
             frame.render_widget(text.scroll((detail.scroll, 0)), body);
         }
         None => {
             let mut state = TableState::default().with_selected(model.chosen);
-            frame.render_stateful_widget(table(model), body, &mut state);
+            frame.render_stateful_widget(table(model, area.width.into()), body, &mut state);
         }
     }
-    frame.render_widget(Paragraph::new(keys(model)), foot);
+    frame.render_widget(Paragraph::new(keys), foot);
+}
+
+/// Items with two blanks between them, in as few lines as they fit.
+fn lines(items: impl IntoIterator<Item = String>, width: u16, style: Style) -> Vec<Line<'static>> {
+    let mut lines: Vec<String> = Vec::new();
+    for item in items {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 2 + item.chars().count() <= width.into() => {
+                *line = format!("{line}  {item}");
+            }
+            _ => lines.push(item),
+        }
+    }
+    lines.into_iter().map(|line| Line::from(line).style(style)).collect()
 }
 
 /// The switch and its workers.
-fn heading(model: &Model) -> Vec<Line<'static>> {
+fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
     let number = |key: &str| model.status[key].as_u64().unwrap_or(0);
     let (up, degraded) = (number("uptime"), &model.status["degraded"]);
     let version = model.status["version"].as_str().unwrap_or("?");
-    let mut first = format!(
-        "vioswitch {version}  up {}:{:02}:{:02}  ports {}  taps {}  addresses {}",
-        up / 3600,
-        up / 60 % 60,
-        up % 60,
-        number("ports"),
-        number("taps"),
-        number("addresses"),
-    );
-    let reasons = degraded.as_array().map_or(0, Vec::len);
-    let first = match (&model.failure, reasons) {
-        (Some(failure), _) => Line::from(failure.clone()).red().bold(),
-        (None, 0) => Line::from(first).bold(),
-        (None, count) => {
-            first += &format!("  degraded: {count}, see vioswitchctl status");
-            Line::from(first).red().bold()
+    let mut first = vec![
+        format!("vioswitch {version}"),
+        format!("up {}:{:02}:{:02}", up / 3600, up / 60 % 60, up % 60),
+    ];
+    first.extend(["ports", "taps", "addresses"].map(|key| format!("{key} {}", number(key))));
+    let mut style = Style::new().bold();
+    match degraded.as_array().map_or(0, Vec::len) {
+        0 => {}
+        count => {
+            first.push(format!("degraded: {count}, see vioswitchctl status"));
+            style = style.red();
         }
-    };
+    }
+    if let Some(failure) = &model.failure {
+        first = failure.split(": ").map(str::to_owned).collect();
+        style = style.red();
+    }
+    let mut told = lines(first, width, style);
     let busy = model.workers.iter().enumerate();
     let busy = busy.map(|(n, share)| format!("worker {n} {:3.0} %", share * 100.0));
-    vec![first, Line::from(busy.collect::<Vec<_>>().join("  "))]
+    told.extend(lines(busy, width, Style::new()));
+    told
 }
 
-fn table(model: &Model) -> Table<'static> {
-    let titles = [
-        ("NAME", Some(Sort::Name)),
-        ("STATE", None),
-        ("IN f/s", None),
-        ("IN bit/s", Some(Sort::In)),
-        ("OUT f/s", None),
-        ("OUT bit/s", Some(Sort::Out)),
-        ("DROPS/s", Some(Sort::Drops)),
-        ("REASON", None),
-        ("", None),
-    ];
-    let title = titles.map(|(text, sort)| {
-        let chosen = sort == Some(model.sort);
-        Cell::from(text).style(if chosen { Style::new().underlined() } else { Style::new() })
+/// The columns that there is room for, each with its width, and how much the curves have.
+fn fitting(rows: &[Row], width: usize) -> (Vec<(&'static Column, usize)>, usize) {
+    let widths = COLUMNS.iter().map(|column| {
+        let [least, most] = column.width;
+        let widest = rows.iter().map(|row| (column.cell)(row).chars().count()).max();
+        (column, widest.unwrap_or(0).clamp(least, most))
+    });
+    let mut columns: Vec<(&Column, usize)> = widths.collect();
+    loop {
+        let taken = columns.iter().map(|(_, width)| width + 1).sum::<usize>();
+        let least = columns.iter().map(|(column, _)| column.rank).min().unwrap_or(0);
+        if taken <= width + 1 || columns.len() == 1 {
+            return (columns, width.saturating_sub(taken).min(HISTORY));
+        }
+        columns.retain(|(column, _)| column.rank > least);
+    }
+}
+
+fn table(model: &Model, width: usize) -> Table<'static> {
+    let (columns, curves) = fitting(&model.rows, width);
+    let title = columns.iter().map(|(column, _)| {
+        let chosen = column.sort.is_some_and(|sort| sort == model.sort);
+        let title = Cell::from(Line::from(column.title).alignment(column.align));
+        if chosen { title.underlined() } else { title }
     });
     let most = model.rows.iter().flat_map(|row| &row.history).fold(0.0, |a: f64, b| a.max(*b));
-    let rows = model.rows.iter().map(|row| line(row, most));
-    let widths = [
-        Constraint::Fill(1),
-        Constraint::Length(9),
-        Constraint::Length(6),
-        Constraint::Length(8),
-        Constraint::Length(7),
-        Constraint::Length(9),
-        Constraint::Length(7),
-        Constraint::Length(11),
-        Constraint::Length(CURVE),
-    ];
+    let rows = model.rows.iter().map(|row| {
+        let cells = columns.iter().map(|(column, _)| cell(column, row));
+        let curve = (curves >= MIN_CURVE).then(|| curve(&row.history, most, curves).into());
+        TableRow::new(cells.chain(curve))
+    });
+    let mut widths: Vec<_> =
+        columns.iter().map(|(_, width)| Constraint::Length(*width as u16)).collect();
+    widths.extend((curves >= MIN_CURVE).then_some(Constraint::Length(curves as u16)));
     Table::new(rows, widths)
         .header(TableRow::new(title).style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
-fn line(row: &Row, most: f64) -> TableRow<'static> {
-    let rate = |number: f64| if number > 0.0 { human(number) } else { "-".to_owned() };
-    let red = if row.drops > 0.0 { Style::new().red() } else { Style::new() };
-    let state = if row.state == "attached" { Style::new() } else { Style::new().dim() };
-    TableRow::new([
-        Cell::from(row.name.clone()),
-        Cell::from(row.state.clone()).style(state),
-        Cell::from(rate(row.input.frames)),
-        Cell::from(rate(row.input.bits)),
-        Cell::from(rate(row.output.frames)),
-        Cell::from(rate(row.output.bits)),
-        Cell::from(rate(row.drops)).style(red),
-        Cell::from(row.reason.clone()).style(red),
-        Cell::from(curve(&row.history, most)),
-    ])
+fn cell(column: &Column, row: &Row) -> Cell<'static> {
+    let cell = Cell::from(Line::from((column.cell)(row)).alignment(column.align));
+    match column.title {
+        "STATE" if row.state != "attached" => cell.dim(),
+        "DROPS/s" | "REASON" if row.drops > 0.0 => cell.red(),
+        _ => cell,
+    }
 }
 
 /// The last rates as bars, compared with the highest of all ports.
-fn curve(history: &[f64], most: f64) -> String {
-    let last = &history[history.len().saturating_sub(CURVE.into())..];
+fn curve(history: &[f64], most: f64, width: usize) -> String {
+    let last = &history[history.len().saturating_sub(width)..];
     let bar = |rate: &f64| match most > 0.0 && *rate > 0.0 {
         true => BARS[((rate / most * 8.0) as usize).min(7)],
         false => ' ',
@@ -126,26 +192,74 @@ fn curve(history: &[f64], most: f64) -> String {
     last.iter().map(bar).collect()
 }
 
-fn keys(model: &Model) -> Line<'static> {
+fn keys(model: &Model, width: u16) -> Vec<Line<'static>> {
     if model.typing {
-        return Line::from(format!("/{}_  Enter keeps it, Esc shows all", model.filter));
+        return vec![Line::from(format!("/{}_  Enter keeps it, Esc shows all", model.filter))];
     }
-    let text = match (&model.detail, model.filter.is_empty()) {
-        (Some(_), _) => "Esc back  Up/Down scroll  q quit".to_owned(),
-        (None, true) => "Enter show  / filter  sort: n name i in o out d drops  q quit".to_owned(),
-        (None, false) => format!("only */{}/*  Esc shows all  Enter show  q quit", model.filter),
+    let filter = format!("only */{}/*", model.filter);
+    let items: &[&str] = match (&model.detail, model.filter.is_empty()) {
+        (Some(_), _) => &["Esc back", "Up/Down scroll", "q quit"],
+        (None, true) => &["Enter show", "/ filter", "sort: n name i in o out d drops", "q quit"],
+        (None, false) => &[&filter, "Esc shows all", "Enter show", "q quit"],
     };
-    Line::from(text).dim()
+    lines(items.iter().map(|item| (*item).to_owned()), width, Style::new().dim())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn row(name: &str, state: &str, reason: &str) -> Row {
+        let (name, state, reason) = (name.to_owned(), state.to_owned(), reason.to_owned());
+        Row { name, state, reason, drops: 1.0, ..Row::default() }
+    }
+
     #[test]
     fn a_curve_is_as_high_as_the_rate() {
-        assert_eq!(curve(&[0.0, 1.0, 50.0, 100.0], 100.0), " ▁▅█");
-        assert_eq!(curve(&[0.0, 0.0], 0.0), "  ");
-        assert_eq!(curve(&[1.0; 60], 1.0).chars().count(), usize::from(CURVE));
+        assert_eq!(curve(&[0.0, 1.0, 50.0, 100.0], 100.0, 9), " ▁▅█");
+        assert_eq!(curve(&[0.0, 0.0], 0.0, 9), "  ");
+        assert_eq!(curve(&[1.0; 60], 1.0, 9).chars().count(), 9);
+    }
+
+    /// What is shown is shown whole; what matters least goes first.
+    #[test]
+    fn columns_are_those_that_there_is_room_for() {
+        let rows = [
+            row("database", "negotiating", "uplink_to_uplink"),
+            row("a-name-of-some-length", "attached", "hairpin"),
+        ];
+        let titles = |rows: &[Row], width: usize| {
+            let (columns, curves) = fitting(rows, width);
+            let taken: usize = columns.iter().map(|(_, width)| width + 1).sum();
+            assert!(taken + curves <= width + 1, "{width}");
+            let titles = columns.iter().map(|(column, _)| column.title);
+            (titles.collect::<Vec<_>>().join(" "), curves)
+        };
+        let all = "NAME STATE IN f/s IN bit/s OUT f/s OUT bit/s DROPS/s REASON";
+        for (width, wanted, curves) in [
+            (200, all, HISTORY),
+            (120, all, 27),
+            (80, "NAME STATE IN bit/s OUT bit/s DROPS/s REASON", 2),
+            (50, "NAME IN bit/s OUT bit/s DROPS/s", 1),
+            (40, "NAME IN bit/s OUT bit/s", 0),
+            (24, "NAME", 2),
+        ] {
+            assert_eq!(titles(&rows, width), (wanted.to_owned(), curves), "{width}");
+        }
+        assert_eq!(titles(&[row("vm1", "attached", "")], 80), (all.to_owned(), 13));
+        let narrow = "NAME IN bit/s OUT bit/s DROPS/s REASON";
+        assert_eq!(titles(&[row("vm1", "attached", "")], 50), (narrow.to_owned(), 8));
+    }
+
+    #[test]
+    fn items_go_on_in_the_next_line() {
+        let told = |width| {
+            let items = ["one", "two", "three"].map(str::to_owned);
+            let lines = lines(items, width, Style::new());
+            lines.iter().map(ToString::to_string).collect::<Vec<_>>().join("|")
+        };
+        assert_eq!(told(80), "one  two  three");
+        assert_eq!(told(10), "one  two|three");
+        assert_eq!(told(1), "one|two|three");
     }
 }
