@@ -361,6 +361,11 @@ impl Request {
         })))
     }
 
+    /// True if a file is named.
+    pub fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Reads the files, if one is named.
     pub fn texts(&self) -> Result<Texts, UsageError> {
         let Some(path) = &self.file else { return Ok(Texts::default()) };

@@ -8,6 +8,7 @@ use super::methods::Switch;
 use super::parameters::{Values, flag, settings};
 use crate::config::{Difference, Endpoint, Given, Settings, Wrong};
 use crate::daemon::{Effect, PortError};
+use crate::switch::PortId;
 
 impl Switch {
     /// `AddPort`, `AddTap` and `AddStream`, by the kind of what is added.
@@ -29,7 +30,7 @@ impl Switch {
         self.tell("adds", &name, caller);
         let added = self.daemon().add(&wanted);
         match added {
-            Ok(number) => Ok(json!({"number": number})),
+            Ok(number) => Ok(reply(number, &wanted)),
             Err(PortError::Exists) if may_exist => self.same(&name, &wanted, default),
             Err(error) => Err(self.fault(&name, &error)),
         }
@@ -48,6 +49,13 @@ impl Switch {
         let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
         if there.kind() != kind {
             return Err(Fault::refused(&format!("{name:?} is a {}", there.kind())));
+        }
+        if let Some(Endpoint::Fd(_)) = there.endpoint() {
+            // No file, and no later process by what is kept, could say it again.
+            return Err(Fault::refused(&format!(
+                "port '{name}' cannot be changed: it has an inherited descriptor (--fd); vioswitchd \
+                 --port {name},socket=PATH makes one that can"
+            )));
         }
         let before = there.words();
         if let Some(other) = unset.iter().find(|key| before.iter().all(|(known, _)| known != key)) {
@@ -85,7 +93,7 @@ impl Switch {
         let mut differences = entry.settings.differences(wanted);
         differences.retain(|difference| !any_socket || difference.key != "socket");
         if differences.is_empty() {
-            return Ok(json!({"number": number}));
+            return Ok(reply(number, &entry.settings));
         }
         let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
         let told = differences.iter().map(|Difference { key, from, to }| {
@@ -95,6 +103,15 @@ impl Switch {
         let text = format!("{kind} '{name}' exists (origin {origin}) with other settings: {told}");
         Err(Fault::refused(&text))
     }
+}
+
+/// What was added: its number, and where its socket is.
+fn reply(number: PortId, settings: &Settings) -> Value {
+    let mut told = json!({"number": number});
+    if let Some(path) = settings.endpoint().and_then(Endpoint::path) {
+        told["socket"] = path.to_string_lossy().into();
+    }
+    told
 }
 
 /// A key that changes, and when.

@@ -63,7 +63,7 @@ pub fn number(
     match value.as_u64().filter(|number| range.contains(number)) {
         Some(number) => Ok(Some(number)),
         None => {
-            let text = format!("a number from {} to {}", range.start(), range.end());
+            let text = format!("{key} must be a number from {} to {}", range.start(), range.end());
             Err(Fault::invalid(&Wrong { key: key.to_owned(), text }, &value.to_string()))
         }
     }

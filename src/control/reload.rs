@@ -83,6 +83,10 @@ fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
     all.collect()
 }
 
+fn busy(busy: Busy) -> Fault {
+    Fault::refused(&busy.to_string())
+}
+
 impl Switch {
     /// `GetConfig`: what is in force.
     pub(super) fn config(&self, parameters: &Parameters) -> Result<Answer, Fault> {
@@ -109,6 +113,7 @@ impl Switch {
     /// `DiffConfig`.
     pub(super) fn diff(&self, parameters: &Parameters) -> Result<Answer, Fault> {
         only(parameters, &[])?;
+        self.reloader.check_file().map_err(busy)?;
         let steps = self.reloader.diff().map_err(|errors| Fault::bad_config(&errors))?;
         Ok(List::answer("steps", steps.iter().map(|step| self.step(step))))
     }
@@ -118,7 +123,6 @@ impl Switch {
         only(&parameters, &["confirm_seconds"])?;
         let confirm = number(&mut parameters, "confirm_seconds", 1..=CONTROL_CONFIRM_SECONDS)?;
         let reloader = Arc::clone(&self.reloader);
-        let busy = |busy: Busy| Fault::refused(&busy.to_string());
         reloader.begin(confirm.map(Duration::from_secs)).map_err(busy)?;
         Ok(Answer::Stream(Stream::Reload(ReloadWait { reloader, confirm })))
     }
@@ -126,7 +130,7 @@ impl Switch {
     /// `ConfirmConfig`.
     pub(super) fn confirm(&self) -> Result<Value, Fault> {
         let confirmed = self.reloader.confirm();
-        confirmed.map(|()| json!({})).map_err(|busy| Fault::refused(&busy.to_string()))
+        confirmed.map(|()| json!({})).map_err(busy)
     }
 
     /// One difference.

@@ -110,7 +110,7 @@ impl Told {
             self.step(format!("not to {to}: its interface is gone"));
             DropReason::TapGone
         } else if port.as_stream().is_some() && state != "attached" {
-            self.step(format!("not to {to}: nobody is connected to it"));
+            self.step(format!("not to {to}: no process is connected to it"));
             DropReason::StreamGone
         } else if state != "attached" {
             self.step(format!("not to {to}: it is {state}, no driver takes frames there"));

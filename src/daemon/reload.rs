@@ -49,6 +49,9 @@ pub enum Busy {
     /// One at a time.
     #[error("a reload is under way, or waits for config confirm")]
     Busy,
+    /// There is nothing to read.
+    #[error("there is no configuration file to read: vioswitchd was started without --config")]
+    NoFile,
     /// Nothing waits to be confirmed.
     #[error("no reload waits to be confirmed")]
     Nothing,
@@ -99,6 +102,11 @@ impl Reloader {
         Ok((texts, config, steps))
     }
 
+    /// Whether there is a file to read at all.
+    pub fn check_file(&self) -> Result<(), Busy> {
+        if self.request.has_file() { Ok(()) } else { Err(Busy::NoFile) }
+    }
+
     /// What a reload would do, or why it would do nothing.
     pub fn diff(&self) -> Result<Vec<Step>, Vec<String>> {
         self.read().map(|(_, _, steps)| steps)
@@ -106,6 +114,7 @@ impl Reloader {
 
     /// Begins a reload. What it comes to is told by [`Reloader::outcome`].
     pub fn begin(self: &Arc<Self>, confirm: Option<Duration>) -> Result<(), Busy> {
+        self.check_file()?;
         let mut state = self.state();
         if state.busy {
             return Err(Busy::Busy);

@@ -162,7 +162,8 @@ mod tests {
 
     use super::*;
 
-    const FROM: &str = "<!-- made from src/stats/reasons.rs: UPDATE_DOCS=1 cargo test --lib stats -->\n";
+    const FROM: &str =
+        "<!-- made from src/stats/reasons.rs: UPDATE_DOCS=1 cargo test --lib stats -->\n";
 
     #[test]
     fn names_are_unique_and_indices_match() {

@@ -17,7 +17,7 @@ fn start() -> Process {
 fn sighup_and_sigusr2_are_a_line_and_nothing_else() {
     let mut d = start();
     for (signal, line) in [
-        (libc::SIGHUP, "reloaded: 0 added, 0 changed, 0 deleted"),
+        (libc::SIGHUP, "SIGHUP: there is no configuration file to read"),
         (libc::SIGUSR2, "SIGUSR2 means nothing; SIGUSR1 logs the counters"),
     ] {
         d.signal(signal);
