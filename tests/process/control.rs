@@ -5,6 +5,7 @@ mod addresses;
 mod attach;
 mod bounds;
 mod capture;
+mod command_line;
 mod commands;
 mod completion;
 mod details;

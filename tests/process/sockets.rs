@@ -17,7 +17,7 @@ use testkit::vm::{Vm, VmConfig};
 use super::lab::{Process, SOON, exchange, plain, port, run, vm};
 
 /// Lets the child keep a descriptor, which std opens close-on-exec.
-fn inherit(command: &mut Command, fd: RawFd) -> &mut Command {
+pub fn inherit(command: &mut Command, fd: RawFd) -> &mut Command {
     // SAFETY: fcntl is async-signal-safe and touches no memory.
     unsafe { command.pre_exec(move || keep_open(fd)) }
 }

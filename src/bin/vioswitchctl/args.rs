@@ -1,13 +1,15 @@
 //! The command line of vioswitchctl.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::attach::Attach;
+use crate::complete;
 use crate::doctor::Doctor;
 use crate::frames::Capture;
 use crate::network::Network;
@@ -17,9 +19,11 @@ const EXAMPLES: &str = "\
 Examples:
   vioswitchctl port add vm3 queues=2 socket-group=kvm
   vioswitchctl port list
-  vioswitchctl fdb show --port vm3
+  vioswitchctl fdb show vm3
   vioswitchctl capture vm3 --drops --filter 'tcp port 80'
   vioswitchctl --json port show vm3 | jq .port.in.drops
+
+add, list, show, set, wait and del need no port before them: vioswitchctl show vm3.
 
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 
@@ -27,11 +31,11 @@ Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 #[derive(Debug, Parser)]
 #[command(name = "vioswitchctl", version, after_help = EXAMPLES)]
 pub struct Options {
-    /// The switch's control socket
+    /// The switch's control socket; VIOSWITCH_CONTROL in the environment names it too
     #[arg(long, global = true, value_name = "PATH", default_value = "/run/vioswitch/control.sock")]
     pub control: PathBuf,
 
-    /// Print what the switch says as JSON
+    /// Print what the switch says as JSON, and a failure as well
     #[arg(long, global = true)]
     pub json: bool,
 
@@ -48,6 +52,9 @@ pub enum Command {
         #[command(subcommand)]
         command: Port,
     },
+    /// The same without the word
+    #[command(flatten)]
+    OfPort(Port),
     /// Uplinks
     Tap {
         #[command(subcommand)]
@@ -112,7 +119,7 @@ pub enum Command {
     Trace {
         /// Where it comes in
         port: String,
-        /// src=MAC dst=MAC and, if it is not that of a ping, len=BYTES
+        /// src (MAC), dst (MAC), len (in bytes; that of a ping, 98, without it)
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },
@@ -241,7 +248,9 @@ pub enum Port {
     /// mtu, flood and mac take effect now; queues, offload, platform, feature-level and memory
     /// when its front-end reconnects. Each change is printed with when it does.
     Set {
+        #[arg(value_name = "NAME")]
         name: String,
+        /// mtu, flood, mac (repeatable), queues, offload, platform, feature-level, memory
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
@@ -280,7 +289,9 @@ pub enum Tap {
     },
     /// Change mtu or flood while it serves; KEY= puts one back to its default
     Set {
+        #[arg(value_name = "NAME")]
         name: String,
+        /// mtu, flood
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
@@ -321,7 +332,9 @@ pub enum Stream {
     },
     /// Change mtu, flood or mac while it serves; KEY= puts one back to its default
     Set {
+        #[arg(value_name = "NAME")]
         name: String,
+        /// mtu, flood, mac (repeatable)
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
@@ -355,9 +368,8 @@ pub enum Config {
 pub enum Fdb {
     /// Which address lives on which port
     Show {
-        /// Only those of this port
-        #[arg(long, value_name = "NAME")]
-        port: Option<String>,
+        #[command(flatten)]
+        of: Of,
     },
     /// Tie an address to a port, until the port goes
     Add {
@@ -369,10 +381,27 @@ pub enum Fdb {
     Del { mac: String },
     /// Forget what was learned; static addresses stay
     Flush {
-        /// Only what was learned on this port
-        #[arg(long, value_name = "NAME")]
-        port: Option<String>,
+        #[command(flatten)]
+        of: Of,
     },
+}
+
+/// Whose addresses a command is about: all, without either.
+#[derive(Debug, clap::Args)]
+pub struct Of {
+    /// Only those of this port
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    /// The same as NAME
+    #[arg(long, value_name = "NAME", conflicts_with = "name")]
+    port: Option<String>,
+}
+
+impl Of {
+    /// The port's name.
+    pub fn port(&self) -> Option<&str> {
+        self.name.as_deref().or(self.port.as_deref())
+    }
 }
 
 /// What is to be done instead of a command.
@@ -383,34 +412,80 @@ pub enum Outcome {
     Usage(String),
 }
 
-/// Reads the arguments, the program's name first.
-pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, Outcome> {
-    Options::try_parse_from(args).map_err(|error| match error.kind() {
+/// The command line. What needs no `port` before it is listed with it alone.
+pub fn command() -> clap::Command {
+    let ports = Port::augment_subcommands(clap::Command::new("port"));
+    ports.get_subcommands().fold(Options::command(), |command, inner| {
+        command.mut_subcommand(inner.get_name(), |inner| inner.hide(true))
+    })
+}
+
+/// Reads the arguments, the program's name first. An option wins over the environment.
+pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Outcome> {
+    let matches = command().try_get_matches_from(args);
+    let parsed = matches.and_then(|matches| {
+        let mut options = Options::from_arg_matches(&matches)?;
+        let control = control.filter(|path| !path.is_empty());
+        if let (Some(ValueSource::DefaultValue), Some(path)) =
+            (matches.value_source("control"), control)
+        {
+            options.control = path.into();
+        }
+        Ok(options)
+    });
+    parsed.map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Outcome::Print(error.to_string()),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Outcome::Usage("a command is missing, see --help".to_owned())
         }
-        _ => Outcome::Usage(line(&error)),
+        _ => Outcome::Usage(line(&error, args)),
     })
 }
 
-/// What clap says in several lines, as one: its first paragraph, and its best suggestion.
-fn line(error: &clap::Error) -> String {
+/// What clap says in several lines, as one: its first paragraph, and what was perhaps meant.
+fn line(error: &clap::Error, args: &[OsString]) -> String {
     let rendered = error.to_string();
     let first = rendered.split("\n\n").next().unwrap_or_default();
     let first = first.strip_prefix("error: ").unwrap_or(first);
     let line = first.split_whitespace().collect::<Vec<_>>().join(" ");
     let line: String = line.chars().filter(|c| !c.is_control()).collect();
-    for kind in [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg] {
-        let meant = match error.get(kind) {
-            Some(ContextValue::String(word)) => Some(word),
-            // The best one comes last.
-            Some(ContextValue::Strings(words)) => words.last(),
-            _ => None,
-        };
-        if let Some(word) = meant {
-            return format!("{line}, did you mean '{word}'?");
-        }
+    let word = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.clone()),
+        // The best one comes last.
+        Some(ContextValue::Strings(words)) => words.last().cloned(),
+        _ => None,
+    };
+    let meant = word(ContextKind::InvalidArg)
+        .and_then(|option| key(&option, args))
+        .or_else(|| word(ContextKind::InvalidSubcommand).and_then(|inner| grouped(&inner)))
+        .or_else(|| word(ContextKind::SuggestedSubcommand))
+        .or_else(|| word(ContextKind::SuggestedArg));
+    match meant {
+        Some(meant) => format!("{line}, did you mean '{meant}'?"),
+        None => format!("{line}, see --help"),
     }
-    format!("{line}, see --help")
+}
+
+/// `queues=2` of `--queues 2`, where that is a key of the command.
+fn key(option: &str, args: &[OsString]) -> Option<String> {
+    let words: Vec<&str> = args.iter().skip(1).map(|word| word.to_str().unwrap_or("")).collect();
+    let at = words.iter().position(|word| word.split('=').next() == Some(option))?;
+    let key = format!("{}=", option.strip_prefix("--")?);
+    let next = words.get(at + 1).filter(|word| !word.starts_with('-'));
+    let value = words[at].split_once('=').map(|(_, value)| value).or(next.copied());
+    let known = complete::keys(&words[..at]).contains(&key);
+    known.then(|| key + value.unwrap_or_default())
+}
+
+/// `config reload` of `reload`.
+fn grouped(inner: &str) -> Option<String> {
+    let command = command();
+    let mut groups = command.get_subcommands().filter(|group| !group.is_hide_set());
+    let group = groups.find(|group| group.find_subcommand(inner).is_some())?;
+    Some(format!("{} {inner}", group.get_name()))
+}
+
+/// True if a failure is to be told as JSON; the command line may be what is wrong.
+pub fn wants_json(args: &[OsString]) -> bool {
+    args.iter().take_while(|word| *word != OsStr::new("--")).any(|word| word == "--json")
 }

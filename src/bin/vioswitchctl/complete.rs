@@ -18,9 +18,8 @@ struct Place<'a> {
 
 /// One line for each word that may be the last of `words`, which may be begun. Without a switch no
 /// port has a name.
-pub fn run(mut command: Command, words: &[String], default: &Path) -> String {
-    // Options of the whole program are then those of each command.
-    command.build();
+pub fn run(words: &[String], default: &Path) -> String {
+    let command = built();
     // Bash hands over --option=value as three words.
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let (last, before) = words.split_last().unwrap_or((&"", &[]));
@@ -28,6 +27,20 @@ pub fn run(mut command: Command, words: &[String], default: &Path) -> String {
     let before: Vec<&str> = before.iter().copied().filter(|word| *word != "=").collect();
     let found = candidates(&place(&command, &before), last, || names(&before, default));
     found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
+}
+
+/// The keys, each with its `=`, of the command that the words lead to.
+pub fn keys(words: &[&str]) -> Vec<String> {
+    let command = built();
+    let positionals = place(&command, words).command.get_positionals();
+    positionals.flat_map(|arg| values(arg, Vec::new)).collect()
+}
+
+/// With the options of the whole program among those of each command.
+fn built() -> Command {
+    let mut command = crate::args::command();
+    command.build();
+    command
 }
 
 fn place<'a>(command: &'a Command, words: &[&str]) -> Place<'a> {
@@ -98,10 +111,7 @@ fn names(words: &[&str], default: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
-    use crate::args::Options;
 
     #[test]
     fn each_place_has_its_words() {
@@ -117,10 +127,14 @@ mod tests {
             ("port wait x --ti", "--timeout"),
             ("port list --j", "--json"),
             ("port show ", ""),
+            ("port set x m", "mtu= mac= memory="),
+            ("add x of", "offload="),
+            ("trace x d", "dst="),
+            ("lis", ""),
             ("complet", ""),
         ] {
             let all: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let found = run(Options::command(), &all, Path::new("/no/such/socket"));
+            let found = run(&all, Path::new("/no/such/socket"));
             assert_eq!(found.split_whitespace().collect::<Vec<_>>().join(" "), words, "{line}");
         }
     }

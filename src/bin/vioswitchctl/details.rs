@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::show::{human, items, pairs, port, table, word};
+use crate::show::{bits, human, items, memory, pairs, port, table, word};
 
 /// The answer of `GetPortDetails`, with rates if they were measured.
 pub fn show(answer: &Value) -> String {
@@ -35,9 +35,8 @@ pub fn show(answer: &Value) -> String {
     }
     let mut text = pairs(&told);
     let regions = items(session, "memory").iter().map(|region| {
-        let bytes = human(region["bytes"].as_f64().unwrap_or(0.0));
-        let page = human(region["page"].as_f64().unwrap_or(0.0));
-        vec![word(&region["address"]), bytes + "B", word(&region["backing"]), page + "B"]
+        let (size, page) = (memory(&region["bytes"]), memory(&region["page"]));
+        vec![word(&region["address"]), size, word(&region["backing"]), page]
     });
     let regions: Vec<_> = regions.collect();
     if !regions.is_empty() {
@@ -48,8 +47,8 @@ pub fn show(answer: &Value) -> String {
 }
 
 fn rates(rate: &Value) -> String {
-    let of = |key: &str| human(rate[key].as_f64().unwrap_or(0.0));
-    format!("{} frames/s, {}B/s, {} drops/s", of("frames"), of("bytes"), of("drops"))
+    let of = |key: &str| human(rate[key].as_f64().unwrap_or(0.0)).trim_end().to_owned();
+    format!("{} frames/s, {}bit/s, {} drops/s", of("frames"), bits(&rate["bytes"]), of("drops"))
 }
 
 /// Rings that are in use, or were.

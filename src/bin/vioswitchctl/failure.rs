@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const REFUSED: u8 = 1;
 const USAGE: u8 = 2;
@@ -45,6 +45,18 @@ impl Failure {
     pub fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
         self.text = tell(&self.text);
         self
+    }
+
+    /// For programs. The code is the error's name without its interface, or the status in a word.
+    pub fn json(&self) -> Value {
+        let code = match (self.error.rsplit('.').next(), self.status) {
+            (Some(name), _) if !name.is_empty() => name,
+            (_, USAGE) => "Usage",
+            (_, NO_SWITCH) => "NoSwitch",
+            (_, NOT_PERMITTED) => "NotPermitted",
+            _ => "Refused",
+        };
+        json!({"code": code, "message": self.text, "status": self.status})
     }
 
     /// A file cannot be dealt with.
@@ -106,7 +118,7 @@ impl Failure {
             }
             "io.vioswitch.Switch.InvalidParameter" => (USAGE, word("wanted").to_owned()),
             "io.vioswitch.Switch.TimedOut" => {
-                let text = format!("not in time: the port is {}", word("state"));
+                let text = format!("timed out: the port is still {}", word("state"));
                 (REFUSED, text + "; see vioswitchctl port show, and the log of its VM")
             }
             "io.vioswitch.Switch.NotPermitted" => {
@@ -119,7 +131,8 @@ impl Failure {
             }
             "io.vioswitch.Switch.Refused" => (REFUSED, word("reason").to_owned()),
             "org.varlink.service.InvalidParameter" => {
-                (USAGE, format!("the switch does not know '{}'{meant}", word("parameter")))
+                let text = "is unknown, missing or of the wrong type";
+                (USAGE, format!("parameter '{}' {text}{meant}", word("parameter")))
             }
             "org.varlink.service.MethodNotFound" => {
                 let text = "the switch is of another version, see vioswitchctl status".to_owned();

@@ -1,8 +1,8 @@
 //! vioswitchctl: shows and changes a switch while it runs, by its control socket.
 //!
 //! Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted. A failure is one line
-//! that says what to do next. Tables are for people; `--json` is what the switch said, for
-//! programs.
+//! that says what to do next. Tables are for people; `--json` is what the switch said, and a failure
+//! as an object on standard error, for programs.
 
 mod args;
 mod attach;
@@ -26,6 +26,7 @@ mod tool;
 mod top;
 mod why;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -38,17 +39,19 @@ use failure::Failure;
 const SWITCH: &str = "io.vioswitch.Switch";
 
 fn main() -> ExitCode {
-    let options = match args::parse(std::env::args_os()) {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let as_json = args::wants_json(&args);
+    let options = match args::parse(&args, std::env::var_os("VIOSWITCH_CONTROL")) {
         Ok(options) => options,
         Err(args::Outcome::Print(text)) => return print(&text),
-        Err(args::Outcome::Usage(line)) => return give_up(&Failure::usage(line)),
+        Err(args::Outcome::Usage(line)) => return give_up(&Failure::usage(line), as_json),
     };
     match run(&options) {
         Ok((text, status)) => {
             print(&text);
             ExitCode::from(status)
         }
-        Err(failure) => give_up(&failure),
+        Err(failure) => give_up(&failure, as_json),
     }
 }
 
@@ -58,9 +61,13 @@ fn print(text: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn give_up(failure: &Failure) -> ExitCode {
+fn give_up(failure: &Failure, as_json: bool) -> ExitCode {
     if !failure.text.is_empty() {
-        let _ = writeln!(std::io::stderr(), "vioswitchctl: {}", failure.text);
+        let mut to = std::io::stderr();
+        let _ = match as_json {
+            true => writeln!(to, "{}", failure.json()),
+            false => writeln!(to, "vioswitchctl: {}", failure.text),
+        };
     }
     ExitCode::from(failure.status)
 }
@@ -68,8 +75,7 @@ fn give_up(failure: &Failure) -> ExitCode {
 /// Carries a command out; what is to be printed, and the exit status.
 fn run(options: &Options) -> Result<(String, u8), Failure> {
     if let Command::Complete { words } = &options.command {
-        let command = <Options as clap::CommandFactory>::command();
-        return Ok((complete::run(command, words, &options.control), 0));
+        return Ok((complete::run(words, &options.control), 0));
     }
     if let Command::Top { every } = &options.command {
         return top::run(&options.control, *every).map(|()| (String::new(), 0));
@@ -98,10 +104,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
             events::run(&mut client, SWITCH, *since, *follow, options.json)?;
             return Ok((String::new(), 0));
         }
-        Command::Trace { port, frame } => {
-            let frame = frame_of(port, frame)?;
-            (ask(&mut client, "Trace", frame)?, why::trace)
-        }
+        Command::Trace { port, frame } => (trace(&mut client, port, frame)?, why::trace),
         Command::Why { port, other } => {
             let names = [port.as_str(), other.as_str()];
             let report = why::run(&mut client, SWITCH, names)?;
@@ -120,7 +123,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         }
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
         Command::Stats { watch: None } => (look::stats(&mut client)?, show::stats),
-        Command::Port { command } => port(&mut client, command)?,
+        Command::Port { command } | Command::OfPort(command) => port(&mut client, command)?,
         Command::Config { command } => configuration(&mut client, command)?,
         Command::Fdb { command } => fdb(&mut client, command)?,
         Command::Tap { command } => tap(&mut client, command)?,
@@ -160,7 +163,7 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
                 let waited = look::wait(client, name, *state, *timeout)?;
                 added["port"] = waited["port"].clone();
             }
-            (added, show::nothing)
+            (added, show::added)
         }
         Port::Set { name, settings } => {
             (ask(client, "SetPort", changed(name, settings)?)?, show::changes)
@@ -190,7 +193,7 @@ fn stream(client: &mut Client, command: &Stream) -> Result<Told, Failure> {
         Stream::List => (look::of_kind(client, "stream")?, show::ports),
         Stream::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
         Stream::Add { name, settings, may_exist } => {
-            (ask(client, "AddStream", new_port(name, settings, *may_exist)?)?, show::nothing)
+            (ask(client, "AddStream", new_port(name, settings, *may_exist)?)?, show::added)
         }
         Stream::Set { name, settings } => {
             (ask(client, "SetStream", changed(name, settings)?)?, show::changes)
@@ -220,13 +223,12 @@ fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
             (ask(client, "AddAddress", wanted)?, show::nothing)
         }
         Fdb::Del { mac } => (ask(client, "DeleteAddress", json!({"mac": mac}))?, show::nothing),
-        Fdb::Show { port } => {
-            let port = port.as_ref().map_or(json!({}), |port| json!({"port": port}));
+        Fdb::Show { of } => {
+            let port = json!({"port": of.port()});
             (list(client, "ListAddresses", "addresses", port)?, show::addresses)
         }
-        Fdb::Flush { port } => {
-            let port = port.as_ref().map_or(json!({}), |port| json!({"port": port}));
-            (ask(client, "FlushAddresses", port)?, show::flushed)
+        Fdb::Flush { of } => {
+            (ask(client, "FlushAddresses", json!({"port": of.port()}))?, show::flushed)
         }
     })
 }
@@ -235,24 +237,37 @@ fn delete(client: &mut Client, name: &str, if_exists: bool) -> Result<Value, Fai
     accept(ask(client, "DeletePort", json!({"name": name})), if_exists, "NoSuchPort")
 }
 
-/// `src=MAC dst=MAC len=BYTES` as parameters.
-fn frame_of(port: &str, settings: &[String]) -> Result<Value, Failure> {
+/// `trace PORT src=MAC dst=MAC len=BYTES`. What is wrong is told by these keys, not by the switch's.
+fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<Value, Failure> {
+    const KEYS: [(&str, &str); 3] = [("src", "source"), ("dst", "destination"), ("len", "length")];
+    let form = "a frame is src=MAC dst=MAC [len=BYTES]";
     let mut parameters = json!({"port": port});
     for setting in settings {
-        let usage = || {
-            let text = format!("{setting:?}: a frame is src=MAC dst=MAC, and maybe len=BYTES");
-            Failure::usage(text)
+        let (key, word) = setting.split_once('=').unwrap_or((setting, ""));
+        let Some((_, parameter)) = KEYS.iter().find(|(known, _)| *known == key) else {
+            return Err(Failure::usage(format!("unknown key '{key}': {form}")));
         };
-        let (key, word) = setting.split_once('=').ok_or_else(usage)?;
-        let (key, value) = match key {
-            "src" => ("source", word.into()),
-            "dst" => ("destination", word.into()),
-            "len" => ("length", word.parse::<u64>().map_err(|_| usage())?.into()),
-            _ => return Err(usage()),
+        parameters[parameter] = match key {
+            "len" => length(word)?.into(),
+            _ => word.into(),
         };
-        parameters[key] = value;
     }
-    Ok(parameters)
+    if let Some((key, _)) = KEYS[..2].iter().find(|(_, name)| parameters.get(name).is_none()) {
+        return Err(Failure::usage(format!("{key} is missing: {form}")));
+    }
+    ask(client, "Trace", parameters).map_err(|failure| {
+        failure.told_as(|text| {
+            let theirs = KEYS.iter().find_map(|(key, name)| Some((key, text.strip_prefix(name)?)));
+            theirs.map_or(text.to_owned(), |(key, rest)| format!("{key}{rest}"))
+        })
+    })
+}
+
+/// A frame's, from an Ethernet header to the longest that the switch carries.
+fn length(word: &str) -> Result<u64, Failure> {
+    let length = word.parse().ok().filter(|length| (14..=65_557).contains(length));
+    let wanted = || format!("len must be a number from 14 to 65557, not '{word}'");
+    length.ok_or_else(|| Failure::usage(wanted()))
 }
 
 /// All parts of an answer together.

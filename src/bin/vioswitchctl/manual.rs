@@ -2,21 +2,32 @@
 
 use std::fmt::Write;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 use testkit::manual::{DATE, escape, hold_page};
 
-use crate::args::Options;
+use crate::args;
 
 /// What clap does not know.
-const END: &str = ".SH EXIT STATUS\n0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.\n\
-                   .SH FILES\n.I /run/vioswitch/control.sock\n.SH SEE ALSO\n.BR vioswitchd (8),\n\
-                   .BR vioswitch.toml (5)\n";
+const END: &str = "\
+.SH EXIT STATUS
+0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.
+.SH ENVIRONMENT
+.TP
+.B VIOSWITCH_CONTROL
+The control socket, where there is no
+.BR \\-\\-control .
+.SH FILES
+.I /run/vioswitch/control.sock
+.SH SEE ALSO
+.BR vioswitchd (8),
+.BR vioswitch.toml (5)
+";
 
 /// docs/man has the page as it is made; with UPDATE_DOCS it is written.
 #[test]
 fn the_page_is_made_from_the_command_line() {
-    let mut command = Options::command();
+    let mut command = args::command();
     command.build();
     let source = concat!("vioswitch ", env!("CARGO_PKG_VERSION"));
     let man = Man::new(command.clone()).section("8").title("VIOSWITCHCTL").date(DATE);

@@ -23,7 +23,7 @@ pub fn items<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
     answer[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Rows with a title, in columns two blanks apart.
+/// Rows with a title, or without any, in columns two blanks apart.
 pub fn table(title: &[&str], rows: &[Vec<String>]) -> String {
     match tcgetwinsize(std::io::stdout()) {
         Ok(size) if size.ws_col > 0 => fitted(title, rows, size.ws_col),
@@ -37,8 +37,12 @@ const WHOLE: u16 = 20;
 fn fitted(title: &[&str], rows: &[Vec<String>], columns: u16) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(columns).set_header(title.to_vec()).add_rows(rows.to_vec());
-    let (last, widths) = (title.len().saturating_sub(1), table.column_max_content_widths());
+    table.set_width(columns).add_rows(rows.to_vec());
+    if !title.is_empty() {
+        table.set_header(title.to_vec());
+    }
+    let widths = table.column_max_content_widths();
+    let last = widths.len().saturating_sub(1);
     for (n, (column, width)) in table.column_iter_mut().zip(widths).enumerate() {
         column.set_padding((0, if n < last { 2 } else { 0 }));
         if width <= WHOLE {
@@ -49,15 +53,16 @@ fn fitted(title: &[&str], rows: &[Vec<String>], columns: u16) -> String {
 }
 
 fn plain(title: &[&str], rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = title.iter().map(|name| name.chars().count()).collect();
-    for row in rows {
+    let title: Vec<String> = title.iter().map(|name| (*name).to_owned()).collect();
+    let all = Some(&title).filter(|title| !title.is_empty()).into_iter().chain(rows);
+    let mut widths = vec![0; all.clone().map(Vec::len).max().unwrap_or(0)];
+    for row in all.clone() {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut out = String::new();
-    let title = title.iter().map(|name| (*name).to_owned()).collect();
-    for row in std::iter::once(&title).chain(rows) {
+    for row in all {
         let cells: Vec<String> =
             row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         out += cells.join("  ").trim_end();
@@ -68,16 +73,18 @@ fn plain(title: &[&str], rows: &[Vec<String>]) -> String {
 
 /// Names and values below each other.
 pub fn pairs(pairs: &[(&str, String)]) -> String {
-    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 1;
-    pairs.iter().fold(String::new(), |mut out, (name, value)| {
-        let _ = writeln!(out, "{:width$}  {value}", format!("{name}:"));
-        out
-    })
+    let rows = pairs.iter().map(|(name, value)| vec![format!("{name}:"), value.clone()]);
+    table(&[], &rows.collect::<Vec<_>>())
 }
 
 /// `metrics`.
 pub fn metrics(answer: &Value) -> String {
     answer["text"].as_str().unwrap_or_default().to_owned()
+}
+
+/// `port add`, `stream add`: where its socket is.
+pub fn added(answer: &Value) -> String {
+    answer["socket"].as_str().map_or(String::new(), |_| word(&answer["socket"]) + "\n")
 }
 
 /// Nothing is said of what was done.
@@ -102,7 +109,7 @@ pub fn status(answer: &Value) -> String {
     }
     let degraded = items(answer, "degraded");
     if degraded.is_empty() {
-        told.push(("health", "good".to_owned()));
+        told.push(("health", "healthy".to_owned()));
     }
     told.extend(degraded.iter().map(|reason| ("degraded", word(reason))));
     pairs(&told)
@@ -173,10 +180,14 @@ pub fn port(answer: &Value) -> Vec<(&'static str, String)> {
     if !port["interface"].is_null() {
         told.push(("interface", word(&port["interface"])));
     }
-    for key in ["queues", "mtu", "offloads"] {
-        told.push((key, word(&port[key])));
+    for (name, key) in [
+        ("queues", "queues"),
+        ("mtu", "mtu"),
+        ("offloads in", "send_offloads"),
+        ("offloads out", "offloads"),
+    ] {
+        told.push((name, word(&port[key])));
     }
-    told.push(("of the sender", word(&port["send_offloads"])));
     told.push(("flood", word(&port["flood"])));
     let pending = items(port, "pending").iter();
     told.extend(
@@ -239,10 +250,23 @@ pub fn flushed(answer: &Value) -> String {
 
 /// A number as people read it, with three digits: 1.23 M.
 pub fn human(number: f64) -> String {
-    let units = ["", "K", "M", "G", "T"];
-    let (mut number, mut unit) = (number, 0);
-    while number >= 1000.0 && unit + 1 < units.len() {
-        number /= 1000.0;
+    scaled(number, 1000.0, ["", "K", "M", "G", "T"])
+}
+
+/// Bytes of memory: 4.00 KiB.
+pub fn memory(bytes: &Value) -> String {
+    scaled(bytes.as_f64().unwrap_or(0.0), 1024.0, ["", "Ki", "Mi", "Gi", "Ti"]) + "B"
+}
+
+/// Bits a second, of bytes.
+pub fn bits(bytes: &Value) -> String {
+    human(8.0 * bytes.as_f64().unwrap_or(0.0))
+}
+
+fn scaled(mut number: f64, step: f64, units: [&str; 5]) -> String {
+    let mut unit = 0;
+    while number >= step && unit + 1 < units.len() {
+        number /= step;
         unit += 1;
     }
     match (unit, number) {
@@ -259,12 +283,13 @@ pub fn rates(answer: &Value) -> String {
         let mut row = vec![word(&port["name"])];
         for direction in ["in", "out"] {
             let rate = &port["rates"][direction];
-            let keys = ["frames", "bytes", "drops"];
-            row.extend(keys.map(|key| human(rate[key].as_f64().unwrap_or(0.0)).trim().to_owned()));
+            let number = |key: &str| human(rate[key].as_f64().unwrap_or(0.0));
+            let rates = [number("frames"), bits(&rate["bytes"]), number("drops")];
+            row.extend(rates.map(|rate| rate.trim().to_owned()));
         }
         row
     });
-    let title = ["PORT", "IN/s", "B/s", "DROPS/s", "OUT/s", "B/s", "DROPS/s"];
+    let title = ["PORT", "IN f/s", "IN bit/s", "DROPS/s", "OUT f/s", "OUT bit/s", "DROPS/s"];
     table(&title, &rows.collect::<Vec<_>>())
 }
 
@@ -308,6 +333,8 @@ pub fn version(answer: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     const TITLE: [&str; 3] = ["PORT", "COUNT", "MEANING"];
@@ -325,6 +352,37 @@ mod tests {
         assert!(fitted.lines().all(|line| line.chars().count() <= 80), "{fitted}");
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&fitted), words(&plain(&TITLE, &rows())));
+    }
+
+    #[test]
+    fn memory_is_in_binary_units_and_rates_are_in_bits() {
+        for (bytes, told) in [
+            (0, "0 B"),
+            (4096, "4.00 KiB"),
+            (1023 << 10, "1023 KiB"),
+            (512 << 20, "512 MiB"),
+            (3 << 29, "1.50 GiB"),
+        ] {
+            assert_eq!(memory(&bytes.into()), told);
+        }
+        let rate = json!({"frames": 2.0, "bytes": 125_000.0, "drops": 0.0});
+        let told = rates(&json!({"ports": [{"name": "a", "rates": {"in": rate, "out": rate}}]}));
+        let lines: Vec<Vec<&str>> =
+            told.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(lines[0].iter().filter(|word| **word == "bit/s").count() == 2, "{told}");
+        assert_eq!(lines[1].join(" "), "a 2 1.00 M 0 2 1.00 M 0");
+    }
+
+    /// Long values go on below where they began.
+    #[test]
+    fn pairs_fit_a_terminal() {
+        let rows = [("name:", "vm1"), ("features:", &"WORD ".repeat(30))];
+        let rows = rows.map(|(name, value)| vec![name.to_owned(), value.trim_end().to_owned()]);
+        let fitted = fitted(&[], &rows, 50);
+        assert!(fitted.starts_with("name:      vm1\nfeatures:  WORD WORD"), "{fitted}");
+        assert!(fitted.lines().all(|line| line.chars().count() <= 50), "{fitted}");
+        assert!(fitted.lines().skip(2).all(|line| line.starts_with("           WORD")), "{fitted}");
+        assert_eq!(super::plain(&[], &rows[..1]), "name:  vm1\n");
     }
 
     #[test]

@@ -9,12 +9,12 @@ use super::*;
 fn a_port_is_added_and_waited_for() {
     let lab = Lab::new(1, &[]);
     let began = Instant::now();
-    assert_eq!(lab.done(&["port", "add", "vm3", "--wait=listening"]), "");
+    lab.done(&["port", "add", "vm3", "--wait=listening"]);
     println!("port add --wait=listening took {:?}", began.elapsed());
     assert!(lab.socket("vm3.sock").exists());
     let (status, line) = lab.fails(&["port", "wait", "vm3", "--for=up", "--timeout=100ms"]);
     assert_eq!(status, 1, "{line}");
-    assert!(line.starts_with("not in time: the port is listening; see "), "{line}");
+    assert!(line.starts_with("timed out: the port is still listening; see "), "{line}");
     let waiting = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| lab.done(&["port", "wait", "p0"]));
         let vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
@@ -52,6 +52,9 @@ fn drops_come_with_what_to_do() {
     let drop = &told()[0];
     assert_eq!((&drop["reason"], &drop["direction"]), (&json!("reserved"), &json!("in")));
     let page = include_str!("../../../docs/counters.md");
+    let reasons = lab.client().call("GetDropReasons", json!({}))["parameters"]["reasons"].clone();
+    let reserved = reasons.as_array().unwrap().iter().find(|one| one["name"] == "reserved");
+    assert_eq!(reserved.expect("reserved")["directions"], json!(["in"]), "{reasons}");
     for key in ["meaning", "advice"] {
         let text = drop[key].as_str().unwrap();
         assert!(!text.is_empty() && page.contains(text), "{drop}");
@@ -73,7 +76,9 @@ fn drops_come_with_what_to_do() {
     }
     assert_eq!(printed(&lab, &["port", "list"], 80), lab.done(&["port", "list"]));
     let shown = lab.done(&["port", "show", "p0", "--rate"]);
-    for words in ["VIRTIO_F_VERSION_1", "MEMORY", "anonymous", "running", "rate in:", "frames/s"] {
+    for words in
+        ["VIRTIO_F_VERSION_1", "MEMORY", "anonymous", "running", "rate in:", "bit/s", "KiB"]
+    {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     lab.d.stop();
