@@ -207,7 +207,7 @@ impl fmt::Display for What {
             What::PortPlugged { uid } => write!(f, "added for the socket of uid {uid}"),
             What::PortDeleted => f.write_str("removed"),
             What::PlugRefused { file, uid, why } => {
-                write!(f, "plug: {file} of uid {uid} becomes no port: {why}")
+                write!(f, "plug: {file} of uid {uid} is not made a port: {why}")
             }
             What::Attached { pid, uid, features } => {
                 write!(f, "front-end attached (pid {pid} uid {uid}), features {features:#x}")

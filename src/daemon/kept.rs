@@ -206,11 +206,13 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
         (Some(entry), Some(settings)) if words(&entry.settings) == *settings => entry.origin,
         (None, Some(_)) if now.is_none() => return Ok(()),
         (None, Some(_)) => {
-            return Err("was changed, and the configuration has it no more".to_owned());
+            return Err("was changed, and the configuration no longer has it".to_owned());
         }
         (Some(entry), _) => {
             let by = entry.origin.name();
-            return Err(format!("what the configuration says (origin {by}) wins over the change"));
+            return Err(format!(
+                "the configuration (origin {by}) has changed since and is in force"
+            ));
         }
     };
     if let Some(now) = &now {

@@ -221,8 +221,8 @@ fn the_configuration_wins_over_what_was_added() {
     assert_eq!(kept.lab.json(&["port", "show", "r1"])["port"]["origin"], "file");
     let degraded = kept.degraded();
     for words in [
-        "port f1: what the configuration says (origin file) wins over the change",
-        "port r1: what the configuration says (origin file) wins",
+        "port f1: the configuration (origin file) has changed since and is in force",
+        "port r1: the configuration (origin file) has changed since and is in force",
         "port r2: is left out: socket ",
         "port r3: is left out: mac 02:00:00:00:00:03 is already used by f3",
     ] {

@@ -129,17 +129,17 @@ fn what_is_no_socket_or_has_a_name_that_is_taken_is_refused() {
     p.comes_to(&["good"]);
     for words in [
         r#"plug: "p0" of uid "#,
-        r#"becomes no port: the name is taken"#,
+        r#"is not made a port: the name is taken"#,
         r#"plug: "link" of uid "#,
-        r#"becomes no port: it is no socket"#,
+        r#"is not made a port: it is no socket"#,
         r#"plug: "file" of uid "#,
         r#"plug: ".hidden" of uid "#,
         r#"plug: "a b\n" of uid "#,
-        "becomes no port: a port's name is 1 to 64 letters",
+        "is not made a port: a port's name is 1 to 64 letters",
     ] {
         p.says(words);
     }
-    let refused = |p: &Plugged| p.lab.d.log().matches(" becomes no port: ").count();
+    let refused = |p: &Plugged| p.lab.d.log().matches(" is not made a port: ").count();
     std::thread::sleep(Duration::from_millis(2_500));
     assert_eq!(refused(&p), 6, "each is told of once: {}", p.lab.d.log());
     let events = p.lab.done(&["events", "--since", "all"]);
@@ -177,7 +177,7 @@ fn a_port_whose_listener_died_goes_and_the_file_stays() {
     p.says(r#"plug: "dead" of uid "#);
     p.says("it cannot be connected to for 5 s (Connection refused");
     std::thread::sleep(Duration::from_millis(2_500));
-    assert_eq!(p.lab.d.log().matches(" becomes no port: ").count(), 1);
+    assert_eq!(p.lab.d.log().matches(" is not made a port: ").count(), 1);
     assert_eq!(p.ports(), ["alive"]);
     fs::remove_file(p.path("dead")).expect("remove");
     let _again = p.listen("dead");
@@ -208,7 +208,7 @@ fn a_flood_of_names_is_bounded() {
     net.finish();
     names.iter().for_each(|name| fs::remove_file(plug.join(name)).expect("remove"));
     p.comes_to(&[]);
-    let told = p.lab.d.log().matches(" becomes no port: ").count();
+    let told = p.lab.d.log().matches(" is not made a port: ").count();
     assert!((1..=20).contains(&told), "{told}");
     let _late = p.listen("late");
     p.comes_to(&["late"]);
