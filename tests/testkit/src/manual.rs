@@ -59,7 +59,7 @@ pub fn hold(root: &str, file: &str, text: &str) {
         std::fs::write(&path, text).expect("write");
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == text, "{file} is old: UPDATE_DOCS=1 cargo test --lib --bins manual");
+    assert!(found == text, "{file} is old: UPDATE_DOCS=1 cargo test --lib --bins");
 }
 
 /// Holds a manual page, of which mandoc has nothing to say either.
