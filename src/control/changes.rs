@@ -53,8 +53,8 @@ impl Switch {
         if let Some(Endpoint::Fd(_)) = there.endpoint() {
             // No file, and no later process by what is kept, could say it again.
             return Err(Fault::refused(&format!(
-                "port '{name}' cannot be changed: it has an inherited descriptor (--fd); vioswitchd \
-                 --port {name},socket=PATH makes one that can"
+                "port '{name}' cannot be changed: it has an inherited descriptor (--fd); \
+                 vioswitchd --port {name},socket=PATH makes one that can"
             )));
         }
         let before = there.words();

@@ -65,7 +65,7 @@ pub enum Command {
         #[command(subcommand)]
         command: Stream,
     },
-    /// What the switch is told to be: what is in force, and reading its files again
+    /// The configuration in force, and reading its files again
     Config {
         #[command(subcommand)]
         command: Config,
@@ -75,16 +75,16 @@ pub enum Command {
         #[command(subcommand)]
         command: Fdb,
     },
-    /// Counters of all ports, with the drops by their reason, and of the workers
+    /// Show counters of all ports, with the drops by their reason, and of the workers
     Stats {
-        /// Rates instead, again and again
+        /// Print rates instead, once in so many seconds
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
               value_parser = duration)]
         watch: Option<Duration>,
     },
     /// Rates, drops and workers on a screen that renews itself
     Top {
-        /// How often
+        /// How often it renews itself
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
         every: Duration,
     },
@@ -98,11 +98,11 @@ pub enum Command {
     Health,
     /// The threads of the data path, and how busy they are
     Worker {
-        /// Over a second, instead of since the switch began
+        /// Measure for a second, instead of since the switch started
         #[arg(long)]
         rate: bool,
     },
-    /// The versions of this program and of the switch
+    /// Show the versions of this program and of the switch
     Version,
     /// What may stand next, for the shells' completion
     #[command(hide = true)]
@@ -132,10 +132,10 @@ pub enum Command {
     Metrics,
     /// What happened: ports, front-ends, drops, addresses that moved
     Events {
-        /// Those after the event of this number, or "all" that are kept
+        /// Print those after the event of this number, or "all" that are kept
         #[arg(long, value_name = "NUMBER|all", value_parser = since)]
         since: Option<Since>,
-        /// Go on with new ones as they come; without --since behind the last ten
+        /// Print new ones as they come; without --since begin with the last ten
         #[arg(long, short)]
         follow: bool,
     },
@@ -155,6 +155,26 @@ fn since(text: &str) -> Result<Since, String> {
         "all" => Ok(Since::All),
         text => text.parse().map(Since::Number).map_err(|_| "a number, or all".to_owned()),
     }
+}
+
+/// A port, TAP or stream that is shown.
+#[derive(Debug, clap::Args)]
+pub struct Shown {
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Also measure its rates, for a second
+    #[arg(long)]
+    pub rate: bool,
+}
+
+/// One that is deleted.
+#[derive(Debug, clap::Args)]
+pub struct Deleted {
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Succeed if there is none of this name
+    #[arg(long)]
+    pub if_exists: bool,
 }
 
 /// How far a port is.
@@ -198,25 +218,19 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Subcommand)]
 pub enum Port {
-    /// All ports, TAPs and streams
+    /// List all ports, TAPs and streams
     List {
         /// Their names alone
         #[arg(long)]
         names: bool,
     },
-    /// All that is known of one
-    Show {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// And what crosses it, measured for a second
-        #[arg(long)]
-        rate: bool,
-    },
+    /// Show all that is known of one
+    Show(Shown),
     /// Wait until its socket is there, or a VM is attached
     Wait {
         #[arg(value_name = "NAME")]
         name: String,
-        /// How far it is to be
+        /// The state to wait for
         #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
         state: State,
         /// How long to wait, such as 500ms, 30s or 5m
@@ -233,10 +247,10 @@ pub enum Port {
         /// mtu, platform, feature-level, memory
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
-        /// A port of this name will do if it has these settings
+        /// Succeed if there is one of this name with these settings
         #[arg(long)]
         may_exist: bool,
-        /// Wait until it is so far
+        /// Wait until it has this state
         #[arg(long, value_name = "STATE", value_enum)]
         wait: Option<State>,
         /// How long to wait, such as 500ms, 30s or 5m
@@ -255,27 +269,15 @@ pub enum Port {
         settings: Vec<String>,
     },
     /// Disconnect its front-end and take it away
-    Del {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// None of this name is as good
-        #[arg(long)]
-        if_exists: bool,
-    },
+    Del(Deleted),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Tap {
-    /// All TAPs
+    /// List all TAPs
     List,
-    /// All that is known of one
-    Show {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// And what crosses it, measured for a second
-        #[arg(long)]
-        rate: bool,
-    },
+    /// Show all that is known of one
+    Show(Shown),
     /// Add a TAP; the keys are those of vioswitchd --tap
     Add {
         #[arg(value_name = "NAME")]
@@ -283,7 +285,7 @@ pub enum Tap {
         /// ifname (required), queues, offload, flood, mtu
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
-        /// A port of this name will do if it has these settings
+        /// Succeed if there is one of this name with these settings
         #[arg(long)]
         may_exist: bool,
     },
@@ -296,27 +298,15 @@ pub enum Tap {
         settings: Vec<String>,
     },
     /// Take it away, and its interface if the switch made it
-    Del {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// None of this name is as good
-        #[arg(long)]
-        if_exists: bool,
-    },
+    Del(Deleted),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Stream {
-    /// All streams
+    /// List all streams
     List,
-    /// All that is known of one
-    Show {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// And what crosses it, measured for a second
-        #[arg(long)]
-        rate: bool,
-    },
+    /// Show all that is known of one
+    Show(Shown),
     /// Add a stream; the keys are those of vioswitchd --stream
     ///
     /// Without socket=PATH it is NAME.sock beside the control socket.
@@ -326,7 +316,7 @@ pub enum Stream {
         /// socket, mode, socket-mode, socket-group, mac (repeatable), flood, mtu
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
-        /// A port of this name will do if it has these settings
+        /// Succeed if there is one of this name with these settings
         #[arg(long)]
         may_exist: bool,
     },
@@ -339,24 +329,18 @@ pub enum Stream {
         settings: Vec<String>,
     },
     /// Disconnect its peer and take it away
-    Del {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// None of this name is as good
-        #[arg(long)]
-        if_exists: bool,
-    },
+    Del(Deleted),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Config {
-    /// All ports, TAPs and streams that are in force, as in a file
+    /// Show all ports, TAPs and streams that are in force, as in a file
     Show,
     /// What a reload would do, and when each change takes effect
     Diff,
     /// Read the files again and do what differs; nothing if there is an error in them
     Reload {
-        /// Go back after so many seconds, or at the next start, unless config confirm comes before
+        /// Undo it after so many seconds, or at the next start, unless config confirm is run before
         #[arg(long, value_name = "SECONDS")]
         confirm: Option<u32>,
     },
@@ -366,12 +350,12 @@ pub enum Config {
 
 #[derive(Debug, Subcommand)]
 pub enum Fdb {
-    /// Which address lives on which port
+    /// Show which address lives on which port
     Show {
         #[command(flatten)]
         of: Of,
     },
-    /// Tie an address to a port, until the port goes
+    /// Tie an address to a port, until the port is deleted
     Add {
         mac: String,
         #[arg(value_name = "NAME")]

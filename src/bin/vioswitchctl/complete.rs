@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::client::Client;
 use crate::list;
+use crate::show::items;
 
 /// Where the words lead: a command, how much was given to it, and an option that wants its value.
 struct Place<'a> {
@@ -105,7 +106,7 @@ fn names(words: &[&str], default: &Path) -> Vec<String> {
     let ports = Client::connect(&path)
         .and_then(|mut client| list(&mut client, "ListPorts", "ports", json!({})));
     let ports = ports.unwrap_or_default();
-    let names = ports["ports"].as_array().into_iter().flatten();
+    let names = items(&ports, "ports").iter();
     names.filter_map(|port| port["name"].as_str().map(str::to_owned)).collect()
 }
 

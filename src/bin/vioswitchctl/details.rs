@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::show::{bits, human, items, memory, pairs, port, table, word};
+use crate::show::{bits, human, items, memory, number, pairs, port, table, word};
 
 /// The answer of `GetPortDetails`, with rates if they were measured.
 pub fn show(answer: &Value) -> String {
@@ -47,7 +47,7 @@ pub fn show(answer: &Value) -> String {
 }
 
 fn rates(rate: &Value) -> String {
-    let of = |key: &str| human(rate[key].as_f64().unwrap_or(0.0)).trim_end().to_owned();
+    let of = |key: &str| human(number(&rate[key])).trim_end().to_owned();
     format!("{} frames/s, {}bit/s, {} drops/s", of("frames"), bits(&rate["bytes"]), of("drops"))
 }
 

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::args::Since;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::word;
+use crate::show::{items, word};
+use crate::{SWITCH, ask};
 
 /// Events that `--follow` begins with, as journalctl(1) does.
 const FIRST: u64 = 10;
@@ -15,7 +16,6 @@ const FIRST: u64 = 10;
 /// Prints events as they come; with `follow` until the switch ends or nobody reads any more.
 pub fn run(
     client: &mut Client,
-    interface: &str,
     since: Option<Since>,
     follow: bool,
     as_json: bool,
@@ -24,7 +24,7 @@ pub fn run(
         Some(Since::All) => 0,
         Some(Since::Number(number)) => number,
         None if follow => {
-            let status = client.call(&format!("{interface}.GetStatus"), json!({}))?;
+            let status = ask(client, "GetStatus", json!({}))?;
             status["events"].as_u64().unwrap_or(0).saturating_sub(FIRST)
         }
         None => 0,
@@ -32,7 +32,7 @@ pub fn run(
     // Nothing may happen for days.
     client.be_patient(follow)?;
     let parameters = json!({"since": since, "follow": follow});
-    client.call_more_while(&format!("{interface}.Events"), parameters, |part| {
+    client.call_more_while(&format!("{SWITCH}.Events"), parameters, |part| {
         let lost = part["lost"].as_u64().unwrap_or(0);
         // Asking for all that is kept is no complaint about the rest.
         let lost = if lost > 0 && since > 0 { Some(lost) } else { None };
@@ -49,7 +49,7 @@ fn print(part: &Value, lost: Option<u64>, as_json: bool) -> io::Result<()> {
             false => writeln!(out, "[{lost} events are not kept any more]")?,
         }
     }
-    for event in part["events"].as_array().into_iter().flatten() {
+    for event in items(part, "events") {
         match as_json {
             true => writeln!(out, "{event}")?,
             false => writeln!(out, "{}", line(event))?,

@@ -13,9 +13,11 @@ use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::SWITCH;
 use crate::client::{Client, Next};
 use crate::failure::Failure;
 use crate::pcapng::{Frame, Writer};
+use crate::show::items;
 
 /// What `-w` has for standard output.
 const STDOUT: &str = "-";
@@ -59,7 +61,7 @@ enum Output {
 
 impl Capture {
     /// Runs until its end.
-    pub fn run(&self, client: &mut Client, json: bool, switch: &str) -> Result<(), Failure> {
+    pub fn run(&self, client: &mut Client, json: bool) -> Result<(), Failure> {
         let filter = self.filter.as_deref().map(compile).transpose()?;
         let mut parameters = json!({
             "ports": self.ports,
@@ -73,7 +75,7 @@ impl Capture {
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| cannot(&e))?;
         }
-        client.begin(&format!("{switch}.Capture"), parameters)?;
+        client.begin(&format!("{SWITCH}.Capture"), parameters)?;
         // It answers once it has begun, or says why not: then nothing is written.
         if !matches!(client.next(&stop)?, Next::Part(..)) {
             return Ok(());
@@ -132,7 +134,7 @@ impl Capture {
             }
             let mut now_lost = part["lost"].as_u64().unwrap_or(0);
             *lost += now_lost;
-            let packets = part["packets"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let packets = items(&part, "packets");
             for packet in packets.iter().take(usize::try_from(most - *told).unwrap_or(usize::MAX)) {
                 *told += 1;
                 match output.write(packet, std::mem::take(&mut now_lost)) {

@@ -8,12 +8,8 @@ use serde_json::{Value, json};
 use crate::args::State;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::items;
+use crate::show::{items, number};
 use crate::{SWITCH, ask, list};
-
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or(0.0)
-}
 
 /// What all ports and workers count.
 pub fn stats(client: &mut Client) -> Result<Value, Failure> {
@@ -65,9 +61,8 @@ pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), 
         std::thread::sleep(every);
         let (after, now) = (stats(client)?, Instant::now());
         let seconds = (now - began).as_secs_f64();
-        let old = before["ports"].as_array().cloned().unwrap_or_default();
-        let ports = after["ports"].as_array().into_iter().flatten().map(|port| {
-            let known = old.iter().find(|old| old["name"] == port["name"]);
+        let ports = items(&after, "ports").iter().map(|port| {
+            let known = items(&before, "ports").iter().find(|old| old["name"] == port["name"]);
             json!({"name": port["name"], "rates": rates(known.unwrap_or(port), port, seconds)})
         });
         let told = json!({"seconds": seconds, "ports": ports.collect::<Vec<Value>>()});
@@ -87,10 +82,7 @@ pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), 
 pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> {
     let ports = match port {
         Some(name) => vec![ask(client, "GetPort", json!({"name": name}))?["port"].clone()],
-        None => {
-            let all = list(client, "ListPorts", "ports", json!({}))?;
-            all["ports"].as_array().cloned().unwrap_or_default()
-        }
+        None => items(&list(client, "ListPorts", "ports", json!({}))?, "ports").to_vec(),
     };
     let reasons = match ask(client, "GetDropReasons", json!({})) {
         // A switch of an earlier version knows their names alone.
@@ -125,9 +117,9 @@ pub fn metrics(client: &mut Client) -> Result<Value, Failure> {
 /// `health`: why the switch does not serve all that it was told to.
 pub fn health(client: &mut Client) -> Result<Value, Failure> {
     let status = ask(client, "GetStatus", json!({}))?;
-    let mut reasons = status["degraded"].as_array().cloned().unwrap_or_default();
+    let mut reasons = items(&status, "degraded").to_vec();
     let ports = list(client, "ListPorts", "ports", json!({}))?;
-    for port in ports["ports"].as_array().into_iter().flatten() {
+    for port in items(&ports, "ports") {
         if port["state"] == "gone" {
             let (name, interface) = (&port["name"], &port["interface"]);
             let text = format!("tap {name}: the interface {interface} is gone");

@@ -1,8 +1,8 @@
 //! vioswitchctl: shows and changes a switch while it runs, by its control socket.
 //!
 //! Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted. A failure is one line
-//! that says what to do next. Tables are for people; `--json` is what the switch said, and a failure
-//! as an object on standard error, for programs.
+//! that says what to do next. Tables are for people. With `--json` programs get what the switch
+//! said, and a failure as an object on standard error.
 
 mod args;
 mod attach;
@@ -101,7 +101,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
             return Ok((String::new(), 0));
         }
         Command::Events { since, follow } => {
-            events::run(&mut client, SWITCH, *since, *follow, options.json)?;
+            events::run(&mut client, *since, *follow, options.json)?;
             return Ok((String::new(), 0));
         }
         Command::Trace { port, frame } => (trace(&mut client, port, frame)?, why::trace),
@@ -118,7 +118,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         Command::Doctor(doctor) => return doctor.run(&mut client, options.json),
         Command::Attach(attach) => return Ok((attach.run(&mut client, options.json)?, 0)),
         Command::Capture(capture) => {
-            capture.run(&mut client, options.json, SWITCH)?;
+            capture.run(&mut client, options.json)?;
             return Ok((String::new(), 0));
         }
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
@@ -152,7 +152,7 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
             let table = if *names { show::names } else { show::ports };
             (list(client, "ListPorts", "ports", json!({}))?, table)
         }
-        Port::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
+        Port::Show(one) => (look::port(client, &one.name, one.rate)?, details::show),
         Port::Wait { name, state, timeout } => {
             (look::wait(client, name, *state, *timeout)?, show::nothing)
         }
@@ -168,7 +168,7 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
         Port::Set { name, settings } => {
             (ask(client, "SetPort", changed(name, settings)?)?, show::changes)
         }
-        Port::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+        Port::Del(one) => (delete(client, &one.name, one.if_exists)?, show::nothing),
     })
 }
 
@@ -176,14 +176,14 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
 fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
     Ok(match command {
         Tap::List => (look::of_kind(client, "tap")?, show::ports),
-        Tap::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
+        Tap::Show(one) => (look::port(client, &one.name, one.rate)?, details::show),
         Tap::Add { name, settings, may_exist } => {
             (ask(client, "AddTap", new_port(name, settings, *may_exist)?)?, show::nothing)
         }
         Tap::Set { name, settings } => {
             (ask(client, "SetTap", changed(name, settings)?)?, show::changes)
         }
-        Tap::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+        Tap::Del(one) => (delete(client, &one.name, one.if_exists)?, show::nothing),
     })
 }
 
@@ -191,14 +191,14 @@ fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
 fn stream(client: &mut Client, command: &Stream) -> Result<Told, Failure> {
     Ok(match command {
         Stream::List => (look::of_kind(client, "stream")?, show::ports),
-        Stream::Show { name, rate } => (look::port(client, name, *rate)?, details::show),
+        Stream::Show(one) => (look::port(client, &one.name, one.rate)?, details::show),
         Stream::Add { name, settings, may_exist } => {
             (ask(client, "AddStream", new_port(name, settings, *may_exist)?)?, show::added)
         }
         Stream::Set { name, settings } => {
             (ask(client, "SetStream", changed(name, settings)?)?, show::changes)
         }
-        Stream::Del { name, if_exists } => (delete(client, name, *if_exists)?, show::nothing),
+        Stream::Del(one) => (delete(client, &one.name, one.if_exists)?, show::nothing),
     })
 }
 
@@ -234,10 +234,13 @@ fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
 }
 
 fn delete(client: &mut Client, name: &str, if_exists: bool) -> Result<Value, Failure> {
-    accept(ask(client, "DeletePort", json!({"name": name})), if_exists, "NoSuchPort")
+    match ask(client, "DeletePort", json!({"name": name})) {
+        Err(failure) if if_exists && failure.is(SWITCH, "NoSuchPort") => Ok(json!({})),
+        answer => answer,
+    }
 }
 
-/// `trace PORT src=MAC dst=MAC len=BYTES`. What is wrong is told by these keys, not by the switch's.
+/// `trace PORT src=MAC dst=MAC len=BYTES`. Errors name these keys, not the switch's parameters.
 fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<Value, Failure> {
     const KEYS: [(&str, &str); 3] = [("src", "source"), ("dst", "destination"), ("len", "length")];
     let form = "a frame is src=MAC dst=MAC [len=BYTES]";
@@ -279,14 +282,6 @@ fn list(client: &mut Client, method: &str, key: &str, parameters: Value) -> Resu
         }
     })?;
     Ok(json!({key: all}))
-}
-
-/// Takes an error that says that all is as it should be for done.
-fn accept(answer: Result<Value, Failure>, may: bool, name: &str) -> Result<Value, Failure> {
-    match answer {
-        Err(failure) if may && failure.is(SWITCH, name) => Ok(json!({})),
-        answer => answer,
-    }
 }
 
 /// What is to be added.

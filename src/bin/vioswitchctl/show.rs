@@ -23,6 +23,10 @@ pub fn items<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
     answer[key].as_array().map_or(&[], Vec::as_slice)
 }
 
+pub fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
 /// Rows with a title, or without any, in columns two blanks apart.
 pub fn table(title: &[&str], rows: &[Vec<String>]) -> String {
     match tcgetwinsize(std::io::stdout()) {
@@ -219,8 +223,8 @@ pub fn stats(answer: &Value) -> String {
     let title = ["PORT", "IN", "BYTES", "OUT", "BYTES", "DROPS IN", "DROPS OUT"];
     let ports = table(&title, &rows.collect::<Vec<_>>());
     let rows = items(answer, "workers").iter().map(|worker| {
-        let busy = worker["busy_cycles"].as_f64().unwrap_or(0.0);
-        let seconds = busy / answer["cycles_per_second"].as_f64().unwrap_or(1.0).max(1.0);
+        let busy = number(&worker["busy_cycles"]);
+        let seconds = busy / number(&answer["cycles_per_second"]).max(1.0);
         let mut row: Vec<String> = ["number", "frames", "bursts", "wakeups", "signals"]
             .map(|key| word(&worker[key]))
             .into();
@@ -255,12 +259,12 @@ pub fn human(number: f64) -> String {
 
 /// Bytes of memory: 4.00 KiB.
 pub fn memory(bytes: &Value) -> String {
-    scaled(bytes.as_f64().unwrap_or(0.0), 1024.0, ["", "Ki", "Mi", "Gi", "Ti"]) + "B"
+    scaled(number(bytes), 1024.0, ["", "Ki", "Mi", "Gi", "Ti"]) + "B"
 }
 
 /// Bits a second, of bytes.
 pub fn bits(bytes: &Value) -> String {
-    human(8.0 * bytes.as_f64().unwrap_or(0.0))
+    human(8.0 * number(bytes))
 }
 
 fn scaled(mut number: f64, step: f64, units: [&str; 5]) -> String {
@@ -283,8 +287,8 @@ pub fn rates(answer: &Value) -> String {
         let mut row = vec![word(&port["name"])];
         for direction in ["in", "out"] {
             let rate = &port["rates"][direction];
-            let number = |key: &str| human(rate[key].as_f64().unwrap_or(0.0));
-            let rates = [number("frames"), bits(&rate["bytes"]), number("drops")];
+            let each = |key: &str| human(number(&rate[key]));
+            let rates = [each("frames"), bits(&rate["bytes"]), each("drops")];
             row.extend(rates.map(|rate| rate.trim().to_owned()));
         }
         row
@@ -315,7 +319,7 @@ pub fn health(answer: &Value) -> String {
 /// `worker`.
 pub fn workers(answer: &Value) -> String {
     let rows = items(answer, "workers").iter().map(|worker| {
-        let busy = format!("{:.1} %", worker["busy"].as_f64().unwrap_or(0.0) * 100.0);
+        let busy = format!("{:.1} %", number(&worker["busy"]) * 100.0);
         let mut row = vec![word(&worker["number"]), busy];
         let keys = ["turns", "bursts", "frames", "wakeups", "empty_wakeups", "signals", "moves"];
         row.extend(keys.map(|key| word(&worker[key])));

@@ -118,7 +118,9 @@ fn the_environment_names_the_control_socket() {
     let (status, line) = failure(run(&other, &["status"]));
     assert!(status == 3 && line.contains(&other.display().to_string()), "{line}");
     let option = format!("--control={}", lab.path.display());
-    assert_eq!(names(run(&other, &[&option, "port", "list", "--names"])), "p0\np1\n");
+    for args in [&[&option, "port", "list", "--names"][..], &["port", "list", "--names", &option]] {
+        assert_eq!(names(run(&other, args)), "p0\np1\n");
+    }
     // Set to nothing it says nothing.
     let (status, line) = failure(run(Path::new(""), &["status"]));
     assert!(status != 2, "{line}");

@@ -263,10 +263,7 @@ fn the_json_of_each_command_has_its_keys() {
     ];
     same_keys(&stats["workers"][0], &worker, &[]);
     let mac = "mac=02:00:00:00:00:99";
-    assert_eq!(
-        lab.json(&["port", "add", "x", mac]),
-        json!({"number": 2, "socket": lab.socket("x.sock")})
-    );
+    same_keys(&lab.json(&["port", "add", "x", mac]), &["number", "socket"], &[]);
     let addresses = lab.json(&["fdb", "show", "--port", "x"]);
     same_keys(&addresses, &["addresses"], &[]);
     same_keys(&addresses["addresses"][0], &["mac", "port", "static", "origin"], &[]);

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::show::{items, number};
+
 /// Rates that are remembered of each port, for its curve.
 pub const HISTORY: usize = 60;
 /// Characters of a filter.
@@ -88,10 +90,6 @@ pub struct Model {
     pub failure: Option<String>,
 }
 
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or(0.0)
-}
-
 impl Model {
     /// Takes a look at the switch of `now` over.
     pub fn update(&mut self, all: Value, now: Instant) {
@@ -104,12 +102,11 @@ impl Model {
             true => (number(after) - number(before)).max(0.0) / seconds,
             false => 0.0,
         };
-        let items = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
         let old = items(before, "ports");
         let mut rows = Vec::new();
         for port in items(&all, "ports") {
             // One that came since has had no time to do anything.
-            let known = old.iter().find(|old| old["number"] == port["number"]).unwrap_or(&port);
+            let known = old.iter().find(|old| old["number"] == port["number"]).unwrap_or(port);
             let rate = |key: &str| Rate {
                 frames: each(&known[key]["frames"], &port[key]["frames"]),
                 bits: 8.0 * each(&known[key]["bytes"], &port[key]["bytes"]),

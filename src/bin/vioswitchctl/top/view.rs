@@ -8,7 +8,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use super::model::{HISTORY, Model, Row, Sort};
-use crate::show::human;
+use crate::show::{human, items};
 
 /// The height of a curve, by eighths.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -108,7 +108,7 @@ fn lines(items: impl IntoIterator<Item = String>, width: u16, style: Style) -> V
 /// The switch and its workers.
 fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
     let number = |key: &str| model.status[key].as_u64().unwrap_or(0);
-    let (up, degraded) = (number("uptime"), &model.status["degraded"]);
+    let up = number("uptime");
     let version = model.status["version"].as_str().unwrap_or("?");
     let mut first = vec![
         format!("vioswitch {version}"),
@@ -116,7 +116,7 @@ fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
     ];
     first.extend(["ports", "taps", "addresses"].map(|key| format!("{key} {}", number(key))));
     let mut style = Style::new().bold();
-    match degraded.as_array().map_or(0, Vec::len) {
+    match items(&model.status, "degraded").len() {
         0 => {}
         count => {
             first.push(format!("degraded: {count}, see vioswitchctl status"));
