@@ -86,12 +86,17 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
     if let Command::Network(wanted) = &options.command {
         return Ok((wanted.run(&options.control, options.json)?, 0));
     }
+    if let Command::Doctor(doctor) = &options.command {
+        return doctor.run(&options.control, options.json);
+    }
     let mut client = Client::connect(&options.control)?;
     let (answer, table): Told = match &options.command {
         Command::Metrics => (look::metrics(&mut client)?, show::metrics),
-        Command::Complete { .. } | Command::Top { .. } | Command::Run(_) | Command::Network(_) => {
-            (json!({}), show::nothing)
-        }
+        Command::Complete { .. }
+        | Command::Top { .. }
+        | Command::Run(_)
+        | Command::Network(_)
+        | Command::Doctor(_) => (json!({}), show::nothing),
         Command::Health => (look::health(&mut client)?, show::health),
         Command::Drops { port } => (look::drops(&mut client, port.as_deref())?, show::dropped),
         Command::Worker { rate } => (look::workers(&mut client, *rate)?, show::workers),
@@ -115,7 +120,6 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
             print(&text);
             return if report.is_clear() { Ok((String::new(), 0)) } else { Err(Failure::told()) };
         }
-        Command::Doctor(doctor) => return doctor.run(&mut client, options.json),
         Command::Attach(attach) => return Ok((attach.run(&mut client, options.json)?, 0)),
         Command::Capture(capture) => {
             capture.run(&mut client, options.json)?;

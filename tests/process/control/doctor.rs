@@ -57,19 +57,24 @@ impl Process {
         Process(command.spawn().expect("start"))
     }
 
-    /// One of this user that has a socket in its command line, as a front-end that is to connect.
-    fn naming(socket: &Path, user: u32) -> Process {
-        let word = format!("socket,path={}", socket.display());
-        let ids = [format!("--reuid={user}"), format!("--regid={user}")];
+    /// One of this user and group that has a socket in its command line, as a front-end that is to
+    /// connect.
+    fn naming(socket: &Path, user: u32, group: u32) -> Process {
+        let ids = [format!("--reuid={user}"), format!("--regid={group}")];
         let mut command = Command::new("setpriv");
-        Process::start(command.args(ids).args([
-            "--clear-groups",
-            "sh",
-            "-c",
-            "sleep 60 & wait",
-            "sh",
-            &word,
-        ]))
+        Process::waiting(command.args(ids).arg("--clear-groups"), "", socket)
+    }
+
+    /// One that does this as `command` has it, and then waits, with a socket in its command line.
+    fn waiting(command: &mut Command, first: &str, socket: &Path) -> Process {
+        let word = format!("socket,path={}", socket.display());
+        let process =
+            Process::start(command.args(["sh", "-c", &format!("{first} sleep 60 & wait"), &word]));
+        // It has begun to wait when it has a child.
+        let children = format!("/proc/{0}/task/{0}/children", process.0.id());
+        let waits = || std::fs::read_to_string(&children).is_ok_and(|all| !all.is_empty());
+        assert!(wait_for(LOST, waits), "it does not start");
+        process
     }
 }
 
@@ -174,7 +179,12 @@ fn faults_of_guests_are_found() {
     if !is_root() {
         return skip("other users' processes need root");
     }
-    let ports: Vec<&str> = (0..11).map(|n| if n == 2 { ",mtu=1000" } else { "" }).collect();
+    let keys = |n| match n {
+        2 => ",mtu=1000",
+        9 => ",socket-mode=0600",
+        _ => "",
+    };
+    let ports: Vec<&str> = (0..11).map(keys).collect();
     let lab = Lab::with_ports(&ports, &[]);
     let socket = |n: usize| lab.d.socket(n);
     let mut vms: Vec<Vm> = (0..5u8)
@@ -209,9 +219,9 @@ fn faults_of_guests_are_found() {
     lab.done(&["port", "add", "x", &format!("socket={}", inside.display()), "socket-mode=0666"]);
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).expect("mode");
     let processes = [
-        Process::naming(&socket(9), 65534),
-        Process::naming(&inside, 65534),
-        Process::naming(&socket(0), 0),
+        Process::naming(&socket(9), 65534, 0),
+        Process::naming(&inside, 65534, 0),
+        Process::naming(&socket(0), 0, 0),
     ];
 
     let expected = of_guests(has_disk, has_huge);
@@ -229,6 +239,128 @@ fn faults_of_guests_are_found() {
     drop((processes, private, fe));
     let text = String::from_utf8(lab.ctl(&["doctor", "p4"]).stdout).expect("UTF-8");
     assert!(text.contains("WARN  offloads-in-software  p4: its receiver lacks"), "{text}");
+}
+
+/// Anybody may write a socket into a command line, and a container may have another one at the same
+/// path: neither is a finding.
+#[test]
+fn a_command_line_alone_is_no_evidence() {
+    if !is_root() {
+        return skip("other users' processes need root");
+    }
+    let lab = Lab::with_ports(&["", ",socket-mode=0600"], &[]);
+    let [attached, closed] = [lab.d.socket(0), lab.d.socket(1)];
+    let vm = Vm::connect(&attached, VmConfig::new(0));
+    let elsewhere = |first: &str| {
+        let mut command = Command::new("unshare");
+        Process::waiting(command.arg("--mount"), first, &attached)
+    };
+    let hidden =
+        format!("mount -t tmpfs none {0} && : >{1} &&", lab.d.dir().display(), attached.display());
+    let strangers = [
+        Process::naming(&attached, 65534, 65534),
+        Process::naming(&closed, 65534, 65534),
+        elsewhere(&hidden),
+    ];
+    let output = lab.ctl(&["--json", "doctor"]);
+    let mut found = read(&output);
+    found.retain(|(_, code)| code != BUSY);
+    assert_eq!(found, Codes::new());
+    drop(strangers);
+
+    // Of the group, and with the same socket: warned of, and no directory is to be opened to all.
+    let others = [Process::naming(&closed, 65534, 0), elsewhere("")];
+    let output = lab.ctl(&["--json", "doctor"]);
+    let mut found = read(&output);
+    found.retain(|(_, code)| code != BUSY);
+    assert_eq!(found, codes(&[("p0", "socket-shared"), ("p1", "socket-permission")]));
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !told.contains("chmod"), "{told}");
+    drop((others, vm));
+    lab.d.stop();
+}
+
+/// Bytes of memory that the doctor may have of its own.
+const MEMORY: u32 = 64 << 20;
+
+/// The command line of a front-end that is root's: each word of it would cost many times its length.
+const LONG: usize = 16 << 20;
+
+#[test]
+fn a_long_command_line_costs_no_memory() {
+    const HOSTILE: &str = "VIOSWITCH_TEST_HOSTILE";
+    if let Some(socket) = std::env::var_os(HOSTILE) {
+        let front_end = without_memory(Path::new(&socket));
+        sys::lengthen_command_line(LONG);
+        // It ends with the test that started it.
+        let _ = std::io::stdin().read(&mut [0]);
+        drop(front_end);
+        return;
+    }
+    if !is_root() {
+        return skip("other users' processes need root");
+    }
+    let lab = Lab::new(1, &[]);
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    let test = "control::doctor::a_long_command_line_costs_no_memory";
+    command.args(["--exact", test, "--nocapture"]).env(HOSTILE, lab.d.socket(0));
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let hostile = Process(command.spawn().expect("start"));
+    let line = format!("/proc/{}/cmdline", hostile.0.id());
+    let is_long = || {
+        let mut begin = [0; 4];
+        let read = std::fs::File::open(&line).and_then(|mut file| file.read_exact(&mut begin));
+        read.is_ok() && begin == *b"a\0a\0"
+    };
+    assert!(wait_for(LOST, is_long), "its command line is short");
+    let mut doctor = Command::new("prlimit");
+    doctor.arg(format!("--data={MEMORY}")).arg(env!("CARGO_BIN_EXE_vioswitchctl"));
+    let output = doctor.arg("--control").arg(&lab.path).args(["--json", "doctor"]).output();
+    let mut found = read(&output.expect("prlimit"));
+    found.retain(|(_, code)| code != BUSY);
+    assert_eq!(found, codes(&[("p0", "memory-not-shared")]));
+    drop(hostile);
+    lab.d.stop();
+}
+
+/// A program of this name in a directory, which is a script.
+fn script(directory: &Path, name: &str, text: &str) {
+    let path = directory.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}")).expect("write");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("mode");
+}
+
+/// No switch answers: it is told how its unit ended, and what it said.
+#[test]
+fn the_end_of_a_switch_is_told() {
+    let dir = Dir::new();
+    let said = "LoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\n\
+                ExecMainStatus=2\n";
+    script(dir.path(), "systemctl", &format!("printf '{said}'\n"));
+    script(dir.path(), "journalctl", "echo 'vioswitch.toml:3: unknown key'\n");
+    let path = std::env::var("PATH").expect("PATH");
+    let ask = |path: &str, form: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+        command.arg("--control").arg(dir.path().join("gone")).args(form).arg("doctor");
+        command.env("PATH", path).output().expect("vioswitchctl")
+    };
+    let with = format!("{}:{path}", dir.path().display());
+    let output = ask(&with, &["--json"]);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let value: Value = serde_json::from_str(&told).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!(
+        (output.status.code(), &value["findings"][0]["code"]),
+        (Some(3), &json!("switch-absent"))
+    );
+    for words in ["vioswitchd.service is failed", "exit-code, status 2", "3: unknown key"] {
+        assert!(told.contains(words), "{told}");
+    }
+    // Without systemd there is less to say.
+    let empty = Dir::new();
+    let output = ask(&empty.path().display().to_string(), &[]);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.starts_with("FAIL  switch-absent  no switch at "), "{output:?}");
+    assert!(told.lines().count() == 2 && !told.contains("OK "), "{told}");
 }
 
 /// A user who is to be a front-end, before there is one.

@@ -355,6 +355,38 @@ pub fn kill(pid: u32, signal: libc::c_int) -> bool {
     unsafe { libc::kill(pid as libc::pid_t, signal) == 0 }
 }
 
+/// Gives this process so many bytes of command line, of words of one letter. Any process may do so
+/// where the kernel can restore processes.
+pub fn lengthen_command_line(bytes: usize) {
+    let words: &'static mut [u8] = Box::leak(b"a\0".repeat(bytes / 2).into_boxed_slice());
+    let range = words.as_ptr_range();
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("stat");
+    let (_, rest) = stat.rsplit_once(") ").expect("a name");
+    let fields: Vec<u64> = rest.split(' ').map(|word| word.trim().parse().unwrap_or(0)).collect();
+    // proc(5) counts from one, and with the two fields before.
+    let field = |number: usize| fields[number - 3];
+    // SAFETY: changes nothing.
+    let brk = unsafe { libc::sbrk(0) } as u64;
+    // No auxiliary vector of its own, and the program as it is.
+    let (auxv, sizes) = (0, u64::from(u32::MAX) << 32);
+    // struct prctl_mm_map, as the kernel's headers have it for 64 bits and little-endian.
+    let [code, data, heap] = [[26, 27], [45, 46], [47, 0]].map(|pair| {
+        pair.map(|at| match at {
+            0 => brk,
+            at => field(at),
+        })
+    });
+    let words = [range.start as u64, range.end as u64];
+    let ends = [auxv, sizes];
+    let rest = [field(50), field(51)];
+    let map = [&code[..], &data, &heap, &[field(28)], &words, &rest, &ends].concat();
+    // SAFETY: the array is of the length given; what it names is mapped and stays so.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_MM, libc::PR_SET_MM_MAP, map.as_ptr(), size_of_val(&map[..]), 0)
+    };
+    cvt(set).expect("prctl(PR_SET_MM_MAP)");
+}
+
 /// True if `needle` occurs in `hay` (`memmem`: tests scan whole guest memories for it).
 pub fn contains(hay: &[u8], needle: &[u8]) -> bool {
     // SAFETY: both slices are valid for their lengths.

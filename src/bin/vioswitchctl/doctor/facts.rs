@@ -37,7 +37,8 @@ pub struct Port {
     pub keys: BTreeMap<String, String>,
     /// Who is connected.
     pub front_end: Option<Process>,
-    /// Who has its socket in its command line, or is to connect there.
+    /// Processes that have its socket in their command line, of users whom it is for; and a user
+    /// that is to connect there.
     pub others: Vec<Process>,
     /// Bytes on huge pages that its front-end has, of those that its guest may use; none if it
     /// cannot be looked at.
@@ -54,9 +55,12 @@ pub struct Process {
     pub name: String,
     pub uid: u32,
     pub groups: Vec<u32>,
+    /// Of its command line what is about this port, and about KVM.
     pub items: Vec<Item>,
     /// Bytes of memory that others can map; none if its mappings cannot be read.
     pub shared: Option<u64>,
+    /// From its root to the port's socket, as it sees it; empty if it sees what the switch does.
+    pub way: Vec<Step>,
 }
 
 /// A directory or a socket, and who may what with it.
@@ -84,10 +88,24 @@ pub struct Daemon {
 #[derive(Debug, Default)]
 pub struct Unit {
     pub name: String,
-    /// Files that change what the packaged one says.
+    /// Files that change what the packaged one sets, with what that is.
     pub overrides: Vec<String>,
     /// They have changed since systemd read them.
     pub stale: bool,
+}
+
+/// A unit whose switch does not answer; empty if there is none.
+#[derive(Debug, Default)]
+pub struct Ended {
+    pub unit: String,
+    /// Such as `failed (failed)`.
+    pub state: String,
+    /// Such as `exit-code`.
+    pub result: String,
+    /// The exit status, or the signal.
+    pub status: String,
+    /// The last lines of its log.
+    pub said: Vec<String>,
 }
 
 /// The machine.

@@ -11,23 +11,27 @@ mod links;
 mod of_guest;
 mod of_switch;
 mod of_uplink;
+mod proc;
 mod processes;
 #[cfg(test)]
 mod tests;
+mod unit;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::failure::Failure;
-use facts::Facts;
+use facts::{Ended, Facts};
 
 /// Look for what is wrong: with the switch, its guests, its uplinks and the host
 ///
 /// Each finding has a code that stays the same, a cause, and the command that mends it. As root
-/// it looks at the processes of front-ends too. Exit status 1 if anything is FAIL, 0 if not.
+/// it looks at the processes of front-ends too. Exit status 1 if anything is FAIL, 0 if not; 3 if no
+/// switch answers, with what systemd and the journal know of its end.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Only this port or TAP, and the switch
@@ -96,17 +100,53 @@ fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
+/// Why no switch answers.
+fn judge_ended(failure: &Failure, ended: &Ended) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    let mut cause = failure.text.split(": ").next().unwrap_or_default().to_owned();
+    let Ended { unit, state, result, status, said } = ended;
+    if unit.is_empty() {
+        cause += "; systemd knows no unit of it";
+    } else {
+        let how = match result.as_str() {
+            "" | "success" => String::new(),
+            _ => format!(", {result}, status {status}"),
+        };
+        cause += &format!("; {unit} is {state}{how}");
+    }
+    if !said.is_empty() {
+        cause += &format!("; its log ends with: {}", said.join(" | "));
+    }
+    let command = match state.split(' ').next().unwrap_or_default() {
+        "failed" => format!("systemctl status {unit}; journalctl -u {unit}"),
+        "active" => format!("--control PATH, as in the configuration of {unit}"),
+        _ => "systemctl start vioswitchd, or --control PATH".to_owned(),
+    };
+    findings.fail("switch-absent", "", cause, &command);
+    findings.0
+}
+
 impl Doctor {
     /// What is told, and the exit status.
-    pub fn run(&self, client: &mut Client, as_json: bool) -> Result<(String, u8), Failure> {
-        let facts = gather::all(client, self.port.as_deref(), self.user.as_deref())?;
-        let findings = judge(&facts);
-        let failed = findings.iter().any(|finding| finding.level == Level::Fail);
+    pub fn run(&self, control: &Path, as_json: bool) -> Result<(String, u8), Failure> {
+        let (facts, findings, status) = match Client::connect(control) {
+            Ok(mut client) => {
+                let facts = gather::all(&mut client, self.port.as_deref(), self.user.as_deref())?;
+                let findings = judge(&facts);
+                let failed = findings.iter().any(|finding| finding.level == Level::Fail);
+                (facts, findings, u8::from(failed))
+            }
+            Err(failure) if failure.is_absence() => {
+                let findings = judge_ended(&failure, &unit::ended());
+                (Facts::default(), findings, failure.status)
+            }
+            Err(failure) => return Err(failure),
+        };
         let text = match as_json {
             true => format!("{:#}\n", as_value(&facts, &findings)),
             false => lines(&facts, &findings),
         };
-        Ok((text, u8::from(failed)))
+        Ok((text, status))
     }
 }
 
@@ -125,19 +165,24 @@ fn word(level: Level) -> &'static str {
     }
 }
 
+/// Names of processes and lines of logs may hold anything, but are no lines of this one's.
+fn line(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).chain(['\n']).collect()
+}
+
 fn lines(facts: &Facts, findings: &[Finding]) -> String {
     let mut text = String::new();
     for Finding { level, code, port, cause, command } in findings {
         let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
-        text += &format!("{}  {code}  {about}{cause}\n", word(*level));
-        text += &format!("      {command}\n");
+        text += &line(&format!("{}  {code}  {about}{cause}", word(*level)));
+        text += &line(&format!("      {command}"));
     }
     for name in healthy(facts, findings) {
         let name = if name.is_empty() { "the switch" } else { name };
-        text += &format!("OK    {name}\n");
+        text += &line(&format!("OK    {name}"));
     }
-    facts.skipped.iter().for_each(|what| text += &format!("not looked at: {what}\n"));
-    text.chars().filter(|c| *c == '\n' || !c.is_control()).collect()
+    facts.skipped.iter().for_each(|what| text += &line(&format!("not looked at: {what}")));
+    text
 }
 
 fn as_value(facts: &Facts, findings: &[Finding]) -> Value {

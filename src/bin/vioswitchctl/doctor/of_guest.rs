@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::Findings;
 use super::facts::{Facts, Port, Process};
+use super::{Findings, Level};
 use crate::attach::forms;
 use crate::qemu;
 use crate::show::word;
@@ -67,21 +67,30 @@ fn socket(port: &Port, findings: &mut Findings) {
         findings.fail("socket-missing", name, cause, command);
         return;
     }
-    let Some((socket, directories)) = port.path.split_last().filter(|_| complete) else { return };
-    for process in &port.others {
-        let who = match process.pid {
-            0 => process.name.clone(),
-            pid => format!("{} (pid {pid}, uid {})", process.name, process.uid),
+    for process in port.others.iter().filter(|_| complete) {
+        let way = if process.way.is_empty() { &port.path } else { &process.way };
+        let Some((socket, directories)) = way.split_last() else { continue };
+        // A user is asked about by root; what a process says of itself proves less.
+        let (who, level) = match process.pid {
+            0 => (process.name.clone(), Level::Fail),
+            pid => (format!("{} (pid {pid}, uid {})", process.name, process.uid), Level::Warn),
         };
         if let Some(closed) = directories.iter().find(|step| !may(process, step, 1)) {
             let (at, mode) = (&closed.path, closed.mode & 0o7777);
             let cause = format!("{who} cannot get through {at}, which has mode {mode:04o}");
-            findings.fail("socket-directory", name, cause, &format!("chmod a+x {at}"));
+            let command = format!(
+                "socket=/run/vioswitch/{name}.sock on the port, or another directory that this \
+                 user may enter"
+            );
+            findings.add(level, "socket-directory", name, cause, &command);
         } else if !may(process, socket, 2) {
             let (mode, gid) = (socket.mode & 0o7777, socket.gid);
             let cause = format!("{who} may not connect to {path}: mode {mode:04o}, group {gid}");
-            let command = "socket-group= on the port, with a group of that user such as kvm";
-            findings.fail("socket-permission", name, cause, command);
+            let command = match process.groups.contains(&gid) {
+                true => "socket-mode=0660 on the port",
+                false => "socket-group= on the port, with a group of that user such as kvm",
+            };
+            findings.add(level, "socket-permission", name, cause, command);
         } else if port.front_end.is_some() && process.pid != 0 {
             second(port, &who, findings);
         }

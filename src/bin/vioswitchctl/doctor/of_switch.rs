@@ -84,7 +84,7 @@ fn unit(facts: &Facts, findings: &mut Findings) {
     if !unit.overrides.is_empty() {
         let files = unit.overrides.join(", ");
         let cause = format!("{name} is not as it was installed: {files}");
-        let command = format!("systemctl cat {name}; systemctl revert {name}");
+        let command = format!("systemctl cat {name}; systemctl edit {name}");
         findings.warn("unit-overridden", "", cause, &command);
     }
 }

@@ -1,13 +1,14 @@
 //! What `/proc` and `/sys` tell of the switch's process, of front-ends, and of huge pages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::facts::{Daemon, Facts, Process, Step, Unit};
-use crate::qemu;
+use super::facts::{Daemon, Facts, Port, Process};
+use super::proc::{Reader, User, View};
+use super::unit;
+use crate::qemu::{self, Item};
 use crate::tool;
 
 /// For how long the workers are watched.
@@ -18,25 +19,17 @@ const SWITCH: &str = "vioswitch";
 const WORKER: &str = "worker-";
 /// Processes between a front-end and the first one of all that are looked at.
 const MAX_GENERATIONS: usize = 64;
+/// Most processes that are told of as others for a port.
+const MAX_OTHERS: usize = 8;
+/// Most words about KVM that are kept of a command line.
+const MAX_ACCELERATORS: usize = 8;
 /// Mappings of devices, which are no memory of a guest.
 const DEVICES: [&str; 3] = ["/dev/", "anon_inode:", "/SYSV"];
-/// Where units are that packages install.
-const PACKAGED: [&str; 2] = ["/usr/lib/systemd/", "/lib/systemd/"];
-/// The drop-in that docs/network.md has people install, who need it: to take it away would cut the
-/// host off.
-const MAKE_TAPS: &str = include_str!("../../../../scripts/systemd/make-taps.conf");
-
-fn read(pid: i64, name: &str) -> Option<String> {
-    fs::read(format!("/proc/{pid}/{name}"))
-        .ok()
-        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
 /// The switch's process by its own number, if that is its number here too; else 0, which no process
 /// has.
 pub fn of_switch(said: Option<i64>, skipped: &mut Vec<String>) -> i64 {
     let said = said.unwrap_or(0);
-    if read(said, "comm").is_some_and(|name| name.starts_with(SWITCH)) {
+    if fs::read_to_string(format!("/proc/{said}/comm")).is_ok_and(|name| name.starts_with(SWITCH)) {
         return said;
     }
     skipped.push("the switch's process: it is in another PID namespace".to_owned());
@@ -55,7 +48,7 @@ pub fn daemon(pid: i64, skipped: &mut Vec<String>) -> Daemon {
         skipped.push("the switch's program: not root".to_owned());
     }
     let replaced = program.is_ok_and(|path| path.to_string_lossy().ends_with(" (deleted)"));
-    let unit = unit(pid);
+    let unit = unit::of(pid);
     std::thread::sleep(LOOK.saturating_sub(began.elapsed()));
     let (after, looked) = (run_queue(pid), began.elapsed());
     let waits = after.into_iter().filter_map(|(thread, (name, waited))| {
@@ -79,127 +72,130 @@ fn run_queue(pid: i64) -> BTreeMap<String, (String, u64)> {
     known.collect()
 }
 
-/// The unit that a process belongs to, and what was made of it.
-fn unit(pid: i64) -> Option<Unit> {
-    let cgroup = read(pid, "cgroup")?;
-    let name = cgroup.trim_end().rsplit('/').next()?;
-    if !name.ends_with(".service") {
-        return None;
-    }
-    let wanted = ["FragmentPath", "DropInPaths", "NeedDaemonReload", "MainPID"];
-    let properties = wanted.map(|key| format!("--property={key}"));
-    let mut words = vec!["systemctl", "show", name];
-    words.extend(properties.iter().map(String::as_str));
-    let said = tool::output(&words)?;
-    let value = |key: &str| {
-        let line = said.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.unwrap_or_default().to_owned()
-    };
-    // One who was started by a service is not the service.
-    if value("MainPID") != pid.to_string() {
-        return None;
-    }
-    let local = |path: &&str| !PACKAGED.iter().any(|begin| path.starts_with(begin));
-    let fragment = value("FragmentPath");
-    let mut overrides: Vec<String> =
-        value("DropInPaths").split_whitespace().filter(local).map(str::to_owned).collect();
-    overrides.retain(|path| !fs::read_to_string(path).is_ok_and(|text| says_make_taps(&text)));
-    let packaged = || PACKAGED.iter().any(|dir| Path::new(dir).join("system").join(name).exists());
-    if !fragment.is_empty() && local(&fragment.as_str()) && packaged() {
-        overrides.push(fragment);
-    }
-    let stale = value("NeedDaemonReload") == "yes";
-    Some(Unit { name: name.to_owned(), overrides, stale })
-}
-
-/// True if a drop-in says what the documented one does, whatever its comments.
-fn says_make_taps(text: &str) -> bool {
-    let settings = |text| {
-        let lines = str::lines(text).map(str::trim);
-        lines.filter(|line| !line.is_empty() && !line.starts_with(['#', ';'])).collect::<Vec<_>>()
-    };
-    settings(text) == settings(MAKE_TAPS)
-}
-
 /// The front-end of each port, who else wants to be it, and what is in their way.
 pub fn front_ends(daemon: i64, facts: &mut Facts) {
-    let mut unread = false;
-    let candidates = candidates(daemon);
+    let mut reader = Reader::new();
+    // Where it may not be looked at, its view is taken for this program's.
+    let view = View::of(daemon).or_else(View::own);
     for port in facts.ports.iter_mut().filter(|port| !port.is_tap()) {
+        let path = port.socket().to_owned();
+        port.path = view.as_ref().map(|view| view.steps(Path::new(&path))).unwrap_or_default();
+    }
+    let wanting = wanting(daemon, &facts.ports, &mut reader);
+    let (mut unread, mut unseen) = (false, false);
+    for (at, port) in facts.ports.iter_mut().enumerate().filter(|(_, port)| !port.is_tap()) {
         let pid = port.shown()["front_end"]["pid"].as_i64().unwrap_or(0);
         if pid > 0 {
-            port.front_end = process(pid);
+            port.front_end = process(pid, port.socket(), &mut reader);
             if port.regions().iter().any(|region| region["backing"] == "hugetlb") {
-                port.huge = read(pid, "smaps").as_deref().and_then(huge_bytes);
+                port.huge = reader.whole(pid, "smaps_rollup").as_deref().and_then(huge_bytes);
             }
             unread |= port.front_end.as_ref().is_none_or(|process| process.shared.is_none());
         }
-        let path = port.socket().to_owned();
-        port.path = steps(Path::new(&path));
-        let wants = |words: &[String]| words.iter().any(|word| names_socket(word, &path));
-        let wanting = candidates.iter().filter(|(other, words)| *other != pid && wants(words));
+        let Some(wanting) = wanting.get(&at) else { continue };
+        let path = Path::new(port.socket());
+        let socket = view.as_ref().and_then(|view| view.identity(path));
+        let line = ancestors(pid, &mut reader);
+        let mut others = Vec::new();
         // Who started it, with the same words, is no second one.
-        let wanting = wanting.filter(|(other, _)| !is_ancestor(*other, pid));
-        port.others = wanting.filter_map(|(other, _)| process(*other)).collect();
+        for other in wanting.iter().filter(|other| !line.contains(other)) {
+            let Some(theirs) = View::of(*other) else {
+                unseen = true;
+                continue;
+            };
+            // The same path may lead to another socket there, as in a container.
+            if socket.is_some() && theirs.identity(path) == socket {
+                let found = process(*other, port.socket(), &mut reader);
+                others.extend(found.map(|found| Process { way: theirs.steps(path), ..found }));
+            }
+        }
+        port.others = others;
     }
     if unread {
         facts.skipped.push("the memory of front-ends: not root".to_owned());
     }
+    if unseen {
+        facts.skipped.push("processes that name a socket: not root".to_owned());
+    }
+    facts.skipped.extend(reader.missed.map(str::to_owned));
 }
 
-/// Processes with their command lines, without this one and the switch.
-fn candidates(daemon: i64) -> Vec<(i64, Vec<String>)> {
+/// The processes that have a port's socket in their command line, by the port's index, without this
+/// one and the switch. Anybody may write anything there, so it counts of those alone whom the socket
+/// is for: its owner, its group, and root.
+fn wanting(daemon: i64, ports: &[Port], reader: &mut Reader) -> BTreeMap<usize, Vec<i64>> {
+    let of_port = |port: &Port| {
+        let path = port.socket();
+        let socket = port.path.last().filter(|step| step.path == path)?;
+        Some((path.to_owned(), (socket.uid, socket.gid)))
+    };
+    let sockets: BTreeMap<String, (usize, (u32, u32))> = ports
+        .iter()
+        .enumerate()
+        .filter_map(|(at, port)| of_port(port).map(|(path, ids)| (path, (at, ids))))
+        .collect();
+    let ids: BTreeSet<(u32, u32)> = sockets.values().map(|(_, ids)| *ids).collect();
+    let is_for = |user: &User, (uid, gid): &(u32, u32)| {
+        user.uid == 0 || user.uid == *uid || user.groups.contains(gid)
+    };
     let own = i64::from(std::process::id());
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let all = all.filter_map(|entry| entry.file_name().to_string_lossy().parse::<i64>().ok());
-    let others = all.filter(|pid| *pid != own && *pid != daemon);
-    others.map(|pid| (pid, words(pid))).filter(|(_, words)| !words.is_empty()).collect()
+    let mut found: BTreeMap<usize, Vec<i64>> = BTreeMap::new();
+    for pid in reader.processes().into_iter().filter(|pid| *pid != own && *pid != daemon) {
+        let Some(user) = reader.user(pid).filter(|user| ids.iter().any(|ids| is_for(user, ids)))
+        else {
+            continue;
+        };
+        for path in reader.words(pid).iter().flat_map(|word| sockets_named(word)) {
+            if let Some((at, ids)) = sockets.get(&path)
+                && is_for(&user, ids)
+            {
+                let others = found.entry(*at).or_default();
+                if others.len() < MAX_OTHERS && others.last() != Some(&pid) {
+                    others.push(pid);
+                }
+            }
+        }
+    }
+    found
 }
 
-fn words(pid: i64) -> Vec<String> {
-    let line = read(pid, "cmdline").unwrap_or_default();
-    line.split_terminator('\0').map(str::to_owned).collect()
-}
-
-/// True if a word is of a front-end's that is to connect to this socket.
-fn names_socket(word: &str, path: &str) -> bool {
+/// The sockets that a word of a front-end's says it is to connect to.
+fn sockets_named(word: &str) -> Vec<String> {
     let keys = ["path=", "socket=", "\"path\":\""];
-    !path.is_empty()
-        && keys.iter().any(|key| {
-            word.match_indices(key).any(|(at, _)| {
-                let rest = word[at + key.len()..].strip_prefix(path);
-                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([',', '"']))
-            })
-        })
+    let all = keys.iter().flat_map(|key| word.match_indices(key));
+    let values = all.map(|(at, key)| &word[at + key.len()..]);
+    values.map(|value| value.split([',', '"']).next().unwrap_or_default().to_owned()).collect()
 }
 
-/// True if `pid` descends from `above`.
-fn is_ancestor(above: i64, pid: i64) -> bool {
-    let parent = |pid: &i64| -> Option<i64> {
-        let stat = read(*pid, "stat")?;
-        // The name before may hold anything.
-        stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
-    };
-    let line = std::iter::successors(Some(pid).filter(|pid| *pid > 0), parent);
-    line.take(MAX_GENERATIONS).any(|one| one == above)
+/// A process and those that it descends from.
+fn ancestors(pid: i64, reader: &mut Reader) -> Vec<i64> {
+    let line = std::iter::successors(Some(pid).filter(|pid| *pid > 0), |pid| reader.parent(*pid));
+    line.take(MAX_GENERATIONS).collect()
 }
 
-fn process(pid: i64) -> Option<Process> {
-    let status = read(pid, "status")?;
-    let numbers = |key: &str| -> Vec<u32> {
-        let line = status.lines().find_map(|line| line.strip_prefix(key));
-        line.into_iter().flat_map(str::split_whitespace).filter_map(|n| n.parse().ok()).collect()
-    };
-    let mut groups = numbers("Groups:");
-    groups.extend(numbers("Gid:").get(1));
+/// What is known of a process that is to be on the port with this socket.
+fn process(pid: i64, socket: &str, reader: &mut Reader) -> Option<Process> {
+    let User { uid, groups } = reader.user(pid)?;
+    let maps = reader.whole(pid, "maps").filter(|maps| !maps.is_empty());
     Some(Process {
         pid,
-        name: read(pid, "comm")?.trim().to_owned(),
-        uid: *numbers("Uid:").get(1)?,
+        name: reader.whole(pid, "comm")?.trim().to_owned(),
+        uid,
         groups,
-        items: qemu::items(&words(pid)),
-        shared: read(pid, "maps").filter(|maps| !maps.is_empty()).map(|maps| shared_bytes(&maps)),
+        items: judged(&qemu::items(&reader.words(pid)), socket),
+        shared: maps.map(|maps| shared_bytes(&maps)),
+        way: Vec::new(),
     })
+}
+
+/// What of a command line is judged: the port's card, and whether it says KVM.
+fn judged(items: &[Item], socket: &str) -> Vec<Item> {
+    let Some(card) = qemu::card(items, socket) else { return Vec::new() };
+    let says_kvm =
+        |item: &&Item| ["enable-kvm", "accel", "machine", "M"].contains(&item.option.as_str());
+    let accelerators = items.iter().filter(says_kvm).take(MAX_ACCELERATORS);
+    let card = [Some(card.chardev), card.netdev, card.device];
+    card.into_iter().flatten().chain(accelerators).cloned().collect()
 }
 
 /// Bytes that a process maps writable and others can map too.
@@ -219,7 +215,8 @@ fn shared_bytes(maps: &str) -> u64 {
     maps.lines().filter_map(length).sum()
 }
 
-/// Bytes on huge pages that a process has touched, by its `smaps`; none if that has nothing of it.
+/// Bytes on huge pages that a process has touched, by its `smaps_rollup`; none if that has nothing of
+/// it.
 fn huge_bytes(smaps: &str) -> Option<u64> {
     let kib = |line: &str| -> Option<u64> {
         let (key, rest) = line.split_once(':')?;
@@ -240,18 +237,6 @@ pub fn of_user(user: &str) -> Option<Process> {
     let groups = ask("-G")?.split_whitespace().filter_map(|id| id.parse().ok()).collect();
     let uid = ask("-u")?.trim().parse().ok()?;
     Some(Process { name: user.to_owned(), uid, groups, ..Process::default() })
-}
-
-/// What leads to a path, itself at the end, as far as it is there.
-fn steps(path: &Path) -> Vec<Step> {
-    let mut all: Vec<&Path> = path.ancestors().collect();
-    all.reverse();
-    let known = all.into_iter().map_while(|path| {
-        let facts = fs::metadata(path).ok()?;
-        let path = path.to_string_lossy().into_owned();
-        Some(Step { path, mode: facts.mode(), uid: facts.uid(), gid: facts.gid() })
-    });
-    known.collect()
 }
 
 /// Huge pages that nobody has, by their size in bytes.
@@ -282,15 +267,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documented_drop_in_is_no_override() {
-        let by_hand = "[Service]\nAmbientCapabilities=CAP_NET_ADMIN\n\n\
-            CapabilityBoundingSet=CAP_NET_ADMIN\n";
-        assert!(says_make_taps(MAKE_TAPS) && says_make_taps(by_hand));
-        assert!(!says_make_taps(&format!("{MAKE_TAPS}User=root\n")));
-        assert!(!says_make_taps("") && !says_make_taps("[Service]\nLimitNOFILE=5\n"));
-    }
-
-    #[test]
     fn shared_memory_is_what_others_can_map() {
         let maps = "7f0000000000-7f0000400000 rw-s 00000000 00:01 5 /memfd:mem (deleted)\n\
                     7f0000400000-7f0000500000 rw-s 00000000 00:01 5 /dev/shm/x\n\
@@ -303,24 +279,34 @@ mod tests {
 
     #[test]
     fn huge_pages_are_those_that_were_touched() {
-        let smaps = "7f00-7f40 rw-s 0 00:01 5 /memfd:mem (deleted)\nSize:  4096 kB\n\
-                     Shared_Hugetlb:  2048 kB\nPrivate_Hugetlb:  4096 kB\nVmFlags: rd wr\n\
-                     7f50-7f60 rw-p 0 00:00 0\nShared_Hugetlb:  0 kB\nPrivate_Hugetlb:  0 kB\n";
+        let smaps = "7f00-7f40 ---p 0 00:00 0 [rollup]\nRss:  4096 kB\n\
+                     Shared_Hugetlb:  2048 kB\nPrivate_Hugetlb:  4096 kB\nSwap:  0 kB\n";
         assert_eq!(huge_bytes(smaps), Some(6 << 20));
-        assert_eq!(huge_bytes("Size:  4096 kB\n"), None);
+        assert_eq!(huge_bytes("Rss:  4096 kB\n"), None);
     }
 
     #[test]
     fn a_socket_is_found_in_a_command_line() {
-        for (word, found) in [
-            ("socket,id=c,path=/run/vm1.sock,reconnect=1", true),
-            ("vhost_user=on,socket=/run/vm1.sock", true),
-            ("{\"addr\":{\"type\":\"unix\",\"path\":\"/run/vm1.sock\"}}", true),
-            ("socket,path=/run/vm1.sock2", false),
-            ("/run/vm1.sock", false),
+        for (word, socket) in [
+            ("socket,id=c,path=/run/vm1.sock,reconnect=1", "/run/vm1.sock"),
+            ("vhost_user=on,socket=/run/vm1.sock", "/run/vm1.sock"),
+            ("{\"addr\":{\"type\":\"unix\",\"path\":\"/run/vm1.sock\"}}", "/run/vm1.sock"),
+            ("socket,path=/run/vm1.sock2", "/run/vm1.sock2"),
+            ("path=", ""),
         ] {
-            assert_eq!(names_socket(word, "/run/vm1.sock"), found, "{word}");
+            assert_eq!(sockets_named(word), [socket], "{word}");
         }
-        assert!(!names_socket("path=", ""));
+        assert!(sockets_named("/run/vm1.sock").is_empty());
+    }
+
+    #[test]
+    fn of_a_command_line_the_card_is_kept() {
+        let line = "-name x -chardev socket,id=c,path=/s -chardev socket,id=d,path=/t -netdev \
+                    vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n -accel kvm -m 1G";
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let kept = judged(&qemu::items(&words), "/s");
+        let options: Vec<&str> = kept.iter().map(|item| item.option.as_str()).collect();
+        assert_eq!(options, ["chardev", "netdev", "device", "accel"]);
+        assert!(judged(&qemu::items(&words), "/u").is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::facts::{Daemon, Facts, Forward, Host, Port, Process, Step, Unit};
+use super::facts::{Daemon, Ended, Facts, Forward, Host, Port, Process, Step, Unit};
 use super::*;
 use crate::qemu;
 
@@ -25,6 +25,7 @@ fn qemu(more: &str, netdev: &str, device: &str) -> Process {
         groups: vec![103],
         items: qemu::items(&words),
         shared: Some(1 << 30),
+        way: Vec::new(),
     }
 }
 
@@ -335,6 +336,51 @@ fn the_worst_comes_first() {
     assert_eq!(told["healthy_ports"], json!(["vm1", "up"]));
 }
 
+/// What a process says of itself warns, and no command opens a directory to all.
+#[test]
+fn a_process_that_names_a_socket_fails_nothing() {
+    let mut facts = healthy();
+    let other = |way| Process { pid: 9, uid: 7, groups: vec![103], way, ..qemu("", "", "") };
+    let way =
+        |directory, socket| vec![step("/run", directory, 0, 0), step(SOCKET, socket, 999, 103)];
+    for (way, code) in [
+        (way(0o40750, 0o140660), "socket-directory"),
+        (way(0o40755, 0o140600), "socket-permission"),
+        (way(0o40755, 0o140660), "socket-shared"),
+    ] {
+        facts.ports[0].others = vec![other(way)];
+        let findings = judge(&facts);
+        assert_eq!((findings[0].code, findings[0].level, findings.len()), (code, Level::Warn, 1));
+        assert!(!findings[0].command.contains("chmod"), "{findings:?}");
+    }
+    // Its name is no line of the doctor's.
+    facts.ports[0].others[0].name = "x\nFAIL  degraded  all is lost".to_owned();
+    let text = lines(&facts, &judge(&facts));
+    assert!(text.lines().all(|line| !line.starts_with("FAIL")), "{text}");
+}
+
+/// Where no switch answers it is told how its unit ended.
+#[test]
+fn a_switch_that_ended_is_told_of_with_its_end() {
+    let failure = Failure::connect(Path::new("/x"), &std::io::ErrorKind::NotFound.into());
+    let told = |ended: &Ended| judge_ended(&failure, ended).remove(0);
+    let failed = Ended {
+        unit: "vioswitchd.service".to_owned(),
+        state: "failed (failed)".to_owned(),
+        result: "exit-code".to_owned(),
+        status: "2".to_owned(),
+        said: vec!["bad line 3".to_owned()],
+    };
+    let finding = told(&failed);
+    let cause = "no switch at /x; vioswitchd.service is failed (failed), exit-code, status 2; its \
+                 log ends with: bad line 3";
+    assert_eq!((finding.code, &*finding.cause), ("switch-absent", cause));
+    assert!(finding.command.contains("systemctl status vioswitchd.service"), "{finding:?}");
+    let other = Ended { state: "active (running)".to_owned(), ..failed };
+    assert!(told(&other).command.contains("--control PATH"));
+    assert!(told(&Ended::default()).command.contains("systemctl start"));
+}
+
 /// The codes that a table of a page begins its rows with, between two of its headings.
 fn first_column<'p>(page: &'p str, from: &str, to: &str) -> Vec<(&'p str, &'p str)> {
     let part = &page[page.find(from).expect("a heading")..];
@@ -354,7 +400,8 @@ fn all_codes() -> Vec<(&'static str, &'static str)> {
         fault(&mut facts);
         (code, word(judge(&facts)[0].level))
     });
-    let mut found: Vec<_> = found.collect();
+    // Where there is a switch to ask it is not this one's.
+    let mut found: Vec<_> = found.chain([("switch-absent", "FAIL")]).collect();
     found.sort_unstable();
     found.dedup();
     found

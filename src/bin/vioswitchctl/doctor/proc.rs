@@ -1,0 +1,157 @@
+//! Files of `/proc`, each read up to a bound, and all of them together up to another one: what they
+//! say is up to the processes, which may be hostile.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, open, openat2};
+
+use super::facts::Step;
+
+/// Most of one command line that is read. QEMU's under libvirt has some 10 KiB.
+const MAX_COMMAND_LINE: u64 = 128 << 10;
+/// Words of it, and the longest that counts.
+const MAX_WORDS: usize = 1024;
+const MAX_WORD: usize = 4096;
+/// Most that is read of a file that the kernel writes: about 40,000 mappings.
+const MAX_FILE: u64 = 4 << 20;
+/// Most that is read of all processes.
+const MAX_ALL: u64 = 64 << 20;
+/// Most processes that are looked at.
+const MAX_PROCESSES: usize = 16_384;
+
+/// Reads until all that it may read is read.
+#[derive(Debug)]
+pub struct Reader {
+    left: u64,
+    /// Why not everything was read.
+    pub missed: Option<&'static str>,
+}
+
+/// The user that a process acts as.
+#[derive(Debug, PartialEq, Eq)]
+pub struct User {
+    pub uid: u32,
+    pub groups: Vec<u32>,
+}
+
+impl Reader {
+    pub fn new() -> Reader {
+        Reader { left: MAX_ALL, missed: None }
+    }
+
+    /// The beginning of a file, and whether that is all of it.
+    fn beginning(&mut self, pid: i64, name: &str, most: u64) -> Option<(Vec<u8>, bool)> {
+        let file = File::open(format!("/proc/{pid}/{name}")).ok()?;
+        let most = most.min(self.left);
+        let mut bytes = Vec::new();
+        // One byte more tells whether there is more.
+        file.take(most + 1).read_to_end(&mut bytes).ok()?;
+        let whole = bytes.len() as u64 <= most;
+        bytes.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+        self.left -= bytes.len() as u64;
+        if self.left == 0 {
+            self.missed = Some("some processes: there is more in /proc than is read");
+        }
+        Some((bytes, whole))
+    }
+
+    /// A file that says no more than it may; none if it says more.
+    pub fn whole(&mut self, pid: i64, name: &str) -> Option<String> {
+        let (bytes, whole) = self.beginning(pid, name, MAX_FILE)?;
+        whole.then(|| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The first words of a command line.
+    pub fn words(&mut self, pid: i64) -> Vec<String> {
+        let (bytes, _) = self.beginning(pid, "cmdline", MAX_COMMAND_LINE).unwrap_or_default();
+        let words = bytes.split(|byte| *byte == 0).take(MAX_WORDS);
+        let words = words.filter(|word| word.len() <= MAX_WORD);
+        words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    }
+
+    /// The user of a process.
+    pub fn user(&mut self, pid: i64) -> Option<User> {
+        User::parse(&self.whole(pid, "status")?)
+    }
+
+    /// The numbers of all processes.
+    pub fn processes(&mut self) -> Vec<i64> {
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let found = all.by_ref().take(MAX_PROCESSES).collect();
+        if all.next().is_some() {
+            self.missed = Some("some processes: there are more than are looked at");
+        }
+        found
+    }
+
+    /// The process that started this one.
+    pub fn parent(&mut self, pid: i64) -> Option<i64> {
+        let stat = self.whole(pid, "stat")?;
+        // The name before may hold anything.
+        stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+    }
+}
+
+impl User {
+    /// What `status` says of it.
+    fn parse(status: &str) -> Option<User> {
+        let numbers = |key: &str| -> Vec<u32> {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            let words = line.into_iter().flat_map(str::split_whitespace);
+            words.filter_map(|number| number.parse().ok()).collect()
+        };
+        let mut groups = numbers("Groups:");
+        groups.extend(numbers("Gid:").get(1));
+        Some(User { uid: *numbers("Uid:").get(1)?, groups })
+    }
+}
+
+/// Files as a process sees them: by its mounts and its root.
+#[derive(Debug)]
+pub struct View(OwnedFd);
+
+/// What tells one file from all others.
+pub type Identity = (u64, u64);
+
+impl View {
+    /// That of a process; none if this one may not look.
+    pub fn of(pid: i64) -> Option<View> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(format!("/proc/{pid}/root"), flags, Mode::empty());
+        root.ok().map(View)
+    }
+
+    /// This process's own.
+    pub fn own() -> Option<View> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        open("/", flags, Mode::empty()).ok().map(View)
+    }
+
+    /// What a path leads to there. No link of it leads out of that root.
+    fn stat(&self, path: &Path) -> Option<rustix::fs::Stat> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        fstat(openat2(&self.0, path, flags, Mode::empty(), resolve).ok()?).ok()
+    }
+
+    /// Which file is at a path.
+    pub fn identity(&self, path: &Path) -> Option<Identity> {
+        self.stat(path).map(|found| (found.st_dev, found.st_ino))
+    }
+
+    /// What leads to a path, itself at the end, as far as it is there.
+    pub fn steps(&self, path: &Path) -> Vec<Step> {
+        let mut all: Vec<&Path> = path.ancestors().collect();
+        all.reverse();
+        let known = all.into_iter().map_while(|path| {
+            let found = self.stat(path)?;
+            let path = path.to_string_lossy().into_owned();
+            Some(Step { path, mode: found.st_mode, uid: found.st_uid, gid: found.st_gid })
+        });
+        known.collect()
+    }
+}
