@@ -17,6 +17,7 @@ mod network;
 mod origins;
 mod plug;
 mod reload;
+mod run;
 mod schema;
 mod settings;
 mod streams;

@@ -24,7 +24,7 @@ struct Terminal {
 }
 
 /// A terminal: our end of it, and the name of the other side.
-fn terminal(rows: u16, columns: u16) -> (File, String, OwnedFd) {
+pub(super) fn terminal(rows: u16, columns: u16) -> (File, String, OwnedFd) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     grantpt(&master).expect("grantpt");
     unlockpt(&master).expect("unlockpt");
@@ -36,7 +36,7 @@ fn terminal(rows: u16, columns: u16) -> (File, String, OwnedFd) {
 }
 
 /// Its other side.
-fn open(name: &str) -> File {
+pub(super) fn open(name: &str) -> File {
     let mut options = std::fs::OpenOptions::new();
     options.read(true).write(true).open(name).expect("its other side")
 }

@@ -1,21 +1,20 @@
 //! A process that gets this one's signals, and whose status is this one's.
 //!
-//! Both are in one process group, so a terminal sends them its signals itself; those for this
-//! process alone are passed on. It stops (SIGTSTP) when it has passed that on, and goes on with
-//! the shell's SIGCONT, which both get.
+//! Both are in one process group, so a terminal sends its signals to both; those that another
+//! process sends are passed on. This process stops (SIGTSTP) when it has passed that on, and goes on
+//! with the shell's SIGCONT, which both get.
 
-use std::io::{ErrorKind, Read};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
 };
-use signal_hook::low_level;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::emulate_default_handler;
+use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::failure::Failure;
 
@@ -31,75 +30,74 @@ const PASSED: [(i32, Signal); 9] = [
     (SIGTSTP, Signal::TSTP),
     (SIGCONT, Signal::CONT),
 ];
+/// What a terminal sends to the whole group in front of it.
+const OF_TERMINAL: [i32; 4] = [SIGINT, SIGQUIT, SIGTSTP, SIGWINCH];
+/// What ends a process that has not begun its work.
+const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 /// A shell's status for a process that a signal ended.
 const BY_SIGNAL: i32 = 128;
 
-/// A running process, and what it is to be sent.
-pub struct Running {
-    child: Child,
-    came: Vec<(Signal, Arc<AtomicBool>)>,
-    /// Has a byte when something came.
-    wake: UnixStream,
-}
+/// This process's signals, which from now on do nothing but wait to be passed on.
+pub struct Signals(SignalsInfo<WithOrigin>);
 
-impl Running {
-    pub fn start<'a>(
+impl Signals {
+    pub fn catch() -> Result<Signals, Failure> {
+        let ignored = ignored();
+        // What is ignored, as under nohup, is so for both.
+        let heeded = |number: &i32| ignored & 1u64.wrapping_shl(*number as u32 - 1) == 0;
+        let numbers = PASSED.iter().map(|(number, _)| *number).filter(heeded);
+        let caught = SignalsInfo::new(numbers.chain([SIGCHLD]));
+        let cannot = |error| Failure::refused(format!("signals: {error}"));
+        caught.map(Signals).map_err(cannot)
+    }
+
+    /// Runs a program to its end: its exit status; or that of a signal which came before.
+    pub fn run<'a>(
+        mut self,
         program: &str,
         words: impl Iterator<Item = &'a String>,
-    ) -> Result<Running, Failure> {
-        let cannot = |error: std::io::Error| Failure::refused(format!("signals: {error}"));
-        let (wake, other) = UnixStream::pair().map_err(cannot)?;
-        let ignored = ignored();
-        let mut came = Vec::new();
-        // Before the start: nothing is lost, and nothing of it is inherited.
-        for (number, signal) in PASSED.into_iter().chain([(SIGCHLD, Signal::CHILD)]) {
-            // What is ignored, as under nohup, is so for both.
-            if ignored & 1u64.wrapping_shl(number as u32 - 1) != 0 && number != SIGCHLD {
-                continue;
-            }
-            let flag = Arc::new(AtomicBool::new(false));
-            signal_hook::flag::register(number, Arc::clone(&flag)).map_err(cannot)?;
-            let other = other.try_clone().map_err(cannot)?;
-            low_level::pipe::register(number, other).map_err(cannot)?;
-            if number != SIGCHLD {
-                came.push((signal, flag));
-            }
+    ) -> Result<u8, Failure> {
+        let ends = |origin: &Origin| ENDING.contains(&origin.signal);
+        if let Some(origin) = self.0.pending().find(ends) {
+            return Ok(status(BY_SIGNAL + origin.signal));
         }
-        let child = Command::new(program).args(words).spawn();
-        let child =
-            child.map_err(|error| Failure::refused(format!("cannot start {program}: {error}")))?;
-        Ok(Running { child, came, wake })
-    }
-
-    /// Its exit status.
-    pub fn wait(&mut self) -> Result<u8, Failure> {
-        let lost = |error: std::io::Error| Failure::refused(format!("wait: {error}"));
+        let mut child = Command::new(program)
+            .args(words)
+            .spawn()
+            .map_err(|error| Failure::refused(format!("cannot start {program}: {error}")))?;
+        // A terminal may have sent these before there was a child.
+        self.0.pending().for_each(|origin| pass_on(&child, origin.signal));
         loop {
-            if let Some(status) = self.child.try_wait().map_err(lost)? {
-                let signalled = status.signal().map(|signal| BY_SIGNAL + signal);
-                let status = status.code().or(signalled).unwrap_or(1);
-                return Ok(u8::try_from(status).unwrap_or(u8::MAX));
+            let lost = |error| Failure::refused(format!("wait: {error}"));
+            if let Some(ended) = child.try_wait().map_err(lost)? {
+                let signalled = ended.signal().map(|signal| BY_SIGNAL + signal);
+                return Ok(status(ended.code().or(signalled).unwrap_or(1)));
             }
-            self.pass_on();
-            match self.wake.read(&mut [0; 64]) {
-                Err(error) if error.kind() != ErrorKind::Interrupted => return Err(lost(error)),
-                _ => {}
-            }
-        }
-    }
-
-    fn pass_on(&self) {
-        // It was not waited for yet, so the number is its own.
-        let pid = Pid::from_child(&self.child);
-        for (signal, came) in &self.came {
-            if came.swap(false, Ordering::Relaxed) {
-                // One that has just ended needs none.
-                let _ = kill_process(pid, *signal);
-                if *signal == Signal::TSTP {
-                    let _ = low_level::emulate_default_handler(SIGTSTP);
+            for origin in self.0.wait() {
+                match OF_TERMINAL.contains(&origin.signal) && origin.cause == Cause::Kernel {
+                    true => stop_if(origin.signal),
+                    false => pass_on(&child, origin.signal),
                 }
             }
         }
+    }
+}
+
+fn status(number: i32) -> u8 {
+    u8::try_from(number).unwrap_or(u8::MAX)
+}
+
+/// It was not waited for yet, so the number is its own.
+fn pass_on(child: &Child, number: i32) {
+    let Some((_, signal)) = PASSED.iter().find(|(passed, _)| *passed == number) else { return };
+    // One that has just ended needs none.
+    let _ = kill_process(Pid::from_child(child), *signal);
+    stop_if(number);
+}
+
+fn stop_if(number: i32) {
+    if number == SIGTSTP {
+        let _ = emulate_default_handler(SIGTSTP);
     }
 }
 

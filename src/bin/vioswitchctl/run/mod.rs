@@ -18,6 +18,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::qemu::Version;
 use crate::{SWITCH, ask, delete, new_port};
+use child::Signals;
 
 /// How long a switch that restarts is waited for to take the port away.
 const RESTART: Duration = Duration::from_secs(10);
@@ -28,8 +29,8 @@ const STEP: Duration = Duration::from_millis(200);
 ///
 /// What QEMU's command line lacks for the port is put at its end: shared memory, chardev, netdev
 /// and device. What is there of these is used as it is. A port of this name that is there already
-/// is used, if it has the settings that are given, and stays. Signals are passed on to QEMU; the
-/// exit status is QEMU's, or 128 and the number of the signal that ended it.
+/// is used, if it has the settings that are given, and stays. Signals are passed on to QEMU, but for
+/// those that a terminal sends to both; the exit status is QEMU's, or 128 and the number of the signal that ended it.
 #[derive(Debug, Args)]
 pub struct Run {
     #[arg(value_name = "NAME")]
@@ -54,13 +55,11 @@ impl Run {
                 format!("{program} does not say that it is a QEMU: run starts no other program");
             Failure::usage(text)
         })?;
-        // Not held while QEMU runs: the switch has room for few clients.
         let mut client = Client::connect(control)?;
+        // Before there is a port, which a signal would leave behind.
+        let signals = Signals::catch()?;
         let made = self.claim(&mut client)?;
-        let outcome = self.start(&mut client, program, version, given).and_then(|mut child| {
-            drop(client);
-            child.wait()
-        });
+        let outcome = self.start(client, signals, program, version, given);
         if made {
             self.give_back(control);
         }
@@ -69,15 +68,18 @@ impl Run {
 
     fn start(
         &self,
-        client: &mut Client,
+        mut client: Client,
+        signals: Signals,
         program: &str,
         version: Version,
         given: &[String],
-    ) -> Result<child::Running, Failure> {
-        let port = Port::ask(client, &self.name)?;
+    ) -> Result<u8, Failure> {
+        let port = Port::ask(&mut client, &self.name)?;
+        // Not held while QEMU runs: the switch has room for few clients.
+        drop(client);
         let missing = arguments::missing(&port, program, version, given);
         let missing = missing.map_err(Failure::usage)?;
-        child::Running::start(program, given.iter().chain(&missing))
+        signals.run(program, given.iter().chain(&missing))
     }
 
     /// Sees that there is the port, and nobody on it; true if it was made.
