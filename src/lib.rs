@@ -35,6 +35,10 @@
 //! locks and a port's small mutexes are leaves too.
 #![cfg(target_os = "linux")]
 
+// Sets signals, umask and environment as tests rely on them.
+#[cfg(test)]
+use testkit as _;
+
 pub mod capture;
 pub mod config;
 pub mod control;

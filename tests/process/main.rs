@@ -11,5 +11,6 @@ mod lab;
 mod lifetime;
 mod metrics;
 mod sockets;
+mod surroundings;
 #[cfg(feature = "ctl")]
 mod system_calls;

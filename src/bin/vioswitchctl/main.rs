@@ -36,6 +36,10 @@ use args::{Command, Config, Fdb, Options, Port, Stream, Tap};
 use client::Client;
 use failure::Failure;
 
+// Sets signals, umask and environment as tests rely on them.
+#[cfg(test)]
+use testkit as _;
+
 const SWITCH: &str = "io.vioswitch.Switch";
 
 fn main() -> ExitCode {
