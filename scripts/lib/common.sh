@@ -2,6 +2,17 @@
 # What every script shares: progress, errors, and the Debian packages a script needs.
 # Sourced, never run. Needs bash; sets no options of its own.
 
+# Wherever a script is started from: tools speak and sort as is expected here, files can be read by
+# the users that programs under test run as, tools of root are found, a socket's path has room
+# behind TMPDIR, and no program takes itself for a service. tests/testkit does the same for tests.
+export LC_ALL=C.UTF-8
+umask 022
+export PATH=${PATH:-/usr/bin:/bin}:/usr/local/sbin:/usr/sbin:/sbin
+tmpdir=${TMPDIR:-}
+if [ ${#tmpdir} -gt 45 ] || [ ! -w "${TMPDIR:-/tmp}" ]; then unset TMPDIR; fi
+unset RUST_LOG NOTIFY_SOCKET LISTEN_PID LISTEN_FDS LISTEN_FDNAMES STATE_DIRECTORY \
+    RUNTIME_DIRECTORY JOURNAL_STREAM INVOCATION_ID
+
 say() { printf '%s\n' "$*"; }
 
 # The headline of a step.
