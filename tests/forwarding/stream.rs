@@ -365,7 +365,7 @@ fn streams_reach_each_other_and_an_uplink() {
         let c = lab.d.counters();
         c.balance();
         assert_eq!(c.drops(None, "in") + c.drops(None, "out") + c.drops(None, ""), 0, "{c:?}");
-        // A worker counts frames only after they have arrived, and may have lost its CPU in between.
+        // A worker counts frames after they have arrived, and may lose its CPU in between.
         let counted = |c: &Counters| [0, 1].map(|worker| c.worker(worker, "frames"));
         let both = wait_for(SOON, || counted(&lab.d.counters()).iter().all(|n| *n >= 4.0));
         assert!(both, "{:?}", lab.d.counters());

@@ -1,6 +1,6 @@
 //! Tests hold wherever they are started from: under `nohup`, as a service, with a user's umask,
-//! locale and limits. `testkit` sets before `main` what they rely on; here a test program is started
-//! where all of that is different.
+//! locale and limits. `testkit` sets before `main` what they rely on; here a test program is
+//! started where all of that is different.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;

@@ -7,8 +7,8 @@
 //! |---|---|
 //! | signals | none is blocked, and a child begins with the default action of each |
 //! | umask | 022 |
-//! | environment | the variables that [`is_kept`] names; `LC_ALL=C.UTF-8`; a `PATH` with system directories |
-//! | `TMPDIR` | as given if a socket's path has room behind it and files can be made there, else `/tmp` |
+//! | environment | what [`is_kept`] names; `LC_ALL=C.UTF-8`; a `PATH` with system directories |
+//! | `TMPDIR` | as given if it is writable and leaves room for a socket's path, else `/tmp` |
 //! | limits | no core files; 20,000 open files, or as many as are permitted |
 //! | descriptors | a child has the three standard ones and those that its test gives it |
 
@@ -108,8 +108,8 @@ fn has_room(dir: &OsStr) -> bool {
 
 extern "C" fn nothing(_signal: libc::c_int) {}
 
-/// A signal that is ignored stays so across `exec`, one that is caught does not: this program goes on
-/// surviving what `nohup` has it survive, and its children begin as from a terminal. SIGCHLD is not
+/// A signal that is ignored stays so across `exec`, one that is caught does not: this program goes
+/// on surviving what `nohup` has it survive, and its children begin as from a terminal. SIGCHLD is not
 /// caught but left alone, since a process that ignores it cannot wait for its children.
 fn signals() {
     // SAFETY: all-zero bytes are a valid action and an empty mask, which live across the calls; the
