@@ -82,18 +82,20 @@ impl Filter {
         }
     }
 
-    /// True if the program accepts a frame of `len` bytes, the first of which are `bytes`.
-    pub fn accepts(&self, bytes: &[u8], len: u32) -> bool {
-        self.run(bytes, len).is_some_and(|kept| kept > 0)
+    /// True if the program accepts a frame of `len` bytes, the first of which are `bytes`. Adds the
+    /// instructions that it ran to `count`.
+    pub fn accepts(&self, bytes: &[u8], len: u32, count: &mut u64) -> bool {
+        self.run(bytes, len, count).is_some_and(|kept| kept > 0)
     }
 
     /// What the program returns; nothing if it reads beyond the frame.
-    fn run(&self, bytes: &[u8], len: u32) -> Option<u32> {
+    fn run(&self, bytes: &[u8], len: u32, count: &mut u64) -> Option<u32> {
         let (mut a, mut x, mut memory) = (0u32, 0u32, [0u32; WORDS]);
         let mut at = 0;
         loop {
             let Instruction { code, jt, jf, k } = *self.0.get(at)?;
             at += 1;
+            *count += 1;
             let operand = if code & X != 0 { x } else { k };
             match code & 7 {
                 LD => a = load(code, k, x, bytes, len, &memory)?,
@@ -233,19 +235,23 @@ mod tests {
     #[test]
     fn a_program_of_tcpdump_chooses() {
         let dns = filter(DNS).unwrap();
-        assert!(dns.accepts(&udp(53), 60) && !dns.accepts(&udp(54), 60));
-        assert!(!dns.accepts(&udp(53)[..36], 36), "its port is not there");
+        let accepts = |bytes: &[u8]| dns.accepts(bytes, bytes.len() as u32, &mut 0);
+        assert!(accepts(&udp(53)) && !accepts(&udp(54)));
+        assert!(!accepts(&udp(53)[..36]), "its port is not there");
         let mut options = udp(54);
         options[14] = 0x46;
         options[40..42].copy_from_slice(&53u16.to_be_bytes());
-        assert!(dns.accepts(&options, 60), "behind one word of options");
+        assert!(accepts(&options), "behind one word of options");
+        let mut count = 0;
+        dns.accepts(&udp(53), 60, &mut count);
+        assert_eq!(count, 12);
     }
 
     #[test]
     fn what_is_calculated() {
         let result = |operation, a, k| {
             let program = [(0, 0, 0, a), (ALU | operation, 0, 0, k), (0x16, 0, 0, 0)];
-            filter(&program).unwrap().run(&[], 0)
+            filter(&program).unwrap().run(&[], 0, &mut 0)
         };
         assert_eq!(result(0x10, 1, 2), Some(u32::MAX));
         assert_eq!(result(0x30, 7, 2), Some(3));
@@ -254,11 +260,11 @@ mod tests {
         assert_eq!(result(0xa0, 6, 3), Some(5));
         // The register may be zero, which is no constant.
         let by_register = filter(&[(ALU | X | 0x30, 0, 0, 0), (6, 0, 0, 1)]).unwrap();
-        assert_eq!(by_register.run(&[], 0), None);
+        assert_eq!(by_register.run(&[], 0, &mut 0), None);
         let words = [(0, 0, 0, 9), (2, 0, 0, 15), (0, 0, 0, 1), (0x60, 0, 0, 15), (0x16, 0, 0, 0)];
-        assert_eq!(filter(&words).unwrap().run(&[], 0), Some(9));
+        assert_eq!(filter(&words).unwrap().run(&[], 0, &mut 0), Some(9));
         let len = filter(&[(0x80, 0, 0, 0), (7, 0, 0, 0), (0x87, 0, 0, 0), (0x16, 0, 0, 0)]);
-        assert_eq!(len.unwrap().run(&[], 1514), Some(1514));
+        assert_eq!(len.unwrap().run(&[], 1514, &mut 0), Some(1514));
     }
 
     #[test]
@@ -299,8 +305,10 @@ mod tests {
                 program.push((6, 0, 0, 1));
                 if let Ok(filter) = filter(&program) {
                     accepted.set(accepted.get() + 1);
-                    filter.accepts(&[0x45; 60], 60);
-                    filter.accepts(&[], 0);
+                    let mut count = 0;
+                    filter.accepts(&[0x45; 60], 60, &mut count);
+                    filter.accepts(&[], 0, &mut count);
+                    prop_assert!(count <= 2 * filter.0.len() as u64);
                 }
                 Ok(())
             })

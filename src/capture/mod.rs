@@ -2,12 +2,14 @@
 //!
 //! A [`Capture`] says of which ports, and keeps what workers leave with it until somebody collects
 //! that. Workers never wait: where a batch is just being collected, or full, they lose the copy,
-//! with a count. Which captures there are stands in the table of ports, so that a burst costs one
+//! with a count; likewise what a worker has no time to look at. Which captures there are stands in the table of ports, so that a burst costs one
 //! test while there is none.
 //!
+//! * [`allowance`] what a capture may take of a worker's time;
 //! * [`outcomes`] what became of the frames of one burst, copy by copy;
 //! * [`filter`] the classic BPF programs that choose among frames.
 
+mod allowance;
 pub mod filter;
 pub mod outcomes;
 
@@ -17,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use crate::limits::{CAPTURE_BATCH_BYTES, CAPTURE_BATCH_PACKETS, CAPTURE_FILTER_BYTES, MAX_PORTS};
 use crate::stats::DropReason;
 use crate::switch::PortId;
+use allowance::Allowance;
 use filter::Filter;
 
 /// Which way a frame passed the border between a port and the switch.
@@ -110,6 +113,8 @@ pub struct Capture {
     snaplen: usize,
     /// One for each worker.
     batches: Box<[Mutex<Batch>]>,
+    /// Likewise; no other thread takes it.
+    allowances: Box<[Mutex<Allowance>]>,
     lost: AtomicU64,
 }
 
@@ -124,6 +129,7 @@ impl Capture {
             filter,
             snaplen,
             batches: (0..workers).map(|_| Mutex::default()).collect(),
+            allowances: (0..workers).map(|_| Mutex::default()).collect(),
             lost: AtomicU64::new(0),
         };
         for port in ports {
@@ -157,20 +163,16 @@ impl Capture {
         self.snaplen.max(filtered)
     }
 
-    /// True if a frame of `len` bytes, the first of which are `bytes`, passes the filter.
-    pub fn accepts(&self, bytes: &[u8], len: u32) -> bool {
-        self.filter.as_ref().is_none_or(|filter| filter.accepts(bytes, len))
-    }
-
-    /// Where worker number `worker` leaves copies, for one burst.
-    pub fn open(&self, worker: usize) -> Leaving<'_> {
-        let batch = match self.batches.get(worker).map(Mutex::try_lock) {
-            Some(Ok(batch)) => Some(batch),
-            Some(Err(TryLockError::Poisoned(batch))) => Some(batch.into_inner()),
-            // It is just being collected.
-            Some(Err(TryLockError::WouldBlock)) | None => None,
-        };
-        Leaving { capture: self, batch }
+    /// Where worker number `worker` leaves copies, for one burst: at `now`, in nanoseconds, as one
+    /// of so many captures.
+    pub fn open(&self, worker: usize, now: u64, captures: usize) -> Leaving<'_> {
+        // Without the first it is just being collected.
+        let batch = self.batches.get(worker).and_then(try_lock);
+        let mut allowance = self.allowances.get(worker).and_then(try_lock);
+        if let Some(allowance) = &mut allowance {
+            allowance.earn(now, captures);
+        }
+        Leaving { capture: self, batch, allowance }
     }
 
     /// Takes all copies that wait, a batch for each worker in order. What was in `batches` is
@@ -190,13 +192,42 @@ impl Capture {
     }
 }
 
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// A worker that leaves copies.
 pub struct Leaving<'a> {
     capture: &'a Capture,
     batch: Option<MutexGuard<'a, Batch>>,
+    allowance: Option<MutexGuard<'a, Allowance>>,
 }
 
 impl Leaving<'_> {
+    /// False if the worker has no time to look at a frame.
+    pub fn may_look(&self) -> bool {
+        self.allowance.as_ref().is_some_and(|allowance| allowance.is_left())
+    }
+
+    /// True if a frame of `len` bytes, the first of which are `bytes`, passes the filter.
+    pub fn accepts(&mut self, bytes: &[u8], len: u32) -> bool {
+        let mut count = 0;
+        let filter = self.capture.filter.as_ref();
+        let accepts = filter.is_none_or(|filter| filter.accepts(bytes, len, &mut count));
+        self.spend(count, bytes.len());
+        accepts
+    }
+
+    fn spend(&mut self, instructions: u64, bytes: usize) {
+        if let Some(allowance) = &mut self.allowance {
+            allowance.spend(instructions, bytes);
+        }
+    }
+
     /// Counts copies that cannot be left.
     pub fn lose(&self, copies: u64) {
         self.capture.lost.fetch_add(copies, Ordering::Relaxed);
@@ -205,6 +236,7 @@ impl Leaving<'_> {
     /// Leaves a copy, or counts it as lost. `bytes` is the frame's beginning.
     pub fn leave(&mut self, packet: Packet, bytes: &[u8]) {
         let kept = &bytes[..bytes.len().min(self.capture.snaplen)];
+        self.spend(0, kept.len());
         if !self.batch.as_mut().is_some_and(|batch| batch.push(packet, kept)) {
             self.lose(1);
         }
@@ -227,9 +259,9 @@ mod tests {
     fn copies_are_collected_in_order_and_no_longer_than_wanted() {
         let capture = capture(&[3], false);
         for (worker, byte) in [(1, 7), (1, 8), (0, 9)] {
-            capture.open(worker).leave(PACKET, &[byte; 60]);
+            capture.open(worker, 1, 1).leave(PACKET, &[byte; 60]);
         }
-        capture.open(1).leave(Packet { len: 5, ..PACKET }, &[6; 5]);
+        capture.open(1, 1, 1).leave(Packet { len: 5, ..PACKET }, &[6; 5]);
         let mut batches = Vec::new();
         capture.collect(&mut batches);
         let kept = |batch: &Batch| -> Vec<(u8, usize)> {
@@ -251,7 +283,7 @@ mod tests {
         let mut rooms = Vec::new();
         for _ in 0..4 {
             rooms.push(room(&capture.batches[0].lock().unwrap()));
-            (0..1000).for_each(|_| capture.open(0).leave(PACKET, &[7; 60]));
+            (0..1000).for_each(|_| capture.open(0, 1, 1).leave(PACKET, &[7; 60]));
             capture.collect(&mut batches);
             assert_eq!(batches[0].len(), 1000);
         }
@@ -263,14 +295,14 @@ mod tests {
     fn what_finds_no_room_is_counted() {
         let capture = capture(&[3], false);
         for _ in 0..CAPTURE_BATCH_PACKETS + 5 {
-            capture.open(0).leave(PACKET, &[]);
+            capture.open(0, 1, 1).leave(PACKET, &[]);
         }
         assert_eq!((capture.take_lost(), capture.take_lost()), (5, 0));
         let held = capture.batches[1].lock().unwrap();
-        capture.open(1).leave(PACKET, &[1]);
+        capture.open(1, 1, 1).leave(PACKET, &[1]);
         drop(held);
         // There is no such worker.
-        capture.open(2).leave(PACKET, &[1]);
+        capture.open(2, 1, 1).leave(PACKET, &[1]);
         assert_eq!(capture.take_lost(), 2);
     }
 

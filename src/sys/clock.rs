@@ -22,7 +22,7 @@ pub fn coarse_seconds() -> u32 {
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
-fn monotonic_nanos() -> u64 {
+pub fn monotonic_nanos() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -29,11 +29,12 @@ impl Pipeline {
         let BurstContext { burst, plan, outcomes, beginning, .. } = context;
         let (outcomes, lost) = outcomes.end();
         let (time, direction) = (clock::wall_nanos(), Direction::In);
+        let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
         let longest = ports.captures().map(Capture::reads).max().unwrap_or(0);
         beginning.resize(beginning.len().max(longest), 0);
         let bytes = &mut beginning[..longest];
         for capture in ports.captures() {
-            let mut leaving = capture.open(self.worker);
+            let mut leaving = capture.open(self.worker, now, captures);
             leaving.lose(lost);
             let (mut drops, mut behind) = (plan.drops().peekable(), outcomes);
             for (at, frame) in burst.frames().iter().enumerate() {
@@ -54,15 +55,24 @@ impl Pipeline {
                 if wanted.peek().is_none() {
                     continue;
                 }
+                if !leaving.may_look() {
+                    leaving.lose(wanted.count() as u64);
+                    continue;
+                }
                 let read = burst.copy_beginning(frame, bytes);
-                if capture.accepts(&bytes[..read], frame.len) {
+                if leaving.accepts(&bytes[..read], frame.len) {
                     wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
                 }
             }
             // Of what was no frame there is nothing to look at.
             for reason in burst.rejected() {
                 let dropped = Some(reason);
-                if capture.wants(from, dropped) && capture.accepts(&[], 0) {
+                if !capture.wants(from, dropped) {
+                    continue;
+                }
+                if !leaving.may_look() {
+                    leaving.lose(1);
+                } else if leaving.accepts(&[], 0) {
                     leaving.leave(Packet { time, port: from, direction, dropped, len: 0 }, &[]);
                 }
             }

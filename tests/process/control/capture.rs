@@ -304,6 +304,44 @@ fn who_does_not_read_loses_copies() {
     assert_eq!((after.threads, after.fds), (before.threads, before.fds));
 }
 
+/// Filters run in the workers' time, and have a share of it. What they have no time for is lost to
+/// the capture, with a count; the network loses nothing, and neither does another capture.
+#[test]
+fn long_filters_lose_copies() {
+    let lab = Lab::new(3, &[]);
+    let mut third = Vm::connect(&lab.d.socket(2), VmConfig::new(2));
+    let begin = |parameters: Value| {
+        let mut client = lab.client();
+        let method = format!("{INTERFACE}.Capture");
+        client.ask(&json!({"method": method, "parameters": parameters, "more": true}));
+        let first = client.answer().expect("an answer");
+        assert_eq!(first["parameters"], json!({"packets": [], "lost": 0}));
+        client
+    };
+    let one = |code: u16| json!({"code": code, "jt": 0, "jf": 0, "k": 0});
+    // It adds 511 times, and accepts nothing.
+    let mut filter = vec![one(4); 511];
+    filter.push(one(6));
+    let mut long: Vec<Client> = (0..3).map(|_| begin(json!({"filter": filter}))).collect();
+    let mut quiet = begin(json!({"ports": ["p2"]}));
+    let bystanders = lab.bystanders();
+    for client in &mut long {
+        let part = client.answer().expect("an answer");
+        assert_eq!(part["parameters"]["packets"], json!([]));
+        assert!(part["parameters"]["lost"].as_u64().expect("a number") > 0, "{part}");
+    }
+    // It goes no further.
+    let mut pause = vec![0; 60];
+    pause[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, 1]);
+    pause[6..12].copy_from_slice(&mac_of(2));
+    send(&mut third, &pause);
+    let part = quiet.answer().expect("an answer");
+    assert_eq!(part["parameters"]["lost"], 0, "{part}");
+    assert_eq!(part["parameters"]["packets"].as_array().expect("packets").len(), 1, "{part}");
+    bystanders.finish();
+    lab.d.stop();
+}
+
 #[test]
 fn frames_are_for_few() {
     let lab = Lab::new(1, &["--control-group=65534", "--capture-group=65533"]);
