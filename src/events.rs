@@ -61,8 +61,8 @@ pub enum What {
     PlugRefused {
         /// Its name there, as it is shown.
         file: String,
-        /// Whose it is.
-        uid: u32,
+        /// Whose it is, of a socket.
+        uid: Option<u32>,
         /// The reason.
         why: String,
     },
@@ -207,7 +207,9 @@ impl fmt::Display for What {
             What::PortPlugged { uid } => write!(f, "added for the socket of uid {uid}"),
             What::PortDeleted => f.write_str("removed"),
             What::PlugRefused { file, uid, why } => {
-                write!(f, "plug: {file} of uid {uid} is not made a port: {why}")
+                write!(f, "plug: {file}")?;
+                uid.map_or(Ok(()), |uid| write!(f, " of uid {uid}"))?;
+                write!(f, " is not made a port: {why}")
             }
             What::Attached { pid, uid, features } => {
                 write!(f, "front-end attached (pid {pid} uid {uid}), features {features:#x}")

@@ -72,7 +72,10 @@ fn show(event: &Event) -> Value {
             json!({"pid": pid, "uid": uid, "features": features})
         }
         What::PortPlugged { uid } => json!({"uid": uid}),
-        What::PlugRefused { file, uid, why } => json!({"file": file, "uid": uid, "why": why}),
+        What::PlugRefused { file, uid: Some(uid), why } => {
+            json!({"file": file, "uid": uid, "why": why})
+        }
+        What::PlugRefused { file, uid: None, why } => json!({"file": file, "why": why}),
         What::Connected { pid, uid } => json!({"pid": pid, "uid": uid}),
         What::Detached(Detached::Left) | What::Disconnected { why: None } => json!({}),
         What::Detached(Detached::Error(why)) | What::Disconnected { why: Some(why) } => {

@@ -11,6 +11,10 @@
 //! for its port as long as it is the same file and somebody listens: bound anew it is another one.
 //! What was refused, left by its listener or deleted by an administrator is looked at again when
 //! the file changes, and what waits for room or for its name, every [`PLUG_LOOK`].
+//!
+//! A user has so many ports at most, and the oldest files come first: those that had ports before
+//! the switch was started again are older than those that waited for room. Who makes many sockets
+//! takes no port from another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -30,13 +34,14 @@ use crate::config::{Origin, Settings, is_port_name};
 use crate::events::{Events, What, reason};
 use crate::guard::bucket::Bucket;
 use crate::limits::{
-    MAX_NAME_LEN, MAX_PLUG_FILES, MAX_PLUG_PORTS, PLUG_BURST, PLUG_EVERY, PLUG_GRACE, PLUG_LOOK,
-    PLUG_PAUSE, PLUG_STOP_TIMEOUT, PLUG_TOLD_BURST, PLUG_TOLD_EVERY, REMOVE_STEP,
+    MAX_NAME_LEN, MAX_PLUG_FILES, MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, PLUG_BURST, PLUG_EVERY,
+    PLUG_GRACE, PLUG_LOOK, PLUG_PAUSE, PLUG_STOP_TIMEOUT, PLUG_TOLD_BURST, PLUG_TOLD_EVERY,
+    REMOVE_STEP,
 };
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Interest, Wake};
 use crate::sys::threads::{join_until, run_again_after_panic};
-use crate::sys::watched_dir::{Found, WatchedDir};
+use crate::sys::watched_dir::{Found, Kind, WatchedDir};
 use crate::vhost_user::socket::{Connector, Trouble};
 
 impl Daemon {
@@ -46,10 +51,17 @@ impl Daemon {
     }
 
     /// Adds a port for a socket of the directory.
-    fn plug(&mut self, path: &Path, name: &str, file: &Found) -> Result<Arc<Trouble>, PortError> {
+    fn plug(
+        &mut self,
+        path: &Path,
+        Candidate { name, file, uid }: &Candidate<'_>,
+    ) -> Result<Arc<Trouble>, PortError> {
         self.is_free()?;
         if self.book.plugged().count() >= MAX_PLUG_PORTS {
             return Err(PortError::ManyPlugged);
+        }
+        if self.book.plugged().filter(|(_, owner)| owner == uid).count() >= MAX_PLUG_PORTS_A_USER {
+            return Err(PortError::ManyOfUser(*uid));
         }
         let template = self.book.template().ok_or(PortError::NoSuchPort)?;
         let settings = template.plugged(name, path.join(name));
@@ -57,7 +69,7 @@ impl Daemon {
         let trouble = connector.trouble();
         let id = self.free_number(name)?;
         let port = build::guest(id, &settings, self.feature_level);
-        let (settings, origin) = (Settings::Port(settings), Origin::Plug(file.uid));
+        let (settings, origin) = (Settings::Port(settings), Origin::Plug(*uid));
         if let Some(clash) = self.book.clash(&settings) {
             return Err(clash.into());
         }
@@ -65,7 +77,7 @@ impl Daemon {
         let acceptor = Acceptor::Connector(connector);
         match self.put_before(port, acceptor, &[], Daemon::serve_guest) {
             Ok(port) => {
-                port.events.tell_surely(&port.name, What::PortPlugged { uid: file.uid });
+                port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
                 Ok(trouble)
             }
             Err(error) => {
@@ -106,6 +118,13 @@ impl Plug {
         let _ = self.stop.write(1);
         join_until(&mut vec![self.thread], Instant::now() + PLUG_STOP_TIMEOUT);
     }
+}
+
+/// A socket that may become a port.
+struct Candidate<'a> {
+    name: &'a str,
+    file: &'a Found,
+    uid: u32,
 }
 
 /// What became of a file.
@@ -241,14 +260,18 @@ impl Watcher {
                 directory.look()?.ok_or(io::ErrorKind::NotFound)?
             }
         };
-        let mut found = BTreeMap::new();
         let (names, more) = directory.names(MAX_PLUG_FILES)?;
+        let files = names.iter().filter_map(|name| Some((&name.name, directory.file_of(name)?)));
+        let mut found: BTreeMap<OsString, Found> =
+            files.map(|(name, file)| (name.clone(), file)).collect();
         let is_port = |known: &Known| matches!(known.state, State::Port { .. });
-        let ports = self.known.iter().filter(|(_, known)| is_port(known)).map(|(name, _)| name);
-        for name in ports.chain(&names) {
-            if let Some(file) = directory.file(name)? {
-                found.insert(name.clone(), file);
-            }
+        for (name, known) in self.known.iter().filter(|(_, known)| is_port(known)) {
+            match found.get(name).copied().or_else(|| directory.file(name)) {
+                // It is as it was as far as is known: who connects to it knows better.
+                Some(Found { kind: Kind::Unseen(_), .. }) => found.insert(name.clone(), known.file),
+                Some(file) => found.insert(name.clone(), file),
+                None => None,
+            };
         }
         if more {
             let text = format!("more than {MAX_PLUG_FILES} files: not all of them are looked at");
@@ -364,31 +387,38 @@ impl Watcher {
         }
     }
 
-    /// Makes ports of what became none yet.
+    /// Makes ports of what became none yet, the oldest first.
     fn add_all(&mut self, found: &BTreeMap<OsString, Found>) {
-        let mut full = false;
-        for (name, file) in found {
+        let (mut full, mut crowded) = (false, BTreeSet::new());
+        let mut oldest: Vec<(&OsString, &Found)> = found.iter().collect();
+        oldest.sort_by_key(|(_, file)| file.changed);
+        for (name, file) in oldest {
             let said = match self.known.get(name) {
                 Some(Known { state: State::Waits, .. }) => true,
                 Some(_) => continue,
                 None => false,
             };
-            let Some(text) = port_name(name, file, said, self) else { continue };
-            if self.is_leaving(&text) {
+            let Some(candidate) = candidate(name, file, said, self) else { continue };
+            if self.is_leaving(candidate.name) {
                 continue;
             }
-            if !full && !self.changes.take() {
+            let room = !full && !crowded.contains(&candidate.uid);
+            if room && !self.changes.take() {
                 self.behind = true;
                 return;
             }
-            let added = match full {
-                true => Err(PortError::ManyPlugged),
-                false => self.daemon().plug(&self.path, &text, file),
+            let added = match room {
+                true => self.daemon().plug(&self.path, &candidate),
+                false if full => Err(PortError::ManyPlugged),
+                false => Err(PortError::ManyOfUser(candidate.uid)),
             };
             let state = match added {
                 Ok(trouble) => State::Port { trouble, since: None },
                 Err(error) => {
                     full |= matches!(error, PortError::ManyPlugged | PortError::Full(_));
+                    if matches!(error, PortError::ManyOfUser(_)) {
+                        crowded.insert(candidate.uid);
+                    }
                     if !said {
                         self.tell(name, file, &error);
                     }
@@ -406,26 +436,42 @@ impl Watcher {
             return;
         }
         let untold = std::mem::take(&mut self.untold);
-        let (file, uid, why) = (reason(format!("{name:?}")), file.uid, reason(why));
+        let uid = match file.kind {
+            Kind::Socket(uid) => Some(uid),
+            Kind::Other | Kind::Unseen(_) => None,
+        };
+        let (file, why) = (reason(format!("{name:?}")), reason(why));
         self.events.tell_after(untold, What::PlugRefused { file, uid, why });
     }
 }
 
-/// The name of the port that a file may become.
-fn port_name(name: &OsStr, file: &Found, said: bool, watcher: &mut Watcher) -> Option<String> {
+/// The port that a file may become.
+fn candidate<'a>(
+    name: &'a OsStr,
+    file: &'a Found,
+    said: bool,
+    watcher: &mut Watcher,
+) -> Option<Candidate<'a>> {
     let text = name.to_str().filter(|text| is_port_name(text));
-    let why = match text {
-        Some(text) if file.is_socket => return Some(text.to_owned()),
-        Some(_) => "it is no socket".to_owned(),
-        None => format!(
-            "a port's name is 1 to {MAX_NAME_LEN} letters, digits, '.', '_' and '-', the first a \
-             letter or digit"
-        ),
+    let (why, state) = match (text, file.kind) {
+        (Some(name), Kind::Socket(uid)) => return Some(Candidate { name, file, uid }),
+        (Some(_), Kind::Other) => ("it is no socket".to_owned(), State::Done),
+        (Some(_), Kind::Unseen(error)) => {
+            let error = io::Error::from_raw_os_error(error);
+            (format!("it cannot be looked at: {error}"), State::Waits)
+        }
+        (None, _) => {
+            let why = format!(
+                "a port's name is 1 to {MAX_NAME_LEN} letters, digits, '.', '_' and '-', the first \
+                 a letter or digit"
+            );
+            (why, State::Done)
+        }
     };
     if !said {
         watcher.tell(name, file, &why);
     }
-    watcher.known.insert(name.to_owned(), Known { file: *file, state: State::Done });
+    watcher.known.insert(name.to_owned(), Known { file: *file, state });
     None
 }
 

@@ -37,8 +37,8 @@ use crate::config::{
 use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{
-    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_PLUG_PORTS, MAX_STREAMS, MAX_TAPS, REMOVE_STEP,
-    REMOVE_TIMEOUT, SESSION_STACK_BYTES,
+    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS,
+    MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
 };
 use crate::port::table::Full;
 use crate::port::{Endpoint, Port};
@@ -70,6 +70,9 @@ pub enum PortError {
     /// As many ports as may come by themselves.
     #[error("there are {MAX_PLUG_PORTS} ports by plug already")]
     ManyPlugged,
+    /// As many of them as one user may have.
+    #[error("user {0} has {MAX_PLUG_PORTS_A_USER} ports by plug already")]
+    ManyOfUser(u32),
     /// The other ports have all that can be mapped.
     #[error("no address space or mappings are left for another port (vm.max_map_count)")]
     Exhausted(#[from] Exhausted),

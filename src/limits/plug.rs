@@ -5,10 +5,14 @@
 
 /// Ports that there are at a time because their sockets turned up: the largest hosts run a few
 /// hundred VMs, and the other ports have most of [`super::MAX_PORTS`] to themselves.
-pub const MAX_PLUG_PORTS: usize = 128;
+pub const MAX_PLUG_PORTS: usize = 256;
+
+/// Those of them whose sockets one user owns, so that another one finds room: all QEMUs of libvirt
+/// are one user.
+pub const MAX_PLUG_PORTS_A_USER: usize = 128;
 
 /// Ports that come or go at once, all of them when the switch starts while VMs run.
-pub const PLUG_BURST: u32 = 128;
+pub const PLUG_BURST: u32 = 256;
 
 /// How often one more may come or go after that, 20 a second; what exceeds it waits. Each makes
 /// another table of ports for all workers, and a thread.

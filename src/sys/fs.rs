@@ -50,7 +50,7 @@ pub fn is_memory(fd: impl AsFd) -> io::Result<bool> {
 }
 
 /// `AT_STATX_DONT_SYNC`, which rustix has no name for where the C library is musl.
-const DONT_SYNC: AtFlags = AtFlags::from_bits_retain(0x4000);
+pub(super) const DONT_SYNC: AtFlags = AtFlags::from_bits_retain(0x4000);
 const TMPFS: u32 = libc::TMPFS_MAGIC as u32;
 const HUGETLBFS: u32 = libc::HUGETLBFS_MAGIC as u32;
 

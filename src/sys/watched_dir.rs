@@ -4,17 +4,24 @@
 //! what the kernel's queue had room for. Where there is no inotify left
 //! (`fs.inotify.max_user_instances`), the directory has to be looked at again and again.
 //!
-//! Nothing here follows a link, opens a file or waits for one: a name is looked at with lstat(2),
-//! in the directory that was opened.
+//! Nothing here follows a link, opens a file or waits for one. What the directory says is no socket
+//! is not asked about: a user can mount FUSE over a directory or a plain file of his, and root then
+//! gets EACCES there, or no answer. A name that may be a socket's is looked at with statx(2), which
+//! asks no file system's server; an error is that file's alone.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, inotify, openat, statat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Statx, StatxFlags, fstat, inotify, makedev, openat,
+    statat, statx,
+};
 use rustix::io::Errno;
+
+use super::fs::DONT_SYNC;
 
 /// A file of the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,10 +30,28 @@ pub struct Found {
     pub identity: (u64, u64),
     /// When it was changed last: made, renamed, given another mode or owner.
     pub changed: (i64, i64),
-    /// Whose it is.
-    pub uid: u32,
-    /// It is a socket; not a link to one.
-    pub is_socket: bool,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What a file of the directory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A socket, not a link to one, of this user.
+    Socket(u32),
+    /// Something else.
+    Other,
+    /// It could not be looked at, for this error number.
+    Unseen(i32),
+}
+
+/// A name in the directory, with what that says of it.
+#[derive(Debug)]
+pub struct Name {
+    /// The name.
+    pub name: OsString,
+    kind: FileType,
+    inode: u64,
 }
 
 /// A directory that is watched. It is not kept open: the kernel would not say that it was removed.
@@ -90,18 +115,27 @@ impl WatchedDir {
 
 impl Look {
     /// The file of this name, if there is one.
-    pub fn file(&self, name: &OsString) -> io::Result<Option<Found>> {
+    pub fn file(&self, name: &OsStr) -> Option<Found> {
         // No file has such a name.
-        let Ok(name) = CString::new(name.as_bytes()) else { return Ok(None) };
-        match statat(&self.0, &*name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Some(found(&stat))),
-            Err(Errno::NOENT) => Ok(None),
-            Err(error) => Err(error.into()),
+        let name = CString::new(name.as_bytes()).ok()?;
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | DONT_SYNC;
+        match statx(&self.0, &*name, flags, StatxFlags::BASIC_STATS) {
+            Ok(stat) => Some(found(&stat)),
+            Err(Errno::NOENT) => None,
+            Err(error) => Some(Found::unknown(0, Kind::Unseen(error.raw_os_error()))),
+        }
+    }
+
+    /// The same of a name that was read.
+    pub fn file_of(&self, name: &Name) -> Option<Found> {
+        match name.kind {
+            FileType::Socket | FileType::Unknown => self.file(&name.name),
+            _ => Some(Found::unknown(name.inode, Kind::Other)),
         }
     }
 
     /// Up to `most` names, and whether there are more.
-    pub fn names(&self, most: usize) -> io::Result<(Vec<OsString>, bool)> {
+    pub fn names(&self, most: usize) -> io::Result<(Vec<Name>, bool)> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.0)? {
             let entry = entry?;
@@ -112,19 +146,27 @@ impl Look {
             if names.len() == most {
                 return Ok((names, true));
             }
-            names.push(OsString::from_vec(name.to_vec()));
+            let name = OsString::from_vec(name.to_vec());
+            names.push(Name { name, kind: entry.file_type(), inode: entry.ino() });
         }
         Ok((names, false))
     }
 }
 
-fn found(stat: &Stat) -> Found {
-    Found {
-        identity: (stat.st_dev, stat.st_ino),
-        changed: (stat.st_ctime, stat.st_ctime_nsec),
-        uid: stat.st_uid,
-        is_socket: FileType::from_raw_mode(stat.st_mode) == FileType::Socket,
+impl Found {
+    /// A file that was not looked at.
+    fn unknown(inode: u64, kind: Kind) -> Found {
+        Found { identity: (0, inode), changed: (0, 0), kind }
     }
+}
+
+fn found(stat: &Statx) -> Found {
+    let kind = match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::Socket => Kind::Socket(stat.stx_uid),
+        _ => Kind::Other,
+    };
+    let identity = (makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
+    Found { identity, changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()), kind }
 }
 
 /// Opens a directory in which files are safe.
@@ -193,12 +235,15 @@ mod tests {
         assert!(!happened(0));
         let look = watched.look().unwrap().unwrap();
         let (mut names, more) = look.names(10).unwrap();
-        names.sort();
-        assert_eq!((names, more), (vec!["l".into(), "s".into()], false));
+        names.sort_by(|one, other| one.name.cmp(&other.name));
+        let is_socket = |name: &Name| matches!(look.file_of(name)?.kind, Kind::Socket(_)).into();
+        let seen = |at: usize| (names[at].name.to_str(), is_socket(&names[at]));
+        assert_eq!((names.len(), more), (2, false));
+        assert_eq!([seen(0), seen(1)], [(Some("l"), Some(false)), (Some("s"), Some(true))]);
         assert!(look.names(1).unwrap().1);
-        let file = |name: &str| look.file(&name.into()).unwrap();
-        assert!(file("s").unwrap().is_socket && !file("l").unwrap().is_socket);
-        assert_eq!(file("x"), None);
+        let kind = |name: &str| look.file(name.as_ref()).map(|file| file.kind);
+        assert_eq!(kind("s"), Some(Kind::Socket(rustix::process::geteuid().as_raw())));
+        assert_eq!((kind("l"), kind("x")), (Some(Kind::Other), None));
         drop(look);
         fs::remove_file(path.join("s")).unwrap();
         assert!(happened(5_000));

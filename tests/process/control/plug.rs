@@ -1,12 +1,15 @@
 //! Ports that come by themselves: sockets that turn up in the directory of `--plug`, those that are
 //! none, and what somebody can cost who may make them.
 
+use std::ffi::CString;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 
 use testkit::frontend::Frontend;
 use testkit::net::{Job, Net, Sizes};
+use testkit::skip;
 use testkit::traffic::To;
 
 use super::*;
@@ -130,9 +133,8 @@ fn what_is_no_socket_or_has_a_name_that_is_taken_is_refused() {
     for words in [
         r#"plug: "p0" of uid "#,
         r#"is not made a port: the name is taken"#,
-        r#"plug: "link" of uid "#,
-        r#"is not made a port: it is no socket"#,
-        r#"plug: "file" of uid "#,
+        r#"plug: "link" is not made a port: it is no socket"#,
+        r#"plug: "file" is not made a port: it is no socket"#,
         r#"plug: ".hidden" of uid "#,
         r#"plug: "a b\n" of uid "#,
         "is not made a port: a port's name is 1 to 64 letters",
@@ -195,7 +197,8 @@ fn a_flood_of_names_is_bounded() {
         drop(UnixListener::bind(plug.join(name)).expect("bind"));
     }
     assert!(wait_for(LOST, || p.ports().len() == 128), "{}", p.ports().len());
-    p.says("there are 128 ports by plug already");
+    // SAFETY: plain system call.
+    p.says(&format!("user {} has 128 ports by plug already", unsafe { libc::geteuid() }));
     let mut net =
         Net::new([0, 1].map(|id| Vm::connect(&p.lab.d.socket(id), VmConfig::new(id as u8))).into());
     net.announce();
@@ -308,5 +311,111 @@ fn whose_socket_it_is_and_where() {
     fs::set_permissions(p.plug.path(), fs::Permissions::from_mode(0o2770)).expect("mode");
     p.comes_to(&["vm1"]);
     p.lab.done(&["health"]);
+    p.lab.d.stop();
+}
+
+/// A FUSE file system of user `uid` over one file, whose server never answers; it ends with the
+/// server's descriptor. None where that may not be mounted. `kind` is the file's type.
+fn silent(over: &Path, uid: u32, kind: u32) -> Option<OwnedFd> {
+    let server = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
+    let options = format!("fd={},rootmode={kind:o},user_id={uid},group_id=0", server.as_raw_fd());
+    let options = CString::new(options).expect("options");
+    let path = CString::new(over.as_os_str().as_encoded_bytes()).expect("path");
+    let (fuse, flags) = (c"fuse".as_ptr(), libc::MS_NOSUID | libc::MS_NODEV);
+    // SAFETY: plain system call on strings that live across it.
+    let made = unsafe { libc::mount(fuse, path.as_ptr(), fuse, flags, options.as_ptr().cast()) };
+    (made == 0).then(|| server.into())
+}
+
+/// The calling thread, and what it starts, have mounts of their own from now on.
+fn own_mounts() -> bool {
+    // SAFETY: plain system calls on strings that live across them.
+    unsafe {
+        let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(none, c"/".as_ptr(), none, private, none.cast()) == 0
+    }
+}
+
+/// A user mounts FUSE over files of the directory: root is refused there (EACCES), or waits for a
+/// server that does not answer.
+#[test]
+fn a_file_that_cannot_be_looked_at_holds_up_no_other() {
+    let held = || {
+        if !own_mounts() {
+            return skip("needs mounts of its own");
+        }
+        let p = Plugged::new(0, &[]);
+        let (one, _masked) = (p.listen("vm1"), p.listen("waits"));
+        let directory = |name| {
+            fs::create_dir(p.path(name)).expect("create");
+            p.path(name)
+        };
+        p.comes_to(&["vm1", "waits"]);
+        p.lab.done(&["port", "del", "waits"]);
+        let Some(_theirs) = silent(&directory("theirs"), 65_534, libc::S_IFDIR) else {
+            return skip("FUSE cannot be mounted");
+        };
+        let _silent = silent(&directory("silent"), 0, libc::S_IFDIR).expect("mount");
+        let over_port = silent(&p.path("vm1"), 65_534, libc::S_IFSOCK).expect("mount");
+        let over_file = silent(&p.path("waits"), 65_534, libc::S_IFSOCK).expect("mount");
+        let two = p.listen("vm2");
+        p.comes_to(&["vm1", "vm2"]);
+        p.says(r#"plug: "theirs" becomes no port: it is no socket"#);
+        p.says(r#"plug: "silent" becomes no port: it is no socket"#);
+        p.says(r#"plug: "waits" becomes no port: it cannot be looked at: Permission denied"#);
+        p.lab.done(&["health"]);
+        exchange(&[one, two]);
+        let unmount = |name, server| {
+            drop(server);
+            let path = CString::new(p.path(name).as_os_str().as_encoded_bytes()).expect("path");
+            // SAFETY: plain system call on a string that lives across it.
+            assert_eq!(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }, 0);
+        };
+        unmount("waits", over_file);
+        p.comes_to(&["vm1", "vm2", "waits"]);
+        unmount("vm1", over_port);
+        p.lab.d.stop();
+    };
+    std::thread::spawn(held).join().expect("what is told above");
+}
+
+/// Sockets that sort first, of users who would have all places: each has a bound, and after a
+/// restart the ports come again that there were.
+#[test]
+fn many_sockets_of_others_take_no_port_that_there_is() {
+    if !is_root() {
+        return skip("needs root to be several users");
+    }
+    let mut p = Plugged::new(0, &[]);
+    let elsewhere = Dir::new();
+    let crowd = |letter: &str, uid: u32| -> Vec<UnixListener> {
+        let all = (0..150).map(|n| {
+            let name = format!("{letter}{n:03}");
+            let made = elsewhere.path().join(&name);
+            let socket = UnixListener::bind(&made).expect("bind");
+            chown(&made, Some(uid), None).expect("chown");
+            fs::rename(&made, p.path(&name)).expect("rename");
+            socket
+        });
+        all.collect()
+    };
+    let names: Vec<String> = (0..10).map(|n| format!("vm{n}")).collect();
+    let of = |p: &Plugged, letter: &str| -> Vec<String> {
+        p.ports().into_iter().filter(|name| name.starts_with(letter)).collect()
+    };
+    let _machines: Vec<_> = names.iter().map(|name| p.listen(name)).collect();
+    assert!(wait_for(LOST, || p.ports() == names), "{:?}", p.ports());
+    let _first = crowd("a", 65_533);
+    assert!(wait_for(LOST, || of(&p, "a").len() == 128), "{}", of(&p, "a").len());
+    p.says("user 65533 has 128 ports by plug already");
+    let _eleventh = p.listen("wm");
+    assert!(wait_for(LOST, || of(&p, "wm").len() == 1), "{:?}", p.ports());
+    let _second = crowd("b", 65_532);
+    assert!(wait_for(LOST, || p.ports().len() == 256), "{}", p.ports().len());
+    let before = p.ports();
+    p.restart();
+    assert!(wait_for(LOST, || p.ports().len() == 256), "{}", p.ports().len());
+    assert_eq!(p.ports(), before);
     p.lab.d.stop();
 }
