@@ -50,7 +50,7 @@ in
 
     systemd.tmpfiles.rules = [
       "d /run/vioswitch 0755 vioswitch vioswitch"
-      "d /run/vioswitch/plug 2770 vioswitch kvm"
+      "d /run/vioswitch/plug 3770 vioswitch kvm"
     ];
 
     systemd.packages = [ cfg.package ];

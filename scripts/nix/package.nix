@@ -20,6 +20,7 @@ rustPlatform.buildRustPackage {
     install -D -m 644 scripts/vhost-user/50-vioswitchd.json -t $out/share/qemu/vhost-user
     install -D -m 644 scripts/systemd/vioswitchd.service -t $out/lib/systemd/system
     install -D -m 644 scripts/systemd/vioswitchd-metrics.socket -t $out/lib/systemd/system
+    install -D -m 644 scripts/systemd/run-vioswitch-plug.mount -t $out/lib/systemd/system
     install -D -m 644 scripts/systemd/vioswitch-*@.service -t $out/lib/systemd/system
     substituteInPlace $out/lib/systemd/system/vioswitchd.service \
       --replace-fail /usr/bin/ $out/bin/

@@ -7,6 +7,7 @@ const README: &str = include_str!("../../../README.md");
 const ATTACHING: &str = include_str!("../../../docs/attaching.md");
 const UNIT: &str = include_str!("../../../scripts/systemd/vioswitchd.service");
 const TMPFILES: &str = include_str!("../../../scripts/systemd/vioswitch.tmpfiles");
+const PLUG_MOUNT: &str = include_str!("../../../scripts/systemd/run-vioswitch-plug.mount");
 const DESCRIPTION: &str = include_str!("../../../scripts/vhost-user/50-vioswitchd.json");
 
 /// Runs a line of the unit, on a copy of the example.
@@ -98,7 +99,13 @@ fn qemu_is_told_the_type_that_the_daemon_prints() {
 #[test]
 fn sockets_of_the_example_are_where_the_unit_makes_a_directory() {
     assert!(UNIT.contains("\nRuntimeDirectory=vioswitch\n"));
-    assert!(TMPFILES.contains("\nd /run/vioswitch/plug 2770 vioswitch kvm\n"));
+    assert!(TMPFILES.contains("\nd /run/vioswitch/plug 3770 vioswitch kvm\n"));
+    for line in ["Where=/run/vioswitch/plug", "Options=mode=3770,uid=vioswitch,gid=kvm,size=1m"] {
+        assert!(PLUG_MOUNT.contains(&format!("\n{line}")), "{line}");
+    }
+    for word in ["After", "Wants"] {
+        assert!(UNIT.contains(&format!("\n{word}=run-vioswitch-plug.mount\n")), "{word}");
+    }
     let ports = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"])).ports;
     assert_eq!(ports.len(), 2);
     for port in ports {
