@@ -361,9 +361,9 @@ fn a_file_that_cannot_be_looked_at_holds_up_no_other() {
         let over_file = silent(&p.path("waits"), 65_534, libc::S_IFSOCK).expect("mount");
         let two = p.listen("vm2");
         p.comes_to(&["vm1", "vm2"]);
-        p.says(r#"plug: "theirs" becomes no port: it is no socket"#);
-        p.says(r#"plug: "silent" becomes no port: it is no socket"#);
-        p.says(r#"plug: "waits" becomes no port: it cannot be looked at: Permission denied"#);
+        p.says(r#"plug: "theirs" is not made a port: it is no socket"#);
+        p.says(r#"plug: "silent" is not made a port: it is no socket"#);
+        p.says(r#"plug: "waits" is not made a port: it cannot be looked at: Permission denied"#);
         p.lab.done(&["health"]);
         exchange(&[one, two]);
         let unmount = |name, server| {
