@@ -88,7 +88,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         return wanted.run(&options.control).map(|status| (String::new(), status));
     }
     if let Command::Network(wanted) = &options.command {
-        return Ok((wanted.run(&options.control, options.json)?, 0));
+        return wanted.run(&options.control, options.json);
     }
     if let Command::Doctor(doctor) = &options.command {
         return doctor.run(&options.control, options.json);

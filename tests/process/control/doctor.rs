@@ -324,7 +324,7 @@ fn a_long_command_line_costs_no_memory() {
 }
 
 /// A program of this name in a directory, which is a script.
-fn script(directory: &Path, name: &str, text: &str) {
+pub(super) fn script(directory: &Path, name: &str, text: &str) {
     let path = directory.join(name);
     std::fs::write(&path, format!("#!/bin/sh\n{text}")).expect("write");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("mode");

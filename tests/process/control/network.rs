@@ -4,6 +4,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use testkit::host::{in_namespace, ip};
+
 use super::*;
 
 /// A directory that stands for the root of a system.
@@ -174,6 +176,90 @@ fn what_makes_no_sense_is_refused_in_a_line() {
         assert!(found == status && line.contains(told), "{words:?}: {found} {line}");
     }
     assert!(system.files().is_empty());
+}
+
+/// Two DHCP servers would answer the same guests.
+#[test]
+fn a_second_dhcp_server_is_refused() {
+    let system = System::new();
+    system.done(&LAN);
+    let before = system.files();
+    let wan = ["wan", "--nat", "10.79.0.1/24", "--dhcp"];
+    let (status, line) = system.fails(&wan);
+    assert!(status == 1 && line.starts_with("network lan has DHCP for the same guests"), "{line}");
+    let output = system.run(&[&wan[..], &["--print"]].concat());
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && printed.contains("==> "), "{output:?}");
+    assert_eq!(system.files(), before);
+    // Itself it is not in the way of, nor of one that has none.
+    assert!(system.done(&LAN).is_empty());
+    system.done(&["dry", "--nat", "10.80.0.1/24"]);
+    system.done(&[&wan[..], &["--second-dhcp"]].concat());
+}
+
+/// What is printed and would be refused has the status of what is refused.
+#[test]
+fn an_overlap_is_told_of_by_the_status_of_print() {
+    in_namespace(|| {
+        ip("link add d0 type bridge");
+        ip("address add 10.77.0.9/24 dev d0");
+        ip("link set d0 up");
+        let print = |nat: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+            command.args(["network", "lan", "--manager", "networkd", "--print", "--nat", nat]);
+            let output = command.output().expect("vioswitchctl");
+            assert!(String::from_utf8_lossy(&output.stdout).starts_with("==> "), "{output:?}");
+            output.status.code()
+        };
+        assert_eq!((print("10.77.0.1/24"), print("10.78.0.1/24")), (Some(1), Some(0)));
+    });
+}
+
+/// A systemctl that writes down what it is asked, and stops nothing while there is a file `stuck`.
+const SYSTEMCTL: &str = "echo \"$*\" >>$LAB/log
+case $1 in
+stop) [ ! -e $LAB/stuck ] || { echo stuck >&2; exit 1; } ;;
+is-active) [ -e $LAB/stuck ] ;;
+esac
+";
+
+/// What runs is stopped before the files go by which it is known, and can be stopped again.
+#[test]
+fn what_cannot_be_stopped_keeps_its_files() {
+    if !is_root() {
+        return testkit::skip("mounts need root");
+    }
+    for manager in ["networkd", "dnsmasq"] {
+        let (system, lab) = (System::new(), Dir::new());
+        system.done(&[&LAN[..], &["--manager", manager]].concat());
+        let before = system.files();
+        let stuck = lab.path().join("stuck");
+        fs::write(&stuck, "").expect("write");
+        super::doctor::script(lab.path(), "systemctl", SYSTEMCTL);
+        super::doctor::script(lab.path(), "networkctl", "exit 0\n");
+        super::doctor::script(lab.path(), "ip", "echo \"ip $*\" >>$LAB/log\n");
+        let path = std::env::var("PATH").expect("PATH");
+        let path = format!("{}:{path}", lab.path().display());
+        let remove = || {
+            let mut command = Command::new("unshare");
+            let mount = "mount --bind \"$0\" /etc && exec \"$@\"";
+            command.args(["--mount", "sh", "-c", mount]).arg(system.path("etc"));
+            command.arg(env!("CARGO_BIN_EXE_vioswitchctl")).arg("--control");
+            command.arg(lab.path().join("none")).args(["network", "lan", "--remove"]);
+            command.env("PATH", &path).env("LAB", lab.path()).output().expect("unshare")
+        };
+        let (status, line) = failure(remove());
+        assert!(status == 1 && line.contains("stuck") && line.contains("--remove again"), "{line}");
+        assert_eq!(system.files(), before, "{manager}");
+        fs::remove_file(stuck).expect("remove");
+        let output = remove();
+        assert!(output.status.success(), "{output:?}");
+        assert!(system.files().is_empty(), "{:?}", system.files());
+        let log = fs::read_to_string(lab.path().join("log")).expect("log");
+        for words in ["stop vioswitch-forward@vio-lan\n", "ip link delete vio-lan\n"] {
+            assert!(log.contains(words), "{log}");
+        }
+    }
 }
 
 /// An ordinary user is told what to do, and nothing is left half done.

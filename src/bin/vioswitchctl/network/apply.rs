@@ -48,6 +48,10 @@ pub fn put(
     }
     let written = store.write(&plan.name, files)?;
     // What it was made of before and is not any more.
+    if live.is_some() {
+        let wanted = plan.units();
+        stop(units(&plan.name).iter().filter(|unit| !wanted.contains(unit)))?;
+    }
     let mut old = plan::possible(&plan.name);
     old.retain(|file| files.iter().all(|wanted| wanted.path != file.path));
     let (gone, _) = store.remove(&plan.name, &old)?;
@@ -55,7 +59,6 @@ pub fn put(
     written.iter().for_each(|path| text += &format!("{}\n", path.display()));
     gone.iter().for_each(|path| text += &format!("removed {}\n", path.display()));
     if live.is_some() {
-        stop(&plan.name, &gone);
         let there = Net::look().is_some_and(|net| net.link(&plan.interface()).is_some());
         let done = start(plan, there)
             .and_then(|()| client.as_mut().map_or(Ok(()), |client| serve(client, &plan.name)));
@@ -69,7 +72,7 @@ pub fn put(
     }
     let manager = plan.manager.name();
     let value = json!({"written": words(&written), "removed": words(&gone), "manager": manager});
-    Ok(Told { text, value })
+    Ok(Told { text, value, ..Told::default() })
 }
 
 fn words(paths: &[PathBuf]) -> Vec<String> {
@@ -183,12 +186,12 @@ fn run(words: &[&str]) -> Result<(), Failure> {
     if output.status.success() { Ok(()) } else { Err(refused(first)) }
 }
 
-/// Takes a network away: first from the switch, then from the host.
+/// Takes a network away: what runs first, then the files. Until all has stopped there are files by
+/// which the next try finds it.
 pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Failure> {
     let files = plan::possible(name);
-    let mut client = live.map(Client::connect).transpose().or_else(not_running)?;
-    let (gone, left) = store.remove(name, &files)?;
-    if gone.is_empty() {
+    let (ours, left) = store.ours(name, &files)?;
+    if ours.is_empty() {
         let text = format!("there is no network {name}; vioswitchctl network lists them");
         return Err(Failure::refused(text));
     }
@@ -196,44 +199,67 @@ pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Fa
     let notes: Vec<String> =
         left.iter().map(|path| format!("{path} stays: it was not written for {name}")).collect();
     super::say(&notes);
-    if live.is_some() {
-        let outcome = client.as_mut().map_or(Ok(()), reload);
-        take_down(name, &gone);
-        outcome.map_err(|failure| {
+    let mut gone = Vec::new();
+    if let Some(control) = live {
+        let again = |failure: Failure| {
             failure.told_as(|why| {
-                format!("the network is gone, but the switch does not let go of it: {why}")
+                format!("{why}; then say vioswitchctl network {name} --remove again")
             })
-        })?;
+        };
+        gone = take_down(store, name, control).map_err(again)?;
+    }
+    gone.append(&mut store.remove(name, &files)?.0);
+    if live.is_some() {
+        if ours.iter().any(|path| path.to_string_lossy().contains("/etc/systemd/network/")) {
+            let _ = run(&["networkctl", "reload"]);
+        }
+        let _ = run(&["systemctl", "daemon-reload"]);
+        let _ = std::fs::remove_file(dnsmasq::leases(name));
     }
     let paths = words(&gone);
     let text = paths.iter().map(|path| format!("removed {path}\n")).collect();
-    Ok(Told { text, value: json!({"removed": paths, "left": left}) })
+    Ok(Told { text, value: json!({"removed": paths, "left": left}), ..Told::default() })
 }
 
-/// Stops the units of a network whose files have gone. systemd still knows how: it has not read its
-/// files anew.
-fn stop(name: &str, gone: &[PathBuf]) {
+/// The units that a network may have: those for guests, and the last one for the interface.
+fn units(name: &str) -> [String; 3] {
     let interface = plan::interface(name);
-    for unit in [
+    [
         format!("vioswitch-dnsmasq@{name}"),
         format!("vioswitch-forward@{interface}"),
         format!("vioswitch-tap@{interface}"),
-    ] {
-        if gone.iter().any(|path| path.to_string_lossy().contains(&unit)) {
-            // It may not run.
-            let _ = run(&["systemctl", "stop", &unit]);
-        }
-    }
+    ]
 }
 
-/// Stops what runs for a network. Each of it may not be there, or be gone already.
-fn take_down(name: &str, gone: &[PathBuf]) {
-    stop(name, gone);
-    // Before networkd forgets it, which takes its NAT away with its address.
-    let _ = run(&["ip", "link", "delete", &plan::interface(name)]);
-    if gone.iter().any(|path| path.to_string_lossy().contains("/etc/systemd/network/")) {
-        let _ = run(&["networkctl", "reload"]);
+/// Stops units, of which each may not be there.
+fn stop<'u>(units: impl IntoIterator<Item = &'u String>) -> Result<(), Failure> {
+    for unit in units {
+        if let Err(failure) = run(&["systemctl", "stop", unit])
+            && host::is_active(unit)
+        {
+            return Err(failure);
+        }
     }
-    let _ = run(&["systemctl", "daemon-reload"]);
-    let _ = std::fs::remove_file(dnsmasq::leases(name));
+    Ok(())
+}
+
+/// Stops what runs for a network, and has the switch let go of it; the switch's file, which that
+/// takes. Each of it may not be there, or be gone already.
+fn take_down(store: &Store, name: &str, control: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut client = Client::connect(control).map(Some).or_else(not_running)?;
+    let units = units(name);
+    stop(&units[..2])?;
+    let mut of_switch = plan::possible(name);
+    of_switch.retain(|file| file.path == Path::new(&plan::of_switch(name)));
+    let (gone, _) = store.remove(name, &of_switch)?;
+    client.as_mut().map_or(Ok(()), reload)?;
+    stop(&units[2..])?;
+    let interface = plan::interface(name);
+    // Before networkd forgets it, which takes its NAT away with its address.
+    if let Err(failure) = run(&["ip", "link", "delete", &interface])
+        && Path::new("/sys/class/net").join(&interface).exists()
+    {
+        return Err(failure);
+    }
+    Ok(gone)
 }

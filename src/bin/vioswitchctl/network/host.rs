@@ -38,7 +38,8 @@ pub fn bridge_manager() -> Manager {
     }
 }
 
-fn is_active(unit: &str) -> bool {
+/// True if a unit runs.
+pub fn is_active(unit: &str) -> bool {
     tool::output(&["systemctl", "is-active", unit]).is_some()
 }
 

@@ -58,6 +58,9 @@ pub struct Network {
     /// Guests get their addresses by DHCP
     #[arg(long, requires = "nat")]
     dhcp: bool,
+    /// Though another network of the switch has DHCP for the same guests
+    #[arg(long, requires = "dhcp")]
+    second_dhcp: bool,
     /// Who is asked for names; those whom the host asks, if not given (repeatable)
     #[arg(long, value_name = "ADDR", requires = "nat")]
     dns: Vec<IpAddr>,
@@ -96,11 +99,13 @@ fn interface(text: &str) -> Result<String, String> {
 struct Told {
     text: String,
     value: Value,
+    /// Why it would not be done.
+    refused: Option<Failure>,
 }
 
 impl Network {
-    /// What is told.
-    pub fn run(&self, control: &Path, as_json: bool) -> Result<String, Failure> {
+    /// What is told, and the exit status.
+    pub fn run(&self, control: &Path, as_json: bool) -> Result<(String, u8), Failure> {
         let told = match &self.name {
             None => self.list(),
             Some(name) if self.remove => apply::remove(&self.store(), name, self.live(control))?,
@@ -109,7 +114,8 @@ impl Network {
                 None => self.nat(name, control)?,
             },
         };
-        Ok(if as_json { format!("{:#}\n", told.value) } else { told.text })
+        let text = if as_json { format!("{:#}\n", told.value) } else { told.text };
+        Ok((text, told.refused.map_or(0, |failure| failure.status)))
     }
 
     fn store(&self) -> Store {
@@ -125,13 +131,7 @@ impl Network {
         let net = if self.root.is_none() { Net::look() } else { None };
         let (mut rows, mut all) = (Vec::new(), Vec::new());
         for (name, wanted) in self.store().networks() {
-            let of = |key: &str| {
-                let words = wanted.split_whitespace();
-                words
-                    .filter_map(|word| word.split_once('='))
-                    .find(|(k, _)| *k == key)
-                    .map(|(_, v)| v)
-            };
+            let of = |key: &str| word_of(&wanted, key);
             let (nat, interface) = (of("nat").unwrap_or("-"), plan::interface(&name));
             let (dhcp, manager) = (of("dhcp").unwrap_or("-"), of("manager").unwrap_or("-"));
             let there = net.as_ref().map(|net| net.link(&interface).is_some());
@@ -153,7 +153,8 @@ impl Network {
             }));
         }
         let title = ["NETWORK", "INTERFACE", "NAT", "DHCP", "MANAGER", "STATE"];
-        Told { text: show::table(&title, &rows), value: json!({"networks": all}) }
+        let value = json!({"networks": all});
+        Told { text: show::table(&title, &rows), value, ..Told::default() }
     }
 
     fn bridge(&self, name: &str, nic: &str) -> Result<Told, Failure> {
@@ -171,18 +172,16 @@ impl Network {
         let files = plan.files();
         let store = self.store();
         let before = store.wanted(name);
-        let mut notes = Vec::new();
-        if self.root.is_none() {
-            match Net::look().ok_or_else(no_ip)?.judge(&plan, before.is_some()) {
-                Ok(more) => notes = more,
-                // Whoever only looks is told, and sees what it would be.
-                Err(failure) if self.print => notes.push(failure.text),
-                Err(failure) => return Err(failure),
-            }
-        }
+        let judged = self.judge(&plan, &store, before.is_some());
         if self.print {
-            return Ok(printed(&files, &apply::commands(&plan), &notes));
+            // Whoever only looks is told, and sees what it would be.
+            let (notes, refused) = match judged {
+                Ok(notes) => (notes, None),
+                Err(failure) => (vec![failure.text.clone()], Some(failure)),
+            };
+            return Ok(Told { refused, ..printed(&files, &apply::commands(&plan), &notes) });
         }
+        let notes = judged?;
         let manager = format!(" manager={}", plan.manager.name());
         if before.is_some_and(|words| !words.ends_with(&manager)) {
             let text =
@@ -193,6 +192,22 @@ impl Network {
         // networkd and the switch, which are other users, read what is written.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         apply::put(&store, &plan, &files, self.live(control))
+    }
+
+    /// Notes on what is in the way of a plan, or why it cannot be.
+    fn judge(&self, plan: &Plan, store: &Store, ours: bool) -> Result<Vec<String>, Failure> {
+        let others = store.networks().into_iter().filter(|(name, _)| *name != plan.name);
+        let serving = others.filter(|(_, wanted)| word_of(wanted, "dhcp") == Some("yes"));
+        if let Some((other, _)) = { serving }.next().filter(|_| plan.dhcp && !self.second_dhcp) {
+            return Err(Failure::refused(format!(
+                "network {other} has DHCP for the same guests, and two servers give them addresses \
+                 of either: leave out --dhcp, or say --second-dhcp"
+            )));
+        }
+        match self.root {
+            Some(_) => Ok(Vec::new()),
+            None => Net::look().ok_or_else(no_ip)?.judge(plan, ours),
+        }
     }
 
     fn plan(&self, name: &str) -> Result<Plan, Failure> {
@@ -235,6 +250,12 @@ impl Network {
     }
 }
 
+/// What a key was wanted to be.
+fn word_of<'w>(wanted: &'w str, key: &str) -> Option<&'w str> {
+    let mut pairs = wanted.split_whitespace().filter_map(|word| word.split_once('='));
+    pairs.find(|(known, _)| *known == key).map(|(_, value)| value)
+}
+
 fn no_ip() -> Failure {
     Failure::refused(
         "ip(8) does not tell of the host's interfaces: apt install iproute2".to_owned(),
@@ -267,5 +288,6 @@ fn printed(files: &[File], commands: &[String], notes: &[String]) -> Told {
     }
     let _ = writeln!(text, "==> commands");
     commands.iter().for_each(|command| text += &format!("{command}\n"));
-    Told { text, value: json!({"files": all, "commands": commands, "notes": notes}) }
+    let value = json!({"files": all, "commands": commands, "notes": notes});
+    Told { text, value, ..Told::default() }
 }

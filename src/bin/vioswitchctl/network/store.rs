@@ -128,33 +128,40 @@ impl Store {
         written
     }
 
+    /// What of these files is ours, and what is others'.
+    pub fn ours(
+        &self,
+        name: &str,
+        files: &[File],
+    ) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for file in files {
+            let found =
+                self.found(name, file).map_err(|error| self.failed("read", file, &error))?;
+            match found {
+                Found::Nothing => {}
+                Found::Others => others.push(self.at(&file.path)),
+                Found::Ours(_) => ours.push(self.at(&file.path)),
+            }
+        }
+        Ok((ours, others))
+    }
+
     /// Takes away what of these files is ours: the paths that went, and those of others.
     pub fn remove(
         &self,
         name: &str,
         files: &[File],
     ) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
-        let (mut gone, mut left) = (Vec::new(), Vec::new());
-        for file in files {
-            let path = self.at(&file.path);
-            let found =
-                self.found(name, file).map_err(|error| self.failed("read", file, &error))?;
-            match found {
-                Found::Nothing => {}
-                Found::Others => left.push(path),
-                Found::Ours(_) => {
-                    fs::remove_file(&path).map_err(|error| self.failed("remove", file, &error))?;
-                    // A directory of the unit alone; one with other files stays.
-                    if let Some(parent) =
-                        path.parent().filter(|at| at.extension() == Some("d".as_ref()))
-                    {
-                        let _ = (!parent.ends_with("conf.d")).then(|| fs::remove_dir(parent));
-                    }
-                    gone.push(path);
-                }
+        let (ours, left) = self.ours(name, files)?;
+        for path in &ours {
+            fs::remove_file(path).map_err(|error| Failure::file("remove", path, &error))?;
+            // A directory of the unit alone; one with other files stays.
+            if let Some(parent) = path.parent().filter(|at| at.extension() == Some("d".as_ref())) {
+                let _ = (!parent.ends_with("conf.d")).then(|| fs::remove_dir(parent));
             }
         }
-        Ok((gone, left))
+        Ok((ours, left))
     }
 
     /// The networks that there are: the name of each and how it was wanted.
