@@ -107,6 +107,15 @@ impl Settings {
         }
     }
 
+    /// Takes a static address out.
+    pub fn forget(&mut self, mac: MacAddr) {
+        match self {
+            Settings::Port(PortConfig { macs, .. })
+            | Settings::Stream(StreamConfig { macs, .. }) => macs.retain(|other| *other != mac),
+            Settings::Tap(_) => {}
+        }
+    }
+
     /// Reads a `kind` of settings that a program gives; the name is among them.
     pub fn parse(kind: &str, settings: Vec<(String, Given)>) -> Result<Settings, Wrong> {
         match kind {

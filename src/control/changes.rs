@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
 use super::methods::Switch;
-use super::parameters::{Values, flag, settings};
+use super::parameters::{Values, flag, only, required, settings, text};
 use crate::config::{Difference, Endpoint, Given, Settings, Wrong};
-use crate::daemon::{Effect, PortError};
+use crate::daemon::{Effect, PortError, Removal};
 use crate::switch::PortId;
 
 impl Switch {
@@ -76,6 +76,30 @@ impl Switch {
             Ok(changes) => Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()})),
             Err(error) => Err(self.fault(&name, &error)),
         }
+    }
+
+    /// `DeletePort`: a port of any kind, or only of the one that the caller takes it for.
+    pub(super) fn delete(
+        &self,
+        mut parameters: Parameters,
+        caller: Caller,
+    ) -> Result<Removal, Fault> {
+        only(&parameters, &["name", "kind"])?;
+        let name = required(&mut parameters, "name")?;
+        let wanted = text(&mut parameters, "kind")?;
+        let daemon = self.daemon();
+        if let Some((wanted, entry)) = wanted.zip(daemon.book().get(&name)) {
+            let is = entry.settings.kind();
+            if is != wanted {
+                let text =
+                    format!("'{name}' is a {is}, not a {wanted}: {is} del {name} deletes it");
+                return Err(Fault::refused(&text));
+            }
+        }
+        self.tell("removes", &name, caller);
+        let removal = daemon.begin_removal(&name);
+        drop(daemon);
+        removal.map_err(|error| self.fault(&name, &error))
     }
 
     /// The number of the port of this name, if it is as it is wanted. A socket that was not asked

@@ -290,7 +290,7 @@ impl Switch {
             "SetStream" => self.set("stream", parameters, caller)?,
             "ReloadConfig" => {
                 self.tell("reloads", "the configuration", caller);
-                return self.reload(parameters);
+                return self.reload(parameters, caller);
             }
             "ConfirmConfig" => {
                 only(&parameters, &[])?;
@@ -303,11 +303,7 @@ impl Switch {
                 json!({"flushed": port.map_or_else(|| fdb.flush(), |id| fdb.flush_port(id))})
             }
             _ => {
-                only(&parameters, &["name"])?;
-                let name = required(&mut parameters, "name")?;
-                self.tell("removes", &name, caller);
-                let removal = self.daemon().begin_removal(&name);
-                return removal.map(Answer::Removal).map_err(|error| self.fault(&name, &error));
+                return self.delete(parameters, caller).map(Answer::Removal);
             }
         };
         Ok(Answer::Reply(reply))
@@ -350,6 +346,7 @@ impl Switch {
         let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
         let count = |kind| ports.iter().filter(|port| port.kind_name() == kind).count();
+        let unconfirmed = self.unconfirmed();
         let daemon = self.daemon();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -362,6 +359,7 @@ impl Switch {
             "addresses": fdb.len(),
             "events": self.view.events.last(),
             "degraded": degraded(&daemon),
+            "unconfirmed": unconfirmed,
             "plug": plug(&daemon),
             "state_dir": daemon.state_dir().map(|path| path.to_string_lossy()),
             "clients": show_clients(&self.clients),

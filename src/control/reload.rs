@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::changes::change;
+use super::connection::Caller;
 use super::message::{Fault, Parameters};
 use super::methods::{Answer, Part, Stream, Switch};
 use super::parameters::{number, only};
 use crate::config::{Difference, Origin};
-use crate::daemon::{Busy, Effect, Reloader, Step, Summary};
+use crate::daemon::{Busy, Confirm, Effect, Reloader, Step, Summary};
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
     CONTROL_WAIT_STEP,
@@ -119,11 +120,16 @@ impl Switch {
     }
 
     /// `ReloadConfig`.
-    pub(super) fn reload(&self, mut parameters: Parameters) -> Result<Answer, Fault> {
+    pub(super) fn reload(
+        &self,
+        mut parameters: Parameters,
+        Caller { pid, uid, .. }: Caller,
+    ) -> Result<Answer, Fault> {
         only(&parameters, &["confirm_seconds"])?;
         let confirm = number(&mut parameters, "confirm_seconds", 1..=CONTROL_CONFIRM_SECONDS)?;
         let reloader = Arc::clone(&self.reloader);
-        reloader.begin(confirm.map(Duration::from_secs)).map_err(busy)?;
+        let by = |seconds| Confirm { time: Duration::from_secs(seconds), pid, uid };
+        reloader.begin(confirm.map(by)).map_err(busy)?;
         Ok(Answer::Stream(Stream::Reload(ReloadWait { reloader, confirm })))
     }
 
@@ -131,6 +137,14 @@ impl Switch {
     pub(super) fn confirm(&self) -> Result<Value, Fault> {
         let confirmed = self.reloader.confirm();
         confirmed.map(|()| json!({})).map_err(busy)
+    }
+
+    /// The reload that waits to be confirmed.
+    pub(super) fn unconfirmed(&self) -> Option<Value> {
+        let (Confirm { pid, uid, .. }, left) = self.reloader.unconfirmed()?;
+        // Rounded up: none are left when it goes back.
+        let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+        Some(json!({"seconds": seconds, "pid": pid, "uid": uid}))
     }
 
     /// One difference.

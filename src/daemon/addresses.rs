@@ -7,7 +7,6 @@
 use super::Daemon;
 use super::book::Book;
 use super::ports::PortError;
-use crate::config::Settings;
 use crate::frame::MacAddr;
 use crate::port::PortTable;
 use crate::switch::Fdb;
@@ -39,10 +38,10 @@ impl Daemon {
         let owner = self.book.owner(mac).ok_or(PortError::NotStatic(mac))?.to_owned();
         if self.release(mac) {
             self.keep()?;
-        } else if let Some(Settings::Port(port)) = self.book.get(&owner).map(|it| &it.settings) {
-            let mut port = port.clone();
-            port.macs.retain(|other| *other != mac);
-            self.set(&Settings::Port(port))?;
+        } else if let Some(entry) = self.book.get(&owner) {
+            let mut settings = entry.settings.clone();
+            settings.forget(mac);
+            self.set(&settings)?;
         }
         Ok(owner)
     }

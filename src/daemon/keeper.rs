@@ -135,8 +135,10 @@ impl Keeper {
         self.refused = vec![text.to_owned()];
     }
 
-    /// The configuration has errors; the last one runs in its place.
+    /// The configuration has errors; the last one runs in its place. If a reload waits to be
+    /// confirmed that is the one before the reload.
     pub fn refuse(&mut self, errors: &[String]) {
+        self.went_back = self.files().is_some_and(|kept| kept.get("unconfirmed").is_some());
         let text = "the configuration has errors, and the one that was last in force runs";
         self.refused = vec![text.to_owned()];
         self.refused.extend_from_slice(errors);

@@ -186,6 +186,11 @@ pub fn apply(config: &mut Config, kept: Kept) -> (Book, Vec<String>) {
     let mut said = Vec::new();
     for change in kept.changes {
         let about = format!("{} {}", change.kind, change.name);
+        // The configuration has it by now, as it is: it is the configuration's.
+        let there = book.get(&change.name).zip(change.now.as_ref());
+        if there.is_some_and(|(there, now)| is_same(&there.settings, now, &kept.addresses)) {
+            continue;
+        }
         if let Err(why) = apply_one(config, &mut book, change) {
             said.push(format!("{about}: {why}"));
         }
@@ -196,6 +201,15 @@ pub fn apply(config: &mut Config, kept: Kept) -> (Book, Vec<String>) {
         }
     }
     (book, said)
+}
+
+/// Whether a configuration says of a port what was in force, perhaps with addresses that were tied
+/// to it beside its settings.
+fn is_same(configured: &Settings, now: &Settings, tied: &[(MacAddr, String)]) -> bool {
+    let mut configured = configured.clone();
+    let beside = tied.iter().filter(|(mac, name)| name == now.name() && !now.macs().contains(mac));
+    beside.for_each(|(mac, _)| configured.forget(*mac));
+    configured == *now
 }
 
 fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(), String> {

@@ -70,7 +70,7 @@ pub use plug::Plug;
 use ports::Serving;
 pub use ports::{PortError, Removal};
 pub use post::Effect;
-pub use reload::{Busy, Reloader};
+pub use reload::{Busy, Confirm, Reloader};
 use uplink::UplinkError;
 
 /// Why the process cannot start.

@@ -37,10 +37,31 @@ struct State {
     busy: bool,
     /// What the last one came to.
     done: Option<Result<Vec<Step>, Vec<String>>>,
+    /// It is to be confirmed, so that none that needs no confirmation may take its place.
+    confirms: bool,
     /// What waits to be confirmed.
-    waits: Option<Texts>,
+    waits: Option<Waiting>,
     /// Another one is wanted when it is over.
     again: bool,
+}
+
+/// A reload is undone unless it is confirmed in time.
+#[derive(Debug, Clone, Copy)]
+pub struct Confirm {
+    /// How long that may take.
+    pub time: Duration,
+    /// The process that asked for it; 0 outside our PID namespace.
+    pub pid: i32,
+    /// Its user's number.
+    pub uid: u32,
+}
+
+/// A reload that waits to be confirmed.
+#[derive(Clone)]
+struct Waiting {
+    texts: Texts,
+    confirm: Confirm,
+    end: Instant,
 }
 
 /// Why there is no reload.
@@ -113,13 +134,13 @@ impl Reloader {
     }
 
     /// Begins a reload. What it comes to is told by [`Reloader::outcome`].
-    pub fn begin(self: &Arc<Self>, confirm: Option<Duration>) -> Result<(), Busy> {
+    pub fn begin(self: &Arc<Self>, confirm: Option<Confirm>) -> Result<(), Busy> {
         self.check_file()?;
         let mut state = self.state();
         if state.busy {
             return Err(Busy::Busy);
         }
-        (state.busy, state.done) = (true, None);
+        (state.busy, state.done, state.confirms) = (true, None, confirm.is_some());
         drop(state);
         let this = Arc::clone(self);
         let thread = std::thread::Builder::new().name("reload".to_owned());
@@ -144,10 +165,11 @@ impl Reloader {
     }
 
     /// Reloads for one who waits for no answer, once more after a reload that is under way: that
-    /// one may have read the files before they were changed.
+    /// one may have read the files before they were changed. One that is to be confirmed is not
+    /// followed by one that is not.
     pub fn begin_or_repeat(self: &Arc<Self>) -> Result<(), Busy> {
         let mut state = self.state();
-        if state.busy && state.waits.is_none() {
+        if state.busy && !state.confirms {
             state.again = true;
             return Ok(());
         }
@@ -163,13 +185,20 @@ impl Reloader {
     /// What was reloaded stays. Who is told so may end the process.
     pub fn confirm(&self) -> Result<(), Busy> {
         let mut state = self.state();
-        let texts = state.waits.take().ok_or(Busy::Nothing)?;
-        let kept = self.daemon().confirm(&texts);
+        let waiting = state.waits.take().ok_or(Busy::Nothing)?;
+        let kept = self.daemon().confirm(&waiting.texts);
         self.changed.notify_all();
         kept.map_err(Busy::NotKept)
     }
 
-    fn work(&self, confirm: Option<Duration>) {
+    /// Who asked for the reload that waits to be confirmed, and how long it still does.
+    pub fn unconfirmed(&self) -> Option<(Confirm, Duration)> {
+        let state = self.state();
+        let Waiting { confirm, end, .. } = state.waits.as_ref()?;
+        Some((*confirm, end.saturating_duration_since(Instant::now())))
+    }
+
+    fn work(&self, confirm: Option<Confirm>) {
         let applied = self.apply_files(confirm.is_some());
         let (events, news) = {
             let daemon = self.daemon();
@@ -196,12 +225,16 @@ impl Reloader {
         // Who is told what it came to may ask for the next one at once.
         {
             let mut state = self.state();
-            state.waits = waiting.as_ref().map(|(_, (texts, _))| texts.clone());
+            state.waits = waiting.as_ref().map(|(confirm, (texts, _))| Waiting {
+                texts: texts.clone(),
+                confirm: *confirm,
+                end: Instant::now() + confirm.time,
+            });
             (state.busy, state.done) = (waiting.is_some(), Some(done));
         }
         news.wake();
-        let Some((time, (_, before))) = waiting else { return };
-        if !self.is_confirmed(time) {
+        let Some((Confirm { time, .. }, (_, before))) = waiting else { return };
+        if !self.is_confirmed() {
             let errors = self.go_back(&before);
             self.daemon().keeper.not_confirmed();
             let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
@@ -212,10 +245,9 @@ impl Reloader {
     }
 
     /// Waits for the confirmation.
-    fn is_confirmed(&self, time: Duration) -> bool {
-        let end = Instant::now() + time;
+    fn is_confirmed(&self) -> bool {
         let mut state = self.state();
-        while state.waits.is_some() {
+        while let Some(Waiting { end, .. }) = &state.waits {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 state.waits = None;

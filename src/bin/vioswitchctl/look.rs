@@ -127,7 +127,7 @@ pub fn health(client: &mut Client) -> Result<Value, Failure> {
         }
     }
     let health = if reasons.is_empty() { "healthy" } else { "degraded" };
-    Ok(json!({"health": health, "reasons": reasons}))
+    Ok(json!({"health": health, "reasons": reasons, "unconfirmed": status["unconfirmed"]}))
 }
 
 /// `worker`: the counters, and the share of a CPU's time in which frames were found, since the

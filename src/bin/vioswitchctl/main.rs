@@ -176,7 +176,7 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
         Port::Set { name, settings } => {
             (ask(client, "SetPort", changed(name, settings)?)?, show::changes)
         }
-        Port::Del(one) => (delete(client, &one.name, one.if_exists)?, show::nothing),
+        Port::Del(one) => (delete(client, &one.name, None, one.if_exists)?, show::nothing),
     })
 }
 
@@ -191,7 +191,9 @@ fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
         Tap::Set { name, settings } => {
             (ask(client, "SetTap", changed(name, settings)?)?, show::changes)
         }
-        Tap::Del(one) => (delete(client, &one.name, one.if_exists)?, show::nothing),
+        Tap::Del(one) => {
+            (delete(client, &one.name, Some("tap"), one.if_exists)?, show::nothing)
+        }
     })
 }
 
@@ -206,7 +208,9 @@ fn stream(client: &mut Client, command: &Stream) -> Result<Told, Failure> {
         Stream::Set { name, settings } => {
             (ask(client, "SetStream", changed(name, settings)?)?, show::changes)
         }
-        Stream::Del(one) => (delete(client, &one.name, one.if_exists)?, show::nothing),
+        Stream::Del(one) => {
+            (delete(client, &one.name, Some("stream"), one.if_exists)?, show::nothing)
+        }
     })
 }
 
@@ -241,8 +245,18 @@ fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
     })
 }
 
-fn delete(client: &mut Client, name: &str, if_exists: bool) -> Result<Value, Failure> {
-    match ask(client, "DeletePort", json!({"name": name})) {
+/// Deletes what has this name, if it is of this kind; `None` for any.
+fn delete(
+    client: &mut Client,
+    name: &str,
+    kind: Option<&str>,
+    if_exists: bool,
+) -> Result<Value, Failure> {
+    let mut parameters = json!({"name": name});
+    if let Some(kind) = kind {
+        parameters["kind"] = kind.into();
+    }
+    match ask(client, "DeletePort", parameters) {
         Err(failure) if if_exists && failure.is(SWITCH, "NoSuchPort") => Ok(json!({})),
         answer => answer,
     }

@@ -111,12 +111,24 @@ pub fn status(answer: &Value) -> String {
     if let Some(directory) = answer["plug"]["directory"].as_str() {
         told.push(("plug", directory.to_owned()));
     }
+    if let Some(text) = unconfirmed(answer) {
+        told.push(("reload", text));
+    }
     let degraded = items(answer, "degraded");
     if degraded.is_empty() {
         told.push(("health", "healthy".to_owned()));
     }
     told.extend(degraded.iter().map(|reason| ("degraded", word(reason))));
     pairs(&told)
+}
+
+/// What is said of a reload that waits to be confirmed, if one does.
+pub fn unconfirmed(answer: &Value) -> Option<String> {
+    let waiting = answer["unconfirmed"].as_object()?;
+    let [seconds, pid, uid] = ["seconds", "pid", "uid"].map(|key| word(&waiting[key]));
+    Some(format!(
+        "waits {seconds} s for config confirm, then goes back (pid {pid} uid {uid} asked)"
+    ))
 }
 
 /// When a change takes effect.
@@ -310,10 +322,12 @@ pub fn dropped(answer: &Value) -> String {
     table(&title, &rows.collect::<Vec<_>>())
 }
 
-/// `health`: one word, and a line for each reason.
+/// `health`: one word, and a line for each reason and for a reload that waits to be confirmed.
 pub fn health(answer: &Value) -> String {
-    let reasons = items(answer, "reasons").iter().map(|reason| format!("  {}\n", word(reason)));
-    format!("{}\n{}", word(&answer["health"]), reasons.collect::<String>())
+    let reasons = items(answer, "reasons").iter().map(word);
+    let waits = unconfirmed(answer).map(|text| format!("reload {text}"));
+    let lines = reasons.chain(waits).map(|line| format!("  {line}\n"));
+    format!("{}\n{}", word(&answer["health"]), lines.collect::<String>())
 }
 
 /// `worker`.

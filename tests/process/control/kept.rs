@@ -289,3 +289,47 @@ fn each_port_is_whole_or_absent_after_a_kill() {
     assert!(changes > 0);
     kept.lab.d.stop();
 }
+
+/// What was added while the switch ran and then written into the file is the file's: at a start and
+/// with a reload, without a word, and without a disconnection.
+#[test]
+fn what_is_put_into_the_file_as_it_is_becomes_the_files() {
+    let etc = Dir::new();
+    let file = etc.path().join("vioswitch.toml");
+    let entry = |name: &str, more: &str| {
+        let socket = etc.path().join(name);
+        format!("[[port]]\nname = \"{name}\"\nsocket = \"{}\"\n{more}\n", socket.display())
+    };
+    fs::write(&file, entry("f1", "")).expect("write");
+    let mut kept = Kept::new(1, &[&format!("--config={}", file.display())]);
+    let add = |kept: &Kept, name: &str| {
+        let socket = format!("socket={}", etc.path().join(name).display());
+        kept.lab.done(&["port", "add", name, &socket, "mtu=1400", "mac=02:00:00:00:00:01"]);
+    };
+    add(&kept, "r1");
+    kept.lab.done(&["port", "set", "f1", "mtu=1300"]);
+    kept.lab.done(&["fdb", "add", "02:00:00:00:00:02", "f1"]);
+    kept.lab.d.kill();
+    let changed = "mtu = 1300\nmac = \"02:00:00:00:00:02\"";
+    let added = "mtu = 1400\nmac = \"02:00:00:00:00:01\"";
+    fs::write(&file, entry("f1", changed) + &entry("r1", added)).expect("write");
+    kept.start();
+    let origin =
+        |kept: &Kept, name: &str| kept.lab.json(&["port", "show", name])["port"]["origin"].clone();
+    assert_eq!((kept.degraded().as_str(), origin(&kept, "r1")), ("[]", json!("file")));
+    assert_eq!(kept.lab.done(&["config", "diff"]), "");
+    // One more, and a reload: its front-end stays.
+    kept.lab.done(&["port", "del", "r1"]);
+    add(&kept, "r1");
+    let r2 = format!("socket={}", etc.path().join("r2").display());
+    kept.lab.done(&["port", "add", "r2", &r2]);
+    let mut guest = testkit::vm::Vm::connect(&etc.path().join("r2"), testkit::vm::VmConfig::new(2));
+    let all = entry("f1", changed) + &entry("r1", added) + &entry("r2", "");
+    fs::write(&file, all).expect("write");
+    kept.lab.done(&["config", "reload"]);
+    assert_eq!((kept.degraded().as_str(), origin(&kept, "r2")), ("[]", json!("file")));
+    assert!(!guest.fe.closed_within(Duration::from_millis(50)));
+    kept.crash();
+    assert_eq!((kept.degraded().as_str(), origin(&kept, "r2")), ("[]", json!("file")));
+    kept.lab.d.stop();
+}

@@ -212,7 +212,7 @@ fn json_is_as_described() {
     port(&stats["ports"]);
     schema.named("Worker", &stats["workers"][0], "stats.workers");
     let own = [
-        (&["health"][..], "health: string, reasons: []string"),
+        (&["health"][..], "health: string, reasons: []string, unconfirmed: ?Unconfirmed"),
         (&["version"], "client: string, switch: string"),
         (&["drops"], "drops: []object"),
         (&["worker"], "cycles_per_second: int, workers: []object"),

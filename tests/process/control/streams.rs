@@ -187,3 +187,33 @@ fn a_stream_that_was_added_is_there_after_a_restart() {
     meet(&mut vm, &mut peer);
     lab.d.stop();
 }
+
+/// An address that is a setting of a stream is taken from its settings, and each kind is deleted by
+/// its own command.
+#[test]
+fn an_address_leaves_a_stream_and_a_command_deletes_its_own_kind() {
+    let lab = Lab::new(1, &["--stream=net,socket=/nowhere/net,mode=client,mac=02:00:00:00:00:77"]);
+    let vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
+    lab.done(&["port", "wait", "p0", "--timeout=20s"]);
+    lab.done(&["fdb", "del", "02:00:00:00:00:77"]);
+    let shown = lab.done(&["fdb", "show", "--port=net"]);
+    assert!(!shown.contains("02:00:00:00:00:77"), "{shown}");
+    let shown = lab.done(&["config", "show"]);
+    assert!(!shown.contains("02:00:00:00:00:77"), "{shown}");
+    for (kind, name, is) in
+        [("tap", "p0", "port"), ("stream", "p0", "port"), ("tap", "net", "stream")]
+    {
+        for more in [&[][..], &["--if-exists"]] {
+            let (status, line) = lab.fails(&[&[kind, "del", name], more].concat());
+            let told = format!("'{name}' is a {is}, not a {kind}: {is} del {name} deletes it");
+            assert_eq!((status, line), (1, told));
+        }
+    }
+    assert_eq!(lab.json(&["port", "show", "p0"])["port"]["state"], "attached");
+    let (status, line) = lab.fails(&["tap", "del", "nothing"]);
+    assert!(status == 1 && line.contains("nothing"), "{line}");
+    // All are ports: `port del` is for each of them.
+    lab.done(&["port", "del", "net"]);
+    lab.done(&["port", "del", "p0"]);
+    drop(vm);
+}

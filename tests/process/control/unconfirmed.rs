@@ -1,11 +1,13 @@
 //! A reload that waits to be confirmed when the process ends is undone by the next one.
 
+use std::time::Duration;
+
 use serde_json::json;
 use testkit::proc::{Dir, wait_for};
 
-use super::LOST;
 use super::addresses::{mac, statics, tied};
 use super::reload::Filed;
+use super::{INTERFACE, LOST, Lab};
 
 const WAITS: &str = "--confirm=600";
 
@@ -110,4 +112,97 @@ fn only_the_very_files_are_passed_over() {
     filed.write(&[("f1", "mtu = 1")]);
     crash(&mut filed);
     assert_eq!(mtu(&filed, "f1"), 8000);
+}
+
+/// The files are bad by the time of the next start: what runs then is the configuration that was in
+/// force before, with the changes as they were to it.
+#[test]
+fn bad_files_beside_a_reload_that_waits_bring_back_what_was_before_it() {
+    let (mut filed, _state) = filed(&[("f1", "mtu = 1500"), ("f2", "")]);
+    filed.lab.done(&["port", "set", "f1", "mtu=1300"]);
+    filed.write(&[("f1", "mtu = 9000"), ("f2", ""), ("new", "")]);
+    filed.lab.done(&["config", "reload", WAITS]);
+    filed.lab.done(&["port", "set", "f2", "mtu=1200"]);
+    filed.lab.done(&["port", "set", "new", "mtu=1100"]);
+    filed.write(&[("f1", "mtu = 1")]);
+    for _ in 0..2 {
+        crash(&mut filed);
+        assert_eq!(filed.names(), ["f1", "f2", "p0"]);
+        assert_eq!(mtu(&filed, "f1"), 1300);
+        let degraded = filed.degraded();
+        assert!(degraded.contains("the configuration has errors"), "{degraded}");
+        assert!(!degraded.contains("wins over"), "{degraded}");
+    }
+}
+
+/// Signals that come while a reload to be confirmed is under way or waits do not reload for good.
+#[test]
+fn a_signal_does_not_take_the_place_of_a_confirmation() {
+    let before: Vec<String> = (0..200).map(|n| format!("f{n:03}")).collect();
+    let before: Vec<(&str, &str)> = before.iter().map(|name| (name.as_str(), "")).collect();
+    let filed = Filed::new(1, &before, &[]);
+    let changed: Vec<(&str, &str)> = before[..199]
+        .iter()
+        .map(|(name, _)| (*name, "queues = 2\nsocket-mode = \"0600\""))
+        .collect();
+    filed.write(&changed);
+    let mut client = filed.lab.client();
+    client.ask(&json!({
+        "method": format!("{INTERFACE}.ReloadConfig"), "parameters": {"confirm_seconds": 1},
+    }));
+    // It is under way, and takes a while.
+    let begun = || filed.lab.d.log().contains("port f199: removed");
+    assert!(wait_for(LOST, begun), "{}", filed.lab.d.log());
+    for _ in 0..5 {
+        filed.lab.d.signal(libc::SIGHUP);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let answer = client.answer().expect("an answer");
+    assert!(answer["error"].is_null(), "{answer}");
+    filed.lab.d.signal(libc::SIGHUP);
+    let back = || filed.lab.d.log().contains("not confirmed in 1 s");
+    assert!(wait_for(LOST, back), "{}", filed.lab.d.log());
+    let idle = || filed.lab.fails(&["config", "confirm"]).1 == "no reload waits to be confirmed";
+    assert!(wait_for(LOST, idle));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(filed.names().len(), 201, "{}", filed.lab.d.log());
+    assert!(filed.degraded().contains(BACK), "{}", filed.degraded());
+}
+
+/// What waits is seen by whoever looks: how long, and who asked for it.
+#[test]
+fn who_waits_for_a_confirmation_is_told_everywhere() {
+    let filed = Filed::new(1, &[("f1", "mtu = 1500")], &[]);
+    let lab = &filed.lab;
+    let told = |lab: &Lab| -> [String; 3] {
+        let output = |args: &[&str]| {
+            let said = lab.ctl(args);
+            // Nothing is missing of what is to be served.
+            assert_eq!(said.status.code(), Some(0), "{said:?}");
+            String::from_utf8(said.stdout).expect("UTF-8")
+        };
+        [output(&["status"]), output(&["health"]), output(&["doctor"])]
+    };
+    assert!(told(lab).iter().all(|text| !text.contains("config confirm")));
+    assert_eq!(lab.json(&["status"])["unconfirmed"], serde_json::Value::Null);
+    filed.write(&[("f1", "mtu = 9000")]);
+    let mut client = lab.client();
+    let answer = client.call("ReloadConfig", json!({"confirm_seconds": 3000}));
+    assert!(answer["error"].is_null(), "{answer}");
+    let waits = &lab.json(&["status"])["unconfirmed"];
+    let seconds = waits["seconds"].as_u64().expect("seconds");
+    assert!((1..=3000).contains(&seconds), "{waits}");
+    // SAFETY: takes nothing and cannot fail.
+    let uid = unsafe { libc::geteuid() };
+    assert_eq!((&waits["pid"], &waits["uid"]), (&json!(std::process::id()), &json!(uid)));
+    let who = format!("(pid {} uid {uid} asked)", std::process::id());
+    for text in told(lab) {
+        assert!(
+            text.contains("s for config confirm, then goes back") && text.contains(&who),
+            "{text}"
+        );
+    }
+    assert!(told(lab)[2].contains("WARN  reload-unconfirmed  "));
+    lab.done(&["config", "confirm"]);
+    assert!(told(lab).iter().all(|text| !text.contains("config confirm")));
 }

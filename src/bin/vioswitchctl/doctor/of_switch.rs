@@ -2,7 +2,7 @@
 
 use super::Findings;
 use super::facts::Facts;
-use crate::show::{items, word};
+use crate::show::{self, items, word};
 
 /// The share of the time that a worker may be ready without a CPU, in percent.
 const MOST_WAITING: u64 = 20;
@@ -13,6 +13,7 @@ pub fn judge(facts: &Facts, findings: &mut Findings) {
     version(facts, findings);
     degraded(facts, findings);
     configuration(facts, findings);
+    unconfirmed(facts, findings);
     kept(facts, findings);
     unit(facts, findings);
     workers(facts, findings);
@@ -55,6 +56,13 @@ fn configuration(facts: &Facts, findings: &mut Findings) {
             findings.warn("config-differs", "", cause, command);
         }
         _ => {}
+    }
+}
+
+fn unconfirmed(facts: &Facts, findings: &mut Findings) {
+    if let Some(text) = show::unconfirmed(&facts.status) {
+        let cause = format!("a reload {text}");
+        findings.warn("reload-unconfirmed", "", cause, "vioswitchctl config confirm");
     }
 }
 

@@ -119,13 +119,16 @@ fn codes(facts: &Facts) -> Vec<&'static str> {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const OF_SWITCH: [Fault; 9] = [
+const OF_SWITCH: [Fault; 10] = [
     ("version-differs", |facts| facts.status["version"] = json!("0.9")),
     ("program-replaced", |facts| facts.daemon.replaced = true),
     ("degraded", |facts| facts.status["degraded"] = json!(["port x: in use"])),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
     ("config-differs", |facts| {
         facts.reload = Some(Ok(vec![json!({"sign": "+", "kind": "port", "name": "vm2"})]));
+    }),
+    ("reload-unconfirmed", |facts| {
+        facts.status["unconfirmed"] = json!({"seconds": 9, "pid": 4711, "uid": 0});
     }),
     ("not-kept", |facts| {
         facts.status["state_dir"] = json!(null);

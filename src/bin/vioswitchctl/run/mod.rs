@@ -116,7 +116,7 @@ impl Run {
         let end = Instant::now() + RESTART;
         loop {
             let deleted = Client::connect(control)
-                .and_then(|mut client| delete(&mut client, &self.name, true));
+                .and_then(|mut client| delete(&mut client, &self.name, None, true));
             let Err(failure) = deleted else { return };
             if !failure.is_absence() || Instant::now() >= end {
                 let name = &self.name;
