@@ -248,6 +248,7 @@ fn json_of_the_configuration_is_as_described() {
     for (args, method) in [
         (&["config", "diff"][..], "DiffConfig"),
         (&["config", "reload", "--confirm", "60"], "ReloadConfig"),
+        (&["status"], "GetStatus"),
         (&["config", "confirm"], "ConfirmConfig"),
         (&["config", "show"], "GetConfig"),
     ] {
