@@ -73,7 +73,7 @@ fn is_kept(name: &[u8]) -> bool {
     ];
     let begins = |prefix: &&str| name.starts_with(prefix.as_bytes());
     let named = NAMES.iter().any(|kept| kept.as_bytes() == name);
-    (named || PREFIXES.iter().any(|prefix| begins(&prefix))) && name != b"RUST_LOG"
+    (named || PREFIXES.iter().any(begins)) && name != b"RUST_LOG"
 }
 
 fn environment() {
@@ -108,9 +108,10 @@ fn has_room(dir: &OsStr) -> bool {
 
 extern "C" fn nothing(_signal: libc::c_int) {}
 
-/// A signal that is ignored stays so across `exec`, one that is caught does not: this program goes
-/// on surviving what `nohup` has it survive, and its children begin as from a terminal. SIGCHLD is not
-/// caught but left alone, since a process that ignores it cannot wait for its children.
+/// A signal that is ignored stays so across `exec`, one that is caught does not: this program
+/// goes on surviving what `nohup` has it survive, and its children begin as from a terminal.
+/// SIGCHLD is not caught but left alone, since a process that ignores it cannot wait for its
+/// children.
 fn signals() {
     // SAFETY: all-zero bytes are a valid action and an empty mask, which live across the calls; the
     // handler does nothing, which is safe at any moment. Signals that nobody can set are refused.
