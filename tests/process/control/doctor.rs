@@ -283,7 +283,8 @@ fn a_command_line_alone_is_no_evidence() {
 /// Bytes of memory that the doctor may have of its own.
 const MEMORY: u32 = 64 << 20;
 
-/// The command line of a front-end that is root's: each word of it would cost many times its length.
+/// The command line of a front-end that is root's: each word of it would cost many times its
+/// length.
 const LONG: usize = 16 << 20;
 
 #[test]

@@ -30,8 +30,8 @@ use facts::{Ended, Facts};
 /// Look for what is wrong: with the switch, its guests, its uplinks and the host
 ///
 /// Each finding has a code that stays the same, a cause, and the command that mends it. As root
-/// it looks at the processes of front-ends too. Exit status 1 if anything is FAIL, 0 if not; 3 if no
-/// switch answers, with what systemd and the journal know of its end.
+/// it looks at the processes of front-ends too. Exit status 1 if anything is FAIL, 0 if not; 3 if
+/// no switch answers, with what systemd and the journal know of its end.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Only this port or TAP, and the switch

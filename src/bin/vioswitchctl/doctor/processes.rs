@@ -120,9 +120,9 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
     facts.skipped.extend(reader.missed.map(str::to_owned));
 }
 
-/// The processes that have a port's socket in their command line, by the port's index, without this
-/// one and the switch. Anybody may write anything there, so it counts of those alone whom the socket
-/// is for: its owner, its group, and root.
+/// The processes that have a port's socket in their command line, by the port's index, without
+/// this one and the switch. Any user may write anything there, so only those of users whom the
+/// socket is for count: its owner, its group, and root.
 fn wanting(daemon: i64, ports: &[Port], reader: &mut Reader) -> BTreeMap<usize, Vec<i64>> {
     let of_port = |port: &Port| {
         let path = port.socket();
@@ -215,8 +215,8 @@ fn shared_bytes(maps: &str) -> u64 {
     maps.lines().filter_map(length).sum()
 }
 
-/// Bytes on huge pages that a process has touched, by its `smaps_rollup`; none if that has nothing of
-/// it.
+/// Bytes on huge pages that a process has touched, by its `smaps_rollup`; none if that does not
+/// tell.
 fn huge_bytes(smaps: &str) -> Option<u64> {
     let kib = |line: &str| -> Option<u64> {
         let (key, rest) = line.split_once(':')?;

@@ -1,8 +1,8 @@
 //! A process that gets this one's signals, and whose status is this one's.
 //!
 //! Both are in one process group, so a terminal sends its signals to both; those that another
-//! process sends are passed on. This process stops (SIGTSTP) when it has passed that on, and goes on
-//! with the shell's SIGCONT, which both get.
+//! process sends are passed on. This process stops (SIGTSTP) when it has passed that on, and goes
+//! on with the shell's SIGCONT, which both get.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};

@@ -29,8 +29,9 @@ const STEP: Duration = Duration::from_millis(200);
 ///
 /// What QEMU's command line lacks for the port is put at its end: shared memory, chardev, netdev
 /// and device. What is there of these is used as it is. A port of this name that is there already
-/// is used, if it has the settings that are given, and stays. Signals are passed on to QEMU, but for
-/// those that a terminal sends to both; the exit status is QEMU's, or 128 and the number of the signal that ended it.
+/// is used, if it has the settings that are given, and stays. Signals are passed on to QEMU, but
+/// for those that a terminal sends to both; the exit status is QEMU's, or 128 and the number of the
+/// signal that ended it.
 #[derive(Debug, Args)]
 pub struct Run {
     #[arg(value_name = "NAME")]
