@@ -89,6 +89,14 @@ pub enum What {
         /// The reason, if it did not just leave.
         why: Option<String>,
     },
+    /// The interface of a TAP was deleted.
+    InterfaceGone,
+    /// It is attached again.
+    InterfaceBack,
+    /// It was set down: no frame passes.
+    InterfaceDown,
+    /// It was set up.
+    InterfaceUp,
     /// A ring is left alone until its driver restarts it.
     RingBroken {
         /// Number of the ring in its device.
@@ -187,6 +195,10 @@ kinds! {
     What::Detached(Detached::Panicked) => "detached" "75021922b8c2432794877d65cf652b85" Error,
     What::Disconnected { why: None } => "detached" "75021922b8c2432794877d65cf652b85" Info,
     What::Disconnected { why: Some(_) } => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+    What::InterfaceGone => "interface_gone" "9f0c3a5be1d7462d8e64a7bb0f2c9d11" Warn,
+    What::InterfaceBack => "interface_back" "47be2d90c65f4f1fa3180d6e9c7b5a22" Info,
+    What::InterfaceDown => "interface_down" "d2e8517a4c0b4b6e95f3c1a87d604e33" Warn,
+    What::InterfaceUp => "interface_up" "6a13f9d07e824c5db0c2985ef47a1b44" Info,
     What::RingBroken { .. } => "ring_broken" "bebfdf309d644df789d3bd8c94de66b4" Warn,
     What::Dropped { .. } => "dropped" "650528fb32fa41e5915f3c7b83f5705d" Warn,
     What::Closed { .. } => "closed" "ee59fc9bd3d64c21930eb52bb8726d17" Warn,
@@ -222,6 +234,10 @@ impl fmt::Display for What {
             What::Detached(Detached::Panicked) => {
                 f.write_str("its session panicked and was contained")
             }
+            What::InterfaceGone => f.write_str("its interface is gone"),
+            What::InterfaceBack => f.write_str("its interface is back"),
+            What::InterfaceDown => f.write_str("its interface went down"),
+            What::InterfaceUp => f.write_str("its interface came up"),
             What::RingBroken { ring, why } => {
                 write!(f, "ring {ring} is broken and left alone: {why}")
             }

@@ -65,6 +65,9 @@ fn show(event: &Event) -> Value {
         What::Ready { .. } | What::Reloaded { .. } | What::PortAdded | What::PortDeleted => {
             json!({})
         }
+        What::InterfaceGone | What::InterfaceBack | What::InterfaceDown | What::InterfaceUp => {
+            json!({})
+        }
         What::Degraded { why } | What::ReloadFailed { why } | What::Dropped { why } => {
             json!({"why": why})
         }

@@ -56,6 +56,7 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
 /// How far a port is with its front-end, or its interface.
 pub fn state(port: &Port) -> &'static str {
     match &port.endpoint {
+        Endpoint::Device(_) if port.is_up() && port.mtu.link_is_down() => "down",
         _ if port.is_up() => "attached",
         Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",
         Endpoint::Device(device) if device.ifname().is_some() => "gone",

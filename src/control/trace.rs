@@ -109,6 +109,9 @@ impl Told {
         let reason = if state == "gone" {
             self.step(format!("not to {to}: its interface is gone"));
             DropReason::TapGone
+        } else if state == "down" {
+            self.step(format!("not to {to}: its interface is down"));
+            DropReason::TapDown
         } else if port.as_stream().is_some() && state != "attached" {
             self.step(format!("not to {to}: no process is connected to it"));
             DropReason::StreamGone

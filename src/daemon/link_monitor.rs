@@ -1,5 +1,5 @@
-//! The thread that follows the MTUs of TAPs: the kernel tells it of each change, so that no worker
-//! has to ask.
+//! The thread that follows the MTUs of TAPs, and whether they are up: the kernel tells it of each
+//! change, so that no worker has to ask.
 //!
 //! It asks for all of them itself when it begins, and again after it was told that something was
 //! lost: first it subscribes, then it asks, so no change falls between the two. Where it cannot be
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::events::What;
 use crate::limits::LINK_RETRY_MILLIS;
 use crate::port::{Port, PortTable, Ports};
 use crate::sys::link_events::{Heard, LinkEvents};
@@ -44,18 +45,35 @@ pub fn run(ports: &Ports, stop: &EventFd) {
 /// Follows until something is lost or fails, or until `stop`.
 fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
     let events = LinkEvents::subscribe();
-    let asked = taps(&ports.present()).try_for_each(|port| port.mtu.ask());
+    let asked = ask(&ports.present());
     let mut events = events?;
     asked?;
     loop {
         let mut present = None;
-        let heard = events.wait(stop, |index, mtu| {
+        let heard = events.wait(stop, |news| {
             let table = present.get_or_insert_with(|| ports.present());
-            taps(table).for_each(|port| port.mtu.hear(index, mtu));
+            taps(table).for_each(|port| tell(port, port.mtu.hear(news)));
         })?;
         if heard != Heard::Changes {
             return Ok(heard);
         }
+    }
+}
+
+/// Asks how the interface of each TAP is now.
+fn ask(table: &PortTable) -> Result<(), NetlinkError> {
+    for port in taps(table) {
+        tell(port, port.mtu.ask()?);
+    }
+    Ok(())
+}
+
+/// Tells that the interface behind a port came up, or went down.
+fn tell(port: &Port, change: Option<bool>) {
+    match change {
+        Some(true) => port.tell(What::InterfaceUp),
+        Some(false) => port.tell(What::InterfaceDown),
+        None => {}
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::handover::Handover;
+use crate::events::What;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::device::Device;
 use crate::port::{Port, PortTable};
@@ -98,6 +99,7 @@ pub fn keep(
             continue;
         }
         log::warn!("tap {}: interface {} is gone, waiting for it", port.name, ifname);
+        port.events.tell(&port.name, What::InterfaceGone, false);
         let mut told = None;
         while !stopped() {
             // What is kept of it, or of an attempt that got no further, would pass for one in use.
@@ -110,6 +112,7 @@ pub fn keep(
             }) {
                 Ok(()) => {
                     log::info!("tap {}: attached to interface {} again", port.name, ifname);
+                    port.events.tell(&port.name, What::InterfaceBack, false);
                     // Queues whose loss no worker had noticed yet.
                     tap.close_lost();
                     break;

@@ -2,16 +2,16 @@
 //!
 //! For a VM it is the smaller of what the configuration and its front-end say, for an uplink what
 //! its interface has. That may change at any time; the thread that is told of it stores it here,
-//! and whoever sends loads it.
+//! and whoever sends loads it. With an interface's MTU come its changes between up and down.
 //!
 //! A length here counts the Ethernet header and no VLAN tag (IEEE Std 802.3-2018 clause 3.2.7: tags
 //! are no part of the payload).
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::limits::MIN_FRAME_LEN;
-use crate::sys::netlink::{self, NetlinkError};
+use crate::sys::netlink::{self, LinkNews, NetlinkError};
 
 /// More than any frame has.
 pub const NO_LIMIT: u32 = u32::MAX;
@@ -21,6 +21,8 @@ pub const NO_LIMIT: u32 = u32::MAX;
 pub struct Mtu {
     /// MTU and Ethernet header.
     max_len: AtomicU32,
+    /// The interface that is followed is administratively down.
+    link_down: AtomicBool,
     /// Held while the kernel is asked, so that its answer is stored before whatever is heard of a
     /// later change. Not for workers.
     known: Mutex<Known>,
@@ -40,7 +42,11 @@ struct Known {
 impl Mtu {
     /// What the configuration says is all that is known.
     pub fn new(configured: Option<u16>) -> Mtu {
-        let mtu = Mtu { max_len: AtomicU32::new(NO_LIMIT), known: Mutex::default() };
+        let mtu = Mtu {
+            max_len: AtomicU32::new(NO_LIMIT),
+            link_down: AtomicBool::new(false),
+            known: Mutex::default(),
+        };
         mtu.configure(configured);
         mtu
     }
@@ -96,7 +102,7 @@ impl Mtu {
     pub fn follow(&self, index: u32) -> Result<(), NetlinkError> {
         let mut known = self.known();
         known.link = Some(index);
-        self.ask_for(known.link)
+        self.ask_for(known.link).map(drop)
     }
 
     /// Gives the interface that is followed another MTU.
@@ -105,31 +111,42 @@ impl Mtu {
         if let Some(index) = known.link {
             netlink::set_mtu(index, mtu)?;
         }
-        self.ask_for(known.link)
+        self.ask_for(known.link).map(drop)
     }
 
-    /// Asks again, for what was not heard. An interface that is gone keeps what it had.
-    pub fn ask(&self) -> Result<(), NetlinkError> {
+    /// Asks again, for what was not heard; true if the interface came up since, false if it went
+    /// down. One that is gone keeps what it had.
+    pub fn ask(&self) -> Result<Option<bool>, NetlinkError> {
         let known = self.known();
         self.ask_for(known.link)
     }
 
     /// To be called with the lock held.
-    fn ask_for(&self, link: Option<u32>) -> Result<(), NetlinkError> {
-        if let Some(index) = link
-            && let Some(found) = netlink::link_by_index(index)?
-        {
-            self.set(Some(found.mtu));
-        }
-        Ok(())
+    fn ask_for(&self, link: Option<u32>) -> Result<Option<bool>, NetlinkError> {
+        let Some(index) = link else { return Ok(None) };
+        let Some(found) = netlink::link_by_index(index)? else { return Ok(None) };
+        Ok(self.take(found.mtu, found.up))
     }
 
-    /// An interface has this MTU now, perhaps the one that is followed.
-    pub fn hear(&self, index: u32, mtu: u32) {
+    fn take(&self, mtu: u32, up: bool) -> Option<bool> {
+        self.set(Some(mtu));
+        let was_down = self.link_down.swap(!up, Ordering::Relaxed);
+        (was_down == up).then_some(up)
+    }
+
+    /// An interface is like this now, perhaps the one that is followed; true if that came up by
+    /// it, false if it went down.
+    pub fn hear(&self, news: LinkNews) -> Option<bool> {
         let known = self.known();
-        if known.link == Some(index) {
-            self.set(Some(mtu));
+        if known.link != Some(news.index) {
+            return None;
         }
+        self.take(news.mtu, news.up)
+    }
+
+    /// True if the interface that is followed was down when it was last heard of.
+    pub fn link_is_down(&self) -> bool {
+        self.link_down.load(Ordering::Relaxed)
     }
 }
 
@@ -179,15 +196,21 @@ mod tests {
             let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
             let index = tap.link.index;
             let mtu = Mtu::new(Some(9000));
-            mtu.hear(index, 1234);
+            let news = |index, mtu, up| LinkNews { index, mtu, up };
+            mtu.hear(news(index, 1234, false));
+            assert!(!mtu.link_is_down(), "none is followed yet");
             mtu.ask().unwrap();
             assert_eq!(mtu.get(), Some(9000), "none is followed yet");
             mtu.follow(index).unwrap();
             assert_eq!(mtu.max_len(), 1514);
             netlink::set_mtu(index, 576).unwrap();
             assert_eq!(mtu.max_len(), 1514, "nobody has told");
-            mtu.hear(index + 1, 68);
-            mtu.hear(index, 576);
+            assert!(mtu.link_is_down(), "it was never brought up");
+            assert_eq!(mtu.hear(news(index + 1, 68, true)), None);
+            assert_eq!(mtu.hear(news(index, 576, true)), Some(true));
+            assert_eq!(mtu.hear(news(index, 576, true)), None);
+            assert_eq!(mtu.ask().unwrap(), Some(false));
+            assert_eq!(mtu.ask().unwrap(), None);
             assert_eq!((mtu.max_len(), mtu.get()), (590, Some(576)));
             netlink::set_mtu(index, 1000).unwrap();
             mtu.ask().unwrap();

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::netlink::{self, BUFFER_LEN, NetlinkError};
+use super::netlink::{self, BUFFER_LEN, LinkNews, NetlinkError};
 use super::poll::{Interest, Wake, wait};
 
 /// RTNLGRP_LINK as a bit (`RTMGRP_LINK`).
@@ -50,12 +50,12 @@ impl LinkEvents {
         Ok(LinkEvents { socket, buffer: vec![0; BUFFER_LEN] })
     }
 
-    /// Waits for the next changes, without a limit, and calls `each` with number and MTU of every
-    /// interface that there is something new of.
+    /// Waits for the next changes, without a limit, and calls `each` for every interface that
+    /// there is something new of.
     pub fn wait(
         &mut self,
         stop: &EventFd,
-        each: impl FnMut(u32, u32),
+        each: impl FnMut(LinkNews),
     ) -> Result<Heard, NetlinkError> {
         if wait(self.socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
             return Ok(Heard::Stop);
@@ -63,7 +63,7 @@ impl LinkEvents {
         match netlink::receive_from_kernel(&self.socket, &mut self.buffer) {
             Ok(None) => Ok(Heard::Changes),
             Ok(Some(len)) => match self.buffer.get(..len) {
-                Some(datagram) if netlink::mtus_in(datagram, each).is_some() => Ok(Heard::Changes),
+                Some(datagram) if netlink::links_in(datagram, each).is_some() => Ok(Heard::Changes),
                 // Longer than anything that the kernel tells, or not to be read.
                 _ => Ok(Heard::Lost),
             },
@@ -105,7 +105,7 @@ mod tests {
             if !is_ready_by(events.socket.as_fd(), Interest::Read, now).unwrap() {
                 stop.write(1).unwrap();
             }
-            let told = |index, mtu| {
+            let told = |LinkNews { index, mtu, .. }| {
                 mtus.insert(index, mtu);
             };
             match events.wait(&stop, told).unwrap() {
@@ -165,7 +165,7 @@ mod tests {
         let mut events = LinkEvents::subscribe().unwrap();
         let stop = stop();
         stop.write(1).unwrap();
-        let heard = events.wait(&stop, |_, _| panic!("nothing may be told"));
+        let heard = events.wait(&stop, |_| panic!("nothing may be told"));
         assert_eq!(heard.unwrap(), Heard::Stop);
     }
 }

@@ -171,21 +171,33 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     Some(link)
 }
 
-/// Calls `each` with number and MTU of each interface that a datagram describes; `None` if it
-/// cannot be read to its end. Not every message about an interface has its MTU.
-pub(super) fn mtus_in(mut datagram: &[u8], mut each: impl FnMut(u32, u32)) -> Option<()> {
+/// What a message about an interface says of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkNews {
+    /// The interface's number.
+    pub index: u32,
+    /// Its MTU.
+    pub mtu: u32,
+    /// Administratively up.
+    pub up: bool,
+}
+
+/// Calls `each` for each interface that a datagram describes; `None` if it cannot be read to its
+/// end. A message that has no MTU, as not every one about an interface does, is passed over.
+pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(LinkNews)) -> Option<()> {
     while !datagram.is_empty() {
         let (kind, body, rest) = split_message(datagram)?;
         datagram = rest;
-        let mtu = || {
+        let news = || {
             let mut attributes = attributes(body.get(IFINFO_LEN..)?);
             let (_, mtu) = attributes.find(|(kind, _)| *kind == libc::IFLA_MTU)?;
-            Some((u32_at(body, 4)?, u32_at(mtu, 0)?))
+            let up = u32_at(body, 8)? & libc::IFF_UP as u32 != 0;
+            Some(LinkNews { index: u32_at(body, 4)?, mtu: u32_at(mtu, 0)?, up })
         };
         if kind == libc::RTM_NEWLINK
-            && let Some((index, mtu)) = mtu()
+            && let Some(news) = news()
         {
-            each(index, mtu);
+            each(news);
         }
     }
     Some(())
@@ -459,7 +471,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&len.to_ne_bytes());
                 let _ = split_message(&bytes[..cut]);
                 let _ = parse_link(&bytes[..cut]);
-                let _ = mtus_in(&bytes[..cut], |_, _| ());
+                let _ = links_in(&bytes[..cut], |_| ());
                 assert!(attributes(&bytes[..cut]).count() <= 16);
             }
         }

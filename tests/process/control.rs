@@ -11,6 +11,7 @@ mod completion;
 mod details;
 mod doctor;
 mod events;
+mod findings;
 mod kept;
 mod looking;
 mod network;

@@ -120,9 +120,9 @@ pub fn health(client: &mut Client) -> Result<Value, Failure> {
     let mut reasons = items(&status, "degraded").to_vec();
     let ports = list(client, "ListPorts", "ports", json!({}))?;
     for port in items(&ports, "ports") {
-        if port["state"] == "gone" {
+        if let state @ ("gone" | "down") = port["state"].as_str().unwrap_or_default() {
             let (name, interface) = (&port["name"], &port["interface"]);
-            let text = format!("tap {name}: the interface {interface} is gone");
+            let text = format!("tap {name}: the interface {interface} is {state}");
             reasons.push(text.replace('"', "").into());
         }
     }

@@ -156,6 +156,10 @@ impl Report {
                 "the interface {} of '{name}' is gone",
                 port["interface"].as_str().unwrap_or_default()
             ),
+            "down" => format!(
+                "the interface {} of '{name}' is down: ip link set {0} up",
+                port["interface"].as_str().unwrap_or_default()
+            ),
             _ if port["in"]["frames"] == 0 && vm => format!(
                 "the guest behind '{name}' has never sent a frame: its interface is down, or has \
                  no address"
