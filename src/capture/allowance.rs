@@ -1,8 +1,8 @@
 //! What a capture may take of a worker's time.
 //!
-//! It is earned as time passes and spent by what is done for the capture: instructions of a filter,
-//! bytes that are read and kept. That is counted, not measured, as a worker that the kernel stops in
-//! the middle would pay for the pause.
+//! It is earned as time passes and spent by what is done for the capture: instructions of a
+//! filter, bytes that are read and kept. That is counted, not measured: a worker that the kernel
+//! stops in the middle would pay for the pause.
 
 use crate::limits::{
     CAPTURE_BYTES_A_NANO, CAPTURE_INSTRUCTION_NANOS, CAPTURE_NANOS, CAPTURE_SHARE,

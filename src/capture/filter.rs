@@ -244,7 +244,7 @@ mod tests {
         assert!(accepts(&options), "behind one word of options");
         let mut count = 0;
         dns.accepts(&udp(53), 60, &mut count);
-        assert_eq!(count, 12);
+        assert_eq!(count, 13);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! A [`Capture`] says of which ports, and keeps what workers leave with it until somebody collects
 //! that. Workers never wait: where a batch is just being collected, or full, they lose the copy,
-//! with a count; likewise what a worker has no time to look at. Which captures there are stands in the table of ports, so that a burst costs one
-//! test while there is none.
+//! with a count; likewise what a worker has no time to look at. Which captures there are stands in
+//! the table of ports, so that a burst costs one test while there is none.
 //!
 //! * [`allowance`] what a capture may take of a worker's time;
 //! * [`outcomes`] what became of the frames of one burst, copy by copy;
