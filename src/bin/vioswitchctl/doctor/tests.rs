@@ -429,6 +429,7 @@ fn every_code_has_a_fault_that_is_made() {
     assert_eq!(told, codes);
     let tests = [
         include_str!("../../../../tests/process/control/doctor.rs"),
+        include_str!("../../../../tests/process/control/unconfirmed.rs"),
         include_str!("../../../../tests/guests/attach.rs"),
     ];
     for code in codes {
