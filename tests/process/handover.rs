@@ -192,7 +192,9 @@ fn the_socket_of_a_port_that_was_added_is_found_by_it() {
     write!(client, "{{\"method\":\"{method}\",\"parameters\":{parameters}}}\0").expect("ask");
     let mut answer = [0; 512];
     let len = std::io::Read::read(&mut client, &mut answer).expect("an answer");
-    assert_eq!(&answer[..len], b"{\"parameters\":{\"number\":1}}\0");
+    let expected =
+        format!("{{\"parameters\":{{\"number\":1,\"socket\":\"{}\"}}}}\0", added.display());
+    assert_eq!(String::from_utf8_lossy(&answer[..len]), expected);
     let inode = || fs::metadata(&added).expect("the socket").ino();
     let before = inode();
     for round in 0..6 {
