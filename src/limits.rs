@@ -257,6 +257,10 @@ pub const MAX_MESSAGE_FILES: usize = 32;
 /// host.
 pub const MAX_CLOSERS: usize = 64;
 
+/// Sockets of clients that wait for one of these threads, as a descriptor that a client sent lies
+/// in them. An honest client sends none; each costs a descriptor of ours.
+pub const MAX_RETIRED: usize = 256;
+
 /// How long one of them may take before another goes on with the rest. Closing takes microseconds;
 /// the rest is for a busy machine.
 pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);

@@ -1,6 +1,6 @@
 //! One client: bytes to messages and back, within bounds. Nothing here waits.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -9,11 +9,12 @@ use serde_json::Value;
 use vmm_sys_util::epoll::EventSet;
 
 use super::methods::Stream;
+use crate::guard::client_socket::{ClientSocket, ReadError};
 use crate::limits::{
     CONTROL_MESSAGE_BYTES, CONTROL_MESSAGE_TIMEOUT, CONTROL_READ_BYTES, CONTROL_STREAM_BYTES,
     CONTROL_UNREAD_BYTES,
 };
-use crate::sys::unix_socket;
+use crate::sys::{scm, unix_socket};
 
 /// Why a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +25,9 @@ pub enum Closed {
     /// It sent what is no call.
     #[error("it sent no varlink call")]
     Malformed,
+    /// It sent descriptors, which no call has.
+    #[error("it sent descriptors")]
+    Descriptors,
     /// A message has no end.
     #[error("a message of more than {CONTROL_MESSAGE_BYTES} bytes")]
     TooLong,
@@ -56,7 +60,7 @@ pub struct Idle {
 /// A client that is connected.
 #[derive(Debug)]
 pub struct Connection {
-    socket: UnixStream,
+    socket: ClientSocket,
     /// Who it is.
     pub caller: Caller,
     /// Tells it from others that had its place.
@@ -83,7 +87,7 @@ pub struct Connection {
 impl Connection {
     /// Goes on with a socket that was accepted.
     pub fn new(socket: UnixStream, number: u64) -> io::Result<Connection> {
-        socket.set_nonblocking(true)?;
+        let socket = ClientSocket::new(socket);
         let who = unix_socket::peer_credentials(socket.as_fd())?;
         let caller = Caller { pid: who.pid, uid: who.uid, gid: who.gid };
         Ok(Connection {
@@ -111,8 +115,9 @@ impl Connection {
         match self.socket.read(&mut chunk) {
             Ok(0) => self.ended = true,
             Ok(count) => self.input.extend_from_slice(&chunk[..count]),
-            Err(error) if is_passing(&error) => {}
-            Err(_) => return Err(Closed::Left),
+            Err(ReadError::Io(error)) if is_passing(&error) => {}
+            Err(ReadError::Io(_)) => return Err(Closed::Left),
+            Err(ReadError::Descriptors) => return Err(Closed::Descriptors),
         }
         Ok(())
     }
@@ -167,7 +172,7 @@ impl Connection {
     /// Writes what the socket takes.
     pub fn flush(&mut self) -> Result<(), Closed> {
         while self.unread() > 0 {
-            match self.socket.write(&self.output[self.written..]) {
+            match scm::send(self.as_fd(), &self.output[self.written..]) {
                 Ok(count) => self.written += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_passing(&error) => return Ok(()),
@@ -212,6 +217,6 @@ impl AsFd for Connection {
 
 impl AsRawFd for Connection {
     fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.as_fd().as_raw_fd()
     }
 }

@@ -44,6 +44,7 @@ mod virtio;
 mod wait;
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -54,6 +55,7 @@ use crate::daemon::{Daemon, Reloader};
 use crate::limits::{CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE};
 use crate::stats::ClientStats;
 use crate::sys::service::Service;
+use crate::sys::unix_socket;
 use crate::vhost_user::socket::{Access, Listener, SocketError};
 use connection::Closed;
 use methods::Switch;
@@ -82,6 +84,8 @@ impl Control {
     ) -> Result<Control, ControlError> {
         let access = Access { mode: DEFAULT_SOCKET_MODE, group: control.group };
         let listener = Listener::bind(&control.path, access)?;
+        // Clients may send before they are let in.
+        unix_socket::refuse_descriptors(listener.as_fd());
         let switch = Switch::new(control, daemon, reloader);
         let serve = move |stop: &EventFd| Server::new(&listener, stop, &switch)?.run();
         Ok(Control(Service::start("control", serve)?))
@@ -107,7 +111,7 @@ fn show_clients(clients: &ClientStats) -> Value {
 fn count_closed(clients: &ClientStats, why: Closed) {
     match why {
         Closed::Left => {}
-        Closed::Malformed => clients.malformed.add(1),
+        Closed::Malformed | Closed::Descriptors => clients.malformed.add(1),
         Closed::TooLong => clients.too_long.add(1),
         Closed::TooSlow => clients.too_slow.add(1),
         Closed::Unread => clients.unread.add(1),

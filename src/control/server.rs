@@ -12,6 +12,7 @@ use super::connection::{Closed, Connection};
 use super::message::{Call, reply};
 use super::methods::{Answer, Switch};
 use crate::daemon::Removal;
+use crate::guard::disposal;
 use crate::limits::{
     ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ROOT, CONTROL_SAMPLE,
     CONTROL_STEP,
@@ -124,6 +125,9 @@ impl<'a> Server<'a> {
     /// Lets clients in that wait in the socket's queue.
     fn accept(&mut self) {
         for _ in 0..CONTROL_ACCEPTS {
+            if !disposal::has_room() {
+                return self.shut_door();
+            }
             match self.listener.door().accept() {
                 Ok((socket, _)) => self.admit(socket),
                 Err(error) => return self.after(&error),
@@ -141,6 +145,11 @@ impl<'a> Server<'a> {
         if self.switch.log.take() {
             log::warn!("control: a client has to wait: {error}");
         }
+        self.shut_door();
+    }
+
+    /// Lets nobody in for a moment.
+    fn shut_door(&mut self) {
         if self.watch_listener(EventSet::empty()).is_ok() {
             self.closed_until = Some(Instant::now() + ACCEPT_RETRY_MIN);
         }

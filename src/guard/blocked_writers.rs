@@ -47,7 +47,7 @@ use crate::sys::usage::cpu_micros;
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
 /// handler, or by somebody else, does nothing.
-const RESCUE: libc::c_int = libc::SIGURG;
+pub(super) const RESCUE: libc::c_int = libc::SIGURG;
 
 /// The lower two bits of `Entry::state`; the others count writes.
 const PHASE: u64 = 3;
@@ -369,7 +369,7 @@ fn install() -> io::Result<()> {
 
 /// The calling thread's id, after making sure, once per thread, that [`RESCUE`] reaches it:
 /// threads may inherit a mask that blocks every signal.
-fn prepare_thread() -> i32 {
+pub(super) fn prepare_thread() -> i32 {
     thread_local!(static ID: Cell<i32> = const { Cell::new(0) });
     ID.with(|id| {
         if id.get() == 0 {

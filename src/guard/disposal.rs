@@ -10,23 +10,36 @@
 //! do; if it is held up, another one goes on with the rest. With [`MAX_CLOSERS`] of them held up
 //! the caller closes itself; it is a session that was sent such a file, and it delays its own port
 //! only.
+//!
+//! A signal every [`CLOSE_TIME`] ends a wait for `SO_LINGER`, and any other that a signal ends.
+//!
+//! A client's socket with such a file in its queue ([`retire`]) is closed by these threads alone.
+//! [`MAX_RETIRED`] of them may wait; until there is room no further client is let in.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::limits::{CLOSE_TIME, MAX_CLOSERS, SESSION_STACK_BYTES};
+use super::blocked_writers::{RESCUE, prepare_thread};
+use crate::limits::{CLOSE_TIME, MAX_CLOSERS, MAX_RETIRED, SESSION_STACK_BYTES};
 use crate::sys::eventfd::is_eventfd;
 use crate::sys::fs::is_memory;
+use crate::sys::signals::Ticker;
 
 /// What is to be closed, and by how many.
 struct Work {
     files: VecDeque<OwnedFd>,
+    /// Sockets of clients, for which nobody waits.
+    sockets: VecDeque<OwnedFd>,
     closers: usize,
 }
 
-static WORK: Mutex<Work> = Mutex::new(Work { files: VecDeque::new(), closers: 0 });
+static WORK: Mutex<Work> =
+    Mutex::new(Work { files: VecDeque::new(), sockets: VecDeque::new(), closers: 0 });
+/// Sockets of clients that are not closed yet.
+static RETIRED: AtomicUsize = AtomicUsize::new(0);
 /// A file was taken to be closed.
 static TAKEN: Condvar = Condvar::new();
 
@@ -60,6 +73,24 @@ pub fn close(files: Vec<OwnedFd>) {
     }
 }
 
+/// Has a client's socket closed, and waits for nothing.
+pub fn retire(socket: OwnedFd) {
+    RETIRED.fetch_add(1, Ordering::Relaxed);
+    let mut work = work();
+    work.sockets.push_back(socket);
+    add_closer(&mut work);
+}
+
+/// True if a further socket may be retired.
+pub fn has_room() -> bool {
+    let mut work = work();
+    if !work.sockets.is_empty() && work.closers == 0 {
+        // No thread could be had for the last one.
+        add_closer(&mut work);
+    }
+    RETIRED.load(Ordering::Relaxed) < MAX_RETIRED
+}
+
 fn work() -> MutexGuard<'static, Work> {
     WORK.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -77,11 +108,22 @@ fn add_closer(work: &mut Work) -> bool {
 
 /// A closer's life.
 fn run() {
+    // Without signals a close lasts as long as it likes.
+    prepare_thread();
+    let _ticker = Ticker::start(RESCUE, CLOSE_TIME);
     let mut work = work();
-    while let Some(file) = work.files.pop_front() {
-        drop(work);
-        TAKEN.notify_all();
-        drop(file);
+    loop {
+        if let Some(file) = work.files.pop_front() {
+            drop(work);
+            TAKEN.notify_all();
+            drop(file);
+        } else if let Some(socket) = work.sockets.pop_front() {
+            drop(work);
+            drop(socket);
+            RETIRED.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            break;
+        }
         work = self::work();
     }
     work.closers -= 1;
@@ -105,6 +147,32 @@ mod tests {
         for other in [OwnedFd::from(reader), writer.into(), disk.into(), null.into()] {
             assert!(!is_of_use(&other), "{other:?}");
         }
+    }
+
+    /// A TCP socket that lingers for ten minutes, and the end that keeps it waiting.
+    fn lingering() -> (OwnedFd, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut near, &[0; 65536]).is_ok() {}
+        let ten_minutes = Some(std::time::Duration::from_secs(600));
+        rustix::net::sockopt::set_socket_linger(&near, ten_minutes).unwrap();
+        (near.into(), far)
+    }
+
+    #[test]
+    fn a_signal_ends_a_close_that_lingers() {
+        let _handler = super::super::BlockedWriterWatch::start().unwrap();
+        let (files, kept): (Vec<_>, Vec<_>) = (0..2 * MAX_CLOSERS).map(|_| lingering()).unzip();
+        let begin = std::time::Instant::now();
+        files.into_iter().for_each(retire);
+        while RETIRED.load(Ordering::Relaxed) > 0 {
+            assert!(begin.elapsed() < std::time::Duration::from_secs(60), "they linger");
+            std::thread::yield_now();
+        }
+        assert!(has_room());
+        drop(kept);
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! What keeps the harm that a front-end does with itself: writes that block, notifications and
-//! closes that take long, memory that vanishes, lines and calls without end. Each file tells the
-//! attack, what was measured, and what stands against it.
+//! What keeps the harm that a front-end or a client does with itself: writes that block,
+//! notifications and closes that take long, memory that vanishes, lines and calls without end. Each
+//! file tells the attack, what was measured, and what stands against it.
 
 pub mod blocked_writers;
 pub mod bucket;
 pub mod call;
+pub mod client_socket;
 pub mod disposal;
 pub mod sigbus;
 mod signal_cost;

@@ -20,12 +20,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, accept_with, recv, send, shutdown};
+use rustix::net::{SendFlags, SocketFlags, accept_with, send};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::MetricsSocket;
 use crate::daemon::Daemon;
+use crate::guard::client_socket::{ClientSocket, ReadError};
+use crate::guard::disposal;
 use crate::limits::{
     ACCEPT_RETRY_MIN, CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE, METRICS_ACCEPTS,
     METRICS_CONNECTIONS, METRICS_HEAD_BYTES, METRICS_HEAD_TIMEOUT, METRICS_PART_BYTES,
@@ -75,7 +77,10 @@ impl Door {
         match socket {
             MetricsSocket::Unix(path) => {
                 let access = Access { mode: DEFAULT_SOCKET_MODE, group: None };
-                Ok(Door::File(Listener::bind(path, access)?))
+                let listener = Listener::bind(path, access)?;
+                // Scrapers may send before they are let in.
+                unix_socket::refuse_descriptors(listener.as_fd());
+                Ok(Door::File(listener))
             }
             MetricsSocket::Ip(address) => {
                 let opened = TcpListener::bind(address).and_then(|listener| {
@@ -91,14 +96,15 @@ impl Door {
                 }
                 let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
                 fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
+                unix_socket::refuse_descriptors(fd.as_fd());
                 Ok(Door::Socket(fd))
             }
         }
     }
 
-    fn accept(&self) -> io::Result<OwnedFd> {
+    fn accept(&self) -> io::Result<ClientSocket> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        Ok(accept_with(self, flags)?)
+        Ok(ClientSocket::new(accept_with(self, flags)?))
     }
 }
 
@@ -137,7 +143,7 @@ fn lock(daemon: &Mutex<Daemon>) -> std::sync::MutexGuard<'_, Daemon> {
 
 /// A scraper that is connected.
 struct Scraper {
-    socket: OwnedFd,
+    socket: ClientSocket,
     state: State,
     /// When it has had its time.
     end: Instant,
@@ -199,6 +205,10 @@ impl<'a> Server<'a> {
 
     fn accept(&mut self) {
         for _ in 0..METRICS_ACCEPTS {
+            if !disposal::has_room() {
+                let _ = poll::pause(self.stop, Instant::now() + ACCEPT_RETRY_MIN);
+                return;
+            }
             match self.door.accept() {
                 Ok(socket) => self.admit(socket),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -213,7 +223,7 @@ impl<'a> Server<'a> {
     }
 
     /// Gives a scraper a place, if need be that of one which has not said what it wants.
-    fn admit(&mut self, socket: OwnedFd) {
+    fn admit(&mut self, socket: ClientSocket) {
         let asks = |place: usize| match &self.places[place] {
             Some(Scraper { state: State::Asks(_), end, .. }) => Some((*end, place)),
             _ => None,
@@ -224,7 +234,7 @@ impl<'a> Server<'a> {
         // Whoever had it is closed, which takes it from the set.
         self.places[place] = None;
         let event = EpollEvent::new(EventSet::IN, FIRST + place as u64);
-        if self.epoll.ctl(ControlOperation::Add, socket.as_raw_fd(), event).is_ok() {
+        if self.epoll.ctl(ControlOperation::Add, socket.as_fd().as_raw_fd(), event).is_ok() {
             let end = Instant::now() + METRICS_HEAD_TIMEOUT;
             self.places[place] = Some(Scraper { socket, state: State::Asks(Vec::new()), end });
         }
@@ -255,7 +265,7 @@ impl<'a> Server<'a> {
         one.state = State::Reads(out, 0, scrape);
         one.end = Instant::now() + METRICS_READ_TIMEOUT;
         let event = EpollEvent::new(EventSet::OUT, FIRST + place as u64);
-        self.epoll.ctl(ControlOperation::Modify, one.socket.as_raw_fd(), event)
+        self.epoll.ctl(ControlOperation::Modify, one.socket.as_fd().as_raw_fd(), event)
     }
 
     /// Writes what the scraper takes of its answer; an error when that is over.
@@ -266,11 +276,7 @@ impl<'a> Server<'a> {
             if *at == out.len() {
                 match scrape.as_mut().filter(|scrape| !scrape.is_done()) {
                     Some(scrape) => *out = scrape.part(METRICS_PART_BYTES).into_bytes(),
-                    None => {
-                        // What it sent and nobody read would make a reset of a mere close.
-                        let _ = shutdown(&*socket, Shutdown::Write);
-                        return Err(ErrorKind::UnexpectedEof.into());
-                    }
+                    None => return Err(ErrorKind::UnexpectedEof.into()),
                 }
                 *at = 0;
             }
@@ -285,16 +291,20 @@ impl<'a> Server<'a> {
 }
 
 /// Takes what has come of a request, as much as there is room for; an error if no more will.
-fn take(socket: &OwnedFd, head: &mut Vec<u8>) -> io::Result<()> {
+fn take(socket: &ClientSocket, head: &mut Vec<u8>) -> io::Result<()> {
     let mut chunk = [0; 1024];
     let room = METRICS_HEAD_BYTES.saturating_sub(head.len()).min(chunk.len());
-    match recv(socket, &mut chunk[..room], RecvFlags::empty()) {
-        Ok((0, _)) => Err(ErrorKind::UnexpectedEof.into()),
-        Ok((count, _)) => {
+    match socket.read(&mut chunk[..room]) {
+        Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+        Ok(count) => {
             head.extend_from_slice(&chunk[..count]);
             Ok(())
         }
-        Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => Ok(()),
-        Err(error) => Err(error.into()),
+        Err(ReadError::Io(error))
+            if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(io::Error::other(error)),
     }
 }

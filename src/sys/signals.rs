@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use vmm_sys_util::signal::create_sigset;
@@ -97,6 +98,44 @@ impl AsRawFd for Signals {
     /// For an event loop: readable when [`Signals::wait`] would not block.
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+/// A timer that sends the calling thread a signal again and again, until it is dropped.
+#[derive(Debug)]
+pub struct Ticker(libc::timer_t);
+
+impl Ticker {
+    /// One signal each `period`, from now on.
+    pub fn start(signal: libc::c_int, period: Duration) -> io::Result<Ticker> {
+        // SAFETY: all-zero bytes are a valid `sigevent`.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = signal;
+        event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_pid();
+        let mut timer = std::ptr::null_mut();
+        // SAFETY: both pointers are to values that live across the call.
+        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let ticker = Ticker(timer);
+        // Below 10^9, which fits everywhere.
+        let nanos = period.subsec_nanos() as libc::c_long;
+        let seconds = libc::time_t::try_from(period.as_secs()).unwrap_or(libc::time_t::MAX);
+        let period = libc::timespec { tv_sec: seconds, tv_nsec: nanos };
+        let times = libc::itimerspec { it_interval: period, it_value: period };
+        // SAFETY: `timer` was made above, `times` lives, and the old times are not asked for.
+        match unsafe { libc::timer_settime(timer, 0, &times, std::ptr::null_mut()) } {
+            0 => Ok(ticker),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        // SAFETY: the timer was made by `start`, and nobody else deletes it.
+        unsafe { libc::timer_delete(self.0) };
     }
 }
 

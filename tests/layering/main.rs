@@ -31,7 +31,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "limits",
         ],
     ),
-    ("metrics", &["daemon", "config", "vhost_user", "port", "stats", "sys", "limits"]),
+    ("metrics", &["daemon", "config", "vhost_user", "port", "stats", "guard", "sys", "limits"]),
     (
         "daemon",
         &[

@@ -8,6 +8,7 @@ mod capture;
 mod command_line;
 mod commands;
 mod completion;
+mod descriptors;
 mod details;
 mod doctor;
 mod events;

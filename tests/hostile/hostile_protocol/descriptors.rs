@@ -1,8 +1,7 @@
 //! Descriptors that are not what they should be: for a ring they are refused, whatever they are,
 //! and getting rid of them holds up nobody.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use super::lab::{Lab, SOON, acked, connect, small};
 use testkit::frontend::{Error, FLAG_NEED_REPLY, VERSION, message, req};
 use testkit::proc::{Daemon, wait_for};
-use testkit::sys::{self, EventFd};
+use testkit::sys::{self, EventFd, lingering};
 use testkit::vm::Vm;
 
 /// Every kind of descriptor that is at hand and is no eventfd.
@@ -98,25 +97,6 @@ fn only_eventfds_notify() {
     }
     assert!(fe2.still_served() && fe2.leave(SOON));
     lab.finish();
-}
-
-/// A TCP socket whose last close waits for ten minutes: what was sent is never read (SO_LINGER).
-/// The other end has to be kept.
-fn lingering() -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
-    let mut near = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
-    let (far, _) = listener.accept().expect("accept");
-    near.set_nonblocking(true).expect("nonblocking");
-    while near.write(&[0; 65536]).is_ok() {}
-    let linger = libc::linger { l_onoff: 1, l_linger: 600 };
-    let len = size_of_val(&linger) as libc::socklen_t;
-    let value = (&raw const linger).cast();
-    // SAFETY: `value` points to `len` readable bytes.
-    let done = unsafe {
-        libc::setsockopt(near.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
-    };
-    assert_eq!(done, 0);
-    (near.into(), far)
 }
 
 /// While the daemon stands still: its copy of a descriptor must outlive ours, or it is us who wait.

@@ -2,7 +2,8 @@
 //! and one message with descriptors over a UNIX socket. Safe wrappers over `libc`; every wait has
 //! a limit, so that a broken daemon fails a test and never hangs it.
 
-use std::io;
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -347,6 +348,51 @@ pub fn stands_still(pid: u32) -> bool {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     })
+}
+
+/// A TCP socket whose last close waits for ten minutes: what was sent is never read (SO_LINGER).
+/// The other end has to be kept.
+pub fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let mut near = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let (far, _) = listener.accept().expect("accept");
+    near.set_nonblocking(true).expect("nonblocking");
+    while near.write(&[0; 65536]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 600 };
+    let len = std::mem::size_of_val(&linger) as libc::socklen_t;
+    let value = (&raw const linger).cast();
+    // SAFETY: `value` points to `len` readable bytes.
+    let done = unsafe {
+        libc::setsockopt(near.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
+    };
+    assert_eq!(done, 0);
+    (near.into(), far)
+}
+
+/// From now on the calling thread, and what it starts, find no `SO_PASSRIGHTS`: as on a kernel
+/// before 6.16, which lets anybody send descriptors to any socket. Needs root.
+pub fn forget_passrights() {
+    const SO_PASSRIGHTS: u32 = 83;
+    let step = |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let (load, equal) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ);
+    let number = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
+    // Of the third argument; its lower half where the bytes of a number begin with it.
+    let option = std::mem::offset_of!(libc::seccomp_data, args) as u32 + 16;
+    let option = option + if cfg!(target_endian = "big") { 4 } else { 0 };
+    let mut program = [
+        step(load, number, 0),
+        step(equal | libc::BPF_K, libc::SYS_setsockopt as u32, 3),
+        step(load, option, 0),
+        step(equal | libc::BPF_K, SO_PASSRIGHTS, 1),
+        step(libc::BPF_RET, libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT as u32, 0),
+        step(libc::BPF_RET, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: `program` and what it points to live across the call, which copies both.
+    let done = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
+    };
+    cvt(done as libc::c_int).expect("seccomp");
 }
 
 /// Sends a signal to one process.
