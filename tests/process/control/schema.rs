@@ -235,6 +235,32 @@ fn json_is_as_described() {
     lab.d.stop();
 }
 
+/// Those who make code of the description take it: a type that is defined twice is an error there.
+#[test]
+fn the_descriptions_are_varlink() {
+    let service = include_str!("../../../src/control/org.varlink.service.varlink");
+    for (text, name) in [(INTERFACE, "io.vioswitch.Switch"), (service, "org.varlink.service")] {
+        let parsed = varlink_parser::IDL::try_from(text);
+        let parsed = parsed.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(parsed.name, name);
+        let mut validate = std::process::Command::new("varlinkctl");
+        validate.arg("validate-idl").stdin(std::process::Stdio::piped());
+        validate.stdout(std::process::Stdio::null());
+        // Not everywhere, and not in each version that is: the parser above is.
+        if std::process::Command::new("varlinkctl")
+            .arg("help")
+            .output()
+            .is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("validate-idl"))
+        {
+            let mut child = validate.spawn().expect("varlinkctl");
+            let mut input = child.stdin.take().expect("pipe");
+            std::io::Write::write_all(&mut input, text.as_bytes()).expect("varlinkctl reads");
+            drop(input);
+            assert!(child.wait().expect("varlinkctl").success(), "{name}");
+        }
+    }
+}
+
 /// What is read from files, and how it differs from them.
 #[test]
 fn json_of_the_configuration_is_as_described() {
