@@ -20,8 +20,9 @@ pub const CAPTURE_STEP: std::time::Duration = std::time::Duration::from_millis(8
 /// 128 ports. There are more only if thousands of broadcasts meet hundreds of ports.
 pub const CAPTURE_OUTCOMES: usize = 8192;
 
-/// All captures together may take one part in so many of a worker's time; the frames for which
-/// there is no time are lost to them, with a count.
+/// Filters and copies of all captures together may take one part in so many of a worker's time; the
+/// frames for which there is no time are lost to them, with a count. Finding and counting these
+/// comes on top: with four captures of all ports about 40 ns a frame.
 pub const CAPTURE_SHARE: u64 = 10;
 
 /// Nanoseconds of a worker that captures may take at once: a burst of frames waits so long for them
