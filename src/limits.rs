@@ -253,16 +253,23 @@ pub const MAX_MESSAGE_BODY: usize = 4096;
 pub const MAX_MESSAGE_FILES: usize = 32;
 
 /// Threads that close what front-ends sent and what is of no use, for such a close may last for
-/// hours. An honest front-end sends no such thing; 64 are a hostile VM on each port of a large
-/// host.
-pub const MAX_CLOSERS: usize = 64;
+/// hours. An honest front-end sends no such thing; a hostile one makes one thread for its port. As
+/// many as ports again are for ports that were deleted meanwhile.
+pub const MAX_CLOSERS: usize = 2 * MAX_PORTS;
 
-/// Sockets of clients that wait for one of these threads, as a descriptor that a client sent lies
-/// in them. An honest client sends none; each costs a descriptor of ours.
-pub const MAX_RETIRED: usize = 256;
+/// Files of one thread that may wait to be closed: a port that has more is served no front-end, and
+/// the control socket lets no client in. Honest ones send none whose closing lasts.
+pub const MAX_HELD_FILES: usize = 64;
 
-/// How long one of them may take before another goes on with the rest. Closing takes microseconds;
-/// the rest is for a busy machine.
+/// How long such a thread waits for them before. Closing takes microseconds; the rest is for a busy
+/// machine.
+pub const CLOSE_PATIENCE_MILLIS: u32 = 20;
+
+/// How often such a port is looked at again.
+pub const HELD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// How long a close may take before a signal interrupts it. Closing takes microseconds; the rest is
+/// for a busy machine.
 pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// How long a message may take from its first byte to its last. Front-ends send a message in one
@@ -295,8 +302,8 @@ pub const CONNECT_RETRY_MIN: std::time::Duration = std::time::Duration::from_mil
 /// Longest pause between attempts to connect: a VM that starts waits no longer for its network.
 pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long the start waits for another daemon that is creating a socket in the same directory.
-/// Creating one takes well under a millisecond; a lock held for longer is not ours.
+/// How long a process waits in all for other daemons that create sockets in the same directory.
+/// Creating one takes well under a millisecond; a lock held for longer is another's.
 pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).

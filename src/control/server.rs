@@ -125,7 +125,7 @@ impl<'a> Server<'a> {
     /// Lets clients in that wait in the socket's queue.
     fn accept(&mut self) {
         for _ in 0..CONTROL_ACCEPTS {
-            if !disposal::has_room() {
+            if disposal::is_held_up() {
                 return self.shut_door();
             }
             match self.listener.door().accept() {

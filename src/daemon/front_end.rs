@@ -12,7 +12,8 @@ use super::handover::Received;
 use super::post::Post;
 use crate::config::Endpoint;
 use crate::events::{Detached, What, reason};
-use crate::limits::{DROPPED_PAUSE, FIRST_WORD};
+use crate::guard::disposal::{self, Guarded};
+use crate::limits::{DROPPED_PAUSE, FIRST_WORD, HELD_PAUSE};
 use crate::port::{FrontEnd, GuestPort, Port};
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Interest, Wake};
@@ -44,7 +45,7 @@ pub enum Acceptor {
     /// We connect to them.
     Connector(Connector),
     /// One connection, inherited; when it ends the port stays empty.
-    Connection(UnixStream, Peer),
+    Connection(Guarded<UnixStream>, Peer),
 }
 
 impl Acceptor {
@@ -115,6 +116,7 @@ impl Acceptor {
                 }
                 if converse(seat, socket, peer, door) == Some(End::Stopped)
                     || rest(&post.port(), stop) == Wake::Stop
+                    || wait_for_closing(stop) == Wake::Stop
                 {
                     return;
                 }
@@ -134,7 +136,19 @@ fn rest(port: &Port, stop: &EventFd) -> Wake {
     poll::pause(stop, Instant::now() + DROPPED_PAUSE).unwrap_or(Wake::TimedOut)
 }
 
-/// True if whoever connected has left without a word: another daemon that asks whether the socket
+/// Waits until this thread has no more files to be closed than it may.
+pub fn wait_for_closing(stop: &EventFd) -> Wake {
+    while disposal::is_held_up() {
+        // Without a wait it is the next connection that ends.
+        match poll::pause(stop, Instant::now() + HELD_PAUSE) {
+            Ok(Wake::TimedOut) => {}
+            woken => return woken.unwrap_or(Wake::TimedOut),
+        }
+    }
+    Wake::TimedOut
+}
+
+/// True if the peer has left without a word: another daemon that asks whether the socket
 /// is in use, or a tool. It was no front-end. One that stays and is silent is taken for one.
 fn left_at_once(socket: &UnixStream, stop: &EventFd) -> bool {
     let until = Some(Instant::now() + FIRST_WORD);
@@ -145,9 +159,9 @@ fn left_at_once(socket: &UnixStream, stop: &EventFd) -> bool {
 /// One session, with whatever ends it contained here.
 fn converse(
     seat: &Seat,
-    socket: UnixStream,
+    socket: Guarded<UnixStream>,
     peer: Peer,
-    door: Option<Arc<UnixListener>>,
+    door: Option<Arc<Guarded<UnixListener>>>,
 ) -> Option<End> {
     let Seat { post, account, context, stop } = seat;
     let port = &post.renew(&context.workers, || is_readable(stop.as_raw_fd()));

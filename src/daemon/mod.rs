@@ -300,7 +300,7 @@ impl Daemon {
                 }
                 Err(error) => {
                     self.left_out.push(StartError::port(&port.name)(error.into()));
-                    self.serve_nobody(port).map_err(StartError::port(&port.name))?;
+                    self.serve_without_socket(port).map_err(StartError::port(&port.name))?;
                 }
             }
         }
@@ -334,7 +334,7 @@ impl Daemon {
         }
         uplink::detach(port, &self.context.workers, &self.handover);
         self.left_out.push(error);
-        self.serve_nobody(port).map_err(StartError::port(&port.name))
+        self.serve_without_socket(port).map_err(StartError::port(&port.name))
     }
 
     /// True if it is about a port that the configuration does not have.

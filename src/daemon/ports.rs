@@ -434,7 +434,7 @@ impl Daemon {
     }
 
     /// A port without a socket.
-    pub(super) fn serve_nobody(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
+    pub(super) fn serve_without_socket(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
         let post = self.post(port)?;
         self.serving.push(Serving { post, thread: None, file: None });
         Ok(())

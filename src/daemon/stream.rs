@@ -2,7 +2,8 @@
 //!
 //! While a peer is connected its frames are the workers' affair. They tell when the connection has
 //! ended, and this thread closes it: there may be descriptors in its queue whose closing lasts
-//! ([`disposal`]). Meanwhile whoever else connects waits in the queue of the listening socket.
+//! ([`crate::guard::disposal`]). Meanwhile other peers that connect wait in the queue of the
+//! listening socket.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::front_end::Acceptor;
+use super::front_end::{Acceptor, wait_for_closing};
 use crate::events::{What, reason};
 use crate::frame::Offloads;
-use crate::guard::disposal;
+use crate::guard::disposal::Guarded;
 use crate::limits::{ACCEPT_RETRY_MAX, CLOSE_TIMEOUT_MILLIS, DROPPED_PAUSE};
 use crate::port::device::Device;
 use crate::port::device::stream::{Connection, End};
@@ -45,15 +46,18 @@ pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &Even
             {
                 return;
             }
+            if wait_for_closing(stop) == Wake::Stop {
+                return;
+            }
         }
     });
 }
 
-/// One connection, from its beginning to its end; for how long nobody is to be let in after it.
+/// One connection, from its beginning to its end; how long the next one has to wait, if at all.
 fn converse(
     port: &Port,
     device: &DevicePort,
-    socket: UnixStream,
+    socket: Guarded<UnixStream>,
     Peer { pid, uid }: Peer,
     workers: &Workers,
     stopped: &impl Fn() -> bool,
@@ -105,10 +109,8 @@ fn release(device: &DevicePort, connection: Option<Arc<Connection>>) {
     device.let_go();
     for _ in 0..CLOSE_TIMEOUT_MILLIS {
         match Arc::try_unwrap(connection) {
-            Ok(connection) => {
-                disposal::close(connection.into_files());
-                return;
-            }
+            // Closes it, by this thread.
+            Ok(_) => return,
             Err(held) => connection = held,
         }
         std::thread::sleep(Duration::from_millis(1));

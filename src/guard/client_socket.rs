@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, recv, recvmsg, shutdown};
 
 use super::disposal;
-use crate::sys::unix_socket::{receive_no_ancillary_data, refuse_descriptors};
+use crate::sys::unix_socket::{receive_plainly, refuse_descriptors};
 
 /// Bytes that are read at a time to see what is left when a connection ends, and how often.
 const LEFT_BYTES: usize = 16 << 10;
@@ -50,7 +50,7 @@ impl ClientSocket {
     pub fn new(socket: impl Into<OwnedFd>) -> ClientSocket {
         let socket = socket.into();
         refuse_descriptors(socket.as_fd());
-        receive_no_ancillary_data(socket.as_fd());
+        receive_plainly(socket.as_fd());
         ClientSocket(Some(socket))
     }
 
@@ -76,7 +76,7 @@ impl Drop for ClientSocket {
         // Fails only if the client has left, and then it sends nothing either.
         let _ = shutdown(&socket, Shutdown::Both);
         if !is_emptied(socket.as_fd()) {
-            disposal::retire(socket);
+            disposal::close(vec![socket]);
         }
     }
 }

@@ -6,50 +6,59 @@
 //! message and close his own descriptor, so that the last one is ours.
 //!
 //! Eventfds and files in memory have no such code, and nothing else is ever of use here. So these
-//! two are closed where they are. All others go to a thread that ends when it has nothing more to
-//! do; if it is held up, another one goes on with the rest. With [`MAX_CLOSERS`] of them held up
-//! the caller closes itself; it is a session that was sent such a file, and it delays its own port
-//! only.
+//! two are closed where they are. All others go to a closer: a thread for what the calling thread
+//! received (a port's, or that of all clients), which ends when it has nothing more to do. If a
+//! close lasts, that thread's other files wait behind it, and those of other threads do not. A
+//! thread with more than [`MAX_HELD_FILES`] that wait is to take no more ([`is_held_up`]), so it
+//! holds no more than these, the files of one message and its sockets.
 //!
 //! A signal every [`CLOSE_TIME`] ends a wait for `SO_LINGER`, and any other that a signal ends.
 //!
-//! A client's socket with such a file in its queue ([`retire`]) is closed by these threads alone.
-//! [`MAX_RETIRED`] of them may wait; until there is room no further client is let in.
+//! A socket is such a file itself: what lies unread in it, or in the connections that wait in its
+//! queue, is closed with it. [`Guarded`] is one that is closed accordingly.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::blocked_writers::{RESCUE, prepare_thread};
-use crate::limits::{CLOSE_TIME, MAX_CLOSERS, MAX_RETIRED, SESSION_STACK_BYTES};
+use crate::limits::{
+    CLOSE_PATIENCE_MILLIS, CLOSE_TIME, MAX_CLOSERS, MAX_HELD_FILES, SESSION_STACK_BYTES,
+};
 use crate::sys::eventfd::is_eventfd;
 use crate::sys::fs::is_memory;
 use crate::sys::signals::Ticker;
+use crate::sys::unix_socket;
 
-/// What is to be closed, and by how many.
+/// What one thread had closed.
+#[derive(Default)]
 struct Work {
+    /// Files that wait.
     files: VecDeque<OwnedFd>,
-    /// Sockets of clients, for which nobody waits.
-    sockets: VecDeque<OwnedFd>,
-    closers: usize,
+    /// A closer is at one of them.
+    closing: bool,
 }
 
-static WORK: Mutex<Work> =
-    Mutex::new(Work { files: VecDeque::new(), sockets: VecDeque::new(), closers: 0 });
-/// Sockets of clients that are not closed yet.
-static RETIRED: AtomicUsize = AtomicUsize::new(0);
-/// A file was taken to be closed.
-static TAKEN: Condvar = Condvar::new();
+type Shared = Arc<Mutex<Work>>;
+
+thread_local! {
+    static WORK: RefCell<Shared> = RefCell::default();
+}
+
+/// The closers of all threads.
+static CLOSERS: AtomicUsize = AtomicUsize::new(0);
 
 /// True for the kinds of file that serve a session, and whose closing never waits.
 pub fn is_of_use(file: &OwnedFd) -> io::Result<bool> {
     Ok(is_memory(file)? || is_eventfd(file.as_raw_fd())?)
 }
 
-/// Closes `files`. When this returns each is closed or somebody is at it; for each that takes
-/// longer than [`CLOSE_TIME`] the caller waits that long.
+/// Closes `files`, those whose closing may last a little later.
 pub fn close(files: Vec<OwnedFd>) {
     let (harmless, strange): (Vec<_>, Vec<_>) =
         files.into_iter().partition(|file| is_of_use(file).unwrap_or(false));
@@ -57,76 +66,105 @@ pub fn close(files: Vec<OwnedFd>) {
     if strange.is_empty() {
         return;
     }
-    let mut work = work();
+    // Fails in a thread that is about to end, which has closed its files before.
+    let Ok(shared) = WORK.try_with(|work| Arc::clone(&work.borrow())) else { return };
+    let mut work = lock(&shared);
     work.files.extend(strange);
-    let mut idle = work.closers == 0;
-    while !work.files.is_empty() {
-        if idle && !add_closer(&mut work) {
-            let rest = std::mem::take(&mut work.files);
-            drop(work);
-            drop(rest);
-            return;
+    work.closing = work.closing || start_closer(&shared);
+}
+
+/// True if the calling thread has more files that wait to be closed than it may. A closer that only
+/// lacks a CPU is waited for.
+pub fn is_held_up() -> bool {
+    for _ in 0..CLOSE_PATIENCE_MILLIS {
+        if !is_late() {
+            return false;
         }
-        let waited = TAKEN.wait_timeout(work, CLOSE_TIME);
-        let (guard, result) = waited.unwrap_or_else(PoisonError::into_inner);
-        (work, idle) = (guard, result.timed_out());
+        std::thread::sleep(Duration::from_millis(1));
     }
+    is_late()
 }
 
-/// Has a client's socket closed, and waits for nothing.
-pub fn retire(socket: OwnedFd) {
-    RETIRED.fetch_add(1, Ordering::Relaxed);
-    let mut work = work();
-    work.sockets.push_back(socket);
-    add_closer(&mut work);
-}
-
-/// True if a further socket may be retired.
-pub fn has_room() -> bool {
-    let mut work = work();
-    if !work.sockets.is_empty() && work.closers == 0 {
+fn is_late() -> bool {
+    WORK.with(|shared| {
+        let shared = shared.borrow();
+        let mut work = lock(&shared);
         // No thread could be had for the last one.
-        add_closer(&mut work);
-    }
-    RETIRED.load(Ordering::Relaxed) < MAX_RETIRED
+        work.closing = work.closing || (!work.files.is_empty() && start_closer(&shared));
+        work.files.len() > MAX_HELD_FILES
+    })
 }
 
-fn work() -> MutexGuard<'static, Work> {
-    WORK.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(work: &Mutex<Work>) -> MutexGuard<'_, Work> {
+    work.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a thread that closes; false if there are too many, or none can be had.
-fn add_closer(work: &mut Work) -> bool {
-    if work.closers >= MAX_CLOSERS {
-        return false;
+fn start_closer(work: &Shared) -> bool {
+    if CLOSERS.fetch_add(1, Ordering::Relaxed) < MAX_CLOSERS {
+        let thread = std::thread::Builder::new().name("closer".into());
+        let work = Arc::clone(work);
+        if thread.stack_size(SESSION_STACK_BYTES).spawn(move || run(&work)).is_ok() {
+            return true;
+        }
     }
-    let thread = std::thread::Builder::new().name("closer".into());
-    let started = thread.stack_size(SESSION_STACK_BYTES).spawn(run).is_ok();
-    work.closers += usize::from(started);
-    started
+    CLOSERS.fetch_sub(1, Ordering::Relaxed);
+    false
 }
 
 /// A closer's life.
-fn run() {
-    // Without signals a close lasts as long as it likes.
+fn run(shared: &Mutex<Work>) {
+    // Without signals a close lasts as long as its file likes.
     prepare_thread();
     let _ticker = Ticker::start(RESCUE, CLOSE_TIME);
-    let mut work = work();
-    loop {
-        if let Some(file) = work.files.pop_front() {
-            drop(work);
-            TAKEN.notify_all();
-            drop(file);
-        } else if let Some(socket) = work.sockets.pop_front() {
-            drop(work);
-            drop(socket);
-            RETIRED.fetch_sub(1, Ordering::Relaxed);
-        } else {
-            break;
-        }
-        work = self::work();
+    let mut work = lock(shared);
+    while let Some(file) = work.files.pop_front() {
+        drop(work);
+        drop(file);
+        work = lock(shared);
     }
-    work.closers -= 1;
+    work.closing = false;
+    CLOSERS.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// A Unix stream socket, connected or listening, that others may have sent descriptors to. Dropped,
+/// it is closed by [`close`], a connected one only where something lies unread in it.
+#[derive(Debug)]
+pub struct Guarded<T: Into<OwnedFd> + AsFd>(Option<T>);
+
+impl<T: Into<OwnedFd> + AsFd> From<T> for Guarded<T> {
+    fn from(socket: T) -> Guarded<T> {
+        Guarded(Some(socket))
+    }
+}
+
+impl<T: Into<OwnedFd> + AsFd> Deref for Guarded<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl<T: Into<OwnedFd> + AsFd> AsFd for Guarded<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        (**self).as_fd()
+    }
+}
+
+impl<T: Into<OwnedFd> + AsFd> Drop for Guarded<T> {
+    fn drop(&mut self) {
+        let Some(socket) = self.0.take() else { return };
+        // Nothing comes any more once it is shut down. A listening one may be another process's
+        // too, and tells no number here.
+        let listens = unix_socket::listens(socket.as_fd()).unwrap_or(true);
+        if !listens {
+            unix_socket::shut_down(socket.as_fd());
+        }
+        if listens || unix_socket::unread(socket.as_fd()).map_or(true, |bytes| bytes > 0) {
+            close(vec![socket.into()]);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -164,14 +202,14 @@ mod tests {
     #[test]
     fn a_signal_ends_a_close_that_lingers() {
         let _handler = super::super::BlockedWriterWatch::start().unwrap();
-        let (files, kept): (Vec<_>, Vec<_>) = (0..2 * MAX_CLOSERS).map(|_| lingering()).unzip();
+        let (files, kept): (Vec<_>, Vec<_>) = (0..2 * MAX_HELD_FILES).map(|_| lingering()).unzip();
         let begin = std::time::Instant::now();
-        files.into_iter().for_each(retire);
-        while RETIRED.load(Ordering::Relaxed) > 0 {
+        files.into_iter().for_each(|file| close(vec![file]));
+        let wait = || WORK.with(|work| !lock(&work.borrow()).files.is_empty());
+        while wait() {
             assert!(begin.elapsed() < std::time::Duration::from_secs(60), "they linger");
             std::thread::yield_now();
         }
-        assert!(has_room());
         drop(kept);
     }
 
@@ -182,5 +220,18 @@ mod tests {
         copies.for_each(|copy| close(vec![copy]));
         drop(writer);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        assert!(!is_held_up());
+    }
+
+    #[test]
+    fn what_lies_unread_in_a_socket_is_closed_with_it() {
+        use std::os::unix::net::UnixStream;
+        use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+        let (near, far) = UnixStream::pair().unwrap();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        far.send_with_fd(&[0][..], writer.as_raw_fd()).unwrap();
+        drop((writer, Guarded::from(near)));
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        assert!(far.send_with_fd(&[0][..], far.as_raw_fd()).is_err(), "shut down");
     }
 }

@@ -205,7 +205,7 @@ impl<'a> Server<'a> {
 
     fn accept(&mut self) {
         for _ in 0..METRICS_ACCEPTS {
-            if !disposal::has_room() {
+            if disposal::is_held_up() {
                 let _ = poll::pause(self.stop, Instant::now() + ACCEPT_RETRY_MIN);
                 return;
             }

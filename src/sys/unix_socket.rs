@@ -96,6 +96,12 @@ pub fn unread(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::io::ioctl_fionread(socket)?)
 }
 
+/// shutdown(2) of both directions: nothing can be sent to it, nor by it, from then on.
+pub fn shut_down(socket: BorrowedFd<'_>) {
+    // Fails only if the peer has left, and then sends nothing either.
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+}
+
 /// True for a Unix stream socket; false also if `fd` is no socket.
 pub fn is_unix_stream(fd: BorrowedFd<'_>) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
@@ -108,7 +114,10 @@ pub fn listens(socket: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Switches off whatever puts control messages other than descriptors beside the bytes that come.
-pub fn receive_no_ancillary_data(socket: BorrowedFd<'_>) {
+/// Bytes out of band are read in line: else the kernel throws them away in the midst of a
+/// recvmsg(2), and waits there for the closing of the descriptors that came with them.
+pub fn receive_plainly(socket: BorrowedFd<'_>) {
+    let _ = sockopt::set_socket_oobinline(socket, true);
     let _ = sockopt::set_socket_passcred(socket, false);
     // rustix does not know the other two.
     for option in [libc::SO_PASSSEC, libc::SO_PASSPIDFD] {
@@ -176,7 +185,7 @@ mod tests {
     fn nothing_but_bytes_and_descriptors_comes() {
         let (near, _far) = UnixStream::pair().unwrap();
         sockopt::set_socket_passcred(&near, true).unwrap();
-        receive_no_ancillary_data(near.as_fd());
+        receive_plainly(near.as_fd());
         assert!(!sockopt::socket_passcred(&near).unwrap());
     }
 

@@ -9,7 +9,8 @@
 //!   that byte on the whole message must arrive by one absolute deadline, however it is sliced, so
 //!   feeding single bytes gains a peer nothing.
 //! * A reply must be taken by a deadline too. The peer may be a process that never reads.
-//! * Whatever else comes with the bytes is closed by [`disposal`], which does not wait for it.
+//! * Whatever else comes with the bytes is closed by [`disposal`], which does not wait for it, and
+//!   so is what lies unread when the connection ends.
 //! * Every wait ends at once when the stop eventfd is written.
 //! * After any [`WireError`] the connection is of no more use: drop it. A message that arrived
 //!   whole but makes no sense is no such error, see [`crate::vhost_user::message`].
@@ -19,7 +20,6 @@
 
 use std::cell::Cell;
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -29,8 +29,8 @@ use vhost::vhost_user::message::{VhostUserLog, VhostUserU64, VhostUserVringState
 use vm_memory::ByteValued;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::guard::disposal;
-use crate::limits::{MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
+use crate::guard::disposal::{self, Guarded};
+use crate::limits::{MAX_HELD_FILES, MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
 use crate::port::Summons;
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{Interest, Wake, wait_for_any, wait_for_either};
@@ -79,6 +79,9 @@ pub enum WireError {
     /// The stop eventfd was written while a reply was waiting for room.
     #[error("stopped")]
     Stopped,
+    /// Too much that came waits to be closed.
+    #[error("more than {MAX_HELD_FILES} descriptors came whose closing lasts")]
+    HeldUp,
     /// Another thread asked for the end, see [`Connection::leave`].
     #[error("dropped")]
     Dropped,
@@ -90,13 +93,13 @@ pub enum WireError {
 /// The back-end's end of one connection to a front-end.
 #[derive(Debug)]
 pub struct Connection {
-    socket: UnixStream,
+    socket: Guarded<UnixStream>,
     stop: Arc<EventFd>,
     leave: Arc<Summons>,
     /// The session was called while a message was coming.
     called: Cell<bool>,
     /// The socket that the next front-end comes to.
-    door: Option<Arc<UnixListener>>,
+    door: Option<Arc<Guarded<UnixListener>>>,
     message_timeout: Duration,
     reply_timeout: Duration,
 }
@@ -104,23 +107,27 @@ pub struct Connection {
 impl Connection {
     /// Talks over `socket` until `stop` is written. `stop` is never read here, so any number of
     /// connections can share it; it must not be read by anyone else while they do.
-    pub fn new(socket: UnixStream, stop: Arc<EventFd>) -> io::Result<Connection> {
+    pub fn new(
+        socket: impl Into<Guarded<UnixStream>>,
+        stop: Arc<EventFd>,
+    ) -> io::Result<Connection> {
         Connection::with_timeouts(socket, stop, MESSAGE_TIMEOUT, REPLY_TIMEOUT)
     }
 
     /// [`Connection::new`] with other deadlines than the usual ones.
     pub fn with_timeouts(
-        socket: UnixStream,
+        socket: impl Into<Guarded<UnixStream>>,
         stop: Arc<EventFd>,
         message_timeout: Duration,
         reply_timeout: Duration,
     ) -> io::Result<Connection> {
+        let socket = socket.into();
         let (leave, called, door) = (Arc::new(Summons::new()?), Cell::new(false), None);
         Ok(Connection { socket, stop, leave, called, door, message_timeout, reply_timeout })
     }
 
     /// The same, and [`Incoming::Visitor`] when somebody comes to `door`.
-    pub fn with_door(mut self, door: Option<Arc<UnixListener>>) -> Connection {
+    pub fn with_door(mut self, door: Option<Arc<Guarded<UnixListener>>>) -> Connection {
         self.door = door;
         self
     }
@@ -132,6 +139,9 @@ impl Connection {
 
     /// Waits for the next message and reads all of it.
     pub fn receive(&mut self) -> Result<Incoming, WireError> {
+        if disposal::is_held_up() {
+            return Err(WireError::HeldUp);
+        }
         match self.wait_for_first() {
             Ok(Some(incoming)) => return Ok(incoming),
             Ok(None) => {}
@@ -281,22 +291,6 @@ impl Connection {
             self.called.set(true);
         }
         Ok(())
-    }
-}
-
-/// What lies unread would be closed with the socket, and we would wait for it. So no more may come,
-/// and what is there is taken out first: at most as much as the socket's buffer holds.
-impl Drop for Connection {
-    fn drop(&mut self) {
-        // Fails only if the peer has left, and then sends nothing either.
-        let _ = self.socket.shutdown(Shutdown::Both);
-        let (mut buffer, mut files) = ([0; 4096], Handed(Vec::new()));
-        while let Ok(got) = scm::receive(self.socket.as_fd(), &mut buffer, &mut files.0) {
-            disposal::close(std::mem::take(&mut files.0));
-            if got.bytes == 0 {
-                break;
-            }
-        }
     }
 }
 

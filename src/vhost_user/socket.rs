@@ -16,15 +16,19 @@
 //!
 //! **A path in use is left alone.** If something is there already, connect(2) tells: accepted or
 //! queue full, a process lives behind it; refused, it was left behind and is removed. What is not
-//! a socket is never removed. Two daemons that start at once could each take the other's new
-//! socket for a stale one, so the directory itself is locked with flock(2) from the look to the
-//! link: no lock file stays behind, and the lock ends with its holder. If the lock cannot be had
-//! for a second (anyone who may read the directory can hold it), we go on without: the lock guards
-//! against an accident, not an attack.
+//! a socket is never removed. No system call removes a file only if it is the one that was looked
+//! at, so of two daemons that start at once, the slower one could remove the new socket of the
+//! other for the stale one. Hence a [`lock`] from the look to the link.
 //!
 //! **At the end** the path is removed if it still is our socket, and before the socket is closed:
-//! while we listen, nobody takes it for stale, so nobody's successor is removed. It stays if
-//! somebody holds the socket for the next process: front-ends go on connecting meanwhile.
+//! while we listen, no daemon takes it for stale, so no successor's socket is removed. It stays if
+//! the service manager holds the socket for the next process: front-ends go on connecting
+//! meanwhile.
+//!
+//! **A socket is closed where that may last** ([`Guarded`]): connections that wait in a queue may
+//! have sent descriptors already, and the last close of those can take hours.
+//!
+//! **A port that connects** does so to the socket at its path and nowhere else, see [`connector`].
 //!
 //! One front-end at a time: a port accepts, serves, and accepts again. The next one waits in the
 //! queue, already connected from its own point of view.
@@ -37,20 +41,21 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::limits::{
-    ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, CONNECT_RETRY_MAX, CONNECT_RETRY_MIN, MAX_SOCKET_PATH,
-    SOCKET_BACKLOG, SOCKET_LOCK_WAIT,
-};
+use crate::guard::disposal::Guarded;
+use crate::limits::{ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, MAX_SOCKET_PATH, SOCKET_BACKLOG};
 use crate::sys::poll::{Interest, Wake, pause, wait};
 use crate::sys::{descriptor, group, unix_socket};
+pub use connector::{Connector, Trouble};
+use lock::Lock;
 use workshop::{SocketFile, Workshop, by_handle};
 
+mod connector;
+mod lock;
 mod workshop;
 
 /// Why a socket cannot be had.
@@ -142,7 +147,7 @@ impl fmt::Display for Peer {
 #[derive(Debug)]
 pub enum Opened {
     /// A connection, and who is at its other end.
-    Connection(UnixStream, Peer),
+    Connection(Guarded<UnixStream>, Peer),
     /// The stop eventfd was written.
     Stopped,
 }
@@ -150,7 +155,7 @@ pub enum Opened {
 /// A socket that accepts front-ends.
 #[derive(Debug)]
 pub struct Listener {
-    socket: Arc<UnixListener>,
+    socket: Arc<Guarded<UnixListener>>,
     /// Where it appears, if it does.
     path: Option<PathBuf>,
     /// The file, if a process of ours made it, and whether it goes with the listener: it stays if
@@ -192,7 +197,7 @@ impl Listener {
     /// Creates a listening socket at `path`, replacing one that was left behind.
     pub fn bind(path: &Path, access: Access) -> Result<Listener, SocketError> {
         check_path(path)?;
-        let directory = Directory::lock(path)?;
+        let directory = Directory::open(path)?;
         clear_stale(path)?;
         let socket = unix_socket::stream_socket()?;
         // Removes itself and the temporary name on every way out; the linked one stays.
@@ -222,7 +227,7 @@ impl Listener {
         path: &Path,
         made: Option<(Identity, Access)>,
     ) -> Result<Listener, SocketError> {
-        descriptor::set_nonblocking(fd.as_fd())?;
+        take_over(&fd)?;
         let file = SocketFile::open(path).map_err(failed("examine socket", path))?;
         if let Some((identity, Access { mode, group: wanted })) = made {
             if file.identity != identity {
@@ -239,7 +244,7 @@ impl Listener {
 
     /// A socket that listens; nothing happens to a file.
     fn new(socket: impl Into<UnixListener>, path: Option<&Path>) -> Listener {
-        let (socket, path) = (Arc::new(socket.into()), path.map(Path::to_owned));
+        let (socket, path) = (Arc::new(Guarded::from(socket.into())), path.map(Path::to_owned));
         Listener { socket, path, made: None, goes: false, warned: None }
     }
 
@@ -259,7 +264,7 @@ impl Listener {
     }
 
     /// The open socket, to see that somebody waits there while another is served.
-    pub fn door(&self) -> Arc<UnixListener> {
+    pub fn door(&self) -> Arc<Guarded<UnixListener>> {
         Arc::clone(&self.socket)
     }
 
@@ -346,26 +351,19 @@ impl Drop for Listener {
 
 /// The directory a socket is about to appear in, locked if it could be.
 struct Directory {
+    /// Removed by way of `handle`.
+    _lock: Option<Lock>,
     handle: File,
 }
 
 impl Directory {
-    fn lock(socket: &Path) -> Result<Directory, SocketError> {
+    fn open(socket: &Path) -> Result<Directory, SocketError> {
         let path = match socket.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         let handle = File::open(path).map_err(failed("open directory", path))?;
-        let until = Instant::now() + SOCKET_LOCK_WAIT;
-        // A file system without locks (an error) is no reason not to start either.
-        while let Ok(false) = unix_socket::try_lock(handle.as_fd()) {
-            if Instant::now() >= until {
-                log::warn!("directory {path:?} stays locked; going on without the lock");
-                break;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(Directory { handle })
+        Ok(Directory { _lock: Lock::take(&by_handle(&handle), path), handle })
     }
 
     /// A place inside for the socket that will be `path`.
@@ -385,7 +383,7 @@ fn check_path(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Makes sure nothing is at `path`: removes a socket nobody listens on, refuses anything else.
+/// Makes sure nothing is at `path`: removes a socket on which no process listens, refuses the rest.
 fn clear_stale(path: &Path) -> Result<(), SocketError> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}
@@ -393,7 +391,7 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("examine", path)(error)),
     }
-    let Err(error) = unix_socket::connect(path) else {
+    let Err(error) = unix_socket::connect(path).map(UnixStream::from).map(Guarded::from) else {
         return Err(SocketError::InUse(path.to_owned()));
     };
     match error.raw_os_error() {
@@ -413,101 +411,11 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
 /// A connected socket made ready: nothing but bytes and descriptors shall come out of it. Options
 /// such as `SO_PASSCRED`, which a parent may have set and accept(2) passes on, would put control
 /// messages beside the bytes and make descriptors seem lost.
-fn opened(socket: UnixStream) -> io::Result<Opened> {
-    unix_socket::receive_no_ancillary_data(socket.as_fd());
+fn opened(socket: impl Into<Guarded<UnixStream>>) -> io::Result<Opened> {
+    let socket = socket.into();
+    unix_socket::receive_plainly(socket.as_fd());
     let libc::ucred { pid, uid, .. } = unix_socket::peer_credentials(socket.as_fd())?;
     Ok(Opened::Connection(socket, Peer { pid, uid }))
-}
-
-/// Connects to a front-end that listens, again and again.
-#[derive(Debug)]
-pub struct Connector {
-    path: PathBuf,
-    /// Pause before the next attempt.
-    delay: Duration,
-    /// When the last attempt succeeded.
-    connected: Option<Instant>,
-    /// The last failure that was logged; the same one is not logged again.
-    told: Option<i32>,
-    /// The one file it connects to, if not whatever is at the path.
-    only: Option<Identity>,
-    trouble: Arc<Trouble>,
-}
-
-/// Why a connector does not reach anybody.
-#[derive(Debug, Default)]
-pub struct Trouble(AtomicI32);
-
-impl Trouble {
-    /// What connecting came to last, if that was an error, and not that the other side is busy.
-    pub fn last(&self) -> Option<io::Error> {
-        match self.0.load(Ordering::Relaxed) {
-            0 | libc::EAGAIN => None,
-            code => Some(io::Error::from_raw_os_error(code)),
-        }
-    }
-}
-
-impl Connector {
-    /// Will connect to `path`; whether it exists does not matter yet.
-    pub fn new(path: &Path) -> Result<Connector, SocketError> {
-        check_path(path)?;
-        let path = path.to_owned();
-        let (delay, trouble) = (Duration::ZERO, Arc::default());
-        Ok(Connector { path, delay, connected: None, told: None, only: None, trouble })
-    }
-
-    /// Will connect to `path` as long as it is this file. A link to another socket that takes its
-    /// place leads nowhere.
-    pub fn to_file(path: &Path, file: Identity) -> Result<Connector, SocketError> {
-        Ok(Connector { only: Some(file), ..Connector::new(path)? })
-    }
-
-    /// To be asked what it came to, from another thread.
-    pub fn trouble(&self) -> Arc<Trouble> {
-        Arc::clone(&self.trouble)
-    }
-
-    fn attempt(&self) -> io::Result<OwnedFd> {
-        let Some(only) = self.only else { return unix_socket::connect(&self.path) };
-        let file = SocketFile::open(&self.path)?;
-        if file.identity != only {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        unix_socket::connect(&file.path())
-    }
-
-    /// Tries until a connection stands: at once after a connection that lasted, otherwise after a
-    /// pause that doubles from [`CONNECT_RETRY_MIN`] to [`CONNECT_RETRY_MAX`], so that neither a
-    /// missing front-end nor one that hangs up at once keeps us busy.
-    pub fn connect(&mut self, stop: &EventFd) -> Opened {
-        if self.connected.take().is_some_and(|at| at.elapsed() >= CONNECT_RETRY_MAX) {
-            self.delay = Duration::ZERO;
-        }
-        loop {
-            if pause_anyhow(stop, self.delay) == Wake::Stop {
-                return Opened::Stopped;
-            }
-            self.delay = (self.delay * 2).clamp(CONNECT_RETRY_MIN, CONNECT_RETRY_MAX);
-            match self.attempt().and_then(|socket| opened(socket.into())) {
-                Ok(opened) => {
-                    (self.connected, self.told) = (Some(Instant::now()), None);
-                    self.trouble.0.store(0, Ordering::Relaxed);
-                    return opened;
-                }
-                Err(error) => self.log_once(&error),
-            }
-        }
-    }
-
-    fn log_once(&mut self, error: &io::Error) {
-        let code = error.raw_os_error().unwrap_or(libc::ENOENT);
-        self.trouble.0.store(code, Ordering::Relaxed);
-        if self.told != error.raw_os_error() {
-            self.told = error.raw_os_error();
-            log::info!("socket {:?}: cannot connect, will retry: {error}", self.path);
-        }
-    }
 }
 
 /// An inherited socket, by what it is.
@@ -516,7 +424,7 @@ pub enum Inherited {
     /// It listens. Its path, if it has one, belongs to whoever made it and stays.
     Listener(Listener),
     /// It is connected to a front-end.
-    Connection(UnixStream, Peer),
+    Connection(Guarded<UnixStream>, Peer),
 }
 
 /// Takes over the Unix stream socket that the program which started this one left open as
@@ -527,17 +435,24 @@ pub fn inherit(number: RawFd) -> Result<Inherited, SocketError> {
         return Err(SocketError::NotInherited(number));
     }
     if unix_socket::listens(fd.as_fd())? {
-        // The parent may hold the same socket: without this, losing the race for a connection
-        // would leave us blocked in accept(2), without a look at the stop request.
-        descriptor::set_nonblocking(fd.as_fd())?;
+        take_over(&fd)?;
         return Ok(Inherited::Listener(Listener::new(fd, None)));
     }
     connected(fd).ok_or(SocketError::NotInherited(number))
 }
 
+/// Makes a socket that another process had listen ours.
+fn take_over(fd: &OwnedFd) -> io::Result<()> {
+    // The parent may hold the same socket: without this, losing the race for a connection would
+    // leave us blocked in accept(2), without a look at the stop request.
+    descriptor::set_nonblocking(fd.as_fd())?;
+    // A peer that connects is told which process called listen(2), by which we know our own.
+    unix_socket::listen(fd.as_fd(), SOCKET_BACKLOG)
+}
+
 /// The connection behind `fd`; `None` if the socket is neither connected nor usable.
 fn connected(fd: OwnedFd) -> Option<Inherited> {
-    let socket = UnixStream::from(fd);
+    let socket = Guarded::from(UnixStream::from(fd));
     socket.peer_addr().ok()?;
     match opened(socket) {
         Ok(Opened::Connection(socket, peer)) => Some(Inherited::Connection(socket, peer)),

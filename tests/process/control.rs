@@ -13,6 +13,7 @@ mod details;
 mod doctor;
 mod events;
 mod findings;
+mod held_up;
 mod kept;
 mod looking;
 mod network;

@@ -3,15 +3,15 @@
 use std::fs::{self};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use testkit::frontend::Frontend;
-use testkit::proc::{Daemon, Dir};
+use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::vm::{Vm, VmConfig};
 
 use super::lab::{Process, SOON, exchange, plain, port, run, vm};
@@ -191,4 +191,100 @@ fn what_is_not_a_socket_is_refused_and_stays() {
     assert_eq!(line.status.code(), Some(1));
     let text = String::from_utf8_lossy(&line.stderr);
     assert!(text.contains("port a: ") && text.contains("/no/such/directory"), "{text}");
+}
+
+/// From the start of a daemon of 12 ports in `dir` until it is ready.
+fn start_time(dir: Dir) -> (Process, Duration) {
+    let args: Vec<String> = (0..12).map(|i| port(dir.path(), &format!("p{i}"), "")).collect();
+    let begun = Instant::now();
+    let mut d = Process::start(dir, &args, plain);
+    let ready = wait_for(SOON * 4, || {
+        assert!(d.child.try_wait().expect("wait").is_none(), "ended: {}", d.log());
+        d.log().contains("ready: ")
+    });
+    assert!(ready, "not ready: {}", d.log());
+    (d, begun.elapsed())
+}
+
+/// Whoever may open the directory may lock it, and whoever may write there can have taken the lock
+/// file's name. That costs a second in all, not one for each port.
+#[test]
+fn s3_locks_of_others_delay_a_start_by_a_second_at_most() {
+    let locked = |file: fs::File| {
+        file.try_lock().expect("lock");
+        Some(file)
+    };
+    let (unhampered, base) = start_time(Dir::new());
+    assert!(!unhampered.path(".vioswitch.lock").exists(), "a lock file stays behind");
+    drop(unhampered);
+    let create = |path: &Path| {
+        let mut options = fs::File::options();
+        options.create(true).truncate(false).write(true).mode(0o600).open(path).expect("create")
+    };
+    type Hold<'a> = &'a dyn Fn(&Path) -> Option<fs::File>;
+    let held: [(&str, Hold<'_>); 4] = [
+        ("the directory", &|dir| locked(fs::File::open(dir).expect("open"))),
+        ("our lock file", &|dir| locked(create(&dir.join(".vioswitch.lock")))),
+        ("one that others can open", &|dir| {
+            let file = create(&dir.join(".vioswitch.lock"));
+            file.set_permissions(fs::Permissions::from_mode(0o666)).expect("mode");
+            locked(file)
+        }),
+        ("a link", &|dir| {
+            let file = create(&dir.join("elsewhere"));
+            std::os::unix::fs::symlink("elsewhere", dir.join(".vioswitch.lock")).expect("link");
+            locked(file)
+        }),
+    ];
+    for (what, make) in held {
+        let dir = Dir::new();
+        let held = make(dir.path());
+        let (d, took) = start_time(dir);
+        println!("{what}: {took:?}, {base:?} unhampered");
+        assert!(took < base * 3 + Duration::from_secs(5), "{what}: {took:?}, else {base:?}");
+        for i in 0..12 {
+            UnixStream::connect(d.path(&format!("p{i}"))).expect("accepts");
+        }
+        drop(held);
+    }
+}
+
+/// The socket that a port connects to is swapped for a link, to the socket of another VM's port or
+/// to any other: it is not followed. Nor does the daemon connect to itself by another way, after
+/// a change of processes either (`handover`).
+#[test]
+fn s10_a_port_connects_neither_by_a_link_nor_to_the_daemon_itself() {
+    let dir = Dir::new();
+    let (link, around) = (dir.path().join("link"), dir.path().join("around"));
+    std::os::unix::fs::symlink("p0", &link).expect("link");
+    // A directory at the start, or the configuration is refused.
+    fs::create_dir(&around).expect("create");
+    let args = [
+        port(dir.path(), "p0", ""),
+        port(dir.path(), "link", ",mode=client"),
+        format!("--port=itself,socket={},mode=client", around.join("p0").display()),
+        format!("--port=good,socket={},mode=client", around.join("vm").display()),
+    ];
+    let vm = UnixListener::bind(dir.path().join("vm")).expect("bind");
+    let mut d = Process::start(dir, &args, plain);
+    d.wait_ready();
+    fs::remove_dir(&around).expect("remove");
+    std::os::unix::fs::symlink(".", &around).expect("link");
+    // A directory on the way may be a link.
+    let mut good = Frontend::accept(&vm, SOON).expect("connects");
+    good.get_features().expect("answers");
+    let refused = wait_for(SOON, || {
+        let log = d.log();
+        log.contains("/link\": cannot connect, will retry: it is a symbolic link")
+            && log
+                .contains("/around/p0\": cannot connect, will retry: it is a socket of this daemon")
+    });
+    let log = d.log();
+    assert!(refused, "{log}");
+    assert!(!log.contains("port p0: front-end connected"), "{log}");
+    // The socket takes the link's place: connected to from then on.
+    fs::remove_file(&link).expect("remove");
+    let real = UnixListener::bind(&link).expect("bind");
+    Frontend::accept(&real, SOON).expect("connects").get_features().expect("answers");
+    d.stop(libc::SIGTERM, &["p0"]);
 }

@@ -191,9 +191,7 @@ fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
         Tap::Set { name, settings } => {
             (ask(client, "SetTap", changed(name, settings)?)?, show::changes)
         }
-        Tap::Del(one) => {
-            (delete(client, &one.name, Some("tap"), one.if_exists)?, show::nothing)
-        }
+        Tap::Del(one) => (delete(client, &one.name, Some("tap"), one.if_exists)?, show::nothing),
     })
 }
 

@@ -26,6 +26,7 @@ use super::lock;
 use crate::frame::stream::{BadLength, Packer, Unpacker};
 use crate::frame::{VNET_HDR_LEN, VnetHdr};
 use crate::guard::SignalCost;
+use crate::guard::disposal::{self, Guarded};
 use crate::limits::{
     EXPENSIVE_SIGNAL_MICROS, MAX_FRAME_LEN, STREAM_LOCK_NANOS, STREAM_READS, STREAM_ROUNDS,
 };
@@ -82,7 +83,7 @@ struct Waiting {
 /// One connection.
 #[derive(Debug)]
 pub struct Connection {
-    socket: UnixStream,
+    socket: Guarded<UnixStream>,
     /// Of the worker that owns the queue.
     input: Mutex<Unpacker>,
     /// What is on its way out, of the worker that writes. It lets go with `waiting` locked and
@@ -102,9 +103,9 @@ pub struct Connection {
 
 impl Connection {
     /// On a connected socket. `cost` is that of all connections of the port.
-    pub fn new(socket: UnixStream, cost: Arc<SignalCost>) -> Connection {
+    pub fn new(socket: impl Into<Guarded<UnixStream>>, cost: Arc<SignalCost>) -> Connection {
         Connection {
-            socket,
+            socket: socket.into(),
             input: Mutex::default(),
             output: Mutex::default(),
             waiting: Mutex::default(),
@@ -118,14 +119,6 @@ impl Connection {
     /// Why it has ended, if it has.
     pub fn end(&self) -> Option<&End> {
         self.end.get()
-    }
-
-    /// What is to be closed where that may last: the socket, whose queue may hold descriptors too,
-    /// and those that came.
-    pub fn into_files(self) -> Vec<OwnedFd> {
-        let mut files = self.strays.into_inner().unwrap_or_else(PoisonError::into_inner);
-        files.push(self.socket.into());
-        files
     }
 
     /// The connection has ended, for the first reason that is found.
@@ -275,6 +268,13 @@ impl Connection {
                 errno => self.over(End::Failed(errno.unwrap_or(libc::EIO))),
             }),
         }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let strays = self.strays.get_mut().unwrap_or_else(PoisonError::into_inner);
+        disposal::close(std::mem::take(strays));
     }
 }
 

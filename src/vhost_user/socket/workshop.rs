@@ -90,7 +90,8 @@ impl SocketFile {
         let handle = open_path(path)?;
         let found = handle.metadata()?;
         if !found.file_type().is_socket() {
-            return Err(io::ErrorKind::InvalidInput.into());
+            let code = if found.is_symlink() { libc::ELOOP } else { libc::ENOTSOCK };
+            return Err(io::Error::from_raw_os_error(code));
         }
         Ok(SocketFile { handle, identity: (found.dev(), found.ino()) })
     }

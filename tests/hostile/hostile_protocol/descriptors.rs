@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::lab::{Lab, SOON, acked, connect, small};
 use testkit::frontend::{Error, FLAG_NEED_REPLY, VERSION, message, req};
 use testkit::proc::{Daemon, wait_for};
-use testkit::sys::{self, EventFd, lingering};
+use testkit::sys::{self, EventFd};
 use testkit::vm::Vm;
 
 /// Every kind of descriptor that is at hand and is no eventfd.
@@ -122,7 +122,7 @@ fn a_close_that_waits_holds_up_nobody() {
     let event = EventFd::new();
     let mut kept = Vec::new();
     let mut socket = || {
-        let (near, far) = lingering();
+        let (near, far) = sys::lingering();
         kept.push(far);
         near
     };
@@ -192,7 +192,7 @@ fn a_close_that_waits_does_not_keep_the_daemon() {
     let mut kept = Vec::new();
     let mut fe = connect(&lab.d, lab.evil);
     for _ in 0..3 {
-        let (near, far) = lingering();
+        let (near, far) = sys::lingering();
         unheard(&lab.d, || {
             fe.send_raw(&kick, &[near.as_raw_fd()]).expect("sent");
             drop(near);

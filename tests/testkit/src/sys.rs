@@ -262,6 +262,16 @@ pub unsafe fn unmap(host: *mut u8, len: u64) {
 
 /// Sends `data` and `fds` in one message; answers how many bytes left.
 pub fn send_with_fds(sock: RawFd, data: &[u8], fds: &[RawFd]) -> io::Result<usize> {
+    send_flagged(sock, data, fds, 0)
+}
+
+/// The same with further flags of sendmsg(2).
+pub fn send_flagged(
+    sock: RawFd,
+    data: &[u8],
+    fds: &[RawFd],
+    flags: libc::c_int,
+) -> io::Result<usize> {
     let mut iov = libc::iovec { iov_base: data.as_ptr() as *mut _, iov_len: data.len() };
     let fd_bytes = std::mem::size_of_val(fds);
     // SAFETY: CMSG_SPACE only computes.
@@ -285,7 +295,7 @@ pub fn send_with_fds(sock: RawFd, data: &[u8], fds: &[RawFd]) -> io::Result<usiz
         }
     }
     // SAFETY: `msg` points to live buffers of the lengths given.
-    let n = unsafe { libc::sendmsg(sock, &msg, libc::MSG_NOSIGNAL) };
+    let n = unsafe { libc::sendmsg(sock, &msg, libc::MSG_NOSIGNAL | flags) };
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
@@ -348,25 +358,6 @@ pub fn stands_still(pid: u32) -> bool {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     })
-}
-
-/// A TCP socket whose last close waits for ten minutes: what was sent is never read (SO_LINGER).
-/// The other end has to be kept.
-pub fn lingering() -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
-    let mut near = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
-    let (far, _) = listener.accept().expect("accept");
-    near.set_nonblocking(true).expect("nonblocking");
-    while near.write(&[0; 65536]).is_ok() {}
-    let linger = libc::linger { l_onoff: 1, l_linger: 600 };
-    let len = std::mem::size_of_val(&linger) as libc::socklen_t;
-    let value = (&raw const linger).cast();
-    // SAFETY: `value` points to `len` readable bytes.
-    let done = unsafe {
-        libc::setsockopt(near.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
-    };
-    assert_eq!(done, 0);
-    (near.into(), far)
 }
 
 /// From now on the calling thread, and what it starts, find no `SO_PASSRIGHTS`: as on a kernel
@@ -476,4 +467,30 @@ pub fn raise_nofile() {
         limit.rlim_cur = limit.rlim_max;
         libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
     }
+}
+
+/// A TCP socket whose last close waits for ten minutes: what was sent is never read (SO_LINGER).
+/// The other end has to be kept.
+pub fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+    // Small ones, as there may be hundreds.
+    let small: libc::c_int = 4096;
+    set(listener.as_raw_fd(), libc::SO_RCVBUF, &small);
+    let mut near = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let (far, _) = listener.accept().expect("accept");
+    set(near.as_raw_fd(), libc::SO_SNDBUF, &small);
+    near.set_nonblocking(true).expect("nonblocking");
+    while near.write(&[0; 65536]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 600 };
+    set(near.as_raw_fd(), libc::SO_LINGER, &linger);
+    (near.into(), far)
+}
+
+/// Sets an option of a socket; `T` is what the kernel reads.
+fn set<T>(socket: RawFd, option: libc::c_int, value: &T) {
+    let len = size_of::<T>() as libc::socklen_t;
+    let from = std::ptr::from_ref(value).cast();
+    // SAFETY: `from` points to `len` readable bytes.
+    let done = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, option, from, len) };
+    assert_eq!(done, 0, "setsockopt: {}", io::Error::last_os_error());
 }

@@ -217,9 +217,8 @@ fn descriptors_are_kept_for_whoever_closes_them() {
     drop(writer);
     assert_eq!(read_all(&connection), (Vec::new(), Transfer::Gone));
     assert_eq!(connection.end(), Some(&End::Descriptors));
-    let files = connection.into_files();
-    assert_eq!(files.len(), 3);
-    drop(files);
+    assert_eq!(lock(&connection.strays).len(), 2);
+    drop(connection);
     assert_eq!(reader.read(&mut [0]).unwrap(), 0, "none is left");
 }
 
