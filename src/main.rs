@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
-use vioswitch::control::Control;
+use vioswitch::control::ControlSocket;
 use vioswitch::daemon::{self, Daemon, Keeper, Plug, Reloader, StartError};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
@@ -110,13 +110,15 @@ fn run(
         log::warn!("cannot raise the limit of open descriptors: {error}");
     }
     config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
+    // Before anything else: a second daemon with the same socket ends here and touches nothing.
+    let control = config.control.as_ref().map(ControlSocket::bind).transpose()?;
     let daemon = Arc::new(Mutex::new(Daemon::start_keeping(config, keeper)?));
     if let Some(texts) = texts {
         lock(&daemon).keep_files(&texts);
     }
     let reloader = Arc::new(Reloader::new(&daemon, request));
     let plug = serve_plug(&daemon, log);
-    let control = serve_control(config, &daemon, &reloader, log);
+    let control = control.map(|socket| socket.serve(&daemon, &reloader)).transpose()?;
     let metrics = serve_metrics(config, &daemon, log);
     say_ready(&lock(&daemon), log);
     loop {
@@ -150,18 +152,6 @@ fn run(
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
     // A panic under it was contained.
     daemon.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Opens the control socket, if there is to be one. The guests' network does not depend on it.
-fn serve_control(
-    config: &Config,
-    daemon: &Arc<Mutex<Daemon>>,
-    reloader: &Arc<Reloader>,
-    log: &Log,
-) -> Option<Control> {
-    let control = config.control.as_ref()?;
-    let started = Control::start(control, daemon, reloader);
-    started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
 }
 
 /// Makes ports of sockets that turn up, if there is a directory for that. The other guests' network

@@ -50,6 +50,17 @@ pub struct Caller {
     pub gid: u32,
 }
 
+/// Whose client it is; the later ones have places kept for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// One that may look.
+    Viewer,
+    /// One that may change the switch.
+    Admin,
+    /// Root.
+    Root,
+}
+
 /// An answer waits for something to happen in the switch.
 #[derive(Debug, Clone, Copy)]
 pub struct Idle {
@@ -63,6 +74,8 @@ pub struct Connection {
     socket: ClientSocket,
     /// Who it is.
     pub caller: Caller,
+    /// What places it may take.
+    pub rank: Rank,
     /// Tells it from others that had its place.
     pub number: u64,
     /// What came and is not dealt with.
@@ -93,6 +106,7 @@ impl Connection {
         Ok(Connection {
             socket,
             caller,
+            rank: Rank::Viewer,
             number,
             input: Vec::new(),
             ended: false,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::activity::Activity;
 use super::changes::change;
-use super::connection::{Caller, Closed, Connection, Idle};
+use super::connection::{Caller, Closed, Connection, Idle, Rank};
 use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
@@ -241,7 +241,11 @@ impl Switch {
             }
             "GetConfig" | "DiffConfig" if !more => return Err(no_more()),
             "GetConfig" => return self.config(&parameters),
-            "DiffConfig" => return self.diff(&parameters),
+            "DiffConfig" => {
+                // It reads files, and makes the switch compare them.
+                permit(client, self.admins, "control-admin-group")?;
+                return self.diff(&parameters);
+            }
             "AddPort" | "AddTap" | "AddStream" | "SetPort" | "SetTap" | "SetStream"
             | "DeletePort" | "FlushAddresses" | "AddAddress" | "DeleteAddress" | "ReloadConfig"
             | "ConfirmConfig" => {
@@ -488,6 +492,19 @@ fn degraded(daemon: &Daemon) -> Vec<String> {
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
     // A panic under it was contained, and what it left half done is better than no switch.
     daemon.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Switch {
+    /// Which of the places a client may take.
+    pub(super) fn rank(&self, client: &Connection) -> Rank {
+        if client.caller.uid == 0 {
+            return Rank::Root;
+        }
+        match permit(client, self.admins, "") {
+            Ok(()) => Rank::Admin,
+            Err(_) => Rank::Viewer,
+        }
+    }
 }
 
 /// Root, the daemon's own user, and the members of `group`, which the setting `key` names.

@@ -72,25 +72,39 @@ pub enum ControlError {
     Io(#[from] io::Error),
 }
 
+/// The control socket; clients that connect wait until it is served.
+pub struct ControlSocket<'a> {
+    settings: &'a config::Control,
+    listener: Listener,
+}
+
+impl ControlSocket<'_> {
+    /// Opens the socket.
+    pub fn bind(settings: &config::Control) -> Result<ControlSocket<'_>, ControlError> {
+        let access = Access { mode: DEFAULT_SOCKET_MODE, group: settings.group };
+        let listener = Listener::bind(&settings.path, access)?;
+        // Clients may send before they are let in.
+        unix_socket::refuse_descriptors(listener.as_fd());
+        Ok(ControlSocket { settings, listener })
+    }
+
+    /// Starts the thread that serves clients.
+    pub fn serve(
+        self,
+        daemon: &Arc<Mutex<Daemon>>,
+        reloader: &Arc<Reloader>,
+    ) -> Result<Control, ControlError> {
+        let ControlSocket { settings, listener } = self;
+        let switch = Switch::new(settings, daemon, reloader);
+        let serve = move |stop: &EventFd| Server::new(&listener, stop, &switch)?.run();
+        Ok(Control(Service::start("control", serve)?))
+    }
+}
+
 /// The thread that serves clients.
 pub struct Control(Service);
 
 impl Control {
-    /// Opens the socket and serves who comes.
-    pub fn start(
-        control: &config::Control,
-        daemon: &Arc<Mutex<Daemon>>,
-        reloader: &Arc<Reloader>,
-    ) -> Result<Control, ControlError> {
-        let access = Access { mode: DEFAULT_SOCKET_MODE, group: control.group };
-        let listener = Listener::bind(&control.path, access)?;
-        // Clients may send before they are let in.
-        unix_socket::refuse_descriptors(listener.as_fd());
-        let switch = Switch::new(control, daemon, reloader);
-        let serve = move |stop: &EventFd| Server::new(&listener, stop, &switch)?.run();
-        Ok(Control(Service::start("control", serve)?))
-    }
-
     /// Ends it; clients are disconnected and the socket is removed.
     pub fn stop(self) {
         self.0.stop(CONTROL_STOP_TIMEOUT);

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::connection::{Closed, Connection};
+use super::connection::{Closed, Connection, Rank};
 use super::message::{Call, reply};
 use super::methods::{Answer, Switch};
 use crate::daemon::Removal;
 use crate::guard::disposal;
 use crate::limits::{
-    ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ROOT, CONTROL_SAMPLE,
-    CONTROL_STEP,
+    ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ADMINS,
+    CONTROL_KEPT_FOR_ROOT, CONTROL_SAMPLE, CONTROL_STEP,
 };
 use crate::vhost_user::socket::Listener;
 
@@ -163,9 +163,15 @@ impl<'a> Server<'a> {
     /// Gives a client a place, if there is one for such as it.
     fn admit(&mut self, socket: UnixStream) {
         self.last += 1;
-        let Ok(client) = Connection::new(socket, self.last) else { return };
-        let others = self.places.iter().flatten().filter(|other| other.caller.uid != 0).count();
-        let full = client.caller.uid != 0 && others >= CONTROL_CONNECTIONS - CONTROL_KEPT_FOR_ROOT;
+        let Ok(mut client) = Connection::new(socket, self.last) else { return };
+        client.rank = self.switch.rank(&client);
+        let places = match client.rank {
+            Rank::Viewer => CONTROL_CONNECTIONS - CONTROL_KEPT_FOR_ROOT - CONTROL_KEPT_FOR_ADMINS,
+            Rank::Admin => CONTROL_CONNECTIONS - CONTROL_KEPT_FOR_ROOT,
+            Rank::Root => CONTROL_CONNECTIONS,
+        };
+        let beside = self.places.iter().flatten().filter(|other| other.rank <= client.rank);
+        let full = beside.count() >= places;
         let free = self.places.iter().position(Option::is_none);
         let Some(place) = free.filter(|_| !full) else {
             self.switch.clients.refused.add(1);

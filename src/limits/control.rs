@@ -14,6 +14,10 @@ pub const CONTROL_CONNECTIONS: usize = 32;
 /// others.
 pub const CONTROL_KEPT_FOR_ROOT: usize = 4;
 
+/// Those of the rest that only who may change the switch takes: the daemon's user, as whom
+/// `systemctl reload` asks, and the members of the admin group.
+pub const CONTROL_KEPT_FOR_ADMINS: usize = 4;
+
 /// How long a message may take from its first byte to its last, as with front-ends.
 pub const CONTROL_MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use vioswitch::config::{self, Action, Asked, Config, Machine, PortConfig, Request};
-use vioswitch::control::Control;
+use vioswitch::control::{Control, ControlSocket};
 use vioswitch::daemon::{Daemon, Reloader};
 
 use super::input::Input;
@@ -117,7 +117,9 @@ impl World {
             other => panic!("{other:?}"),
         };
         let reloader = Arc::new(Reloader::new(&daemon, request));
-        let control = Control::start(settings, &daemon, &reloader).expect("start");
+        let control = ControlSocket::bind(settings)
+            .and_then(|socket| socket.serve(&daemon, &reloader))
+            .expect("start");
         let witness = UnixStream::connect(directory.join("control")).expect("connect");
         let ports = config.ports.clone();
         World { daemon, directory, ports, witness, control }

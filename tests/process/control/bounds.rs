@@ -15,6 +15,7 @@ use super::{Client, INTERFACE, LOST, Lab, is_root};
 const MESSAGE_BYTES: usize = 64 << 10;
 const PLACES: usize = 32;
 const FOR_ROOT: usize = 4;
+const FOR_ADMINS: usize = 4;
 
 /// A call of exactly so many bytes.
 fn call_of(bytes: usize) -> Vec<u8> {
@@ -109,8 +110,9 @@ fn a_client_that_never_reads_is_closed() {
 }
 
 #[test]
-fn connections_are_bounded_and_a_few_are_kept_for_root() {
-    let lab = Lab::new(2, &["--workers=2", "--control-group=65534"]);
+fn connections_are_bounded_and_a_few_are_kept_for_admins_and_root() {
+    let groups = ["--control-group=65534", "--control-admin-group=65533"];
+    let lab = Lab::new(2, &["--workers=2", groups[0], groups[1]]);
     let bystanders = lab.bystanders();
     let before = lab.d.settled_usage();
     let mut clients: Vec<Client> = Vec::new();
@@ -134,8 +136,8 @@ fn connections_are_bounded_and_a_few_are_kept_for_root() {
                     | libc::syscall(libc::SYS_setresuid, -1, 65534, -1)
             };
             assert_eq!(changed, 0);
-            let connect = |_| Client::connect(&path);
-            let mut clients: Vec<Client> = (0..PLACES - FOR_ROOT).map(connect).collect();
+            let viewers = PLACES - FOR_ROOT - FOR_ADMINS;
+            let mut clients: Vec<Client> = (0..viewers).map(|_| Client::connect(&path)).collect();
             for client in &mut clients {
                 assert!(client.call("GetStatus", json!({}))["error"].is_null());
                 let refused = client.call("AddPort", json!({"name": "x"}));
@@ -144,7 +146,26 @@ fn connections_are_bounded_and_a_few_are_kept_for_root() {
             assert!(Client::connect(&path).closes(), "one more");
             clients
         });
-        let others = others.join().expect("the other user");
+        let mut others = others.join().expect("the other user");
+        let path = lab.path.clone();
+        let admins = thread::spawn(move || {
+            let group = [65533u32];
+            // SAFETY: plain system calls; `group` is one number that lives across the call.
+            let changed = unsafe {
+                libc::syscall(libc::SYS_setgroups, 1, group.as_ptr())
+                    | libc::syscall(libc::SYS_setresgid, -1, 65534, -1)
+                    | libc::syscall(libc::SYS_setresuid, -1, 65533, -1)
+            };
+            assert_eq!(changed, 0);
+            let mut clients: Vec<Client> =
+                (0..FOR_ADMINS).map(|_| Client::connect(&path)).collect();
+            for client in &mut clients {
+                assert!(client.call("FlushAddresses", json!({}))["error"].is_null());
+            }
+            assert!(Client::connect(&path).closes(), "one more of the admin group");
+            clients
+        });
+        others.extend(admins.join().expect("an administrator"));
         assert_eq!(lab.client().count("connected"), others.len() as u64 + 1);
     } else {
         skip("another user's connections need root");

@@ -1,11 +1,12 @@
 //! What vioswitchctl and other clients can do, and what they are told.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::frontend::Frontend;
-use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::proc::{self, Dir, wait_for};
 use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig};
 use testkit::{rounds, skip};
@@ -377,18 +378,28 @@ fn a_wrong_call_gets_a_typed_error() {
     lab.d.stop();
 }
 
-/// The switch does without where its control socket cannot be had, and says so.
+/// A switch whose control socket cannot be had does not start: one that another switch has, or in a
+/// directory that is missing.
 #[test]
-fn without_its_control_socket_the_switch_serves() {
+fn without_its_control_socket_a_switch_does_not_start() {
+    let lab = Lab::new(1, &[]);
     let dir = Dir::new();
-    let path = dir.path().join("no/control");
-    let d = Daemon::with(1, &[&format!("--control={}", path.display())]);
-    let text = "control: cannot open directory";
-    assert!(wait_for(LOST, || d.log().contains(text)), "{}", d.log());
-    let vm = Vm::connect(&d.socket(0), VmConfig::new(0));
-    assert!(vm.no_errors());
-    drop(vm);
-    d.stop();
+    let missing = dir.path().join("no/control");
+    for (path, text) in [(&lab.path, "is in use by a live process"), (&missing, "cannot open")] {
+        let port = format!("--port=p0,socket={}", dir.path().join("p0").display());
+        let args = [format!("--control={}", path.display()), port];
+        let child = Command::new(proc::program()).args(args).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("it starts");
+        let ended = proc::ends_within(&mut child, LOST);
+        let _ = child.kill();
+        let log = child.wait_with_output().expect("its end").stderr;
+        let log = String::from_utf8_lossy(&log);
+        assert_eq!(ended.and_then(|status| status.code()), Some(1), "{log}");
+        assert!(log.contains("control: ") && log.contains(text), "{log}");
+        assert!(!dir.path().join("p0").exists(), "it has touched its ports");
+    }
+    assert_eq!(lab.json(&["port", "list"])["ports"][0]["name"], "p0");
+    lab.d.stop();
 }
 
 /// Another implementation of the protocol reads what we write.

@@ -103,8 +103,8 @@ fn a_descriptor_out_of_band_holds_up_its_port_no_more_than_others() {
 }
 
 /// A front-end that sends one such descriptor after the other: its messages wait until so many are
-/// closed, or its connection ends. Its port can be deleted, and others notice nothing, not even those
-/// who send one too.
+/// closed, or its connection ends. Its port can be deleted, and others notice nothing, not even one
+/// that sends such a descriptor too.
 #[test]
 fn a_front_end_that_holds_up_all_it_may_harms_itself() {
     let lab = Lab::new(3, &[]);
