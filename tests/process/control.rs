@@ -64,7 +64,8 @@ impl Lab {
         let control = format!("--control={}", path.display());
         let args: Vec<&str> = [control.as_str()].into_iter().chain(extra.iter().copied()).collect();
         let d = Daemon::with_ports(ports, &args);
-        assert!(wait_for(LOST, || path.exists()), "no control socket\n{}", d.log());
+        // The control socket is there before anything else.
+        assert!(wait_for(LOST, || d.log().contains("ready: ")), "it does not start\n{}", d.log());
         Lab { d, path, dir }
     }
 
