@@ -267,8 +267,11 @@ impl<'a> Server<'a> {
     }
 
     fn close(&mut self, place: usize, why: Closed) {
-        // Closing takes it from the set: nobody else has it open.
         let Some(client) = self.places[place].take() else { return };
+        // While the set has it, epoll_wait(2) takes references to it, and the last one runs what
+        // `disposal` is to keep from this thread.
+        let none = EpollEvent::default();
+        let _ = self.epoll.ctl(ControlOperation::Delete, client.as_raw_fd(), none);
         self.count_connected();
         super::count_closed(&self.switch.clients, why);
         if why != Closed::Left && self.switch.log.take() {

@@ -191,8 +191,11 @@ impl<'a> Server<'a> {
                 }
             }
             let now = Instant::now();
-            let over = |place: &Option<Scraper>| place.as_ref().is_some_and(|one| one.end <= now);
-            self.places.iter_mut().filter(|place| over(place)).for_each(|place| *place = None);
+            for place in 0..self.places.len() {
+                if self.places[place].as_ref().is_some_and(|one| one.end <= now) {
+                    self.close(place);
+                }
+            }
         }
     }
 
@@ -231,8 +234,7 @@ impl<'a> Server<'a> {
         let free = self.places.iter().position(Option::is_none);
         let oldest = || (0..self.places.len()).filter_map(asks).min().map(|(_, place)| place);
         let Some(place) = free.or_else(oldest) else { return };
-        // Whoever had it is closed, which takes it from the set.
-        self.places[place] = None;
+        self.close(place);
         let event = EpollEvent::new(EventSet::IN, FIRST + place as u64);
         if self.epoll.ctl(ControlOperation::Add, socket.as_fd().as_raw_fd(), event).is_ok() {
             let end = Instant::now() + METRICS_HEAD_TIMEOUT;
@@ -243,8 +245,16 @@ impl<'a> Server<'a> {
     /// Does what can be done for a scraper now.
     fn go_on(&mut self, place: usize) {
         if self.listen(place).and_then(|()| self.answer(place)).is_err() {
-            self.places[place] = None;
+            self.close(place);
         }
+    }
+
+    fn close(&mut self, place: usize) {
+        let Some(Scraper { socket, .. }) = self.places[place].take() else { return };
+        // While the set has it, epoll_wait(2) takes references to it, and the last one runs what
+        // `disposal` is to keep from this thread.
+        let none = EpollEvent::default();
+        let _ = self.epoll.ctl(ControlOperation::Delete, socket.as_fd().as_raw_fd(), none);
     }
 
     /// Takes what has come of a request, and begins an answer when it is whole.
