@@ -5,7 +5,7 @@
 //! with a count; likewise what a worker has no time to look at. Which captures there are stands in
 //! the table of ports, so that a burst costs one test while there is none.
 //!
-//! * [`allowance`] what a capture may take of a worker's time;
+//! * `allowance` what a capture may take of a worker's time;
 //! * [`outcomes`] what became of the frames of one burst, copy by copy;
 //! * [`filter`] the classic BPF programs that choose among frames.
 

@@ -18,7 +18,7 @@
 //! queue full, a process lives behind it; refused, it was left behind and is removed. What is not
 //! a socket is never removed. No system call removes a file only if it is the one that was looked
 //! at, so of two daemons that start at once, the slower one could remove the new socket of the
-//! other for the stale one. Hence a [`lock`] from the look to the link.
+//! other for the stale one. Hence a lock from the look to the link.
 //!
 //! **At the end** the path is removed if it still is our socket, and before the socket is closed:
 //! while we listen, no daemon takes it for stale, so no successor's socket is removed. It stays if
@@ -28,7 +28,7 @@
 //! **A socket is closed where that may last** ([`Guarded`]): connections that wait in a queue may
 //! have sent descriptors already, and the last close of those can take hours.
 //!
-//! **A port that connects** does so to the socket at its path and nowhere else, see [`connector`].
+//! **A port that connects** does so to the socket at its path and nowhere else.
 //!
 //! One front-end at a time: a port accepts, serves, and accepts again. The next one waits in the
 //! queue, already connected from its own point of view.
