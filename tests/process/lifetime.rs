@@ -4,6 +4,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::counters::Counters;
@@ -162,7 +163,6 @@ fn told(manager: &UnixDatagram, limit: Duration) -> Option<String> {
 /// `Type=notify`: ready means that every socket exists.
 #[test]
 fn readiness_is_told_when_all_sockets_exist() {
-    let abstract_name = format!("vioswitch-cli-{}", std::process::id());
     // A manager that reads too late is not waited for; on a busy machine we may be one.
     let (mut round, mut late) = (0, 0);
     while round < 4 {
@@ -171,8 +171,9 @@ fn readiness_is_told_when_all_sockets_exist() {
         let (manager, name) = if round % 2 == 0 {
             (UnixDatagram::bind(&path), path.display().to_string())
         } else {
-            let address = SocketAddr::from_abstract_name(&abstract_name).expect("name");
-            (UnixDatagram::bind_addr(&address), format!("@{abstract_name}"))
+            let name = format!("vioswitch-cli-{}-{round}-{late}", std::process::id());
+            let address = SocketAddr::from_abstract_name(&name).expect("name");
+            (UnixDatagram::bind_addr(&address), format!("@{name}"))
         };
         let manager = manager.expect("bind");
         let names: Vec<String> = (0..100).map(|i| format!("p{i}")).collect();
@@ -191,6 +192,8 @@ fn readiness_is_told_when_all_sockets_exist() {
         assert!(sys::kill(d.child.id(), libc::SIGTERM));
         let state = told(&manager, SOON).expect("the end");
         assert!(state.lines().any(|line| line == "STOPPING=1"), "{state}");
+        // The process waits for a manager that does not read.
+        thread::spawn(move || while told(&manager, STOP_LIMIT).is_some() {});
         assert_eq!(d.ended(STOP_LIMIT).code(), Some(0));
         round += 1;
     }
