@@ -5,12 +5,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::neighbours::Pair;
+use testkit::neighbours::{Bystanders, Pair};
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::skip;
 use testkit::vm::{Vm, VmConfig};
@@ -281,20 +279,7 @@ fn an_address_of_the_host_or_of_the_service_manager_is_as_good() {
 fn hostile_scrapers_cost_nobody_anything() {
     let lab = Lab::new(2, &["--workers=2"]);
     let vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id), VmConfig::new(id as u8)));
-    let over = Arc::new(AtomicBool::new(false));
-    let bystanders = thread::spawn({
-        let over = Arc::clone(&over);
-        move || {
-            let mut pair = Pair::one_way(vms);
-            pair.calibrate();
-            let mut frames = 0;
-            while !over.load(Ordering::Acquire) {
-                frames += pair.talk(Duration::from_millis(20)).frames;
-            }
-            pair.check();
-            frames
-        }
-    });
+    let bystanders = Bystanders::begin(vms);
     lab.scrape();
     let before = lab.d.settled_usage();
     // Silent ones make way.
@@ -331,8 +316,6 @@ fn hostile_scrapers_cost_nobody_anything() {
     assert!(lab.scrape().contains("vioswitch_port_up"));
     drop(deaf);
     assert!(wait_for(LOST, || lab.d.usage() == before), "{before:?} {:?}", lab.d.usage());
-    over.store(true, Ordering::Release);
-    let frames = bystanders.join().expect("the bystanders lost nothing");
-    assert!(frames > 0);
+    bystanders.finish();
     lab.d.stop();
 }

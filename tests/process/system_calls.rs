@@ -121,11 +121,11 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         ];
         let mut d = Daemon::with_ports(&["", ""], &extra);
         let names = ["balance", "drops", "ageing", "link-monitor", "tap-2", "stream-3", "port-1"];
-        let names =
-            names.into_iter().chain(["control", "plug"]).map(str::to_owned).collect::<Vec<_>>();
+        let names = names.into_iter().chain(["control", "plug", "metrics"]).map(str::to_owned);
+        let names: Vec<String> = names.collect();
         assert!(wait_for(SOON, || names.iter().all(|name| names_of(&d).contains(name))));
         // None is at its beginning any more.
-        std::thread::sleep(Duration::from_millis(200));
+        assert!(wait_for(SOON, || are_asleep(&d)), "never idle");
         let tracer = Tracer::attach(&d);
         live(&d, &net);
         steer(&control);
@@ -192,6 +192,20 @@ fn names_of(d: &Daemon) -> BTreeSet<String> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", d.pid())).expect("tasks").flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.map(|name| name.trim().to_owned()).collect()
+}
+
+/// True if no thread runs, wants to, or has run for a moment.
+fn are_asleep(d: &Daemon) -> bool {
+    let asleep = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", d.pid())).expect("tasks").flatten();
+        let stats = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")));
+        // The state stands behind the name.
+        let mut states = stats.map(|stat| stat.is_ok_and(|stat| stat.contains(") S ")));
+        states.all(|sleeps| sleeps)
+    };
+    let before = d.voluntary_switches();
+    std::thread::sleep(Duration::from_millis(100));
+    asleep() && d.voluntary_switches() == before
 }
 
 /// A frame of `len` bytes from one station to an address.

@@ -25,7 +25,9 @@ struct Terminal {
 
 /// A terminal: our end of it, and the name of the other side.
 pub(super) fn terminal(rows: u16, columns: u16) -> (File, String, OwnedFd) {
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+    // Tests in other threads start programs meanwhile.
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master = openpt(flags).expect("a terminal");
     grantpt(&master).expect("grantpt");
     unlockpt(&master).expect("unlockpt");
     let name = ptsname(&master, Vec::new()).expect("its name");
@@ -93,8 +95,10 @@ impl Terminal {
         self.text()
     }
 
+    /// Resizes the terminal, whose screen is empty until the program draws it anew. A key that is
+    /// pressed before may wait for the next one: crossterm's poll reports the size and forgets it.
     fn resize(&mut self, rows: u16, columns: u16) {
-        self.screen.lock().expect("the screen").screen_mut().set_size(rows, columns);
+        *self.screen.lock().expect("the screen") = vt100::Parser::new(rows, columns, 0);
         resize(&self.side, rows, columns);
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::WINCH).expect("kill");

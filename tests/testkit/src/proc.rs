@@ -212,13 +212,17 @@ impl Daemon {
         Daemon::with_ports(&vec![""; n], extra)
     }
 
-    /// Ready is when all sockets exist.
+    /// Ready is when all sockets exist. How long its threads waited for a CPU is added.
     fn wait_ready(&mut self) {
-        let ready = wait_for(START_LIMIT, || {
-            let ended = self.child.try_wait().expect("wait");
-            assert!(ended.is_none(), "daemon ended at start: {ended:?}\n{}", self.log());
-            self.sockets.iter().all(|s| s.exists())
-        });
+        let pid = self.pid();
+        let mut ready = |limit| {
+            wait_for(limit, || {
+                let ended = self.child.try_wait().expect("wait");
+                assert!(ended.is_none(), "daemon ended at start: {ended:?}\n{}", self.log());
+                self.sockets.iter().all(|s| s.exists())
+            })
+        };
+        let ready = ready(START_LIMIT) || ready(run_queue_wait(pid).min(START_LIMIT));
         assert!(ready, "sockets missing\n{}", self.log());
     }
 
