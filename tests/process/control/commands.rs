@@ -74,10 +74,10 @@ fn ports_come_and_go_by_the_client() {
     (0..3).for_each(|_| live(&lab));
     let before = lab.d.settled_usage();
     (0..rounds(10, 50, 500)).for_each(|_| live(&lab));
-    // Stacks that the C library keeps.
+    // Stacks, and up to eight arenas for each CPU, that the C library keeps.
     let now = lab.d.settled_usage();
     assert!(now.fds <= before.fds && now.threads <= before.threads, "{before:?} {now:?}");
-    assert!(now.mappings <= before.mappings + 16, "{before:?} {now:?}");
+    assert!(now.mappings <= before.mappings + 48, "{before:?} {now:?}");
     bystanders.finish();
     assert_eq!(lab.json(&["port", "list"])["ports"].as_array().unwrap().len(), 2);
     lab.d.stop();

@@ -88,7 +88,8 @@ fn no_close_is_waited_for() {
         drop(socket);
         attack.both_answer(what);
     }
-    // Where there is no place for the client.
+    // Where there is no place for the client. Those of before have left theirs.
+    assert!(wait_for(LOST, || attack.lab.client().count("connected") == 1));
     let mut others: Vec<Client> = (0..PLACES).map(|_| attack.lab.client()).collect();
     others.iter_mut().for_each(|other| assert!(other.connected().is_some()));
     let refused = attack.send(&control, b"", CALL);
