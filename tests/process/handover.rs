@@ -10,7 +10,6 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -463,46 +462,6 @@ fn permissions_follow_the_configuration() {
         assert_eq!(found.gid(), group.unwrap_or(own), "mode {mode}");
         service.stop();
     }
-}
-
-/// How long 700 ports take to end, and what was said, with a manager at this socket.
-fn end_of_many_ports(manager: Option<&Path>) -> (Duration, String) {
-    let dir = Dir::new();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchd"));
-    for i in 0..700 {
-        let path = dir.path().join(format!("p{i}"));
-        command.args(["--port", &format!("p{i},socket={}", path.display())]);
-    }
-    if let Some(path) = manager {
-        command.env("NOTIFY_SOCKET", path);
-    }
-    let log = File::create(dir.path().join("log")).expect("log");
-    let mut child = command.stdin(Stdio::null()).stderr(log).spawn().expect("start vioswitchd");
-    let last = dir.path().join("p699");
-    let up = wait_for(SOON, || Frontend::connect(&last, SOON).is_ok_and(is_served));
-    assert!(sys::kill(child.id(), libc::SIGTERM));
-    let start = Instant::now();
-    let status = child.wait().expect("wait");
-    let (took, said) = (start.elapsed(), fs::read_to_string(dir.path().join("log")).expect("log"));
-    assert!(up && status.success(), "{said}");
-    assert!(!last.exists());
-    (took, said)
-}
-
-/// A manager that does not read holds up neither start nor end for long; what it did not take is
-/// removed at the end, as without one.
-#[test]
-fn a_manager_that_hangs_is_done_without() {
-    let dir = Dir::new();
-    let path = dir.path().join("notify");
-    let _deaf = std::os::unix::net::UnixDatagram::bind(&path).expect("bind");
-    let (without, _) = end_of_many_ports(None);
-    let (took, said) = end_of_many_ports(Some(&path));
-    assert!(said.contains("does not keep the sockets"), "{said}");
-    // It is waited for 0.3 s at a time; and the CPUs may have other things to do.
-    let limit = Duration::from_secs(1) + 2 * without;
-    println!("left after {took:?}, without a manager after {without:?}");
-    assert!(took < limit, "left after {took:?}, without a manager after {without:?}");
 }
 
 /// Frames that came in by the uplink so far, those of processes before included.

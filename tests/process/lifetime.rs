@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use testkit::counters::Counters;
 use testkit::frontend::Frontend;
 use testkit::net::{Job, Net, Sizes};
-use testkit::proc::{Daemon, Dir, STOP_LIMIT};
+use testkit::proc::{Daemon, Dir, STOP_LIMIT, wait_for};
 use testkit::sys;
 use testkit::traffic::To;
 use testkit::vm::mac_of;
@@ -197,6 +197,41 @@ fn readiness_is_told_when_all_sockets_exist() {
         assert_eq!(d.ended(STOP_LIMIT).code(), Some(0));
         round += 1;
     }
+}
+
+/// How long 700 ports take to end, and what was said, with a manager at this socket.
+fn end_of_many_ports(manager: Option<&Path>) -> (Duration, String) {
+    let dir = Dir::new();
+    let args: Vec<String> = (0..700).map(|i| port(dir.path(), &format!("p{i}"), "")).collect();
+    let mut d = Process::start(dir, &args, |command| match manager {
+        Some(path) => command.env("NOTIFY_SOCKET", path),
+        None => command,
+    });
+    let last = d.path("p699");
+    let is_served = |mut fe: Frontend| fe.get_features().is_ok();
+    let up = wait_for(4 * SOON, || Frontend::connect(&last, SOON).is_ok_and(is_served));
+    assert!(up && sys::kill(d.child.id(), libc::SIGTERM), "{}", d.log());
+    let start = Instant::now();
+    let status = d.child.wait().expect("wait");
+    let took = start.elapsed();
+    assert!(status.success() && !last.exists(), "{}", d.log());
+    (took, d.log())
+}
+
+/// A manager that does not read holds up neither start nor end for long; what it did not take is
+/// removed at the end, as without one.
+#[test]
+fn a_manager_that_hangs_is_done_without() {
+    let dir = Dir::new();
+    let path = dir.path().join("notify");
+    let _deaf = UnixDatagram::bind(&path).expect("bind");
+    let (without, _) = end_of_many_ports(None);
+    let (took, said) = end_of_many_ports(Some(&path));
+    assert!(said.contains("does not keep the sockets"), "{said}");
+    // It is waited for 0.3 s at a time; and the CPUs may have other things to do.
+    let limit = Duration::from_secs(1) + 2 * without;
+    println!("left after {took:?}, without a manager after {without:?}");
+    assert!(took < limit, "left after {took:?}, without a manager after {without:?}");
 }
 
 #[test]
