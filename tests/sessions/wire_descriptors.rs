@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::proc::alone;
+use vioswitch::guard::disposal;
 use vioswitch::vhost_user::codec::{Connection, Incoming, WireError};
 use vioswitch::vhost_user::message::Request;
 use vioswitch::vhost_user::socket::{Access, Listener, Opened};
@@ -56,6 +57,8 @@ fn every_request_with_any_number_of_descriptors_leaks_none() {
                 // The sizes of all bodies that requests have, a quarter of the hundred each.
                 for size in [0, 8, 16, 40].repeat(25) {
                     let fds = vec![file.as_raw_fd(); count];
+                    // Where the closer has no CPU the connection would be ended for it.
+                    assert!(soon(|| !disposal::is_held_up()), "they are not closed");
                     theirs.send_with_fds(&[&message(code, size)[..]], &fds).unwrap();
                     match ours.receive() {
                         Ok(Incoming::Message(message)) => match message.decode() {
