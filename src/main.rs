@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::ControlSocket;
-use vioswitch::daemon::{self, Daemon, Keeper, Plug, Reloader, StartError};
+use vioswitch::daemon::degraded::Degradation;
+use vioswitch::daemon::{self, Daemon, Keeper, Plug, Reloader};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
 use vioswitch::metrics::Metrics;
@@ -212,21 +213,23 @@ fn state_dir(request: &Request) -> Option<PathBuf> {
 
 /// Ready, with all that it was told to be or without some.
 fn say_ready(daemon: &Daemon, log: &Log) {
-    let (left_out, events) = (daemon.left_out(), daemon.events());
-    for error in left_out {
-        let why = format!("{error}; the port is left out until the next start");
+    let events = daemon.events();
+    let (left_out, others): (Vec<Degradation>, Vec<Degradation>) =
+        daemon.degradations().into_iter().partition(|one| one.code.is_port());
+    for Degradation { subject, text, .. } in &left_out {
+        let why = format!("{text}; the port is left out until the next start");
         let event = What::Degraded { why: reason(&why) };
         log.error_with(&values(&event), &why);
-        events.keep(error.name(), 0, event);
+        events.keep(subject.as_deref(), 0, event);
     }
     let mut degraded = Vec::new();
     if !left_out.is_empty() {
-        let names: Vec<&str> = left_out.iter().filter_map(StartError::name).collect();
+        let names: Vec<&str> = left_out.iter().filter_map(|one| one.subject.as_deref()).collect();
         let (count, some) = (names.len(), names[..names.len().min(SHOWN_NAMES)].join(", "));
         let more = if count > SHOWN_NAMES { ", ..." } else { "" };
         degraded.push(format!("ports left out: {count} ({some}{more})"));
     }
-    degraded.extend(daemon.degraded().take(SHOWN_NAMES).cloned());
+    degraded.extend(others.into_iter().take(SHOWN_NAMES).map(|one| one.text));
     let summary = daemon.summary();
     if degraded.is_empty() {
         notify_manager("READY=1\nSTATUS=all sockets exist");

@@ -20,13 +20,13 @@ use super::wait::PortWait;
 use super::{show, show_clients};
 use crate::config::{self, Settings, nearest};
 use crate::daemon::book::Untied;
-use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, StartError, View};
+use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
 use crate::limits::{
-    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_REASONS, METRICS_PART_BYTES,
-    PORT_LOG_BURST, PORT_LOG_EVERY,
+    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, PORT_LOG_BURST,
+    PORT_LOG_EVERY,
 };
-use crate::metrics::Scrape;
+use crate::metrics::{Health, Scrape};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, PortId};
@@ -352,6 +352,7 @@ impl Switch {
         let count = |kind| ports.iter().filter(|port| port.kind_name() == kind).count();
         let unconfirmed = self.unconfirmed();
         let daemon = self.daemon();
+        let all = daemon.degradations();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
@@ -362,7 +363,8 @@ impl Switch {
             "streams": count("stream"),
             "addresses": fdb.len(),
             "events": self.view.events.last(),
-            "degraded": degraded(&daemon),
+            "degraded": show::degraded(&all),
+            "degradations": show::degradations(&all),
             "unconfirmed": unconfirmed,
             "plug": plug(&daemon),
             "state_dir": daemon.state_dir().map(|path| path.to_string_lossy()),
@@ -371,8 +373,7 @@ impl Switch {
     }
 
     fn scrape(&self) -> Box<Scrape> {
-        let degraded = self.daemon().left_out().len();
-        Box::new(Scrape::new(&self.view, degraded))
+        Box::new(Scrape::new(&self.view, &Health::of(&self.daemon())))
     }
 
     fn workers(&self) -> Value {
@@ -475,18 +476,6 @@ fn plug(daemon: &Daemon) -> Option<Value> {
     let keys: Vec<Value> =
         common.map(|(key, words)| json!({"key": key, "values": words})).collect();
     Some(json!({"directory": directory.to_string_lossy(), "keys": keys}))
-}
-
-/// Why the switch is not all that it was told to be.
-fn degraded(daemon: &Daemon) -> Vec<String> {
-    let left_out = daemon.left_out();
-    let all = daemon.degraded().cloned().chain(left_out.iter().map(StartError::to_string));
-    let mut told: Vec<String> = all.take(CONTROL_SHOWN_REASONS).collect();
-    let more = daemon.degraded().count() + left_out.len() - told.len();
-    if more > 0 {
-        told.push(format!("and {more} more"));
-    }
-    told
 }
 
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {

@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Origin;
 use crate::daemon::book::Book;
+use crate::daemon::degraded::Degradation;
 use crate::frame::offload::Offloads;
+use crate::limits::CONTROL_SHOWN_REASONS;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::{Direction, DropReason, Drops, Traffic, WorkerStats};
 use crate::switch::{Entry, EntryAge, Fdb};
@@ -51,6 +53,26 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
         told["interface"] = ifname.into();
     }
     told
+}
+
+/// Why the switch is not all that it was told to be.
+pub fn degraded(all: &[Degradation]) -> Vec<String> {
+    let shown = all.iter().take(CONTROL_SHOWN_REASONS);
+    let mut told: Vec<String> = shown.map(|one| one.text.clone()).collect();
+    let more = all.len() - told.len();
+    if more > 0 {
+        told.push(format!("and {more} more"));
+    }
+    told
+}
+
+/// The same with codes, for programs.
+pub fn degradations(all: &[Degradation]) -> Vec<Value> {
+    let shown = all.iter().take(CONTROL_SHOWN_REASONS);
+    let told = shown.map(|Degradation { code, subject, text, since }| {
+        json!({"code": code.name(), "subject": subject, "text": text, "since": since})
+    });
+    told.collect()
 }
 
 /// How far a port is with its front-end, or its interface.

@@ -15,6 +15,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::book::Book;
+use super::degraded::{Code, Degradation};
 use super::kept::{self, Kept};
 use crate::config::{Text, Texts};
 use crate::limits::MAX_STATE_BYTES;
@@ -33,11 +34,11 @@ pub struct Keeper {
     /// The machine's present start.
     boot: String,
     /// What was found to be wrong at the start.
-    found: Vec<String>,
+    found: Vec<Degradation>,
     /// What is wrong with the configuration, in whose place an earlier one runs.
-    refused: Vec<String>,
+    refused: Vec<Degradation>,
     /// Why the last change is not kept.
-    failed: Option<String>,
+    failed: Option<Degradation>,
     /// What a reload has replaced that waits to be confirmed.
     before: Option<Book>,
     /// The configuration before one that was not confirmed runs.
@@ -57,7 +58,10 @@ impl Keeper {
         let opened = state_dir::boot_id().and_then(|boot| Ok((boot, StateDir::open(path)?)));
         match opened {
             Ok((boot, dir)) => (keeper.boot, keeper.dir) = (boot, Some(dir)),
-            Err(error) => keeper.trouble(format!("changes are not kept: {path:?}: {error}")),
+            Err(error) => {
+                let text = format!("changes are not kept: {path:?}: {error}");
+                keeper.trouble(Code::ChangesNotKept, text);
+            }
         }
         keeper
     }
@@ -68,13 +72,13 @@ impl Keeper {
     }
 
     /// Something is wrong that the administrator should know.
-    pub fn trouble(&mut self, text: String) {
+    pub fn trouble(&mut self, code: Code, text: String) {
         log::error!("{text}");
-        self.found.push(text);
+        self.found.push(Degradation::new(code, None, text));
     }
 
     /// All that is wrong.
-    pub fn degraded(&self) -> impl Iterator<Item = &String> {
+    pub fn degraded(&self) -> impl Iterator<Item = &Degradation> {
         self.refused.iter().chain(&self.found).chain(&self.failed)
     }
 
@@ -88,7 +92,8 @@ impl Keeper {
                 log::info!("changes from before the machine was started are forgotten");
                 let removed = self.dir.as_ref().map_or(Ok(()), |dir| dir.remove(CHANGES));
                 if let Err(error) = removed {
-                    self.trouble(format!("{CHANGES} cannot be removed: {error}"));
+                    let text = format!("{CHANGES} cannot be removed: {error}");
+                    self.trouble(Code::ChangesNotKept, text);
                 }
             }
             Err(why) => self.put_aside(CHANGES, &why),
@@ -132,7 +137,7 @@ impl Keeper {
         let text = "the configuration was reloaded and not confirmed, and the one before it runs; \
                     config reload puts it into service";
         log::error!("{text}");
-        self.refused = vec![text.to_owned()];
+        self.refused = vec![Degradation::new(Code::ReloadNotConfirmed, None, text.to_owned())];
     }
 
     /// The configuration has errors; the last one runs in its place. If a reload waits to be
@@ -140,9 +145,10 @@ impl Keeper {
     pub fn refuse(&mut self, errors: &[String]) {
         self.went_back = self.files().is_some_and(|kept| kept.get("unconfirmed").is_some());
         let text = "the configuration has errors, and the one that was last in force runs";
-        self.refused = vec![text.to_owned()];
-        self.refused.extend_from_slice(errors);
-        self.refused.iter().for_each(|line| log::error!("{line}"));
+        let lines = std::iter::once(text).chain(errors.iter().map(String::as_str));
+        lines.clone().for_each(|line| log::error!("{line}"));
+        let of = |line: &str| Degradation::new(Code::LastGoodConfiguration, None, line.to_owned());
+        self.refused = lines.map(of).collect();
     }
 
     /// These files are in force: they are kept for a start with bad ones.
@@ -175,6 +181,11 @@ impl Keeper {
         self.before = Some(before);
     }
 
+    /// True if the next process is to go back.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.before.is_some()
+    }
+
     /// What is in force stays.
     pub fn stay(&mut self) {
         self.before = None;
@@ -189,7 +200,8 @@ impl Keeper {
                 None
             }
             Err(Unreadable::Io(error)) => {
-                self.trouble(format!("{name} cannot be read: {error}"));
+                let text = format!("{name} cannot be read: {error}");
+                self.trouble(Code::StateFileDamaged, text);
                 None
             }
         }
@@ -204,7 +216,7 @@ impl Keeper {
             }
             Err(error) => format!("{} is damaged: {why}; and stays: {error}", file.display()),
         };
-        self.trouble(text);
+        self.trouble(Code::StateFileDamaged, text);
     }
 
     /// Gets ready to keep the changes; nothing is kept before that is committed.
@@ -229,7 +241,8 @@ impl Keeper {
     }
 
     fn tell(&mut self, kept: Result<(), NotKept>) -> Result<(), NotKept> {
-        self.failed = kept.as_ref().err().map(|error| format!("the last change {error}"));
+        let text = kept.as_ref().err().map(|error| format!("the last change {error}"));
+        self.failed = text.map(|text| Degradation::new(Code::ChangesNotKept, None, text));
         kept
     }
 }

@@ -17,6 +17,7 @@ mod addresses;
 pub mod book;
 mod build;
 mod check;
+pub mod degraded;
 mod drops;
 mod front_end;
 mod handover;
@@ -62,6 +63,7 @@ use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
 use book::Book;
 pub use check::check;
+use degraded::{Code, Degradation};
 use handover::{Handover, Received};
 pub use keeper::Keeper;
 use keeper::NotKept;
@@ -108,14 +110,6 @@ impl StartError {
         let name = name.to_owned();
         |source| StartError::Port { name, source }
     }
-
-    /// The port or TAP that it is about, if it is about one.
-    pub fn name(&self) -> Option<&str> {
-        match self {
-            StartError::Port { name, .. } | StartError::Tap { name, .. } => Some(name),
-            _ => None,
-        }
-    }
 }
 
 /// A running switch.
@@ -132,7 +126,7 @@ pub struct Daemon {
     retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
     /// Ports that have no socket, and why.
-    left_out: Vec<StartError>,
+    left_out: Vec<Degradation>,
     /// What each port and TAP was told to be.
     book: Book,
     /// Where changes of that are kept.
@@ -142,7 +136,7 @@ pub struct Daemon {
     /// A reload changes it, and nobody else may.
     changing: bool,
     /// Why sockets that turn up are not found.
-    plug_trouble: Option<String>,
+    plug_trouble: Option<Degradation>,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
     /// What happened.
@@ -187,12 +181,12 @@ impl Daemon {
     }
 
     /// Starts everything, with the changes that were kept of an earlier process; when this returns
-    /// all sockets exist, but for those of [`Daemon::left_out`].
+    /// all sockets exist, but for those of [`Daemon::degradations`].
     pub fn start_keeping(configured: &Config, mut keeper: Keeper) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
         let (mut book, left_out) = kept::apply(&mut config, keeper.changes());
         for text in left_out {
-            keeper.trouble(text);
+            keeper.trouble(Code::KeptChangeLeftOut, text);
         }
         book.configure(configured);
         let mut daemon = Daemon::start_all(&config, book, keeper)?;
@@ -288,6 +282,8 @@ impl Daemon {
         }
         uplink::compare_mtus(&ports);
         let mut acceptors = Vec::with_capacity(config.ports.len() + config.streams.len());
+        // Without which there is no start, if all are without.
+        let mut first = None;
         for (at, endpoint) in config.endpoints() {
             let Some(port) = ports.shared(at as PortId) else { continue };
             let open = |received: &mut Received| front_end::Acceptor::open(at, endpoint, received);
@@ -299,16 +295,16 @@ impl Daemon {
                     return Err(StartError::port(&port.name)(error.into()));
                 }
                 Err(error) => {
-                    self.left_out.push(StartError::port(&port.name)(error.into()));
-                    self.serve_without_socket(port).map_err(StartError::port(&port.name))?;
+                    let error = StartError::port(&port.name)(error.into());
+                    self.leave_out(port, &error)?;
+                    if self.book.origin(&port.name) != Origin::Runtime {
+                        first.get_or_insert(error);
+                    }
                 }
             }
         }
-        let configured = |error: &StartError| !self.was_added(error);
-        if let Some(first) =
-            self.left_out.iter().position(configured).filter(|_| acceptors.is_empty())
-        {
-            return Err(self.left_out.swap_remove(first));
+        if let Some(error) = first.filter(|_| acceptors.is_empty()) {
+            return Err(error);
         }
         self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
         for (port, acceptor) in acceptors {
@@ -329,17 +325,18 @@ impl Daemon {
     /// Goes on without a TAP that was added while an earlier process ran. Without one of the
     /// configuration there is no start.
     fn go_without(&mut self, port: &Arc<Port>, error: StartError) -> Result<(), StartError> {
-        if !self.was_added(&error) {
+        if self.book.origin(&port.name) != Origin::Runtime {
             return Err(error);
         }
         uplink::detach(port, &self.context.workers, &self.handover);
-        self.left_out.push(error);
-        self.serve_without_socket(port).map_err(StartError::port(&port.name))
+        self.leave_out(port, &error)
     }
 
-    /// True if it is about a port that the configuration does not have.
-    fn was_added(&self, error: &StartError) -> bool {
-        error.name().is_some_and(|name| self.book.origin(name) == Origin::Runtime)
+    /// Goes on without what serves a port.
+    fn leave_out(&mut self, port: &Arc<Port>, error: &StartError) -> Result<(), StartError> {
+        let code = if port.as_tap().is_some() { Code::TapLeftOut } else { Code::PortLeftOut };
+        self.left_out.push(Degradation::new(code, Some(&port.name), error.to_string()));
+        self.serve_without_socket(port).map_err(StartError::port(&port.name))
     }
 
     fn start_helpers(&mut self, age_seconds: u32) -> io::Result<()> {
@@ -376,21 +373,16 @@ impl Daemon {
         Ok(())
     }
 
-    /// Why ports have no socket and are served no front-end, one error for each of them.
-    pub fn left_out(&self) -> &[StartError] {
-        &self.left_out
-    }
-
-    /// Why the switch is not as it was told to be, beside ports that are left out.
-    pub fn degraded(&self) -> impl Iterator<Item = &String> {
-        self.keeper.degraded().chain(&self.plug_trouble)
-    }
-
     /// The files of the configuration that is in force.
     pub fn keep_files(&mut self, texts: &Texts) {
         if let Err(error) = self.keeper.keep_files(texts) {
             log::error!("the configuration {error}");
         }
+    }
+
+    /// True while a reload waits to be confirmed.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.keeper.is_unconfirmed()
     }
 
     /// What was reloaded from these files stays, in the next process too.

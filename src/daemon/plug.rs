@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::book::Entry;
+use super::degraded::{Code, Degradation};
 use super::front_end::Acceptor;
 use super::{Daemon, PortError, Removal, build};
 use crate::config::{Origin, Settings, is_port_name};
@@ -229,7 +230,8 @@ impl Watcher {
                 (error.kind() == io::ErrorKind::NotFound).then(BTreeMap::new)
             }
         };
-        self.daemon().plug_trouble.clone_from(&self.trouble);
+        let trouble = self.trouble.clone();
+        self.daemon().plug_trouble = trouble.map(|text| Degradation::new(Code::Plug, None, text));
         if let Some(found) = found {
             self.compare(&found, now);
             self.add_all(&found);

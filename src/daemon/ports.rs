@@ -413,7 +413,7 @@ impl Daemon {
         let serial = self.withdraw(port.id);
         removal.serial = Some(serial);
         removal.end = Instant::now() + REMOVE_TIMEOUT;
-        self.left_out.retain(|error| error.name() != Some(port.name.as_str()));
+        self.left_out.retain(|left| left.subject.as_deref() != Some(port.name.as_str()));
         let entry = self.book.strike(&port.name);
         // A reload may bring it back at once.
         let kept = if self.changing {

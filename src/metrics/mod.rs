@@ -38,7 +38,7 @@ use crate::sys::service::Service;
 use crate::sys::unix_socket;
 use crate::vhost_user::socket::{Access, Listener, SocketError};
 use http::Asked;
-pub use text::Scrape;
+pub use text::{Health, Scrape};
 
 /// What events are about; scrapers are numbered from `FIRST` on.
 const LISTENER: u64 = 0;
@@ -267,9 +267,9 @@ impl<'a> Server<'a> {
             Asked::Wrong(status, field) => (http::error(status, field), None),
             Asked::Metrics => {
                 let daemon = lock(self.daemon);
-                let (view, degraded) = (daemon.view(), daemon.left_out().len());
+                let (view, health) = (daemon.view(), Health::of(&daemon));
                 drop(daemon);
-                (http::head(), Some(Box::new(Scrape::new(&view, degraded))))
+                (http::head(), Some(Box::new(Scrape::new(&view, &health))))
             }
         };
         one.state = State::Reads(out, 0, scrape);

@@ -7,7 +7,8 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use crate::daemon::View;
+use crate::daemon::degraded::Code;
+use crate::daemon::{Daemon, View};
 use crate::limits::{FDB_MAX_ENTRIES, METRICS_SERIES_A_PORT};
 use crate::port::Port;
 use crate::stats::{Direction, DropReason, Traffic};
@@ -73,6 +74,43 @@ impl Figures {
     }
 }
 
+/// Whether the switch is what it was told to be.
+#[derive(Debug)]
+pub struct Health {
+    /// Reasons why it is not, by kind: as many as [`Code::ALL`].
+    degraded: Vec<(Code, u64)>,
+    /// A reload waits to be confirmed.
+    unconfirmed: bool,
+}
+
+impl Health {
+    /// As it is now.
+    pub fn of(daemon: &Daemon) -> Health {
+        let all = daemon.degradations();
+        let count = |code: Code| all.iter().filter(|one| one.code == code).count() as u64;
+        let degraded = Code::ALL.iter().map(|&code| (code, count(code)));
+        Health { degraded: degraded.collect(), unconfirmed: daemon.is_unconfirmed() }
+    }
+
+    /// Ports that are not served.
+    fn ports(&self) -> u64 {
+        self.degraded.iter().filter(|(code, _)| code.is_port()).map(|(_, count)| count).sum()
+    }
+
+    fn series(&self) -> Vec<(String, String)> {
+        let of = |(code, count): &(Code, u64)| {
+            (format!("{{reason=\"{}\"}}", code.name()), count.to_string())
+        };
+        self.degraded.iter().map(of).collect()
+    }
+}
+
+/// What each reason means.
+fn health_help() -> String {
+    let told = Code::ALL.iter().map(|code| format!("{} ({})", code.name(), code.meaning()));
+    format!("Reasons why the switch is degraded: {}.", told.collect::<Vec<_>>().join("; "))
+}
+
 /// What comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -96,8 +134,8 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// Takes all figures; so many ports of the configuration are not served.
-    pub fn new(view: &View, degraded: usize) -> Scrape {
+    /// Takes all figures.
+    pub fn new(view: &View, health: &Health) -> Scrape {
         let table = view.ports.present();
         let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64);
         let workers = view.workers.handles().iter().map(|handle| {
@@ -112,7 +150,7 @@ impl Scrape {
         Scrape {
             ports: table.iter().map(|port| figures(port)).collect(),
             workers: workers.collect(),
-            switch: switch(view, degraded),
+            switch: switch(view, health),
             step: Step::Switch,
         }
     }
@@ -280,7 +318,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
 }
 
 /// What there is one of.
-fn switch(view: &View, degraded: usize) -> String {
+fn switch(view: &View, health: &Health) -> String {
     let mut out = String::new();
     let mut say = |name: &str, kind: &str, help: &str, series: &[(String, String)]| {
         head(&mut out, name, kind, help);
@@ -302,7 +340,10 @@ fn switch(view: &View, degraded: usize) -> String {
     });
     say("vioswitch_ports", "gauge", "Ports that there are.", &kinds);
     let help = "Ports of the configuration that cannot be served.";
-    say("vioswitch_ports_degraded", "gauge", help, &one(degraded as u64));
+    say("vioswitch_ports_degraded", "gauge", help, &one(health.ports()));
+    say("vioswitch_degraded", "gauge", &health_help(), &health.series());
+    let help = "1 while a reload waits to be confirmed, and goes back otherwise.";
+    say("vioswitch_reload_unconfirmed", "gauge", help, &one(health.unconfirmed.into()));
     let help = "Addresses in the forwarding table.";
     say("vioswitch_fdb_addresses", "gauge", help, &one(view.fdb.len() as u64));
     let help = "Addresses that the forwarding table learns.";

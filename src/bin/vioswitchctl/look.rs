@@ -127,7 +127,11 @@ pub fn health(client: &mut Client) -> Result<Value, Failure> {
         }
     }
     let health = if reasons.is_empty() { "healthy" } else { "degraded" };
-    Ok(json!({"health": health, "reasons": reasons, "unconfirmed": status["unconfirmed"]}))
+    let (degradations, unconfirmed) = (&status["degradations"], &status["unconfirmed"]);
+    Ok(json!({
+        "health": health, "reasons": reasons, "degradations": degradations,
+        "unconfirmed": unconfirmed,
+    }))
 }
 
 /// `worker`: the counters, and the share of a CPU's time in which frames were found, since the

@@ -211,8 +211,10 @@ fn json_is_as_described() {
     let stats = lab.json(&["stats"]);
     port(&stats["ports"]);
     schema.named("Worker", &stats["workers"][0], "stats.workers");
+    let health = "health: string, reasons: []string, degradations: []Degradation, \
+                  unconfirmed: ?Unconfirmed";
     let own = [
-        (&["health"][..], "health: string, reasons: []string, unconfirmed: ?Unconfirmed"),
+        (&["health"][..], health),
         (&["version"], "client: string, switch: string"),
         (&["drops"], "drops: []object"),
         (&["worker"], "cycles_per_second: int, workers: []object"),

@@ -1,0 +1,95 @@
+//! Why the switch is not all that it was told to be: kinds with codes, for programs, and what is to
+//! be said of each case.
+//!
+//! A port, a service or a change that fails does not end the switch. [`Daemon::degradations`] has
+//! all of them; the control socket, the metrics and the service manager are told from it.
+
+use super::Daemon;
+use crate::sys::clock;
+
+macro_rules! codes {
+    ($($name:ident $code:literal $meaning:literal,)*) => {
+        /// A kind of degradation.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Code { $(#[doc = $meaning] $name,)* }
+
+        impl Code {
+            /// All kinds.
+            pub const ALL: &[Code] = &[$(Code::$name,)*];
+
+            /// As programs know it: it never changes.
+            pub fn name(self) -> &'static str {
+                match self { $(Code::$name => $code,)* }
+            }
+
+            /// What it means.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Code::$name => $meaning,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    PortLeftOut "port-left-out" "a port or stream has no socket",
+    TapLeftOut "tap-left-out" "a TAP has no interface since the start",
+    Metrics "metrics" "metrics are not served by HTTP",
+    Plug "plug" "the directory of ports by plug is not looked at, or not all of it",
+    LastGoodConfiguration "last-good-configuration"
+        "the files of the configuration have errors, and those that were last in force run",
+    ReloadNotConfirmed "reload-not-confirmed"
+        "a reload was not confirmed, and the configuration before it runs",
+    ChangesNotKept "changes-not-kept" "changes are not kept for the next start",
+    KeptChangeLeftOut "kept-change-left-out" "a change that was kept was not made at the start",
+    StateFileDamaged "state-file-damaged" "a file of the state directory could not be read",
+}
+
+impl Code {
+    /// True if it is about a port, TAP or stream, which is the subject.
+    pub fn is_port(self) -> bool {
+        matches!(self, Code::PortLeftOut | Code::TapLeftOut)
+    }
+}
+
+/// One thing that the switch was told to have or to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Degradation {
+    /// What kind it is of.
+    pub code: Code,
+    /// The port, TAP or stream that it is about, if it is about one.
+    pub subject: Option<String>,
+    /// The reason, with the name of the subject.
+    pub text: String,
+    /// When it was found: microseconds since 1970.
+    pub since: u64,
+}
+
+impl Degradation {
+    /// Found now.
+    pub fn new(code: Code, subject: Option<&str>, text: String) -> Degradation {
+        let since = clock::wall_nanos() / 1_000;
+        Degradation { code, subject: subject.map(str::to_owned), text, since }
+    }
+}
+
+impl Daemon {
+    /// Why the switch is not all that it was told to be; empty if it is. As many as there are
+    /// ports, and some more.
+    pub fn degradations(&self) -> Vec<Degradation> {
+        self.keeper.degraded().chain(&self.plug_trouble).chain(&self.left_out).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_code_is_on_the_page() {
+        let page = include_str!("../../docs/control.md");
+        for code in Code::ALL {
+            let row = format!("| `{}` | {} |", code.name(), code.meaning());
+            assert!(page.contains(&row), "docs/control.md lacks {row}");
+        }
+    }
+}
