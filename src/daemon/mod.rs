@@ -30,6 +30,7 @@ pub mod ports;
 mod post;
 mod reload;
 mod report;
+mod serving;
 mod state;
 mod stream;
 mod uplink;
@@ -69,10 +70,10 @@ pub use keeper::Keeper;
 use keeper::NotKept;
 pub use plan::{Step, Summary};
 pub use plug::Plug;
-use ports::Serving;
 pub use ports::{PortError, Removal};
 pub use post::Effect;
 pub use reload::{Busy, Confirm, Reloader};
+use serving::{Opened, Serving};
 use uplink::UplinkError;
 
 /// Why the process cannot start.
@@ -308,14 +309,12 @@ impl Daemon {
         }
         self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
         for (port, acceptor) in acceptors {
-            let served = match port.as_stream() {
-                Some(_) => self.serve_stream(port, acceptor),
-                None => self.serve_guest(port, acceptor),
-            };
+            let served = self.serve(port, Opened::Socket(acceptor));
             served.map_err(StartError::port(&port.name))?;
         }
         for (port, created) in taps {
-            self.serve_tap(port, created)?;
+            let served = self.serve(port, Opened::Interface(created));
+            served.map_err(StartError::port(&port.name))?;
         }
         self.start_helpers(config.age_seconds)?;
         self.handover.discard_state(&received);
@@ -336,7 +335,7 @@ impl Daemon {
     fn leave_out(&mut self, port: &Arc<Port>, error: &StartError) -> Result<(), StartError> {
         let code = if port.as_tap().is_some() { Code::TapLeftOut } else { Code::PortLeftOut };
         self.left_out.push(Degradation::new(code, Some(&port.name), error.to_string()));
-        self.serve_without_socket(port).map_err(StartError::port(&port.name))
+        self.serve_without(port).map_err(StartError::port(&port.name))
     }
 
     fn start_helpers(&mut self, age_seconds: u32) -> io::Result<()> {

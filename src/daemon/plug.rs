@@ -76,7 +76,7 @@ impl Daemon {
         }
         self.book.enter(Entry { settings, origin });
         let acceptor = Acceptor::Connector(connector);
-        match self.put_before(port, acceptor, &[], Daemon::serve_guest) {
+        match self.put_before(port, acceptor, &[]) {
             Ok(port) => {
                 port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
                 Ok(trouble)

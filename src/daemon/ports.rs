@@ -18,19 +18,17 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use vmm_sys_util::eventfd::EventFd;
-
 use super::book::{Clash, Entry, Untied};
-use super::front_end::{Acceptor, Seat};
+use super::front_end::Acceptor;
 use super::handover::Received;
 use super::keeper::NotKept;
 use super::post::{ChangeError, Effect, Post};
+use super::serving::{Opened, Serving};
 use super::uplink::{self, UplinkError};
-use super::{Daemon, build, plan, start_helper, stream};
+use super::{Daemon, build, plan};
 use crate::config::{
     Difference, Endpoint as Socket, Origin, PortConfig, Settings, StreamConfig, TapConfig,
 };
@@ -38,13 +36,13 @@ use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS,
-    MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT, SESSION_STACK_BYTES,
+    MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT,
 };
+use crate::port::Port;
 use crate::port::table::Full;
-use crate::port::{Endpoint, Port};
 use crate::switch::{PortId, StaticError};
 use crate::vhost_user::session::{Context, Exhausted};
-use crate::vhost_user::socket::{Place, SocketError};
+use crate::vhost_user::socket::SocketError;
 
 /// Why a port cannot be added or removed.
 #[derive(Debug, thiserror::Error)]
@@ -117,61 +115,6 @@ pub enum PortError {
     Io(#[from] io::Error),
 }
 
-/// How a port's thread is told to end.
-enum Stop {
-    /// A guest's, or a stream's: written once.
-    Session(Arc<EventFd>),
-    /// A TAP's.
-    Reattach(Arc<AtomicBool>),
-}
-
-/// What serves one port.
-pub struct Serving {
-    post: Arc<Post>,
-    /// None if its socket cannot be had.
-    thread: Option<(JoinHandle<()>, Stop)>,
-    /// Its socket's file, where that stays when the thread ends.
-    file: Option<Place>,
-}
-
-impl Serving {
-    /// Tells its thread to end.
-    pub fn stop(&self) {
-        match &self.thread {
-            Some((_, Stop::Session(stop))) => {
-                // Fails only if it is full, and then it is readable.
-                let _ = stop.write(1);
-                if let Some(stream) = self.post.port().as_stream() {
-                    stream.wake();
-                }
-            }
-            Some((thread, Stop::Reattach(stopping))) => {
-                stopping.store(true, Ordering::Release);
-                if let Endpoint::Device(device) = &self.post.port().endpoint {
-                    device.wake();
-                }
-                thread.thread().unpark();
-            }
-            None => {}
-        }
-    }
-
-    /// Its thread, to be waited for.
-    pub fn into_thread(self) -> Option<JoinHandle<()>> {
-        self.thread.map(|(thread, _)| thread)
-    }
-
-    /// True if its thread has ended, or there is none.
-    fn has_ended(&mut self) -> bool {
-        let ended = self.thread.take_if(|(thread, _)| thread.is_finished());
-        if let Some((thread, _)) = ended {
-            // Panics were contained and logged inside.
-            let _ = thread.join();
-        }
-        self.thread.is_none()
-    }
-}
-
 /// A port on its way out: [`Daemon::go_on`] takes it a step further.
 #[must_use = "a port that was told to end is taken out by the next steps"]
 pub struct Removal {
@@ -233,7 +176,7 @@ impl Daemon {
         if let Some(clash) = self.book.clash(&entry.settings) {
             return Err(clash.into());
         }
-        let post = Arc::clone(&self.serving(entry.settings.name())?.post);
+        let post = Arc::clone(self.serving(entry.settings.name())?.post());
         post.change(&entry.settings, &self.context.fdb)?;
         self.book.enter(entry.clone());
         Ok(())
@@ -268,7 +211,7 @@ impl Daemon {
 
     fn put_port(&mut self, id: PortId, settings: &PortConfig) -> Result<(), PortError> {
         let port = build::guest(id, settings, self.feature_level);
-        self.put_at_socket(port, &settings.endpoint, &settings.macs, Daemon::serve_guest)
+        self.put_at_socket(port, &settings.endpoint, &settings.macs)
     }
 
     fn put_stream(&mut self, id: PortId, settings: &StreamConfig) -> Result<(), PortError> {
@@ -277,7 +220,7 @@ impl Daemon {
             return Err(PortError::ManyStreams);
         }
         let port = build::stream(id, settings);
-        self.put_at_socket(port, &settings.endpoint, &settings.macs, Daemon::serve_stream)
+        self.put_at_socket(port, &settings.endpoint, &settings.macs)
     }
 
     fn put_at_socket(
@@ -285,10 +228,9 @@ impl Daemon {
         port: Port,
         socket: &Socket,
         macs: &[MacAddr],
-        serve: impl FnOnce(&mut Daemon, &Arc<Port>, Acceptor) -> Result<(), PortError>,
     ) -> Result<(), PortError> {
         let acceptor = Acceptor::open(port.id.into(), socket, &mut Received::default())?;
-        let port = self.put_before(port, acceptor, macs, serve)?;
+        let port = self.put_before(port, acceptor, macs)?;
         port.events.tell_surely(&port.name, What::PortAdded);
         Ok(())
     }
@@ -299,7 +241,6 @@ impl Daemon {
         port: Port,
         mut acceptor: Acceptor,
         macs: &[MacAddr],
-        serve: impl FnOnce(&mut Daemon, &Arc<Port>, Acceptor) -> Result<(), PortError>,
     ) -> Result<Arc<Port>, PortError> {
         let id = port.id;
         let port = Arc::new(port.telling(&self.events));
@@ -308,7 +249,7 @@ impl Daemon {
         self.ports.add(Arc::clone(&port));
         self.handover.keep_sockets(std::iter::once(&mut acceptor));
         let file = acceptor.file_that_stays();
-        if let Err(error) = serve(self, &port, acceptor) {
+        if let Err(error) = self.serve(&port, Opened::Socket(acceptor)) {
             self.take_out(id);
             file.iter().for_each(|file| self.handover.discard_socket(file));
             return Err(error);
@@ -329,7 +270,7 @@ impl Daemon {
         let attached = uplink::attach(&port, &self.context.workers, None, &self.handover);
         let served = attached
             .map_err(PortError::from)
-            .and_then(|created| Ok(self.serve_tap(&port, created)?));
+            .and_then(|created| self.serve(&port, Opened::Interface(created)));
         if let Err(error) = served {
             uplink::detach(&port, &self.context.workers, &self.handover);
             self.take_out(id);
@@ -376,12 +317,12 @@ impl Daemon {
         let serving = self.serving(name)?;
         serving.stop();
         let end = Instant::now() + REMOVE_TIMEOUT;
-        Ok(Removal { post: Arc::clone(&serving.post), serial: None, end })
+        Ok(Removal { post: Arc::clone(serving.post()), serial: None, end })
     }
 
-    fn serving(&self, name: &str) -> Result<&Serving, PortError> {
+    pub(super) fn serving(&self, name: &str) -> Result<&Serving, PortError> {
         let mut all = self.serving.iter();
-        all.find(|serving| serving.post.name() == name).ok_or(PortError::NoSuchPort)
+        all.find(|serving| serving.post().name() == name).ok_or(PortError::NoSuchPort)
     }
 
     /// Goes on with the removal of a port as far as that needs no waiting; true when it is done,
@@ -397,17 +338,17 @@ impl Daemon {
 
     /// The first steps of a removal: the end of the session, and the table without the port.
     fn take_away(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
-        let same = |serving: &Serving| Arc::ptr_eq(&serving.post, &removal.post);
+        let same = |serving: &Serving| Arc::ptr_eq(serving.post(), &removal.post);
         // Somebody else's removal of the same port may have come further.
         let Some(at) = self.serving.iter().position(same) else { return Ok(true) };
         if !self.serving[at].has_ended() {
             let late = Instant::now() >= removal.end;
             return if late { Err(PortError::Stopping) } else { Ok(false) };
         }
-        let Serving { post, file, .. } = self.serving.swap_remove(at);
-        let port = post.port();
-        if let Some(file) = file {
-            self.handover.discard_socket(&file);
+        let serving = self.serving.swap_remove(at);
+        let port = serving.post().port();
+        if let Some(file) = serving.file() {
+            self.handover.discard_socket(file);
         }
         uplink::detach(&port, &self.context.workers, &self.handover);
         let serial = self.withdraw(port.id);
@@ -433,25 +374,11 @@ impl Daemon {
         self.go_on(removal)
     }
 
-    /// A port without a socket.
-    pub(super) fn serve_without_socket(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
-        let post = self.post(port)?;
-        self.serving.push(Serving { post, thread: None, file: None });
-        Ok(())
-    }
-
-    /// A port as the book has it.
-    fn post(&self, port: &Arc<Port>) -> Result<Arc<Post>, PortError> {
-        let entry = self.book.get(&port.name).ok_or(PortError::NoSuchPort)?;
-        let settings = entry.settings.clone();
-        Ok(Arc::new(Post::new(port, settings, &self.ports, &self.events, self.feature_level)))
-    }
-
     /// Changes settings of a port or TAP; what changes, and when.
     pub fn set(&mut self, wanted: &Settings) -> Result<Vec<(Difference, Effect)>, PortError> {
         self.is_free()?;
         let name = wanted.name();
-        let post = Arc::clone(&self.serving(name)?.post);
+        let post = Arc::clone(self.serving(name)?.post());
         let entry = self.book.get(name).ok_or(PortError::NoSuchPort)?.clone();
         let changes = plan::changes(&entry.settings, wanted);
         if let Some((difference, _)) = changes.iter().find(|(_, effect)| *effect == Effect::Reopen)
@@ -482,67 +409,7 @@ impl Daemon {
 
     /// What of a port or TAP waits for its next front-end.
     pub fn pending(&self, name: &str) -> Vec<Difference> {
-        self.serving(name).map(|serving| serving.post.pending()).unwrap_or_default()
-    }
-
-    /// Has the thread of a guest's port wait for front-ends.
-    pub(super) fn serve_guest(
-        &mut self,
-        port: &Arc<Port>,
-        acceptor: Acceptor,
-    ) -> Result<(), PortError> {
-        let file = acceptor.file_that_stays();
-        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let post = self.post(port)?;
-        let seat = Seat {
-            post: Arc::clone(&post),
-            account: self.ledger.open()?,
-            context: self.context.clone(),
-            stop: Arc::clone(&stop),
-        };
-        let thread = std::thread::Builder::new()
-            .name(format!("port-{}", port.id))
-            .stack_size(SESSION_STACK_BYTES)
-            .spawn(move || acceptor.serve(&seat))?;
-        let thread = Some((thread, Stop::Session(stop)));
-        self.serving.push(Serving { post, thread, file });
-        Ok(())
-    }
-
-    /// Has the thread of a stream's port wait for peers, or connect to one.
-    pub(super) fn serve_stream(
-        &mut self,
-        port: &Arc<Port>,
-        acceptor: Acceptor,
-    ) -> Result<(), PortError> {
-        let file = acceptor.file_that_stays();
-        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let post = self.post(port)?;
-        let (stopped, workers) = (Arc::clone(&stop), Arc::clone(&self.context.workers));
-        let port = Arc::clone(port);
-        let thread = std::thread::Builder::new()
-            .name(format!("stream-{}", port.id))
-            .stack_size(SESSION_STACK_BYTES)
-            .spawn(move || stream::serve(&port, acceptor, &workers, &stopped))?;
-        let thread = Some((thread, Stop::Session(stop)));
-        self.serving.push(Serving { post, thread, file });
-        Ok(())
-    }
-
-    /// Has a thread attach a TAP's interface again whenever it is lost, and its MTU followed.
-    pub(super) fn serve_tap(&mut self, port: &Arc<Port>, created: bool) -> io::Result<()> {
-        self.monitor_links()?;
-        let post = self.post(port).map_err(io::Error::other)?;
-        let stopping = Arc::new(AtomicBool::new(false));
-        let keep = {
-            let (port, workers) = (Arc::clone(port), Arc::clone(&self.context.workers));
-            let (handover, stopping) = (Arc::clone(&self.handover), Arc::clone(&stopping));
-            move || uplink::keep(&port, created, &workers, &handover, &stopping)
-        };
-        let thread = start_helper(format!("tap-{}", port.id), &stopping, keep)?;
-        let thread = Some((thread, Stop::Reattach(stopping)));
-        self.serving.push(Serving { post, thread, file: None });
-        Ok(())
+        self.serving(name).map(|serving| serving.post().pending()).unwrap_or_default()
     }
 
     /// A number for a new port of this name.

@@ -1,0 +1,181 @@
+//! What serves a port: a thread of its own, with the socket or interface that was opened for it.
+//!
+//! A port for which that cannot be had is there without: it is in the table and in the book, frames
+//! for it are dropped, and it may be changed and deleted as any other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::front_end::{Acceptor, Seat};
+use super::post::Post;
+use super::{Daemon, PortError, start_helper, stream, uplink};
+use crate::limits::SESSION_STACK_BYTES;
+use crate::port::{Endpoint, Port};
+use crate::vhost_user::socket::Place;
+
+/// What a port is served with.
+pub enum Opened {
+    /// Where front-ends come from, or the peers of a stream.
+    Socket(Acceptor),
+    /// Its interface is attached; true if it was created by us.
+    Interface(bool),
+}
+
+impl Opened {
+    /// The socket's file, if it stays when this ends although we made it.
+    pub fn file_that_stays(&self) -> Option<Place> {
+        match self {
+            Opened::Socket(acceptor) => acceptor.file_that_stays(),
+            Opened::Interface(_) => None,
+        }
+    }
+}
+
+/// How a port's thread is told to end.
+enum Stop {
+    /// A guest's, or a stream's: written once.
+    Session(Arc<EventFd>),
+    /// A TAP's.
+    Reattach(Arc<AtomicBool>),
+}
+
+type Thread = (JoinHandle<()>, Stop);
+
+/// What serves one port.
+pub struct Serving {
+    post: Arc<Post>,
+    /// None if what it is served with cannot be had.
+    thread: Option<Thread>,
+    /// Its socket's file, where that stays when the thread ends.
+    file: Option<Place>,
+}
+
+impl Serving {
+    /// The port.
+    pub fn post(&self) -> &Arc<Post> {
+        &self.post
+    }
+
+    /// Its socket's file, where that stays when the thread ends.
+    pub fn file(&self) -> Option<&Place> {
+        self.file.as_ref()
+    }
+
+    /// Tells its thread to end.
+    pub fn stop(&self) {
+        match &self.thread {
+            Some((_, Stop::Session(stop))) => {
+                // Fails only if it is full, and then it is readable.
+                let _ = stop.write(1);
+                if let Some(stream) = self.post.port().as_stream() {
+                    stream.wake();
+                }
+            }
+            Some((thread, Stop::Reattach(stopping))) => {
+                stopping.store(true, Ordering::Release);
+                if let Endpoint::Device(device) = &self.post.port().endpoint {
+                    device.wake();
+                }
+                thread.thread().unpark();
+            }
+            None => {}
+        }
+    }
+
+    /// Its thread, to be waited for.
+    pub fn into_thread(self) -> Option<JoinHandle<()>> {
+        self.thread.map(|(thread, _)| thread)
+    }
+
+    /// True if its thread has ended, or there is none.
+    pub fn has_ended(&mut self) -> bool {
+        let ended = self.thread.take_if(|(thread, _)| thread.is_finished());
+        if let Some((thread, _)) = ended {
+            // Panics were contained and logged inside.
+            let _ = thread.join();
+        }
+        self.thread.is_none()
+    }
+}
+
+impl Daemon {
+    /// Has a thread serve a port of the book with what was opened for it.
+    pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
+        let (post, file) = (self.post(port)?, opened.file_that_stays());
+        let thread = Some(self.start_thread(&post, opened)?);
+        self.serving.push(Serving { post, thread, file });
+        Ok(())
+    }
+
+    /// A port of the book for which nothing could be opened.
+    pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
+        let post = self.post(port)?;
+        self.serving.push(Serving { post, thread: None, file: None });
+        Ok(())
+    }
+
+    /// A port as the book has it.
+    fn post(&self, port: &Arc<Port>) -> Result<Arc<Post>, PortError> {
+        let entry = self.book.get(&port.name).ok_or(PortError::NoSuchPort)?;
+        let settings = entry.settings.clone();
+        Ok(Arc::new(Post::new(port, settings, &self.ports, &self.events, self.feature_level)))
+    }
+
+    fn start_thread(&mut self, post: &Arc<Post>, opened: Opened) -> Result<Thread, PortError> {
+        match opened {
+            Opened::Interface(created) => self.keep_tap(&post.port(), created),
+            Opened::Socket(acceptor) => match post.port().as_stream() {
+                Some(_) => self.meet_peers(&post.port(), acceptor),
+                None => self.meet_front_ends(post, acceptor),
+            },
+        }
+    }
+
+    /// The thread of a guest's port waits for front-ends.
+    fn meet_front_ends(
+        &mut self,
+        post: &Arc<Post>,
+        acceptor: Acceptor,
+    ) -> Result<Thread, PortError> {
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let seat = Seat {
+            post: Arc::clone(post),
+            account: self.ledger.open()?,
+            context: self.context.clone(),
+            stop: Arc::clone(&stop),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("port-{}", post.port().id))
+            .stack_size(SESSION_STACK_BYTES)
+            .spawn(move || acceptor.serve(&seat))?;
+        Ok((thread, Stop::Session(stop)))
+    }
+
+    /// The thread of a stream's port waits for peers, or connects to one.
+    fn meet_peers(&self, port: &Arc<Port>, acceptor: Acceptor) -> Result<Thread, PortError> {
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        let (stopped, workers) = (Arc::clone(&stop), Arc::clone(&self.context.workers));
+        let port = Arc::clone(port);
+        let thread = std::thread::Builder::new()
+            .name(format!("stream-{}", port.id))
+            .stack_size(SESSION_STACK_BYTES)
+            .spawn(move || stream::serve(&port, acceptor, &workers, &stopped))?;
+        Ok((thread, Stop::Session(stop)))
+    }
+
+    /// A thread attaches a TAP's interface again whenever it is lost, and its MTU is followed.
+    fn keep_tap(&mut self, port: &Arc<Port>, created: bool) -> Result<Thread, PortError> {
+        self.monitor_links()?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let keep = {
+            let (port, workers) = (Arc::clone(port), Arc::clone(&self.context.workers));
+            let (handover, stopping) = (Arc::clone(&self.handover), Arc::clone(&stopping));
+            move || uplink::keep(&port, created, &workers, &handover, &stopping)
+        };
+        let thread = start_helper(format!("tap-{}", port.id), &stopping, keep)?;
+        Ok((thread, Stop::Reattach(stopping)))
+    }
+}
