@@ -38,6 +38,13 @@ pub enum What {
         /// The reason.
         why: String,
     },
+    /// What could not be served is in service now.
+    Recovered {
+        /// What kind of degradation that was: its code.
+        code: &'static str,
+        /// For how long it was missing.
+        seconds: u64,
+    },
     /// A changed configuration is in effect.
     Reloaded {
         /// What changed.
@@ -182,6 +189,7 @@ macro_rules! kinds {
 kinds! {
     What::Ready { .. } => "ready" "16d11a7ef9bc4d8785fe32c1d0495ced" Info,
     What::Degraded { .. } => "degraded" "1b4a954731a44f2082f357c03ce4f4c9" Error,
+    What::Recovered { .. } => "recovered" "b92f4c07d5e84a1386c21f7e905ad3b6" Info,
     What::Reloaded { .. } => "reloaded" "0f78e4dd1dcc4134aba6806bf704bf6a" Info,
     What::ReloadFailed { .. } => "reload_failed" "7df3cebd53084288b664dfe4a96ec816" Error,
     What::PortAdded => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
@@ -213,6 +221,9 @@ impl fmt::Display for What {
         match self {
             What::Ready { summary } => write!(f, "ready: {summary}"),
             What::Degraded { why } => write!(f, "{why}"),
+            What::Recovered { code, seconds } => {
+                write!(f, "in service now, after {seconds} s without ({code})")
+            }
             What::Reloaded { summary } => write!(f, "reloaded: {summary}"),
             What::ReloadFailed { why } => write!(f, "not reloaded: {why}"),
             What::PortAdded => f.write_str("added"),

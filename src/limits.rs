@@ -4,13 +4,14 @@
 //! data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`, those
 //! of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of events in
 //! `limits/events.rs`, of metrics in `limits/metrics.rs`, of ports that come by themselves in
-//! `limits/plug.rs`.
+//! `limits/plug.rs`, of what is tried again in `limits/retry.rs`.
 
 mod capture;
 mod control;
 mod events;
 mod metrics;
 mod plug;
+mod retry;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -20,6 +21,7 @@ pub use control::*;
 pub use events::*;
 pub use metrics::*;
 pub use plug::*;
+pub use retry::*;
 pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::ControlSocket;
-use vioswitch::daemon::degraded::Degradation;
-use vioswitch::daemon::{self, Daemon, Keeper, Plug, Reloader};
+use vioswitch::daemon::degraded::{Code, Degradation};
+use vioswitch::daemon::{self, Daemon, Keeper, Plug, Reloader, Services, Slot};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
 use vioswitch::metrics::Metrics;
@@ -22,9 +22,6 @@ use vioswitch::sys::signals::{Signal, Signals};
 
 /// Status of what trying again does not mend.
 const BAD_USAGE: u8 = 2;
-
-/// Names of ports in one line about several.
-const SHOWN_NAMES: usize = 5;
 
 fn main() -> ExitCode {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -118,10 +115,12 @@ fn run(
         lock(&daemon).keep_files(&texts);
     }
     let reloader = Arc::new(Reloader::new(&daemon, request));
-    let plug = serve_plug(&daemon, log);
+    let mut services = Services::new(&daemon);
+    let plug = serve_plug(&mut services, &daemon);
     let control = control.map(|socket| socket.serve(&daemon, &reloader)).transpose()?;
-    let metrics = serve_metrics(config, &daemon, log);
-    say_ready(&lock(&daemon), log);
+    let metrics = serve_metrics(&mut services, config, &daemon);
+    let status = say_ready(&lock(&daemon), log);
+    let retry = services.retry(status)?;
     loop {
         match signals.wait()? {
             Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
@@ -134,13 +133,15 @@ fn run(
         }
     }
     notify_manager("STOPPING=1");
-    if let Some(plug) = plug {
+    // First, so that nothing comes any more.
+    retry.stop();
+    if let Some(plug) = plug.take().flatten() {
         plug.stop();
     }
     if let Some(control) = control {
         control.stop();
     }
-    if let Some(metrics) = metrics {
+    if let Some(metrics) = metrics.take().flatten() {
         metrics.stop();
     }
     let mut daemon = lock(&daemon);
@@ -157,18 +158,22 @@ fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
 
 /// Makes ports of sockets that turn up, if there is a directory for that. The other guests' network
 /// does not depend on it.
-fn serve_plug(daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Plug> {
-    let started = Plug::start(daemon);
-    started.unwrap_or_else(|error| {
-        log.error(&format_args!("plug: {error}; going on without it"));
-        None
-    })
+fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Plug>> {
+    let daemon = Arc::clone(daemon);
+    services
+        .start(Code::Plug, move || Plug::start(&daemon).map_err(|error| format!("plug: {error}")))
 }
 
 /// Answers those who ask for metrics, if anybody may. The guests' network does not depend on it.
-fn serve_metrics(config: &Config, daemon: &Arc<Mutex<Daemon>>, log: &Log) -> Option<Metrics> {
-    let started = Metrics::start(config.metrics.as_ref()?, daemon);
-    started.map_err(|error| log.error(&format_args!("{error}; going on without it"))).ok()
+fn serve_metrics(
+    services: &mut Services,
+    config: &Config,
+    daemon: &Arc<Mutex<Daemon>>,
+) -> Slot<Option<Metrics>> {
+    let (socket, daemon) = (config.metrics.clone(), Arc::clone(daemon));
+    services.start(Code::Metrics, move || {
+        socket.as_ref().map(|socket| Metrics::start(socket, &daemon)).transpose()
+    })
 }
 
 /// The configuration that was last in force, where the one there is has errors. A host that starts
@@ -211,37 +216,37 @@ fn state_dir(request: &Request) -> Option<PathBuf> {
     given.or_else(|| std::env::split_paths(&std::env::var_os("STATE_DIRECTORY")?).next())
 }
 
-/// Ready, with all that it was told to be or without some.
-fn say_ready(daemon: &Daemon, log: &Log) {
+/// Ready, with all that it was told to be or without some; the service manager's status.
+fn say_ready(daemon: &Daemon, log: &Log) -> String {
     let events = daemon.events();
-    let (left_out, others): (Vec<Degradation>, Vec<Degradation>) =
-        daemon.degradations().into_iter().partition(|one| one.code.is_port());
-    for Degradation { subject, text, .. } in &left_out {
-        let why = format!("{text}; the port is left out until the next start");
+    for Degradation { code, subject, text, .. } in daemon.degradations() {
+        let why = match code {
+            Code::PortLeftOut | Code::TapLeftOut => {
+                format!("{text}; the port is left out and tried again")
+            }
+            Code::Metrics | Code::Plug => format!("{text}; going on without it"),
+            // Said when it was found.
+            _ => {
+                events.keep(None, 0, What::Degraded { why: reason(&text) });
+                continue;
+            }
+        };
         let event = What::Degraded { why: reason(&why) };
         log.error_with(&values(&event), &why);
         events.keep(subject.as_deref(), 0, event);
     }
-    let mut degraded = Vec::new();
-    if !left_out.is_empty() {
-        let names: Vec<&str> = left_out.iter().filter_map(|one| one.subject.as_deref()).collect();
-        let (count, some) = (names.len(), names[..names.len().min(SHOWN_NAMES)].join(", "));
-        let more = if count > SHOWN_NAMES { ", ..." } else { "" };
-        degraded.push(format!("ports left out: {count} ({some}{more})"));
+    let (summary, status) = (daemon.summary(), daemon.status_line());
+    notify_manager(&format!("READY=1\nSTATUS={status}"));
+    match daemon.shortfall() {
+        None => events.tell(What::Ready { summary }),
+        Some(degraded) => {
+            let event = What::Ready { summary: format!("{summary}, {degraded}") };
+            let Kind { name, message_id } = event.kind();
+            log::warn!(message_id, event = name; "{event}");
+            events.keep(None, 0, event);
+        }
     }
-    degraded.extend(others.into_iter().take(SHOWN_NAMES).map(|one| one.text));
-    let summary = daemon.summary();
-    if degraded.is_empty() {
-        notify_manager("READY=1\nSTATUS=all sockets exist");
-        events.tell(What::Ready { summary });
-        return;
-    }
-    let degraded = format!("degraded, {}", degraded.join("; "));
-    notify_manager(&format!("READY=1\nSTATUS={degraded}"));
-    let event = What::Ready { summary: format!("{summary}, {degraded}") };
-    let Kind { name, message_id } = event.kind();
-    log::warn!(message_id, event = name; "{event}");
-    events.keep(None, 0, event);
+    status
 }
 
 /// What the journal is told beside an event's text.

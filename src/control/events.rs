@@ -71,6 +71,7 @@ fn show(event: &Event) -> Value {
         What::Degraded { why } | What::ReloadFailed { why } | What::Dropped { why } => {
             json!({"why": why})
         }
+        What::Recovered { code, seconds } => json!({"code": code, "seconds": seconds}),
         What::Attached { pid, uid, features } => {
             json!({"pid": pid, "uid": uid, "features": features})
         }

@@ -5,6 +5,7 @@
 //! all of them; the control socket, the metrics and the service manager are told from it.
 
 use super::Daemon;
+use crate::port::Port;
 use crate::sys::clock;
 
 macro_rules! codes {
@@ -45,6 +46,11 @@ codes! {
 }
 
 impl Code {
+    /// Of a port that is left out.
+    pub fn of(port: &Port) -> Code {
+        if port.as_tap().is_some() { Code::TapLeftOut } else { Code::PortLeftOut }
+    }
+
     /// True if it is about a port, TAP or stream, which is the subject.
     pub fn is_port(self) -> bool {
         matches!(self, Code::PortLeftOut | Code::TapLeftOut)
@@ -74,9 +80,39 @@ impl Degradation {
 
 impl Daemon {
     /// Why the switch is not all that it was told to be; empty if it is. As many as there are
-    /// ports, and some more.
+    /// ports, and some more. What can be had later leaves the list.
     pub fn degradations(&self) -> Vec<Degradation> {
-        self.keeper.degraded().chain(&self.plug_trouble).chain(&self.left_out).cloned().collect()
+        self.keeper.degraded().chain(self.missing.iter()).cloned().collect()
+    }
+}
+
+/// Names of ports in one line about several, and reasons of other kinds.
+const SHOWN: usize = 5;
+
+impl Daemon {
+    /// The same in a line, for the service manager; nothing if all is there.
+    pub fn shortfall(&self) -> Option<String> {
+        let all = self.degradations();
+        let mut parts = Vec::new();
+        for (code, kind) in
+            [(Code::PortLeftOut, "ports left out"), (Code::TapLeftOut, "taps left out")]
+        {
+            let of = all.iter().filter(|one| one.code == code);
+            let names: Vec<&str> = of.filter_map(|one| one.subject.as_deref()).collect();
+            if !names.is_empty() {
+                let (count, some) = (names.len(), names[..names.len().min(SHOWN)].join(", "));
+                let more = if count > SHOWN { ", ..." } else { "" };
+                parts.push(format!("{kind}: {count} ({some}{more})"));
+            }
+        }
+        let others = all.into_iter().filter(|one| !one.code.is_port()).map(|one| one.text);
+        parts.extend(others.take(SHOWN));
+        (!parts.is_empty()).then(|| format!("degraded, {}", parts.join("; ")))
+    }
+
+    /// As the service manager is told of it.
+    pub fn status_line(&self) -> String {
+        self.shortfall().unwrap_or_else(|| "all sockets exist".to_owned())
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Start: ports and table, watchdog, workers, TAPs, then every socket, then the session threads.
 //! Sockets come last, so that a front-end that connects finds everything else running; the process
-//! is ready when all of them exist. A port whose socket cannot be had is left out: the others'
-//! guests need not wait for the administrator. If none is left there is nothing to start for.
+//! is ready when all of them exist. A port whose socket or interface cannot be had is left out: the
+//! others' guests need not wait for the administrator. It is tried again ([`retry`]). If none is
+//! left there is nothing to start for.
 //!
 //! Stop: workers end after their turn, so that what was taken from a ring is delivered and given
 //! back and nothing more is taken: what guests send waits in their rings for the next process. Then
@@ -24,12 +25,14 @@ mod handover;
 mod keeper;
 mod kept;
 mod link_monitor;
+mod missing;
 mod plan;
 mod plug;
 pub mod ports;
 mod post;
 mod reload;
 mod report;
+mod retry;
 mod serving;
 mod state;
 mod stream;
@@ -45,7 +48,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::config::{self, Config, Origin, Texts};
+use crate::config::{self, Config, Endpoint, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
@@ -68,11 +71,13 @@ use degraded::{Code, Degradation};
 use handover::{Handover, Received};
 pub use keeper::Keeper;
 use keeper::NotKept;
+use missing::Missing;
 pub use plan::{Step, Summary};
 pub use plug::Plug;
 pub use ports::{PortError, Removal};
 pub use post::Effect;
 pub use reload::{Busy, Confirm, Reloader};
+pub use retry::{Retry, Services, Slot};
 use serving::{Opened, Serving};
 use uplink::UplinkError;
 
@@ -111,6 +116,15 @@ impl StartError {
         let name = name.to_owned();
         |source| StartError::Port { name, source }
     }
+
+    /// About a port of any kind.
+    fn of(port: &Port, source: PortError) -> StartError {
+        let name = port.name.clone();
+        match port.as_tap() {
+            Some(_) => StartError::Tap { name, source },
+            None => StartError::Port { name, source },
+        }
+    }
 }
 
 /// A running switch.
@@ -126,8 +140,8 @@ pub struct Daemon {
     /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
     retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
-    /// Ports that have no socket, and why.
-    left_out: Vec<Degradation>,
+    /// What is wanted and not in service.
+    missing: Missing,
     /// What each port and TAP was told to be.
     book: Book,
     /// Where changes of that are kept.
@@ -136,8 +150,6 @@ pub struct Daemon {
     started: Config,
     /// A reload changes it, and nobody else may.
     changing: bool,
-    /// Why sockets that turn up are not found.
-    plug_trouble: Option<Degradation>,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
     /// What happened.
@@ -237,12 +249,11 @@ impl Daemon {
             feature_level: config.feature_level,
             retired: Vec::new(),
             handover: Arc::new(handover),
-            left_out: Vec::new(),
+            missing: Missing::default(),
             book,
             keeper,
             started: config.clone(),
             changing: false,
-            plug_trouble: None,
             news,
             events,
             clients: Arc::default(),
@@ -264,6 +275,8 @@ impl Daemon {
     fn start_ports(&mut self, config: &Config, mut received: Received) -> Result<(), StartError> {
         let ports = self.ports.present();
         let mut taps = Vec::new();
+        // Why there is no start, if nothing can be served.
+        let mut first = None;
         for port in ports.iter() {
             if let Some((_, ifname)) = port.as_tap() {
                 let mut kept = received.tap(ifname);
@@ -274,17 +287,14 @@ impl Daemon {
                 match received.open(attach, UplinkError::is_busy) {
                     Ok(created) => taps.push((port, created)),
                     Err(error) => {
-                        let error =
-                            StartError::Tap { name: port.name.clone(), source: error.into() };
-                        self.go_without(port, error)?;
+                        uplink::detach(port, &self.context.workers, &self.handover);
+                        self.leave_out(port, error.into(), &mut first)?;
                     }
                 }
             }
         }
         uplink::compare_mtus(&ports);
         let mut acceptors = Vec::with_capacity(config.ports.len() + config.streams.len());
-        // Without which there is no start, if all are without.
-        let mut first = None;
         for (at, endpoint) in config.endpoints() {
             let Some(port) = ports.shared(at as PortId) else { continue };
             let open = |received: &mut Received| front_end::Acceptor::open(at, endpoint, received);
@@ -295,16 +305,11 @@ impl Daemon {
                 Err(error) if !error.is_lasting() => {
                     return Err(StartError::port(&port.name)(error.into()));
                 }
-                Err(error) => {
-                    let error = StartError::port(&port.name)(error.into());
-                    self.leave_out(port, &error)?;
-                    if self.book.origin(&port.name) != Origin::Runtime {
-                        first.get_or_insert(error);
-                    }
-                }
+                Err(error) => self.leave_out(port, error.into(), &mut first)?,
             }
         }
-        if let Some(error) = first.filter(|_| acceptors.is_empty()) {
+        let serves = !acceptors.is_empty() || !taps.is_empty() || config.plug.is_some();
+        if let Some(error) = first.filter(|_| !serves) {
             return Err(error);
         }
         self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
@@ -321,21 +326,26 @@ impl Daemon {
         Ok(())
     }
 
-    /// Goes on without a TAP that was added while an earlier process ran. Without one of the
-    /// configuration there is no start.
-    fn go_without(&mut self, port: &Arc<Port>, error: StartError) -> Result<(), StartError> {
+    /// Goes on without what serves a port, which is tried again. An inherited descriptor is not: by
+    /// then its number may be another file's. `first` keeps the first error about a port of the
+    /// configuration.
+    fn leave_out(
+        &mut self,
+        port: &Arc<Port>,
+        error: PortError,
+        first: &mut Option<StartError>,
+    ) -> Result<(), StartError> {
+        let error = StartError::of(port, error);
+        let entry = self.book.get(&port.name);
+        let endpoint = entry.and_then(|entry| entry.settings.endpoint());
+        let again = !matches!(endpoint, Some(Endpoint::Fd(_)));
+        let missing = Degradation::new(Code::of(port), Some(&port.name), error.to_string());
+        self.missing.add(missing, again, Instant::now());
+        self.serve_without(port).map_err(StartError::port(&port.name))?;
         if self.book.origin(&port.name) != Origin::Runtime {
-            return Err(error);
+            first.get_or_insert(error);
         }
-        uplink::detach(port, &self.context.workers, &self.handover);
-        self.leave_out(port, &error)
-    }
-
-    /// Goes on without what serves a port.
-    fn leave_out(&mut self, port: &Arc<Port>, error: &StartError) -> Result<(), StartError> {
-        let code = if port.as_tap().is_some() { Code::TapLeftOut } else { Code::PortLeftOut };
-        self.left_out.push(Degradation::new(code, Some(&port.name), error.to_string()));
-        self.serve_without(port).map_err(StartError::port(&port.name))
+        Ok(())
     }
 
     fn start_helpers(&mut self, age_seconds: u32) -> io::Result<()> {

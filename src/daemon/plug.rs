@@ -21,6 +21,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::book::Entry;
-use super::degraded::{Code, Degradation};
+use super::degraded::Code;
 use super::front_end::Acceptor;
 use super::{Daemon, PortError, Removal, build};
 use crate::config::{Origin, Settings, is_port_name};
@@ -36,8 +37,8 @@ use crate::events::{Events, What, reason};
 use crate::guard::bucket::Bucket;
 use crate::limits::{
     MAX_NAME_LEN, MAX_PLUG_FILES, MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, PLUG_BURST, PLUG_EVERY,
-    PLUG_GRACE, PLUG_LOOK, PLUG_PAUSE, PLUG_STOP_TIMEOUT, PLUG_TOLD_BURST, PLUG_TOLD_EVERY,
-    REMOVE_STEP,
+    PLUG_FIRST_LOOK, PLUG_GRACE, PLUG_LOOK, PLUG_PAUSE, PLUG_STOP_TIMEOUT, PLUG_TOLD_BURST,
+    PLUG_TOLD_EVERY, REMOVE_STEP,
 };
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Interest, Wake};
@@ -104,12 +105,22 @@ impl Plug {
             (path.to_owned(), Arc::clone(daemon.events()))
         };
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let mut watcher = Watcher::new(Arc::clone(daemon), path, events);
+        let (looked, first_look) = mpsc::sync_channel(1);
+        let mut watcher = Watcher::new(Arc::clone(daemon), path.clone(), events, looked);
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("plug".to_owned()).spawn(move || {
             let ended = || is_readable(std::os::fd::AsRawFd::as_raw_fd(&*stopped));
             run_again_after_panic("thread plug", ended, || watcher.run(&stopped));
         })?;
+        if first_look.recv_timeout(PLUG_FIRST_LOOK).is_err() {
+            let seconds = PLUG_FIRST_LOOK.as_secs();
+            let why = format!("plug {path:?}: not looked at within {seconds} s");
+            let mut daemon = daemon.lock().unwrap_or_else(PoisonError::into_inner);
+            // It may have been just now.
+            if first_look.try_recv().is_err() {
+                daemon.note_service(Code::Plug, Some(why));
+            }
+        }
         Ok(Some(Plug { stop, thread }))
     }
 
@@ -156,6 +167,8 @@ struct Watcher {
     path: PathBuf,
     events: Arc<Events>,
     directory: Option<WatchedDir>,
+    /// Told of each look at the directory, until nobody waits for the first.
+    looked: SyncSender<()>,
     /// Why it could not be looked at, as it was told.
     trouble: Option<String>,
     known: BTreeMap<OsString, Known>,
@@ -169,11 +182,17 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(daemon: Arc<Mutex<Daemon>>, path: PathBuf, events: Arc<Events>) -> Watcher {
+    fn new(
+        daemon: Arc<Mutex<Daemon>>,
+        path: PathBuf,
+        events: Arc<Events>,
+        looked: SyncSender<()>,
+    ) -> Watcher {
         Watcher {
             daemon,
             path,
             events,
+            looked,
             directory: None,
             trouble: None,
             known: BTreeMap::new(),
@@ -221,17 +240,7 @@ impl Watcher {
             return Some(PLUG_PAUSE);
         }
         self.behind = false;
-        let found = match self.look() {
-            Ok(found) => Some(found),
-            Err(error) => {
-                self.tell_trouble(&error);
-                self.directory = None;
-                // Without a directory there are no files.
-                (error.kind() == io::ErrorKind::NotFound).then(BTreeMap::new)
-            }
-        };
-        let trouble = self.trouble.clone();
-        self.daemon().plug_trouble = trouble.map(|text| Degradation::new(Code::Plug, None, text));
+        let found = self.look_and_tell();
         if let Some(found) = found {
             self.compare(&found, now);
             self.add_all(&found);
@@ -244,6 +253,29 @@ impl Watcher {
             () if waits => Some(PLUG_LOOK),
             () => None,
         }
+    }
+
+    /// The files that there are, as far as that is known, and what keeps it from being known.
+    fn look_and_tell(&mut self) -> Option<BTreeMap<OsString, Found>> {
+        let before = self.trouble.take();
+        let found = match self.look() {
+            Ok(found) => Some(found),
+            Err(error) => {
+                self.trouble = Some(self.named(&error));
+                self.directory = None;
+                // Without a directory there are no files.
+                (error.kind() == io::ErrorKind::NotFound).then(BTreeMap::new)
+            }
+        };
+        let mut daemon = self.daemon();
+        daemon.note_service(Code::Plug, self.trouble.clone());
+        // Under the lock: who waits for the first look tells of what is there then.
+        let is_first = self.looked.try_send(()).is_ok();
+        drop(daemon);
+        // Once for each trouble in a row.
+        let new = self.trouble.clone().filter(|why| !is_first && before.as_ref() != Some(why));
+        new.into_iter().for_each(|why| self.events.tell(What::Degraded { why }));
+        found
     }
 
     /// The files that there are, those of ports surely.
@@ -277,20 +309,14 @@ impl Watcher {
         }
         if more {
             let text = format!("more than {MAX_PLUG_FILES} files: not all of them are looked at");
-            self.tell_trouble(&io::Error::other(text));
-        } else {
-            self.trouble = None;
+            self.trouble = Some(self.named(&text));
         }
         Ok(found)
     }
 
-    /// Once for each trouble in a row.
-    fn tell_trouble(&mut self, error: &io::Error) {
-        let why = reason(format!("plug {:?}: {error}", self.path));
-        if self.trouble.as_ref() != Some(&why) {
-            self.events.tell(What::Degraded { why: why.clone() });
-        }
-        self.trouble = Some(why);
+    /// What keeps the directory from being looked at.
+    fn named(&self, why: &dyn fmt::Display) -> String {
+        reason(format!("plug {:?}: {why}", self.path))
     }
 
     /// Ports whose files are gone, or whose listeners are, go; what is known of other files is

@@ -341,7 +341,7 @@ impl Daemon {
         let same = |serving: &Serving| Arc::ptr_eq(serving.post(), &removal.post);
         // Somebody else's removal of the same port may have come further.
         let Some(at) = self.serving.iter().position(same) else { return Ok(true) };
-        if !self.serving[at].has_ended() {
+        if !self.serving[at].has_ended() || self.missing.is_tried(removal.post.name()) {
             let late = Instant::now() >= removal.end;
             return if late { Err(PortError::Stopping) } else { Ok(false) };
         }
@@ -354,7 +354,7 @@ impl Daemon {
         let serial = self.withdraw(port.id);
         removal.serial = Some(serial);
         removal.end = Instant::now() + REMOVE_TIMEOUT;
-        self.left_out.retain(|left| left.subject.as_deref() != Some(port.name.as_str()));
+        self.missing.forget_port(&port.name);
         let entry = self.book.strike(&port.name);
         // A reload may bring it back at once.
         let kept = if self.changing {

@@ -51,6 +51,8 @@ pub struct Serving {
     thread: Option<Thread>,
     /// Its socket's file, where that stays when the thread ends.
     file: Option<Place>,
+    /// It was told to end.
+    leaves: AtomicBool,
 }
 
 impl Serving {
@@ -66,6 +68,7 @@ impl Serving {
 
     /// Tells its thread to end.
     pub fn stop(&self) {
+        self.leaves.store(true, Ordering::Release);
         match &self.thread {
             Some((_, Stop::Session(stop))) => {
                 // Fails only if it is full, and then it is readable.
@@ -106,14 +109,33 @@ impl Daemon {
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
         let (post, file) = (self.post(port)?, opened.file_that_stays());
         let thread = Some(self.start_thread(&post, opened)?);
-        self.serving.push(Serving { post, thread, file });
+        self.serving.push(Serving { post, thread, file, leaves: AtomicBool::new(false) });
         Ok(())
     }
 
     /// A port of the book for which nothing could be opened.
     pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
         let post = self.post(port)?;
-        self.serving.push(Serving { post, thread: None, file: None });
+        let leaves = AtomicBool::new(false);
+        self.serving.push(Serving { post, thread: None, file: None, leaves });
+        Ok(())
+    }
+
+    /// True if a port for which nothing could be opened is gone, or about to go.
+    pub(super) fn is_leaving(&self, post: &Arc<Post>) -> bool {
+        let serving = self.serving.iter().find(|serving| Arc::ptr_eq(&serving.post, post));
+        let leaves = |serving: &Serving| serving.leaves.load(Ordering::Acquire);
+        self.stopping.load(Ordering::Acquire) || serving.is_none_or(leaves)
+    }
+
+    /// Has such a port be served after all.
+    pub(super) fn serve_late(&mut self, post: &Arc<Post>, opened: Opened) -> Result<(), PortError> {
+        let file = opened.file_that_stays();
+        let thread = self.start_thread(post, opened)?;
+        let mut all = self.serving.iter_mut();
+        let serving = all.find(|serving| Arc::ptr_eq(&serving.post, post));
+        let serving = serving.ok_or(PortError::NoSuchPort)?;
+        (serving.thread, serving.file) = (Some(thread), file);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ mod details;
 mod doctor;
 mod events;
 mod findings;
+mod health;
 mod held_up;
 mod kept;
 mod looking;

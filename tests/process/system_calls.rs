@@ -121,7 +121,8 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         ];
         let mut d = Daemon::with_ports(&["", ""], &extra);
         let names = ["balance", "drops", "ageing", "link-monitor", "tap-2", "stream-3", "port-1"];
-        let names = names.into_iter().chain(["control", "plug", "metrics"]).map(str::to_owned);
+        let more = ["control", "plug", "metrics", "retry"];
+        let names = names.into_iter().chain(more).map(str::to_owned);
         let names: Vec<String> = names.collect();
         assert!(wait_for(SOON, || names.iter().all(|name| names_of(&d).contains(name))));
         // None is at its beginning any more.

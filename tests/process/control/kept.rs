@@ -15,7 +15,7 @@ use super::{INTERFACE, LOST, Lab};
 /// A switch that keeps its changes, and the directory where it does.
 pub(super) struct Kept {
     pub(super) lab: Lab,
-    state: Dir,
+    pub(super) state: Dir,
 }
 
 impl Kept {
@@ -26,11 +26,11 @@ impl Kept {
         Kept { lab: Lab::new(ports, &args), state }
     }
 
-    fn file(&self) -> PathBuf {
+    pub(super) fn file(&self) -> PathBuf {
         self.state.path().join("runtime.json")
     }
 
-    fn start(&mut self) {
+    pub(super) fn start(&mut self) {
         self.lab.d.restart();
         // The socket of before is still there.
         let up = wait_for(LOST, || self.lab.ctl(&["status"]).status.success());

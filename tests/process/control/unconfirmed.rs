@@ -24,7 +24,7 @@ fn start(filed: &mut Filed) {
     assert!(up, "{}", filed.lab.d.log());
 }
 
-fn crash(filed: &mut Filed) {
+pub(super) fn crash(filed: &mut Filed) {
     filed.lab.d.kill();
     start(filed);
 }

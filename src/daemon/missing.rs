@@ -1,0 +1,170 @@
+//! What was wanted and is not in service: why, since when, and when it is tried again.
+//!
+//! Ports and TAPs that were left out at the start, and services beside them. What comes into
+//! service, and a port that is deleted or made anew with other settings, leaves the list. Time is
+//! an argument; [`super::retry`] does what is due.
+
+use std::time::{Duration, Instant};
+
+use super::degraded::{Code, Degradation};
+use crate::limits::{RETRY_MAX, RETRY_MIN};
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct Missing {
+    all: Vec<Lack>,
+}
+
+/// One thing that is not in service.
+#[derive(Debug)]
+struct Lack {
+    degradation: Degradation,
+    found: Instant,
+    next: Next,
+}
+
+/// When it is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Never by the thread that tries again.
+    Never,
+    /// Then; if that fails, after twice the pause.
+    At(Instant, Duration),
+    /// Now; it is being tried.
+    Running(Duration),
+}
+
+impl Lack {
+    /// If it was being tried, it is again after a longer pause.
+    fn wait(&mut self, now: Instant) {
+        if let Next::Running(pause) = self.next {
+            let pause = (2 * pause).min(RETRY_MAX);
+            self.next = Next::At(now + pause, pause);
+        }
+    }
+}
+
+impl Missing {
+    /// All reasons, in the order in which they were found.
+    pub fn iter(&self) -> impl Iterator<Item = &Degradation> {
+        self.all.iter().map(|lack| &lack.degradation)
+    }
+
+    /// Adds what is not in service, to be tried again or not. What is there already gets the new
+    /// reason, and keeps its time.
+    pub fn add(&mut self, degradation: Degradation, again: bool, now: Instant) {
+        let Degradation { code, subject, text, .. } = &degradation;
+        match self.find(*code, subject.as_deref()) {
+            Some(at) => self.all[at].degradation.text.clone_from(text),
+            None => {
+                let next = if again { Next::At(now + RETRY_MIN, RETRY_MIN) } else { Next::Never };
+                self.all.push(Lack { degradation, found: now, next });
+            }
+        }
+    }
+
+    /// Takes out what is in service now, or not wanted any more; for how long it was missing.
+    pub fn take(&mut self, code: Code, subject: Option<&str>, now: Instant) -> Option<Duration> {
+        let lack = self.all.remove(self.find(code, subject)?);
+        Some(now.saturating_duration_since(lack.found))
+    }
+
+    /// Takes out what is said of a port that is gone.
+    pub fn forget_port(&mut self, name: &str) {
+        self.all.retain(|lack| lack.degradation.subject.as_deref() != Some(name));
+    }
+
+    /// What waits longest of what is to be tried now. It is being tried until it is taken out, or
+    /// [`Missing::failed`].
+    pub fn begin(&mut self, now: Instant) -> Option<(Code, Option<String>)> {
+        let due = |lack: &&mut Lack| matches!(lack.next, Next::At(at, _) if at <= now);
+        let at = |lack: &Lack| if let Next::At(at, _) = lack.next { at } else { now };
+        let lack = self.all.iter_mut().filter(due).min_by_key(|lack| at(lack))?;
+        if let Next::At(_, pause) = lack.next {
+            lack.next = Next::Running(pause);
+        }
+        Some((lack.degradation.code, lack.degradation.subject.clone()))
+    }
+
+    /// It was tried, and failed for this reason; true if that is another one than before.
+    pub fn failed(&mut self, code: Code, subject: Option<&str>, why: &str, now: Instant) -> bool {
+        let Some(at) = self.find(code, subject) else { return false };
+        let lack = &mut self.all[at];
+        lack.wait(now);
+        let is_new = lack.degradation.text != why;
+        why.clone_into(&mut lack.degradation.text);
+        is_new
+    }
+
+    /// What was being tried is not any more, and is tried again later: a port that is told to end,
+    /// or all that a panic left.
+    pub fn pause(&mut self, of: impl Fn(&Degradation) -> bool, now: Instant) {
+        self.all.iter_mut().filter(|lack| of(&lack.degradation)).for_each(|lack| lack.wait(now));
+    }
+
+    /// True while a port is being tried.
+    pub fn is_tried(&self, name: &str) -> bool {
+        let of = |lack: &&Lack| lack.degradation.subject.as_deref() == Some(name);
+        self.all.iter().filter(of).any(|lack| matches!(lack.next, Next::Running(_)))
+    }
+
+    fn find(&self, code: Code, subject: Option<&str>) -> Option<usize> {
+        let is = |Lack { degradation: one, .. }: &Lack| {
+            one.code == code && one.subject.as_deref() == subject
+        };
+        self.all.iter().position(is)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, text: &str) -> Degradation {
+        Degradation::new(Code::PortLeftOut, Some(name), text.to_owned())
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_after_pauses_that_grow_up_to_a_bound() {
+        let (start, mut missing) = (Instant::now(), Missing::default());
+        missing.add(port("a", "no"), true, start);
+        missing.add(port("never", "no"), false, start);
+        let (mut now, mut pauses) = (start, Vec::new());
+        for _ in 0..8 {
+            let from = now;
+            while missing.begin(now).is_none() {
+                now += Duration::from_millis(500);
+            }
+            pauses.push((now - from).as_secs());
+            assert!(missing.is_tried("a") && missing.begin(now + RETRY_MAX).is_none());
+            assert!(!missing.failed(Code::PortLeftOut, Some("a"), "no", now));
+            assert!(!missing.is_tried("a"));
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
+        assert!(missing.failed(Code::PortLeftOut, Some("a"), "other", now));
+        let texts: Vec<&str> = missing.iter().map(|one| one.text.as_str()).collect();
+        assert_eq!(texts, ["other", "no"]);
+        let lasted = missing.take(Code::PortLeftOut, Some("a"), now);
+        assert_eq!(lasted, Some(now - start));
+        assert_eq!(missing.iter().count(), 1);
+    }
+
+    #[test]
+    fn who_waits_longest_is_first_and_what_is_gone_is_tried_no_more() {
+        let (now, mut missing) = (Instant::now(), Missing::default());
+        missing.add(port("late", "no"), true, now + RETRY_MIN);
+        missing.add(port("early", "no"), true, now);
+        missing.add(Degradation::new(Code::Metrics, None, "no".to_owned()), true, now);
+        missing.forget_port("late");
+        // The same once more is the same.
+        missing.add(Degradation::new(Code::Metrics, None, "why".to_owned()), true, now);
+        let later = now + 2 * RETRY_MIN;
+        assert_eq!(missing.begin(later), Some((Code::PortLeftOut, Some("early".to_owned()))));
+        assert_eq!(missing.begin(later), Some((Code::Metrics, None)));
+        assert_eq!(missing.begin(later), None);
+        assert_eq!(missing.take(Code::Metrics, None, later), Some(2 * RETRY_MIN));
+        assert_eq!(missing.take(Code::Metrics, None, later), None);
+        // A late answer of what was forgotten.
+        assert!(!missing.failed(Code::PortLeftOut, Some("late"), "x", later));
+    }
+}

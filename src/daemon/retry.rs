@@ -1,0 +1,287 @@
+//! What could not be had at the start is tried again: sockets of ports and streams, interfaces of
+//! TAPs, services beside them.
+//!
+//! One thread tries what is due of the list ([`super::missing`]), one after the other. It holds the
+//! daemon while it chooses and while it puts into service what it got, never while it waits for a
+//! file system or the kernel. A port that is being tried is not removed before that is over. The
+//! same thread tells the service manager what the switch lacks, whenever that changes.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::degraded::{Code, Degradation};
+use super::front_end::Acceptor;
+use super::handover::{Handover, Received};
+use super::post::Post;
+use super::serving::Opened;
+use super::{Daemon, PortError, StartError, start_helper, uplink};
+use crate::config::Endpoint;
+use crate::events::What;
+use crate::limits::{RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
+use crate::port::Port;
+use crate::sys::notify::notify;
+use crate::sys::threads::{self, join_until};
+use crate::vhost_user::socket::Place;
+use crate::worker::Workers;
+
+/// Starts a service; an error says why it cannot be had.
+type Start = Box<dyn FnMut() -> Result<(), String> + Send>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic under it was contained.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Services beside the ports: the switch goes on without those that cannot be had.
+pub struct Services {
+    daemon: Arc<Mutex<Daemon>>,
+    missing: Vec<(Code, Start)>,
+}
+
+/// A service, once it is there.
+pub struct Slot<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Slot<T> {
+    /// Takes it, if it is there.
+    pub fn take(&self) -> Option<T> {
+        lock(&self.0).take()
+    }
+}
+
+impl Services {
+    /// None yet.
+    pub fn new(daemon: &Arc<Mutex<Daemon>>) -> Services {
+        Services { daemon: Arc::clone(daemon), missing: Vec::new() }
+    }
+
+    /// Starts a service now, or else again and again until it can be had.
+    pub fn start<T: Send + 'static, E: std::fmt::Display>(
+        &mut self,
+        code: Code,
+        mut start: impl FnMut() -> Result<T, E> + Send + 'static,
+    ) -> Slot<T> {
+        let slot = Arc::new(Mutex::new(None));
+        let place = Arc::clone(&slot);
+        let mut start: Start = Box::new(move || {
+            let service = start().map_err(|error| error.to_string())?;
+            *lock(&place) = Some(service);
+            Ok(())
+        });
+        if let Err(why) = start() {
+            let missing = Degradation::new(code, None, why);
+            lock(&self.daemon).missing.add(missing, true, Instant::now());
+            self.missing.push((code, start));
+        }
+        Slot(slot)
+    }
+
+    /// From now on what is missing is tried again, and the service manager, who was told `status`,
+    /// is told of changes.
+    pub fn retry(self, status: String) -> io::Result<Retry> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let mut retrier = {
+            let daemon = lock(&self.daemon);
+            Retrier {
+                workers: Arc::clone(&daemon.context.workers),
+                handover: Arc::clone(&daemon.handover),
+                daemon: Arc::clone(&self.daemon),
+                services: self.missing,
+                stopping: Arc::clone(&stopping),
+                status,
+            }
+        };
+        let thread = start_helper("retry".to_owned(), &stopping, move || retrier.run())?;
+        Ok(Retry { thread, stopping })
+    }
+}
+
+/// The thread that tries again.
+pub struct Retry {
+    thread: JoinHandle<()>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Retry {
+    /// Ends it.
+    pub fn stop(self) {
+        self.stopping.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+        join_until(&mut vec![self.thread], Instant::now() + RETRY_STOP_TIMEOUT);
+    }
+}
+
+/// What is tried, and what that takes.
+enum Attempt {
+    Service(Code),
+    Socket(Arc<Post>, Endpoint),
+    Interface(Arc<Post>),
+}
+
+impl Daemon {
+    /// What to try now, if something is due. A reload has the switch to itself.
+    fn begin_attempt(&mut self) -> Option<Attempt> {
+        if self.is_free().is_err() || self.stopping.load(Ordering::Acquire) {
+            return None;
+        }
+        let (code, subject) = self.missing.begin(Instant::now())?;
+        let Some(name) = subject else { return Some(Attempt::Service(code)) };
+        let post = Arc::clone(self.serving(&name).ok()?.post());
+        let endpoint = self.book.get(&name).and_then(|entry| entry.settings.endpoint().cloned());
+        Some(match endpoint {
+            Some(endpoint) => Attempt::Socket(post, endpoint),
+            None => Attempt::Interface(post),
+        })
+    }
+
+    /// It is in service now.
+    pub(super) fn recovered(&mut self, code: Code, port: Option<&str>) {
+        let Some(missed) = self.missing.take(code, port, Instant::now()) else { return };
+        let event = What::Recovered { code: code.name(), seconds: missed.as_secs() };
+        match self.ports.present().named(port.unwrap_or_default()) {
+            Some(port) => port.events.tell_surely(&port.name, event),
+            None => self.events.tell(event),
+        }
+    }
+
+    /// A service beside the ports cannot be had for this reason, or can.
+    pub(super) fn note_service(&mut self, code: Code, trouble: Option<String>) {
+        match trouble {
+            Some(text) => {
+                let missing = Degradation::new(code, None, text);
+                self.missing.add(missing, false, Instant::now());
+            }
+            None => self.recovered(code, None),
+        }
+    }
+}
+
+struct Retrier {
+    daemon: Arc<Mutex<Daemon>>,
+    workers: Arc<Workers>,
+    handover: Arc<Handover>,
+    services: Vec<(Code, Start)>,
+    stopping: Arc<AtomicBool>,
+    /// As the service manager was told.
+    status: String,
+}
+
+impl Retrier {
+    fn run(&mut self) {
+        // What a panic left.
+        lock(&self.daemon).missing.pause(|_| true, Instant::now());
+        while threads::pause(self.tick(), &self.stopping) {
+            self.try_all();
+            self.tell();
+        }
+    }
+
+    fn tick(&self) -> Duration {
+        let is_missing = lock(&self.daemon).missing.iter().next().is_some();
+        if is_missing { RETRY_TICK } else { RETRY_IDLE_TICK }
+    }
+
+    /// What failed is due again after a pause, so that this ends.
+    fn try_all(&mut self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            let attempt = lock(&self.daemon).begin_attempt();
+            match attempt {
+                None => return,
+                Some(Attempt::Service(code)) => self.try_service(code),
+                Some(Attempt::Socket(post, endpoint)) => {
+                    let port = post.port();
+                    self.settle(&post, self.open_socket(&port, &endpoint));
+                }
+                Some(Attempt::Interface(post)) => {
+                    let port = post.port();
+                    self.settle(&post, self.attach(&port));
+                }
+            }
+        }
+    }
+
+    fn try_service(&mut self, code: Code) {
+        let Some((_, start)) = self.services.iter_mut().find(|(of, _)| *of == code) else { return };
+        match start() {
+            Ok(()) => lock(&self.daemon).recovered(code, None),
+            Err(why) => self.failed(code, None, &why),
+        }
+    }
+
+    fn open_socket(&self, port: &Port, endpoint: &Endpoint) -> Result<Opened, PortError> {
+        let mut acceptor = Acceptor::open(port.id.into(), endpoint, &mut Received::default())?;
+        self.handover.keep_sockets(std::iter::once(&mut acceptor));
+        Ok(Opened::Socket(acceptor))
+    }
+
+    fn attach(&self, port: &Port) -> Result<Opened, PortError> {
+        let attached = uplink::attach(port, &self.workers, None, &self.handover);
+        let attached = attached.inspect_err(|_| self.detach(port));
+        Ok(Opened::Interface(attached?))
+    }
+
+    fn detach(&self, port: &Port) {
+        uplink::detach(port, &self.workers, &self.handover);
+    }
+
+    /// Puts a port into service with what was opened for it, or lets go of that.
+    fn settle(&self, post: &Arc<Post>, opened: Result<Opened, PortError>) {
+        let port = post.port();
+        let code = Code::of(&port);
+        let failed = |error: PortError| {
+            let why = StartError::of(&port, error).to_string();
+            self.failed(code, Some(&port.name), &why);
+        };
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => return failed(error),
+        };
+        let file = opened.file_that_stays();
+        let mut daemon = lock(&self.daemon);
+        if daemon.is_leaving(post) {
+            drop(daemon);
+            drop(opened);
+            self.let_go(&port, file);
+            let is = |one: &Degradation| one.subject.as_deref() == Some(port.name.as_str());
+            // Now it may be removed.
+            return lock(&self.daemon).missing.pause(is, Instant::now());
+        }
+        match daemon.serve_late(post, opened) {
+            Ok(()) => {
+                daemon.recovered(code, Some(&port.name));
+                uplink::compare_mtus(&daemon.ports());
+            }
+            Err(error) => {
+                drop(daemon);
+                self.let_go(&port, file);
+                failed(error);
+            }
+        }
+    }
+
+    /// What was opened for a port is not used.
+    fn let_go(&self, port: &Port, file: Option<Place>) {
+        file.iter().for_each(|file| self.handover.discard_socket(file));
+        self.detach(port);
+    }
+
+    fn failed(&self, code: Code, port: Option<&str>, why: &str) {
+        if lock(&self.daemon).missing.failed(code, port, why, Instant::now()) {
+            log::error!("{why}; it is tried again");
+        }
+    }
+
+    /// Tells the service manager what the switch lacks, if that is something else than before.
+    fn tell(&mut self) {
+        let status = lock(&self.daemon).status_line();
+        if status == self.status {
+            return;
+        }
+        if let Err(error) = notify(&format!("STATUS={status}")) {
+            log::warn!("cannot notify the service manager: {error}");
+        }
+        self.status = status;
+    }
+}

@@ -1,0 +1,28 @@
+//! Limits of what is tried again that could not be had at the start.
+
+use std::time::Duration;
+
+// --- What is tried again ------------------------------------------------------------------
+
+/// How long after the start, or a failure, what cannot be had is tried again; the pause doubles up
+/// to [`RETRY_MAX`]. Most of what is missing at a start comes within seconds, by another unit.
+pub const RETRY_MIN: Duration = Duration::from_secs(1);
+
+/// The longest pause: what an administrator mends is served while he is still looking. A try of a
+/// socket is a few system calls, so a thousand ports without a directory cost next to nothing.
+pub const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// How often the thread looks for what is due, and for what the service manager is to be told,
+/// while something is missing.
+pub const RETRY_TICK: Duration = Duration::from_secs(1);
+
+/// The same while nothing is: only changes that are not kept, or files that are bad, are news then.
+pub const RETRY_IDLE_TICK: Duration = Duration::from_secs(5);
+
+/// How long the end of the process waits for a try that is under way, which a file system may hold
+/// up.
+pub const RETRY_STOP_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How long the start waits for the first look at the directory of ports by plug, which its file
+/// system may hold up, before it says that all is well.
+pub const PLUG_FIRST_LOOK: Duration = Duration::from_secs(1);
