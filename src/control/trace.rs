@@ -106,12 +106,17 @@ impl Told {
     /// Whether it gets out of a port.
     fn leaving(&mut self, port: &Port, length: u32) {
         let (to, state, most) = (quote(port), show::state(port), port.mtu.max_len());
-        let reason = if state == "gone" {
-            self.step(format!("not to {to}: its interface is gone"));
+        let reason = if port.as_tap().is_some() && !port.is_up() {
+            let why =
+                if port.is_left_out() { "it has no interface" } else { "its interface is gone" };
+            self.step(format!("not to {to}: {why}"));
             DropReason::TapGone
         } else if state == "down" {
             self.step(format!("not to {to}: its interface is down"));
             DropReason::TapDown
+        } else if port.is_left_out() && port.as_guest().is_some() {
+            self.step(format!("not to {to}: it has no socket"));
+            DropReason::PortDown
         } else if port.as_stream().is_some() && state != "attached" {
             self.step(format!("not to {to}: no process is connected to it"));
             DropReason::StreamGone

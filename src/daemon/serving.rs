@@ -116,6 +116,7 @@ impl Daemon {
     /// A port of the book for which nothing could be opened.
     pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
         let post = self.post(port)?;
+        port.left_out.store(true, Ordering::Relaxed);
         let leaves = AtomicBool::new(false);
         self.serving.push(Serving { post, thread: None, file: None, leaves });
         Ok(())
@@ -136,6 +137,7 @@ impl Daemon {
         let serving = all.find(|serving| Arc::ptr_eq(&serving.post, post));
         let serving = serving.ok_or(PortError::NoSuchPort)?;
         (serving.thread, serving.file) = (Some(thread), file);
+        post.port().left_out.store(false, Ordering::Relaxed);
         Ok(())
     }
 

@@ -82,6 +82,8 @@ pub struct Port {
     pub preallocated: bool,
     /// What else is asked of it.
     pub policy: LivePolicy,
+    /// It has no socket or interface yet, and cannot be met.
+    pub left_out: AtomicBool,
     /// The ports that it came in the place of.
     pub line: Line,
     /// The longest packet that goes there.
@@ -117,6 +119,7 @@ impl Port {
             feature_level: FEATURE_LEVELS,
             preallocated: false,
             policy: LivePolicy::new(PortPolicy::PLAIN),
+            left_out: AtomicBool::new(false),
             line: Line::default(),
             mtu: Mtu::new(None),
             stats: PortStats::default(),
@@ -264,6 +267,11 @@ impl Port {
         self.stats.drops.add_to(&mut traffic[Direction::Out as usize].drops);
         self.each_queue(&mut |direction, _, stats| traffic[direction as usize].add(stats));
         traffic
+    }
+
+    /// True if it has no socket or interface yet.
+    pub fn is_left_out(&self) -> bool {
+        self.left_out.load(Ordering::Relaxed)
     }
 
     /// What the switch's policy needs to know.

@@ -139,6 +139,9 @@ impl Report {
         let state = port["state"].as_str().unwrap_or_default();
         let vm = port["kind"] == "vm";
         let problem = match state {
+            "left_out" => format!(
+                "'{name}' has no socket or interface since the start: vioswitchctl status says why"
+            ),
             "listening" if !vm => format!(
                 "nobody is connected to '{name}': start the process behind it, or see that it uses \
                  this stream's socket"

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 
 use testkit::host::{Host, in_namespace, ip};
@@ -113,6 +114,12 @@ fn a_port_without_a_directory_for_its_socket_comes_when_there_is_one() {
     );
     assert_eq!((count(&lab, "port-left-out"), is_healthy(&lab)), (2, false));
     assert_eq!(ports_of(&lab, "degraded"), ["p1", "s1"]);
+    let state = |lab: &Lab, name: &str| lab.json(&["port", "show", name])["port"]["state"].clone();
+    assert_eq!(["p1", "s1"].map(|name| state(&lab, name)), ["left_out", "left_out"]);
+    assert!(lab.fails(&["port", "wait", "p1", "--for=listening", "--timeout=50ms"]).0 == 1);
+    let why = lab.ctl(&["why", "p0", "p1"]);
+    let told = String::from_utf8_lossy(&why.stdout).into_owned();
+    assert!(why.status.code() == Some(1) && told.contains("'p1' has no socket"), "{told}");
     // What it is to be may change meanwhile.
     lab.done(&["port", "set", "p1", "mtu=9000"]);
     fs::create_dir(&late).expect("mkdir");
@@ -145,6 +152,9 @@ fn a_tap_that_cannot_be_had_costs_no_port_and_comes_when_it_can() {
         let mut lab = Lab::new(2, &["--tap=up,ifname=t0", "--workers=2"]);
         assert_eq!((count(&lab, "tap-left-out"), is_healthy(&lab)), (1, false));
         assert_eq!(ports_of(&lab, "degraded"), ["up"]);
+        assert_eq!(lab.json(&["port", "show", "up"])["port"]["state"], "left_out");
+        let broadcast = ["trace", "p0", "src=02:00:00:00:00:09", "dst=ff:ff:ff:ff:ff:ff"];
+        assert!(lab.done(&broadcast).contains("not to 'up': it has no interface"));
         let told = lab.done(&["status"]);
         assert!(told.contains("tap up: interface t0: exists and is not a TAP"), "{told}");
         let bystanders = lab.bystanders();
@@ -257,4 +267,39 @@ fn what_is_not_kept_and_what_runs_in_the_place_of_bad_files_is_counted() {
     assert!(wait_for(LOST, || count(&filed.lab, "reload-not-confirmed") == 1));
     assert!(!waits(&filed.lab));
     filed.lab.d.stop();
+}
+
+/// A try that a file system holds up, here by the lock that a bind takes, holds up no client; a
+/// port that is deleted meanwhile goes when it is over, and leaves nothing.
+#[test]
+fn a_try_that_lasts_holds_up_no_client_and_no_removal() {
+    let dir = Dir::new();
+    let (late, made) = (dir.path().join("late"), dir.path().join("made"));
+    let lab = Lab::new(1, &[&format!("--port=p1,socket={}", late.join("p1").display())]);
+    fs::create_dir(&made).expect("mkdir");
+    let name = ".vioswitch.lock";
+    let lock = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(made.join(name))
+        .expect("a lock's file");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("flock");
+    fs::rename(&made, &late).expect("rename");
+    let fds = format!("/proc/{}/fd", lab.d.pid());
+    let is_tried = || {
+        let all = fs::read_dir(&fds).expect("descriptors").flatten();
+        let links = all.filter_map(|entry| fs::read_link(entry.path()).ok());
+        { links }.any(|path| path == late.join(name))
+    };
+    let mut client = lab.client();
+    assert!(wait_for(LOST, is_tried), "{}", lab.d.log());
+    let status = client.call("GetStatus", json!({}))["parameters"].clone();
+    assert!(is_tried(), "the answer came when it was over");
+    assert_eq!(status["degradations"][0]["subject"], "p1", "{status}");
+    let answer = client.call("DeletePort", json!({"name": "p1"}));
+    assert!(answer["error"].is_null(), "{answer}");
+    assert!(!is_tried() && !late.join("p1").exists(), "{}", lab.d.log());
+    assert!(is_healthy(&lab) && !lab.ctl(&["port", "show", "p1"]).status.success());
+    lab.d.stop();
 }

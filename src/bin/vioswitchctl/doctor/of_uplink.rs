@@ -33,6 +33,10 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
             format!("ip tuntap add dev {interface} mode tap multi_queue vnet_hdr user vioswitch");
         return findings.fail("tap-gone", name, cause, &command);
     }
+    // What has its name may be another's.
+    if port.state() == "left_out" {
+        return;
+    }
     // Renamed, or not to be had.
     let Some(link) = facts.host.link(interface) else { return };
     if !has(link, "UP") {
