@@ -48,7 +48,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::config::{self, Config, Endpoint, Origin, Texts};
+use crate::config::{self, Config, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
@@ -67,7 +67,7 @@ use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
 use book::Book;
 pub use check::check;
-use degraded::{Code, Degradation};
+use degraded::Code;
 use handover::{Handover, Received};
 pub use keeper::Keeper;
 use keeper::NotKept;
@@ -326,8 +326,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Goes on without what serves a port, which is tried again. An inherited descriptor is not: by
-    /// then its number may be another file's. `first` keeps the first error about a port of the
+    /// Goes on without what serves a port; `first` keeps the first error about a port of the
     /// configuration.
     fn leave_out(
         &mut self,
@@ -336,12 +335,7 @@ impl Daemon {
         first: &mut Option<StartError>,
     ) -> Result<(), StartError> {
         let error = StartError::of(port, error);
-        let entry = self.book.get(&port.name);
-        let endpoint = entry.and_then(|entry| entry.settings.endpoint());
-        let again = !matches!(endpoint, Some(Endpoint::Fd(_)));
-        let missing = Degradation::new(Code::of(port), Some(&port.name), error.to_string());
-        self.missing.add(missing, again, Instant::now());
-        self.serve_without(port).map_err(StartError::port(&port.name))?;
+        self.miss(port, error.to_string()).map_err(StartError::port(&port.name))?;
         if self.book.origin(&port.name) != Origin::Runtime {
             first.get_or_insert(error);
         }

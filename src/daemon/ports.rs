@@ -171,6 +171,26 @@ impl Daemon {
         self.put(id, &entry.settings).inspect_err(|_| drop(self.book.strike(entry.settings.name())))
     }
 
+    /// Adds what could not be had when it was to come back, without what it is served with. False
+    /// if that cannot be either.
+    pub(super) fn add_without(&mut self, entry: &Entry, why: &str) -> bool {
+        let settings = &entry.settings;
+        let Ok(id) = self.free_number(settings.name()) else { return false };
+        let (port, cap) = match settings {
+            Settings::Port(port) => (build::guest(id, port, self.feature_level), FDB_MAX_PER_PORT),
+            Settings::Tap(tap) => (build::tap(id, tap), FDB_MAX_ENTRIES),
+            Settings::Stream(stream) => (build::stream(id, stream), FDB_MAX_PER_PORT),
+        };
+        let port = Arc::new(port.telling(&self.events));
+        let macs = settings.macs().iter().copied().chain(self.book.tied_to(&port.name));
+        if self.book.clash(settings).is_some() || self.enter_addresses(&port, cap, macs).is_err() {
+            return false;
+        }
+        self.book.enter(entry.clone());
+        self.ports.add(Arc::clone(&port));
+        self.miss(&port, why.to_owned()).is_ok()
+    }
+
     /// Changes what a configuration has, and keeps nothing of it.
     pub(super) fn change_entry(&mut self, entry: &Entry) -> Result<(), PortError> {
         if let Some(clash) = self.book.clash(&entry.settings) {

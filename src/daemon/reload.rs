@@ -311,7 +311,11 @@ impl Reloader {
         let mut errors = Vec::new();
         for step in ordered(&steps) {
             if let Err(error) = self.apply(std::slice::from_ref(step)) {
-                errors.push(format!("going back: {error}"));
+                let comes = matches!(step, Step::Add(_)) || step.detaches();
+                let entry = step.entry().filter(|_| comes);
+                let left_out = entry.is_some_and(|entry| self.daemon().add_without(entry, &error));
+                let what = if left_out { "; it is left out and tried again" } else { "" };
+                errors.push(format!("going back: {error}{what}"));
             }
         }
         let mut daemon = self.daemon();

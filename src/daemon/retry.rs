@@ -136,6 +136,17 @@ impl Daemon {
         })
     }
 
+    /// A port of the book is not served, for this reason, and tried again. An inherited descriptor
+    /// is not: by then its number may be another file's.
+    pub(super) fn miss(&mut self, port: &Arc<Port>, why: String) -> Result<(), PortError> {
+        let entry = self.book.get(&port.name);
+        let endpoint = entry.and_then(|entry| entry.settings.endpoint());
+        let again = !matches!(endpoint, Some(Endpoint::Fd(_)));
+        let missing = Degradation::new(Code::of(port), Some(&port.name), why);
+        self.missing.add(missing, again, Instant::now());
+        self.serve_without(port)
+    }
+
     /// It is in service now.
     pub(super) fn recovered(&mut self, code: Code, port: Option<&str>) {
         let Some(missed) = self.missing.take(code, port, Instant::now()) else { return };
@@ -251,7 +262,9 @@ impl Retrier {
         match daemon.serve_late(post, opened) {
             Ok(()) => {
                 daemon.recovered(code, Some(&port.name));
-                uplink::compare_mtus(&daemon.ports());
+                if port.as_tap().is_some() {
+                    uplink::compare_mtus(&daemon.ports());
+                }
             }
             Err(error) => {
                 drop(daemon);

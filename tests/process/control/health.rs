@@ -269,6 +269,38 @@ fn what_is_not_kept_and_what_runs_in_the_place_of_bad_files_is_counted() {
     filed.lab.d.stop();
 }
 
+/// A reload that fails has to bring back what had no socket before.
+#[test]
+fn what_was_left_out_is_so_again_after_a_reload_that_fails() {
+    let filed = Filed::new(1, &[], &[]);
+    let (lab, etc) = (&filed.lab, filed.etc.path());
+    let write = |entries: &[(&str, &str)]| {
+        let entry = |(name, path): &(&str, &str)| {
+            let path = etc.join(path);
+            format!("[[port]]\nname = \"{name}\"\nsocket = \"{}\"\n", path.display())
+        };
+        let text: String = entries.iter().map(entry).collect();
+        fs::write(etc.join("vioswitch.toml"), text).expect("write");
+    };
+    let far = etc.join("far");
+    fs::create_dir(&far).expect("mkdir");
+    write(&[("f1", "far/f1")]);
+    lab.done(&["config", "reload"]);
+    assert!(is_healthy(lab));
+    fs::remove_dir_all(&far).expect("remove");
+    let _taken = UnixListener::bind(etc.join("taken")).expect("bind");
+    write(&[("f1", "f1"), ("f2", "taken")]);
+    let (status, line) = lab.fails(&["config", "reload"]);
+    assert!(status == 1 && line.contains("is in use by a live process"), "{line}");
+    assert!(filed.names().contains(&"f1".to_owned()), "{line}\n{}", lab.d.log());
+    assert_eq!((count(lab, "port-left-out"), is_healthy(lab)), (1, false));
+    assert_eq!(lab.json(&["port", "show", "f1"])["port"]["state"], "left_out");
+    fs::create_dir(&far).expect("mkdir");
+    heals(lab);
+    assert!(far.join("f1").exists() && !etc.join("f1").exists());
+    drop(Vm::connect(&far.join("f1"), VmConfig::new(1)));
+}
+
 /// A try that a file system holds up, here by the lock that a bind takes, holds up no client; a
 /// port that is deleted meanwhile goes when it is over, and leaves nothing.
 #[test]
