@@ -120,7 +120,13 @@ fn a_bad_file_changes_nothing_and_is_told_whole() {
     // What can be seen before it is tried, and what only the trial shows.
     fs::write(filed.etc.path().join("taken"), "in the way").expect("write");
     filed.write(&[("f2", ""), ("taken", "")]);
-    let (_, line) = lab.fails(&["config", "reload"]);
+    // The one of the signal is over some time after the log has told of it.
+    let mut line = String::new();
+    let is_over = wait_for(LOST, || {
+        line = lab.fails(&["config", "reload"]).1;
+        !line.contains("a reload is under way")
+    });
+    assert!(is_over, "{line}");
     assert!(line.contains("port taken: ") && line.contains("exists and is not a socket"), "{line}");
     let listener = std::os::unix::net::UnixListener::bind(filed.etc.path().join("busy"));
     filed.write(&[("f2", ""), ("busy", "")]);
