@@ -3,7 +3,7 @@
 //! Start: ports and table, watchdog, workers, TAPs, then every socket, then the session threads.
 //! Sockets come last, so that a front-end that connects finds everything else running; the process
 //! is ready when all of them exist. A port whose socket or interface cannot be had is left out: the
-//! others' guests need not wait for the administrator. It is tried again ([`retry`]). If none is
+//! others' guests need not wait for the administrator. It is tried again (`retry.rs`). If none is
 //! left there is nothing to start for.
 //!
 //! Stop: workers end after their turn, so that what was taken from a ring is delivered and given

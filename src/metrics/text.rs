@@ -339,7 +339,7 @@ fn switch(view: &View, health: &Health) -> String {
         (format!("{{kind=\"{kind}\"}}"), count.to_string())
     });
     say("vioswitch_ports", "gauge", "Ports that there are.", &kinds);
-    let help = "Ports of the configuration that cannot be served.";
+    let help = "Ports, TAPs and streams that cannot be served.";
     say("vioswitch_ports_degraded", "gauge", help, &one(health.ports()));
     say("vioswitch_degraded", "gauge", &health_help(), &health.series());
     let help = "1 while a reload waits to be confirmed, and goes back otherwise.";
