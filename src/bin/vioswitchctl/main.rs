@@ -13,6 +13,7 @@ mod details;
 mod doctor;
 mod events;
 mod failure;
+mod files;
 mod frames;
 mod look;
 #[cfg(test)]

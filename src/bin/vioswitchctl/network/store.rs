@@ -2,13 +2,14 @@
 //!
 //! A text is ours if its first line says so, for this network; a link, if it leads where ours does.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::fs;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::plan::{self, Content, File};
 use crate::failure::Failure;
+use crate::files::Replacement;
 
 /// Most of a file of a network that is looked at.
 const MAX_TEXT: u64 = 64 << 10;
@@ -104,28 +105,15 @@ impl Store {
 
     fn put(&self, file: &File) -> io::Result<()> {
         let path = self.at(&file.path);
-        let (Some(directory), Some(last)) = (path.parent(), path.file_name()) else {
-            return Err(ErrorKind::InvalidInput.into());
-        };
-        fs::create_dir_all(directory)?;
-        let text = match &file.content {
-            Content::Link(target) => return symlink(target, &path),
-            Content::Text(text) => text,
-        };
-        // None of those who read these directories takes a name that begins with a dot.
-        let beside = format!(".{}.{}", last.to_string_lossy(), std::process::id());
-        let beside = directory.join(beside);
-        let written = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o644)
-            .open(&beside)
-            .and_then(|mut new| new.write_all(text.as_bytes()).and_then(|()| new.sync_all()))
-            .and_then(|()| fs::rename(&beside, &path));
-        if written.is_err() {
-            let _ = fs::remove_file(&beside);
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
         }
-        written
+        match &file.content {
+            Content::Link(target) => symlink(target, &path),
+            Content::Text(text) => {
+                Replacement::prepare(&path, text, None).and_then(Replacement::commit)
+            }
+        }
     }
 
     /// What of these files is ours, and what is others'.
