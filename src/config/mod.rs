@@ -361,9 +361,9 @@ impl Request {
         })))
     }
 
-    /// True if a file is named.
-    pub fn has_file(&self) -> bool {
-        self.file.is_some()
+    /// The file that is named, if one is.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// Reads the files, if one is named.

@@ -140,6 +140,22 @@ impl Settings {
         }
     }
 
+    /// Those of the words that have to be given: the others are so by themselves.
+    pub fn given(&self) -> Vec<(&'static str, Vec<String>)> {
+        let mut words = self.words();
+        words.retain(|(_, values)| !values.is_empty());
+        let is_place = |key: &str| key == "socket" || key == "ifname";
+        let place = words.iter().filter(|(key, _)| is_place(key)).flat_map(|(key, values)| {
+            values.iter().map(|value| ((*key).to_owned(), Given::Text(value.clone())))
+        });
+        let name = ("name".to_owned(), Given::Text(self.name().to_owned()));
+        let least = [name].into_iter().chain(place).collect();
+        // One on an inherited descriptor has no other place.
+        let plain = Settings::parse(self.kind(), least).map_or(Vec::new(), |plain| plain.words());
+        words.retain(|word| is_place(word.0) || !plain.contains(word));
+        words
+    }
+
     /// What another one of this kind has that these settings have not, and the other way round.
     pub fn differences(&self, other: &Settings) -> Vec<Difference> {
         let value = |words: &[String]| (!words.is_empty()).then(|| words.join(" "));
@@ -238,9 +254,9 @@ mod tests {
     }
 
     /// Reads again what was written down.
-    fn again(settings: &Settings) -> Settings {
+    fn again(settings: &Settings, words: Vec<(&'static str, Vec<String>)>) -> Settings {
         let mut given = vec![("name".to_owned(), Given::Text(settings.name().to_owned()))];
-        for (key, words) in settings.words() {
+        for (key, words) in words {
             given.extend(words.into_iter().map(|word| (key.to_owned(), Given::Text(word))));
         }
         Settings::parse(settings.kind(), given).unwrap()
@@ -289,7 +305,24 @@ mod tests {
             read("tap", &[name, ("ifname", "t0"), ("queues", "4"), ("offload", "csum")]),
             read("tap", &[name, ("ifname", "t0"), ("flood", "off"), ("mtu", "1400")]),
         ] {
-            assert_eq!(again(&settings), settings);
+            assert_eq!(again(&settings, settings.words()), settings);
+            assert_eq!(again(&settings, settings.given()), settings);
+        }
+    }
+
+    #[test]
+    fn what_is_so_by_itself_need_not_be_given() {
+        for (kind, words) in [
+            ("port", &[("name", "a"), ("socket", "/a")][..]),
+            ("port", &[("name", "a"), ("socket", "/a"), ("mode", "client"), ("mtu", "1500")]),
+            ("tap", &[("name", "a"), ("ifname", "t0"), ("queues", "2")]),
+            ("stream", &[("name", "a"), ("socket", "/a"), ("flood", "off")]),
+        ] {
+            let given = read(kind, words).given().into_iter();
+            let given: Vec<(&str, String)> = given.map(|(key, all)| (key, all.join(" "))).collect();
+            let words: Vec<(&str, String)> =
+                words[1..].iter().map(|(key, word)| (*key, (*word).to_owned())).collect();
+            assert_eq!(given, words);
         }
     }
 

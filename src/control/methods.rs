@@ -15,7 +15,7 @@ use super::events::EventStream;
 use super::frames::Frames;
 use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::parameters::{only, required, text};
-use super::reload::{List, ReloadWait};
+use super::reload::{List, ReloadWait, keys};
 use super::wait::PortWait;
 use super::{show, show_clients};
 use crate::config::{self, Settings, nearest};
@@ -61,6 +61,7 @@ const METHODS: &[&str] = &[
     "Trace",
     "GetMetrics",
     "GetConfig",
+    "GetChanges",
     "DiffConfig",
     "ReloadConfig",
     "ConfirmConfig",
@@ -197,10 +198,7 @@ impl Switch {
         client: &Connection,
     ) -> Result<Answer, Fault> {
         let reply = match name {
-            "GetStatus" => {
-                only(&parameters, &[])?;
-                self.status()
-            }
+            "GetStatus" => only(&parameters, &[]).map(|()| self.status())?,
             "ListPorts" => {
                 only(&parameters, &[])?;
                 return if more { Ok(Answer::Stream(Stream::Ports(0))) } else { Err(no_more()) };
@@ -224,14 +222,8 @@ impl Switch {
                 return events.map(Stream::Events).map(Answer::Stream);
             }
             "Trace" => self.trace(parameters)?,
-            "GetWorkers" => {
-                only(&parameters, &[])?;
-                self.workers()
-            }
-            "GetDropReasons" => {
-                only(&parameters, &[])?;
-                show::reasons()
-            }
+            "GetWorkers" => only(&parameters, &[]).map(|()| self.workers())?,
+            "GetDropReasons" => only(&parameters, &[]).map(|()| show::reasons())?,
             "ListAddresses" => {
                 let port = self.port_or_all(&mut parameters)?;
                 if !more {
@@ -239,12 +231,13 @@ impl Switch {
                 }
                 return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
             }
-            "GetConfig" | "DiffConfig" if !more => return Err(no_more()),
+            "GetConfig" | "GetChanges" | "DiffConfig" if !more => return Err(no_more()),
             "GetConfig" => return self.config(&parameters),
-            "DiffConfig" => {
-                // It reads files, and makes the switch compare them.
+            "GetChanges" | "DiffConfig" => {
+                // They tell what files say, which the switch reads and compares for that.
                 permit(client, self.admins, "control-admin-group")?;
-                return self.diff(&parameters);
+                let is_diff = name == "DiffConfig";
+                return if is_diff { self.diff(&parameters) } else { self.changed(&parameters) };
             }
             "AddPort" | "AddTap" | "AddStream" | "SetPort" | "SetTap" | "SetStream"
             | "DeletePort" | "FlushAddresses" | "AddAddress" | "DeleteAddress" | "ReloadConfig"
@@ -367,6 +360,7 @@ impl Switch {
             "degradations": show::degradations(&all),
             "unconfirmed": unconfirmed,
             "plug": plug(&daemon),
+            "config": self.config_file(),
             "state_dir": daemon.state_dir().map(|path| path.to_string_lossy()),
             "clients": show_clients(&self.clients),
         })
@@ -471,11 +465,8 @@ impl Switch {
 fn plug(daemon: &Daemon) -> Option<Value> {
     let (directory, template) = (daemon.plug_directory()?, daemon.book().template()?);
     let words = Settings::Port(template.clone()).words().into_iter();
-    let common =
-        words.filter(|(key, words)| !["socket", "mode"].contains(key) && !words.is_empty());
-    let keys: Vec<Value> =
-        common.map(|(key, words)| json!({"key": key, "values": words})).collect();
-    Some(json!({"directory": directory.to_string_lossy(), "keys": keys}))
+    let common = words.filter(|(key, _)| !["socket", "mode"].contains(key));
+    Some(json!({"directory": directory.to_string_lossy(), "keys": keys(common)}))
 }
 
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {

@@ -11,6 +11,7 @@ use super::message::{Fault, Parameters};
 use super::methods::{Answer, Part, Stream, Switch};
 use super::parameters::{number, only};
 use crate::config::{Difference, Origin};
+use crate::daemon::book::{Changed, Entry};
 use crate::daemon::{Busy, Confirm, Effect, Reloader, Step, Summary};
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
@@ -84,6 +85,44 @@ fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
     all.collect()
 }
 
+/// Keys that are set, with their values.
+pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>) -> Vec<Value> {
+    let set = words.into_iter().filter(|(_, values)| !values.is_empty());
+    set.map(|(key, values)| json!({"key": key, "values": values})).collect()
+}
+
+/// What became of a port while the switch runs. One that is of another kind by now was deleted, and
+/// one of its name was added.
+fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<Value> {
+    let tied: Vec<String> = tied.iter().map(ToString::to_string).collect();
+    let tell = |sign: &str, entry: &Entry, before: Vec<Value>, now: Vec<Value>| {
+        let Entry { settings, origin } = entry;
+        json!({
+            "sign": sign, "kind": settings.kind(), "name": settings.name(),
+            "origin": origin.name(), "before": before, "now": now, "addresses": [],
+        })
+    };
+    let mut told = match (configured, now) {
+        (Some(was), Some(is)) if was.settings.kind() == is.settings.kind() => {
+            let (before, after) = (was.settings.words(), is.settings.words());
+            // Only what differs, either way.
+            let other = |all: &[(&str, Vec<String>)], than: &[(&'static str, Vec<String>)]| {
+                keys(than.iter().filter(|word| !all.contains(word)).cloned())
+            };
+            vec![tell("~", is, other(&after, &before), other(&before, &after))]
+        }
+        _ => {
+            let deleted = configured.map(|was| tell("-", was, Vec::new(), Vec::new()));
+            let added = now.map(|is| tell("+", is, Vec::new(), keys(is.settings.given())));
+            deleted.into_iter().chain(added).collect()
+        }
+    };
+    if let Some(last) = told.last_mut() {
+        last["addresses"] = tied.into();
+    }
+    told
+}
+
 fn busy(busy: Busy) -> Fault {
     Fault::refused(&busy.to_string())
 }
@@ -97,18 +136,29 @@ impl Switch {
         let entries = book.entries().values().map(|entry| {
             let tied = book.tied_to(entry.settings.name());
             let addresses: Vec<String> = tied.map(|mac| mac.to_string()).collect();
-            let words = entry.settings.words().into_iter().filter(|(_, words)| !words.is_empty());
-            let keys: Vec<Value> =
-                words.map(|(key, words)| json!({"key": key, "values": words})).collect();
             json!({
                 "kind": entry.settings.kind(),
                 "name": entry.settings.name(),
                 "origin": entry.origin.name(),
-                "keys": keys,
+                "keys": keys(entry.settings.words()),
                 "addresses": addresses,
             })
         });
         Ok(List::answer("entries", entries))
+    }
+
+    /// The file that the switch was started with, wherever the client stands.
+    pub(super) fn config_file(&self) -> Option<String> {
+        let path = std::path::absolute(self.reloader.file()?).ok()?;
+        Some(path.to_string_lossy().into_owned())
+    }
+
+    /// `GetChanges`: how what is in force differs from what the configuration says.
+    pub(super) fn changed(&self, parameters: &Parameters) -> Result<Answer, Fault> {
+        only(parameters, &[])?;
+        self.reloader.check_settled().map_err(busy)?;
+        let daemon = self.daemon();
+        Ok(List::answer("changes", daemon.book().changes().iter().flat_map(differences)))
     }
 
     /// `DiffConfig`.

@@ -21,6 +21,24 @@ pub struct Entry {
     pub origin: Origin,
 }
 
+/// What became of one port while the switch runs.
+#[derive(Debug)]
+pub struct Changed<'b> {
+    /// What the configuration has; nothing of one that was added.
+    pub configured: Option<&'b Entry>,
+    /// What is in force; nothing of one that was deleted.
+    pub now: Option<&'b Entry>,
+    /// Addresses that were tied to it.
+    pub tied: Vec<MacAddr>,
+}
+
+impl Changed<'_> {
+    /// False if nothing but addresses differs.
+    pub fn has_other_settings(&self) -> bool {
+        self.configured.map(|entry| &entry.settings) != self.now.map(|entry| &entry.settings)
+    }
+}
+
 /// Two want what only one may have.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {} is already used by {owner}", what.noun(), place.display())]
@@ -121,6 +139,32 @@ impl Book {
         let lasts = |name: &str| self.get(name).is_some_and(|e| e.origin.plugged_by().is_none());
         let all = self.configured.iter();
         all.filter(move |(name, _)| !lasts(name)).map(|(_, entry)| entry)
+    }
+
+    /// What is not as the configuration has it, by name. Ports that brought their own sockets are
+    /// not among it: these are found again.
+    pub fn changes(&self) -> Vec<Changed<'_>> {
+        let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
+        for (mac, name) in &self.tied {
+            tied.entry(name).or_default().push(*mac);
+        }
+        let lasting = self.entries.values().filter(|entry| entry.origin.plugged_by().is_none());
+        let there = lasting.map(|entry| {
+            let name = entry.settings.name();
+            let tied = tied.remove(name).unwrap_or_default();
+            Changed { configured: self.configured(name), now: Some(entry), tied }
+        });
+        let there =
+            there.filter(|changed| changed.has_other_settings() || !changed.tied.is_empty());
+        let deleted = self.deleted().map(|entry| Changed {
+            configured: Some(entry),
+            now: None,
+            tied: Vec::new(),
+        });
+        // One after the other: the first takes out of `tied`.
+        let mut all: Vec<Changed<'_>> = there.collect();
+        all.extend(deleted);
+        all
     }
 
     /// Everything that the configuration has.

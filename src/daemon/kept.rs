@@ -18,7 +18,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::book::{Book, Entry};
+use super::book::{Book, Changed, Entry};
 use crate::config::{Config, Given, Origin, Settings};
 use crate::frame::MacAddr;
 use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS};
@@ -68,21 +68,8 @@ pub fn write(book: &Book, back: Option<&Book>, boot: &str) -> Vec<u8> {
 
 /// What differs from the configuration.
 fn differences(book: &Book) -> Value {
-    let mut changes = Vec::new();
-    for (name, Entry { settings, origin }) in book.entries() {
-        // Its socket is found again.
-        if origin.plugged_by().is_some() {
-            continue;
-        }
-        let configured = book.configured(name).map(|entry| &entry.settings);
-        if configured != Some(settings) {
-            changes.push(change(name, settings.kind(), configured, Some(settings)));
-        }
-    }
-    for entry in book.deleted() {
-        let settings = &entry.settings;
-        changes.push(change(settings.name(), settings.kind(), Some(settings), None));
-    }
+    let changes = book.changes().into_iter().filter(Changed::has_other_settings);
+    let changes: Vec<Value> = changes.filter_map(|changed| change(&changed)).collect();
     let lasts = |port: &String| book.origin(port).plugged_by().is_none();
     let tied = book.tied().iter().filter(|(_, port)| lasts(port));
     let addresses: Vec<Value> =
@@ -90,14 +77,15 @@ fn differences(book: &Book) -> Value {
     json!({"changes": changes, "addresses": addresses})
 }
 
-fn change(name: &str, kind: &str, configured: Option<&Settings>, now: Option<&Settings>) -> Value {
-    let mut change = json!({"kind": kind, "name": name});
-    for (key, settings) in [("configured", configured), ("now", now)] {
-        if let Some(settings) = settings {
-            change[key] = words(settings);
+fn change(Changed { configured, now, .. }: &Changed<'_>) -> Option<Value> {
+    let settings = &now.or(*configured)?.settings;
+    let mut change = json!({"kind": settings.kind(), "name": settings.name()});
+    for (key, entry) in [("configured", configured), ("now", now)] {
+        if let Some(entry) = entry {
+            change[key] = words(&entry.settings);
         }
     }
-    change
+    Some(change)
 }
 
 fn words(settings: &Settings) -> Value {

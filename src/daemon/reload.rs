@@ -9,6 +9,7 @@
 //! next process, if this one ends before. That it waits is written down before anything is done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -125,7 +126,18 @@ impl Reloader {
 
     /// Whether there is a file to read at all.
     pub fn check_file(&self) -> Result<(), Busy> {
-        if self.request.has_file() { Ok(()) } else { Err(Busy::NoFile) }
+        self.file().map(drop).ok_or(Busy::NoFile)
+    }
+
+    /// The file that the switch was started with, if there was one; those of conf.d are beside it.
+    pub fn file(&self) -> Option<&Path> {
+        self.request.file()
+    }
+
+    /// Whether it is settled what the configuration is: no reload is under way, and none waits to
+    /// be confirmed.
+    pub fn check_settled(&self) -> Result<(), Busy> {
+        if self.state().busy { Err(Busy::Busy) } else { Ok(()) }
     }
 
     /// What a reload would do, or why it would do nothing.
