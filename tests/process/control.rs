@@ -22,6 +22,7 @@ mod origins;
 mod plug;
 mod reload;
 mod run;
+mod save;
 mod schema;
 mod settings;
 mod streams;

@@ -14,6 +14,7 @@ use crate::doctor::Doctor;
 use crate::frames::Capture;
 use crate::network::Network;
 use crate::run::Run;
+use crate::save::Save;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -346,6 +347,11 @@ pub enum Config {
     },
     /// Keep what reload --confirm has done
     Confirm,
+    /// Write into the files what was changed while the switch runs
+    ///
+    /// What was added goes to conf.d/saved.toml beside the configuration, what was set or deleted
+    /// is changed where it stands. Comments stay, and a file as it was is kept beside as FILE~.
+    Save(Save),
 }
 
 #[derive(Debug, Subcommand)]

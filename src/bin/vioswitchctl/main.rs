@@ -22,6 +22,7 @@ mod network;
 mod pcapng;
 mod qemu;
 mod run;
+mod save;
 mod show;
 mod tool;
 mod top;
@@ -130,6 +131,10 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
             capture.run(&mut client, options.json)?;
             return Ok((String::new(), 0));
         }
+        Command::Config { command: Config::Save(save) } => {
+            save.run(&mut client, options.json)?;
+            return Ok((String::new(), 0));
+        }
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
         Command::Stats { watch: None } => (look::stats(&mut client)?, show::stats),
         Command::Port { command } | Command::OfPort(command) => port(&mut client, command)?,
@@ -223,6 +228,8 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
             (ask(client, "ReloadConfig", seconds)?, config::reloaded)
         }
         Config::Confirm => (ask(client, "ConfirmConfig", json!({}))?, show::nothing),
+        // It asks for several answers, and is told otherwise.
+        Config::Save(_) => (json!({}), show::nothing),
     })
 }
 
