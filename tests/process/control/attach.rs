@@ -49,6 +49,10 @@ fn each_form_fits_its_port() {
         address.split([',', '\n']).next().expect("an end").to_owned()
     };
     assert!(card("p1") == card("p1") && card("p1") != card("p2"), "{}", card("p1"));
+    for (name, address) in [("p0", "52:54:00:00:00:07".to_owned()), ("p1", card("p1"))] {
+        let text = told(&[name, "--libvirt"]);
+        assert!(text.contains(&format!("\n  <mac address='{address}'/>\n")), "{text}");
+    }
     for (args, status, words) in [
         (&["attach", "p0", "--qemu", "--queues=3"][..], 1, "port set p0 queues=3"),
         (&["attach", "p0"], 2, "--libvirt"),

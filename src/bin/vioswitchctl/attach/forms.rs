@@ -177,9 +177,7 @@ pub fn libvirt(wanted: &Wanted) -> Told {
     let allocation = if port.prealloc { "\n  <allocation mode='immediate'/>" } else { "" };
     let mut interface = String::new();
     let mut line = |text: String| interface += &format!("  {text}\n");
-    if let Some(mac) = &port.mac {
-        line(format!("<mac address='{mac}'/>"));
-    }
+    line(format!("<mac address='{}'/>", port.card_mac));
     let socket = xml(&port.socket);
     if port.front_end_listens {
         line(format!("<source type='unix' path='{socket}' mode='server'/>"));

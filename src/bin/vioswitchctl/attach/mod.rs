@@ -127,7 +127,8 @@ pub struct Port {
     pub queues: u64,
     /// The first of its static addresses.
     pub mac: Option<String>,
-    /// What a card of QEMU's gets: by itself QEMU has one address for all machines.
+    /// What a card of QEMU's gets: by itself QEMU has one address for all machines, and libvirt
+    /// another one each time that it is given the same domain.
     pub card_mac: String,
     pub mtu: Option<u64>,
     /// Its memory must be there from the beginning.
