@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Finds a cargo that is new enough, or tells the one line that gets it.
+# Finds a cargo that is new enough; installs one where there is none, or tells the line that does.
 # Sourced, never run; needs common.sh. Sets CARGO.
 #
 # Debian 12's cargo and rustc are too old for us. Its cargo-web and rustc-web, kept current for
-# browsers, are not: they install /usr/bin/cargo and /usr/bin/rustc, in place of the old ones.
+# browsers, are not: they install /usr/bin/cargo and /usr/bin/rustc, in place of the old ones. A
+# small system, such as a container, has no certificates, without which cargo downloads nothing.
 
-TOOLCHAIN_PACKAGES="cargo-web rustc-web"
+TOOLCHAIN_PACKAGES="cargo-web rustc-web ca-certificates"
 
 toolchain_manifest=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/Cargo.toml
 
@@ -47,11 +48,29 @@ apt_candidate() {
     LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9.]*\).*/\1/p'
 }
 
+# Whether there is any cargo or rustc, however old.
+has_toolchain() {
+    command -v cargo >/dev/null || command -v rustc >/dev/null \
+        || [ -x "${CARGO_HOME:-${HOME:-/root}/.cargo}/bin/cargo" ]
+}
+
+# Installs the toolchain of Debian's packages, as root and where it takes no place of another. Fails
+# if it has not.
+install_cargo() {
+    if ! is_root || has_toolchain || ! command -v apt-get >/dev/null; then return 1; fi
+    # A machine that never did this knows no package at all.
+    [ -n "$(apt_candidate rustc-web)" ] || apt-get -qq update >/dev/null 2>&1 || true
+    at_least "$(apt_candidate rustc-web)" "$1" || return 1
+    # shellcheck disable=SC2086 # a list of words
+    require_packages $TOOLCHAIN_PACKAGES
+    find_cargo
+}
+
 # Sets CARGO, or prints the line that gets one and stops.
 require_cargo() {
     local wanted offered update=''
     wanted=$(rust_version)
-    if find_cargo; then return 0; fi
+    if find_cargo || install_cargo "$wanted"; then return 0; fi
     say "this needs Rust $wanted or newer, cargo and rustc; found: $(found_toolchain)" >&2
     offered=$(apt_candidate rustc-web)
     # A machine that never ran "apt-get update" knows no package at all.
