@@ -16,6 +16,7 @@ use testkit::hostile::refill;
 use testkit::mem::RegionSpec;
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, wait_for};
+use testkit::silent;
 use testkit::sys::{Crowd, EventFd, Gate, own_cpu_time, poll_in, set_blocking};
 use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig};
@@ -260,27 +261,13 @@ fn whoever_was_dropped_waits() {
 fn silent_file_system() -> Option<(OwnedFd, OwnedFd)> {
     let dir = std::env::temp_dir().join(format!("silent-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("directory");
-    let path = CString::new(dir.as_os_str().as_encoded_bytes()).expect("path");
+    let over = dir.clone();
     let mounted = move || {
-        // SAFETY: plain system calls on strings that live across them. This thread ends soon.
-        unsafe {
-            if libc::unshare(libc::CLONE_NEWNS) != 0 {
-                return None;
-            }
-            let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
-            libc::mount(none, c"/".as_ptr(), none, private, none.cast());
-            let server = libc::open(c"/dev/fuse".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-            let options = format!("fd={server},rootmode=40000,user_id=0,group_id=0");
-            let options = CString::new(options).expect("options");
-            let (kind, flags) = (c"fuse".as_ptr(), libc::MS_NOSUID | libc::MS_NODEV);
-            if server < 0
-                || libc::mount(kind, path.as_ptr(), kind, flags, options.as_ptr().cast()) != 0
-            {
-                return None;
-            }
-            let root = libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
-            Some((owned(root), owned(server)))
-        }
+        let server = silent::own_mounts().then(|| silent::mount(&over, 0, libc::S_IFDIR))??;
+        let path = CString::new(over.as_os_str().as_encoded_bytes()).expect("path");
+        // SAFETY: plain system call on a string that lives across it. This thread ends soon.
+        let root = unsafe { libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
+        Some((owned(root), server))
     };
     let found = std::thread::spawn(mounted).join().expect("mount");
     std::fs::remove_dir(&dir).expect("directory");

@@ -1,16 +1,14 @@
 //! Ports that come by themselves: sockets that turn up in the directory of `--plug`, those that are
 //! none, and what somebody can cost who may make them.
 
-use std::ffi::CString;
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 
 use testkit::frontend::Frontend;
 use testkit::net::{Job, Net, Sizes};
-use testkit::skip;
 use testkit::traffic::To;
+use testkit::{silent, skip};
 
 use super::*;
 
@@ -328,35 +326,12 @@ fn whose_socket_it_is_and_where() {
     p.lab.d.stop();
 }
 
-/// A FUSE file system of user `uid` over one file, whose server never answers; it ends with the
-/// server's descriptor. None where that may not be mounted. `kind` is the file's type.
-fn silent(over: &Path, uid: u32, kind: u32) -> Option<OwnedFd> {
-    let server = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
-    let options = format!("fd={},rootmode={kind:o},user_id={uid},group_id=0", server.as_raw_fd());
-    let options = CString::new(options).expect("options");
-    let path = CString::new(over.as_os_str().as_encoded_bytes()).expect("path");
-    let (fuse, flags) = (c"fuse".as_ptr(), libc::MS_NOSUID | libc::MS_NODEV);
-    // SAFETY: plain system call on strings that live across it.
-    let made = unsafe { libc::mount(fuse, path.as_ptr(), fuse, flags, options.as_ptr().cast()) };
-    (made == 0).then(|| server.into())
-}
-
-/// The calling thread, and what it starts, have mounts of their own from now on.
-fn own_mounts() -> bool {
-    // SAFETY: plain system calls on strings that live across them.
-    unsafe {
-        let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
-        libc::unshare(libc::CLONE_NEWNS) == 0
-            && libc::mount(none, c"/".as_ptr(), none, private, none.cast()) == 0
-    }
-}
-
 /// A user mounts FUSE over files of the directory: root is refused there (EACCES), or waits for a
 /// server that does not answer.
 #[test]
 fn a_file_that_cannot_be_looked_at_holds_up_no_other() {
     let held = || {
-        if !own_mounts() {
+        if !silent::own_mounts() {
             return skip("needs mounts of its own");
         }
         let p = Plugged::new(0, &[]);
@@ -367,12 +342,12 @@ fn a_file_that_cannot_be_looked_at_holds_up_no_other() {
         };
         p.comes_to(&["vm1", "waits"]);
         p.lab.done(&["port", "del", "waits"]);
-        let Some(_theirs) = silent(&directory("theirs"), 65_534, libc::S_IFDIR) else {
+        let Some(_theirs) = silent::mount(&directory("theirs"), 65_534, libc::S_IFDIR) else {
             return skip("FUSE cannot be mounted");
         };
-        let _silent = silent(&directory("silent"), 0, libc::S_IFDIR).expect("mount");
-        let over_port = silent(&p.path("vm1"), 65_534, libc::S_IFSOCK).expect("mount");
-        let over_file = silent(&p.path("waits"), 65_534, libc::S_IFSOCK).expect("mount");
+        let _silent = silent::mount(&directory("silent"), 0, libc::S_IFDIR).expect("mount");
+        let over_port = silent::mount(&p.path("vm1"), 65_534, libc::S_IFSOCK).expect("mount");
+        let over_file = silent::mount(&p.path("waits"), 65_534, libc::S_IFSOCK).expect("mount");
         let two = p.listen("vm2");
         p.comes_to(&["vm1", "vm2"]);
         p.says(r#"plug: "theirs" is not made a port: it is no socket"#);
@@ -380,15 +355,11 @@ fn a_file_that_cannot_be_looked_at_holds_up_no_other() {
         p.says(r#"plug: "waits" is not made a port: it cannot be looked at: Permission denied"#);
         p.lab.done(&["health"]);
         exchange(&[one, two]);
-        let unmount = |name, server| {
-            drop(server);
-            let path = CString::new(p.path(name).as_os_str().as_encoded_bytes()).expect("path");
-            // SAFETY: plain system call on a string that lives across it.
-            assert_eq!(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }, 0);
-        };
-        unmount("waits", over_file);
+        drop(over_file);
+        silent::unmount(&p.path("waits"));
         p.comes_to(&["vm1", "vm2", "waits"]);
-        unmount("vm1", over_port);
+        drop(over_port);
+        silent::unmount(&p.path("vm1"));
         p.lab.d.stop();
     };
     std::thread::spawn(held).join().expect("what is told above");

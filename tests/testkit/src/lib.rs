@@ -36,7 +36,8 @@
 //! driver must never do), [`neighbours`] (two honest guests beside an attacker: loss and latency),
 //! [`shares`] (what part of a worker a guest keeps beside one), [`transcript`] (recorded
 //! conversations), [`host`] (the host's side of a TAP), [`stream`] (the other end of a stream),
-//! [`huge_pages`], `surroundings` (what a test may rely on: signals, umask, environment, limits),
+//! [`huge_pages`], [`silent`] (file systems that never answer),
+//! `surroundings` (what a test may rely on: signals, umask, environment, limits),
 //! [`proc`] (the daemon's process), [`manager`] (the one that starts it as a
 //! service), [`counters`] (what it says it did), [`manual`] (pages and completions that are made
 //! from the programs).
@@ -56,6 +57,7 @@ pub mod proc;
 pub mod ring;
 pub mod rx;
 pub mod shares;
+pub mod silent;
 pub mod stream;
 mod surroundings;
 pub mod sys;
