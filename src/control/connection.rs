@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::Value;
 use vmm_sys_util::epoll::EventSet;
 
-use super::methods::Stream;
+use super::parts::Stream;
 use crate::guard::client_socket::{ClientSocket, ReadError};
 use crate::limits::{
     CONTROL_MESSAGE_BYTES, CONTROL_MESSAGE_TIMEOUT, CONTROL_READ_BYTES, CONTROL_STREAM_BYTES,
@@ -93,6 +93,8 @@ pub struct Connection {
     pub idle: Option<Idle>,
     /// A call is being carried out that takes its time; the next one waits.
     pub busy: bool,
+    /// Nobody would read an answer.
+    pub hung_up: bool,
     /// What is waited for at present.
     pub watched: EventSet,
 }
@@ -116,33 +118,21 @@ impl Connection {
             stream: None,
             idle: None,
             busy: false,
+            hung_up: false,
             watched: EventSet::IN,
         })
     }
 
-    /// Takes what has come, up to a bound, unless there is something to be done first.
-    pub fn read(&mut self) -> Result<(), Closed> {
-        if !self.wants_more() {
-            return Ok(());
-        }
-        let mut chunk = [0; CONTROL_READ_BYTES];
-        match self.socket.read(&mut chunk) {
-            Ok(0) => self.ended = true,
-            Ok(count) => self.input.extend_from_slice(&chunk[..count]),
-            Err(ReadError::Io(error)) if is_passing(&error) => {}
-            Err(ReadError::Io(_)) => return Err(Closed::Left),
-            Err(ReadError::Descriptors) => return Err(Closed::Descriptors),
-        }
-        Ok(())
-    }
-
-    fn wants_more(&self) -> bool {
-        !self.ended && !self.busy && self.stream.is_none()
-    }
-
-    /// The next whole message, without its end.
+    /// The next whole message, without its end; none while one is being answered. What has come is
+    /// taken, up to a bound, when there is no whole one yet.
     pub fn message(&mut self) -> Result<Option<Vec<u8>>, Closed> {
-        let end = self.input.iter().position(|byte| *byte == 0);
+        if self.is_answering() {
+            return Ok(None);
+        }
+        if self.end_of_message().is_none() && !self.ended {
+            self.read()?;
+        }
+        let end = self.end_of_message();
         if end.unwrap_or(self.input.len()) > CONTROL_MESSAGE_BYTES {
             return Err(Closed::TooLong);
         }
@@ -157,6 +147,40 @@ impl Connection {
         message.truncate(end);
         self.since = None;
         Ok(Some(message))
+    }
+
+    fn end_of_message(&self) -> Option<usize> {
+        self.input.iter().position(|byte| *byte == 0)
+    }
+
+    fn read(&mut self) -> Result<(), Closed> {
+        let mut chunk = [0; CONTROL_READ_BYTES];
+        match self.socket.read(&mut chunk) {
+            Ok(0) => self.ended = true,
+            Ok(count) => self.input.extend_from_slice(&chunk[..count]),
+            Err(ReadError::Io(error)) if is_passing(&error) => {}
+            Err(ReadError::Io(_)) => return Err(Closed::Left),
+            Err(ReadError::Descriptors) => return Err(Closed::Descriptors),
+        }
+        Ok(())
+    }
+
+    fn is_answering(&self) -> bool {
+        self.busy || self.stream.is_some()
+    }
+
+    fn wants_more(&self) -> bool {
+        !self.ended && !self.is_answering()
+    }
+
+    /// True if the next part of an answer may be made.
+    pub fn takes_a_part(&self) -> bool {
+        self.stream.is_some() && self.idle.is_none() && self.unread() < CONTROL_STREAM_BYTES
+    }
+
+    /// True if there is something to be done for it before anything happens.
+    pub fn is_ready(&self) -> bool {
+        self.takes_a_part() || (!self.is_answering() && self.end_of_message().is_some())
     }
 
     /// When half a message is waited for no longer.
@@ -178,11 +202,6 @@ impl Connection {
         self.output.len() - self.written
     }
 
-    /// True if more of an answer may be made.
-    pub fn has_room(&self) -> bool {
-        self.unread() < CONTROL_STREAM_BYTES
-    }
-
     /// Writes what the socket takes.
     pub fn flush(&mut self) -> Result<(), Closed> {
         while self.unread() > 0 {
@@ -198,10 +217,10 @@ impl Connection {
         Ok(())
     }
 
-    /// An error if nothing is left to do; `hung_up` if nobody would read an answer.
-    pub fn check(&self, hung_up: bool) -> Result<(), Closed> {
-        let over = self.ended && !self.busy && self.stream.is_none() && self.unread() == 0;
-        let gone = hung_up && !self.wants_more();
+    /// An error if nothing is left to do.
+    pub fn check(&self) -> Result<(), Closed> {
+        let over = self.ended && !self.is_answering() && self.unread() == 0;
+        let gone = self.hung_up && !self.wants_more();
         if over || gone { Err(Closed::Left) } else { Ok(()) }
     }
 
@@ -211,7 +230,7 @@ impl Connection {
         if self.wants_more() {
             events |= EventSet::IN;
         }
-        if self.unread() > 0 || (self.stream.is_some() && self.idle.is_none()) {
+        if self.unread() > 0 {
             events |= EventSet::OUT;
         }
         events

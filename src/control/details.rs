@@ -10,7 +10,7 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::activity::Activity;
-use super::methods::Part;
+use super::parts::Part;
 use super::{show, virtio};
 use crate::limits::CONTROL_INSPECT_TIMEOUT;
 use crate::port::{Endpoint, Port, RegionFacts, RingFacts, SessionFacts};

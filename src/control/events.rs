@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::message::{Fault, Parameters};
-use super::methods::Part;
 use super::parameters::{flag, number, only};
+use super::parts::Part;
 use crate::events::{Detached, Event, Events, What};
 use crate::limits::EVENTS_A_REPLY;
 

@@ -9,8 +9,9 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use super::message::{Fault, Parameters};
-use super::methods::{Part, unknown_port};
+use super::methods::unknown_port;
 use super::parameters::{flag, number, only};
+use super::parts::Part;
 use crate::capture::filter::{Filter, Instruction};
 use crate::capture::{Batch, Capture, Direction, Packet, Wanted};
 use crate::config::Wrong;

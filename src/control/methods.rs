@@ -9,23 +9,21 @@ use serde_json::{Value, json};
 
 use super::activity::Activity;
 use super::changes::change;
-use super::connection::{Caller, Closed, Connection, Idle, Rank};
+use super::connection::{Caller, Connection, Rank};
 use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
-use super::message::{self, Call, Fault, Parameters, SERVICE, SWITCH, clip};
+use super::message::{Call, Fault, Parameters, SERVICE, SWITCH, clip};
 use super::parameters::{only, required, text};
-use super::reload::{List, ReloadWait, keys};
+use super::parts::Stream;
+use super::reload::keys;
 use super::wait::PortWait;
 use super::{show, show_clients};
 use crate::config::{self, Settings, nearest};
 use crate::daemon::book::Untied;
 use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
-use crate::limits::{
-    CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, PORT_LOG_BURST,
-    PORT_LOG_EVERY,
-};
+use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::metrics::{Health, Scrape};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
@@ -76,40 +74,6 @@ pub enum Answer {
     Stream(Stream),
     /// Nothing until the port is gone.
     Removal(Removal),
-}
-
-/// An answer of several parts.
-#[derive(Debug)]
-pub enum Stream {
-    /// Ports from this number on. The table is the present one for each part.
-    Ports(PortId),
-    /// Addresses, as they were when they were asked for.
-    Addresses(Vec<Entry>),
-    /// One reply, when a port is as far as is wanted.
-    Wait(PortWait),
-    /// What is known already.
-    List(List),
-    /// One reply, when a reload is done.
-    Reload(ReloadWait),
-    /// What happens, in order.
-    Events(EventStream),
-    /// Copies of frames, as they pass.
-    Frames(Frames),
-    /// One reply, when a port's session has told of itself.
-    Details(DetailsWait),
-    /// Metrics, as they were when they were asked for.
-    Metrics(Box<Scrape>),
-}
-
-/// What comes next of an answer of several parts.
-#[derive(Debug)]
-pub enum Part {
-    /// This; true if another one follows.
-    Reply(Value, bool),
-    /// Nothing until then, or until something that is waited for happens.
-    Later(Option<Instant>),
-    /// The answer ends here, with an error.
-    Fault(Fault),
 }
 
 /// The switch, as clients see it.
@@ -318,7 +282,7 @@ impl Switch {
     }
 
     /// A port, TAP or stream, and who gave it.
-    fn show(&self, port: &Port) -> Value {
+    pub(super) fn show(&self, port: &Port) -> Value {
         let mut told = show::port(port, &self.view.fdb);
         let daemon = self.daemon();
         let origin = daemon.book().origin(&port.name);
@@ -394,70 +358,13 @@ impl Switch {
         entries
     }
 
-    /// Queues what can be told now of an answer of several parts.
-    pub fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
-        while client.idle.is_none() && client.has_room() {
-            let Some(mut stream) = client.stream.take() else { break };
-            match self.part(&mut stream) {
-                Part::Reply(parameters, more) => {
-                    client.stream = more.then_some(stream);
-                    client.push(&message::reply(parameters, more))?;
-                }
-                Part::Later(until) => {
-                    client.stream = Some(stream);
-                    client.idle = Some(Idle { until });
-                }
-                Part::Fault(fault) => client.push(&fault.message())?,
-            }
-        }
-        Ok(())
-    }
-
     /// Looks which rings were used since this was called last.
     pub fn sample(&self) {
         self.activity().look_at_all(&self.view.ports.present(), Instant::now());
     }
 
-    fn activity(&self) -> MutexGuard<'_, Activity> {
+    pub(super) fn activity(&self) -> MutexGuard<'_, Activity> {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The next part of an answer.
-    fn part(&self, stream: &mut Stream) -> Part {
-        let ports = self.view.ports.present();
-        let (reply, more) = match stream {
-            Stream::Ports(next) => {
-                let first = *next;
-                let mut left = ports.iter().filter(|port| port.id >= first).peekable();
-                let mut told = Vec::new();
-                while let Some(port) = left.next_if(|_| told.len() < CONTROL_PORTS_A_REPLY) {
-                    told.push(self.show(port));
-                    *next = port.id.saturating_add(1);
-                }
-                (json!({"ports": told}), left.peek().is_some())
-            }
-            Stream::Addresses(entries) => {
-                let rest = entries.len().saturating_sub(CONTROL_ADDRESSES_A_REPLY);
-                let part = entries.split_off(rest);
-                let daemon = self.daemon();
-                let shown = |entry| show::address(entry, &ports, daemon.book());
-                let told: Vec<Value> = part.iter().rev().filter_map(shown).collect();
-                (json!({"addresses": told}), rest > 0)
-            }
-            Stream::Details(wait) => {
-                return wait.part(&mut self.activity(), |port| self.show(port));
-            }
-            Stream::List(list) => return list.part(),
-            Stream::Reload(wait) => return wait.part(self),
-            Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
-            Stream::Metrics(scrape) => {
-                let text = scrape.part(METRICS_PART_BYTES);
-                (json!({"text": text}), !scrape.is_done())
-            }
-            Stream::Events(events) => return events.part(&self.view.events),
-            Stream::Frames(frames) => return frames.part(&ports),
-        };
-        Part::Reply(reply, more)
     }
 }
 

@@ -9,6 +9,7 @@
 //! * `connection` one client: bytes to messages and back, within bounds;
 //! * `message` calls, answers and errors;
 //! * `methods` what each method does; `show` the JSON of ports, workers and addresses;
+//! * `parts` answers of several parts;
 //! * `addresses` static addresses; `changes` ports that are added;
 //! * `details` all that is known of one port; `activity` when its rings were last used; `virtio`
 //!   names of features;
@@ -17,7 +18,7 @@
 //! * `wait` an answer that comes when a port is ready;
 //! * `frames` copies of frames for a client;
 //! * `trace` what would become of a frame;
-//! * `server` the loop.
+//! * `server` the loop; `ready` whose turn is next.
 //!
 //! Rules: one thread, `control`, serves all clients and waits for none of them. What a client can
 //! cost is bounded by `limits/control.rs`: messages, connections, time, unread replies. Whoever may
@@ -36,6 +37,8 @@ mod frames;
 mod message;
 mod methods;
 mod parameters;
+mod parts;
+mod ready;
 mod reload;
 mod server;
 mod show;

@@ -1,5 +1,6 @@
 //! The configuration: what is in force, and what reading it again would change.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,35 +9,52 @@ use serde_json::{Value, json};
 use super::changes::change;
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
-use super::methods::{Answer, Part, Stream, Switch};
+use super::methods::{Answer, Switch};
 use super::parameters::{number, only};
+use super::parts::{Part, Stream};
 use crate::config::{Difference, Origin};
 use crate::daemon::book::{Changed, Entry};
 use crate::daemon::{Busy, Confirm, Effect, Reloader, Step, Summary};
+use crate::frame::MacAddr;
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
     CONTROL_WAIT_STEP,
 };
 
-/// A list that is told in parts.
+/// A list that is told in parts, the last one first.
 #[derive(Debug)]
-pub struct List {
-    key: &'static str,
-    /// The last one first.
-    items: Vec<Value>,
-}
+pub struct List<T>(Vec<T>);
 
-impl List {
-    fn answer(key: &'static str, items: impl DoubleEndedIterator<Item = Value>) -> Answer {
-        Answer::Stream(Stream::List(List { key, items: items.rev().collect() }))
+impl<T> List<T> {
+    fn new(mut items: Vec<T>) -> List<T> {
+        items.reverse();
+        List(items)
     }
 
     /// The next part.
-    pub fn part(&mut self) -> Part {
-        let rest = self.items.len().saturating_sub(CONTROL_PORTS_A_REPLY);
-        let part: Vec<Value> = self.items.split_off(rest).into_iter().rev().collect();
-        let (key, more) = (self.key, rest > 0);
-        Part::Reply(json!({key: part}), more)
+    pub fn part(&mut self, key: &str, show: impl Fn(&T) -> Value) -> Part {
+        let rest = self.0.len().saturating_sub(CONTROL_PORTS_A_REPLY);
+        let part: Vec<Value> = self.0.split_off(rest).iter().rev().map(show).collect();
+        Part::Reply(json!({key: part}), rest > 0)
+    }
+}
+
+/// A port, TAP or stream as it is in force, and the addresses that are tied to it.
+#[derive(Debug)]
+pub struct Configured(Entry, Vec<MacAddr>);
+
+impl Configured {
+    /// As clients are told.
+    pub fn show(&self) -> Value {
+        let Configured(Entry { settings, origin }, tied) = self;
+        let addresses: Vec<String> = tied.iter().map(MacAddr::to_string).collect();
+        json!({
+            "kind": settings.kind(),
+            "name": settings.name(),
+            "origin": origin.name(),
+            "keys": keys(settings.words()),
+            "addresses": addresses,
+        })
     }
 }
 
@@ -133,18 +151,15 @@ impl Switch {
         only(parameters, &[])?;
         let daemon = self.daemon();
         let book = daemon.book();
-        let entries = book.entries().values().map(|entry| {
-            let tied = book.tied_to(entry.settings.name());
-            let addresses: Vec<String> = tied.map(|mac| mac.to_string()).collect();
-            json!({
-                "kind": entry.settings.kind(),
-                "name": entry.settings.name(),
-                "origin": entry.origin.name(),
-                "keys": keys(entry.settings.words()),
-                "addresses": addresses,
-            })
+        let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
+        for (mac, name) in book.tied() {
+            tied.entry(name).or_default().push(*mac);
+        }
+        let entries = book.entries().iter().map(|(name, entry)| {
+            let tied = tied.remove(name.as_str()).unwrap_or_default();
+            Configured(entry.clone(), tied)
         });
-        Ok(List::answer("entries", entries))
+        Ok(Answer::Stream(Stream::Config(List::new(entries.collect()))))
     }
 
     /// The file that the switch was started with, wherever the client stands.
@@ -158,7 +173,8 @@ impl Switch {
         only(parameters, &[])?;
         self.reloader.check_settled().map_err(busy)?;
         let daemon = self.daemon();
-        Ok(List::answer("changes", daemon.book().changes().iter().flat_map(differences)))
+        let changes = daemon.book().changes().iter().flat_map(differences).collect();
+        Ok(Answer::Stream(Stream::Changes(List::new(changes))))
     }
 
     /// `DiffConfig`.
@@ -166,7 +182,7 @@ impl Switch {
         only(parameters, &[])?;
         self.reloader.check_file().map_err(busy)?;
         let steps = self.reloader.diff().map_err(|errors| Fault::bad_config(&errors))?;
-        Ok(List::answer("steps", steps.iter().map(|step| self.step(step))))
+        Ok(Answer::Stream(Stream::Diff(List::new(steps))))
     }
 
     /// `ReloadConfig`.
@@ -198,7 +214,7 @@ impl Switch {
     }
 
     /// One difference.
-    fn step(&self, step: &Step) -> Value {
+    pub(super) fn step(&self, step: &Step) -> Value {
         let (sign, changes) = match step {
             Step::Add(_) => ("+", Vec::new()),
             Step::Remove(_) => ("-", Vec::new()),

@@ -1,9 +1,14 @@
-//! The loop of the thread `control`: who is ready, and who has had their time.
+//! The loop of the thread `control`.
+//!
+//! It looks at what has happened, gives one client its turn, which is one call or one part of an
+//! answer, and does what it is time for. Clients that can go on stand in the ready list meanwhile
+//! ([`ready`](super::ready)), and while any does the thread does not wait. So what a client costs
+//! the others is a turn, however much it asks for.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -11,6 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::connection::{Closed, Connection, Rank};
 use super::message::{Call, reply};
 use super::methods::{Answer, Switch};
+use super::ready::ReadyList;
 use crate::daemon::Removal;
 use crate::guard::disposal;
 use crate::limits::{
@@ -38,7 +44,11 @@ pub struct Server<'a> {
     switch: &'a Switch,
     epoll: Epoll,
     places: [Option<Connection>; CONTROL_CONNECTIONS],
+    /// Those that can go on.
+    ready: ReadyList,
     leaving: Vec<Leaving>,
+    /// When these are looked at again.
+    step_at: Option<Instant>,
     /// Accepting failed for want of descriptors or memory, and is tried again then.
     closed_until: Option<Instant>,
     /// When it is looked again which rings are in use.
@@ -66,7 +76,9 @@ impl<'a> Server<'a> {
             switch,
             epoll,
             places,
+            ready: ReadyList::default(),
             leaving: Vec::new(),
+            step_at: None,
             closed_until: None,
             sample_at: Instant::now(),
             last: 0,
@@ -75,61 +87,81 @@ impl<'a> Server<'a> {
 
     /// Serves until it is to end.
     pub fn run(mut self) -> io::Result<()> {
+        while self.look()? {
+            self.give_turn();
+            self.keep_time()?;
+        }
+        Ok(())
+    }
+
+    /// Takes what has happened, and waits for it while no client is ready. False at the end.
+    fn look(&mut self) -> io::Result<bool> {
+        // What happened before it was armed wakes nobody.
+        if self.clients().any(|client| client.idle.is_some()) && self.switch.news.arm() {
+            self.resume(|_| true);
+        }
         let mut events = [EpollEvent::default(); FIRST as usize + CONTROL_CONNECTIONS];
-        loop {
-            // What happened before it was armed wakes nobody.
-            if self.places.iter().flatten().any(|client| client.idle.is_some())
-                && self.switch.news.arm()
-            {
-                self.resume(|_| true);
-            }
-            let count = match self.epoll.wait(self.patience(), &mut events) {
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                Err(error) => return Err(error),
-            };
-            for event in &events[..count] {
-                match event.data() {
-                    STOP => return Ok(()),
-                    LISTENER => self.accept(),
-                    NEWS => {
-                        self.switch.news.clear();
-                        self.resume(|_| true);
-                    }
-                    number => {
-                        let hung_up = event.event_set().contains(EventSet::HANG_UP);
-                        self.serve((number - FIRST) as usize, hung_up);
-                    }
+        let millis = if self.ready.is_empty() { self.patience() } else { 0 };
+        let count = match self.epoll.wait(millis, &mut events) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        for event in &events[..count] {
+            match event.data() {
+                STOP => return Ok(false),
+                LISTENER => self.accept(),
+                NEWS => {
+                    self.switch.news.clear();
+                    self.resume(|_| true);
+                }
+                number => {
+                    let hung_up = event.event_set().contains(EventSet::HANG_UP);
+                    self.notice((number - FIRST) as usize, hung_up);
                 }
             }
-            self.go_on();
-            self.expire()?;
         }
+        Ok(true)
     }
 
-    /// How many milliseconds nothing is to be done for, -1: until something happens.
+    /// Something has happened to a client.
+    fn notice(&mut self, place: usize, hung_up: bool) {
+        let Some(client) = &mut self.places[place] else { return };
+        client.hung_up |= hung_up;
+        // It would read no answer, and there is no other use in its calls: others want its place.
+        if client.hung_up && client.rank == Rank::Viewer {
+            return self.close(place, Closed::Left);
+        }
+        self.ready.push(place, client.rank);
+    }
+
+    fn clients(&self) -> impl Iterator<Item = &Connection> {
+        self.places.iter().flatten()
+    }
+
+    /// How many milliseconds nothing is to be done for.
     fn patience(&self) -> i32 {
-        let clients = || self.places.iter().flatten();
-        let waits = clients().filter_map(Connection::deadline);
-        let idle = clients().filter_map(|client| client.idle.and_then(|idle| idle.until));
-        let next = waits.chain(idle).chain(self.closed_until).chain([self.sample_at]).min();
-        let left = next.map(|at| at.saturating_duration_since(Instant::now()));
-        let step = (!self.leaving.is_empty()).then_some(CONTROL_STEP);
-        let round_up = |wait: Duration| wait.as_millis().saturating_add(1);
-        match left.into_iter().chain(step).min().map(round_up) {
-            Some(millis) => i32::try_from(millis).unwrap_or(i32::MAX),
-            None => -1,
-        }
+        let waits = self.clients().filter_map(Connection::deadline);
+        let idle = self.clients().filter_map(|client| client.idle.and_then(|idle| idle.until));
+        let all = waits.chain(idle).chain(self.closed_until).chain(self.step_at);
+        let next = all.fold(self.sample_at, Instant::min);
+        let left = next.saturating_duration_since(Instant::now()).as_millis();
+        i32::try_from(left + 1).unwrap_or(i32::MAX)
     }
 
-    /// Lets clients in that wait in the socket's queue.
+    /// Lets a client in that waits in the socket's queue. One a turn: who connects and leaves again
+    /// gives its place back in its turn.
     fn accept(&mut self) {
         for _ in 0..CONTROL_ACCEPTS {
             if disposal::is_held_up() {
                 return self.shut_door();
             }
             match self.listener.door().accept() {
-                Ok((socket, _)) => self.admit(socket),
+                Ok((socket, _)) => {
+                    if self.admit(socket) {
+                        return;
+                    }
+                }
                 Err(error) => return self.after(&error),
             }
         }
@@ -160,17 +192,17 @@ impl<'a> Server<'a> {
         self.epoll.ctl(ControlOperation::Modify, self.listener.as_fd().as_raw_fd(), event)
     }
 
-    /// Gives a client a place, if there is one for such as it.
-    fn admit(&mut self, socket: UnixStream) {
+    /// Gives a client a place; false if there is none for such as it.
+    fn admit(&mut self, socket: UnixStream) -> bool {
         self.last += 1;
-        let Ok(mut client) = Connection::new(socket, self.last) else { return };
+        let Ok(mut client) = Connection::new(socket, self.last) else { return false };
         client.rank = self.switch.rank(&client);
         let places = match client.rank {
             Rank::Viewer => CONTROL_CONNECTIONS - CONTROL_KEPT_FOR_ROOT - CONTROL_KEPT_FOR_ADMINS,
             Rank::Admin => CONTROL_CONNECTIONS - CONTROL_KEPT_FOR_ROOT,
             Rank::Root => CONTROL_CONNECTIONS,
         };
-        let beside = self.places.iter().flatten().filter(|other| other.rank <= client.rank);
+        let beside = self.clients().filter(|other| other.rank <= client.rank);
         let full = beside.count() >= places;
         let free = self.places.iter().position(Option::is_none);
         let Some(place) = free.filter(|_| !full) else {
@@ -179,83 +211,77 @@ impl<'a> Server<'a> {
                 let uid = client.caller.uid;
                 log::warn!("control: refused a client of uid {uid}: too many are connected");
             }
-            return;
+            return false;
         };
         let event = EpollEvent::new(client.watched, FIRST + place as u64);
         if self.epoll.ctl(ControlOperation::Add, client.as_raw_fd(), event).is_err() {
             self.switch.clients.refused.add(1);
-            return;
+            return false;
         }
         self.places[place] = Some(client);
         self.switch.clients.accepted.add(1);
         self.count_connected();
+        true
     }
 
     fn count_connected(&self) {
         let clients = &self.switch.clients;
-        let now = self.places.iter().flatten().count() as u64;
+        let now = self.clients().count() as u64;
         clients.connected.add(now.wrapping_sub(clients.connected.get()));
     }
 
-    /// Does what can be done for a client now.
-    fn serve(&mut self, place: usize, hung_up: bool) {
-        let done = self.advance(place, hung_up).and_then(|()| self.watch(place));
-        if let Err(why) = done {
+    /// The turn of the client that is next.
+    fn give_turn(&mut self) {
+        let Some(place) = self.ready.pop() else { return };
+        if let Err(why) = self.advance(place).and_then(|()| self.line_up(place)) {
             self.close(place, why);
         }
     }
 
-    fn advance(&mut self, place: usize, hung_up: bool) -> Result<(), Closed> {
-        let Some(client) = self.places.get_mut(place).and_then(Option::as_mut) else {
-            return Ok(());
-        };
-        client.flush()?;
-        client.read()?;
-        while !client.busy {
-            self.switch.go_on(client)?;
-            if client.stream.is_some() {
-                break;
-            }
-            let Some(message) = client.message()? else { break };
-            let call = Call::parse(&message).ok_or(Closed::Malformed)?;
-            let oneway = call.oneway;
-            let name = called_name(&call);
-            // One that nobody waits for counts too.
-            let many = self.leaving.len() >= CONTROL_CONNECTIONS;
-            let answer = match self.switch.answer(call, client, many) {
-                Ok(Answer::Reply(parameters)) => reply(parameters, false),
-                Ok(Answer::Stream(stream)) => {
-                    client.stream = Some(stream).filter(|_| !oneway);
-                    continue;
-                }
-                Ok(Answer::Removal(removal)) => {
-                    client.busy = !oneway;
-                    let asked = client.busy.then_some((place, client.number));
-                    self.leaving.push(Leaving { name, removal, asked });
-                    continue;
-                }
-                Err(fault) => fault.message(),
-            };
-            if !oneway {
-                client.push(&answer)?;
-            }
-        }
-        client.check(hung_up)
-    }
-
-    /// Looks again at answers that wait for something, where `when` says so of a deadline.
-    fn resume(&mut self, when: impl Fn(Option<Instant>) -> bool) {
-        for place in 0..self.places.len() {
-            let client = self.places[place].as_mut();
-            if client.and_then(|client| client.idle.take_if(|idle| when(idle.until))).is_some() {
-                self.serve(place, false);
-            }
-        }
-    }
-
-    /// Waits for what the client's state asks for.
-    fn watch(&mut self, place: usize) -> Result<(), Closed> {
+    /// Makes the next part of a client's answer, or carries out its next call.
+    fn advance(&mut self, place: usize) -> Result<(), Closed> {
         let Some(client) = &mut self.places[place] else { return Ok(()) };
+        client.flush()?;
+        if client.takes_a_part() {
+            self.switch.go_on(client)?;
+        } else if let Some(message) = client.message()? {
+            self.carry_out(place, &message)?;
+        }
+        self.places[place].as_ref().map_or(Ok(()), Connection::check)
+    }
+
+    fn carry_out(&mut self, place: usize, message: &[u8]) -> Result<(), Closed> {
+        let Some(client) = &mut self.places[place] else { return Ok(()) };
+        let call = Call::parse(message).ok_or(Closed::Malformed)?;
+        let oneway = call.oneway;
+        let name = called_name(&call);
+        // One that nobody waits for counts too.
+        let many = self.leaving.len() >= CONTROL_CONNECTIONS;
+        let answer = match self.switch.answer(call, client, many) {
+            Ok(Answer::Reply(parameters)) => reply(parameters, false),
+            Ok(Answer::Stream(stream)) => {
+                client.stream = Some(stream).filter(|_| !oneway);
+                return Ok(());
+            }
+            Ok(Answer::Removal(removal)) => {
+                client.busy = !oneway;
+                let asked = client.busy.then_some((place, client.number));
+                self.leaving.push(Leaving { name, removal, asked });
+                self.step_at = Some(Instant::now());
+                return Ok(());
+            }
+            Err(fault) => fault.message(),
+        };
+        if oneway { Ok(()) } else { client.push(&answer) }
+    }
+
+    /// Puts a client in line that can go on, and waits for what the others need.
+    fn line_up(&mut self, place: usize) -> Result<(), Closed> {
+        let Some(client) = &mut self.places[place] else { return Ok(()) };
+        if client.is_ready() {
+            self.ready.push(place, client.rank);
+            return Ok(());
+        }
         let events = client.interest();
         if events != client.watched {
             let event = EpollEvent::new(events, FIRST + place as u64);
@@ -266,8 +292,19 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
+    /// Looks again at answers that wait for something, where `when` says so of a deadline.
+    fn resume(&mut self, when: impl Fn(Option<Instant>) -> bool) {
+        for (place, client) in self.places.iter_mut().enumerate() {
+            let Some(client) = client else { continue };
+            if client.idle.take_if(|idle| when(idle.until)).is_some() {
+                self.ready.push(place, client.rank);
+            }
+        }
+    }
+
     fn close(&mut self, place: usize, why: Closed) {
         let Some(client) = self.places[place].take() else { return };
+        self.ready.remove(place);
         // While the set has it, epoll_wait(2) takes references to it, and the last one runs what
         // `disposal` is to keep from this thread.
         let none = EpollEvent::default();
@@ -281,7 +318,7 @@ impl<'a> Server<'a> {
     }
 
     /// Goes on with ports that are being removed.
-    fn go_on(&mut self) {
+    fn go_on_removing(&mut self) {
         let mut at = 0;
         while at < self.leaving.len() {
             let done = self.switch.daemon().go_on(&mut self.leaving[at].removal);
@@ -299,15 +336,19 @@ impl<'a> Server<'a> {
             let Some(client) = self.places[place].as_mut().filter(waits) else { continue };
             client.busy = false;
             match client.push(&answer) {
-                Ok(()) => self.serve(place, false),
+                Ok(()) => self.ready.push(place, client.rank),
                 Err(why) => self.close(place, why),
             }
         }
+        self.step_at = (!self.leaving.is_empty()).then(|| Instant::now() + CONTROL_STEP);
     }
 
-    /// Closes those who have had their time, and the door opens again.
-    fn expire(&mut self) -> io::Result<()> {
+    /// Does what it is time for: closes those who have had theirs, and the door opens again.
+    fn keep_time(&mut self) -> io::Result<()> {
         let now = Instant::now();
+        if self.step_at.is_some_and(|at| at <= now) {
+            self.go_on_removing();
+        }
         self.resume(|until| until.is_some_and(|at| at <= now));
         for place in 0..self.places.len() {
             let deadline = self.places[place].as_ref().and_then(Connection::deadline);

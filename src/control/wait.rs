@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::message::{Fault, Parameters};
-use super::methods::{Part, unknown_port};
+use super::methods::unknown_port;
 use super::parameters::{number, only, required, text};
+use super::parts::Part;
 use super::show;
 use crate::config::Wrong;
 use crate::limits::{CONTROL_WAIT_MAX, CONTROL_WAIT_STEP};

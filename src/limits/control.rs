@@ -27,12 +27,16 @@ pub const CONTROL_UNREAD_BYTES: usize = 256 << 10;
 /// A reply of many parts goes on as long as fewer bytes of it wait for the client.
 pub const CONTROL_STREAM_BYTES: usize = 64 << 10;
 
-/// Bytes taken from one client before the next one's turn: some hundred short messages, which take
-/// about a millisecond.
+/// Bytes taken from one client at a time: some hundred short messages, of which each turn carries
+/// out one.
 pub const CONTROL_READ_BYTES: usize = 16 << 10;
 
-/// Clients let in before those that are connected have their turn.
+/// Clients refused between two turns. One that has a place is let in alone.
 pub const CONTROL_ACCEPTS: usize = 8;
+
+/// Of so many turns one is that of the client who is first in line, whatever its rank: what others
+/// have of the thread while root's or administrators' ask without a pause.
+pub const CONTROL_COMMON_TURN: u64 = 4;
 
 /// Ports in one part of a reply: each has its reasons for drops, 3 KiB at most.
 pub const CONTROL_PORTS_A_REPLY: usize = 16;

@@ -28,6 +28,7 @@ mod settings;
 mod streams;
 mod top;
 mod trace;
+mod turns;
 mod unconfirmed;
 mod wait;
 
@@ -44,6 +45,10 @@ use testkit::vm::{Vm, VmConfig};
 
 const LOST: Duration = Duration::from_secs(20);
 const INTERFACE: &str = "io.vioswitch.Switch";
+/// Users who are not root: one that is in the control socket's group, 65534, and one that may be in
+/// the admin group beside.
+const VIEWER: u32 = 65534;
+const ADMIN: u32 = 65533;
 
 /// A switch with a control socket, and its client's program.
 struct Lab {
@@ -115,6 +120,10 @@ impl Lab {
         Client::connect(&self.path)
     }
 
+    fn clients_of(&self, count: usize, uid: u32, groups: &[u32]) -> Vec<Client> {
+        clients_of(&self.path, count, uid, groups)
+    }
+
     fn socket(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -134,6 +143,23 @@ fn failure(output: Output) -> (i32, String) {
     assert_eq!(text.lines().count(), 1, "{text}");
     let line = text.trim_end().strip_prefix("vioswitchctl: ").expect("the program's name");
     (output.status.code().expect("an exit status"), line.to_owned())
+}
+
+/// Clients of another user, in group 65534 and in `groups`. Needs root.
+fn clients_of(path: &Path, count: usize, uid: u32, groups: &[u32]) -> Vec<Client> {
+    let (path, groups) = (path.to_owned(), groups.to_vec());
+    // Of one thread alone, by the system calls themselves.
+    let connect = move || {
+        // SAFETY: plain system calls; `groups` lives across the one that reads it.
+        let changed = unsafe {
+            libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr())
+                | libc::syscall(libc::SYS_setresgid, -1, 65534, -1)
+                | libc::syscall(libc::SYS_setresuid, -1, uid, -1)
+        };
+        assert_eq!(changed, 0);
+        (0..count).map(|_| Client::connect(&path)).collect()
+    };
+    std::thread::spawn(connect).join().expect("another user's clients")
 }
 
 /// A client of its own, which shares nothing with vioswitchctl.

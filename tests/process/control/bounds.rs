@@ -1,16 +1,21 @@
 //! What a client can cost: nothing grows, and two guests beside it lose nothing.
 
+use std::fs;
 use std::io::Write;
+use std::os::unix::fs::chown;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testkit::frontend::Frontend;
-use testkit::proc::wait_for;
+use testkit::proc::{Dir, copy_program, wait_for};
 use testkit::{rounds, skip};
 
-use super::{Client, INTERFACE, LOST, Lab, is_root};
+use super::{ADMIN, Client, INTERFACE, LOST, Lab, VIEWER, clients_of, is_root};
+use crate::lab::Process;
 
 const MESSAGE_BYTES: usize = 64 << 10;
 const PLACES: usize = 32;
@@ -127,45 +132,19 @@ fn connections_are_bounded_and_a_few_are_kept_for_admins_and_root() {
     clients.clear();
     assert!(wait_for(LOST, || lab.client().connected() == Some(1)));
     if is_root() {
-        let path = lab.path.clone();
-        // Of one thread alone, by the system call itself: it connects as somebody else.
-        let others = thread::spawn(move || {
-            // SAFETY: plain system calls with numbers.
-            let changed = unsafe {
-                libc::syscall(libc::SYS_setresgid, -1, 65534, -1)
-                    | libc::syscall(libc::SYS_setresuid, -1, 65534, -1)
-            };
-            assert_eq!(changed, 0);
-            let viewers = PLACES - FOR_ROOT - FOR_ADMINS;
-            let mut clients: Vec<Client> = (0..viewers).map(|_| Client::connect(&path)).collect();
-            for client in &mut clients {
-                assert!(client.call("GetStatus", json!({}))["error"].is_null());
-                let refused = client.call("AddPort", json!({"name": "x"}));
-                assert_eq!(refused["error"], format!("{INTERFACE}.NotPermitted"));
-            }
-            assert!(Client::connect(&path).closes(), "one more");
-            clients
-        });
-        let mut others = others.join().expect("the other user");
-        let path = lab.path.clone();
-        let admins = thread::spawn(move || {
-            let group = [65533u32];
-            // SAFETY: plain system calls; `group` is one number that lives across the call.
-            let changed = unsafe {
-                libc::syscall(libc::SYS_setgroups, 1, group.as_ptr())
-                    | libc::syscall(libc::SYS_setresgid, -1, 65534, -1)
-                    | libc::syscall(libc::SYS_setresuid, -1, 65533, -1)
-            };
-            assert_eq!(changed, 0);
-            let mut clients: Vec<Client> =
-                (0..FOR_ADMINS).map(|_| Client::connect(&path)).collect();
-            for client in &mut clients {
-                assert!(client.call("FlushAddresses", json!({}))["error"].is_null());
-            }
-            assert!(Client::connect(&path).closes(), "one more of the admin group");
-            clients
-        });
-        others.extend(admins.join().expect("an administrator"));
+        let mut others = lab.clients_of(PLACES - FOR_ROOT - FOR_ADMINS, VIEWER, &[]);
+        for client in &mut others {
+            assert!(client.call("GetStatus", json!({}))["error"].is_null());
+            let refused = client.call("AddPort", json!({"name": "x"}));
+            assert_eq!(refused["error"], format!("{INTERFACE}.NotPermitted"));
+        }
+        assert!(lab.clients_of(1, VIEWER, &[])[0].closes(), "one more");
+        let mut admins = lab.clients_of(FOR_ADMINS, ADMIN, &[65533]);
+        for client in &mut admins {
+            assert!(client.call("FlushAddresses", json!({}))["error"].is_null());
+        }
+        assert!(lab.clients_of(1, ADMIN, &[65533])[0].closes(), "one more of the admin group");
+        others.extend(admins);
         assert_eq!(lab.client().count("connected"), others.len() as u64 + 1);
     } else {
         skip("another user's connections need root");
@@ -174,6 +153,37 @@ fn connections_are_bounded_and_a_few_are_kept_for_admins_and_root() {
     assert_eq!(lab.d.settled_usage(), before);
     bystanders.finish();
     lab.d.stop();
+}
+
+/// What `systemctl reload` asks for, as the daemon's user.
+#[test]
+fn the_daemons_user_reloads_beside_idle_clients() {
+    if !is_root() {
+        return skip("another user's daemon needs root");
+    }
+    let dir = Dir::new();
+    let program = dir.path().join("vioswitchd");
+    copy_program(testkit::proc::program(), &program);
+    let (config, path) = (dir.path().join("vioswitch.toml"), dir.path().join("control"));
+    let port = format!("[[port]]\nname = \"f1\"\nsocket = \"{}/f1\"\n", dir.path().display());
+    fs::write(&config, port).expect("write");
+    chown(dir.path(), Some(ADMIN), Some(65534)).expect("chown");
+    let log = fs::File::create(dir.path().join("log")).expect("log");
+    let options =
+        [format!("--config={}", config.display()), format!("--control={}", path.display())];
+    let mut command = Command::new(&program);
+    command.args(options).env("RUST_LOG", "info").stderr(log).uid(ADMIN).gid(65534);
+    let mut daemon = Process { child: command.spawn().expect("start"), dir };
+    daemon.wait_ready();
+    let mut idle = clients_of(&path, PLACES - FOR_ROOT, VIEWER, &[]);
+    let is_served = |client: &mut Client| client.connected().is_some();
+    let served = idle.iter_mut().map(is_served).filter(|served| *served).count();
+    assert_eq!(served, PLACES - FOR_ROOT - FOR_ADMINS);
+    let mut own = clients_of(&path, 1, ADMIN, &[]).remove(0);
+    let done = own.call("ReloadConfig", json!({}));
+    assert_eq!(done["parameters"]["summary"], "0 added, 0 changed, 0 deleted", "{done}");
+    drop((idle, own));
+    daemon.stop(libc::SIGTERM, &["f1", "control"]);
 }
 
 #[test]

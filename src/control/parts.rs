@@ -1,0 +1,116 @@
+//! Answers of several parts. A part is made when its client has room for it, one in each turn.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::connection::{Closed, Connection, Idle};
+use super::details::DetailsWait;
+use super::events::EventStream;
+use super::frames::Frames;
+use super::message::{self, Fault};
+use super::methods::Switch;
+use super::reload::{Configured, List, ReloadWait};
+use super::show;
+use super::wait::PortWait;
+use crate::daemon::Step;
+use crate::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES};
+use crate::metrics::Scrape;
+use crate::switch::{Entry, PortId};
+
+/// An answer of several parts.
+#[derive(Debug)]
+pub enum Stream {
+    /// Ports from this number on. The table is the present one for each part.
+    Ports(PortId),
+    /// Addresses, as they were when they were asked for.
+    Addresses(Vec<Entry>),
+    /// One reply, when a port is as far as is wanted.
+    Wait(PortWait),
+    /// What is in force, as it was when it was asked for.
+    Config(List<Configured>),
+    /// How what is in force differs from what the configuration says.
+    Changes(List<Value>),
+    /// What reading the configuration again would change.
+    Diff(List<Step>),
+    /// One reply, when a reload is done.
+    Reload(ReloadWait),
+    /// What happens, in order.
+    Events(EventStream),
+    /// Copies of frames, as they pass.
+    Frames(Frames),
+    /// One reply, when a port's session has told of itself.
+    Details(DetailsWait),
+    /// Metrics, as they were when they were asked for.
+    Metrics(Box<Scrape>),
+}
+
+/// What comes next of an answer of several parts.
+#[derive(Debug)]
+pub enum Part {
+    /// This; true if another one follows.
+    Reply(Value, bool),
+    /// Nothing until then, or until something that is waited for happens.
+    Later(Option<Instant>),
+    /// The answer ends here, with an error.
+    Fault(Fault),
+}
+
+impl Switch {
+    /// Queues the next part of a client's answer, or has it wait for what the answer waits for.
+    pub fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
+        let Some(mut stream) = client.stream.take() else { return Ok(()) };
+        match self.part(&mut stream) {
+            Part::Reply(parameters, more) => {
+                client.stream = more.then_some(stream);
+                client.push(&message::reply(parameters, more))
+            }
+            Part::Later(until) => {
+                client.stream = Some(stream);
+                client.idle = Some(Idle { until });
+                Ok(())
+            }
+            Part::Fault(fault) => client.push(&fault.message()),
+        }
+    }
+
+    /// The next part of an answer.
+    fn part(&self, stream: &mut Stream) -> Part {
+        let ports = self.view.ports.present();
+        let (reply, more) = match stream {
+            Stream::Ports(next) => {
+                let first = *next;
+                let mut left = ports.iter().filter(|port| port.id >= first).peekable();
+                let mut told = Vec::new();
+                while let Some(port) = left.next_if(|_| told.len() < CONTROL_PORTS_A_REPLY) {
+                    told.push(self.show(port));
+                    *next = port.id.saturating_add(1);
+                }
+                (json!({"ports": told}), left.peek().is_some())
+            }
+            Stream::Addresses(entries) => {
+                let rest = entries.len().saturating_sub(CONTROL_ADDRESSES_A_REPLY);
+                let part = entries.split_off(rest);
+                let daemon = self.daemon();
+                let shown = |entry| show::address(entry, &ports, daemon.book());
+                let told: Vec<Value> = part.iter().rev().filter_map(shown).collect();
+                (json!({"addresses": told}), rest > 0)
+            }
+            Stream::Details(wait) => {
+                return wait.part(&mut self.activity(), |port| self.show(port));
+            }
+            Stream::Config(list) => return list.part("entries", Configured::show),
+            Stream::Changes(list) => return list.part("changes", Value::clone),
+            Stream::Diff(list) => return list.part("steps", |step| self.step(step)),
+            Stream::Reload(wait) => return wait.part(self),
+            Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
+            Stream::Metrics(scrape) => {
+                let text = scrape.part(METRICS_PART_BYTES);
+                (json!({"text": text}), !scrape.is_done())
+            }
+            Stream::Events(events) => return events.part(&self.view.events),
+            Stream::Frames(frames) => return frames.part(&ports),
+        };
+        Part::Reply(reply, more)
+    }
+}
