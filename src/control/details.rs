@@ -1,54 +1,115 @@
 //! All that is known of one port, for people who look for a fault.
 //!
 //! What the session knows it is asked for, and not waited for longer than
-//! [`CONTROL_INSPECT_TIMEOUT`]; the rest are counters.
+//! [`CONTROL_INSPECT_TIMEOUT`]. Who may connect is asked of the socket's file, by another thread
+//! and for [`CONTROL_LOOK_TIMEOUT`] at most: the path may lead into a directory of another user's,
+//! and to a file system that never answers. The rest are counters.
 
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
 use super::activity::Activity;
+use super::blocking::Task;
+use super::methods::Switch;
 use super::parts::Part;
 use super::{show, virtio};
-use crate::limits::CONTROL_INSPECT_TIMEOUT;
+use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use crate::port::{Endpoint, Port, RegionFacts, RingFacts, SessionFacts};
 use crate::stats::{Fallbacks, QueueStats};
 use crate::sys::waker::Waker;
 
-/// A client waits for what a session says.
+/// A client waits for what a session says, and a file system.
 #[derive(Debug)]
 pub struct DetailsWait {
     port: Arc<Port>,
     question: Option<u64>,
     end: Instant,
+    socket: Option<SocketLook>,
 }
 
 impl DetailsWait {
     /// Asks the session of a port, if there is one.
     pub fn new(port: &Arc<Port>, waker: &Arc<Waker>) -> DetailsWait {
         let question = port.as_guest().and_then(|guest| guest.inspect(waker));
+        let now = Instant::now();
+        let look = |path: &PathBuf| SocketLook {
+            path: path.clone(),
+            task: None,
+            found: None,
+            end: now + CONTROL_LOOK_TIMEOUT,
+        };
         DetailsWait {
             port: Arc::clone(port),
             question,
-            end: Instant::now() + CONTROL_INSPECT_TIMEOUT,
+            end: now + CONTROL_INSPECT_TIMEOUT,
+            socket: port.socket.as_ref().map(look),
         }
     }
 
     /// The answer, if it is time for one.
-    pub fn part(&self, activity: &mut Activity, show: impl Fn(&Port) -> Value) -> Part {
+    pub fn part(&mut self, switch: &Switch) -> Part {
+        let now = Instant::now();
         let guest = self.port.as_guest();
         let facts =
             guest.zip(self.question).and_then(|(guest, question)| guest.inspected(question));
         let waits = self.question.is_some() && guest.is_some_and(|guest| guest.is_attached());
-        if waits && facts.is_none() && Instant::now() < self.end {
-            return Part::Later(Some(self.end));
+        let until = (waits && facts.is_none()).then_some(self.end);
+        let until =
+            until.into_iter().chain(self.socket.as_mut().and_then(|look| look.go_on(switch)));
+        if let Some(until) = until.filter(|until| now < *until).min() {
+            return Part::Later(Some(until));
         }
-        activity.look(&self.port, Instant::now());
-        let details = details(&self.port, facts.as_ref(), show(&self.port), activity);
-        Part::Reply(details, false)
+        let mut activity = switch.activity();
+        activity.look(&self.port, now);
+        let mut told = details(&self.port, facts.as_ref(), switch.show(&self.port), &activity);
+        if let Some(look) = &mut self.socket {
+            told["socket"] = look.answer();
+        }
+        Part::Reply(told, false)
     }
+}
+
+/// Where front-ends come, and who may: asked of the file by a thread of its own.
+#[derive(Debug)]
+struct SocketLook {
+    path: PathBuf,
+    task: Option<Task<Value>>,
+    found: Option<Value>,
+    /// When it is waited for no longer.
+    end: Instant,
+}
+
+impl SocketLook {
+    /// Begins to look, or sees what came of it. When it is waited for no longer, if it still is.
+    fn go_on(&mut self, switch: &Switch) -> Option<Instant> {
+        if self.task.is_none() {
+            let path = self.path.clone();
+            self.task = switch.looks.begin(&self.path, &switch.news, move || socket(&path)).ok();
+        }
+        let found = self.task.as_ref().and_then(|task| task.result().ok());
+        self.found = self.found.take().or(found);
+        self.found.is_none().then_some(self.end)
+    }
+
+    fn answer(&mut self) -> Value {
+        let silent = || json!({"path": self.path.to_string_lossy(), "answers": false});
+        self.found.take().unwrap_or_else(silent)
+    }
+}
+
+/// A socket's file as it is now.
+fn socket(path: &Path) -> Value {
+    let mut told = json!({"path": path.to_string_lossy()});
+    if let Ok(facts) = std::fs::symlink_metadata(path) {
+        told["mode"] = format!("{:04o}", facts.mode() & 0o7777).into();
+        told["uid"] = facts.uid().into();
+        told["gid"] = facts.gid().into();
+    }
+    told
 }
 
 fn details(
@@ -76,9 +137,6 @@ fn details(
         "learn_static": port.stats.learn_static.get(),
         "log_suppressed": port.log.suppressed.get(),
     });
-    if let Some(socket) = socket(port) {
-        told["socket"] = socket;
-    }
     if let Some(command) = port.front_end().and_then(|who| command(who.pid)) {
         told["command"] = command.into();
     }
@@ -156,18 +214,6 @@ fn session(facts: &SessionFacts) -> Value {
         "protocol_features": virtio::protocol_features(facts.protocol),
         "memory": facts.regions.iter().map(region).collect::<Vec<Value>>(),
     })
-}
-
-/// Where front-ends come, and who may.
-fn socket(port: &Port) -> Option<Value> {
-    let path = port.socket.as_ref()?;
-    let mut told = json!({"path": path.to_string_lossy()});
-    if let Ok(facts) = std::fs::symlink_metadata(path) {
-        told["mode"] = format!("{:04o}", facts.mode() & 0o7777).into();
-        told["uid"] = facts.uid().into();
-        told["gid"] = facts.gid().into();
-    }
-    Some(told)
 }
 
 /// The name of a process, as it calls itself.

@@ -8,6 +8,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::activity::Activity;
+use super::blocking::Blocking;
 use super::changes::change;
 use super::connection::{Caller, Connection, Rank};
 use super::details::DetailsWait;
@@ -23,7 +24,7 @@ use crate::config::{self, Settings, nearest};
 use crate::daemon::book::Untied;
 use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
-use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
+use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::metrics::{Health, Scrape};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
@@ -98,6 +99,9 @@ pub struct Switch {
     pub news: Arc<Waker>,
     /// When rings were last used.
     activity: Mutex<Activity>,
+    /// Threads that look at sockets' files, and one that compares those of the configuration.
+    pub(super) looks: Blocking,
+    pub(super) diffs: Blocking,
 }
 
 impl Switch {
@@ -123,6 +127,8 @@ impl Switch {
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
             news,
             activity: Mutex::default(),
+            looks: Blocking::new(CONTROL_LOOKS),
+            diffs: Blocking::new(1),
         }
     }
 

@@ -18,6 +18,7 @@
 //! * `wait` an answer that comes when a port is ready;
 //! * `frames` copies of frames for a client;
 //! * `trace` what would become of a frame;
+//! * `blocking` threads for what a file system may hold up;
 //! * `server` the loop; `ready` whose turn is next.
 //!
 //! Rules: one thread, `control`, serves all clients and waits for none of them. What a client can
@@ -29,6 +30,7 @@
 
 mod activity;
 mod addresses;
+mod blocking;
 mod changes;
 mod connection;
 mod details;

@@ -10,10 +10,9 @@ use super::events::EventStream;
 use super::frames::Frames;
 use super::message::{self, Fault};
 use super::methods::Switch;
-use super::reload::{Configured, List, ReloadWait};
+use super::reload::{Configured, DiffWait, List, ReloadWait};
 use super::show;
 use super::wait::PortWait;
-use crate::daemon::Step;
 use crate::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES};
 use crate::metrics::Scrape;
 use crate::switch::{Entry, PortId};
@@ -32,7 +31,7 @@ pub enum Stream {
     /// How what is in force differs from what the configuration says.
     Changes(List<Value>),
     /// What reading the configuration again would change.
-    Diff(List<Step>),
+    Diff(DiffWait),
     /// One reply, when a reload is done.
     Reload(ReloadWait),
     /// What happens, in order.
@@ -96,12 +95,10 @@ impl Switch {
                 let told: Vec<Value> = part.iter().rev().filter_map(shown).collect();
                 (json!({"addresses": told}), rest > 0)
             }
-            Stream::Details(wait) => {
-                return wait.part(&mut self.activity(), |port| self.show(port));
-            }
+            Stream::Details(wait) => return wait.part(self),
             Stream::Config(list) => return list.part("entries", Configured::show),
             Stream::Changes(list) => return list.part("changes", Value::clone),
-            Stream::Diff(list) => return list.part("steps", |step| self.step(step)),
+            Stream::Diff(wait) => return wait.part(self),
             Stream::Reload(wait) => return wait.part(self),
             Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
             Stream::Metrics(scrape) => {

@@ -1,11 +1,14 @@
 //! The configuration: what is in force, and what reading it again would change.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::blocking::{NotBegun, Task};
 use super::changes::change;
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
@@ -55,6 +58,48 @@ impl Configured {
             "keys": keys(settings.words()),
             "addresses": addresses,
         })
+    }
+}
+
+/// A client waits for what files say, which are read and compared by a thread of its own, and is
+/// told then.
+#[derive(Debug)]
+pub enum DiffWait {
+    /// Others are being compared.
+    Wanted,
+    /// The thread is at it.
+    UnderWay(Task<Result<Vec<Step>, Vec<String>>>),
+    /// What it found.
+    Told(List<Step>),
+}
+
+impl DiffWait {
+    /// The next part, if it is known.
+    pub fn part(&mut self, switch: &Switch) -> Part {
+        if let DiffWait::Wanted = self {
+            let reloader = Arc::clone(&switch.reloader);
+            // Of the files there is one lot.
+            let begun = switch.diffs.begin(Path::new(""), &switch.news, move || reloader.diff());
+            match begun {
+                Ok(task) => *self = DiffWait::UnderWay(task),
+                Err(NotBegun::Busy) => {}
+                Err(error) => return Part::Fault(Fault::refused(&error.to_string())),
+            }
+        }
+        if let DiffWait::UnderWay(task) = self {
+            match task.result() {
+                Ok(Ok(steps)) => *self = DiffWait::Told(List::new(steps)),
+                Ok(Err(errors)) => return Part::Fault(Fault::bad_config(&errors)),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => {
+                    return Part::Fault(Fault::refused("it panicked; the log tells more"));
+                }
+            }
+        }
+        match self {
+            DiffWait::Told(list) => list.part("steps", |step| switch.step(step)),
+            DiffWait::Wanted | DiffWait::UnderWay(_) => Part::Later(None),
+        }
     }
 }
 
@@ -181,8 +226,7 @@ impl Switch {
     pub(super) fn diff(&self, parameters: &Parameters) -> Result<Answer, Fault> {
         only(parameters, &[])?;
         self.reloader.check_file().map_err(busy)?;
-        let steps = self.reloader.diff().map_err(|errors| Fault::bad_config(&errors))?;
-        Ok(Answer::Stream(Stream::Diff(List::new(steps))))
+        Ok(Answer::Stream(Stream::Diff(DiffWait::Wanted)))
     }
 
     /// `ReloadConfig`.
@@ -214,7 +258,7 @@ impl Switch {
     }
 
     /// One difference.
-    pub(super) fn step(&self, step: &Step) -> Value {
+    fn step(&self, step: &Step) -> Value {
         let (sign, changes) = match step {
             Step::Add(_) => ("+", Vec::new()),
             Step::Remove(_) => ("-", Vec::new()),

@@ -64,6 +64,14 @@ pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs
 /// unless it is mapping memory or its guest's memory makes it wait.
 pub const CONTROL_INSPECT_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(250);
 
+/// How long the file system of a port's socket is waited for, when a client asks who may connect.
+/// It answers within microseconds, unless it has a server that does not.
+pub const CONTROL_LOOK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Threads that look at such files, one for each path. Only those that never end add up, one for
+/// each port whose directory somebody holds up.
+pub const CONTROL_LOOKS: usize = 16;
+
 /// How often it is looked which rings are in use, for the time since one was: a read of a counter
 /// for each ring.
 pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(10);

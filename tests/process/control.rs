@@ -15,6 +15,7 @@ mod events;
 mod findings;
 mod health;
 mod held_up;
+mod hung_files;
 mod kept;
 mod looking;
 mod network;

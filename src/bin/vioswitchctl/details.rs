@@ -10,6 +10,9 @@ pub fn show(answer: &Value) -> String {
     let socket = &answer["socket"];
     if !socket.is_null() {
         let who = match &socket["mode"] {
+            Value::Null if socket["answers"] == false => {
+                " (its file system does not answer)".to_owned()
+            }
             Value::Null => " (missing)".to_owned(),
             mode => format!(" mode {} uid {} gid {}", word(mode), socket["uid"], socket["gid"]),
         };

@@ -180,6 +180,11 @@ impl Port {
         self.details["socket"]["path"].as_str().unwrap_or_default()
     }
 
+    /// The file system of its socket did not answer the switch, and is not asked again.
+    pub fn is_silent(&self) -> bool {
+        self.details["socket"]["answers"] == false
+    }
+
     /// The switch connects and the front-end listens.
     pub fn is_client(&self) -> bool {
         self.keys.get("mode").is_some_and(|mode| mode == "client")

@@ -57,7 +57,7 @@ fn may(process: &Process, step: &super::facts::Step, wanted: u32) -> bool {
 
 fn socket(port: &Port, findings: &mut Findings) {
     let (name, path) = (port.name(), port.socket());
-    if port.is_client() || path.is_empty() {
+    if port.is_client() || path.is_empty() || port.is_silent() {
         return;
     }
     let complete = port.path.last().is_some_and(|step| step.path == path);

@@ -79,6 +79,10 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
     let view = View::of(daemon).or_else(View::own);
     for port in facts.ports.iter_mut().filter(|port| !port.is_tap()) {
         let path = port.socket().to_owned();
+        if port.is_silent() {
+            facts.skipped.push(format!("{path}: its file system does not answer"));
+            continue;
+        }
         port.path = view.as_ref().map(|view| view.steps(Path::new(&path))).unwrap_or_default();
     }
     let wanting = wanting(daemon, &facts.ports, &mut reader);
@@ -92,7 +96,7 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
             }
             unread |= port.front_end.as_ref().is_none_or(|process| process.shared.is_none());
         }
-        let Some(wanting) = wanting.get(&at) else { continue };
+        let Some(wanting) = wanting.get(&at).filter(|_| !port.is_silent()) else { continue };
         let path = Path::new(port.socket());
         let socket = view.as_ref().and_then(|view| view.identity(path));
         let line = ancestors(pid, &mut reader);

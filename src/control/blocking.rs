@@ -1,0 +1,161 @@
+//! Work that may block in a file system, done by threads of its own while clients are served.
+//!
+//! A file system may have a server that never answers (FUSE, NFS), and no signal but a deadly one
+//! ends the wait for it. So there is one thread at a time for each path, however many clients ask,
+//! and a bound for all of them. Who finds the path or all threads taken waits, and tries again when
+//! one of them is done.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::sys::waker::Waker;
+
+/// Threads of one purpose.
+#[derive(Debug)]
+pub struct Blocking {
+    most: usize,
+    /// The paths that they are at.
+    paths: Arc<Mutex<HashSet<PathBuf>>>,
+}
+
+/// What a thread is asked to find out.
+#[derive(Debug)]
+pub struct Task<T>(Receiver<T>);
+
+/// Why there is no thread.
+#[derive(Debug, thiserror::Error)]
+pub enum NotBegun {
+    /// One is at this path, or so many are at others.
+    #[error("others are at it")]
+    Busy,
+    /// None can be had.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// What one thread is at, until it ends, be it by a panic.
+struct AtWork {
+    paths: Arc<Mutex<HashSet<PathBuf>>>,
+    path: PathBuf,
+    waker: Arc<Waker>,
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        lock(&self.paths).remove(&self.path);
+        self.waker.wake();
+    }
+}
+
+impl Blocking {
+    /// So many at most, and one for each path.
+    pub fn new(most: usize) -> Blocking {
+        Blocking { most, paths: Arc::default() }
+    }
+
+    /// Has a thread do `work` at `path`, and `waker` wake its thread at the end.
+    pub fn begin<T: Send + 'static>(
+        &self,
+        path: &Path,
+        waker: &Arc<Waker>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Task<T>, NotBegun> {
+        {
+            let mut paths = lock(&self.paths);
+            if paths.len() >= self.most || !paths.insert(path.to_owned()) {
+                return Err(NotBegun::Busy);
+            }
+        }
+        let (sender, receiver) = mpsc::channel();
+        let (paths, own, waker) = (Arc::clone(&self.paths), path.to_owned(), Arc::clone(waker));
+        let run = move || {
+            let _at_work = AtWork { paths, path: own, waker };
+            // Gone before the waker is asked, so that what is lost in a panic is seen to be lost.
+            let sender = sender;
+            // Fails if who asked has left.
+            let _ = sender.send(work());
+        };
+        if let Err(error) = std::thread::Builder::new().name("blocking".to_owned()).spawn(run) {
+            lock(&self.paths).remove(path);
+            return Err(error.into());
+        }
+        Ok(Task(receiver))
+    }
+}
+
+impl<T> Task<T> {
+    /// What was found out; `Empty` as long as it is not known, `Disconnected` if it never will be.
+    pub fn result(&self) -> Result<T, TryRecvError> {
+        self.0.try_recv()
+    }
+}
+
+fn lock(paths: &Mutex<HashSet<PathBuf>>) -> MutexGuard<'_, HashSet<PathBuf>> {
+    paths.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::Barrier;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::sys::eventfd::is_readable;
+
+    fn woken(waker: &Waker) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_readable(waker.as_raw_fd()) {
+            assert!(Instant::now() < end, "nobody is woken");
+            std::thread::yield_now();
+        }
+        waker.clear();
+    }
+
+    #[test]
+    fn there_is_one_for_each_path_and_so_many_in_all() {
+        let waker = Arc::new(Waker::new().unwrap());
+        let blocking = Blocking::new(2);
+        let gates = [0, 1].map(|_| Arc::new(Barrier::new(2)));
+        let begin = |path: &str, gate: &Arc<Barrier>| {
+            let gate = Arc::clone(gate);
+            blocking.begin(Path::new(path), &waker, move || {
+                gate.wait();
+                7
+            })
+        };
+        waker.arm();
+        let one = begin("/a", &gates[0]).unwrap();
+        assert!(matches!(begin("/a", &gates[1]), Err(NotBegun::Busy)));
+        let two = begin("/b", &gates[1]).unwrap();
+        assert!(matches!(begin("/c", &gates[1]), Err(NotBegun::Busy)));
+        assert_eq!(one.result(), Err(TryRecvError::Empty));
+        gates[0].wait();
+        woken(&waker);
+        assert_eq!(one.result(), Ok(7));
+        waker.arm();
+        gates[1].wait();
+        woken(&waker);
+        assert_eq!(two.result(), Ok(7));
+        assert!(lock(&blocking.paths).is_empty());
+    }
+
+    #[test]
+    fn a_panic_is_known_and_leaves_nothing() {
+        let waker = Arc::new(Waker::new().unwrap());
+        let blocking = Blocking::new(1);
+        waker.arm();
+        let work = || {
+            if true {
+                panic!("at work")
+            }
+        };
+        let task = blocking.begin(Path::new("/a"), &waker, work).unwrap();
+        woken(&waker);
+        assert_eq!(task.result(), Err(TryRecvError::Disconnected));
+        assert!(lock(&blocking.paths).is_empty());
+    }
+}

@@ -1,0 +1,122 @@
+//! Directories of others whose file system never answers: who asks the switch about them is told
+//! so, and all others are served.
+
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use testkit::{silent, skip};
+
+use super::reload::Filed;
+use super::*;
+
+/// Runs a test that may mount file systems.
+fn with_mounts(test: impl FnOnce() + Send + 'static) {
+    let own = || match silent::own_mounts() {
+        true => test(),
+        false => skip("needs mounts of its own"),
+    };
+    std::thread::spawn(own).join().expect("what is told above");
+}
+
+/// A port whose socket lies in a directory over which nobody answers.
+fn port_in(lab: &Lab, name: &str) -> Option<(OwnedFd, PathBuf)> {
+    let directory = lab.socket(&format!("of-{name}"));
+    std::fs::create_dir(&directory).expect("create");
+    lab.done(&["port", "add", name, &format!("socket={}", directory.join("sock").display())]);
+    Some((silent::mount(&directory, 0, libc::S_IFDIR)?, directory))
+}
+
+#[test]
+fn a_socket_in_a_directory_that_never_answers_holds_up_nobody() {
+    with_mounts(|| {
+        let lab = Lab::new(2, &[]);
+        let bystanders = lab.bystanders();
+        let mut kept = Vec::new();
+        for name in ["hangs", "hangs2"] {
+            let Some(server) = port_in(&lab, name) else {
+                return skip("FUSE cannot be mounted");
+            };
+            kept.push(server);
+        }
+        let before = lab.d.settled_usage().threads;
+        let ask = |name| {
+            let mut client = lab.client();
+            let call = format!("{INTERFACE}.GetPortDetails");
+            client.ask(&json!({"method": call, "parameters": {"name": name}}));
+            client
+        };
+        // All clients there may be beside these ask, and go on asking.
+        for _ in 0..2 {
+            let mut waiting: Vec<Client> = (0..20).map(|_| ask("hangs")).collect();
+            waiting.extend((0..2).map(|_| ask("hangs2")));
+            let began = Instant::now();
+            let status = lab.client().call("GetStatus", json!({}));
+            assert!(status["error"].is_null(), "{status}");
+            let other = ask("p0").answer().expect("an answer");
+            assert_eq!(other["parameters"]["socket"]["mode"], "0660", "{other}");
+            assert_eq!(other["parameters"]["socket"].get("answers"), None, "{other}");
+            for client in &mut waiting {
+                let told = client.answer().expect("an answer");
+                let socket = &told["parameters"]["socket"];
+                assert_eq!((&socket["answers"], socket.get("mode")), (&json!(false), None));
+                assert_eq!(told["parameters"]["port"]["state"], "listening", "{told}");
+            }
+            assert!(began.elapsed() < LOST, "{:?}", began.elapsed());
+            // One for each path, however many ask.
+            assert!(lab.d.usage().threads <= before + 2, "{:?}", lab.d.usage());
+        }
+        let shown = lab.done(&["port", "show", "hangs"]);
+        assert!(shown.contains("sock (its file system does not answer)"), "{shown}");
+        let doctor = String::from_utf8(lab.ctl(&["doctor"]).stdout).expect("UTF-8");
+        assert!(doctor.contains("sock: its file system does not answer"), "{doctor}");
+        assert!(!doctor.contains("socket-missing"), "{doctor}");
+        for (server, directory) in kept {
+            drop(server);
+            silent::unmount(&directory);
+        }
+        // They end when their file systems do.
+        assert!(wait_for(LOST, || lab.d.usage().threads <= before), "{:?}", lab.d.usage());
+        let shown = lab.done(&["port", "show", "hangs"]);
+        assert!(shown.contains("sock mode 0660"), "{shown}");
+        bystanders.finish();
+        lab.d.stop();
+    });
+}
+
+/// Files of a configuration are read and compared beside all others.
+#[test]
+fn a_comparison_with_files_that_never_answer_holds_up_nobody() {
+    with_mounts(|| {
+        let filed = Filed::new(1, &[("f1", "")], &[]);
+        let lab = &filed.lab;
+        let diff = || {
+            let mut client = lab.client();
+            client.ask(&json!({"method": format!("{INTERFACE}.DiffConfig"), "more": true}));
+            client
+        };
+        assert_eq!(diff().answer().expect("an answer")["parameters"]["steps"], json!([]));
+        let before = lab.d.settled_usage().threads;
+        let Some(server) = silent::mount(filed.etc.path(), 0, libc::S_IFDIR) else {
+            return skip("FUSE cannot be mounted");
+        };
+        let mut waiting: Vec<Client> = (0..8).map(|_| diff()).collect();
+        let status = lab.client().call("GetStatus", json!({}));
+        assert!(status["error"].is_null(), "{status}");
+        waiting.iter().for_each(|client| {
+            let soon = Some(Duration::from_millis(20));
+            client.0.get_ref().set_read_timeout(soon).expect("timeout");
+        });
+        assert_eq!(waiting[0].0.fill_buf().expect_err("nothing").kind(), ErrorKind::WouldBlock);
+        assert!(lab.d.usage().threads <= before + 1, "{:?}", lab.d.usage());
+        drop(server);
+        for client in &mut waiting {
+            client.0.get_ref().set_read_timeout(Some(LOST)).expect("timeout");
+            let told = client.answer().expect("an answer");
+            assert_eq!(told["error"], format!("{INTERFACE}.BadConfig"), "{told}");
+        }
+        silent::unmount(filed.etc.path());
+        assert_eq!(diff().answer().expect("an answer")["parameters"]["steps"], json!([]));
+        filed.lab.d.stop();
+    });
+}
