@@ -10,7 +10,7 @@ pub const METRICS_SERIES_A_PORT: usize = 40;
 pub const METRICS_PART_BYTES: usize = 32 << 10;
 
 /// Scrapers that are served at a time. One Prometheus needs one, two for a moment; where all are
-/// taken, who has been silent for longest makes way.
+/// taken, one makes way of the user or address that has most of them.
 pub const METRICS_CONNECTIONS: usize = 16;
 
 /// Bytes of a request's head. A Prometheus sends some 300.

@@ -2,15 +2,17 @@
 //! thread of its own, for whoever asks by HTTP.
 //!
 //! * `text` the families and their series, made in parts;
-//! * `http` requests and the head of an answer.
+//! * `http` requests and the head of an answer;
+//! * `peer` who asks.
 //!
 //! Rules: the thread `metrics` serves all scrapers and waits for none. What one can cost is bounded
 //! by `limits/metrics.rs`: connections, a request's bytes and time, the time to read an answer.
-//! Where all places are taken, who has not said yet what it wants makes way, the oldest first, so
-//! that a scraper that asks at once is served whoever else connects. Whoever can connect sees the
-//! metrics.
+//! Where all places are taken, the peer that has most of them gives one up: that of its connections
+//! over which no byte has gone for longest. So a scraper that asks and reads is served whoever else
+//! connects. Whoever can connect sees the metrics.
 
 mod http;
+mod peer;
 mod text;
 
 use std::io::{self, ErrorKind};
@@ -38,6 +40,7 @@ use crate::sys::service::Service;
 use crate::sys::unix_socket;
 use crate::vhost_user::socket::{Access, Listener, SocketError};
 use http::Asked;
+use peer::Peer;
 pub use text::{Health, Scrape};
 
 /// What events are about; scrapers are numbered from `FIRST` on.
@@ -144,7 +147,10 @@ fn lock(daemon: &Mutex<Daemon>) -> std::sync::MutexGuard<'_, Daemon> {
 /// A scraper that is connected.
 struct Scraper {
     socket: ClientSocket,
+    peer: Peer,
     state: State,
+    /// When a byte came from it, or it took one, last.
+    moved: Instant,
     /// When it has had its time.
     end: Instant,
 }
@@ -225,21 +231,31 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Gives a scraper a place, if need be that of one which has not said what it wants.
+    /// Gives a scraper a place, if need be that of another one.
     fn admit(&mut self, socket: ClientSocket) {
-        let asks = |place: usize| match &self.places[place] {
-            Some(Scraper { state: State::Asks(_), end, .. }) => Some((*end, place)),
-            _ => None,
-        };
+        let peer = Peer::of(socket.as_fd());
         let free = self.places.iter().position(Option::is_none);
-        let oldest = || (0..self.places.len()).filter_map(asks).min().map(|(_, place)| place);
-        let Some(place) = free.or_else(oldest) else { return };
+        let Some(place) = free.or_else(|| self.gives_way(peer)) else { return };
         self.close(place);
         let event = EpollEvent::new(EventSet::IN, FIRST + place as u64);
         if self.epoll.ctl(ControlOperation::Add, socket.as_fd().as_raw_fd(), event).is_ok() {
-            let end = Instant::now() + METRICS_HEAD_TIMEOUT;
-            self.places[place] = Some(Scraper { socket, state: State::Asks(Vec::new()), end });
+            let (state, moved) = (State::Asks(Vec::new()), Instant::now());
+            let end = moved + METRICS_HEAD_TIMEOUT;
+            self.places[place] = Some(Scraper { socket, peer, state, moved, end });
         }
+    }
+
+    /// Who makes way for one more connection of `comes`.
+    fn gives_way(&self, comes: Peer) -> Option<usize> {
+        let all = || self.places.iter().flatten();
+        let share =
+            |peer| all().filter(|one| one.peer == peer).count() + usize::from(peer == comes);
+        let most = all().map(|one| share(one.peer)).max()?;
+        let those = self.places.iter().enumerate().filter_map(|(place, one)| {
+            let one = one.as_ref().filter(|one| share(one.peer) == most)?;
+            Some((one.moved, place))
+        });
+        those.min().map(|(_, place)| place)
     }
 
     /// Does what can be done for a scraper now.
@@ -261,7 +277,9 @@ impl<'a> Server<'a> {
     fn listen(&mut self, place: usize) -> io::Result<()> {
         let Some(one) = &mut self.places[place] else { return Ok(()) };
         let State::Asks(head) = &mut one.state else { return Ok(()) };
-        take(&one.socket, head)?;
+        if take(&one.socket, head)? {
+            one.moved = Instant::now();
+        }
         let (out, scrape) = match http::asked(head, head.len() >= METRICS_HEAD_BYTES) {
             Asked::Unfinished => return Ok(()),
             Asked::Wrong(status, field) => (http::error(status, field), None),
@@ -280,7 +298,9 @@ impl<'a> Server<'a> {
 
     /// Writes what the scraper takes of its answer; an error when that is over.
     fn answer(&mut self, place: usize) -> io::Result<()> {
-        let Some(Scraper { socket, state, .. }) = &mut self.places[place] else { return Ok(()) };
+        let Some(Scraper { socket, state, moved, .. }) = &mut self.places[place] else {
+            return Ok(());
+        };
         let State::Reads(out, at, scrape) = state else { return Ok(()) };
         loop {
             if *at == out.len() {
@@ -291,7 +311,7 @@ impl<'a> Server<'a> {
                 *at = 0;
             }
             match send(&*socket, &out[*at..], SendFlags::NOSIGNAL) {
-                Ok(count) => *at += count,
+                Ok(count) => (*at, *moved) = (*at + count, Instant::now()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -300,20 +320,21 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Takes what has come of a request, as much as there is room for; an error if no more will.
-fn take(socket: &ClientSocket, head: &mut Vec<u8>) -> io::Result<()> {
+/// Takes what has come of a request, as much as there is room for; false if nothing has, an error
+/// if no more will.
+fn take(socket: &ClientSocket, head: &mut Vec<u8>) -> io::Result<bool> {
     let mut chunk = [0; 1024];
     let room = METRICS_HEAD_BYTES.saturating_sub(head.len()).min(chunk.len());
     match socket.read(&mut chunk[..room]) {
         Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
         Ok(count) => {
             head.extend_from_slice(&chunk[..count]);
-            Ok(())
+            Ok(true)
         }
         Err(ReadError::Io(error))
             if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) =>
         {
-            Ok(())
+            Ok(false)
         }
         Err(error) => Err(io::Error::other(error)),
     }

@@ -1,17 +1,20 @@
 //! Metrics by HTTP, with the real daemon: what is answered, by which socket, and what scrapers can
 //! cost.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketType};
 use testkit::neighbours::{Bystanders, Pair};
 use testkit::proc::{Daemon, Dir, wait_for};
-use testkit::skip;
 use testkit::vm::{Vm, VmConfig};
+use testkit::{skip, sys};
 
 const LOST: Duration = Duration::from_secs(20);
 const PLACES: usize = 16;
@@ -318,4 +321,114 @@ fn hostile_scrapers_cost_nobody_anything() {
     assert!(wait_for(LOST, || lab.d.usage() == before), "{before:?} {:?}", lab.d.usage());
     bystanders.finish();
     lab.d.stop();
+}
+
+/// Ports of which the metrics are more than a socket holds.
+const MANY: usize = 400;
+/// Connections that ask and never read, of which there are always so many.
+const DEAF: usize = 40;
+const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\n\r\n";
+
+/// Has so many connections that ask and never read, each for a while, until it is over.
+fn storm<S: Write>(over: &AtomicBool, connect: impl Fn() -> std::io::Result<S>) {
+    let mut deaf = VecDeque::new();
+    while !over.load(Ordering::Acquire) {
+        // A full switch closes it.
+        if let Ok(mut socket) = connect() {
+            let _ = socket.write_all(REQUEST);
+            deaf.push_back(socket);
+        }
+        if deaf.len() > DEAF {
+            deaf.pop_front();
+        }
+    }
+}
+
+/// Scrapes again and again beside a storm that takes all places.
+fn each_scrape_is_answered(
+    d: &Daemon,
+    storm: impl FnOnce(&AtomicBool) + Send,
+    scrape: impl Fn() -> String,
+) {
+    let (over, before) = (AtomicBool::new(false), d.settled_usage().fds);
+    thread::scope(|scope| {
+        scope.spawn(|| storm(&over));
+        let full = wait_for(LOST, || d.usage().fds >= before + PLACES);
+        over.store(!full, Ordering::Release);
+        assert!(full, "they do not take all places");
+        let told = (0..22).map(|_| scrape()).filter(|text| text.ends_with('\n')).count();
+        over.store(true, Ordering::Release);
+        assert_eq!(told, 22, "scrapes that were answered whole");
+    });
+}
+
+/// What comes of an answer, however it ends.
+fn whatever_comes(socket: &mut (impl Read + Write)) -> String {
+    let mut text = Vec::new();
+    let _ = socket.write_all(REQUEST).and_then(|()| socket.read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text).into_owned();
+    // The last family of the last worker.
+    let whole = text.lines().last().is_some_and(|line| line.starts_with("vioswitch_worker_spins_"));
+    if whole { text } else { String::new() }
+}
+
+/// Those of the same user: who has taken nothing for longest makes way.
+#[test]
+fn a_scraper_that_reads_is_served_beside_those_who_do_not() {
+    let lab = Lab::new(MANY, &[]);
+    let before = lab.d.settled_usage().fds;
+    let deaf: Vec<UnixStream> = (0..DEAF)
+        .map(|_| {
+            let mut socket = lab.connect();
+            let _ = socket.write_all(REQUEST);
+            socket
+        })
+        .collect();
+    assert!(wait_for(LOST, || lab.d.usage().fds >= before + PLACES), "they are not served");
+    for _ in 0..22 {
+        assert!(!whatever_comes(&mut lab.connect()).is_empty(), "no answer");
+    }
+    drop(deaf);
+    lab.d.stop();
+}
+
+/// Those of another user come without a pause, and share their places among themselves.
+#[test]
+fn no_other_user_takes_the_place_of_one_who_reads() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("needs root to be several users");
+    }
+    let lab = Lab::new(MANY, &[]);
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    std::fs::set_permissions(&lab.path, open).expect("mode");
+    let others = |over: &AtomicBool| {
+        // SAFETY: a plain system call with numbers, for this thread alone.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) }, 0);
+        storm(over, || UnixStream::connect(&lab.path));
+    };
+    each_scrape_is_answered(&lab.d, others, || whatever_comes(&mut lab.connect()));
+    lab.d.stop();
+}
+
+/// The same by TCP, where addresses are told apart.
+#[test]
+fn no_other_address_takes_the_place_of_one_that_reads() {
+    let address = free_address();
+    let d = Daemon::with(MANY, &[&format!("--metrics={address}")]);
+    let from = |host: u8| {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        // So that what it does not read waits at the other end, and little of it in the kernel.
+        rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 4096)?;
+        sys::limit_segments(&socket, 536);
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, host), 0))?;
+        rustix::net::connect(&socket, &address)?;
+        Ok(TcpStream::from(socket))
+    };
+    assert!(wait_for(LOST, || from(1).is_ok()), "{}", d.log());
+    each_scrape_is_answered(
+        &d,
+        |over| storm(over, || from(2)),
+        || whatever_comes(&mut from(1).expect("connect")),
+    );
+    d.stop();
 }

@@ -494,3 +494,13 @@ fn set<T>(socket: RawFd, option: libc::c_int, value: &T) {
     let done = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, option, from, len) };
     assert_eq!(done, 0, "setsockopt: {}", io::Error::last_os_error());
 }
+
+/// A TCP socket that is not connected yet has segments of so many bytes at most, whatever the
+/// interface would carry; the kernel keeps so many of them.
+pub fn limit_segments(socket: &impl AsRawFd, bytes: libc::c_int) {
+    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_MAXSEG);
+    let len = size_of_val(&bytes) as libc::socklen_t;
+    let from = (&raw const bytes).cast();
+    // SAFETY: `from` points to a live value of `len` bytes.
+    cvt(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, from, len) }).expect("MSS");
+}
