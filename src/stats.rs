@@ -219,6 +219,8 @@ pub struct PortStats {
     pub learn_refused: Counter,
     /// Source addresses not learned because they are another port's static ones.
     pub learn_static: Counter,
+    /// Source addresses that were learned and had been behind another port.
+    pub mac_moves: Counter,
     /// Announcements sent on the guest's behalf; written by the first worker only.
     pub announced: QueueStats,
     /// Turns that ended in a panic and were contained.
@@ -230,13 +232,14 @@ impl PortStats {
     /// are a queue's.
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
         let PortStats { drops, attaches, session_errors, rings_broken, announced: _, .. } = self;
-        let PortStats { learn_refused, learn_static, panics, .. } = self;
+        let PortStats { learn_refused, learn_static, mac_moves, panics, .. } = self;
         for (name, counter) in [
             ("attaches", attaches),
             ("session_errors", session_errors),
             ("rings_broken", rings_broken),
             ("learn_refused", learn_refused),
             ("learn_static", learn_static),
+            ("mac_moves", mac_moves),
             ("panics", panics),
         ] {
             visit(name, counter);

@@ -109,13 +109,18 @@ impl<'a> Classifier<'a> {
 
     /// Counts a source that was not learned, and tells of one that came from another port.
     fn count(&self, from: MacAddr, learn: Learn) {
-        let Port { name, stats, events, .. } = self.port;
+        let Port { name, stats, events, last_seen, .. } = self.port;
         match learn {
-            Learn::Static => stats.learn_static.add_shared(1),
+            Learn::Static => {
+                stats.learn_static.add_shared(1);
+                last_seen.note_foreign(from);
+            }
             Learn::TableFull | Learn::PortFull | Learn::BucketFull => {
                 stats.learn_refused.add_shared(1);
             }
             Learn::Moved { from: before } => {
+                stats.mac_moves.add_shared(1);
+                last_seen.note_moved(from, before);
                 let before = self.policy.ports.get(before).map(|port| port.name.as_str());
                 events.moved(name, from, before, self.now);
             }

@@ -26,7 +26,7 @@ use crate::events::{What, reason};
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
 use crate::port::backpressure::{Terms, Wait};
-use crate::port::device::FrameWriter;
+use crate::port::device::{DevicePort, FrameWriter};
 use crate::port::{Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
@@ -132,9 +132,19 @@ impl Delivery<'_> {
                 run.left().is_empty()
             }
             Endpoint::Device(device) => {
-                device.send(self.worker, burst, run.take_left(), self.writer, port, self.outcomes);
+                self.send(port, device, burst, run.take_left());
                 true
             }
+        }
+    }
+
+    /// Writes frames to a device.
+    #[inline(always)]
+    fn send(&mut self, port: &Port, device: &DevicePort, burst: &Burst, frames: &[u8]) {
+        let Delivery { writer, outcomes, .. } = self;
+        let without_room = device.send(self.worker, burst, frames, writer, port, outcomes);
+        if without_room > 0 {
+            port.dropped_from.add(self.ingress, without_room);
         }
     }
 
@@ -295,6 +305,7 @@ impl Delivery<'_> {
         if self.keeps(&guest.rx[usize::from(run.queue)], &mut state, short) {
             return done.settled;
         }
+        port.dropped_from.add(self.ingress, left.len());
         self.drop_all(port, stats, left, DropReason::NoBuffer);
         frames.len()
     }
@@ -391,7 +402,7 @@ impl Delivery<'_> {
                 }
                 Endpoint::Device(device) => {
                     progress.counted(frames.len());
-                    device.send(self.worker, burst, fitting, self.writer, port, self.outcomes);
+                    self.send(port, device, burst, fitting);
                 }
             }
             progress.next_target();

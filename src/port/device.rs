@@ -363,7 +363,7 @@ impl DevicePort {
     }
 
     /// Writes the listed frames of `burst`, one system call each or, of a frame that has to be cut
-    /// into segments, for each of these.
+    /// into segments, for each of these. How many were dropped for want of room.
     pub fn send(
         &self,
         worker: usize,
@@ -372,16 +372,17 @@ impl DevicePort {
         writer: &mut FrameWriter,
         port: &Port,
         outcomes: &mut Outcomes,
-    ) {
+    ) -> usize {
         let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
         let Some(device) = queue.device() else {
             port.stats.drops.add_shared(reasons.gone, frames.len() as u64);
             outcomes.dropped(frames, port.id, reasons.gone);
-            return;
+            return 0;
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
         let mut sent = Sent { output, frames: 0, bytes: 0, left: frames.len() as u64 };
+        let mut without_room = 0;
         for (place, &index) in frames.iter().enumerate() {
             let frame = &burst.frames()[usize::from(index)];
             let result = if burst.needs_offloads() {
@@ -409,6 +410,7 @@ impl DevicePort {
             let dropped = if all { &frames[place..] } else { &[index][..] };
             output.drops.add_shared(reason, dropped.len() as u64);
             outcomes.dropped(dropped, port.id, reason);
+            without_room += usize::from(reason.is_want_of_room());
             sent.left -= dropped.len() as u64;
             if reason == reasons.gone {
                 self.lose(queue, &device);
@@ -417,6 +419,7 @@ impl DevicePort {
                 break;
             }
         }
+        without_room
     }
 }
 

@@ -9,6 +9,8 @@
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`inspect`] what a session tells of itself when it is asked;
+//! * [`last_seen`] source addresses that are worth a look;
+//! * [`dropped_from`] whose frames find no room;
 //! * [`share`] who gets the buffers of a receive ring that has too few;
 //! * [`steering`] which receive queue a guest wants a flow on;
 //! * [`summons`] how other threads reach a session;
@@ -20,8 +22,10 @@
 
 pub mod backpressure;
 pub mod device;
+pub mod dropped_from;
 pub mod guest;
 pub mod inspect;
+pub mod last_seen;
 pub mod moderation;
 pub mod mtu;
 pub mod quantum;
@@ -43,8 +47,10 @@ use crate::stats::{Counter, Direction, PortStats, QueueStats, Traffic};
 use crate::switch::{PortId, PortKind, PortPolicy};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
+pub use dropped_from::DroppedFrom;
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
+pub use last_seen::LastSeen;
 pub use mtu::Mtu;
 pub use queue::{Memory, Queue, RingState};
 pub use summons::Summons;
@@ -90,6 +96,10 @@ pub struct Port {
     pub mtu: Mtu,
     /// Counters of the port as a whole.
     pub stats: PortStats,
+    /// Whose frames found no room here.
+    pub dropped_from: DroppedFrom,
+    /// Source addresses that are worth a look.
+    pub last_seen: LastSeen,
     /// Bounds what this port's peer can make us write to the log.
     pub log: LogLimit,
     /// Tells of what happens to it.
@@ -123,6 +133,8 @@ impl Port {
             line: Line::default(),
             mtu: Mtu::new(None),
             stats: PortStats::default(),
+            dropped_from: DroppedFrom::default(),
+            last_seen: LastSeen::default(),
             log: LogLimit::default(),
             events: Teller::new(None),
         }

@@ -148,6 +148,11 @@ drop_reasons! {
 }
 
 impl DropReason {
+    /// Whether the receiver takes frames slower than they come.
+    pub const fn is_want_of_room(self) -> bool {
+        matches!(self, DropReason::NoBuffer | DropReason::TapFull | DropReason::StreamFull)
+    }
+
     /// Whether a port counts it in this direction. What it drops before a queue is chosen is out.
     pub fn is_counted(self, way: Direction) -> bool {
         let mut places = self.place().split(", ");

@@ -1,0 +1,64 @@
+//! The last source addresses of a port that are worth a look: one that is tied to another port,
+//! and one that was behind another port before.
+//!
+//! Workers write them where such an address is counted, which the frames of a stream do not reach;
+//! whoever looks for what is wrong reads them. An address and a port's number are one word, so
+//! neither is torn.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::frame::MacAddr;
+use crate::switch::PortId;
+
+/// Bits of an address; those above are a port's number.
+const MAC_BITS: u32 = 48;
+
+/// The last such addresses; zero, which is no station's, before the first.
+#[derive(Debug, Default)]
+pub struct LastSeen {
+    foreign: AtomicU64,
+    moved: AtomicU64,
+}
+
+impl LastSeen {
+    /// A source address is tied to another port.
+    #[cold]
+    pub fn note_foreign(&self, mac: MacAddr) {
+        self.foreign.store(mac.to_bits(), Ordering::Relaxed);
+    }
+
+    /// A source address was learned that had been behind port `from`.
+    #[cold]
+    pub fn note_moved(&self, mac: MacAddr, from: PortId) {
+        let word = mac.to_bits() | u64::from(from) << MAC_BITS;
+        self.moved.store(word, Ordering::Relaxed);
+    }
+
+    /// The last address that is, or was then, tied to another port.
+    pub fn foreign(&self) -> Option<MacAddr> {
+        let mac = MacAddr::from_bits(self.foreign.load(Ordering::Relaxed));
+        mac.is_station().then_some(mac)
+    }
+
+    /// The last address that moved here, and the number of the port it came from.
+    pub fn moved(&self) -> Option<(MacAddr, PortId)> {
+        let word = self.moved.load(Ordering::Relaxed);
+        let mac = MacAddr::from_bits(word);
+        mac.is_station().then_some((mac, (word >> MAC_BITS) as PortId))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_comes_back_with_its_port() {
+        let seen = LastSeen::default();
+        assert_eq!((seen.foreign(), seen.moved()), (None, None));
+        let mac: MacAddr = "fe:dc:ba:98:76:54".parse().unwrap();
+        seen.note_foreign(mac);
+        seen.note_moved(mac, 0x7fff);
+        assert_eq!((seen.foreign(), seen.moved()), (Some(mac), Some((mac, 0x7fff))));
+    }
+}
