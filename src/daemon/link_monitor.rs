@@ -1,5 +1,5 @@
-//! The thread that follows the MTUs of TAPs, and whether they are up: the kernel tells it of each
-//! change, so that no worker has to ask.
+//! The thread that follows the MTUs of TAPs, whether they are up, and their bridges: the kernel
+//! tells it of each change, so that no worker has to ask.
 //!
 //! It asks for all of them itself when it begins, and again after it was told that something was
 //! lost: first it subscribes, then it asks, so no change falls between the two. Where it cannot be
@@ -49,11 +49,17 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
     let mut events = events?;
     asked?;
     loop {
-        let mut present = None;
+        let (mut present, mut failed) = (None, Ok(()));
         let heard = events.wait(stop, |news| {
             let table = present.get_or_insert_with(|| ports.present());
-            taps(table).for_each(|port| tell(port, port.mtu.hear(news)));
+            for port in taps(table) {
+                match port.mtu.hear(news) {
+                    Ok(change) => tell(port, change),
+                    Err(error) => failed = Err(error),
+                }
+            }
         })?;
+        failed?;
         if heard != Heard::Changes {
             return Ok(heard);
         }

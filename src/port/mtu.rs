@@ -2,16 +2,17 @@
 //!
 //! For a VM it is the smaller of what the configuration and its front-end say, for an uplink what
 //! its interface has. That may change at any time; the thread that is told of it stores it here,
-//! and whoever sends loads it. With an interface's MTU come its changes between up and down.
+//! and whoever sends loads it. With an interface's MTU come its changes between up and down, and
+//! the bridge it is in.
 //!
 //! A length here counts the Ethernet header and no VLAN tag (IEEE Std 802.3-2018 clause 3.2.7: tags
 //! are no part of the payload).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::limits::MIN_FRAME_LEN;
-use crate::sys::netlink::{self, LinkNews, NetlinkError};
+use crate::sys::netlink::{self, Link, LinkNews, NetlinkError};
 
 /// More than any frame has.
 pub const NO_LIMIT: u32 = u32::MAX;
@@ -23,9 +24,22 @@ pub struct Mtu {
     max_len: AtomicU32,
     /// The interface that is followed is administratively down.
     link_down: AtomicBool,
+    /// The bridge that it is in. Held for a moment, not while the kernel is asked.
+    bridge: Mutex<Option<Bridge>>,
     /// Held while the kernel is asked, so that its answer is stored before whatever is heard of a
     /// later change. Not for workers.
     known: Mutex<Known>,
+}
+
+/// A bridge of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bridge {
+    /// Number of its interface.
+    pub index: u32,
+    /// Name of that, when it was asked for.
+    pub name: Arc<str>,
+    /// It keeps VLANs apart.
+    pub filters_vlans: bool,
 }
 
 /// Where the MTU comes from.
@@ -45,6 +59,7 @@ impl Mtu {
         let mtu = Mtu {
             max_len: AtomicU32::new(NO_LIMIT),
             link_down: AtomicBool::new(false),
+            bridge: Mutex::default(),
             known: Mutex::default(),
         };
         mtu.configure(configured);
@@ -125,7 +140,9 @@ impl Mtu {
     fn ask_for(&self, link: Option<u32>) -> Result<Option<bool>, NetlinkError> {
         let Some(index) = link else { return Ok(None) };
         let Some(found) = netlink::link_by_index(index)? else { return Ok(None) };
-        Ok(self.take(found.mtu, found.up))
+        let change = self.take(found.mtu, found.up);
+        self.join(found.bridge)?;
+        Ok(change)
     }
 
     fn take(&self, mtu: u32, up: bool) -> Option<bool> {
@@ -134,14 +151,39 @@ impl Mtu {
         (was_down == up).then_some(up)
     }
 
-    /// An interface is like this now, perhaps the one that is followed; true if that came up by
-    /// it, false if it went down.
-    pub fn hear(&self, news: LinkNews) -> Option<bool> {
+    /// The interface is in this bridge now, or in none.
+    fn join(&self, index: Option<u32>) -> Result<(), NetlinkError> {
+        let found = index.map_or(Ok(None), netlink::link_by_index)?;
+        let bridge = found.map(|Link { index, name, filters_vlans, .. }| Bridge {
+            index,
+            name: name.into(),
+            filters_vlans,
+        });
+        *self.bridge.lock().unwrap_or_else(PoisonError::into_inner) = bridge;
+        Ok(())
+    }
+
+    /// The bridge that the interface is in, as it was when last heard of.
+    pub fn bridge(&self) -> Option<Bridge> {
+        self.bridge.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// An interface is like this now, perhaps the one that is followed, or its bridge; true if the
+    /// one that is followed came up by it, false if it went down.
+    pub fn hear(&self, news: LinkNews) -> Result<Option<bool>, NetlinkError> {
         let known = self.known();
+        let bridge = self.bridge().map(|bridge| bridge.index);
         if known.link != Some(news.index) {
-            return None;
+            if bridge == Some(news.index) {
+                self.join(bridge)?;
+            }
+            return Ok(None);
         }
-        self.take(news.mtu, news.up)
+        let change = self.take(news.mtu, news.up);
+        if bridge != news.bridge {
+            self.join(news.bridge)?;
+        }
+        Ok(change)
     }
 
     /// True if the interface that is followed was down when it was last heard of.
@@ -196,8 +238,8 @@ mod tests {
             let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
             let index = tap.link.index;
             let mtu = Mtu::new(Some(9000));
-            let news = |index, mtu, up| LinkNews { index, mtu, up };
-            mtu.hear(news(index, 1234, false));
+            let news = |index, mtu, up| LinkNews { index, mtu, up, bridge: None };
+            mtu.hear(news(index, 1234, false)).unwrap();
             assert!(!mtu.link_is_down(), "none is followed yet");
             mtu.ask().unwrap();
             assert_eq!(mtu.get(), Some(9000), "none is followed yet");
@@ -206,9 +248,9 @@ mod tests {
             netlink::set_mtu(index, 576).unwrap();
             assert_eq!(mtu.max_len(), 1514, "nobody has told");
             assert!(mtu.link_is_down(), "it was never brought up");
-            assert_eq!(mtu.hear(news(index + 1, 68, true)), None);
-            assert_eq!(mtu.hear(news(index, 576, true)), Some(true));
-            assert_eq!(mtu.hear(news(index, 576, true)), None);
+            assert_eq!(mtu.hear(news(index + 1, 68, true)).unwrap(), None);
+            assert_eq!(mtu.hear(news(index, 576, true)).unwrap(), Some(true));
+            assert_eq!(mtu.hear(news(index, 576, true)).unwrap(), None);
             assert_eq!(mtu.ask().unwrap(), Some(false));
             assert_eq!(mtu.ask().unwrap(), None);
             assert_eq!((mtu.max_len(), mtu.get()), (590, Some(576)));

@@ -23,6 +23,8 @@ use crate::limits::{NETLINK_MAX_MESSAGES, NETLINK_TIMEOUT_MILLIS};
 // linux/if_link.h and linux/if_tun.h, where libc has no names.
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_TUN_TYPE: u16 = 3;
 const IFLA_TUN_VNET_HDR: u16 = 5;
 const IFLA_TUN_PERSIST: u16 = 6;
@@ -95,6 +97,10 @@ pub struct Link {
     pub qdisc: String,
     /// Driver kind such as `tun` or `bridge`; empty for most hardware.
     pub kind: String,
+    /// The number of the bridge it is in.
+    pub bridge: Option<u32>,
+    /// Of a bridge: it keeps VLANs apart.
+    pub filters_vlans: bool,
     /// Only for kind `tun`.
     pub tun: Option<TunInfo>,
 }
@@ -168,6 +174,7 @@ fn parse_link(body: &[u8]) -> Option<Link> {
             _ => {}
         }
     }
+    link.bridge = bridge_of(body);
     Some(link)
 }
 
@@ -180,6 +187,8 @@ pub struct LinkNews {
     pub mtu: u32,
     /// Administratively up.
     pub up: bool,
+    /// The number of the bridge it is in.
+    pub bridge: Option<u32>,
 }
 
 /// Calls `each` for each interface that a datagram describes; `None` if it cannot be read to its
@@ -192,7 +201,8 @@ pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(LinkNews)) -> O
             let mut attributes = attributes(body.get(IFINFO_LEN..)?);
             let (_, mtu) = attributes.find(|(kind, _)| *kind == libc::IFLA_MTU)?;
             let up = u32_at(body, 8)? & libc::IFF_UP as u32 != 0;
-            Some(LinkNews { index: u32_at(body, 4)?, mtu: u32_at(mtu, 0)?, up })
+            let (index, mtu) = (u32_at(body, 4)?, u32_at(mtu, 0)?);
+            Some(LinkNews { index, mtu, up, bridge: bridge_of(body) })
         };
         if kind == libc::RTM_NEWLINK
             && let Some(news) = news()
@@ -203,12 +213,29 @@ pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(LinkNews)) -> O
     Some(())
 }
 
+/// The number of the bridge that an interface is in. A message of the bridge's own family says no
+/// more than that there is one; others name the kind of what an interface belongs to.
+fn bridge_of(body: &[u8]) -> Option<u32> {
+    let all = || attributes(body.get(IFINFO_LEN..).unwrap_or_default());
+    let find = |wanted| all().find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let kind = |nested| attributes(nested).find(|(kind, _)| *kind == IFLA_INFO_SLAVE_KIND);
+    let told =
+        find(libc::IFLA_LINKINFO).and_then(kind).is_some_and(|(_, kind)| text(kind) == "bridge");
+    let own = body.first() == Some(&(libc::AF_BRIDGE as u8));
+    find(libc::IFLA_MASTER).filter(|_| told || own).and_then(|master| u32_at(master, 0))
+}
+
 fn parse_link_info(nested: &[u8], link: &mut Link) {
     // The kind comes before the data it gives a meaning to.
     for (kind, value) in attributes(nested) {
         match kind {
             IFLA_INFO_KIND => link.kind = text(value),
             IFLA_INFO_DATA if link.kind == "tun" => link.tun = Some(parse_tun(value)),
+            IFLA_INFO_DATA if link.kind == "bridge" => {
+                let mut of_bridge = attributes(value);
+                let filters = of_bridge.find(|(kind, _)| *kind == IFLA_BR_VLAN_FILTERING);
+                link.filters_vlans = filters.is_some_and(|(_, flag)| flag.first() == Some(&1));
+            }
             _ => {}
         }
     }
