@@ -9,6 +9,7 @@
 //! | [`metrics`] | counters for Prometheus, by HTTP |
 //! | [`daemon`] | the parts of the process, start and stop order |
 //! | [`config`] | arguments and TOML to one validated value |
+//! | [`diagnosis`] | what is wrong: facts of the switch and its ports to findings |
 //! | [`vhost_user`] | one front-end's session |
 //! | [`worker`] | threads of the data path: which ring is worked when, and by whom |
 //! | [`pipeline`] | one burst, top to bottom: take, classify, plan, deliver, complete |
@@ -43,6 +44,7 @@ pub mod capture;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod diagnosis;
 pub mod events;
 pub mod frame;
 pub mod guard;

@@ -3,11 +3,12 @@
 //! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes the
 //! data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`, those
 //! of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of events in
-//! `limits/events.rs`, of metrics in `limits/metrics.rs`, of ports that come by themselves in
-//! `limits/plug.rs`, of what is tried again in `limits/retry.rs`.
+//! `limits/events.rs`, of findings in `limits/diagnosis.rs`, of metrics in `limits/metrics.rs`, of
+//! ports that come by themselves in `limits/plug.rs`, of what is tried again in `limits/retry.rs`.
 
 mod capture;
 mod control;
+mod diagnosis;
 mod events;
 mod metrics;
 mod plug;
@@ -18,6 +19,7 @@ mod workers;
 
 pub use capture::*;
 pub use control::*;
+pub use diagnosis::*;
 pub use events::*;
 pub use metrics::*;
 pub use plug::*;

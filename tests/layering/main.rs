@@ -18,6 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "metrics",
             "daemon",
+            "diagnosis",
             "config",
             "vhost_user",
             "port",
@@ -31,10 +32,14 @@ const LAYERS: &[(&str, &[&str])] = &[
             "limits",
         ],
     ),
-    ("metrics", &["daemon", "config", "vhost_user", "port", "stats", "guard", "sys", "limits"]),
+    (
+        "metrics",
+        &["daemon", "diagnosis", "config", "vhost_user", "port", "stats", "guard", "sys", "limits"],
+    ),
     (
         "daemon",
         &[
+            "diagnosis",
             "config",
             "vhost_user",
             "worker",
@@ -48,6 +53,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "limits",
         ],
     ),
+    ("diagnosis", &["frame", "limits"]),
     ("config", &["switch", "sys", "frame", "limits"]),
     (
         "vhost_user",
@@ -85,7 +91,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// Modules that only compute: no system, no clock, no log. Time is an argument.
-const PURE: &[&str] = &["switch", "frame", "stats"];
+const PURE: &[&str] = &["diagnosis", "switch", "frame", "stats"];
 const IMPURE: &[&str] = &[
     "log::",
     "libc::",

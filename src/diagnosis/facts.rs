@@ -1,0 +1,124 @@
+//! What is judged: the switch and its ports, as they are and as they were lately.
+
+use super::history::Counts;
+use crate::frame::MacAddr;
+
+/// All that is known at a moment.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// The switch as a whole.
+    pub condition: Condition,
+    /// Frames pass between uplinks.
+    pub uplink_to_uplink: bool,
+    /// Addresses in the forwarding table.
+    pub addresses: usize,
+    /// Ports, TAPs and streams, by their numbers.
+    pub ports: Vec<Port>,
+}
+
+/// What the switch knows of its own state.
+#[derive(Debug, Clone, Default)]
+pub struct Condition {
+    /// What was asked for and is not there.
+    pub degraded: Vec<Degraded>,
+    /// Ports that were added while it runs, and that the next start will not have.
+    pub not_kept: Vec<String>,
+}
+
+/// Something that was asked for and is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Degraded {
+    /// The port that it is about, if it is about one.
+    pub port: Option<String>,
+    /// The reason.
+    pub why: String,
+}
+
+/// A port, TAP or stream.
+#[derive(Debug, Clone, Default)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// The interface of a TAP.
+    pub link: Option<Link>,
+    /// Longest packet in bytes, if there is a limit.
+    pub mtu: Option<u32>,
+    /// Addresses that live there.
+    pub addresses: usize,
+    /// Rings that are left alone, by their index.
+    pub broken: Vec<usize>,
+    /// Frames that went out, and what was done for some of them, since the port began.
+    pub offloads: Offloads,
+    /// What was counted in the last [`MOMENT`] seconds.
+    ///
+    /// [`MOMENT`]: super::history::MOMENT
+    pub moment: Counts,
+    /// The same of the last [`MINUTE`].
+    ///
+    /// [`MINUTE`]: super::history::MINUTE
+    pub minute: Counts,
+    /// The same of the last [`LATELY`].
+    ///
+    /// [`LATELY`]: super::history::LATELY
+    pub lately: Counts,
+    /// Whose frames found no room here lately, the most first.
+    pub senders: Vec<Sender>,
+    /// The last source address from here that is tied to another port, and that port.
+    pub foreign: Option<(MacAddr, String)>,
+    /// The last address that moved here, and the port it came from.
+    pub moved: Option<(MacAddr, String)>,
+}
+
+/// The interface of a TAP.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Its name.
+    pub interface: String,
+    /// How it is.
+    pub state: LinkState,
+    /// The bridge it is in.
+    pub bridge: Option<Bridge>,
+}
+
+/// How an interface is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// Frames pass.
+    #[default]
+    Up,
+    /// It was set down.
+    Down,
+    /// It was deleted.
+    Gone,
+}
+
+/// A bridge of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bridge {
+    /// Number of its interface.
+    pub index: u32,
+    /// Name of that.
+    pub name: String,
+}
+
+/// What a receiver lacks, and was done for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// All frames that went there.
+    pub frames: u64,
+    /// Those whose checksum was finished.
+    pub checksummed: u64,
+    /// Those that were cut into segments.
+    pub segmented: u64,
+    /// These segments.
+    pub segments: u64,
+}
+
+/// One who sends to a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sender {
+    /// Name of the port that the frames came from.
+    pub port: String,
+    /// Those that found no room.
+    pub frames: u64,
+}

@@ -1,0 +1,116 @@
+//! What is wrong with the switch, as far as it can know that itself: facts in, findings out.
+//!
+//! * [`facts`] what is judged;
+//! * [`history`] what a port counted in the last minutes;
+//! * `of_switch`, `of_ports`, `of_addresses` what is wrong with that.
+//!
+//! Whoever asks for the health of the switch gets these findings: `vioswitchctl doctor`, `health`
+//! and `why`, and the metrics. What can be seen on the host alone, `doctor` adds.
+//!
+//! Rules: nothing is read here, and time is an argument. A code stays the same in later versions,
+//! and docs/doctor.md has it. Cause and command are for people.
+
+pub mod facts;
+pub mod history;
+mod of_addresses;
+mod of_ports;
+mod of_switch;
+#[cfg(test)]
+mod tests;
+
+use crate::limits::FINDINGS_TOLD;
+use facts::Facts;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Frames pass, and not as well as they could, or not after the next restart.
+    Warn,
+    /// Frames do not pass, or something that was asked for is not there.
+    Fail,
+}
+
+impl Level {
+    /// The word for programs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Warn => "warn",
+            Level::Fail => "fail",
+        }
+    }
+}
+
+/// A kind of finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code {
+    /// As it is told.
+    pub name: &'static str,
+    /// How bad it is, as a rule.
+    pub level: Level,
+}
+
+macro_rules! codes {
+    ($($code:ident $name:literal $level:ident;)*) => {
+        $(pub(crate) const $code: Code = Code { name: $name, level: Level::$level };)*
+
+        /// All kinds.
+        pub const CODES: &[Code] = &[$($code,)*];
+    };
+}
+
+codes! {
+    DEGRADED "degraded" Fail;
+    NOT_KEPT "not-kept" Warn;
+    RING_BROKEN "ring-broken" Fail;
+    RECEIVER_OVERLOADED "receiver-overloaded" Warn;
+    FRAMES_TOO_LONG "frames-too-long" Warn;
+    OFFLOADS_IN_SOFTWARE "offloads-in-software" Warn;
+    FDB_FULL "fdb-full" Warn;
+    ADDRESS_OF_ANOTHER "address-of-another" Warn;
+    ADDRESS_MOVING "address-moving" Warn;
+    TAP_GONE "tap-gone" Fail;
+    TAP_DOWN "tap-down" Fail;
+    UPLINKS_IN_ONE_BRIDGE "uplinks-in-one-bridge" Warn;
+}
+
+/// Something that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub level: Level,
+    /// The kind's name.
+    pub code: &'static str,
+    /// A port, TAP or stream; none for the switch as a whole.
+    pub port: Option<String>,
+    /// Other ports that it is about as much; of the switch as a whole those that it names.
+    pub with: Vec<String>,
+    /// What is wrong, in a sentence.
+    pub cause: String,
+    /// What mends it; words in capitals are to be filled in.
+    pub command: String,
+}
+
+impl Finding {
+    /// One of a port.
+    fn of(code: Code, port: &facts::Port, cause: String, command: impl Into<String>) -> Finding {
+        Finding { port: Some(port.name.clone()), ..Finding::of_switch(code, cause, command) }
+    }
+
+    /// One of the switch as a whole.
+    fn of_switch(code: Code, cause: String, command: impl Into<String>) -> Finding {
+        let Code { name, level } = code;
+        let command = command.into();
+        Finding { level, code: name, port: None, with: Vec::new(), cause, command }
+    }
+}
+
+/// What is wrong, the worst first, [`FINDINGS_TOLD`] at most.
+pub fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut found = Vec::new();
+    of_switch::judge(facts, &mut found);
+    of_ports::judge(facts, &mut found);
+    of_addresses::judge(facts, &mut found);
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    found.truncate(FINDINGS_TOLD);
+    found
+}

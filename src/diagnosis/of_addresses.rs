@@ -1,0 +1,70 @@
+//! What is wrong with where addresses live.
+
+use super::facts::{Facts, Port};
+use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
+use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
+
+/// Moves to each of two ports in a minute: a guest that migrates moves once, and back at most.
+const MANY_MOVES: u64 = 3;
+
+pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
+    for (at, port) in facts.ports.iter().enumerate() {
+        found.extend(full(port, facts));
+        found.extend(foreign(port));
+        found.extend(moving(at, port, facts));
+    }
+}
+
+fn full(port: &Port, facts: &Facts) -> Option<Finding> {
+    let refused = port.lately.learn_refused;
+    if refused == 0 {
+        return None;
+    }
+    let (own, all) = (port.addresses, facts.addresses);
+    let most = facts.ports.iter().max_by_key(|port| port.addresses).unwrap_or(port);
+    let why = match port.link {
+        None if own >= FDB_MAX_PER_PORT as usize => format!("it has all that it may, {own}"),
+        _ => format!(
+            "the table has {all} of {FDB_MAX_ENTRIES}, most of them behind '{}', {}",
+            most.name, most.addresses
+        ),
+    };
+    let cause = format!(
+        "{refused} times an address behind it was not learned lately: {why}; frames for such ones \
+         are flooded"
+    );
+    Some(Finding::of(FDB_FULL, port, cause, "vioswitchctl fdb show; vioswitchctl fdb flush"))
+}
+
+fn foreign(port: &Port) -> Option<Finding> {
+    let (mac, owner) = port.foreign.as_ref().filter(|_| port.minute.learn_static > 0)?;
+    let name = &port.name;
+    let cause = format!("it sends from {mac}, which is tied to '{owner}': answers go there");
+    let command = format!(
+        "another address in the guest; or vioswitchctl fdb del {mac} and fdb add {mac} {name}"
+    );
+    let with = vec![owner.clone()];
+    Some(Finding { with, ..Finding::of(ADDRESS_OF_ANOTHER, port, cause, command) })
+}
+
+/// Told of the first one of two ports.
+fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
+    let often = |port: &Port| port.minute.moves >= MANY_MOVES;
+    let (mac, from) = port.moved.as_ref().filter(|_| often(port))?;
+    let (place, other) = (facts.ports.iter().enumerate())
+        .find(|(_, other)| other.name == *from && often(other) && other.name != port.name)?;
+    let back = other.moved.as_ref().is_some_and(|(_, from)| *from == port.name);
+    if back && place < at {
+        return None;
+    }
+    let moves = port.minute.moves + other.minute.moves;
+    let cause = format!(
+        "{mac} moves between it and '{from}' again and again, {moves} moves in the last minute: \
+         two stations have this address, or there is a loop"
+    );
+    let command = format!(
+        "vioswitchctl fdb add {mac} NAME where it belongs, and another address for the other one"
+    );
+    let with = vec![from.clone()];
+    Some(Finding { with, ..Finding::of(ADDRESS_MOVING, port, cause, command) })
+}

@@ -1,0 +1,173 @@
+//! Each fault of a healthy switch is found by its own code, and by no other one.
+
+use super::facts::{Bridge, Degraded, Link, LinkState, Offloads, Port, Sender};
+use super::history::Counts;
+use super::*;
+use crate::frame::MacAddr;
+use crate::limits::FDB_MAX_PER_PORT;
+
+fn mac() -> MacAddr {
+    MacAddr([0x52, 0x54, 0, 0, 0, 1])
+}
+
+fn guest(name: &str) -> Port {
+    // What happens on a switch that is well.
+    let counted = Counts { out: 100_000, no_room: 99, moves: 2, ..Counts::default() };
+    Port {
+        name: name.to_owned(),
+        mtu: Some(1500),
+        addresses: 1,
+        offloads: Offloads { frames: 100_000, checksummed: 999, ..Offloads::default() },
+        moment: counted,
+        minute: counted,
+        lately: counted,
+        senders: vec![Sender { port: "vm2".to_owned(), frames: 99 }],
+        ..Port::default()
+    }
+}
+
+fn uplink(name: &str, bridge: u32) -> Port {
+    let interface = format!("{name}0");
+    let bridge = Some(Bridge { index: bridge, name: format!("br{bridge}") });
+    Port { link: Some(Link { interface, state: LinkState::Up, bridge }), ..guest(name) }
+}
+
+/// Ports 0 and 1 are guests, 2 and 3 uplinks.
+fn healthy() -> Facts {
+    let ports = vec![guest("vm1"), guest("vm2"), uplink("up", 1), uplink("away", 2)];
+    Facts { ports, addresses: 9, ..Facts::default() }
+}
+
+type Fault = (&'static str, fn(&mut Facts));
+
+const FAULTS: [Fault; 15] = [
+    ("degraded", |facts| {
+        let why = "port vm2: in use".to_owned();
+        facts.condition.degraded.push(Degraded { port: Some("vm2".to_owned()), why });
+    }),
+    ("not-kept", |facts| facts.condition.not_kept.push("vm2".to_owned())),
+    ("ring-broken", |facts| facts.ports[0].broken = vec![0, 3]),
+    ("receiver-overloaded", |facts| facts.ports[0].moment.no_room = 6_000),
+    ("receiver-overloaded", |facts| facts.ports[2].moment.no_room = 6_000),
+    ("frames-too-long", |facts| facts.ports[1].lately.too_big = 1),
+    ("offloads-in-software", |facts| facts.ports[0].offloads.segmented = 1),
+    ("fdb-full", |facts| facts.ports[0].lately.learn_refused = 1),
+    ("fdb-full", |facts| facts.ports[2].lately.learn_refused = 1),
+    ("address-of-another", |facts| {
+        facts.ports[0].minute.learn_static = 1;
+        facts.ports[0].foreign = Some((mac(), "vm2".to_owned()));
+    }),
+    ("address-moving", |facts| {
+        for (at, from) in [(0, "vm2"), (1, "vm1")] {
+            facts.ports[at].minute.moves = 3;
+            facts.ports[at].moved = Some((mac(), from.to_owned()));
+        }
+    }),
+    ("tap-gone", |facts| state(facts, LinkState::Gone)),
+    ("tap-down", |facts| state(facts, LinkState::Down)),
+    ("uplinks-in-one-bridge", |facts| facts.ports[3] = uplink("away", 1)),
+    ("uplinks-in-one-bridge", |facts| {
+        facts.uplink_to_uplink = true;
+        facts.ports[3] = uplink("away", 1);
+    }),
+];
+
+fn state(facts: &mut Facts, state: LinkState) {
+    facts.ports[2].link.as_mut().expect("an uplink").state = state;
+}
+
+fn found(fault: fn(&mut Facts)) -> Vec<Finding> {
+    let mut facts = healthy();
+    fault(&mut facts);
+    judge(&facts)
+}
+
+#[test]
+fn a_healthy_switch_has_no_finding() {
+    assert_eq!(judge(&healthy()), []);
+}
+
+#[test]
+fn each_fault_is_found_by_its_own_code() {
+    for (code, fault) in FAULTS {
+        let found = found(fault);
+        assert_eq!(found.len(), 1, "{code}: {found:?}");
+        let Finding { code: told, cause, command, .. } = &found[0];
+        assert!(*told == code && !cause.is_empty() && !command.is_empty(), "{found:?}");
+    }
+    for Code { name, .. } in CODES {
+        assert!(FAULTS.iter().any(|(code, _)| code == name), "no fault is {name}");
+        assert_eq!(CODES.iter().filter(|code| code.name == *name).count(), 1, "{name}");
+    }
+}
+
+#[test]
+fn a_finding_names_those_it_is_about() {
+    let cause = |at: usize| found(FAULTS[at].1)[0].cause.clone();
+    assert!(cause(3).contains("5 % of those for it") && cause(3).contains("100 % from 'vm2'"));
+    let moving = &found(FAULTS[10].1)[0];
+    assert_eq!((moving.port.as_deref(), &moving.with[..]), (Some("vm1"), &["vm2".to_owned()][..]));
+    assert!(moving.cause.contains("6 moves") && moving.cause.contains("52:54:00:00:00:01"));
+    let foreign = &found(FAULTS[9].1)[0];
+    assert!(foreign.cause.contains("52:54:00:00:00:01, which is tied to 'vm2'"), "{foreign:?}");
+    let (bridge, looped) = (&found(FAULTS[13].1)[0], &found(FAULTS[14].1)[0]);
+    assert!(bridge.cause.contains("up0 and away0 are in one bridge, br1"), "{bridge:?}");
+    assert_eq!((bridge.level, looped.level), (Level::Warn, Level::Fail));
+    let full = found(|facts| {
+        facts.ports[1].lately.learn_refused = 7;
+        (facts.ports[2].addresses, facts.addresses) = (65_000, 65_536);
+    });
+    assert!(full[0].cause.contains("most of them behind 'up', 65000"), "{full:?}");
+    let full = found(|facts| {
+        facts.ports[1].lately.learn_refused = 7;
+        facts.ports[1].addresses = FDB_MAX_PER_PORT as usize;
+    });
+    assert!(full[0].cause.contains("all that it may, 4096"), "{full:?}");
+}
+
+/// What looks like a fault and is none.
+#[test]
+fn what_is_no_fault_is_no_finding() {
+    let harmless: [fn(&mut Facts); 6] = [
+        // All that an uplink led to is found behind the other one, once.
+        |facts| {
+            facts.ports[3].minute.moves = 4_000;
+            facts.ports[3].moved = Some((mac(), "up".to_owned()));
+        },
+        // A guest migrates there and back.
+        |facts| {
+            for (at, from) in [(0, "up"), (2, "vm1")] {
+                facts.ports[at].moved = Some((mac(), from.to_owned()));
+            }
+        },
+        // Some of a million.
+        |facts| {
+            facts.ports[0].moment = Counts { out: 1_000_000, no_room: 5_000, ..healthy_counts() }
+        },
+        // An address that was another's when it was seen, and is not tied any more.
+        |facts| facts.ports[0].minute.learn_static = 1,
+        // Its interface is down: nothing comes round by it.
+        |facts| {
+            facts.ports[3] = uplink("away", 1);
+            facts.ports[3].link = None;
+        },
+        |facts| facts.ports[0].moved = Some((mac(), "vm1".to_owned())),
+    ];
+    for (n, change) in harmless.into_iter().enumerate() {
+        assert_eq!(found(change), [], "{n}");
+    }
+}
+
+fn healthy_counts() -> Counts {
+    guest("").moment
+}
+
+#[test]
+fn the_worst_comes_first_and_there_is_an_end() {
+    let all = found(|facts| {
+        facts.ports = (0..300).map(|n| guest(&format!("p{n}"))).collect();
+        facts.ports.iter_mut().for_each(|port| port.lately.too_big = 1);
+        facts.ports[299].broken = vec![1];
+    });
+    assert_eq!((all[0].code, all[1].code, all.len()), ("ring-broken", "frames-too-long", 256));
+}

@@ -1,0 +1,19 @@
+//! Limits of what is remembered to find out what is wrong.
+
+// --- Findings -----------------------------------------------------------------------------
+
+/// Findings that are told at a time, the worst first: series of one family of metrics, and less
+/// than 128 KiB of an answer. Guests can bring about some for each port.
+pub const FINDINGS_TOLD: usize = 256;
+
+/// Seconds between two samples of a port's counters that are kept.
+pub const SAMPLES_SPACING: u32 = 5;
+
+/// Samples kept of a port, five minutes of them: 3.5 KiB.
+pub const SAMPLES_KEPT: usize = 61;
+
+/// Senders remembered of a port that had no room for their frames.
+pub const SENDERS_KEPT: usize = 16;
+
+/// Senders told of it to clients.
+pub const SENDERS_TOLD: usize = 5;
