@@ -1,56 +1,24 @@
 //! Tells when a port begins to drop frames, and when that is over.
 //!
-//! Workers count drops and say nothing, as there may be millions. A thread that is none compares
-//! the counters once a second. A reason that counts after [`DROPS_QUIET_SECONDS`] without a drop is
-//! a beginning; as many seconds without one are its end. While all workers sleep nothing is
-//! counted, and the thread has no timer once all that began has ended.
-
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+//! Workers count drops and say nothing, as there may be millions; their counters are compared once
+//! a second ([`super::sampler`]). A reason that counts after [`DROPS_QUIET_SECONDS`] without a drop
+//! is a beginning; as many seconds without one are its end.
 
 use crate::events::What;
 use crate::limits::DROPS_QUIET_SECONDS;
-use crate::port::{Port, PortTable, Ports};
-use crate::stats::{Direction, DropReason, Reasons};
-use crate::sys::clock;
-use crate::sys::threads::pause;
-use crate::worker::Workers;
-use crate::worker::balancer::Helper;
+use crate::port::Port;
+use crate::stats::{Direction, DropReason, Reasons, Traffic};
 
-/// The thread's life.
-pub fn watch(ports: &Ports, workers: &Workers, stopping: &AtomicBool) {
-    workers.have_helper(Helper::Drops);
-    let mut drops = Drops::new(&ports.present());
-    let turns = || workers.handles().iter().map(|handle| handle.stats.turns.get()).sum::<u64>();
-    while pause(Duration::from_secs(1), stopping) {
-        let before = turns();
-        drops.look(&ports.present(), clock::coarse_seconds());
-        // What is dropped from here on is in a turn of its own.
-        if drops.are_over() && turns() == before {
-            workers.park_while_asleep(Helper::Drops, stopping);
-        }
-    }
-}
-
-/// What was seen of all ports.
-struct Drops {
-    ports: HashMap<String, Seen>,
-    looks: u64,
-}
-
-/// What was seen of one.
-struct Seen {
-    port: Arc<Port>,
+/// The drops of one port.
+#[derive(Debug)]
+pub struct Drops {
     /// Unknown while counters of before are being carried over.
     counts: Option<[Reasons; 2]>,
     running: Vec<Running>,
-    /// The number of the last look at which it was there.
-    look: u64,
 }
 
 /// Drops that began, or that lasted until a moment ago.
+#[derive(Debug)]
 struct Running {
     direction: Direction,
     reason: DropReason,
@@ -63,62 +31,30 @@ struct Running {
 }
 
 impl Drops {
-    /// Counters of ports that are there now may be an earlier process's.
-    fn new(ports: &PortTable) -> Drops {
-        let seen = |port: &Arc<Port>| {
-            let counts = port.line.is_whole().then(|| counts(port));
-            (port.name.clone(), Seen::new(port, counts))
-        };
-        Drops { ports: ports.iter().map(seen).collect(), looks: 0 }
-    }
-
-    fn look(&mut self, ports: &PortTable, now: u32) {
-        self.looks += 1;
-        for port in ports.iter() {
-            if self.ports.get(&port.name).is_none_or(|seen| !port.line.is(&seen.port.line)) {
-                let new = Seen::new(port, Some(Default::default()));
-                self.ports.insert(port.name.clone(), new);
-            }
-            let Some(seen) = self.ports.get_mut(&port.name) else { continue };
-            seen.look = self.looks;
-            // What is carried over was counted, and told of, before.
-            if port.line.is_whole() {
-                seen.port = Arc::clone(port);
-                seen.look(now);
-            }
-        }
-        self.ports.retain(|_, seen| seen.look == self.looks);
+    /// None so far; those that were counted already are no beginning.
+    pub fn new(traffic: Option<&[Traffic; 2]>) -> Drops {
+        Drops { counts: traffic.map(counts), running: Vec::new() }
     }
 
     /// True if nothing is left to be told, unless more is dropped.
-    fn are_over(&self) -> bool {
-        self.ports.values().all(|seen| seen.running.is_empty())
-    }
-}
-
-fn counts(port: &Port) -> [Reasons; 2] {
-    port.traffic().map(|traffic| traffic.drops)
-}
-
-impl Seen {
-    fn new(port: &Arc<Port>, counts: Option<[Reasons; 2]>) -> Seen {
-        Seen { port: Arc::clone(port), counts, running: Vec::new(), look: 0 }
+    pub fn are_over(&self) -> bool {
+        self.running.is_empty()
     }
 
-    fn look(&mut self, now: u32) {
-        let counts = counts(&self.port);
+    /// What the port has counted by second `now`.
+    pub fn look(&mut self, port: &Port, traffic: &[Traffic; 2], now: u32) {
+        let counts = counts(traffic);
         let known = self.counts.replace(counts).unwrap_or(counts);
         for direction in Direction::ALL {
             for &reason in DropReason::ALL {
                 let at = (direction as usize, reason as usize);
                 let (before, count) = (known[at.0][at.1], counts[at.0][at.1]);
                 if count != before {
-                    self.note(direction, reason, before, now);
+                    self.note(port, direction, reason, before, now);
                 }
             }
         }
-        let Seen { port, running, .. } = self;
-        running.retain(|one| {
+        self.running.retain(|one| {
             let lasts = now.saturating_sub(one.last) < DROPS_QUIET_SECONDS;
             if !lasts && one.told {
                 let Running { direction, reason, before, .. } = *one;
@@ -131,24 +67,46 @@ impl Seen {
     }
 
     /// Frames were dropped since the last look.
-    fn note(&mut self, direction: Direction, reason: DropReason, before: u64, now: u32) {
+    fn note(
+        &mut self,
+        port: &Port,
+        direction: Direction,
+        reason: DropReason,
+        before: u64,
+        now: u32,
+    ) {
         let same = |one: &&mut Running| (one.direction, one.reason) == (direction, reason);
         if let Some(one) = self.running.iter_mut().find(same) {
             one.last = now;
             return;
         }
         let began = What::DropsBegan { direction, reason };
-        let told = self.port.events.tell_and_log(&self.port.name, began);
+        let told = port.events.tell_and_log(&port.name, began);
         self.running.push(Running { direction, reason, before, last: now, told });
     }
 }
 
+fn counts(traffic: &[Traffic; 2]) -> [Reasons; 2] {
+    traffic.map(|traffic| traffic.drops)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::daemon::sampler::Samples;
     use crate::daemon::state::carry;
     use crate::events::Events;
+    use crate::port::PortTable;
     use crate::sys::waker::Waker;
+
+    /// Looks at these ports, whose counters may be an earlier process's.
+    fn begun(table: &PortTable) -> Samples {
+        let samples = Samples::default();
+        samples.begin(table, 0);
+        samples
+    }
 
     fn events() -> Arc<Events> {
         Arc::new(Events::new(&Arc::new(Waker::new().unwrap())))
@@ -169,7 +127,7 @@ mod tests {
         let a = port("a", &events);
         a.stats.drops.add(DropReason::PortDown, 7);
         let table: PortTable = [Arc::clone(&a)].into_iter().collect();
-        let mut drops = Drops::new(&table);
+        let drops = begun(&table);
         drops.look(&table, 100);
         assert!(told(&events).is_empty() && drops.are_over(), "an earlier process's");
         let guest = a.as_guest().unwrap();
@@ -202,7 +160,7 @@ mod tests {
         let events = events();
         let (a, b) = (port("a", &events), port("a", &events));
         let table = |port: &Arc<Port>| [Arc::clone(port)].into_iter().collect::<PortTable>();
-        let mut drops = Drops::new(&table(&a));
+        let drops = begun(&table(&a));
         a.stats.drops.add(DropReason::TooBig, 5);
         drops.look(&table(&a), 1);
         // It counts from nothing, as it was added just now.
@@ -216,7 +174,7 @@ mod tests {
         ];
         assert_eq!(told(&events), expected);
         drops.look(&PortTable::default(), 101);
-        assert!(drops.ports.is_empty());
+        assert!(drops.are_empty());
     }
 
     /// A port with new settings counts on from the one before, which is no news.
@@ -231,13 +189,13 @@ mod tests {
         };
         let a = port("a", &events);
         a.as_guest().unwrap().rx[1].stats.drops.add(DropReason::NoBuffer, 815);
-        let mut drops = Drops::new(&table(&a));
+        let drops = begun(&table(&a));
         let b = successor(&a);
         drops.look(&table(&b), 1);
         // A thread that begins just then.
-        let mut begun = Drops::new(&table(&b));
+        let begun = begun(&table(&b));
         carry(&a, &b);
-        for drops in [&mut drops, &mut begun] {
+        for drops in [&drops, &begun] {
             drops.look(&table(&b), 2);
             assert!(told(&events).is_empty() && drops.are_over(), "{:?}", told(&events));
         }
@@ -260,7 +218,7 @@ mod tests {
         let events = events();
         let a = port("a", &events);
         let table: PortTable = [Arc::clone(&a)].into_iter().collect();
-        let mut drops = Drops::new(&table);
+        let drops = begun(&table);
         for now in 0..100 {
             a.stats.drops.add(DropReason::PortDown, 1);
             drops.look(&table, now * 10);

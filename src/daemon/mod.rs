@@ -19,6 +19,7 @@ pub mod book;
 mod build;
 mod check;
 pub mod degraded;
+mod diagnose;
 mod drops;
 mod front_end;
 mod handover;
@@ -33,6 +34,7 @@ mod post;
 mod reload;
 mod report;
 mod retry;
+mod sampler;
 mod serving;
 mod state;
 mod stream;
@@ -78,6 +80,7 @@ pub use ports::{PortError, Removal};
 pub use post::Effect;
 pub use reload::{Busy, Confirm, Reloader};
 pub use retry::{Retry, Services, Slot};
+pub use sampler::Samples;
 use serving::{Opened, Serving};
 use uplink::UplinkError;
 
@@ -154,6 +157,8 @@ pub struct Daemon {
     news: Arc<Waker>,
     /// What happened.
     events: Arc<Events>,
+    /// What ports counted lately.
+    samples: Arc<Samples>,
     /// What became of clients of the control socket.
     clients: Arc<ClientStats>,
     started_micros: u64,
@@ -181,6 +186,8 @@ pub struct View {
     pub news: Arc<Waker>,
     /// What happened.
     pub events: Arc<Events>,
+    /// What ports counted lately.
+    pub samples: Arc<Samples>,
     /// What became of clients of the control socket.
     pub clients: Arc<ClientStats>,
     /// When the process started: microseconds since 1970.
@@ -256,6 +263,7 @@ impl Daemon {
             changing: false,
             news,
             events,
+            samples: Arc::default(),
             clients: Arc::default(),
             started_micros: clock::wall_nanos() / 1_000,
             metrics_socket: received.metrics(),
@@ -351,9 +359,9 @@ impl Daemon {
         }
         {
             let (ports, workers) = (Arc::clone(&self.ports), Arc::clone(&self.context.workers));
-            let stopping = Arc::clone(&self.stopping);
-            let watch = move || drops::watch(&ports, &workers, &stopping);
-            self.helpers.push(start_helper("drops".to_owned(), &self.stopping, watch)?);
+            let (samples, stopping) = (Arc::clone(&self.samples), Arc::clone(&self.stopping));
+            let sample = move || sampler::run(&samples, &ports, &workers, &stopping);
+            self.helpers.push(start_helper("sampler".to_owned(), &self.stopping, sample)?);
         }
         if age_seconds > 0 {
             let (fdb, stopping) = (Arc::clone(&self.context.fdb), Arc::clone(&self.stopping));
@@ -440,8 +448,9 @@ impl Daemon {
         let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
         let (news, events) = (Arc::clone(&self.news), Arc::clone(&self.events));
         let (ports, clients) = (Arc::clone(&self.ports), Arc::clone(&self.clients));
+        let samples = Arc::clone(&self.samples);
         let (rules, started_micros) = (self.rules, self.started_micros);
-        View { ports, fdb, workers, rules, news, events, clients, started_micros }
+        View { ports, fdb, workers, rules, news, events, samples, clients, started_micros }
     }
 
     /// Writes all counters to the log.

@@ -265,6 +265,12 @@ impl Queue {
         true
     }
 
+    /// True if the driver broke the ring, as far as can be told without waiting: a ring that
+    /// somebody uses at the moment is not.
+    pub fn is_broken(&self) -> bool {
+        self.try_lock().is_some_and(|state| state.broken)
+    }
+
     /// Whether the receive ring lately had too few buffers.
     #[inline(always)]
     pub fn is_short(&self) -> bool {

@@ -24,8 +24,8 @@ use crate::sys::threads::pause;
 pub enum Helper {
     /// Moves rings by their load.
     Balance,
-    /// Tells of drops.
-    Drops,
+    /// Samples counters.
+    Sampler,
 }
 
 impl Helper {
@@ -210,7 +210,7 @@ mod tests {
         let done = AtomicU32::new(0);
         std::thread::scope(|s| {
             let (workers, stopping, done) = (&workers, &stopping, &done);
-            for helper in [Helper::Balance, Helper::Drops] {
+            for helper in [Helper::Balance, Helper::Sampler] {
                 s.spawn(move || {
                     workers.have_helper(helper);
                     while done.load(Ordering::Acquire) < 2 {

@@ -120,7 +120,7 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
             &metrics,
         ];
         let mut d = Daemon::with_ports(&["", ""], &extra);
-        let names = ["balance", "drops", "ageing", "link-monitor", "tap-2", "stream-3", "port-1"];
+        let names = ["balance", "sampler", "ageing", "link-monitor", "tap-2", "stream-3", "port-1"];
         let more = ["control", "plug", "metrics", "retry"];
         let names = names.into_iter().chain(more).map(str::to_owned);
         let names: Vec<String> = names.collect();

@@ -1,0 +1,108 @@
+//! What findings are judged by, read from the switch: its ports as they are, and what the thread
+//! `sampler` remembers of them. Takes no lock that a worker waits for; of a ring that is in use at
+//! the moment it is not known whether it is broken.
+
+use super::sampler::Seen;
+use super::{Daemon, StartError, View};
+use crate::config::Origin;
+use crate::diagnosis::facts::{self, Condition, Degraded, Facts, Link, LinkState, Offloads};
+use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
+use crate::diagnosis::{self, Finding};
+use crate::port::{Port, PortTable};
+use crate::stats::Direction;
+use crate::sys::clock;
+
+impl Daemon {
+    /// What the switch knows of its own state.
+    pub fn condition(&self) -> Condition {
+        let left_out = self.left_out().iter().map(|error| Degraded {
+            port: error.name().map(str::to_owned),
+            why: StartError::to_string(error),
+        });
+        let others = self.degraded().map(|why| Degraded { port: None, why: why.clone() });
+        let added = self.book().entries().values();
+        let added = added.filter(|entry| entry.origin == Origin::Runtime);
+        let not_kept = match self.state_dir() {
+            None => added.map(|entry| entry.settings.name().to_owned()).collect(),
+            Some(_) => Vec::new(),
+        };
+        Condition { degraded: left_out.chain(others).collect(), not_kept }
+    }
+}
+
+impl View {
+    /// What is wrong with a switch that is in this condition, the worst first.
+    pub fn diagnose(&self, condition: Condition) -> Vec<Finding> {
+        let (ports, now) = (self.ports.present(), clock::coarse_seconds());
+        let facts = Facts {
+            condition,
+            uplink_to_uplink: self.rules.uplink_to_uplink,
+            addresses: self.fdb.len(),
+            ports: ports.iter().map(|port| self.facts(&ports, port, now)).collect(),
+        };
+        diagnosis::judge(&facts)
+    }
+
+    fn facts(&self, ports: &PortTable, port: &Port, now: u32) -> facts::Port {
+        let name = |id| ports.get(id).map(|port| port.name.clone());
+        let foreign = port.last_seen.foreign().and_then(|mac| {
+            let (owner, is_static) = self.fdb.whose(mac)?;
+            Some((mac, name(owner).filter(|_| is_static && owner != port.id)?))
+        });
+        let moved = port.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
+        let over = |seen: &Seen| [MOMENT, MINUTE, LATELY].map(|seconds| seen.over(seconds, now));
+        let seen = self.samples.of(port, |seen| (over(seen), seen.senders.lately(now)));
+        let ([moment, minute, lately], senders) = seen.unwrap_or_default();
+        facts::Port {
+            name: port.name.clone(),
+            link: link(port),
+            mtu: port.mtu.get(),
+            addresses: self.fdb.port_len(port.id),
+            broken: broken(port),
+            offloads: offloads(port),
+            moment,
+            minute,
+            lately,
+            senders,
+            foreign,
+            moved,
+        }
+    }
+}
+
+fn link(port: &Port) -> Option<Link> {
+    let (_, interface) = port.as_tap()?;
+    let state = match port.is_up() {
+        false => LinkState::Gone,
+        true if port.mtu.link_is_down() => LinkState::Down,
+        true => LinkState::Up,
+    };
+    // What keeps VLANs apart may keep its ports apart.
+    let bridge = port.mtu.bridge().filter(|bridge| !bridge.filters_vlans);
+    let bridge =
+        bridge.map(|bridge| facts::Bridge { index: bridge.index, name: bridge.name.to_string() });
+    Some(Link { interface: interface.to_owned(), state, bridge })
+}
+
+/// Rings that are left alone, by their index. Of a port that never had one none is looked at.
+fn broken(port: &Port) -> Vec<usize> {
+    let Some(guest) = port.as_guest().filter(|_| port.stats.rings_broken.get() > 0) else {
+        return Vec::new();
+    };
+    let pairs = guest.rx.iter().zip(&guest.tx);
+    let rings = pairs.flat_map(|(rx, tx)| [rx, tx]).enumerate();
+    rings.filter(|(_, queue)| queue.is_broken()).map(|(index, _)| index).collect()
+}
+
+fn offloads(port: &Port) -> Offloads {
+    let mut all = Offloads::default();
+    port.each_queue(&mut |direction, _, stats| {
+        if direction == Direction::Out {
+            all.frames += stats.frames.get();
+            all.checksummed += stats.fallbacks.checksummed.get();
+            all.segmented += stats.fallbacks.segmented.get();
+            all.segments += stats.fallbacks.segments.get();
+        }
+    });
+    all
+}

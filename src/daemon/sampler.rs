@@ -1,0 +1,218 @@
+//! Looks once a second at what ports count.
+//!
+//! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
+//! begin and end ([`super::drops`]), and remembers what each port counted in the last minutes,
+//! which findings are judged by ([`super::diagnose`]). While all workers sleep nothing is counted,
+//! and the thread has no timer once all drops that began have ended.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::drops::Drops;
+use crate::diagnosis::facts::Sender;
+use crate::diagnosis::history::{Counts, History, Senders};
+use crate::port::{Port, PortTable, Ports};
+use crate::stats::{DropReason, Traffic};
+use crate::sys::clock;
+use crate::sys::threads::pause;
+use crate::worker::Workers;
+use crate::worker::balancer::Helper;
+
+/// The thread's life.
+pub fn run(samples: &Samples, ports: &Ports, workers: &Workers, stopping: &AtomicBool) {
+    workers.have_helper(Helper::Sampler);
+    samples.begin(&ports.present(), clock::coarse_seconds());
+    let turns = || workers.handles().iter().map(|handle| handle.stats.turns.get()).sum::<u64>();
+    while pause(Duration::from_secs(1), stopping) {
+        let before = turns();
+        samples.look(&ports.present(), clock::coarse_seconds());
+        // What is counted from here on is in a turn of its own.
+        if samples.are_over() && turns() == before {
+            workers.park_while_asleep(Helper::Sampler, stopping);
+        }
+    }
+}
+
+/// What was seen of all ports. Held for a look at all of them, which takes milliseconds where there
+/// are a thousand; no worker takes it.
+#[derive(Debug, Default)]
+pub struct Samples(Mutex<Ledger>);
+
+#[derive(Debug, Default)]
+struct Ledger {
+    ports: HashMap<String, Seen>,
+    looks: u64,
+}
+
+/// What was seen of one port.
+#[derive(Debug)]
+pub struct Seen {
+    port: Arc<Port>,
+    drops: Drops,
+    /// Unknown while counters of before are being carried over.
+    history: Option<History>,
+    /// Whose frames found no room there.
+    pub senders: Senders,
+    /// The number of the last look at which it was there.
+    look: u64,
+}
+
+impl Samples {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counters of ports that are there now may be an earlier process's.
+    pub fn begin(&self, ports: &PortTable, now: u32) {
+        let mut ledger = self.ledger();
+        for port in ports.iter() {
+            let traffic = port.line.is_whole().then(|| port.traffic());
+            ledger.ports.insert(port.name.clone(), Seen::new(port, traffic.as_ref(), now));
+        }
+    }
+
+    /// Looks at all ports in second `now`.
+    pub fn look(&self, ports: &PortTable, now: u32) {
+        let mut ledger = self.ledger();
+        ledger.looks += 1;
+        let looks = ledger.looks;
+        for port in ports.iter() {
+            if ledger.ports.get(&port.name).is_none_or(|seen| !port.line.is(&seen.port.line)) {
+                let new = Seen::new(port, Some(&Default::default()), now);
+                ledger.ports.insert(port.name.clone(), new);
+            }
+            let Some(seen) = ledger.ports.get_mut(&port.name) else { continue };
+            seen.look = looks;
+            // What is carried over was counted, and told of, before.
+            if port.line.is_whole() {
+                seen.port = Arc::clone(port);
+                seen.look_at(ports, now);
+            }
+        }
+        ledger.ports.retain(|_, seen| seen.look == looks);
+    }
+
+    /// True if nothing is left to be told of drops, unless there are more.
+    pub fn are_over(&self) -> bool {
+        self.ledger().ports.values().all(|seen| seen.drops.are_over())
+    }
+
+    /// Whose frames found no room at a port lately, the most first.
+    pub fn senders(&self, port: &Port, now: u32) -> Vec<Sender> {
+        self.of(port, |seen| seen.senders.lately(now)).unwrap_or_default()
+    }
+
+    /// Asks what was seen of a port, if it was looked at.
+    pub fn of<T>(&self, port: &Port, ask: impl FnOnce(&Seen) -> T) -> Option<T> {
+        let ledger = self.ledger();
+        ledger.ports.get(&port.name).filter(|seen| port.line.is(&seen.port.line)).map(ask)
+    }
+
+    /// True if no port was seen.
+    #[cfg(test)]
+    pub fn are_empty(&self) -> bool {
+        self.ledger().ports.is_empty()
+    }
+}
+
+impl Seen {
+    fn new(port: &Arc<Port>, traffic: Option<&[Traffic; 2]>, now: u32) -> Seen {
+        Seen {
+            port: Arc::clone(port),
+            drops: Drops::new(traffic),
+            history: traffic.map(|traffic| History::new(now, counts(port, traffic))),
+            senders: Senders::default(),
+            look: 0,
+        }
+    }
+
+    fn look_at(&mut self, ports: &PortTable, now: u32) {
+        let Seen { port, drops, history, senders, .. } = self;
+        let traffic = port.traffic();
+        drops.look(port, &traffic, now);
+        let counts = counts(port, &traffic);
+        history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
+        let mut more = Vec::new();
+        port.dropped_from.take(|from, frames| {
+            // Of one that is gone meanwhile there is nothing to tell.
+            more.extend(
+                ports
+                    .get(from)
+                    .map(|from| Sender { port: from.name.clone(), frames: frames.into() }),
+            );
+        });
+        if !more.is_empty() {
+            senders.note(now, more.into_iter());
+        }
+    }
+
+    /// What was counted in the last `seconds`.
+    pub fn over(&self, seconds: u32, now: u32) -> Counts {
+        self.history.as_ref().map(|history| history.over(seconds, now)).unwrap_or_default()
+    }
+}
+
+fn counts(port: &Port, [input, output]: &[Traffic; 2]) -> Counts {
+    let dropped = |traffic: &Traffic, reason: DropReason| traffic.drops[reason as usize];
+    let room = DropReason::ALL.iter().filter(|reason| reason.is_want_of_room());
+    Counts {
+        out: output.frames,
+        no_room: room.map(|reason| dropped(output, *reason)).sum(),
+        too_big: dropped(input, DropReason::TooBig) + dropped(output, DropReason::TooBig),
+        learn_refused: port.stats.learn_refused.get(),
+        learn_static: port.stats.learn_static.get(),
+        moves: port.stats.mac_moves.get(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::state::carry;
+    use crate::diagnosis::history::{LATELY, MOMENT};
+
+    fn no_buffer(port: &Port, frames: u64) {
+        port.as_guest().unwrap().rx[0].stats.drops.add(DropReason::NoBuffer, frames);
+    }
+
+    fn table(ports: &[&Arc<Port>]) -> PortTable {
+        ports.iter().map(|port| Arc::clone(port)).collect()
+    }
+
+    /// What a port counts, and whose frames found no room there, goes on at the port that comes in
+    /// its place; what an earlier process counted is none of it.
+    #[test]
+    fn a_port_is_remembered_by_its_line() {
+        let [a, b] = [(0, "a"), (1, "b")].map(|(id, name)| Arc::new(Port::guest(id, name, 1)));
+        no_buffer(&a, 1_000);
+        let (samples, ports) = (Samples::default(), table(&[&a, &b]));
+        samples.begin(&ports, 100);
+        no_buffer(&a, 7);
+        a.dropped_from.add(1, 7);
+        samples.look(&ports, 101);
+        let no_room = |port: &Port, now| samples.of(port, |seen| seen.over(MOMENT, now).no_room);
+        assert_eq!((no_room(&a, 101), no_room(&b, 101)), (Some(7), Some(0)));
+        let of_b = vec![Sender { port: "b".to_owned(), frames: 7 }];
+        assert_eq!((samples.senders(&a, 101), samples.senders(&b, 101)), (of_b.clone(), vec![]));
+
+        let mut after = Port::guest(0, "a", 2);
+        after.succeed(&a);
+        let after = Arc::new(after);
+        let ports = table(&[&after, &b]);
+        samples.look(&ports, 102);
+        carry(&a, &after);
+        no_buffer(&after, 5);
+        samples.look(&ports, 103);
+        assert_eq!(no_room(&after, 103), Some(12));
+        assert_eq!(samples.of(&after, |seen| seen.over(LATELY, 103).no_room), Some(12));
+        assert_eq!(samples.senders(&after, 101), of_b);
+
+        // Another one of its name is not asked about what that one did.
+        let other = Arc::new(Port::guest(0, "a", 1));
+        assert_eq!(no_room(&other, 103), None);
+        samples.look(&table(&[&other]), 104);
+        assert_eq!((no_room(&other, 104), no_room(&b, 104)), (Some(0), None));
+    }
+}
