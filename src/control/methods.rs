@@ -19,7 +19,7 @@ use super::parameters::{only, required, text};
 use super::parts::Stream;
 use super::reload::keys;
 use super::wait::PortWait;
-use super::{show, show_clients};
+use super::{findings, show, show_clients};
 use crate::config::{self, Settings, nearest};
 use crate::daemon::book::Untied;
 use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, View};
@@ -51,6 +51,7 @@ const METHODS: &[&str] = &[
     "DeletePort",
     "GetWorkers",
     "GetDropReasons",
+    "GetFindings",
     "ListAddresses",
     "FlushAddresses",
     "Events",
@@ -181,12 +182,10 @@ impl Switch {
             "WaitForPort" => {
                 return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
             }
-            "GetMetrics" if !more => return Err(no_more()),
-            "GetMetrics" => {
-                only(&parameters, &[])?;
-                return Ok(Answer::Stream(Stream::Metrics(self.scrape())));
+            "GetMetrics" | "Events" | "GetConfig" | "DiffConfig" | "GetFindings" if !more => {
+                return Err(no_more());
             }
-            "Events" if !more => return Err(no_more()),
+            "GetMetrics" => return self.metrics(&parameters),
             "Events" => {
                 let events = EventStream::new(parameters, &self.view.events);
                 return events.map(Stream::Events).map(Answer::Stream);
@@ -201,6 +200,7 @@ impl Switch {
                 }
                 return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
             }
+            "GetFindings" => return self.findings(&parameters),
             "GetConfig" | "GetChanges" | "DiffConfig" if !more => return Err(no_more()),
             "GetConfig" => return self.config(&parameters),
             "GetChanges" | "DiffConfig" => {
@@ -290,6 +290,8 @@ impl Switch {
     /// A port, TAP or stream, and who gave it.
     pub(super) fn show(&self, port: &Port) -> Value {
         let mut told = show::port(port, &self.view.fdb);
+        let senders = self.view.samples.senders(port, clock::coarse_seconds());
+        told["dropped_from"] = findings::senders(senders);
         let daemon = self.daemon();
         let origin = daemon.book().origin(&port.name);
         told["origin"] = origin.name().into();
@@ -334,10 +336,6 @@ impl Switch {
             "state_dir": daemon.state_dir().map(|path| path.to_string_lossy()),
             "clients": show_clients(&self.clients),
         })
-    }
-
-    fn scrape(&self) -> Box<Scrape> {
-        Box::new(Scrape::new(&self.view, &Health::of(&self.daemon())))
     }
 
     fn workers(&self) -> Value {

@@ -15,6 +15,7 @@
 //!   names of features;
 //! * `parameters` what a call is given, checked;
 //! * `events` what happens, told to those who watch;
+//! * `findings` what is wrong;
 //! * `wait` an answer that comes when a port is ready;
 //! * `frames` copies of frames for a client;
 //! * `trace` what would become of a frame;
@@ -35,6 +36,7 @@ mod changes;
 mod connection;
 mod details;
 mod events;
+mod findings;
 mod frames;
 mod message;
 mod methods;

@@ -11,8 +11,9 @@ use super::frames::Frames;
 use super::message::{self, Fault};
 use super::methods::Switch;
 use super::reload::{Configured, DiffWait, List, ReloadWait};
-use super::show;
 use super::wait::PortWait;
+use super::{findings, show};
+use crate::diagnosis::Finding;
 use crate::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES};
 use crate::metrics::Scrape;
 use crate::switch::{Entry, PortId};
@@ -26,6 +27,8 @@ pub enum Stream {
     Addresses(Vec<Entry>),
     /// One reply, when a port is as far as is wanted.
     Wait(PortWait),
+    /// What is wrong, as it was when it was asked for.
+    Findings(List<Finding>),
     /// What is in force, as it was when it was asked for.
     Config(List<Configured>),
     /// How what is in force differs from what the configuration says.
@@ -96,6 +99,7 @@ impl Switch {
                 (json!({"addresses": told}), rest > 0)
             }
             Stream::Details(wait) => return wait.part(self),
+            Stream::Findings(list) => return list.part("findings", findings::finding),
             Stream::Config(list) => return list.part("entries", Configured::show),
             Stream::Changes(list) => return list.part("changes", Value::clone),
             Stream::Diff(wait) => return wait.part(self),

@@ -29,7 +29,7 @@ use crate::limits::{
 pub struct List<T>(Vec<T>);
 
 impl<T> List<T> {
-    fn new(mut items: Vec<T>) -> List<T> {
+    pub(super) fn new(mut items: Vec<T>) -> List<T> {
         items.reverse();
         List(items)
     }

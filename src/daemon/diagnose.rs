@@ -3,7 +3,7 @@
 //! the moment it is not known whether it is broken.
 
 use super::sampler::Seen;
-use super::{Daemon, StartError, View};
+use super::{Daemon, View};
 use crate::config::Origin;
 use crate::diagnosis::facts::{self, Condition, Degraded, Facts, Link, LinkState, Offloads};
 use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
@@ -15,18 +15,15 @@ use crate::sys::clock;
 impl Daemon {
     /// What the switch knows of its own state.
     pub fn condition(&self) -> Condition {
-        let left_out = self.left_out().iter().map(|error| Degraded {
-            port: error.name().map(str::to_owned),
-            why: StartError::to_string(error),
-        });
-        let others = self.degraded().map(|why| Degraded { port: None, why: why.clone() });
+        let degraded = self.degradations().into_iter();
+        let degraded = degraded.map(|one| Degraded { port: one.subject, why: one.text });
         let added = self.book().entries().values();
         let added = added.filter(|entry| entry.origin == Origin::Runtime);
         let not_kept = match self.state_dir() {
             None => added.map(|entry| entry.settings.name().to_owned()).collect(),
             Some(_) => Vec::new(),
         };
-        Condition { degraded: left_out.chain(others).collect(), not_kept }
+        Condition { degraded: degraded.collect(), not_kept }
     }
 }
 

@@ -286,8 +286,10 @@ impl<'a> Server<'a> {
             Asked::Metrics => {
                 let daemon = lock(self.daemon);
                 let (view, health) = (daemon.view(), Health::of(&daemon));
+                let condition = daemon.condition();
                 drop(daemon);
-                (http::head(), Some(Box::new(Scrape::new(&view, &health))))
+                let findings = view.diagnose(condition);
+                (http::head(), Some(Box::new(Scrape::new(&view, &health, &findings))))
             }
         };
         one.state = State::Reads(out, 0, scrape);

@@ -5,10 +5,12 @@
 //! have the words of the counters (`docs/counters.md`); what only grows ends in `_total`.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use crate::daemon::degraded::Code;
 use crate::daemon::{Daemon, View};
+use crate::diagnosis::Finding;
 use crate::limits::{FDB_MAX_ENTRIES, METRICS_SERIES_A_PORT};
 use crate::port::Port;
 use crate::stats::{Direction, DropReason, Traffic};
@@ -26,12 +28,13 @@ struct Figures {
 }
 
 /// Counters of a port as a whole: name, and what it counts.
-const WHOLE: [(&str, &str); 7] = [
+const WHOLE: [(&str, &str); 8] = [
     ("attaches", "Front-ends that were connected so far."),
     ("session_errors", "Sessions with front-ends that ended with an error."),
     ("rings_broken", "Rings that broke a rule and were left alone."),
     ("learn_refused", "Source addresses not learned because a cap was reached."),
     ("learn_static", "Source addresses not learned because they are another port's static ones."),
+    ("mac_moves", "Source addresses learned that had been behind another port."),
     ("panics", "Panics that were contained; each is a bug."),
     ("log_suppressed", "Lines that the log's limit left out."),
 ];
@@ -134,8 +137,8 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// Takes all figures.
-    pub fn new(view: &View, health: &Health) -> Scrape {
+    /// Takes all figures; these are the findings of now.
+    pub fn new(view: &View, health: &Health, findings: &[Finding]) -> Scrape {
         let table = view.ports.present();
         let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64);
         let workers = view.workers.handles().iter().map(|handle| {
@@ -150,7 +153,7 @@ impl Scrape {
         Scrape {
             ports: table.iter().map(|port| figures(port)).collect(),
             workers: workers.collect(),
-            switch: switch(view, health),
+            switch: switch(view, health) + &wrong(findings),
             step: Step::Switch,
         }
     }
@@ -221,7 +224,7 @@ enum Family {
     Whole(usize),
 }
 
-const FAMILIES: [Family; 15] = [
+const FAMILIES: [Family; 16] = [
     Family::Up,
     Family::Frames(Direction::In),
     Family::Bytes(Direction::In),
@@ -237,6 +240,7 @@ const FAMILIES: [Family; 15] = [
     Family::Whole(4),
     Family::Whole(5),
     Family::Whole(6),
+    Family::Whole(7),
 ];
 
 impl Family {
@@ -358,6 +362,18 @@ fn switch(view: &View, health: &Health) -> String {
     let closed = closed.map(|(why, count)| (format!("{{reason=\"{why}\"}}"), count.to_string()));
     let help = "Clients that the control socket was closed to, by the reason.";
     say("vioswitch_control_clients_closed_total", "counter", help, &closed);
+    out
+}
+
+/// What is wrong: a series for each port and kind.
+fn wrong(findings: &[Finding]) -> String {
+    let mut out = String::new();
+    let help = "What is wrong now, by its code, as vioswitchctl doctor tells it.";
+    head(&mut out, "vioswitch_finding", "gauge", help);
+    let series = findings.iter().map(|one| (one.code, one.port.as_deref().unwrap_or("")));
+    for (code, port) in series.collect::<BTreeSet<_>>() {
+        let _ = writeln!(out, "vioswitch_finding{{code=\"{code}\",port=\"{port}\"}} 1");
+    }
     out
 }
 
