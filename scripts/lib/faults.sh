@@ -55,7 +55,7 @@ faults_of_switch() {
         "rm -r $DROP_IN && systemctl daemon-reload"
     found program-replaced '' 'cp /usr/bin/vioswitchd /usr/bin/new && mv /usr/bin/new /usr/bin/vioswitchd' \
         'systemctl restart vioswitchd && vioswitchctl port wait vm1 && vioswitchctl port wait vm2'
-    found degraded '' \
+    found degraded vm9 \
         "printf '[[port]]\nname = \"vm9\"\nsocket = \"/no/such/vm9.sock\"\n' >$CONF_D/vm9.toml
       systemctl restart vioswitchd" \
         "rm $CONF_D/vm9.toml && systemctl restart vioswitchd && vioswitchctl port wait vm1 &&

@@ -25,7 +25,6 @@ use crate::daemon::book::Untied;
 use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
 use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
-use crate::metrics::{Health, Scrape};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, PortId};

@@ -89,13 +89,13 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
         every: Duration,
     },
-    /// Frames that were dropped: why, what it means, and what to do
+    /// Frames that were dropped: why, what it means, what to do, and who sent them
     Drops {
         /// Only those of this port
         #[arg(value_name = "NAME")]
         port: Option<String>,
     },
-    /// Whether all is served that was configured; status 1 if not
+    /// Whether all is served that was configured, and no finding is FAIL; status 1 if not
     Health,
     /// The threads of the data path, and how busy they are
     Worker {
@@ -125,8 +125,13 @@ pub enum Command {
         frame: Vec<String>,
     },
     /// Why two ports do not reach each other: looks at all that may be in the way
+    ///
+    /// Instead of a port, an address such as 52:54:00:12:34:56 stands for the port behind which it
+    /// lives.
     Why {
+        #[arg(value_name = "NAME")]
         port: String,
+        #[arg(value_name = "NAME")]
         other: String,
     },
     /// Counters and states in the text format of Prometheus
@@ -202,7 +207,7 @@ impl State {
 }
 
 /// `500ms`, `30s`, `5m`, `1h`; a number alone is seconds. A day at most.
-fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: Option<f64> = digits.parse().ok();
     let factor = match &text[digits.len()..] {

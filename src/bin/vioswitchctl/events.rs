@@ -72,7 +72,7 @@ fn line(event: &Value) -> String {
 }
 
 /// Microseconds since 1970 as date and time of UTC, to the millisecond.
-fn time(micros: u64) -> String {
+pub fn time(micros: u64) -> String {
     let (seconds, millis) = (micros / 1_000_000, micros / 1_000 % 1_000);
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);

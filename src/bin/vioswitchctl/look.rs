@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::args::State;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::{items, number};
+use crate::show::{items, number, word};
 use crate::{SWITCH, ask, list};
 
 /// What all ports and workers count.
@@ -78,7 +78,8 @@ pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), 
     }
 }
 
-/// `drops`: each reason that was given, where, how often, and what to do.
+/// `drops`: each reason that was given, where, how often, and what to do; and whose frames found no
+/// room.
 pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> {
     let ports = match port {
         Some(name) => vec![ask(client, "GetPort", json!({"name": name}))?["port"].clone()],
@@ -89,8 +90,9 @@ pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> 
         Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => Value::Null,
         answer => answer?,
     };
-    let mut told = Vec::new();
+    let (mut told, mut senders) = (Vec::new(), Vec::new());
     for port in &ports {
+        senders.extend(dropped_from(port));
         for direction in ["in", "out"] {
             for (reason, count) in port[direction]["drops"].as_object().into_iter().flatten() {
                 let known = items(&reasons, "reasons").iter().find(|one| one["name"] == *reason);
@@ -102,7 +104,25 @@ pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> 
             }
         }
     }
-    Ok(json!({"drops": told}))
+    Ok(json!({"drops": told, "senders": senders}))
+}
+
+/// Whose frames found no room at a port lately, with the share that each has of them.
+fn dropped_from(port: &Value) -> impl Iterator<Item = Value> {
+    let all = items(port, "dropped_from");
+    let sum: f64 = all.iter().map(|one| number(&one["frames"])).sum();
+    all.iter().map(move |one| {
+        let share = number(&one["frames"]) / sum.max(1.0);
+        json!({"port": port["name"], "from": one["port"], "frames": one["frames"], "share": share})
+    })
+}
+
+/// What the switch finds wrong itself; none of one of an earlier version.
+pub fn findings(client: &mut Client) -> Result<Vec<Value>, Failure> {
+    match list(client, "GetFindings", "findings", json!({})) {
+        Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => Ok(Vec::new()),
+        answer => Ok(items(&answer?, "findings").to_vec()),
+    }
 }
 
 /// `metrics`: the text for Prometheus, all parts of it.
@@ -114,17 +134,23 @@ pub fn metrics(client: &mut Client) -> Result<Value, Failure> {
     Ok(json!({"text": text}))
 }
 
+/// A finding, in a line.
+pub fn finding_line(finding: &Value) -> String {
+    let about = match &finding["port"] {
+        Value::Null => String::new(),
+        port => format!("{}: ", word(port)),
+    };
+    format!("{}: {about}{}", word(&finding["code"]), word(&finding["cause"]))
+}
+
 /// `health`: why the switch does not serve all that it was told to.
 pub fn health(client: &mut Client) -> Result<Value, Failure> {
     let status = ask(client, "GetStatus", json!({}))?;
     let mut reasons = items(&status, "degraded").to_vec();
-    let ports = list(client, "ListPorts", "ports", json!({}))?;
-    for port in items(&ports, "ports") {
-        if let state @ ("gone" | "down") = port["state"].as_str().unwrap_or_default() {
-            let (name, interface) = (&port["name"], &port["interface"]);
-            let text = format!("tap {name}: the interface {interface} is {state}");
-            reasons.push(text.replace('"', "").into());
-        }
+    // What is not served is told already.
+    let fails = |one: &&Value| one["level"] == "fail" && one["code"] != "degraded";
+    for finding in findings(client)?.iter().filter(fails) {
+        reasons.push(finding_line(finding).into());
     }
     let health = if reasons.is_empty() { "healthy" } else { "degraded" };
     let (degradations, unconfirmed) = (&status["degradations"], &status["unconfirmed"]);

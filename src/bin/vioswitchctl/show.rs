@@ -319,7 +319,17 @@ pub fn dropped(answer: &Value) -> String {
     let keys = ["port", "direction", "reason", "count", "meaning", "advice"];
     let rows = items(answer, "drops").iter().map(|drop| keys.map(|key| word(&drop[key])).into());
     let title = ["PORT", "DIR", "REASON", "COUNT", "MEANING", "WHAT TO DO"];
-    table(&title, &rows.collect::<Vec<_>>())
+    let mut text = table(&title, &rows.collect::<Vec<_>>());
+    let senders = items(answer, "senders").iter().map(|one| {
+        let share = format!("{:.0} %", 100.0 * number(&one["share"]));
+        vec![word(&one["port"]), word(&one["from"]), word(&one["frames"]), share]
+    });
+    let senders: Vec<_> = senders.collect();
+    if !senders.is_empty() {
+        text += "\nno room for lately:\n";
+        text += &table(&["PORT", "FROM", "FRAMES", "SHARE"], &senders);
+    }
+    text
 }
 
 /// `health`: one word, and a line for each reason and for a reload that waits to be confirmed.

@@ -4,11 +4,16 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::look;
+use crate::show::{items, word};
 
 /// Longest frame of a network with an MTU of 1,500.
 const LONG: u64 = 1514;
 /// A ping's.
 const SHORT: u64 = 98;
+
+/// Findings that cost time, and no frame.
+const COSTS: &str = "offloads-in-software";
 
 /// What was found out about two ports.
 #[derive(Default)]
@@ -29,29 +34,42 @@ struct Asking<'a> {
 struct Known {
     name: String,
     port: Value,
-    /// The address that was heard of last.
+    /// The address that is asked about, or was heard of last.
     address: Option<String>,
 }
 
 /// A trace as lines.
 pub fn trace(answer: &Value) -> String {
     let steps = answer["steps"].as_array().into_iter().flatten();
-    let mut text: String = steps.map(|step| format!("  {}\n", crate::show::word(step))).collect();
-    text += &format!("{}\n", crate::show::word(&answer["verdict"]));
+    let mut text: String = steps.map(|step| format!("  {}\n", word(step))).collect();
+    text += &format!("{}\n", word(&answer["verdict"]));
     text
 }
 
-/// Looks for what is in the way between two ports.
-pub fn run(client: &mut Client, switch: &str, names: [&str; 2]) -> Result<Report, Failure> {
+/// Looks for what is in the way between two ports, or two addresses and the ports where they live.
+pub fn run(client: &mut Client, switch: &str, words: [&str; 2]) -> Result<Report, Failure> {
     let mut asking = Asking { client, switch };
     let mut report = Report::default();
-    if names[0] == names[1] {
+    if words[0] == words[1] {
         return Err(Failure::usage("two different ports are needed".to_owned()));
     }
-    let known = [asking.known(names[0])?, asking.known(names[1])?];
+    let found = [asking.find(words[0], &mut report)?, asking.find(words[1], &mut report)?];
+    let [Some(one), Some(other)] = found else { return Ok(report) };
+    let known = [one, other];
+    let names = known.each_ref().map(|one| one.name.as_str());
+    if names[0] == names[1] {
+        let [one, other] = words;
+        report.problems.push(format!(
+            "{one} and {other} are both behind '{}': what they send each other does not pass the \
+             switch",
+            names[0]
+        ));
+        return Ok(report);
+    }
     for one in &known {
         report.state(one);
     }
+    asking.findings(names, &mut report)?;
     for [from, to] in [[0, 1], [1, 0]].map(|way| way.map(|at| &known[at])) {
         asking.one_way(from, to, &mut report)?;
         report.drops(to);
@@ -68,25 +86,85 @@ pub fn run(client: &mut Client, switch: &str, names: [&str; 2]) -> Result<Report
     Ok(report)
 }
 
+/// An address as the switch writes it, if it is one.
+fn as_address(text: &str) -> Option<String> {
+    let is_octet = |part: &str| part.len() == 2 && part.chars().all(|c| c.is_ascii_hexdigit());
+    let whole = text.split(':').count() == 6 && text.split(':').all(is_octet);
+    whole.then(|| text.to_lowercase())
+}
+
 impl Asking<'_> {
     fn call(&mut self, method: &str, parameters: Value) -> Result<Value, Failure> {
         self.client.call(&format!("{}.{method}", self.switch), parameters)
     }
 
-    fn known(&mut self, name: &str) -> Result<Known, Failure> {
+    /// The port of this name, or where an address lives; none of one that lives nowhere.
+    fn find(&mut self, text: &str, report: &mut Report) -> Result<Option<Known>, Failure> {
+        let Some(mac) = as_address(text) else {
+            let port = self.call("GetPort", json!({"name": text}))?["port"].take();
+            let address = self.newest(text)?;
+            return Ok(Some(Known { name: text.to_owned(), port, address }));
+        };
+        let Some(name) = self.home(&mac)? else {
+            report.problems.push(format!(
+                "{mac} is known behind no port: it was silent for minutes, or sends no frames to \
+                 the switch; frames for it are flooded"
+            ));
+            return Ok(None);
+        };
         let port = self.call("GetPort", json!({"name": name}))?["port"].take();
-        let mut newest: Option<(i64, String)> = None;
+        report.notes.push(format!("{mac} lives on '{name}'"));
+        Ok(Some(Known { name, port, address: Some(mac) }))
+    }
+
+    /// Each address of a port, or of all.
+    fn addresses(&mut self, port: Value, mut each: impl FnMut(&Value)) -> Result<(), Failure> {
         let method = format!("{}.ListAddresses", self.switch);
-        self.client.call_more(&method, json!({"port": name}), |part| {
-            for entry in part["addresses"].as_array().into_iter().flatten() {
-                // A configured one is there before its guest is.
-                let idle = entry["idle"].as_i64().unwrap_or(i64::MAX);
-                if newest.as_ref().is_none_or(|(least, _)| idle < *least) {
-                    newest = Some((idle, entry["mac"].as_str().unwrap_or_default().to_owned()));
-                }
+        self.client.call_more(&method, json!({"port": port}), |part| {
+            items(&part, "addresses").iter().for_each(&mut each);
+        })
+    }
+
+    /// The name of the port where an address lives.
+    fn home(&mut self, mac: &str) -> Result<Option<String>, Failure> {
+        let mut home = None;
+        self.addresses(Value::Null, |entry| {
+            if entry["mac"] == mac {
+                home = entry["port"].as_str().map(str::to_owned);
             }
         })?;
-        Ok(Known { name: name.to_owned(), port, address: newest.map(|(_, mac)| mac) })
+        Ok(home)
+    }
+
+    /// The address of a port that was heard of last.
+    fn newest(&mut self, name: &str) -> Result<Option<String>, Failure> {
+        let mut newest: Option<(i64, String)> = None;
+        self.addresses(name.into(), |entry| {
+            // A configured one is there before its guest is.
+            let idle = entry["idle"].as_i64().unwrap_or(i64::MAX);
+            if newest.as_ref().is_none_or(|(least, _)| idle < *least) {
+                newest = Some((idle, entry["mac"].as_str().unwrap_or_default().to_owned()));
+            }
+        })?;
+        Ok(newest.map(|(_, mac)| mac))
+    }
+
+    /// What the switch finds wrong with either port.
+    fn findings(&mut self, names: [&str; 2], report: &mut Report) -> Result<(), Failure> {
+        let about = |finding: &Value| {
+            let ports = items(finding, "with").iter().chain([&finding["port"]]);
+            let mut ports = ports.filter_map(Value::as_str);
+            !finding["port"].is_null() && ports.any(|port| names.contains(&port))
+        };
+        for finding in look::findings(self.client)?.iter().filter(|finding| about(finding)) {
+            let text = format!("{}: {}", look::finding_line(finding), word(&finding["command"]));
+            let list = match finding["code"] == COSTS {
+                true => &mut report.notes,
+                false => &mut report.problems,
+            };
+            list.push(text);
+        }
+        Ok(())
     }
 
     /// What becomes of a short and of a long frame.
@@ -105,8 +183,8 @@ impl Asking<'_> {
                 continue;
             }
             let last = answer["steps"].as_array().and_then(|steps| steps.last());
-            let last = last.map(crate::show::word).unwrap_or_default();
-            let reason = crate::show::word(&answer["reason"]);
+            let last = last.map(word).unwrap_or_default();
+            let reason = word(&answer["reason"]);
             report.problems.push(format!(
                 "{what} from '{}' do not reach '{}': {last} ({reason})",
                 from.name, to.name
@@ -155,14 +233,8 @@ impl Report {
                  started: it boots, or has no virtio-net driver",
                 port["front_end"]["pid"]
             ),
-            "gone" => format!(
-                "the interface {} of '{name}' is gone",
-                port["interface"].as_str().unwrap_or_default()
-            ),
-            "down" => format!(
-                "the interface {} of '{name}' is down: ip link set {0} up",
-                port["interface"].as_str().unwrap_or_default()
-            ),
+            // The findings have that.
+            "gone" | "down" => return,
             _ if port["in"]["frames"] == 0 && vm => format!(
                 "the guest behind '{name}' has never sent a frame: its interface is down, or has \
                  no address"

@@ -1,8 +1,72 @@
-//! A TAP's interface that goes down or away is told wherever somebody may look.
+//! What the switch finds wrong itself: by `doctor`, `why`, `health`, the metrics, and `doctor
+//! --watch`, each fault made on a switch that serves.
 
-use testkit::host::{in_namespace, ip};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
+use testkit::host::{Host, in_namespace, ip};
+use testkit::skip;
+
+use super::commands::talk;
 use super::*;
+
+/// Port and code of what a doctor finds; what the machine's other work does is no fault.
+fn found(lab: &Lab) -> Vec<(String, String)> {
+    let output = lab.ctl(&["--json", "doctor"]);
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = told["findings"].as_array().expect("findings");
+    let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
+    let all = findings.iter().map(|one| (word(one, "port"), word(one, "code")));
+    all.filter(|(_, code)| code != "worker-starved").collect()
+}
+
+/// Waits until a doctor finds this, and nothing else; the finding, as the switch tells it.
+fn is_found(lab: &Lab, port: &str, code: &str) -> Value {
+    let expected = [(port.to_owned(), code.to_owned())];
+    let mut last = Vec::new();
+    let all = wait_for(LOST, || {
+        last = found(lab);
+        last == expected
+    });
+    assert!(all, "{last:?} and not {expected:?}\n{}", lab.d.log());
+    told(lab, code)
+}
+
+/// A finding as the switch tells it.
+fn told(lab: &Lab, code: &str) -> Value {
+    let call = json!({"method": format!("{INTERFACE}.GetFindings"), "more": true});
+    let mut client = lab.client();
+    client.ask(&call);
+    let mut all = Vec::new();
+    loop {
+        let answer = client.answer().expect("an answer");
+        all.extend(answer["parameters"]["findings"].as_array().expect("findings").clone());
+        if answer["continues"] != true {
+            break;
+        }
+    }
+    let one = all.iter().find(|one| one["code"] == code);
+    one.unwrap_or_else(|| panic!("no {code} in {all:?}")).clone()
+}
+
+/// The series of a finding in the metrics.
+fn is_measured(lab: &Lab, port: &str, code: &str) {
+    let text = lab.done(&["metrics"]);
+    let series = format!("vioswitch_finding{{code=\"{code}\",port=\"{port}\"}} 1");
+    assert!(text.lines().any(|line| line == series), "no {series} in {text}");
+}
+
+fn connect(lab: &Lab, id: u8) -> Vm {
+    Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id))
+}
+
+/// A broadcast with this source.
+fn announce(vm: &mut Vm, source: [u8; 6]) {
+    let frame = [&[0xff; 6][..], &source, &[0x88, 0xb5], &[0; 46]].concat();
+    vm.tx[0].send_waiting(&frame, LOST);
+    vm.tx[0].drain(LOST);
+}
 
 /// What `why` finds in the way, and its exit status.
 fn why(lab: &Lab, from: &str, to: &str) -> Vec<String> {
@@ -26,7 +90,7 @@ fn happened(lab: &Lab, kind: &str) -> bool {
 #[test]
 fn an_interface_that_goes_down_away_and_comes_back_is_told_everywhere() {
     if !is_root() {
-        return testkit::skip("network namespaces need root");
+        return skip("network namespaces need root");
     }
     in_namespace(|| {
         ip("tuntap add t0 mode tap multi_queue vnet_hdr");
@@ -42,7 +106,11 @@ fn an_interface_that_goes_down_away_and_comes_back_is_told_everywhere() {
 
         ip("link set t0 down");
         assert!(is("down"), "{}", state());
-        one_has(&why(&lab, "p0", "up"), "the interface t0 of 'up' is down");
+        one_has(
+            &why(&lab, "p0", "up"),
+            "tap-down: up: its interface t0 is down: ip link set t0 up",
+        );
+        is_measured(&lab, "up", "tap-down");
         let output = lab.ctl(&["health"]);
         let told = String::from_utf8(output.stdout).expect("UTF-8");
         assert!(output.status.code() == Some(1) && told.contains("t0 is down"), "{told}");
@@ -67,4 +135,280 @@ fn an_interface_that_goes_down_away_and_comes_back_is_told_everywhere() {
         assert!(is("attached"), "{}", state());
         assert!(wait_for(LOST, || happened(&lab, "interface_back")), "no event");
     });
+}
+
+/// Frames for an address go where it is tied to, whoever sends from it.
+#[test]
+fn an_address_of_another_port_is_found() {
+    let lab = Lab::new(3, &[]);
+    let mut vms = [0, 1, 2].map(|id| connect(&lab, id));
+    vms.iter_mut().for_each(|vm| announce(vm, vm.mac()));
+    assert_eq!(found(&lab), []);
+    let mac = "02:00:00:00:00:99";
+    lab.done(&["fdb", "add", mac, "p1"]);
+    announce(&mut vms[0], [2, 0, 0, 0, 0, 0x99]);
+    let finding = is_found(&lab, "p0", "address-of-another");
+    assert_eq!((&finding["level"], &finding["with"]), (&json!("warn"), &json!(["p1"])));
+    let cause = finding["cause"].as_str().expect("a cause");
+    assert!(cause.contains(&format!("{mac}, which is tied to 'p1'")), "{cause}");
+    one_has(&why(&lab, "p0", "p2"), "address-of-another: p0: it sends from");
+    assert_eq!(why(&lab, "p1", "p2").len(), 1, "answers for p0 come there");
+    is_measured(&lab, "p0", "address-of-another");
+    // The one of two ports that nothing is wrong with.
+    lab.done(&["fdb", "del", mac]);
+    assert!(wait_for(LOST, || found(&lab).is_empty()), "{:?}", found(&lab));
+    assert!(why(&lab, "p0", "p2").is_empty());
+    lab.d.stop();
+}
+
+/// Two guests have one address, or frames go round.
+#[test]
+fn an_address_that_moves_again_and_again_is_found() {
+    let lab = Lab::new(3, &[]);
+    let mut vms = [0, 1, 2].map(|id| connect(&lab, id));
+    vms.iter_mut().for_each(|vm| announce(vm, vm.mac()));
+    // A guest that migrates, and comes back, is none.
+    let mac = [2, 0, 0, 0, 0, 0x77];
+    for at in [0, 1, 0] {
+        announce(&mut vms[at], mac);
+    }
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(found(&lab), []);
+    for at in [1, 0, 1, 0, 1, 0] {
+        announce(&mut vms[at], mac);
+    }
+    let finding = is_found(&lab, "p0", "address-moving");
+    assert_eq!(finding["with"], json!(["p1"]), "{finding}");
+    assert!(finding["cause"].as_str().expect("a cause").contains("02:00:00:00:00:77 moves"));
+    one_has(&why(&lab, "p1", "p2"), "address-moving: p0: 02:00:00:00:00:77 moves between it and");
+    is_measured(&lab, "p0", "address-moving");
+    lab.d.stop();
+}
+
+/// A receiver that takes a tenth of what two senders bring: who they are is told.
+#[test]
+fn an_overloaded_receiver_is_found_with_its_senders() {
+    let lab = Lab::new(4, &[]);
+    let mut vms = [0, 1, 2, 3].map(|id| connect(&lab, id));
+    vms.iter_mut().for_each(|vm| announce(vm, vm.mac()));
+    let [one, two, three, receiver] = &mut vms;
+    assert_eq!(found(&lab), []);
+    let to = receiver.mac();
+    let send = |from: &mut Vm, count: u32| {
+        let frame = [&to[..], &from.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+        (0..count).for_each(|_| from.tx[0].send_waiting(&frame, LOST));
+        from.tx[0].drain(LOST);
+    };
+    // Its buffers are used up, and then nothing is taken.
+    let end = Instant::now() + LOST;
+    let finding = loop {
+        send(one, 3_000);
+        send(two, 600);
+        receiver.rx[0].recv(64, |_, _| ());
+        let now = found(&lab);
+        if now == [("p3".to_owned(), "receiver-overloaded".to_owned())] {
+            break told(&lab, "receiver-overloaded");
+        }
+        assert!(now.is_empty() && Instant::now() < end, "{now:?}");
+    };
+    let cause = finding["cause"].as_str().expect("a cause");
+    let (first, second) = (cause.find("'p0'").expect("p0"), cause.find("'p1'").expect("p1"));
+    assert!(first < second && !cause.contains("'p2'"), "{cause}");
+    one_has(&why(&lab, "p2", "p3"), "receiver-overloaded: p3: it takes frames slower");
+    is_measured(&lab, "p3", "receiver-overloaded");
+    // By the command, too: for each receiver, its senders.
+    let told = lab.json(&["drops", "p3"]);
+    let senders = told["senders"].as_array().expect("senders");
+    let of = |n: usize| (senders[n]["port"].clone(), senders[n]["from"].clone());
+    assert_eq!((of(0), of(1)), ((json!("p3"), json!("p0")), (json!("p3"), json!("p1"))), "{told}");
+    assert!(senders[0]["share"].as_f64() > Some(0.5), "{told}");
+    let table = lab.done(&["drops"]);
+    let heading = "no room for lately:\nPORT  FROM  FRAMES  SHARE\np3    p0 ";
+    assert!(table.contains(heading), "{table}");
+    assert_eq!(lab.json(&["drops", "p0"])["senders"], json!([]));
+    // When it keeps up again it is over.
+    let mut quiet = || {
+        talk(three, receiver, 200);
+        found(&lab).is_empty()
+    };
+    assert!(wait_for(2 * LOST, &mut quiet), "{:?}", found(&lab));
+    lab.d.stop();
+}
+
+/// TAPs in one bridge, seen by what the kernel says of them.
+#[test]
+fn two_uplinks_in_one_bridge_are_found() {
+    if !is_root() {
+        return skip("network namespaces need root");
+    }
+    in_namespace(|| {
+        // What the kernel sends by itself would come round.
+        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").expect("no IPv6");
+        for n in 0..2 {
+            ip(&format!("tuntap add t{n} mode tap multi_queue vnet_hdr"));
+            ip(&format!("link set t{n} up"));
+            ip(&format!("address add 10.9.{n}.1/24 dev t{n}"));
+            ip(&format!("link add br{n} type bridge"));
+            ip(&format!("link set br{n} up"));
+        }
+        let taps = ["--tap=up0,ifname=t0", "--tap=up1,ifname=t1"];
+        let lab = Lab::new(1, &taps);
+        let _vm = connect(&lab, 0);
+        assert_eq!(found(&lab), []);
+        ip("link set t0 master br0");
+        ip("link set t1 master br1");
+        assert_eq!(found(&lab), []);
+        ip("link set t1 master br0");
+        let finding = is_found(&lab, "up0", "uplinks-in-one-bridge");
+        assert_eq!((&finding["level"], &finding["with"]), (&json!("warn"), &json!(["up1"])));
+        let cause = finding["cause"].as_str().expect("a cause");
+        assert!(cause.contains("t0 and t1 are in one bridge, br0"), "{cause}");
+        one_has(&why(&lab, "p0", "up1"), "uplinks-in-one-bridge: up0: ");
+        is_measured(&lab, "up0", "uplinks-in-one-bridge");
+        // VLANs may keep the two apart, where the kernel can do that.
+        let filter = |on| {
+            let words = ["link", "set", "br0", "type", "bridge", "vlan_filtering", on];
+            Command::new("ip").args(words).output().is_ok_and(|output| output.status.success())
+        };
+        if filter("1") {
+            assert!(wait_for(LOST, || found(&lab).is_empty()), "{:?}", found(&lab));
+            assert!(filter("0"));
+            is_found(&lab, "up0", "uplinks-in-one-bridge");
+        }
+        ip("link set t1 nomaster");
+        assert!(wait_for(LOST, || found(&lab).is_empty()), "{:?}", found(&lab));
+        drop(lab);
+
+        // With frames between uplinks it is a loop. A bridge may have its ports already.
+        ip("link set t1 master br0");
+        let lab = Lab::new(1, &[&taps[..], &["--uplink-to-uplink"]].concat());
+        let finding = is_found(&lab, "up0", "uplinks-in-one-bridge");
+        assert_eq!(finding["level"], "fail", "{finding}");
+        let output = lab.ctl(&["health"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.code() == Some(1) && text.contains("frames go round"), "{text}");
+        drop(lab);
+    });
+}
+
+/// What fills the table may be behind a TAP, which has no limit of its own.
+#[test]
+fn a_table_that_an_uplink_fills_is_found() {
+    if !is_root() {
+        return skip("network namespaces need root");
+    }
+    in_namespace(|| {
+        ip("tuntap add t0 mode tap multi_queue vnet_hdr");
+        ip("link set t0 up");
+        ip("address add 10.9.1.1/24 dev t0");
+        let lab = Lab::new(1, &["--tap=up,ifname=t0"]);
+        let mut vm = connect(&lab, 0);
+        let own = vm.mac();
+        announce(&mut vm, own);
+        assert_eq!(found(&lab), []);
+        // Learned, and kept from going on, as a bridge does not forward there.
+        let (host, mut next) = (Host::open("t0"), 0u32);
+        let to = [1, 0x80, 0xc2, 0, 0, 0];
+        let full = wait_for(4 * LOST, || {
+            for _ in 0..5_000 {
+                next += 1;
+                let [_, a, b, c] = next.to_be_bytes();
+                let frame = [&to[..], &[2, 7, 7, a, b, c], &[0x88, 0xb5], &[0; 46]].concat();
+                // The interface's queue may be full.
+                let _ = host.try_send(&frame);
+            }
+            !found(&lab).is_empty()
+        });
+        assert!(full, "{next} addresses, {}", lab.done(&["status"]));
+        let finding = is_found(&lab, "up", "fdb-full");
+        let cause = finding["cause"].as_str().expect("a cause");
+        assert!(cause.contains("of 65536, most of them behind 'up'"), "{cause}");
+        drop(lab);
+    });
+}
+
+/// A client that watches, and the lines that it prints.
+struct Watching(Child, Receiver<String>);
+
+impl Watching {
+    fn begin(lab: &Lab, form: &[&str]) -> Watching {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+        command.arg("--control").arg(&lab.path).args(form).args(["doctor", "--watch", "100ms"]);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("vioswitchctl");
+        let out = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (tell, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            out.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+        });
+        Watching(child, lines)
+    }
+
+    /// The next line that is not about the machine's other work.
+    fn line(&mut self) -> String {
+        loop {
+            let line = self.1.recv_timeout(LOST).expect("a line");
+            if !line.contains("worker-starved") {
+                return line;
+            }
+        }
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn findings_are_watched_as_they_come_and_go() {
+    let lab = Lab::new(2, &[]);
+    let mut vms = [0, 1].map(|id| connect(&lab, id));
+    let (mut people, mut programs) =
+        (Watching::begin(&lab, &[]), Watching::begin(&lab, &["--json"]));
+    lab.done(&["fdb", "add", "02:00:00:00:00:99", "p1"]);
+    announce(&mut vms[0], [2, 0, 0, 0, 0, 0x99]);
+    let line = people.line();
+    assert!(line.contains("Z + WARN  address-of-another  p0: it sends from 02:"), "{line}");
+    let object: Value = serde_json::from_str(&programs.line()).expect("an object");
+    assert_eq!(
+        (&object["change"], &object["code"]),
+        (&json!("came"), &json!("address-of-another"))
+    );
+    assert!(object["time"].as_u64() > Some(1_600_000_000_000_000), "{object}");
+    lab.done(&["fdb", "del", "02:00:00:00:00:99"]);
+    let line = people.line();
+    assert!(line.contains("Z - WARN  address-of-another  p0: "), "{line}");
+    let object: Value = serde_json::from_str(&programs.line()).expect("an object");
+    assert_eq!(object["change"], "gone", "{object}");
+    // The end of the switch is one, too.
+    lab.d.stop();
+    let line = people.line();
+    assert!(line.contains("Z + FAIL  switch-absent  no switch at"), "{line}");
+}
+
+/// Addresses stand for the ports where they live.
+#[test]
+fn why_takes_addresses() {
+    let lab = Lab::with_ports(&["", ",mtu=1000"], &[]);
+    let mut vms = [0, 1].map(|id| connect(&lab, id));
+    vms.iter_mut().for_each(|vm| announce(vm, vm.mac()));
+    announce(&mut vms[0], [2, 0, 0, 0, 0, 0x55]);
+    let shown = lab.json(&["fdb", "show", "p1"]);
+    let theirs = shown["addresses"][0]["mac"].as_str().expect("an address").to_owned();
+    let long = "long frames from 'p0' do not reach 'p1'";
+    for (from, to) in [("02:00:00:00:00:55", theirs.as_str()), ("p0", &theirs.to_uppercase())] {
+        let problems = why(&lab, from, to);
+        assert!(problems.len() == 1 && problems[0].starts_with(long), "{problems:?}");
+    }
+    let text =
+        String::from_utf8(lab.ctl(&["why", "02:00:00:00:00:55", "p1"]).stdout).expect("UTF-8");
+    assert!(text.contains("02:00:00:00:00:55 lives on 'p0'"), "{text}");
+    let problems = why(&lab, "p0", "02:00:00:00:00:66");
+    assert!(problems[0].starts_with("02:00:00:00:00:66 is known behind no port"), "{problems:?}");
+    let own = why(&lab, "p0", "02:00:00:00:00:55");
+    assert!(own[0].contains("are both behind 'p0'"), "{own:?}");
+    lab.d.stop();
 }

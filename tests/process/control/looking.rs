@@ -40,7 +40,7 @@ fn a_port_is_added_and_waited_for() {
 #[test]
 fn drops_come_with_what_to_do() {
     let lab = Lab::new(2, &[]);
-    assert_eq!(lab.json(&["drops"]), json!({"drops": []}));
+    assert_eq!(lab.json(&["drops"]), json!({"drops": [], "senders": []}));
     let mut vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
     // To an address that a bridge does not forward to.
     let mut frame = vec![0; 60];

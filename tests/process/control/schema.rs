@@ -216,7 +216,7 @@ fn json_is_as_described() {
     let own = [
         (&["health"][..], health),
         (&["version"], "client: string, switch: string"),
-        (&["drops"], "drops: []object"),
+        (&["drops"], "drops: []object, senders: []object"),
         (&["worker"], "cycles_per_second: int, workers: []object"),
     ];
     for (args, fields) in own {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::Finding;
 use crate::qemu::Item;
 
 /// What was found out. What is missing could not be, and `skipped` says why.
@@ -16,10 +17,8 @@ pub struct Facts {
     pub status: Value,
     /// Ports, TAPs and streams.
     pub ports: Vec<Port>,
-    /// What happened, the oldest first.
-    pub events: Vec<Value>,
-    /// Microseconds of CLOCK_MONOTONIC, when they were read.
-    pub now: u64,
+    /// What the switch finds wrong itself.
+    pub findings: Vec<Finding>,
     /// What a reload would do; or why the files cannot be read.
     pub reload: Option<Result<Vec<Value>, String>>,
     pub daemon: Daemon,
@@ -133,21 +132,6 @@ pub struct Forward {
     pub docker: bool,
     /// Interfaces that a rule accepts; "*" for all of a bridge.
     pub accepts: Vec<String>,
-}
-
-impl Facts {
-    /// Seconds since frames of a port were dropped for a reason for the last time, as far as the
-    /// events tell; none while they are, or where it is not known any more.
-    pub fn dropped_last(&self, port: &str, reason: &str) -> Option<u64> {
-        let about = |event: &&Value| event["port"] == port && event["reason"] == reason;
-        let last = match self.events.iter().rev().find(about) {
-            Some(event) if event["kind"] == "drops_ended" => event,
-            Some(_) => return None,
-            // A count that an earlier process began.
-            None => self.events.first().filter(|event| event["sequence"] == 1)?,
-        };
-        Some(self.now.saturating_sub(last["monotonic"].as_u64()?) / 1_000_000)
-    }
 }
 
 impl Port {

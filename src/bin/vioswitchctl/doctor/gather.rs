@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use super::facts::{Facts, Port};
-use super::{firewall, links, processes};
+use super::{Finding, firewall, links, processes};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::show::items;
@@ -61,10 +60,11 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
         let keys = entry.map(keys).unwrap_or_default();
         facts.ports.push(Port { details, keys, ..Port::default() });
     }
-    let events = list(client, "Events", "events", json!({"since": 0, "follow": false}))?;
-    facts.events = items(&events, "events").to_vec();
-    let now = clock_gettime(ClockId::Monotonic);
-    facts.now = now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1_000;
+    let found = older(list(client, "GetFindings", "findings", json!({})), facts)?;
+    let found = found.iter().flat_map(|found| items(found, "findings")).map(Finding::told);
+    let of_all = |one: &Finding| one.port.is_none() && one.with.is_empty();
+    let about = |one: &Finding| of_all(one) || only.is_none_or(|name| one.is_about(name));
+    facts.findings = found.filter(about).collect();
     let steps = list(client, "DiffConfig", "steps", json!({}));
     facts.reload = match steps {
         Ok(steps) => Some(Ok(items(&steps, "steps").to_vec())),
@@ -79,7 +79,10 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
 fn older(answer: Result<Value, Failure>, facts: &mut Facts) -> Result<Option<Value>, Failure> {
     match answer {
         Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => {
-            facts.skipped.push("settings of ports: the switch is of another version".to_owned());
+            let told = "what the switch knows itself: it is of another version".to_owned();
+            if !facts.skipped.contains(&told) {
+                facts.skipped.push(told);
+            }
             Ok(None)
         }
         answer => answer.map(Some),

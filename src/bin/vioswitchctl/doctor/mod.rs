@@ -1,8 +1,10 @@
 //! `vioswitchctl doctor`: what is wrong with a switch, its guests and its host, why, and the
 //! command that mends it.
 //!
-//! `gather` and its neighbours read, and change nothing; the rest judges what was read and reads
-//! nothing. A finding has a code, which stays the same in later versions.
+//! What the switch can know itself it finds itself (`GetFindings`); here that is joined with what
+//! can be seen on its host alone. `gather` and its neighbours read, and change nothing;
+//! `of_switch`, `of_guest` and `of_uplink` judge what was read and read nothing. A finding has a
+//! code, which stays the same in later versions.
 
 mod facts;
 mod firewall;
@@ -16,15 +18,19 @@ mod processes;
 #[cfg(test)]
 mod tests;
 mod unit;
+mod watch;
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::args;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::show::items;
 use facts::{Ended, Facts};
 
 /// Look for what is wrong: with the switch, its guests, its uplinks and the host
@@ -40,6 +46,10 @@ pub struct Doctor {
     /// A user that front-ends are to run as, such as libvirt-qemu: may it connect?
     #[arg(long, value_name = "USER")]
     user: Option<String>,
+    /// Look once in so many seconds, and print a line for each finding that comes or goes
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
+          value_parser = args::duration)]
+    watch: Option<Duration>,
 }
 
 /// How bad a finding is.
@@ -55,11 +65,53 @@ pub enum Level {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub level: Level,
-    pub code: &'static str,
+    pub code: String,
     /// A port or TAP; none for the switch and the host.
     pub port: Option<String>,
+    /// Other ports that it is about as much.
+    pub with: Vec<String>,
     pub cause: String,
     pub command: String,
+}
+
+impl Finding {
+    /// One that the switch told.
+    fn told(value: &Value) -> Finding {
+        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+        let with = items(value, "with").iter().filter_map(Value::as_str);
+        Finding {
+            level: if value["level"] == "fail" { Level::Fail } else { Level::Warn },
+            code: text("code"),
+            port: value["port"].as_str().map(str::to_owned),
+            with: with.map(str::to_owned).collect(),
+            cause: text("cause"),
+            command: text("command"),
+        }
+    }
+
+    fn is_about(&self, name: &str) -> bool {
+        self.port.iter().chain(&self.with).any(|port| port == name)
+    }
+
+    fn as_value(&self) -> Value {
+        let Finding { level, code, port, with, cause, command } = self;
+        let level = word(*level).to_lowercase();
+        let mut told = json!({"level": level, "code": code, "cause": cause, "command": command});
+        if let Some(port) = port {
+            told["port"] = port.as_str().into();
+        }
+        if !with.is_empty() {
+            told["with"] = with.as_slice().into();
+        }
+        told
+    }
+
+    /// Level, code and cause, in a line.
+    fn line(&self) -> String {
+        let Finding { level, code, port, cause, .. } = self;
+        let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+        line(&format!("{}  {code}  {about}{cause}", word(*level)))
+    }
 }
 
 /// Findings as they come.
@@ -69,7 +121,8 @@ pub struct Findings(Vec<Finding>);
 impl Findings {
     fn add(&mut self, level: Level, code: &'static str, port: &str, cause: String, command: &str) {
         let port = (!port.is_empty()).then(|| port.to_owned());
-        self.0.push(Finding { level, code, port, cause, command: command.to_owned() });
+        let (code, command) = (code.to_owned(), command.to_owned());
+        self.0.push(Finding { level, code, port, with: Vec::new(), cause, command });
     }
 
     /// `port` is empty for the switch and the host.
@@ -82,15 +135,15 @@ impl Findings {
     }
 }
 
-/// All that is wrong, the worst first.
+/// All that is wrong, the worst first: what the switch finds itself, and what can be seen here.
 fn judge(facts: &Facts) -> Vec<Finding> {
-    let mut findings = Findings::default();
+    let mut findings = Findings(facts.findings.clone());
     of_switch::judge(facts, &mut findings);
     for port in &facts.ports {
         if port.is_tap() {
             of_uplink::judge(port, facts, &mut findings);
         } else if port.is_stream() {
-            of_guest::judge_stream(port, facts, &mut findings);
+            of_guest::judge_stream(port, &mut findings);
         } else {
             of_guest::judge(port, facts, &mut findings);
         }
@@ -129,19 +182,11 @@ fn judge_ended(failure: &Failure, ended: &Ended) -> Vec<Finding> {
 impl Doctor {
     /// What is told, and the exit status.
     pub fn run(&self, control: &Path, as_json: bool) -> Result<(String, u8), Failure> {
-        let (facts, findings, status) = match Client::connect(control) {
-            Ok(mut client) => {
-                let facts = gather::all(&mut client, self.port.as_deref(), self.user.as_deref())?;
-                let findings = judge(&facts);
-                let failed = findings.iter().any(|finding| finding.level == Level::Fail);
-                (facts, findings, u8::from(failed))
-            }
-            Err(failure) if failure.is_absence() => {
-                let findings = judge_ended(&failure, &unit::ended());
-                (Facts::default(), findings, failure.status)
-            }
-            Err(failure) => return Err(failure),
-        };
+        if let Some(every) = self.watch {
+            return watch::run(every, as_json, || Ok(self.look(control)?.1))
+                .map(|()| (String::new(), 0));
+        }
+        let (facts, findings, status) = self.look(control)?;
         let text = match as_json {
             true => format!("{:#}\n", as_value(&facts, &findings)),
             false => lines(&facts, &findings),
@@ -150,10 +195,33 @@ impl Doctor {
     }
 }
 
+impl Doctor {
+    /// What there is, what is wrong with it, and the exit status.
+    fn look(&self, control: &Path) -> Result<(Facts, Vec<Finding>, u8), Failure> {
+        let (port, user) = (self.port.as_deref(), self.user.as_deref());
+        let gathered =
+            Client::connect(control).and_then(|mut client| gather::all(&mut client, port, user));
+        match gathered {
+            Ok(facts) => {
+                let findings = judge(&facts);
+                let failed = findings.iter().any(|finding| finding.level == Level::Fail);
+                Ok((facts, findings, u8::from(failed)))
+            }
+            Err(failure) if failure.is_absence() => {
+                let findings = judge_ended(&failure, &unit::ended());
+                Ok((Facts::default(), findings, failure.status))
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
 /// The subjects that nothing is wrong with.
 fn healthy<'a>(facts: &'a Facts, findings: &'a [Finding]) -> impl Iterator<Item = &'a str> {
-    let ill: BTreeSet<&str> =
-        findings.iter().map(|finding| finding.port.as_deref().unwrap_or("")).collect();
+    let of_switch = findings.iter().filter(|one| one.port.is_none()).map(|_| "");
+    let of_ports = findings.iter().filter(|one| one.port.is_some());
+    let of_ports = of_ports.flat_map(|one| one.port.iter().chain(&one.with));
+    let ill: BTreeSet<&str> = of_ports.map(String::as_str).chain(of_switch).collect();
     let subjects = std::iter::once("").chain(facts.ports.iter().map(facts::Port::name));
     subjects.filter(move |name| !ill.contains(name))
 }
@@ -172,10 +240,9 @@ fn line(text: &str) -> String {
 
 fn lines(facts: &Facts, findings: &[Finding]) -> String {
     let mut text = String::new();
-    for Finding { level, code, port, cause, command } in findings {
-        let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
-        text += &line(&format!("{}  {code}  {about}{cause}", word(*level)));
-        text += &line(&format!("      {command}"));
+    for finding in findings {
+        text += &finding.line();
+        text += &line(&format!("      {}", finding.command));
     }
     for name in healthy(facts, findings) {
         let name = if name.is_empty() { "the switch" } else { name };
@@ -186,19 +253,11 @@ fn lines(facts: &Facts, findings: &[Finding]) -> String {
 }
 
 fn as_value(facts: &Facts, findings: &[Finding]) -> Value {
-    let told = findings.iter().map(|Finding { level, code, port, cause, command }| {
-        let level = word(*level).to_lowercase();
-        let mut told = json!({"level": level, "code": code, "cause": cause, "command": command});
-        if let Some(port) = port {
-            told["port"] = port.as_str().into();
-        }
-        told
-    });
     let well = healthy(facts, findings).filter(|name| !name.is_empty());
     let worst = findings.first().map_or("ok".to_owned(), |worst| word(worst.level).to_lowercase());
     json!({
         "result": worst,
-        "findings": told.collect::<Vec<Value>>(),
+        "findings": findings.iter().map(Finding::as_value).collect::<Vec<Value>>(),
         "healthy_ports": well.collect::<Vec<&str>>(),
         "skipped": facts.skipped,
     })

@@ -6,17 +6,9 @@ use super::facts::{Facts, Port, Process};
 use super::{Findings, Level};
 use crate::attach::forms;
 use crate::qemu;
-use crate::show::word;
 
 /// Less shared memory than any guest has.
 const LEAST_SHARED: u64 = 4 << 20;
-/// What was not seen for so long is mended.
-const LATELY_SECONDS: u64 = 300;
-/// So many frames done in software are no accident of a boot.
-const MANY_FRAMES: u64 = 1_000;
-/// What a checksum costs, and one of the segments that a packet is cut into, in nanoseconds:
-/// docs/performance.md.
-const NANOS_EACH: u64 = 100;
 
 pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     socket(port, findings);
@@ -28,16 +20,11 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
             command_line(port, process, findings);
         }
     }
-    addresses(port, facts, findings);
-    software(port, findings);
-    too_long(port, facts, findings);
 }
 
-/// A stream has a socket and addresses, and no guest whose memory or rings could be wrong.
-pub fn judge_stream(port: &Port, facts: &Facts, findings: &mut Findings) {
+/// A stream has a socket, and no guest whose memory or rings could be wrong.
+pub fn judge_stream(port: &Port, findings: &mut Findings) {
     socket(port, findings);
-    addresses(port, facts, findings);
-    too_long(port, facts, findings);
 }
 
 fn number(value: &Value) -> u64 {
@@ -157,11 +144,6 @@ fn huge_pages(port: &Port, facts: &Facts, findings: &mut Findings) {
 
 fn rings(port: &Port, shares: bool, findings: &mut Findings) {
     let name = port.name();
-    for ring in port.rings().iter().filter(|ring| ring["broken"] == true) {
-        let cause = format!("its guest's driver broke a rule on ring {}", ring["index"]);
-        let command = "restart the guest's driver or the guest; journalctl -u vioswitchd tells why";
-        findings.fail("ring-broken", name, cause, command);
-    }
     let started = port.rings().iter().any(|ring| ring["started"] == true);
     if port.state() == "negotiating" && !started && shares {
         let cause = "its front-end is connected, and the guest's driver has started no ring: the \
@@ -211,61 +193,4 @@ fn says_kvm(item: &qemu::Item) -> bool {
     item.option == "enable-kvm"
         || (["accel", "machine", "M"].contains(&item.option.as_str()) && item.value.contains("kvm"))
             && forms::kvm()
-}
-
-fn addresses(port: &Port, facts: &Facts, findings: &mut Findings) {
-    let refused = number(&port.shown()["learn_refused"]);
-    if refused > 0 {
-        let all = word(&facts.status["addresses"]);
-        let cause = format!(
-            "{refused} times an address behind it was not learned: the port has all that it may, \
-             or the table is full ({all} addresses); frames for such ones are flooded"
-        );
-        findings.warn(
-            "fdb-full",
-            port.name(),
-            cause,
-            "vioswitchctl fdb show; vioswitchctl fdb flush",
-        );
-    }
-}
-
-/// What the receiver lacks is done for it, which costs.
-pub fn software(port: &Port, findings: &mut Findings) {
-    let sum = |key: &str| port.rings().iter().map(|ring| number(&ring[key])).sum::<u64>();
-    let (checksummed, segmented) = (sum("checksummed"), sum("segmented"));
-    let frames = checksummed + segmented;
-    let all = number(&port.shown()["out"]["frames"]);
-    if frames < MANY_FRAMES || frames < all / 100 {
-        return;
-    }
-    let segments = sum("segments");
-    let millis = (checksummed + segments) * NANOS_EACH / 1_000_000;
-    let cause = format!(
-        "its receiver lacks offloads: {segmented} packets were cut into {segments} segments and \
-         {checksummed} checksums finished, about {millis} ms of a worker's time"
-    );
-    let command = match port.is_tap() {
-        true => "offload=on for the TAP, and a kernel with TSO and USO for TAPs",
-        false => "in the guest: ethtool -K eth0 rx on gro on lro on; offload=on for the port",
-    };
-    findings.warn("offloads-in-software", port.name(), cause, command);
-}
-
-fn too_long(port: &Port, facts: &Facts, findings: &mut Findings) {
-    let drops = |way: &str| number(&port.shown()[way]["drops"]["too_big"]);
-    let dropped = drops("in") + drops("out");
-    let last = facts.dropped_last(port.name(), "too_big");
-    if dropped > 0 && last.is_none_or(|seconds| seconds < LATELY_SECONDS) {
-        let name = port.name();
-        let mtu = word(&port.shown()["mtu"]);
-        let when = last.map(|seconds| format!(", the last one more than {seconds} s ago"));
-        let cause = format!(
-            "{dropped} frames were too long for its MTU of {mtu} and were dropped{}",
-            when.unwrap_or_default()
-        );
-        let command =
-            format!("vioswitchctl port set {name} mtu=NUMBER, and the same MTU in guests");
-        findings.warn("frames-too-long", name, cause, &command);
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::Findings;
 use super::facts::Facts;
-use crate::show::{self, items, word};
+use crate::show::{self, word};
 
 /// The share of the time that a worker may be ready without a CPU, in percent.
 const MOST_WAITING: u64 = 20;
@@ -11,10 +11,8 @@ const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, findings: &mut Findings) {
     version(facts, findings);
-    degraded(facts, findings);
     configuration(facts, findings);
     unconfirmed(facts, findings);
-    kept(facts, findings);
     unit(facts, findings);
     workers(facts, findings);
 }
@@ -28,13 +26,6 @@ fn version(facts: &Facts, findings: &mut Findings) {
     } else if facts.daemon.replaced {
         let cause = "the switch's program was replaced since it was started: the old one runs";
         findings.warn("program-replaced", "", cause.to_owned(), "systemctl restart vioswitchd");
-    }
-}
-
-fn degraded(facts: &Facts, findings: &mut Findings) {
-    for reason in items(&facts.status, "degraded") {
-        let cause = format!("not all is served: {}", word(reason));
-        findings.fail("degraded", "", cause, "journalctl -u vioswitchd -p warning");
     }
 }
 
@@ -63,21 +54,6 @@ fn unconfirmed(facts: &Facts, findings: &mut Findings) {
     if let Some(text) = show::unconfirmed(&facts.status) {
         let cause = format!("a reload {text}");
         findings.warn("reload-unconfirmed", "", cause, "vioswitchctl config confirm");
-    }
-}
-
-fn kept(facts: &Facts, findings: &mut Findings) {
-    let runtime = |port: &&super::facts::Port| port.shown()["origin"] == "runtime";
-    let added: Vec<&str> =
-        facts.ports.iter().filter(runtime).map(super::facts::Port::name).collect();
-    if !added.is_empty() && facts.status["state_dir"].is_null() {
-        let more = if added.len() > MOST_NAMED { ", …" } else { "" };
-        let names = added[..added.len().min(MOST_NAMED)].join(", ");
-        let cause = format!(
-            "added while the switch runs, and gone when it is restarted, as it has no directory to \
-             keep changes in: {names}{more}"
-        );
-        findings.warn("not-kept", "", cause, "vioswitchd --state-dir /var/lib/vioswitch");
     }
 }
 

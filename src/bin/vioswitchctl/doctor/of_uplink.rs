@@ -21,17 +21,12 @@ use serde_json::Value;
 
 use super::Findings;
 use super::facts::{Facts, Host, Port};
-use super::of_guest::software;
 use crate::show::items;
 
 pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
-    software(port, findings);
-    let (name, interface) = (port.name(), port.interface());
+    let interface = port.interface();
     if port.state() == "gone" {
-        let cause = format!("its interface {interface} was deleted");
-        let command =
-            format!("ip tuntap add dev {interface} mode tap multi_queue vnet_hdr user vioswitch");
-        return findings.fail("tap-gone", name, cause, &command);
+        return;
     }
     // What has its name may be another's.
     if port.state() == "left_out" {
@@ -39,10 +34,6 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     }
     // Renamed, or not to be had.
     let Some(link) = facts.host.link(interface) else { return };
-    if !has(link, "UP") {
-        let cause = format!("its interface {interface} is down");
-        findings.fail("tap-down", name, cause, &format!("ip link set {interface} up"));
-    }
     chain(port, link, facts, findings);
     queues(port, link, &facts.host, findings);
     filter(port, link, &facts.host, findings);

@@ -1,6 +1,7 @@
 //! Each fault of a healthy host is found by its own code, and by no other one.
 
 use serde_json::json;
+use vioswitch::diagnosis;
 
 use super::facts::{Daemon, Ended, Facts, Forward, Host, Port, Process, Step, Unit};
 use super::*;
@@ -113,26 +114,21 @@ fn healthy() -> Facts {
     }
 }
 
-fn codes(facts: &Facts) -> Vec<&'static str> {
+fn codes(facts: &Facts) -> Vec<String> {
     judge(facts).into_iter().map(|finding| finding.code).collect()
 }
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const OF_SWITCH: [Fault; 10] = [
+const OF_SWITCH: [Fault; 8] = [
     ("version-differs", |facts| facts.status["version"] = json!("0.9")),
     ("program-replaced", |facts| facts.daemon.replaced = true),
-    ("degraded", |facts| facts.status["degraded"] = json!(["port x: in use"])),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
     ("config-differs", |facts| {
         facts.reload = Some(Ok(vec![json!({"sign": "+", "kind": "port", "name": "vm2"})]));
     }),
     ("reload-unconfirmed", |facts| {
         facts.status["unconfirmed"] = json!({"seconds": 9, "pid": 4711, "uid": 0});
-    }),
-    ("not-kept", |facts| {
-        facts.status["state_dir"] = json!(null);
-        facts.ports[0].details["port"]["origin"] = json!("runtime");
     }),
     ("unit-stale", |facts| facts.daemon.unit.as_mut().expect("a unit").stale = true),
     ("unit-overridden", |facts| {
@@ -141,7 +137,7 @@ const OF_SWITCH: [Fault; 10] = [
     ("worker-starved", |facts| facts.daemon.waits[0].1 = 30),
 ];
 
-const OF_GUEST: [Fault; 17] = [
+const OF_GUEST: [Fault; 13] = [
     ("socket-missing", |facts| {
         facts.ports[0].path.pop();
         facts.ports[0].details["socket"]["mode"] = json!(null);
@@ -172,7 +168,6 @@ const OF_GUEST: [Fault; 17] = [
     ("huge-pages-short", |facts| {
         facts.ports[0].huge = Some(1 << 29);
     }),
-    ("ring-broken", |facts| facts.ports[0].details["rings"][1]["broken"] = json!(true)),
     ("ring-never-started", |facts| {
         facts.ports[0].details["rings"] = json!([{"index": 0, "started": false}]);
         facts.ports[0].details["port"]["state"] = json!("negotiating");
@@ -189,18 +184,9 @@ const OF_GUEST: [Fault; 17] = [
     ("vectors-few", |facts| {
         facts.ports[0].front_end = Some(qemu(",reconnect=1", ",queues=2", ",mq=on,vectors=3"));
     }),
-    ("fdb-full", |facts| facts.ports[0].details["port"]["learn_refused"] = json!(1)),
-    ("offloads-in-software", |facts| {
-        facts.ports[0].details["rings"][0]["checksummed"] = json!(1000);
-    }),
-    ("frames-too-long", |facts| {
-        facts.ports[0].details["port"]["out"]["drops"]["too_big"] = json!(1);
-    }),
 ];
 
-const OF_UPLINK: [Fault; 10] = [
-    ("tap-gone", |facts| facts.ports[1].details["port"]["state"] = json!("gone")),
-    ("tap-down", |facts| facts.host.links[0]["flags"] = json!([])),
+const OF_UPLINK: [Fault; 7] = [
     ("bridge-down", |facts| facts.host.links[1]["flags"] = json!([])),
     ("tap-alone", |facts| {
         facts.host.links[0] = link("vio0", None);
@@ -215,15 +201,12 @@ const OF_UPLINK: [Fault; 10] = [
     ("forward-drop", |facts| {
         facts.host.forward.as_mut().expect("a firewall").accepts.clear();
     }),
-    ("offloads-in-software", |facts| {
-        facts.ports[1].details["rings"] = json!([{"segmented": 2000, "segments": 90000}]);
-    }),
 ];
 
 #[test]
 fn a_healthy_host_has_no_finding() {
     let facts = healthy();
-    assert_eq!(codes(&facts), Vec::<&str>::new());
+    assert_eq!(codes(&facts), Vec::<String>::new());
     assert_eq!(lines(&facts, &[]), "OK    the switch\nOK    vm1\nOK    up\n");
     assert_eq!(as_value(&facts, &[])["result"], "ok");
 }
@@ -238,41 +221,6 @@ fn each_fault_is_found_by_its_own_code() {
         assert!(!findings[0].cause.is_empty() && !findings[0].command.is_empty(), "{code}");
         assert!(lines(&facts, &findings).contains(code));
     }
-}
-
-/// Drops that are over are told for a while, with their age, and then no more.
-#[test]
-fn long_frames_are_forgotten_when_none_was_dropped_for_minutes() {
-    let event = |sequence: u64, second: u64, kind: &str, port: &str| {
-        let now = second * 1_000_000;
-        json!({
-            "sequence": sequence, "monotonic": now, "kind": kind, "port": port, "reason": "too_big",
-        })
-    };
-    let ready = json!({"sequence": 1, "monotonic": 5_000_000, "kind": "ready"});
-    let began = event(2, 10, "drops_began", "vm1");
-    let ended = event(3, 40, "drops_ended", "vm1");
-    let other = event(4, 50, "drops_began", "up");
-    let mut facts = healthy();
-    facts.ports[0].details["port"]["in"]["drops"]["too_big"] = json!(7);
-    let mut found = |events: &[&Value], second: u64| {
-        facts.events = events.iter().map(|event| (*event).clone()).collect();
-        facts.now = second * 1_000_000;
-        judge(&facts).pop().map(|finding| finding.cause)
-    };
-    let told = "7 frames were too long for its MTU of 1500 and were dropped";
-    assert_eq!(found(&[&ready, &began], 1_000).as_deref(), Some(told));
-    let all = [&ready, &began, &ended, &other];
-    let since = format!("{told}, the last one more than 60 s ago");
-    assert_eq!(found(&all, 100), Some(since));
-    assert_eq!(found(&all, 400), None);
-    // Counted before the switch was restarted; or nobody knows when.
-    assert_eq!(found(&[&ready, &other], 400), None);
-    assert_eq!(found(&[&other], 400).as_deref(), Some(told));
-    assert_eq!(
-        found(&all, 1).as_deref(),
-        Some(&*format!("{told}, the last one more than 0 s ago"))
-    );
 }
 
 /// What is no fault, though it looks like one.
@@ -323,8 +271,27 @@ fn what_is_meant_so_is_no_finding() {
     for change in harmless {
         let mut facts = healthy();
         change(&mut facts);
-        assert_eq!(codes(&facts), Vec::<&str>::new());
+        assert_eq!(codes(&facts), Vec::<String>::new());
     }
+}
+
+/// What the switch finds itself is told as it says it, among the rest.
+#[test]
+fn findings_of_the_switch_are_among_the_rest() {
+    let mut facts = healthy();
+    OF_SWITCH[0].1(&mut facts);
+    facts.findings = vec![Finding::told(&json!({
+        "level": "fail", "code": "of-later", "port": "vm1", "with": ["up"], "cause": "c",
+        "command": "d",
+    }))];
+    assert_eq!(codes(&facts), ["of-later", "version-differs"]);
+    let findings = judge(&facts);
+    assert!(lines(&facts, &findings).starts_with("FAIL  of-later  vm1: c\n      d\nWARN"));
+    let told = as_value(&facts, &findings);
+    assert_eq!(
+        (&told["findings"][0]["with"], &told["healthy_ports"]),
+        (&json!(["up"]), &json!([]))
+    );
 }
 
 #[test]
@@ -333,7 +300,7 @@ fn the_worst_comes_first() {
     for (_, fault) in [OF_SWITCH[0], OF_SWITCH[2]] {
         fault(&mut facts);
     }
-    assert_eq!(codes(&facts), ["degraded", "version-differs"]);
+    assert_eq!(codes(&facts), ["config-bad", "version-differs"]);
     let told = as_value(&facts, &judge(&facts));
     assert_eq!((&told["result"], &told["findings"][0]["level"]), (&json!("fail"), &json!("fail")));
     assert_eq!(told["healthy_ports"], json!(["vm1", "up"]));
@@ -353,7 +320,7 @@ fn a_process_that_names_a_socket_fails_nothing() {
     ] {
         facts.ports[0].others = vec![other(way)];
         let findings = judge(&facts);
-        assert_eq!((findings[0].code, findings[0].level, findings.len()), (code, Level::Warn, 1));
+        assert_eq!((&*findings[0].code, findings[0].level, findings.len()), (code, Level::Warn, 1));
         assert!(!findings[0].command.contains("chmod"), "{findings:?}");
     }
     // Its name is no line of the doctor's.
@@ -377,7 +344,7 @@ fn a_switch_that_ended_is_told_of_with_its_end() {
     let finding = told(&failed);
     let cause = "no switch at /x; vioswitchd.service is failed (failed), exit-code, status 2; its \
                  log ends with: bad line 3";
-    assert_eq!((finding.code, &*finding.cause), ("switch-absent", cause));
+    assert_eq!((&*finding.code, &*finding.cause), ("switch-absent", cause));
     assert!(finding.command.contains("systemctl status vioswitchd.service"), "{finding:?}");
     let other = Ended { state: "active (running)".to_owned(), ..failed };
     assert!(told(&other).command.contains("--control PATH"));
@@ -404,7 +371,18 @@ fn all_codes() -> Vec<(&'static str, &'static str)> {
         (code, word(judge(&facts)[0].level))
     });
     // Where there is a switch to ask it is not this one's.
-    let mut found: Vec<_> = found.chain([("switch-absent", "FAIL")]).collect();
+    let found = found.chain([("switch-absent", "FAIL")]);
+    // What the switch finds itself.
+    let own = diagnosis::CODES.iter().map(|code| {
+        (
+            code.name,
+            match code.level {
+                diagnosis::Level::Warn => "WARN",
+                diagnosis::Level::Fail => "FAIL",
+            },
+        )
+    });
+    let mut found: Vec<_> = found.chain(own).collect();
     found.sort_unstable();
     found.dedup();
     found
@@ -429,6 +407,7 @@ fn every_code_has_a_fault_that_is_made() {
     assert_eq!(told, codes);
     let tests = [
         include_str!("../../../../tests/process/control/doctor.rs"),
+        include_str!("../../../../tests/process/control/findings.rs"),
         include_str!("../../../../tests/process/control/unconfirmed.rs"),
         include_str!("../../../../tests/guests/attach.rs"),
     ];
