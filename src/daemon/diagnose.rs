@@ -15,8 +15,9 @@ use crate::sys::clock;
 impl Daemon {
     /// What the switch knows of its own state.
     pub fn condition(&self) -> Condition {
+        let code = diagnosis::DEGRADED.name;
         let degraded = self.degradations().into_iter();
-        let degraded = degraded.map(|one| Degraded { port: one.subject, why: one.text });
+        let degraded = degraded.map(|one| Degraded { code, port: one.subject, why: one.text });
         let added = self.book().entries().values();
         let added = added.filter(|entry| entry.origin == Origin::Runtime);
         let not_kept = match self.state_dir() {

@@ -28,6 +28,8 @@ pub struct Condition {
 /// Something that was asked for and is not there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Degraded {
+    /// The kind's name.
+    pub code: &'static str,
     /// The port that it is about, if it is about one.
     pub port: Option<String>,
     /// The reason.

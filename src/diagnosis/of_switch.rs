@@ -7,11 +7,11 @@ use super::{DEGRADED, Finding, NOT_KEPT};
 const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
-    for Degraded { port, why } in &facts.condition.degraded {
+    for Degraded { code, port, why } in &facts.condition.degraded {
         let cause = format!("not all is served: {why}");
         let command = "journalctl -u vioswitchd -p warning";
         let finding = Finding::of_switch(DEGRADED, cause, command);
-        found.push(Finding { port: port.clone(), ..finding });
+        found.push(Finding { code, port: port.clone(), ..finding });
     }
     let added = &facts.condition.not_kept;
     if !added.is_empty() {

@@ -43,7 +43,8 @@ type Fault = (&'static str, fn(&mut Facts));
 const FAULTS: [Fault; 15] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
-        facts.condition.degraded.push(Degraded { port: Some("vm2".to_owned()), why });
+        let port = Some("vm2".to_owned());
+        facts.condition.degraded.push(Degraded { code: "degraded", port, why });
     }),
     ("not-kept", |facts| facts.condition.not_kept.push("vm2".to_owned())),
     ("ring-broken", |facts| facts.ports[0].broken = vec![0, 3]),
