@@ -69,7 +69,8 @@ impl View {
 }
 
 fn link(port: &Port) -> Option<Link> {
-    let (_, interface) = port.as_tap()?;
+    // Of one that is left out the degradation tells.
+    let (_, interface) = port.as_tap().filter(|_| !port.is_left_out())?;
     let state = match port.is_up() {
         false => LinkState::Gone,
         true if port.mtu.link_is_down() => LinkState::Down,
