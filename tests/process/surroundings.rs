@@ -59,7 +59,7 @@ fn tests_find_what_they_rely_on() {
     let stray = STRAY.to_string();
     assert!(*files == "unlimited" || files.parse::<u64>().is_ok_and(|n| n >= 1024), "{said}");
     assert_eq!(*core, "0", "{said}");
-    assert_eq!(descriptors[..3], ["0", "1", "2"], "{said}");
+    assert!(["0", "1", "2"].iter().all(|number| descriptors.contains(number)), "{said}");
     assert!(!descriptors.contains(&stray.as_str()), "{said}");
 }
 

@@ -48,6 +48,8 @@ fn a_socket_in_a_directory_that_never_answers_holds_up_nobody() {
         };
         // All clients there may be beside these ask, and go on asking.
         for _ in 0..2 {
+            // Those of the round before have left their places.
+            assert!(wait_for(LOST, || lab.client().count("connected") == 1));
             let mut waiting: Vec<Client> = (0..20).map(|_| ask("hangs")).collect();
             waiting.extend((0..2).map(|_| ask("hangs2")));
             let began = Instant::now();

@@ -36,14 +36,14 @@ impl Crowd {
         Crowd { threads: threads.collect(), over }
     }
 
-    /// How many answers each had.
+    /// How many parts of answers each had.
     fn end(self) -> Vec<u64> {
         self.over.store(true, Ordering::Release);
         self.threads.into_iter().map(|thread| thread.join().expect("a viewer")).collect()
     }
 }
 
-/// Asks for what is long, and for the next when an answer is over.
+/// Asks for what is long, and for the next when an answer is over; how many parts came.
 fn ask_until(over: &AtomicBool, Client(mut socket): Client) -> u64 {
     let call = |n: usize| {
         let method = ["ListPorts", "GetConfig", "GetMetrics"][n % 3];
@@ -51,17 +51,18 @@ fn ask_until(over: &AtomicBool, Client(mut socket): Client) -> u64 {
     };
     let first: String = (0..PIPELINED).map(call).collect();
     socket.get_mut().write_all(first.as_bytes()).expect("send");
-    let (mut answers, mut message) = (0, Vec::new());
+    let (mut answers, mut parts, mut message) = (0, 0, Vec::new());
     while !over.load(Ordering::Acquire) {
         message.clear();
         socket.read_until(0, &mut message).expect("a part");
         assert!(!message.is_empty(), "it is closed");
+        parts += 1;
         if !message.starts_with(b"{\"continues\":true") {
             socket.get_mut().write_all(call(answers).as_bytes()).expect("send");
             answers += 1;
         }
     }
-    answers as u64
+    parts
 }
 
 /// The longest wait of a client whose calls come every few milliseconds: time in which neither it
