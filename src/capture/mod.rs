@@ -17,19 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::limits::{CAPTURE_BATCH_BYTES, CAPTURE_BATCH_PACKETS, CAPTURE_FILTER_BYTES, MAX_PORTS};
-use crate::stats::DropReason;
+use crate::stats::{Direction, DropReason};
 use crate::switch::PortId;
 use allowance::Allowance;
 use filter::Filter;
-
-/// Which way a frame passed the border between a port and the switch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// From the port into the switch.
-    In,
-    /// From the switch to the port.
-    Out,
-}
 
 /// One copy of a frame, without its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

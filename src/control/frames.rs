@@ -13,7 +13,7 @@ use super::methods::unknown_port;
 use super::parameters::{flag, number, only};
 use super::parts::Part;
 use crate::capture::filter::{Filter, Instruction};
-use crate::capture::{Batch, Capture, Direction, Packet, Wanted};
+use crate::capture::{Batch, Capture, Packet, Wanted};
 use crate::config::Wrong;
 use crate::daemon::View;
 use crate::limits::{
@@ -123,10 +123,7 @@ impl Drop for Frames {
 fn show(packet: Packet, name: &str, data: &[u8]) -> Value {
     let mut told = json!({
         "port": name,
-        "direction": match packet.direction {
-            Direction::In => "in",
-            Direction::Out => "out",
-        },
+        "direction": packet.direction.name(),
         "time": packet.time,
         "length": packet.len,
         "data": BASE64_STANDARD.encode(data),

@@ -5,6 +5,7 @@
 //! here panics on any content.
 
 use super::MacAddr;
+use super::fold::{PI, fold};
 use crate::limits::SNAPSHOT_LEN;
 
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -165,22 +166,6 @@ fn ipv6_ends(snapshot: &Snapshot, l3: usize) -> (u64, u64) {
         fold(network ^ PI[3], host ^ PI[4]) ^ u64::from(port)
     };
     (end(l3 + 8, ports & 0xffff), end(l3 + 24, ports >> 16))
-}
-
-/// Fractional digits of π: words without a pattern of their own, the multipliers odd.
-const PI: [u64; 5] = [
-    0x243f_6a88_85a3_08d3,
-    0x1319_8a2e_0370_7345,
-    0xa409_3822_299f_31d1,
-    0x082e_fa98_ec4e_6c89,
-    0x4528_21e6_38d0_1377,
-];
-
-/// Both halves of the 128-bit product.
-#[inline(always)]
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product as u64) ^ ((product >> 64) as u64)
 }
 
 /// Bytes from `at`; zeros where the snapshot ends before their last.

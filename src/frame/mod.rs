@@ -6,6 +6,7 @@
 
 pub mod checksum;
 pub mod ethernet;
+pub mod fold;
 pub mod mac;
 pub mod offload;
 pub mod rarp;

@@ -134,7 +134,7 @@ impl PieceBuf {
 
 /// Which side may touch a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub enum Access {
     /// The device reads: a transmit queue.
     Readable,
     /// The device writes: a receive queue.
@@ -147,7 +147,7 @@ impl SplitRing {
     pub(super) fn walk(
         &mut self,
         first: Descriptor,
-        direction: Direction,
+        access: Access,
         out: &mut PieceBuf,
     ) -> Result<u64, ChainError> {
         let limit = usize::from(self.size()).min(MAX_CHAIN_DESCRIPTORS);
@@ -159,9 +159,9 @@ impl SplitRing {
                 if desc.has_next() {
                     return Err(ChainError::Shape);
                 }
-                return Ok(total + self.walk_indirect(desc, direction, out)?);
+                return Ok(total + self.walk_indirect(desc, access, out)?);
             }
-            total += self.add(desc, direction, out)?;
+            total += self.add(desc, access, out)?;
             if !desc.has_next() {
                 return Ok(total);
             }
@@ -177,7 +177,7 @@ impl SplitRing {
     fn walk_indirect(
         &mut self,
         table: Descriptor,
-        direction: Direction,
+        access: Access,
         out: &mut PieceBuf,
     ) -> Result<u64, ChainError> {
         let count = table.len() / 16;
@@ -193,7 +193,7 @@ impl SplitRing {
             if desc.refers_to_indirect_table() {
                 return Err(ChainError::Shape);
             }
-            total += self.add(desc, direction, out)?;
+            total += self.add(desc, access, out)?;
             if !desc.has_next() {
                 return Ok(total);
             }
@@ -210,11 +210,11 @@ impl SplitRing {
     fn add(
         &mut self,
         desc: Descriptor,
-        direction: Direction,
+        access: Access,
         out: &mut PieceBuf,
     ) -> Result<u64, ChainError> {
         out.visited = out.visited.wrapping_add(1);
-        if desc.is_write_only() != (direction == Direction::Writable) {
+        if desc.is_write_only() != (access == Access::Writable) {
             return Err(ChainError::Direction);
         }
         let mut gpa = desc.addr().0;

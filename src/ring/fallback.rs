@@ -137,7 +137,6 @@ impl SplitRing {
                 put => put?,
             }
             progress.made += 1;
-            done.segments_tried += 1;
         }
         done.segmented += 1;
         done.segments += u64::from(progress.made);

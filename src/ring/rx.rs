@@ -13,7 +13,7 @@
 use virtio_queue::desc::split::Descriptor;
 
 use super::burst::{Burst, Frame};
-use super::chain::{ChainError, Direction, Piece};
+use super::chain::{Access, ChainError, Piece};
 use super::copy::{Reader, Writer, copy_frame, copy_pieces, store_header};
 use super::gathered::Gathered;
 use super::split::{RingError, SplitRing, prefetch_write};
@@ -46,8 +46,6 @@ pub struct Delivered {
     pub segments: u64,
     /// Segments of delivered frames that found no buffer.
     pub segments_lost: u64,
-    /// Segments that were written, of frames that then found no room too: what cutting cost.
-    pub segments_tried: u32,
     /// Cycles that pages took to come which lay under the pieces of a receiver's chains; 0 if it
     /// was not long. The frames from `settled` on are not delivered then.
     pub slow: u64,
@@ -453,7 +451,7 @@ impl SplitRing {
             let (head, desc) = self.buffer_at(count, ahead)?;
             gathered.buffers[count] = (head, 0);
             count += 1;
-            let room = match self.walk(desc, Direction::Writable, &mut gathered.pieces) {
+            let room = match self.walk(desc, Access::Writable, &mut gathered.pieces) {
                 Ok(room) => room,
                 Err(ChainError::NoRoom) if count > 1 => {
                     return Err(Gather::NoRoom(NoRoom::TooManyDescriptors));
@@ -523,6 +521,11 @@ impl SplitRing {
 
 #[cfg(test)]
 impl RxScratch {
+    /// Descriptors of the receiver's that the last run walked.
+    pub(super) fn walked(&self) -> u32 {
+        self.gathered.pieces.visited
+    }
+
     /// Fills everything with `byte`, and pointers with an address that nothing is mapped at.
     pub(super) fn poison(&mut self, byte: u8) {
         let (at, len) = (std::ptr::without_provenance_mut(8), u32::from_ne_bytes([byte; 4]));

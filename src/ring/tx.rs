@@ -9,7 +9,7 @@
 use virtio_queue::desc::split::Descriptor;
 
 use super::burst::{Burst, Found};
-use super::chain::{ChainError, Direction, load_indirect};
+use super::chain::{Access, ChainError, load_indirect};
 use super::split::{RingError, SplitRing, prefetch_read};
 use crate::frame::{MacAddr, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
@@ -228,7 +228,7 @@ impl SplitRing {
         }
         let header_len = u32::from(self.header_len);
         let before = burst.pieces.visited;
-        let walked = self.walk(first, Direction::Readable, &mut burst.pieces);
+        let walked = self.walk(first, Access::Readable, &mut burst.pieces);
         let visited = burst.pieces.visited.wrapping_sub(before);
         let excess = visited.saturating_sub(FRAME_DESCRIPTORS);
         let cost = DESCRIPTOR_LEN * visited + EXCESS_DESCRIPTOR_BYTES * excess;

@@ -66,7 +66,6 @@ pub struct BurstMemo {
     index: [u8; INDEX_SLOTS],
     known: [(MacAddr, Decision); BURST_FRAMES],
     count: usize,
-    last: usize,
 }
 
 impl BurstMemo {
@@ -76,7 +75,6 @@ impl BurstMemo {
             index: [0; INDEX_SLOTS],
             known: [(MacAddr([0; 6]), Decision::Flood(Flood::Unknown)); BURST_FRAMES],
             count: 0,
-            last: 0,
         }
     }
 
@@ -91,17 +89,11 @@ impl BurstMemo {
     /// remembered. Past [`BURST_FRAMES`] different addresses it only asks.
     #[inline]
     pub fn decide(&mut self, destination: MacAddr, decide: impl FnOnce() -> Decision) -> Decision {
-        // Most bursts are one stream.
-        let (last, decision) = self.known[self.last];
-        if last == destination && self.count > 0 {
-            return decision;
-        }
         let mut probe = (destination.to_bits().wrapping_mul(GOLDEN) >> INDEX_SHIFT) as usize;
         // Half the index is empty at least, so the probe ends.
         while let Some(position) = usize::from(self.index[probe]).checked_sub(1) {
             let (address, decision) = self.known[position % BURST_FRAMES];
             if address == destination {
-                self.last = position % BURST_FRAMES;
                 return decision;
             }
             probe = (probe + 1) % INDEX_SLOTS;
@@ -109,7 +101,6 @@ impl BurstMemo {
         let decision = decide();
         if self.count < BURST_FRAMES {
             self.known[self.count] = (destination, decision);
-            self.last = self.count;
             self.count += 1;
             self.index[probe] = self.count as u8;
         }

@@ -20,6 +20,6 @@ pub mod trace;
 pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
 pub use memo::{BurstMemo, SourceMemo};
 pub use policy::{
-    Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules, Verdict,
+    Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
 };
 pub use trace::{Source, Trace};

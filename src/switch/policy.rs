@@ -5,8 +5,8 @@
 //! resolved port is forwarded; what nobody is known for is flooded.
 //!
 //! Everything here is a function of its arguments and the table. The caller counts drops and
-//! refused learning from the answers; it may call [`Policy::forward`] per frame, or, with what it
-//! remembers of a burst (`memo.rs`), [`Policy::admit_source`] and [`Policy::decide`] apart.
+//! refused learning from the answers; it calls [`Policy::admit_source`] and [`Policy::decide`]
+//! where what it remembers of a burst (`memo.rs`) does not answer.
 
 use super::fdb::{Fdb, Learn, PortId};
 use crate::frame::MacAddr;
@@ -106,16 +106,6 @@ pub enum DropCause {
     UplinkToUplink,
 }
 
-/// The answer to one frame.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Verdict {
-    /// What became of the source; `None` if the frame was dropped before. Refusals are to be
-    /// counted, they do not stop the frame.
-    pub learned: Option<Learn>,
-    /// Where the frame goes.
-    pub decision: Decision,
-}
-
 impl Rules {
     /// Whether a flood from `ingress` goes out of `egress`: never back where it came from, and
     /// from uplink to uplink only if allowed.
@@ -141,23 +131,6 @@ pub struct Policy<'a, P: PortView + ?Sized> {
 }
 
 impl<P: PortView + ?Sized> Policy<'_, P> {
-    /// Decides about one frame that came in on `ingress` in second `now`.
-    #[inline]
-    pub fn forward(
-        &self,
-        ingress: Ingress,
-        source: MacAddr,
-        destination: MacAddr,
-        now: u32,
-    ) -> Verdict {
-        match self.admit_source(ingress, source, now) {
-            Err(cause) => Verdict { learned: None, decision: Decision::Drop(cause) },
-            Ok(learn) => {
-                Verdict { learned: Some(learn), decision: self.decide(ingress, destination) }
-            }
-        }
-    }
-
     /// Refuses a frame whose source no station can have; learns the source otherwise.
     ///
     /// A source that cannot be learned, because the table is full or because it is configured
@@ -213,6 +186,15 @@ mod tests {
     const ALL: [Ingress; 4] = [GUEST_A, GUEST_B, UPLINK_C, UPLINK_D];
     const NOW: u32 = 1000;
 
+    /// The answer to one frame.
+    #[derive(PartialEq, Eq, Debug)]
+    struct Verdict {
+        /// What became of the source; `None` if the frame was dropped before.
+        learned: Option<Learn>,
+        /// Where the frame goes.
+        decision: Decision,
+    }
+
     /// A switch of two guests and two uplinks.
     struct Bench {
         fdb: Fdb,
@@ -243,7 +225,14 @@ mod tests {
         }
 
         fn forward(&self, ingress: Ingress, source: MacAddr, destination: MacAddr) -> Verdict {
-            self.policy().forward(ingress, source, destination, NOW)
+            let policy = self.policy();
+            match policy.admit_source(ingress, source, NOW) {
+                Err(cause) => Verdict { learned: None, decision: Decision::Drop(cause) },
+                Ok(learn) => {
+                    let decision = policy.decide(ingress, destination);
+                    Verdict { learned: Some(learn), decision }
+                }
+            }
         }
     }
 

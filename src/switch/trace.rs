@@ -29,7 +29,8 @@ pub struct Trace {
 }
 
 impl<P: PortView + ?Sized> Policy<'_, P> {
-    /// What [`Policy::forward`] would say of a frame, in a table that has room for its source.
+    /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame, in a table that
+    /// has room for its source.
     pub fn trace(&self, ingress: Ingress, source: MacAddr, destination: MacAddr) -> Trace {
         if !source.is_station() {
             let decision = Decision::Drop(DropCause::BadSource);
@@ -104,9 +105,12 @@ mod tests {
                         let policy = Policy { fdb: &fdb, ports: &KINDS[..], rules };
                         let told = policy.trace(ingress, source, destination);
                         assert_eq!(policy.trace(ingress, source, destination), told);
-                        let done = policy.forward(ingress, source, destination, NOW);
+                        let done = match policy.admit_source(ingress, source, NOW) {
+                            Ok(_) => policy.decide(ingress, destination),
+                            Err(cause) => Decision::Drop(cause),
+                        };
                         let what = format!("{source} to {destination} from {port}: {told:?}");
-                        assert_eq!(told.decision, done.decision, "{what}");
+                        assert_eq!(told.decision, done, "{what}");
                     }
                 }
             }

@@ -4,9 +4,10 @@
 use std::iter::once;
 
 use super::Pipeline;
-use crate::capture::{Capture, Direction, Packet};
+use crate::capture::{Capture, Packet};
 use crate::pipeline::context::BurstContext;
 use crate::port::PortTable;
+use crate::stats::Direction;
 use crate::switch::PortId;
 use crate::sys::clock;
 

@@ -12,8 +12,7 @@
 //! lookup (measured). SipHash-1-3 would be the textbook answer at several times the whole lookup;
 //! the stake is one flooded flow, not a forged message.
 
-/// Fractional digits of π, so that an all-zero key is still a good key (tests use it).
-const PI: [u64; 3] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0];
+use crate::frame::fold::{PI, fold};
 
 /// The two secret multipliers and the secret offset of one table.
 #[derive(Clone, Copy)]
@@ -38,12 +37,6 @@ impl MacHash {
     pub(super) fn hash(&self, mac_bits: u64) -> u64 {
         fold(fold(mac_bits ^ self.offset, self.first), self.second)
     }
-}
-
-#[inline(always)]
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product as u64) ^ ((product >> 64) as u64)
 }
 
 #[cfg(test)]

@@ -196,15 +196,6 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_those_of_the_words_and_stamps() {
-        let slots = Slots::new(64, [0; 2]);
-        let home = slots.home(MacAddr([2, 0, 0, 0, 0, 1]));
-        let (words, stamps) = slots.lines(home);
-        assert_eq!(words, std::ptr::from_ref(&slots.words[home.first]).cast());
-        assert_eq!(stamps, std::ptr::from_ref(slots.stamp(home.first)).cast());
-    }
-
-    #[test]
     fn the_last_slot_of_a_bucket_is_found_behind_seven_empty_ones() {
         let slots = Slots::new(64, [0; 2]);
         let mac = MacAddr([2, 0, 0, 0, 0, 1]);
