@@ -46,9 +46,16 @@ impl Outcomes {
         }
     }
 
-    /// A frame reached a port, or was dropped on its way there.
+    /// A frame reached a port.
+    #[inline(always)]
+    pub fn delivered(&mut self, frame: u8, port: PortId) {
+        if self.wanted {
+            self.add(frame, port, None);
+        }
+    }
+
     #[cold]
-    pub fn add(&mut self, frame: u8, port: PortId, dropped: Option<DropReason>) {
+    fn add(&mut self, frame: u8, port: PortId, dropped: Option<DropReason>) {
         if self.all.len() < CAPTURE_OUTCOMES {
             self.all.push(Outcome { frame, port, dropped });
         } else {

@@ -170,7 +170,7 @@ impl Pipeline {
         stats: &WorkerStats,
     ) -> Serviced {
         let mut context = self.context.take().unwrap_or_default();
-        let mut guard = BurstGuard::new(&mut context, ports, source.counters());
+        let mut guard = BurstGuard::new(&mut context, source.counters());
         let serviced = match source.take(self, &mut guard) {
             Err(instead) => {
                 guard.nothing();

@@ -174,7 +174,7 @@ impl BurstContext {
         source: &mut SourceMemo,
         now: u32,
     ) {
-        let BurstContext { burst, plan, memo, flows, tally, outcomes, .. } = self;
+        let BurstContext { burst, plan, memo, flows, bytes, outcomes, .. } = self;
         memo.start_burst();
         if policy.fdb.is_large() {
             prefetch(policy.fdb, burst.frames());
@@ -197,14 +197,12 @@ impl BurstContext {
                 Ok(Decision::Drop(cause)) => plan.drop(i as u8, reason(cause)),
                 Err(reason) => plan.drop(i as u8, reason),
             }
-            tally.bytes += u64::from(frame.len);
+            *bytes += u64::from(frame.len);
         }
         let least = classifier.least;
         if let Some(at) = cut {
             burst.cut(at);
         }
-        tally.classified = burst.frames().len();
-        tally.copies = plan.copies(tally.classified) as u64;
         if least < NO_LIMIT {
             drop_too_big(burst, plan, policy.ports, least, outcomes);
         }

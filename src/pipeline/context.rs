@@ -5,21 +5,22 @@
 //! that was to be taken back after a write, flow hashes, segments to be charged.
 //!
 //! [`BurstGuard`] is the one place where a burst is counted at its source: by
-//! [`BurstGuard::finish`] when it is complete, and in a panic when the guard is dropped, with the
-//! copies that no port has counted. The source's lock is still held then.
+//! [`BurstGuard::finish`] when it is complete, and in a panic when the guard is dropped. Then the
+//! source counts the copies that ports have counted, and as lost the frames that have others. Its
+//! lock is still held.
 
+use std::iter::repeat_n;
 use std::ops::{Deref, DerefMut};
 
 use super::plan::Plan;
 use crate::capture::outcomes::Outcomes;
 use crate::frame::flow_hash;
 use crate::limits::BURST_FRAMES;
-use crate::port::PortTable;
 use crate::port::device::FrameWriter;
 use crate::port::steering::Steering;
 use crate::ring::{Burst, RxScratch};
 use crate::stats::{DropReason, QueueStats};
-use crate::switch::{BurstMemo, PortId};
+use crate::switch::BurstMemo;
 
 /// One burst and all that is known of it.
 #[derive(Default)]
@@ -32,8 +33,8 @@ pub struct BurstContext {
     pub memo: BurstMemo,
     /// Where its frames go.
     pub plan: Plan,
-    /// What it counts for.
-    pub tally: Tally,
+    /// Bytes of the frames that were classified.
+    pub bytes: u64,
     /// What became of its copies, if somebody wants to know.
     pub outcomes: Outcomes,
     /// Room for delivering to rings.
@@ -42,17 +43,6 @@ pub struct BurstContext {
     pub writer: FrameWriter,
     /// Room for the beginning of a frame that somebody looks at.
     pub beginning: Vec<u8>,
-}
-
-/// What a burst counts for.
-#[derive(Default)]
-pub struct Tally {
-    /// Frames that were classified.
-    pub classified: usize,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Copies that were asked for.
-    pub copies: u64,
 }
 
 /// Flow hashes of a burst's frames, where its source needed them.
@@ -92,18 +82,15 @@ impl FlowHashes {
 impl BurstContext {
     /// Gives frame `at` and what is behind it back to the source.
     pub fn give_back(&mut self, at: u8) {
-        let back = &self.burst.frames()[usize::from(at)..];
-        self.tally.bytes -= back.iter().map(|frame| u64::from(frame.len)).sum::<u64>();
-        self.tally.copies -= self.plan.truncate(at, back.len()) as u64;
-        self.tally.classified = usize::from(at);
+        self.plan.truncate(at);
         self.burst.cut(usize::from(at));
+        self.bytes = bytes(&self.burst);
     }
 }
 
 /// Counts a burst, whatever becomes of it.
 pub struct BurstGuard<'a> {
     context: &'a mut BurstContext,
-    ports: &'a PortTable,
     from: &'a QueueStats,
 }
 
@@ -111,13 +98,9 @@ impl<'a> BurstGuard<'a> {
     /// For the burst that `context` is used for from here on. Its counters at its source are
     /// `from`, and the caller is their only writer.
     #[inline(always)]
-    pub fn new(
-        context: &'a mut BurstContext,
-        ports: &'a PortTable,
-        from: &'a QueueStats,
-    ) -> BurstGuard<'a> {
-        context.tally = Tally::default();
-        BurstGuard { context, ports, from }
+    pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
+        context.bytes = 0;
+        BurstGuard { context, from }
     }
 
     /// The counters of the burst at its source.
@@ -134,46 +117,40 @@ impl<'a> BurstGuard<'a> {
 
     /// Counts the burst, which is complete, or waits as a whole.
     #[inline(always)]
-    pub fn finish(self) {
-        let (context, from) = (&mut *self.context, self.from);
-        let planned = context.plan.drops().map(|(_, reason)| reason);
-        for reason in context.burst.rejected().chain(planned) {
-            from.drops.add(reason, 1);
-        }
-        from.frames.add(context.burst.taken() as u64);
-        from.bytes.add(context.tally.bytes);
-        from.copies.add(context.tally.copies);
-        context.plan.clear();
+    pub fn finish(mut self) {
+        let BurstContext { burst, plan, bytes, .. } = &*self.context;
+        self.count(*bytes, plan.copies(burst.frames().len()), 0);
+        self.context.plan.clear();
         std::mem::forget(self);
     }
 
     /// Counts a burst that a panic ended.
     #[cold]
     fn count_lost(&mut self) {
-        let BurstContext { burst, plan, tally, .. } = &mut *self.context;
-        let from = self.from;
-        from.frames.add(burst.taken() as u64);
-        from.bytes.add(burst.frames().iter().map(|frame| u64::from(frame.len)).sum());
-        from.copies.add(tally.copies);
-        let mut known = tally.classified;
-        if known == 0 {
-            // It ended in the middle of that.
-            known = plan.frames() + plan.drops().count();
-            from.copies.add(plan.copies(known) as u64);
-        }
-        for reason in burst.rejected() {
-            known += 1;
+        let BurstContext { burst, plan, .. } = &*self.context;
+        let (frames, copies) = plan.settled();
+        let lost = burst.frames().len().saturating_sub(frames);
+        self.count(bytes(burst), copies, lost);
+    }
+
+    /// Counts the frames, `lost` of which have copies that nothing has counted; `copies` were.
+    #[inline(always)]
+    fn count(&mut self, bytes: u64, copies: usize, lost: usize) {
+        let (BurstContext { burst, plan, .. }, from) = (&*self.context, self.from);
+        let planned = plan.drops().map(|(_, reason)| reason);
+        let lost = repeat_n(DropReason::Panicked, lost);
+        for reason in burst.rejected().chain(planned).chain(lost) {
             from.drops.add(reason, 1);
         }
-        plan.drops().for_each(|(_, reason)| from.drops.add(reason, 1));
-        let lost = burst.taken().saturating_sub(known);
-        from.drops.add(DropReason::Panicked, lost as u64);
-        plan.each_lost(|id: PortId, copies: usize| {
-            if let Some(port) = self.ports.get(id) {
-                port.stats.drops.add_shared(DropReason::Panicked, copies as u64);
-            }
-        });
+        from.frames.add(burst.taken() as u64);
+        from.bytes.add(bytes);
+        from.copies.add(copies as u64);
     }
+}
+
+/// Bytes of a burst's frames.
+fn bytes(burst: &Burst) -> u64 {
+    burst.frames().iter().map(|frame| u64::from(frame.len)).sum()
 }
 
 impl Deref for BurstGuard<'_> {
@@ -202,11 +179,9 @@ impl Drop for BurstGuard<'_> {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::Arc;
 
     use super::*;
     use crate::frame::VnetHdr;
-    use crate::port::Port;
     use crate::switch::Flood;
 
     /// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
@@ -225,48 +200,46 @@ mod tests {
         }
     }
 
-    /// Copies that were asked for are counted, as delivered or as lost, however far a burst came.
+    /// Each frame is dropped, lost or has all its copies; the source counts those that ports have
+    /// counted, however far a burst came.
     #[test]
     fn a_burst_that_ends_in_a_panic_is_counted_to_the_last_frame() {
-        for (classified, settled) in [(0, 0), (2, 0), (4, 0), (4, 1), (4, 2)] {
-            let port = |id| Arc::new(Port::guest(id, "a", 1));
-            let ports: PortTable = [port(0), port(1)].into_iter().collect();
+        for (classified, settled, flooded, lost) in
+            [(0, 0, 0, 4), (2, 0, 0, 3), (4, 0, 0, 3), (4, 1, 0, 2), (4, 2, 1, 1), (4, 2, 2, 0)]
+        {
             let from = QueueStats::default();
             let mut context = BurstContext::default();
             let ended = catch_unwind(AssertUnwindSafe(|| {
-                let mut guard = BurstGuard::new(&mut context, &ports, &from);
+                let mut guard = BurstGuard::new(&mut context, &from);
                 burst(&mut guard, classified);
                 if classified == 4 {
-                    guard.tally.classified = 4;
-                    guard.tally.copies = guard.plan.copies(4) as u64;
                     guard.plan.runs()[0].advance(settled);
                 }
+                *guard.plan.floods_left().2 += flooded;
                 panic!("injected: in the middle of a burst");
             }));
             assert!(ended.is_err());
-            let panicked = |id: PortId| ports[id].stats.drops.get(DropReason::Panicked);
-            let lost = panicked(0) + panicked(1);
-            assert_eq!(from.frames.get(), 4);
-            assert_eq!(from.copies.get(), lost + settled as u64, "{classified} {settled}");
+            let case = (classified, settled, flooded);
+            assert_eq!((from.frames.get(), from.bytes.get()), (4, 240));
+            assert_eq!(from.copies.get(), (settled + flooded) as u64, "{case:?}");
             assert_eq!(from.drops.get(DropReason::BadSource), u64::from(classified > 0));
-            assert_eq!(from.drops.get(DropReason::Panicked), 4 - classified as u64);
+            assert_eq!(from.drops.get(DropReason::Panicked), lost, "{case:?}");
         }
     }
 
     #[test]
     fn a_burst_that_is_complete_is_counted_once() {
-        let (ports, from) = (PortTable::default(), QueueStats::default());
+        let from = QueueStats::default();
         let mut context = BurstContext::default();
         for round in 1..3 {
-            let mut guard = BurstGuard::new(&mut context, &ports, &from);
+            let mut guard = BurstGuard::new(&mut context, &from);
             guard.burst.clear();
             burst(&mut guard, 4);
-            guard.tally.bytes = 240;
-            guard.tally.copies = guard.plan.copies(4) as u64;
+            guard.bytes = 240;
             guard.finish();
             assert_eq!((from.frames.get(), from.bytes.get()), (4 * round, 240 * round));
             assert_eq!((from.copies.get(), from.drops.total()), (4 * round, round));
-            BurstGuard::new(&mut context, &ports, &from).nothing();
+            BurstGuard::new(&mut context, &from).nothing();
         }
         assert_eq!((context.plan.frames(), context.plan.drops().count()), (0, 0));
     }

@@ -18,7 +18,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::fit::{keep_fitting, longest};
-use super::plan::{Fanning, Plan, Progress, Run};
+use super::plan::{Fan, Plan, Run};
 use super::signals::Signals;
 use super::stalls::Stalls;
 use crate::capture::outcomes::Outcomes;
@@ -26,10 +26,12 @@ use crate::events::{What, reason};
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
 use crate::port::backpressure::{Terms, Wait};
-use crate::port::device::{DevicePort, FrameWriter};
-use crate::port::{Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState};
+use crate::port::device::FrameWriter;
+use crate::port::{
+    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState,
+};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
-use crate::stats::{DropReason, QueueStats, WorkerStats};
+use crate::stats::{DropReason, Drops, QueueStats, WorkerStats};
 use crate::switch::PortId;
 use crate::sys::clock;
 
@@ -132,19 +134,10 @@ impl Delivery<'_> {
                 run.left().is_empty()
             }
             Endpoint::Device(device) => {
-                self.send(port, device, burst, run.take_left());
+                let (frames, mut settled) = run.settling();
+                self.send(port, device, burst, frames, &mut settled);
                 true
             }
-        }
-    }
-
-    /// Writes frames to a device.
-    #[inline(always)]
-    fn send(&mut self, port: &Port, device: &DevicePort, burst: &Burst, frames: &[u8]) {
-        let Delivery { writer, outcomes, .. } = self;
-        let without_room = device.send(self.worker, burst, frames, writer, port, outcomes);
-        if without_room > 0 {
-            port.dropped_from.add(self.ingress, without_room);
         }
     }
 
@@ -189,10 +182,7 @@ impl Delivery<'_> {
         if matches!(short, Short::Wait(_)) && !queue.is_stalled() {
             return 0;
         }
-        let frames = run.left();
-        port.stats.drops.add_shared(DropReason::RingBusy, frames.len() as u64);
-        self.outcomes.dropped(frames, port.id, DropReason::RingBusy);
-        frames.len()
+        self.drop_all(port, &port.stats.drops, run.left(), DropReason::RingBusy)
     }
 
     /// A contended lock: spin about as long as a burst takes. If the burst cannot wait in its
@@ -261,7 +251,7 @@ impl Delivery<'_> {
         let frames = run.left();
         let memory = state.memory(clock::cycles);
         if memory == Memory::Paused {
-            return self.drop_all(port, stats, frames, DropReason::SlowMemory);
+            return self.drop_all(port, &stats.drops, frames, DropReason::SlowMemory);
         }
         self.scratch.touch = self.stalls.is_watching() || memory == Memory::Distrusted;
         let down = if state.broken { DropReason::RingBroken } else { DropReason::PortDown };
@@ -270,7 +260,7 @@ impl Delivery<'_> {
             if matches!(short, Short::Retry) && guest.any_receiver().is_some() {
                 return 0;
             }
-            return self.drop_all(port, stats, frames, down);
+            return self.drop_all(port, &stats.drops, frames, down);
         };
         let ask = || shares.allow(self.ingress, frames.len(), || ring.offered().into());
         let allowed = run.granted().unwrap_or_else(ask).min(frames.len());
@@ -282,10 +272,7 @@ impl Delivery<'_> {
         let done = ring.deliver(burst, &frames[..allowed], self.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
         shares.record(done.frames, taken, done.settled < allowed);
-        count(stats, &done, burst.needs_offloads());
-        if self.outcomes.are_wanted() {
-            note_settled(self.outcomes, port.id, frames, &done);
-        }
+        self.count(port, stats, frames, &done, burst.needs_offloads());
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(port.id, done.signal, &mut state, stats);
             if done.signal {
@@ -306,7 +293,7 @@ impl Delivery<'_> {
             return done.settled;
         }
         port.dropped_from.add(self.ingress, left.len());
-        self.drop_all(port, stats, left, DropReason::NoBuffer);
+        self.drop_all(port, &stats.drops, left, DropReason::NoBuffer);
         frames.len()
     }
 
@@ -326,12 +313,12 @@ impl Delivery<'_> {
         let frames = run.left();
         let left = &frames[settled..];
         let Some(error) = broken else {
-            self.drop_all(port, stats, left, DropReason::SlowMemory);
+            self.drop_all(port, &stats.drops, left, DropReason::SlowMemory);
             state.pause(slow, clock::cycles());
             self.slow = self.slow.saturating_add(slow);
             return frames.len();
         };
-        self.drop_all(port, stats, left, DropReason::RingBroken);
+        self.drop_all(port, &stats.drops, left, DropReason::RingBroken);
         state.broken = true;
         guest.set_active(index, false);
         self.signals.note_error(port.id, &state);
@@ -342,18 +329,56 @@ impl Delivery<'_> {
         frames.len()
     }
 
-    /// Counts frames as dropped at a ring that the caller has locked; returns how many.
+    /// Counts frames as dropped on their way to a port; returns how many.
     #[inline(never)]
-    fn drop_all(
+    fn drop_all(&mut self, port: &Port, at: &Drops, frames: &[u8], reason: DropReason) -> usize {
+        port.drop_copies(at, frames, reason, self.outcomes);
+        frames.len()
+    }
+
+    /// Books what became of a run; `asks` if its burst asked for offloads.
+    #[inline(always)]
+    fn count(
         &mut self,
         port: &Port,
         stats: &QueueStats,
         frames: &[u8],
-        reason: DropReason,
-    ) -> usize {
-        stats.drops.add(reason, frames.len() as u64);
-        self.outcomes.dropped(frames, port.id, reason);
-        frames.len()
+        done: &Delivered,
+        asks: bool,
+    ) {
+        stats.frames.add(done.frames);
+        stats.bytes.add(done.bytes);
+        if asks {
+            let fallbacks = &stats.fallbacks;
+            fallbacks.checksummed.add(done.checksummed);
+            fallbacks.segmented.add(done.segmented);
+            fallbacks.segments.add(done.segments);
+            fallbacks.segments_lost.add(done.segments_lost);
+        }
+        if done.bad_buffers > 0 {
+            stats.bad_buffers.add(done.bad_buffers);
+        }
+        if done.no_fit | done.bad_offload != 0 || self.outcomes.are_wanted() {
+            self.note_settled(port, stats, &frames[..done.settled], done);
+        }
+    }
+
+    /// Notes what became of the frames of a run that are settled, and counts those that were
+    /// dropped.
+    #[cold]
+    fn note_settled(&mut self, port: &Port, stats: &QueueStats, frames: &[u8], done: &Delivered) {
+        for (place, frame) in frames.iter().enumerate() {
+            let among = |bits: u64| bits >> place & 1 != 0;
+            let reason = match (among(done.no_fit), among(done.bad_offload)) {
+                (true, _) => DropReason::NoFit,
+                (_, true) => DropReason::BadOffload,
+                _ => {
+                    self.outcomes.delivered(*frame, port.id);
+                    continue;
+                }
+            };
+            self.drop_all(port, &stats.drops, std::slice::from_ref(frame), reason);
+        }
     }
 
     /// True if frames that found no buffer are neither delivered nor dropped now.
@@ -377,35 +402,50 @@ impl Delivery<'_> {
     /// the burst.
     pub fn flood(&mut self, burst: &Burst, plan: &mut Plan) {
         self.most_segments = MAX_FLOOD_SEGMENTS;
-        let (fans, run) = plan.fans();
+        let (fans, run, settled) = plan.floods_left();
         for fan in fans {
-            self.fan_out(burst, fan.fanning(run));
+            self.fan_out(burst, fan, run, settled);
         }
     }
 
-    fn fan_out(&mut self, burst: &Burst, fanning: Fanning<'_>) {
-        let ports = self.ports;
-        let Fanning { frames, targets, run, mut progress } = fanning;
+    /// Delivers a copy of a fan's frames to each of its targets; `settled` copies are counted.
+    fn fan_out(&mut self, burst: &Burst, fan: &Fan, run: &mut Run, settled: &mut usize) {
+        let (ports, frames) = (self.ports, fan.frames());
         let longest = longest(burst, frames);
         let mut kept = [0; BURST_FRAMES];
-        for &target in targets {
+        for &target in fan.targets() {
             let port = &ports[target];
             let max_len = port.mtu.max_len();
             let fitting = match longest <= max_len {
                 true => frames,
                 false => keep_fitting(burst, frames, port, max_len, &mut kept, self.outcomes),
             };
-            progress.counted(frames.len() - fitting.len());
+            *settled += frames.len() - fitting.len();
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
-                    self.flood_guest(port, guest, burst, fitting, run, &mut progress);
+                    self.flood_guest(port, guest, burst, fitting, run, settled);
                 }
                 Endpoint::Device(device) => {
-                    progress.counted(frames.len());
-                    self.send(port, device, burst, fitting);
+                    self.send(port, device, burst, fitting, &mut |count| *settled += count);
                 }
             }
-            progress.next_target();
+        }
+    }
+
+    /// Sends frames to a device; `settled` is told how many are.
+    fn send(
+        &mut self,
+        port: &Port,
+        device: &DevicePort,
+        burst: &Burst,
+        frames: &[u8],
+        settled: &mut dyn FnMut(usize),
+    ) {
+        let outcomes = &mut *self.outcomes;
+        let without_room =
+            device.send(self.worker, burst, frames, self.writer, (port, outcomes), settled);
+        if without_room > 0 {
+            port.dropped_from.add(self.ingress, without_room);
         }
     }
 
@@ -416,7 +456,7 @@ impl Delivery<'_> {
         burst: &Burst,
         floods: &[u8],
         run: &mut Run,
-        progress: &mut Progress<'_>,
+        settled: &mut usize,
     ) {
         let mut receivers = guest.receivers();
         // One queue for each frame, and what queues that makes.
@@ -424,8 +464,7 @@ impl Delivery<'_> {
         for (place, &frame) in chosen.iter_mut().zip(floods) {
             let snapshot = &burst.frames()[usize::from(frame)].snapshot;
             let Some(queue) = receivers.choose(|| flow_hash(snapshot)) else {
-                port.stats.drops.add_shared(DropReason::PortDown, floods.len() as u64);
-                self.outcomes.dropped(floods, port.id, DropReason::PortDown);
+                *settled += self.drop_all(port, &port.stats.drops, floods, DropReason::PortDown);
                 return;
             };
             *place = queue as u8;
@@ -437,7 +476,7 @@ impl Delivery<'_> {
             run.restart(port.id, queue);
             floods.iter().zip(chosen).filter(|of| of.1 == queue).for_each(|of| run.push(*of.0));
             self.fill_locked(port, guest, run, burst, Short::Drop);
-            progress.count(run.left().len());
+            *settled += run.left().len();
         }
     }
 }
@@ -447,43 +486,6 @@ impl Delivery<'_> {
 fn pause(queue: &Queue, session: u64, slow: u64) {
     if let Some(mut state) = queue.lock_again().filter(|state| state.session == session) {
         state.pause(slow, clock::cycles());
-    }
-}
-
-/// Books what became of a run; `asks` if its burst asked for offloads.
-#[inline(always)]
-fn count(stats: &QueueStats, done: &Delivered, asks: bool) {
-    stats.frames.add(done.frames);
-    stats.bytes.add(done.bytes);
-    if asks {
-        let fallbacks = &stats.fallbacks;
-        fallbacks.checksummed.add(done.checksummed);
-        fallbacks.segmented.add(done.segmented);
-        fallbacks.segments.add(done.segments);
-        fallbacks.segments_lost.add(done.segments_lost);
-    }
-    if done.no_fit > 0 {
-        stats.drops.add(DropReason::NoFit, done.no_fit.count_ones().into());
-    }
-    if done.bad_offload > 0 {
-        stats.drops.add(DropReason::BadOffload, done.bad_offload.count_ones().into());
-    }
-    if done.bad_buffers > 0 {
-        stats.bad_buffers.add(done.bad_buffers);
-    }
-}
-
-/// Notes what became of the frames of a run that are settled.
-#[cold]
-fn note_settled(outcomes: &mut Outcomes, port: PortId, frames: &[u8], done: &Delivered) {
-    for (place, &frame) in frames[..done.settled].iter().enumerate() {
-        let among = |bits: u64| bits >> place & 1 != 0;
-        let dropped = match (among(done.no_fit), among(done.bad_offload)) {
-            (true, _) => Some(DropReason::NoFit),
-            (_, true) => Some(DropReason::BadOffload),
-            _ => None,
-        };
-        outcomes.add(frame, port, dropped);
     }
 }
 

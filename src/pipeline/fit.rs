@@ -31,8 +31,7 @@ pub fn drop_too_big(
         let port = &ports[run.port];
         let (max_len, all) = (port.mtu.max_len(), run.left());
         let frames = keep_fitting(burst, all, port, max_len, &mut kept, outcomes);
-        run.restart(run.port, run.queue);
-        frames.iter().for_each(|&frame| run.push(frame));
+        run.settle_all_but(frames);
     }
 }
 
@@ -77,11 +76,8 @@ pub fn keep_fitting<'k>(
             kept[count] = index;
             count += 1;
         } else {
-            outcomes.dropped(&[index], port.id, DropReason::TooBig);
+            port.drop_copies(&port.stats.drops, &[index], DropReason::TooBig, outcomes);
         }
-    }
-    if count < frames.len() {
-        port.stats.drops.add_shared(DropReason::TooBig, (frames.len() - count) as u64);
     }
     &kept[..count]
 }

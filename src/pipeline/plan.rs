@@ -7,7 +7,7 @@ use crate::limits::BURST_FRAMES;
 use crate::stats::DropReason;
 use crate::switch::{Flood, PortId};
 
-pub use fan::{Fan, Fanning, Progress};
+pub use fan::Fan;
 
 /// Frames of one burst for one ring of one port, in order.
 #[derive(Debug, Clone, Copy)]
@@ -53,11 +53,20 @@ impl Run {
         &self.frames[usize::from(self.done)..usize::from(self.len)]
     }
 
-    /// The frames not settled yet, to be settled by whoever gets them.
+    /// The frames not settled yet, and how to record that some are.
     #[inline(always)]
-    pub fn take_left(&mut self) -> &[u8] {
-        let done = std::mem::replace(&mut self.done, self.len);
-        &self.frames[usize::from(done)..usize::from(self.len)]
+    pub fn settling(&mut self) -> (&[u8], impl FnMut(usize)) {
+        let Run { frames, done, len, .. } = self;
+        let left = &frames[usize::from(*done)..usize::from(*len)];
+        (left, |count| *done += count as u8)
+    }
+
+    /// Records that all frames but `kept`, some of those left, are settled.
+    pub fn settle_all_but(&mut self, kept: &[u8]) {
+        let len = usize::from(self.len);
+        let done = len - kept.len();
+        self.frames[done..len].copy_from_slice(kept);
+        self.done = done as u8;
     }
 
     /// Records that the next `count` frames are settled.
@@ -96,6 +105,8 @@ pub struct Plan {
     fans: [Fan; 2],
     /// These are in use.
     fanned: bool,
+    /// Copies of flooded frames that are settled.
+    flooded: usize,
     /// Room for the run of a port that is being flooded.
     flood_run: Run,
     /// Frames that go nowhere, in order, and why.
@@ -112,6 +123,7 @@ impl Default for Plan {
             last_key: Plan::NOWHERE,
             fans: Default::default(),
             fanned: false,
+            flooded: 0,
             flood_run: Run::EMPTY,
             drops: [(0, DropReason::Panicked); BURST_FRAMES],
             dropped: 0,
@@ -130,6 +142,7 @@ impl Plan {
         self.last_key = Plan::NOWHERE;
         if std::mem::take(&mut self.fanned) {
             self.fans.iter_mut().for_each(Fan::clear);
+            self.flooded = 0;
         }
         self.dropped = 0;
     }
@@ -204,10 +217,10 @@ impl Plan {
         self.fans.iter().map(|fan| fan.frames().len() * fan.targets().len()).sum()
     }
 
-    /// The fans with frames, and room for the run of a port.
-    pub fn fans(&mut self) -> (impl Iterator<Item = &mut Fan>, &mut Run) {
-        let Plan { fans, flood_run, .. } = self;
-        (fans.iter_mut().filter(|fan| !fan.frames().is_empty()), flood_run)
+    /// The fans with frames, room for the run of a port, and the number of copies settled.
+    pub fn floods_left(&mut self) -> (impl Iterator<Item = &Fan>, &mut Run, &mut usize) {
+        let Plan { fans, flood_run, flooded, .. } = self;
+        (fans.iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
     }
 
     /// True if frames go to one destination only, floods of a kind being one.
@@ -233,12 +246,12 @@ impl Plan {
         lists.flatten().fold(0, |bits, &at| bits | 1 << at)
     }
 
-    /// The copies that no port has counted, by port; for a burst that ended in the middle.
-    pub fn each_lost(&self, mut lost: impl FnMut(PortId, usize)) {
-        for run in &self.runs[..self.count] {
-            lost(run.port, run.left().len());
-        }
-        self.fans.iter().for_each(|fan| fan.each_lost(&mut lost));
+    /// The frames of which nothing is left to be counted, and the copies that ports have counted;
+    /// for a burst that ended in the middle.
+    pub fn settled(&self) -> (usize, usize) {
+        let done: usize = self.runs[..self.count].iter().map(|run| usize::from(run.done)).sum();
+        let floods = if self.flooded == self.flood_copies() { self.floods() } else { 0 };
+        (self.dropped + done + floods, done + self.flooded)
     }
 
     /// The runs, in order of their first frame.
@@ -247,14 +260,10 @@ impl Plan {
         &mut self.runs[..self.count]
     }
 
-    /// Takes the frames from index `end` on out, `count` frames that all go somewhere; returns the
-    /// copies that they were.
-    pub fn truncate(&mut self, end: u8, count: usize) -> usize {
+    /// Takes the frames from index `end` on out, which all go somewhere.
+    pub fn truncate(&mut self, end: u8) {
         self.runs().iter_mut().for_each(|run| run.truncate(end));
-        self.fans.iter_mut().fold(count, |copies, fan| {
-            let floods = fan.truncate(end);
-            copies - floods + floods * fan.targets().len()
-        })
+        self.fans.iter_mut().for_each(|fan| fan.truncate(end));
     }
 }
 

@@ -169,10 +169,11 @@ impl DeviceQueue {
             return DeviceState::Gone;
         };
         let (mut bytes, mut refused) = (0u32, 0);
+        let rejected = port.behind.reasons().rejected;
         for slot in reader.staging.chunks_exact_mut(SLOT) {
             match device.read(slot) {
                 Transfer::Done(len) => {
-                    bytes += self.take(&mut slot[..len], burst);
+                    bytes += take(&mut slot[..len], burst);
                     if bytes >= BURST_BYTES {
                         break;
                     }
@@ -185,7 +186,7 @@ impl DeviceQueue {
                 // The frame is off the kernel's queue. Those behind it bring no event of their own,
                 // and if the queue is full, none that comes later does.
                 Transfer::Rejected(_) | Transfer::Fault => {
-                    self.reject(port.behind.reasons().rejected);
+                    burst.refuse(rejected);
                     refused += 1;
                 }
                 // Its next event tells when that has changed.
@@ -200,33 +201,28 @@ impl DeviceQueue {
         }
         DeviceState::More
     }
+}
 
-    /// Adds one frame as the kernel gave it to the burst; returns its length.
-    fn take(&self, bytes: &mut [u8], burst: &mut Burst) -> u32 {
-        let Some((header, frame)) = bytes.split_first_chunk_mut::<VNET_HDR_LEN>() else {
-            self.reject(DropReason::TooShort);
-            return 0;
-        };
-        let len = frame.len() as u32;
-        if len > MAX_FRAME_LEN {
-            // It may have been longer still: the kernel cuts what does not fit without a sign.
-            self.reject(DropReason::TooLong);
-            return len;
-        }
-        // SAFETY: the frame lies in the reader's staging, which lives as long as the worker and
-        // is not written again before the next `receive`, which clears the burst.
-        let taken =
-            unsafe { burst.push_private(VnetHdr::from_bytes(*header), frame.as_mut_ptr(), len) };
-        if !taken {
-            self.reject(DropReason::TooShort);
-        }
-        len
+/// Adds one frame as the kernel gave it to the burst; returns its length.
+fn take(bytes: &mut [u8], burst: &mut Burst) -> u32 {
+    let Some((header, frame)) = bytes.split_first_chunk_mut::<VNET_HDR_LEN>() else {
+        burst.refuse(DropReason::TooShort);
+        return 0;
+    };
+    let len = frame.len() as u32;
+    if len > MAX_FRAME_LEN {
+        // It may have been longer still: the kernel cuts what does not fit without a sign.
+        burst.refuse(DropReason::TooLong);
+        return len;
     }
-
-    fn reject(&self, reason: DropReason) {
-        self.input.frames.add(1);
-        self.input.drops.add(reason, 1);
+    // SAFETY: the frame lies in the reader's staging, which lives as long as the worker and
+    // is not written again before the next `receive`, which clears the burst.
+    let taken =
+        unsafe { burst.push_private(VnetHdr::from_bytes(*header), frame.as_mut_ptr(), len) };
+    if !taken {
+        burst.refuse(DropReason::TooShort);
     }
+    len
 }
 
 impl DevicePort {
@@ -363,25 +359,26 @@ impl DevicePort {
     }
 
     /// Writes the listed frames of `burst`, one system call each or, of a frame that has to be cut
-    /// into segments, for each of these. How many were dropped for want of room.
+    /// into segments, for each of these. `settled` is told how many more are delivered or dropped,
+    /// and counted. How many were dropped for want of room.
     pub fn send(
         &self,
         worker: usize,
         burst: &Burst,
         frames: &[u8],
         writer: &mut FrameWriter,
-        port: &Port,
-        outcomes: &mut Outcomes,
+        (port, outcomes): (&Port, &mut Outcomes),
+        settled: &mut dyn FnMut(usize),
     ) -> usize {
         let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
         let Some(device) = queue.device() else {
-            port.stats.drops.add_shared(reasons.gone, frames.len() as u64);
-            outcomes.dropped(frames, port.id, reasons.gone);
+            port.drop_copies(&port.stats.drops, frames, reasons.gone, outcomes);
+            settled(frames.len());
             return 0;
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
-        let mut sent = Sent { output, frames: 0, bytes: 0, left: frames.len() as u64 };
+        let mut sent = Sent { output, settled, frames: 0, bytes: 0 };
         let mut without_room = 0;
         for (place, &index) in frames.iter().enumerate() {
             let frame = &burst.frames()[usize::from(index)];
@@ -394,10 +391,7 @@ impl DevicePort {
                 Transfer::Done(_) => {
                     sent.frames += 1;
                     sent.bytes += u64::from(frame.len);
-                    sent.left -= 1;
-                    if outcomes.are_wanted() {
-                        outcomes.add(index, port.id, None);
-                    }
+                    outcomes.delivered(index, port.id);
                     continue;
                 }
                 Transfer::WouldBlock | Transfer::NoBuffers => reasons.full,
@@ -408,10 +402,9 @@ impl DevicePort {
             // What is down or gone for this frame is so for the rest of the run too.
             let all = reason == reasons.down || reason == reasons.gone;
             let dropped = if all { &frames[place..] } else { &[index][..] };
-            output.drops.add_shared(reason, dropped.len() as u64);
-            outcomes.dropped(dropped, port.id, reason);
+            port.drop_copies(&output.drops, dropped, reason, outcomes);
             without_room += usize::from(reason.is_want_of_room());
-            sent.left -= dropped.len() as u64;
+            (sent.settled)(dropped.len());
             if reason == reasons.gone {
                 self.lose(queue, &device);
             }
@@ -423,22 +416,20 @@ impl DevicePort {
     }
 }
 
-/// What a run to a device came to so far, counted when it ends: other workers write these counters
-/// too. It also ends by a panic, which loses the frames that are left.
+/// What was delivered of a run to a device so far, counted when the run ends, which a panic may
+/// bring about: other workers write these counters too.
 struct Sent<'a> {
     output: &'a QueueStats,
+    settled: &'a mut dyn FnMut(usize),
     frames: u64,
     bytes: u64,
-    left: u64,
 }
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
         self.output.frames.add_shared(self.frames);
         self.output.bytes.add_shared(self.bytes);
-        if self.left > 0 {
-            self.output.drops.add_shared(DropReason::Panicked, self.left);
-        }
+        (self.settled)(self.frames as usize);
     }
 }
 

@@ -39,11 +39,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::capture::outcomes::Outcomes;
 use crate::events::{Events, Teller, What};
 use crate::frame::offload::Offloads;
 use crate::guard::bucket::Bucket;
 use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
-use crate::stats::{Counter, Direction, PortStats, QueueStats, Traffic};
+use crate::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
 use crate::switch::{PortId, PortKind, PortPolicy};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
@@ -284,6 +285,19 @@ impl Port {
     /// True if it has no socket or interface yet.
     pub fn is_left_out(&self) -> bool {
         self.left_out.load(Ordering::Relaxed)
+    }
+
+    /// Counts copies of a burst's frames that do not get there at `at`, the port or one of its
+    /// queues, and notes what became of them.
+    pub fn drop_copies(
+        &self,
+        at: &Drops,
+        frames: &[u8],
+        reason: DropReason,
+        outcomes: &mut Outcomes,
+    ) {
+        at.add_shared(reason, frames.len() as u64);
+        outcomes.dropped(frames, self.id, reason);
     }
 
     /// What the switch's policy needs to know.

@@ -344,6 +344,12 @@ impl Burst {
         Some(filled)
     }
 
+    /// Counts something that came and is no frame to be forwarded.
+    pub fn refuse(&mut self, reason: DropReason) {
+        self.reject(self.taken, reason);
+        self.taken += 1;
+    }
+
     #[inline]
     pub(super) fn reject(&mut self, position: usize, reason: DropReason) {
         self.rejected[self.rejects] = (position as u8, reason);

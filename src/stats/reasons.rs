@@ -142,8 +142,8 @@ drop_reasons! {
     "no process is connected to the stream",
     "start the process at the other end; a stream with mode=client tries every two seconds";
 
-    Panicked, "panicked", "port, out",
-    "a worker panicked in the middle of the burst",
+    Panicked, "panicked", "in",
+    "a worker panicked in the middle of the burst, and the frame, or a copy of it, was lost",
     "this is a bug of vioswitch: report the lines around it in the log";
 }
 

@@ -68,19 +68,17 @@ impl<'p> Source<'p> for Announced<'p> {
     }
 
     fn take(&mut self, _: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced> {
-        if !self.is_wanted() {
-            let counters = self.counters();
-            counters.frames.add(1);
-            counters.drops.add(DropReason::PortDown, 1);
-            return Err(Serviced::Gone);
-        }
         context.burst.clear();
+        if !self.is_wanted() {
+            context.burst.refuse(DropReason::PortDown);
+            return Ok(());
+        }
         let taken = context.burst.push_small(VnetHdr::plain(0), &rarp::request(self.mac));
         if taken { Ok(()) } else { Err(Serviced::Gone) }
     }
 
-    fn before_delivery(&mut self, on: &mut Pipeline, _: &mut BurstContext) {
-        if !self.is_wanted() {
+    fn before_delivery(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
+        if !context.burst.frames().is_empty() && !self.is_wanted() {
             // The front-end left meanwhile, and its addresses may have been forgotten before this
             // one was learned.
             on.fdb.flush_port(self.port.id);

@@ -144,7 +144,7 @@ impl<'p> Source<'p> for TransmitRing<'p> {
             let completed = Completed {
                 wanted: ring.complete(&guard.burst),
                 slots: guard.burst.slots(),
-                bytes: guard.tally.bytes,
+                bytes: guard.bytes,
                 size: ring.size(),
                 received: self.guest.received(),
             };

@@ -53,7 +53,27 @@ fn small_burst(frames: u64) -> Burst {
 /// Sends the whole burst from worker 0.
 fn send(port: &Port, burst: &Burst, writer: &mut FrameWriter) {
     let all: Vec<u8> = (0..burst.frames().len() as u8).collect();
-    tap(port).send(0, burst, &all, writer, port, &mut Outcomes::default());
+    send_frames(port, burst, &all, writer);
+}
+
+/// Sends frames from worker 0; all of them are settled.
+fn send_frames(port: &Port, burst: &Burst, frames: &[u8], writer: &mut FrameWriter) {
+    let (mut settled, outcomes) = (0, &mut Outcomes::default());
+    tap(port).send(0, burst, frames, writer, (port, outcomes), &mut |count| settled += count);
+    assert_eq!(settled, frames.len());
+}
+
+/// Reads the first queue; what is no frame is appended to `refused`.
+fn receive(
+    port: &Port,
+    reader: &mut FrameReader,
+    burst: &mut Burst,
+    refused: &mut Vec<DropReason>,
+) -> DeviceState {
+    let state = tap(port).queues()[0].receive(reader, burst, tap(port));
+    assert_eq!(burst.taken(), burst.frames().len() + burst.rejected().count());
+    refused.extend(burst.rejected());
+    state
 }
 
 /// A counter of the output and its value, and that no other reason was counted.
@@ -140,7 +160,6 @@ fn each_loss_is_told_and_mended() {
         assert!(kept.upgrade().is_none(), "closed by who asked");
     }
     assert_drops(&port, DropReason::TapGone, FRAMES * TIMES / 4, 0);
-    assert_eq!(tap.queues()[0].input.drops.total(), 0);
 }
 
 /// A write that the kernel took a part of: what arrived is no frame of ours.
@@ -178,20 +197,20 @@ fn each_refused_read_costs_a_bounded_number_of_calls() {
     for (answer, state, calls, lost) in table {
         let (port, device) = (uplink(1), Fake::new(answer));
         attach(&port, &device);
-        let queue = &tap(&port).queues()[0];
+        let mut refused = Vec::new();
         for n in 1..=TIMES {
-            assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), state, "{answer:?}");
-            assert_eq!((device.counts(), burst.taken()), ((n * calls, 0), 0), "{answer:?}");
+            assert_eq!(receive(&port, &mut reader, &mut burst, &mut refused), state, "{answer:?}");
+            let counts = (device.counts(), burst.frames().len());
+            assert_eq!(counts, ((n * calls, 0), 0), "{answer:?}");
         }
-        let drops = &queue.input.drops;
-        let counted = (drops.get(DropReason::TapRejected), drops.total(), queue.input.frames.get());
-        assert_eq!(counted, (lost * TIMES, lost * TIMES, lost * TIMES));
+        assert_eq!(refused.len() as u64, lost * TIMES);
+        assert!(refused.iter().all(|reason| *reason == DropReason::TapRejected));
         assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
         // Nothing of it lasts.
         *lock(&device.answer) = Transfer::WouldBlock;
         (0..3).for_each(|_| device.queue(&[0; 72]));
-        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), DeviceState::Empty);
-        assert_eq!(burst.taken(), 3);
+        let state = receive(&port, &mut reader, &mut burst, &mut refused);
+        assert_eq!((state, burst.frames().len()), (DeviceState::Empty, 3));
     }
 }
 
@@ -202,18 +221,18 @@ fn what_is_behind_a_refused_frame_is_read() {
     let (port, device) = (uplink(1), Fake::new(Transfer::WouldBlock));
     let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     attach(&port, &device);
-    let queue = &tap(&port).queues()[0];
+    let mut refused = Vec::new();
     for _ in 0..TIMES {
         for errno in [libc::EINVAL, libc::EFAULT] {
             device.queue(&[0; 72]);
             lock(&device.queued).push_back(Err(Transfer::from_result(-1, errno)));
             device.queue(&[0; 72]);
         }
-        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), DeviceState::Empty);
-        assert_eq!(burst.taken(), 4);
+        let state = receive(&port, &mut reader, &mut burst, &mut refused);
+        assert_eq!((state, burst.frames().len()), (DeviceState::Empty, 4));
         assert!(lock(&device.queued).is_empty());
     }
-    assert_eq!(queue.input.drops.get(DropReason::TapRejected), 2 * TIMES);
+    assert_eq!(refused, [DropReason::TapRejected; 2 * TIMES as usize]);
 }
 
 #[test]
@@ -242,29 +261,26 @@ fn short_and_overlong_reads_are_drops() {
     let (port, device) = (uplink(1), Fake::new(Transfer::WouldBlock));
     let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     attach(&port, &device);
-    let queue = &tap(&port).queues()[0];
+    let mut refused = Vec::new();
     // Less than a header, then less than an Ethernet header behind it.
     for len in 1..12 + 14 {
-        let before = queue.input.drops.get(DropReason::TooShort);
         (0..TIMES).for_each(|_| device.queue(&vec![0; len]));
         // 64 at a time, of which none is a frame.
-        while queue.receive(&mut reader, &mut burst, tap(&port)) == DeviceState::More {
-            assert_eq!(burst.taken(), 0, "{len}");
+        while receive(&port, &mut reader, &mut burst, &mut refused) == DeviceState::More {
+            assert!(burst.frames().is_empty(), "{len}");
         }
-        assert_eq!(queue.input.drops.get(DropReason::TooShort) - before, TIMES, "{len}");
+        assert_eq!(std::mem::take(&mut refused), [DropReason::TooShort; TIMES as usize], "{len}");
     }
-    assert_eq!(queue.input.frames.get(), 25 * TIMES);
     let reads = device.counts().0;
     assert_eq!(reads, 25 * (TIMES + 1), "one call a frame, and one that finds nothing");
     // As long as a buffer is, it may have been longer.
     for len in [MAX_FRAME_LEN as usize + 1, SLOT, SLOT + 1] {
         device.queue(&vec![0; 12 + len]);
-        assert_eq!(queue.receive(&mut reader, &mut burst, tap(&port)), DeviceState::More);
-        assert_eq!(burst.taken(), 0, "{len}");
-        queue.receive(&mut reader, &mut burst, tap(&port));
+        let state = receive(&port, &mut reader, &mut burst, &mut refused);
+        assert_eq!((state, burst.frames().len()), (DeviceState::More, 0), "{len}");
+        receive(&port, &mut reader, &mut burst, &mut refused);
     }
-    assert_eq!(queue.input.drops.get(DropReason::TooLong), 3);
-    assert_eq!(queue.input.drops.total(), 25 * TIMES + 3);
+    assert_eq!(refused, [DropReason::TooLong; 3]);
 }
 
 /// A queue that is lost twice at once, by a reader and by writers, is told of once; and one that
@@ -464,7 +480,7 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
         let frame = pattern(len);
         for &count in counts.iter().filter(|&&count| count <= len) {
             sender.take(&frame, count);
-            tap(&port).send(0, &sender.burst, &[0], &mut writer, &port, &mut Outcomes::default());
+            send_frames(&port, &sender.burst, &[0], &mut writer);
             let (written, pieces) = (lock(&device.written), lock(&device.pieces));
             // Not the sender's header, but ours.
             assert_eq!(written[..12], [0; 12], "{len} in {count}");
@@ -494,7 +510,7 @@ fn memory_that_is_gone_under_a_copy_is_survived() {
         sender.take(&frame, pieces);
         let region = sender.memory.find_region(GuestAddress(0)).unwrap();
         region.file_offset().unwrap().file().set_len(0).unwrap();
-        tap(&port).send(0, &sender.burst, &[0], &mut writer, &port, &mut Outcomes::default());
+        send_frames(&port, &sender.burst, &[0], &mut writer);
         let written = lock(&device.written);
         assert_eq!(written[12..12 + SNAPSHOT_LEN], frame[..SNAPSHOT_LEN], "copied before");
         assert!(written[12 + SNAPSHOT_LEN..] == vec![0; len - SNAPSHOT_LEN], "{len} in {pieces}");
@@ -516,7 +532,7 @@ fn frames_of_every_length_cross_unchanged() {
         // SAFETY: `frame` is longer, and neither moved nor written while the burst is used.
         let taken = unsafe { burst.push_private(VnetHdr::plain(9), frame.as_mut_ptr(), len) };
         assert!(taken, "{len}");
-        tap(&port).send(0, &burst, &[0], &mut writer, &port, &mut Outcomes::default());
+        send_frames(&port, &burst, &[0], &mut writer);
         let written = std::mem::take(&mut *lock(&device.written));
         assert_eq!(written[..12], [0; 12], "{len}");
         assert!(written[12..] == frame[..len as usize], "{len}: bytes to the TAP");
@@ -525,6 +541,7 @@ fn frames_of_every_length_cross_unchanged() {
         *lock(&device.answer) = Transfer::WouldBlock;
         queue.receive(&mut reader, &mut burst, tap(&port));
         *lock(&device.answer) = Transfer::Done(0);
+        assert_eq!(burst.rejected().count(), 0);
         let [read] = burst.frames() else { panic!("{len}: {} frames", burst.frames().len()) };
         assert!(read.len == len && read.header.is_plain() && burst.more(read).is_empty());
         let first = (len as usize).min(SNAPSHOT_LEN);
@@ -536,7 +553,6 @@ fn frames_of_every_length_cross_unchanged() {
     let count = u64::from(MAX_FRAME_LEN - 13);
     assert_eq!((queue.output.frames.get(), queue.output.drops.total()), (count, 0));
     assert_eq!(queue.output.bytes.get(), (14..=u64::from(MAX_FRAME_LEN)).sum::<u64>());
-    assert_eq!(queue.input.drops.total(), 0);
 }
 
 /// A burst holds 64 frames, or 64 KiB and the frame that crosses the line.
