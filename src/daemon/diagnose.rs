@@ -89,8 +89,8 @@ fn broken(port: &Port) -> Vec<usize> {
         return Vec::new();
     };
     let pairs = guest.rx.iter().zip(&guest.tx);
-    let rings = pairs.flat_map(|(rx, tx)| [rx, tx]).enumerate();
-    rings.filter(|(_, queue)| queue.is_broken()).map(|(index, _)| index).collect()
+    let rings = pairs.flat_map(|(rx, tx)| [rx.is_broken(), tx.is_broken()]).enumerate();
+    rings.filter(|(_, broken)| *broken).map(|(index, _)| index).collect()
 }
 
 fn offloads(port: &Port) -> Offloads {

@@ -1,7 +1,7 @@
 //! Whose bursts took how much of the worker's time.
 
 use crate::limits::{MAX_DEFICIT_NANOS, QUANTUM_NANOS};
-use crate::port::RingState;
+use crate::port::TxState;
 use crate::port::quantum::{Quantum, Terms};
 use crate::ring::SplitRing;
 use crate::stats::QueueStats;
@@ -40,16 +40,16 @@ impl Account {
 
     /// True if a transmit ring has to skip this turn for what its bursts took before.
     #[inline(always)]
-    pub fn throttles(&self, state: &mut RingState) -> bool {
-        state.deficit.is_throttled(self.contended, self.terms)
+    pub fn throttles(&self, state: &mut TxState) -> bool {
+        state.side.deficit.is_throttled(self.contended, self.terms)
     }
 
     /// Charges a transmit ring for the time since the last burst ended.
     #[inline(always)]
-    pub fn charge_ring(&mut self, state: &mut RingState, stats: &QueueStats) {
-        let more = state.ring.as_ref().is_some_and(SplitRing::has_more);
+    pub fn charge_ring(&mut self, state: &mut TxState, stats: &QueueStats) {
+        let more = state.vring.ring.as_ref().is_some_and(SplitRing::has_more);
         let spent = self.charge(stats);
-        state.deficit.charge(spent, self.terms);
+        state.side.deficit.charge(spent, self.terms);
         self.quantum.saw(spent, more);
     }
 

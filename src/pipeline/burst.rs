@@ -24,31 +24,13 @@ use crate::guard::SignalSlot;
 use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
 use crate::port::backpressure::Terms;
 use crate::port::device::FrameReader;
-use crate::port::{Port, PortTable, Queue, RingState};
+use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{Fdb, Ingress, Policy, Rules, SourceMemo};
 use crate::sys::clock;
 
-/// What came of looking at a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Serviced {
-    /// A burst was forwarded; there may be more.
-    More,
-    /// A burst was forwarded, and the source is known to be empty now.
-    Last,
-    /// A session wants the ring, or has it: look again next turn.
-    Busy,
-    /// Nothing can be forwarded before this cycle, as far as is known: look again in each turn, and
-    /// then at the latest.
-    RetryAt(u64),
-    /// Nothing there.
-    Idle,
-    /// Stopped, disabled or broken: somebody will say when to look again.
-    Gone,
-}
-
 /// Where a burst comes from.
-trait Source<'p> {
+trait Source<'p>: Sized {
     /// The port it belongs to.
     fn port(&self) -> &'p Port;
 
@@ -59,13 +41,15 @@ trait Source<'p> {
     fn memo(&mut self) -> &mut SourceMemo;
 
     /// Fills the burst; if nothing was taken, what there is to do instead.
-    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced>;
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next>;
 
     /// Something to be done between the decisions about the burst and its delivery.
-    fn before_delivery(&mut self, on: &mut Pipeline, context: &mut BurstContext);
+    fn before_delivery(&mut self, _on: &mut Pipeline, _context: &mut BurstContext) {}
 
     /// The ring whose frames may wait for their receivers; none if they are dropped instead.
-    fn ring(&mut self) -> Option<(&mut RingState, &'p Queue)>;
+    fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
+        None
+    }
 
     /// Gives back what was taken and delivered, and counts it. If all of it waits: `next`.
     fn complete(
@@ -73,11 +57,11 @@ trait Source<'p> {
         on: &mut Pipeline,
         guard: BurstGuard<'_>,
         stats: &WorkerStats,
-        next: Serviced,
-    ) -> Serviced;
+        next: Next,
+    ) -> Next;
 
     /// Lets go of the source, and says what could not be said with it locked.
-    fn end(self);
+    fn end(self) {}
 }
 
 /// The part of a worker that forwards.
@@ -146,8 +130,8 @@ impl Pipeline {
     }
 
     /// Nothing can be forwarded until somebody else has done something, of which no event tells.
-    pub fn retry(&self) -> Serviced {
-        Serviced::RetryAt(self.time.cycle.saturating_add(self.time.retry))
+    pub fn retry(&self) -> Next {
+        Next::At(self.time.cycle.saturating_add(self.time.retry))
     }
 
     /// What is known of waiting for guests' memory.
@@ -168,7 +152,7 @@ impl Pipeline {
         ports: &'p PortTable,
         mut source: impl Source<'p>,
         stats: &WorkerStats,
-    ) -> Serviced {
+    ) -> Next {
         let mut context = self.context.take().unwrap_or_default();
         let mut guard = BurstGuard::new(&mut context, source.counters());
         let serviced = match source.take(self, &mut guard) {
@@ -218,7 +202,7 @@ impl Pipeline {
         port: &Port,
         context: &mut BurstContext,
         stats: &WorkerStats,
-        from: Option<(&RingState, bool)>,
+        from: Option<(&TxState, bool)>,
     ) -> Tried {
         let BurstContext { burst, plan, scratch, writer, outcomes, .. } = context;
         let mut delivery = Delivery {
@@ -259,11 +243,12 @@ impl Pipeline {
     pub fn signal_everyone(&mut self, ports: &PortTable) {
         for port in ports.iter() {
             let Some(guest) = port.as_guest() else { continue };
-            for queue in guest.rx.iter().chain(&guest.tx) {
-                let mut state = queue.lock();
-                if state.running().is_some() {
-                    self.signals.note(port.id, true, &mut state, &queue.stats);
-                }
+            for queue in guest.queues() {
+                queue.quiet(|vring, _| {
+                    if vring.running().is_some() {
+                        self.signals.note(port.id, true, vring, queue.stats());
+                    }
+                });
             }
         }
     }

@@ -28,7 +28,7 @@ use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEG
 use crate::port::backpressure::{Terms, Wait};
 use crate::port::device::FrameWriter;
 use crate::port::{
-    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, RingState,
+    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, Rx, RxState, Vring,
 };
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
 use crate::stats::{DropReason, Drops, QueueStats, WorkerStats};
@@ -163,7 +163,7 @@ impl Delivery<'_> {
     ) -> usize {
         let mut state = self.lock(&guest.rx[usize::from(run.queue)], short);
         if let Some(there) = &mut state
-            && there.running().is_none()
+            && there.vring.running().is_none()
             && let Some(queue) = guest.any_receiver()
         {
             drop(state);
@@ -178,7 +178,7 @@ impl Delivery<'_> {
 
     /// What becomes of a run whose ring somebody else holds; returns how many frames are settled.
     #[cold]
-    fn leave_or_drop(&mut self, port: &Port, queue: &Queue, run: &Run, short: Short) -> usize {
+    fn leave_or_drop(&mut self, port: &Port, queue: &Queue<Rx>, run: &Run, short: Short) -> usize {
         if matches!(short, Short::Wait(_)) && !queue.is_stalled() {
             return 0;
         }
@@ -187,7 +187,7 @@ impl Delivery<'_> {
 
     /// A contended lock: spin about as long as a burst takes. If the burst cannot wait in its
     /// sender's ring, settle debts and wait here, unless somebody did so in vain.
-    fn lock<'q>(&mut self, queue: &'q Queue, short: Short) -> Option<MutexGuard<'q, RingState>> {
+    fn lock<'q>(&mut self, queue: &'q Queue<Rx>, short: Short) -> Option<MutexGuard<'q, RxState>> {
         let state = queue.lock_soon();
         if state.is_some() || matches!(short, Short::Wait(_)) || queue.is_stalled() {
             return state;
@@ -197,7 +197,7 @@ impl Delivery<'_> {
 
     /// Waits for a lock whose holder does not run, within what the burst has left of that.
     #[cold]
-    fn wait_for<'q>(&mut self, queue: &'q Queue) -> Option<MutexGuard<'q, RingState>> {
+    fn wait_for<'q>(&mut self, queue: &'q Queue<Rx>) -> Option<MutexGuard<'q, RxState>> {
         self.stats.lock_parks.add(1);
         // Guests that were promised a signal at the end of this turn shall not wait for that.
         self.signals.flush(self.ports, self.stats);
@@ -222,11 +222,11 @@ impl Delivery<'_> {
         port: &Port,
         guest: &GuestPort,
         run: &Run,
-        state: MutexGuard<'_, RingState>,
+        state: MutexGuard<'_, RxState>,
         burst: &Burst,
         short: Short,
     ) -> usize {
-        let (watching, session, slow) = (self.stalls.is_watching(), state.session, self.slow);
+        let (watching, session, slow) = (self.stalls.is_watching(), state.vring.session, self.slow);
         if watching {
             self.stalls.begin_part();
         }
@@ -243,20 +243,20 @@ impl Delivery<'_> {
         port: &Port,
         guest: &GuestPort,
         run: &Run,
-        mut state: MutexGuard<'_, RingState>,
+        mut state: MutexGuard<'_, RxState>,
         burst: &Burst,
         short: Short,
     ) -> usize {
         let stats = &guest.rx[usize::from(run.queue)].stats;
         let frames = run.left();
-        let memory = state.memory(clock::cycles);
+        let memory = state.memory.answers(clock::cycles);
         if memory == Memory::Paused {
             return self.drop_all(port, &stats.drops, frames, DropReason::SlowMemory);
         }
         self.scratch.touch = self.stalls.is_watching() || memory == Memory::Distrusted;
-        let down = if state.broken { DropReason::RingBroken } else { DropReason::PortDown };
-        let RingState { ring: Some(ring), enabled: true, broken: false, shares, .. } = &mut *state
-        else {
+        let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *state;
+        let down = if vring.broken { DropReason::RingBroken } else { DropReason::PortDown };
+        let Some(ring) = vring.running() else {
             if matches!(short, Short::Retry) && guest.any_receiver().is_some() {
                 return 0;
             }
@@ -274,7 +274,7 @@ impl Delivery<'_> {
         shares.record(done.frames, taken, done.settled < allowed);
         self.count(port, stats, frames, &done, burst.needs_offloads());
         if done.frames + done.bad_buffers > 0 {
-            self.signals.note(port.id, done.signal, &mut state, stats);
+            self.signals.note(port.id, done.signal, vring, stats);
             if done.signal {
                 guest.count_received();
             }
@@ -283,7 +283,7 @@ impl Delivery<'_> {
             return self.give_up(port, guest, run, state, (done.settled, done.broken, done.slow));
         }
         if done.frames > 0 {
-            state.credit.took(done.frames, done.bytes);
+            credit.took(done.frames, done.bytes);
         }
         let left = &frames[done.settled..];
         if left.is_empty() {
@@ -305,7 +305,7 @@ impl Delivery<'_> {
         port: &Port,
         guest: &GuestPort,
         run: &Run,
-        mut state: MutexGuard<'_, RingState>,
+        mut state: MutexGuard<'_, RxState>,
         (settled, broken, slow): (usize, Option<RingError>, u64),
     ) -> usize {
         let index = usize::from(run.queue);
@@ -314,16 +314,16 @@ impl Delivery<'_> {
         let left = &frames[settled..];
         let Some(error) = broken else {
             self.drop_all(port, &stats.drops, left, DropReason::SlowMemory);
-            state.pause(slow, clock::cycles());
+            state.memory.charge(slow, clock::cycles());
             self.slow = self.slow.saturating_add(slow);
             return frames.len();
         };
         self.drop_all(port, &stats.drops, left, DropReason::RingBroken);
-        state.broken = true;
+        let Vring { ring, broken, session, .. } = &mut state.vring;
+        *broken = true;
         guest.set_active(index, false);
-        self.signals.note_error(port.id, &state);
-        let error = state.ring.as_ref().map_or(error, |ring| ring.cause(error));
-        let session = state.session;
+        let (error, session) = (ring.as_ref().map_or(error, |ring| ring.cause(error)), *session);
+        self.signals.note_error(port.id, &state.vring);
         drop(state);
         report_broken(port, session, 2 * index, error);
         frames.len()
@@ -382,16 +382,16 @@ impl Delivery<'_> {
     }
 
     /// True if frames that found no buffer are neither delivered nor dropped now.
-    fn keeps(&mut self, queue: &Queue, state: &mut RingState, short: Short) -> bool {
+    fn keeps(&mut self, queue: &Queue<Rx>, state: &mut RxState, short: Short) -> bool {
         match short {
             Short::Retry => {
                 queue.set_short(true);
                 true
             }
-            Short::Wait(wait) if state.credit.allows(wait, self.backpressure) => {
+            Short::Wait(wait) if state.side.credit.allows(wait, self.backpressure) => {
                 // The driver's next buffers end the waiting, unless they came just before it could
                 // see that we ask.
-                self.tried.again |= state.running().is_some_and(SplitRing::enable_kicks);
+                self.tried.again |= state.vring.running().is_some_and(SplitRing::enable_kicks);
                 true
             }
             _ => false,
@@ -483,9 +483,9 @@ impl Delivery<'_> {
 
 /// Makes a receive ring pay, if it is still that session's.
 #[cold]
-fn pause(queue: &Queue, session: u64, slow: u64) {
-    if let Some(mut state) = queue.lock_again().filter(|state| state.session == session) {
-        state.pause(slow, clock::cycles());
+fn pause(queue: &Queue<Rx>, session: u64, slow: u64) {
+    if let Some(mut state) = queue.lock_again().filter(|state| state.vring.session == session) {
+        state.memory.charge(slow, clock::cycles());
     }
 }
 

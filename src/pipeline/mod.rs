@@ -25,7 +25,7 @@ pub mod stalls;
 use crate::port::{GuestPort, Port, PortTable};
 use crate::switch::PortId;
 
-pub use burst::{Pipeline, Serviced, announce::Announcement};
+pub use burst::{Pipeline, announce::Announcement};
 
 /// The guest behind port `id`.
 pub fn guest_of(ports: &PortTable, id: PortId) -> Option<(&Port, &GuestPort)> {

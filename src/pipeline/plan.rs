@@ -19,12 +19,9 @@ pub struct Run {
     done: u8,
     len: u8,
     /// How many frames the receiver has granted, if it was asked.
-    granted: u8,
+    granted: Option<u8>,
     frames: [u8; BURST_FRAMES],
 }
-
-/// The receiver was not asked.
-const NOT_ASKED: u8 = u8::MAX;
 
 // Indices and lengths are bytes.
 const _: () = assert!(BURST_FRAMES <= 255);
@@ -32,12 +29,12 @@ const _: () = assert!(BURST_FRAMES <= 255);
 impl Run {
     /// A run without frames.
     pub const EMPTY: Run =
-        Run { port: 0, queue: 0, done: 0, len: 0, granted: NOT_ASKED, frames: [0; BURST_FRAMES] };
+        Run { port: 0, queue: 0, done: 0, len: 0, granted: None, frames: [0; BURST_FRAMES] };
 
     /// Empties the run and gives it another destination.
     #[inline]
     pub fn restart(&mut self, port: PortId, queue: u8) {
-        (self.port, self.queue, self.done, self.len, self.granted) = (port, queue, 0, 0, NOT_ASKED);
+        (self.port, self.queue, self.done, self.len, self.granted) = (port, queue, 0, 0, None);
     }
 
     /// Appends a frame; a burst has no more frames than a run has room for.
@@ -73,18 +70,18 @@ impl Run {
     #[inline(always)]
     pub fn advance(&mut self, count: usize) {
         self.done = self.len.min(self.done + count as u8);
-        self.granted = NOT_ASKED;
+        self.granted = None;
     }
 
     /// Records how many frames the receiver lets in at the next try.
     pub fn grant(&mut self, count: usize) {
-        self.granted = (count as u8).min(BURST_FRAMES as u8);
+        self.granted = Some(count.min(BURST_FRAMES) as u8);
     }
 
     /// What the receiver has granted for the next try, if it was asked.
     #[inline(always)]
     pub fn granted(&self) -> Option<usize> {
-        (self.granted != NOT_ASKED).then_some(usize::from(self.granted))
+        self.granted.map(usize::from)
     }
 
     /// Takes the frames from index `end` on out.

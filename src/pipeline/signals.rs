@@ -12,7 +12,7 @@ use crate::events::{What, reason};
 use crate::guard::{SignalResult, SignalSlot, Took};
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
 use crate::port::moderation::{Completed, Notify};
-use crate::port::{Eviction, Port, PortTable, RingState};
+use crate::port::{Eviction, Port, PortTable, TxState, Vring};
 use crate::ring::CallFd;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::PortId;
@@ -71,32 +71,28 @@ struct Coalesced {
 impl Signals {
     /// For worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, slot: SignalSlot) -> Signals {
-        let longest_coalesced = clock::cycles_in(TX_COALESCED_NANOS);
-        let (pending, coalesced, paced) = (Vec::new(), Vec::new(), Vec::new());
-        let (senders, spent) = (Senders::default(), Vec::new());
-        let (turn, suppressed) = (0, 0);
         Signals {
             worker,
-            turn,
-            pending,
-            coalesced,
-            paced,
-            longest_coalesced,
-            suppressed,
+            turn: 0,
+            pending: Vec::new(),
+            coalesced: Vec::new(),
+            paced: Vec::new(),
+            longest_coalesced: clock::cycles_in(TX_COALESCED_NANOS),
+            suppressed: 0,
             slot,
-            senders,
-            spent,
+            senders: Senders::default(),
+            spent: Vec::new(),
         }
     }
 
     /// Notes that the driver of a ring wants a signal, or that it does not.
     #[inline]
-    pub fn note(&mut self, id: PortId, wanted: bool, state: &mut RingState, stats: &QueueStats) {
-        match &state.call {
+    pub fn note(&mut self, id: PortId, wanted: bool, vring: &mut Vring, stats: &QueueStats) {
+        match &vring.call {
             Some(call) if wanted => {
                 let stamp = (self.worker + 1, self.turn);
-                if state.signalled != stamp {
-                    state.signalled = stamp;
+                if vring.signalled != stamp {
+                    vring.signalled = stamp;
                     self.pending.push((id, Arc::clone(call)));
                     stats.signals.add(1);
                 }
@@ -121,21 +117,21 @@ impl Signals {
         &mut self,
         (id, queue): (PortId, usize),
         burst: Completed,
-        state: &mut RingState,
+        state: &mut TxState,
         stats: &QueueStats,
         now: u64,
     ) {
         self.note_sender(id);
-        match state.moderation.completed(burst) {
-            Notify::Nothing => self.note(id, false, state, stats),
-            Notify::Now => self.note(id, true, state, stats),
+        match state.side.moderation.completed(burst) {
+            Notify::Nothing => self.note(id, false, &mut state.vring, stats),
+            Notify::Now => self.note(id, true, &mut state.vring, stats),
             Notify::Later => {
                 let one = Coalesced { port: id, queue, since: now, received: burst.received };
                 // Woken in this turn anyhow: now is as good.
                 let woken = self.pending.iter().any(|(port, _)| *port == id);
-                if woken || state.call.is_none() {
-                    state.moderation.release(false);
-                    self.note(id, true, state, stats);
+                if woken || state.vring.call.is_none() {
+                    state.side.moderation.release(false);
+                    self.note(id, true, &mut state.vring, stats);
                 } else {
                     self.coalesced.push(one);
                 }
@@ -198,8 +194,8 @@ impl Signals {
                 continue;
             };
             self.coalesced.swap_remove(at);
-            if state.moderation.release(late) {
-                self.note(id, true, &mut state, &queue.stats);
+            if state.side.moderation.release(late) {
+                self.note(id, true, &mut state.vring, &queue.stats);
             }
         }
     }
@@ -213,8 +209,8 @@ impl Signals {
     }
 
     /// Reports a broken ring to the front-end.
-    pub fn note_error(&mut self, id: PortId, state: &RingState) {
-        self.pending.extend(state.err.clone().map(|err| (id, err)));
+    pub fn note_error(&mut self, id: PortId, vring: &Vring) {
+        self.pending.extend(vring.err.clone().map(|err| (id, err)));
     }
 
     /// Ends a turn at cycle `now`: sends what is owed and not held back any longer.

@@ -13,7 +13,7 @@
 //! * the buffers of a run are touched before it is delivered, in its receiver's time,
 //! * everything else that touches guest memory, kicks and looks at idle rings, is timed alone.
 //!
-//! A ring whose memory was slow gets or sends nothing for many times as long (`RingState::pause`).
+//! A ring whose memory was slow gets or sends nothing for many times as long (`port::gate::Pause`).
 //! Whose memory *blocked* a worker repeatedly, which is the time in which it neither ran nor wanted
 //! a CPU nor waited for a disk, endangers the others: its front-end is dropped and its port stays
 //! closed for a while.

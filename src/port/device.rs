@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{FrontEnd, Port};
+use super::{FrontEnd, Next, Port};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Offloads, VNET_HDR_LEN};
@@ -32,19 +32,6 @@ const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64)
 
 /// An attached queue.
 pub type Device = Arc<dyn FrameIo>;
-
-/// What reading a queue came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceState {
-    /// There may be more.
-    More,
-    /// Read empty: its next event will tell.
-    Empty,
-    /// There may be more, and nothing will tell: look again after a while.
-    Later,
-    /// Detached.
-    Gone,
-}
 
 /// One queue of a port.
 #[derive(Default)]
@@ -157,16 +144,12 @@ impl DeviceQueue {
     }
 
     /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the
-    /// reader's memory until the reader is used again.
-    pub fn receive(
-        &self,
-        reader: &mut FrameReader,
-        burst: &mut Burst,
-        port: &DevicePort,
-    ) -> DeviceState {
+    /// reader's memory until the reader is used again. Whether there may be more: `Again` if no
+    /// event tells of it, `Empty` if its next event will.
+    pub fn receive(&self, reader: &mut FrameReader, burst: &mut Burst, port: &DevicePort) -> Next {
         burst.clear();
         let Some(device) = self.device() else {
-            return DeviceState::Gone;
+            return Next::Gone;
         };
         let (mut bytes, mut refused) = (0u32, 0);
         let rejected = port.behind.reasons().rejected;
@@ -178,10 +161,10 @@ impl DeviceQueue {
                         break;
                     }
                 }
-                Transfer::WouldBlock => return DeviceState::Empty,
+                Transfer::WouldBlock => return Next::Empty,
                 Transfer::Gone | Transfer::Eof => {
                     port.lose(self, &device);
-                    return DeviceState::Gone;
+                    return Next::Gone;
                 }
                 // The frame is off the kernel's queue. Those behind it bring no event of their own,
                 // and if the queue is full, none that comes later does.
@@ -190,16 +173,16 @@ impl DeviceQueue {
                     refused += 1;
                 }
                 // Its next event tells when that has changed.
-                Transfer::Down => return DeviceState::Empty,
-                Transfer::NoBuffers => return DeviceState::Later,
+                Transfer::Down => return Next::Empty,
+                Transfer::NoBuffers => return Next::Again,
             }
         }
         if refused == BURST_FRAMES {
             // Either each was a frame, and there is room in the queue for one that brings an event,
             // or the kernel refuses to be read, and asking on would never end.
-            return DeviceState::Empty;
+            return Next::Empty;
         }
-        DeviceState::More
+        Next::More
     }
 }
 

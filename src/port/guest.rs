@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::inspect::{Inspection, SessionFacts};
-use super::queue::Queue;
+use super::queue::{Queue, QueueRef, Rx, Tx};
 use super::steering::Steering;
 use super::summons::Summons;
 use crate::guard::SignalCost;
@@ -28,9 +28,9 @@ static SESSIONS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub struct GuestPort {
     /// Transmit queues: from the VM into the switch.
-    pub tx: Box<[Queue]>,
+    pub tx: Box<[Queue<Tx>]>,
     /// Receive queues: from the switch to the VM.
-    pub rx: Box<[Queue]>,
+    pub rx: Box<[Queue<Rx>]>,
     /// Announcements that its front-ends may still ask for.
     pub announcements: Bucket,
     active_rx: AtomicU32,
@@ -72,10 +72,9 @@ pub enum Eviction {
 impl GuestPort {
     /// A port with `pairs` queue pairs, nothing attached.
     pub fn new(pairs: u16) -> GuestPort {
-        let queues = || (0..pairs).map(|_| Queue::default()).collect();
         GuestPort {
-            tx: queues(),
-            rx: queues(),
+            tx: (0..pairs).map(|_| Queue::default()).collect(),
+            rx: (0..pairs).map(|_| Queue::default()).collect(),
             announcements: Bucket::new(ANNOUNCEMENTS, ANNOUNCEMENT_EVERY),
             active_rx: AtomicU32::new(0),
             received: AtomicU32::new(0),
@@ -105,11 +104,17 @@ impl GuestPort {
         *self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue of ring `index` of the device, and whether it is a transmit queue.
-    pub fn queue(&self, index: usize) -> Option<(&Queue, bool)> {
-        let transmit = index % 2 == 1;
-        let queues = if transmit { &self.tx } else { &self.rx };
-        queues.get(index / 2).map(|queue| (queue, transmit))
+    /// The queue of ring `index` of the device.
+    pub fn queue(&self, index: usize) -> Option<QueueRef<'_>> {
+        match index % 2 {
+            0 => self.rx.get(index / 2).map(QueueRef::Rx),
+            _ => self.tx.get(index / 2).map(QueueRef::Tx),
+        }
+    }
+
+    /// All queues.
+    pub fn queues(&self) -> impl Iterator<Item = QueueRef<'_>> {
+        self.rx.iter().map(QueueRef::Rx).chain(self.tx.iter().map(QueueRef::Tx))
     }
 
     /// Marks receive queue `queue` as one that can take frames (started, enabled, and has held
@@ -388,8 +393,8 @@ mod tests {
     #[test]
     fn even_rings_receive_and_odd_rings_transmit() {
         let port = GuestPort::new(2);
-        assert!(!port.queue(0).unwrap().1);
-        assert!(port.queue(3).unwrap().1);
+        assert!(matches!(port.queue(0), Some(QueueRef::Rx(_))));
+        assert!(matches!(port.queue(3), Some(QueueRef::Tx(_))));
         assert!(port.queue(4).is_none());
     }
 }

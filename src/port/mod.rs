@@ -7,6 +7,7 @@
 //! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
 //!   the interface comes back, or a connection;
 //! * [`queue`] one ring and everything its lock protects;
+//! * [`gate`] what keeps a transmit ring's frames from being taken;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`inspect`] what a session tells of itself when it is asked;
 //! * [`last_seen`] source addresses that are worth a look;
@@ -23,6 +24,7 @@
 pub mod backpressure;
 pub mod device;
 pub mod dropped_from;
+pub mod gate;
 pub mod guest;
 pub mod inspect;
 pub mod last_seen;
@@ -49,11 +51,12 @@ use crate::switch::{PortId, PortKind, PortPolicy};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
+pub use gate::{Discard, Memory, Next};
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;
 pub use mtu::Mtu;
-pub use queue::{Memory, Queue, RingState};
+pub use queue::{Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
 pub use summons::Summons;
 pub use table::{PortTable, Ports};
 

@@ -24,7 +24,7 @@ use super::session::{Context, Refusal};
 use crate::guard::{BlockedWriterWatch, SignalResult};
 use crate::limits::{CLOSE_TIMEOUT_MILLIS, DRAIN_MILLIS};
 use crate::memory::{DirtyLog, MemTable};
-use crate::port::{Eviction, GuestPort, Port, Queue, RingState};
+use crate::port::{Discard, Eviction, GuestPort, Port, Queue, QueueRef, Tx, TxState, Vring};
 use crate::ring::split::{RingLog, check_size};
 use crate::ring::{CallFd, Position, RingConfig, SplitRing};
 use crate::sys::clock;
@@ -54,7 +54,7 @@ enum Life {
         /// Acknowledged when it started.
         features: u64,
     },
-    /// The front-end took its memory away. It keeps everything else, in the port's [`RingState`]
+    /// The front-end took its memory away. It keeps everything else, in the port's [`Vring`]
     /// too, and goes on when a region holds it again.
     Standing {
         /// Acknowledged when it started.
@@ -157,15 +157,14 @@ impl<'a> Rings<'a> {
             return;
         }
         let enabled = self.enabled(index);
-        let _ = self.with_ring(index, |state, guest| {
-            if enabled && !state.enabled {
-                state.enabled = true;
-                open_receive(state, guest, index);
+        self.with_ring(index, |vring, guest| {
+            if enabled && !vring.enabled {
+                vring.enabled = true;
+                open_receive(vring, guest, index);
             } else if !enabled {
-                state.enabled = false;
+                vring.enabled = false;
                 guest.set_active(index / 2, false);
             }
-            Ok(())
         });
     }
 
@@ -210,11 +209,10 @@ impl<'a> Rings<'a> {
         if self.is_started(index) {
             self.workers.rings().set_kick(self.token(index), self.kick_fd(index))?;
             let kickless = matches!(self.rings[index].kick, Kick::Poll);
-            self.with_ring(index, |state, guest| {
-                state.kickless = kickless;
-                open_receive(state, guest, index);
-                Ok(())
-            })?;
+            self.with_ring(index, |vring, guest| {
+                vring.kickless = kickless;
+                open_receive(vring, guest, index);
+            });
             // A kick may have gone to the old descriptor after its last event was taken.
             self.look(index);
         }
@@ -234,10 +232,7 @@ impl<'a> Rings<'a> {
         let call = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
         self.retire(old);
-        self.with_ring(index as usize, |state, _| {
-            state.call = call.clone();
-            Ok(())
-        })?;
+        self.with_ring(index as usize, |vring, _| vring.call = call.clone());
         if let Some(call) = call {
             self.signal(&call);
         }
@@ -286,10 +281,8 @@ impl<'a> Rings<'a> {
         let err = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.err, err.clone());
         self.retire(old);
-        self.with_ring(index as usize, |state, _| {
-            state.err = err;
-            Ok(())
-        })
+        self.with_ring(index as usize, |vring, _| vring.err = err);
+        Ok(())
     }
 
     /// `SET_FEATURES`: whether rings that were never enabled nor disabled are enabled, which carry
@@ -312,12 +305,19 @@ impl<'a> Rings<'a> {
         }
         if enable {
             let enabled = self.enabled(index);
-            self.with_ring(index, |state, guest| {
-                state.enabled = enabled;
-                state.discard = false;
-                open_receive(state, guest, index);
-                Ok(())
-            })?;
+            match self.guest.queue(index) {
+                Some(QueueRef::Tx(queue)) => {
+                    let mut state = queue.quiet();
+                    state.vring.enabled = enabled;
+                    state.side.gate.discard = Discard::Never;
+                }
+                Some(QueueRef::Rx(queue)) => {
+                    let vring = &mut queue.quiet().vring;
+                    vring.enabled = enabled;
+                    open_receive(vring, self.guest, index);
+                }
+                None => {}
+            }
             self.look(index);
             Ok(())
         } else {
@@ -329,31 +329,15 @@ impl<'a> Rings<'a> {
     /// discarded unless it is enabled again soon, and only on a new kick; a front-end that pauses
     /// its guest this way may be saving the memory already.
     fn disable(&mut self, index: usize) -> Result<(), Refusal> {
-        let Some((queue, transmit)) = self.guest.queue(index) else {
-            return Ok(());
-        };
-        let mut state = queue.quiet();
-        if transmit {
-            let left = state.running().is_some_and(|ring| ring.has_work());
-            if left {
-                state.drain_to = state.ring.as_ref().map(SplitRing::avail_idx);
-                drop(state);
-                self.look(index);
-                queue.wait_drained(Duration::from_millis(DRAIN_MILLIS));
-                state = queue.quiet();
+        match self.guest.queue(index) {
+            Some(QueueRef::Tx(queue)) => self.disable_transmit(index, queue),
+            Some(QueueRef::Rx(queue)) => {
+                let mut state = queue.quiet();
+                self.guest.set_active(index / 2, false);
+                state.vring.enabled = false;
             }
-            state.drain_to = None;
-            if let Some(ring) = &mut state.ring {
-                // The worker may have suppressed them; without a kick nothing would be discarded.
-                let _ = ring.enable_kicks();
-            }
-        } else {
-            self.guest.set_active(index / 2, false);
+            None => return Ok(()),
         }
-        state.enabled = false;
-        state.discard = transmit;
-        state.discard_from = None;
-        drop(state);
         // Clear the kick: one that is still counted belongs to the frames just forwarded.
         let (served, token) = (self.workers.rings(), self.token(index));
         served.set_kick(token, None)?;
@@ -362,6 +346,24 @@ impl<'a> Rings<'a> {
             kick.drain();
         }
         Ok(served.set_kick(token, kick)?)
+    }
+
+    fn disable_transmit(&self, index: usize, queue: &Queue<Tx>) {
+        let mut state = queue.quiet();
+        if state.vring.running().is_some_and(|ring| ring.has_work()) {
+            state.side.gate.drain_to = state.vring.ring.as_ref().map(SplitRing::avail_idx);
+            drop(state);
+            self.look(index);
+            queue.wait_drained(Duration::from_millis(DRAIN_MILLIS));
+            state = queue.quiet();
+        }
+        let TxState { vring, side, .. } = &mut *state;
+        if let Some(ring) = &mut vring.ring {
+            // The worker may have suppressed them; without a kick nothing would be discarded.
+            let _ = ring.enable_kicks();
+        }
+        vring.enabled = false;
+        (side.gate.drain_to, side.gate.discard) = (None, Discard::OnKick);
     }
 
     /// Starts ring `index`, or lets it go on, if it can be and is not running.
@@ -385,7 +387,7 @@ impl<'a> Rings<'a> {
             Life::Running { .. } => false,
             Life::Standing { .. } => return self.resume(index, features, memory, log),
         };
-        let Some((queue, _)) = self.guest.queue(index).filter(|_| ready) else {
+        let Some(queue) = self.guest.queue(index).filter(|_| ready) else {
             return Ok(());
         };
         let config = self.config(index, features);
@@ -398,25 +400,21 @@ impl<'a> Rings<'a> {
     fn run(
         &mut self,
         index: usize,
-        queue: &Queue,
+        queue: QueueRef<'_>,
         started: SplitRing,
         features: u64,
     ) -> Result<(), Refusal> {
         let ring = &self.rings[index];
-        let mut state = queue.quiet();
-        let new = RingState {
+        let vring = Vring {
             ring: Some(started),
             session: self.session,
             enabled: self.enabled(index),
             call: ring.call.clone(),
             err: ring.err.clone(),
             kickless: matches!(ring.kick, Kick::Poll),
-            ..state.renewed()
+            ..Vring::default()
         };
-        let old = std::mem::replace(&mut *state, new);
-        open_receive(&mut state, self.guest, index);
-        drop(state);
-        drop(old);
+        queue.renew(vring, |vring| open_receive(vring, self.guest, index));
         self.rings[index].life = Life::Running { features };
         if let Err(error) = self.workers.rings().serve(self.token(index), self.kick_fd(index)) {
             self.stop_ring(index as u32)?;
@@ -438,25 +436,29 @@ impl<'a> Rings<'a> {
         self.ring(index)?;
         let index = index as usize;
         self.workers.rings().release(self.token(index));
-        if let Some((queue, transmit)) = self.guest.queue(index) {
-            let mut state = queue.quiet();
-            let stood = match self.rings[index].life {
-                Life::Standing { at, .. } => at.map(|at| at.base()),
-                Life::Stopped | Life::Running { .. } => None,
-            };
-            let base = state.ring.take().map(|ring| ring.base()).or(stood);
-            self.rings[index].base = base.unwrap_or(self.rings[index].base);
-            state.drain_to = None;
-            if !transmit {
+        let (base, owed) = match self.guest.queue(index) {
+            Some(QueueRef::Tx(queue)) => {
+                let TxState { vring, side, .. } = &mut *queue.quiet();
+                side.gate.drain_to = None;
+                // What the worker holds back would be forgotten with the ring.
+                let owed = vring.call.clone().filter(|_| side.moderation.release(false));
+                (vring.ring.take().map(|ring| ring.base()), owed)
+            }
+            Some(QueueRef::Rx(queue)) => {
+                let vring = &mut queue.quiet().vring;
                 self.guest.set_active(index / 2, false);
+                (vring.ring.take().map(|ring| ring.base()), None)
             }
-            // What the worker holds back would be forgotten with the ring.
-            let owed = state.call.clone().filter(|_| state.moderation.release(false));
-            drop(state);
-            if let Some(call) = owed {
-                self.signal(&call);
-            }
+            None => (None, None),
+        };
+        if let Some(call) = owed {
+            self.signal(&call);
         }
+        let stood = match self.rings[index].life {
+            Life::Standing { at, .. } => at.map(|at| at.base()),
+            Life::Stopped | Life::Running { .. } => None,
+        };
+        self.rings[index].base = base.or(stood).unwrap_or(self.rings[index].base);
         let old = std::mem::take(&mut self.rings[index].kick);
         self.unwatch(old);
         let ring = &mut self.rings[index];
@@ -475,12 +477,8 @@ impl<'a> Rings<'a> {
         let count = self.rings.len();
         for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
             let _ = self.stop_ring(index as u32);
-            if let Some((queue, _)) = self.guest.queue(index) {
-                let mut state = queue.quiet();
-                let renewed = state.renewed();
-                let old = std::mem::replace(&mut *state, renewed);
-                drop(state);
-                drop(old);
+            if let Some(queue) = self.guest.queue(index) {
+                queue.renew(Vring::default(), |_| ());
             }
             let Ring { call, err, .. } = std::mem::take(&mut self.rings[index]);
             self.retire(call);
@@ -495,11 +493,10 @@ impl<'a> Rings<'a> {
     /// sides, and what the guest has posted to send was made by what it knew then.
     fn set_offloads(&mut self, features: u64) {
         for index in (0..self.rings.len()).step_by(2) {
-            let _ = self.with_ring(index, |state, _| {
-                if let Some(ring) = &mut state.ring {
+            self.with_ring(index, |vring, _| {
+                if let Some(ring) = &mut vring.ring {
                     ring.set_offloads(features::takes(features));
                 }
-                Ok(())
             });
         }
     }
@@ -509,11 +506,10 @@ impl<'a> Rings<'a> {
         for index in 0..self.rings.len() {
             let addr = self.rings[index].addr;
             let log = log.clone().zip(addr).map(|(log, addr)| ring_log(log, &addr));
-            let _ = self.with_ring(index, |state, _| {
-                if let Some(ring) = &mut state.ring {
+            self.with_ring(index, |vring, _| {
+                if let Some(ring) = &mut vring.ring {
                     ring.set_log(log);
                 }
-                Ok(())
             });
         }
     }
@@ -539,14 +535,9 @@ impl<'a> Rings<'a> {
     }
 
     /// Runs `change` on a ring's state while it is quiet; nothing if the port does not serve it.
-    fn with_ring(
-        &self,
-        index: usize,
-        change: impl FnOnce(&mut RingState, &GuestPort) -> Result<(), Refusal>,
-    ) -> Result<(), Refusal> {
-        match self.guest.queue(index) {
-            Some((queue, _)) => change(&mut queue.quiet(), self.guest),
-            None => Ok(()),
+    fn with_ring(&self, index: usize, change: impl FnOnce(&mut Vring, &GuestPort)) {
+        if let Some(queue) = self.guest.queue(index) {
+            queue.quiet(|vring, _| change(vring, self.guest));
         }
     }
 
@@ -580,12 +571,12 @@ fn is_later_receive(index: usize) -> bool {
 
 /// An enabled receive ring takes frames as soon as it holds buffers; until then its kick tells, if
 /// it has one.
-fn open_receive(state: &mut RingState, guest: &GuestPort, index: usize) {
+fn open_receive(vring: &mut Vring, guest: &GuestPort, index: usize) {
     if index % 2 == 1 {
         return;
     }
-    let kickless = state.kickless;
-    let Some(ring) = state.running() else { return };
+    let kickless = vring.kickless;
+    let Some(ring) = vring.running() else { return };
     if kickless || ring.has_work() || ring.enable_kicks() {
         ring.suppress_kicks();
         guest.set_active(index / 2, true);

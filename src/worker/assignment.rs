@@ -4,7 +4,7 @@
 //! no worker has two more than another, unless that makes a busy worker busier still; and transmit
 //! rings move for their load ([`super::balance`]).
 //!
-//! A transmit ring's state names its owner ([`RingState::owner`]); a worker that finds another
+//! A transmit ring's state names its owner ([`Vring::owner`]); a worker that finds another
 //! name there under the ring's lock lets go of the ring. A move is therefore safe at any moment:
 //!
 //! 1. the kick is watched by the new worker too, so that none is missed from here on;
@@ -31,10 +31,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::balance::{Move, Sample};
 use super::kick::KickFd;
 use super::{Token, WorkerHandle};
-use crate::port::{Port, Ports, Queue};
+use crate::port::{Discard, Port, Ports, QueueRef};
 
 #[cfg(doc)]
-use crate::port::RingState;
+use crate::port::Vring;
 
 /// One ring that is served.
 struct Served {
@@ -182,7 +182,7 @@ impl Assignment {
         let spread = self.spread();
         let cost = |(&source, served): (&Token, &Served)| {
             let queue = queue(&served.port, source).filter(|_| kind(source) == TRANSMIT)?;
-            Some(Sample { source, worker: served.worker, cycles: queue.stats.cycles.get() })
+            Some(Sample { source, worker: served.worker, cycles: queue.stats().cycles.get() })
         };
         spread.rings.iter().filter_map(cost).collect()
     }
@@ -249,18 +249,19 @@ impl Assignment {
             return false;
         }
         let counted = counted(kick);
-        let Some(mut state) = queue.quiet_soon() else {
-            self.unwatch(worker, kick);
-            return false;
+        let moves = match queue {
+            // What a disabled ring's kick brings is discarded, by a write to memory that its
+            // front-end may be saving; the new watch would report a kick again that was served
+            // long ago.
+            QueueRef::Tx(queue) => queue
+                .quiet_soon()
+                .filter(|state| state.side.gate.discard == Discard::Never)
+                .map(|mut state| state.vring.owner = Some(worker)),
+            QueueRef::Rx(queue) => queue.quiet_soon().map(|mut state| {
+                (state.vring.owner, state.side.stale_kicks) = (Some(worker), counted);
+            }),
         };
-        // What a disabled ring's kick brings is discarded, by a write to memory that its front-end
-        // may be saving; the new watch would report a kick again that was served long ago.
-        let moves = !state.discard;
-        if moves {
-            state.owner = Some(worker);
-            state.stale_kicks = counted;
-        }
-        drop(state);
+        let moves = moves.is_some();
         self.unwatch(if moves { served.worker } else { worker }, kick);
         if moves {
             served.worker = worker;
@@ -282,22 +283,26 @@ impl Assignment {
 }
 
 /// The queue of a guest's ring.
-fn queue(port: &Port, ring: Token) -> Option<&Queue> {
+fn queue(port: &Port, ring: Token) -> Option<QueueRef<'_>> {
     let guest = port.as_guest()?;
     match ring {
-        Token::Transmit(_, index) => guest.tx.get(usize::from(index)),
-        Token::Receive(_, index) => guest.rx.get(usize::from(index)),
+        Token::Transmit(_, index) => guest.tx.get(usize::from(index)).map(QueueRef::Tx),
+        Token::Receive(_, index) => guest.rx.get(usize::from(index)).map(QueueRef::Rx),
         Token::Wake | Token::Device(..) => None,
     }
 }
 
 /// Names the owner in the ring's state. What the kick has counted already is reported as an event
 /// when it is watched, but is not a new kick.
-fn own(queue: &Queue, worker: usize, kick: Option<&KickFd>) {
+fn own(queue: QueueRef<'_>, worker: usize, kick: Option<&KickFd>) {
     let counted = counted(kick);
-    let mut state = queue.quiet();
-    state.owner = Some(worker);
-    state.stale_kicks = counted;
+    match queue {
+        QueueRef::Tx(queue) => queue.quiet().vring.owner = Some(worker),
+        QueueRef::Rx(queue) => {
+            let mut state = queue.quiet();
+            (state.vring.owner, state.side.stale_kicks) = (Some(worker), counted);
+        }
+    }
 }
 
 /// Index of transmit rings in a load.
@@ -320,7 +325,7 @@ mod tests {
 
     use super::super::Note;
     use super::*;
-    use crate::port::Port;
+    use crate::port::{Port, Queue, Tx};
     use crate::sys::descriptor::from_eventfd;
 
     const PORTS: u16 = 8;
@@ -353,12 +358,12 @@ mod tests {
     }
 
     /// Does something with the transmit queue of a port.
-    fn on<T>(a: &Assignment, id: u16, work: impl FnOnce(&Queue) -> T) -> T {
-        work(queue(&a.ports().present()[id], tx(id)).unwrap())
+    fn on<T>(a: &Assignment, id: u16, work: impl FnOnce(&Queue<Tx>) -> T) -> T {
+        work(&a.ports().present()[id].as_guest().unwrap().tx[0])
     }
 
     fn owner(a: &Assignment, port: u16) -> usize {
-        on(a, port, |queue| queue.lock().owner.unwrap())
+        on(a, port, |queue| queue.lock().vring.owner.unwrap())
     }
 
     /// Rings whose kicks worker `worker` hears.
@@ -454,7 +459,7 @@ mod tests {
         let a = assignment(2);
         let kicks = serve_first(&a, 6);
         for port in [0, 4] {
-            on(&a, port, |queue| queue.lock().discard = true);
+            on(&a, port, |queue| queue.lock().side.gate.discard = Discard::OnKick);
         }
         for port in [1, 3, 5] {
             a.release(tx(port));
@@ -477,7 +482,7 @@ mod tests {
         let wish = |port, from, to| Move { ring: tx(port), from, to };
         assert!(!a.shift(wish(1, 0, 1)), "it is not there");
         assert!(!a.shift(wish(7, 0, 1)), "it is with nobody");
-        on(&a, 0, |queue| queue.lock().discard = true);
+        on(&a, 0, |queue| queue.lock().side.gate.discard = Discard::OnKick);
         assert!(!a.shift(wish(0, 0, 1)), "it is disabled");
         assert_eq!(a.spread().load, [[0, 2], [0, 2]]);
         notes(&a, 1);

@@ -8,13 +8,16 @@ use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
-use super::spin::{Next, SpinPolicy};
+use super::spin::{Instead, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::logging::never_wait;
 use crate::pipeline::deliver::count_broken;
-use crate::pipeline::{Pipeline, Serviced, guest_of};
-use crate::port::{Endpoint, GuestPort, Port, PortTable, Ports, Queue, RingState};
+use crate::pipeline::{Pipeline, guest_of};
+use crate::port::{
+    Discard, Endpoint, GuestPort, Next, Port, PortTable, Ports, Queue, RxState, Tx, TxState,
+};
+use crate::ring::SplitRing;
 use crate::switch::PortId;
 use crate::sys::clock;
 use crate::sys::threads::run_again_after_panic;
@@ -116,16 +119,10 @@ impl Worker {
         for port in ports.iter() {
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
-                    let mine = |queue: &Queue| queue.lock().owner == Some(self.index);
-                    let transmit: Vec<usize> =
-                        (0..guest.tx.len()).filter(|&i| mine(&guest.tx[i])).collect();
-                    let receive = (0..guest.rx.len()).filter(|&i| mine(&guest.rx[i]));
-                    let receive: Vec<usize> = receive.collect();
-                    for i in receive {
-                        self.kick(Token::Receive(port.id, i as u16), false);
-                    }
-                    for i in transmit {
-                        self.mark_ready(Token::Transmit(port.id, i as u16));
+                    // Those of other workers are let go of at the first look.
+                    for i in 0..guest.tx.len() as u16 {
+                        self.kick(Token::Receive(port.id, i), false);
+                        self.mark_ready(Token::Transmit(port.id, i));
                     }
                 }
                 Endpoint::Device(device) => {
@@ -203,9 +200,9 @@ impl Worker {
         }
         if !self.ready.is_empty() {
             match self.spin.next(self.now, run_queue_delay_millis) {
-                Next::Look => return false,
-                Next::Arm => self.arm_all(),
-                Next::GiveUp => {
+                Instead::Look => return false,
+                Instead::Arm => self.arm_all(),
+                Instead::GiveUp => {
                     stats.spins_empty.add(1);
                     self.arm_all();
                 }
@@ -258,36 +255,36 @@ impl Worker {
             };
             let serviced = self.watched(token, |worker| worker.service(token));
             self.ready[self.cursor].retry_at = match serviced {
-                Serviced::RetryAt(cycle) => cycle,
+                Next::At(cycle) => cycle,
                 _ => 0,
             };
             let keep = match serviced {
-                Serviced::More => {
+                Next::More => {
                     found = true;
                     working += 1;
                     self.ready[self.cursor].looks = 0;
                     true
                 }
-                Serviced::Last => {
+                Next::Last => {
                     found = true;
                     working += 1;
                     self.arm(token)
                 }
-                Serviced::Busy => {
+                Next::Locked | Next::Throttled | Next::Again => {
                     working += 1;
                     true
                 }
-                Serviced::RetryAt(_) => {
+                Next::At(_) => {
                     self.waiting += 1;
                     true
                 }
-                Serviced::Idle => {
+                Next::Empty => {
                     self.ready[self.cursor].looks = looks.saturating_add(1);
                     // Looking at a TAP is a system call; its event tells as well.
                     let ring = !matches!(token, Token::Device(..));
                     (ring && self.spin.hold(self.now, looks.saturating_add(1))) || self.arm(token)
                 }
-                Serviced::Gone => false,
+                Next::Gone => false,
             };
             if keep {
                 self.cursor += 1;
@@ -309,14 +306,14 @@ impl Worker {
 
     /// Looks at one source. A panic, which would be a bug of ours, is contained: it costs the port
     /// its turn and, for a ring, its service until the driver restarts it, not the process.
-    fn service(&mut self, token: Token) -> Serviced {
+    fn service(&mut self, token: Token) -> Next {
         let stats = &self.handle.stats;
         let ports = &self.ports;
         let pipeline = &mut self.pipeline;
         let work = || match token {
             Token::Transmit(port, queue) => pipeline.guest_burst(ports, port, queue.into(), stats),
             Token::Device(port, queue) => pipeline.device_burst(ports, port, queue.into(), stats),
-            Token::Wake | Token::Receive(..) => Serviced::Gone,
+            Token::Wake | Token::Receive(..) => Next::Gone,
         };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(serviced) => serviced,
@@ -359,15 +356,15 @@ impl Worker {
     /// again later: what lies in its queue brings no event. The rings it was being delivered to are
     /// mended by whoever takes their locks next.
     #[cold]
-    fn contain_panic(&mut self, token: Token) -> Serviced {
+    fn contain_panic(&mut self, token: Token) -> Next {
         let ports = Arc::clone(&self.ports);
         let (Token::Transmit(id, index) | Token::Receive(id, index) | Token::Device(id, index)) =
             token
         else {
-            return Serviced::Gone;
+            return Next::Gone;
         };
         let Some(port) = ports.get(id) else {
-            return Serviced::Gone;
+            return Next::Gone;
         };
         let index = usize::from(index);
         port.stats.panics.add_shared(1);
@@ -375,18 +372,17 @@ impl Worker {
             (Endpoint::Guest(guest), Token::Transmit(..)) if index < guest.tx.len() => {
                 let queue = &guest.tx[index];
                 let mut state = queue.lock();
-                state.broken = true;
-                state.drain_to = None;
-                state.waiting = None;
-                self.pipeline.signals().note_error(id, &state);
+                state.vring.broken = true;
+                (state.side.gate.drain_to, state.side.gate.receiver) = (None, None);
+                self.pipeline.signals().note_error(id, &state.vring);
                 drop(state);
                 queue.notify_drained();
                 count_broken(port, 2 * index + 1, "a worker panicked on its behalf");
-                return Serviced::Gone;
+                return Next::Gone;
             }
             (Endpoint::Device(_), Token::Device(..)) => self.pipeline.retry(),
             // An announcement, or a kick.
-            _ => Serviced::Gone,
+            _ => Next::Gone,
         };
         if port.log.allow() {
             log::error!("port {}: a worker panicked on its behalf", port.name);
@@ -402,25 +398,19 @@ impl Worker {
 
     fn arm_ring(&mut self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
-        let Some((_, guest)) = guest_of(&self.ports, id) else {
-            return false;
-        };
-        let Some(queue) = guest.tx.get(usize::from(queue)) else {
-            return false;
-        };
+        let Some((_, guest)) = guest_of(&self.ports, id) else { return false };
+        let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session has the ring, and may just be enabling it: look again later.
-        let Some(mut state) = queue.lock_for_burst() else {
+        let Some(mut state) = queue.lock_for_burst() else { return true };
+        let vring = &mut state.vring;
+        if vring.owner != Some(self.index) {
+            return false;
+        }
+        let kickless = vring.kickless;
+        let Some(ring) = vring.running() else { return false };
+        if kickless {
             return true;
-        };
-        if state.owner != Some(self.index) {
-            return false;
         }
-        if state.kickless {
-            return state.running().is_some();
-        }
-        let Some(ring) = state.running() else {
-            return false;
-        };
         if ring.enable_kicks() {
             ring.suppress_kicks();
             return true;
@@ -491,22 +481,20 @@ impl Worker {
         let ports = Arc::clone(&self.ports);
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
         let Some((port, guest)) = guest_of(&ports, id) else { return };
-        let transmit = matches!(token, Token::Transmit(..));
-        let queues = if transmit { &guest.tx } else { &guest.rx };
-        let Some(queue) = queues.get(usize::from(index)) else { return };
+        let index = usize::from(index);
         // A kick is not repeated, so one that meets a session, or another worker, is kept. Neither
         // has the lock for long unless a guest's memory makes it wait.
-        let Some(state) = queue.lock_soon() else {
-            self.kicked.push((token, kicked));
-            return;
-        };
-        if kicked {
-            queue.stats.kicks.add(1);
-        }
-        if transmit {
-            self.transmit_kick(token, queue, state);
+        let kept = if matches!(token, Token::Transmit(..)) {
+            let Some(queue) = guest.tx.get(index) else { return };
+            let state = queue.lock_soon();
+            state.map(|state| self.transmit_kick(token, queue, state, kicked))
         } else {
-            receive_kick(port, guest, index.into(), state, kicked);
+            let Some(queue) = guest.rx.get(index) else { return };
+            let state = queue.lock_soon();
+            state.map(|state| receive_kick(port, guest, index, state, kicked))
+        };
+        if kept.is_none() {
+            self.kicked.push((token, kicked));
         }
     }
 
@@ -521,19 +509,26 @@ impl Worker {
         }
     }
 
-    fn transmit_kick(&mut self, token: Token, queue: &Queue, mut state: MutexGuard<'_, RingState>) {
+    fn transmit_kick(
+        &mut self,
+        token: Token,
+        queue: &Queue<Tx>,
+        mut state: MutexGuard<'_, TxState>,
+        kicked: bool,
+    ) {
         let Token::Transmit(id, _) = token else { return };
-        if state.owner != Some(self.index) {
+        queue.stats.kicks.add(kicked.into());
+        if state.vring.owner != Some(self.index) {
             // The ring moved; its new worker was told to look.
             return;
         }
-        if state.discard {
-            if matches!(self.pipeline.discard(id, queue, state), Serviced::RetryAt(_)) {
+        if state.side.gate.discard != Discard::Never {
+            if matches!(self.pipeline.discard(id, queue, state), Next::At(_)) {
                 self.mark_ready(token);
             }
             return;
         }
-        if let Some(ring) = state.running() {
+        if let Some(ring) = state.vring.running() {
             ring.suppress_kicks();
         }
         drop(state);
@@ -547,11 +542,12 @@ fn receive_kick(
     port: &Port,
     guest: &GuestPort,
     index: usize,
-    mut state: MutexGuard<'_, RingState>,
+    mut state: MutexGuard<'_, RxState>,
     kicked: bool,
 ) {
+    guest.rx[index].stats.kicks.add(kicked.into());
     let suspicious = kicked && never_moves(&mut state);
-    if let Some(ring) = state.running()
+    if let Some(ring) = state.vring.running()
         && (ring.has_work() || ring.enable_kicks())
     {
         ring.suppress_kicks();
@@ -567,13 +563,12 @@ fn receive_kick(
 /// other memory than we read: a front-end with private memory fails in no other visible way. Every
 /// driver kicks it after its first buffers. Kicks of an empty transmit queue mean nothing: DPDK
 /// makes one at each start (22.11, `virtio_dev_start`). True once per start.
-fn never_moves(state: &mut RingState) -> bool {
-    if state.stale_kicks > 0 {
-        state.stale_kicks -= 1;
+fn never_moves(state: &mut RxState) -> bool {
+    if state.side.stale_kicks > 0 {
+        state.side.stale_kicks -= 1;
         return false;
     }
-    let RingState { ring: Some(ring), .. } = state else { return false };
-    ring.never_moved()
+    state.vring.ring.as_mut().is_some_and(SplitRing::never_moved)
 }
 
 /// Logs; not to be called with a ring's lock held.

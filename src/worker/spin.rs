@@ -33,7 +33,7 @@ use crate::sys::clock::since;
 
 /// What a worker does that found nothing although it holds sources whose kicks are suppressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum Instead {
     /// Look again.
     Look,
     /// Arm them: no spin is worth it, or allowed, now.
@@ -159,28 +159,28 @@ impl SpinPolicy {
     /// A turn found nothing, and sources are held. `waits` tells for how many milliseconds the
     /// worker has waited in a run queue so far; it is read rarely.
     #[inline]
-    pub fn next(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Next {
+    pub fn next(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Instead {
         if self.poll {
-            return Next::Look;
+            return Instead::Look;
         }
         match self.phase {
-            Phase::Spinning(start) if now.wrapping_sub(start) < self.window => Next::Look,
+            Phase::Spinning(start) if now.wrapping_sub(start) < self.window => Instead::Look,
             Phase::Spinning(start) => {
                 self.pay(now, since(start, now));
                 self.phase = Phase::Spun(start);
-                Next::GiveUp
+                Instead::GiveUp
             }
-            Phase::Spun(_) => Next::Arm,
+            Phase::Spun(_) => Instead::Arm,
             Phase::Working => self.begin(now, waits),
         }
     }
 
-    fn begin(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Next {
+    fn begin(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Instead {
         if !self.may_spin(now) || self.is_in_the_way(now, waits) {
-            return Next::Arm;
+            return Instead::Arm;
         }
         self.phase = Phase::Spinning(now);
-        Next::Look
+        Instead::Look
     }
 
     /// The worker slept from `asleep` to `awake`.

@@ -1,10 +1,10 @@
 //! Frames that the switch itself sends, on behalf of a port.
 
-use super::{Pipeline, Serviced, Source};
+use super::{Pipeline, Source};
 use crate::frame::{MacAddr, VnetHdr, rarp};
 use crate::pipeline::context::{BurstContext, BurstGuard};
 use crate::pipeline::guest_of;
-use crate::port::{GuestPort, Port, PortTable, Queue, RingState};
+use crate::port::{GuestPort, Next, Port, PortTable};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
 
@@ -63,18 +63,14 @@ impl<'p> Source<'p> for Announced<'p> {
         &mut self.memo
     }
 
-    fn ring(&mut self) -> Option<(&mut RingState, &'p Queue)> {
-        None
-    }
-
-    fn take(&mut self, _: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced> {
+    fn take(&mut self, _: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
         context.burst.clear();
         if !self.is_wanted() {
             context.burst.refuse(DropReason::PortDown);
             return Ok(());
         }
         let taken = context.burst.push_small(VnetHdr::plain(0), &rarp::request(self.mac));
-        if taken { Ok(()) } else { Err(Serviced::Gone) }
+        if taken { Ok(()) } else { Err(Next::Gone) }
     }
 
     fn before_delivery(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
@@ -90,11 +86,9 @@ impl<'p> Source<'p> for Announced<'p> {
         _: &mut Pipeline,
         guard: BurstGuard<'_>,
         _: &WorkerStats,
-        _: Serviced,
-    ) -> Serviced {
+        _: Next,
+    ) -> Next {
         guard.finish();
-        Serviced::Gone
+        Next::Gone
     }
-
-    fn end(self) {}
 }

@@ -1,10 +1,9 @@
 //! A queue of a device as a source.
 
-use super::{Pipeline, Serviced, Source};
+use super::{Pipeline, Source};
 use crate::frame::Offloads;
 use crate::pipeline::context::{BurstContext, BurstGuard};
-use crate::port::device::DeviceState;
-use crate::port::{DevicePort, DeviceQueue, Endpoint, Port, PortTable, Queue, RingState};
+use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
 
@@ -15,7 +14,7 @@ struct DeviceInput<'p> {
     queue: &'p DeviceQueue,
     memo: SourceMemo,
     /// What there is to do next.
-    next: Serviced,
+    next: Next,
 }
 
 impl Pipeline {
@@ -26,18 +25,12 @@ impl Pipeline {
         id: PortId,
         index: usize,
         stats: &WorkerStats,
-    ) -> Serviced {
-        let Some(port) = ports.get(id) else {
-            return Serviced::Gone;
-        };
-        let Endpoint::Device(device) = &port.endpoint else {
-            return Serviced::Gone;
-        };
-        let Some(queue) = device.queues().get(index) else {
-            return Serviced::Gone;
-        };
+    ) -> Next {
+        let Some(port) = ports.get(id) else { return Next::Gone };
+        let Endpoint::Device(device) = &port.endpoint else { return Next::Gone };
+        let Some(queue) = device.queues().get(index) else { return Next::Gone };
         let memo = queue.source();
-        self.forward(ports, DeviceInput { port, device, queue, memo, next: Serviced::Idle }, stats)
+        self.forward(ports, DeviceInput { port, device, queue, memo, next: Next::Empty }, stats)
     }
 }
 
@@ -54,23 +47,17 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         &mut self.memo
     }
 
-    fn ring(&mut self) -> Option<(&mut RingState, &'p Queue)> {
-        None
-    }
-
-    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced> {
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
         let burst = &mut context.burst;
         let state = self.queue.receive(&mut on.reader, burst, self.device);
         // What the kernel forwards comes from outside too.
         burst.examine(Offloads::ALL, true);
         let taken = burst.taken() > 0;
         self.next = match state {
-            DeviceState::More => Serviced::More,
-            DeviceState::Empty if taken => Serviced::Last,
-            DeviceState::Empty => Serviced::Idle,
-            DeviceState::Later if taken => Serviced::More,
-            DeviceState::Later => on.retry(),
-            DeviceState::Gone => Serviced::Gone,
+            Next::Empty if taken => Next::Last,
+            Next::Again if taken => Next::More,
+            Next::Again => on.retry(),
+            next => next,
         };
         if !taken {
             return Err(self.next);
@@ -79,15 +66,13 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         Ok(())
     }
 
-    fn before_delivery(&mut self, _: &mut Pipeline, _: &mut BurstContext) {}
-
     fn complete(
         &mut self,
         on: &mut Pipeline,
         guard: BurstGuard<'_>,
         stats: &WorkerStats,
-        _: Serviced,
-    ) -> Serviced {
+        _: Next,
+    ) -> Next {
         stats.bursts.add(1);
         stats.frames.add(guard.burst.taken() as u64);
         guard.finish();
@@ -95,6 +80,4 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         on.account.charge(&self.queue.input);
         self.next
     }
-
-    fn end(self) {}
 }

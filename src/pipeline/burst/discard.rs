@@ -2,9 +2,9 @@
 
 use std::sync::MutexGuard;
 
-use super::{Pipeline, Serviced};
+use super::Pipeline;
 use crate::limits::DISCARD_MILLIS;
-use crate::port::{Queue, RingState};
+use crate::port::{Discard, Next, Queue, Tx, TxState};
 use crate::stats::DropReason;
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -16,27 +16,27 @@ impl Pipeline {
     pub fn discard(
         &mut self,
         id: PortId,
-        queue: &Queue,
-        mut state: MutexGuard<'_, RingState>,
-    ) -> Serviced {
-        if !state.discard || state.broken {
-            // Enabled in the meantime, which came with a note to look.
-            return Serviced::Gone;
-        }
+        queue: &Queue<Tx>,
+        mut state: MutexGuard<'_, TxState>,
+    ) -> Next {
+        let TxState { vring, side: Tx { gate, .. }, .. } = &mut *state;
         let now = clock::cycles();
-        let keep = clock::cycles_in(DISCARD_MILLIS * 1_000_000);
-        let from = *state.discard_from.get_or_insert(now.saturating_add(keep));
-        if state.ring.is_none() {
-            // Its memory is away; that it was kicked is kept for when it is back.
-            return Serviced::Gone;
-        }
+        let from = match gate.discard {
+            Discard::Never => return Next::Gone,
+            // Enabled in the meantime, which came with a note to look.
+            _ if vring.broken => return Next::Gone,
+            Discard::OnKick => now.saturating_add(clock::cycles_in(DISCARD_MILLIS * 1_000_000)),
+            Discard::From(from) => from,
+        };
+        gate.discard = Discard::From(from);
+        // If its memory is away, that it was kicked is kept for when it is back.
+        let Some(ring) = &mut vring.ring else { return Next::Gone };
         if now < from {
-            return Serviced::RetryAt(from);
+            return Next::At(from);
         }
         // A driver that refills as fast as we discard ends this loop at one ring's worth.
-        let mut left = state.ring.as_ref().map_or(0, |ring| usize::from(ring.size()));
-        while left > 0 {
-            let Some(ring) = &mut state.ring else { break };
+        let mut left = usize::from(ring.size());
+        while let (1.., Some(ring)) = (left, &mut vring.ring) {
             match ring.discard(left) {
                 // The driver kicks for the next frame only if asked to, or was just before us.
                 Ok((0, _)) if ring.enable_kicks() => left -= 1,
@@ -45,10 +45,10 @@ impl Pipeline {
                     left -= taken;
                     queue.stats.frames.add(taken as u64);
                     queue.stats.drops.add(DropReason::Disabled, taken as u64);
-                    self.signals.note(id, wanted, &mut state, &queue.stats);
+                    self.signals.note(id, wanted, vring, &queue.stats);
                 }
             }
         }
-        Serviced::Gone
+        Next::Gone
     }
 }

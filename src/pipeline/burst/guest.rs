@@ -2,13 +2,12 @@
 
 use std::sync::MutexGuard;
 
-use super::{Pipeline, Serviced, Source};
-use crate::limits::BURST_FRAMES;
+use super::{Pipeline, Source};
 use crate::pipeline::context::{BurstContext, BurstGuard};
 use crate::pipeline::deliver::report_broken;
 use crate::pipeline::guest_of;
 use crate::port::moderation::Completed;
-use crate::port::{GuestPort, Port, PortTable, Queue, RingState};
+use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::RingError;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
@@ -18,9 +17,9 @@ use crate::sys::clock;
 struct TransmitRing<'p> {
     port: &'p Port,
     guest: &'p GuestPort,
-    queue: &'p Queue,
+    queue: &'p Queue<Tx>,
     index: usize,
-    state: MutexGuard<'p, RingState>,
+    state: MutexGuard<'p, TxState>,
     /// Frames that may be taken.
     limit: usize,
     /// What its driver was found to have broken in this burst.
@@ -35,48 +34,46 @@ impl Pipeline {
         id: PortId,
         index: usize,
         stats: &WorkerStats,
-    ) -> Serviced {
-        let Some((port, guest)) = guest_of(ports, id) else {
-            return Serviced::Gone;
-        };
-        let Some(queue) = guest.tx.get(index) else {
-            return Serviced::Gone;
-        };
-        let Some(mut state) = queue.lock_for_burst() else {
-            return Serviced::Busy;
-        };
-        if state.owner != Some(self.worker) {
-            return Serviced::Gone;
+    ) -> Next {
+        let Some((port, guest)) = guest_of(ports, id) else { return Next::Gone };
+        let Some(queue) = guest.tx.get(index) else { return Next::Gone };
+        let Some(mut state) = queue.lock_for_burst() else { return Next::Locked };
+        if state.vring.owner != Some(self.worker) {
+            return Next::Gone;
         }
-        let mut limit = match drain_left(&mut state, queue) {
-            Some(0) => return Serviced::Gone,
-            Some(left) => usize::from(left),
-            None => BURST_FRAMES,
-        };
-        if state.running().is_none() {
-            let kept = state.discard_from.is_some();
-            return if kept { self.discard(id, queue, state) } else { Serviced::Gone };
-        }
-        if state.paused_until > self.time.cycle {
-            return Serviced::RetryAt(state.paused_until);
-        }
-        if self.account.throttles(&mut state) {
-            return Serviced::Busy;
-        }
-        if state.waiting.is_some() && !self.stalls.is_watching() {
-            match self.look_at_receiver(ports, id, &mut state, limit) {
-                Ok(worth) => limit = worth,
-                Err(serviced) => {
-                    self.account.charge_ring(&mut state, &queue.stats);
-                    return serviced;
-                }
+        match self.may_take(ports, id, queue, &mut state) {
+            Ok(limit) => {
+                let ring = TransmitRing { port, guest, queue, index, state, limit, broken: None };
+                self.forward(ports, ring, stats)
             }
+            Err(Next::Gone) if matches!(state.side.gate.discard, Discard::From(_)) => {
+                self.discard(id, queue, state)
+            }
+            Err(next) => next,
         }
-        self.forward(
-            ports,
-            TransmitRing { port, guest, queue, index, state, limit, broken: None },
-            stats,
-        )
+    }
+
+    /// How many frames of a transmit ring may be taken now, or what there is to do instead.
+    #[inline(always)]
+    fn may_take(
+        &mut self,
+        ports: &PortTable,
+        id: PortId,
+        queue: &Queue<Tx>,
+        state: &mut TxState,
+    ) -> Result<usize, Next> {
+        let limit = state.may_take(queue, self.time.cycle)?;
+        if self.account.throttles(state) {
+            return Err(Next::Throttled);
+        }
+        if state.side.gate.receiver.is_none() || self.stalls.is_watching() {
+            return Ok(limit);
+        }
+        let worth = self.look_at_receiver(ports, id, state, limit);
+        if worth.is_err() {
+            self.account.charge_ring(state, &queue.stats);
+        }
+        worth
     }
 }
 
@@ -93,24 +90,24 @@ impl<'p> Source<'p> for TransmitRing<'p> {
 
     #[inline(always)]
     fn memo(&mut self) -> &mut SourceMemo {
-        &mut self.state.source
+        &mut self.state.side.source
     }
 
     #[inline(always)]
-    fn ring(&mut self) -> Option<(&mut RingState, &'p Queue)> {
+    fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
         Some((&mut self.state, self.queue))
     }
 
     #[inline(always)]
-    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Serviced> {
-        let Some(ring) = &mut self.state.ring else { return Err(Serviced::Gone) };
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
+        let Some(ring) = &mut self.state.vring.ring else { return Err(Next::Gone) };
         match ring.take(&mut context.burst, self.limit) {
-            Ok(0) => return Err(Serviced::Idle),
+            Ok(0) => return Err(Next::Empty),
             Ok(_) => {}
             Err(error) => return Err(self.break_ring(on, error)),
         }
         if on.stalls.is_watching() {
-            on.stalls.end_part(self.port, self.state.session);
+            on.stalls.end_part(self.port, self.state.vring.session);
         }
         if let Some(flows) = self.guest.steering() {
             context.flows.note(&context.burst, flows, self.index);
@@ -131,8 +128,8 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         on: &mut Pipeline,
         guard: BurstGuard<'_>,
         stats: &WorkerStats,
-        next: Serviced,
-    ) -> Serviced {
+        next: Next,
+    ) -> Next {
         let taken = guard.burst.taken();
         let state = &mut *self.state;
         if taken == 0 {
@@ -140,7 +137,7 @@ impl<'p> Source<'p> for TransmitRing<'p> {
             on.account.charge_ring(state, &self.queue.stats);
             return next;
         }
-        if let Some(ring) = &mut state.ring {
+        if let Some(ring) = &mut state.vring.ring {
             let completed = Completed {
                 wanted: ring.complete(&guard.burst),
                 slots: guard.burst.slots(),
@@ -152,12 +149,12 @@ impl<'p> Source<'p> for TransmitRing<'p> {
             on.signals.note_sent(from, completed, state, &self.queue.stats, on.time.cycle);
         }
         guard.finish();
-        drain_left(state, self.queue);
+        state.drain_left(self.queue);
         on.account.charge_ring(state, &self.queue.stats);
         stats.bursts.add(1);
         // After classifying, which may have cut the burst: what was cut comes again.
         stats.frames.add(taken as u64);
-        Serviced::More
+        Next::More
     }
 
     #[inline(always)]
@@ -176,52 +173,31 @@ impl TransmitRing<'_> {
     fn stage(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
         on.stalls.begin_part();
         context.burst.stage(context.plan.frame_bits());
-        if let Some(stall) = on.stalls.end_part(self.port, self.state.session) {
-            self.state.pause(stall.cycles, clock::cycles());
+        if let Some(stall) = on.stalls.end_part(self.port, self.state.vring.session) {
+            self.state.memory.charge(stall.cycles, clock::cycles());
         }
     }
 
     /// Takes the ring out of service, which its driver broke.
     #[cold]
-    fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Serviced {
-        let state = &mut *self.state;
-        state.broken = true;
-        state.drain_to = None;
-        on.signals.note_error(self.port.id, state);
-        self.broken = Some(state.ring.as_ref().map_or(error, |ring| ring.cause(error)));
-        Serviced::Gone
+    fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Next {
+        let TxState { vring, side, .. } = &mut *self.state;
+        vring.broken = true;
+        side.gate.drain_to = None;
+        on.signals.note_error(self.port.id, vring);
+        self.broken = Some(vring.ring.as_ref().map_or(error, |ring| ring.cause(error)));
+        Next::Gone
     }
 
     /// Says that the ring is broken, which is no longer locked then.
     #[cold]
     fn report(self) {
         let TransmitRing { port, queue, index, state, broken, .. } = self;
-        let session = state.session;
+        let session = state.vring.session;
         drop(state);
         queue.notify_drained();
         if let Some(error) = broken {
             report_broken(port, session, 2 * index + 1, error);
         }
     }
-}
-
-/// Frames a ring that is being disabled still has to forward; none if it is not. Disables the ring
-/// and tells the waiting session when there are none left.
-fn drain_left(state: &mut RingState, queue: &Queue) -> Option<u16> {
-    let target = state.drain_to?;
-    let left = match state.running() {
-        Some(ring) => target.wrapping_sub(ring.base()),
-        None => 0,
-    };
-    if left == 0 {
-        state.drain_to = None;
-        state.enabled = false;
-        if let Some(ring) = &mut state.ring {
-            // Later frames are discarded on a kick; whether some are there already is the
-            // driver's affair until it kicks again.
-            let _ = ring.enable_kicks();
-        }
-        queue.notify_drained();
-    }
-    Some(left)
 }

@@ -10,23 +10,23 @@
 //! 3. after delivering, where a receiver turned out to be short: its frames, if they are the end of
 //!    the burst.
 
-use super::{Pipeline, Serviced, Source};
+use super::{Pipeline, Source};
 use crate::frame::ethernet;
 use crate::pipeline::context::BurstContext;
 use crate::pipeline::guest_of;
 use crate::pipeline::plan::{Plan, Run};
 use crate::port::backpressure::{Wait, Waiting};
-use crate::port::{Endpoint, Port, PortTable, Queue, RingState};
+use crate::port::{Endpoint, Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::stats::WorkerStats;
 use crate::switch::PortId;
 use crate::sys::clock;
 
 /// How the frames of a ring may wait: not at all if somebody waits for the ring itself.
-pub(super) fn may_wait(state: &RingState, now: u64, others: bool) -> Option<Wait> {
-    let (None, Some(ring)) = (state.drain_to, &state.ring) else { return None };
+pub(super) fn may_wait(state: &TxState, now: u64, others: bool) -> Option<Wait> {
+    let (None, Some(ring)) = (state.side.gate.drain_to, &state.vring.ring) else { return None };
     let waited = |waiting: Waiting| clock::since(waiting.charged_until, now);
-    let waited = state.waiting.map_or(0, waited);
+    let waited = state.side.gate.receiver.map_or(0, waited);
     Some(Wait { now, waited, ring_size: ring.size(), others })
 }
 
@@ -38,11 +38,11 @@ impl Pipeline {
         &mut self,
         ports: &PortTable,
         id: PortId,
-        state: &mut RingState,
+        state: &mut TxState,
         limit: usize,
-    ) -> Result<usize, Serviced> {
+    ) -> Result<usize, Next> {
         let (Some(mut waiting), Some(mut wait)) =
-            (state.waiting, may_wait(state, self.time.cycle, false))
+            (state.side.gate.receiver, may_wait(state, self.time.cycle, false))
         else {
             return Ok(limit);
         };
@@ -56,41 +56,38 @@ impl Pipeline {
             return self.look_again_or_stall(state, receiver_queue).map(|()| limit);
         };
         waiting.blocked_since = None;
-        let RingState { ring: Some(ring), enabled: true, broken: false, shares, credit, .. } =
-            &mut *receiver
-        else {
-            return Ok(limit);
-        };
-        let wanted = limit.min(state.ring.as_mut().map_or(0, |ring| ring.offered().into()));
+        let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *receiver;
+        let Some(ring) = vring.running() else { return Ok(limit) };
+        let wanted = limit.min(state.vring.ring.as_mut().map_or(0, |ring| ring.offered().into()));
         let granted = shares.grant(id, wanted, ring.offered());
         if granted > 0 {
             // Where others' frames are among them as many as usual are taken: they need not wait.
             return Ok(if waiting.others { limit } else { granted });
         }
         // Once others were seen nothing behind them needs a look.
-        waiting.others = waiting.others || looks_behind(state.ring.as_mut(), &mut waiting);
+        waiting.others = waiting.others || looks_behind(state.vring.ring.as_mut(), &mut waiting);
         wait.others = waiting.others;
         if !credit.allows(wait, &self.time.backpressure) {
             return Ok(limit);
         }
         waiting.charged_until = self.time.cycle;
-        state.waiting = Some(waiting);
+        state.side.gate.receiver = Some(waiting);
         // The driver's next buffers end the waiting, unless they came just before it could see that
         // we ask.
-        Err(if ring.enable_kicks() { Serviced::Busy } else { self.retry() })
+        Err(if ring.enable_kicks() { Next::Again } else { self.retry() })
     }
 
     /// Somebody else holds the ring of the receiver, and may have been stopped in the middle of it,
     /// by the scheduler or by a page of a hostile guest that is not there. When that has lasted as
     /// long as anybody is waited for, nobody waits for this ring before its lock was free again.
     #[cold]
-    fn look_again_or_stall(&self, state: &mut RingState, receiver: &Queue) -> Result<(), Serviced> {
-        let Some(waiting) = &mut state.waiting else { return Ok(()) };
+    fn look_again_or_stall(&self, state: &mut TxState, receiver: &Queue<Rx>) -> Result<(), Next> {
+        let Some(waiting) = &mut state.side.gate.receiver else { return Ok(()) };
         let since = *waiting.blocked_since.get_or_insert(self.time.cycle);
         if clock::since(since, self.time.cycle) < self.time.backpressure.most
             && !receiver.is_stalled()
         {
-            return Err(Serviced::Busy);
+            return Err(Next::Locked);
         }
         receiver.stall();
         Ok(())
@@ -105,26 +102,26 @@ impl Pipeline {
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
         stats: &WorkerStats,
-    ) -> Serviced {
+    ) -> Next {
         let port = source.port();
         let Some((state, queue)) = source.ring() else {
             self.deliver(ports, port, context, stats, None);
-            return Serviced::More;
+            return Next::More;
         };
         // Who is watched is asked nothing beside being delivered to.
         let cut = match self.stalls.is_watching() {
             true => None,
             false => self.cut_to_room((ports, port), state, queue, context),
         };
-        let mut next = cut.unwrap_or(Serviced::More);
+        let mut next = cut.unwrap_or(Next::More);
         let tried = self.deliver(ports, port, context, stats, Some((state, false)));
         if tried.left {
             let to = (ports, port);
             let left = self.leave_waiting(to, (state, queue), context, stats, tried.again);
             next = left.unwrap_or(next);
         }
-        if next == Serviced::More {
-            state.waiting = None;
+        if next == Next::More {
+            state.side.gate.receiver = None;
         }
         next
     }
@@ -135,10 +132,10 @@ impl Pipeline {
     fn cut_to_room(
         &mut self,
         (ports, port): (&PortTable, &Port),
-        state: &mut RingState,
-        queue: &Queue,
+        state: &mut TxState,
+        queue: &Queue<Tx>,
         context: &mut BurstContext,
-    ) -> Option<Serviced> {
+    ) -> Option<Next> {
         let plan = &mut context.plan;
         if plan.goes_one_way() || !plan.runs().iter().any(|run| is_short(ports, run)) {
             return None;
@@ -150,10 +147,10 @@ impl Pipeline {
     fn cut_short_burst(
         &mut self,
         (ports, port): (&PortTable, &Port),
-        state: &mut RingState,
-        queue: &Queue,
+        state: &mut TxState,
+        queue: &Queue<Tx>,
         context: &mut BurstContext,
-    ) -> Option<Serviced> {
+    ) -> Option<Next> {
         let BurstContext { burst, plan, .. } = context;
         // A frame that was dropped is counted, and would be again when it came back.
         if plan.frames() != burst.frames().len() {
@@ -169,12 +166,8 @@ impl Pipeline {
                 continue;
             }
             let Some(mut locked) = receiver.lock_for_burst() else { continue };
-            let RingState {
-                ring: Some(ring), enabled: true, broken: false, shares, credit, ..
-            } = &mut *locked
-            else {
-                continue;
-            };
+            let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *locked;
+            let Some(ring) = vring.running() else { continue };
             let (wanted, free) = (run.left().len(), ring.offered());
             let granted = shares.allow(port.id, wanted, || free.into()).min(shares.frames_in(free));
             run.grant(granted);
@@ -187,7 +180,7 @@ impl Pipeline {
                 && credit.allows(wait, &self.time.backpressure)
             {
                 cut = Some((at, run.port, run.queue));
-                next = if ring.enable_kicks() { Serviced::Busy } else { next };
+                next = if ring.enable_kicks() { Next::Again } else { next };
             }
         }
         let (at, to, receive_queue) = cut?;
@@ -204,33 +197,33 @@ impl Pipeline {
     fn leave_waiting(
         &mut self,
         (ports, port): (&PortTable, &Port),
-        (state, queue): (&mut RingState, &Queue),
+        (state, queue): (&mut TxState, &Queue<Tx>),
         context: &mut BurstContext,
         stats: &WorkerStats,
         mut again: bool,
-    ) -> Option<Serviced> {
+    ) -> Option<Next> {
         let (at, to) = first_left(&mut context.plan)?;
         let mut waiting = self.waiting(state, &context.burst, at, to, false);
-        if looks_behind(state.ring.as_mut(), &mut waiting) {
+        if looks_behind(state.vring.ring.as_mut(), &mut waiting) {
             waiting.others = true;
             again = self.deliver(ports, port, context, stats, Some((state, true))).again;
         }
         let (at, _) = first_left(&mut context.plan)?;
         context.give_back(at);
         note(state, queue, waiting);
-        Some(if again { Serviced::Busy } else { self.retry() })
+        Some(if again { Next::Again } else { self.retry() })
     }
 
     /// What is to be noted if frame `at` of the burst waits for `to`.
     fn waiting(
         &self,
-        state: &RingState,
+        state: &TxState,
         burst: &Burst,
         at: u8,
         to: (PortId, u8),
         others: bool,
     ) -> Waiting {
-        let base = state.ring.as_ref().map_or(0, SplitRing::base);
+        let base = state.vring.ring.as_ref().map_or(0, SplitRing::base);
         Waiting {
             port: to.0,
             queue: to.1,
@@ -249,8 +242,8 @@ fn first_left(plan: &mut Plan) -> Option<(u8, (PortId, u8))> {
     plan.runs().iter().find_map(left)
 }
 
-fn note(state: &mut RingState, queue: &Queue, waiting: Waiting) {
-    if state.waiting.replace(waiting).is_none() {
+fn note(state: &mut TxState, queue: &Queue<Tx>, waiting: Waiting) {
+    if state.side.gate.receiver.replace(waiting).is_none() {
         queue.stats.waits.add(1);
     }
 }

@@ -26,7 +26,7 @@ impl Lab {
         Lab { ports, stats: WorkerStats::default(), watch }
     }
 
-    fn queue(&self) -> &Queue {
+    fn queue(&self) -> &Queue<Rx> {
         &self.ports[0].as_guest().unwrap().rx[0]
     }
 

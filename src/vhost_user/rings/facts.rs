@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Kick, Life, Rings};
 use crate::memory::{Backing, Mapping, MemTable};
-use crate::port::{RegionFacts, RingFacts};
+use crate::port::{QueueRef, RegionFacts, RingFacts};
 use crate::ring::SplitRing;
 use crate::sys::fs::FileKind;
 
@@ -18,8 +18,10 @@ impl Rings<'_> {
     fn fact(&self, index: usize, memory: &Arc<MemTable>) -> RingFacts {
         let ring = &self.rings[index];
         let running = matches!(ring.life, Life::Running { .. });
-        let queue = self.guest.queue(index).map(|(queue, _)| queue);
-        let broken = queue.and_then(|queue| Some(queue.lock_soon()?.broken));
+        let broken = self.guest.queue(index).and_then(|queue| match queue {
+            QueueRef::Tx(queue) => Some(queue.lock_soon()?.vring.broken),
+            QueueRef::Rx(queue) => Some(queue.lock_soon()?.vring.broken),
+        });
         RingFacts {
             size: ring.size,
             started: ring.is_started(),

@@ -58,8 +58,9 @@ impl Rings<'_> {
         memory: &Arc<MemTable>,
     ) -> Result<(), Refusal> {
         let config = self.config(index, 0);
-        self.with_ring(index, |state, guest| {
-            let Some(ring) = &mut state.ring else {
+        let Some(queue) = self.guest.queue(index) else { return Ok(()) };
+        queue.quiet(|vring, waiting| {
+            let Some(ring) = &mut vring.ring else {
                 return Ok(());
             };
             ring.rebase(Arc::clone(memory), &config)?;
@@ -67,13 +68,13 @@ impl Rings<'_> {
             ring.set_log(log);
             if moved {
                 ring.begin_at_used();
-                state.waiting = None;
+                *waiting = None;
                 if index.is_multiple_of(2) {
-                    guest.set_active(index / 2, false);
+                    self.guest.set_active(index / 2, false);
                 }
-                open_receive(state, guest, index);
+                open_receive(vring, self.guest, index);
             }
-            Ok(())
+            Ok::<(), Refusal>(())
         })?;
         if moved {
             self.look(index);
@@ -91,20 +92,16 @@ impl Rings<'_> {
                 continue;
             };
             let config = self.config(index, features);
-            let mut at = None;
-            let _ = self.with_ring(index, |state, guest| {
-                let Some(ring) = &mut state.ring else {
-                    return Ok(());
-                };
-                if ring.rebase(Arc::clone(memory), &config).is_err() {
-                    at = Some(ring.position());
-                    state.ring = None;
-                    state.waiting = None;
-                    if index.is_multiple_of(2) {
-                        guest.set_active(index / 2, false);
-                    }
+            let Some(queue) = self.guest.queue(index) else { continue };
+            let at = queue.quiet(|vring, waiting| {
+                let ring = vring.ring.as_mut()?;
+                ring.rebase(Arc::clone(memory), &config).err()?;
+                let at = ring.position();
+                (vring.ring, *waiting) = (None, None);
+                if index.is_multiple_of(2) {
+                    self.guest.set_active(index / 2, false);
                 }
-                Ok(())
+                Some(at)
             });
             if at.is_some() {
                 self.rings[index].life = Life::Standing { features, at };
@@ -170,11 +167,10 @@ impl Rings<'_> {
         if index.is_multiple_of(2) {
             ring.set_offloads(features::takes(now));
         }
-        self.with_ring(index, |state, guest| {
-            state.ring = Some(ring);
-            open_receive(state, guest, index);
-            Ok(())
-        })?;
+        self.with_ring(index, |vring, guest| {
+            vring.ring = Some(ring);
+            open_receive(vring, guest, index);
+        });
         self.rings[index].life = Life::Running { features };
         self.look(index);
         Ok(())

@@ -55,9 +55,9 @@ impl Worker {
         let Token::Transmit(id, queue) = token else { return false };
         let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
-        state.owner == Some(self.index)
-            && state.waiting.is_some()
-            && state.running().is_some_and(|ring| ring.enable_kicks_behind())
+        state.vring.owner == Some(self.index)
+            && state.side.gate.receiver.is_some()
+            && state.vring.running().is_some_and(|ring| ring.enable_kicks_behind())
     }
 }
 

@@ -55,14 +55,14 @@ impl Sim {
                 *asked += 1;
                 preempted
             });
-            assert!(held || next != Next::Look, "a ring that was armed is not spun for");
+            assert!(held || next != Instead::Look, "a ring that was armed is not spun for");
             match next {
-                Next::Look => {
+                Instead::Look => {
                     self.now += RATE * 100;
                     outcome = Idle::Found;
                 }
-                Next::Arm | Next::GiveUp => {
-                    if next == Next::GiveUp {
+                Instead::Arm | Instead::GiveUp => {
+                    if next == Instead::GiveUp {
                         self.spun += self.now - begin;
                         outcome = Idle::GivenUp;
                     }
@@ -89,7 +89,7 @@ fn poll_mode_never_sleeps_and_arms_after_long_silence() {
     assert!(!spin.may_sleep());
     assert!(spin.hold(START, IDLE_LOOKS_BEFORE_ARM - 1));
     assert!(!spin.hold(START, IDLE_LOOKS_BEFORE_ARM));
-    assert_eq!(spin.next(START, || panic!("not asked")), Next::Look);
+    assert_eq!(spin.next(START, || panic!("not asked")), Instead::Look);
     assert!(!spin.found(START));
 }
 
@@ -107,7 +107,7 @@ fn a_spinning_worker_looks_for_events_more_often() {
     let mut sim = Sim::new();
     sim.rest(1_000_000_000);
     sim.rest(SPIN_MAX_NANOS / 2);
-    assert_eq!(sim.spin.next(sim.now, || 0), Next::Look);
+    assert_eq!(sim.spin.next(sim.now, || 0), Instead::Look);
     assert!(sim.spin.check_events(sim.now));
     assert!(!sim.spin.check_events(sim.now + RATE * SPIN_EVENT_CHECK_NANOS - 1));
     assert!(sim.spin.check_events(sim.now + RATE * SPIN_EVENT_CHECK_NANOS));
@@ -122,7 +122,7 @@ fn a_busy_worker_holds_a_silent_ring_for_some_looks_only() {
     assert!(sim.spin.hold(sim.now, BUSY_LOOKS_BEFORE_ARM - 1));
     assert!(!sim.spin.hold(sim.now, BUSY_LOOKS_BEFORE_ARM));
     // A spin takes a look in a fraction of the time, and all of them until its end.
-    assert_eq!(sim.spin.next(sim.now, || 0), Next::Look);
+    assert_eq!(sim.spin.next(sim.now, || 0), Instead::Look);
     assert!(sim.spin.hold(sim.now, 10 * BUSY_LOOKS_BEFORE_ARM));
 }
 
@@ -238,8 +238,8 @@ fn a_counter_that_steps_back_ends_a_spin_and_a_pause() {
     let mut sim = Sim::new();
     sim.rest(1_000_000_000);
     sim.rest(1);
-    assert_eq!(sim.spin.next(sim.now, || 0), Next::Look);
-    assert_eq!(sim.spin.next(sim.now - (1 << 35), || 0), Next::GiveUp);
+    assert_eq!(sim.spin.next(sim.now, || 0), Instead::Look);
+    assert_eq!(sim.spin.next(sim.now - (1 << 35), || 0), Instead::GiveUp);
     sim.spin.off = u64::MAX / 2;
     assert!(!sim.spin.may_spin(sim.now));
     sim.spin.woke(sim.now, sim.now);

@@ -110,8 +110,8 @@ impl World {
             let guest = port.as_guest()?;
             assert!(!guest.is_attached(), "{}", port.name);
             assert_eq!(guest.active(), 0, "{} takes frames", port.name);
-            for queue in guest.tx.iter().chain(&guest.rx) {
-                assert!(queue.lock().ring.is_none(), "{} has a ring", port.name);
+            for queue in guest.queues() {
+                assert!(queue.quiet(|vring, _| vring.ring.is_none()), "{} has a ring", port.name);
             }
             assert_eq!(self.context.fdb.port_len(port.id), 0, "{} has addresses", port.name);
         }
