@@ -271,7 +271,7 @@ impl Delivery<'_> {
         };
         let done = ring.deliver(burst, &frames[..allowed], self.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
-        shares.record(done.frames, taken, done.settled < allowed);
+        shares.record(self.ingress, done.frames, taken, done.settled < allowed);
         self.count(port, stats, frames, &done, burst.needs_offloads());
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(port.id, done.signal, vring, stats);

@@ -43,8 +43,6 @@ pub struct Shares {
     places: Box<[Sender; SHARE_PLACES]>,
     /// Places whose sender lately came.
     active: u64,
-    /// Place of the sender that came last.
-    current: usize,
     visits: u32,
     /// Visits for which the ring still counts as scarce.
     scarce: u32,
@@ -55,7 +53,7 @@ pub struct Shares {
 impl Default for Shares {
     fn default() -> Shares {
         let places = Box::new([Sender::default(); SHARE_PLACES]);
-        Shares { places, active: 0, current: 0, visits: 0, scarce: 0, per_frame: 0 }
+        Shares { places, active: 0, visits: 0, scarce: 0, per_frame: 0 }
     }
 }
 
@@ -87,48 +85,49 @@ impl Shares {
         buffers: impl FnOnce() -> usize,
     ) -> usize {
         self.visits = self.visits.wrapping_add(1);
-        self.current = usize::from(port) % SHARE_PLACES;
-        if self.active == 1 << self.current {
+        let place = place_of(port);
+        if self.active == 1 << place {
             return frames;
         }
-        self.active |= 1 << self.current;
-        let sender = &mut self.places[self.current];
+        self.active |= 1 << place;
+        let sender = &mut self.places[place];
         sender.seen = self.visits;
         sender.demand = (frames * self.per_frame.max(1) as usize) as u32;
         if self.scarce == 0 {
             return frames;
         }
         self.scarce -= 1;
-        self.forget_and_clamp();
-        self.part(buffers() as u64, lead)
+        self.forget_and_clamp(place);
+        self.part(place, buffers() as u64, lead)
     }
 
-    /// Records what the sender that [`Shares::allow`] was last asked for took, and whether the ring
-    /// ran out of buffers over it.
+    /// Records what was taken of what `port` brought, and whether the ring ran out of buffers over
+    /// it. Others may have come since it was allowed.
     #[inline(always)]
-    pub fn record(&mut self, frames: u64, buffers: u16, ran_out: bool) {
+    pub fn record(&mut self, port: PortId, frames: u64, buffers: u16, ran_out: bool) {
         if frames > 0 && u64::from(buffers) != frames * u64::from(self.per_frame) {
             self.per_frame = u32::from(buffers).div_ceil(frames as u32);
         }
-        self.places[self.current].served += u64::from(buffers);
+        self.places[place_of(port)].served += u64::from(buffers);
         if ran_out {
             self.scarce = SHARE_ROUNDS * self.active.count_ones();
         }
     }
 
-    /// Frames the current sender may deliver into `buffers` free buffers.
+    /// Frames the sender at `place` may deliver into `buffers` free buffers.
     #[inline(never)]
-    fn part(&self, buffers: u64, lead: u64) -> usize {
+    fn part(&self, place: usize, buffers: u64, lead: u64) -> usize {
         let per_frame = self.per_frame.max(1) as usize;
-        let demand = u64::from(self.places[self.current].demand);
-        if self.claims(demand, lead) <= buffers {
+        let demand = u64::from(self.places[place].demand);
+        if self.claims(place, demand, lead) <= buffers {
             return demand as usize;
         }
         // The claims grow with what is taken; the largest part that fits is found by halving.
         let (mut fits, mut too_much) = (0, demand);
         while too_much - fits > 1 {
             let middle = fits.midpoint(too_much);
-            if self.claims(middle, lead) <= buffers { fits = middle } else { too_much = middle }
+            let fit = self.claims(place, middle, lead) <= buffers;
+            if fit { fits = middle } else { too_much = middle }
         }
         (fits as usize).div_ceil(per_frame)
     }
@@ -138,19 +137,19 @@ impl Shares {
         usize::from(buffers) / self.per_frame.max(1) as usize
     }
 
-    /// Buffers needed if the current sender takes `taken` and every other one may then rise to the
-    /// same level, less `lead`.
-    fn claims(&self, taken: u64, lead: u64) -> u64 {
-        let level = (self.places[self.current].served + taken).saturating_sub(lead);
-        self.others().fold(taken, |sum, place| {
-            let other = &self.places[place];
+    /// Buffers needed if the sender at `place` takes `taken` and every other one may then rise to
+    /// the same level, less `lead`.
+    fn claims(&self, place: usize, taken: u64, lead: u64) -> u64 {
+        let level = (self.places[place].served + taken).saturating_sub(lead);
+        self.others(place).fold(taken, |sum, other| {
+            let other = &self.places[other];
             sum + u64::from(other.demand).min(level.saturating_sub(other.served))
         })
     }
 
-    /// Places in use except the current sender's.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let mut left = self.active & !(1 << self.current);
+    /// Places in use except `place`.
+    fn others(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
+        let mut left = self.active & !(1 << place);
         std::iter::from_fn(move || {
             let place = left.trailing_zeros() as usize;
             left &= left.wrapping_sub(1);
@@ -158,23 +157,27 @@ impl Shares {
         })
     }
 
-    /// Forgets who has not come while the others came several times each, and brings the current
-    /// sender up to what it may lag at most.
+    /// Forgets who has not come while the others came several times each, and brings the sender at
+    /// `place` up to what it may lag at most.
     #[inline(never)]
-    fn forget_and_clamp(&mut self) {
+    fn forget_and_clamp(&mut self, place: usize) {
         let visits = SHARE_IDLE_VISITS * self.active.count_ones();
         let mut most = 0;
-        for place in self.others() {
-            let sender = self.places[place];
+        for other in self.others(place) {
+            let sender = self.places[other];
             if self.visits.wrapping_sub(sender.seen) > visits {
-                self.active &= !(1 << place);
+                self.active &= !(1 << other);
             } else {
                 most = most.max(sender.served);
             }
         }
-        let sender = &mut self.places[self.current];
+        let sender = &mut self.places[place];
         sender.served = sender.served.max(most.saturating_sub(SHARE_LAG_BUFFERS));
     }
+}
+
+fn place_of(port: PortId) -> usize {
+    usize::from(port) % SHARE_PLACES
 }
 
 #[cfg(test)]
@@ -198,7 +201,7 @@ mod tests {
             for &port in order {
                 let allowed = shares.allow(port, frames, || free).min(frames);
                 let taken = allowed.min(free / per_frame);
-                shares.record(taken as u64, (taken * per_frame) as u16, taken < allowed);
+                shares.record(port, taken as u64, (taken * per_frame) as u16, taken < allowed);
                 free -= taken * per_frame;
                 got[usize::from(port)] += taken;
             }
@@ -215,7 +218,7 @@ mod tests {
             free = (free + refill).min(256);
             for &port in order {
                 let taken = shares.grant(port, frames, free as u16);
-                shares.record(taken as u64, taken as u16, taken < frames);
+                shares.record(port, taken as u64, taken as u16, taken < frames);
                 free -= taken;
                 got[usize::from(port)] += taken;
             }
@@ -234,6 +237,26 @@ mod tests {
             for &got in &got[..8] {
                 assert!(got.abs_diff(total / 8) <= total / 100, "{refill}: {got} of {total}");
             }
+        }
+    }
+
+    /// Two workers ask for two senders before either of them delivers.
+    #[test]
+    fn what_a_sender_took_is_its_own() {
+        for asked in [[0, 1], [1, 0]] {
+            let mut shares = Shares::default();
+            let mut got = [0; 2];
+            for _ in 0..1000 {
+                let mut free = 48;
+                let allowed = asked.map(|port| (port, shares.allow(port, 64, || free)));
+                for (port, allowed) in allowed {
+                    let taken = allowed.min(free);
+                    shares.record(port, taken as u64, taken as u16, taken < 64);
+                    free -= taken;
+                    got[usize::from(port)] += taken;
+                }
+            }
+            assert!(got[0].abs_diff(got[1]) <= 200, "{asked:?}: {got:?}");
         }
     }
 
@@ -260,7 +283,7 @@ mod tests {
         for visit in 0..10_000 {
             // 64 of the 256 buffers are under way to the receiver, never more.
             assert_eq!(shares.allow(visit % 8, 64, || 192), 64, "visit {visit}");
-            shares.record(64, 64, false);
+            shares.record(visit % 8, 64, 64, false);
         }
     }
 
@@ -269,11 +292,11 @@ mod tests {
         let mut shares = Shares::default();
         for port in 0..8 {
             shares.allow(port, 64, || 0);
-            shares.record(0, 0, true);
+            shares.record(port, 0, 0, true);
         }
         let cut = (0..10_000u16).filter(|visit| {
             let allowed = shares.allow(visit % 8, 64, || 192);
-            shares.record(allowed as u64, allowed as u16, false);
+            shares.record(visit % 8, allowed as u64, allowed as u16, false);
             allowed < 64
         });
         assert!(cut.count() <= 8 * SHARE_ROUNDS as usize);
@@ -307,7 +330,7 @@ mod tests {
             for (port, frames) in [(0, 64), (1, 64), (2, 3)] {
                 let allowed = shares.allow(port, frames, || free);
                 let taken = allowed.min(free);
-                shares.record(taken as u64, taken as u16, taken < allowed);
+                shares.record(port, taken as u64, taken as u16, taken < allowed);
                 free -= taken;
                 if port == 2 { small += taken } else { large += taken }
             }
@@ -323,11 +346,11 @@ mod tests {
         let mut shares = Shares::default();
         for port in 0..4 {
             shares.allow(port, 64, || 64);
-            shares.record(0, 0, true);
+            shares.record(port, 0, 0, true);
         }
         let taken = (0..100).map(|_| {
             let taken = shares.allow(0, 64, || 64).min(64);
-            shares.record(taken as u64, taken as u16, false);
+            shares.record(0, taken as u64, taken as u16, false);
             taken
         });
         let short = taken.filter(|&taken| taken < 64).count();
@@ -340,7 +363,7 @@ mod tests {
         let mut give = |port, frames, free: usize| {
             let allowed = shares.allow(port, frames, || free);
             let taken = allowed.min(free);
-            shares.record(taken as u64, taken as u16, taken < allowed);
+            shares.record(port, taken as u64, taken as u16, taken < allowed);
             taken
         };
         for _ in 0..10_000 {
