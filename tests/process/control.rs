@@ -40,7 +40,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::neighbours::Bystanders;
+use testkit::bystanders::Bystanders;
 use testkit::proc::{Daemon, Dir, copy_program, wait_for};
 use testkit::vm::{Vm, VmConfig};
 

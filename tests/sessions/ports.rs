@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::migration::{BEGINNING, Log};
 use testkit::Rng;
+use testkit::bystanders::Bystanders;
 use testkit::frontend::{Acks, proto};
 use testkit::host::{self, Host};
-use testkit::neighbours::{Bystanders, in_one_of_a_few_tries};
+use testkit::neighbours::in_one_of_a_few_tries;
 use testkit::proc::{Dir, alone, wait_for};
 use testkit::rounds;
 use testkit::traffic::{self, Stream, To};

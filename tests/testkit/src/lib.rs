@@ -34,6 +34,7 @@
 //! [`traffic`] (frames that prove I1 to I4), [`net`] (several guests and the traffic between them),
 //! [`packet`] (TCP and UDP packets, and what becomes of them without offloads), [`hostile`] (what a
 //! driver must never do), [`neighbours`] (two honest guests beside an attacker: loss and latency),
+//! [`bystanders`] (the same in a thread of their own),
 //! [`shares`] (what part of a worker a guest keeps beside one), [`transcript`] (recorded
 //! conversations), [`host`] (the host's side of a TAP), [`stream`] (the other end of a stream),
 //! [`huge_pages`], [`silent`] (file systems that never answer),
@@ -42,6 +43,7 @@
 //! service), [`counters`] (what it says it did), [`manual`] (pages and completions that are made
 //! from the programs).
 
+pub mod bystanders;
 pub mod counters;
 pub mod frontend;
 pub mod host;

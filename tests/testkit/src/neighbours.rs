@@ -12,9 +12,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use super::proc::{Apart, Daemon};
@@ -288,50 +286,6 @@ impl Deref for Pair {
 impl DerefMut for Pair {
     fn deref_mut(&mut self) -> &mut [Vm; 2] {
         &mut self.vms
-    }
-}
-
-/// Two that talk in a thread of their own, and lose nothing, until they are told to end.
-pub struct Bystanders {
-    over: Arc<AtomicBool>,
-    thread: JoinHandle<u64>,
-}
-
-impl Bystanders {
-    /// The first of them sends.
-    pub fn begin(vms: [Vm; 2]) -> Bystanders {
-        let over = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::spawn({
-            let over = Arc::clone(&over);
-            move || {
-                let mut pair = Pair::one_way(vms);
-                pair.calibrate();
-                let mut frames = 0;
-                loop {
-                    frames += pair.talk(Duration::from_millis(20)).frames;
-                    if over.load(Ordering::Acquire) {
-                        break;
-                    }
-                }
-                pair.check();
-                frames
-            }
-        });
-        Bystanders { over, thread }
-    }
-
-    /// They end, having lost nothing.
-    pub fn finish(self) {
-        self.end().expect("the bystanders lost nothing");
-    }
-
-    /// They end; an error tells that they lost something.
-    pub fn end(self) -> Result<(), String> {
-        self.over.store(true, Ordering::Release);
-        let frames = self.thread.join().map_err(|_| "the bystanders lost frames".to_owned())?;
-        assert!(frames > 0);
-        println!("the bystanders lost none of {frames} frames");
-        Ok(())
     }
 }
 
