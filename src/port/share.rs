@@ -176,7 +176,9 @@ impl Shares {
     }
 }
 
-fn place_of(port: PortId) -> usize {
+/// The place of a sender among those of a receive ring.
+#[inline(always)]
+pub fn place_of(port: PortId) -> usize {
     usize::from(port) % SHARE_PLACES
 }
 
