@@ -22,7 +22,7 @@ use super::signals::Signals;
 use super::stalls::Stalls;
 use crate::guard::SignalSlot;
 use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
-use crate::port::backpressure::{Behind, Terms};
+use crate::port::backpressure::Terms;
 use crate::port::device::FrameReader;
 use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
 use crate::stats::{QueueStats, WorkerStats};
@@ -202,10 +202,9 @@ impl Pipeline {
         port: &Port,
         context: &mut BurstContext,
         stats: &WorkerStats,
-        from: Option<(&mut TxState, Behind)>,
+        from: Option<(&TxState, bool)>,
     ) -> Tried {
         let BurstContext { burst, plan, scratch, writer, outcomes, .. } = context;
-        let retry = from.as_ref().is_some_and(|(_, behind)| *behind != Behind::Same);
         let mut delivery = Delivery {
             ports,
             ingress: port.id,
@@ -223,11 +222,10 @@ impl Pipeline {
             outcomes,
         };
         if delivery.first_tries(burst, plan.runs()) {
-            let terms = &self.time.backpressure;
-            let wait =
-                from.and_then(|(state, behind)| may_wait(state, self.time.cycle, behind, terms));
+            let wait = from.and_then(|(state, others)| may_wait(state, self.time.cycle, others));
             delivery.last_tries(burst, plan.runs(), wait);
         }
+        let retry = from.is_some_and(|(_, others)| others);
         if !retry && plan.is_fanned() {
             delivery.flood(burst, plan);
         }

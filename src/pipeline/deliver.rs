@@ -283,7 +283,7 @@ impl Delivery<'_> {
             return self.give_up(port, guest, run, state, (done.settled, done.broken, done.slow));
         }
         if done.frames > 0 {
-            credit.took(self.ingress, done.frames, done.bytes);
+            credit.took(done.frames, done.bytes);
         }
         let left = &frames[done.settled..];
         if left.is_empty() {
@@ -388,9 +388,7 @@ impl Delivery<'_> {
                 queue.set_short(true);
                 true
             }
-            Short::Wait(wait)
-                if state.side.credit.allows(self.ingress, wait, self.backpressure) =>
-            {
+            Short::Wait(wait) if state.side.credit.allows(wait, self.backpressure) => {
                 // The driver's next buffers end the waiting, unless they came just before it could
                 // see that we ask.
                 self.tried.again |= state.vring.running().is_some_and(SplitRing::enable_kicks);

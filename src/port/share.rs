@@ -176,9 +176,7 @@ impl Shares {
     }
 }
 
-/// The place of a sender among those of a receive ring.
-#[inline(always)]
-pub fn place_of(port: PortId) -> usize {
+fn place_of(port: PortId) -> usize {
     usize::from(port) % SHARE_PLACES
 }
 

@@ -15,30 +15,19 @@ use crate::frame::ethernet;
 use crate::pipeline::context::BurstContext;
 use crate::pipeline::guest_of;
 use crate::pipeline::plan::{Plan, Run};
-use crate::port::backpressure::{Behind, Terms, Wait, Waiting};
-use crate::port::gate::Gate;
-use crate::port::{Endpoint, Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState, Vring};
+use crate::port::backpressure::{Wait, Waiting};
+use crate::port::{Endpoint, Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::stats::WorkerStats;
 use crate::switch::PortId;
 use crate::sys::clock;
 
-/// How the frames of a ring may wait: not at all if somebody waits for the ring itself, or if it
-/// has waited enough in front of such frames.
-pub(super) fn may_wait(
-    state: &mut TxState,
-    now: u64,
-    behind: Behind,
-    terms: &Terms,
-) -> Option<Wait> {
-    let TxState { vring: Vring { ring: Some(ring), .. }, side: Tx { gate, .. }, .. } = state else {
-        return None;
-    };
-    let waited = gate.receiver.map_or(0, |waiting| clock::since(waiting.charged_until, now));
-    let holds = gate.receiver.is_some_and(|waiting| waiting.behind == Behind::Others);
-    let may = gate.allowance.allows(now, holds, terms) || behind != Behind::Others;
-    let others = behind != Behind::Same;
-    (may && gate.drain_to.is_none()).then(|| Wait { now, waited, ring_size: ring.size(), others })
+/// How the frames of a ring may wait: not at all if somebody waits for the ring itself.
+pub(super) fn may_wait(state: &TxState, now: u64, others: bool) -> Option<Wait> {
+    let (None, Some(ring)) = (state.side.gate.drain_to, &state.vring.ring) else { return None };
+    let waited = |waiting: Waiting| clock::since(waiting.charged_until, now);
+    let waited = state.side.gate.receiver.map_or(0, waited);
+    Some(Wait { now, waited, ring_size: ring.size(), others })
 }
 
 impl Pipeline {
@@ -52,7 +41,9 @@ impl Pipeline {
         state: &mut TxState,
         limit: usize,
     ) -> Result<usize, Next> {
-        let Gate { receiver: Some(mut waiting), drain_to: None, .. } = state.side.gate else {
+        let (Some(mut waiting), Some(mut wait)) =
+            (state.side.gate.receiver, may_wait(state, self.time.cycle, false))
+        else {
             return Ok(limit);
         };
         // It may be gone since, and its number another port's.
@@ -71,12 +62,12 @@ impl Pipeline {
         let granted = shares.grant(id, wanted, ring.offered());
         if granted > 0 {
             // Where others' frames are among them as many as usual are taken: they need not wait.
-            return Ok(if waiting.behind == Behind::Same { granted } else { limit });
+            return Ok(if waiting.others { limit } else { granted });
         }
-        look_behind(state.vring.ring.as_mut(), &mut waiting);
-        let terms = &self.time.backpressure;
-        let wait = may_wait(state, self.time.cycle, waiting.behind, terms);
-        if !wait.is_some_and(|wait| credit.allows(id, wait, terms)) {
+        // Once others were seen nothing behind them needs a look.
+        waiting.others = waiting.others || looks_behind(state.vring.ring.as_mut(), &mut waiting);
+        wait.others = waiting.others;
+        if !credit.allows(wait, &self.time.backpressure) {
             return Ok(limit);
         }
         waiting.charged_until = self.time.cycle;
@@ -123,7 +114,7 @@ impl Pipeline {
             false => self.cut_to_room((ports, port), state, queue, context),
         };
         let mut next = cut.unwrap_or(Next::More);
-        let tried = self.deliver(ports, port, context, stats, Some((state, Behind::Same)));
+        let tried = self.deliver(ports, port, context, stats, Some((state, false)));
         if tried.left {
             let to = (ports, port);
             let left = self.leave_waiting(to, (state, queue), context, stats, tried.again);
@@ -165,10 +156,7 @@ impl Pipeline {
         if plan.frames() != burst.frames().len() {
             return None;
         }
-        // Floods and devices are never short.
-        let short = !plan.is_fanned() && plan.runs().iter().all(|run| is_short(ports, run));
-        let behind = if short { Behind::Short } else { Behind::Others };
-        let wait = may_wait(state, self.time.cycle, behind, &self.time.backpressure)?;
+        let wait = may_wait(state, self.time.cycle, true)?;
         let mut cut: Option<(u8, PortId, u8)> = None;
         let mut next = self.retry();
         for run in plan.runs() {
@@ -189,14 +177,14 @@ impl Pipeline {
                 continue;
             };
             if cut.is_none_or(|(first, ..)| at < first)
-                && credit.allows(port.id, wait, &self.time.backpressure)
+                && credit.allows(wait, &self.time.backpressure)
             {
                 cut = Some((at, run.port, run.queue));
                 next = if ring.enable_kicks() { Next::Again } else { next };
             }
         }
         let (at, to, receive_queue) = cut?;
-        let waiting = self.waiting(state, &context.burst, at, (to, receive_queue), behind);
+        let waiting = self.waiting(state, &context.burst, at, (to, receive_queue), true);
         context.give_back(at);
         note(state, queue, waiting);
         Some(next)
@@ -215,10 +203,10 @@ impl Pipeline {
         mut again: bool,
     ) -> Option<Next> {
         let (at, to) = first_left(&mut context.plan)?;
-        let mut waiting = self.waiting(state, &context.burst, at, to, Behind::Same);
-        look_behind(state.vring.ring.as_mut(), &mut waiting);
-        if waiting.behind != Behind::Same {
-            again = self.deliver(ports, port, context, stats, Some((state, waiting.behind))).again;
+        let mut waiting = self.waiting(state, &context.burst, at, to, false);
+        if looks_behind(state.vring.ring.as_mut(), &mut waiting) {
+            waiting.others = true;
+            again = self.deliver(ports, port, context, stats, Some((state, true))).again;
         }
         let (at, _) = first_left(&mut context.plan)?;
         context.give_back(at);
@@ -233,7 +221,7 @@ impl Pipeline {
         burst: &Burst,
         at: u8,
         to: (PortId, u8),
-        behind: Behind,
+        others: bool,
     ) -> Waiting {
         let base = state.vring.ring.as_ref().map_or(0, SplitRing::base);
         Waiting {
@@ -241,7 +229,7 @@ impl Pipeline {
             queue: to.1,
             to: ethernet::destination(&burst.frames()[usize::from(at)].snapshot),
             looked: base.wrapping_add(burst.taken() as u16),
-            behind,
+            others,
             charged_until: self.time.cycle,
             blocked_since: None,
         }
@@ -260,14 +248,14 @@ fn note(state: &mut TxState, queue: &Queue<Tx>, waiting: Waiting) {
     }
 }
 
-/// Looks at what is behind frames that wait, as far as that can be seen. Once others' frames were
-/// seen nothing behind them needs a look.
-fn look_behind(ring: Option<&mut SplitRing>, waiting: &mut Waiting) {
-    if waiting.behind == Behind::Same {
-        match ring.and_then(|ring| ring.all_go_to(waiting.to, waiting.looked)) {
-            Some(looked) => waiting.looked = looked,
-            None => waiting.behind = Behind::Others,
+/// True if frames for another address are behind those that wait, as far as that can be seen.
+fn looks_behind(ring: Option<&mut SplitRing>, waiting: &mut Waiting) -> bool {
+    match ring.and_then(|ring| ring.all_go_to(waiting.to, waiting.looked)) {
+        Some(looked) => {
+            waiting.looked = looked;
+            false
         }
+        None => true,
     }
 }
 
