@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketType};
-use testkit::neighbours::{Bystanders, Pair};
+use testkit::bystanders::Bystanders;
+use testkit::neighbours::Pair;
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::vm::{Vm, VmConfig};
 use testkit::{skip, sys};
