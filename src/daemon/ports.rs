@@ -19,7 +19,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::book::{Clash, Entry, Untied};
 use super::front_end::Acceptor;
@@ -329,14 +329,14 @@ impl Daemon {
     /// Tells what serves a port or TAP to end, and waits for nothing.
     pub fn begin_removal(&self, name: &str) -> Result<Removal, PortError> {
         self.is_free()?;
-        self.leave(name)
+        self.leave(name, REMOVE_TIMEOUT)
     }
 
-    /// The same for a reload, which has the daemon for itself.
-    pub(super) fn leave(&self, name: &str) -> Result<Removal, PortError> {
+    /// The same for a reload, which has the daemon for itself. Its session is waited for so long.
+    pub(super) fn leave(&self, name: &str, limit: Duration) -> Result<Removal, PortError> {
         let serving = self.serving(name)?;
         serving.stop();
-        let end = Instant::now() + REMOVE_TIMEOUT;
+        let end = Instant::now() + limit;
         Ok(Removal { post: Arc::clone(serving.post()), serial: None, end })
     }
 

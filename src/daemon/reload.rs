@@ -20,7 +20,7 @@ use super::plan::{Step, Summary, plan, scalars, templates};
 use super::{Daemon, PortError};
 use crate::config::{Config, Origin, Request, Texts};
 use crate::events::{What, reason};
-use crate::limits::REMOVE_STEP;
+use crate::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
 
 /// Reads the configuration again, for whoever asks.
 pub struct Reloader {
@@ -375,7 +375,7 @@ impl Reloader {
     fn take_away(&self, steps: &[Step]) -> Result<(), String> {
         let mut leaving = Vec::new();
         for entry in steps.iter().filter(|step| step.detaches()).filter_map(Step::entry) {
-            let removal = self.daemon().leave(entry.settings.name());
+            let removal = self.daemon().leave(entry.settings.name(), RELOAD_REMOVE_TIMEOUT);
             leaving.push((entry, removal.map_err(|error| named(entry, &error))?));
         }
         let mut failed = Ok(());
