@@ -119,8 +119,10 @@ fn run(
     let plug = serve_plug(&mut services, &daemon);
     let control = control.map(|socket| socket.serve(&daemon, &reloader)).transpose()?;
     let metrics = serve_metrics(&mut services, config, &daemon);
-    let status = say_ready(&lock(&daemon), log);
+    // What fails ends the start, so it comes before the service manager is told.
+    let status = lock(&daemon).status_line();
     let retry = services.retry(status)?;
+    say_ready(&lock(&daemon), log);
     loop {
         match signals.wait()? {
             Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
@@ -216,8 +218,8 @@ fn state_dir(request: &Request) -> Option<PathBuf> {
     given.or_else(|| std::env::split_paths(&std::env::var_os("STATE_DIRECTORY")?).next())
 }
 
-/// Ready, with all that it was told to be or without some; the service manager's status.
-fn say_ready(daemon: &Daemon, log: &Log) -> String {
+/// Ready, with all that it was told to be or without some.
+fn say_ready(daemon: &Daemon, log: &Log) {
     let events = daemon.events();
     for Degradation { code, subject, text, .. } in daemon.degradations() {
         let why = match code {
@@ -246,7 +248,6 @@ fn say_ready(daemon: &Daemon, log: &Log) -> String {
             events.keep(None, 0, event);
         }
     }
-    status
 }
 
 /// What the journal is told beside an event's text.
