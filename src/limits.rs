@@ -380,8 +380,8 @@ pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
 /// microseconds, unless a guest's memory makes them wait.
 pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long a reload waits for the sessions of all ports that it removes or makes anew: hundreds at a
-/// time, on a machine whose CPUs may have other things to do. It holds up nothing but other changes.
+/// How long a reload waits for the sessions of all ports that it removes or makes anew: hundreds at
+/// a time, on a machine whose CPUs may have other things to do. Only other changes wait meanwhile.
 pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// How often a removal is looked at meanwhile.
