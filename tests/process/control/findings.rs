@@ -87,16 +87,21 @@ fn happened(lab: &Lab, kind: &str) -> bool {
     events.any(|event| event["kind"] == kind && event["port"] == "up")
 }
 
+/// A switch with a port, and an uplink whose interface is up; in a namespace of its own.
+fn with_uplink() -> Lab {
+    ip("tuntap add t0 mode tap multi_queue vnet_hdr");
+    ip("link set t0 up");
+    ip("address add 10.9.1.1/24 dev t0");
+    Lab::new(1, &["--tap=up,ifname=t0"])
+}
+
 #[test]
 fn an_interface_that_goes_down_away_and_comes_back_is_told_everywhere() {
     if !is_root() {
         return skip("network namespaces need root");
     }
     in_namespace(|| {
-        ip("tuntap add t0 mode tap multi_queue vnet_hdr");
-        ip("link set t0 up");
-        ip("address add 10.9.1.1/24 dev t0");
-        let lab = Lab::new(1, &["--tap=up,ifname=t0"]);
+        let lab = with_uplink();
         let mut vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
         let broadcast = [&[0xff; 6][..], &vm.mac(), &[0x88, 0xb5], &[0; 46]].concat();
         vm.tx[0].send_waiting(&broadcast, LOST);
@@ -298,10 +303,7 @@ fn a_table_that_an_uplink_fills_is_found() {
         return skip("network namespaces need root");
     }
     in_namespace(|| {
-        ip("tuntap add t0 mode tap multi_queue vnet_hdr");
-        ip("link set t0 up");
-        ip("address add 10.9.1.1/24 dev t0");
-        let lab = Lab::new(1, &["--tap=up,ifname=t0"]);
+        let lab = with_uplink();
         let mut vm = connect(&lab, 0);
         let own = vm.mac();
         announce(&mut vm, own);
