@@ -4,6 +4,7 @@
 
 #[path = "../../../src/frame"]
 pub mod frame {
+    pub mod fold;
     pub mod mac;
     pub use mac::MacAddr;
 }
