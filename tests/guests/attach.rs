@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
 use crate::lab::{Lab, port, tap};
 use crate::service::{self, Service};
 use crate::testpmd::{available, socket};
@@ -28,8 +30,7 @@ impl Drop for Machine {
     fn drop(&mut self) {
         // Not yet waited for, so the number is still its own.
         if self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
-            let group = format!("-{}", self.pid());
-            let _ = Command::new("kill").args(["-s", "KILL", "--", &group]).status();
+            let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         }
         let _ = self.0.wait();
     }
@@ -46,9 +47,8 @@ impl Machine {
         ended.code()
     }
 
-    fn signal(&self, signal: &str) {
-        let kill = Command::new("kill").args(["-s", signal, &self.pid().to_string()]).status();
-        assert!(kill.expect("kill").success());
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("kill");
     }
 
     /// The number of a child that QEMU is.
@@ -251,28 +251,29 @@ fn ran(name: &str, qemu: Result<Qemu, String>) {
     let mut second = run(&[], &bare(&qemu));
     assert_eq!(second.ended(), Some(1));
     let both = [machine.pid(), machine.child()];
-    machine.signal("TSTP");
+    machine.signal(Signal::TSTP);
     wait_for("both to stop", SOON, || both.iter().all(|pid| state(*pid) == "T").then_some(()));
-    machine.signal("CONT");
+    machine.signal(Signal::CONT);
     wait_for("both to go on", SOON, || both.iter().all(|pid| state(*pid) != "T").then_some(()));
-    machine.signal("TERM");
+    machine.signal(Signal::TERM);
     assert_eq!(machine.ended(), Some(0), "QEMU leaves in good order");
     assert!(bench.is_gone("vm1"), "a port is left behind");
 
     // Without a guest: what ends QEMU, and what is told of it.
     let still = [bare(&qemu), vec!["-S".to_owned(), "-m".to_owned(), STANDS.to_owned()]].concat();
-    for (signal, status) in [("INT", 0), ("HUP", 0), ("KILL", 137)] {
+    for (signal, status) in [(Signal::INT, 0), (Signal::HUP, 0), (Signal::KILL, 137)] {
         let mut machine = run(&["queues=2"], &still);
         bench.wait("vm1", "negotiating");
         wait_catching(machine.child());
         match signal {
-            "KILL" => {
-                drop(Command::new("kill").args(["-9", &machine.child().to_string()]).status())
+            Signal::KILL => {
+                let child = Pid::from_raw(machine.child() as i32).expect("a number");
+                kill_process(child, signal).expect("kill");
             }
             signal => machine.signal(signal),
         }
-        assert_eq!(machine.ended(), Some(status), "{signal}");
-        assert!(bench.is_gone("vm1"), "{signal}: a port is left behind");
+        assert_eq!(machine.ended(), Some(status), "{signal:?}");
+        assert!(bench.is_gone("vm1"), "{signal:?}: a port is left behind");
     }
     let mut machine = run(&[], &["-no-such-option".to_owned()]);
     assert_eq!(machine.ended(), Some(1));
@@ -282,7 +283,7 @@ fn ran(name: &str, qemu: Result<Qemu, String>) {
     let mut machine = run(&["queues=2"], &still);
     bench.wait("vm1", "negotiating");
     wait_catching(machine.child());
-    machine.signal("TERM");
+    machine.signal(Signal::TERM);
     assert_eq!(machine.ended(), Some(0));
     assert!(!bench.is_gone("vm1"));
     let mut machine = run(&["queues=3"], &still);

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::lab::Lab;
 use crate::vm::{BOOT_LIMIT, Qemu, SOON};
 use crate::{alone, can_make_network, progress, skip, wait_for};
@@ -105,14 +107,14 @@ fn guests_are_left_to_play_with() {
         return skip(&missing);
     }
     let lab = Lab::without_network("demo-keep");
-    for (n, end) in ["INT", "TERM"].into_iter().enumerate() {
+    for (n, end) in [Signal::INT, Signal::TERM].into_iter().enumerate() {
         let mut demo = Demo::start(lab.path(&format!("demo-{n}")));
         let said = demo.said();
         let ctl = said.split("alias ctl='").nth(1).and_then(|rest| rest.split('\'').next());
         let ctl: Vec<String> =
             ctl.expect("an alias").split_whitespace().map(str::to_owned).collect();
         let control = PathBuf::from(ctl.last().expect("a socket"));
-        if end == "INT" {
+        if end == Signal::INT {
             demo.typed("vm1.tty", "ping -c 1 10.99.0.2\n", " 0% packet loss");
             demo.typed("vm2.tty", "hostname; echo $((6 * 7))\n", "\n42");
             demo.run(&ctl, &["why", "vm1", "vm2"]);
@@ -121,10 +123,9 @@ fn guests_are_left_to_play_with() {
         }
         let kill = demo.words("kill ");
         assert_eq!(kill[1], demo.child.id().to_string(), "its own number");
-        let signal = ["-s", end, &kill[1]];
-        assert!(Command::new("kill").args(signal).status().expect("kill").success());
+        kill_process(Pid::from_child(&demo.child), end).expect("kill");
         let status = wait_for("its end", SOON, || demo.child.try_wait().expect("wait"));
-        assert!(status.success(), "{end}: {status} {}", demo.said());
+        assert!(status.success(), "{end:?}: {status} {}", demo.said());
         assert!(demo.said().ends_with("\nended\n"), "{}", demo.said());
         let directory = control.parent().expect("a directory");
         assert!(!directory.exists(), "{} is left behind", directory.display());

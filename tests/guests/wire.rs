@@ -7,8 +7,10 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::lab::{Lab, TAP, hold_namespace, in_netns};
 use super::wait_for;
@@ -116,9 +118,8 @@ impl Recording {
     /// allows; returns how many frames had a checksum of TCP or UDP.
     pub fn check(mut self) -> usize {
         self.settle();
-        let pid = self.child.id().to_string();
         // It has left by itself if it had enough.
-        let _ = Command::new("kill").args(["-INT", &pid]).stderr(Stdio::null()).status();
+        let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
         let _ = self.child.wait();
         let read = Command::new("tcpdump")
             .args(["-n", "-e", "-vv", "-r", self.file.to_str().expect("a path")])
