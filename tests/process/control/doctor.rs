@@ -247,8 +247,8 @@ fn faults_of_guests_are_found() {
 /// path: neither is a finding.
 #[test]
 fn a_command_line_alone_is_no_evidence() {
-    if !is_root() {
-        return skip("other users' processes need root");
+    if testkit::skips_without_mounts() {
+        return;
     }
     let lab = Lab::with_ports(&["", ",socket-mode=0600"], &[]);
     let [attached, closed] = [lab.d.socket(0), lab.d.socket(1)];
@@ -399,6 +399,9 @@ fn shell(script: &str) {
 
 #[test]
 fn faults_of_uplinks_are_found() {
+    if testkit::skips_without_mounts() {
+        return;
+    }
     in_namespace(|| {
         for n in 0..3 {
             ip(&format!("tuntap add t{n} mode tap multi_queue vnet_hdr"));

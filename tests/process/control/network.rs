@@ -226,8 +226,8 @@ esac
 /// What runs is stopped before the files go by which it is known, and can be stopped again.
 #[test]
 fn what_cannot_be_stopped_keeps_its_files() {
-    if !is_root() {
-        return testkit::skip("mounts need root");
+    if testkit::skips_without_mounts() {
+        return;
     }
     for manager in ["networkd", "dnsmasq"] {
         let (system, lab) = (System::new(), Dir::new());

@@ -315,8 +315,8 @@ fn files_keep_their_mode_and_their_links() {
 /// Who may not write there is told so, and one whose files the switch does not see gets them back.
 #[test]
 fn nothing_is_written_where_the_switch_would_not_find_it() {
-    if !is_root() {
-        return testkit::skip("needs root for another user and for mounts");
+    if testkit::skips_without_mounts() {
+        return;
     }
     let filed =
         Filed::new(0, &[("f1", "")], &["--control-group=65533", "--control-admin-group=65532"]);

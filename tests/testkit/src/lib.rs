@@ -116,6 +116,17 @@ pub fn rounds<T>(quick: T, full: T, longest: T) -> T {
     }
 }
 
+/// True where this process cannot have mounts of its own, and then says that the test is skipped:
+/// without root, and in most containers.
+pub fn skips_without_mounts() -> bool {
+    let unshare = std::process::Command::new("unshare").args(["--mount", "true"]).output();
+    let mounts = unshare.is_ok_and(|output| output.status.success());
+    if !mounts {
+        skip("mounts of its own need root, and a root directory that is a mount");
+    }
+    !mounts
+}
+
 /// Says that this test is skipped, which fails it if `VIOSWITCH_REQUIRE=1`.
 pub fn skip(reason: &str) {
     let required = std::env::var_os("VIOSWITCH_REQUIRE").is_some_and(|value| value == "1");
