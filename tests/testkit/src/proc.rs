@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -88,12 +89,17 @@ pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
 /// The program under test: the one that `VIOSWITCHD_BIN` names, or the one that cargo builds beside
 /// the directory of the tests' own programs.
 pub fn program() -> PathBuf {
-    if let Some(named) = std::env::var_os("VIOSWITCHD_BIN") {
-        return named.into();
-    }
-    let this = std::env::current_exe().expect("this program");
-    let mut above = this.ancestors().map(|dir| dir.join("vioswitchd"));
-    above.find(|path| path.is_file()).expect("vioswitchd above this program")
+    // A thread that has taken mounts of its own may have no path to this program any more.
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    let find = || {
+        if let Some(named) = std::env::var_os("VIOSWITCHD_BIN") {
+            return named.into();
+        }
+        let this = std::env::current_exe().expect("this program");
+        let mut above = this.ancestors().map(|dir| dir.join("vioswitchd"));
+        above.find(|path| path.is_file()).expect("vioswitchd above this program")
+    };
+    FOUND.get_or_init(find).clone()
 }
 
 /// How long the threads of process `pid` and this one's stood ready without a CPU, in all. What a

@@ -5,9 +5,12 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
+use super::proc::program;
+
 /// The calling thread, and what it starts, have mounts of their own from now on; false where that
 /// is not permitted.
 pub fn own_mounts() -> bool {
+    let _ = program();
     // SAFETY: plain system calls on strings that live across them.
     unsafe {
         let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
