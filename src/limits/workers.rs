@@ -59,6 +59,11 @@ pub const BACKPRESSURE_SHARE: u64 = 10;
 /// burst in that time, 64,000 frames a second; one that a CPU polls takes 64 frames in 10 to 30 µs.
 pub const BACKPRESSURE_OTHERS_NANOS: u64 = 1_000_000;
 
+/// In front of frames for others that may have buffers a ring waits for one part in so many of the
+/// time, whatever its receivers have earned: so much of their rate others lose at most, which is to
+/// be less than a tenth.
+pub const BACKPRESSURE_OTHERS_SHARE: u64 = 12;
+
 /// So many bytes of a frame earn as much waiting as a short frame does.
 pub const BACKPRESSURE_FRAME_BYTES: u64 = 4096;
 

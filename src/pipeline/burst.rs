@@ -14,17 +14,18 @@ mod wait;
 
 use std::sync::Arc;
 
-use self::wait::may_wait;
 use super::account::Account;
 use super::context::{BurstContext, BurstGuard};
 use super::deliver::{Delivery, Tried};
+use super::plan::Plan;
 use super::signals::Signals;
 use super::stalls::Stalls;
 use crate::guard::SignalSlot;
 use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
-use crate::port::backpressure::Terms;
+use crate::port::backpressure::{Terms, Wait};
 use crate::port::device::FrameReader;
 use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
+use crate::ring::Burst;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{Fdb, Ingress, Policy, Rules, SourceMemo};
 use crate::sys::clock;
@@ -192,9 +193,8 @@ impl Pipeline {
         context.classify(&policy, port, ingress, source.memo(), self.time.second);
     }
 
-    /// Delivers the plan: unicast, then floods. Of a transmit ring, `from`, frames may then be
-    /// left, which wait; given that frames for others are behind these, it is asked about them once
-    /// more.
+    /// Delivers the plan: unicast, then floods. If its source is a transmit ring, the end of the
+    /// burst may be left, which waits.
     #[inline(always)]
     fn deliver(
         &mut self,
@@ -202,9 +202,42 @@ impl Pipeline {
         port: &Port,
         context: &mut BurstContext,
         stats: &WorkerStats,
-        from: Option<(&TxState, bool)>,
+        wait: Option<Wait>,
     ) -> Tried {
-        let BurstContext { burst, plan, scratch, writer, outcomes, .. } = context;
+        self.delivering(ports, port, context, stats, |delivery, burst, plan| {
+            if delivery.first_tries(burst, plan.runs(), wait) {
+                delivery.last_tries(burst, plan.runs(), wait);
+            }
+            if plan.is_fanned() {
+                delivery.flood(burst, plan);
+            }
+        })
+    }
+
+    /// Delivers or drops what is left of the plan's unicast.
+    #[cold]
+    fn deliver_rest(
+        &mut self,
+        ports: &PortTable,
+        port: &Port,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        self.delivering(ports, port, context, stats, |delivery, burst, plan| {
+            delivery.last_tries(burst, plan.runs(), None);
+        });
+    }
+
+    #[inline(always)]
+    fn delivering(
+        &mut self,
+        ports: &PortTable,
+        port: &Port,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+        how: impl FnOnce(&mut Delivery<'_>, &Burst, &mut Plan),
+    ) -> Tried {
+        let BurstContext { burst, plan, scratch, writer, outcomes, wait_until, .. } = context;
         let mut delivery = Delivery {
             ports,
             ingress: port.id,
@@ -216,19 +249,12 @@ impl Pipeline {
             signals: &mut self.signals,
             backpressure: &self.time.backpressure,
             tried: Tried::default(),
-            wait_until: None,
+            wait_until,
             slow: 0,
             most_segments: MAX_SEGMENTS,
             outcomes,
         };
-        if delivery.first_tries(burst, plan.runs()) {
-            let wait = from.and_then(|(state, others)| may_wait(state, self.time.cycle, others));
-            delivery.last_tries(burst, plan.runs(), wait);
-        }
-        let retry = from.is_some_and(|(_, others)| others);
-        if !retry && plan.is_fanned() {
-            delivery.flood(burst, plan);
-        }
+        how(&mut delivery, burst, plan);
         self.account.forgive(delivery.slow);
         let tried = delivery.tried;
         if self.stalls.is_watching() {

@@ -11,6 +11,7 @@
 
 use std::iter::repeat_n;
 use std::ops::{Deref, DerefMut};
+use std::time::Instant;
 
 use super::plan::Plan;
 use crate::capture::outcomes::Outcomes;
@@ -35,6 +36,8 @@ pub struct BurstContext {
     pub plan: Plan,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
+    /// Until when it may wait for rings that another worker holds, once it does.
+    pub wait_until: Option<Instant>,
     /// What became of its copies, if somebody wants to know.
     pub outcomes: Outcomes,
     /// Room for delivering to rings.
@@ -99,7 +102,7 @@ impl<'a> BurstGuard<'a> {
     /// `from`, and the caller is their only writer.
     #[inline(always)]
     pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
-        context.bytes = 0;
+        (context.bytes, context.wait_until) = (0, None);
         BurstGuard { context, from }
     }
 

@@ -25,12 +25,12 @@ use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
-use crate::port::backpressure::{Terms, Wait};
+use crate::port::backpressure::{Answer, Terms, Wait};
 use crate::port::device::FrameWriter;
 use crate::port::{
     DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, Rx, RxState, Vring,
 };
-use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch, SplitRing};
+use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
 use crate::stats::{DropReason, Drops, QueueStats, WorkerStats};
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -38,8 +38,8 @@ use crate::sys::clock;
 /// What becomes of frames that find no buffer.
 #[derive(Clone, Copy)]
 enum Short {
-    /// Another try follows.
-    Retry,
+    /// Another try follows, unless they may stay in their sender's ring.
+    Retry(Option<Wait>),
     /// They may stay in their sender's ring.
     Wait(Wait),
     /// They are counted drops.
@@ -51,6 +51,10 @@ enum Short {
 pub struct Tried {
     /// Frames are left that wait for their receiver.
     pub left: bool,
+    /// Whether they may.
+    pub answer: Answer,
+    /// They may not wait, at the first try.
+    refused: bool,
     /// That receiver has buffers again.
     pub again: bool,
 }
@@ -78,7 +82,7 @@ pub struct Delivery<'a> {
     /// What came of it.
     pub tried: Tried,
     /// Until when the burst may wait here for rings that somebody else holds, once it does.
-    pub wait_until: Option<Instant>,
+    pub wait_until: &'a mut Option<Instant>,
     /// Cycles that receivers' memory took to come, which is not the sender's to pay.
     pub slow: u64,
     /// Segments that a frame may be cut into.
@@ -88,20 +92,26 @@ pub struct Delivery<'a> {
 }
 
 impl Delivery<'_> {
-    /// Delivers every run, each destination once. True if frames are left.
+    /// Delivers every run, each destination once. True if frames are left to be tried again. Those
+    /// of a burst for one receiver are not, if they may `wait`: it had no buffers in this moment.
     #[inline(always)]
-    pub fn first_tries(&mut self, burst: &Burst, runs: &mut [Run]) -> bool {
+    pub fn first_tries(&mut self, burst: &Burst, runs: &mut [Run], wait: Option<Wait>) -> bool {
+        let wait = match runs {
+            [run] if run.left().len() == burst.frames().len() => wait,
+            _ => None,
+        };
         let mut left = false;
         for run in runs.iter_mut() {
-            left |= !self.first_try(burst, run);
+            left |= !self.first_try(burst, run, Short::Retry(wait));
         }
-        left
+        left && !self.tried.left
     }
 
     /// Tries once more what is left over. With `wait` given the end of the burst may then still be
     /// left, neither delivered nor dropped.
     #[inline(never)]
     pub fn last_tries(&mut self, burst: &Burst, runs: &mut [Run], wait: Option<Wait>) {
+        let wait = wait.filter(|_| !self.tried.refused);
         for run in runs.iter_mut().filter(|run| !run.left().is_empty()) {
             let short = match (wait, run.left()) {
                 // Nothing behind them is settled.
@@ -119,7 +129,7 @@ impl Delivery<'_> {
 
     /// True if the run is settled.
     #[inline(always)]
-    fn first_try(&mut self, burst: &Burst, run: &mut Run) -> bool {
+    fn first_try(&mut self, burst: &Burst, run: &mut Run, short: Short) -> bool {
         let ports = self.ports;
         let port = &ports[run.port];
         match &port.endpoint {
@@ -129,7 +139,7 @@ impl Delivery<'_> {
                     self.stats.lock_misses.add(1);
                     return false;
                 };
-                let done = self.fill_ring(port, guest, run, state, burst, Short::Retry);
+                let done = self.fill_ring(port, guest, run, state, burst, short);
                 run.advance(done);
                 run.left().is_empty()
             }
@@ -257,7 +267,7 @@ impl Delivery<'_> {
         let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *state;
         let down = if vring.broken { DropReason::RingBroken } else { DropReason::PortDown };
         let Some(ring) = vring.running() else {
-            if matches!(short, Short::Retry) && guest.any_receiver().is_some() {
+            if matches!(short, Short::Retry(_)) && guest.any_receiver().is_some() {
                 return 0;
             }
             return self.drop_all(port, &stats.drops, frames, down);
@@ -266,7 +276,7 @@ impl Delivery<'_> {
         let allowed = run.granted().unwrap_or_else(ask).min(frames.len());
         let base = ring.base();
         let cut = match short {
-            Short::Retry | Short::Wait(_) => Cut::Whole,
+            Short::Retry(_) | Short::Wait(_) => Cut::Whole,
             Short::Drop => Cut::Part(self.most_segments),
         };
         let done = ring.deliver(burst, &frames[..allowed], self.scratch, cut);
@@ -283,7 +293,7 @@ impl Delivery<'_> {
             return self.give_up(port, guest, run, state, (done.settled, done.broken, done.slow));
         }
         if done.frames > 0 {
-            credit.took(done.frames, done.bytes);
+            credit.took(self.ingress, done.frames, done.bytes);
         }
         let left = &frames[done.settled..];
         if left.is_empty() {
@@ -383,19 +393,23 @@ impl Delivery<'_> {
 
     /// True if frames that found no buffer are neither delivered nor dropped now.
     fn keeps(&mut self, queue: &Queue<Rx>, state: &mut RxState, short: Short) -> bool {
-        match short {
-            Short::Retry => {
+        let (wait, retry) = match short {
+            Short::Retry(wait) => {
                 queue.set_short(true);
-                true
+                (wait, true)
             }
-            Short::Wait(wait) if state.side.credit.allows(wait, self.backpressure) => {
-                // The driver's next buffers end the waiting, unless they came just before it could
-                // see that we ask.
-                self.tried.again |= state.vring.running().is_some_and(SplitRing::enable_kicks);
-                true
-            }
-            _ => false,
+            Short::Wait(wait) => (Some(wait), false),
+            Short::Drop => (None, false),
+        };
+        let Some(wait) = wait else { return retry };
+        let answer = state.side.credit.ask(self.ingress, wait, self.backpressure);
+        if !answer.is_maybe() {
+            self.tried.refused = true;
+            return retry;
         }
+        (self.tried.left, self.tried.answer) = (true, answer);
+        self.tried.again |= state.vring.running().is_some_and(|ring| ring.has_work());
+        true
     }
 
     /// Delivers the floods of `plan`: one copy for each target and no retry, after all unicast of

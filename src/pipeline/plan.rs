@@ -257,6 +257,12 @@ impl Plan {
         &mut self.runs[..self.count]
     }
 
+    /// Records how many frames the receive ring takes at the first try.
+    pub fn grant(&mut self, port: PortId, queue: u8, count: usize) {
+        let run = self.runs().iter_mut().find(|run| (run.port, run.queue) == (port, queue));
+        run.into_iter().for_each(|run| run.grant(count));
+    }
+
     /// Takes the frames from index `end` on out, which all go somewhere.
     pub fn truncate(&mut self, end: u8) {
         self.runs().iter_mut().for_each(|run| run.truncate(end));

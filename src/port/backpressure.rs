@@ -17,9 +17,15 @@
 //!   before it takes a frame.
 //! - **Others' frames wait too**: in the same burst or behind it. Each frame taken earns what lets
 //!   a burst pass in [`BACKPRESSURE_OTHERS_NANOS`], and no more than that can be saved up; time
-//!   earns nothing. So a receiver that keeps taking frames slows its senders down to what it takes,
-//!   one that does not costs the others nothing, and one in between at most what its frames have
-//!   earned.
+//!   earns nothing. It is earned for the sender that the frame came from alone, or two guests, one
+//!   that sends and one that takes, could have the ring of a third wait. So a receiver that keeps
+//!   taking frames slows its senders down to what it takes, and one that does not costs the others
+//!   nothing. Where one of these others has buffers, waiting costs it something: so a ring waits in
+//!   front of it for one part of the time in [`BACKPRESSURE_OTHERS_SHARE`] at most, whatever its
+//!   receivers earn ([`Allowance`]).
+//!
+//! Which of them counts depends on what is behind the frames, and to look at that costs a cache
+//! miss a frame. So it is looked at only where the answers differ.
 //!
 //! Frames count by their length too: one of 64 KiB earns as much as 17 short ones.
 //!
@@ -27,9 +33,14 @@
 //!
 //! [`BACKPRESSURE_NANOS`]: crate::limits::BACKPRESSURE_NANOS
 //! [`BACKPRESSURE_OTHERS_NANOS`]: crate::limits::BACKPRESSURE_OTHERS_NANOS
+//! [`BACKPRESSURE_OTHERS_SHARE`]: crate::limits::BACKPRESSURE_OTHERS_SHARE
 
+use super::share::place_of;
 use crate::frame::MacAddr;
-use crate::limits::{BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_SHARE, BURST_FRAMES};
+use crate::limits::{
+    BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_OTHERS_SHARE, BACKPRESSURE_SHARE, BURST_FRAMES,
+    SHARE_PLACES,
+};
 use crate::switch::PortId;
 use crate::sys::clock::since;
 
@@ -42,6 +53,38 @@ pub struct Terms {
     pub most_others: u64,
 }
 
+/// What is behind frames that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behind {
+    /// Not looked at, or frames for the same receiver when it was.
+    Unknown,
+    /// Frames for others, which lack buffers too.
+    Short,
+    /// Frames for others, which may have buffers.
+    Others,
+}
+
+/// Whether frames may wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// They may if nothing is behind them but frames for the same receiver.
+    pub alone: bool,
+    /// They may if frames for others are behind them.
+    pub in_front: bool,
+}
+
+impl Answer {
+    /// True if they may wait in one of these cases.
+    pub fn is_maybe(self) -> bool {
+        self.alone || self.in_front
+    }
+
+    /// True if what is behind them makes a difference.
+    pub fn depends(self) -> bool {
+        self.alone != self.in_front
+    }
+}
+
 /// Frames that may wait, as their receiver is asked about it.
 #[derive(Debug, Clone, Copy)]
 pub struct Wait {
@@ -51,8 +94,10 @@ pub struct Wait {
     pub waited: u64,
     /// Size of the ring they wait in.
     pub ring_size: u16,
-    /// Frames for another port are behind them.
-    pub others: bool,
+    /// What is behind them.
+    pub behind: Behind,
+    /// Their ring may wait in front of frames for others.
+    pub in_front: bool,
 }
 
 /// What the first frames of a transmit ring wait for.
@@ -66,43 +111,105 @@ pub struct Waiting {
     pub to: MacAddr,
     /// All frames of the ring up to this index go there, as far as was looked.
     pub looked: u16,
-    /// Frames for another port are behind them.
-    pub others: bool,
+    /// So many of them the receiver takes at the next try; 0 if it was not asked.
+    pub granted: u16,
+    /// What is behind them.
+    pub behind: Behind,
     /// The cycle up to which the waiting was charged.
     pub charged_until: u64,
     /// Somebody else has held the receiver's ring since this cycle.
     pub blocked_since: Option<u64>,
 }
 
-/// The credit of one receive ring.
+/// For how long a transmit ring may wait in front of frames for others that may have buffers.
 #[derive(Debug, Clone, Copy, Default)]
+pub struct Allowance {
+    left: u64,
+    reckoned: u64,
+}
+
+impl Allowance {
+    /// True if the ring may wait, or go on `waiting`, which it has since this was last asked.
+    pub fn allows(&mut self, now: u64, waiting: bool, terms: &Terms) -> bool {
+        let passed = since(self.reckoned, now);
+        self.reckoned = now;
+        if waiting {
+            self.left = self.left.saturating_sub(passed);
+            return self.left > 0;
+        }
+        let earned = passed / BACKPRESSURE_OTHERS_SHARE;
+        self.left = self.left.saturating_add(earned).min(terms.most_others);
+        // Slivers would help nobody.
+        self.left >= terms.most_others / 4
+    }
+
+    /// Nothing was found behind frames that waited but others for the same receiver: so far they
+    /// have waited in front of nothing.
+    pub fn refund(&mut self, terms: &Terms) {
+        self.left = terms.most_others;
+    }
+}
+
+/// What a receive ring has taken of one sender's, as long as others' frames wait.
+#[derive(Debug, Clone, Copy, Default)]
+struct Others {
+    taken: u64,
+    left: u64,
+}
+
+/// The credit of one receive ring.
+#[derive(Debug)]
 pub struct Credit {
     /// Frames taken since the credit was last reckoned, and their bytes in units of
     /// [`BACKPRESSURE_FRAME_BYTES`].
     taken: u64,
     alone: u64,
-    others: u64,
     reckoned: u64,
     /// `alone` ran out, and half of it must be there again: slivers of it would help nobody.
     spent: bool,
     /// Nothing was taken since it ran out.
     stuck: bool,
+    /// By the senders' places, as in [`super::share`].
+    others: Box<[Others; SHARE_PLACES]>,
+}
+
+impl Default for Credit {
+    fn default() -> Credit {
+        let others = Box::new([Others::default(); SHARE_PLACES]);
+        Credit { taken: 0, alone: 0, reckoned: 0, spent: false, stuck: false, others }
+    }
 }
 
 impl Credit {
-    /// The receiver took frames.
+    /// The receiver took frames of port `from`.
     #[inline(always)]
-    pub fn took(&mut self, frames: u64, bytes: u64) {
-        self.taken += frames + bytes / BACKPRESSURE_FRAME_BYTES;
+    pub fn took(&mut self, from: PortId, frames: u64, bytes: u64) {
+        let taken = frames + bytes / BACKPRESSURE_FRAME_BYTES;
+        self.taken += taken;
+        self.others[place_of(from)].taken += taken;
     }
 
-    /// True if frames may go on waiting; charges for what they have waited.
-    pub fn allows(&mut self, wait: Wait, terms: &Terms) -> bool {
+    /// Whether frames of port `from` may go on waiting; charges for what they have waited.
+    pub fn ask(&mut self, from: PortId, wait: Wait, terms: &Terms) -> Answer {
         self.earn(wait, terms);
-        if wait.others {
-            self.others = self.others.saturating_sub(wait.waited);
-            return self.others > 0;
-        }
+        let in_front = self.allows_in_front(from, wait, terms) && wait.in_front;
+        let alone = match wait.behind {
+            Behind::Unknown => self.allows_alone(wait, terms),
+            Behind::Short | Behind::Others => in_front,
+        };
+        Answer { alone, in_front }
+    }
+
+    fn allows_in_front(&mut self, from: PortId, wait: Wait, terms: &Terms) -> bool {
+        let others = &mut self.others[place_of(from)];
+        let a_frame = terms.most_others / BURST_FRAMES as u64;
+        let earned = std::mem::take(&mut others.taken).saturating_mul(a_frame);
+        let saved = others.left.saturating_add(earned).min(terms.most_others);
+        others.left = saved.saturating_sub(wait.waited);
+        others.left > 0
+    }
+
+    fn allows_alone(&mut self, wait: Wait, terms: &Terms) -> bool {
         if !self.spent {
             self.alone = self.alone.saturating_sub(wait.waited);
             self.spent = self.alone == 0;
@@ -120,8 +227,6 @@ impl Credit {
         let a_frame = terms.most / u64::from(wait.ring_size.max(1));
         let by_frames = taken.saturating_mul(a_frame);
         self.alone = self.alone.saturating_add(by_time).saturating_add(by_frames).min(terms.most);
-        let by_frames = taken.saturating_mul(terms.most_others / BURST_FRAMES as u64);
-        self.others = self.others.saturating_add(by_frames).min(terms.most_others);
         self.reckoned = wait.now;
     }
 }
@@ -133,9 +238,15 @@ mod tests {
     const MOST: u64 = 10_000;
     const TERMS: Terms = Terms { most: MOST, most_others: 256 };
 
+    const FROM: PortId = 3;
+
+    fn wait(now: u64, waited: u64, behind: Behind) -> Wait {
+        Wait { now, waited, ring_size: 100, behind, in_front: behind != Behind::Unknown }
+    }
+
     fn ask(credit: &mut Credit, now: u64, waited: u64) -> bool {
-        let wait = Wait { now, waited, ring_size: 100, others: false };
-        credit.allows(wait, &TERMS)
+        credit.ask(FROM, wait(now, waited, Behind::Unknown), &TERMS)
+            == Answer { alone: true, in_front: false }
     }
 
     #[test]
@@ -156,7 +267,7 @@ mod tests {
         let mut credit = Credit::default();
         assert!(!ask(&mut credit, 1_000_000, MOST));
         assert!(!ask(&mut credit, 100_000_000, 0));
-        credit.took(1, 60);
+        credit.took(FROM, 1, 60);
         assert!(ask(&mut credit, 100_000_001, 0));
     }
 
@@ -170,7 +281,7 @@ mod tests {
             now += 10;
             held += if waiting { 10 } else { 0 };
             if step * 10 % interval == 0 {
-                credit.took(1, 60);
+                credit.took(FROM + 1, 1, 60);
             }
             waiting = ask(&mut credit, now, if waiting { 10 } else { 0 });
         }
@@ -204,18 +315,32 @@ mod tests {
     fn while_others_wait_only_what_is_taken_counts() {
         let mut credit = Credit::default();
         let ask = |credit: &mut Credit, now, waited| {
-            credit.allows(Wait { now, waited, ring_size: 100, others: true }, &TERMS)
+            credit.ask(FROM, wait(now, waited, Behind::Others), &TERMS).is_maybe()
         };
         assert!(!ask(&mut credit, 1_000_000, 0), "time earns nothing");
-        credit.took(10, 600);
+        credit.took(FROM + 1, 10, 600);
+        assert!(!ask(&mut credit, 1_000_000, 0), "nor does what another sent");
+        credit.took(FROM, 10, 600);
         assert!(ask(&mut credit, 1_000_000, 0));
         assert!(ask(&mut credit, 1_000_039, 39));
         assert!(!ask(&mut credit, 1_000_040, 1));
-        credit.took(1_000_000, 60_000_000);
+        credit.took(FROM, 1_000_000, 60_000_000);
         assert!(ask(&mut credit, 1_000_100, 255), "256 are saved up");
         assert!(!ask(&mut credit, 1_000_100, 1));
-        credit.took(1, 65_536);
+        credit.took(FROM, 1, 65_536);
         assert!(ask(&mut credit, 1_000_100, 67), "a long frame counts for more");
         assert!(!ask(&mut credit, 1_000_100, 1));
+    }
+
+    #[test]
+    fn a_ring_waits_in_front_of_others_for_its_part_of_the_time() {
+        let (mut allowance, mut held, mut waiting) = (Allowance::default(), 0, false);
+        let terms = Terms { most_others: 4_000, ..TERMS };
+        for now in (1_000_000..2_000_000).step_by(60) {
+            held += if waiting { 60 } else { 0 };
+            waiting = allowance.allows(now, waiting, &terms);
+        }
+        let due = 1_000_000 / BACKPRESSURE_OTHERS_SHARE;
+        assert!((due * 9 / 10..=due + due / 10 + 4_000).contains(&held), "{held}, not {due}");
     }
 }

@@ -1,7 +1,7 @@
 //! What keeps the frames of a transmit ring from being taken, and what comes of looking at a source
 //! of frames.
 
-use super::backpressure::Waiting;
+use super::backpressure::{Allowance, Waiting};
 use super::queue::{Queue, Tx, TxState};
 use crate::limits::{BURST_FRAMES, DISTRUST_NANOS, MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS};
 use crate::sys::clock;
@@ -50,6 +50,8 @@ pub struct Gate {
     pub discard: Discard,
     /// Its first frames wait for their receiver.
     pub receiver: Option<Waiting>,
+    /// For how long they may in front of others'.
+    pub allowance: Allowance,
 }
 
 impl TxState {

@@ -72,6 +72,9 @@ impl Shares {
     pub fn grant(&mut self, port: PortId, frames: usize, free: u16) -> usize {
         let granted = self.allow_ahead(port, frames, SHARE_LEAD_BUFFERS, || free.into());
         let room = self.frames_in(free).min(frames);
+        if room < frames {
+            self.ran_out();
+        }
         // What is less than half of what there is, is so because others have had less.
         if 2 * granted >= room { granted.min(room) } else { 0 }
     }
@@ -110,8 +113,17 @@ impl Shares {
         }
         self.places[place_of(port)].served += u64::from(buffers);
         if ran_out {
-            self.scarce = SHARE_ROUNDS * self.active.count_ones();
+            self.ran_out();
         }
+    }
+
+    fn ran_out(&mut self) {
+        self.scarce = SHARE_ROUNDS * self.active.count_ones();
+    }
+
+    /// True if several send to the ring and it lately ran out of buffers.
+    pub fn is_scarce(&self) -> bool {
+        self.scarce > 0 && self.active.count_ones() > 1
     }
 
     /// Frames the sender at `place` may deliver into `buffers` free buffers.
@@ -176,7 +188,9 @@ impl Shares {
     }
 }
 
-fn place_of(port: PortId) -> usize {
+/// The place of a sender among those of a receive ring.
+#[inline(always)]
+pub fn place_of(port: PortId) -> usize {
     usize::from(port) % SHARE_PLACES
 }
 

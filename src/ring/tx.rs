@@ -152,6 +152,17 @@ impl SplitRing {
     #[inline(never)]
     pub fn all_go_to(&mut self, address: MacAddr, from: u16) -> Option<u16> {
         let available = usize::from(self.refresh_available().ok()?).min(PEEK_FRAMES) as u16;
+        self.go_to(address, from, available)
+    }
+
+    /// True if the ring's next frame goes to `address`, which it does if all `up_to` do.
+    pub fn next_goes_to(&mut self, address: MacAddr, up_to: u16) -> bool {
+        let known = up_to.wrapping_sub(self.next_avail);
+        let is_known = (1..=self.size()).contains(&known);
+        is_known || (self.has_more() && self.go_to(address, self.next_avail, 1).is_some())
+    }
+
+    fn go_to(&mut self, address: MacAddr, from: u16, available: u16) -> Option<u16> {
         let end = self.next_avail.wrapping_add(available);
         let ahead = from.wrapping_sub(self.next_avail);
         let known = if ahead <= available { ahead } else { 0 };

@@ -237,6 +237,10 @@ impl Worker {
             self.spin.work(spent);
         } else {
             stats.idle_cycles.add(spent);
+            // Receivers that take frames are waited for in microseconds, which is part of the work.
+            if self.waiting > 0 {
+                self.spin.work(spent);
+            }
         }
     }
 

@@ -13,21 +13,28 @@
 use super::{Pipeline, Source};
 use crate::frame::ethernet;
 use crate::pipeline::context::BurstContext;
+use crate::pipeline::deliver::Tried;
 use crate::pipeline::guest_of;
 use crate::pipeline::plan::{Plan, Run};
-use crate::port::backpressure::{Wait, Waiting};
-use crate::port::{Endpoint, Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
+use crate::port::backpressure::{Answer, Behind, Terms, Wait, Waiting};
+use crate::port::{Endpoint, Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState, Vring};
 use crate::ring::{Burst, SplitRing};
 use crate::stats::WorkerStats;
 use crate::switch::PortId;
 use crate::sys::clock;
 
-/// How the frames of a ring may wait: not at all if somebody waits for the ring itself.
-pub(super) fn may_wait(state: &TxState, now: u64, others: bool) -> Option<Wait> {
-    let (None, Some(ring)) = (state.side.gate.drain_to, &state.vring.ring) else { return None };
-    let waited = |waiting: Waiting| clock::since(waiting.charged_until, now);
-    let waited = state.side.gate.receiver.map_or(0, waited);
-    Some(Wait { now, waited, ring_size: ring.size(), others })
+/// How the frames of a ring may wait: not at all if a session waits for the ring itself.
+#[inline(always)]
+fn may_wait(state: &mut TxState, now: u64, behind: Behind, terms: &Terms) -> Option<Wait> {
+    let TxState { vring: Vring { ring: Some(ring), .. }, side: Tx { gate, .. }, .. } = state else {
+        return None;
+    };
+    let waiting = gate.receiver.as_ref();
+    let waited = waiting.map_or(0, |waiting| clock::since(waiting.charged_until, now));
+    let holds = waiting.is_some_and(|waiting| waiting.behind != Behind::Short);
+    let in_front = gate.allowance.allows(now, holds, terms) || behind == Behind::Short;
+    let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front };
+    gate.drain_to.is_none().then_some(wait)
 }
 
 impl Pipeline {
@@ -41,40 +48,74 @@ impl Pipeline {
         state: &mut TxState,
         limit: usize,
     ) -> Result<usize, Next> {
-        let (Some(mut waiting), Some(mut wait)) =
-            (state.side.gate.receiver, may_wait(state, self.time.cycle, false))
+        let TxState { vring, side: Tx { gate, .. }, .. } = &mut *state;
+        let (Some(Waiting { port, queue, behind, to, looked, .. }), None, Some(ring)) =
+            (gate.receiver, gate.drain_to, &mut vring.ring)
         else {
             return Ok(limit);
         };
+        if !ring.next_goes_to(to, looked) {
+            gate.receiver = None;
+            return Ok(limit);
+        }
         // It may be gone since, and its number another port's.
-        let receivers = guest_of(ports, waiting.port).map(|(_, guest)| &guest.rx);
-        let Some(receiver_queue) = receivers.and_then(|rx| rx.get(usize::from(waiting.queue)))
-        else {
+        let receivers = guest_of(ports, port).map(|(_, guest)| &guest.rx);
+        let Some(receiver_queue) = receivers.and_then(|rx| rx.get(usize::from(queue))) else {
             return Ok(limit);
         };
         let Some(mut receiver) = receiver_queue.lock_again() else {
             return self.look_again_or_stall(state, receiver_queue).map(|()| limit);
         };
-        waiting.blocked_since = None;
         let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *receiver;
         let Some(ring) = vring.running() else { return Ok(limit) };
         let wanted = limit.min(state.vring.ring.as_mut().map_or(0, |ring| ring.offered().into()));
-        let granted = shares.grant(id, wanted, ring.offered());
+        let free = ring.offered();
+        let granted = shares.grant(id, wanted, free);
+        if let Some(waiting) = &mut state.side.gate.receiver {
+            (waiting.blocked_since, waiting.granted) = (None, granted as u16);
+        }
         if granted > 0 {
             // Where others' frames are among them as many as usual are taken: they need not wait.
-            return Ok(if waiting.others { limit } else { granted });
+            return Ok(if behind == Behind::Unknown { granted } else { limit });
         }
-        // Once others were seen nothing behind them needs a look.
-        waiting.others = waiting.others || looks_behind(state.vring.ring.as_mut(), &mut waiting);
-        wait.others = waiting.others;
-        if !credit.allows(wait, &self.time.backpressure) {
+        let terms = &self.time.backpressure;
+        let wait = may_wait(state, self.time.cycle, behind, terms);
+        let answer = wait.map_or_else(Answer::default, |wait| credit.ask(id, wait, terms));
+        if !answer.is_maybe() {
             return Ok(limit);
         }
-        waiting.charged_until = self.time.cycle;
-        state.side.gate.receiver = Some(waiting);
-        // The driver's next buffers end the waiting, unless they came just before it could see that
-        // we ask.
-        Err(if ring.enable_kicks() { Next::Again } else { self.retry() })
+        drop(receiver);
+        if answer.depends() && self.looks_behind(state) != answer.in_front {
+            return Ok(limit);
+        }
+        if let Some(waiting) = &mut state.side.gate.receiver {
+            waiting.charged_until = self.time.cycle;
+        }
+        Err(self.next_look(free > 0))
+    }
+
+    /// When to look again at a receiver: at once if it has buffers, which others come first for.
+    /// Its next ones end the waiting, as [`Pipeline::listen`] asks for before the worker sleeps.
+    fn next_look(&self, has_buffers: bool) -> Next {
+        if has_buffers { Next::Again } else { self.retry() }
+    }
+
+    /// Before a sleep: asks for kicks at what comes behind frames that wait in a ring, which may be
+    /// for another receiver, and at the next buffers of theirs. True if something came already.
+    pub fn listen(&self, ports: &PortTable, state: &mut TxState) -> bool {
+        let (Some(waiting), Some(ring)) = (state.side.gate.receiver, state.vring.running()) else {
+            return false;
+        };
+        let more = ring.enable_kicks_behind();
+        let receivers = guest_of(ports, waiting.port).map(|(_, guest)| &guest.rx);
+        let Some(receiver) = receivers.and_then(|rx| rx.get(usize::from(waiting.queue))) else {
+            return true;
+        };
+        let came = match receiver.lock_again() {
+            Some(mut state) => state.vring.running().is_none_or(SplitRing::enable_kicks_behind),
+            None => !receiver.is_stalled(),
+        };
+        more || came
     }
 
     /// Somebody else holds the ring of the receiver, and may have been stopped in the middle of it,
@@ -108,22 +149,41 @@ impl Pipeline {
             self.deliver(ports, port, context, stats, None);
             return Next::More;
         };
+        if let Some(Waiting { port, queue, granted: granted @ 1.., .. }) = state.side.gate.receiver
+        {
+            context.plan.grant(port, queue, granted.into());
+        }
         // Who is watched is asked nothing beside being delivered to.
         let cut = match self.stalls.is_watching() {
             true => None,
             false => self.cut_to_room((ports, port), state, queue, context),
         };
         let mut next = cut.unwrap_or(Next::More);
-        let tried = self.deliver(ports, port, context, stats, Some((state, false)));
+        let wait = may_wait(state, self.time.cycle, Behind::Unknown, &self.time.backpressure);
+        let tried = self.deliver(ports, port, context, stats, wait);
         if tried.left {
-            let to = (ports, port);
-            let left = self.leave_waiting(to, (state, queue), context, stats, tried.again);
+            let left = self.leave_waiting((ports, port), (state, queue), context, stats, tried);
             next = left.unwrap_or(next);
         }
         if next == Next::More {
-            state.side.gate.receiver = None;
+            self.go_on(state, context);
         }
         next
+    }
+
+    /// Nothing of the burst waits. If it was what a receiver had granted to frames that waited, the
+    /// next frames do: most likely they find no more buffers, and a look is cheaper than a burst.
+    #[inline(always)]
+    fn go_on(&self, state: &mut TxState, context: &BurstContext) {
+        let TxState { vring, side: Tx { gate, .. }, .. } = state;
+        if let Some(waiting) = &mut gate.receiver {
+            let more = vring.ring.as_ref().is_some_and(SplitRing::has_more);
+            if more && waiting.granted > 0 && context.plan.goes_one_way() {
+                (waiting.granted, waiting.charged_until) = (0, self.time.cycle);
+            } else {
+                gate.receiver = None;
+            }
+        }
     }
 
     /// Of a burst for several receivers of which one was lately short: gives back what is behind
@@ -156,7 +216,10 @@ impl Pipeline {
         if plan.frames() != burst.frames().len() {
             return None;
         }
-        let wait = may_wait(state, self.time.cycle, true)?;
+        // Floods and devices are never short.
+        let short = !plan.is_fanned() && plan.runs().iter().all(|run| is_short(ports, run));
+        let behind = if short { Behind::Short } else { Behind::Others };
+        let wait = may_wait(state, self.time.cycle, behind, &self.time.backpressure)?;
         let mut cut: Option<(u8, PortId, u8)> = None;
         let mut next = self.retry();
         for run in plan.runs() {
@@ -169,30 +232,30 @@ impl Pipeline {
             let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *locked;
             let Some(ring) = vring.running() else { continue };
             let (wanted, free) = (run.left().len(), ring.offered());
-            let granted = shares.allow(port.id, wanted, || free.into()).min(shares.frames_in(free));
+            let ask = || shares.allow(port.id, wanted, || free.into());
+            let granted = run.granted().unwrap_or_else(ask).min(shares.frames_in(free));
             run.grant(granted);
             let Some(&at) = run.left().get(granted) else {
                 // An overloaded receiver has room for one burst now and then.
-                receiver.set_short(free < ring.size() / 2);
+                receiver.set_short(free < ring.size() / 2 || shares.is_scarce());
                 continue;
             };
             if cut.is_none_or(|(first, ..)| at < first)
-                && credit.allows(wait, &self.time.backpressure)
+                && credit.ask(port.id, wait, &self.time.backpressure).in_front
             {
                 cut = Some((at, run.port, run.queue));
-                next = if ring.enable_kicks() { Next::Again } else { next };
+                next = self.next_look(shares.frames_in(free) > granted);
             }
         }
         let (at, to, receive_queue) = cut?;
-        let waiting = self.waiting(state, &context.burst, at, (to, receive_queue), true);
+        let waiting = self.waiting(state, &context.burst, at, (to, receive_queue), behind);
         context.give_back(at);
         note(state, queue, waiting);
         Some(next)
     }
 
-    /// Frames that are left when a burst was delivered wait for their receiver, and if others are
-    /// behind them only for as long as it has earned that; what may not wait is dropped. If some
-    /// are left, what there is to do next.
+    /// Frames that are left when a burst was delivered wait for their receiver; what may not, as
+    /// others are behind it, is dropped. If some are left, what there is to do next.
     #[inline(never)]
     fn leave_waiting(
         &mut self,
@@ -200,18 +263,38 @@ impl Pipeline {
         (state, queue): (&mut TxState, &Queue<Tx>),
         context: &mut BurstContext,
         stats: &WorkerStats,
-        mut again: bool,
+        tried: Tried,
     ) -> Option<Next> {
         let (at, to) = first_left(&mut context.plan)?;
-        let mut waiting = self.waiting(state, &context.burst, at, to, false);
-        if looks_behind(state.vring.ring.as_mut(), &mut waiting) {
-            waiting.others = true;
-            again = self.deliver(ports, port, context, stats, Some((state, true))).again;
+        let waiting = self.waiting(state, &context.burst, at, to, Behind::Unknown);
+        let before = state.side.gate.receiver.replace(waiting);
+        let answer = tried.answer;
+        if answer.depends() && self.looks_behind(state) != answer.in_front {
+            self.deliver_rest(ports, port, context, stats);
+            return None;
         }
-        let (at, _) = first_left(&mut context.plan)?;
+        queue.stats.waits.add(u64::from(before.is_none()));
         context.give_back(at);
-        note(state, queue, waiting);
-        Some(if again { Next::Again } else { self.retry() })
+        Some(self.next_look(tried.again))
+    }
+
+    /// Looks at what is behind frames that wait: true if others' frames are.
+    fn looks_behind(&self, state: &mut TxState) -> bool {
+        let TxState { vring, side: Tx { gate, .. }, .. } = state;
+        let (Some(waiting), Some(ring)) = (&mut gate.receiver, &mut vring.ring) else {
+            return true;
+        };
+        match ring.all_go_to(waiting.to, waiting.looked) {
+            Some(looked) => {
+                waiting.looked = looked;
+                gate.allowance.refund(&self.time.backpressure);
+                false
+            }
+            None => {
+                waiting.behind = Behind::Others;
+                true
+            }
+        }
     }
 
     /// What is to be noted if frame `at` of the burst waits for `to`.
@@ -221,7 +304,7 @@ impl Pipeline {
         burst: &Burst,
         at: u8,
         to: (PortId, u8),
-        others: bool,
+        behind: Behind,
     ) -> Waiting {
         let base = state.vring.ring.as_ref().map_or(0, SplitRing::base);
         Waiting {
@@ -229,7 +312,8 @@ impl Pipeline {
             queue: to.1,
             to: ethernet::destination(&burst.frames()[usize::from(at)].snapshot),
             looked: base.wrapping_add(burst.taken() as u16),
-            others,
+            granted: 0,
+            behind,
             charged_until: self.time.cycle,
             blocked_since: None,
         }
@@ -245,17 +329,6 @@ fn first_left(plan: &mut Plan) -> Option<(u8, (PortId, u8))> {
 fn note(state: &mut TxState, queue: &Queue<Tx>, waiting: Waiting) {
     if state.side.gate.receiver.replace(waiting).is_none() {
         queue.stats.waits.add(1);
-    }
-}
-
-/// True if frames for another address are behind those that wait, as far as that can be seen.
-fn looks_behind(ring: Option<&mut SplitRing>, waiting: &mut Waiting) -> bool {
-    match ring.and_then(|ring| ring.all_go_to(waiting.to, waiting.looked)) {
-        Some(looked) => {
-            waiting.looked = looked;
-            false
-        }
-        None => true,
     }
 }
 

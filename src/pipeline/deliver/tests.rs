@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use super::*;
 use crate::frame::VnetHdr;
 use crate::guard::BlockedWriterWatch;
+use crate::port::backpressure::Behind;
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
@@ -32,6 +33,10 @@ impl Lab {
 
     /// Delivers the burst; frames that are left, and whether they wait.
     fn deliver(&self, wait: Option<Wait>) -> (usize, bool) {
+        self.deliver_until(wait, &mut None)
+    }
+
+    fn deliver_until(&self, wait: Option<Wait>, until: &mut Option<Instant>) -> (usize, bool) {
         let mut delivery = Delivery {
             ports: &self.ports,
             ingress: 1,
@@ -43,7 +48,7 @@ impl Lab {
             signals: &mut Signals::new(0, self.watch.register()),
             backpressure: &Terms { most: 1000, most_others: 100 },
             tried: Tried::default(),
-            wait_until: None,
+            wait_until: until,
             slow: 0,
             most_segments: 1,
             outcomes: &mut Outcomes::default(),
@@ -55,7 +60,7 @@ impl Lab {
             run.push(i);
         }
         let runs = std::slice::from_mut(&mut run);
-        if delivery.first_tries(&burst, runs) {
+        if delivery.first_tries(&burst, runs, wait) {
             delivery.last_tries(&burst, runs, wait);
         }
         let waits = delivery.tried.left;
@@ -105,7 +110,8 @@ fn a_worker_does_not_park_on_a_ring_that_somebody_holds() {
 #[test]
 fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
     let lab = Lab::new();
-    let wait = Some(Wait { now: 0, waited: 0, ring_size: 256, others: false });
+    let (behind, in_front) = (Behind::Unknown, false);
+    let wait = Some(Wait { now: 0, waited: 0, ring_size: 256, behind, in_front });
     for _ in 0..3 {
         assert_eq!(lab.deliver_held(wait), (FRAMES as usize, true));
     }
@@ -117,6 +123,23 @@ fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
     assert_eq!(lab.deliver(wait), (0, false));
     assert_eq!(lab.down(), FRAMES);
     assert_eq!(lab.deliver_held(wait), (FRAMES as usize, true));
+}
+
+/// However many of its rings are held, and however often it is tried.
+#[test]
+fn a_burst_waits_for_rings_once() {
+    let (lab, mut until) = (Lab::new(), None);
+    let held = lab.queue().lock();
+    lab.deliver_until(None, &mut until);
+    let end = until.expect("it waited");
+    drop(held);
+    // It is free for a moment, so the ring counts as one that is worth waiting for.
+    assert!(lab.queue().lock_again().is_some());
+    let held = lab.queue().lock();
+    lab.deliver_until(None, &mut until);
+    drop(held);
+    assert_eq!((until, lab.stats.lock_parks.get()), (Some(end), 2));
+    assert_eq!(lab.busy(), 2 * FRAMES);
 }
 
 /// Nobody loses a frame to a session that makes the ring quiet for a moment, unless the machine

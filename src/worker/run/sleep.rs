@@ -38,8 +38,8 @@ impl Worker {
         ready.chain(kicked).chain(self.pipeline.signals().due(self.now)).min()
     }
 
-    /// Asks for a kick at what comes behind frames that wait for their receiver: it may be for
-    /// somebody else, who shall not wait for the clock. True if something came already.
+    /// Asks for kicks at what ends the waiting of frames for their receivers. True if something came
+    /// already.
     fn listen_behind(&mut self) -> bool {
         let mut more = false;
         for at in 0..self.ready.len() {
@@ -55,9 +55,7 @@ impl Worker {
         let Token::Transmit(id, queue) = token else { return false };
         let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
-        state.vring.owner == Some(self.index)
-            && state.side.gate.receiver.is_some()
-            && state.vring.running().is_some_and(|ring| ring.enable_kicks_behind())
+        state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &mut state)
     }
 }
 

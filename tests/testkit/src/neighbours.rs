@@ -106,6 +106,13 @@ impl fmt::Display for Seen {
     }
 }
 
+/// Frames that guest 0 sends now and then to somebody else, in front of a burst.
+pub struct Aside {
+    frame: Vec<u8>,
+    pause: Duration,
+    next: Instant,
+}
+
 /// The bystanders: guests 0 and 1.
 pub struct Pair {
     vms: [Vm; 2],
@@ -117,6 +124,7 @@ pub struct Pair {
     pub foreign: u64,
     /// Time between two bursts at half of the pair's capacity.
     period: Duration,
+    aside: Option<Aside>,
 }
 
 impl Pair {
@@ -142,6 +150,7 @@ impl Pair {
             frame: Vec::new(),
             foreign: 0,
             period: Duration::ZERO,
+            aside: None,
         };
         for vm in &mut pair.vms {
             vm.tx[0].ring.disarm();
@@ -153,11 +162,22 @@ impl Pair {
         pair
     }
 
+    /// From now on guest 0 sends a frame to `to` as well, with a pause of so long after each.
+    pub fn send_aside(&mut self, to: [u8; 6], pause: Duration) {
+        let frame = [&to[..], &self.vms[0].mac(), &[0x88, 0xb5], &[0; 46]].concat();
+        self.aside = Some(Aside { frame, pause, next: Instant::now() });
+    }
+
     /// Adds `more` frames to what is to be sent each way; returns when they are in the rings.
     fn send(&mut self, more: u32) -> (Vec<u32>, Duration) {
         let (mut latencies, mut gap) = (Vec::new(), Duration::ZERO);
         let goal = self.ways[0].sent + more;
         let start = Instant::now();
+        if let Some(aside) = self.aside.as_mut().filter(|aside| aside.next <= start)
+            && self.vms[0].tx[0].queue(&aside.frame)
+        {
+            aside.next = (aside.next + aside.pause).max(start);
+        }
         while self.ways.iter().any(|way| way.sent < goal) {
             for way in &mut self.ways {
                 let tx = &mut self.vms[usize::from(way.stream.sender)].tx[0];
