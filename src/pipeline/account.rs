@@ -1,20 +1,18 @@
 //! Whose bursts took how much of the worker's time.
 
 use crate::limits::{MAX_DEFICIT_NANOS, QUANTUM_NANOS};
-use crate::port::TxState;
-use crate::port::quantum::{Quantum, Terms};
-use crate::ring::SplitRing;
+use crate::port::quantum::{Deficit, Quantum, Terms};
 use crate::stats::QueueStats;
 use crate::sys::clock;
 
 /// A worker's account of its time.
 pub struct Account {
-    /// When the last burst ended, or the turn began.
+    /// When the last look at a source ended, or the turn began.
     charged_until: u64,
     /// Several sources had work in the last turn.
     contended: bool,
     quantum: Quantum,
-    /// What a ring may take of a turn, and may owe.
+    /// What a source may take of a turn, and may owe.
     terms: Terms,
 }
 
@@ -31,37 +29,41 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Begins a turn at `cycle`; `contended` if several sources had work in the last one, `idle` if
-    /// all of them were throttled.
+    /// Begins a turn at `cycle`, unless a look has ended since; `contended` if several sources had
+    /// work in the last one, `idle` if all of them were throttled.
     pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
-        (self.charged_until, self.contended) = (cycle, contended);
+        (self.charged_until, self.contended) = (self.charged_until.max(cycle), contended);
         (self.terms.quantum, self.terms.pay) = self.quantum.next_turn(idle);
     }
 
-    /// True if a transmit ring has to skip this turn for what its bursts took before.
-    #[inline(always)]
-    pub fn throttles(&self, state: &mut TxState) -> bool {
-        state.side.deficit.is_throttled(self.contended, self.terms)
+    /// What a source may take of this turn, in cycles.
+    pub fn quantum(&self) -> u64 {
+        self.terms.quantum
     }
 
-    /// Charges a transmit ring for the time since the last burst ended.
+    /// True if a source has to skip this turn for what its bursts took before.
     #[inline(always)]
-    pub fn charge_ring(&mut self, state: &mut TxState, stats: &QueueStats) {
-        let more = state.vring.ring.as_ref().is_some_and(SplitRing::has_more);
-        let spent = self.charge(stats);
-        state.side.deficit.charge(spent, self.terms);
-        self.quantum.saw(spent, more);
+    pub fn throttles(&self, deficit: &mut Deficit) -> bool {
+        deficit.is_throttled(self.contended, self.terms)
     }
 
-    /// Counts the time since the last burst ended for a source that owes nothing for it, as the
-    /// ring after it does not; the cycles.
+    /// Charges a source for the time since the last look ended. Of one whose frames were forwarded
+    /// it is known whether it has `more`, and what a burst takes.
     #[inline(always)]
-    pub fn charge(&mut self, stats: &QueueStats) -> u64 {
-        let now = clock::cycles();
-        let spent = clock::since(self.charged_until, now);
+    pub fn charge(&mut self, deficit: &mut Deficit, stats: &QueueStats, more: Option<bool>) {
+        let spent = clock::since(self.charged_until, self.end_look());
         stats.cycles.add(spent);
-        self.charged_until = now;
-        spent
+        deficit.charge(spent, self.terms);
+        if let Some(more) = more {
+            self.quantum.saw(spent, more);
+        }
+    }
+
+    /// Ends a look at a source: what was not charged by now is nobody's to pay. The present cycle.
+    #[inline(always)]
+    pub fn end_look(&mut self) -> u64 {
+        self.charged_until = clock::cycles();
+        self.charged_until
     }
 
     /// Nobody is charged for so many cycles of the present burst.

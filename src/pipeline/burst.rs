@@ -124,6 +124,12 @@ impl Pipeline {
         self.account.begin_turn(cycle, contended, idle);
     }
 
+    /// Ends a look at a source; the present cycle.
+    #[inline(always)]
+    pub fn end_look(&mut self) -> u64 {
+        self.account.end_look()
+    }
+
     /// Ends a turn: sends the signals it owes.
     #[inline]
     pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats) {
@@ -279,3 +285,6 @@ impl Pipeline {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

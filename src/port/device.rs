@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::quantum::Deficit;
 use super::{FrontEnd, Next, Port};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::vnet::VnetHdr;
@@ -33,11 +34,20 @@ const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64)
 /// An attached queue.
 pub type Device = Arc<dyn FrameIo>;
 
+/// What the worker that owns a queue knows of reading it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reading {
+    /// The source that the queue last taught the switch.
+    pub source: SourceMemo,
+    /// What its bursts took beyond its quantum of the worker's time.
+    pub deficit: Deficit,
+}
+
 /// One queue of a port.
 #[derive(Default)]
 pub struct DeviceQueue {
     device: Mutex<Option<Device>>,
-    source: Mutex<SourceMemo>,
+    reading: Mutex<Reading>,
     /// Into the switch; written by the worker that owns the queue.
     pub input: QueueStats,
     /// Out of it; written by all workers.
@@ -133,14 +143,14 @@ impl DeviceQueue {
         lock(&self.device).clone()
     }
 
-    /// The memo of the last source, kept by the queue's worker.
-    pub fn source(&self) -> SourceMemo {
-        *lock(&self.source)
+    /// What its worker knows of it.
+    pub fn reading(&self) -> Reading {
+        *lock(&self.reading)
     }
 
-    /// Keeps the memo.
-    pub fn set_source(&self, memo: SourceMemo) {
-        *lock(&self.source) = memo;
+    /// Keeps that.
+    pub fn set_reading(&self, reading: Reading) {
+        *lock(&self.reading) = reading;
     }
 
     /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the

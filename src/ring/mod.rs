@@ -30,7 +30,7 @@ pub mod split;
 pub mod tx;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use burst::{Burst, Frame};
 pub use chain::{ChainError, Piece, PieceBuf};

@@ -295,8 +295,11 @@ impl Worker {
             } else {
                 self.ready.remove(self.cursor);
             }
-            // With nothing left to look at the turn ends anyhow.
-            if found && left > 0 && clock::since(self.now, clock::cycles()) >= self.turn_cycles {
+            if left == 0 {
+                break;
+            }
+            let now = self.pipeline.end_look();
+            if found && clock::since(self.now, now) >= self.turn_cycles {
                 break;
             }
         }
@@ -432,10 +435,11 @@ impl Worker {
     /// Takes what sessions asked for.
     fn take_notes(&mut self) {
         self.handle.take_notes(&mut self.notes);
-        if !self.notes.is_empty() {
-            // They may be a new port's.
-            self.refresh();
+        if self.notes.is_empty() {
+            return;
         }
+        // They may be a new port's.
+        self.refresh();
         // In their order, as of two announcements the later one counts; and one by one, so that
         // what is left is not lost with one that panics.
         self.notes.reverse();
@@ -453,6 +457,7 @@ impl Worker {
                 }
             }
         }
+        self.pipeline.end_look();
     }
 
     fn take_events(&mut self, timeout: i32) {
@@ -511,6 +516,7 @@ impl Worker {
         for (token, kicked) in kicked {
             self.contained(token, |worker| worker.kick(token, kicked));
         }
+        self.pipeline.end_look();
     }
 
     fn transmit_kick(

@@ -3,6 +3,7 @@
 use super::{Pipeline, Source};
 use crate::frame::Offloads;
 use crate::pipeline::context::{BurstContext, BurstGuard};
+use crate::port::device::Reading;
 use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
@@ -12,7 +13,7 @@ struct DeviceInput<'p> {
     port: &'p Port,
     device: &'p DevicePort,
     queue: &'p DeviceQueue,
-    memo: SourceMemo,
+    reading: Reading,
     /// What there is to do next.
     next: Next,
 }
@@ -29,8 +30,8 @@ impl Pipeline {
         let Some(port) = ports.get(id) else { return Next::Gone };
         let Endpoint::Device(device) = &port.endpoint else { return Next::Gone };
         let Some(queue) = device.queues().get(index) else { return Next::Gone };
-        let memo = queue.source();
-        self.forward(ports, DeviceInput { port, device, queue, memo, next: Next::Empty }, stats)
+        let reading = queue.reading();
+        self.forward(ports, DeviceInput { port, device, queue, reading, next: Next::Empty }, stats)
     }
 }
 
@@ -44,7 +45,7 @@ impl<'p> Source<'p> for DeviceInput<'p> {
     }
 
     fn memo(&mut self) -> &mut SourceMemo {
-        &mut self.memo
+        &mut self.reading.source
     }
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
@@ -60,6 +61,7 @@ impl<'p> Source<'p> for DeviceInput<'p> {
             next => next,
         };
         if !taken {
+            on.account.charge(&mut self.reading.deficit, &self.queue.input, None);
             return Err(self.next);
         }
         on.signals.note_sender(self.port.id);
@@ -76,8 +78,12 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         stats.bursts.add(1);
         stats.frames.add(guard.burst.taken() as u64);
         guard.finish();
-        self.queue.set_source(self.memo);
-        on.account.charge(&self.queue.input);
+        let more = Some(self.next == Next::More);
+        on.account.charge(&mut self.reading.deficit, &self.queue.input, more);
         self.next
+    }
+
+    fn end(self) {
+        self.queue.set_reading(self.reading);
     }
 }

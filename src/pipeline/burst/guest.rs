@@ -8,7 +8,7 @@ use crate::pipeline::deliver::report_broken;
 use crate::pipeline::guest_of;
 use crate::port::moderation::Completed;
 use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
-use crate::ring::RingError;
+use crate::ring::{RingError, SplitRing};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
 use crate::sys::clock;
@@ -63,7 +63,7 @@ impl Pipeline {
         state: &mut TxState,
     ) -> Result<usize, Next> {
         let limit = state.may_take(queue, self.time.cycle)?;
-        if self.account.throttles(state) {
+        if self.account.throttles(&mut state.side.deficit) {
             return Err(Next::Throttled);
         }
         if state.side.gate.receiver.is_none() || self.stalls.is_watching() {
@@ -71,7 +71,7 @@ impl Pipeline {
         }
         let worth = self.look_at_receiver(ports, id, state, limit);
         if worth.is_err() {
-            self.account.charge_ring(state, &queue.stats);
+            self.account.charge(&mut state.side.deficit, &queue.stats, None);
         }
         worth
     }
@@ -134,7 +134,7 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         let state = &mut *self.state;
         if taken == 0 {
             guard.finish();
-            on.account.charge_ring(state, &self.queue.stats);
+            on.account.charge(&mut state.side.deficit, &self.queue.stats, None);
             return next;
         }
         if let Some(ring) = &mut state.vring.ring {
@@ -150,7 +150,8 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         }
         guard.finish();
         state.drain_left(self.queue);
-        on.account.charge_ring(state, &self.queue.stats);
+        let more = state.vring.ring.as_ref().is_some_and(SplitRing::has_more);
+        on.account.charge(&mut state.side.deficit, &self.queue.stats, Some(more));
         stats.bursts.add(1);
         // After classifying, which may have cut the burst: what was cut comes again.
         stats.frames.add(taken as u64);

@@ -25,15 +25,15 @@ use crate::sys::fs::memfd;
 
 const MEMORY: u64 = 1 << 21;
 /// Where a test's own buffers start; rings lie below.
-const DATA: u64 = 0x2_0000;
-const SIZE: u16 = 64;
+pub(crate) const DATA: u64 = 0x2_0000;
+pub(crate) const SIZE: u16 = 64;
 
 const NEXT: u16 = 1;
-const WRITE: u16 = 2;
+pub(crate) const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 /// A guest's memory as its driver and as the device see it.
-struct Guest {
+pub(crate) struct Guest {
     driver: GuestMemoryMmap<()>,
     table: Arc<MemTable>,
 }
@@ -41,7 +41,7 @@ struct Guest {
 type Memory = GuestMemoryMmap<()>;
 
 /// A driver's queue: 64 KiB from its start, each part on pages of its own.
-struct Queue<'a> {
+pub(crate) struct Queue<'a> {
     start: u64,
     size: u16,
     table: DescriptorTable<'a, Memory>,
@@ -82,7 +82,7 @@ impl<'a> Queue<'a> {
 }
 
 impl Guest {
-    fn new() -> Guest {
+    pub(crate) fn new() -> Guest {
         let fd = memfd("guest", MEMORY).unwrap();
         let file = File::from(fd.try_clone().unwrap());
         let ranges = [(GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file, 0)))];
@@ -102,7 +102,7 @@ impl Guest {
         Guest { driver, table }
     }
 
-    fn queue(&self) -> Queue<'_> {
+    pub(crate) fn queue(&self) -> Queue<'_> {
         Queue::create(&self.driver, 0x1000, SIZE)
     }
 
@@ -119,11 +119,11 @@ impl Guest {
         }
     }
 
-    fn start(&self, queue: &Queue<'_>) -> SplitRing {
+    pub(crate) fn start(&self, queue: &Queue<'_>) -> SplitRing {
         SplitRing::start(Arc::clone(&self.table), &self.config(queue)).unwrap()
     }
 
-    fn write(&self, at: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
         self.driver.write_slice(bytes, GuestAddress(at)).unwrap();
     }
 
@@ -143,19 +143,19 @@ impl Guest {
     }
 }
 
-fn desc(addr: u64, len: u32, flags: u16, next: u16) -> Descriptor {
+pub(crate) fn desc(addr: u64, len: u32, flags: u16, next: u16) -> Descriptor {
     Descriptor::new(addr, len, flags, next)
 }
 
 /// Writes descriptors `first..` of the queue's table.
-fn describe(queue: &Queue<'_>, first: u16, descriptors: &[Descriptor]) {
+pub(crate) fn describe(queue: &Queue<'_>, first: u16, descriptors: &[Descriptor]) {
     for (i, d) in descriptors.iter().enumerate() {
         queue.desc_table().store(first + i as u16, RawDescriptor::from(*d)).unwrap();
     }
 }
 
 /// Makes heads available, after those made available before.
-fn offer(queue: &Queue<'_>, heads: &[u16]) {
+pub(crate) fn offer(queue: &Queue<'_>, heads: &[u16]) {
     let mut idx = u16::from_le(queue.avail().idx().load());
     for &head in heads {
         let slot = usize::from(idx % queue.size);

@@ -1,12 +1,18 @@
-//! Kicks of rings whose lock somebody else has.
+//! Kicks of rings whose lock somebody else has, what is left of ports that are gone, and who pays
+//! for what.
 
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
+use crate::frame::Offloads;
 use crate::guard::BlockedWriterWatch;
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
+use crate::port::DevicePort;
+use crate::port::device::fake::Fake;
 use crate::switch::{Fdb, FdbConfig, Rules};
+use crate::sys::frame_io::{FrameIo, Transfer};
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
@@ -110,4 +116,63 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     assert_eq!(tokens(&worker), [Token::Transmit(0, 0), Token::Transmit(3, 0)]);
     let kicked = [Token::Receive(0, 0), Token::Receive(3, 0)];
     assert_eq!(worker.kicked, kicked.map(|token| (token, true)));
+}
+
+/// A device at which a look in vain lasts.
+struct Slow(Arc<Fake>);
+
+const SLOW: Duration = Duration::from_millis(20);
+
+impl AsRawFd for Slow {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl FrameIo for Slow {
+    fn write(&self, bytes: &[u8]) -> Transfer {
+        self.0.write(bytes)
+    }
+
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.write_pieces(pieces) }
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> Transfer {
+        std::thread::sleep(SLOW);
+        self.0.read(buffer)
+    }
+}
+
+/// Each source pays for its own look: not for one in vain at another, and not for what the worker
+/// does for sessions.
+#[test]
+fn a_look_in_vain_is_not_charged_to_the_next_source() {
+    let mut worker = worker();
+    let frame = [&[0; 12][..], &[0xff; 6], &[2, 0, 0, 0, 0, 9], &[0; 48]].concat();
+    let tap = |id, name: &str| Arc::new(Port::device(id, name, DevicePort::tap(name, 1)));
+    let fakes = [Fake::errno(libc::EAGAIN), Fake::errno(libc::EAGAIN)];
+    for (id, fake) in [1, 2].into_iter().zip(&fakes) {
+        let port = tap(id, &format!("tap{id}"));
+        let Endpoint::Device(device) = &port.endpoint else { unreachable!() };
+        let queue: crate::port::device::Device = match id {
+            1 => Arc::new(Slow(Arc::clone(fake))),
+            _ => Arc::clone(fake) as _,
+        };
+        device.attach(vec![queue], Offloads::ALL);
+        worker.present.add(port);
+    }
+    worker.refresh();
+    let cycles = |worker: &Worker, id: PortId| {
+        let Endpoint::Device(device) = &worker.ports[id].endpoint else { unreachable!() };
+        clock::time_of(device.queues()[0].input.cycles.get())
+    };
+    worker.mark_ready(Token::Device(1, 0));
+    worker.mark_ready(Token::Device(2, 0));
+    fakes[1].queue(&frame);
+    worker.now = clock::cycles();
+    assert!(worker.turn());
+    let (slow, next) = (cycles(&worker, 1), cycles(&worker, 2));
+    assert!(slow >= SLOW && next < SLOW / 2, "{slow:?} and {next:?}");
 }

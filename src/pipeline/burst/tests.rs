@@ -1,0 +1,79 @@
+//! What looks at rings are charged.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::frame::MacAddr;
+use crate::guard::BlockedWriterWatch;
+use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
+use crate::ring::tests::{DATA, Guest, desc, describe, offer};
+use crate::switch::FdbConfig;
+
+/// A guest that sends to another one, which has no buffers.
+struct Lab {
+    pipeline: Pipeline,
+    ports: PortTable,
+    stats: WorkerStats,
+    _memory: [Guest; 2],
+    _watch: BlockedWriterWatch,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let fdb = Fdb::new(FdbConfig {
+            max_entries: FDB_MAX_ENTRIES,
+            max_per_port: FDB_MAX_PER_PORT,
+            reserved_per_port: FDB_RESERVED_PER_PORT,
+            age_seconds: 300,
+            ports: 2,
+            key: [1, 2],
+        });
+        let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
+        fdb.insert_static(MacAddr(to), 1).unwrap();
+        let watch = BlockedWriterWatch::start().unwrap();
+        let pipeline = Pipeline::new(0, Arc::new(fdb), Rules::default(), watch.register());
+        let port = |id| Arc::new(Port::guest(id, &id.to_string(), 1));
+        let ports: PortTable = (0..2).map(port).collect();
+        let memory = [Guest::new(), Guest::new()];
+        let [sender, receiver] = [0, 1].map(|id| ports[id].as_guest().unwrap());
+        let queue = memory[0].queue();
+        for head in 0..64 {
+            let at = DATA + 128 * u64::from(head);
+            memory[0].write(at + 12, &[to, from].concat());
+            describe(&queue, head, &[desc(at, 72, 0, 0)]);
+            offer(&queue, &[head]);
+        }
+        let mut state = sender.tx[0].lock();
+        state.vring.ring = Some(memory[0].start(&queue));
+        (state.vring.enabled, state.vring.owner) = (true, Some(0));
+        drop(state);
+        let mut state = receiver.rx[0].lock();
+        state.vring.ring = Some(memory[1].start(&memory[1].queue()));
+        state.vring.enabled = true;
+        drop(state);
+        receiver.set_active(0, true);
+        drop(queue);
+        Lab { pipeline, ports, stats: WorkerStats::default(), _memory: memory, _watch: watch }
+    }
+
+    /// One turn in which the sender's ring is looked at.
+    fn turn(&mut self) -> Next {
+        self.pipeline.begin_turn(clock::cycles(), false, false);
+        self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
+    }
+}
+
+/// A ring whose frames wait for their receiver takes next to nothing of a turn, and is no reason to
+/// give the others as little.
+#[test]
+fn a_refused_look_is_no_cheap_burst() {
+    let mut lab = Lab::new();
+    lab.pipeline.begin_turn(clock::cycles(), false, false);
+    let before = lab.pipeline.account.quantum();
+    for turn in 0..100 {
+        let next = lab.turn();
+        assert!(matches!(next, Next::At(_)), "{next:?} in turn {turn}");
+        assert!(lab.pipeline.account.quantum() >= before);
+    }
+    assert!(lab.stats.bursts.get() == 0 && lab.pipeline.account.quantum() > before);
+}
