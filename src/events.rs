@@ -4,14 +4,16 @@
 //! control socket, the oldest making way for the newest. Frames are no events; what happens for
 //! each of them is counted.
 //!
-//! Rules: whoever tells never waits, but for the moment in which another thread copies an event;
-//! a worker tells only of what is rare. What a guest or a front-end can bring about is bounded for
+//! Rules: a thread that tells never waits for one that reads. While events are read, new ones wait
+//! in a short queue, and one for which that has no room is lost with a count. A worker tells only of
+//! what is rare, and never with a ring's lock held: the reader is woken by a system call. What a guest or a front-end can bring about is bounded for
 //! each port ([`Teller`]), and what was left out for that is a number in the port's next event. An
 //! event has a number, so that a client knows what it missed; numbers begin at 1 in each process.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use log::Level;
@@ -19,7 +21,7 @@ use log::Level;
 use crate::frame::MacAddr;
 use crate::guard::bucket::Bucket;
 use crate::limits::{
-    EVENT_TEXT_CHARS, EVENTS_KEPT, MOVES_TOLD_SECONDS, PORT_EVENT_BURST, PORT_EVENT_EVERY,
+    EVENT_TEXT_CHARS, EVENTS_KEPT, EVENTS_QUEUED, PORT_EVENT_BURST, PORT_EVENT_EVERY,
 };
 use crate::stats::{Direction, DropReason};
 use crate::sys::clock;
@@ -308,16 +310,33 @@ pub struct Event {
     pub what: What,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Ring {
+    /// Those that came while the ring was in use.
+    queued: Receiver<Event>,
     /// The newest last; numbered without a gap.
     events: VecDeque<Event>,
     last: u64,
 }
 
+impl Ring {
+    /// Numbers and keeps what is queued.
+    fn settle(&mut self) {
+        let Ring { queued, events, last } = self;
+        for event in queued.try_iter() {
+            if events.len() == EVENTS_KEPT {
+                events.pop_front();
+            }
+            *last += 1;
+            events.push_back(Event { sequence: *last, ..event });
+        }
+    }
+}
+
 /// The events of a process.
 #[derive(Debug)]
 pub struct Events {
+    queue: SyncSender<Event>,
     ring: Mutex<Ring>,
     /// Wakes those who wait for events.
     news: Arc<Waker>,
@@ -335,35 +354,42 @@ pub struct Told {
 impl Events {
     /// None yet; whoever waits for them is woken by `news`.
     pub fn new(news: &Arc<Waker>) -> Events {
-        Events { ring: Mutex::default(), news: Arc::clone(news) }
+        let (queue, queued) = sync_channel(EVENTS_QUEUED);
+        let ring = Mutex::new(Ring { queued, events: VecDeque::new(), last: 0 });
+        Events { queue, ring, news: Arc::clone(news) }
     }
 
     /// Tells of the switch as a whole.
     pub fn tell(&self, what: What) {
-        what.log(None);
-        self.keep(None, 0, what);
+        self.tell_after(0, what);
     }
 
     /// The same after so many of the kind that were not told.
     pub fn tell_after(&self, untold: u64, what: What) {
         what.log(None);
+        // No worker tells that: it may wait for room.
+        drop(self.ring());
         self.keep(None, untold, what);
     }
 
-    /// Keeps what was said otherwise.
-    pub fn keep(&self, port: Option<&str>, untold: u64, what: What) {
+    /// Keeps what was said otherwise; false if it is lost, as events are being read and the queue
+    /// is full.
+    pub fn keep(&self, port: Option<&str>, untold: u64, what: What) -> bool {
         let (time, monotonic) = (clock::wall_nanos() / 1_000, clock::monotonic_micros());
         let port = port.map(str::to_owned);
-        let mut event = Event { sequence: 0, time, monotonic, port, untold, what };
-        let mut ring = self.ring();
-        ring.last += 1;
-        event.sequence = ring.last;
-        let oldest = if ring.events.len() < EVENTS_KEPT { None } else { ring.events.pop_front() };
-        ring.events.push_back(event);
-        drop(ring);
-        // Not under the lock: to let go of memory may take a moment.
-        drop(oldest);
+        let event = Event { sequence: 0, time, monotonic, port, untold, what };
+        self.settle();
+        let kept = self.queue.try_send(event).is_ok();
+        self.settle();
         self.news.wake();
+        kept
+    }
+
+    /// Keeps what is queued, unless the ring is in use: who uses it next does so.
+    fn settle(&self) {
+        if let Ok(mut ring) = self.ring.try_lock() {
+            ring.settle();
+        }
     }
 
     /// The number of the last one.
@@ -382,7 +408,9 @@ impl Events {
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
         // Poison is no concern: nobody can panic while it is held.
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.settle();
+        ring
     }
 }
 
@@ -393,9 +421,6 @@ pub struct Teller {
     events: Option<Arc<Events>>,
     allowed: Bucket,
     untold: AtomicU64,
-    /// Addresses that moved to the port and were not told of, and the second of the last that was.
-    moves: AtomicU64,
-    moves_told: AtomicU32,
 }
 
 impl Teller {
@@ -405,8 +430,6 @@ impl Teller {
             events: events.cloned(),
             allowed: Bucket::new(PORT_EVENT_BURST, PORT_EVENT_EVERY),
             untold: AtomicU64::new(0),
-            moves: AtomicU64::new(0),
-            moves_told: AtomicU32::new(0),
         }
     }
 
@@ -439,31 +462,20 @@ impl Teller {
         self.keep(name, what);
     }
 
-    /// An address was learned that had been behind another port, in second `now`: told of once in a
-    /// while, as a guest can have one move with each frame.
-    #[cold]
-    pub fn moved(&self, name: &str, mac: MacAddr, from: Option<&str>, now: u32) {
-        self.moves.fetch_add(1, Ordering::Relaxed);
-        let told = self.moves_told.load(Ordering::Relaxed);
-        if told != 0 && now.abs_diff(told) < MOVES_TOLD_SECONDS {
-            return;
-        }
-        let (mine, order) = (now.max(1), Ordering::Relaxed);
-        if self.moves_told.compare_exchange(told, mine, order, order).is_ok() {
-            let moves = self.moves.swap(0, Ordering::Relaxed);
-            self.tell_and_log(name, What::MacMoved { mac, from: from.map(str::to_owned), moves });
-        }
-    }
-
     fn keep(&self, name: &str, what: What) {
         if let Some(events) = &self.events {
-            events.keep(Some(name), self.untold.swap(0, Ordering::Relaxed), what);
+            let untold = self.untold.swap(0, Ordering::Relaxed);
+            if !events.keep(Some(name), untold, what) {
+                self.untold.fetch_add(untold + 1, Ordering::Relaxed);
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn events() -> Arc<Events> {
@@ -525,21 +537,32 @@ mod tests {
         assert_eq!((last.port.as_deref(), &last.what), (Some("a"), &What::PortDeleted));
     }
 
+    /// A client's thread may lose its CPU while it copies events.
     #[test]
-    fn moves_are_told_once_in_a_while() {
+    fn who_tells_does_not_wait_for_who_reads() {
         let events = events();
         let teller = Teller::new(Some(&events));
-        let mac: MacAddr = "52:54:00:00:00:01".parse().unwrap();
-        for now in [0, 0, 0, 1, 9, 11, 12, 30] {
-            teller.moved("a", mac, Some("b"), now);
-        }
-        let moves: Vec<u64> = (events.after(0, 9).events.iter())
-            .map(|event| match event.what {
-                What::MacMoved { moves, .. } => moves,
-                _ => panic!("{event:?}"),
-            })
-            .collect();
-        assert_eq!(moves, [1, 5, 2]);
+        let reading = events.ring();
+        let waits = std::thread::scope(|scope| {
+            let told = scope.spawn(|| {
+                for _ in 0..EVENTS_QUEUED + 5 {
+                    teller.tell_surely("a", What::PortAdded);
+                }
+            });
+            let end = Instant::now() + Duration::from_secs(60);
+            while !told.is_finished() && Instant::now() < end {
+                std::thread::yield_now();
+            }
+            let waits = !told.is_finished();
+            drop(reading);
+            waits
+        });
+        assert!(!waits, "for the reader");
+        teller.tell_surely("a", What::PortDeleted);
+        let all = events.after(0, 1_000).events;
+        assert_eq!(all.len(), EVENTS_QUEUED + 1);
+        let last = all.last().unwrap();
+        assert_eq!((last.sequence, last.untold, &last.what), (65, 5, &What::PortDeleted));
     }
 
     #[test]

@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn what_is_kept_comes_first_and_a_reader_that_is_slow_is_told_what_it_lost() {
         let events = Events::new(&Arc::new(Waker::new().unwrap()));
-        let keep = |count: usize| (0..count).for_each(|_| events.keep(None, 0, What::PortAdded));
+        let keep = |count: usize| (0..count).for_each(|_| events.tell(What::PortAdded));
         keep(EVENTS_A_REPLY + 2);
         let mut all = stream(json!({"since": 0, "follow": false}), &events);
         let mut new = stream(json!({}), &events);

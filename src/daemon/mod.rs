@@ -27,6 +27,7 @@ mod keeper;
 mod kept;
 mod link_monitor;
 mod missing;
+mod moves;
 mod plan;
 mod plug;
 pub mod ports;

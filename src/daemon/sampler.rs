@@ -1,7 +1,7 @@
 //! Looks once a second at what ports count.
 //!
 //! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
-//! begin and end ([`super::drops`]), and remembers what each port counted in the last minutes,
+//! begin and end ([`super::drops`]) and that addresses moved ([`super::moves`]), and remembers what each port counted in the last minutes,
 //! which findings are judged by ([`super::diagnose`]). While all workers sleep nothing is counted,
 //! and the thread has no timer once all drops that began have ended.
 
@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::drops::Drops;
+use super::moves::Moves;
 use crate::diagnosis::facts::Sender;
 use crate::diagnosis::history::{Counts, History, Senders};
 use crate::port::{Port, PortTable, Ports};
@@ -51,6 +52,7 @@ struct Ledger {
 pub struct Seen {
     port: Arc<Port>,
     drops: Drops,
+    moves: Moves,
     /// Unknown while counters of before are being carried over.
     history: Option<History>,
     /// Whose frames found no room there.
@@ -69,7 +71,8 @@ impl Samples {
         let mut ledger = self.ledger();
         for port in ports.iter() {
             let traffic = port.line.is_whole().then(|| port.traffic());
-            ledger.ports.insert(port.name.clone(), Seen::new(port, traffic.as_ref(), now));
+            let before = traffic.as_ref().map(|traffic| (traffic, port.stats.mac_moves.get()));
+            ledger.ports.insert(port.name.clone(), Seen::new(port, before, now));
         }
     }
 
@@ -80,7 +83,7 @@ impl Samples {
         let looks = ledger.looks;
         for port in ports.iter() {
             if ledger.ports.get(&port.name).is_none_or(|seen| !port.line.is(&seen.port.line)) {
-                let new = Seen::new(port, Some(&Default::default()), now);
+                let new = Seen::new(port, Some((&Default::default(), 0)), now);
                 ledger.ports.insert(port.name.clone(), new);
             }
             let Some(seen) = ledger.ports.get_mut(&port.name) else { continue };
@@ -94,9 +97,10 @@ impl Samples {
         ledger.ports.retain(|_, seen| seen.look == looks);
     }
 
-    /// True if nothing is left to be told of drops, unless there are more.
+    /// True if nothing is left to be told, unless there is more.
     pub fn are_over(&self) -> bool {
-        self.ledger().ports.values().all(|seen| seen.drops.are_over())
+        let over = |seen: &Seen| seen.drops.are_over() && seen.moves.are_over(&seen.port);
+        self.ledger().ports.values().all(over)
     }
 
     /// Whose frames found no room at a port lately, the most first.
@@ -118,10 +122,13 @@ impl Samples {
 }
 
 impl Seen {
-    fn new(port: &Arc<Port>, traffic: Option<&[Traffic; 2]>, now: u32) -> Seen {
+    /// Of a port that has counted `before`, if that is known: its traffic, and addresses that moved.
+    fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], u64)>, now: u32) -> Seen {
+        let (traffic, moves) = before.unzip();
         Seen {
             port: Arc::clone(port),
             drops: Drops::new(traffic),
+            moves: Moves::new(moves),
             history: traffic.map(|traffic| History::new(now, counts(port, traffic))),
             senders: Senders::default(),
             look: 0,
@@ -129,9 +136,10 @@ impl Seen {
     }
 
     fn look_at(&mut self, ports: &PortTable, now: u32) {
-        let Seen { port, drops, history, senders, .. } = self;
+        let Seen { port, drops, moves, history, senders, .. } = self;
         let traffic = port.traffic();
         drops.look(port, &traffic, now);
+        moves.look(port, ports, now);
         let counts = counts(port, &traffic);
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
         let mut more = Vec::new();

@@ -20,6 +20,10 @@ pub const PORT_EVENT_BURST: u32 = 16;
 /// others out of what is kept within the hour.
 pub const PORT_EVENT_EVERY: std::time::Duration = std::time::Duration::from_secs(2);
 
+/// Events that may come while a client's are being read, which takes microseconds unless the reader
+/// loses its CPU. More are lost, with a count.
+pub const EVENTS_QUEUED: usize = 64;
+
 /// Seconds after which a port's addresses that moved there are told of again.
 pub const MOVES_TOLD_SECONDS: u32 = 10;
 

@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 use super::account::Account;
 use super::context::{BurstContext, BurstGuard};
-use super::deliver::{Delivery, Tried};
+use super::deliver::{Delivery, Tried, report_broken};
 use super::plan::Plan;
-use super::signals::Signals;
+use super::signals::{Broken, Signals};
 use super::stalls::Stalls;
 use crate::guard::SignalSlot;
 use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
@@ -61,7 +61,7 @@ trait Source<'p>: Sized {
         next: Next,
     ) -> Next;
 
-    /// Lets go of the source, and says what could not be said with it locked.
+    /// Lets go of the source.
     fn end(self) {}
 }
 
@@ -130,9 +130,12 @@ impl Pipeline {
         self.account.end_look()
     }
 
-    /// Ends a turn: sends the signals it owes.
+    /// Ends a turn: tells what broke and sends the signals it owes.
     #[inline]
     pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats) {
+        for Broken { port, session, ring, error } in self.signals.broken() {
+            report_broken(&ports[port], session, ring, error);
+        }
         self.signals.end_turn(ports, stats, self.time.cycle);
     }
 

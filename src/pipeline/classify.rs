@@ -107,9 +107,9 @@ impl<'a> Classifier<'a> {
         Ok(())
     }
 
-    /// Counts a source that was not learned, and tells of one that came from another port.
+    /// Counts a source that was not learned, or that came from another port.
     fn count(&self, from: MacAddr, learn: Learn) {
-        let Port { name, stats, events, last_seen, .. } = self.port;
+        let Port { stats, last_seen, .. } = self.port;
         match learn {
             Learn::Static => {
                 stats.learn_static.add_shared(1);
@@ -121,8 +121,6 @@ impl<'a> Classifier<'a> {
             Learn::Moved { from: before } => {
                 stats.mac_moves.add_shared(1);
                 last_seen.note_moved(from, before);
-                let before = self.policy.ports.get(before).map(|port| port.name.as_str());
-                events.moved(name, from, before, self.now);
             }
             _ => {}
         }

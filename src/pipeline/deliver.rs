@@ -28,7 +28,7 @@ use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEG
 use crate::port::backpressure::{Answer, Terms, Wait};
 use crate::port::device::FrameWriter;
 use crate::port::{
-    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, Rx, RxState, Vring,
+    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, Rx, RxState,
 };
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
 use crate::stats::{DropReason, Drops, QueueStats, WorkerStats};
@@ -329,13 +329,8 @@ impl Delivery<'_> {
             return frames.len();
         };
         self.drop_all(port, &stats.drops, left, DropReason::RingBroken);
-        let Vring { ring, broken, session, .. } = &mut state.vring;
-        *broken = true;
         guest.set_active(index, false);
-        let (error, session) = (ring.as_ref().map_or(error, |ring| ring.cause(error)), *session);
-        self.signals.note_error(port.id, &state.vring);
-        drop(state);
-        report_broken(port, session, 2 * index, error);
+        self.signals.note_broken((port.id, 2 * index), &mut state.vring, error);
         frames.len()
     }
 

@@ -13,7 +13,7 @@ use crate::guard::{SignalResult, SignalSlot, Took};
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
 use crate::port::moderation::{Completed, Notify};
 use crate::port::{Eviction, Port, PortTable, TxState, Vring};
-use crate::ring::CallFd;
+use crate::ring::{CallFd, RingError};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -31,6 +31,8 @@ pub struct Signals {
     longest_coalesced: u64,
     /// Signals not wanted in this turn.
     suppressed: u64,
+    /// Rings that broke and were not told of.
+    broken: Vec<Broken>,
     slot: SignalSlot,
     senders: Senders,
     /// Cycles that the signals of each port took in this turn, if all together took long.
@@ -58,6 +60,18 @@ impl Senders {
     }
 }
 
+/// A ring that its driver broke.
+pub struct Broken {
+    /// Its port.
+    pub port: PortId,
+    /// The session that started it.
+    pub session: u64,
+    /// Its number in its device.
+    pub ring: usize,
+    /// The reason.
+    pub error: RingError,
+}
+
 /// A transmit ring whose signal is coalesced.
 struct Coalesced {
     port: PortId,
@@ -79,6 +93,7 @@ impl Signals {
             paced: Vec::new(),
             longest_coalesced: clock::cycles_in(TX_COALESCED_NANOS),
             suppressed: 0,
+            broken: Vec::new(),
             slot,
             senders: Senders::default(),
             spent: Vec::new(),
@@ -206,6 +221,27 @@ impl Signals {
         self.pending.retain(|(id, _)| stays(*id));
         self.coalesced.retain(|one| stays(one.port));
         self.paced.retain(|(id, _)| stays(*id));
+        self.broken.retain(|one| stays(one.port));
+    }
+
+    /// Takes a ring, number `ring` of port `id`, out of service, which its driver broke. That is
+    /// told at the end of the turn, with no ring locked.
+    #[cold]
+    pub fn note_broken(
+        &mut self,
+        (id, ring): (PortId, usize),
+        vring: &mut Vring,
+        error: RingError,
+    ) {
+        vring.broken = true;
+        let error = vring.ring.as_ref().map_or(error, |ring| ring.cause(error));
+        self.note_error(id, vring);
+        self.broken.push(Broken { port: id, session: vring.session, ring, error });
+    }
+
+    /// The rings that broke since this was last asked.
+    pub fn broken(&mut self) -> impl Iterator<Item = Broken> {
+        self.broken.drain(..)
     }
 
     /// Reports a broken ring to the front-end.

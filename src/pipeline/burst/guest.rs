@@ -4,7 +4,6 @@ use std::sync::MutexGuard;
 
 use super::{Pipeline, Source};
 use crate::pipeline::context::{BurstContext, BurstGuard};
-use crate::pipeline::deliver::report_broken;
 use crate::pipeline::guest_of;
 use crate::port::moderation::Completed;
 use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
@@ -22,8 +21,6 @@ struct TransmitRing<'p> {
     state: MutexGuard<'p, TxState>,
     /// Frames that may be taken.
     limit: usize,
-    /// What its driver was found to have broken in this burst.
-    broken: Option<RingError>,
 }
 
 impl Pipeline {
@@ -43,7 +40,7 @@ impl Pipeline {
         }
         match self.may_take(ports, id, queue, &mut state) {
             Ok(limit) => {
-                let ring = TransmitRing { port, guest, queue, index, state, limit, broken: None };
+                let ring = TransmitRing { port, guest, queue, index, state, limit };
                 self.forward(ports, ring, stats)
             }
             Err(Next::Gone) if matches!(state.side.gate.discard, Discard::From(_)) => {
@@ -157,13 +154,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         stats.frames.add(taken as u64);
         Next::More
     }
-
-    #[inline(always)]
-    fn end(self) {
-        if self.broken.is_some() {
-            self.report();
-        }
-    }
 }
 
 impl TransmitRing<'_> {
@@ -183,22 +173,9 @@ impl TransmitRing<'_> {
     #[cold]
     fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Next {
         let TxState { vring, side, .. } = &mut *self.state;
-        vring.broken = true;
         side.gate.drain_to = None;
-        on.signals.note_error(self.port.id, vring);
-        self.broken = Some(vring.ring.as_ref().map_or(error, |ring| ring.cause(error)));
+        on.signals.note_broken((self.port.id, 2 * self.index + 1), vring, error);
+        self.queue.notify_drained();
         Next::Gone
-    }
-
-    /// Says that the ring is broken, which is no longer locked then.
-    #[cold]
-    fn report(self) {
-        let TransmitRing { port, queue, index, state, broken, .. } = self;
-        let session = state.vring.session;
-        drop(state);
-        queue.notify_drained();
-        if let Some(error) = broken {
-            report_broken(port, session, 2 * index + 1, error);
-        }
     }
 }
