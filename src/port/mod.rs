@@ -56,7 +56,7 @@ pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;
 pub use mtu::Mtu;
-pub use queue::{Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
+pub use queue::{Awaited, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
 pub use summons::Summons;
 pub use table::{PortTable, Ports};
 

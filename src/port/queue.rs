@@ -92,8 +92,27 @@ pub struct Rx {
     pub shares: Shares,
     /// How long senders may wait for it.
     pub credit: Credit,
+    /// Who waits for its next buffers.
+    pub awaited: Awaited,
     /// Kick events to ignore when judging whether the driver's memory is shared.
     pub stale_kicks: u32,
+}
+
+/// Workers that wait for a receive ring's next buffers, by their numbers modulo 64: the kick that
+/// tells of them goes to one worker, and is to wake the others.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Awaited(u64);
+
+impl Awaited {
+    /// A worker waits.
+    pub fn add(&mut self, worker: usize) {
+        self.0 |= 1 << (worker % 64);
+    }
+
+    /// True if a worker may wait.
+    pub fn has(self, worker: usize) -> bool {
+        self.0 >> (worker % 64) & 1 != 0
+    }
 }
 
 /// A transmit ring's.

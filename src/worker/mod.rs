@@ -233,8 +233,9 @@ impl Workers {
             rings: Assignment::new(handles, Arc::clone(&shared.ports)),
             threads: Mutex::new(Vec::new()),
         };
-        for (index, handle) in workers.handles().iter().enumerate() {
-            let worker = run::Worker::new(index, count, Arc::clone(handle), shared.clone());
+        let all: Arc<[_]> = workers.handles().into();
+        for index in 0..count {
+            let worker = run::Worker::new(index, Arc::clone(&all), shared.clone());
             let cpu = cpus.get(index % cpus.len().max(1)).copied();
             if let Err(error) = workers.spawn(index, cpu, worker) {
                 workers.stop(Instant::now() + STOP_TIMEOUT);

@@ -1,5 +1,6 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
+mod receive;
 mod sleep;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,16 +9,14 @@ use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
+use self::receive::receive_kick;
 use super::spin::{Instead, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::logging::never_wait;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::{Pipeline, guest_of};
-use crate::port::{
-    Discard, Endpoint, GuestPort, Next, Port, PortTable, Ports, Queue, RxState, Tx, TxState,
-};
-use crate::ring::SplitRing;
+use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
 use crate::switch::PortId;
 use crate::sys::clock;
 use crate::sys::threads::run_again_after_panic;
@@ -40,8 +39,8 @@ pub struct Worker {
     present: Arc<Ports>,
     ports: Arc<PortTable>,
     index: usize,
-    /// Number of workers.
-    of: usize,
+    /// All workers.
+    all: Arc<[Arc<WorkerHandle>]>,
     pipeline: Pipeline,
     spin: SpinPolicy,
     ready: Vec<Ready>,
@@ -65,14 +64,14 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Worker number `index` of `of`.
-    pub fn new(index: usize, of: usize, handle: Arc<WorkerHandle>, shared: Shared) -> Worker {
+    /// Worker number `index` of all.
+    pub fn new(index: usize, all: Arc<[Arc<WorkerHandle>]>, shared: Shared) -> Worker {
         Worker {
-            handle,
+            handle: Arc::clone(&all[index]),
             present: Arc::clone(&shared.ports),
             ports: shared.ports.present(),
             index,
-            of,
+            all,
             pipeline: Pipeline::new(
                 index,
                 Arc::clone(&shared.fdb),
@@ -127,7 +126,7 @@ impl Worker {
                 }
                 Endpoint::Device(device) => {
                     for i in 0..device.queues().len() {
-                        if port.device_worker(i, self.of) == self.index {
+                        if port.device_worker(i, self.all.len()) == self.index {
                             self.mark_ready(Token::Device(port.id, i as u16));
                         }
                     }
@@ -500,7 +499,7 @@ impl Worker {
         } else {
             let Some(queue) = guest.rx.get(index) else { return };
             let state = queue.lock_soon();
-            state.map(|state| receive_kick(port, guest, index, state, kicked))
+            state.map(|state| self.wake(receive_kick(port, guest, index, state, kicked)))
         };
         if kept.is_none() {
             self.kicked.push((token, kicked));
@@ -543,52 +542,6 @@ impl Worker {
         }
         drop(state);
         self.mark_ready(token);
-    }
-}
-
-/// A guest posted buffers to its receive queue: it can take frames from now on. Kicks stay
-/// suppressed while it has held buffers, as nobody waits for more.
-fn receive_kick(
-    port: &Port,
-    guest: &GuestPort,
-    index: usize,
-    mut state: MutexGuard<'_, RxState>,
-    kicked: bool,
-) {
-    guest.rx[index].stats.kicks.add(kicked.into());
-    let suspicious = kicked && never_moves(&mut state);
-    if let Some(ring) = state.vring.running()
-        && (ring.has_work() || ring.enable_kicks())
-    {
-        ring.suppress_kicks();
-        guest.set_active(index, true);
-    }
-    drop(state);
-    if suspicious {
-        complain(port);
-    }
-}
-
-/// A receive queue kicked without a single buffer since the start means that the guest writes to
-/// other memory than we read: a front-end with private memory fails in no other visible way. Every
-/// driver kicks it after its first buffers. Kicks of an empty transmit queue mean nothing: DPDK
-/// makes one at each start (22.11, `virtio_dev_start`). True once per start.
-fn never_moves(state: &mut RxState) -> bool {
-    if state.side.stale_kicks > 0 {
-        state.side.stale_kicks -= 1;
-        return false;
-    }
-    state.vring.ring.as_mut().is_some_and(SplitRing::never_moved)
-}
-
-/// Logs; not to be called with a ring's lock held.
-fn complain(port: &Port) {
-    if port.log.allow() {
-        log::warn!(
-            "port {}: the guest kicks but its available ring never moves: is its memory shared \
-             (QEMU: memory-backend-memfd with share=on)?",
-            port.name
-        );
     }
 }
 

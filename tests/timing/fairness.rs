@@ -335,3 +335,55 @@ fn time_behind_a_waiting_burst(late: bool) -> Duration {
     d.stop();
     took
 }
+
+/// The receiver's kick goes to the worker that serves its ring, and ends the waiting of a sender
+/// that another worker serves as well.
+#[test]
+fn a_kick_ends_the_waiting_at_another_worker() {
+    let _alone = alone();
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        let [control, apart] = ["1", "2"].map(time_to_end_the_waiting);
+        println!("from the kick to the frame: {control:?} with one worker, {apart:?} with two");
+        // A look by the clock comes in half a millisecond on average.
+        if apart < 2 * control + Duration::from_micros(100) {
+            return;
+        }
+        seen.push((control, apart));
+    }
+    panic!("{seen:?}");
+}
+
+/// What it takes from a receiver's buffer to the frame that waits for it, mostly.
+fn time_to_end_the_waiting(workers: &str) -> Duration {
+    const ROUNDS: u32 = 21;
+    let d = Daemon::with(2, &["--workers", workers]);
+    let (mut receiver, mut senders) = guests(&d, 1);
+    let (receiver, sender) = (&mut receiver.rx[0], &mut senders[0].tx[0]);
+    let waits = || d.counters().sum(Some("p1"), "in", "waits");
+    let before = waits();
+    let mut took = Vec::new();
+    let mut frame = Vec::new();
+    for round in 0..ROUNDS {
+        traffic::build(&stream(1, 0), round, 60, &mut frame);
+        assert!(sender.send(&frame));
+        // At any time of the millisecond for which the sender's worker sleeps.
+        std::thread::sleep(Duration::from_micros(2_000 + u64::from(round * 53)));
+        receiver.post(1);
+        let start = Instant::now();
+        receiver.ring.publish();
+        while !receiver.ring.has_used() && start.elapsed() < LIMIT {
+            std::thread::yield_now();
+        }
+        took.push(start.elapsed());
+        assert_eq!(receiver.recv(64, |_, _| ()), 1);
+        sender.drain(LIMIT);
+        // The receiver earns what the next one may wait.
+        std::thread::sleep(Duration::from_millis(35));
+    }
+    let waited = waits() - before;
+    assert_eq!(waited, u64::from(ROUNDS), "frames that waited");
+    d.stop();
+    took.sort();
+    took[took.len() / 2]
+}

@@ -112,7 +112,10 @@ impl Pipeline {
             return true;
         };
         let came = match receiver.lock_again() {
-            Some(mut state) => state.vring.running().is_none_or(SplitRing::enable_kicks_behind),
+            Some(mut state) => {
+                state.side.awaited.add(self.worker);
+                state.vring.running().is_none_or(SplitRing::enable_kicks_behind)
+            }
             None => !receiver.is_stalled(),
         };
         more || came

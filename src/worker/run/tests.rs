@@ -9,8 +9,8 @@ use super::*;
 use crate::frame::Offloads;
 use crate::guard::BlockedWriterWatch;
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
-use crate::port::DevicePort;
 use crate::port::device::fake::Fake;
+use crate::port::{DevicePort, GuestPort, Port};
 use crate::switch::{Fdb, FdbConfig, Rules};
 use crate::sys::frame_io::{FrameIo, Transfer};
 
@@ -33,7 +33,7 @@ fn worker() -> Worker {
         poll: false,
         watch: Arc::new(BlockedWriterWatch::start().unwrap()),
     };
-    Worker::new(0, 1, Arc::new(WorkerHandle::new().unwrap()), shared)
+    Worker::new(0, [Arc::new(WorkerHandle::new().unwrap())].into(), shared)
 }
 
 /// Whoever holds the lock, a session or the worker that the ring moved to, may be waiting for a
