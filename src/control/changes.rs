@@ -87,7 +87,7 @@ impl Switch {
         only(&parameters, &["name", "kind"])?;
         let name = required(&mut parameters, "name")?;
         let wanted = text(&mut parameters, "kind")?;
-        let daemon = self.daemon();
+        let mut daemon = self.daemon();
         if let Some((wanted, entry)) = wanted.zip(daemon.book().get(&name)) {
             let is = entry.settings.kind();
             if is != wanted {

@@ -117,6 +117,11 @@ impl Fault {
         Fault::switch("PortExists", json!({"name": clip(name), "origin": origin}))
     }
 
+    /// A port that has the name, or what else is wanted, is being removed.
+    pub fn port_being_removed(name: &str) -> Fault {
+        Fault::switch("PortBeingRemoved", json!({"name": clip(name)}))
+    }
+
     /// The configuration has errors; nothing has changed.
     pub fn bad_config(errors: &[String]) -> Fault {
         let errors: Vec<String> = errors.iter().take(MAX_CONFIG_ERRORS + 1).cloned().collect();

@@ -279,8 +279,13 @@ impl Switch {
     pub fn fault(&self, name: &str, error: &PortError) -> Fault {
         match error {
             PortError::Exists => Fault::port_exists(name, self.daemon().book().origin(name).name()),
+            PortError::Leaving(name) => Fault::port_being_removed(name),
             PortError::NoSuchPort | PortError::Untied(Untied::NoSuchPort) => {
-                unknown_port(&self.view.ports.present(), name)
+                let ports = self.view.ports.present();
+                match ports.named(name).is_some_and(|port| port.is_leaving()) {
+                    true => Fault::port_being_removed(name),
+                    false => unknown_port(&ports, name),
+                }
             }
             error => Fault::refused(&error.to_string()),
         }
@@ -292,7 +297,7 @@ impl Switch {
         let senders = self.view.samples.senders(port, clock::coarse_seconds());
         told["dropped_from"] = findings::senders(senders);
         let daemon = self.daemon();
-        let origin = daemon.book().origin(&port.name);
+        let origin = daemon.origin(&port.name);
         told["origin"] = origin.name().into();
         if let Some(uid) = origin.plugged_by() {
             told["owner"] = uid.into();

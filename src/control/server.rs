@@ -17,7 +17,7 @@ use super::connection::{Closed, Connection, Rank};
 use super::message::{Call, reply};
 use super::methods::{Answer, Switch};
 use super::ready::ReadyList;
-use crate::daemon::Removal;
+use crate::daemon::{PortError, Removal};
 use crate::guard::disposal;
 use crate::limits::{
     ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ADMINS,
@@ -328,6 +328,9 @@ impl<'a> Server<'a> {
                     continue;
                 }
                 Ok(true) => reply(serde_json::json!({}), false),
+                Err(PortError::Leaving(_)) => {
+                    reply(serde_json::json!({"in_progress": true}), false)
+                }
                 Err(error) => self.switch.fault(&self.leaving[at].name, &error).message(),
             };
             let Leaving { asked, .. } = self.leaving.swap_remove(at);

@@ -78,6 +78,7 @@ pub fn degradations(all: &[Degradation]) -> Vec<Value> {
 /// How far a port is with its front-end, or its interface.
 pub fn state(port: &Port) -> &'static str {
     match &port.endpoint {
+        _ if port.is_leaving() => "removing",
         _ if port.is_left_out() => "left_out",
         Endpoint::Device(_) if port.is_up() && port.mtu.link_is_down() => "down",
         _ if port.is_up() => "attached",

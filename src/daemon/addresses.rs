@@ -16,6 +16,7 @@ impl Daemon {
     /// the port has already is as good.
     pub fn tie(&mut self, mac: MacAddr, name: &str) -> Result<(), PortError> {
         self.is_free()?;
+        self.serving(name)?;
         let known = self.book.owner(mac) == Some(name);
         self.book.tie(mac, name)?;
         if known {

@@ -206,6 +206,13 @@ impl Book {
         self.entries.insert(name, entry);
     }
 
+    /// What only one may have of an entry, as it was spelled when it was entered, and the addresses
+    /// that were tied to it.
+    pub fn claims(&self, name: &str) -> Vec<(Shared, PathBuf)> {
+        let tied = self.tied_to(name).map(claim);
+        self.claims.get(name).into_iter().flatten().cloned().chain(tied).collect()
+    }
+
     /// Takes an entry out.
     pub fn strike(&mut self, name: &str) -> Option<Entry> {
         let entry = self.entries.remove(name)?;

@@ -34,6 +34,7 @@ macro_rules! codes {
 codes! {
     PortLeftOut "port-left-out" "a port or stream has no socket",
     TapLeftOut "tap-left-out" "a TAP has no interface since the start",
+    PortBeingRemoved "port-being-removed" "a port was deleted, and what served it has not ended yet",
     Metrics "metrics" "metrics are not served by HTTP",
     Plug "plug" "the directory of ports by plug is not looked at, or not all of it",
     LastGoodConfiguration "last-good-configuration"
@@ -53,7 +54,7 @@ impl Code {
 
     /// True if it is about a port, TAP or stream, which is the subject.
     pub fn is_port(self) -> bool {
-        matches!(self, Code::PortLeftOut | Code::TapLeftOut)
+        matches!(self, Code::PortLeftOut | Code::TapLeftOut | Code::PortBeingRemoved)
     }
 }
 
@@ -82,7 +83,8 @@ impl Daemon {
     /// Why the switch is not all that it was told to be; empty if it is. As many as there are
     /// ports, and some more. What can be had later leaves the list.
     pub fn degradations(&self) -> Vec<Degradation> {
-        self.keeper.degraded().chain(self.missing.iter()).cloned().collect()
+        let there = self.keeper.degraded().chain(self.missing.iter()).cloned();
+        there.chain(self.held_up()).collect()
     }
 }
 
@@ -94,9 +96,11 @@ impl Daemon {
     pub fn shortfall(&self) -> Option<String> {
         let all = self.degradations();
         let mut parts = Vec::new();
-        for (code, kind) in
-            [(Code::PortLeftOut, "ports left out"), (Code::TapLeftOut, "taps left out")]
-        {
+        for (code, kind) in [
+            (Code::PortLeftOut, "ports left out"),
+            (Code::TapLeftOut, "taps left out"),
+            (Code::PortBeingRemoved, "ports being removed"),
+        ] {
             let of = all.iter().filter(|one| one.code == code);
             let names: Vec<&str> = of.filter_map(|one| one.subject.as_deref()).collect();
             if !names.is_empty() {

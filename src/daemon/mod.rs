@@ -25,6 +25,7 @@ mod front_end;
 mod handover;
 mod keeper;
 mod kept;
+mod leaving;
 mod link_monitor;
 mod missing;
 mod moves;
@@ -74,10 +75,12 @@ use degraded::Code;
 use handover::{Handover, Received};
 pub use keeper::Keeper;
 use keeper::NotKept;
+use leaving::Leaving;
+pub use leaving::Removal;
 use missing::Missing;
 pub use plan::{Step, Summary};
 pub use plug::Plug;
-pub use ports::{PortError, Removal};
+pub use ports::PortError;
 pub use post::Effect;
 pub use reload::{Busy, Confirm, Reloader};
 pub use retry::{Retry, Services, Slot};
@@ -136,6 +139,10 @@ pub struct Daemon {
     ports: Arc<Ports>,
     /// What serves them, and what every session needs.
     serving: Vec<Serving>,
+    /// Those on their way out.
+    leaving: Vec<Leaving>,
+    /// An entry of the book may wait for one of these.
+    waits: bool,
     context: Context,
     ledger: Arc<Ledger>,
     rules: Rules,
@@ -146,6 +153,8 @@ pub struct Daemon {
     handover: Arc<Handover>,
     /// What is wanted and not in service.
     missing: Missing,
+    /// The thread that goes on with what takes longer.
+    retrier: Option<std::thread::Thread>,
     /// What each port and TAP was told to be.
     book: Book,
     /// Where changes of that are kept.
@@ -251,6 +260,8 @@ impl Daemon {
         let mut daemon = Daemon {
             ports,
             serving: Vec::new(),
+            leaving: Vec::new(),
+            waits: false,
             context: Context { fdb, workers, watch: shared.watch },
             ledger: Arc::default(),
             rules,
@@ -258,6 +269,7 @@ impl Daemon {
             retired: Vec::new(),
             handover: Arc::new(handover),
             missing: Missing::default(),
+            retrier: None,
             book,
             keeper,
             started: config.clone(),
@@ -478,7 +490,9 @@ impl Daemon {
         for helper in &self.helpers {
             helper.thread().unpark();
         }
-        let mut threads: Vec<_> = self.serving.drain(..).filter_map(Serving::into_thread).collect();
+        let leaving = self.leaving.drain(..).map(Leaving::into_serving);
+        let all = self.serving.drain(..).chain(leaving);
+        let mut threads: Vec<_> = all.filter_map(Serving::into_thread).collect();
         join_until(&mut threads, end);
         join_until(&mut self.helpers, end);
         addresses

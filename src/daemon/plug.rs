@@ -59,10 +59,11 @@ impl Daemon {
         Candidate { name, file, uid }: &Candidate<'_>,
     ) -> Result<Arc<Trouble>, PortError> {
         self.is_free()?;
-        if self.book.plugged().count() >= MAX_PLUG_PORTS {
+        let owners = || self.book.plugged().map(|(_, owner)| owner).chain(self.unplugged());
+        if owners().count() >= MAX_PLUG_PORTS {
             return Err(PortError::ManyPlugged);
         }
-        if self.book.plugged().filter(|(_, owner)| owner == uid).count() >= MAX_PLUG_PORTS_A_USER {
+        if owners().filter(|owner| owner == uid).count() >= MAX_PLUG_PORTS_A_USER {
             return Err(PortError::ManyOfUser(*uid));
         }
         let template = self.book.template().ok_or(PortError::NoSuchPort)?;
@@ -72,6 +73,7 @@ impl Daemon {
         let id = self.free_number(name)?;
         let port = build::guest(id, &settings, self.feature_level);
         let (settings, origin) = (Settings::Port(settings), Origin::Plug(*uid));
+        self.is_clear(&settings)?;
         if let Some(clash) = self.book.clash(&settings) {
             return Err(clash.into());
         }
@@ -346,7 +348,7 @@ impl Watcher {
                 }
                 // Somebody deleted it, or a configuration has its name.
                 State::Port { .. } if same => {
-                    let taken = self.daemon().ports().named(&text).is_some();
+                    let taken = self.daemon().book().get(&text).is_some();
                     known.state = if taken { State::Waits } else { State::Done };
                     known.file = file.copied().unwrap_or(known.file);
                     self.known.insert(name, known);
@@ -408,6 +410,8 @@ impl Watcher {
         match step {
             Ok(gone) => gone,
             Err(PortError::NoSuchPort) => true,
+            // It goes on by itself, and is looked at as before.
+            Err(PortError::Leaving(_)) => false,
             Err(_) => {
                 *removal = None;
                 false

@@ -3,29 +3,18 @@
 //! A port that is added has its socket, or its interface, before it is published, and its thread
 //! after: a front-end that connects finds everything else running. What fails leaves nothing.
 //!
-//! A port is removed in the order of what depends on what:
-//!
-//! 1. its session ends, with its rings quiet, and its socket goes, or its interface;
-//! 2. a table of ports without it is published ([`crate::port::table`]);
-//! 3. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
-//!    and no worker can learn an address for it;
-//! 4. its addresses are forgotten, configured ones too, and its number may be another port's.
-//!
-//! A front-end can hold up the first step, a worker that waits for a guest's memory the third.
-//! Nobody waits for either longer than [`REMOVE_TIMEOUT`]: a port whose session has not ended yet
-//! stays, to be removed by the next try, and a number that a worker may still use stays unused.
-//! Who has other things to do than to wait goes step by step ([`Removal`]).
+//! How a port is removed: [`super::leaving`].
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::book::{Clash, Entry, Untied};
 use super::front_end::Acceptor;
 use super::handover::Received;
 use super::keeper::NotKept;
-use super::post::{ChangeError, Effect, Post};
+use super::post::{ChangeError, Effect};
 use super::serving::{Opened, Serving};
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build, plan};
@@ -36,12 +25,12 @@ use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS,
-    MAX_TAPS, REMOVE_STEP, REMOVE_TIMEOUT,
+    MAX_TAPS, REMOVE_TIMEOUT,
 };
 use crate::port::Port;
 use crate::port::table::Full;
 use crate::switch::{PortId, StaticError};
-use crate::vhost_user::session::{Context, Exhausted};
+use crate::vhost_user::session::Exhausted;
 use crate::vhost_user::socket::SocketError;
 
 /// Why a port cannot be added or removed.
@@ -107,22 +96,12 @@ pub enum PortError {
     /// The process is about to end.
     #[error("the switch is ending")]
     Ending,
-    /// Its session has not ended in time.
-    #[error("its front-end's rings do not come to rest; it goes when they do")]
-    Stopping,
+    /// This port is on its way out, and goes on by itself.
+    #[error("port {0} is being removed: try again when it is gone")]
+    Leaving(String),
     /// A thread or descriptor cannot be had.
     #[error("{0}")]
     Io(#[from] io::Error),
-}
-
-/// A port on its way out: [`Daemon::go_on`] takes it a step further.
-#[must_use = "a port that was told to end is taken out by the next steps"]
-pub struct Removal {
-    post: Arc<Post>,
-    /// The table without it, once that is published.
-    serial: Option<u64>,
-    /// When the present step is waited for no longer.
-    end: Instant,
 }
 
 impl Daemon {
@@ -163,10 +142,14 @@ impl Daemon {
 
     /// Adds what a configuration has, and keeps nothing of it.
     pub(super) fn add_entry(&mut self, entry: &Entry) -> Result<(), PortError> {
-        let id = self.free_number(entry.settings.name())?;
         if let Some(clash) = self.book.clash(&entry.settings) {
             return Err(clash.into());
         }
+        if self.is_clear(&entry.settings).is_err() {
+            self.wait_in_book(entry);
+            return Ok(());
+        }
+        let id = self.free_number(entry.settings.name())?;
         self.book.enter(entry.clone());
         self.put(id, &entry.settings).inspect_err(|_| drop(self.book.strike(entry.settings.name())))
     }
@@ -174,7 +157,21 @@ impl Daemon {
     /// Adds what could not be had when it was to come back, without what it is served with. False
     /// if that cannot be either.
     pub(super) fn add_without(&mut self, entry: &Entry, why: &str) -> bool {
-        let settings = &entry.settings;
+        if self.book.clash(&entry.settings).is_some() {
+            return false;
+        }
+        let before = self.book.get(entry.settings.name()).cloned();
+        self.book.enter(entry.clone());
+        let added = self.put_without(&entry.settings, why);
+        if !added {
+            self.book.strike(entry.settings.name());
+            before.into_iter().for_each(|before| self.book.enter(before));
+        }
+        added
+    }
+
+    /// The same of an entry of the book.
+    pub(super) fn put_without(&mut self, settings: &Settings, why: &str) -> bool {
         let Ok(id) = self.free_number(settings.name()) else { return false };
         let (port, cap) = match settings {
             Settings::Port(port) => (build::guest(id, port, self.feature_level), FDB_MAX_PER_PORT),
@@ -183,10 +180,9 @@ impl Daemon {
         };
         let port = Arc::new(port.telling(&self.events));
         let macs = settings.macs().iter().copied().chain(self.book.tied_to(&port.name));
-        if self.book.clash(settings).is_some() || self.enter_addresses(&port, cap, macs).is_err() {
+        if self.enter_addresses(&port, cap, macs).is_err() {
             return false;
         }
-        self.book.enter(entry.clone());
         self.ports.add(Arc::clone(&port));
         self.miss(&port, why.to_owned()).is_ok()
     }
@@ -196,7 +192,15 @@ impl Daemon {
         if let Some(clash) = self.book.clash(&entry.settings) {
             return Err(clash.into());
         }
-        let post = Arc::clone(self.serving(entry.settings.name())?.post());
+        let post = match self.serving(entry.settings.name()) {
+            Ok(serving) => Arc::clone(serving.post()),
+            // It waits for a port to be gone, and is as it is to be then.
+            Err(_) if self.book.get(entry.settings.name()).is_some() => {
+                self.wait_in_book(entry);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         post.change(&entry.settings, &self.context.fdb)?;
         self.book.enter(entry.clone());
         Ok(())
@@ -204,7 +208,11 @@ impl Daemon {
 
     /// Enters a new port or TAP in the book; its number and name.
     fn enter(&mut self, settings: &Settings) -> Result<(PortId, String), PortError> {
+        self.is_clear(settings)?;
         let id = self.free_number(settings.name())?;
+        if self.book.get(settings.name()).is_some() {
+            return Err(PortError::Exists);
+        }
         if let Some(clash) = self.book.clash(settings) {
             return Err(clash.into());
         }
@@ -316,82 +324,12 @@ impl Daemon {
         entered
     }
 
-    /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
-    /// interface is gone, and frames for it go nowhere.
-    pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
-        let mut removal = self.begin_removal(name)?;
-        while !self.go_on(&mut removal)? {
-            std::thread::sleep(REMOVE_STEP);
-        }
-        Ok(())
-    }
-
-    /// Tells what serves a port or TAP to end, and waits for nothing.
-    pub fn begin_removal(&self, name: &str) -> Result<Removal, PortError> {
-        self.is_free()?;
-        self.leave(name, REMOVE_TIMEOUT)
-    }
-
-    /// The same for a reload, which has the daemon for itself. Its session is waited for so long.
-    pub(super) fn leave(&self, name: &str, limit: Duration) -> Result<Removal, PortError> {
-        let serving = self.serving(name)?;
-        serving.stop();
-        let end = Instant::now() + limit;
-        Ok(Removal { post: Arc::clone(serving.post()), serial: None, end })
-    }
-
     pub(super) fn serving(&self, name: &str) -> Result<&Serving, PortError> {
-        let mut all = self.serving.iter();
-        all.find(|serving| serving.post().name() == name).ok_or(PortError::NoSuchPort)
-    }
-
-    /// Goes on with the removal of a port as far as that needs no waiting; true when it is done,
-    /// as for [`Daemon::remove_port`].
-    pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
-        let Some(serial) = removal.serial else { return self.take_away(removal) };
-        let done = self.context.workers.have_adopted(serial) || Instant::now() >= removal.end;
-        if done {
-            self.reclaim();
-        }
-        Ok(done)
-    }
-
-    /// The first steps of a removal: the end of the session, and the table without the port.
-    fn take_away(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
-        let same = |serving: &Serving| Arc::ptr_eq(serving.post(), &removal.post);
-        // Somebody else's removal of the same port may have come further.
-        let Some(at) = self.serving.iter().position(same) else { return Ok(true) };
-        if !self.serving[at].has_ended() || self.missing.is_tried(removal.post.name()) {
-            let late = Instant::now() >= removal.end;
-            return if late { Err(PortError::Stopping) } else { Ok(false) };
-        }
-        let serving = self.serving.swap_remove(at);
-        let port = serving.post().port();
-        if let Some(file) = serving.file() {
-            self.handover.discard_socket(file);
-        }
-        uplink::detach(&port, &self.context.workers, &self.handover);
-        let serial = self.withdraw(port.id);
-        removal.serial = Some(serial);
-        removal.end = Instant::now() + REMOVE_TIMEOUT;
-        self.missing.forget_port(&port.name);
-        let entry = self.book.strike(&port.name);
-        // A reload may bring it back at once.
-        let kept = if self.changing {
-            Ok(())
-        } else {
-            self.book.untie_all(&port.name);
-            // Of one that came by itself nothing was written down.
-            match entry.and_then(|entry| entry.origin.plugged_by()) {
-                Some(_) => Ok(()),
-                None => self.keep(),
-            }
-        };
-        port.events.tell_surely(&port.name, What::PortDeleted);
-        // Wakes them, and waits for nothing.
-        self.context.workers.wait_adopted(serial, Instant::now());
-        kept?;
-        self.go_on(removal)
+        let found = self.serving.iter().find(|serving| serving.post().name() == name);
+        found.ok_or_else(|| match self.leaves(name) {
+            true => PortError::Leaving(name.to_owned()),
+            false => PortError::NoSuchPort,
+        })
     }
 
     /// Changes settings of a port or TAP; what changes, and when.
@@ -439,7 +377,10 @@ impl Daemon {
         }
         self.reclaim();
         if self.ports.present().named(name).is_some() {
-            return Err(PortError::Exists);
+            return Err(match self.leaves(name) {
+                true => PortError::Leaving(name.to_owned()),
+                false => PortError::Exists,
+            });
         }
         let unused = |id| self.retired.iter().all(|(retired, _)| *retired != id);
         Ok(self.ports.free(unused)?)
@@ -450,24 +391,5 @@ impl Daemon {
         let serial = self.withdraw(id);
         self.context.workers.wait_adopted(serial, Instant::now() + REMOVE_TIMEOUT);
         self.reclaim();
-    }
-
-    /// Publishes a table without a port; its number may be used again once all workers go by that.
-    fn withdraw(&mut self, id: PortId) -> u64 {
-        let serial = self.ports.remove(id);
-        self.retired.push((id, serial));
-        serial
-    }
-
-    /// Forgets what belongs to numbers that no worker uses any more.
-    fn reclaim(&mut self) {
-        let Context { fdb, workers, .. } = &self.context;
-        self.retired.retain(|&(id, serial)| {
-            let unused = workers.have_adopted(serial);
-            if unused {
-                fdb.close_port(id);
-            }
-            !unused
-        });
     }
 }

@@ -6,6 +6,7 @@
 //! one in its table would not know the new one's rings, so all of them are waited for. Everything
 //! else takes effect at once, at the port that is there.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -115,6 +116,11 @@ impl Post {
     /// The port as it is now.
     pub fn port(&self) -> Arc<Port> {
         Arc::clone(&self.state().port)
+    }
+
+    /// It is on its way out.
+    pub fn leave(&self) {
+        self.state().port.leaving.store(true, Ordering::Relaxed);
     }
 
     /// What waits for the next front-end.

@@ -382,6 +382,8 @@ impl Reloader {
         while !leaving.is_empty() {
             leaving.retain_mut(|(entry, removal)| match self.daemon().go_on(removal) {
                 Ok(done) => !done,
+                // It goes on by itself, and what is to come in its place waits for that.
+                Err(PortError::Leaving(_)) => false,
                 Err(error) => {
                     failed = Err(named(entry, &error));
                     false

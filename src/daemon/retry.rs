@@ -20,10 +20,10 @@ use super::serving::Opened;
 use super::{Daemon, PortError, StartError, start_helper, uplink};
 use crate::config::Endpoint;
 use crate::events::What;
-use crate::limits::{RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
+use crate::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
 use crate::port::Port;
 use crate::sys::notify::notify;
-use crate::sys::threads::{self, join_until};
+use crate::sys::threads::join_until;
 use crate::vhost_user::socket::Place;
 use crate::worker::Workers;
 
@@ -93,7 +93,9 @@ impl Services {
                 status,
             }
         };
+        let daemon = Arc::clone(&self.daemon);
         let thread = start_helper("retry".to_owned(), &stopping, move || retrier.run())?;
+        lock(&daemon).retrier = Some(thread.thread().clone());
         Ok(Retry { thread, stopping })
     }
 }
@@ -128,7 +130,12 @@ impl Daemon {
         }
         let (code, subject) = self.missing.begin(Instant::now())?;
         let Some(name) = subject else { return Some(Attempt::Service(code)) };
-        let post = Arc::clone(self.serving(&name).ok()?.post());
+        let Ok(serving) = self.serving(&name) else {
+            // It is on its way out.
+            self.missing.forget_port(&name);
+            return None;
+        };
+        let post = Arc::clone(serving.post());
         let endpoint = self.book.get(&name).and_then(|entry| entry.settings.endpoint().cloned());
         Some(match endpoint {
             Some(endpoint) => Attempt::Socket(post, endpoint),
@@ -183,15 +190,22 @@ impl Retrier {
     fn run(&mut self) {
         // What a panic left.
         lock(&self.daemon).missing.pause(|_| true, Instant::now());
-        while threads::pause(self.tick(), &self.stopping) {
+        while !self.stopping.load(Ordering::Acquire) {
+            // Or until a port is told to end; too early costs a look.
+            std::thread::park_timeout(self.tick());
+            lock(&self.daemon).go_on_leaving();
             self.try_all();
             self.tell();
         }
     }
 
     fn tick(&self) -> Duration {
-        let is_missing = lock(&self.daemon).missing.iter().next().is_some();
-        if is_missing { RETRY_TICK } else { RETRY_IDLE_TICK }
+        let daemon = lock(&self.daemon);
+        match daemon.missing.iter().next() {
+            _ if !daemon.leaving.is_empty() || daemon.waits => REMOVE_TICK,
+            Some(_) => RETRY_TICK,
+            None => RETRY_IDLE_TICK,
+        }
     }
 
     /// What failed is due again after a pause, so that this ends.

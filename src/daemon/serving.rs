@@ -51,8 +51,6 @@ pub struct Serving {
     thread: Option<Thread>,
     /// Its socket's file, where that stays when the thread ends.
     file: Option<Place>,
-    /// It was told to end.
-    leaves: AtomicBool,
 }
 
 impl Serving {
@@ -68,7 +66,7 @@ impl Serving {
 
     /// Tells its thread to end.
     pub fn stop(&self) {
-        self.leaves.store(true, Ordering::Release);
+        self.post.leave();
         match &self.thread {
             Some((_, Stop::Session(stop))) => {
                 // Fails only if it is full, and then it is readable.
@@ -109,7 +107,7 @@ impl Daemon {
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
         let (post, file) = (self.post(port)?, opened.file_that_stays());
         let thread = Some(self.start_thread(&post, opened)?);
-        self.serving.push(Serving { post, thread, file, leaves: AtomicBool::new(false) });
+        self.serving.push(Serving { post, thread, file });
         Ok(())
     }
 
@@ -117,16 +115,14 @@ impl Daemon {
     pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
         let post = self.post(port)?;
         port.left_out.store(true, Ordering::Relaxed);
-        let leaves = AtomicBool::new(false);
-        self.serving.push(Serving { post, thread: None, file: None, leaves });
+        self.serving.push(Serving { post, thread: None, file: None });
         Ok(())
     }
 
     /// True if a port for which nothing could be opened is gone, or about to go.
     pub(super) fn is_leaving(&self, post: &Arc<Post>) -> bool {
-        let serving = self.serving.iter().find(|serving| Arc::ptr_eq(&serving.post, post));
-        let leaves = |serving: &Serving| serving.leaves.load(Ordering::Acquire);
-        self.stopping.load(Ordering::Acquire) || serving.is_none_or(leaves)
+        let stays = self.serving.iter().any(|serving| Arc::ptr_eq(&serving.post, post));
+        self.stopping.load(Ordering::Acquire) || !stays
     }
 
     /// Has such a port be served after all.

@@ -19,6 +19,10 @@ pub const RETRY_TICK: Duration = Duration::from_secs(1);
 /// The same while nothing is: only changes that are not kept, or files that are bad, are news then.
 pub const RETRY_IDLE_TICK: Duration = Duration::from_secs(5);
 
+/// How often it looks at ports whose removal lasts, so that what they had is free soon after they
+/// are gone.
+pub const REMOVE_TICK: Duration = Duration::from_millis(100);
+
 /// How long the end of the process waits for a try that is under way, which a file system may hold
 /// up.
 pub const RETRY_STOP_TIMEOUT: Duration = Duration::from_millis(100);

@@ -94,6 +94,8 @@ pub struct Port {
     pub policy: LivePolicy,
     /// It has no socket or interface yet, and cannot be met.
     pub left_out: AtomicBool,
+    /// It is being removed.
+    pub leaving: AtomicBool,
     /// The ports that it came in the place of.
     pub line: Line,
     /// The longest packet that goes there.
@@ -134,6 +136,7 @@ impl Port {
             preallocated: false,
             policy: LivePolicy::new(PortPolicy::PLAIN),
             left_out: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             line: Line::default(),
             mtu: Mtu::new(None),
             stats: PortStats::default(),
@@ -182,6 +185,7 @@ impl Port {
     /// Goes on where another VM's port was.
     pub fn succeed(&mut self, before: &Port) {
         self.line = before.line.next();
+        self.leaving.store(before.is_leaving(), Ordering::Relaxed);
         if let (Endpoint::Guest(guest), Some(before)) = (&mut self.endpoint, before.as_guest()) {
             guest.succeed(before);
         }
@@ -288,6 +292,11 @@ impl Port {
     /// True if it has no socket or interface yet.
     pub fn is_left_out(&self) -> bool {
         self.left_out.load(Ordering::Relaxed)
+    }
+
+    /// True if it is being removed.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 
     /// Counts copies of a burst's frames that do not get there at `at`, the port or one of its

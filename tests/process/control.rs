@@ -22,6 +22,7 @@ mod network;
 mod origins;
 mod plug;
 mod reload;
+mod removing;
 mod run;
 mod save;
 mod schema;

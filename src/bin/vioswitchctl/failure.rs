@@ -106,6 +106,10 @@ impl Failure {
             nearest => format!(", did you mean '{nearest}'?"),
         };
         let (status, text) = match error {
+            "io.vioswitch.Switch.PortBeingRemoved" => (
+                REFUSED,
+                format!("port '{}' is being removed: try again when it is gone", word("name")),
+            ),
             "io.vioswitch.Switch.PortExists" => {
                 let (name, origin) = (word("name"), word("origin"));
                 let text = format!("port '{name}' exists (origin {origin})");

@@ -182,7 +182,7 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
         Port::Set { name, settings } => {
             (ask(client, "SetPort", changed(name, settings)?)?, show::changes)
         }
-        Port::Del(one) => (delete(client, &one.name, None, one.if_exists)?, show::nothing),
+        Port::Del(one) => (delete(client, &one.name, None, one.if_exists)?, show::deleted),
     })
 }
 
@@ -197,7 +197,7 @@ fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
         Tap::Set { name, settings } => {
             (ask(client, "SetTap", changed(name, settings)?)?, show::changes)
         }
-        Tap::Del(one) => (delete(client, &one.name, Some("tap"), one.if_exists)?, show::nothing),
+        Tap::Del(one) => (delete(client, &one.name, Some("tap"), one.if_exists)?, show::deleted),
     })
 }
 
@@ -213,7 +213,7 @@ fn stream(client: &mut Client, command: &Stream) -> Result<Told, Failure> {
             (ask(client, "SetStream", changed(name, settings)?)?, show::changes)
         }
         Stream::Del(one) => {
-            (delete(client, &one.name, Some("stream"), one.if_exists)?, show::nothing)
+            (delete(client, &one.name, Some("stream"), one.if_exists)?, show::deleted)
         }
     })
 }

@@ -96,6 +96,14 @@ pub fn nothing(_: &Value) -> String {
     String::new()
 }
 
+/// `port del`.
+pub fn deleted(answer: &Value) -> String {
+    match answer["in_progress"] == true {
+        true => "the removal goes on: what served the port has not ended yet\n".to_owned(),
+        false => String::new(),
+    }
+}
+
 /// `status`.
 pub fn status(answer: &Value) -> String {
     let mut told: Vec<(&str, String)> =

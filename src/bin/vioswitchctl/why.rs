@@ -220,6 +220,7 @@ impl Report {
             "left_out" => format!(
                 "'{name}' has no socket or interface since the start: vioswitchctl status says why"
             ),
+            "removing" => format!("'{name}' is being removed"),
             "listening" if !vm => format!(
                 "nobody is connected to '{name}': start the process behind it, or see that it uses \
                  this stream's socket"

@@ -11,7 +11,7 @@ use super::reload::Filed;
 use super::*;
 
 /// Runs a test that may mount file systems.
-fn with_mounts(test: impl FnOnce() + Send + 'static) {
+pub(super) fn with_mounts(test: impl FnOnce() + Send + 'static) {
     let own = || match silent::own_mounts() {
         true => test(),
         false => skip("needs mounts of its own"),

@@ -1,0 +1,332 @@
+//! Ports on their way out.
+//!
+//! A port is removed in the order of what depends on what:
+//!
+//! 1. it is struck from the book, and that is written down; its thread is told to end;
+//! 2. the thread ends, with the rings quiet, and the socket goes, or the interface;
+//! 3. a table of ports without it is published ([`crate::port::table`]);
+//! 4. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
+//!    and no worker can learn an address for it;
+//! 5. its addresses are forgotten, configured ones too, and its number may be another port's.
+//!
+//! A front-end or a file system can hold up the second step, a worker that waits for a guest's
+//! memory the fourth. The list of these ports is the daemon's: whoever removes a port looks at it
+//! for so long ([`REMOVE_TIMEOUT`]), and the thread `retry` goes on with it after that. Until a port
+//! is gone it is in the table, and its name, socket, interface and addresses are not another one's.
+//! An entry of the book that needs one of them waits, and is put into service when the port is gone.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::book::Entry;
+use super::degraded::{Code, Degradation};
+use super::keeper::NotKept;
+use super::post::Post;
+use super::serving::Serving;
+use super::{Daemon, PortError, uplink};
+use crate::config::{Origin, Settings, Shared};
+use crate::events::What;
+use crate::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
+use crate::switch::PortId;
+use crate::sys::clock;
+use crate::vhost_user::session::Context;
+
+/// One of them.
+pub(super) struct Leaving {
+    serving: Serving,
+    /// Who gave it.
+    origin: Origin,
+    /// What only one port may have.
+    claims: Vec<(Shared, PathBuf)>,
+    begun: Instant,
+    /// The same by the wall clock: microseconds since 1970.
+    since: u64,
+    /// That it lasts was told.
+    told: bool,
+    /// The table without it, once that is published, and when it is waited for no longer.
+    published: Option<(u64, Instant)>,
+}
+
+impl Leaving {
+    fn name(&self) -> &str {
+        self.serving.post().name()
+    }
+
+    /// What served it.
+    pub(super) fn into_serving(self) -> Serving {
+        self.serving
+    }
+
+    /// True if its thread has not ended in time.
+    fn is_late(&self) -> bool {
+        self.published.is_none() && self.begun.elapsed() >= REMOVE_TIMEOUT
+    }
+
+    fn why(&self) -> String {
+        format!("port {} is being removed, and its thread has not ended yet", self.name())
+    }
+}
+
+/// The removal of one port, for the one who waits for it: [`Daemon::go_on`] tells how far it is.
+#[must_use = "whether the port is gone is told by the next looks"]
+pub struct Removal {
+    /// None of an entry that nothing served yet.
+    post: Option<Arc<Post>>,
+    /// When it is waited for no longer.
+    end: Instant,
+    /// Whether the next process will know.
+    kept: Result<(), NotKept>,
+}
+
+impl Daemon {
+    /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
+    /// interface is gone, and frames for it go nowhere.
+    pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
+        let mut removal = self.begin_removal(name)?;
+        while !self.go_on(&mut removal)? {
+            std::thread::sleep(REMOVE_STEP);
+        }
+        Ok(())
+    }
+
+    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is on its way
+    /// out already is as good.
+    pub fn begin_removal(&mut self, name: &str) -> Result<Removal, PortError> {
+        self.is_free()?;
+        let origin = self.book.get(name).map(|entry| entry.origin);
+        let mut removal = self.leave(name, REMOVE_TIMEOUT)?;
+        self.book.untie_all(name);
+        // Of one that came by itself nothing was written down.
+        if origin.is_some_and(|origin| origin.plugged_by().is_none()) {
+            removal.kept = self.keeper.keep(&self.book);
+        }
+        Ok(removal)
+    }
+
+    /// The same for a reload, which has the daemon for itself and keeps all changes together.
+    pub(super) fn leave(&mut self, name: &str, limit: Duration) -> Result<Removal, PortError> {
+        let claims = self.book.claims(name);
+        let entry = self.book.strike(name);
+        let is = |serving: &Serving| serving.post().name() == name;
+        let Some(at) = self.serving.iter().position(is) else {
+            // It is on its way out already, or the entry has waited for that of another one.
+            let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
+            let post = leaving.map(|leaving| Arc::clone(leaving.serving.post()));
+            if post.is_none() && entry.is_none() {
+                return Err(PortError::NoSuchPort);
+            }
+            let limit = if leaving.is_some_and(Leaving::is_late) { Duration::ZERO } else { limit };
+            return Ok(Removal { post, end: Instant::now() + limit, kept: Ok(()) });
+        };
+        let serving = self.serving.swap_remove(at);
+        serving.stop();
+        if !self.missing.is_tried(name) {
+            self.missing.forget_port(name);
+        }
+        let (post, begun) = (Arc::clone(serving.post()), Instant::now());
+        self.leaving.push(Leaving {
+            serving,
+            origin: entry.map_or(Origin::Runtime, |entry| entry.origin),
+            claims,
+            begun,
+            since: clock::wall_nanos() / 1_000,
+            told: false,
+            published: None,
+        });
+        // It goes on with the port when the one who asked for this does not.
+        self.retrier.iter().for_each(std::thread::Thread::unpark);
+        Ok(Removal { post: Some(post), end: begun + limit, kept: Ok(()) })
+    }
+
+    /// Takes the removal of a port as far as that needs no waiting; true when the port is gone. It
+    /// is [`PortError::Leaving`] that it takes longer than the caller wants to wait: it goes on.
+    pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
+        let is = |one: &Leaving| {
+            removal.post.as_ref().is_some_and(|post| Arc::ptr_eq(one.serving.post(), post))
+        };
+        let at = self.leaving.iter().position(is);
+        let gone = at.is_none_or(|at| self.advance(at));
+        if !gone && Instant::now() < removal.end {
+            return Ok(false);
+        }
+        std::mem::replace(&mut removal.kept, Ok(())).map_err(PortError::Forgotten)?;
+        match &removal.post {
+            Some(post) if !gone => Err(PortError::Leaving(post.name().to_owned())),
+            _ => Ok(true),
+        }
+    }
+
+    /// Goes on with all of them, and puts into service what waited for one that is gone.
+    pub(super) fn go_on_leaving(&mut self) {
+        self.advance_all();
+        for leaving in &mut self.leaving {
+            if leaving.is_late() && !std::mem::replace(&mut leaving.told, true) {
+                let why = "its removal goes on: its thread has not ended yet".to_owned();
+                let port = leaving.serving.post().port();
+                port.events.tell_surely(&port.name, What::Degraded { why });
+            }
+        }
+        if self.is_free().is_ok() && !self.stopping.load(Ordering::Acquire) {
+            self.serve_waiting();
+        }
+        if !self.retired.is_empty() {
+            self.reclaim();
+        }
+    }
+
+    fn advance_all(&mut self) {
+        let mut at = 0;
+        while at < self.leaving.len() {
+            if !self.advance(at) {
+                at += 1;
+            }
+        }
+    }
+
+    /// Takes one as far as that needs no waiting; true if it is gone, and the last one in its place.
+    fn advance(&mut self, at: usize) -> bool {
+        let published = match self.leaving[at].published {
+            Some(published) => published,
+            None => {
+                let tried = self.missing.is_tried(self.leaving[at].name());
+                if tried || !self.leaving[at].serving.has_ended() {
+                    return false;
+                }
+                let serial = self.take_away(at);
+                *self.leaving[at].published.insert((serial, Instant::now() + REMOVE_TIMEOUT))
+            }
+        };
+        let (serial, end) = published;
+        let gone = self.context.workers.have_adopted(serial) || Instant::now() >= end;
+        if gone {
+            self.reclaim();
+            self.leaving.swap_remove(at);
+        }
+        gone
+    }
+
+    /// The thread of one has ended: publishes a table without the port.
+    fn take_away(&mut self, at: usize) -> u64 {
+        let serving = &self.leaving[at].serving;
+        let port = serving.post().port();
+        if let Some(file) = serving.file() {
+            self.handover.discard_socket(file);
+        }
+        uplink::detach(&port, &self.context.workers, &self.handover);
+        let serial = self.withdraw(port.id);
+        self.missing.forget_port(&port.name);
+        port.events.tell_surely(&port.name, What::PortDeleted);
+        // Wakes them, and waits for nothing.
+        self.context.workers.wait_adopted(serial, Instant::now());
+        serial
+    }
+
+    /// An error while a port is on its way out of which these settings need something.
+    pub(super) fn is_clear(&mut self, settings: &Settings) -> Result<(), PortError> {
+        self.advance_all();
+        let claims = settings.claims();
+        self.blocks(settings.name(), &claims)
+            .map_or(Ok(()), |leaving| Err(PortError::Leaving(leaving.name().to_owned())))
+    }
+
+    fn blocks(&self, name: &str, claims: &[(Shared, PathBuf)]) -> Option<&Leaving> {
+        let has = |leaving: &&Leaving| {
+            leaving.name() == name || leaving.claims.iter().any(|claim| claims.contains(claim))
+        };
+        self.leaving.iter().find(has)
+    }
+
+    /// True for a port of this name that is on its way out.
+    pub(super) fn leaves(&self, name: &str) -> bool {
+        self.leaving.iter().any(|leaving| leaving.name() == name)
+    }
+
+    /// Ports on their way out that brought their own sockets, and whose these are.
+    pub(super) fn unplugged(&self) -> impl Iterator<Item = u32> {
+        self.leaving.iter().filter_map(|leaving| leaving.origin.plugged_by())
+    }
+
+    /// Who gave a port, if only to take it away.
+    pub fn origin(&self, name: &str) -> Origin {
+        let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
+        leaving.map_or_else(|| self.book.origin(name), |leaving| leaving.origin)
+    }
+
+    /// An entry of a configuration waits in the book until a port is gone.
+    pub(super) fn wait_in_book(&mut self, entry: &Entry) {
+        self.book.enter(entry.clone());
+        self.waits = true;
+    }
+
+    /// Entries of the book that nothing serves yet.
+    fn waiting(&self) -> Vec<Entry> {
+        if !self.waits {
+            return Vec::new();
+        }
+        let served = self.serving.iter().map(|serving| serving.post().name());
+        let served: HashSet<&str> = served.collect();
+        let entries = self.book.entries().iter();
+        let waiting = entries.filter(|(name, _)| !served.contains(name.as_str()));
+        waiting.map(|(_, entry)| entry.clone()).collect()
+    }
+
+    /// Puts into service what need not wait any more. What cannot be served is left out, and tried
+    /// again as if it could not be had at a start: its socket is opened without the daemon's lock.
+    fn serve_waiting(&mut self) {
+        let waiting = self.waiting();
+        self.waits = !waiting.is_empty();
+        for entry in waiting {
+            let name = entry.settings.name();
+            if self.blocks(name, &self.book.claims(name)).is_none() {
+                let why = format!("port {name} has waited until another one was removed");
+                self.put_without(&entry.settings, &why);
+            }
+        }
+    }
+
+    /// Ports whose removal lasts, and what waits for that.
+    pub(super) fn held_up(&self) -> impl Iterator<Item = Degradation> {
+        let late = self.leaving.iter().filter(|leaving| leaving.is_late());
+        let late = late.map(|leaving| Degradation {
+            code: Code::PortBeingRemoved,
+            subject: Some(leaving.name().to_owned()),
+            text: leaving.why(),
+            since: leaving.since,
+        });
+        let waiting = self.waiting().into_iter().filter_map(|entry| {
+            let name = entry.settings.name();
+            let before = self.blocks(name, &self.book.claims(name))?;
+            let text = match before.name() {
+                same if same == name => {
+                    format!("port {name} waits until the one before it is gone")
+                }
+                other => format!("port {name} waits until port {other} is gone"),
+            };
+            let subject = Some(name.to_owned());
+            Some(Degradation { code: Code::PortLeftOut, subject, text, since: before.since })
+        });
+        late.chain(waiting)
+    }
+
+    /// Publishes a table without a port; its number may be used again once all workers go by that.
+    pub(super) fn withdraw(&mut self, id: PortId) -> u64 {
+        let serial = self.ports.remove(id);
+        self.retired.push((id, serial));
+        serial
+    }
+
+    /// Forgets what belongs to numbers that no worker uses any more.
+    pub(super) fn reclaim(&mut self) {
+        let Context { fdb, workers, .. } = &self.context;
+        self.retired.retain(|&(id, serial)| {
+            let unused = workers.have_adopted(serial);
+            if unused {
+                fdb.close_port(id);
+            }
+            !unused
+        });
+    }
+}

@@ -1,0 +1,165 @@
+//! Ports that are deleted while their threads hang: the removal goes on by itself.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use testkit::{silent, skip};
+
+use super::hung_files::with_mounts;
+use super::reload::Filed;
+use super::*;
+
+const MAC: &str = "52:54:00:00:00:07";
+
+/// A directory in which the threads of ports hang from the time on when it is mounted over, until
+/// they are let go.
+struct Trap {
+    directory: PathBuf,
+    server: Option<OwnedFd>,
+}
+
+impl Trap {
+    fn new(lab: &Lab) -> Trap {
+        let directory = lab.socket("hangs");
+        fs::create_dir(&directory).expect("create");
+        Trap { directory, server: None }
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// False where nothing can be mounted.
+    fn close(&mut self) -> bool {
+        self.server = silent::mount(&self.directory, 0, libc::S_IFDIR);
+        if self.server.is_none() {
+            skip("FUSE cannot be mounted");
+        }
+        self.server.is_some()
+    }
+
+    fn let_go(&mut self) {
+        drop(self.server.take());
+        silent::unmount(&self.directory);
+    }
+}
+
+fn state(lab: &Lab, name: &str) -> Option<String> {
+    let list = lab.json(&["port", "list"]);
+    let ports = list["ports"].as_array().expect("ports").iter();
+    let mut states = ports.filter(|port| port["name"] == name).map(|port| port["state"].clone());
+    states.next().map(|state| state.as_str().expect("a state").to_owned())
+}
+
+fn codes(lab: &Lab) -> Vec<(String, String)> {
+    let status = lab.json(&["status"]);
+    let all = status["degradations"].as_array().expect("reasons").iter();
+    let word = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    all.map(|one| (word(one, "code"), word(one, "subject"))).collect()
+}
+
+/// The port listens and is connected to all the while; its name, socket and address are free as
+/// soon as its thread ends, and no call is needed for that.
+#[test]
+fn a_removal_that_lasts_goes_on_by_itself() {
+    with_mounts(|| {
+        let state_dir = Dir::new();
+        let kept = format!("--state-dir={}", state_dir.path().display());
+        let lab = Lab::new(2, &[&kept]);
+        let bystanders = lab.bystanders();
+        let mut trap = Trap::new(&lab);
+        let socket = format!("socket={}", trap.socket("x").display());
+        let mac = format!("mac={MAC}");
+        lab.done(&["port", "add", "x", &socket, &mac]);
+        let _front_end = UnixStream::connect(trap.socket("x")).expect("connect");
+        if !trap.close() {
+            return;
+        }
+        let began = Instant::now();
+        let told = lab.done(&["port", "del", "x"]);
+        assert!(told.contains("the removal goes on"), "{told}");
+        assert!(began.elapsed() < LOST, "{:?}", began.elapsed());
+        assert_eq!(state(&lab, "x").as_deref(), Some("removing"));
+        assert_eq!(codes(&lab), [("port-being-removed".to_owned(), "x".to_owned())]);
+        let status = lab.done(&["status"]);
+        assert!(status.contains("port x is being removed"), "{status}");
+        let health = String::from_utf8(lab.ctl(&["health"]).stdout).expect("UTF-8");
+        assert!(health.contains("port x is being removed"), "{health}");
+        // What is written down is what is to be.
+        let file = fs::read_to_string(state_dir.path().join("runtime.json")).expect("read");
+        assert!(!file.contains("\"x\""), "{file}");
+        // Its name and address are not free, and that is said with a name for programs.
+        let other = format!("socket={}", lab.socket("other").display());
+        let call = json!({"name": "x", "socket": lab.socket("other").display().to_string()});
+        let refused = lab.client().call("AddPort", call);
+        assert_eq!(refused["error"], format!("{INTERFACE}.PortBeingRemoved"), "{refused}");
+        let (status, line) = lab.fails(&["port", "add", "y", &other, &mac]);
+        assert!(status == 1 && line.contains("port 'x' is being removed"), "{line}");
+        for args in [&["port", "set", "x", "mtu=1400"][..], &["fdb", "add", MAC, "x"]] {
+            assert!(lab.fails(args).1.contains("is being removed"), "{args:?}");
+        }
+        // Again is as good, and not waited for.
+        assert!(lab.done(&["port", "del", "x"]).contains("the removal goes on"));
+        trap.let_go();
+        let gone = wait_for(LOST, || lab.d.log().contains("port x: removed"));
+        assert!(gone, "{}", lab.d.log());
+        assert_eq!((state(&lab, "x"), codes(&lab)), (None, Vec::new()));
+        // Its file is stale: it could not be removed from a file system that had died.
+        // The workers may need a moment more.
+        let add = || lab.ctl(&["port", "add", "x", &socket, &mac]).status.success();
+        assert!(wait_for(LOST, add), "{}", lab.d.log());
+        assert_eq!(state(&lab, "x").as_deref(), Some("listening"));
+        bystanders.finish();
+        lab.d.stop();
+    });
+}
+
+/// A reload deletes one such port, makes another one anew and gives its socket's place and address
+/// to a third: it is done, and these come when what they wait for is gone.
+#[test]
+fn a_reload_goes_on_without_a_thread_that_hangs() {
+    with_mounts(|| {
+        let filed = Filed::new(1, &[], &[]);
+        let lab = &filed.lab;
+        let mut trap = Trap::new(lab);
+        let entry = |name: &str, socket: &std::path::Path, more: &str| {
+            format!("[[port]]\nname = \"{name}\"\nsocket = \"{}\"\n{more}\n", socket.display())
+        };
+        let mac = format!("mac = \"{MAC}\"");
+        let write = |text: String| {
+            fs::write(filed.etc.path().join("vioswitch.toml"), text).expect("write");
+        };
+        write(entry("goes", &trap.socket("goes"), &mac) + &entry("anew", &trap.socket("anew"), ""));
+        lab.done(&["config", "reload"]);
+        let _front_ends =
+            ["goes", "anew"].map(|name| UnixStream::connect(trap.socket(name)).expect("connect"));
+        if !trap.close() {
+            return;
+        }
+        let [anew, third] = ["anew", "third"].map(|name| lab.socket(name));
+        write(entry("anew", &anew, "") + &entry("third", &third, &mac));
+        let told = lab.done(&["config", "reload"]);
+        assert!(told.ends_with("reloaded: 1 added, 1 changed, 1 deleted\n"), "{told}");
+        assert_eq!(filed.names(), ["anew", "goes", "p0"]);
+        let [anew_is, goes_is] = ["anew", "goes"].map(|name| state(lab, name));
+        assert_eq!([anew_is.as_deref(), goes_is.as_deref()], [Some("removing"); 2]);
+        let degraded = filed.degraded();
+        for words in ["port third waits until port goes is gone", "port anew waits until the one"] {
+            assert!(degraded.contains(words), "{degraded}");
+        }
+        // What is in force is what the files say.
+        assert_eq!(lab.done(&["config", "diff"]), "");
+        let call = json!({"method": format!("{INTERFACE}.GetChanges"), "more": true});
+        let changes = lab.client().try_call(&call).expect("an answer");
+        assert_eq!(changes["parameters"]["changes"], json!([]), "{changes}");
+        trap.let_go();
+        assert!(wait_for(LOST, || anew.exists() && third.exists()), "{}", lab.d.log());
+        assert!(wait_for(LOST, || codes(lab).is_empty()), "{:?}", codes(lab));
+        assert_eq!(filed.names(), ["anew", "p0", "third"]);
+        let shown = lab.done(&["fdb", "show"]);
+        assert!(shown.contains(MAC) && shown.contains("third"), "{shown}");
+        filed.lab.d.stop();
+    });
+}
