@@ -34,7 +34,8 @@ macro_rules! codes {
 codes! {
     PortLeftOut "port-left-out" "a port or stream has no socket",
     TapLeftOut "tap-left-out" "a TAP has no interface since the start",
-    PortBeingRemoved "port-being-removed" "a port was deleted, and what served it has not ended yet",
+    PortBeingRemoved "port-being-removed"
+        "a port was deleted, and what served it has not ended yet",
     Metrics "metrics" "metrics are not served by HTTP",
     Plug "plug" "the directory of ports by plug is not looked at, or not all of it",
     LastGoodConfiguration "last-good-configuration"

@@ -10,10 +10,11 @@
 //! 5. its addresses are forgotten, configured ones too, and its number may be another port's.
 //!
 //! A front-end or a file system can hold up the second step, a worker that waits for a guest's
-//! memory the fourth. The list of these ports is the daemon's: whoever removes a port looks at it
-//! for so long ([`REMOVE_TIMEOUT`]), and the thread `retry` goes on with it after that. Until a port
-//! is gone it is in the table, and its name, socket, interface and addresses are not another one's.
-//! An entry of the book that needs one of them waits, and is put into service when the port is gone.
+//! memory the fourth. The list of these ports is the daemon's: the caller who removes a port looks
+//! at it for so long ([`REMOVE_TIMEOUT`]), and the thread `retry` goes on with it after that. Until
+//! a port is gone it is in the table, and its name, socket, interface and addresses are not another
+//! one's. An entry of the book that needs one of them waits, and is put into service when the port
+//! is gone.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -186,7 +187,7 @@ impl Daemon {
         }
     }
 
-    /// Takes one as far as that needs no waiting; true if it is gone, and the last one in its place.
+    /// Takes one as far as that needs no waiting; true if it is gone, and the last in its place.
     fn advance(&mut self, at: usize) -> bool {
         let published = match self.leaving[at].published {
             Some(published) => published,
