@@ -218,6 +218,7 @@ impl Daemon {
         }
         uplink::detach(&port, &self.context.workers, &self.handover);
         let serial = self.withdraw(port.id);
+        self.samples.forget(&port);
         self.missing.forget_port(&port.name);
         port.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.

@@ -97,6 +97,14 @@ impl Samples {
         ledger.ports.retain(|_, seen| seen.look == looks);
     }
 
+    /// Forgets a port that is gone, as the thread may sleep for as long as the workers do.
+    pub fn forget(&self, port: &Port) {
+        let mut ledger = self.ledger();
+        if ledger.ports.get(&port.name).is_some_and(|seen| port.line.is(&seen.port.line)) {
+            ledger.ports.remove(&port.name);
+        }
+    }
+
     /// True if nothing is left to be told, unless there is more.
     pub fn are_over(&self) -> bool {
         let over = |seen: &Seen| seen.drops.are_over() && seen.moves.are_over(&seen.port);
@@ -222,5 +230,9 @@ mod tests {
         assert_eq!(no_room(&other, 103), None);
         samples.look(&table(&[&other]), 104);
         assert_eq!((no_room(&other, 104), no_room(&b, 104)), (Some(0), None));
+        samples.forget(&after);
+        assert_eq!(no_room(&other, 104), Some(0), "it is another one's");
+        samples.forget(&other);
+        assert!(samples.are_empty());
     }
 }
