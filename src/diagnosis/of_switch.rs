@@ -19,9 +19,9 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         let names = added[..added.len().min(MOST_NAMED)].join(", ");
         let cause = format!(
             "added while the switch runs, and gone when it is restarted, as it has no directory to \
-             keep changes in: {names}{more}"
+             keep changes in (vioswitchd --state-dir): {names}{more}"
         );
-        let command = "vioswitchd --state-dir /var/lib/vioswitch";
+        let command = "vioswitchctl config save";
         let finding = Finding::of_switch(NOT_KEPT, cause, command);
         found.push(Finding { with: added.clone(), ..finding });
     }
