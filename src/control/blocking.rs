@@ -28,9 +28,12 @@ pub struct Task<T>(Receiver<T>);
 /// Why there is no thread.
 #[derive(Debug, thiserror::Error)]
 pub enum NotBegun {
-    /// One is at this path, or so many are at others.
-    #[error("others are at it")]
+    /// One is at this path.
+    #[error("another one is at it")]
     Busy,
+    /// As many as there may be are at others.
+    #[error("there are too many others")]
+    Full,
     /// None can be had.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
@@ -65,9 +68,13 @@ impl Blocking {
     ) -> Result<Task<T>, NotBegun> {
         {
             let mut paths = lock(&self.paths);
-            if paths.len() >= self.most || !paths.insert(path.to_owned()) {
+            if paths.contains(path) {
                 return Err(NotBegun::Busy);
             }
+            if paths.len() >= self.most {
+                return Err(NotBegun::Full);
+            }
+            paths.insert(path.to_owned());
         }
         let (sender, receiver) = mpsc::channel();
         let (paths, own, waker) = (Arc::clone(&self.paths), path.to_owned(), Arc::clone(waker));
@@ -131,7 +138,7 @@ mod tests {
         let one = begin("/a", &gates[0]).unwrap();
         assert!(matches!(begin("/a", &gates[1]), Err(NotBegun::Busy)));
         let two = begin("/b", &gates[1]).unwrap();
-        assert!(matches!(begin("/c", &gates[1]), Err(NotBegun::Busy)));
+        assert!(matches!(begin("/c", &gates[1]), Err(NotBegun::Full)));
         assert_eq!(one.result(), Err(TryRecvError::Empty));
         gates[0].wait();
         woken(&waker);

@@ -13,7 +13,7 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::activity::Activity;
-use super::blocking::Task;
+use super::blocking::{NotBegun, Task};
 use super::methods::Switch;
 use super::parts::Part;
 use super::{show, virtio};
@@ -40,6 +40,7 @@ impl DetailsWait {
             path: path.clone(),
             task: None,
             found: None,
+            is_at_it: false,
             end: now + CONTROL_LOOK_TIMEOUT,
         };
         DetailsWait {
@@ -79,6 +80,8 @@ struct SocketLook {
     path: PathBuf,
     task: Option<Task<Value>>,
     found: Option<Value>,
+    /// A thread has begun to look at this path, be it for another client.
+    is_at_it: bool,
     /// When it is waited for no longer.
     end: Instant,
 }
@@ -88,7 +91,9 @@ impl SocketLook {
     fn go_on(&mut self, switch: &Switch) -> Option<Instant> {
         if self.task.is_none() {
             let path = self.path.clone();
-            self.task = switch.looks.begin(&self.path, &switch.news, move || socket(&path)).ok();
+            let begun = switch.looks.begin(&self.path, &switch.news, move || socket(&path));
+            self.is_at_it |= matches!(begun, Ok(_) | Err(NotBegun::Busy));
+            self.task = begun.ok();
         }
         let found = self.task.as_ref().and_then(|task| task.result().ok());
         self.found = self.found.take().or(found);
@@ -96,7 +101,8 @@ impl SocketLook {
     }
 
     fn answer(&mut self) -> Value {
-        let silent = || json!({"path": self.path.to_string_lossy(), "answers": false});
+        let unknown = if self.is_at_it { "answers" } else { "looked_at" };
+        let silent = || json!({"path": self.path.to_string_lossy(), unknown: false});
         self.found.take().unwrap_or_else(silent)
     }
 }

@@ -82,7 +82,7 @@ impl DiffWait {
             let begun = switch.diffs.begin(Path::new(""), &switch.news, move || reloader.diff());
             match begun {
                 Ok(task) => *self = DiffWait::UnderWay(task),
-                Err(NotBegun::Busy) => {}
+                Err(NotBegun::Busy | NotBegun::Full) => {}
                 Err(error) => return Part::Fault(Fault::refused(&error.to_string())),
             }
         }

@@ -13,6 +13,9 @@ pub fn show(answer: &Value) -> String {
             Value::Null if socket["answers"] == false => {
                 " (its file system does not answer)".to_owned()
             }
+            Value::Null if socket["looked_at"] == false => {
+                " (not looked at: the switch waits for other file systems)".to_owned()
+            }
             Value::Null => " (missing)".to_owned(),
             mode => format!(" mode {} uid {} gid {}", word(mode), socket["uid"], socket["gid"]),
         };

@@ -86,6 +86,48 @@ fn a_socket_in_a_directory_that_never_answers_holds_up_nobody() {
     });
 }
 
+/// While the switch waits for as many file systems as it may, it says of other sockets that it did
+/// not look, and not that they do not answer.
+#[test]
+fn what_cannot_be_looked_at_is_not_said_to_be_silent() {
+    with_mounts(|| {
+        let lab = Lab::new(1, &[]);
+        let names: Vec<String> = (0..16).map(|n| format!("hangs{n}")).collect();
+        let mut kept = Vec::new();
+        for name in &names {
+            let Some(server) = port_in(&lab, name) else {
+                return skip("FUSE cannot be mounted");
+            };
+            kept.push(server);
+        }
+        let mut clients: Vec<Client> = names
+            .iter()
+            .map(|name| {
+                let mut client = lab.client();
+                let call = format!("{INTERFACE}.GetPortDetails");
+                client.ask(&json!({"method": call, "parameters": {"name": name}}));
+                client
+            })
+            .collect();
+        for client in &mut clients {
+            let told = client.answer().expect("an answer");
+            assert_eq!(told["parameters"]["socket"]["answers"], false, "{told}");
+        }
+        let told = lab.client().call("GetPortDetails", json!({"name": "p0"}));
+        let socket = &told["parameters"]["socket"];
+        assert_eq!((&socket["looked_at"], socket.get("answers")), (&json!(false), None), "{told}");
+        let shown = lab.done(&["port", "show", "p0"]);
+        assert!(shown.contains("(not looked at: the switch waits for"), "{shown}");
+        for (server, directory) in kept {
+            drop(server);
+            silent::unmount(&directory);
+        }
+        let seen = || lab.done(&["port", "show", "p0"]).contains(" mode 0660");
+        assert!(wait_for(LOST, seen), "{}", lab.done(&["port", "show", "p0"]));
+        lab.d.stop();
+    });
+}
+
 /// Files of a configuration are read and compared beside all others.
 #[test]
 fn a_comparison_with_files_that_never_answer_holds_up_nobody() {

@@ -164,9 +164,15 @@ impl Port {
         self.details["socket"]["path"].as_str().unwrap_or_default()
     }
 
-    /// The file system of its socket did not answer the switch, and is not asked again.
+    /// The file system of its socket did not answer the switch, or could not be asked as the switch
+    /// waits for others: it is not asked again.
     pub fn is_silent(&self) -> bool {
-        self.details["socket"]["answers"] == false
+        self.details["socket"]["answers"] == false || !self.is_looked_at()
+    }
+
+    /// False if the switch did not look at its socket.
+    pub fn is_looked_at(&self) -> bool {
+        self.details["socket"]["looked_at"] != false
     }
 
     /// The switch connects and the front-end listens.

@@ -80,7 +80,11 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
     for port in facts.ports.iter_mut().filter(|port| !port.is_tap()) {
         let path = port.socket().to_owned();
         if port.is_silent() {
-            facts.skipped.push(format!("{path}: its file system does not answer"));
+            let why = match port.is_looked_at() {
+                true => "its file system does not answer",
+                false => "not looked at: the switch waits for other file systems",
+            };
+            facts.skipped.push(format!("{path}: {why}"));
             continue;
         }
         port.path = view.as_ref().map(|view| view.steps(Path::new(&path))).unwrap_or_default();
