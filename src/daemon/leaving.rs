@@ -236,14 +236,16 @@ impl Daemon {
 
     fn blocks(&self, name: &str, claims: &[(Shared, PathBuf)]) -> Option<&Leaving> {
         let has = |leaving: &&Leaving| {
-            leaving.name() == name || leaving.claims.iter().any(|claim| claims.contains(claim))
+            let shares = leaving.claims.iter().any(|claim| claims.contains(claim));
+            // What it had is free once no table has it.
+            leaving.published.is_none() && (leaving.name() == name || shares)
         };
         self.leaving.iter().find(has)
     }
 
     /// True for a port of this name that is on its way out.
     pub(super) fn leaves(&self, name: &str) -> bool {
-        self.leaving.iter().any(|leaving| leaving.name() == name)
+        self.blocks(name, &[]).is_some()
     }
 
     /// Ports on their way out that brought their own sockets, and whose these are.

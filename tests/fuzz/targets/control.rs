@@ -28,12 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// For that: the client leaves then.
 const IMPATIENCE: Duration = Duration::from_millis(5);
 
-const ERRORS: [&str; 11] = [
+const ERRORS: [&str; 12] = [
     "org.varlink.service.InterfaceNotFound",
     "org.varlink.service.MethodNotFound",
     "org.varlink.service.InvalidParameter",
     "org.varlink.service.ExpectedMore",
     "io.vioswitch.Switch.InvalidParameter",
+    "io.vioswitch.Switch.PortBeingRemoved",
     "io.vioswitch.Switch.PortExists",
     "io.vioswitch.Switch.NoSuchPort",
     "io.vioswitch.Switch.NotPermitted",

@@ -108,8 +108,13 @@ fn a_client_that_never_reads_is_closed() {
     for n in 0..64 {
         watcher.call("DeletePort", json!({"name": format!("x{n}")}));
     }
-    let now = lab.d.settled_usage();
-    assert!(now.fds <= before.fds && now.threads <= before.threads, "{before:?} {now:?}");
+    // Each of these ports had its socket closed by a thread of its own. Where CPUs are scarce some
+    // of them stand still for longer than usage is watched for; none of them stays.
+    let is_as_before = || {
+        let now = lab.d.usage();
+        now.fds <= before.fds && now.threads <= before.threads
+    };
+    assert!(wait_for(LOST, is_as_before), "{before:?} {:?}", lab.d.usage());
     bystanders.finish();
     lab.d.stop();
 }
