@@ -5,10 +5,11 @@
 //! each of them is counted.
 //!
 //! Rules: a thread that tells never waits for one that reads. While events are read, new ones wait
-//! in a short queue, and one for which that has no room is lost with a count. A worker tells only of
-//! what is rare, and never with a ring's lock held: the reader is woken by a system call. What a guest or a front-end can bring about is bounded for
-//! each port ([`Teller`]), and what was left out for that is a number in the port's next event. An
-//! event has a number, so that a client knows what it missed; numbers begin at 1 in each process.
+//! in a short queue, and one for which that has no room is lost with a count. A worker tells only
+//! of what is rare, and never with a ring's lock held: the reader is woken by a system call. What a
+//! guest or a front-end can bring about is bounded for each port ([`Teller`]), and what was left
+//! out for that is a number in the port's next event. An event has a number, so that a client knows
+//! what it missed; numbers begin at 1 in each process.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Tells that addresses moved to a port.
 //!
-//! Workers count that ([`crate::stats::PortStats::mac_moves`]) and note the last one; it is told once
-//! in a while, as a guest can have an address move with each frame ([`super::sampler`]).
+//! Workers count that ([`crate::stats::PortStats::mac_moves`]) and note the last one. It is told
+//! once in a while ([`super::sampler`]), as a guest can have an address move with each frame.
 
 use crate::events::What;
 use crate::limits::MOVES_TOLD_SECONDS;
@@ -36,10 +36,11 @@ impl Moves {
         if moves == 0 || lately {
             return;
         }
-        let Some((mac, from)) = port.last_seen.moved() else { return };
-        let from = ports.get(from).map(|from| from.name.clone());
-        port.events.tell_and_log(&port.name, What::MacMoved { mac, from, moves });
         (self.told, self.second) = (Some(count), Some(now));
+        if let Some((mac, from)) = port.last_seen.moved() {
+            let from = ports.get(from).map(|from| from.name.clone());
+            port.events.tell_and_log(&port.name, What::MacMoved { mac, from, moves });
+        }
     }
 }
 

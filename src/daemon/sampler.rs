@@ -1,9 +1,10 @@
 //! Looks once a second at what ports count.
 //!
 //! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
-//! begin and end ([`super::drops`]) and that addresses moved ([`super::moves`]), and remembers what each port counted in the last minutes,
-//! which findings are judged by ([`super::diagnose`]). While all workers sleep nothing is counted,
-//! and the thread has no timer once all drops that began have ended.
+//! begin and end ([`super::drops`]) and that addresses moved ([`super::moves`]), and remembers what
+//! each port counted in the last minutes, which findings are judged by ([`super::diagnose`]). While
+//! all workers sleep nothing is counted, and the thread has no timer once all drops that began have
+//! ended and all moves are told.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -130,7 +131,8 @@ impl Samples {
 }
 
 impl Seen {
-    /// Of a port that has counted `before`, if that is known: its traffic, and addresses that moved.
+    /// Of a port that has counted so much `before`, if that is known: its traffic, and addresses
+    /// that moved.
     fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], u64)>, now: u32) -> Seen {
         let (traffic, moves) = before.unzip();
         Seen {
