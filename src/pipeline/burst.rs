@@ -22,7 +22,7 @@ use super::signals::{Broken, Signals};
 use super::stalls::Stalls;
 use crate::guard::SignalSlot;
 use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
-use crate::port::backpressure::{Terms, Wait};
+use crate::port::backpressure::Terms;
 use crate::port::device::FrameReader;
 use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::Burst;
@@ -211,11 +211,11 @@ impl Pipeline {
         port: &Port,
         context: &mut BurstContext,
         stats: &WorkerStats,
-        wait: Option<Wait>,
+        sender: Option<&mut TxState>,
     ) -> Tried {
-        self.delivering(ports, port, context, stats, |delivery, burst, plan| {
-            if delivery.first_tries(burst, plan.runs(), wait) {
-                delivery.last_tries(burst, plan.runs(), wait);
+        self.delivering((ports, port), context, stats, sender, |delivery, burst, plan| {
+            if delivery.first_tries(burst, plan.runs()) {
+                delivery.last_tries(burst, plan.runs());
             }
             if plan.is_fanned() {
                 delivery.flood(burst, plan);
@@ -232,18 +232,18 @@ impl Pipeline {
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) {
-        self.delivering(ports, port, context, stats, |delivery, burst, plan| {
-            delivery.last_tries(burst, plan.runs(), None);
+        self.delivering((ports, port), context, stats, None, |delivery, burst, plan| {
+            delivery.last_tries(burst, plan.runs());
         });
     }
 
     #[inline(always)]
     fn delivering(
         &mut self,
-        ports: &PortTable,
-        port: &Port,
+        (ports, port): (&PortTable, &Port),
         context: &mut BurstContext,
         stats: &WorkerStats,
+        sender: Option<&mut TxState>,
         how: impl FnOnce(&mut Delivery<'_>, &Burst, &mut Plan),
     ) -> Tried {
         let BurstContext { burst, plan, scratch, writer, outcomes, wait_until, .. } = context;
@@ -257,6 +257,8 @@ impl Pipeline {
             stalls: &mut self.stalls,
             signals: &mut self.signals,
             backpressure: &self.time.backpressure,
+            sender,
+            now: self.time.cycle,
             tried: Tried::default(),
             wait_until,
             slow: 0,

@@ -25,10 +25,10 @@ use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
 use crate::frame::flow_hash;
 use crate::limits::{BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS};
-use crate::port::backpressure::{Answer, Terms, Wait};
+use crate::port::backpressure::{Answer, Behind, Terms};
 use crate::port::device::FrameWriter;
 use crate::port::{
-    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, Rx, RxState,
+    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, PortTable, Queue, Rx, RxState, TxState,
 };
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
 use crate::stats::{DropReason, Drops, QueueStats, WorkerStats};
@@ -38,10 +38,12 @@ use crate::sys::clock;
 /// What becomes of frames that find no buffer.
 #[derive(Clone, Copy)]
 enum Short {
-    /// Another try follows, unless they may stay in their sender's ring.
-    Retry(Option<Wait>),
+    /// Another try follows.
+    Retry,
+    /// They may stay in their sender's ring, or another try follows.
+    WaitOrRetry,
     /// They may stay in their sender's ring.
-    Wait(Wait),
+    Wait,
     /// They are counted drops.
     Drop,
 }
@@ -79,6 +81,10 @@ pub struct Delivery<'a> {
     pub signals: &'a mut Signals,
     /// For how long frames may wait for a full receiver.
     pub backpressure: &'a Terms,
+    /// The ring whose frames may wait, if any.
+    pub sender: Option<&'a mut TxState>,
+    /// The turn's cycle.
+    pub now: u64,
     /// What came of it.
     pub tried: Tried,
     /// Until when the burst may wait here for rings that somebody else holds, once it does.
@@ -93,32 +99,32 @@ pub struct Delivery<'a> {
 
 impl Delivery<'_> {
     /// Delivers every run, each destination once. True if frames are left to be tried again. Those
-    /// of a burst for one receiver are not, if they may `wait`: it had no buffers in this moment.
+    /// of a burst for one receiver are not, if they may wait: it had no buffers in this moment.
     #[inline(always)]
-    pub fn first_tries(&mut self, burst: &Burst, runs: &mut [Run], wait: Option<Wait>) -> bool {
-        let wait = match runs {
-            [run] if run.left().len() == burst.frames().len() => wait,
-            _ => None,
+    pub fn first_tries(&mut self, burst: &Burst, runs: &mut [Run]) -> bool {
+        let short = match runs {
+            [run] if run.left().len() == burst.frames().len() => Short::WaitOrRetry,
+            _ => Short::Retry,
         };
         let mut left = false;
         for run in runs.iter_mut() {
-            left |= !self.first_try(burst, run, Short::Retry(wait));
+            left |= !self.first_try(burst, run, short);
         }
         left && !self.tried.left
     }
 
-    /// Tries once more what is left over. With `wait` given the end of the burst may then still be
-    /// left, neither delivered nor dropped.
+    /// Tries once more what is left over. The end of the burst may then still be left, neither
+    /// delivered nor dropped, if it may wait.
     #[inline(never)]
-    pub fn last_tries(&mut self, burst: &Burst, runs: &mut [Run], wait: Option<Wait>) {
-        let wait = wait.filter(|_| !self.tried.refused);
+    pub fn last_tries(&mut self, burst: &Burst, runs: &mut [Run]) {
+        let may_wait = self.sender.is_some() && !self.tried.refused;
         for run in runs.iter_mut().filter(|run| !run.left().is_empty()) {
-            let short = match (wait, run.left()) {
+            let short = match run.left() {
                 // Nothing behind them is settled.
-                (Some(wait), left @ &[first, ..])
-                    if usize::from(first) + left.len() == burst.frames().len() =>
+                left @ &[first, ..]
+                    if may_wait && usize::from(first) + left.len() == burst.frames().len() =>
                 {
-                    Short::Wait(wait)
+                    Short::Wait
                 }
                 _ => Short::Drop,
             };
@@ -189,7 +195,7 @@ impl Delivery<'_> {
     /// What becomes of a run whose ring somebody else holds; returns how many frames are settled.
     #[cold]
     fn leave_or_drop(&mut self, port: &Port, queue: &Queue<Rx>, run: &Run, short: Short) -> usize {
-        if matches!(short, Short::Wait(_)) && !queue.is_stalled() {
+        if matches!(short, Short::Wait) && !queue.is_stalled() {
             return 0;
         }
         self.drop_all(port, &port.stats.drops, run.left(), DropReason::RingBusy)
@@ -199,7 +205,7 @@ impl Delivery<'_> {
     /// sender's ring, settle debts and wait here, unless somebody did so in vain.
     fn lock<'q>(&mut self, queue: &'q Queue<Rx>, short: Short) -> Option<MutexGuard<'q, RxState>> {
         let state = queue.lock_soon();
-        if state.is_some() || matches!(short, Short::Wait(_)) || queue.is_stalled() {
+        if state.is_some() || matches!(short, Short::Wait) || queue.is_stalled() {
             return state;
         }
         self.wait_for(queue)
@@ -267,7 +273,8 @@ impl Delivery<'_> {
         let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *state;
         let down = if vring.broken { DropReason::RingBroken } else { DropReason::PortDown };
         let Some(ring) = vring.running() else {
-            if matches!(short, Short::Retry(_)) && guest.any_receiver().is_some() {
+            if matches!(short, Short::Retry | Short::WaitOrRetry) && guest.any_receiver().is_some()
+            {
                 return 0;
             }
             return self.drop_all(port, &stats.drops, frames, down);
@@ -276,7 +283,7 @@ impl Delivery<'_> {
         let allowed = run.granted().unwrap_or_else(ask).min(frames.len());
         let base = ring.base();
         let cut = match short {
-            Short::Retry(_) | Short::Wait(_) => Cut::Whole,
+            Short::Retry | Short::WaitOrRetry | Short::Wait => Cut::Whole,
             Short::Drop => Cut::Part(self.most_segments),
         };
         let done = ring.deliver(burst, &frames[..allowed], self.scratch, cut);
@@ -296,10 +303,14 @@ impl Delivery<'_> {
             credit.took(self.ingress, done.frames, done.bytes);
         }
         let left = &frames[done.settled..];
+        let queue = &guest.rx[usize::from(run.queue)];
         if left.is_empty() {
+            if queue.is_short() {
+                queue.set_short(state.is_short());
+            }
             return frames.len();
         }
-        if self.keeps(&guest.rx[usize::from(run.queue)], &mut state, short) {
+        if self.keeps(queue, &mut state, short) {
             return done.settled;
         }
         port.dropped_from.add(self.ingress, left.len());
@@ -388,14 +399,15 @@ impl Delivery<'_> {
 
     /// True if frames that found no buffer are neither delivered nor dropped now.
     fn keeps(&mut self, queue: &Queue<Rx>, state: &mut RxState, short: Short) -> bool {
-        let (wait, retry) = match short {
-            Short::Retry(wait) => {
-                queue.set_short(true);
-                (wait, true)
-            }
-            Short::Wait(wait) => (Some(wait), false),
-            Short::Drop => (None, false),
+        let retry = matches!(short, Short::Retry | Short::WaitOrRetry);
+        if retry {
+            queue.set_short(true);
+        }
+        let sender = match short {
+            Short::WaitOrRetry | Short::Wait => self.sender.as_deref_mut(),
+            Short::Retry | Short::Drop => None,
         };
+        let wait = sender.and_then(|of| of.wait(self.now, Behind::Unknown, self.backpressure));
         let Some(wait) = wait else { return retry };
         let answer = state.side.credit.ask(self.ingress, wait, self.backpressure);
         if !answer.is_maybe() {

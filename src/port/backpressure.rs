@@ -58,7 +58,7 @@ pub struct Terms {
 pub enum Behind {
     /// Not looked at, or frames for the same receiver when it was.
     Unknown,
-    /// Frames for others, which lack buffers too.
+    /// Frames for others, which lacked buffers too when it was looked at.
     Short,
     /// Frames for others, which may have buffers.
     Others,
@@ -67,21 +67,29 @@ pub enum Behind {
 /// Whether frames may wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// They may if nothing is behind them but frames for the same receiver.
-    pub alone: bool,
-    /// They may if frames for others are behind them.
-    pub in_front: bool,
+    alone: bool,
+    short: bool,
+    in_front: bool,
 }
 
 impl Answer {
-    /// True if they may wait in one of these cases.
+    /// True if they may wait in front of some frames.
     pub fn is_maybe(self) -> bool {
-        self.alone || self.in_front
+        self.alone || self.short
     }
 
     /// True if what is behind them makes a difference.
     pub fn depends(self) -> bool {
-        self.alone != self.in_front
+        self.is_maybe() && !(self.alone && self.in_front)
+    }
+
+    /// True if they may wait in front of these.
+    pub fn allows(self, behind: Behind) -> bool {
+        match behind {
+            Behind::Unknown => self.alone,
+            Behind::Short => self.short,
+            Behind::Others => self.in_front,
+        }
     }
 }
 
@@ -192,12 +200,13 @@ impl Credit {
     /// Whether frames of port `from` may go on waiting; charges for what they have waited.
     pub fn ask(&mut self, from: PortId, wait: Wait, terms: &Terms) -> Answer {
         self.earn(wait, terms);
-        let in_front = self.allows_in_front(from, wait, terms) && wait.in_front;
-        let alone = match wait.behind {
-            Behind::Unknown => self.allows_alone(wait, terms),
-            Behind::Short | Behind::Others => in_front,
-        };
-        Answer { alone, in_front }
+        let short = self.allows_in_front(from, wait, terms);
+        let in_front = short && wait.in_front;
+        match wait.behind {
+            Behind::Unknown => Answer { alone: self.allows_alone(wait, terms), short, in_front },
+            Behind::Short => Answer { alone: in_front, short, in_front },
+            Behind::Others => Answer { alone: in_front, short: in_front, in_front },
+        }
     }
 
     fn allows_in_front(&mut self, from: PortId, wait: Wait, terms: &Terms) -> bool {
@@ -245,8 +254,7 @@ mod tests {
     }
 
     fn ask(credit: &mut Credit, now: u64, waited: u64) -> bool {
-        credit.ask(FROM, wait(now, waited, Behind::Unknown), &TERMS)
-            == Answer { alone: true, in_front: false }
+        credit.ask(FROM, wait(now, waited, Behind::Unknown), &TERMS).allows(Behind::Unknown)
     }
 
     #[test]

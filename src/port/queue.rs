@@ -121,6 +121,16 @@ pub type TxState = RingState<Tx>;
 /// A receive ring's.
 pub type RxState = RingState<Rx>;
 
+impl RxState {
+    /// True if the ring, which lately had too few buffers, still counts as one that has: an
+    /// overloaded receiver has room for one burst now and then.
+    #[cold]
+    pub fn is_short(&mut self) -> bool {
+        let free = |ring: &mut SplitRing| ring.offered() < ring.size() / 2;
+        self.side.shares.is_scarce() || self.vring.running().is_some_and(free)
+    }
+}
+
 /// One direction of a queue pair.
 #[derive(Debug, Default)]
 #[repr(align(128))]

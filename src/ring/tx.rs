@@ -146,29 +146,34 @@ impl SplitRing {
     }
 
     /// Looks at the frames that the driver made available from index `from` on, as far as
-    /// [`PEEK_FRAMES`] from the ring's position: up to which index they go to `address`, or none if
-    /// one does not. A glance that decides about waiting and nothing else: each is looked at again,
-    /// and checked, when it is taken.
-    #[inline(never)]
-    pub fn all_go_to(&mut self, address: MacAddr, from: u16) -> Option<u16> {
+    /// [`PEEK_FRAMES`] from the ring's position: up to which index `goes` is true of all their
+    /// destinations, or none if it is not. A glance that decides about waiting and nothing else:
+    /// each is looked at again, and checked, when it is taken.
+    pub fn all_go(&mut self, from: u16, goes: impl FnMut(MacAddr) -> bool) -> Option<u16> {
         let available = usize::from(self.refresh_available().ok()?).min(PEEK_FRAMES) as u16;
-        self.go_to(address, from, available)
+        self.go(from, available, goes)
     }
 
     /// True if the ring's next frame goes to `address`, which it does if all `up_to` do.
     pub fn next_goes_to(&mut self, address: MacAddr, up_to: u16) -> bool {
         let known = up_to.wrapping_sub(self.next_avail);
         let is_known = (1..=self.size()).contains(&known);
-        is_known || (self.has_more() && self.go_to(address, self.next_avail, 1).is_some())
+        let goes = |to| to == address;
+        is_known || (self.has_more() && self.go(self.next_avail, 1, goes).is_some())
     }
 
-    fn go_to(&mut self, address: MacAddr, from: u16, available: u16) -> Option<u16> {
+    fn go(
+        &mut self,
+        from: u16,
+        available: u16,
+        mut goes: impl FnMut(MacAddr) -> bool,
+    ) -> Option<u16> {
         let end = self.next_avail.wrapping_add(available);
         let ahead = from.wrapping_sub(self.next_avail);
         let known = if ahead <= available { ahead } else { 0 };
         let all = (known..available).all(|offset| {
             let head = self.load_head(self.next_avail.wrapping_add(offset));
-            head < self.size() && self.glance(head) == Some(address)
+            head < self.size() && self.glance(head).is_some_and(&mut goes)
         });
         all.then_some(end)
     }

@@ -11,31 +11,17 @@
 //!    the burst.
 
 use super::{Pipeline, Source};
-use crate::frame::ethernet;
+use crate::frame::{MacAddr, ethernet};
 use crate::pipeline::context::BurstContext;
 use crate::pipeline::deliver::Tried;
 use crate::pipeline::guest_of;
 use crate::pipeline::plan::{Plan, Run};
-use crate::port::backpressure::{Answer, Behind, Terms, Wait, Waiting};
-use crate::port::{Endpoint, Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState, Vring};
+use crate::port::backpressure::{Answer, Behind, Waiting};
+use crate::port::{Endpoint, Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::stats::WorkerStats;
 use crate::switch::PortId;
 use crate::sys::clock;
-
-/// How the frames of a ring may wait: not at all if a session waits for the ring itself.
-#[inline(always)]
-fn may_wait(state: &mut TxState, now: u64, behind: Behind, terms: &Terms) -> Option<Wait> {
-    let TxState { vring: Vring { ring: Some(ring), .. }, side: Tx { gate, .. }, .. } = state else {
-        return None;
-    };
-    let waiting = gate.receiver.as_ref();
-    let waited = waiting.map_or(0, |waiting| clock::since(waiting.charged_until, now));
-    let holds = waiting.is_some_and(|waiting| waiting.behind != Behind::Short);
-    let in_front = gate.allowance.allows(now, holds, terms) || behind == Behind::Short;
-    let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front };
-    gate.drain_to.is_none().then_some(wait)
-}
 
 impl Pipeline {
     /// Looks at the receiver that a ring's first frames wait for: how many frames, `limit` at most,
@@ -68,6 +54,8 @@ impl Pipeline {
         };
         let RxState { vring, side: Rx { shares, credit, .. }, .. } = &mut *receiver;
         let Some(ring) = vring.running() else { return Ok(limit) };
+        let terms = &self.time.backpressure;
+        let wait = state.wait(self.time.cycle, behind, terms);
         let wanted = limit.min(state.vring.ring.as_mut().map_or(0, |ring| ring.offered().into()));
         let free = ring.offered();
         let granted = shares.grant(id, wanted, free);
@@ -78,14 +66,12 @@ impl Pipeline {
             // Where others' frames are among them as many as usual are taken: they need not wait.
             return Ok(if behind == Behind::Unknown { granted } else { limit });
         }
-        let terms = &self.time.backpressure;
-        let wait = may_wait(state, self.time.cycle, behind, terms);
         let answer = wait.map_or_else(Answer::default, |wait| credit.ask(id, wait, terms));
         if !answer.is_maybe() {
             return Ok(limit);
         }
         drop(receiver);
-        if answer.depends() && self.looks_behind(state) != answer.in_front {
+        if answer.depends() && !answer.allows(self.look_behind(ports, state)) {
             return Ok(limit);
         }
         if let Some(waiting) = &mut state.side.gate.receiver {
@@ -162,8 +148,8 @@ impl Pipeline {
             false => self.cut_to_room((ports, port), state, queue, context),
         };
         let mut next = cut.unwrap_or(Next::More);
-        let wait = may_wait(state, self.time.cycle, Behind::Unknown, &self.time.backpressure);
-        let tried = self.deliver(ports, port, context, stats, wait);
+        let sender = state.side.gate.drain_to.is_none().then_some(&mut *state);
+        let tried = self.deliver(ports, port, context, stats, sender);
         if tried.left {
             let left = self.leave_waiting((ports, port), (state, queue), context, stats, tried);
             next = left.unwrap_or(next);
@@ -222,7 +208,7 @@ impl Pipeline {
         // Floods and devices are never short.
         let short = !plan.is_fanned() && plan.runs().iter().all(|run| is_short(ports, run));
         let behind = if short { Behind::Short } else { Behind::Others };
-        let wait = may_wait(state, self.time.cycle, behind, &self.time.backpressure)?;
+        let wait = state.wait(self.time.cycle, behind, &self.time.backpressure)?;
         let mut cut: Option<(u8, PortId, u8)> = None;
         let mut next = self.retry();
         for run in plan.runs() {
@@ -239,12 +225,11 @@ impl Pipeline {
             let granted = run.granted().unwrap_or_else(ask).min(shares.frames_in(free));
             run.grant(granted);
             let Some(&at) = run.left().get(granted) else {
-                // An overloaded receiver has room for one burst now and then.
-                receiver.set_short(free < ring.size() / 2 || shares.is_scarce());
+                receiver.set_short(locked.is_short());
                 continue;
             };
             if cut.is_none_or(|(first, ..)| at < first)
-                && credit.ask(port.id, wait, &self.time.backpressure).in_front
+                && credit.ask(port.id, wait, &self.time.backpressure).allows(behind)
             {
                 cut = Some((at, run.port, run.queue));
                 next = self.next_look(shares.frames_in(free) > granted);
@@ -272,7 +257,7 @@ impl Pipeline {
         let waiting = self.waiting(state, &context.burst, at, to, Behind::Unknown);
         let before = state.side.gate.receiver.replace(waiting);
         let answer = tried.answer;
-        if answer.depends() && self.looks_behind(state) != answer.in_front {
+        if answer.depends() && !answer.allows(self.look_behind(ports, state)) {
             self.deliver_rest(ports, port, context, stats);
             return None;
         }
@@ -281,23 +266,40 @@ impl Pipeline {
         Some(self.next_look(tried.again))
     }
 
-    /// Looks at what is behind frames that wait: true if others' frames are.
-    fn looks_behind(&self, state: &mut TxState) -> bool {
+    /// Looks at what is behind frames that wait, as far as it was not looked at.
+    fn look_behind(&self, ports: &PortTable, state: &mut TxState) -> Behind {
         let TxState { vring, side: Tx { gate, .. }, .. } = state;
         let (Some(waiting), Some(ring)) = (&mut gate.receiver, &mut vring.ring) else {
-            return true;
+            return Behind::Others;
         };
-        match ring.all_go_to(waiting.to, waiting.looked) {
+        let (to, mut last) = (waiting.to, (waiting.to, true));
+        if waiting.behind == Behind::Unknown
+            && let Some(looked) = ring.all_go(waiting.looked, |next| next == to)
+        {
+            waiting.looked = looked;
+            gate.allowance.refund(&self.time.backpressure);
+            return Behind::Unknown;
+        }
+        let short = |next| {
+            if next != last.0 {
+                last = (next, next == to || self.leads_to_short(ports, next));
+            }
+            last.1
+        };
+        waiting.behind = match ring.all_go(waiting.looked, short) {
             Some(looked) => {
                 waiting.looked = looked;
-                gate.allowance.refund(&self.time.backpressure);
-                false
+                Behind::Short
             }
-            None => {
-                waiting.behind = Behind::Others;
-                true
-            }
-        }
+            None => Behind::Others,
+        };
+        waiting.behind
+    }
+
+    /// True if frames for this address would find no buffers either.
+    fn leads_to_short(&self, ports: &PortTable, address: MacAddr) -> bool {
+        let port = self.fdb.lookup(address).and_then(|id| ports.get(id));
+        port.and_then(Port::as_guest).is_some_and(|guest| guest.rx.iter().all(Queue::is_short))
     }
 
     /// What is to be noted if frame `at` of the burst waits for `to`.

@@ -6,7 +6,6 @@ use std::sync::{Arc, mpsc};
 use super::*;
 use crate::frame::VnetHdr;
 use crate::guard::BlockedWriterWatch;
-use crate::port::backpressure::Behind;
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
@@ -32,11 +31,12 @@ impl Lab {
     }
 
     /// Delivers the burst; frames that are left, and whether they wait.
-    fn deliver(&self, wait: Option<Wait>) -> (usize, bool) {
+    fn deliver(&self, wait: bool) -> (usize, bool) {
         self.deliver_until(wait, &mut None)
     }
 
-    fn deliver_until(&self, wait: Option<Wait>, until: &mut Option<Instant>) -> (usize, bool) {
+    fn deliver_until(&self, wait: bool, until: &mut Option<Instant>) -> (usize, bool) {
+        let mut sender = TxState::default();
         let mut delivery = Delivery {
             ports: &self.ports,
             ingress: 1,
@@ -47,6 +47,8 @@ impl Lab {
             stalls: &mut Stalls::default(),
             signals: &mut Signals::new(0, self.watch.register()),
             backpressure: &Terms { most: 1000, most_others: 100 },
+            sender: wait.then_some(&mut sender),
+            now: 0,
             tried: Tried::default(),
             wait_until: until,
             slow: 0,
@@ -60,15 +62,15 @@ impl Lab {
             run.push(i);
         }
         let runs = std::slice::from_mut(&mut run);
-        if delivery.first_tries(&burst, runs, wait) {
-            delivery.last_tries(&burst, runs, wait);
+        if delivery.first_tries(&burst, runs) {
+            delivery.last_tries(&burst, runs);
         }
         let waits = delivery.tried.left;
         (run.left().len(), waits)
     }
 
     /// The same while this thread holds the ring's lock: the worker must come back.
-    fn deliver_held(&self, wait: Option<Wait>) -> (usize, bool) {
+    fn deliver_held(&self, wait: bool) -> (usize, bool) {
         let held = self.queue().lock();
         std::thread::scope(|scope| {
             let (tell, told) = mpsc::channel();
@@ -91,18 +93,18 @@ impl Lab {
 #[test]
 fn a_worker_does_not_park_on_a_ring_that_somebody_holds() {
     let lab = Lab::new();
-    assert_eq!(lab.deliver_held(None), (0, false));
+    assert_eq!(lab.deliver_held(false), (0, false));
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (FRAMES, 1));
     // The next ones do not wait for it at all …
     for _ in 0..5 {
-        assert_eq!(lab.deliver_held(None), (0, false));
+        assert_eq!(lab.deliver_held(false), (0, false));
     }
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (6 * FRAMES, 1));
     // … before it was free.
-    assert_eq!(lab.deliver(None), (0, false));
+    assert_eq!(lab.deliver(false), (0, false));
     assert_eq!((lab.busy(), lab.down()), (6 * FRAMES, FRAMES));
     assert!(!lab.queue().is_stalled());
-    lab.deliver_held(None);
+    lab.deliver_held(false);
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (7 * FRAMES, 2));
 }
 
@@ -110,19 +112,17 @@ fn a_worker_does_not_park_on_a_ring_that_somebody_holds() {
 #[test]
 fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
     let lab = Lab::new();
-    let (behind, in_front) = (Behind::Unknown, false);
-    let wait = Some(Wait { now: 0, waited: 0, ring_size: 256, behind, in_front });
     for _ in 0..3 {
-        assert_eq!(lab.deliver_held(wait), (FRAMES as usize, true));
+        assert_eq!(lab.deliver_held(true), (FRAMES as usize, true));
     }
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (0, 0));
     lab.queue().stall();
-    assert_eq!(lab.deliver_held(wait), (0, false));
-    assert_eq!(lab.deliver_held(None), (0, false));
+    assert_eq!(lab.deliver_held(true), (0, false));
+    assert_eq!(lab.deliver_held(false), (0, false));
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (2 * FRAMES, 0));
-    assert_eq!(lab.deliver(wait), (0, false));
+    assert_eq!(lab.deliver(true), (0, false));
     assert_eq!(lab.down(), FRAMES);
-    assert_eq!(lab.deliver_held(wait), (FRAMES as usize, true));
+    assert_eq!(lab.deliver_held(true), (FRAMES as usize, true));
 }
 
 /// However many of its rings are held, and however often it is tried.
@@ -130,13 +130,13 @@ fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
 fn a_burst_waits_for_rings_once() {
     let (lab, mut until) = (Lab::new(), None);
     let held = lab.queue().lock();
-    lab.deliver_until(None, &mut until);
+    lab.deliver_until(false, &mut until);
     let end = until.expect("it waited");
     drop(held);
     // It is free for a moment, so the ring counts as one that is worth waiting for.
     assert!(lab.queue().lock_again().is_some());
     let held = lab.queue().lock();
-    lab.deliver_until(None, &mut until);
+    lab.deliver_until(false, &mut until);
     drop(held);
     assert_eq!((until, lab.stats.lock_parks.get()), (Some(end), 2));
     assert_eq!(lab.busy(), 2 * FRAMES);
@@ -158,7 +158,7 @@ fn a_session_that_makes_a_ring_quiet_costs_nothing() {
                 drop(quiet);
             });
             told.recv().unwrap();
-            lab.deliver(None);
+            lab.deliver(false);
         });
         assert_eq!(lab.busy() + lab.down(), FRAMES);
         if lab.busy() == 0 {
