@@ -11,6 +11,10 @@ pub const TURN_NANOS: u64 = 50_000;
 /// slow one.
 pub const QUANTUM_NANOS: std::ops::RangeInclusive<u64> = 400..=2_500;
 
+/// For so long after a turn in which several sources had work, no burst is read from a device for
+/// longer than a quantum: those others have pauses, and shall not meet a pass of 64 system calls.
+pub const SHARED_NANOS: u64 = 1_000_000;
+
 /// What a ring can owe at most for bursts that took longer, which is more than any burst takes. A
 /// worker that lost its CPU in a burst charges an innocent guest: this is one slice of a scheduler.
 pub const MAX_DEFICIT_NANOS: u64 = 4_000_000;

@@ -1,6 +1,6 @@
 //! Whose bursts took how much of the worker's time.
 
-use crate::limits::{MAX_DEFICIT_NANOS, QUANTUM_NANOS};
+use crate::limits::{MAX_DEFICIT_NANOS, QUANTUM_NANOS, SHARED_NANOS};
 use crate::port::quantum::{Deficit, Quantum, Terms};
 use crate::stats::QueueStats;
 use crate::sys::clock;
@@ -11,6 +11,10 @@ pub struct Account {
     charged_until: u64,
     /// Several sources had work in the last turn.
     contended: bool,
+    /// The cycle up to which others may have work again, as they had some lately.
+    shared_until: u64,
+    /// [`SHARED_NANOS`] in cycles.
+    shared: u64,
     quantum: Quantum,
     /// What a source may take of a turn, and may owe.
     terms: Terms,
@@ -22,6 +26,8 @@ impl Default for Account {
         Account {
             charged_until: 0,
             contended: false,
+            shared_until: 0,
+            shared: clock::cycles_in(SHARED_NANOS),
             quantum: Quantum::new(clock::cycles_in(least), clock::cycles_in(most)),
             terms: Terms { quantum: 0, pay: 0, most: clock::cycles_in(MAX_DEFICIT_NANOS) },
         }
@@ -33,6 +39,9 @@ impl Account {
     /// work in the last one, `idle` if all of them were throttled.
     pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
         (self.charged_until, self.contended) = (self.charged_until.max(cycle), contended);
+        if contended {
+            self.shared_until = cycle.saturating_add(self.shared);
+        }
         (self.terms.quantum, self.terms.pay) = self.quantum.next_turn(idle);
     }
 
@@ -57,6 +66,13 @@ impl Account {
         if let Some(more) = more {
             self.quantum.saw(spent, more);
         }
+    }
+
+    /// The cycle at which to read no more of a device for a burst, each of whose frames is a system
+    /// call: after a quantum, if others have work or lately had some.
+    pub fn reading_ends(&self) -> Option<u64> {
+        let shared = self.charged_until < self.shared_until;
+        shared.then(|| self.charged_until.saturating_add(self.terms.quantum))
     }
 
     /// Ends a look at a source: what was not charged by now is nobody's to pay. The present cycle.

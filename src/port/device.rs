@@ -24,6 +24,7 @@ use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_L
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{PortKind, SourceMemo};
+use crate::sys::clock;
 use crate::sys::frame_io::{FrameIo, Transfer};
 
 pub use writer::FrameWriter;
@@ -154,9 +155,15 @@ impl DeviceQueue {
     }
 
     /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the
-    /// reader's memory until the reader is used again. Whether there may be more: `Again` if no
-    /// event tells of it, `Empty` if its next event will.
-    pub fn receive(&self, reader: &mut FrameReader, burst: &mut Burst, port: &DevicePort) -> Next {
+    /// reader's memory until the reader is used again; no more from cycle `end` on. Whether there
+    /// may be more: `Again` if no event tells of it, `Empty` if its next event will.
+    pub fn receive(
+        &self,
+        reader: &mut FrameReader,
+        burst: &mut Burst,
+        port: &DevicePort,
+        end: Option<u64>,
+    ) -> Next {
         burst.clear();
         let Some(device) = self.device() else {
             return Next::Gone;
@@ -167,7 +174,8 @@ impl DeviceQueue {
             match device.read(slot) {
                 Transfer::Done(len) => {
                     bytes += take(&mut slot[..len], burst);
-                    if bytes >= BURST_BYTES {
+                    let over = end.is_some_and(|end| clock::cycles() >= end);
+                    if over || bytes >= BURST_BYTES {
                         break;
                     }
                 }

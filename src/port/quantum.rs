@@ -1,4 +1,5 @@
-//! Equal shares of a worker's time for transmit rings that compete for it.
+//! Equal shares of a worker's time for the sources that compete for it: transmit rings, and queues
+//! of TAPs and streams.
 //!
 //! This is the one account of what bursts cost. A burst is bounded in frames and bytes, but what it
 //! costs depends on more than can be counted: chains that are walked and rejected, packets cut into

@@ -214,7 +214,9 @@ impl Worker {
     fn arm_all(&mut self) {
         let mut at = 0;
         while let Some(&Ready { token, retry_at, .. }) = self.ready.get(at) {
-            if retry_at != 0 || self.arm(token) {
+            // A device that is empty is not here, and what it still has brings no event.
+            let device = matches!(token, Token::Device(..));
+            if device || retry_at != 0 || self.arm(token) {
                 at += 1;
             } else {
                 self.ready.remove(at);
@@ -248,6 +250,7 @@ impl Worker {
         let mut found = false;
         self.waiting = 0;
         let mut working = 0;
+        let mut cut = false;
         self.pipeline.begin_turn(self.now, self.contended, self.idle);
         for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
@@ -299,11 +302,13 @@ impl Worker {
             }
             let now = self.pipeline.end_look();
             if found && clock::since(self.now, now) >= self.turn_cycles {
+                cut = matches!(token, Token::Device(..));
                 break;
             }
         }
-        // Throttled ones compete too: a turn in which all do must not forgive what they owe.
-        self.contended = working > 1;
+        // Throttled ones compete too: a turn in which all do must not forgive what they owe. Nor
+        // must one that a device's long burst ended before it came to the others.
+        self.contended = working > 1 || (cut && self.contended);
         self.idle = self.contended && !found;
         self.pipeline.end_turn(&self.ports, &self.handle.stats);
         self.handle.stats.turns.add(1);

@@ -6,11 +6,12 @@
 //! little, `shares` those that send what is costly to forward, `floods` those that send from
 //! everywhere, `frontends` front-ends that storm, block and loop, `notifications` those whose call
 //! descriptors are expensive to write to, `memory` guests whose memory faults, `workers` those that
-//! another worker serves, `clients` those of the control socket.
+//! another worker serves, `devices` TAPs and streams, `clients` those of the control socket.
 //!
 //! One test at a time: they measure.
 
 mod clients;
+mod devices;
 mod floods;
 mod frontends;
 mod memory;

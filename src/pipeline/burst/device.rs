@@ -30,7 +30,11 @@ impl Pipeline {
         let Some(port) = ports.get(id) else { return Next::Gone };
         let Endpoint::Device(device) = &port.endpoint else { return Next::Gone };
         let Some(queue) = device.queues().get(index) else { return Next::Gone };
-        let reading = queue.reading();
+        let mut reading = queue.reading();
+        if self.account.throttles(&mut reading.deficit) {
+            queue.set_reading(reading);
+            return Next::Throttled;
+        }
         self.forward(ports, DeviceInput { port, device, queue, reading, next: Next::Empty }, stats)
     }
 }
@@ -50,7 +54,8 @@ impl<'p> Source<'p> for DeviceInput<'p> {
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
         let burst = &mut context.burst;
-        let state = self.queue.receive(&mut on.reader, burst, self.device);
+        let end = on.account.reading_ends();
+        let state = self.queue.receive(&mut on.reader, burst, self.device, end);
         // What the kernel forwards comes from outside too.
         burst.examine(Offloads::ALL, true);
         let taken = burst.taken() > 0;

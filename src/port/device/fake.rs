@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
 
 use super::{Device, DevicePort, lock};
 use crate::frame::Offloads;
@@ -27,6 +28,8 @@ pub struct Fake {
     pub pieces: Mutex<Vec<usize>>,
     pub reads: AtomicU64,
     pub writes: AtomicU64,
+    /// How long a read takes.
+    pub lasts: Mutex<Duration>,
 }
 
 impl Fake {
@@ -39,6 +42,7 @@ impl Fake {
             pieces: Mutex::default(),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
+            lasts: Mutex::default(),
         })
     }
 
@@ -92,6 +96,7 @@ impl FrameIo for Fake {
 
     fn read(&self, buffer: &mut [u8]) -> Transfer {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(*lock(&self.lasts));
         match lock(&self.queued).pop_front() {
             Some(Err(answer)) => answer,
             Some(Ok(frame)) => {

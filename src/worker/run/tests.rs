@@ -1,7 +1,6 @@
 //! Kicks of rings whose lock somebody else has, what is left of ports that are gone, and who pays
 //! for what.
 
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -9,10 +8,10 @@ use super::*;
 use crate::frame::Offloads;
 use crate::guard::BlockedWriterWatch;
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
-use crate::port::device::fake::Fake;
+use crate::port::device::{Device, fake::Fake};
 use crate::port::{DevicePort, GuestPort, Port};
+use crate::stats::QueueStats;
 use crate::switch::{Fdb, FdbConfig, Rules};
-use crate::sys::frame_io::{FrameIo, Transfer};
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
@@ -118,61 +117,58 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     assert_eq!(worker.kicked, kicked.map(|token| (token, true)));
 }
 
-/// A device at which a look in vain lasts.
-struct Slow(Arc<Fake>);
-
+/// How long a look at a slow device lasts.
 const SLOW: Duration = Duration::from_millis(20);
 
-impl AsRawFd for Slow {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-impl FrameIo for Slow {
-    fn write(&self, bytes: &[u8]) -> Transfer {
-        self.0.write(bytes)
-    }
-
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.write_pieces(pieces) }
-    }
-
-    fn read(&self, buffer: &mut [u8]) -> Transfer {
-        std::thread::sleep(SLOW);
-        self.0.read(buffer)
-    }
-}
-
-/// Each source pays for its own look: not for one in vain at another, and not for what the worker
-/// does for sessions.
-#[test]
-fn a_look_in_vain_is_not_charged_to_the_next_source() {
+/// A worker with two devices, at the first of which each look lasts.
+fn with_devices() -> (Worker, [Arc<Fake>; 2]) {
     let mut worker = worker();
-    let frame = [&[0; 12][..], &[0xff; 6], &[2, 0, 0, 0, 0, 9], &[0; 48]].concat();
-    let tap = |id, name: &str| Arc::new(Port::device(id, name, DevicePort::tap(name, 1)));
     let fakes = [Fake::errno(libc::EAGAIN), Fake::errno(libc::EAGAIN)];
-    for (id, fake) in [1, 2].into_iter().zip(&fakes) {
-        let port = tap(id, &format!("tap{id}"));
-        let Endpoint::Device(device) = &port.endpoint else { unreachable!() };
-        let queue: crate::port::device::Device = match id {
-            1 => Arc::new(Slow(Arc::clone(fake))),
-            _ => Arc::clone(fake) as _,
-        };
-        device.attach(vec![queue], Offloads::ALL);
-        worker.present.add(port);
+    *fakes[0].lasts.lock().unwrap() = SLOW;
+    for (id, fake) in (1..).zip(&fakes) {
+        let tap = DevicePort::tap("tap", 1);
+        tap.attach(vec![Arc::clone(fake) as Device], Offloads::ALL);
+        worker.present.add(Arc::new(Port::device(id, &id.to_string(), tap)));
     }
     worker.refresh();
-    let cycles = |worker: &Worker, id: PortId| {
-        let Endpoint::Device(device) = &worker.ports[id].endpoint else { unreachable!() };
-        clock::time_of(device.queues()[0].input.cycles.get())
-    };
     worker.mark_ready(Token::Device(1, 0));
     worker.mark_ready(Token::Device(2, 0));
-    fakes[1].queue(&frame);
     worker.now = clock::cycles();
+    (worker, fakes)
+}
+
+fn input(worker: &Worker, id: PortId) -> &QueueStats {
+    let Endpoint::Device(device) = &worker.ports[id].endpoint else { unreachable!() };
+    &device.queues()[0].input
+}
+
+fn broadcast() -> Vec<u8> {
+    [&[0; 12][..], &[0xff; 6], &[2, 0, 0, 0, 0, 9], &[0; 48]].concat()
+}
+
+#[test]
+fn a_look_in_vain_is_not_charged_to_the_next_source() {
+    let (mut worker, [_, quick]) = with_devices();
+    quick.queue(&broadcast());
     assert!(worker.turn());
-    let (slow, next) = (cycles(&worker, 1), cycles(&worker, 2));
+    let [slow, next] = [1, 2].map(|id| clock::time_of(input(&worker, id).cycles.get()));
     assert!(slow >= SLOW && next < SLOW / 2, "{slow:?} and {next:?}");
+}
+
+/// What lies in the queue of a device that skips a turn brings no event.
+#[test]
+fn a_throttled_device_is_not_forgotten() {
+    let (mut worker, [slow, quick]) = with_devices();
+    (0..3).for_each(|_| slow.queue(&broadcast()));
+    quick.queue(&broadcast());
+    worker.contended = true;
+    let mut turns = Vec::new();
+    while input(&worker, 1).frames.get() < 3 && turns.len() < 10 {
+        let found = worker.turn();
+        worker.after_turn(found);
+        worker.now = clock::cycles();
+        turns.push((found, input(&worker, 1).frames.get()));
+    }
+    assert_eq!(turns[..3], [(true, 1), (true, 1), (false, 1)], "it skips a turn");
+    assert_eq!(turns.last().unwrap().1, 3, "{turns:?}");
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::hostile::{one_buffer, refill, restart_with};
 use super::mem::Span;
-use super::neighbours::{Phase, While, in_one_of_a_few_tries, not_judged, with_attacker};
+use super::neighbours::{Phase, While, in_one_of_a_few_tries, nobody, not_judged, with_attacker};
 use super::proc::{Apart, Daemon};
 use super::ring::{DESC_WRITE, Ring, Seg};
 use super::sys;
@@ -118,8 +118,9 @@ impl Shares {
     }
 
     /// Frames that the bystander gets per second of the daemon's CPU time. Only moments count in
-    /// which its rings did not run dry, as they may while the test waits for a CPU itself.
-    fn rate(&mut self) -> f64 {
+    /// which its rings did not run dry, as they may while the test waits for a CPU itself. The
+    /// neighbour's ring is filled if it `sends`.
+    fn rate(&mut self, sends: bool) -> f64 {
         let pid = self.d.pid();
         let (mut frames, mut spent) = (0u64, Duration::ZERO);
         let start = Instant::now();
@@ -138,7 +139,7 @@ impl Shares {
             [rx, tx]
                 .into_iter()
                 .chain(receivers)
-                .chain([&self.evil.guest.tx[0].ring])
+                .chain(sends.then_some(&self.evil.guest.tx[0].ring))
                 .for_each(refill);
             std::thread::sleep(PAUSE);
         }
@@ -151,9 +152,9 @@ impl Shares {
         let (mut fair, mut beside) = (0.0, 0.0);
         for _ in 0..ROUNDS {
             restart_with(&mut self.evil, 1, |ring| one_buffer(ring, whole(&self.honest), 0));
-            fair += self.rate();
+            fair += self.rate(true);
             restart_with(&mut self.evil, 1, |ring| fill(ring));
-            beside += self.rate();
+            beside += self.rate(true);
         }
         beside / fair
     }
@@ -217,6 +218,32 @@ impl Shares {
         let mut seen = Vec::new();
         for _ in 0..TRIES {
             let kept = self.kept(&mut fill);
+            println!("{what}: {kept:.2} of the fair share kept");
+            if kept >= KEPT {
+                return;
+            }
+            seen.push(kept);
+        }
+        panic!("{what}: {seen:.2?} of the fair share kept");
+    }
+
+    /// An attacker that is no guest leaves a bystander as much as a neighbour does that sends as
+    /// fast as it can.
+    pub fn kept_beside_another(&mut self, what: &str, mut attack: impl FnMut(&While<'_>) + Send) {
+        let mut seen = Vec::new();
+        for _ in 0..TRIES {
+            let kept = with_attacker(nobody, &mut attack, |attacker| {
+                let (mut fair, mut beside) = (0.0, 0.0);
+                for _ in 0..ROUNDS {
+                    restart_with(&mut self.evil, 1, |ring| {
+                        one_buffer(ring, whole(&self.honest), 0)
+                    });
+                    fair += self.rate(true);
+                    restart_with(&mut self.evil, 1, |_| ());
+                    beside += attacker.during(Phase::Attack, || self.rate(false));
+                }
+                beside / fair
+            });
             println!("{what}: {kept:.2} of the fair share kept");
             if kept >= KEPT {
                 return;
