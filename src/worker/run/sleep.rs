@@ -38,8 +38,8 @@ impl Worker {
         ready.chain(kicked).chain(self.pipeline.signals().due(self.now)).min()
     }
 
-    /// Asks for kicks at what ends the waiting of frames for their receivers. True if something came
-    /// already.
+    /// Asks for kicks at what ends the waiting of frames for their receivers. True if something
+    /// came already.
     fn listen_behind(&mut self) -> bool {
         let mut more = false;
         for at in 0..self.ready.len() {
