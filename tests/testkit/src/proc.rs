@@ -1,6 +1,8 @@
 //! The daemon as a process: started with a directory of its own, watched through /proc, stopped by
 //! SIGTERM under the promise "exit 0 within 1 s", killed when a test panics.
 
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
@@ -104,32 +106,65 @@ pub fn program() -> PathBuf {
 
 /// How long the threads of process `pid` and this one's stood ready without a CPU, in all. What a
 /// busy machine adds to a delay is told apart from what the daemon does by this. A process that was
-/// waited for does not count.
+/// waited for does not count, nor does a thread that has ended.
 pub fn run_queue_wait(pid: u32) -> Duration {
-    let waits = [format!("/proc/{pid}/task"), "/proc/self/task".to_owned()].map(|dir| {
-        let tasks = fs::read_dir(dir).into_iter().flatten();
-        let stats = tasks.filter_map(|t| fs::read_to_string(t.ok()?.path().join("schedstat")).ok());
-        stats.filter_map(|s| s.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
-    });
-    Duration::from_nanos(waits.iter().sum())
+    Duration::from_nanos(waits(pid).map(|(_, nanos)| nanos).sum())
+}
+
+/// The same in nanoseconds for each thread, by its number.
+fn waits(pid: u32) -> impl Iterator<Item = (OsString, u64)> {
+    let all = [format!("/proc/{pid}/task"), "/proc/self/task".to_owned()];
+    let tasks = all.into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    tasks.filter_map(|task| {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        Some((task.file_name(), text.split_whitespace().nth(1)?.parse().ok()?))
+    })
+}
+
+/// The same from a moment on, with what threads had waited that have ended since.
+struct Waits {
+    pid: u32,
+    before: HashMap<OsString, u64>,
+    last: HashMap<OsString, u64>,
+}
+
+impl Waits {
+    fn of(pid: u32) -> Waits {
+        Waits { pid, before: waits(pid).collect(), last: HashMap::new() }
+    }
+
+    /// To be called often: what a thread waits after the last look before its end is lost.
+    fn look(&mut self) {
+        self.last.extend(waits(self.pid));
+    }
+
+    fn total(&self) -> Duration {
+        let before = |thread| self.before.get(thread).copied().unwrap_or_default();
+        let each = self.last.iter().map(|(thread, &nanos)| nanos.saturating_sub(before(thread)));
+        Duration::from_nanos(each.sum())
+    }
 }
 
 /// Waits for a process's end for so long, and for as long again as its threads and this process's
 /// waited for a CPU meanwhile, up to ten seconds.
 pub fn ends_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
-    let (pid, mut status) = (child.id(), None);
-    let waits = run_queue_wait(pid);
+    let mut waits = Waits::of(child.id());
+    let (mut status, mut looked) = (None, Instant::now());
     let mut ends = |limit| {
         wait_for(limit, || {
             status = child.try_wait().expect("wait");
+            if status.is_none() && looked.elapsed() >= Duration::from_millis(10) {
+                waits.look();
+                looked = Instant::now();
+            }
             status.is_some()
-        })
+        });
+        (status, waits.total())
     };
-    if !ends(limit) {
-        let waited = run_queue_wait(pid).saturating_sub(waits);
-        ends(waited.min(Duration::from_secs(10)));
+    match ends(limit) {
+        (None, waited) => ends(waited.min(Duration::from_secs(10))).0,
+        (status, _) => status,
     }
-    status
 }
 
 /// What a process holds and has used.
@@ -409,6 +444,12 @@ impl Daemon {
         }
         sys::pin(0, others);
         Some(Apart(all))
+    }
+
+    /// The names of its threads.
+    pub fn thread_names(&self) -> Vec<String> {
+        let tasks = fs::read_dir(self.proc("task")).expect("tasks").flatten();
+        tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
     }
 
     /// The directory in /proc of its thread of this name.
