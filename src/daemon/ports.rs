@@ -3,7 +3,7 @@
 //! A port that is added has its socket, or its interface, before it is published, and its thread
 //! after: a front-end that connects finds everything else running. What fails leaves nothing.
 //!
-//! How a port is removed: [`super::leaving`].
+//! How a port is removed: `super::leaving`.
 
 use std::io;
 use std::sync::Arc;
