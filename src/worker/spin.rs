@@ -17,6 +17,9 @@
 //! spinning worker is in the way of the guest it waits for, so spinning ends for a while. (How
 //! often it was preempted says less: a monitor that wakes up every 10 ms counts like a rival.)
 //!
+//! Turns in which frames wait for a receiver count as work: it mostly takes some within
+//! microseconds, and to be kicked for them would cost it a system call each time.
+//!
 //! Poll mode never sleeps and has none of that, but stops *reading* a ring that has been empty for
 //! long: its kick is enabled and looked for with the other kernel events, so that silent guests
 //! cost nothing per turn.
