@@ -10,22 +10,19 @@ mod capture;
 mod device;
 mod discard;
 mod guest;
-mod wait;
 
 use std::sync::Arc;
 
 use super::account::Account;
+use super::backpressure::{self, Backpressure};
 use super::context::{BurstContext, BurstGuard};
-use super::deliver::{Delivery, Tried, report_broken};
-use super::plan::Plan;
+use super::deliver::{Delivery, report_broken};
 use super::signals::{Broken, Signals};
 use super::stalls::Stalls;
 use crate::guard::SignalSlot;
-use crate::limits::{BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, MAX_SEGMENTS, RETRY_NANOS};
-use crate::port::backpressure::Terms;
+use crate::port::credit::WaitLimits;
 use crate::port::device::FrameReader;
 use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
-use crate::ring::Burst;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{Fdb, Ingress, Policy, Rules, SourceMemo};
 use crate::sys::clock;
@@ -86,18 +83,12 @@ struct Time {
     /// Its cycle.
     cycle: u64,
     /// For how long frames may wait for a full receiver.
-    backpressure: Terms,
-    /// [`RETRY_NANOS`].
-    retry: u64,
+    limits: WaitLimits,
 }
 
 impl Pipeline {
     /// The pipeline of worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, fdb: Arc<Fdb>, rules: Rules, slot: SignalSlot) -> Pipeline {
-        let backpressure = Terms {
-            most: clock::cycles_in(BACKPRESSURE_NANOS),
-            most_others: clock::cycles_in(BACKPRESSURE_OTHERS_NANOS),
-        };
         Pipeline {
             worker,
             fdb,
@@ -107,7 +98,7 @@ impl Pipeline {
             signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             account: Account::default(),
-            time: Time { second: 0, cycle: 0, backpressure, retry: clock::cycles_in(RETRY_NANOS) },
+            time: Time { second: 0, cycle: 0, limits: WaitLimits::default() },
         }
     }
 
@@ -139,9 +130,15 @@ impl Pipeline {
         self.signals.end_turn(ports, stats, self.time.cycle);
     }
 
-    /// Nothing can be forwarded until somebody else has done something, of which no event tells.
+    /// Nothing can be forwarded until another thread has done something that no event reports.
     pub fn retry(&self) -> Next {
-        Next::At(self.time.cycle.saturating_add(self.time.retry))
+        Next::At(self.time.cycle.saturating_add(self.time.limits.retry))
+    }
+
+    /// Before a sleep: asks for kicks at what ends the waiting of a ring's frames; see
+    /// [`backpressure::listen`].
+    pub fn listen(&self, ports: &PortTable, state: &mut TxState) -> bool {
+        backpressure::listen(self.worker, ports, state)
     }
 
     /// What is known of waiting for guests' memory.
@@ -202,76 +199,50 @@ impl Pipeline {
         context.classify(&policy, port, ingress, source.memo(), self.time.second);
     }
 
-    /// Delivers the plan: unicast, then floods. If its source is a transmit ring, the end of the
-    /// burst may be left, which waits.
+    /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what
+    /// else to do next.
     #[inline(always)]
-    fn deliver(
+    fn deliver_or_wait<'p>(
         &mut self,
-        ports: &PortTable,
-        port: &Port,
+        ports: &'p PortTable,
+        source: &mut impl Source<'p>,
         context: &mut BurstContext,
         stats: &WorkerStats,
-        sender: Option<&mut TxState>,
-    ) -> Tried {
-        self.delivering((ports, port), context, stats, sender, |delivery, burst, plan| {
-            if delivery.first_tries(burst, plan.runs()) {
-                delivery.last_tries(burst, plan.runs());
-            }
-            if plan.is_fanned() {
-                delivery.flood(burst, plan);
-            }
-        })
-    }
-
-    /// Delivers or drops what is left of the plan's unicast.
-    #[cold]
-    fn deliver_rest(
-        &mut self,
-        ports: &PortTable,
-        port: &Port,
-        context: &mut BurstContext,
-        stats: &WorkerStats,
-    ) {
-        self.delivering((ports, port), context, stats, None, |delivery, burst, plan| {
-            delivery.last_tries(burst, plan.runs());
-        });
-    }
-
-    #[inline(always)]
-    fn delivering(
-        &mut self,
-        (ports, port): (&PortTable, &Port),
-        context: &mut BurstContext,
-        stats: &WorkerStats,
-        sender: Option<&mut TxState>,
-        how: impl FnOnce(&mut Delivery<'_>, &Burst, &mut Plan),
-    ) -> Tried {
-        let BurstContext { burst, plan, scratch, writer, outcomes, wait_until, .. } = context;
+    ) -> Next {
+        let from = source.port().id;
+        let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
+        let mut backpressure = Backpressure::new(ports, fdb, &time.limits, time.cycle, from);
+        backpressure.ring = source.ring();
+        // Who is watched is asked nothing beside being delivered to.
+        if !stalls.is_watching()
+            && let Some(at) = backpressure.begin(&context.burst, &mut context.plan)
+        {
+            context.give_back(at);
+        }
+        let BurstContext { burst, plan, room, outcomes, wait_until, .. } = &mut *context;
         let mut delivery = Delivery {
-            ports,
-            ingress: port.id,
-            worker: self.worker,
+            worker: *worker,
             stats,
-            scratch,
-            writer,
-            stalls: &mut self.stalls,
-            signals: &mut self.signals,
-            backpressure: &self.time.backpressure,
-            sender,
-            now: self.time.cycle,
-            tried: Tried::default(),
+            backpressure,
             wait_until,
+            room,
+            stalls,
             slow: 0,
-            most_segments: MAX_SEGMENTS,
+            signals,
             outcomes,
         };
-        how(&mut delivery, burst, plan);
-        self.account.forgive(delivery.slow);
-        let tried = delivery.tried;
-        if self.stalls.is_watching() {
-            self.stalls.begin_part();
+        delivery.deliver(burst, plan);
+        let Delivery { mut backpressure, slow, stalls, .. } = delivery;
+        account.forgive(slow);
+        if stalls.is_watching() {
+            stalls.begin_part();
         }
-        tried
+        let Some((at, next)) = backpressure.left else {
+            backpressure.go_on(plan);
+            return Next::More;
+        };
+        context.give_back(at);
+        next
     }
 
     /// Signals every guest on its rings that this worker serves or not: which signals were owed
@@ -292,4 +263,4 @@ impl Pipeline {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -202,7 +202,7 @@ impl BurstContext {
             burst.cut(at);
         }
         if least < NO_LIMIT {
-            drop_too_big(burst, plan, policy.ports, least, outcomes);
+            drop_too_big(burst, plan, (ingress.port, policy.ports), least, outcomes);
         }
     }
 }

@@ -13,13 +13,13 @@ use std::iter::repeat_n;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
+use super::deliver::Room;
 use super::plan::Plan;
 use crate::capture::outcomes::Outcomes;
 use crate::frame::flow_hash;
 use crate::limits::BURST_FRAMES;
-use crate::port::device::FrameWriter;
 use crate::port::steering::Steering;
-use crate::ring::{Burst, RxScratch};
+use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::BurstMemo;
 
@@ -40,10 +40,8 @@ pub struct BurstContext {
     pub wait_until: Option<Instant>,
     /// What became of its copies, if somebody wants to know.
     pub outcomes: Outcomes,
-    /// Room for delivering to rings.
-    pub scratch: RxScratch,
-    /// Room for delivering to TAPs.
-    pub writer: FrameWriter,
+    /// Room for delivering.
+    pub room: Room,
     /// Room for the beginning of a frame that somebody looks at.
     pub beginning: Vec<u8>,
 }

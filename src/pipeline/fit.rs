@@ -12,6 +12,7 @@ use crate::limits::{BURST_FRAMES, MIN_FRAME_LEN};
 use crate::port::{Port, PortTable};
 use crate::ring::{Burst, Frame};
 use crate::stats::DropReason;
+use crate::switch::PortId;
 
 /// Takes the frames that are too big for their ports out of the runs of `plan`. `least` is the
 /// smallest limit of all these ports.
@@ -19,7 +20,7 @@ use crate::stats::DropReason;
 pub fn drop_too_big(
     burst: &Burst,
     plan: &mut Plan,
-    ports: &PortTable,
+    (from, ports): (PortId, &PortTable),
     least: u32,
     outcomes: &mut Outcomes,
 ) {
@@ -29,8 +30,7 @@ pub fn drop_too_big(
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
         let port = &ports[run.port];
-        let (max_len, all) = (port.mtu.max_len(), run.left());
-        let frames = keep_fitting(burst, all, port, max_len, &mut kept, outcomes);
+        let frames = keep_fitting(burst, (from, run.left()), port, &mut kept, outcomes);
         run.settle_all_but(frames);
     }
 }
@@ -63,20 +63,20 @@ pub fn longest(burst: &Burst, frames: &[u8]) -> u32 {
 #[inline(never)]
 pub fn keep_fitting<'k>(
     burst: &Burst,
-    frames: &[u8],
+    (from, frames): (PortId, &[u8]),
     port: &Port,
-    max_len: u32,
     kept: &'k mut [u8; BURST_FRAMES],
     outcomes: &mut Outcomes,
 ) -> &'k [u8] {
-    let mut count = 0;
+    let (max_len, mut count) = (port.mtu.max_len(), 0);
     for &index in frames {
         let frame = &burst.frames()[usize::from(index)];
         if frame.len <= max_len || fits(frame, max_len) {
             kept[count] = index;
             count += 1;
         } else {
-            port.drop_copies(&port.stats.drops, &[index], DropReason::TooBig, outcomes);
+            let dropped = (from, &[index][..]);
+            port.drop_copies(&port.stats.drops, dropped, DropReason::TooBig, outcomes);
         }
     }
     &kept[..count]

@@ -7,12 +7,14 @@
 //! * [`classify`] what becomes of each frame;
 //! * [`plan`] the burst sorted by destination;
 //! * [`fit`] frames too big for where they go;
+//! * [`backpressure`] frames that wait in their sender's ring for their receiver;
 //! * [`deliver`] the runs of a plan into their ports;
 //! * [`signals`] the signals owed to guests;
 //! * [`account`] whose bursts took how much of the worker's time;
 //! * [`stalls`] whose memory made the worker wait.
 
 pub mod account;
+pub mod backpressure;
 pub mod burst;
 pub mod classify;
 pub mod context;

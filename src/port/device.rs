@@ -23,7 +23,7 @@ use crate::guard::SignalCost;
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
-use crate::switch::{PortKind, SourceMemo};
+use crate::switch::{PortId, PortKind, SourceMemo};
 use crate::sys::clock;
 use crate::sys::frame_io::{FrameIo, Transfer};
 
@@ -360,27 +360,25 @@ impl DevicePort {
     }
 
     /// Writes the listed frames of `burst`, one system call each or, of a frame that has to be cut
-    /// into segments, for each of these. `settled` is told how many more are delivered or dropped,
-    /// and counted. How many were dropped for want of room.
+    /// into segments, for each of these. Calls `settled` with how many more are delivered or
+    /// dropped, and counted. They came `from` another port.
     pub fn send(
         &self,
         worker: usize,
         burst: &Burst,
-        frames: &[u8],
+        (from, frames): (PortId, &[u8]),
         writer: &mut FrameWriter,
         (port, outcomes): (&Port, &mut Outcomes),
         settled: &mut dyn FnMut(usize),
-    ) -> usize {
+    ) {
         let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
         let Some(device) = queue.device() else {
-            port.drop_copies(&port.stats.drops, frames, reasons.gone, outcomes);
-            settled(frames.len());
-            return 0;
+            port.drop_copies(&port.stats.drops, (from, frames), reasons.gone, outcomes);
+            return settled(frames.len());
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
         let mut sent = Sent { output, settled, frames: 0, bytes: 0 };
-        let mut without_room = 0;
         for (place, &index) in frames.iter().enumerate() {
             let frame = &burst.frames()[usize::from(index)];
             let result = if burst.needs_offloads() {
@@ -403,8 +401,7 @@ impl DevicePort {
             // What is down or gone for this frame is so for the rest of the run too.
             let all = reason == reasons.down || reason == reasons.gone;
             let dropped = if all { &frames[place..] } else { &[index][..] };
-            port.drop_copies(&output.drops, dropped, reason, outcomes);
-            without_room += usize::from(reason.is_want_of_room());
+            port.drop_copies(&output.drops, (from, dropped), reason, outcomes);
             (sent.settled)(dropped.len());
             if reason == reasons.gone {
                 self.lose(queue, &device);
@@ -413,7 +410,6 @@ impl DevicePort {
                 break;
             }
         }
-        without_room
     }
 }
 

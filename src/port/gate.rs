@@ -1,7 +1,7 @@
 //! What keeps the frames of a transmit ring from being taken, and what comes of looking at a source
 //! of frames.
 
-use super::backpressure::{Allowance, Behind, Terms, Wait, Waiting};
+use super::credit::{Allowance, Behind, Wait, WaitLimits, Waiting};
 use super::queue::{Queue, Tx, TxState};
 use crate::limits::{BURST_FRAMES, DISTRUST_NANOS, MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS};
 use crate::sys::clock;
@@ -73,12 +73,12 @@ impl TxState {
     /// How frames may wait that `behind` is behind: not at all if a session waits for the ring.
     /// Reckons for how long they have.
     #[cold]
-    pub fn wait(&mut self, now: u64, behind: Behind, terms: &Terms) -> Option<Wait> {
+    pub fn wait(&mut self, now: u64, behind: Behind, limits: &WaitLimits) -> Option<Wait> {
         let (ring, gate) = (self.vring.ring.as_ref()?, &mut self.side.gate);
         let waiting = gate.receiver.as_ref();
         let waited = waiting.map_or(0, |waiting| clock::since(waiting.charged_until, now));
         let holds = waiting.is_some_and(|waiting| waiting.behind != Behind::Short);
-        let in_front = gate.allowance.allows(now, holds, terms);
+        let in_front = gate.allowance.allows(now, holds, limits);
         let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front };
         gate.drain_to.is_none().then_some(wait)
     }

@@ -1,7 +1,8 @@
 //! What a frame can come from and be delivered to.
 //!
 //! * [`quantum`] equal shares of a worker's time for rings that compete for it;
-//! * [`backpressure`] how long a full receive ring may keep its senders waiting;
+//! * [`admission`] which frames go into a receive ring, and which wait for it;
+//! * [`credit`] for how long they may;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
 //! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
@@ -21,7 +22,8 @@
 //! started), *Attached* (a ring runs), *Draining* (its session stops the rings one by one, TX
 //! before RX). Frames for a port without an enabled receive ring are counted drops.
 
-pub mod backpressure;
+pub mod admission;
+pub mod credit;
 pub mod device;
 pub mod dropped_from;
 pub mod gate;
@@ -299,16 +301,19 @@ impl Port {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Counts copies of a burst's frames that do not get there at `at`, the port or one of its
-    /// queues, and notes what became of them.
+    /// Counts copies of a burst's frames, which came `from` another port, that do not get there, at
+    /// `at`, this port or one of its queues, and notes what became of them.
     pub fn drop_copies(
         &self,
         at: &Drops,
-        frames: &[u8],
+        (from, frames): (PortId, &[u8]),
         reason: DropReason,
         outcomes: &mut Outcomes,
     ) {
         at.add_shared(reason, frames.len() as u64);
+        if reason.is_want_of_room() {
+            self.dropped_from.add(from, frames.len());
+        }
         outcomes.dropped(frames, self.id, reason);
     }
 

@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::backpressure::{Credit, Waiting};
+use super::admission::Admission;
+use super::credit::Waiting;
 use super::gate::{Gate, Pause};
 use super::moderation::Moderation;
 use super::quantum::Deficit;
-use super::share::Shares;
 use crate::limits::{LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP};
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
@@ -88,10 +88,8 @@ pub struct Tx {
 /// What only receive rings have.
 #[derive(Debug, Default)]
 pub struct Rx {
-    /// Who gets its buffers when there are too few.
-    pub shares: Shares,
-    /// How long senders may wait for it.
-    pub credit: Credit,
+    /// Which frames it takes.
+    pub admission: Admission,
     /// Who waits for its next buffers.
     pub awaited: Awaited,
     /// Kick events to ignore when judging whether the driver's memory is shared.
@@ -122,12 +120,18 @@ pub type TxState = RingState<Tx>;
 pub type RxState = RingState<Rx>;
 
 impl RxState {
+    /// The ring, if frames may cross it now, and what admits them.
+    #[inline(always)]
+    pub fn admission(&mut self) -> Option<(&mut SplitRing, &mut Admission)> {
+        Some((self.vring.running()?, &mut self.side.admission))
+    }
+
     /// True if the ring, which lately had too few buffers, still counts as one that has: an
     /// overloaded receiver has room for one burst now and then.
     #[cold]
     pub fn is_short(&mut self) -> bool {
         let free = |ring: &mut SplitRing| ring.offered() < ring.size() / 2;
-        self.side.shares.is_scarce() || self.vring.running().is_some_and(free)
+        self.side.admission.is_scarce() || self.vring.running().is_some_and(free)
     }
 }
 

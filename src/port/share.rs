@@ -17,6 +17,7 @@
 //!
 //! Counted per ingress port, in receive buffers, under the ring's lock. Nothing here waits.
 
+use super::credit::Earned;
 use crate::limits::{
     SHARE_IDLE_VISITS, SHARE_LAG_BUFFERS, SHARE_LEAD_BUFFERS, SHARE_PLACES, SHARE_ROUNDS,
 };
@@ -34,6 +35,8 @@ struct Sender {
     demand: u32,
     /// Buffers it was given; only differences between senders mean something.
     served: u64,
+    /// For how long its frames may wait for more.
+    earned: Earned,
 }
 
 /// The senders of one receive ring.
@@ -117,6 +120,12 @@ impl Shares {
         }
     }
 
+    /// What `port` has earned.
+    #[inline(always)]
+    pub fn earned(&mut self, port: PortId) -> &mut Earned {
+        &mut self.places[place_of(port)].earned
+    }
+
     fn ran_out(&mut self) {
         self.scarce = SHARE_ROUNDS * self.active.count_ones();
     }
@@ -190,7 +199,7 @@ impl Shares {
 
 /// The place of a sender among those of a receive ring.
 #[inline(always)]
-pub fn place_of(port: PortId) -> usize {
+fn place_of(port: PortId) -> usize {
     usize::from(port) % SHARE_PLACES
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::MutexGuard;
 
-use super::{Pipeline, Source};
+use super::{Pipeline, Source, Time};
+use crate::pipeline::backpressure::Backpressure;
 use crate::pipeline::context::{BurstContext, BurstGuard};
 use crate::pipeline::guest_of;
 use crate::port::moderation::Completed;
@@ -66,7 +67,10 @@ impl Pipeline {
         if state.side.gate.receiver.is_none() || self.stalls.is_watching() {
             return Ok(limit);
         }
-        let worth = self.look_at_receiver(ports, id, state, limit);
+        let Time { cycle, limits, .. } = &self.time;
+        let mut backpressure = Backpressure::new(ports, &self.fdb, limits, *cycle, id);
+        backpressure.ring = Some((&mut *state, queue));
+        let worth = backpressure.look(limit);
         if worth.is_err() {
             self.account.charge(&mut state.side.deficit, &queue.stats, None);
         }

@@ -9,6 +9,18 @@ use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
 use crate::ring::tests::{DATA, Guest, desc, describe, offer};
 use crate::switch::FdbConfig;
 
+/// A table for so many ports.
+pub(crate) fn fdb(ports: usize) -> Fdb {
+    Fdb::new(FdbConfig {
+        max_entries: FDB_MAX_ENTRIES,
+        max_per_port: FDB_MAX_PER_PORT,
+        reserved_per_port: FDB_RESERVED_PER_PORT,
+        age_seconds: 300,
+        ports,
+        key: [1, 2],
+    })
+}
+
 /// A guest that sends to another one, which has no buffers.
 struct Lab {
     pipeline: Pipeline,
@@ -20,14 +32,7 @@ struct Lab {
 
 impl Lab {
     fn new() -> Lab {
-        let fdb = Fdb::new(FdbConfig {
-            max_entries: FDB_MAX_ENTRIES,
-            max_per_port: FDB_MAX_PER_PORT,
-            reserved_per_port: FDB_RESERVED_PER_PORT,
-            age_seconds: 300,
-            ports: 2,
-            key: [1, 2],
-        });
+        let fdb = fdb(2);
         let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
         fdb.insert_static(MacAddr(to), 1).unwrap();
         let watch = BlockedWriterWatch::start().unwrap();

@@ -6,6 +6,11 @@ use std::sync::{Arc, mpsc};
 use super::*;
 use crate::frame::VnetHdr;
 use crate::guard::BlockedWriterWatch;
+use crate::pipeline::burst::tests::fdb;
+use crate::port::credit::WaitLimits;
+use crate::port::{PortTable, TxState};
+use crate::ring::tests::Guest;
+use crate::switch::Fdb;
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
@@ -17,13 +22,16 @@ struct Lab {
     ports: PortTable,
     stats: WorkerStats,
     watch: BlockedWriterWatch,
+    fdb: Fdb,
+    memory: Guest,
 }
 
 impl Lab {
     fn new() -> Lab {
         let ports = [Arc::new(Port::guest(0, "held", 1))].into_iter().collect();
         let watch = BlockedWriterWatch::start().unwrap();
-        Lab { ports, stats: WorkerStats::default(), watch }
+        let (stats, memory) = (WorkerStats::default(), Guest::new());
+        Lab { ports, stats, watch, fdb: fdb(2), memory }
     }
 
     fn queue(&self) -> &Queue<Rx> {
@@ -36,37 +44,30 @@ impl Lab {
     }
 
     fn deliver_until(&self, wait: bool, until: &mut Option<Instant>) -> (usize, bool) {
-        let mut sender = TxState::default();
+        let (mut sender, sending) = (TxState::default(), Queue::default());
+        sender.vring.ring = Some(self.memory.start(&self.memory.queue()));
+        let limits = WaitLimits { most: 1000, most_others: 100, retry: 0 };
+        let mut backpressure = Backpressure::new(&self.ports, &self.fdb, &limits, 0, 1);
+        backpressure.ring = wait.then_some((&mut sender, &sending));
         let mut delivery = Delivery {
-            ports: &self.ports,
-            ingress: 1,
             worker: 0,
             stats: &self.stats,
-            scratch: &mut RxScratch::default(),
-            writer: &mut FrameWriter::default(),
-            stalls: &mut Stalls::default(),
-            signals: &mut Signals::new(0, self.watch.register()),
-            backpressure: &Terms { most: 1000, most_others: 100 },
-            sender: wait.then_some(&mut sender),
-            now: 0,
-            tried: Tried::default(),
+            backpressure,
             wait_until: until,
+            room: &mut Room::default(),
+            stalls: &mut Stalls::default(),
             slow: 0,
-            most_segments: 1,
+            signals: &mut Signals::new(0, self.watch.register()),
             outcomes: &mut Outcomes::default(),
         };
-        let mut burst = Burst::default();
-        let mut run = Run::EMPTY;
+        let (mut burst, mut plan) = (Burst::default(), Plan::default());
         for i in 0..FRAMES as u8 {
             assert!(burst.push_small(VnetHdr::plain(0), &[0; 60]));
-            run.push(i);
+            plan.unicast(i, 0, 0);
         }
-        let runs = std::slice::from_mut(&mut run);
-        if delivery.first_tries(&burst, runs) {
-            delivery.last_tries(&burst, runs);
-        }
-        let waits = delivery.tried.left;
-        (run.left().len(), waits)
+        delivery.deliver(&burst, &mut plan);
+        let waits = delivery.backpressure.left.is_some();
+        (plan.runs()[0].left().len(), waits)
     }
 
     /// The same while this thread holds the ring's lock: the worker must come back.

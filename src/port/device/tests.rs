@@ -59,7 +59,7 @@ fn send(port: &Port, burst: &Burst, writer: &mut FrameWriter) {
 /// Sends frames from worker 0; all of them are settled.
 fn send_frames(port: &Port, burst: &Burst, frames: &[u8], writer: &mut FrameWriter) {
     let (mut settled, outcomes) = (0, &mut Outcomes::default());
-    tap(port).send(0, burst, frames, writer, (port, outcomes), &mut |count| settled += count);
+    tap(port).send(0, burst, (1, frames), writer, (port, outcomes), &mut |count| settled += count);
     assert_eq!(settled, frames.len());
 }
 

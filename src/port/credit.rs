@@ -35,22 +35,33 @@
 //! [`BACKPRESSURE_OTHERS_NANOS`]: crate::limits::BACKPRESSURE_OTHERS_NANOS
 //! [`BACKPRESSURE_OTHERS_SHARE`]: crate::limits::BACKPRESSURE_OTHERS_SHARE
 
-use super::share::place_of;
 use crate::frame::MacAddr;
 use crate::limits::{
-    BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_OTHERS_SHARE, BACKPRESSURE_SHARE, BURST_FRAMES,
-    SHARE_PLACES,
+    BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS,
+    BACKPRESSURE_OTHERS_SHARE, BACKPRESSURE_SHARE, BURST_FRAMES, RETRY_NANOS,
 };
 use crate::switch::PortId;
-use crate::sys::clock::since;
+use crate::sys::clock::{cycles_in, since};
 
-/// The limits, in cycles.
+/// For how long frames may wait, in cycles.
 #[derive(Debug, Clone, Copy)]
-pub struct Terms {
-    /// The most credit while nobody else waits, and for what a whole ring shall drain in.
+pub struct WaitLimits {
+    /// The most credit while no other frames wait, and for what a whole ring shall drain in.
     pub most: u64,
     /// The most credit while others wait.
     pub most_others: u64,
+    /// When to look again at what no event reports.
+    pub retry: u64,
+}
+
+impl Default for WaitLimits {
+    fn default() -> WaitLimits {
+        WaitLimits {
+            most: cycles_in(BACKPRESSURE_NANOS),
+            most_others: cycles_in(BACKPRESSURE_OTHERS_NANOS),
+            retry: cycles_in(RETRY_NANOS),
+        }
+    }
 }
 
 /// What is behind frames that wait.
@@ -73,6 +84,9 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// They may, whatever is behind them.
+    pub const YES: Answer = Answer { alone: true, short: true, in_front: true };
+
     /// True if they may wait in front of some frames.
     pub fn is_maybe(self) -> bool {
         self.alone || self.short
@@ -138,7 +152,7 @@ pub struct Allowance {
 
 impl Allowance {
     /// True if the ring may wait, or go on `waiting`, which it has since this was last asked.
-    pub fn allows(&mut self, now: u64, waiting: bool, terms: &Terms) -> bool {
+    pub fn allows(&mut self, now: u64, waiting: bool, limits: &WaitLimits) -> bool {
         let passed = since(self.reckoned, now);
         self.reckoned = now;
         if waiting {
@@ -146,27 +160,37 @@ impl Allowance {
             return self.left > 0;
         }
         let earned = passed / BACKPRESSURE_OTHERS_SHARE;
-        self.left = self.left.saturating_add(earned).min(terms.most_others);
+        self.left = self.left.saturating_add(earned).min(limits.most_others);
         // Slivers would help nobody.
-        self.left >= terms.most_others / 4
+        self.left >= limits.most_others / 4
     }
 
     /// Nothing was found behind frames that waited but others for the same receiver: so far they
     /// have waited in front of nothing.
-    pub fn refund(&mut self, terms: &Terms) {
-        self.left = terms.most_others;
+    pub fn refund(&mut self, limits: &WaitLimits) {
+        self.left = limits.most_others;
     }
 }
 
-/// What a receive ring has taken of one sender's, as long as others' frames wait.
+/// What one sender has earned at a receive ring while others' frames wait.
 #[derive(Debug, Clone, Copy, Default)]
-struct Others {
+pub struct Earned {
     taken: u64,
     left: u64,
 }
 
+impl Earned {
+    fn allows_in_front(&mut self, wait: Wait, limits: &WaitLimits) -> bool {
+        let a_frame = limits.most_others / BURST_FRAMES as u64;
+        let earned = std::mem::take(&mut self.taken).saturating_mul(a_frame);
+        let saved = self.left.saturating_add(earned).min(limits.most_others);
+        self.left = saved.saturating_sub(wait.waited);
+        self.left > 0
+    }
+}
+
 /// The credit of one receive ring.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Credit {
     /// Frames taken since the credit was last reckoned, and their bytes in units of
     /// [`BACKPRESSURE_FRAME_BYTES`].
@@ -177,65 +201,48 @@ pub struct Credit {
     spent: bool,
     /// Nothing was taken since it ran out.
     stuck: bool,
-    /// By the senders' places, as in [`super::share`].
-    others: Box<[Others; SHARE_PLACES]>,
-}
-
-impl Default for Credit {
-    fn default() -> Credit {
-        let others = Box::new([Others::default(); SHARE_PLACES]);
-        Credit { taken: 0, alone: 0, reckoned: 0, spent: false, stuck: false, others }
-    }
 }
 
 impl Credit {
-    /// The receiver took frames of port `from`.
+    /// The receiver took frames of a sender, whose part is `earned`.
     #[inline(always)]
-    pub fn took(&mut self, from: PortId, frames: u64, bytes: u64) {
+    pub fn took(&mut self, earned: &mut Earned, frames: u64, bytes: u64) {
         let taken = frames + bytes / BACKPRESSURE_FRAME_BYTES;
         self.taken += taken;
-        self.others[place_of(from)].taken += taken;
+        earned.taken += taken;
     }
 
-    /// Whether frames of port `from` may go on waiting; charges for what they have waited.
-    pub fn ask(&mut self, from: PortId, wait: Wait, terms: &Terms) -> Answer {
-        self.earn(wait, terms);
-        let short = self.allows_in_front(from, wait, terms);
+    /// Whether frames of a sender, whose part is `earned`, may go on waiting; charges for what they
+    /// have waited.
+    pub fn ask(&mut self, earned: &mut Earned, wait: Wait, limits: &WaitLimits) -> Answer {
+        self.earn(wait, limits);
+        let short = earned.allows_in_front(wait, limits);
         let in_front = short && wait.in_front;
         match wait.behind {
-            Behind::Unknown => Answer { alone: self.allows_alone(wait, terms), short, in_front },
+            Behind::Unknown => Answer { alone: self.allows_alone(wait, limits), short, in_front },
             Behind::Short => Answer { alone: in_front, short, in_front },
             Behind::Others => Answer { alone: in_front, short: in_front, in_front },
         }
     }
 
-    fn allows_in_front(&mut self, from: PortId, wait: Wait, terms: &Terms) -> bool {
-        let others = &mut self.others[place_of(from)];
-        let a_frame = terms.most_others / BURST_FRAMES as u64;
-        let earned = std::mem::take(&mut others.taken).saturating_mul(a_frame);
-        let saved = others.left.saturating_add(earned).min(terms.most_others);
-        others.left = saved.saturating_sub(wait.waited);
-        others.left > 0
-    }
-
-    fn allows_alone(&mut self, wait: Wait, terms: &Terms) -> bool {
+    fn allows_alone(&mut self, wait: Wait, limits: &WaitLimits) -> bool {
         if !self.spent {
             self.alone = self.alone.saturating_sub(wait.waited);
             self.spent = self.alone == 0;
             self.stuck = self.spent;
-        } else if self.alone >= terms.most / 2 && !self.stuck {
+        } else if self.alone >= limits.most / 2 && !self.stuck {
             self.spent = false;
         }
         !self.spent
     }
 
-    fn earn(&mut self, wait: Wait, terms: &Terms) {
+    fn earn(&mut self, wait: Wait, limits: &WaitLimits) {
         let taken = std::mem::take(&mut self.taken);
         self.stuck &= taken == 0;
         let by_time = since(self.reckoned, wait.now) / BACKPRESSURE_SHARE;
-        let a_frame = terms.most / u64::from(wait.ring_size.max(1));
+        let a_frame = limits.most / u64::from(wait.ring_size.max(1));
         let by_frames = taken.saturating_mul(a_frame);
-        self.alone = self.alone.saturating_add(by_time).saturating_add(by_frames).min(terms.most);
+        self.alone = self.alone.saturating_add(by_time).saturating_add(by_frames).min(limits.most);
         self.reckoned = wait.now;
     }
 }
@@ -245,7 +252,7 @@ mod tests {
     use super::*;
 
     const MOST: u64 = 10_000;
-    const TERMS: Terms = Terms { most: MOST, most_others: 256 };
+    const LIMITS: WaitLimits = WaitLimits { most: MOST, most_others: 256, retry: 0 };
 
     const FROM: PortId = 3;
 
@@ -253,13 +260,30 @@ mod tests {
         Wait { now, waited, ring_size: 100, behind, in_front: behind != Behind::Unknown }
     }
 
-    fn ask(credit: &mut Credit, now: u64, waited: u64) -> bool {
-        credit.ask(FROM, wait(now, waited, Behind::Unknown), &TERMS).allows(Behind::Unknown)
+    /// The credit of a ring, and what its senders have earned.
+    #[derive(Default)]
+    struct Lab {
+        credit: Credit,
+        earned: [Earned; 8],
+    }
+
+    impl Lab {
+        fn took(&mut self, from: PortId, frames: u64, bytes: u64) {
+            self.credit.took(&mut self.earned[usize::from(from)], frames, bytes);
+        }
+
+        fn ask(&mut self, from: PortId, wait: Wait, limits: &WaitLimits) -> Answer {
+            self.credit.ask(&mut self.earned[usize::from(from)], wait, limits)
+        }
+    }
+
+    fn ask(credit: &mut Lab, now: u64, waited: u64) -> bool {
+        credit.ask(FROM, wait(now, waited, Behind::Unknown), &LIMITS).allows(Behind::Unknown)
     }
 
     #[test]
     fn waiting_ends_when_the_credit_does() {
-        let mut credit = Credit::default();
+        let mut credit = Lab::default();
         let start = 1_000_000;
         let mut now = start;
         assert!(ask(&mut credit, now, 0));
@@ -272,7 +296,7 @@ mod tests {
 
     #[test]
     fn who_takes_nothing_is_not_waited_for_again() {
-        let mut credit = Credit::default();
+        let mut credit = Lab::default();
         assert!(!ask(&mut credit, 1_000_000, MOST));
         assert!(!ask(&mut credit, 100_000_000, 0));
         credit.took(FROM, 1, 60);
@@ -282,7 +306,7 @@ mod tests {
     /// Cycles of a million that a sender with a ring of 100 waits for a receiver that takes a frame
     /// every `interval`.
     fn waits_for(interval: u64) -> u64 {
-        let mut credit = Credit::default();
+        let mut credit = Lab::default();
         let (mut held, mut now) = (0, 1_000_000);
         let mut waiting = false;
         for step in 1..=100_000 {
@@ -313,7 +337,7 @@ mod tests {
 
     #[test]
     fn two_senders_spend_it_together() {
-        let mut credit = Credit::default();
+        let mut credit = Lab::default();
         assert!(ask(&mut credit, 1_000_000, MOST / 2 - 1));
         assert!(ask(&mut credit, 1_000_000, MOST / 2 - 1));
         assert!(!ask(&mut credit, 1_000_000, 2));
@@ -321,9 +345,9 @@ mod tests {
 
     #[test]
     fn while_others_wait_only_what_is_taken_counts() {
-        let mut credit = Credit::default();
-        let ask = |credit: &mut Credit, now, waited| {
-            credit.ask(FROM, wait(now, waited, Behind::Others), &TERMS).is_maybe()
+        let mut credit = Lab::default();
+        let ask = |credit: &mut Lab, now, waited| {
+            credit.ask(FROM, wait(now, waited, Behind::Others), &LIMITS).is_maybe()
         };
         assert!(!ask(&mut credit, 1_000_000, 0), "time earns nothing");
         credit.took(FROM + 1, 10, 600);
@@ -343,10 +367,10 @@ mod tests {
     #[test]
     fn a_ring_waits_in_front_of_others_for_its_part_of_the_time() {
         let (mut allowance, mut held, mut waiting) = (Allowance::default(), 0, false);
-        let terms = Terms { most_others: 4_000, ..TERMS };
+        let limits = WaitLimits { most_others: 4_000, ..LIMITS };
         for now in (1_000_000..2_000_000).step_by(60) {
             held += if waiting { 60 } else { 0 };
-            waiting = allowance.allows(now, waiting, &terms);
+            waiting = allowance.allows(now, waiting, &limits);
         }
         let due = 1_000_000 / BACKPRESSURE_OTHERS_SHARE;
         assert!((due * 9 / 10..=due + due / 10 + 4_000).contains(&held), "{held}, not {due}");
