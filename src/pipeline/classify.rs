@@ -197,6 +197,7 @@ impl BurstContext {
             }
             *bytes += u64::from(frame.len);
         }
+        plan.close();
         let least = classifier.least;
         if let Some(at) = cut {
             burst.cut(at);

@@ -199,6 +199,7 @@ mod tests {
                 _ => context.plan.unicast(frame, 0, 0),
             }
         }
+        context.plan.close();
     }
 
     /// Each frame is dropped, lost or has all its copies; the source counts those that ports have

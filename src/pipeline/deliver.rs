@@ -29,9 +29,7 @@ use crate::limits::{
     BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS, MAX_SEGMENTS,
 };
 use crate::port::device::FrameWriter;
-use crate::port::{
-    DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, Queue, Rx, RxState,
-};
+use crate::port::{DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, Queue, Rx, RxState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
 use crate::stats::{DropReason, Drops, WorkerStats};
 use crate::sys::clock;
@@ -316,7 +314,9 @@ impl Delivery<'_> {
     ) -> bool {
         let reason = match rest {
             Rest::Nothing => return true,
-            Rest::Left(_, Some(offer)) if self.backpressure.leave(burst, run, offer) => return true,
+            Rest::Left(_, Some(offer)) if self.backpressure.leave(burst, run, offer) => {
+                return true;
+            }
             Rest::Left(..) if how == Try::First => return false,
             Rest::Left(reason, _) | Rest::Drop(reason) => reason,
         };

@@ -65,6 +65,7 @@ impl Lab {
             assert!(burst.push_small(VnetHdr::plain(0), &[0; 60]));
             plan.unicast(i, 0, 0);
         }
+        plan.close();
         delivery.deliver(&burst, &mut plan);
         let waits = delivery.backpressure.left.is_some();
         (plan.runs()[0].left().len(), waits)
