@@ -4,7 +4,7 @@
 //! Asks the switch and remembers its answers as long as they hold. Bursts are mostly one stream, so
 //! most frames cost two comparisons.
 
-use super::context::BurstContext;
+use super::context::{BurstContext, bytes_of};
 use super::fit::drop_too_big;
 use super::plan::Plan;
 use crate::frame::ethernet::{self, Addresses};
@@ -181,10 +181,20 @@ impl BurstContext {
         classifier.hashes = flows.take();
         let mut cut = None;
         let mut floods = Floods::default();
+        // The frame before may go on as a stretch: frames with its addresses go where it does.
+        let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
+            if stretch {
+                if ethernet::addresses(&frame.snapshot) == classifier.last {
+                    continue;
+                }
+                plan.stretch(i as u8);
+                stretch = false;
+            }
             match classifier.decide(frame) {
                 Ok(Decision::Unicast(egress)) => {
                     plan.unicast(i as u8, egress, classifier.queue(i, frame));
+                    stretch = !classifier.choice;
                 }
                 Ok(Decision::Flood(flood)) => {
                     if !floods.add(policy, ingress, flood, i, plan) {
@@ -195,13 +205,16 @@ impl BurstContext {
                 Ok(Decision::Drop(cause)) => plan.drop(i as u8, reason(cause)),
                 Err(reason) => plan.drop(i as u8, reason),
             }
-            *bytes += u64::from(frame.len);
+        }
+        if stretch {
+            plan.stretch(burst.frames().len() as u8);
         }
         plan.close();
         let least = classifier.least;
         if let Some(at) = cut {
             burst.cut(at);
         }
+        *bytes = bytes_of(burst);
         if least < NO_LIMIT {
             drop_too_big(burst, plan, (ingress.port, policy.ports), least, outcomes);
         }

@@ -85,7 +85,7 @@ impl BurstContext {
     pub fn give_back(&mut self, at: u8) {
         self.plan.truncate(at);
         self.burst.cut(usize::from(at));
-        self.bytes = bytes(&self.burst);
+        self.bytes = bytes_of(&self.burst);
     }
 }
 
@@ -131,7 +131,7 @@ impl<'a> BurstGuard<'a> {
         let BurstContext { burst, plan, .. } = &*self.context;
         let (frames, copies) = plan.settled();
         let lost = burst.frames().len().saturating_sub(frames);
-        self.count(bytes(burst), copies, lost);
+        self.count(bytes_of(burst), copies, lost);
     }
 
     /// Counts the frames, `lost` of which have copies that nothing has counted; `copies` were.
@@ -150,7 +150,7 @@ impl<'a> BurstGuard<'a> {
 }
 
 /// Bytes of a burst's frames.
-fn bytes(burst: &Burst) -> u64 {
+pub fn bytes_of(burst: &Burst) -> u64 {
     burst.frames().iter().map(|frame| u64::from(frame.len)).sum()
 }
 

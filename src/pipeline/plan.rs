@@ -156,8 +156,7 @@ impl Plan {
     }
 
     /// Appends frame `index` to the run of a destination, once [`Plan::close`] is called. Bursts
-    /// have few destinations, mostly the one before: a frame behind one that goes there too costs
-    /// two comparisons. 64 different ones cost about 1 µs.
+    /// have few destinations, mostly the one before. 64 different ones cost about 1 µs.
     #[inline(always)]
     pub fn unicast(&mut self, index: u8, port: PortId, queue: u8) {
         let key = u32::from(port) << 8 | u32::from(queue);
@@ -166,6 +165,12 @@ impl Plan {
             self.last_key = key;
         }
         self.open.1 = index + 1;
+    }
+
+    /// Appends all frames up to `end` to the run of the last one.
+    #[inline(always)]
+    pub fn stretch(&mut self, end: u8) {
+        self.open.1 = end;
     }
 
     /// Makes the run of this destination the last one, with frames from `index` on.
