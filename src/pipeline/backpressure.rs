@@ -149,7 +149,7 @@ impl<'a> Backpressure<'a> {
     #[inline(never)]
     fn cut(&mut self, burst: &Burst, plan: &mut Plan) -> Option<u8> {
         // A frame that was dropped is counted, and would be again when it came back.
-        if plan.frames() != burst.frames().len() {
+        if plan.unsettled().count_ones() as usize != burst.frames().len() {
             return None;
         }
         // Floods and devices are never short.

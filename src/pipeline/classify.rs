@@ -16,7 +16,7 @@ use crate::port::{Endpoint, Port, PortTable};
 use crate::ring::{Frame, prefetch_read};
 use crate::stats::DropReason;
 use crate::switch::{
-    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, SourceMemo,
+    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, SourceMemo,
 };
 
 /// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
@@ -180,7 +180,7 @@ impl BurstContext {
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
         classifier.hashes = flows.take();
         let mut cut = None;
-        let mut floods = Floods::default();
+        let mut flood_copies = 0;
         // The frame before may go on as a stretch: frames with its addresses go where it does.
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
@@ -197,7 +197,7 @@ impl BurstContext {
                     stretch = !classifier.choice;
                 }
                 Ok(Decision::Flood(flood)) => {
-                    if !floods.add(policy, ingress, flood, i, plan) {
+                    if !flood_frame(policy, (ingress, flood), i, plan, &mut flood_copies) {
                         cut = Some(i);
                         break;
                     }
@@ -221,50 +221,38 @@ impl BurstContext {
     }
 }
 
-/// The flooded frames of a burst so far.
-#[derive(Default)]
-struct Floods {
-    /// Ports that each kind goes to, once that was asked.
-    targets: [Option<usize>; 2],
-    copies: usize,
-}
-
-impl Floods {
-    /// Adds frame `i` of the burst, or drops it if it reaches no port; false if that would be more
-    /// copies than a burst may ask for.
-    #[inline(never)]
-    fn add(
-        &mut self,
-        policy: &Policy<'_, PortTable>,
-        ingress: Ingress,
-        flood: Flood,
-        i: usize,
-        plan: &mut Plan,
-    ) -> bool {
-        // Of a table that asks for nothing both kinds are one.
-        let flood = if policy.ports.is_plain() { Flood::Group } else { flood };
-        let targets = self.targets[flood as usize]
-            .get_or_insert_with(|| find_targets(policy, ingress, flood, plan));
-        if i > 0 && self.copies + *targets > BURST_FLOOD_COPIES {
-            return false;
-        }
-        self.copies += *targets;
-        match *targets {
-            0 => plan.drop(i as u8, DropReason::NoReceiver),
-            _ => plan.fan(flood).push(i as u8),
-        }
-        true
+/// Adds frame `i` of the burst, or drops it if it reaches no port; false if that would be more
+/// `copies` than a burst may ask for.
+#[inline(never)]
+fn flood_frame(
+    policy: &Policy<'_, PortTable>,
+    (ingress, flood): (Ingress, Flood),
+    i: usize,
+    plan: &mut Plan,
+    copies: &mut usize,
+) -> bool {
+    // Of a table that asks for nothing both kinds are one.
+    let flood = if policy.ports.is_plain() { Flood::Group } else { flood };
+    let fan = plan.fan(flood as u32, |targets| find_targets(policy, ingress, flood, targets));
+    let targets = fan.targets().len();
+    if i > 0 && *copies + targets > BURST_FLOOD_COPIES {
+        return false;
     }
+    *copies += targets;
+    match targets {
+        0 => plan.drop(i as u8, DropReason::NoReceiver),
+        _ => fan.push(i as u8),
+    }
+    true
 }
 
-/// Finds the ports that a flood from `ingress` reaches and that are up; how many there are.
+/// Finds the ports that a flood from `ingress` reaches and that are up.
 fn find_targets(
     policy: &Policy<'_, PortTable>,
     ingress: Ingress,
     flood: Flood,
-    plan: &mut Plan,
-) -> usize {
-    let targets = plan.fan(flood).targets_mut();
+    targets: &mut Vec<PortId>,
+) {
     for port in policy.ports.iter() {
         let up = match &port.endpoint {
             Endpoint::Guest(guest) => guest.active() != 0,
@@ -275,7 +263,6 @@ fn find_targets(
             targets.push(port.id);
         }
     }
-    targets.len()
 }
 
 /// Prefetches what deciding about a burst will read of a large forwarding table, once for each run

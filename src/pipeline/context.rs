@@ -119,8 +119,8 @@ impl<'a> BurstGuard<'a> {
     /// Counts the burst, which is complete, or waits as a whole.
     #[inline(always)]
     pub fn finish(mut self) {
-        let BurstContext { burst, plan, bytes, .. } = &*self.context;
-        self.count(*bytes, plan.copies(burst.frames().len()), 0);
+        let BurstContext { plan, bytes, .. } = &*self.context;
+        self.count(*bytes, plan.copies(), 0);
         self.context.plan.clear();
         std::mem::forget(self);
     }
@@ -183,7 +183,6 @@ mod tests {
 
     use super::*;
     use crate::frame::VnetHdr;
-    use crate::switch::Flood;
 
     /// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
     /// two ports, the others go to port 0.
@@ -191,11 +190,10 @@ mod tests {
         for _ in 0..4 {
             assert!(context.burst.push_small(VnetHdr::plain(0), &[0; 60]));
         }
-        context.plan.fan(Flood::Group).targets_mut().extend([0, 1]);
         for frame in 0..classified as u8 {
             match frame {
                 0 => context.plan.drop(frame, DropReason::BadSource),
-                1 => context.plan.fan(Flood::Group).push(1),
+                1 => context.plan.fan(0, |targets| targets.extend([0, 1])).push(1),
                 _ => context.plan.unicast(frame, 0, 0),
             }
         }
@@ -243,6 +241,6 @@ mod tests {
             assert_eq!((from.copies.get(), from.drops.total()), (4 * round, round));
             BurstGuard::new(&mut context, &from).nothing();
         }
-        assert_eq!((context.plan.frames(), context.plan.drops().count()), (0, 0));
+        assert_eq!((context.plan.copies(), context.plan.drops().count()), (0, 0));
     }
 }

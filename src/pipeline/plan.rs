@@ -5,7 +5,7 @@ mod fan;
 
 use crate::limits::BURST_FRAMES;
 use crate::stats::DropReason;
-use crate::switch::{Flood, PortId};
+use crate::switch::PortId;
 
 pub use fan::Fan;
 
@@ -67,10 +67,11 @@ impl Run {
 
     /// Records that all frames but `kept`, some of those left, are settled.
     pub fn settle_all_but(&mut self, kept: &[u8]) {
-        let len = usize::from(self.len);
-        let done = len - kept.len();
-        self.frames[done..len].copy_from_slice(kept);
-        self.done = done as u8;
+        let before = *self;
+        let settled = before.left().iter().filter(|frame| !kept.contains(frame));
+        let places = self.frames[usize::from(self.done)..].iter_mut();
+        places.zip(settled.chain(kept)).for_each(|(place, frame)| *place = *frame);
+        self.done = self.len - kept.len() as u8;
     }
 
     /// Records that the next `count` frames are settled.
@@ -107,11 +108,10 @@ pub struct Plan {
     last_key: u32,
     /// The frames from the first number up to the second one go there too: see [`Plan::close`].
     open: (u8, u8),
-    /// Floods by [`Flood`], the second one of a table of ports that does not treat them alike.
-    fans: [Fan; 2],
-    /// These are in use.
-    fanned: bool,
-    /// Copies of flooded frames that are settled.
+    /// Frames that go to several ports; so many of these are in use, the first ones.
+    fans: Vec<Fan>,
+    fanned: usize,
+    /// Copies of their frames that are settled.
     flooded: usize,
     /// Room for the run of a port that is being flooded.
     flood_run: Run,
@@ -128,8 +128,8 @@ impl Default for Plan {
             last: 0,
             last_key: Plan::NOWHERE,
             open: (0, 0),
-            fans: Default::default(),
-            fanned: false,
+            fans: Vec::new(),
+            fanned: 0,
             flooded: 0,
             flood_run: Run::EMPTY,
             drops: [(0, DropReason::Panicked); BURST_FRAMES],
@@ -148,11 +148,7 @@ impl Plan {
         self.count = 0;
         self.last_key = Plan::NOWHERE;
         self.open = (0, 0);
-        if std::mem::take(&mut self.fanned) {
-            self.fans.iter_mut().for_each(Fan::clear);
-            self.flooded = 0;
-        }
-        self.dropped = 0;
+        (self.fanned, self.flooded, self.dropped) = (0, 0, 0);
     }
 
     /// Appends frame `index` to the run of a destination, once [`Plan::close`] is called. Bursts
@@ -214,70 +210,73 @@ impl Plan {
         self.drops[..self.dropped].iter().copied()
     }
 
-    /// The frames that are flooded for this reason.
-    #[inline]
-    pub fn fan(&mut self, flood: Flood) -> &mut Fan {
-        self.fanned = true;
-        &mut self.fans[flood as usize]
+    /// The list of frames that go to the ports of `key`, which `find` finds if it is new.
+    pub fn fan(&mut self, key: u32, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
+        let known = self.fans().iter().position(|fan| fan.key == key);
+        let at = known.unwrap_or_else(|| {
+            if self.fanned == self.fans.len() {
+                self.fans.push(Fan::default());
+            }
+            self.fans[self.fanned].restart(key, find);
+            self.fanned += 1;
+            self.fanned - 1
+        });
+        &mut self.fans[at]
     }
 
-    /// True if frames may be flooded.
+    fn fans(&self) -> &[Fan] {
+        &self.fans[..self.fanned]
+    }
+
+    /// True if frames may go to several ports.
     #[inline(always)]
     pub fn is_fanned(&self) -> bool {
-        self.fanned
+        self.fanned > 0
     }
 
-    /// Frames that are flooded.
-    pub fn floods(&self) -> usize {
-        self.fans.iter().map(|fan| fan.frames().len()).sum()
-    }
-
-    /// Copies that `frames` classified frames ask for.
+    /// Copies that the classified frames ask for.
     #[inline(always)]
-    pub fn copies(&self, frames: usize) -> usize {
-        let somewhere = frames - self.dropped;
-        if self.fanned { somewhere + self.flood_copies() - self.floods() } else { somewhere }
+    pub fn copies(&self) -> usize {
+        let runs: usize = self.runs[..self.count].iter().map(|run| usize::from(run.len)).sum();
+        if self.is_fanned() { runs + self.flood_copies() } else { runs }
     }
 
     fn flood_copies(&self) -> usize {
-        self.fans.iter().map(|fan| fan.frames().len() * fan.targets().len()).sum()
+        self.fans().iter().map(|fan| fan.frames().len() * fan.targets().len()).sum()
     }
 
     /// The fans with frames, room for the run of a port, and the number of copies settled.
     pub fn floods_left(&mut self) -> (impl Iterator<Item = &Fan>, &mut Run, &mut usize) {
-        let Plan { fans, flood_run, flooded, .. } = self;
-        (fans.iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
+        let Plan { fans, fanned, flood_run, flooded, .. } = self;
+        (fans[..*fanned].iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
     }
 
     /// True if frames go to one destination only, floods of a kind being one.
     #[inline(always)]
     pub fn goes_one_way(&self) -> bool {
-        self.count < 2 && (!self.fanned || self.count + self.fans_in_use() < 2)
+        self.count < 2 && (!self.is_fanned() || self.count + self.fans_in_use() < 2)
     }
 
     fn fans_in_use(&self) -> usize {
-        self.fans.iter().filter(|fan| !fan.frames().is_empty()).count()
+        self.fans().iter().filter(|fan| !fan.frames().is_empty()).count()
     }
 
-    /// Frames that go somewhere and are not settled.
-    pub fn frames(&self) -> usize {
-        let runs = &self.runs[..self.count];
-        runs.iter().map(|run| run.left().len()).sum::<usize>() + self.floods()
-    }
-
-    /// The frames to be delivered, as bits of their indices.
-    pub fn frame_bits(&self) -> u64 {
-        let fans = self.fans.iter().map(Fan::frames);
-        let lists = self.runs[..self.count].iter().map(Run::left).chain(fans);
-        lists.flatten().fold(0, |bits, &at| bits | 1 << at)
+    /// The frames of which copies are not settled, as bits of their indices.
+    pub fn unsettled(&self) -> u64 {
+        let flooded = self.flooded == self.flood_copies();
+        let fans = self.fans().iter().filter(|_| !flooded).map(Fan::frames);
+        bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
     }
 
     /// The frames of which nothing is left to be counted, and the copies that ports have counted;
     /// for a burst that ended in the middle.
     pub fn settled(&self) -> (usize, usize) {
-        let done: usize = self.runs[..self.count].iter().map(|run| usize::from(run.done)).sum();
-        let floods = if self.flooded == self.flood_copies() { self.floods() } else { 0 };
-        (self.dropped + done + floods, done + self.flooded)
+        let runs = &self.runs[..self.count];
+        let fans = self.fans().iter().map(Fan::frames);
+        let planned = bits(runs.iter().map(|run| &run.frames[..usize::from(run.len)]).chain(fans));
+        let settled = (planned & !self.unsettled()).count_ones() as usize;
+        let done: usize = runs.iter().map(|run| usize::from(run.done)).sum();
+        (self.dropped + settled, done + self.flooded)
     }
 
     /// The runs, in order of their first frame.
@@ -296,8 +295,13 @@ impl Plan {
     /// Takes the frames from index `end` on out, which all go somewhere.
     pub fn truncate(&mut self, end: u8) {
         self.runs().iter_mut().for_each(|run| run.truncate(end));
-        self.fans.iter_mut().for_each(|fan| fan.truncate(end));
+        self.fans[..self.fanned].iter_mut().for_each(|fan| fan.truncate(end));
     }
+}
+
+/// Bits of all indices in `lists`.
+fn bits<'f>(lists: impl Iterator<Item = &'f [u8]>) -> u64 {
+    lists.flatten().fold(0, |bits, &at| bits | 1 << at)
 }
 
 #[cfg(test)]
@@ -311,7 +315,7 @@ mod tests {
             plan.clear();
             for i in 0..BURST_FRAMES as u8 {
                 if i % 5 == 4 {
-                    plan.fan(Flood::Group).push(i)
+                    plan.fan(0, |targets| targets.push(7)).push(i)
                 } else {
                     plan.unicast(i, u16::from(i % 3), i % 2)
                 }
@@ -320,7 +324,7 @@ mod tests {
             assert_eq!(plan.runs().len(), 6, "round {round}");
             let runs = plan.runs().to_vec();
             let total: usize = runs.iter().map(|r| r.left().len()).sum();
-            assert_eq!(total + plan.floods(), BURST_FRAMES);
+            assert_eq!((total + BURST_FRAMES / 5, plan.copies()), (BURST_FRAMES, BURST_FRAMES));
             for run in runs {
                 assert!(run.left().is_sorted());
                 let here = |&i: &u8| u16::from(i % 3) == run.port && i % 2 == run.queue;
@@ -338,5 +342,23 @@ mod tests {
         assert_eq!(plan.runs()[0].left(), [3]);
         plan.runs()[0].advance(9);
         assert!(plan.runs()[0].left().is_empty());
+    }
+
+    #[test]
+    fn a_frame_may_be_in_several_lists() {
+        let mut plan = Plan::default();
+        (0..4).for_each(|i| plan.unicast(i, 0, 0));
+        plan.close();
+        for key in [1, 2] {
+            plan.fan(key, |targets| targets.extend([1, 2])).push(3);
+        }
+        plan.fan(1, |_| unreachable!("the ports are known")).push(2);
+        assert_eq!((plan.copies(), plan.unsettled(), plan.settled()), (10, 0b1111, (0, 0)));
+        plan.runs()[0].settle_all_but(&[1, 2, 3]);
+        assert_eq!((plan.unsettled(), plan.settled()), (0b1110, (1, 1)));
+        plan.runs()[0].advance(3);
+        assert_eq!((plan.unsettled(), plan.settled()), (0b1100, (2, 4)));
+        *plan.floods_left().2 += 6;
+        assert_eq!((plan.unsettled(), plan.settled()), (0, (4, 10)));
     }
 }

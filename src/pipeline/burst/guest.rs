@@ -167,7 +167,7 @@ impl TransmitRing<'_> {
     #[cold]
     fn stage(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
         on.stalls.begin_part();
-        context.burst.stage(context.plan.frame_bits());
+        context.burst.stage(context.plan.unsettled());
         if let Some(stall) = on.stalls.end_part(self.port, self.state.vring.session) {
             self.state.memory.charge(stall.cycles, clock::cycles());
         }

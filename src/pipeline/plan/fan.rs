@@ -6,24 +6,26 @@ use crate::switch::PortId;
 /// Frames of one burst that go to the same ports, a copy to each.
 #[derive(Debug)]
 pub struct Fan {
+    /// What ports these are, as a number.
+    pub(super) key: u32,
     frames: [u8; BURST_FRAMES],
     count: usize,
-    /// Found when the first frame comes.
     targets: Vec<PortId>,
 }
 
 impl Default for Fan {
     fn default() -> Fan {
-        Fan { frames: [0; BURST_FRAMES], count: 0, targets: Vec::with_capacity(MAX_PORTS) }
+        let targets = Vec::with_capacity(MAX_PORTS);
+        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, targets }
     }
 }
 
 impl Fan {
-    /// Empties the fan.
-    #[inline(always)]
-    pub fn clear(&mut self) {
-        self.count = 0;
+    /// Empties the fan, and has `find` find the ports of `key`.
+    pub(super) fn restart(&mut self, key: u32, find: impl FnOnce(&mut Vec<PortId>)) {
+        (self.key, self.count) = (key, 0);
         self.targets.clear();
+        find(&mut self.targets);
     }
 
     /// Appends a frame.
@@ -42,11 +44,6 @@ impl Fan {
     /// The ports they go to.
     pub fn targets(&self) -> &[PortId] {
         &self.targets
-    }
-
-    /// The same, to be found.
-    pub fn targets_mut(&mut self) -> &mut Vec<PortId> {
-        &mut self.targets
     }
 
     /// Takes the frames from index `end` on out.
