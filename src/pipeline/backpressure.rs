@@ -117,7 +117,7 @@ impl<'a> Backpressure<'a> {
 
     /// Another thread holds the ring of the receiver, and may have been stopped in the middle of
     /// it, by the scheduler or by a page of a hostile guest that is not there. When that has lasted
-    /// as long as frames wait at most, no worker waits for this ring before its lock was free again.
+    /// as long as frames wait at most, no worker waits for this ring before its lock is free again.
     #[cold]
     fn look_again_or_stall(&mut self, receiver: &Queue<Rx>) -> Result<(), Next> {
         let Some((state, _)) = &mut self.ring else { return Ok(()) };
