@@ -128,24 +128,6 @@ pub fn proxmox(wanted: &Wanted) -> Told {
     Told { arguments, text, notes }
 }
 
-/// A module beside `virtualisation/qemu-vm.nix`.
-pub fn nixos(wanted: &Wanted) -> Told {
-    let arguments = with_memory(wanted, ["-machine", "memory-backend=mem"], &[]);
-    let options = arguments.chunks(2).map(|pair| {
-        // The module puts them into a shell's line as they are.
-        let line = format!("{} {}", pair[0], quoted(&pair[1]));
-        let line = line.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "\\${");
-        format!("    \"{line}\"\n")
-    });
-    let options: String = options.collect();
-    let text = format!(
-        "{{\n  virtualisation.memorySize = {};\n  virtualisation.qemu.options = [\n{options}  \
-         ];\n}}\n",
-        wanted.mem.mib()
-    );
-    Told { arguments, text, notes: notes(wanted) }
-}
-
 /// Its `num_queues` counts rings, not pairs.
 pub fn cloud_hypervisor(wanted: &Wanted) -> Told {
     let port = &wanted.port;
@@ -315,8 +297,6 @@ mod tests {
         let text = proxmox(&wanted).text;
         assert!(text.starts_with("qm set VMID --memory 1024 --numa 0 --args '-object "), "{text}");
         assert!(text.contains("prealloc=on -numa node,memdev=mem ") && text.ends_with("on'\n"));
-        let text = nixos(&wanted).text;
-        assert!(text.contains("    \"-machine memory-backend=mem\"\n"), "{text}");
         let text = cloud_hypervisor(&wanted).text;
         assert!(text.contains("num_queues=4") && text.contains("--cpus boot=2"), "{text}");
         wanted.free_huge_mib = 1024;

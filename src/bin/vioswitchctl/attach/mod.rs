@@ -62,9 +62,6 @@ struct Form {
     /// Proxmox VE's qm
     #[arg(long)]
     proxmox: bool,
-    /// A NixOS module for its QEMU machines
-    #[arg(long)]
-    nixos: bool,
     /// DPDK's virtio-user
     #[arg(long)]
     dpdk: bool,
@@ -251,9 +248,9 @@ impl Attach {
             }
             port.queues = queues;
         }
-        let Form { qemu, libvirt, cloud_hypervisor, proxmox, nixos, dpdk: _ } = self.form;
+        let Form { qemu, libvirt, cloud_hypervisor, proxmox, dpdk: _ } = self.form;
         let mut notes = Vec::new();
-        let is_qemu = qemu || proxmox || nixos;
+        let is_qemu = qemu || proxmox;
         let version = match (self.qemu_version, is_qemu) {
             (Some(version), _) => version,
             (None, false) => Version { major: 0, minor: 0 },
@@ -274,7 +271,6 @@ impl Attach {
             () if libvirt => ("libvirt", forms::libvirt(&wanted)),
             () if cloud_hypervisor => ("cloud-hypervisor", forms::cloud_hypervisor(&wanted)),
             () if proxmox => ("proxmox", forms::proxmox(&wanted)),
-            () if nixos => ("nixos", forms::nixos(&wanted)),
             () => ("dpdk", forms::dpdk(&wanted)),
         };
         notes.append(&mut told.notes);
