@@ -85,11 +85,7 @@ pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> 
         Some(name) => vec![ask(client, "GetPort", json!({"name": name}))?["port"].clone()],
         None => items(&list(client, "ListPorts", "ports", json!({}))?, "ports").to_vec(),
     };
-    let reasons = match ask(client, "GetDropReasons", json!({})) {
-        // A switch of an earlier version knows their names alone.
-        Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => Value::Null,
-        answer => answer?,
-    };
+    let reasons = ask(client, "GetDropReasons", json!({}))?;
     let (mut told, mut senders) = (Vec::new(), Vec::new());
     for port in &ports {
         senders.extend(dropped_from(port));
@@ -117,12 +113,9 @@ fn dropped_from(port: &Value) -> impl Iterator<Item = Value> {
     })
 }
 
-/// What the switch finds wrong itself; none of one of an earlier version.
+/// What the switch finds wrong itself.
 pub fn findings(client: &mut Client) -> Result<Vec<Value>, Failure> {
-    match list(client, "GetFindings", "findings", json!({})) {
-        Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => Ok(Vec::new()),
-        answer => Ok(items(&answer?, "findings").to_vec()),
-    }
+    Ok(items(&list(client, "GetFindings", "findings", json!({}))?, "findings").to_vec())
 }
 
 /// `metrics`: the text for Prometheus, all parts of it.

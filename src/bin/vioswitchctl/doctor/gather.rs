@@ -47,8 +47,7 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
                 .collect()
         }
     };
-    let config = older(list(client, "GetConfig", "entries", json!({})), facts)?;
-    let config = config.unwrap_or_default();
+    let config = list(client, "GetConfig", "entries", json!({}))?;
     for name in names {
         let details = match ask(client, "GetPortDetails", json!({"name": name})) {
             Ok(details) => details,
@@ -60,8 +59,8 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
         let keys = entry.map(keys).unwrap_or_default();
         facts.ports.push(Port { details, keys, ..Port::default() });
     }
-    let found = older(list(client, "GetFindings", "findings", json!({})), facts)?;
-    let found = found.iter().flat_map(|found| items(found, "findings")).map(Finding::told);
+    let found = list(client, "GetFindings", "findings", json!({}))?;
+    let found = items(&found, "findings").iter().map(Finding::told);
     let of_all = |one: &Finding| one.port.is_none() && one.with.is_empty();
     let about = |one: &Finding| of_all(one) || only.is_none_or(|name| one.is_about(name));
     facts.findings = found.filter(about).collect();
@@ -73,20 +72,6 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
         Err(_) => None,
     };
     Ok(())
-}
-
-/// A switch of an older version may not know a method.
-fn older(answer: Result<Value, Failure>, facts: &mut Facts) -> Result<Option<Value>, Failure> {
-    match answer {
-        Err(failure) if failure.is("org.varlink.service", "MethodNotFound") => {
-            let told = "what the switch knows itself: it is of another version".to_owned();
-            if !facts.skipped.contains(&told) {
-                facts.skipped.push(told);
-            }
-            Ok(None)
-        }
-        answer => answer.map(Some),
-    }
 }
 
 fn keys(entry: &Value) -> BTreeMap<String, String> {
