@@ -21,6 +21,8 @@ const MESSAGE_BYTES: usize = 64 << 10;
 const PLACES: usize = 32;
 const FOR_ROOT: usize = 4;
 const FOR_ADMINS: usize = 4;
+/// Lines of the log that there may be at once.
+const LOG_BURST: usize = 4;
 
 /// A call of exactly so many bytes.
 fn call_of(bytes: usize) -> Vec<u8> {
@@ -28,6 +30,7 @@ fn call_of(bytes: usize) -> Vec<u8> {
     [" ".repeat(bytes - call.len()).as_bytes(), call.as_bytes(), b"\0"].concat()
 }
 
+/// Half messages, long ones, and what is no call: the connection is closed and counted.
 #[test]
 fn messages_are_bounded_in_size_and_time() {
     let lab = Lab::new(2, &["--workers=2"]);
@@ -70,6 +73,25 @@ fn messages_are_bounded_in_size_and_time() {
     assert_eq!(lab.d.settled_usage(), before);
     bystanders.finish();
     drop(watcher);
+    lab.d.stop();
+}
+
+/// Whatever clients do, the switch writes a line a second about them, and a few more at first.
+#[test]
+fn log_lines_about_clients_are_few() {
+    let lab = Lab::new(1, &[]);
+    let start = Instant::now();
+    let count = rounds(200, 1_000, 10_000);
+    for _ in 0..count {
+        let mut client = lab.client();
+        client.send(b"hello\0");
+        assert!(client.closes());
+    }
+    let allowed = LOG_BURST + start.elapsed().as_secs() as usize + 1;
+    assert_eq!(lab.client().count("malformed"), count);
+    let log = lab.d.log();
+    let lines = log.lines().filter(|line| line.contains("control: ")).count();
+    assert!((LOG_BURST..=allowed).contains(&lines), "{lines} lines, {allowed} allowed: {log}");
     lab.d.stop();
 }
 
@@ -189,6 +211,7 @@ fn the_daemons_user_reloads_beside_idle_clients() {
     daemon.stop(libc::SIGTERM, &["f1", "control"]);
 }
 
+/// 1,000 of them.
 #[test]
 fn connections_after_each_other_leave_nothing() {
     let lab = Lab::new(2, &["--workers=2"]);
