@@ -57,6 +57,7 @@ mod tests {
         looks.take_while(|left| *left).count() as u64
     }
 
+    /// It holds for a second of bursts.
     #[test]
     fn captures_have_their_share_of_the_time_together() {
         let nanos = CAPTURE_STEP_NANOS + 512 * CAPTURE_INSTRUCTION_NANOS;

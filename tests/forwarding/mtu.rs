@@ -248,6 +248,7 @@ fn mtu_of(ifname: &str) -> String {
     words.nth(1).expect("mtu N").to_owned()
 }
 
+/// Also when the interface gets another name.
 #[test]
 fn an_interfaces_mtu_is_followed() {
     in_namespace(|| {

@@ -1,5 +1,6 @@
 //! Guests with several queue pairs: flows spread over the receive queues, keep their order, and
 //! come back on the queue they were last sent on; pairs are enabled and disabled under traffic.
+//! With 1, 2, 4 and 8 pairs.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! Software checksums and segmentation against an independent implementation: random packets, cut
-//! by [`Segmenter`], have to be byte by byte what the packet crate `etherparse` builds when it is
-//! told each segment's fields.
+//! Software checksums and segmentation against an independent implementation: random packets with
+//! tags, IP options and extension headers, cut by [`Segmenter`], are byte by byte what the packet
+//! crate `etherparse` builds from each segment's fields.
 //!
 //! Lengths, checksums and the layout of all headers are etherparse's. What a segment's fields have
 //! to be (identification, sequence number, flags) and the sum of the pseudo-header, which has a

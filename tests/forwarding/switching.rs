@@ -47,6 +47,7 @@ fn both_ways(net: &mut Net, frames: u32, sizes: Sizes) {
     net.run(&[job(0), job(1)]);
 }
 
+/// Frames of every size from 14 to 65,535 bytes.
 #[test]
 fn every_size() {
     each_worker_count(&["", ""], |d| {
@@ -140,6 +141,7 @@ fn split_everywhere(features: u64, indirect: bool) {
     });
 }
 
+/// Header and frame are split anywhere, over chains of 1 to 64 descriptors.
 #[test]
 fn split_direct() {
     split_everywhere(MODERN, false);
@@ -229,6 +231,7 @@ fn mesh_test(guests: usize, pairs: usize, frames: u32) {
     });
 }
 
+/// Guests that negotiated differently.
 #[test]
 fn two_guests() {
     mesh_test(2, 1, 5000);
@@ -260,7 +263,7 @@ fn eight_guests_of_four_pairs() {
 }
 
 /// A port of four pairs serves a guest that brings up one, and a ring may be as small as 2 or as
-/// large as 32768.
+/// large as 32768. Frames pass the wrap of the index.
 #[test]
 fn ring_sizes() {
     for size in [2u16, 8, 256, 32768] {

@@ -106,6 +106,7 @@ fn introduce(vms: &mut [&mut Vm], host: &Host) {
     }
 }
 
+/// Frames of every length, between guests, the host and the TAP.
 #[test]
 fn frames_pass_both_ways_unchanged() {
     in_namespace(|| {

@@ -197,6 +197,7 @@ fn attached(name: &str, qemu: Result<Qemu, String>) {
     progress(&format!("QEMU {version} starts with what is printed for it, and its guest answers"));
 }
 
+/// A guest boots with it and answers.
 #[test]
 #[ignore = "full"]
 fn attach_starts_qemu_7() {
@@ -291,6 +292,8 @@ fn ran(name: &str, qemu: Result<Qemu, String>) {
     progress(&format!("QEMU {} runs on ports of its own", qemu.version()));
 }
 
+/// A guest boots on a port that comes and goes with it; signals stop it, let it go on and end it;
+/// the exit status is QEMU's; a port that was there before stays.
 #[test]
 fn run_starts_qemu_7() {
     ran("run-7", Qemu::system());

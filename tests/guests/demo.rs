@@ -1,4 +1,5 @@
-//! `scripts/demo --keep`: two guests to play with, a console each, and a clean end.
+//! `scripts/demo --keep`: two guests to play with, a console each, and a clean end. Nothing is left
+//! after SIGINT and SIGTERM.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,4 +1,7 @@
-//! Tests with real guests (`qemu`, `qemu_*`) and real DPDK (`dpdk`), and what they share:
+//! Real Linux guests, each test for QEMU 7.2 with Linux 6.1 and for QEMU 10.0 with Linux 6.12, and
+//! real DPDK. The daemon is the real binary in a network namespace of the test's own.
+//!
+//! Needs root and what `scripts/guest-image --qemu10` builds. What the tests share:
 //!
 //! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
 //! * [`attach`]: front-ends as `vioswitchctl` starts them, or says how.

@@ -1,12 +1,12 @@
-//! Real Linux guests under two generations of QEMU talk through the switch.
+//! Real Linux guests under two generations of QEMU talk through the switch, and go on after what
+//! may happen to a guest, to its QEMU and to the daemon. Ping and iperf3 between guests and to the
+//! host; the cable is pulled, an interface set down and up, the number of queue pairs changed; a
+//! guest is paused, saved and restored, its memory grows and shrinks, it loses its driver and its
+//! card and reboots (`qemu_machine`). QEMU is killed and started again under load: a bystander
+//! loses at most one ping in a hundred. The daemon is killed (`qemu_restart`), and leaves in good
+//! order. With QEMU 10.0 the switch is also the client.
 //!
-//! For QEMU 7.2 (Debian 12's) and 10.0 (its backports), each on one pair of guests: ping between
-//! guests and to the host behind the TAP over IPv4 and IPv6, iperf3, the cable pulled, queue pairs
-//! changed, all that may happen to a machine (`qemu_machine`), QEMU killed and started again, the
-//! daemon killed and started again (`qemu_restart`). The daemon is the real binary in a network
-//! namespace of the test's own.
-//!
-//! Needs root and what `scripts/guest-image --qemu10` builds.
+//! Each QEMU has one pair of guests, with IPv4 and IPv6, and the host behind a TAP.
 //! `VIOSWITCH_LONG=1` kills QEMU 50 times and the daemon 200 times instead of 3 times each.
 
 use std::process::{Child, Stdio};

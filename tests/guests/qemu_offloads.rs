@@ -1,14 +1,17 @@
-//! Checksum and segmentation offload between real Linux guests, and between them and the host.
+//! Checksum and segmentation offload between real Linux guests, and between them and the host: with
+//! all offloads TCP crosses in packets over 10,000 bytes on average on each queue pair, UDP of
+//! 65,000 bytes in fragments, and no second is without progress. Files arrive whole while both
+//! guests switch their offloads, without a stall of 5 s. Behind a bridge and a wire without
+//! offloads every checksum is right and no frame exceeds the MTU. A guest with all of them reaches
+//! guests with fewer, both ways, in a VLAN of their own too; what the switch cuts and checksums is
+//! counted at the port that needs it and at no other.
 //!
-//! Two groups, each for QEMU 7.2 and 10.0. In the first all guests have all offloads: large packets
-//! must really pass, and a file must arrive whole while the guests switch their offloads on and
-//! off. In the second one guest has all of them and the others lack some, by QEMU's doing or by
-//! the daemon's: there the switch itself has to finish checksums and cut packets.
+//! Two groups: in the first all guests have all offloads, in the second one guest has all of them
+//! and the others lack some, by QEMU's options or by the daemon's.
 //!
 //! Every device has `ctrl_guest_offloads=off`: a guest that gives up an offload through the control
 //! queue tells QEMU, and QEMU does not tell a vhost-user back-end.
 //!
-//! Needs root and what `scripts/guest-image --qemu10` builds.
 //! `VIOSWITCH_LONG=1` transfers for two minutes instead of 12 seconds.
 
 use std::process::{Child, Command, Stdio};

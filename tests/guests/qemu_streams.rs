@@ -1,7 +1,8 @@
 //! Streams with what they are for: a guest of QEMU's `-netdev stream`, without shared memory, and
-//! passt, which has the host's network, DHCP and DNS for a guest.
+//! passt, which has the host's network, DHCP and DNS for a guest, gives it an address and is
+//! started again.
 //!
-//! Needs root, passt and what `scripts/guest-image --qemu10` builds.
+//! Needs passt.
 
 use std::process::Stdio;
 use std::time::Duration;

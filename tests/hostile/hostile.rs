@@ -242,7 +242,7 @@ fn a_full_receiver_holds_up_nobody() {
 }
 
 /// P1: the front-end shrinks its memory file after it was mapped. Touching the lost pages raises
-/// SIGBUS, which must end at that port.
+/// SIGBUS, which must end at that port. 60 times; 1,000 times with `VIOSWITCH_LONG=1`.
 #[test]
 fn memory_is_truncated() {
     let d = Daemon::with(3, &["--workers", "2"]);

@@ -1,5 +1,6 @@
 //! System calls that fail: no descriptor, no memory, no thread, at each place where one is asked
 //! for. A tracer (strace) makes the n-th call of a kind fail, n from 1 until there is no n-th.
+//! There are some 330 such places: EMFILE, ENOMEM, no thread.
 //!
 //! At the start the process says what is missing and ends; it neither hangs nor dies of it. In a
 //! port's conversation that port is refused, visibly, and nothing else; the next front-end is

@@ -1,6 +1,6 @@
 //! Faults from outside and from within: a kernel that refuses, front-ends that are killed or
-//! stopped, a log that nobody reads, a worker that panics. Whoever is not concerned loses nothing,
-//! and what failed serves again.
+//! stopped, a log that is never read, a worker that panics. Other ports lose nothing, and what
+//! failed serves again.
 
 mod clock;
 mod front_ends;

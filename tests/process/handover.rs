@@ -213,7 +213,8 @@ fn the_socket_of_a_port_that_was_added_is_found_by_it() {
 }
 
 /// Between two processes, after an orderly end and after a crash, connecting never fails, and who
-/// connected is served by the next process. The file stays the same one.
+/// connected is served by the next process. The file stays the same one. 20 times; sockets keep
+/// their permissions.
 #[test]
 fn front_ends_that_connect_between_two_processes_are_served() {
     let mut service = Service::new();

@@ -1,5 +1,5 @@
-//! The daemon as a process: how it is told what to do, what it says, how it starts and ends, and
-//! how the next one takes over.
+//! The daemon as a process: its configuration, its output, how it starts and ends, and how the next
+//! one takes over.
 
 mod cli;
 #[cfg(feature = "ctl")]

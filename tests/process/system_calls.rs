@@ -82,6 +82,7 @@ fn call_in(line: &str) -> Option<(String, String)> {
     is_name.then(|| (kind, name.to_owned()))
 }
 
+/// None of a worker's is an ioctl.
 #[test]
 fn each_kind_of_thread_makes_the_calls_of_its_table() {
     if cfg!(not(target_arch = "x86_64")) {

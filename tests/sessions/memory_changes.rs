@@ -113,7 +113,7 @@ fn give_all(vm: &mut Vm) {
 
 /// A region is taken away and given again in another shape, with frames on their way in both
 /// directions: what its guest sends meanwhile goes out afterwards, and what is sent to it is a
-/// counted drop.
+/// counted drop. It comes back whole or in two, by slots or by table.
 #[test]
 fn rings_go_on_when_their_memory_is_back() {
     for (mem_slots, workers) in [(true, "1"), (true, "2"), (false, "1")] {

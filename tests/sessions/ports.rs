@@ -171,6 +171,7 @@ fn live(lab: &mut Lab, peer: &mut Vm, n: u32) -> PortId {
     id
 }
 
+/// Beside a pair that loses nothing.
 #[test]
 fn ports_come_and_go_and_leave_nothing() {
     alone("ports::ports_come_and_go_and_leave_nothing", DESCRIPTORS, || {
@@ -293,6 +294,8 @@ fn leave_while_migrating(lab: &mut Lab, peer: &mut Vm, steps: usize, then: fn(&m
     while peer.rx[0].recv(64, |_, _| {}) > 0 {}
 }
 
+/// A port that goes at any step of a migration takes its dirty log along, and its guest's memory
+/// stands still.
 #[test]
 fn a_port_goes_in_the_middle_of_a_migration() {
     alone("ports::a_port_goes_in_the_middle_of_a_migration", DESCRIPTORS, || {

@@ -100,7 +100,8 @@ fn the_next_front_end_is_taken_at_once() {
     d.stop();
 }
 
-/// `mode=client`: the daemon connects, and connects again when the front-end comes back.
+/// `mode=client`: the daemon connects, and connects again when the front-end comes back. It waits
+/// longer and longer between tries and does not spin.
 #[test]
 fn client_mode_reconnects() {
     let dir = Dir::new();
@@ -303,7 +304,8 @@ fn disabling_a_receiver() {
     d.stop();
 }
 
-/// A second SET_VRING_KICK on a live ring: the new one is heard, the old one is let go.
+/// A second SET_VRING_KICK on a live ring: the new one is heard, the old one is let go. A thousand
+/// times.
 #[test]
 fn kick_is_swapped_on_a_live_ring() {
     let d = Daemon::with(2, &[]);
@@ -328,7 +330,8 @@ fn kick_is_swapped_on_a_live_ring() {
     d.stop();
 }
 
-/// Likewise a call fd: signals go to the new one, and a wake-up between the two is not lost.
+/// Likewise a call fd: signals go to the new one, and a wake-up between the two is not lost. A
+/// thousand times.
 #[test]
 fn call_is_swapped_on_a_live_ring() {
     let d = Daemon::with(2, &[]);
@@ -366,7 +369,8 @@ fn a_drained_kick_is_harmless() {
 
 /// A front-end whose memory is private fails in no visible way: the rings that the daemon reads
 /// stay empty. Drivers kick their receive queue once it has buffers, so there a kick of an empty
-/// ring tells it; an empty transmit queue is kicked by DPDK whenever it starts a port.
+/// ring tells it; an empty transmit queue is kicked by DPDK whenever it starts a port. The log
+/// names such a port once.
 #[test]
 fn private_memory_is_named_in_the_log() {
     let d = Daemon::with(3, &[]);
@@ -548,7 +552,8 @@ fn a_live_socket_is_not_taken() {
     d.stop();
 }
 
-/// After SIGTERM the sockets are gone and connected front-ends see the end.
+/// After SIGTERM the sockets are gone and connected front-ends see the end. The exit status is 0,
+/// within a second.
 #[test]
 fn stopping_closes_everything() {
     let d = Daemon::with(2, &[]);

@@ -82,6 +82,7 @@ fn bring_up(d: &Daemon, guest: &Guest, slots: bool) -> Frontend {
     fe
 }
 
+/// Memory comes by slots and by table.
 #[test]
 fn the_rust_vmm_front_end_brings_a_guest_up() {
     let d = Daemon::with(2, &[]);

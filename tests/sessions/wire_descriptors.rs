@@ -1,4 +1,5 @@
-//! Descriptors that front-ends send: none stays behind, and running out of them hurts nobody else.
+//! Descriptors that front-ends send: none stays behind, and running out of them ends one connection
+//! at most.
 //!
 //! Counting descriptors and running out of them concern a whole process, so each test starts this
 //! test program once more, for itself alone.

@@ -1,8 +1,8 @@
 //! Guests, front-ends and peers of streams of all kinds come and go on one switch for as long as is
-//! wanted, while two honest pairs talk all the time. All invariants are summed up meanwhile: the
-//! honest pairs' frames arrive in order, once and unchanged, no longer than a second apart; nothing
-//! of theirs is found in anybody's memory; when the others are sent away, every 15 seconds or so,
-//! the daemon holds what it held before, and its books balance to the frame.
+//! wanted, while two honest pairs talk all the time. The honest pairs' frames arrive in order, once
+//! and unchanged, no longer than a second apart; no other guest's memory holds any of their bytes.
+//! Every 15 seconds or so the others are sent away: then the daemon holds what it held before, and
+//! its counters balance to the frame.
 //!
 //! Needs nothing; as root it also has an uplink, in a network namespace of its own. `scripts/soak`
 //! runs it for long.

@@ -1,5 +1,5 @@
 //! Peers of streams that come, do something for a while, and go. Some keep to the rules, others end
-//! their connection by what they do; whoever comes next is served.
+//! their connection by what they do; the next peer is served.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;

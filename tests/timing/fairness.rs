@@ -238,7 +238,8 @@ fn least_part_dropped(ports: u8, streams: &[(u8, u8)]) -> f64 {
 }
 
 /// Five senders, one receiver that takes a fifth of what they could send: the rest stays in their
-/// rings. A switch that takes and drops it pays for it, and so do the senders.
+/// rings. A switch that takes and drops it pays for it, and so do the senders. At most 5 % are
+/// dropped; 92 % if frames do not wait.
 #[test]
 #[ignore = "full"]
 fn frames_wait_for_a_receiver_that_keeps_taking() {
@@ -248,7 +249,7 @@ fn frames_wait_for_a_receiver_that_keeps_taking() {
 }
 
 /// Four guests that send to each other: behind frames for a full receiver are frames for others,
-/// which wait as long as it keeps taking.
+/// which wait as long as it keeps taking. At most 5 % are dropped; 68 % if frames do not wait.
 #[test]
 #[ignore = "full"]
 fn frames_for_others_wait_for_a_receiver_that_keeps_taking() {

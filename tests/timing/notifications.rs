@@ -182,6 +182,7 @@ fn at_every_moment(features: u64) {
     d.stop();
 }
 
+/// A frame is shown at every moment of the way on which the daemon goes to sleep (the second look).
 #[test]
 fn at_every_moment_with_event_idx() {
     at_every_moment(MODERN);
@@ -221,6 +222,8 @@ fn asleep_at_every_moment(features: u64) {
     d.stop();
 }
 
+/// The receiver goes to sleep at every moment of a frame's way (the index before the look at what
+/// the driver wants).
 #[test]
 fn asleep_at_every_moment_with_event_idx() {
     asleep_at_every_moment(MODERN);
@@ -259,6 +262,7 @@ fn bursts(features: u64) {
     d.stop();
 }
 
+/// Bursts that leap over event indices.
 #[test]
 fn bursts_with_event_idx() {
     bursts(MODERN);
@@ -318,6 +322,8 @@ fn send_stream(a: &mut Vm, frames: u32) {
     a.tx[0].drain(Duration::from_secs(1));
 }
 
+/// A guest that only sends gets its completions, also with a ring of 4; every frame is received or
+/// counted.
 #[test]
 fn one_way_with_event_idx() {
     one_way_stream(MODERN, 256);
@@ -377,6 +383,8 @@ fn told_with_the_answer(features: u64) {
     d.stop();
 }
 
+/// TX interrupt coalescing: a driver that wants to be notified of each frame it sent is, with the
+/// next frame it receives, and within 100 ms if it receives none.
 #[test]
 fn told_with_the_answer_with_event_idx() {
     told_with_the_answer(MODERN);
@@ -387,7 +395,8 @@ fn told_with_the_answer_without_event_idx() {
     told_with_the_answer(NO_EVENT_IDX);
 }
 
-/// An idle daemon makes no wake-up at all: no timer hides a lost one.
+/// An idle daemon makes no wake-up at all: no timer hides a lost one. In two seconds it uses no
+/// CPU.
 #[test]
 fn idle_means_idle() {
     let _alone = alone();

@@ -1,5 +1,6 @@
 //! Senders of each ability to receivers of each ability: every frame arrives as its receiver can
-//! take it, to the byte, and the counters tell what it took.
+//! take it, to the byte, and the counters show what it took. Receivers are mergeable and not;
+//! packets are IPv4 and IPv6, TCP and UDP, with tags and options.
 
 use std::collections::VecDeque;
 

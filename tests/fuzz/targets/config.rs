@@ -1,8 +1,6 @@
-//! The command line and the file.
-//!
-//! Any arguments and any file: an answer comes, and it is a checked configuration, a text, or
-//! complaints of one printable line each, of bounded length. Entries written both ways: the
-//! command line and the file mean the same.
+//! Any arguments and any file end in a checked configuration, a text, or complaints of one
+//! printable line each, of bounded length; entries written both ways mean the same on the command
+//! line and in the file.
 
 use std::collections::HashSet;
 use std::ffi::OsString;

@@ -1,9 +1,7 @@
-//! Frames as bytes: what a header asks for, segments, checksums, flow hashes.
-//!
-//! Two kinds of input. *Any* bytes as header and frame: nothing panics, an answer does not depend
-//! on how many of a frame's first bytes were at hand, and what is accepted lies inside the frame.
-//! *Sound* packets: they are accepted, their segments hold the payload, whole and in order, and
-//! each is a complete packet by arithmetic of its own and by etherparse.
+//! Any bytes as header and frame: nothing panics, an answer does not depend on how many of a
+//! frame's first bytes were at hand, and what is accepted lies inside the frame; segments of sound
+//! packets hold the payload, whole and in order, and each is a complete packet by arithmetic of its
+//! own and by etherparse.
 
 use etherparse::PacketHeaders;
 use vioswitch::frame::ethernet::{self, Addresses};

@@ -1,4 +1,6 @@
-//! Front-ends: one to three conversations with real sessions, whose rings real workers serve.
+//! Any one to three conversations of front-ends with real sessions, whose rings real workers serve:
+//! each session ends, replies come in order, nothing stays behind, and every copy of a frame is
+//! counted.
 //!
 //! A conversation is a sequence of messages, sound ones, changed ones and any bytes, with any
 //! descriptors, in between of which the front-end writes its memory, kicks, shortens its file,

@@ -1,8 +1,6 @@
-//! Frames in a stream of bytes.
-//!
-//! Any bytes in any pieces: the frames are those of the plainest reading of all bytes at once, the
-//! same length ends both, and there is always room for what comes next. Any frames, sent in any
-//! pieces, several together: what went is read again.
+//! Any bytes of a stream in any pieces are the frames of the plainest reading of all bytes at once,
+//! the same length ends both, and there is always room for what comes next; any frames, sent in any
+//! pieces, several together, are read again.
 
 use vioswitch::frame::stream::{BadLength, LENGTH_LEN, Packer, Unpacker};
 use vioswitch::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN};

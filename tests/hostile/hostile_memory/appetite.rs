@@ -1,4 +1,5 @@
-//! P7: those who map all they can get. A victim still maps, and the daemon has what it needs.
+//! P7 and P19: ports that map all they can get; a victim still maps, and the daemon has what it
+//! needs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,7 +128,7 @@ fn p7_a_hundred_ports_map_all_they_can() {
 }
 
 /// More hostile ports than the process has mappings and addresses for: what is left for a victim is
-/// its guaranteed part.
+/// its guaranteed part. 140 ports of 509 regions each.
 #[test]
 #[ignore = "full"]
 fn p7_more_ports_than_there_is_memory_for() {
@@ -156,7 +157,8 @@ fn p7_more_ports_than_there_is_memory_for() {
 }
 
 /// Regions of two bytes over the borders of 1 GiB pages: each is mapped as two whole ones. What
-/// counts is what is mapped.
+/// counts is what is mapped. 130 ports of 509 regions: no more than 112 TiB are mapped; 121 were
+/// before that counted.
 #[test]
 #[ignore = "full"]
 fn p19_what_huge_pages_round_up_to_counts() {

@@ -42,6 +42,8 @@ fn give(vm: &mut Vm, table: bool, disk: RawFd) {
     }
 }
 
+/// The log says so once, nothing of the region is mapped or kept open, and frames in it are
+/// counted.
 #[test]
 fn a_region_on_a_disk_is_a_hole() {
     let Some(disk) = disk_file() else { return testkit::skip("there is no disk") };

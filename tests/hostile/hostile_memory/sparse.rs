@@ -55,6 +55,7 @@ fn is_taken(fe: &mut Frontend, fd: &OwnedFd, offset: u64, len: u64) -> bool {
     taken
 }
 
+/// With `memory=prealloc`: memory with holes, on tmpfs by its range and on hugetlbfs by its file.
 #[test]
 fn p18_memory_that_is_not_there_is_refused_where_that_is_asked_for() {
     let d = Daemon::with_ports(&[",memory=prealloc", ""], &[]);

@@ -1,6 +1,7 @@
-//! An eventfd that a crowd waits for. A write wakes each of them, in the kernel and in the writer's
-//! time: with 2 million waits, which a front-end without privileges can make, 0.2 s for one signal.
-//! The writer is the worker that delivers other guests' frames.
+//! An eventfd that a crowd waits for: a guest whose call descriptor costs its writer milliseconds
+//! is dropped. A write wakes each of the crowd, in the kernel and in the writer's time: with 2
+//! million waits, which a front-end without privileges can make, 0.2 s for one signal. The writer
+//! is the worker that delivers other guests' frames.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -33,8 +34,9 @@ fn write_time(event: &EventFd) -> Duration {
     begun.elapsed()
 }
 
-/// A guest whose call descriptor costs the writer milliseconds is dropped after a few signals, by
-/// a worker or, if the crowd was there before, by its own session; and it cannot come back at once.
+/// A guest whose call descriptor costs the writer milliseconds is dropped after a few signals, by a
+/// worker or, if the crowd was there before, by its own session; and it cannot come back at once.
+/// Its port is closed for 10 s.
 #[test]
 fn a_crowd_at_the_call_descriptor() {
     sys::raise_nofile();

@@ -1,5 +1,5 @@
 //! Descriptors that are not what they should be: for a ring they are refused, whatever they are,
-//! and getting rid of them holds up nobody.
+//! and closing them holds up no other port.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -110,7 +110,7 @@ fn unheard(d: &Daemon, send: impl FnOnce()) {
 
 /// A descriptor whose closing waits for as long as the front-end likes, in each place where the
 /// daemon has to get rid of one: its last copy is the one that was sent. The conversation goes on
-/// or ends, and the port serves the next front-end at once.
+/// or ends, and the port serves the next front-end at once. It may wait for 18 hours.
 #[test]
 fn a_close_that_waits_holds_up_nobody() {
     let lab = Lab::new(1);

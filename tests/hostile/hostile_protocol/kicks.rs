@@ -1,5 +1,5 @@
-//! P3, P4 and P5: the descriptors by which a ring is kicked and its guest is signalled, in the
-//! hands of somebody who shares them and does not mean well.
+//! P3, P4, P5 and P21: the descriptors by which a ring is kicked and its guest is signalled, in the
+//! hands of a front-end that shares them and means harm.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

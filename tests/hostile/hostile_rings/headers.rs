@@ -1,5 +1,6 @@
 //! Short and split headers: the virtio-net header cut at every offset and over one to twelve
-//! descriptors, chains of 0 to 13 bytes, receive buffers of every capacity, merged and not.
+//! descriptors, chains of 0 to 13 bytes, receive buffers of every capacity, merged and not. The
+//! header has 12 bytes or 10.
 
 use super::lab::{AFTER, DATA, Lab};
 use super::shapes::{Case, Piece, Want, chain};
@@ -102,7 +103,8 @@ fn wanted(room: u32, need: u32, header: u32, mergeable: bool) -> Want {
     }
 }
 
-/// Receive buffers of every capacity from nothing to more than a frame.
+/// Receive buffers of every capacity from nothing to more than a frame. From 0 to 1,600 bytes,
+/// mergeable and not.
 #[test]
 fn rx_capacity_of_every_size() {
     let step = testkit::rounds(149, 37, 1);

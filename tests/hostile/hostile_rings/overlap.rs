@@ -1,6 +1,6 @@
-//! Rings and buffers on top of each other, in one guest and in two that share their memory. What
-//! becomes of the guests that do that is their affair; the others' memory and traffic stay as they
-//! are (I4), and the pair works again once it keeps to the rules.
+//! Rings and buffers on top of each other, in one guest and in two that share their memory, 168
+//! cases each. Such guests harm themselves alone; the others' memory and traffic stay as they are
+//! (I4), and the pair works again once it keeps to the rules.
 
 use std::time::Duration;
 

@@ -302,6 +302,8 @@ const ATTACKS: [Attack; 17] = [
     }),
 ];
 
+/// P10: a turn takes at most 1 ms in 17 attacks with chains, tables, excess descriptors, segments
+/// and slivers of memory.
 #[test]
 #[ignore = "full"]
 fn a_turn_is_bounded_whatever_is_posted() {

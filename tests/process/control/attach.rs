@@ -13,6 +13,7 @@ fn lab() -> Lab {
     lab
 }
 
+/// What cannot be had is refused with a status.
 #[test]
 fn each_form_fits_its_port() {
     let lab = lab();

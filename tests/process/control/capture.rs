@@ -1,4 +1,5 @@
-//! Frames that are looked at as they pass: what is told of them, to whom, and what that costs.
+//! Frames that are captured as they pass: what a capture reports, which clients may have it, and
+//! what it costs.
 
 use std::process::{Child, Stdio};
 
@@ -77,6 +78,7 @@ fn send(vm: &mut Vm, frame: &[u8]) {
     vm.tx[0].drain(SOON);
 }
 
+/// As lines, JSON and pcapng, which tshark reads.
 #[test]
 fn every_copy_is_told_with_its_way_and_its_end() {
     let lab = Lab::new(3, &[]);
@@ -342,6 +344,7 @@ fn long_filters_lose_copies() {
     lab.d.stop();
 }
 
+/// For root and `capture-group`.
 #[test]
 fn frames_are_for_few() {
     let lab = Lab::new(1, &["--control-group=65534", "--capture-group=65533"]);

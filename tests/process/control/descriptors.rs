@@ -104,6 +104,8 @@ fn no_close_is_waited_for() {
     attack.lab.d.stop();
 }
 
+/// The close waits for ten minutes: descriptors come with a call, with half a call, unread at the
+/// end, and where there is no place.
 #[test]
 fn no_close_of_a_clients_descriptor_is_waited_for() {
     no_close_is_waited_for();

@@ -1,4 +1,4 @@
-//! What is told of one port, and static addresses.
+//! What the switch reports of one port, and static addresses.
 
 use std::time::Instant;
 

@@ -153,18 +153,31 @@ fn want_huge_pages(vm: &mut Vm) -> bool {
 /// What is found of guests; some of it where there are disks and huge pages alone.
 fn of_guests(has_disk: bool, has_huge: bool) -> Codes {
     let mut expected = codes(&[
+        // A port is added to a switch without a directory for it.
         ("", "not-kept"),
+        // A process names the socket that another one is attached to.
         ("p0", "socket-shared"),
+        // 4,200 source addresses.
         ("p1", "fdb-full"),
+        // A frame of 1,214 bytes for a port of `mtu=1000`.
         ("p2", "frames-too-long"),
+        // An available index beyond the ring.
         ("p3", "ring-broken"),
+        // 1,200 packets without a checksum for a guest that wants one.
         ("p4", "offloads-in-software"),
+        // A front-end negotiates and stops there.
         ("p5", "ring-never-started"),
+        // A front-end sends no memory.
         ("p6", "memory-not-shared"),
+        // A region of memory is in a file on a disk.
         ("p7", "memory-on-disk"),
+        // The socket is removed.
         ("p8", "socket-missing"),
+        // Mode 0600, and a process of `nobody` in its group names it.
         ("p9", "socket-permission"),
+        // A region of more huge pages than are free.
         ("p10", "huge-pages-short"),
+        // Mode 0700, and a process of `nobody` in the socket's group names it.
         ("x", "socket-directory"),
     ]);
     if !has_huge {
@@ -289,6 +302,7 @@ const MEMORY: u32 = 64 << 20;
 /// length.
 const LONG: usize = 16 << 20;
 
+/// A command line of 16 MiB costs 64 MiB at most.
 #[test]
 fn a_long_command_line_costs_no_memory() {
     const HOSTILE: &str = "VIOSWITCH_TEST_HOSTILE";
@@ -431,13 +445,21 @@ fn faults_of_uplinks_are_found() {
         ip("address flush dev t1");
         ip("link delete t2");
         let mut expected = codes(&[
+            // It is set down.
             ("up0", "tap-down"),
+            // Its bridge is set down.
             ("up0", "bridge-down"),
+            // An interface beside it in the bridge gets an MTU of 1400.
             ("up0", "mtu-differs"),
+            // It gets `pfifo`.
             ("up0", "tap-queues"),
+            // It has `pfifo`, and RPS is switched on beside it.
             ("up0", "tap-lock"),
+            // iptables drops what is forwarded, and `br_netfilter` shows it the frames.
             ("up0", "forward-drop"),
+            // Its address is taken away.
             ("up1", "tap-alone"),
+            // It is deleted.
             ("up2", "tap-gone"),
         ]);
         if !filtered {
@@ -483,6 +505,8 @@ fn of_another_version(lab: &Lab) -> PathBuf {
     path
 }
 
+/// A port's socket is to be in a directory that is not there; the file gets another port, then an
+/// unknown key; three loops run on the CPU of a worker that polls; answers have another version.
 #[test]
 fn faults_of_the_switch_are_found() {
     let dir = Dir::new();

@@ -1,5 +1,5 @@
-//! Events: what is told of ports, front-ends, addresses and drops, and what a client that watches
-//! can cost.
+//! Events: what the switch reports of ports, front-ends, addresses and drops, and what a client
+//! that watches can cost.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

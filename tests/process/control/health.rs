@@ -1,5 +1,5 @@
-//! What the switch lacks is told wherever somebody may look, by its code, and tried again until it
-//! can be had.
+//! What the switch lacks: `status`, `health`, the metrics and the events report it by its code, and
+//! the switch tries again until it has it.
 
 use std::fs;
 use std::net::TcpListener;

@@ -1,5 +1,5 @@
-//! Directories of others whose file system never answers: who asks the switch about them is told
-//! so, and all others are served.
+//! Directories of other users whose file system never answers: a client that asks about them learns
+//! that, and all other clients are served.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -27,6 +27,7 @@ fn port_in(lab: &Lab, name: &str) -> Option<(OwnedFd, PathBuf)> {
     Some((silent::mount(&directory, 0, libc::S_IFDIR)?, directory))
 }
 
+/// There is one thread for each path, and nothing is left of them.
 #[test]
 fn a_socket_in_a_directory_that_never_answers_holds_up_nobody() {
     with_mounts(|| {

@@ -1,5 +1,5 @@
-//! Who gave a port: a file, the command line, or somebody while the switch runs; and what another
-//! one cannot have.
+//! The origin of a port: a file, the command line, or a command while the switch runs; and what a
+//! port of another origin cannot have.
 
 use std::fs;
 

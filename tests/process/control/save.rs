@@ -1,5 +1,6 @@
 //! What is changed while the switch runs, written into the files of its configuration: the next
-//! start has the same, and what an administrator wrote there stays.
+//! start has the same, and what an administrator wrote there stays. TAPs, streams and tied
+//! addresses are among it. A reload has what ran, and so has a start without a state directory.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -25,6 +25,7 @@ fn counts(lab: &Lab, name: &str) -> (Value, Value, u64) {
     (port["in"]["drops"].clone(), port["out"]["drops"].clone(), out)
 }
 
+/// For all kinds of addresses and ports.
 #[test]
 fn a_trace_says_what_becomes_of_a_frame() {
     let lab = Lab::with_ports(&["", ",mtu=1000", ""], &[]);
@@ -90,6 +91,7 @@ fn a_trace_says_what_becomes_of_a_frame() {
     }
 }
 
+/// A missing front-end, a silent guest, an MTU.
 #[test]
 fn why_finds_what_is_in_the_way() {
     let lab = Lab::with_ports(&["", ",mtu=1000"], &[]);

@@ -1,5 +1,5 @@
-//! Clients that ask without a pause and read all there is: they have turns, one after the other,
-//! and those who run the host wait for none of them.
+//! Clients that ask without a pause and read every answer: they take turns, and root and
+//! administrators wait for none of them.
 
 use std::fs;
 use std::sync::Arc;
@@ -92,6 +92,9 @@ fn waits(lab: &Lab, mut connect: impl FnMut() -> Client) -> Duration {
     longest
 }
 
+/// 24 clients ask for long answers of 300 ports without a pause. A client of root's or an
+/// administrator's waits for less than 0.2 s (20 s and more before clients took turns), beside the
+/// time in which it or the thread has no CPU.
 #[test]
 fn nobody_who_runs_the_host_waits_for_those_who_look() {
     if !is_root() {

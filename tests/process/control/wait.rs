@@ -1,4 +1,5 @@
-//! Answers that come when something has happened in the switch.
+//! Answers that come when something has happened in the switch: a client waits for a front-end, and
+//! stops waiting.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Ports whose sockets cannot be had are left out; the others are served.
+//! A port whose socket cannot be had is left out, the others are served, and the service manager
+//! learns of both.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;

@@ -1,4 +1,4 @@
-//! File systems that never answer: FUSE without anyone who serves it, in mounts of a thread's own.
+//! File systems that never answer: FUSE without a server, in mounts of a thread's own.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;

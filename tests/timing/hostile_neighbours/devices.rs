@@ -1,5 +1,5 @@
 //! TAPs and streams that send as fast as they can: they cost a bystander no more than a guest does
-//! that floods as well.
+//! that floods as well. The bystander's latency is at most twice as long as beside that guest.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Guests that send from everywhere.
+//! Guests that send from every address there is: the table holds, and the bystanders' addresses
+//! stay in it.
 
 use std::time::Duration;
 

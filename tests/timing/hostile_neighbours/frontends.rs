@@ -1,4 +1,4 @@
-//! Front-ends that storm, block and loop.
+//! Front-ends that storm, block and loop cost two other guests neither rate nor latency.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -153,6 +153,8 @@ fn watched_by_a_crowd(what: &str, pairs: u16) {
     });
 }
 
+/// Its front-end is dropped after some slow signals, which keep apart: a neighbour waits for two of
+/// them at most.
 #[test]
 #[ignore = "full"]
 fn a_call_descriptor_with_a_crowd_of_watchers() {

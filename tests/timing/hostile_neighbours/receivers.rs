@@ -1,4 +1,4 @@
-//! Guests that take nothing, or little.
+//! Guests that take nothing, or little, hold up no frame for another guest.
 
 use std::time::{Duration, Instant};
 

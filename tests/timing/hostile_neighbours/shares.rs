@@ -131,7 +131,8 @@ fn all_rejected() {
     shares.kept_beside("addresses in no region", |ring| one_buffer(ring, nowhere, 0));
 }
 
-/// Source addresses that are ever new, a million and more.
+/// Source addresses that are ever new, a million and more. The forwarding table stays within its
+/// caps.
 #[test]
 #[ignore = "full"]
 fn a_million_source_addresses() {

@@ -1,5 +1,5 @@
 //! A guest's memory: three regions of one file, two of which meet, with pages around them that
-//! belong to nobody and must never change.
+//! belong to no region and must never change.
 //!
 //! The driver reads and writes the file, the device its mappings. Everything a target looks at is
 //! a copy of the whole file ([`Memory::image`]); places in it are offsets.
