@@ -1,14 +1,22 @@
-//! The tables of docs/testing.md, "What proves what", against the tests there are: each name is
-//! that of a test, and the mark behind it tells which runs have it.
+//! What proves what. docs/testing.md has of each file of tests what its head says and the names of
+//! its tests: `UPDATE_DOCS=1 cargo test --test layering` writes that. And each page that names a
+//! test names one that exists; each promise of docs/threat-model.md names one at least.
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Source, is_word, none, sources, words};
 
-const DOCUMENT: &str = "docs/testing.md";
-/// The part of it with the tables, between two headings.
-const TABLES: [&str; 2] = ["## What proves what", "## How frames are proven"];
+const PAGE: &str = "docs/testing.md";
+/// What stands behind this line of the page is made here.
+const MARK: &str = "<!-- made from the tests: UPDATE_DOCS=1 cargo test --test layering -->\n";
+/// The last column of tables whose rows each name a test.
+const HELD_BY: &str = " | held by |";
+/// Scripts that test what is installed begin so; the page has their heads too.
+const SCRIPTS: [&str; 6] =
+    ["demo", "first-hour", "libvirt-demo", "network-demo", "package-demo", "service-demo"];
 
 /// A test's path, as the runs print it behind the name of its file, and if the quick run lacks it.
 struct Test {
@@ -16,18 +24,16 @@ struct Test {
     full: bool,
 }
 
-/// A name in a table, and how it is marked.
-struct Claim<'d> {
-    row: usize,
-    name: &'d str,
-    mark: &'d str,
+/// Path of the module that a file is.
+fn module(source: &Source) -> String {
+    let stem = source.path.with_extension("");
+    let parts = stem.iter().filter_map(|part| part.to_str());
+    let parts: Vec<&str> = parts.filter(|part| !["main", "mod"].contains(part)).collect();
+    parts.join("::")
 }
 
 fn tests_of(source: &Source) -> Vec<Test> {
-    let stem = source.path.with_extension("");
-    let parts = stem.iter().filter_map(|part| part.to_str());
-    let module: Vec<&str> = parts.filter(|part| !["main", "mod"].contains(part)).collect();
-    let module = module.join("::");
+    let module = module(source);
     let inner = source.code.find("mod tests {");
     let mut found = Vec::new();
     for (at, _) in source.code.match_indices("#[test]") {
@@ -56,30 +62,145 @@ fn first_argument(line: &str) -> Option<&str> {
     (!word.is_empty() && word.bytes().all(is_word)).then_some(word)
 }
 
-/// All names in the tables' last columns.
-fn claims(document: &str) -> Vec<Claim<'_>> {
-    let from = document.find(TABLES[0]).expect("the tables");
-    let to = document.find(TABLES[1]).expect("what follows");
-    let before = document[..from].matches('\n').count();
-    let mut found = Vec::new();
-    for (row, line) in document[from..to].lines().enumerate() {
-        let cells: Vec<&str> = line.split(" | ").collect();
-        let (true, Some(last)) = (cells.len() > 1 && line.starts_with('|'), cells.last()) else {
+/// The first sentence of a file's head, in a cell of a table.
+fn head(text: &str, mark: &str) -> String {
+    let lines = text.lines().skip_while(|line| line.starts_with("#!"));
+    let lines = lines.map_while(|line| line.strip_prefix(mark)).map(str::trim);
+    let lines: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    let paragraph = lines.join(" ") + " ";
+    let end = paragraph.find(". ").map_or(paragraph.len(), |at| at + 1);
+    paragraph[..end].trim().replace("[`", "`").replace("`]", "`").replace('|', "\\|")
+}
+
+/// The tests' names, of which the quick run lacks those with a mark.
+fn listed(tests: &[Test]) -> String {
+    let name = |test: &Test| {
+        let name = test.path.rsplit("::").next().unwrap_or_default();
+        format!("`{name}`{}", if test.full { " (full)" } else { "" })
+    };
+    tests.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
+/// One of the page's tables: files below one directory.
+#[derive(Default)]
+struct Table {
+    about: String,
+    rows: String,
+}
+
+/// Where a file's row stands: the heading, and the name of the file there.
+fn place(source: &Source) -> (String, String) {
+    let module = module(source);
+    let (top, rest) = module.split_once("::").unwrap_or((&module, ""));
+    let (top, rest) = match rest.strip_prefix("bin::") {
+        Some(rest) => (format!("{top}/bin"), rest),
+        None => (top.to_owned(), rest),
+    };
+    let (group, name) = rest.split_once("::").unwrap_or((rest, rest));
+    (format!("{top}/{group}"), name.to_owned())
+}
+
+/// The part of the page that is made of the tests.
+fn tables(src: &[Source], tests: &[Source], scripts: &[(String, String)]) -> String {
+    let mut found: BTreeMap<(u8, String), Table> = BTreeMap::new();
+    for source in tests.iter().chain(src) {
+        let (own, is_src) = (tests_of(source), source.below_src().is_some());
+        let (group, name) = place(source);
+        let is_target = source.path.starts_with("tests/fuzz/targets")
+            && source.text.contains("pub fn run(data: &[u8])");
+        let table = found.entry((u8::from(is_src), group)).or_default();
+        let about = head(&source.text, "//!");
+        if source.path.ends_with("main.rs") && !is_src {
+            table.about = about.clone();
+        }
+        if own.is_empty() && !is_target {
             continue;
+        }
+        // What stands before a part of the source is about that, and not about its tests.
+        let says = match (is_src && !source.is_test(), table.about == about) {
+            (true, _) | (_, true) => "",
+            _ => about.as_str(),
         };
-        let mut rest = *last;
-        while let Some((name, behind)) = rest.split_once('`').and_then(|(_, r)| r.split_once('`')) {
-            let mark = ["(full)", "(part)"].into_iter().find(|mark| {
-                behind.strip_prefix(' ').is_some_and(|behind| behind.starts_with(mark))
-            });
-            // Scripts and options are no tests.
-            if !name.contains('/') && !name.starts_with("--") {
-                found.push(Claim { row: before + row + 1, name, mark: mark.unwrap_or("") });
+        let (path, listed) = (source.path.display(), listed(&own));
+        let gap = if says.is_empty() || listed.is_empty() { "" } else { " " };
+        let _ = writeln!(table.rows, "| [`{name}`](../{path}) | {says}{gap}{listed} |");
+    }
+    let table = found.entry((0, "scripts".to_owned())).or_default();
+    table.about = "What is installed, each in a machine of its own.".to_owned();
+    for (name, text) in scripts {
+        let _ = writeln!(table.rows, "| [`{name}`](../scripts/{name}) | {} |", head(text, "#"));
+    }
+    let mut out = String::new();
+    found.retain(|_, table| !table.rows.is_empty());
+    for ((_, group), Table { about, rows }) in found {
+        let about = if about.is_empty() { about } else { about + "\n\n" };
+        let head = "| file | what it proves |\n|---|---|\n";
+        let _ = write!(out, "\n### {group}\n\n{about}{head}{rows}");
+    }
+    out
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_page_of_tests_says_what_the_tests_say() {
+    let text = |name: &str| fs::read_to_string(root().join("scripts").join(name)).expect("script");
+    let scripts = SCRIPTS.map(|name| (name.to_owned(), text(name)));
+    let made = tables(&sources("src"), &sources("tests"), &scripts);
+    assert!(made.matches("\n| [`").count() > 250, "the scan is broken:\n{made}");
+    let path = root().join(PAGE);
+    let page = fs::read_to_string(&path).expect(PAGE);
+    let (written, old) = page.split_once(MARK).expect("the mark");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        return fs::write(&path, format!("{written}{MARK}{made}")).expect(PAGE);
+    }
+    let missing: Vec<&str> = made.lines().filter(|line| !old.contains(line)).collect();
+    let stale: Vec<&str> = old.lines().filter(|line| !made.contains(line)).collect();
+    assert!(
+        made == old,
+        "{PAGE}: UPDATE_DOCS=1 cargo test --test layering, or paste\n{}\nfor\n{}",
+        missing.join("\n"),
+        stale.join("\n")
+    );
+}
+
+/// A name on a page.
+struct Name<'d> {
+    line: usize,
+    text: &'d str,
+    /// It stands for what a row's promise is held by.
+    holds: bool,
+}
+
+/// The names in backquotes on a page that are paths of modules, and those in last columns of tables
+/// of promises; and the lines of such tables that have none.
+fn names(page: &str) -> (Vec<Name<'_>>, Vec<usize>) {
+    let (mut found, mut bare, mut held) = (Vec::new(), Vec::new(), false);
+    let written = page.split_once(MARK).map_or(page, |(written, _)| written);
+    for (line, text) in written.lines().enumerate() {
+        held = text.starts_with('|') && (held || text.ends_with(HELD_BY));
+        let is_row = held && !text.ends_with(HELD_BY) && !text.starts_with("|---");
+        let row = text.strip_suffix('|').unwrap_or(text);
+        let from = row.rfind(" |").unwrap_or(0);
+        let mut at = 0;
+        let mut holds_any = false;
+        for (n, part) in text.split('`').enumerate() {
+            let holds = is_row && at >= from;
+            let is_path = part.contains("::") && !part.contains(|c: char| " ()<[=".contains(c));
+            let is_path = is_path && !part.contains(|c: char| c.is_ascii_uppercase());
+            if n % 2 == 1 && (holds || is_path) {
+                found.push(Name { line: line + 1, text: part, holds });
+                holds_any |= holds;
             }
-            rest = behind;
+            at += part.len() + 1;
+        }
+        if is_row && !holds_any {
+            bare.push(line + 1);
         }
     }
-    found
+    (found, bare)
 }
 
 /// `a::{b,c}` as `a::b` and `a::c`.
@@ -105,72 +226,94 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// True if the test is one that `pattern` names, or is inside a module that it names.
-fn is_named(test: &Test, pattern: &str) -> bool {
-    let parts: Vec<&str> = test.path.split("::").collect();
+/// True if a path is one that `pattern` names, or is inside a module that it names.
+fn is_named(path: &str, pattern: &str) -> bool {
+    let parts: Vec<&str> = path.split("::").collect();
     let ends = |from| (from + 1..=parts.len()).map(move |to| (from, to));
     let mut runs = (0..parts.len()).flat_map(ends);
     runs.any(|(from, to)| matches(pattern, &parts[from..to].join("::")))
 }
 
+/// True if `name` is a function of one of these files.
+fn is_function(src: &[Source], name: &str) -> bool {
+    let Some((before, last)) = name.rsplit_once("::") else { return false };
+    let here = |source: &&Source| module(source).ends_with(before.trim_start_matches("crate::"));
+    src.iter().filter(here).any(|source| source.code.contains(&format!("fn {last}(")))
+}
+
 #[test]
-fn each_claim_names_tests_and_the_runs_that_have_them() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let document = fs::read_to_string(root.join(DOCUMENT)).expect(DOCUMENT);
-    let tests: Vec<Test> =
-        sources("src").iter().chain(&sources("tests")).flat_map(tests_of).collect();
-    assert!(tests.len() > 900, "only {} tests found: the scan is broken", tests.len());
-    let claims = claims(&document);
-    assert!(claims.len() > 250, "only {} claims found: the scan is broken", claims.len());
-    let mut complaints = Vec::new();
-    let (mut row, mut prefix) = (0, "");
-    for claim in claims {
-        if claim.row != row {
-            (row, prefix) = (claim.row, "");
-        }
-        // What follows a name in the same cell may leave out what the first one began with.
-        let spelled = [claim.name.to_owned(), format!("{prefix}::{}", claim.name)];
-        let named = |name: &String| -> Vec<&Test> {
-            let patterns = alternatives(name);
-            tests.iter().filter(|test| patterns.iter().any(|p| is_named(test, p))).collect()
-        };
-        let [plain, behind] = spelled.each_ref().map(named);
-        let found = if prefix.is_empty() || behind.is_empty() { plain } else { behind };
-        if let Some((before, _)) = claim.name.rsplit_once("::") {
-            prefix = before;
-        }
-        let full = found.iter().filter(|test| test.full).count();
-        let due = match full {
-            0 => "",
-            n if n == found.len() => "(full)",
-            _ => "(part)",
-        };
-        let at = format!("{DOCUMENT}:{}: `{}`", claim.row, claim.name);
-        match found.len() {
-            0 => complaints.push(format!("{at} is no test")),
-            _ if due != claim.mark => complaints.push(format!("{at} is not marked \"{due}\"")),
-            _ => {}
+fn pages_name_tests_that_exist() {
+    let (src, tests) = (sources("src"), sources("tests"));
+    let known: Vec<Test> = src.iter().chain(&tests).flat_map(tests_of).collect();
+    assert!(known.len() > 900, "only {} tests found: the scan is broken", known.len());
+    let modules: Vec<String> = src.iter().map(module).collect();
+    let (mut complaints, mut held) = (Vec::new(), 0);
+    let pages = fs::read_dir(root().join("docs")).expect("docs");
+    let pages = pages.map(|entry| entry.expect("entry").path());
+    let pages: Vec<PathBuf> = pages.filter(|p| p.extension().is_some_and(|e| e == "md")).collect();
+    for path in pages {
+        let page = fs::read_to_string(&path).expect("UTF-8");
+        let (names, bare) = names(&page);
+        let path = path.strip_prefix(root()).expect("below the root").display();
+        complaints.extend(bare.iter().map(|line| format!("{path}:{line}: held by no test")));
+        for Name { line, text, holds } in names {
+            held += usize::from(holds);
+            let is_test = |name: &String| known.iter().any(|test| is_named(&test.path, name));
+            let is_module = |name: &String| {
+                let name = name.trim_start_matches("crate::");
+                modules.iter().any(|module| is_named(module, name)) || is_function(&src, name)
+            };
+            let is_script = holds && text.contains('/') && root().join(text).is_file();
+            let is_one = |name: &String| is_test(name) || is_script || !holds && is_module(name);
+            if !alternatives(text).iter().all(is_one) {
+                complaints.push(format!("{path}:{line}: `{text}` is no test"));
+            }
         }
     }
+    assert!(held > 100, "only {held} names of tests found: the scan is broken");
     none(complaints);
 }
 
 /// The comparison itself: what it must see, and what it must not.
 #[test]
 fn names_stand_for_what_they_say() {
-    let test = Test { path: "tests::forwarding::model::random_bursts".into(), full: false };
+    let path = "tests::forwarding::model::random_bursts";
     for name in ["model", "model::random_*", "random_bursts", "random_…", "forwarding::model"] {
-        assert!(is_named(&test, name), "{name}");
+        assert!(is_named(path, name), "{name}");
     }
     for name in ["mode", "model::bursts", "random_", "bursts", "random_*_bursts"] {
-        assert!(!is_named(&test, name), "{name}");
+        assert!(!is_named(path, name), "{name}");
     }
     assert_eq!(alternatives("a::{b,c}::d"), ["a::b::d", "a::c::d"]);
-    let document = format!(
-        "{}\n| claim | test |\n| x `no` | `a::b` (full), `c`, `d/e` (5), `--long` |\n{}",
-        TABLES[0], TABLES[1]
-    );
-    let found = claims(&document);
-    let told: Vec<_> = found.iter().map(|c| (c.row, c.name, c.mark)).collect();
-    assert_eq!(told, [(3, "a::b", "(full)"), (3, "c", "")]);
+    let page = "`x::y`, `Z::New` | held by\n| attack | held by |\n|---|---|\n\
+                | `no` | `a::b` (full), `c` |\n| `q::r` | |\n| z | s |\n\n| `no` | `d` |\n";
+    let (found, bare) = names(page);
+    let told: Vec<_> = found.iter().map(|name| (name.line, name.text, name.holds)).collect();
+    let expected = [(1, "x::y", false), (4, "a::b", true), (4, "c", true), (5, "q::r", false)];
+    assert_eq!((told, bare), (expected.to_vec(), vec![5, 6]));
+}
+
+/// What a file's row has: its head's first sentence and its tests.
+#[test]
+fn a_row_is_made_of_a_files_head_and_its_tests() {
+    let source = |path: &str, text: &str| Source {
+        path: path.into(),
+        code: super::code_only(text),
+        text: text.into(),
+    };
+    let test = "//! Of [`Rings`]\n//! and more. Not\n//! this.\n//!\n//! Nor this.\n\n\
+                #[test]\nfn one() {}\n\n\
+                #[test]\n#[ignore = \"full\"]\nfn two() {}\n";
+    let tests = [source("tests/p/main.rs", "//! All.\n"), source("tests/p/a/b.rs", test)];
+    let src = [source("src/x/y.rs", "//! Code.\nmod tests {\n#[test]\nfn three() {}\n}\n")];
+    let made = tables(&src, &tests, &[("demo".into(), "#!/bin/sh\n# Shows it.\n".into())]);
+    for part in [
+        "\n### tests/p\n\nAll.\n",
+        "| [`a::b`](../tests/p/a/b.rs) | Of `Rings` and more. `one`, `two` (full) |\n",
+        "| [`demo`](../scripts/demo) | Shows it. |\n",
+        "\n### src/x\n\n| file",
+        "| [`y`](../src/x/y.rs) | `three` |\n",
+    ] {
+        assert!(made.contains(part), "{part}\n{made}");
+    }
 }

@@ -1,5 +1,5 @@
-//! What docs/troubleshooting.md quotes, against the source: who searches the page for a line of the
-//! log finds it there.
+//! The lines that docs/troubleshooting.md quotes are in the source: a search of the page for a line
+//! of the log finds it.
 
 use std::fs;
 use std::path::Path;
