@@ -42,8 +42,8 @@ use crate::vhost_user::message::{Code, HEADER_BYTES, Head, HeaderError, Message,
 pub enum Incoming {
     /// A whole message.
     Message(Message),
-    /// Nothing, but somebody else has connected to the port's socket; told once.
-    Visitor,
+    /// Nothing, but another front-end has connected to the port's socket; reported once.
+    OtherFrontEnd,
     /// Nothing, but the session is asked something.
     Called,
     /// The front-end closed the connection between two messages.
@@ -126,7 +126,7 @@ impl Connection {
         Ok(Connection { socket, stop, leave, called, door, message_timeout, reply_timeout })
     }
 
-    /// The same, and [`Incoming::Visitor`] when somebody comes to `door`.
+    /// The same, and [`Incoming::OtherFrontEnd`] when one connects to `door`.
     pub fn with_door(mut self, door: Option<Arc<Guarded<UnixListener>>>) -> Connection {
         self.door = door;
         self
@@ -179,7 +179,7 @@ impl Connection {
         self.reply(code, VhostUserLog::new(size, offset))
     }
 
-    /// Waits for a message, for somebody at the door, who is seen once, or for a call.
+    /// Waits for a message, for another front-end, which is reported once, or for a call.
     fn wait_for_first(&mut self) -> Result<Option<Incoming>, WireError> {
         let stops = [&*self.stop, self.leave.eventfd()];
         match &self.door {
@@ -188,7 +188,7 @@ impl Connection {
             Some(door) => {
                 if wait_for_either(self.socket.as_fd(), door.as_fd(), stops)? {
                     self.door = None;
-                    return Ok(Some(Incoming::Visitor));
+                    return Ok(Some(Incoming::OtherFrontEnd));
                 }
                 self.check_stops()?;
             }

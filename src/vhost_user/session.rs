@@ -202,12 +202,12 @@ impl<'a> Session<'a> {
         loop {
             match self.connection.receive()? {
                 Incoming::Message(message) => self.handle(message)?,
-                Incoming::Visitor if self.port.log.allow() => log::info!(
+                Incoming::OtherFrontEnd if self.port.log.allow() => log::info!(
                     "port {}: another front-end has connected to its socket and waits: one \
                      front-end is served at a time",
                     self.port.name
                 ),
-                Incoming::Visitor => {}
+                Incoming::OtherFrontEnd => {}
                 Incoming::Called => self.tell(),
                 Incoming::Closed => {
                     if self.course.wanted_more() {

@@ -12,7 +12,7 @@
 //! another port's socket, or a link to it, where ours was, and it would become everybody's. The
 //! file behind a socket cannot be had from the socket (fchmod(2) changes another inode), and what
 //! it gets at bind(2) is subject to the umask and has the process's group. So it is made where
-//! nobody else may write, a `Workshop`; and one that is adopted is told by device and inode.
+//! only we may write, a `PrivateDir`; one that is adopted is known by device and inode.
 //!
 //! **A path in use is left alone.** If something is there already, connect(2) tells: accepted or
 //! queue full, a process lives behind it; refused, it was left behind and is removed. What is not
@@ -52,11 +52,11 @@ use crate::sys::poll::{Interest, Wake, pause, wait};
 use crate::sys::{descriptor, group, unix_socket};
 pub use connector::{Connector, Trouble};
 use lock::Lock;
-use workshop::{SocketFile, Workshop, by_handle};
+use private_dir::{PrivateDir, SocketFile, by_handle};
 
 mod connector;
 mod lock;
-mod workshop;
+mod private_dir;
 
 /// Why a socket cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -201,13 +201,13 @@ impl Listener {
         clear_stale(path)?;
         let socket = unix_socket::stream_socket()?;
         // Removes itself and the temporary name on every way out; the linked one stays.
-        let workshop = directory.workshop(path).map_err(failed("make a directory beside", path))?;
-        let bound = unix_socket::bind(socket.as_fd(), &workshop.socket);
+        let place = directory.private_dir(path).map_err(failed("make a directory beside", path))?;
+        let bound = unix_socket::bind(socket.as_fd(), &place.socket);
         bound.map_err(failed("create socket", path))?;
-        let handle = SocketFile::open(&workshop.socket).map_err(failed("examine socket", path))?;
+        let handle = SocketFile::open(&place.socket).map_err(failed("examine socket", path))?;
         handle.grant(access, path)?;
         unix_socket::listen(socket.as_fd(), SOCKET_BACKLOG).map_err(failed("listen on", path))?;
-        match fs::hard_link(&workshop.socket, path) {
+        match fs::hard_link(&place.socket, path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(SocketError::InUse(path.to_owned()));
@@ -367,9 +367,9 @@ impl Directory {
     }
 
     /// A place inside for the socket that will be `path`.
-    fn workshop(&self, path: &Path) -> io::Result<Workshop> {
+    fn private_dir(&self, path: &Path) -> io::Result<PrivateDir> {
         let name = path.file_name().unwrap_or_default();
-        Workshop::make(&by_handle(&self.handle), name)
+        PrivateDir::make(&by_handle(&self.handle), name)
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod claims;
 mod quotes;
+mod vocabulary;
 
 use std::fs;
 use std::path::{Path, PathBuf};

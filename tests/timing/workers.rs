@@ -277,22 +277,22 @@ fn ports_come_and_go_while_others_talk() {
     let rounds = testkit::rounds(20, 60, 1000);
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
-        let visitors: Vec<_> = (2..8)
+        let others: Vec<_> = (2..8)
             .map(|id| {
                 let d = &d;
                 s.spawn(move || visit(d, id, rounds))
             })
             .collect();
         let watcher = s.spawn(|| {
-            let panicked = visitors.into_iter().filter_map(|v| v.join().err()).count();
+            let panicked = others.into_iter().filter_map(|v| v.join().err()).count();
             over.store(true, Ordering::Release);
-            assert_eq!(panicked, 0, "visitors that failed");
+            assert_eq!(panicked, 0, "others that failed");
         });
         while !over.load(Ordering::Acquire) {
             let [a, b] = both_ways(2000);
             net.run(&[a.clone(), b.clone(), a.queue(1).flow(1), b.queue(1).flow(2)]);
         }
-        watcher.join().expect("visitors");
+        watcher.join().expect("others");
     });
     net.run(&both_ways(2000));
     drop(net);

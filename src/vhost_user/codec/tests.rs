@@ -340,7 +340,7 @@ fn noise_on_the_wire() {
                     whole += 1;
                 }
                 Ok(Incoming::Closed) => break,
-                Ok(Incoming::Visitor) => panic!("there is no door"),
+                Ok(Incoming::OtherFrontEnd) => panic!("there is no door"),
                 Ok(Incoming::Called) => panic!("nobody called"),
                 Ok(Incoming::Stopped) => panic!("nobody asked to stop"),
                 Err(WireError::MessageTimeout(_)) => panic!("the stream has an end"),

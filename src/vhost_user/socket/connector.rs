@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::workshop::SocketFile;
+use super::private_dir::SocketFile;
 use super::{Identity, Opened, SocketError, check_path, opened, pause_anyhow};
 use crate::limits::{CONNECT_RETRY_MAX, CONNECT_RETRY_MIN};
 use crate::sys::poll::Wake;

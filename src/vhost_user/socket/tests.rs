@@ -228,9 +228,9 @@ fn a_temporary_socket_left_by_a_killed_start_is_no_obstacle() {
     drop(UnixListener::bind(temporary).unwrap());
     let _listener = Listener::bind(&scratch.join("vm1.sock"), ACCESS).unwrap();
     assert_eq!(scratch.names(), ["vm1.sock"]);
-    let workshop = scratch.join(&format!(".vm2.sock.{}", std::process::id()));
-    DirBuilder::new().mode(0o700).create(&workshop).unwrap();
-    drop(UnixListener::bind(workshop.join("vm2.sock")).unwrap());
+    let place = scratch.join(&format!(".vm2.sock.{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&place).unwrap();
+    drop(UnixListener::bind(place.join("vm2.sock")).unwrap());
     let _second = Listener::bind(&scratch.join("vm2.sock"), ACCESS).unwrap();
     assert_eq!(scratch.names().len(), 2, "{:?}", scratch.names());
 }
@@ -238,9 +238,9 @@ fn a_temporary_socket_left_by_a_killed_start_is_no_obstacle() {
 #[test]
 fn a_directory_that_others_may_write_is_no_place_to_make_a_socket_in() {
     let scratch = Scratch::new();
-    let workshop = scratch.join(&format!(".vm1.sock.{}", std::process::id()));
-    DirBuilder::new().create(&workshop).unwrap();
-    fs::set_permissions(&workshop, fs::Permissions::from_mode(0o720)).unwrap();
+    let place = scratch.join(&format!(".vm1.sock.{}", std::process::id()));
+    DirBuilder::new().create(&place).unwrap();
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o720)).unwrap();
     let error = Listener::bind(&scratch.join("vm1.sock"), ACCESS).unwrap_err();
     assert!(error.to_string().starts_with("cannot make a directory beside"), "{error}");
 }

@@ -14,7 +14,7 @@ use crate::show::{items, word};
 
 /// After so long it goes back, unless that is called off. A script, as systemd 252 forgets what a
 /// `;` is in an argument when it reads its files anew.
-const WAY_BACK: &str = "systemd-run --unit=way-back --on-active=5min sh";
+const UNDO: &str = "systemd-run --unit=vioswitch-undo --on-active=5min sh";
 
 /// A bridge to be.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Bridge {
         };
         let switch = format!("[[tap]]\nname = \"{name}\"\nifname = \"{tap}\"\n");
         files.push(self.file(&of_switch(name), &switch));
-        files.push(self.file(&self.way_back_path(), &self.way_back(&files)));
+        files.push(self.file(&self.undo_path(), &self.undo(&files)));
         files
     }
 
@@ -179,10 +179,10 @@ impl Bridge {
         let start = |unit: &str, instance: &str| {
             format!("systemctl enable --now vioswitch-{unit}@{instance}")
         };
-        let way_back = format!("{WAY_BACK} {}", self.way_back_path());
+        let undo = format!("{UNDO} {}", self.undo_path());
         let mut commands = match self.manager {
             Manager::Networkmanager => {
-                let mut commands = vec![way_back];
+                let mut commands = vec![undo];
                 commands.extend(self.networkmanager(&bridge, &tap));
                 commands.push(format!("nmcli connection up {bridge}-nic"));
                 commands.push(format!("nmcli connection up {tap}"));
@@ -191,29 +191,30 @@ impl Bridge {
             }
             Manager::Ifupdown => vec![
                 "cp /etc/network/interfaces /etc/network/interfaces.before".to_owned(),
-                way_back,
+                undo,
                 format!("editor /etc/network/interfaces    # take the lines of {nic} away"),
                 start("tap", &tap),
                 format!("ip address flush dev {nic}; ifup {bridge}    # needs bridge-utils"),
             ],
-            _ => vec![way_back, start("tap", &tap), "networkctl reload".to_owned()],
+            _ => vec![undo, start("tap", &tap), "networkctl reload".to_owned()],
         };
         commands.push(start("forward", &bridge));
         commands.push("vioswitchctl config reload".to_owned());
-        commands.push("systemctl stop way-back.timer    # once the host is reached".to_owned());
+        commands
+            .push("systemctl stop vioswitch-undo.timer    # once the host is reached".to_owned());
         commands
     }
 
-    fn way_back_path(&self) -> String {
-        format!("/etc/vioswitch/way-back-{}", self.name)
+    fn undo_path(&self) -> String {
+        format!("/etc/vioswitch/undo-{}", self.name)
     }
 
     /// Goes back: without the files and the bridge, and with what was there before.
-    fn way_back(&self, files: &[File]) -> String {
+    fn undo(&self, files: &[File]) -> String {
         let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
         let mut text = "rm -f".to_owned();
         files.iter().for_each(|file| text += &format!(" {}", file.path.display()));
-        let _ = writeln!(text, " {}", self.way_back_path());
+        let _ = writeln!(text, " {}", self.undo_path());
         let delete = format!("ip link delete {bridge}\n");
         match self.manager {
             Manager::Networkmanager => {
@@ -305,7 +306,10 @@ mod tests {
         ] {
             let text = all(&bridge(manager, true));
             assert!(text.contains(leased) && text.contains("52:54:00:00:00:07"), "{text}");
-            assert!(text.contains("ifname = \"vio-lan\"") && text.contains("way-back"), "{text}");
+            assert!(
+                text.contains("ifname = \"vio-lan\"") && text.contains("/etc/vioswitch/undo-"),
+                "{text}"
+            );
             assert!(!text.contains("192.0.2.5") && !text.contains("fe80"), "{text}");
             let text = all(&bridge(manager, false));
             assert!(fixed.iter().all(|line| text.contains(line)), "{text}");

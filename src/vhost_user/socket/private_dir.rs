@@ -2,7 +2,7 @@
 //!
 //! A path can be another file at every look, where others may write to the directory. So nothing
 //! here goes by a path twice: directories and sockets are opened once, as paths (`O_PATH`, which
-//! opens no device and waits for nobody), and everything else goes through that handle.
+//! opens no device and never waits), and everything else goes through that handle.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -29,16 +29,16 @@ fn open_path(path: &Path) -> io::Result<File> {
 
 /// A directory in which only we may write, with a place for one socket; removed on drop.
 #[derive(Debug)]
-pub(super) struct Workshop {
+pub(super) struct PrivateDir {
     path: PathBuf,
     /// The socket's path until it is complete, by way of `_handle`.
     pub(super) socket: PathBuf,
     _handle: File,
 }
 
-impl Workshop {
+impl PrivateDir {
     /// Makes one in the directory `parent` for a socket that will be called `name`.
-    pub(super) fn make(parent: &Path, name: &OsStr) -> io::Result<Workshop> {
+    pub(super) fn make(parent: &Path, name: &OsStr) -> io::Result<PrivateDir> {
         let pid = std::process::id();
         let path = parent.join(format!(".{}.{pid}", name.to_string_lossy()));
         // What is left of a process that was killed meanwhile: process numbers recur.
@@ -59,9 +59,9 @@ impl Workshop {
         let named =
             Some(inside.join(name)).filter(|named| named.as_os_str().len() <= MAX_SOCKET_PATH);
         let socket = named.unwrap_or_else(|| inside.join("socket"));
-        let workshop = Workshop { path, socket, _handle: handle };
-        workshop.clear();
-        Ok(workshop)
+        let made = PrivateDir { path, socket, _handle: handle };
+        made.clear();
+        Ok(made)
     }
 
     fn clear(&self) {
@@ -69,10 +69,10 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
+impl Drop for PrivateDir {
     fn drop(&mut self) {
         self.clear();
-        // Removes nothing but an empty directory, whosever it is by now.
+        // Removes nothing but an empty directory, whoever owns it by now.
         let _ = fs::remove_dir(&self.path);
     }
 }
