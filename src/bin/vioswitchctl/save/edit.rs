@@ -220,11 +220,11 @@ fn addresses(there: &[String], change: &Change) -> Vec<String> {
 }
 
 /// The first byte of the line that has the byte at `at`.
-pub fn line_start(text: &str, at: usize) -> usize {
+fn line_start(text: &str, at: usize) -> usize {
     text[..at].rfind('\n').map_or(0, |newline| newline + 1)
 }
 
 /// The first byte behind the line that `at` stands in or ends.
-pub fn line_end(text: &str, at: usize) -> usize {
+fn line_end(text: &str, at: usize) -> usize {
     text[at..].find('\n').map_or(text.len(), |newline| at + newline + 1)
 }

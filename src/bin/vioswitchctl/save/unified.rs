@@ -1,132 +1,20 @@
 //! What is changed in a text, as diff -u shows it and patch takes it.
 
-use std::fmt::Write;
+use similar::TextDiff;
 
-use super::edit::{Edit, line_end, line_start};
+use super::edit::{Edit, apply};
 
-/// Lines before and behind a change that are shown with it.
-const CONTEXT: usize = 3;
-
-/// Lines that go, from the one of this number on, counted from 0, and those that come instead.
-#[derive(Debug)]
-struct Hunk<'t> {
-    at: usize,
-    gone: Vec<&'t str>,
-    come: Vec<String>,
-}
-
-/// The changes of a text that is called `name` now, or that is new.
+/// The changes of a text that is called `name` now, or that is new; nothing if there are none.
 pub fn unified(text: &str, edits: &[Edit], name: &str, is_new: bool) -> String {
-    let hunks = hunks(text, edits);
-    if hunks.is_empty() {
-        return String::new();
-    }
-    let lines: Vec<&str> = text.split_inclusive('\n').collect();
-    let old = if is_new { "/dev/null" } else { name };
-    let mut out = format!("--- {old}\n+++ {name}\n");
-    let mut moved = 0isize;
-    // Those whose contexts touch are shown together.
-    for group in hunks.chunk_by(|one, other| one.at + one.gone.len() + 2 * CONTEXT >= other.at) {
-        moved += show(&mut out, &lines, group, moved);
-    }
-    out
-}
-
-/// Shows changes near each other; how many lines more there are by them.
-fn show(out: &mut String, lines: &[&str], group: &[Hunk<'_>], moved: isize) -> isize {
-    let (Some(first), Some(last)) = (group.first(), group.last()) else { return 0 };
-    let begin = first.at.saturating_sub(CONTEXT);
-    let end = (last.at + last.gone.len() + CONTEXT).min(lines.len());
-    let (gone, come) = group
-        .iter()
-        .fold((0, 0), |(gone, come), hunk| (gone + hunk.gone.len(), come + hunk.come.len()));
-    let more = come.cast_signed() - gone.cast_signed();
-    let count = end - begin;
-    let new = begin.saturating_add_signed(moved);
-    let new_count = count.saturating_add_signed(more);
-    let _ = writeln!(out, "@@ -{} +{} @@", place(begin, count), place(new, new_count));
-    let mut at = begin;
-    for hunk in group {
-        lines[at..hunk.at].iter().for_each(|line| put(out, ' ', line));
-        hunk.gone.iter().for_each(|line| put(out, '-', line));
-        hunk.come.iter().for_each(|line| put(out, '+', line));
-        at = hunk.at + hunk.gone.len();
-    }
-    lines[at..end].iter().for_each(|line| put(out, ' ', line));
-    more
-}
-
-/// Lines as a range: counted from 1; of none, the one before.
-fn place(begin: usize, count: usize) -> String {
-    match count {
-        0 => format!("{begin},0"),
-        1 => format!("{}", begin + 1),
-        count => format!("{},{count}", begin + 1),
-    }
-}
-
-fn put(out: &mut String, sign: char, line: &str) {
-    out.push(sign);
-    out.push_str(line);
-    if !line.ends_with('\n') {
-        out.push_str("\n\\ No newline at end of file\n");
-    }
-}
-
-/// The changed lines, from the first to the last.
-fn hunks<'t>(text: &'t str, edits: &[Edit]) -> Vec<Hunk<'t>> {
-    let mut edits: Vec<&Edit> = edits.iter().collect();
-    edits.sort_by_key(|edit| edit.range.start);
-    let mut hunks = Vec::new();
-    let mut rest = edits.as_slice();
-    while let Some(first) = rest.first() {
-        let start = line_start(text, first.range.start);
-        let mut end = behind(text, first);
-        let mut count = 1;
-        // All that change the same lines.
-        while let Some(next) = rest.get(count).filter(|next| next.range.start < end) {
-            end = end.max(behind(text, next));
-            count += 1;
-        }
-        let (mut new, mut at) = (String::new(), start);
-        for edit in &rest[..count] {
-            new += &text[at..edit.range.start];
-            new += &edit.text;
-            at = edit.range.end;
-        }
-        new += &text[at..end];
-        rest = &rest[count..];
-        let before = text[..start].matches('\n').count();
-        hunks.extend(trimmed(before, &text[start..end], &new));
-    }
-    hunks
-}
-
-/// The first byte behind the lines that an edit changes.
-fn behind(text: &str, edit: &Edit) -> usize {
-    let end = edit.range.end;
-    let whole = edit.range.start < end && text[..end].ends_with('\n');
-    if whole { end } else { line_end(text, end) }
-}
-
-/// Without the lines at either end that are the same.
-fn trimmed<'t>(at: usize, old: &'t str, new: &str) -> Option<Hunk<'t>> {
-    let old: Vec<&str> = old.split_inclusive('\n').collect();
-    let new: Vec<&str> = new.split_inclusive('\n').collect();
-    let same = old.iter().zip(&new).take_while(|(one, other)| one == other).count();
-    let (old, new) = (&old[same..], &new[same..]);
-    let pairs = old.iter().rev().zip(new.iter().rev());
-    let end = pairs.take_while(|(one, other)| one == other).count();
-    let (old, new) = (&old[..old.len() - end], &new[..new.len() - end]);
-    let come = new.iter().map(|line| (*line).to_owned()).collect();
-    (!old.is_empty() || !new.is_empty()).then(|| Hunk { at: at + same, gone: old.to_vec(), come })
+    let after = apply(text, edits);
+    let before = if is_new { "/dev/null" } else { name };
+    TextDiff::from_lines(text, &after).unified_diff().header(before, name).to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::Command;
 
-    use super::super::edit::apply;
     use super::*;
 
     fn edit(text: &str, what: &str, new: &str) -> Edit {
