@@ -6,15 +6,16 @@ use std::os::fd::IntoRawFd;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 #[cfg(test)]
 use vmm_sys_util::eventfd::EventFd;
 
 /// Whether an exec(2) would close `fd`.
+#[cfg(test)]
 pub fn is_close_on_exec(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(fcntl_getfd(fd)?.contains(FdFlags::CLOEXEC))
+    Ok(rustix::io::fcntl_getfd(fd)?.contains(FdFlags::CLOEXEC))
 }
 
 /// Sets `O_NONBLOCK` on the open file description behind `fd`. Others who hold it see the change

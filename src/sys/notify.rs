@@ -22,12 +22,6 @@ use crate::limits::KEEP_TIMEOUT;
 /// The environment variable a service manager sets.
 const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
 
-/// All sockets exist and answer.
-pub const READY: &str = "READY=1";
-
-/// Shutting down has begun.
-pub const STOPPING: &str = "STOPPING=1";
-
 /// Sends `state` (lines `KEY=value`, see sd_notify(3)) to the service manager.
 ///
 /// `Ok(false)` means that none asked for it.
@@ -166,8 +160,8 @@ mod tests {
         let path = scratch("path");
         let _ = std::fs::remove_file(&path);
         let manager = UnixDatagram::bind(&path).unwrap();
-        send(path.as_os_str(), READY).unwrap();
-        assert_eq!(received(&manager), READY);
+        send(path.as_os_str(), "READY=1").unwrap();
+        assert_eq!(received(&manager), "READY=1");
         std::fs::remove_file(&path).unwrap();
     }
 
@@ -176,8 +170,8 @@ mod tests {
         let name = format!("vioswitch-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let manager = UnixDatagram::bind_addr(&address).unwrap();
-        send(OsStr::new(&format!("@{name}")), STOPPING).unwrap();
-        assert_eq!(received(&manager), STOPPING);
+        send(OsStr::new(&format!("@{name}")), "STOPPING=1").unwrap();
+        assert_eq!(received(&manager), "STOPPING=1");
     }
 
     #[test]
@@ -185,7 +179,7 @@ mod tests {
         let nobody = scratch("nobody");
         let long = format!("/{}", "x".repeat(200));
         for name in ["relative", "", long.as_str(), nobody.to_str().unwrap()] {
-            assert!(send(OsStr::new(name), READY).is_err(), "{name:?}");
+            assert!(send(OsStr::new(name), "READY=1").is_err(), "{name:?}");
         }
     }
 
@@ -194,7 +188,7 @@ mod tests {
         let path = scratch("full");
         let _ = std::fs::remove_file(&path);
         let _manager = UnixDatagram::bind(&path).unwrap();
-        let refused = (0..100_000).find_map(|_| send(path.as_os_str(), READY).err()).unwrap();
+        let refused = (0..100_000).find_map(|_| send(path.as_os_str(), "READY=1").err()).unwrap();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         std::fs::remove_file(&path).unwrap();
     }

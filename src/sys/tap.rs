@@ -198,6 +198,7 @@ pub fn adopt(fds: Vec<OwnedFd>, name: &str, wanted: Offloads) -> Result<Tap, Tap
     Ok(Tap { link, created, offloads, queues: fds.into_iter().map(TapQueue::new).collect() })
 }
 
+#[cfg(test)]
 impl TapQueue {
     /// The interface's name now, or why there is none ([`libc::EBADFD`]: it was deleted).
     pub fn ifname(&self) -> io::Result<String> {
