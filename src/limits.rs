@@ -28,73 +28,70 @@ pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------
 
-/// Shortest Ethernet frame a port may send: destination, source, type. Guests do not pad, so the
-/// 60-byte minimum of the wire does not apply.
+/// Shortest Ethernet frame a port may send: destination, source, type. Guests do not pad to the
+/// 60 bytes of the wire.
 pub const MIN_FRAME_LEN: u32 = 14;
 
-/// Longest Ethernet frame carried, in bytes without the virtio-net header: a 65,535-byte IP packet,
-/// the Ethernet header and two VLAN tags. virtio 1.2 section 5.1.6.3.1 sizes receive buffers of
-/// a guest with GUEST_TSO by the same packet.
+/// Longest Ethernet frame carried, without the virtio-net header: a 65,535-byte IP packet, the
+/// Ethernet header and two VLAN tags (virtio 1.2 section 5.1.6.3.1).
 pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
 
-/// Bytes of each frame copied out of guest memory before any decision: one cache line. The copy is
-/// what gets delivered, so a sender cannot change an address after it was checked; it covers
-/// Ethernet, one VLAN tag, IPv4 and TCP without options, which flow hashing reads.
+/// Bytes of each frame copied before any decision, and delivered from the copy: a cache line,
+/// which holds Ethernet, one VLAN tag, IPv4 and TCP without options.
 pub const SNAPSHOT_LEN: usize = 64;
 
-/// Headers, from Ethernet to TCP's options, that a frame asking for an offload may have. Two VLAN
-/// tags, IPv6 and TCP with all options are 122 bytes; the rest is for extension headers.
+/// Headers of a frame that needs an offload. Two VLAN tags, IPv6 and TCP with all options are 122
+/// bytes; the rest is for extension headers.
 pub const MAX_HEADERS_LEN: usize = 256;
 
-/// Least payload of a TCP segment that a sender may ask for: Linux's `TCP_MIN_GSO_SIZE`, which is
-/// its smallest MSS of 48 less 40 bytes of options.
+/// Least payload of a TCP segment: Linux's `TCP_MIN_GSO_SIZE`, its smallest MSS of 48 less 40
+/// bytes of options.
 pub const MIN_TCP_GSO_SIZE: u16 = 8;
 
-/// Datagrams that receivers take in one packet: Linux drops what has more (`UDP_MAX_SEGMENTS` in
-/// `virtio_net_hdr_to_skb`, since 6.8), in guests as behind a TAP. No more are asked for by
-/// Linux; Windows has been seen to come close, which is why 64 became 128 there.
+/// Datagrams that receivers take in one packet: Linux drops what has more (`UDP_MAX_SEGMENTS`,
+/// since 6.8), in guests as behind a TAP. Linux sends no more; Windows comes close.
 pub const MAX_DATAGRAMS: usize = 128;
 
-/// Segments that one frame is cut into at most; what is behind them is a counted loss. 64 KiB for
-/// a path of 576 bytes are 125; the bound is for senders that want a receive ring held for long.
+/// Segments that one frame is cut into; the rest is a counted loss. 64 KiB for a path of 576
+/// bytes are 125; more would hold a receive ring for long.
 pub const MAX_SEGMENTS: u32 = 1024;
 
-/// The same for each copy of a flooded frame: 64 KiB for a path of 1,500 bytes are 46. A flood to
-/// many receivers then costs no more by cutting than by copying.
+/// The same for each copy of a flooded frame: 64 KiB for a path of 1,500 bytes are 46. A flood
+/// then costs no more by cutting than by copying.
 pub const MAX_FLOOD_SEGMENTS: u32 = 64;
 
 // --- Rings --------------------------------------------------------------------------------
 
-/// Largest ring a driver may configure (virtio 1.2 section 2.7: queue size at most 32768).
+/// Largest ring a driver may configure (virtio 1.2 section 2.7).
 pub const MAX_RING_SIZE: u16 = 32_768;
 
 /// Queue pairs per port; `SET_VRING_*` indices stay below four times this plus one control queue,
-/// because some front-ends count rings where others count pairs.
+/// as some front-ends count rings where others count pairs.
 pub const MAX_QUEUE_PAIRS: u16 = 16;
 
-/// Frames taken from one TX ring at a time. 64 descriptors are four cache lines of heads and 16
-/// of descriptors; larger bursts gained nothing in VPP's and DPDK's published curves.
+/// Frames taken from one TX ring at a time: four cache lines of heads and 16 of descriptors.
+/// Larger bursts gain nothing in VPP's and DPDK's published curves.
 pub const BURST_FRAMES: usize = 64;
 
-/// Bytes after which a burst ends (the frame that crosses the line is still taken): bounds how
-/// long one sender may hold a receiver's ring, and equals one maximal GSO frame.
+/// Bytes after which a burst ends (the frame that crosses the line is taken): one maximal GSO
+/// frame. Bounds how long a sender holds a receiver's ring.
 pub const BURST_BYTES: u32 = 65_536;
 
-/// Copies a burst may ask for by flooding before it is cut; the rest of the ring waits for the
-/// sender's next turn. Keeps a broadcast storm to about one turn of work for any number of ports.
+/// Copies by flooding before a burst is cut; the rest waits for the sender's next turn. Bounds a
+/// broadcast storm to about one turn for any number of ports.
 pub const BURST_FLOOD_COPIES: usize = 512;
 
-/// Descriptors accepted in one chain, direct and indirect together. Linux sends at most 19 and
-/// 64 KiB in 64-byte pieces is 1,024; more is work without payload.
+/// Descriptors in one chain, direct and indirect together. Linux sends at most 19; 64 KiB in
+/// 64-byte pieces are 1,024.
 pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
 
-/// Descriptors that a frame, or a segment cut for a receiver, may lie in as part of its price:
-/// above the 19 of Linux. Those beyond, excess descriptors, count one by one against a burst, and
-/// are bounded where a receiver posts them.
+/// Descriptors that are part of the price of a frame or cut segment: above the 19 of Linux.
+/// Excess descriptors count one by one against a burst, and are bounded where a receiver posts
+/// them.
 pub const FRAME_DESCRIPTORS: u32 = 32;
 
-/// Descriptors walked for one run of frames into a receive ring at most, whatever it is cut into:
-/// 200 µs. 64 KiB for a path of 576 bytes into the chains of 19 that Linux posts are 2,300.
+/// Descriptors walked for one run into a receive ring: 200 µs. 64 KiB for a path of 576 bytes
+/// into the chains of 19 that Linux posts are 2,300.
 pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 
 /// Pieces that receive buffers for one frame may have without being looked at closely. Linux posts
@@ -120,54 +117,53 @@ pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
 /// percent, and the worker at most [`TOUCH_NANOS`] and one page.
 pub const DISTRUST_NANOS: u64 = 10_000_000_000;
 
-/// What an excess descriptor counts for in [`BURST_BYTES`]: walking to it and copying a byte there
-/// takes 20 to 25 ns, a quarter of what a frame of 1 KiB does.
+/// What an excess descriptor counts for in [`BURST_BYTES`]: walking to it and copying a byte
+/// takes 20 to 25 ns, a quarter of a frame of 1 KiB.
 pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
 
-/// Memory pieces one burst may refer to; the burst ends before a chain that might not fit.
+/// Memory pieces one burst may refer to; it ends before a chain that might not fit.
 pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
 
-/// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; a ring of smaller
-/// ones costs its owner frames, not the switch time.
+/// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; smaller ones cost
+/// their owner frames.
 pub const MAX_MERGED_BUFFERS: usize = 256;
 
 // --- Guest memory -------------------------------------------------------------------------
 
-/// Memory slots offered to a front-end (`GET_MAX_MEM_SLOTS`). QEMU uses up to 509 with memory
-/// hotplug; offering fewer in a later version would strand running guests, so it never shrinks.
+/// Memory slots offered (`GET_MAX_MEM_SLOTS`): QEMU uses up to 509 with hotplug. It never
+/// shrinks, as that would strand running guests.
 pub const MAX_MEM_SLOTS: usize = 509;
 
-/// Bytes of address space one port may map: larger than most VMs of today, small enough that 100
-/// hostile ports take 100 of the 128 TiB a process has and a victim still maps.
+/// Address space one port may map: larger than most VMs, small enough that 100 hostile ports
+/// leave a victim room in the 128 TiB of a process.
 pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
 
-/// Bytes beyond that which whole huge pages may take where regions begin and end inside of them:
-/// thirty-two borders inside pages of 1 GiB. QEMU's memory has two to four (640 KiB, the hole below
-/// 4 GiB).
+/// Bytes beyond that for whole huge pages in which regions begin and end: thirty-two borders
+/// inside pages of 1 GiB. QEMU's memory has two to four.
 pub const MAX_PORT_ROUNDED_BYTES: u64 = 32 << 30;
 
-/// Bytes of foreign memory that the process maps: of the 128 TiB of addresses that x86-64 gives it,
-/// the rest is for its own heap and stacks, without which it would end.
+/// Foreign memory that the process maps, of 128 TiB of addresses on x86-64; the rest is for its
+/// own heap and stacks.
 pub const MAX_MAPPED_BYTES: u64 = 112 << 40;
 
-/// The part of them that each port can have whatever the others take: a VM of 32 GiB and its next
-/// memory table. [`MAX_PORTS`] times this are 64 of the 112 TiB.
+/// The part that each port has whatever the others take: a VM of 32 GiB and its next memory
+/// table. [`MAX_PORTS`] times this are 64 of the 112 TiB.
 pub const GUARANTEED_MAPPED_BYTES: u64 = 64 << 30;
 
-/// Mappings that each port can have likewise. QEMU without memory hotplug has two to eight regions,
-/// twice that while it replaces its table, and a dirty log. [`MAX_PORTS`] times this are 24,576 of
-/// the 65,530 that a process has by default (`vm.max_map_count`).
+/// Mappings that each port has likewise. QEMU without hotplug has two to eight regions, twice
+/// that while it replaces its table, and a dirty log. [`MAX_PORTS`] times this are 24,576 of the
+/// default `vm.max_map_count` of 65,530.
 pub const GUARANTEED_MAPPINGS: u64 = 24;
 
 /// Mappings kept for the process itself: libraries, heap, workers, and two for each of a burst's
-/// [`BURST_PIECES`] that lie in memory which vanished while no other can be had …
+/// [`BURST_PIECES`] in memory that vanished while no other can be had …
 pub const OWN_MAPPINGS: u64 = 8_192;
 
 /// … and for each port's thread: its stack and guard page, its alternate stack, its heap arena.
 pub const OWN_MAPPINGS_PER_PORT: u64 = 8;
 
-/// Bytes of dirty log accepted: one bit per 4 KiB page of [`MAX_PORT_MAPPED_BYTES`], doubled for
-/// holes in the guest's physical address space.
+/// Bytes of dirty log: one bit per 4 KiB page of [`MAX_PORT_MAPPED_BYTES`], doubled for holes in
+/// the guest's physical address space.
 pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 
 // --- Sessions -----------------------------------------------------------------------------
@@ -175,35 +171,35 @@ pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 /// Feature levels there are; the sets are in [`crate::vhost_user::features`].
 pub const FEATURE_LEVELS: u8 = 2;
 
-/// How long `SET_VRING_ENABLE 0` waits for the frames already posted to leave. A full ring of
-/// 64 KiB frames takes a few ms; the rest is for a busy machine.
+/// How long `SET_VRING_ENABLE 0` waits for posted frames to leave. A full ring of 64 KiB frames
+/// takes a few ms; the rest is for a busy machine.
 pub const DRAIN_MILLIS: u64 = 500;
 
 /// How long frames sent on a disabled ring are kept: cloud-hypervisor lets a paused guest run on
-/// before it has enabled the rings again, a few ms later; the rest is for a busy machine.
+/// a few ms before it enables the rings.
 pub const DISCARD_MILLIS: u64 = 100;
 
-/// Pause after which one more log line about a port and its front-end may be written: one a second.
+/// Pause after which one more log line about a port and its front-end may be written.
 pub const PORT_LOG_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Lines that a port may have saved up: a connection, what was refused of it, and its end.
+/// Log lines that a port may have saved up: a connection, what was refused of it, and its end.
 pub const PORT_LOG_BURST: u32 = 4;
 
 // --- Forwarding database ------------------------------------------------------------------
 
-/// Addresses one table learns. A host with 128 VMs needs hundreds; the rest is for what lives
-/// behind the uplink. Reserves 6 MiB of address space, backed by memory only where used.
+/// Addresses one table learns. 128 VMs need hundreds; the rest is for what is behind the uplink.
+/// Reserves 6 MiB of address space.
 pub const FDB_MAX_ENTRIES: u32 = 65_536;
 
 /// Largest table a configuration may ask for (96 MiB of address space).
 pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
 
-/// Addresses learned from one port: far more than the containers of a VM, and 16 hostile ports
-/// are needed to fill the table.
+/// Addresses learned from one port: far more than a VM's containers; 16 hostile ports are needed
+/// to fill the table.
 pub const FDB_MAX_PER_PORT: u32 = 4_096;
 
-/// Addresses each port may learn even when the table is full: hostile ports cannot make a quiet
-/// guest's traffic flood. A VM has one address, some a handful.
+/// Addresses each port may learn when the table is full, so that hostile ports cannot make a
+/// quiet guest's traffic flood.
 pub const FDB_RESERVED_PER_PORT: u32 = 16;
 
 /// Seconds an address is kept without a frame from it (IEEE Std 802.1Q-2018, table 8-6).
@@ -212,90 +208,84 @@ pub const FDB_AGE_SECONDS: u32 = 300;
 /// Ports the table can tell apart: 15 bits of a word.
 pub const FDB_MAX_PORTS: usize = 1 << 15;
 
-/// Locks for writers, each over an equal run of buckets. With a handful of workers two learn in
-/// the same shard at the same moment once in 64 times at worst.
+/// Locks for writers, each over an equal run of buckets. Two workers learn in one shard at once
+/// with a chance of 1 in 64.
 pub const FDB_SHARDS: usize = 64;
 
-/// Addresses in a table beyond which those of a burst are prefetched together. Each takes a line of
-/// words and one of stamps, and a core's first cache has 512 to 768 lines. Cycles a frame without
-/// and with, EPYC: 238 and 229 with 2,048 addresses, 261 and 238 with 8,192, 388 and 307 with
-/// 65,536. With 1,024 it lost 6 % of the rate.
+/// Addresses beyond which those of a burst are prefetched together; each takes two cache lines,
+/// and a core's first cache has 512 to 768. Cycles a frame without and with, EPYC: 238 and 229
+/// with 2,048 addresses, 261 and 238 with 8,192, 388 and 307 with 65,536. With 1,024 it lost 6 %
+/// of the rate.
 pub const FDB_PREFETCH_ENTRIES: u32 = 1_536;
 
-/// Buckets a sweep (ageing, flush, listing) visits before it releases the shard's lock: 4 KiB of
-/// words, 0.8 µs in a full table, so that a learning worker hardly ever waits.
+/// Buckets a sweep (ageing, flush, listing) visits before it releases the shard's lock: 0.8 µs in
+/// a full table, so that a worker hardly ever waits.
 pub const FDB_SWEEP_BUCKETS: usize = 64;
 
-/// Attempts at a shard's lock before a worker leaves learning to the next frame. One takes 10 to
-/// 50 ns, so 128 outlast a holder that runs (see above) and give up on one that was preempted: a
-/// worker must not sleep for the table.
+/// Attempts at a shard's lock, 10 to 50 ns each, before a worker leaves learning to the next
+/// frame: they outlast a holder that runs, and give up on one that was preempted.
 pub const FDB_LOCK_ATTEMPTS: u32 = 128;
 
 // --- MTU ----------------------------------------------------------------------------------
 
 /// MTUs acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's least (RFC 791) up to what a
-/// frame can carry. A NACK leaves QEMU's guest with a dead device, so nothing in between is
-/// refused.
+/// frame can carry, as a NACK leaves QEMU's guest with a dead device.
 pub const MIN_MTU: u64 = 68;
 /// See [`MIN_MTU`].
 pub const MAX_CARRIED_MTU: u64 = 65_535;
 
-/// Largest MTU that a TAP can have: the driver counts the Ethernet header in (`tun_net_initialize`,
+/// Largest MTU of a TAP: the driver counts the Ethernet header in (`tun_net_initialize`,
 /// drivers/net/tun.c).
 pub const MAX_TAP_MTU: u64 = MAX_CARRIED_MTU - 14;
 
 // --- vhost-user messages and sockets ------------------------------------------------------
 
-/// Bytes of one message's body. The largest we serve is `SET_MEM_TABLE` with
-/// [`MAX_MESSAGE_FILES`] regions (1,032 bytes); the rest lets us read past, and refuse politely,
-/// messages we do not serve: a whole device configuration space is 4 KiB.
+/// Bytes of a message's body. The largest served is `SET_MEM_TABLE` with [`MAX_MESSAGE_FILES`]
+/// regions (1,032 bytes); the rest allows to read past others and refuse them: a device
+/// configuration space is 4 KiB.
 pub const MAX_MESSAGE_BODY: usize = 4096;
 
-/// Descriptors that may come with one message, and so regions in one `SET_MEM_TABLE`. QEMU and
-/// DPDK send at most 8 there, the `vhost` crate's front-end at most 32; front-ends with more
-/// regions add them one by one (`CONFIGURE_MEM_SLOTS`).
+/// Descriptors with one message, and so regions in one `SET_MEM_TABLE`. QEMU and DPDK send at
+/// most 8, the `vhost` crate's front-end 32; more regions are added one by one
+/// (`CONFIGURE_MEM_SLOTS`).
 pub const MAX_MESSAGE_FILES: usize = 32;
 
-/// Threads that close what front-ends sent and what is of no use, for such a close may last for
-/// hours. An honest front-end sends no such thing; a hostile one makes one thread for its port. As
-/// many as ports again are for ports that were deleted meanwhile.
+/// Threads that close useless descriptors of front-ends, for such a close may take hours. A
+/// hostile one makes one thread for its port; as many again are for deleted ports.
 pub const MAX_CLOSERS: usize = 2 * MAX_PORTS;
 
-/// Files of one thread that may wait to be closed: a port that has more is served no front-end, and
-/// the control socket lets no client in. Honest ones send none whose closing lasts.
+/// Files of one thread that may wait to be closed: a port with more is served no front-end, and
+/// the control socket accepts no client. Honest ones send none whose closing lasts.
 pub const MAX_HELD_FILES: usize = 64;
 
-/// How long such a thread waits for them before. Closing takes microseconds; the rest is for a busy
-/// machine.
+/// How long such a thread waits for them before. Closing takes microseconds; the rest is for a
+/// busy machine.
 pub const CLOSE_PATIENCE_MILLIS: u32 = 20;
 
-/// How often such a port is looked at again.
+/// Pause between two looks at such a port.
 pub const HELD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// How long a close may take before a signal interrupts it. Closing takes microseconds; the rest is
-/// for a busy machine.
+/// How long a close may take before a signal interrupts it. Closing takes microseconds.
 pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// How long a message may take from its first byte to its last. Front-ends send a message in one
-/// system call; the time is for one that is stopped or swapped out just then. Less than the 5 s
-/// within which a half-sent header has to be given up.
+/// How long a message may take from its first byte to its last. Front-ends send it in one system
+/// call; the time is for one that is stopped or swapped out just then.
 pub const MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long a reply waits for room in the socket. A front-end asks one thing at a time, so only
-/// one that never reads can fill 200 KiB of socket buffer with 20-byte replies.
+/// How long a reply waits for room in the socket. Only a front-end that never reads can fill 200
+/// KiB with 20-byte replies.
 pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Front-ends waiting in a listening socket's queue while another is served. One is the rule (a
-/// restarted QEMU whose predecessor is still being taken down); the others get an error at once
-/// instead of a hang.
+/// Front-ends waiting in a listening socket's queue: one as a rule (a restarted QEMU); the others
+/// get an error at once instead of a hang.
 pub const SOCKET_BACKLOG: i32 = 8;
 
 /// How long a process that connects may be silent before it is taken for a front-end. Those speak
-/// at once; another daemon that only asks whether the socket is in use leaves at once.
+/// at once; a daemon that checks whether the socket is in use leaves at once.
 pub const FIRST_WORD: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// First and longest pause after `accept` failed for want of descriptors or memory. The pending
-/// connection keeps the listener readable, so without a pause the thread would spin.
+/// connection keeps the listener readable: without a pause the thread would spin.
 pub const ACCEPT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(50);
 /// See [`ACCEPT_RETRY_MIN`].
 pub const ACCEPT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(1);
@@ -307,7 +297,7 @@ pub const CONNECT_RETRY_MIN: std::time::Duration = std::time::Duration::from_mil
 pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// How long a process waits in all for other daemons that create sockets in the same directory.
-/// Creating one takes well under a millisecond; a lock held for longer is another's.
+/// Creating one takes well under a millisecond.
 pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).
@@ -315,46 +305,44 @@ pub const MAX_SOCKET_PATH: usize = 107;
 
 // --- TAPs and announcements ---------------------------------------------------------------
 
-/// Longest frame copied together for a TAP, so that it goes out by a plain `write` of one piece.
-/// `writev` costs 75 to 100 ns more than that, which is what copying 4 KiB costs; above 9,000
-/// bytes the copy loses.
+/// Longest frame copied together for a TAP, to go out by a plain `write`. `writev` costs 75 to
+/// 100 ns more, as does copying 4 KiB; above 9,000 bytes the copy loses.
 pub const TAP_COPY_BYTES: usize = 4_096;
 
-/// Pieces of a longer frame handed to the kernel as they are; more are copied together first. The
-/// kernel's own limit is 1,024 (`UIO_MAXIOV`), and each piece costs it about 30 ns.
+/// Pieces of a longer frame handed to the kernel; more are copied together first. Its limit is
+/// 1,024 (`UIO_MAXIOV`), and each costs it about 30 ns.
 pub const TAP_GATHER_PIECES: usize = 32;
 
 /// Longest frame that a peer on a stream may announce: QEMU's largest packet (`NET_BUFSIZE`).
-/// Those of more than [`MAX_FRAME_LEN`] are dropped; behind a greater length nothing can be told
-/// apart, and the connection ends.
+/// Those above [`MAX_FRAME_LEN`] are dropped; a greater length ends the connection, as nothing
+/// behind it can be parsed.
 pub const MAX_STREAM_FRAME_LEN: u32 = 4_096 + 65_536;
 
-/// Bytes that came on a stream and are not forwarded yet: nearly two of the longest frames, so that
-/// there is room behind the beginning of one. Each stream has one such buffer.
+/// Bytes that came on a stream and are not forwarded yet: nearly two of the longest frames, so
+/// that there is room behind the beginning of one.
 pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
 
-/// Times that a stream is read for one frame before others have their turn: a peer that sends one
-/// byte at a time would be read for as long as it likes. What comes whole is there after one.
+/// Reads of a stream for one frame before others have their turn. A whole frame is there after
+/// one; a peer may send one byte at a time.
 pub const STREAM_READS: u32 = 3;
 
-/// Times that a worker that writes to a stream sends what others have left with it meanwhile: one
-/// that others keep at it would do nothing else.
+/// Times that a worker that writes to a stream also sends what others left meanwhile, so that it
+/// does something else too.
 pub const STREAM_ROUNDS: u32 = 16;
 
-/// How long the next one then tries to write itself: a call takes some 20 µs at most. Whoever is at
-/// it has lost its CPU otherwise, and the frame is dropped.
+/// How long the next worker then tries to write itself: a call takes some 20 µs at most. Beyond
+/// that the holder has lost its CPU, and the frame is dropped.
 pub const STREAM_LOCK_NANOS: u64 = 20_000;
 
-/// How often a TAP that is gone is looked for: reattached within a second, at no cost to speak of.
+/// Pause between two looks for a TAP that is gone: attached again within a second, at negligible
+/// cost.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 
-/// How long the closing of a lost TAP waits for workers to let go of it. They do at the end of a
-/// burst, within microseconds unless the machine has no CPU for them.
+/// How long the closing of a lost TAP waits for workers, which release it at the end of a burst.
 pub const CLOSE_TIMEOUT_MILLIS: u32 = 1_000;
 
 /// Announcements (`SEND_RARP`) of one front-end at once, and the pause after which one more is
-/// made. Each is a frame to every port, sent by a worker between two turns; QEMU asks for five in a
-/// second for each migrated guest.
+/// made. Each is a frame to every port; QEMU sends five in a second for each migrated guest.
 pub const ANNOUNCEMENTS: u32 = 32;
 /// See [`ANNOUNCEMENTS`].
 pub const ANNOUNCEMENT_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
@@ -368,47 +356,46 @@ pub const MAX_NOTES: usize = 256;
 /// as [`MAX_TAPS`] allow.
 pub const MAX_PASSED_FDS: usize = 8192;
 
-/// How long the service manager may take to receive what it is asked to keep, in all. It reads its
-/// socket within microseconds unless it hangs.
+/// How long the service manager may take to receive what it keeps, in all. It reads within
+/// microseconds unless it hangs.
 pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Bytes of what one process tells the next: 65,536 addresses and the counters of [`MAX_PORTS`]
+/// Bytes that one process hands to the next: 65,536 addresses and the counters of [`MAX_PORTS`]
 /// ports are ten million.
 pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
 
-/// How long removing a port waits for its session, and then for the workers. Both take some
-/// microseconds, unless a guest's memory makes them wait.
+/// How long removing a port waits for its session, then for the workers: microseconds, unless a
+/// guest's memory makes them wait.
 pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long a reload waits for the sessions of all ports that it removes or makes anew: hundreds at
-/// a time, on a machine whose CPUs may have other things to do. Only other changes wait meanwhile.
+/// How long a reload waits for the sessions of all ports that it removes or makes anew: hundreds,
+/// on a busy machine. Only other changes wait meanwhile.
 pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// How often a removal is looked at meanwhile.
+/// Pause between two looks at a removal meanwhile.
 pub const REMOVE_STEP: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// How long stopping may take in all; the service manager is told to expect a second.
+/// How long stopping may take in all; the service manager expects a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 
-/// Stack of a port's thread. It maps memory and answers messages of 4 KiB; the default 2 MiB would
-/// only be address space, but 1,000 of them show in every tool.
+/// Stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the
+/// default 2 MiB would show in every tool.
 pub const SESSION_STACK_BYTES: usize = 256 << 10;
 
 /// Log lines that wait for the reader of standard error: all counters of some hundred ports.
 pub const LOG_QUEUE_BYTES: usize = 256 << 10;
 
-/// How long a thread outside the data path waits for its line to be written. A reader that is alive
-/// takes it within microseconds.
+/// How long a thread outside the data path waits for its line to be written: microseconds, if the
+/// reader is alive.
 pub const LOG_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Pause of a thread that goes on after a panic, at first and at most. A panic is a bug of ours:
-/// a first one should cost others no more than a lost interrupt would, one that comes back at once
-/// must not keep a CPU busy.
+/// Pause of a thread that goes on after a panic, at first and at most: a first one costs others
+/// no more than a lost interrupt, a repeated one does not keep a CPU busy.
 pub const RESTART_PAUSE_MIN: std::time::Duration = std::time::Duration::from_millis(10);
 /// See [`RESTART_PAUSE_MIN`].
 pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Panics that are told in full each second. A guest that found one can repeat it.
+/// Panics logged in full each second. A guest that found one can repeat it.
 pub const PANIC_LINES_PER_SECOND: u32 = 5;
 
 /// Sweeps of the forwarding table per ageing time.
@@ -416,8 +403,8 @@ pub const AGEING_SWEEPS: u32 = 8;
 
 // --- System layer -------------------------------------------------------------------------
 
-/// Mappings of foreign memory the whole process may hold: 128 ports with every memory slot used
-/// and a dirty log. The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
+/// Mappings of foreign memory in the process: 128 ports with every memory slot and a dirty log.
+/// The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
 pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
 
 /// Slots by which the registry of guarded mappings grows: one large guest, about 20 KiB.
@@ -427,32 +414,30 @@ pub const GUARD_SEGMENT_SLOTS: usize = 512;
 /// looks is freed, so it lasts at most two pauses: 40 ms of the 100 ms that other ports may wait.
 pub const WATCH_TICK_MILLIS: u64 = 20;
 
-/// Processor time from which on a notification is expensive, and paid for by its port with a pause.
-/// Waking a guest takes about 10 µs, several times that where a processor has to be woken through
-/// a hypervisor. A write that lasts longer, or several of one port at the end of one turn that do
-/// together, make the port's next ones measured for [`SIGNALS_MEASURED_MILLIS`].
+/// Processor time from which a notification is expensive, and its port pays by a pause. Waking a
+/// guest takes about 10 µs, several times that through a hypervisor. Such a write, or several of
+/// one port in one turn, have the port measured for [`SIGNALS_MEASURED_MILLIS`].
 pub const EXPENSIVE_SIGNAL_MICROS: u64 = 100;
 
-/// Processor time from which on a write is slow, and counted towards dropping the front-end.
-/// Through two hypervisors, or under strace, a write takes 100 to 200 µs, each time.
+/// Processor time from which a write is slow, and counts towards dropping the front-end. Through
+/// two hypervisors, or under strace, one takes 100 to 200 µs.
 pub const SIGNAL_MICROS: u64 = 1_000;
 
-/// Consecutive slow writes for which a front-end is dropped; those of 5 ms and more count twice,
-/// those of 50 ms and more four times.
+/// Consecutive slow writes for which a front-end is dropped; those of 5 ms count twice, of 50 ms
+/// four times.
 pub const SLOW_WRITES: u32 = 16;
 
-/// Time after which one of them is forgotten. Not by what is written in between, of which a
-/// front-end can make each fourth write fast; an honest one on a crowded host, whose processor is
-/// taken away within a write, may meet with five of them in each second for ever.
+/// Time after which one is forgotten; fast writes in between do not count, as a front-end can
+/// make each fourth one fast. An honest one on a crowded host may meet five in each second.
 pub const SLOW_WRITE_LEAK_MILLIS: u64 = 200;
 
-/// How long a port's writes are measured after an expensive one, at 0.6 µs each. The first that
-/// is not measured goes free, so not for a number of writes, which may be fast ones.
+/// How long a port's writes are measured after an expensive one, at 0.6 µs each. A time, as a
+/// number of writes could be fast ones.
 pub const SIGNALS_MEASURED_MILLIS: u64 = 1_000;
 
-/// After a slow write the port's next ones wait for so many times as long: at most a quarter of a
-/// worker's time goes there until the front-end is dropped. So they do after an expensive one while
-/// two other ports send; …
+/// After a slow write the port's next ones wait for so many times as long: a quarter of a
+/// worker's time at most, until it is dropped. So they do after an expensive one while two other
+/// ports send; …
 pub const SIGNAL_PAUSE_PARTS: u64 = 3;
 
 /// … while more do, for the part of each of them, up to so many.
@@ -461,29 +446,28 @@ pub const SIGNAL_PAUSE_MOST_PARTS: u64 = 16;
 /// A port counts as one that sends for so long after it did, and up to twice that.
 pub const SENDERS_NANOS: u64 = 1_000_000;
 
-/// The longest such wait: an honest guest whose host was stopped for seconds in the middle of a
-/// signal shall not miss the next one for longer.
+/// The longest such wait, for an honest guest whose host was stopped for seconds in the middle of
+/// a signal.
 pub const SIGNAL_PAUSE_MILLIS: u64 = 100;
 
-/// How long a port stays closed after a front-end was dropped that had cost others time: 40 ms for
-/// a call descriptor that blocks, and five times what the kernel takes to wake many waiters, 0.2 s
-/// for two million, with pauses. That is 8 % of the time then.
+/// How long a port stays closed after its front-end was dropped for costing others time: 40 ms
+/// for a call descriptor that blocks, and five times 0.2 s to wake two million waiters, so 8 % of
+/// the time.
 pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Looks for which signals are sent with more care after a blocked one was freed (10 s): fellow
 /// attackers then cost a system call each, not two pauses each.
 pub const WATCH_ALERT_TICKS: u32 = 500;
 
-/// How long a netlink request may take altogether. The kernel answers in microseconds unless
-/// another process holds the network configuration's lock.
+/// How long a netlink request may take. The kernel answers in microseconds unless another process
+/// holds the network configuration's lock.
 pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
 
-/// Messages read for one netlink request: the queueing disciplines of a host with 256 devices of
-/// 256 queues each.
+/// Messages read for one netlink request: queueing disciplines of 256 devices of 256 queues each.
 pub const NETLINK_MAX_MESSAGES: usize = 65_536;
 
-/// How long the link monitor rests after it was told that changes of interfaces were lost, or could
-/// not be told of any, before it begins anew. It asks about each TAP then.
+/// How long the link monitor rests after changes of interfaces were lost, or it could not
+/// subscribe. It then queries each TAP.
 pub const LINK_RETRY_MILLIS: u64 = 250;
 
 /// Queues of one TAP. The kernel allows 256; more than workers bring nothing.
@@ -491,23 +475,21 @@ pub const MAX_TAP_QUEUES: u16 = 64;
 
 // --- Configuration ------------------------------------------------------------------------
 
-/// Ports and TAPs together. Port numbers travel as 16 bits in the forwarding table and a flood is
-/// one copy per port; the largest hosts known run a few hundred VMs.
+/// Ports and TAPs together. Port numbers are 16 bits in the forwarding table, a flood is one copy
+/// per port; the largest hosts known run a few hundred VMs.
 pub const MAX_PORTS: usize = 1024;
 
-/// TAP uplinks. Each is one more copy of every flooded frame; more than a few have no use, one per
-/// network segment does.
+/// TAP uplinks: each is one more copy of every flooded frame; one per network segment is of use.
 pub const MAX_TAPS: usize = 64;
 
-/// Ports on streams. Each frame for one is a system call of the sender's worker, so a flood is as
-/// many; a VM that has shared memory is better off with a port of its own.
+/// Ports on streams: each frame for one is a system call of the sender's worker, so a flood is as
+/// many.
 pub const MAX_STREAMS: usize = 64;
 
-/// Static MAC addresses of one port: static entries are exempt from the table's eviction, so their
-/// number is bounded here.
+/// Static MAC addresses of one port, which the table never evicts.
 pub const MAX_STATIC_MACS: usize = 64;
 
-/// Characters of a port's name: it stands in every log line and counter of the port.
+/// Characters of a port's name, which is part of its log lines and counters.
 pub const MAX_NAME_LEN: usize = 64;
 
 /// Bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
@@ -522,8 +504,8 @@ pub const MAX_CONFIG_TOTAL_BYTES: u64 = 4 << 20;
 /// Files in `conf.d`: one for each port, as a provisioning tool writes them, and some more.
 pub const MAX_CONFIG_FILES: usize = 2048;
 
-/// Bytes of a file in the state directory. The longest one holds the configuration's files twice,
-/// as they are and as they wait to be confirmed, where each quote and line's end takes two bytes.
+/// Bytes of a file in the state directory. The longest holds the configuration's files twice, in
+/// force and unconfirmed, with two bytes for each quote and line's end.
 pub const MAX_STATE_BYTES: u64 = 32 << 20;
 
 /// Errors of a configuration file that are shown; the rest are only counted.
@@ -532,11 +514,11 @@ pub const MAX_CONFIG_ERRORS: usize = 100;
 /// Characters of a rejected value that an error message repeats.
 pub const MAX_QUOTED_CHARS: usize = 80;
 
-/// Worker threads unless configured: one core is all a small host gives away unasked.
+/// Worker threads unless configured: one core is all a small host gives away by default.
 pub const DEFAULT_WORKERS: usize = 1;
 
 /// Worker threads with `workers = "auto"`, at most: one carries 28 million short frames a second
-/// (docs/performance.md), and a host with many CPUs has its guests to run on them.
+/// (docs/performance.md), and a host with many CPUs has guests to run.
 pub const AUTO_WORKERS: usize = 4;
 
 /// Worker threads at most; more than CPUs is a warning. Each has some MiB of memory of its own.
@@ -545,14 +527,13 @@ pub const MAX_WORKERS: usize = 256;
 /// Queue pairs of a port and queues of a TAP unless configured.
 pub const DEFAULT_QUEUES: u16 = 1;
 
-/// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. The table's shortest, 10 s, is not
-/// enforced: tests and fast-moving VMs profit from less.
+/// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. Its shortest, 10 s, is not enforced, for
+/// tests and fast-moving VMs.
 pub const MAX_AGE_SECONDS: u32 = 1_000_000;
 
-/// Permissions of a port's socket unless configured: owner and group, no other user. Whoever can
-/// connect becomes the VM.
+/// Permissions of a port's socket unless configured: owner and group. A process that can connect
+/// becomes the VM.
 pub const DEFAULT_SOCKET_MODE: u32 = 0o660;
 
-/// Bytes for one group's entry in the group database before its look-up is given up: a group
-/// with tens of thousands of members.
+/// Bytes for one group's entry in the group database: a group with tens of thousands of members.
 pub const MAX_GROUP_ENTRY_BYTES: usize = 1 << 20;

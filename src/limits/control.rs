@@ -2,20 +2,19 @@
 
 // --- Control socket -----------------------------------------------------------------------
 
-/// Bytes of one message of a client, its end not counted. The longest one that means something adds
-/// a port with 64 addresses and is 2 KiB.
+/// Bytes of one message of a client, its end not counted. The longest useful one adds a port with
+/// 64 addresses and is 2 KiB.
 pub const CONTROL_MESSAGE_BYTES: usize = 64 << 10;
 
-/// Clients that are connected at a time: people, a monitoring system, a script for each VM that
-/// starts. More are closed at once, with a count.
+/// Clients at a time: people, a monitoring system, a script for each VM that starts. More are
+/// closed at once, with a count.
 pub const CONTROL_CONNECTIONS: usize = 32;
 
-/// Those among them that only root's may take, so that an administrator gets in whoever fills the
-/// others.
+/// Those among them for root alone, so that an administrator gets in.
 pub const CONTROL_KEPT_FOR_ROOT: usize = 4;
 
-/// Those of the rest that only who may change the switch takes: the daemon's user, as whom
-/// `systemctl reload` asks, and the members of the admin group.
+/// Those of the rest for clients that may change the switch: the daemon's user, as whom
+/// `systemctl reload` connects, and the admin group.
 pub const CONTROL_KEPT_FOR_ADMINS: usize = 4;
 
 /// How long a message may take from its first byte to its last, as with front-ends.
@@ -31,11 +30,11 @@ pub const CONTROL_STREAM_BYTES: usize = 64 << 10;
 /// out one.
 pub const CONTROL_READ_BYTES: usize = 16 << 10;
 
-/// Clients refused between two turns. One that has a place is let in alone.
+/// Clients refused between two turns. One that has a place is accepted alone.
 pub const CONTROL_ACCEPTS: usize = 8;
 
-/// Of so many turns one is that of the client who is first in line, whatever its rank: what others
-/// have of the thread while root's or administrators' ask without a pause.
+/// Of so many turns one is that of the client first in line, whatever its rank, so that others
+/// have a part of the thread beside root and administrators.
 pub const CONTROL_COMMON_TURN: u64 = 4;
 
 /// Ports in one part of a reply: each has its reasons for drops, 3 KiB at most.
@@ -44,43 +43,41 @@ pub const CONTROL_PORTS_A_REPLY: usize = 16;
 /// Addresses in one part of a reply, about 60 bytes each.
 pub const CONTROL_ADDRESSES_A_REPLY: usize = 256;
 
-/// Reasons told why the switch is degraded; there may be one for each port.
+/// Reasons shown why the switch is degraded; there may be one for each port.
 pub const CONTROL_SHOWN_REASONS: usize = 16;
 
-/// How often a port that is being removed is looked at. It takes a few milliseconds unless its
-/// front-end holds it up.
+/// Pause between two looks at a port that is being removed, which takes a few milliseconds unless
+/// its front-end holds it up.
 pub const CONTROL_STEP: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// How long the end of the process waits for the thread, which may be opening an interface.
 pub const CONTROL_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// How often a port is looked at that a client waits for.
+/// Pause between two looks at a port that a client waits for.
 pub const CONTROL_WAIT_STEP: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// How long a client may wait for a port in one call.
 pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 
-/// How long a session is waited for that is asked what it knows: it answers within microseconds,
-/// unless it is mapping memory or its guest's memory makes it wait.
+/// How long the thread waits for a session's answer: microseconds, unless it maps memory or its
+/// guest's memory makes it wait.
 pub const CONTROL_INSPECT_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(250);
 
-/// How long the file system of a port's socket is waited for, when a client asks who may connect.
-/// It answers within microseconds, unless it has a server that does not.
+/// How long the thread waits for the file system of a port's socket: microseconds, unless it has
+/// a server that does not answer.
 pub const CONTROL_LOOK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Threads that look at such files, one for each path. Only those that never end add up, one for
-/// each port whose directory somebody holds up.
+/// Threads that look at such files, one for each path. Only those that never end add up.
 pub const CONTROL_LOOKS: usize = 16;
 
-/// How often it is looked which rings are in use, for the time since one was: a read of a counter
-/// for each ring.
+/// Pause between two samples of which rings are in use: a read of a counter for each ring.
 pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Differences told of a reload; `DiffConfig` tells all of them.
+/// Differences in the answer of a reload; `DiffConfig` lists all.
 pub const CONTROL_SHOWN_CHANGES: usize = 256;
 
-/// Bytes of them, but for the one that crosses the line: one that changes all addresses of a port
-/// is 3 KiB, and a reply of one part does not wait for its reader.
+/// Bytes of them, but for the one that crosses the line: a port's change of all addresses is 3
+/// KiB, and a reply of one part does not wait for its reader.
 pub const CONTROL_CHANGES_BYTES: usize = 64 << 10;
 
 /// Seconds for which a reload may wait to be confirmed.

@@ -2,8 +2,8 @@
 
 // --- Findings -----------------------------------------------------------------------------
 
-/// Findings that are told at a time, the worst first: series of one family of metrics, and less
-/// than 128 KiB of an answer. Guests can bring about some for each port.
+/// Findings reported at a time, the worst first: series of one family of metrics, and less than
+/// 128 KiB of an answer. Guests can cause some for each port.
 pub const FINDINGS_TOLD: usize = 256;
 
 /// Seconds between two samples of a port's counters that are kept.
@@ -15,5 +15,5 @@ pub const SAMPLES_KEPT: usize = 61;
 /// Senders remembered of a port that had no room for their frames.
 pub const SENDERS_KEPT: usize = 16;
 
-/// Senders told of it to clients.
+/// Senders of it reported to clients.
 pub const SENDERS_TOLD: usize = 5;

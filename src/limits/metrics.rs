@@ -2,15 +2,15 @@
 
 // --- Metrics ------------------------------------------------------------------------------
 
-/// Series of one port at most. Of 1,024 ports these are 40,960, which a Prometheus takes in its
-/// stride; without a bound a hostile guest would decide about another system's memory.
+/// Series of one port. Of 1,024 ports these are 40,960, little for a Prometheus; without a bound
+/// a hostile guest would decide about its memory.
 pub const METRICS_SERIES_A_PORT: usize = 40;
 
 /// Bytes of one part of the metrics. An answer is made as its reader takes it.
 pub const METRICS_PART_BYTES: usize = 32 << 10;
 
-/// Scrapers that are served at a time. One Prometheus needs one, two for a moment; where all are
-/// taken, one makes way of the user or address that has most of them.
+/// Scrapers at a time. One Prometheus needs one, two for a moment; if all places are taken, the
+/// user or address with most of them loses one.
 pub const METRICS_CONNECTIONS: usize = 16;
 
 /// Bytes of a request's head. A Prometheus sends some 300.
@@ -25,5 +25,5 @@ pub const METRICS_HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_
 /// How long an answer may take to be read: a Prometheus gives up after ten seconds by default.
 pub const METRICS_READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Scrapers let in before those that are connected have their turn.
+/// Scrapers accepted before those that are connected have their turn.
 pub const METRICS_ACCEPTS: usize = 8;

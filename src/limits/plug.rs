@@ -3,41 +3,39 @@
 
 // --- Ports by plug ------------------------------------------------------------------------
 
-/// Ports that there are at a time because their sockets turned up: the largest hosts run a few
-/// hundred VMs, and the other ports have most of [`super::MAX_PORTS`] to themselves.
+/// Ports by plug at a time: the largest hosts run a few hundred VMs, and other ports have most of
+/// [`super::MAX_PORTS`] to themselves.
 pub const MAX_PLUG_PORTS: usize = 256;
 
-/// Those of them whose sockets one user owns, so that another one finds room: all QEMUs of libvirt
-/// are one user.
+/// Those whose sockets one user owns, so that another finds room: all QEMUs of libvirt are one
+/// user.
 pub const MAX_PLUG_PORTS_A_USER: usize = 128;
 
-/// Ports that come or go at once, all of them when the switch starts while VMs run.
+/// Ports that come or go at once: all, when the switch starts while VMs run.
 pub const PLUG_BURST: u32 = 256;
 
-/// How often one more may come or go after that, 20 a second; what exceeds it waits. Each makes
-/// another table of ports for all workers, and a thread.
+/// Pause after which one more may come or go; the rest waits. Each makes another table of ports
+/// for all workers, and a thread.
 pub const PLUG_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// Files of the directory that are looked at: a look at so many took 4 ms. Those of the ports
-/// that there are come first.
+/// Files of the directory that are examined, in 4 ms. Those of existing ports come first.
 pub const MAX_PLUG_FILES: usize = 2048;
 
-/// How long after a look at the directory the next one is, if something happens there at once: the
-/// thread then took 4 % of a CPU with [`MAX_PLUG_FILES`] there.
+/// Least time between two looks at the directory: 4 % of a CPU with [`MAX_PLUG_FILES`].
 pub const PLUG_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// How often the directory is looked at where the kernel does not say that something happened, and
-/// who listens there: a QEMU that was killed leaves its socket's file as it was.
+/// Time between two looks without an event, at the directory and for a listener: a killed QEMU
+/// leaves its socket's file as it was.
 pub const PLUG_LOOK: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long nobody may listen at the socket of a port before the port goes: bind(2) makes the file,
-/// and listen(2) comes after it.
+/// How long a port's socket may be without a listener before the port goes: bind(2) makes the
+/// file, listen(2) comes after it.
 pub const PLUG_GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// How long the end of the process waits for the thread, which may be taking a port away.
+/// How long the end of the process waits for the thread, which may be removing a port.
 pub const PLUG_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Files told of at once that become no port, and how often one more is; the rest is a number in
+/// Refused files reported at once, and the pause after which one more is; the rest is a number in
 /// the next event.
 pub const PLUG_TOLD_BURST: u32 = 16;
 

@@ -1,4 +1,5 @@
-//! `docs/limits.md` says of each limit what the source says: its tables are made from there.
+//! `docs/limits.md` lists each limit with its value and what it bounds: its tables are made from
+//! the source, whose comments have the reasons.
 //!
 //! `UPDATE_DOCS=1 cargo test --lib limits` writes them anew. Each limit needs a doc comment.
 
@@ -44,10 +45,10 @@ fn tables(title: String, text: &str) -> String {
             let (_, value) = rest.split_once(" = ").unwrap();
             assert!(!doc.is_empty(), "{name} has no doc comment that says why");
             if let Some(title) = title.take() {
-                out += &format!("\n## {title}\n\n| limit | value | what it is, and why |\n");
+                out += &format!("\n## {title}\n\n| limit | value | what it is |\n");
                 out += "|---|---|---|\n";
             }
-            out += &format!("| `{name}` | {} | {} |\n", readable(name, value), plain(&doc));
+            out += &format!("| `{name}` | {} | {} |\n", readable(name, value), plain(what(&doc)));
         }
         doc.clear();
     }
@@ -71,6 +72,12 @@ fn readable(name: &str, value: &str) -> String {
     let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
     let between = |at: usize| at > 0 && digit(at - 1) && digit(at + 1);
     value.char_indices().map(|(at, c)| if c == '_' && between(at) { ',' } else { c }).collect()
+}
+
+/// What a doc comment begins with: what it goes on with is the reason.
+fn what(doc: &str) -> &str {
+    let ends = [". ", ": ", "; "].into_iter().filter_map(|end| doc.find(end));
+    doc[..ends.min().unwrap_or(doc.len())].trim_end_matches('.')
 }
 
 /// A doc comment without links, in a cell of a table.
@@ -111,6 +118,14 @@ fn values_are_told_as_a_reader_wants_them() {
     ] {
         assert_eq!(readable(name, &format!("{value};")), told);
     }
+}
+
+#[test]
+fn a_row_says_what_a_limit_is_and_not_why() {
+    for doc in ["Files. One each.", "Files: one each, and more.", "Files; the rest.", "Files."] {
+        assert_eq!(what(doc), "Files");
+    }
+    assert_eq!(what("Level 1.2 of a.b, and …"), "Level 1.2 of a.b, and …");
 }
 
 #[test]

@@ -6,47 +6,45 @@ use super::{BURST_BYTES, BURST_FRAMES};
 /// that pending signals leave in time.
 pub const TURN_NANOS: u64 = 50_000;
 
-/// A transmit ring's quantum, its part of a turn while others have work too, at least and at most:
-/// what 64 short frames take on the fastest machine, and [`BURST_BYTES`] between warm caches on a
-/// slow one.
+/// A transmit ring's quantum, its part of a turn while others have work too: what 64 short frames
+/// take on the fastest machine, and [`BURST_BYTES`] between warm caches on a slow one.
 pub const QUANTUM_NANOS: std::ops::RangeInclusive<u64> = 400..=2_500;
 
-/// For so long after a turn in which several sources had work, no burst is read from a device for
-/// longer than a quantum: those others have pauses, and shall not meet a pass of 64 system calls.
+/// For so long after a turn in which several sources had work, a burst from a device ends after a
+/// quantum: others have pauses, and shall not meet 64 system calls.
 pub const SHARED_NANOS: u64 = 1_000_000;
 
-/// What a ring can owe at most for bursts that took longer, which is more than any burst takes. A
-/// worker that lost its CPU in a burst charges an innocent guest: this is one slice of a scheduler.
+/// What a ring can owe for bursts that took longer, more than any burst takes. A worker that lost
+/// its CPU in a burst charges an innocent guest: this is one slice of a scheduler.
 pub const MAX_DEFICIT_NANOS: u64 = 4_000_000;
 
-/// How long a worker spins for a contended RX ring: about one maximal hold time (64 frames), so it
-/// only ends in vain when the holder was preempted, or waits for a page of its guest's.
+/// How long a worker spins for a contended RX ring: one maximal hold time (64 frames), so in vain
+/// only if the holder was preempted or waits for a page.
 pub const LOCK_SPIN_NANOS: u64 = 2_000;
 
-/// How long a burst that cannot go back to its sender's ring then waits for such locks, altogether:
-/// two or three slices of a scheduler, within which a holder that was preempted mostly runs again.
-/// Its frames are dropped then, and no worker waits for that ring again before its lock was free.
+/// How long a burst that cannot go back to its sender's ring waits for such locks altogether: two
+/// or three slices of a scheduler, within which a preempted holder mostly runs again. Its frames
+/// are dropped then, and no worker waits for that ring again before its lock was free.
 pub const LOCK_WAIT_NANOS: u64 = 8_000_000;
 
 /// Pause between two looks at such a lock. With what the kernel adds about 0.1 ms.
 pub const LOCK_WAIT_STEP: std::time::Duration = std::time::Duration::from_micros(50);
 
-/// Pause between two looks whether all workers go by a new table of ports: whoever removes a port
-/// waits, a worker that is awake takes a turn of some microseconds.
+/// Pause between two looks whether all workers use a new table of ports; a worker that is awake
+/// takes a turn of some microseconds.
 pub const ADOPTION_STEP: std::time::Duration = std::time::Duration::from_micros(200);
 
-/// Consecutive empty looks after which a polling worker stops reading a ring and waits for its
-/// kick: silent guests must not cost cache misses in every turn.
+/// Consecutive empty looks after which a polling worker waits for a ring's kick: silent guests
+/// must not cost cache misses in every turn.
 pub const IDLE_LOOKS_BEFORE_ARM: u32 = 4096;
 
-/// The same for a worker that does not poll and is busy with other rings: at 5 to 10 µs a turn, a
-/// guest that sends more often than every half millisecond is spared its kicks, and a hundred
-/// others, 60 ns a look, cost a turn's worth at most.
+/// The same for a worker that does not poll and is busy: at 5 to 10 µs a turn, a guest that sends
+/// more often than every half millisecond is spared its kicks, and a hundred others, 60 ns a
+/// look, cost a turn's worth.
 pub const BUSY_LOOKS_BEFORE_ARM: u32 = 64;
 
-/// A worker with ready rings looks for kernel events (kicks of other rings, TAPs, notes) this long
-/// after the last look: bounds what a busy guest adds to the latency of a silent one, at 0.4 µs
-/// of system call per look.
+/// Time between two looks for kernel events (kicks, TAPs, notes) by a worker with ready rings:
+/// what a busy guest adds to the latency of a silent one, at 0.4 µs a look.
 pub const EVENT_CHECK_NANOS: u64 = 20_000;
 
 /// How long frames wait in their sender's ring for a receiver that has no buffers, while no
@@ -81,51 +79,49 @@ pub const PEEK_FRAMES: usize = 1024;
 /// that was kicked while somebody held its lock.
 pub const RETRY_NANOS: u64 = 1_000_000;
 
-/// A worker stays awake for a signal that is due before the end of the shortest sleep there is, one
-/// tick of `epoll_wait`.
+/// A worker stays awake for a signal that is due before the end of the shortest sleep, one tick
+/// of `epoll_wait`.
 pub const SHORTEST_SLEEP_NANOS: u64 = 1_000_000;
 
-/// Descriptors of a transmit ring whose completion may wait for the next signal to receive. The
-/// driver stops at a full ring, and is to be told long before.
+/// Descriptors of a transmit ring whose completion may wait for the next signal to receive; the
+/// driver stops at a full ring.
 pub const TX_COALESCED_SLOTS: u32 = 32;
 
 /// Bytes likewise: four packets of 64 KiB. Linux lets TCP have under way what it sends in a
 /// millisecond; its receivers acknowledge every second to fifth packet.
 pub const TX_COALESCED_BYTES: u64 = 4 * BURST_BYTES as u64;
 
-/// How long that signal waits at most. One tick of `epoll_wait`; acknowledgements of a TCP stream
-/// come sooner.
+/// How long that signal waits: one tick of `epoll_wait`; acknowledgements of a TCP stream come
+/// sooner.
 pub const TX_COALESCED_NANOS: u64 = 1_000_000;
 
-/// Senders a receive ring tells apart when it has too few buffers for all; 16 bytes each. Beyond
-/// that many, ports whose numbers are equal modulo it share a part.
+/// Senders a receive ring tells apart when it has too few buffers for all; 16 bytes each. Ports
+/// whose numbers are equal modulo it share a part.
 pub const SHARE_PLACES: usize = 64;
 
-/// Visits per known sender after which one that did not come is forgotten. Two workers whose turns
-/// differ by a factor of four still know each other's senders.
+/// Visits per known sender after which one that did not come is forgotten. Two workers whose
+/// turns differ by a factor of four still know each other's senders.
 pub const SHARE_IDLE_VISITS: u32 = 4;
 
-/// Visits per known sender for which a receive ring that ran out of buffers counts as scarce. Under
-/// lasting overload the ring runs out again at once when this is over, so one round in 17 is first
-/// come, first served, and the account evens it out.
+/// Visits per known sender for which a receive ring that ran out of buffers is scarce. Under
+/// lasting overload one round in 17 is first come, first served, and the account evens it out.
 pub const SHARE_ROUNDS: u32 = 16;
 
-/// Buffers of a scarce ring that a sender may be given ahead of others that wait for some too: a
-/// burst. Eight senders that took turns by 8 buffers cost receiver and switch eight times as many
-/// cache misses as by 64.
+/// Buffers of a scarce ring that a sender may be given ahead of others that wait: a burst. Turns
+/// of 8 buffers cost eight senders eight times the cache misses of 64.
 pub const SHARE_LEAD_BUFFERS: u64 = BURST_FRAMES as u64;
 
-/// Buffers a sender may catch up at most, having got less than others: a few times the lead, or who
-/// comes last would lose more by it than can be made good.
+/// Buffers a sender may catch up, having got less than others: a few times the lead, as more
+/// could not be made good.
 pub const SHARE_LAG_BUFFERS: u64 = 4 * BURST_FRAMES as u64;
 
-/// Flows of a guest with several queue pairs whose receive queue is remembered: as many as Linux's
-/// tun driver remembers (`MAX_TAP_FLOWS`), in 8 KiB. Those beyond displace silent ones.
+/// Flows of a guest with several queue pairs whose receive queue is kept: as Linux's tun driver
+/// (`MAX_TAP_FLOWS`), in 8 KiB. Those beyond displace silent ones.
 pub const STEERING_FLOWS: usize = 4096;
 
-/// Longest spin of a worker that found nothing. A sleep and its wake-up cost the sender a kick
-/// (1 to 5 µs of VM exit) and the worker about 10 µs; beyond a few times that, spinning wastes
-/// more than it saves. KVM's halt polling, with more expensive sleeps, has 200 µs.
+/// Longest spin of a worker that found nothing. A sleep and wake-up cost the sender a kick (1 to
+/// 5 µs of VM exit) and the worker about 10 µs; beyond a few times that, spinning wastes more.
+/// KVM's halt polling has 200 µs.
 pub const SPIN_MAX_NANOS: u64 = 50_000;
 
 /// Shortest spin, and the first after none: less than a guest needs to answer a frame finds
@@ -135,21 +131,21 @@ pub const SPIN_MIN_NANOS: u64 = 4_000;
 /// A worker may spin for one part in so many of the time …
 pub const SPIN_SHARE: u64 = 10;
 
-/// … or for so many thirds of the time it works, if that is more: one under load gets through most
-/// of the gaps between its bursts awake, and keeps a quarter of its CPU to sleep.
+/// … or for so many thirds of the time it works, if that is more: under load it is awake through
+/// most gaps between bursts, and sleeps a quarter of the time.
 pub const SPIN_WORK_THIRDS: u64 = 2;
 
-/// What a worker can save up for spinning: a burst of some dozens of requests and answers is spun
-/// through whole, and a CPU is never withheld from others for longer than a scheduler's tick.
+/// What a worker can save up for spinning: some dozens of requests and answers, and no more than
+/// a scheduler's tick.
 pub const SPIN_CREDIT_NANOS: u64 = 1_000_000;
 
-/// As [`EVENT_CHECK_NANOS`] while spinning, when nothing else waits: about what a wake-up costs,
-/// so spinning for one guest delays no other one.
+/// As [`EVENT_CHECK_NANOS`] while spinning: about what a wake-up costs, so spinning for one guest
+/// delays no other one.
 pub const SPIN_EVENT_CHECK_NANOS: u64 = 5_000;
 
-/// A worker whose run-queue delay was more than a millisecond in this time does not spin.
-/// One that competes for its CPU waits half of the time; what a kernel does now and then is far
-/// less, and so is a monitor that wakes up a hundred times a second.
+/// A worker whose run-queue delay was more than a millisecond in this time does not spin. One
+/// that competes for its CPU waits half of the time; a kernel, or a monitor that wakes a hundred
+/// times a second, causes far less.
 pub const SPIN_WAIT_NANOS: u64 = 10_000_000;
 
 /// How long it does not, the first time and at most; doubled while it goes on.
@@ -157,16 +153,16 @@ pub const SPIN_OFF_NANOS: u64 = 100_000_000;
 /// See [`SPIN_OFF_NANOS`].
 pub const SPIN_OFF_MAX_NANOS: u64 = 1_600_000_000;
 
-/// Rings that may move to another worker in a second for their load: enough for a worker's share to
-/// be spread anew in the time its load is known, and too few to be worth an attacker's while.
+/// Rings that may move to another worker in a second for their load: enough to spread a worker's
+/// share in the time its load is known, too few to help an attacker.
 pub const BALANCE_MOVES: usize = 4;
 
-/// How long a ring that moved for its load stays then. A guest whose load alternates moves each
-/// ring six times a minute at most, at some microseconds each.
+/// How long a ring that moved for its load stays. An alternating load moves each ring six times a
+/// minute at most, at some microseconds each.
 pub const BALANCE_REST_SECONDS: u64 = 10;
 
-/// A worker that is to get a ring must make a turn within this time. One that sleeps does within a
-/// fraction of a millisecond, a busy one within [`TURN_NANOS`].
+/// A worker that is to get a ring must make a turn within this time: a sleeping one does in a
+/// fraction of a millisecond, a busy one in [`TURN_NANOS`].
 pub const BALANCE_ANSWER_MILLIS: u64 = 20;
 
 /// Events taken from epoll at once.
