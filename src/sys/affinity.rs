@@ -13,15 +13,26 @@ const MAX_WORDS: usize = 8_192 / WORD_BITS;
 /// The CPUs that the calling thread, and so each thread it starts, is allowed to run on, in
 /// ascending order.
 pub fn allowed() -> io::Result<Vec<usize>> {
+    mask_of(0).map(|mask| members(&mask))
+}
+
+/// Lets thread `thread` run where thread `other` may; each by its number in the kernel.
+pub fn follow(thread: i32, other: i32) -> io::Result<()> {
+    set_mask(thread, &mask_of(other)?)
+}
+
+/// The CPUs of a thread, or of the calling one if it is 0.
+fn mask_of(thread: i32) -> io::Result<Vec<libc::c_ulong>> {
     // glibc's cpu_set_t has 1,024 bits; the kernel refuses (EINVAL) what is too small for it.
     let mut mask: Vec<libc::c_ulong> = vec![0; 1024 / WORD_BITS];
     loop {
         let bytes = size_of_val(mask.as_slice());
         // SAFETY: the kernel writes at most `bytes` bytes, all of which `mask` owns; any bits are
         // valid there. Its rows of words are what cpu_set_t is.
-        let failed = unsafe { libc::sched_getaffinity(0, bytes, mask.as_mut_ptr().cast()) } != 0;
+        let failed =
+            unsafe { libc::sched_getaffinity(thread, bytes, mask.as_mut_ptr().cast()) } != 0;
         if !failed {
-            return Ok(members(&mask));
+            return Ok(mask);
         }
         let error = io::Error::last_os_error();
         if error.raw_os_error() != Some(libc::EINVAL) || mask.len() >= MAX_WORDS {
@@ -38,9 +49,14 @@ pub fn pin(cpu: usize) -> io::Result<()> {
     }
     let mut mask: Vec<libc::c_ulong> = vec![0; cpu / WORD_BITS + 1];
     mask[cpu / WORD_BITS] = 1 << (cpu % WORD_BITS);
-    let bytes = size_of_val(mask.as_slice());
+    set_mask(0, &mask)
+}
+
+/// Binds a thread, or the calling one if it is 0, to the CPUs of `mask`.
+fn set_mask(thread: i32, mask: &[libc::c_ulong]) -> io::Result<()> {
+    let bytes = size_of_val(mask);
     // SAFETY: the kernel reads `bytes` bytes, all of which `mask` owns.
-    match unsafe { libc::sched_setaffinity(0, bytes, mask.as_ptr().cast()) } {
+    match unsafe { libc::sched_setaffinity(thread, bytes, mask.as_ptr().cast()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -58,6 +74,7 @@ mod tests {
 
     #[test]
     fn a_pinned_thread_is_allowed_there_and_nowhere_else() {
+        let me = rustix::thread::gettid().as_raw_pid();
         let before = allowed().unwrap();
         assert!(before.is_sorted() && !before.is_empty());
         for &cpu in &before {
@@ -66,6 +83,12 @@ mod tests {
                 allowed().unwrap()
             });
             assert_eq!(pinned.join().unwrap(), [cpu]);
+            let followed = std::thread::spawn(move || {
+                pin(cpu).unwrap();
+                follow(0, me).unwrap();
+                allowed().unwrap()
+            });
+            assert_eq!(followed.join().unwrap(), before);
         }
         assert_eq!(allowed().unwrap(), before, "another thread's");
     }

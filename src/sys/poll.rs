@@ -9,7 +9,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
@@ -84,6 +84,14 @@ pub fn wait_for_either(
     Ok(fds[..3].iter().all(|fd| fd.revents == 0))
 }
 
+/// Waits until there is something to read from one of two descriptors, for so many milliseconds, or
+/// without a limit if that is negative.
+pub fn wait_for_one_of(one: &impl AsRawFd, other: &impl AsRawFd, millis: i32) -> io::Result<()> {
+    let mut fds = [one.as_raw_fd(), other.as_raw_fd()].map(|fd| entry(fd, libc::POLLIN));
+    let millis = u64::try_from(millis).ok();
+    poll(&mut fds, millis.map(|millis| Instant::now() + Duration::from_millis(millis)))
+}
+
 /// Waits until `fd` is ready, errors and hang-ups included; false if it is not by `deadline`. For
 /// waits that are too short to be worth stopping.
 pub fn is_ready_by(fd: BorrowedFd<'_>, interest: Interest, deadline: Instant) -> io::Result<bool> {
@@ -136,7 +144,6 @@ mod tests {
     use std::io::Write;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     #[test]
     fn each_cause_wakes_and_stop_wins() {
@@ -157,6 +164,20 @@ mod tests {
         assert_eq!(reading(None), Wake::Stop);
         assert_eq!(reading(None), Wake::Stop, "looking at the stop request must not consume it");
         assert_eq!(pause(&stop, Instant::now() + Duration::from_secs(60)).unwrap(), Wake::Stop);
+    }
+
+    #[test]
+    fn either_of_two_ends_a_wait() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let other = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let start = Instant::now();
+        wait_for_one_of(&near, &other, 5).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(5));
+        other.write(1).unwrap();
+        wait_for_one_of(&near, &other, -1).unwrap();
+        other.read().unwrap();
+        far.write_all(b"x").unwrap();
+        wait_for_one_of(&near, &other, -1).unwrap();
     }
 
     #[test]

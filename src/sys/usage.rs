@@ -89,6 +89,40 @@ fn cpu_nanos() -> u64 {
     used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
 }
 
+/// Nanoseconds of processor time that a thread of this process has used so far; 0 if there is none
+/// of that number. By libc: rustix has no clocks of other threads.
+pub fn cpu_nanos_of(thread: i32) -> u64 {
+    // CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED (linux/posix-timers_types.h).
+    let clock = !thread << 3 | 4 | 2;
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `used` is live and writable; a clock that does not exist is an error.
+    match unsafe { libc::clock_gettime(clock, &mut used) } {
+        0 => used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64,
+        _ => 0,
+    }
+}
+
+/// What the kernel says of one thread, whichever thread asks.
+#[derive(Debug)]
+pub struct State(Option<File>);
+
+impl State {
+    /// That of the calling thread.
+    pub fn of_this_thread() -> State {
+        State(File::open("/proc/thread-self/stat").ok())
+    }
+
+    /// True if the thread neither runs nor waits for a CPU: it sleeps in the kernel.
+    pub fn is_blocked(&self) -> bool {
+        let mut line = [0; 96];
+        let read = self.0.as_ref().and_then(|file| file.read_at(&mut line, 0).ok());
+        // Behind the name in parentheses, which may hold any byte.
+        let line = &line[..read.unwrap_or(0)];
+        let name = line.iter().rposition(|byte| *byte == b')');
+        name.and_then(|at| line.get(at + 2)).is_some_and(|state| matches!(state, b'D' | b'S'))
+    }
+}
+
 /// The second number of the thread's `schedstat` (Documentation/scheduler/sched-stats.rst), a file
 /// that each thread opens once.
 fn run_delay() -> Option<u64> {
@@ -148,6 +182,8 @@ mod tests {
         let used = Usage::now().since(&before);
         assert!(used.faults >= 1, "{used:?}");
         assert!(used.major_faults <= used.faults && used.cpu >= 2_000_000, "{used:?}");
+        let me = rustix::thread::gettid().as_raw_pid();
+        assert!(cpu_nanos_of(me) >= used.cpu && cpu_nanos_of(i32::MAX >> 4) == 0);
         // Each thread reads its own numbers.
         let other = std::thread::spawn(|| Usage::now().cpu).join().unwrap();
         assert!(other < Usage::now().cpu, "{other}");
