@@ -103,8 +103,9 @@ pub const FEW_PIECES: usize = 48;
 /// 1 to 3 ms; one huge page that it has to clear takes 0.1 to 0.9 ms.
 pub const TOUCH_NANOS: u64 = 4_000_000;
 
-/// The clock is read once for so many of them.
-pub const TOUCH_PIECES: usize = 4;
+/// No more of that counts for one piece: a thread that stands without a CPU, or waits for a hole
+/// that is being punched, does so for longer and once, and pages that are not there are many.
+pub const TOUCH_PIECE_NANOS: u64 = 500_000;
 
 /// Such a receiver then gets nothing for so many times as long.
 pub const SLOW_PAUSE_PARTS: u64 = 100;
@@ -112,10 +113,6 @@ pub const SLOW_PAUSE_PARTS: u64 = 100;
 /// And never longer: what blocks a worker for a tenth of a second costs the front-end its place
 /// when it does so again.
 pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
-
-/// After that its buffers are touched before they are written to for so long: it costs a few
-/// percent, and the worker at most [`TOUCH_NANOS`] and one page.
-pub const DISTRUST_NANOS: u64 = 10_000_000_000;
 
 /// What an excess descriptor counts for in [`BURST_BYTES`]: walking to it and copying a byte
 /// takes 20 to 25 ns, a quarter of a frame of 1 KiB.
@@ -410,9 +407,10 @@ pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
 /// Slots by which the registry of guarded mappings grows: one large guest, about 20 KiB.
 pub const GUARD_SEGMENT_SLOTS: usize = 512;
 
-/// Pause between two looks of the watchdog over pending signals. A write that is pending at two
-/// looks is freed, so it lasts at most two pauses: 40 ms of the 100 ms that other ports may wait.
-pub const WATCH_TICK_MILLIS: u64 = 20;
+/// Pause between two looks of the watchdog over workers and pending signals. A worker that stands
+/// still between two looks is relieved, and a write that is pending at two is freed, so each lasts
+/// at most two pauses: 20 ms of the 30 ms that other ports may wait.
+pub const WATCH_TICK_MILLIS: u64 = 10;
 
 /// Processor time from which a notification is expensive, and its port pays by a pause. Waking a
 /// guest takes about 10 µs, several times that through a hypervisor. Such a write, or several of
@@ -457,7 +455,7 @@ pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10
 
 /// Looks for which signals are sent with more care after a blocked one was freed (10 s): fellow
 /// attackers then cost a system call each, not two pauses each.
-pub const WATCH_ALERT_TICKS: u32 = 500;
+pub const WATCH_ALERT_TICKS: u32 = 1_000;
 
 /// How long a netlink request may take. The kernel answers in microseconds unless another process
 /// holds the network configuration's lock.

@@ -284,12 +284,28 @@ pub struct WorkerStats {
     pub lock_parks: Counter,
     /// Rings that came from another worker; written under the lock of the assignment.
     pub moves: Counter,
+    /// Times that it stood still and a reserve thread worked for it; written by the watchdog.
+    pub stalls: Counter,
 }
 
 impl WorkerStats {
     /// Every counter with its name, as in the report.
     pub fn each(&self, visit: &mut dyn FnMut(&'static str, u64)) {
-        for (name, counter) in [
+        for (name, counter) in self.all() {
+            visit(name, counter.get());
+        }
+    }
+
+    /// Adds what was counted to `other` and begins anew. The caller is the only one who writes here
+    /// otherwise than by [`Counter::add_shared`], or there.
+    pub fn move_to(&self, other: &WorkerStats) {
+        for ((_, counter), (_, sum)) in self.all().into_iter().zip(other.all()) {
+            sum.add_shared(counter.0.swap(0, Ordering::Relaxed));
+        }
+    }
+
+    fn all(&self) -> [(&'static str, &Counter); 17] {
+        [
             ("turns", &self.turns),
             ("bursts", &self.bursts),
             ("frames", &self.frames),
@@ -301,14 +317,13 @@ impl WorkerStats {
             ("lock_misses", &self.lock_misses),
             ("lock_parks", &self.lock_parks),
             ("moves", &self.moves),
+            ("stalls", &self.stalls),
             ("busy_turns", &self.busy_turns),
             ("busy_cycles", &self.busy_cycles),
             ("idle_cycles", &self.idle_cycles),
             ("spins_found", &self.spins_found),
             ("spins_empty", &self.spins_empty),
-        ] {
-            visit(name, counter.get());
-        }
+        ]
     }
 }
 

@@ -36,6 +36,7 @@ use std::time::Duration;
 use rustix::thread::gettid;
 use vmm_sys_util::signal::unblock_signal;
 
+use super::presence::{OnStall, Presence, Watched};
 use super::{CallFd, SignalResult, Took};
 use crate::limits::{
     EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SLOW_WRITES, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS,
@@ -68,6 +69,9 @@ struct Entry {
     thread: AtomicI32,
     /// `state` at the watchdog's last look.
     seen: AtomicU64,
+    presence: Presence,
+    /// What is done if its thread stands still.
+    watched: Option<Watched>,
 }
 
 #[derive(Debug)]
@@ -132,10 +136,21 @@ impl BlockedWriterWatch {
 
     /// A slot, asleep, for one thread; given back on drop.
     pub fn register(&self) -> SignalSlot {
+        self.slot(None)
+    }
+
+    /// The same for a thread that is to be reported when it stands still.
+    pub fn register_watched(&self, on_stall: OnStall) -> SignalSlot {
+        self.slot(Some(Watched::new(on_stall)))
+    }
+
+    fn slot(&self, watched: Option<Watched>) -> SignalSlot {
         let entry = Arc::new(Entry {
             state: AtomicU64::new(IDLE),
             thread: AtomicI32::new(0),
             seen: AtomicU64::new(IDLE),
+            presence: Presence::default(),
+            watched,
         });
         self.shared.entries().push(Arc::clone(&entry));
         SignalSlot {
@@ -192,7 +207,11 @@ impl SignalSlot {
         if self.awake.replace(true) {
             return;
         }
-        self.entry.thread.store(prepare_thread(), Ordering::Relaxed);
+        let thread = prepare_thread();
+        self.entry.thread.store(thread, Ordering::Relaxed);
+        if self.entry.watched.is_some() {
+            self.entry.presence.awake(thread);
+        }
         // Sequentially consistent with the watchdog's look before it parks: either it sees this
         // count, or the unpark finds it parked, or about to and leaves a token.
         if self.shared.awake.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -204,8 +223,27 @@ impl SignalSlot {
     #[inline]
     pub fn asleep(&self) {
         if self.awake.replace(false) {
+            self.entry.presence.asleep();
             self.shared.awake.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    /// The thread is at that from here on, as it is to be reported when it stands still.
+    #[inline(always)]
+    pub fn at(&self, at: [u32; 2]) {
+        self.entry.presence.at(at);
+    }
+
+    /// The second of what it is at is that from here on.
+    #[inline(always)]
+    pub fn also_at(&self, second: u32) {
+        self.entry.presence.also_at(second);
+    }
+
+    /// The thread goes on with that step, which is another one than the last.
+    #[inline(always)]
+    pub fn step(&self, step: u64) {
+        self.entry.presence.step(step);
     }
 
     /// Adds one to the eventfd behind `call`. Lasts at most two ticks, whatever the front-end
@@ -327,6 +365,8 @@ impl Shared {
             let seen = entry.seen.swap(state, Ordering::Relaxed);
             if state & PHASE == PENDING && seen == state {
                 entry.rescue(state);
+            } else if let Some(watched) = &entry.watched {
+                watched.look(&entry.presence);
             }
         }
     }

@@ -7,9 +7,11 @@ pub mod bucket;
 pub mod call;
 pub mod client_socket;
 pub mod disposal;
+mod presence;
 pub mod sigbus;
 mod signal_cost;
 
 pub use blocked_writers::{BlockedWriterWatch, SignalSlot};
 pub use call::{CallFd, SignalResult};
+pub use presence::{NOWHERE, OnStall, Stalled};
 pub use signal_cost::{SignalCost, Took};

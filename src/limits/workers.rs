@@ -165,6 +165,10 @@ pub const BALANCE_REST_SECONDS: u64 = 10;
 /// fraction of a millisecond, a busy one in [`TURN_NANOS`].
 pub const BALANCE_ANSWER_MILLIS: u64 = 20;
 
+/// Threads that work for workers which stand still: as many of these at once cost others nothing. A
+/// port whose memory makes one wait is left alone meanwhile, so it takes as many hostile ports.
+pub const RESERVES: usize = 3;
+
 /// Events taken from epoll at once.
 pub const EPOLL_BATCH: usize = 64;
 

@@ -43,7 +43,7 @@ const WHOLE: [(&str, &str); 8] = [
 const UNDROPPED: usize = 1 + 4 + 1 + WHOLE.len();
 
 /// Counters of a worker: name among its counters, and what it counts.
-const WORKER: [(&str, &str); 16] = [
+const WORKER: [(&str, &str); 17] = [
     ("turns", "Passes over the ready rings."),
     ("bursts", "Bursts that held frames."),
     ("frames", "Frames taken."),
@@ -55,6 +55,7 @@ const WORKER: [(&str, &str); 16] = [
     ("lock_misses", "Receive rings found locked."),
     ("lock_parks", "Locks that were waited for in the kernel."),
     ("moves", "Rings that came from another worker."),
+    ("stalls", "Times that a reserve thread worked for it."),
     ("busy_turns", "Passes that found frames."),
     ("busy_cycles", "Time in which frames were found, in seconds."),
     ("idle_cycles", "Time awake in which none were found, in seconds."),

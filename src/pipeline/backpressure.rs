@@ -132,9 +132,10 @@ impl<'a> Backpressure<'a> {
 
     /// Before a burst is delivered: what a look has granted, and of a burst for several receivers
     /// of which one was lately short, the first frame that would find no buffer; it and what is
-    /// behind it are to be given back, and [`Backpressure::left`] is set.
+    /// behind it are to be given back, and [`Backpressure::left`] is set. Calls `is_at` with each
+    /// receiver whose memory it looks at.
     #[inline(always)]
-    pub fn begin(&mut self, burst: &Burst, plan: &mut Plan) -> Option<u8> {
+    pub fn begin(&mut self, burst: &Burst, plan: &mut Plan, is_at: impl Fn(PortId)) -> Option<u8> {
         let (state, _) = self.ring.as_ref()?;
         if let Some(Waiting { port, queue, granted: granted @ 1.., .. }) = state.side.gate.receiver
         {
@@ -143,11 +144,11 @@ impl<'a> Backpressure<'a> {
         if plan.goes_one_way() || !plan.runs().iter().any(|run| self.is_short(run)) {
             return None;
         }
-        self.cut(burst, plan)
+        self.cut(burst, plan, is_at)
     }
 
     #[inline(never)]
-    fn cut(&mut self, burst: &Burst, plan: &mut Plan) -> Option<u8> {
+    fn cut(&mut self, burst: &Burst, plan: &mut Plan, is_at: impl Fn(PortId)) -> Option<u8> {
         // A frame that was dropped is counted, and would be again when it came back.
         if plan.unsettled().count_ones() as usize != burst.frames().len() {
             return None;
@@ -163,6 +164,7 @@ impl<'a> Backpressure<'a> {
             if !receiver.is_short() {
                 continue;
             }
+            is_at(run.port);
             let Some(mut locked) = receiver.lock_for_burst() else { continue };
             let Some((ring, admission)) = locked.admission() else { continue };
             let (wanted, free) = (run.left().len(), ring.offered());

@@ -14,6 +14,7 @@ mod guest;
 use std::sync::Arc;
 
 use super::account::Account;
+use super::at::At;
 use super::backpressure::{self, Backpressure};
 use super::context::{BurstContext, BurstGuard};
 use super::deliver::{Delivery, report_broken};
@@ -57,14 +58,13 @@ trait Source<'p>: Sized {
         stats: &WorkerStats,
         next: Next,
     ) -> Next;
-
-    /// Lets go of the source.
-    fn end(self) {}
 }
 
 /// The part of a worker that forwards.
 pub struct Pipeline {
     worker: usize,
+    /// In the place of its own thread, which stands still.
+    relieves: bool,
     fdb: Arc<Fdb>,
     rules: Rules,
     /// None while it is in use, and after a panic.
@@ -91,6 +91,7 @@ impl Pipeline {
     pub fn new(worker: usize, fdb: Arc<Fdb>, rules: Rules, slot: SignalSlot) -> Pipeline {
         Pipeline {
             worker,
+            relieves: false,
             fdb,
             rules,
             context: Some(Box::default()),
@@ -124,10 +125,22 @@ impl Pipeline {
     /// Ends a turn: tells what broke and sends the signals it owes.
     #[inline]
     pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats) {
+        self.is_at(At::NOTHING);
         for Broken { port, session, ring, error } in self.signals.broken() {
             report_broken(&ports[port], session, ring, error);
         }
         self.signals.end_turn(ports, stats, self.time.cycle);
+    }
+
+    /// Works the sources of that worker from here on; `relieves` if its own thread stands still.
+    pub fn work_for(&mut self, worker: usize, relieves: bool) {
+        (self.worker, self.relieves) = (worker, relieves);
+    }
+
+    /// Says whose memory is touched from here on.
+    #[inline(always)]
+    pub fn is_at(&self, at: At) {
+        self.signals.slot().at(at.0);
     }
 
     /// Nothing can be forwarded until another thread has done something that no event reports.
@@ -138,6 +151,9 @@ impl Pipeline {
     /// Before a sleep: asks for kicks at what ends the waiting of a ring's frames; see
     /// [`backpressure::listen`].
     pub fn listen(&self, ports: &PortTable, state: &mut TxState) -> bool {
+        if let Some(waiting) = state.side.gate.receiver {
+            self.signals.slot().also_at(waiting.port.into());
+        }
         backpressure::listen(self.worker, ports, state)
     }
 
@@ -181,7 +197,7 @@ impl Pipeline {
             }
         };
         self.context = Some(context);
-        source.end();
+        drop(source);
         serviced
     }
 
@@ -215,7 +231,9 @@ impl Pipeline {
         backpressure.ring = source.ring();
         // Who is watched is asked nothing beside being delivered to.
         if !stalls.is_watching()
-            && let Some(at) = backpressure.begin(&context.burst, &mut context.plan)
+            && let Some(at) = backpressure.begin(&context.burst, &mut context.plan, |receiver| {
+                signals.slot().also_at(receiver.into());
+            })
         {
             context.give_back(at);
         }
@@ -232,9 +250,10 @@ impl Pipeline {
             outcomes,
         };
         delivery.deliver(burst, plan);
-        let Delivery { mut backpressure, slow, stalls, .. } = delivery;
+        let Delivery { mut backpressure, slow, stalls, signals, .. } = delivery;
         account.forgive(slow);
         if stalls.is_watching() {
+            signals.slot().at(At::sender(from).0);
             stalls.begin_part();
         }
         let Some((at, next)) = backpressure.left else {
@@ -243,22 +262,6 @@ impl Pipeline {
         };
         context.give_back(at);
         next
-    }
-
-    /// Signals every guest on its rings that this worker serves or not: which signals were owed
-    /// when a turn's end panicked is not known, and one too many does no harm.
-    #[cold]
-    pub fn signal_everyone(&mut self, ports: &PortTable) {
-        for port in ports.iter() {
-            let Some(guest) = port.as_guest() else { continue };
-            for queue in guest.queues() {
-                queue.quiet(|vring, _| {
-                    if vring.running().is_some() {
-                        self.signals.note(port.id, true, vring, queue.stats());
-                    }
-                });
-            }
-        }
     }
 }
 

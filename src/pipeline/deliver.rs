@@ -17,6 +17,7 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
+use super::at::At;
 use super::backpressure::{Backpressure, Offer};
 use super::fit::{keep_fitting, longest};
 use super::plan::{Fan, Plan, Run};
@@ -29,7 +30,7 @@ use crate::limits::{
     BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS, MAX_SEGMENTS,
 };
 use crate::port::device::FrameWriter;
-use crate::port::{DevicePort, Endpoint, Eviction, GuestPort, Memory, Port, Queue, Rx, RxState};
+use crate::port::{DevicePort, Endpoint, Eviction, GuestPort, Port, Queue, Rx, RxState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
 use crate::stats::{DropReason, Drops, WorkerStats};
 use crate::sys::clock;
@@ -195,6 +196,7 @@ impl Delivery<'_> {
     #[cold]
     fn wait_for<'q>(&mut self, queue: &'q Queue<Rx>) -> Option<MutexGuard<'q, RxState>> {
         self.stats.lock_parks.add(1);
+        self.signals.slot().at(At::NOTHING.0);
         // Guests that were promised a signal at the end of this turn shall not wait for that.
         self.signals.flush(self.backpressure.ports, self.stats);
         let most = Duration::from_nanos(LOCK_WAIT_NANOS);
@@ -203,6 +205,7 @@ impl Delivery<'_> {
             std::thread::sleep(LOCK_WAIT_STEP);
             let state = queue.lock_again();
             if state.is_some() {
+                self.signals.slot().at(At::sender(self.backpressure.from).0);
                 return state;
             }
         }
@@ -220,8 +223,11 @@ impl Delivery<'_> {
         burst: &Burst,
         how: Try,
     ) -> Rest {
+        self.signals.slot().also_at(to.port.id.into());
         let (watching, session, slow) = (self.stalls.is_watching(), state.vring.session, self.slow);
         if watching {
+            // What is watched was copied out of its sender's memory.
+            self.signals.slot().at(At::NOTHING.and(to.port.id).0);
             self.stalls.begin_part();
         }
         let rest = self.fill(to, run, state, burst, how);
@@ -241,11 +247,9 @@ impl Delivery<'_> {
         burst: &Burst,
         how: Try,
     ) -> Rest {
-        let memory = state.memory.answers(clock::cycles);
-        if memory == Memory::Paused {
+        if state.memory.is_paused(clock::cycles) {
             return Rest::Drop(DropReason::SlowMemory);
         }
-        self.room.scratch.touch = self.stalls.is_watching() || memory == Memory::Distrusted;
         let down = if state.vring.broken { DropReason::RingBroken } else { DropReason::PortDown };
         let Some((ring, admission)) = state.admission() else {
             let others = to.guest.any_receiver().is_some();
@@ -416,6 +420,7 @@ impl Delivery<'_> {
         frames: &[u8],
         settled: &mut dyn FnMut(usize),
     ) {
+        self.signals.slot().at(At::sender(self.backpressure.from).0);
         let frames = (self.backpressure.from, frames);
         let writer = &mut self.room.writer;
         device.send(self.worker, burst, frames, writer, (port, self.outcomes), settled);
@@ -457,9 +462,7 @@ impl Delivery<'_> {
 /// Makes a receive ring pay, if it is still that session's.
 #[cold]
 fn pause(queue: &Queue<Rx>, session: u64, slow: u64) {
-    if let Some(mut state) = queue.lock_again().filter(|state| state.vring.session == session) {
-        state.memory.charge(slow, clock::cycles());
-    }
+    queue.charge(Some(session), slow, clock::cycles());
 }
 
 /// Says once that a ring, which conversation `session` had started, was found broken.

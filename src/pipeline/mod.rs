@@ -11,9 +11,11 @@
 //! * [`deliver`] the runs of a plan into their ports;
 //! * [`signals`] the signals owed to guests;
 //! * [`account`] whose bursts took how much of the worker's time;
+//! * [`at`] whose memory the worker is at, for other threads;
 //! * [`stalls`] whose memory made the worker wait.
 
 pub mod account;
+pub mod at;
 pub mod backpressure;
 pub mod burst;
 pub mod classify;

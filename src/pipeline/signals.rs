@@ -39,6 +39,17 @@ pub struct Signals {
     spent: Vec<(PortId, u64)>,
 }
 
+/// Who may owe a signal, as far as is known.
+#[derive(Debug, Clone, Copy)]
+pub enum Owing {
+    /// Some thread.
+    Anyone,
+    /// The thread of this number.
+    Thread(usize),
+    /// That thread, which stands still in this turn.
+    Turn(usize, u64),
+}
+
 /// The ports that lately sent something, as bits of their numbers modulo 64.
 #[derive(Debug, Default)]
 struct Senders {
@@ -117,6 +128,33 @@ impl Signals {
                 stats.signals_suppressed.add(1);
                 self.suppressed += 1;
             }
+        }
+    }
+
+    /// Takes over what another thread may owe to a transmit ring. A signal too many does no harm.
+    #[cold]
+    pub fn take_over_sent(
+        &mut self,
+        id: PortId,
+        state: &mut TxState,
+        stats: &QueueStats,
+        owing: Owing,
+    ) {
+        let held_back = state.side.moderation.release(false);
+        self.take_over(id, &mut state.vring, stats, if held_back { Owing::Anyone } else { owing });
+    }
+
+    /// The same of any ring.
+    #[cold]
+    pub fn take_over(&mut self, id: PortId, vring: &mut Vring, stats: &QueueStats, owing: Owing) {
+        let (thread, turn) = vring.signalled;
+        let noted = match owing {
+            Owing::Anyone => true,
+            Owing::Thread(number) => thread == number + 1,
+            Owing::Turn(number, its) => (thread, turn) == (number + 1, its),
+        };
+        if vring.call.as_ref().is_some_and(|call| noted || call.waits()) {
+            self.note(id, true, vring, stats);
         }
     }
 
@@ -299,6 +337,7 @@ impl Signals {
             stats.signals_suppressed.add(std::mem::take(&mut self.suppressed));
         }
         self.turn += 1;
+        self.slot.step(self.turn);
     }
 
     /// Has the port of pending signal `at` pay for it, if it was measured. If all signals of this

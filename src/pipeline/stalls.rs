@@ -10,7 +10,7 @@
 //! many times as long as it waited. As long as it watches,
 //!
 //! * frames are copied to private memory before they are delivered, in their sender's time,
-//! * the buffers of a run are touched before it is delivered, in its receiver's time,
+//! * a run is delivered in its receiver's time,
 //! * everything else that touches guest memory, kicks and looks at idle rings, is timed alone.
 //!
 //! A ring whose memory was slow gets or sends nothing for many times as long (`port::gate::Pause`).
@@ -63,6 +63,8 @@ pub struct Stalls {
     /// When the part that is being timed began.
     start: u64,
     suspects: Vec<Suspect>,
+    /// What the last slow turn waited for.
+    last: Option<Stall>,
 }
 
 impl Default for Stalls {
@@ -75,6 +77,7 @@ impl Default for Stalls {
             base: Default::default(),
             start: 0,
             suspects: Vec::new(),
+            last: None,
         }
     }
 }
@@ -115,11 +118,15 @@ impl Stalls {
 
     #[cold]
     fn end_slow_turn(&mut self, spent: u64, now: u64) {
-        if let Some(stall) = self.judge(spent, now, Usage::now())
-            && stall.cycles > self.slow_turn
-        {
+        self.last = self.judge(spent, now, Usage::now());
+        if let Some(stall) = self.last.filter(|stall| stall.cycles > self.slow_turn) {
             self.watch(stall, now);
         }
+    }
+
+    /// What the last slow turn waited for, but for what was held against somebody in it; once.
+    pub fn last_turn(&mut self) -> Option<Stall> {
+        self.last.take().filter(|stall| stall.cycles > self.slow_turn)
     }
 
     /// Watches for a time that makes what such a stall costs little.
@@ -166,11 +173,16 @@ impl Stalls {
             return None;
         }
         self.watch(stall, now);
+        self.hold_against(port, session, stall);
+        Some(stall)
+    }
+
+    /// Holds a stall against the front-end whose memory it was.
+    pub fn hold_against(&mut self, port: &Port, session: u64, stall: Stall) {
         if self.is_harmful(port.id, session, stall) {
             let long = Duration::from_nanos(stall.blocked);
             evict(port, session, &format!("its memory made a worker wait for {long:.0?}"));
         }
-        Some(stall)
     }
 
     /// True if the front-end's memory has blocked the worker too often. A single time may be an

@@ -11,7 +11,7 @@ pub mod stream;
 pub mod writer;
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::quantum::Deficit;
@@ -144,14 +144,14 @@ impl DeviceQueue {
         lock(&self.device).clone()
     }
 
-    /// What its worker knows of it.
-    pub fn reading(&self) -> Reading {
-        *lock(&self.reading)
-    }
-
-    /// Keeps that.
-    pub fn set_reading(&self, reading: Reading) {
-        *lock(&self.reading) = reading;
+    /// What is known of reading it, for a thread that reads a burst of it and has not delivered
+    /// that yet; none if another one does, which stands still.
+    pub fn reading(&self) -> Option<MutexGuard<'_, Reading>> {
+        match self.reading.try_lock() {
+            Ok(reading) => Some(reading),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the

@@ -3,7 +3,7 @@
 
 use super::credit::{Allowance, Behind, Wait, WaitLimits, Waiting};
 use super::queue::{Queue, Tx, TxState};
-use crate::limits::{BURST_FRAMES, DISTRUST_NANOS, MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS};
+use crate::limits::{BURST_FRAMES, MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS};
 use crate::sys::clock;
 
 /// What came of looking at a source.
@@ -110,42 +110,26 @@ impl TxState {
     }
 }
 
-/// How a ring's memory answered lately.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// At once, as memory does.
-    Prompt,
-    /// It made a worker wait a while ago: its pages are touched before they are written to.
-    Distrusted,
-    /// It made a worker wait: the ring gets nothing now.
-    Paused,
-}
-
 /// What a ring's memory made workers wait, which the guest pays for.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pause {
-    /// The cycle from which on the ring gets or sends frames again; 0 if its memory never made a
-    /// worker wait, or if that is long ago.
+    /// The cycle from which on the ring gets or sends frames again; 0 if it does.
     until: u64,
 }
 
 impl Pause {
-    /// How the ring's memory answered lately.
+    /// True while the ring gets or sends nothing.
     #[inline(always)]
-    pub fn answers(&mut self, now: impl FnOnce() -> u64) -> Memory {
-        if self.until == 0 { Memory::Prompt } else { self.slow_memory(now()) }
+    pub fn is_paused(&mut self, now: impl FnOnce() -> u64) -> bool {
+        self.until != 0 && self.lasts(now())
     }
 
     #[cold]
-    fn slow_memory(&mut self, now: u64) -> Memory {
-        if now < self.until {
-            return Memory::Paused;
+    fn lasts(&mut self, now: u64) -> bool {
+        if now >= self.until {
+            self.until = 0;
         }
-        if clock::since(self.until, now) < clock::cycles_in(DISTRUST_NANOS) {
-            return Memory::Distrusted;
-        }
-        self.until = 0;
-        Memory::Prompt
+        self.until != 0
     }
 
     /// Makes the guest pay `slow` cycles, up to cycle `now`, with a pause many times as long, up to

@@ -53,7 +53,7 @@ use crate::switch::{PortId, PortKind, PortPolicy};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
-pub use gate::{Discard, Memory, Next};
+pub use gate::{Discard, Next};
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;

@@ -140,8 +140,8 @@ impl RxState {
 #[repr(align(128))]
 pub struct Queue<Side> {
     state: Mutex<RingState<Side>>,
-    /// Sessions waiting for the lock, to which workers yield, and [`STALLED`]: one word, as each
-    /// burst looks at it.
+    /// Sessions waiting for the lock, to which workers yield, suspensions, and [`STALLED`]: one
+    /// word, as each burst looks at it.
     waiting: AtomicU32,
     drained: Condvar,
     /// Of a receive ring: it lately had too few buffers. A hint, read without the lock.
@@ -168,6 +168,28 @@ impl<'q> QueueRef<'q> {
         }
     }
 
+    /// [`Queue::suspend`].
+    pub fn suspend(self) {
+        match self {
+            QueueRef::Tx(queue) => queue.suspend(),
+            QueueRef::Rx(queue) => queue.suspend(),
+        }
+    }
+
+    /// [`Queue::resume`], and the ring pays for `slow` cycles up to cycle `now`.
+    pub fn resume(self, slow: u64, now: u64) {
+        fn resume<Side: Default>(queue: &Queue<Side>, slow: u64, now: u64) {
+            if slow > 0 {
+                queue.charge(None, slow, now);
+            }
+            queue.resume();
+        }
+        match self {
+            QueueRef::Tx(queue) => resume(queue, slow, now),
+            QueueRef::Rx(queue) => resume(queue, slow, now),
+        }
+    }
+
     /// As [`Queue::quiet`], for what both directions have, and for what the first frames of a
     /// transmit ring wait for.
     pub fn quiet<R>(self, with: impl FnOnce(&mut Vring, &mut Option<Waiting>) -> R) -> R {
@@ -188,6 +210,9 @@ impl<'q> QueueRef<'q> {
         }
     }
 }
+
+/// One suspension; below it sessions are counted.
+const SUSPENDED: u32 = 1 << 16;
 
 /// Some worker waited for the lock in vain, and nobody has had it since.
 const STALLED: u32 = 1 << 31;
@@ -244,8 +269,12 @@ impl<Side: Default> Queue<Side> {
         Some(state)
     }
 
-    /// The same within a short spin, about as long as a burst takes.
+    /// The same within a short spin, about as long as a burst takes, unless that is known to be no
+    /// use.
     pub fn lock_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
+        if self.is_stalled() {
+            return self.lock_again();
+        }
         let end = Instant::now() + Duration::from_nanos(LOCK_SPIN_NANOS);
         loop {
             let state = self.lock_again();
@@ -262,9 +291,31 @@ impl<Side: Default> Queue<Side> {
         self.waiting.fetch_or(STALLED, Ordering::Relaxed);
     }
 
+    /// No worker uses the ring, nor waits for it, until [`Queue::resume`]: its guest's memory makes
+    /// one wait. Several may suspend it.
+    pub fn suspend(&self) {
+        self.waiting.fetch_add(SUSPENDED, Ordering::Relaxed);
+    }
+
+    /// Ends a [`Queue::suspend`].
+    pub fn resume(&self) {
+        self.waiting.fetch_sub(SUSPENDED, Ordering::Relaxed);
+    }
+
+    /// Makes the ring pay for `slow` cycles up to cycle `now`, if it is still that session's, and
+    /// its lock is free.
+    #[cold]
+    pub fn charge(&self, session: Option<u64>, slow: u64, now: u64) {
+        if let Some(mut state) = self.try_lock()
+            && session.is_none_or(|session| session == state.vring.session)
+        {
+            state.memory.charge(slow, now);
+        }
+    }
+
     /// True if it is no use to wait for the lock.
     pub fn is_stalled(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) & STALLED != 0
+        self.waiting.load(Ordering::Relaxed) >= SUSPENDED
     }
 
     /// The lock for a session: makes the ring quiet.
@@ -349,7 +400,6 @@ impl Queue<Rx> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gate::Memory;
     use super::*;
     use crate::limits::{MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS};
     use crate::sys::clock;
@@ -363,12 +413,26 @@ mod tests {
         drop(state);
         queue.renew(Vring::default(), |vring| assert!(!vring.enabled && vring.session == 0));
         let mut state = queue.lock();
-        assert_eq!(state.memory.answers(|| 1_500), Memory::Paused);
-        assert_eq!(state.memory.answers(|| 1_000 + 10 * SLOW_PAUSE_PARTS), Memory::Distrusted);
+        assert!(state.memory.is_paused(|| 1_500));
+        assert!(!state.memory.is_paused(|| 1_000 + 10 * SLOW_PAUSE_PARTS));
         let longest = clock::cycles_in(MAX_PAUSE_NANOS);
         state.memory.charge(longest, 1_000);
-        assert_eq!(state.memory.answers(|| longest), Memory::Paused);
-        assert_eq!(state.memory.answers(|| 1_000 + longest), Memory::Distrusted);
+        assert!(state.memory.is_paused(|| longest));
+        assert!(!state.memory.is_paused(|| 1_000 + longest));
+    }
+
+    #[test]
+    fn a_suspended_ring_is_a_sessions_alone() {
+        let queue: Queue<Rx> = Queue::default();
+        queue.suspend();
+        queue.suspend();
+        queue.resume();
+        assert!(queue.is_stalled() && queue.lock_for_burst().is_none());
+        assert!(queue.lock_soon().is_none() && queue.is_stalled());
+        drop(queue.quiet());
+        QueueRef::Rx(&queue).resume(10, 1_000);
+        assert!(!queue.is_stalled());
+        assert!(queue.lock_for_burst().unwrap().memory.is_paused(|| 1_500));
     }
 
     #[test]

@@ -3,10 +3,9 @@
 use super::chain::{Piece, PieceBuf};
 use crate::limits::{
     FEW_PIECES, FRAME_DESCRIPTORS, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS, MAX_RUN_DESCRIPTORS,
-    TOUCH_NANOS, TOUCH_PIECES,
+    TOUCH_NANOS, TOUCH_PIECE_NANOS,
 };
 use crate::sys::clock;
-use crate::sys::usage::Usage;
 
 /// Buffers gathered for one frame by the general path.
 #[derive(Debug)]
@@ -17,9 +16,9 @@ pub(super) struct Gathered {
     /// Descriptors that may be walked for the run: one whole chain, and [`FRAME_DESCRIPTORS`] for
     /// each frame and segment. What a receiver posts, its sender's worker walks.
     pub(super) most_visited: u32,
-    /// Buffers of the run are touched before they are written to.
+    /// Buffers of the run are touched before they are written to, as some were slow.
     closely: bool,
-    pub(super) touched: Touched,
+    touched: Touched,
     /// When the first frame of the run that lay in several pieces was written; 0 before.
     since: u64,
 }
@@ -42,6 +41,7 @@ impl Gathered {
     pub(super) fn start(&mut self, frames: usize) {
         self.pieces.visited = 0;
         self.most_visited = MAX_CHAIN_DESCRIPTORS as u32;
+        (self.closely, self.since, self.touched.spent) = (false, 0, 0);
         self.allow(FRAME_DESCRIPTORS * frames as u32);
     }
 
@@ -53,12 +53,6 @@ impl Gathered {
     /// True if the run has cost what it may.
     pub(super) fn is_spent(&self) -> bool {
         self.pieces.visited >= self.most_visited
-    }
-
-    /// Lets the buffers of this run be touched before they are written to, or not at first.
-    pub(super) fn look_closely(&mut self, closely: bool) {
-        (self.closely, self.since) = (closely, 0);
-        (self.touched.began, self.touched.spent) = (None, 0);
     }
 
     /// Ends a frame that lay in several pieces: what was slow so far makes the rest of the run be
@@ -91,52 +85,73 @@ impl Gathered {
 
 /// How long the buffers of a run took to come.
 #[derive(Debug)]
-pub(super) struct Touched {
-    /// [`TOUCH_NANOS`] in cycles, asked once: each frame in several pieces is compared with it.
+struct Touched {
+    /// [`TOUCH_NANOS`] and [`TOUCH_PIECE_NANOS`] in cycles, computed once.
     most: u64,
-    /// When the first was touched, and what the thread had used by then.
-    began: Option<(u64, Usage)>,
-    /// Cycles that touching took since, as far as is known without asking the kernel.
+    most_of_piece: u64,
+    /// Cycles that touching took since the run began.
     spent: u64,
 }
 
 impl Default for Touched {
     fn default() -> Touched {
-        Touched { most: clock::cycles_for_work(TOUCH_NANOS), began: None, spent: 0 }
+        Touched {
+            most: clock::cycles_for_work(TOUCH_NANOS),
+            most_of_piece: clock::cycles_for_work(TOUCH_PIECE_NANOS),
+            spent: 0,
+        }
     }
 }
 
 impl Touched {
     /// Reads the first and last byte of each piece, so that pages that are not there come now. The
-    /// cycles that took since the run began, as far as page faults explain them, if it is not worth
-    /// going on.
+    /// cycles that took since the run began, if it is not worth going on.
     ///
     /// # Safety
     /// The pieces are not empty, and mapped.
     #[cold]
-    pub(super) unsafe fn touch(&mut self, pieces: impl Iterator<Item = Piece>) -> Result<(), u64> {
-        let (began, before) = *self.began.get_or_insert_with(|| (clock::cycles(), Usage::now()));
+    unsafe fn touch(&mut self, pieces: impl Iterator<Item = Piece>) -> Result<(), u64> {
         let mut last = clock::cycles();
-        for (i, Piece { at, len }) in pieces.enumerate() {
+        for Piece { at, len } in pieces {
             // SAFETY: the caller's promise.
             unsafe {
                 at.read_volatile();
                 at.add(len as usize - 1).read_volatile();
             }
-            if i % TOUCH_PIECES != 0 {
-                continue;
-            }
             let now = clock::cycles();
-            self.spent += clock::since(std::mem::replace(&mut last, now), now);
-            if self.spent > self.most {
-                let passed = clock::time_of(clock::since(began, now)).as_nanos() as u64;
-                let waited = Usage::now().since(&before).waited_for_memory(passed);
-                self.spent = self.spent.min(clock::cycles_in(waited));
-            }
+            let took = clock::since(std::mem::replace(&mut last, now), now);
+            self.spent += took.min(self.most_of_piece);
             if self.spent > self.most {
                 return Err(self.spent);
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Touches so many pieces, each of which takes so many cycles at least.
+    fn touch(count: u64, takes: impl Fn(u64) -> u64) -> Result<(), u64> {
+        let mut byte = 0u8;
+        let piece = Piece { at: &raw mut byte, len: 1 };
+        let pieces = (0..count).map(|place| {
+            let start = clock::cycles();
+            while clock::since(start, clock::cycles()) < takes(place) {}
+            piece
+        });
+        // SAFETY: each piece is that byte.
+        unsafe { Touched::default().touch(pieces) }
+    }
+
+    /// A thread that stands without a CPU, or waits for a hole that is being punched, does so once.
+    #[test]
+    fn many_slow_pieces_are_slow_memory_and_one_is_not() {
+        let Touched { most, most_of_piece, .. } = Touched::default();
+        assert!(touch(most.div_ceil(most_of_piece) + 1, |_| most_of_piece).is_err());
+        let once = |place| if place == 50 { 20 * most_of_piece } else { 0 };
+        assert!((0..20).any(|_| touch(1_000, once).is_ok()));
     }
 }

@@ -69,8 +69,6 @@ pub enum Cut {
 pub struct RxScratch {
     ahead: Box<Ahead>,
     gathered: Gathered,
-    /// The buffers of the next run are touched before anything is written to them.
-    pub touch: bool,
 }
 
 impl Default for RxScratch {
@@ -80,23 +78,7 @@ impl Default for RxScratch {
         RxScratch {
             ahead: Box::new(Ahead { buffers: [empty; BURST_FRAMES], next: 0, count: 0 }),
             gathered: Gathered::default(),
-            touch: false,
         }
-    }
-}
-
-impl RxScratch {
-    /// Touches the buffers that the frames of `run` are to be written to, but for those that the
-    /// general path takes; see `gathered`.
-    fn touch_ahead(&mut self, burst: &Burst, run: &[u8], header_len: u8) -> Result<(), u64> {
-        let ahead = &self.ahead;
-        let ready = ahead.buffers[..ahead.count].iter().zip(run).filter(|(to, _)| to.room > 0);
-        let pieces = ready.map(|(to, &frame)| {
-            let need = u32::from(header_len) + burst.frames()[usize::from(frame)].len;
-            Piece { at: to.at, len: to.room.min(need) }
-        });
-        // SAFETY: each was translated for `room` bytes, in the memory that the ring keeps mapped.
-        unsafe { self.gathered.touched.touch(pieces) }
     }
 }
 
@@ -166,15 +148,7 @@ impl SplitRing {
     ) -> Delivered {
         let mut done = Delivered::default();
         scratch.gathered.start(run.len());
-        let looked = self.look_ahead(run.len(), &mut scratch.ahead);
-        scratch.gathered.look_closely(scratch.touch);
-        if scratch.touch
-            && let Err(cycles) = scratch.touch_ahead(burst, run, self.header_len)
-        {
-            done.slow = cycles;
-            return done;
-        }
-        match looked {
+        match self.look_ahead(run.len(), &mut scratch.ahead) {
             Ok(()) if burst.needs_offloads() => {
                 self.put_run::<true>(burst, run, scratch, &mut done, cut)
             }
@@ -195,7 +169,7 @@ impl SplitRing {
         done: &mut Delivered,
         cut: Cut,
     ) {
-        let RxScratch { ahead, gathered, .. } = scratch;
+        let RxScratch { ahead, gathered } = scratch;
         while done.settled < run.len() {
             let left = &run[done.settled..];
             if usize::from(self.header_len) == VNET_HDR_LEN {

@@ -331,7 +331,7 @@ mod tests {
     const PORTS: u16 = 8;
 
     fn assignment(workers: usize) -> Assignment {
-        let handles = (0..workers).map(|_| Arc::new(WorkerHandle::new().unwrap())).collect();
+        let handles = (0..workers).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
         let guest = |id: u16| Arc::new(Port::guest(id, &id.to_string(), 1));
         Assignment::new(handles, Arc::new(Ports::new((0..PORTS).map(guest).collect())))
     }

@@ -166,9 +166,11 @@ mod tests {
 
     /// Workers that are handles only, with no thread behind them.
     fn workers(count: usize) -> Workers {
-        let handles = (0..count).map(|_| Arc::new(super::super::WorkerHandle::new().unwrap()));
-        let rings = super::super::Assignment::new(handles.collect(), Arc::default());
-        Workers { rings, threads: Default::default() }
+        let handles = (0..count).map(|n| Arc::new(super::super::WorkerHandle::new(n).unwrap()));
+        let handles: Vec<_> = handles.collect();
+        let rings = super::super::Assignment::new(handles.clone(), Arc::default());
+        let reserves = super::super::Reserves::new(handles, count, Arc::default());
+        Workers { rings, reserves: Arc::new(reserves), threads: Default::default() }
     }
 
     #[test]

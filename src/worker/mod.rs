@@ -8,6 +8,7 @@
 //!
 //! * [`assignment`] which worker serves which ring, and moving them;
 //! * [`balance`] which rings should move for their load, [`balancer`] the thread that asks;
+//! * [`reserve`] threads that work for a worker that stands still;
 //! * [`run`] the loop: which sources are ready, when to sleep;
 //! * [`kick`] kick descriptors, and how workers hear of them;
 //! * [`spin`] whether an idle worker keeps looking.
@@ -20,6 +21,7 @@ pub mod assignment;
 pub mod balance;
 pub mod balancer;
 pub mod kick;
+pub mod reserve;
 pub mod run;
 pub mod spin;
 
@@ -35,8 +37,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use self::assignment::Assignment;
 use self::balancer::Doze;
+use self::reserve::{Reserves, Seat};
 use crate::guard::BlockedWriterWatch;
-use crate::limits::{ADOPTION_STEP, MAX_NOTES, STOP_TIMEOUT};
+use crate::limits::{ADOPTION_STEP, MAX_NOTES, RESERVES, STOP_TIMEOUT};
 use crate::pipeline::Announcement;
 use crate::port::{Port, Ports};
 use crate::stats::WorkerStats;
@@ -113,12 +116,14 @@ pub struct WorkerHandle {
     /// Serial number of the table of ports that the worker goes by.
     adopted: AtomicU64,
     doze: Doze,
+    /// Who works for it.
+    seat: Seat,
     /// Counters.
     pub stats: WorkerStats,
 }
 
 impl WorkerHandle {
-    fn new() -> io::Result<WorkerHandle> {
+    fn new(number: usize) -> io::Result<WorkerHandle> {
         let epoll = Epoll::new()?;
         let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         let handle = WorkerHandle {
@@ -129,6 +134,7 @@ impl WorkerHandle {
             stop: AtomicBool::new(false),
             adopted: AtomicU64::new(0),
             doze: Doze::default(),
+            seat: Seat::new(number),
             stats: WorkerStats::default(),
         };
         handle.watch(handle.wake.as_raw_fd(), Token::Wake)?;
@@ -217,6 +223,7 @@ pub struct Shared {
 /// All workers of the process.
 pub struct Workers {
     rings: Assignment,
+    reserves: Arc<Reserves>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -226,18 +233,23 @@ impl Workers {
         // Measured here once: the workers only use it.
         let rate = clock::cycles_per_second();
         log::debug!("the cycle counter makes {rate} ticks a second");
-        let handles = (0..count)
-            .map(|_| WorkerHandle::new().map(Arc::new))
-            .collect::<io::Result<Vec<_>>>()?;
+        let handle = |number| WorkerHandle::new(number).map(Arc::new);
+        let threads = (0..count + RESERVES).map(handle).collect::<io::Result<Vec<_>>>()?;
+        let handles = threads[..count].to_vec();
         let workers = Workers {
             rings: Assignment::new(handles, Arc::clone(&shared.ports)),
+            reserves: Arc::new(Reserves::new(threads, count, Arc::clone(&shared.ports))),
             threads: Mutex::new(Vec::new()),
         };
-        let all: Arc<[_]> = workers.handles().into();
-        for index in 0..count {
-            let worker = run::Worker::new(index, Arc::clone(&all), shared.clone());
-            let cpu = cpus.get(index % cpus.len().max(1)).copied();
-            if let Err(error) = workers.spawn(index, cpu, worker) {
+        for number in 0..count + RESERVES {
+            let worker = run::Worker::new(number, &workers.reserves, shared.clone());
+            // A reserve goes where the worker is that it works for.
+            let cpu = cpus.get(number % cpus.len().max(1)).copied().filter(|_| number < count);
+            let name = match number.checked_sub(count) {
+                None => format!("worker-{number}"),
+                Some(reserve) => format!("reserve-{reserve}"),
+            };
+            if let Err(error) = workers.spawn(name, cpu, worker) {
                 workers.stop(Instant::now() + STOP_TIMEOUT);
                 return Err(error);
             }
@@ -246,25 +258,25 @@ impl Workers {
     }
 
     /// Starts a worker's thread. A thread can only bind itself, so it says how that went.
-    fn spawn(&self, index: usize, cpu: Option<usize>, worker: run::Worker) -> io::Result<()> {
+    fn spawn(&self, name: String, cpu: Option<usize>, mut worker: run::Worker) -> io::Result<()> {
         let (tell, told) = mpsc::sync_channel(1);
-        let thread =
-            std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-                let bound = cpu.map_or(Ok(()), affinity::pin);
-                // Its file is open from here on, whenever it is read first.
-                usage::run_queue_delay_millis();
-                let ready = bound.is_ok();
-                let _ = tell.send(bound);
-                if ready {
-                    worker.run();
-                }
-            })?;
+        let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+            let bound = cpu.map_or(Ok(()), affinity::pin);
+            // Its files are open from here on, whenever they are read first.
+            usage::run_queue_delay_millis();
+            worker.begin();
+            let ready = bound.is_ok();
+            let _ = tell.send(bound);
+            if ready {
+                worker.run();
+            }
+        })?;
         self.threads().push(thread);
         // A thread that ended without a word panicked, which was printed.
         let bound = told.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
         bound.map_err(|error| {
             let cpu = cpu.unwrap_or_default();
-            io::Error::new(error.kind(), format!("worker {index} cannot use CPU {cpu}: {error}"))
+            io::Error::new(error.kind(), format!("{name} cannot use CPU {cpu}: {error}"))
         })
     }
 
@@ -289,13 +301,14 @@ impl Workers {
 
     /// True if every worker goes by the table of ports with this serial number, or a later one.
     pub fn have_adopted(&self, serial: u64) -> bool {
-        self.handles().iter().all(|handle| handle.adopted.load(Ordering::Acquire) >= serial)
+        let threads = self.reserves.threads();
+        threads.iter().all(|handle| handle.adopted.load(Ordering::Acquire) >= serial)
     }
 
     /// Wakes the workers and waits, until `end` at most, for all of them to go by that table. True
     /// if they do: no worker then has anything of a port that went before it.
     pub fn wait_adopted(&self, serial: u64, end: Instant) -> bool {
-        for handle in self.handles() {
+        for handle in self.reserves.threads() {
             let _ = handle.wake.write(1);
         }
         while !self.have_adopted(serial) {
@@ -309,7 +322,7 @@ impl Workers {
 
     /// Ends all workers after their turn and waits for them, at most until `end`.
     pub fn stop(&self, end: Instant) {
-        for handle in self.handles() {
+        for handle in self.reserves.threads() {
             handle.stop.store(true, Ordering::Release);
             let _ = handle.wake.write(1);
         }
@@ -336,7 +349,7 @@ mod tests {
 
     #[test]
     fn notes_are_taken_once_and_not_repeated() {
-        let handle = WorkerHandle::new().unwrap();
+        let handle = WorkerHandle::new(0).unwrap();
         for _ in 0..3 {
             handle.look(Token::Transmit(1, 0));
         }

@@ -1,6 +1,7 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
 mod receive;
+mod seat;
 mod sleep;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,11 +11,14 @@ use std::sync::{Arc, MutexGuard};
 use vmm_sys_util::epoll::EpollEvent;
 
 use self::receive::receive_kick;
+use super::reserve::Reserves;
 use super::spin::{Instead, SpinPolicy};
 use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::logging::never_wait;
+use crate::pipeline::at::At;
 use crate::pipeline::deliver::count_broken;
+use crate::pipeline::signals::Owing;
 use crate::pipeline::{Pipeline, guest_of};
 use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
 use crate::switch::PortId;
@@ -34,13 +38,18 @@ struct Ready {
 
 /// One worker thread.
 pub struct Worker {
+    /// Number of the thread, what other threads see of it, and all threads.
+    number: usize,
+    own: Arc<WorkerHandle>,
+    reserves: Arc<Reserves>,
+    /// The worker whose sources these are: another one for a reserve that works for it.
     handle: Arc<WorkerHandle>,
     /// Which ports there are now, and the table that this worker goes by.
     present: Arc<Ports>,
     ports: Arc<PortTable>,
     index: usize,
-    /// All workers.
-    all: Arc<[Arc<WorkerHandle>]>,
+    /// Number of workers.
+    of: usize,
     pipeline: Pipeline,
     spin: SpinPolicy,
     ready: Vec<Ready>,
@@ -49,6 +58,9 @@ pub struct Worker {
     notes: Vec<Note>,
     /// Kicks of rings whose lock somebody else had, to be looked at again.
     kicked: Vec<(Token, bool)>,
+    /// Rings whose signals another thread may owe, and which one.
+    debts: Vec<(PortId, usize)>,
+    owing: Owing,
     events: Vec<EpollEvent>,
     woken: bool,
     /// Sources of the last turn whose frames wait for a full receiver.
@@ -64,25 +76,37 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Worker number `index` of all.
-    pub fn new(index: usize, all: Arc<[Arc<WorkerHandle>]>, shared: Shared) -> Worker {
+    /// Thread number `index` of all.
+    pub fn new(index: usize, reserves: &Arc<Reserves>, shared: Shared) -> Worker {
+        let handle = Arc::clone(&reserves.threads()[index]);
+        let (weak, is_worker) = (Arc::downgrade(reserves), index < reserves.workers());
+        let on_stall = move |stalled| {
+            if let Some(reserves) = weak.upgrade() {
+                reserves.relieve(index, stalled);
+            }
+        };
         Worker {
-            handle: Arc::clone(&all[index]),
+            number: index,
+            own: Arc::clone(&handle),
+            reserves: Arc::clone(reserves),
+            handle,
             present: Arc::clone(&shared.ports),
             ports: shared.ports.present(),
             index,
-            all,
+            of: reserves.workers(),
             pipeline: Pipeline::new(
                 index,
                 Arc::clone(&shared.fdb),
                 shared.rules,
-                shared.watch.register(),
+                shared.watch.register_watched(Box::new(on_stall)),
             ),
-            spin: SpinPolicy::new(shared.poll, clock::cycles(), clock::cycles_in),
+            spin: SpinPolicy::new(shared.poll && is_worker, clock::cycles(), clock::cycles_in),
             ready: Vec::new(),
             cursor: 0,
             notes: Vec::new(),
             kicked: Vec::new(),
+            debts: Vec::new(),
+            owing: Owing::Anyone,
             events: vec![EpollEvent::default(); EPOLL_BATCH],
             woken: false,
             waiting: 0,
@@ -96,10 +120,11 @@ impl Worker {
     /// Works until [`super::Workers::stop`].
     pub fn run(mut self) {
         never_wait();
-        let handle = Arc::clone(&self.handle);
-        let stopped = || handle.stop.load(Ordering::Relaxed);
+        let own = Arc::clone(&self.own);
+        let stopped = || own.stop.load(Ordering::Relaxed);
         let mut panicked = false;
-        run_again_after_panic(&format!("worker {}", self.index), stopped, || {
+        let name = std::thread::current().name().unwrap_or_default().replacen('-', " ", 1);
+        run_again_after_panic(&name, stopped, || {
             if std::mem::replace(&mut panicked, true) {
                 self.recover();
             }
@@ -107,45 +132,23 @@ impl Worker {
         });
     }
 
-    /// After a panic that belongs to no port: events that were taken and signals that were owed may
-    /// be lost, so everything is looked at and everybody signalled.
-    #[cold]
-    fn recover(&mut self) {
-        self.pipeline.signals().slot().active();
-        self.handle.doze.awake();
-        self.pipeline.signal_everyone(&self.ports);
-        let ports = Arc::clone(&self.ports);
-        for port in ports.iter() {
-            match &port.endpoint {
-                Endpoint::Guest(guest) => {
-                    // Those of other workers are let go of at the first look.
-                    for i in 0..guest.tx.len() as u16 {
-                        self.kick(Token::Receive(port.id, i), false);
-                        self.mark_ready(Token::Transmit(port.id, i));
-                    }
-                }
-                Endpoint::Device(device) => {
-                    for i in 0..device.queues().len() {
-                        if port.device_worker(i, self.all.len()) == self.index {
-                            self.mark_ready(Token::Device(port.id, i as u16));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
     fn work(&mut self) {
         self.now = clock::cycles();
-        while !self.handle.stop.load(Ordering::Relaxed) {
+        while !self.own.stop.load(Ordering::Relaxed) {
+            if self.own.seat.has_news() {
+                self.change_seat();
+            }
             self.refresh();
             self.take_notes();
             if !self.kicked.is_empty() {
                 self.retry_kicks();
             }
+            if !self.debts.is_empty() {
+                self.settle_debts();
+            }
             let found = self.turn();
             if std::mem::take(&mut self.woken) && !found {
-                self.handle.stats.empty_wakeups.add(1);
+                self.own.stats.empty_wakeups.add(1);
             }
             let rest = self.after_turn(found);
             // Frames that wait for a full receiver are tried again by the clock, too: the kick that
@@ -155,12 +158,15 @@ impl Worker {
                 && self.ready.len() == self.waiting
                 && !self.pipeline.signals().due_soon(self.now);
             if !sleepy && self.spin.check_events(self.now) {
-                self.take_events(0);
+                self.take_events();
             }
             self.account(found);
             if sleepy {
                 self.sleep();
             }
+        }
+        if self.is_relieving() {
+            self.retire();
         }
     }
 
@@ -184,13 +190,13 @@ impl Worker {
         self.ready.retain(|ready| source_stays(ready.token));
         self.kicked.retain(|&(token, _)| source_stays(token));
         self.pipeline.signals().forget(stays);
-        self.handle.adopted.store(self.ports.serial(), Ordering::Release);
+        self.own.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
     /// After a turn: spin on, or arm what was held for a spin. True if the worker shall rest.
     #[inline]
     fn after_turn(&mut self, found: bool) -> bool {
-        let stats = &self.handle.stats;
+        let stats = &self.own.stats;
         if found {
             if self.spin.found(self.now) {
                 stats.spins_found.add(1);
@@ -222,6 +228,7 @@ impl Worker {
                 self.ready.remove(at);
             }
         }
+        self.pipeline.is_at(At::NOTHING);
     }
 
     /// Ends an iteration: counts its cycles and begins the next with the same reading.
@@ -231,7 +238,7 @@ impl Worker {
         let spent = clock::since(self.now, now);
         self.now = now;
         self.pipeline.stalls().end_turn(spent, now);
-        let stats = &self.handle.stats;
+        let stats = &self.own.stats;
         if found {
             stats.busy_turns.add(1);
             stats.busy_cycles.add(spent);
@@ -310,15 +317,15 @@ impl Worker {
         // must one that a device's long burst ended before it came to the others.
         self.contended = working > 1 || (cut && self.contended);
         self.idle = self.contended && !found;
-        self.pipeline.end_turn(&self.ports, &self.handle.stats);
-        self.handle.stats.turns.add(1);
+        self.pipeline.end_turn(&self.ports, &self.own.stats);
+        self.own.stats.turns.add(1);
         found
     }
 
     /// Looks at one source. A panic, which would be a bug of ours, is contained: it costs the port
     /// its turn and, for a ring, its service until the driver restarts it, not the process.
     fn service(&mut self, token: Token) -> Next {
-        let stats = &self.handle.stats;
+        let stats = &self.own.stats;
         let ports = &self.ports;
         let pipeline = &mut self.pipeline;
         let work = || match token {
@@ -413,6 +420,7 @@ impl Worker {
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session has the ring, and may just be enabling it: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
+        self.pipeline.is_at(At::sender(id));
         let vring = &mut state.vring;
         if vring.owner != Some(self.index) {
             return false;
@@ -455,8 +463,8 @@ impl Worker {
                 Note::Look(token) => self.mark_ready(token),
                 Note::Announce(what) => {
                     self.contained(Token::Receive(what.port, 0), |worker| {
-                        let Worker { pipeline, ports, handle, .. } = worker;
-                        pipeline.announce(ports, what, &handle.stats);
+                        let Worker { pipeline, ports, own, .. } = worker;
+                        pipeline.announce(ports, what, &own.stats);
                     });
                 }
             }
@@ -464,12 +472,13 @@ impl Worker {
         self.pipeline.end_look();
     }
 
-    fn take_events(&mut self, timeout: i32) {
-        // An error can only be EINTR; there is nothing to do but come back.
-        let count = self.handle.epoll.wait(timeout, &mut self.events).unwrap_or(0);
-        if timeout != 0 {
-            self.now = clock::cycles();
-        }
+    fn take_events(&mut self) {
+        let count = self.wait_for_events(0);
+        self.take(count);
+    }
+
+    /// Takes so many events, which may touch guests' memory.
+    fn take(&mut self, count: usize) {
         // Events may be a new port's.
         self.refresh();
         for i in 0..count {
@@ -495,6 +504,7 @@ impl Worker {
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
         let Some((port, guest)) = guest_of(&ports, id) else { return };
         let index = usize::from(index);
+        self.pipeline.is_at(At::sender(id));
         // A kick is not repeated, so one that meets a session, or another worker, is kept. Neither
         // has the lock for long unless a guest's memory makes it wait.
         let kept = if matches!(token, Token::Transmit(..)) {
@@ -509,6 +519,7 @@ impl Worker {
         if kept.is_none() {
             self.kicked.push((token, kicked));
         }
+        self.pipeline.is_at(At::NOTHING);
     }
 
     /// Looks again at rings whose lock somebody else had when they were kicked.

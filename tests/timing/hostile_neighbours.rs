@@ -5,8 +5,9 @@
 //! `rings` has guests whose rings are costly to serve, `receivers` those that take nothing or
 //! little, `shares` those that send what is costly to forward, `floods` those that send from
 //! everywhere, `frontends` front-ends that storm, block and loop, `notifications` those whose call
-//! descriptors are expensive to write to, `memory` guests whose memory faults, `workers` those that
-//! another worker serves, `devices` TAPs and streams, `clients` those of the control socket.
+//! descriptors are expensive to write to, `memory` and `punches` guests whose memory faults,
+//! `workers` those that another worker serves, `devices` TAPs and streams, `clients` those of the
+//! control socket.
 //!
 //! One test at a time: they measure.
 
@@ -16,6 +17,7 @@ mod floods;
 mod frontends;
 mod memory;
 mod notifications;
+mod punches;
 mod receivers;
 mod rings;
 mod shares;

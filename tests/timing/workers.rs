@@ -453,7 +453,7 @@ fn quiet_pair_beside_a_flood() -> Duration {
 }
 
 /// One frame between guests that sleep until they are called.
-fn one_way_asleep(from: &mut Vm, to: &mut Vm) -> Duration {
+pub fn one_way_asleep(from: &mut Vm, to: &mut Vm) -> Duration {
     let frame = [&to.mac()[..], &from.mac(), &[0x88, 0xb5], &[0; 46]].concat();
     let start = Instant::now();
     assert!(from.tx[0].send(&frame), "completions are missing");

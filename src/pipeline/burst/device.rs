@@ -1,7 +1,10 @@
 //! A queue of a device as a source.
 
+use std::sync::MutexGuard;
+
 use super::{Pipeline, Source};
 use crate::frame::Offloads;
+use crate::pipeline::at::At;
 use crate::pipeline::context::{BurstContext, BurstGuard};
 use crate::port::device::Reading;
 use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
@@ -13,7 +16,7 @@ struct DeviceInput<'p> {
     port: &'p Port,
     device: &'p DevicePort,
     queue: &'p DeviceQueue,
-    reading: Reading,
+    reading: MutexGuard<'p, Reading>,
     /// What there is to do next.
     next: Next,
 }
@@ -30,9 +33,9 @@ impl Pipeline {
         let Some(port) = ports.get(id) else { return Next::Gone };
         let Endpoint::Device(device) = &port.endpoint else { return Next::Gone };
         let Some(queue) = device.queues().get(index) else { return Next::Gone };
-        let mut reading = queue.reading();
+        self.is_at(At::NOTHING);
+        let Some(mut reading) = queue.reading() else { return self.retry() };
         if self.account.throttles(&mut reading.deficit) {
-            queue.set_reading(reading);
             return Next::Throttled;
         }
         self.forward(ports, DeviceInput { port, device, queue, reading, next: Next::Empty }, stats)
@@ -86,9 +89,5 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         let more = Some(self.next == Next::More);
         on.account.charge(&mut self.reading.deficit, &self.queue.input, more);
         self.next
-    }
-
-    fn end(self) {
-        self.queue.set_reading(self.reading);
     }
 }

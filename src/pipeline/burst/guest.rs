@@ -3,6 +3,7 @@
 use std::sync::MutexGuard;
 
 use super::{Pipeline, Source, Time};
+use crate::pipeline::at::At;
 use crate::pipeline::backpressure::Backpressure;
 use crate::pipeline::context::{BurstContext, BurstGuard};
 use crate::pipeline::guest_of;
@@ -35,10 +36,15 @@ impl Pipeline {
     ) -> Next {
         let Some((port, guest)) = guest_of(ports, id) else { return Next::Gone };
         let Some(queue) = guest.tx.get(index) else { return Next::Gone };
-        let Some(mut state) = queue.lock_for_burst() else { return Next::Locked };
+        let Some(mut state) = queue.lock_for_burst() else {
+            // What stands still may have it for long.
+            let stalled = self.relieves || queue.is_stalled();
+            return if stalled { self.retry() } else { Next::Locked };
+        };
         if state.vring.owner != Some(self.worker) {
             return Next::Gone;
         }
+        self.is_at(At::sender(id));
         match self.may_take(ports, id, queue, &mut state) {
             Ok(limit) => {
                 let ring = TransmitRing { port, guest, queue, index, state, limit };
@@ -64,13 +70,15 @@ impl Pipeline {
         if self.account.throttles(&mut state.side.deficit) {
             return Err(Next::Throttled);
         }
-        if state.side.gate.receiver.is_none() || self.stalls.is_watching() {
+        let Some(waiting) = state.side.gate.receiver.filter(|_| !self.stalls.is_watching()) else {
             return Ok(limit);
-        }
+        };
+        self.is_at(At::sender(id).and(waiting.port));
         let Time { cycle, limits, .. } = &self.time;
         let mut backpressure = Backpressure::new(ports, &self.fdb, limits, *cycle, id);
         backpressure.ring = Some((&mut *state, queue));
         let worth = backpressure.look(limit);
+        self.is_at(At::sender(id));
         if worth.is_err() {
             self.account.charge(&mut state.side.deficit, &queue.stats, None);
         }

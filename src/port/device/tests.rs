@@ -565,3 +565,21 @@ fn bursts_from_a_tap_are_bounded() {
         lock(&device.queued).clear();
     }
 }
+
+/// A thread that stands still in the middle of a burst keeps the queue, and one that panics does
+/// not: frames of a queue stay in order.
+#[test]
+fn a_queue_is_read_by_one_thread_at_a_time() {
+    let queue = DeviceQueue::default();
+    let reading = queue.reading();
+    assert!(reading.is_some() && queue.reading().is_none());
+    drop(reading);
+    let panicked = std::thread::scope(|scope| {
+        let burst = scope.spawn(|| {
+            let _reading = queue.reading();
+            panic!("injected: in a burst");
+        });
+        burst.join().is_err()
+    });
+    assert!(panicked && queue.reading().is_some());
+}

@@ -9,7 +9,7 @@ use crate::ring::SplitRing;
 impl Worker {
     /// Wakes other workers that wait for what this one was told of.
     pub(super) fn wake(&self, waiting: Awaited) {
-        for (index, handle) in self.all.iter().enumerate() {
+        for (index, handle) in self.reserves.threads().iter().enumerate() {
             if index != self.index && waiting.has(index) {
                 let _ = handle.wake.write(1);
             }

@@ -4,30 +4,47 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::limits::RETRY_NANOS;
+use crate::pipeline::at::At;
 use crate::pipeline::guest_of;
-use crate::sys::clock;
+use crate::sys::{clock, poll};
 use crate::worker::Token;
 
 impl Worker {
     /// Sleeps until something happens, or the first of what waits for a time is due. Nothing else
     /// has a timeout, which would hide a lost wake-up.
     pub(super) fn sleep(&mut self) {
+        let more = !self.ready.is_empty() && self.listen_behind();
+        // From here on no guest's memory is touched.
         self.pipeline.signals().slot().asleep();
         let asleep = self.now;
-        let more = !self.ready.is_empty() && self.listen_behind();
-        self.handle.doze.asleep();
+        self.own.doze.asleep();
         let timeout = match self.due() {
             _ if more => 0,
             // A tick too late rather than one too early, after which it would sleep again.
             Some(due) => millis(clock::time_of(clock::since(self.now, due))),
             None => -1,
         };
-        self.take_events(timeout);
-        self.spin.woke(asleep, self.now);
+        let events = self.wait_for_events(timeout);
+        self.now = clock::cycles();
         self.pipeline.signals().slot().active();
-        self.handle.doze.awake();
-        self.handle.stats.wakeups.add(1);
+        self.own.doze.awake();
+        self.take(events);
+        self.spin.woke(asleep, self.now);
+        self.own.stats.wakeups.add(1);
         self.woken = true;
+    }
+
+    /// Waits for events, so many milliseconds at most; how many there are.
+    pub(super) fn wait_for_events(&mut self, timeout: i32) -> usize {
+        let mut timeout = timeout;
+        if timeout != 0 && self.is_relieving() {
+            // What is meant for this thread, and not for the worker that it works for, counts too.
+            let _ = poll::wait_for_one_of(&self.handle.epoll, &self.own.wake, timeout);
+            let _ = self.own.wake.read();
+            timeout = 0;
+        }
+        // An error can only be EINTR; there is nothing to do but come back.
+        self.handle.epoll.wait(timeout, &mut self.events).unwrap_or(0)
     }
 
     /// The cycle at which the first source, kick or signal is to be looked at again.
@@ -46,6 +63,7 @@ impl Worker {
             let token = self.ready[at].token;
             more |= self.watched(token, |worker| worker.listen_behind_ring(token));
         }
+        self.pipeline.is_at(At::NOTHING);
         let now = clock::cycles();
         self.pipeline.stalls().end_turn(clock::since(self.now, now), now);
         more
@@ -55,6 +73,7 @@ impl Worker {
         let Token::Transmit(id, queue) = token else { return false };
         let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
+        self.pipeline.is_at(At::sender(id));
         state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &mut state)
     }
 }

@@ -1,22 +1,31 @@
-//! Kicks of rings whose lock somebody else has, what is left of ports that are gone, and who pays
-//! for what.
+//! Kicks of rings whose lock another thread has, what is left of ports that are gone, who pays for
+//! what, and workers that stand still.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
+use vmm_sys_util::eventfd::EventFd;
+
 use super::*;
 use crate::frame::Offloads;
-use crate::guard::BlockedWriterWatch;
+use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
 use crate::port::device::{Device, fake::Fake};
 use crate::port::{DevicePort, GuestPort, Port};
 use crate::stats::QueueStats;
 use crate::switch::{Fdb, FdbConfig, Rules};
+use crate::sys::affinity;
+use crate::sys::descriptor::from_eventfd;
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
 
 fn worker() -> Worker {
+    let [worker, _] = worker_and_reserve();
+    worker
+}
+
+fn worker_and_reserve() -> [Worker; 2] {
     let fdb = Fdb::new(FdbConfig {
         max_entries: FDB_MAX_ENTRIES,
         max_per_port: FDB_MAX_PER_PORT,
@@ -32,7 +41,9 @@ fn worker() -> Worker {
         poll: false,
         watch: Arc::new(BlockedWriterWatch::start().unwrap()),
     };
-    Worker::new(0, [Arc::new(WorkerHandle::new().unwrap())].into(), shared)
+    let threads = (0..2).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
+    let reserves = Arc::new(Reserves::new(threads, 1, Arc::clone(&shared.ports)));
+    [0, 1].map(|number| Worker::new(number, &reserves, shared.clone()))
 }
 
 /// Whoever holds the lock, a session or the worker that the ring moved to, may be waiting for a
@@ -88,7 +99,7 @@ fn a_port_is_known_before_its_first_note_or_event_is_taken() {
     assert!(worker.ports.get(1).is_some());
     assert_eq!(tokens(&worker), [Token::Transmit(1, 0)]);
     worker.present.add(port(2));
-    worker.take_events(0);
+    worker.take_events();
     assert!(worker.ports.get(2).is_some());
 }
 
@@ -171,4 +182,137 @@ fn a_throttled_device_is_not_forgotten() {
     }
     assert_eq!(turns[..3], [(true, 1), (true, 1), (false, 1)], "it skips a turn");
     assert_eq!(turns.last().unwrap().1, 3, "{turns:?}");
+}
+
+/// Worker 0 stands still at what guest 1 sends, and has noted a signal of guest 0; a reserve works
+/// for it until it is back.
+#[test]
+fn a_reserve_works_for_a_worker_that_stands_still() {
+    let [mut worker, mut reserve] = worker_and_reserve();
+    worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
+    let ports = worker.present.present();
+    let queue = |id: PortId| &ports[id].as_guest().unwrap().tx[0];
+    let called = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+    let call = from_eventfd(called.try_clone().unwrap());
+    let mut state = queue(0).lock();
+    state.vring.call = Some(Arc::new(CallFd::new(call, Arc::default(), 0)));
+    worker.pipeline.signals().note(0, true, &mut state.vring, &queue(0).stats);
+    drop(state);
+    let reserves = Arc::clone(&worker.reserves);
+    let relieve = || {
+        reserves.relieve(0, Stalled { thread: 0, at: At::sender(1).0, step: 0 });
+    };
+    relieve();
+    // There is one reserve, and it has something to do.
+    relieve();
+    assert_eq!(worker.own.stats.stalls.get(), 1);
+    assert!(queue(1).lock_for_burst().is_none() && queue(0).lock_for_burst().is_some());
+
+    assert!(reserve.own.seat.has_news() && !reserve.own.seat.has_news());
+    let held = queue(0).lock();
+    reserve.change_seat();
+    assert!(reserve.is_relieving() && reserve.index == 0);
+    assert_eq!(tokens(&reserve), [Token::Transmit(0, 0), Token::Transmit(1, 0)]);
+    drop(held);
+    reserve.settle_debts();
+    assert!(reserve.debts.iter().all(|(id, _)| *id == 1), "{:?}", reserve.debts);
+    reserve.pipeline.end_turn(&ports, &reserve.own.stats);
+    assert_eq!(called.read().unwrap(), 1, "the signal that the worker owes");
+    reserve.handle.look(Token::Receive(0, 0));
+    assert!(worker.handle.noted.load(Ordering::Relaxed));
+
+    assert!(worker.own.seat.has_news());
+    // The reserve does not answer, so the worker looks at everything itself.
+    worker.change_seat();
+    assert!(queue(1).lock_for_burst().is_some());
+    assert_eq!(tokens(&worker), tokens(&reserve));
+    assert!(reserve.own.seat.has_news());
+    reserve.own.stats.frames.add(7);
+    reserve.change_seat();
+    assert!(!reserve.is_relieving() && reserve.ready.is_empty());
+    assert!(worker.own.seat.has_news());
+    worker.change_seat();
+    assert_eq!((worker.own.stats.frames.get(), reserve.own.stats.frames.get()), (7, 0));
+    let mut notes = Vec::new();
+    worker.handle.take_notes(&mut notes);
+    assert!(notes.contains(&Note::Look(Token::Transmit(0, 0))), "{notes:?}");
+    relieve();
+    assert_eq!(worker.own.stats.stalls.get(), 2, "and again");
+}
+
+/// What the thread is at that came to stand still again before its turn was over, while another one
+/// works for the worker: that one would be the next.
+#[test]
+fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
+    let [mut worker, _] = worker_and_reserve();
+    let guests = [1, 2].map(|id| Arc::new(Port::guest(id, &id.to_string(), 1)));
+    for port in &guests {
+        worker.present.add(Arc::clone(port));
+    }
+    let apart = || guests.each_ref().map(|port| port.as_guest().unwrap().tx[0].is_stalled());
+    for (id, expected) in [(1, [true, false]), (1, [true, false]), (2, [true, true])] {
+        let at = At::sender(id).0;
+        worker.reserves.relieve(0, Stalled { thread: 0, at, step: 0 });
+        assert_eq!(apart(), expected);
+    }
+    assert_eq!(worker.own.stats.stalls.get(), 1, "relieved once");
+    assert!(worker.own.seat.has_news());
+    worker.change_seat();
+    assert_eq!(apart(), [false; 2]);
+}
+
+/// A reserve is moved to the CPUs of the thread that stands still before it is woken: one that
+/// moves itself gets behind all that wait there.
+#[test]
+fn a_reserve_wakes_where_the_worker_may_run() {
+    let [worker, mut reserve] = worker_and_reserve();
+    let cpus = affinity::allowed().unwrap();
+    let (tell, told) = mpsc::channel();
+    let (go, gone) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            affinity::pin(*cpus.first().unwrap()).unwrap();
+            reserve.begin();
+            tell.send(affinity::allowed().unwrap()).unwrap();
+            let _ = gone.recv();
+            tell.send(affinity::allowed().unwrap()).unwrap();
+        });
+        let before = told.recv().unwrap();
+        let all = affinity::allowed().unwrap();
+        let me = rustix::thread::gettid().as_raw_pid();
+        worker.reserves.relieve(0, Stalled { thread: me, at: At::NOTHING.0, step: 0 });
+        drop(go);
+        assert_eq!((before.len(), told.recv().unwrap()), (1, all));
+    });
+}
+
+/// Whatever it had taken when it panicked is looked at again, for the worker that it works for.
+#[test]
+fn a_reserve_that_panicked_goes_on_for_the_worker() {
+    let [worker, mut reserve] = worker_and_reserve();
+    worker.reserves.relieve(0, Stalled { thread: 0, at: At::NOTHING.0, step: 0 });
+    reserve.change_seat();
+    let taken = tokens(&reserve);
+    reserve.ready.clear();
+    reserve.recover();
+    assert!(reserve.is_relieving() && !taken.is_empty());
+    assert_eq!(tokens(&reserve), taken);
+}
+
+/// A reserve that stands still itself is relieved, by another one, for the same worker.
+#[test]
+fn a_reserve_that_stands_still_is_relieved() {
+    let [worker, _] = worker_and_reserve();
+    let threads = (0..3).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
+    let reserves = Reserves::new(threads, 1, Arc::clone(&worker.present));
+    let stalled = Stalled { thread: 0, at: At::NOTHING.0, step: 0 };
+    let acting = || (0..3).find(|&number| reserves.works_for(number, 0));
+    reserves.relieve(2, stalled);
+    assert_eq!(acting(), Some(0), "one that has nothing to do");
+    for (number, next) in [(0, 1), (0, 1), (1, 2), (2, 2)] {
+        reserves.relieve(number, stalled);
+        assert_eq!(acting(), Some(next));
+    }
+    assert_eq!(reserves.come_back(0), Some(2));
+    assert_eq!((acting(), reserves.come_back(0)), (Some(0), None));
 }

@@ -267,6 +267,7 @@ fn the_json_of_each_command_has_its_keys() {
         "lock_misses",
         "lock_parks",
         "moves",
+        "stalls",
     ];
     same_keys(&stats["workers"][0], &worker, &[]);
     let mac = "mac=02:00:00:00:00:99";
