@@ -6,12 +6,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, Parser};
+use clap::{ArgAction, Command, CommandFactory, FromArgMatches, Parser};
 
 use super::UsageError;
-use super::raw::{
-    Complaint, Kind, Place, Section, Setting, Source, Value, clip, is_unprintable, quote,
-};
+use super::keys::Kind;
+use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, is_unprintable, quote};
 use crate::limits;
 
 /// The name that begins each message.
@@ -60,20 +59,7 @@ struct Options {
 
     /// Add a port for a virtual machine; repeatable
     ///
-    ///   socket=PATH         the vhost-user socket (required)
-    ///   mode=server|client  listen on it (default), or connect to it
-    ///   socket-mode=0660    who may connect: permissions of the socket (mode=server only)
-    ///   socket-group=GROUP  who may connect: group of the socket (mode=server only)
-    ///   queues=PAIRS        queue pairs, 1 (default) to 16
-    ///   mac=MAC             an address that no other port can take over; repeatable
-    ///   offload=on|send|csum|off
-    ///                       checksums and segmentation offered to the VM: all (default), only
-    ///                       for what it sends (VMs with XDP programs), checksums only, none
-    ///   platform=on|off     whether iommu_platform=on of the VM's network card is served
-    ///   flood=on|off        whether frames for addresses nobody is known for go there too
-    ///   mtu=N               drop longer packets for the VM, 68 to 65535
-    ///   feature-level=N     as --feature-level, for this port
-    ///   memory=any|prealloc refuse a VM whose memory is not all allocated (prealloc)
+    /// {keys}
     ///
     /// A comma inside a value is written twice. A [[port]] of the same name in the file is
     /// replaced as a whole.
@@ -88,11 +74,7 @@ struct Options {
 
     /// Add a TAP interface as an uplink; repeatable
     ///
-    ///   ifname=IFNAME       the interface, created if it does not exist (required)
-    ///   queues=N            its queues, 1 (default) to 64
-    ///   offload=on|csum|off as for a port, without send
-    ///   flood=on|off        as for a port
-    ///   mtu=N               its MTU if it is created, 68 to 65521
+    /// {keys}
     ///
     /// A [[tap]] of the same name in the file is replaced as a whole.
     #[arg(
@@ -107,13 +89,7 @@ struct Options {
     /// Add a port for a process that speaks QEMU's -netdev stream over a Unix socket, such as
     /// passt; repeatable
     ///
-    ///   socket=PATH         the socket (required)
-    ///   mode=server|client  listen on it (default), or connect to it
-    ///   socket-mode=0660    as for a port (mode=server only)
-    ///   socket-group=GROUP  as for a port (mode=server only)
-    ///   mac=MAC             as for a port; repeatable
-    ///   flood=on|off        as for a port
-    ///   mtu=N               as for a port
+    /// {keys}
     ///
     /// A [[stream]] of the same name in the file is replaced as a whole.
     #[arg(
@@ -214,10 +190,15 @@ struct Options {
     print_capabilities: bool,
 }
 
-/// The options with their help, for what is made of them.
-#[cfg(test)]
-pub(super) fn command() -> clap::Command {
-    <Options as clap::CommandFactory>::command()
+/// The options with their help; that of ports has their keys.
+pub(super) fn command() -> Command {
+    Options::command().mut_args(|arg| match Kind::named(arg.get_id().as_str()) {
+        Some(kind) => {
+            let help = arg.get_long_help().map(ToString::to_string).unwrap_or_default();
+            arg.long_help(help.replace("{keys}", &kind.help()))
+        }
+        None => arg,
+    })
 }
 
 /// What the arguments alone say.
@@ -248,7 +229,8 @@ pub(super) fn parse(args: Vec<OsString>) -> Result<Outcome, UsageError> {
         return Err(usage_error(&text));
     }
     let mistaken = separate_truth(&args);
-    match Options::try_parse_from(args) {
+    let matches = command().try_get_matches_from(args);
+    match matches.and_then(|matches| Options::from_arg_matches(&matches)) {
         Ok(options) => lower(options).map(Outcome::Run),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -298,14 +280,12 @@ fn summary(error: &clap::Error) -> String {
 /// error.
 fn lower(options: Options) -> Result<Given, UsageError> {
     let mut source = Source::default();
-    for text in &options.port {
-        source.sections.push(section(Kind::Port, "--port", text)?);
-    }
-    for text in &options.tap {
-        source.sections.push(section(Kind::Tap, "--tap", text)?);
-    }
-    for text in &options.stream {
-        source.sections.push(section(Kind::Stream, "--stream", text)?);
+    for (kind, texts) in
+        [(Kind::Port, &options.port), (Kind::Tap, &options.tap), (Kind::Stream, &options.stream)]
+    {
+        for text in texts {
+            source.sections.push(section(kind, text)?);
+        }
     }
     let scalars = [
         ("socket-path", options.socket_path),
@@ -335,8 +315,8 @@ fn lower(options: Options) -> Result<Given, UsageError> {
 }
 
 /// One `NAME,key=value,…`.
-fn section(kind: Kind, option: &str, text: &str) -> Result<Section, UsageError> {
-    let at = Place::argument(option, text);
+fn section(kind: Kind, text: &str) -> Result<Section, UsageError> {
+    let at = Place::argument(&format!("--{kind}"), text);
     let mut settings = Vec::new();
     for (place, part) in split_commas(text).into_iter().enumerate() {
         let (key, word) = match (place, part.split_once('=')) {

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-use super::raw::{Complaint, Kind, Place, quote};
+use super::keys::{Kind, Settings};
+use super::raw::{Complaint, Place, quote};
+use super::settings::{Entry, Origin};
 use super::validate::{Scalars, Validated};
-use super::{Config, Control, Origin, PortConfig, StreamConfig, TapConfig};
+use super::{Config, Control};
 use crate::limits;
 
 /// What only one entry may have.
@@ -34,6 +36,14 @@ impl Shared {
             Shared::Mac => "mac",
         }
     }
+
+    /// A value as it is compared.
+    pub(super) fn identity(self, value: &Path) -> (Shared, PathBuf) {
+        match self {
+            Shared::Socket => (self, place(value)),
+            _ => (self, value.to_owned()),
+        }
+    }
 }
 
 /// Something an entry takes for itself.
@@ -42,17 +52,6 @@ pub(super) struct Claim {
     pub(super) what: Shared,
     pub(super) value: String,
     pub(super) at: Place,
-}
-
-impl Claim {
-    /// What is compared.
-    fn identity(&self) -> (Shared, PathBuf) {
-        let spelled = Path::new(&self.value);
-        match self.what {
-            Shared::Socket => (self.what, place(spelled)),
-            _ => (self.what, spelled.to_owned()),
-        }
-    }
 }
 
 /// Where a socket appears: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are one
@@ -69,26 +68,13 @@ pub fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// A port, a TAP or a stream, as far as it could be understood.
+/// An entry, as far as it could be understood.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub(super) kind: Kind,
+pub(super) struct Checked {
     pub(super) at: Place,
-    pub(super) name: Option<String>,
-    /// Recorded even when the entry has errors, so that conflicts with it are told in the same
-    /// breath.
+    pub(super) settings: Settings,
+    /// Recorded even when the entry has errors, so that conflicts with it are reported with them.
     pub(super) claims: Vec<Claim>,
-    /// Present if the entry has no error.
-    pub(super) parsed: Option<Parsed>,
-}
-
-/// A checked entry.
-#[derive(Debug, Clone)]
-pub(super) enum Parsed {
-    Port(PortConfig),
-    Tap(TapConfig),
-    Stream(StreamConfig),
-    Template(PortConfig),
 }
 
 /// The final configuration, and what is wrong with it as a whole.
@@ -103,7 +89,7 @@ pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
     let mut owners: HashMap<(Shared, PathBuf), &Claim> = HashMap::new();
     let claims = checked.entries.iter().flat_map(|entry| &entry.claims);
     for claim in claims.chain(&checked.scalars.control) {
-        match owners.entry(claim.identity()) {
+        match owners.entry(claim.what.identity(claim.value.as_ref())) {
             Occupied(owner) => complaints.push(conflict(owner.get(), claim)),
             Vacant(free) => {
                 free.insert(claim);
@@ -117,7 +103,7 @@ pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
     for (kind, most, noun) in
         [(Kind::Tap, limits::MAX_TAPS, "taps"), (Kind::Stream, limits::MAX_STREAMS, "streams")]
     {
-        let mut all = checked.entries.iter().filter(|entry| entry.kind == kind);
+        let mut all = checked.entries.iter().filter(|entry| entry.settings.kind == kind);
         if let Some(entry) = all.nth(most) {
             complaints.push(Complaint::new(&entry.at, format!("more than {most} {noun}")));
         }
@@ -155,14 +141,11 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
     let mut all = Validated { scalars: over.scalars.or(under.scalars), ..Validated::default() };
     all.entries = under.entries;
     // Places by name, taken once: a thousand ports over a thousand must not take a million looks.
-    let places: HashMap<(Kind, Option<String>), usize> = all
-        .entries
-        .iter()
-        .enumerate()
-        .map(|(place, entry)| ((entry.kind, entry.name.clone()), place))
-        .collect();
+    let id = |entry: &Checked| (entry.settings.kind, entry.settings.name.clone());
+    let places: HashMap<(Kind, String), usize> =
+        all.entries.iter().enumerate().map(|(place, entry)| (id(entry), place)).collect();
     for entry in over.entries {
-        let place = places.get(&(entry.kind, entry.name.clone())).copied();
+        let place = places.get(&id(&entry)).copied();
         match place.and_then(|place| all.entries.get_mut(place)) {
             // Twice on the command line is an error, not a replacement.
             Some(old) if matches!(old.at, Place::Line(..)) => *old = entry,
@@ -181,11 +164,13 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
 }
 
 /// The values, with defaults where nothing was given.
-fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
+fn config(scalars: Scalars, entries: Vec<Checked>) -> Config {
+    let entry = |Checked { at, settings, .. }: Checked| {
+        let origin = if let Place::Line(..) = at { Origin::File } else { Origin::Cli };
+        Entry { settings, origin }
+    };
     let mut config = Config {
-        ports: Vec::new(),
-        taps: Vec::new(),
-        streams: Vec::new(),
+        ports: entries.into_iter().map(entry).collect(),
         workers: scalars.workers.unwrap_or(limits::DEFAULT_WORKERS),
         cpus: scalars.cpus.unwrap_or_default(),
         poll: scalars.poll.unwrap_or(false),
@@ -201,21 +186,9 @@ fn config(scalars: Scalars, entries: Vec<Entry>) -> Config {
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
         plug: scalars.plug,
-        template: scalars.template.unwrap_or_else(PortConfig::template),
-        origins: HashMap::new(),
+        template: scalars.template.unwrap_or_else(|| Settings::new(Kind::Template)),
         warnings: Vec::new(),
     };
-    for entry in entries {
-        if let Some(name) = &entry.name {
-            let file = matches!(entry.at, Place::Line(..));
-            config.origins.insert(name.clone(), if file { Origin::File } else { Origin::Cli });
-        }
-        match entry.parsed {
-            Some(Parsed::Port(port)) => config.ports.push(port),
-            Some(Parsed::Tap(tap)) => config.taps.push(tap),
-            Some(Parsed::Stream(stream)) => config.streams.push(stream),
-            Some(Parsed::Template(_)) | None => {}
-        }
-    }
+    config.sort();
     config
 }

@@ -12,7 +12,8 @@ use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::entries::{self, whereabouts};
-use super::raw::{Complaint, Kind, Place, Section, Setting, Source, Value, clip, quote};
+use super::keys::{KEYS, Kind};
+use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, quote};
 use super::sources::Text;
 use super::validate::{self, Validated};
 use super::{Machine, UsageError};
@@ -167,21 +168,21 @@ impl Lowering {
         for (key, value) in table.iter() {
             let at = self.lines.at(key.span().start);
             match key.get_ref().as_ref() {
-                "port" => self.sections(Kind::Port, "port", value, &at),
-                "tap" => self.sections(Kind::Tap, "tap", value, &at),
-                "stream" => self.sections(Kind::Stream, "stream", value, &at),
                 "template" => self.templates(value, &at),
-                key => {
-                    let setting = Setting { key: key.to_owned(), value: plain(value), at };
-                    self.source.scalars.push(setting);
-                }
+                key => match Kind::named(key) {
+                    Some(kind) => self.sections(kind, value, &at),
+                    None => {
+                        let setting = Setting { key: key.to_owned(), value: plain(value), at };
+                        self.source.scalars.push(setting);
+                    }
+                },
             }
         }
     }
 
     /// All tables of one name: `[[port]]`, `[[tap]]` or `[[stream]]`.
-    fn sections(&mut self, kind: Kind, key: &str, value: &Spanned<DeValue<'_>>, at: &Place) {
-        let wrong = format!("'{key}' is a list of tables, each begun with [[{key}]]");
+    fn sections(&mut self, kind: Kind, value: &Spanned<DeValue<'_>>, at: &Place) {
+        let wrong = format!("'{kind}' is a list of tables, each begun with [[{kind}]]");
         let DeValue::Array(tables) = value.get_ref() else {
             self.complaints.push(Complaint::new(at, wrong));
             return;
@@ -221,14 +222,14 @@ impl Lowering {
         }
     }
 
-    /// The settings of one entry; each address of a `mac` list is a setting of its own.
+    /// The settings of one entry; each value of a list is a setting of its own.
     fn settings(&self, table: &DeTable<'_>) -> Vec<Setting> {
         let mut settings = Vec::new();
         for (key, value) in table.iter() {
             let at = self.lines.at(key.span().start);
             let key = key.get_ref().as_ref();
             match value.get_ref() {
-                DeValue::Array(items) if key == "mac" => {
+                DeValue::Array(items) if KEYS.iter().any(|k| k.is_list && k.name == key) => {
                     settings.extend(items.iter().map(|item| Setting {
                         key: key.to_owned(),
                         value: plain(item),

@@ -3,14 +3,14 @@
 //! Flow: `sources` reads the files; `args` and `file` lower what was given to the same untyped form
 //! (`raw`), so a rule exists once for both; `validate` types every setting and remembers where it
 //! was given; `entries` lays the command line over the files and checks what two entries may not
-//! share. What comes by itself while the switch runs goes the same way (`single`).
+//! share. `keys` is the table of a port's keys, `types` are their types; what a client of the
+//! control socket gives is read by it too (`settings`).
 //!
 //! Rules: a bad argument is one line that names it; a bad file is all of its errors, each
 //! with its line, and says what to write instead where that can be told. Nothing here opens a
 //! socket or a device: what can only fail when tried, fails in the daemon, and `daemon::check`
 //! looks for it.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,40 +19,36 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-use crate::frame::MacAddr;
-use crate::frame::offload::Offloads;
-use crate::limits;
-use crate::switch::PortPolicy;
 pub use entries::{Shared, place};
+pub use keys::{Effect, KEYS, Key, Kind, Settings};
 pub use nearest::nearest;
-pub use settings::{Difference, Origin, Settings};
-pub use single::{Given, Wrong, port, stream, tap};
+pub use raw::Value;
+pub use settings::{Difference, Entry, Origin, Wrong};
 pub use sources::{Text, Texts};
+pub use types::{Memory, Mode, Offload};
 pub use value::is_port_name;
 
 mod args;
 mod cpus;
 mod entries;
 mod file;
+mod keys;
 mod nearest;
 mod raw;
 mod settings;
-mod single;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod types;
 mod validate;
 mod value;
 
 /// Everything the daemon is told before it starts, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Ports for virtual machines, names and sockets distinct.
-    pub ports: Vec<PortConfig>,
-    /// Uplinks, names and interfaces distinct.
-    pub taps: Vec<TapConfig>,
-    /// Ports on streams, names and sockets distinct.
-    pub streams: Vec<StreamConfig>,
+    /// Ports for VMs, then TAPs, then streams, each in the order given and with who gave it. Names,
+    /// sockets, interfaces and static addresses are distinct.
+    pub ports: Vec<Entry>,
     /// Threads of the data path, 1 to [`crate::limits::MAX_WORKERS`].
     pub workers: usize,
     /// CPUs the workers are bound to, in turn; empty if they run where the kernel puts them.
@@ -73,44 +69,31 @@ pub struct Config {
     pub uplink_to_uplink: bool,
     /// A directory in which sockets turn up that are ports from then on.
     pub plug: Option<PathBuf>,
-    /// What these ports have in common, without name and socket.
-    pub template: PortConfig,
-    /// Who gave each port, TAP and stream, by its name.
-    pub origins: HashMap<String, Origin>,
+    /// What these ports have in common.
+    pub template: Settings,
     /// What the administrator should know, a line each.
     pub warnings: Vec<String>,
 }
 
 impl Config {
-    /// Everything that is to have a place in the table of ports, and who gave it.
-    pub fn entries(&self) -> impl Iterator<Item = (Settings, Origin)> {
-        let ports = self.ports.iter().cloned().map(Settings::Port);
-        let taps = self.taps.iter().cloned().map(Settings::Tap);
-        let streams = self.streams.iter().cloned().map(Settings::Stream);
-        let all = ports.chain(taps).chain(streams);
-        all.map(|settings| {
-            let origin = self.origins.get(settings.name()).copied();
-            (settings, origin.unwrap_or(Origin::Cli))
-        })
+    /// The settings of all ports of a kind.
+    pub fn of(&self, kind: Kind) -> impl Iterator<Item = &Settings> {
+        self.ports.iter().map(|entry| &entry.settings).filter(move |one| one.kind == kind)
     }
 
-    /// Where front-ends and the peers of streams are met, with the port's place in the table:
-    /// ports, TAPs, streams.
-    pub fn endpoints(&self) -> impl Iterator<Item = (usize, &Endpoint)> {
-        let ports = self.ports.iter().map(|port| &port.endpoint).enumerate();
-        let before = self.ports.len() + self.taps.len();
-        let streams = self.streams.iter().map(|stream| &stream.endpoint).enumerate();
-        ports.chain(streams.map(move |(at, endpoint)| (before + at, endpoint)))
+    /// Puts ports in the order of their kinds, which is that of their numbers.
+    pub(crate) fn sort(&mut self) {
+        self.ports.sort_by_key(|entry| entry.settings.kind);
     }
 
     /// How many ports, TAPs and streams, in words.
     pub fn summary(&self) -> String {
-        summary(self.ports.len(), self.taps.len(), self.streams.len())
+        summary(Kind::PORTS.map(|kind| self.of(kind).count()))
     }
 }
 
 /// So many ports, TAPs and, if there are any, streams, in words.
-pub fn summary(ports: usize, taps: usize, streams: usize) -> String {
+pub fn summary([ports, taps, streams]: [usize; 3]) -> String {
     let both = format!("{}, {}", counted(ports, "port"), counted(taps, "tap"));
     if streams == 0 { both } else { format!("{both}, {}", counted(streams, "stream")) }
 }
@@ -149,64 +132,6 @@ impl fmt::Display for MetricsSocket {
     }
 }
 
-/// One virtual machine's port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PortConfig {
-    /// The port's name, distinct among ports and TAPs.
-    pub name: String,
-    /// Where the front-end is met.
-    pub endpoint: Endpoint,
-    /// Queue pairs offered, 1 to [`crate::limits::MAX_QUEUE_PAIRS`].
-    pub queue_pairs: u16,
-    /// Static addresses: they cannot be learned on any other port.
-    pub macs: Vec<MacAddr>,
-    /// Offloads that the VM's frames may ask for.
-    pub send: Offloads,
-    /// Offloads that frames may reach the VM with.
-    pub offload: Offloads,
-    /// `VIRTIO_F_ACCESS_PLATFORM` is offered, without which front-ends refuse `iommu_platform=on`.
-    pub platform: bool,
-    /// What is asked of the port beyond forwarding.
-    pub policy: PortPolicy,
-    /// The release whose features are offered, if it differs from [`Config::feature_level`].
-    pub feature_level: Option<u8>,
-    /// The VM's memory must be there when it is mapped.
-    pub preallocated: bool,
-    /// Longest packet delivered to the VM, [`crate::limits::MIN_MTU`] to
-    /// [`crate::limits::MAX_CARRIED_MTU`] bytes.
-    pub mtu: Option<u16>,
-}
-
-impl PortConfig {
-    /// One that says nothing but its name and its place.
-    fn plain(name: &str, endpoint: Endpoint) -> PortConfig {
-        PortConfig {
-            name: name.to_owned(),
-            endpoint,
-            queue_pairs: limits::DEFAULT_QUEUES,
-            macs: Vec::new(),
-            send: Offloads::ALL,
-            offload: Offloads::ALL,
-            platform: false,
-            policy: PortPolicy::PLAIN,
-            feature_level: None,
-            preallocated: false,
-            mtu: None,
-        }
-    }
-
-    /// What ports are like that bring their own sockets, unless a file says so.
-    pub(crate) fn template() -> PortConfig {
-        PortConfig::plain("", Endpoint::Client { path: PathBuf::new() })
-    }
-
-    /// The port that this template makes of the socket at `path`.
-    pub fn plugged(&self, name: &str, path: PathBuf) -> PortConfig {
-        let endpoint = Endpoint::Client { path };
-        PortConfig { name: name.to_owned(), endpoint, ..self.clone() }
-    }
-}
-
 /// How a port and its front-end find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
@@ -237,40 +162,6 @@ impl Endpoint {
             Endpoint::Fd(_) => None,
         }
     }
-}
-
-/// One uplink.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TapConfig {
-    /// The uplink's name, distinct among ports and TAPs.
-    pub name: String,
-    /// Interface to create or to attach to.
-    pub ifname: String,
-    /// Queues of the interface, 1 to [`crate::limits::MAX_TAP_QUEUES`].
-    pub queues: u16,
-    /// Offloads that may be used towards the host.
-    pub offload: Offloads,
-    /// What is asked of the port beyond forwarding.
-    pub policy: PortPolicy,
-    /// MTU of the interface, [`crate::limits::MIN_MTU`] to [`crate::limits::MAX_TAP_MTU`] bytes:
-    /// set if it is created, compared if it exists.
-    pub mtu: Option<u16>,
-}
-
-/// A port for a process that speaks QEMU's `-netdev stream`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamConfig {
-    /// The port's name, distinct among all.
-    pub name: String,
-    /// Where the process is met; never a descriptor.
-    pub endpoint: Endpoint,
-    /// Static addresses: they cannot be learned on any other port.
-    pub macs: Vec<MacAddr>,
-    /// What is asked of the port beyond forwarding.
-    pub policy: PortPolicy,
-    /// Longest packet that goes there, [`crate::limits::MIN_MTU`] to
-    /// [`crate::limits::MAX_CARRIED_MTU`] bytes.
-    pub mtu: Option<u16>,
 }
 
 /// What the command line asks for.

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::keys::Kind;
 use crate::limits;
 
 /// Where a setting was given.
@@ -15,7 +16,7 @@ pub(super) enum Place {
     Argument(String),
     /// In this file, on this line, counted from 1.
     Line(Arc<str>, usize),
-    /// Nowhere in particular: the whole of the arguments.
+    /// Nowhere in particular: the whole of the arguments, or of what a program gives.
     Command,
 }
 
@@ -34,14 +35,15 @@ impl Place {
 
 /// A value before its type is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Value {
-    /// A word of the command line, which has no types: text, number or truth value.
+pub enum Value {
+    /// A word of the command line, which has no types: text, number or truth value. So is a text
+    /// that a program gives.
     Word(String),
     /// A string of the file.
     Text(String),
-    /// An integer of the file.
+    /// An integer.
     Integer(i64),
-    /// A truth value of the file.
+    /// A truth value.
     Boolean(bool),
     /// Something no setting takes, by the name of its type.
     Other(&'static str),
@@ -63,16 +65,6 @@ impl Setting {
             _ => format!("{} = \"{word}\"", self.key),
         }
     }
-}
-
-/// What an entry describes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
-    Port,
-    Tap,
-    Stream,
-    /// What ports have in common that bring their own sockets.
-    Template,
 }
 
 /// One `--port`, `--tap` or `--stream`, or the table of the same name in a file.

@@ -1,14 +1,15 @@
-//! A port, a TAP or a stream as its keys and values: what can be written down, read again and
-//! compared.
-//!
-//! One list of words serves all of that, so what is shown as a difference is what differs.
+//! A port's settings as their keys and values: what can be written down, read again and compared.
 
 use std::path::PathBuf;
 
-use super::entries::{Shared, place};
-use super::{Endpoint, Given, PortConfig, StreamConfig, TapConfig, Wrong, port, stream, tap};
+use super::Endpoint;
+use super::entries::{Shared, conflicts};
+use super::keys::{Effect, KEYS, Kind, Settings};
+use super::raw::{Complaint, Place, Section, Setting, Value};
+use super::types::Mode;
+use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
-use crate::frame::offload::Offloads;
+use crate::switch::PortPolicy;
 
 /// Who gave a port its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub enum Origin {
     File,
     /// The command line.
     Cli,
-    /// Somebody, while the switch ran.
+    /// A client, while the switch ran.
     Runtime,
     /// A socket that turned up in the directory for that, of this user.
     Plug(u32),
@@ -29,7 +30,7 @@ impl Origin {
         if let Origin::Plug(uid) = self { Some(uid) } else { None }
     }
 
-    /// As it is told and written down.
+    /// As it is shown and written down.
     pub fn name(self) -> &'static str {
         match self {
             Origin::File => "file",
@@ -40,15 +41,13 @@ impl Origin {
     }
 }
 
-/// A port, a TAP or a stream.
+/// What one port is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Settings {
-    /// A virtual machine's port.
-    Port(PortConfig),
-    /// An uplink.
-    Tap(TapConfig),
-    /// A process that speaks QEMU's `-netdev stream`.
-    Stream(StreamConfig),
+pub struct Entry {
+    /// Its settings.
+    pub settings: Settings,
+    /// Who gave it.
+    pub origin: Origin,
 }
 
 /// A key whose value differs.
@@ -60,206 +59,153 @@ pub struct Difference {
     pub from: Option<String>,
     /// Its value after.
     pub to: Option<String>,
+    /// When the change takes effect.
+    pub effect: Effect,
 }
 
-impl Difference {
-    /// `mtu 1500 -> 9000`
-    pub fn arrow(&self) -> String {
-        let word = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-        format!("{} {} -> {}", self.key, word(&self.from), word(&self.to))
+/// What is wrong with a setting.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Wrong {
+    /// Its key.
+    pub key: String,
+    /// What is wrong and what is wanted, in one line.
+    pub text: String,
+}
+
+impl From<Complaint> for Wrong {
+    fn from(Complaint { at, text }: Complaint) -> Wrong {
+        let key = match at {
+            Place::Argument(key) => key,
+            // A complaint about the whole begins with what is missing.
+            _ => text.split(' ').next().unwrap_or_default().to_owned(),
+        };
+        Wrong { key, text }
     }
 }
 
 impl Settings {
-    /// The name.
-    pub fn name(&self) -> &str {
-        match self {
-            Settings::Port(port) => &port.name,
-            Settings::Tap(tap) => &tap.name,
-            Settings::Stream(stream) => &stream.name,
-        }
-    }
-
-    /// `port`, `tap` or `stream`, as in the file.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Settings::Port(_) => "port",
-            Settings::Tap(_) => "tap",
-            Settings::Stream(_) => "stream",
+    /// Reads settings that a program gives, the name among them, by the rules of the command line
+    /// and the files.
+    pub fn parse(kind: Kind, given: Vec<(String, Value)>) -> Result<Settings, Wrong> {
+        let setting = |(key, value): (String, Value)| {
+            let at = Place::Argument(key.clone());
+            Setting { key, value, at }
+        };
+        let settings = given.into_iter().map(setting).collect();
+        let (checked, complaints) = entry(&Section { kind, settings, at: Place::Command });
+        let settings = checked.settings.clone();
+        let all = Validated { entries: vec![checked], complaints, ..Validated::default() };
+        let twice = conflicts(&all);
+        match all.complaints.into_iter().chain(twice).next() {
+            Some(complaint) => Err(complaint.into()),
+            None => Ok(settings),
         }
     }
 
     /// Where a front-end or a peer is met, if one is.
-    pub fn endpoint(&self) -> Option<&Endpoint> {
-        match self {
-            Settings::Port(port) => Some(&port.endpoint),
-            Settings::Stream(stream) => Some(&stream.endpoint),
-            Settings::Tap(_) => None,
+    pub fn endpoint(&self) -> Option<Endpoint> {
+        if let Some(number) = self.fd {
+            return Some(Endpoint::Fd(number));
         }
+        let path = self.socket.clone()?;
+        Some(match self.mode {
+            Mode::Server => {
+                Endpoint::Server { path, mode: self.socket_mode, group: self.socket_group }
+            }
+            Mode::Client => Endpoint::Client { path },
+        })
     }
 
-    /// Static addresses, which a TAP has none of.
-    pub fn macs(&self) -> &[MacAddr] {
-        match self {
-            Settings::Port(port) => &port.macs,
-            Settings::Stream(stream) => &stream.macs,
-            Settings::Tap(_) => &[],
-        }
+    /// What is asked of the port beyond forwarding.
+    pub fn policy(&self) -> PortPolicy {
+        PortPolicy { flood_unknown: self.flood }
+    }
+
+    /// The port that this template makes of the socket at `path`.
+    pub fn plugged(&self, name: &str, path: PathBuf) -> Settings {
+        let (name, socket, mode) = (name.to_owned(), Some(path), Mode::Client);
+        Settings { kind: Kind::Port, name, socket, mode, ..self.clone() }
+    }
+
+    /// Takes over what takes effect at once.
+    pub fn take_now(&mut self, wanted: &Settings) {
+        let kind = self.kind;
+        let now = kind.keys().filter(|key| key.effect(kind) == Effect::Now);
+        now.for_each(|key| (key.copy)(self, wanted));
     }
 
     /// Takes a static address out.
     pub fn forget(&mut self, mac: MacAddr) {
-        match self {
-            Settings::Port(PortConfig { macs, .. })
-            | Settings::Stream(StreamConfig { macs, .. }) => macs.retain(|other| *other != mac),
-            Settings::Tap(_) => {}
-        }
+        self.mac.retain(|other| *other != mac);
     }
 
-    /// Reads a `kind` of settings that a program gives; the name is among them.
-    pub fn parse(kind: &str, settings: Vec<(String, Given)>) -> Result<Settings, Wrong> {
-        match kind {
-            "tap" => tap(settings).map(Settings::Tap),
-            "stream" => stream(settings).map(Settings::Stream),
-            _ => port(settings).map(Settings::Port),
-        }
-    }
-
-    /// Every key but the name, with its values: several of `mac`, none of what is not set.
+    /// Every key but the name, with its values: several of a list, none of what is not set.
     pub fn words(&self) -> Vec<(&'static str, Vec<String>)> {
-        match self {
-            Settings::Port(port) => port_words(port),
-            Settings::Tap(tap) => vec![
-                ("ifname", vec![tap.ifname.clone()]),
-                ("queues", vec![tap.queues.to_string()]),
-                ("offload", vec![offload(tap.offload, tap.offload).to_owned()]),
-                ("flood", vec![on(tap.policy.flood_unknown)]),
-                ("mtu", tap.mtu.iter().map(u16::to_string).collect()),
-            ],
-            Settings::Stream(stream) => stream_words(stream),
-        }
+        let is_client = self.mode == Mode::Client;
+        let has = |key: &super::Key| match key.name {
+            "name" => false,
+            "fd" => self.fd.is_some(),
+            "mode" if self.fd.is_some() => false,
+            _ if key.is_of_server() && (is_client || self.fd.is_some()) => false,
+            _ => key.kinds.contains(&self.kind),
+        };
+        KEYS.iter().filter(|key| has(key)).map(|key| (key.name, (key.words)(self))).collect()
     }
 
-    /// Those of the words that have to be given: the others are so by themselves.
+    /// Those of the words that have to be given: the others are the defaults.
     pub fn given(&self) -> Vec<(&'static str, Vec<String>)> {
+        let plain = Settings::new(self.kind).words();
         let mut words = self.words();
-        words.retain(|(_, values)| !values.is_empty());
-        let is_place = |key: &str| key == "socket" || key == "ifname";
-        let place = words.iter().filter(|(key, _)| is_place(key)).flat_map(|(key, values)| {
-            values.iter().map(|value| ((*key).to_owned(), Given::Text(value.clone())))
-        });
-        let name = ("name".to_owned(), Given::Text(self.name().to_owned()));
-        let least = [name].into_iter().chain(place).collect();
-        // One on an inherited descriptor has no other place.
-        let plain = Settings::parse(self.kind(), least).map_or(Vec::new(), |plain| plain.words());
-        words.retain(|word| is_place(word.0) || !plain.contains(word));
+        words.retain(|word| !word.1.is_empty() && !plain.contains(word));
         words
     }
 
-    /// What another one of this kind has that these settings have not, and the other way round.
+    /// What other settings have that these have not, and the other way round.
     pub fn differences(&self, other: &Settings) -> Vec<Difference> {
-        let value = |words: &[String]| (!words.is_empty()).then(|| words.join(" "));
         let (mine, others) = (self.words(), other.words());
-        let of = |all: &[(&'static str, Vec<String>)], key: &str| {
-            all.iter().find(|(known, _)| *known == key).and_then(|(_, words)| value(words))
+        let of = |all: &[(&str, Vec<String>)], name: &str| {
+            let words = &all.iter().find(|(known, _)| *known == name)?.1;
+            (!words.is_empty()).then(|| words.join(" "))
         };
-        let more = others.iter().filter(|(key, _)| mine.iter().all(|(known, _)| known != key));
-        let keys = mine.iter().chain(more).map(|(key, _)| *key);
-        keys.map(|key| Difference { key, from: of(&mine, key), to: of(&others, key) })
-            .filter(|difference| difference.from != difference.to)
-            .collect()
+        let all = KEYS.iter().map(|key| {
+            let (from, to) = (of(&mine, key.name), of(&others, key.name));
+            let same_kind = self.kind == other.kind;
+            let effect = if same_kind { key.effect(other.kind) } else { Effect::Reopen };
+            Difference { key: key.name, from, to, effect }
+        });
+        all.filter(|difference| difference.from != difference.to).collect()
     }
 
     /// What only one port may have, as it is compared: the socket's place, interface, addresses.
     pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
-        let of = |endpoint: &Endpoint, macs: &[MacAddr]| {
-            let macs = macs.iter().map(|mac| (Shared::Mac, mac.to_string().into()));
-            macs.chain(endpoint.path().map(|path| (Shared::Socket, place(path)))).collect()
-        };
-        match self {
-            Settings::Port(port) => of(&port.endpoint, &port.macs),
-            Settings::Stream(stream) => of(&stream.endpoint, &stream.macs),
-            Settings::Tap(tap) => vec![(Shared::Interface, tap.ifname.clone().into())],
-        }
+        let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, (key.words)(self))));
+        let all = claimed.filter(|(what, _)| *what != Shared::Name);
+        let each = all.flat_map(|(what, words)| words.into_iter().map(move |word| (what, word)));
+        each.map(|(what, word)| what.identity(word.as_ref())).collect()
     }
-}
-
-fn on(truth: bool) -> String {
-    if truth { "on" } else { "off" }.to_owned()
-}
-
-/// `offload=` of what may be sent and received with.
-fn offload(send: Offloads, receive: Offloads) -> &'static str {
-    match (send, receive) {
-        (Offloads::NONE, _) => "off",
-        (_, Offloads::NONE) => "send",
-        (Offloads::CSUM, _) => "csum",
-        _ => "on",
-    }
-}
-
-fn macs(macs: &[MacAddr]) -> Vec<String> {
-    macs.iter().map(ToString::to_string).collect()
-}
-
-fn endpoint_words(endpoint: &Endpoint) -> Vec<(&'static str, Vec<String>)> {
-    let path = |path: &PathBuf| vec![path.to_string_lossy().into_owned()];
-    match endpoint {
-        Endpoint::Server { path: at, mode, group } => vec![
-            ("socket", path(at)),
-            ("mode", vec!["server".to_owned()]),
-            ("socket-mode", vec![format!("{mode:04o}")]),
-            ("socket-group", group.iter().map(u32::to_string).collect()),
-        ],
-        Endpoint::Client { path: at } => {
-            vec![("socket", path(at)), ("mode", vec!["client".to_owned()])]
-        }
-        Endpoint::Fd(number) => vec![("fd", vec![number.to_string()])],
-    }
-}
-
-fn stream_words(stream: &StreamConfig) -> Vec<(&'static str, Vec<String>)> {
-    let mut words = endpoint_words(&stream.endpoint);
-    words.extend([
-        ("mac", macs(&stream.macs)),
-        ("flood", vec![on(stream.policy.flood_unknown)]),
-        ("mtu", stream.mtu.iter().map(u16::to_string).collect()),
-    ]);
-    words
-}
-
-fn port_words(port: &PortConfig) -> Vec<(&'static str, Vec<String>)> {
-    let mut words = endpoint_words(&port.endpoint);
-    let memory = if port.preallocated { "prealloc" } else { "any" };
-    words.extend([
-        ("queues", vec![port.queue_pairs.to_string()]),
-        ("mac", macs(&port.macs)),
-        ("offload", vec![offload(port.send, port.offload).to_owned()]),
-        ("platform", vec![on(port.platform)]),
-        ("flood", vec![on(port.policy.flood_unknown)]),
-        ("mtu", port.mtu.iter().map(u16::to_string).collect()),
-        ("feature-level", port.feature_level.iter().map(u8::to_string).collect()),
-        ("memory", vec![memory.to_owned()]),
-    ]);
-    words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn given(pairs: &[(&str, &str)]) -> Vec<(String, Value)> {
+        let text = |(key, word): &(&str, &str)| (key.to_string(), Value::Word(word.to_string()));
+        pairs.iter().map(text).collect()
+    }
+
     fn read(kind: &str, words: &[(&str, &str)]) -> Settings {
-        let given = |(key, word): &(&str, &str)| (key.to_string(), Given::Text(word.to_string()));
-        Settings::parse(kind, words.iter().map(given).collect()).unwrap()
+        Settings::parse(Kind::named(kind).unwrap(), given(words)).unwrap()
     }
 
     /// Reads again what was written down.
     fn again(settings: &Settings, words: Vec<(&'static str, Vec<String>)>) -> Settings {
-        let mut given = vec![("name".to_owned(), Given::Text(settings.name().to_owned()))];
+        let mut given = vec![("name".to_owned(), Value::Word(settings.name.clone()))];
         for (key, words) in words {
-            given.extend(words.into_iter().map(|word| (key.to_owned(), Given::Text(word))));
+            given.extend(words.into_iter().map(|word| (key.to_owned(), Value::Word(word))));
         }
-        Settings::parse(settings.kind(), given).unwrap()
+        Settings::parse(settings.kind, given).unwrap()
     }
 
     #[test]
@@ -331,18 +277,60 @@ mod tests {
         let plain = read("port", &[("name", "a"), ("socket", "/a"), ("mtu", "1500")]);
         let mac = ("mac", "52:54:00:00:00:01");
         let other = [("name", "a"), ("socket", "/a"), ("queues", "4"), ("mode", "client"), mac];
+        let word = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        let arrow = |one: &Difference| {
+            let effect = one.effect.name();
+            format!("{} {} -> {} {effect}", one.key, word(&one.from), word(&one.to))
+        };
         let arrows: Vec<String> =
-            plain.differences(&read("port", &other)).iter().map(Difference::arrow).collect();
+            plain.differences(&read("port", &other)).iter().map(arrow).collect();
         assert_eq!(
             arrows,
             [
-                "mode server -> client",
-                "socket-mode 0660 -> -",
-                "queues 1 -> 4",
-                "mac - -> 52:54:00:00:00:01",
-                "mtu 1500 -> -",
+                "mode server -> client reopen",
+                "socket-mode 0660 -> - reopen",
+                "queues 1 -> 4 reconnect",
+                "mac - -> 52:54:00:00:00:01 now",
+                "mtu 1500 -> - now",
             ]
         );
         assert!(plain.differences(&plain).is_empty());
+    }
+
+    #[test]
+    fn a_port_reads_as_on_the_command_line() {
+        let mut settings = given(&[("name", "vm1"), ("socket", "/run/a,b"), ("mtu", "9000")]);
+        settings.push(("queues".to_owned(), Value::Integer(4)));
+        settings.extend(given(&[("mac", "52:54:00:00:00:01"), ("mac", "52:54:00:00:00:02")]));
+        let port = Settings::parse(Kind::Port, settings).unwrap();
+        assert_eq!((port.queues, port.mtu, port.mac.len()), (4, Some(9000), 2));
+        assert!(port.socket.is_some_and(|path| path.ends_with("a,b")));
+        let tap = read("tap", &[("name", "up"), ("ifname", "tap0"), ("queues", "2")]);
+        assert_eq!((tap.ifname.as_deref(), tap.queues), (Some("tap0"), 2));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_key() {
+        let whole = [("name", "a"), ("socket", "/a")];
+        for (more, key, words) in [
+            (("queues", "17"), "queues", "must be a number from 1 to 16, not '17'"),
+            (("queue", "1"), "queue", "unknown key 'queue' (known: name, socket,"),
+            (("socket-mode", "9"), "socket-mode", "must be octal digits"),
+            (("socket", "/b"), "socket", "'socket' is given twice"),
+            (("mac", "01:00:00:00:00:00"), "mac", "is a group address"),
+        ] {
+            let error =
+                Settings::parse(Kind::Port, given(&[whole[0], whole[1], more])).unwrap_err();
+            assert_eq!(error.key, key);
+            assert!(error.text.contains(words), "{error}");
+        }
+        let error = Settings::parse(Kind::Port, given(&[("name", "a")])).unwrap_err();
+        assert_eq!((error.key.as_str(), error.text.as_str()), ("socket", "socket is missing"));
+        let mut settings = given(&whole);
+        settings.push(("offload".to_owned(), Value::Boolean(false)));
+        assert!(Settings::parse(Kind::Port, settings).unwrap_err().text.contains("write offload"));
+        let error = Settings::parse(Kind::Tap, vec![("name".to_owned(), Value::Other("a list"))])
+            .unwrap_err();
+        assert_eq!(error.key, "name");
     }
 }

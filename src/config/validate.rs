@@ -9,39 +9,47 @@ use std::path::PathBuf;
 use log::LevelFilter;
 
 use super::cpus::cpu_list;
-use super::entries::{Claim, Entry, Parsed, Shared};
-use super::raw::{Complaint, Kind, Place, Section, Setting, Source, quote};
+use super::entries::{Checked, Claim, Shared};
+use super::keys::{Key, Kind, Settings};
+use super::raw::{Complaint, Section, Setting, Source, quote};
+use super::types::Mode;
 use super::value::{
-    feature_level, group, inherited_socket, interface_name, is_client, is_on, is_preallocated,
-    log_level, metrics, number, offloads, permissions, port_name, port_offloads, socket_directory,
-    socket_path, station_address, text, truth, unknown_key, workers,
+    feature_level, group, inherited_socket, log_level, metrics, number, socket_directory,
+    socket_path, text, truth, unknown_key, workers,
 };
-use super::{Endpoint, Machine, MetricsSocket, PortConfig, StreamConfig, TapConfig};
-use crate::frame::MacAddr;
-use crate::frame::offload::Offloads;
+use super::{Machine, MetricsSocket};
 use crate::limits;
-use crate::switch::PortPolicy;
 
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
 
-pub(super) const SCALAR_KEYS: &str = "port, tap, stream, workers, cpus, poll, age, control, \
-     control-group, control-admin-group, capture-group, metrics, feature-level, log-level, \
-     uplink-to-uplink, plug, template, socket-path, fd";
-pub(super) const PORT_KEYS: &str = "name, socket, mode, socket-mode, socket-group, queues, mac, \
-     offload, platform, flood, mtu, feature-level, memory";
-pub(super) const TAP_KEYS: &str = "name, ifname, queues, offload, flood, mtu";
-pub(super) const STREAM_KEYS: &str =
-    "name, socket, mode, socket-mode, socket-group, mac, flood, mtu";
-/// Those of a port but for what its socket says of it, and for addresses, which are one's alone.
-pub(super) const TEMPLATE_KEYS: &str =
-    "queues, offload, platform, flood, mtu, feature-level, memory";
+pub(super) const SCALAR_KEYS: &[&str] = &[
+    "port",
+    "tap",
+    "stream",
+    "workers",
+    "cpus",
+    "poll",
+    "age",
+    "control",
+    "control-group",
+    "control-admin-group",
+    "capture-group",
+    "metrics",
+    "feature-level",
+    "log-level",
+    "uplink-to-uplink",
+    "plug",
+    "template",
+    "socket-path",
+    "fd",
+];
 
 /// One place's settings, checked.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Validated {
     pub(super) scalars: Scalars,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<Checked>,
     pub(super) complaints: Vec<Complaint>,
 }
 
@@ -61,7 +69,7 @@ pub(super) struct Scalars {
     pub(super) log_level: Option<LevelFilter>,
     pub(super) uplink_to_uplink: Option<bool>,
     pub(super) plug: Option<PathBuf>,
-    pub(super) template: Option<PortConfig>,
+    pub(super) template: Option<Settings>,
 }
 
 impl Scalars {
@@ -95,16 +103,10 @@ pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
         }
     }
     for section in &source.sections {
-        let (entry, mut complaints) = match section.kind {
-            Kind::Port => PortDraft::default().check(section),
-            Kind::Tap => TapDraft::default().check(section),
-            Kind::Stream => StreamDraft::default().check(section),
-            Kind::Template => TemplateDraft::default().check(section),
-        };
+        let (entry, mut complaints) = entry(section);
         checked.complaints.append(&mut complaints);
-        match entry.parsed {
-            Some(Parsed::Template(port)) => checked.scalars.template = Some(port),
-            _ if section.kind == Kind::Template => {}
+        match section.kind {
+            Kind::Template => checked.scalars.template = Some(entry.settings),
             _ => checked.entries.push(entry),
         }
     }
@@ -132,13 +134,14 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
         "uplink-to-uplink" => scalars.uplink_to_uplink = Some(truth(setting)?),
         "plug" => scalars.plug = Some(socket_directory(setting)?),
         "socket-path" => {
-            let endpoint = server(socket_path(setting)?, None, None);
-            let claims = vec![claim(Shared::Socket, setting)?];
-            checked.entries.push(shorthand(setting, endpoint, claims));
+            let socket = Some(socket_path(setting)?);
+            let mut entry = shorthand(setting, |settings| settings.socket = socket);
+            entry.claims.push(claim(Shared::Socket, setting)?);
+            checked.entries.push(entry);
         }
         "fd" => {
-            let endpoint = Endpoint::Fd(inherited_socket(setting)?);
-            checked.entries.push(shorthand(setting, endpoint, Vec::new()));
+            let fd = Some(inherited_socket(setting)?);
+            checked.entries.push(shorthand(setting, |settings| settings.fd = fd));
         }
         _ => return Err(unknown_key(setting, SCALAR_KEYS)),
     }
@@ -146,17 +149,12 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
 }
 
 /// The port that a shorthand stands for.
-fn shorthand(setting: &Setting, endpoint: Endpoint, mut claims: Vec<Claim>) -> Entry {
-    let name = SHORTHAND_NAME.to_owned();
-    let at = setting.at.clone();
-    claims.push(Claim { what: Shared::Name, value: name.clone(), at: at.clone() });
-    let port = PortConfig::plain(&name, endpoint);
-    let parsed = Some(Parsed::Port(port));
-    Entry { kind: Kind::Port, at, name: Some(name), claims, parsed }
-}
-
-fn server(path: PathBuf, mode: Option<u32>, group: Option<u32>) -> Endpoint {
-    Endpoint::Server { path, mode: mode.unwrap_or(limits::DEFAULT_SOCKET_MODE), group }
+fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
+    let mut settings = Settings { name: SHORTHAND_NAME.to_owned(), ..Settings::new(Kind::Port) };
+    set(&mut settings);
+    let (at, value) = (setting.at.clone(), settings.name.clone());
+    let claims = vec![Claim { what: Shared::Name, value, at: at.clone() }];
+    Checked { at, settings, claims }
 }
 
 /// Claims the setting's value.
@@ -164,283 +162,45 @@ fn claim(what: Shared, setting: &Setting) -> Result<Claim, String> {
     Ok(Claim { what, value: text(setting)?.to_owned(), at: setting.at.clone() })
 }
 
-/// What all entries have in common: every setting is looked at, once.
-trait Draft: Sized {
-    const KIND: Kind;
-
-    /// Takes one setting over.
-    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String>;
-
-    /// The name, if one was understood.
-    fn name(&self) -> Option<String>;
-
-    /// The whole, or what is missing or contradicts itself.
-    fn finish(self, at: &Place) -> Result<Parsed, Vec<Complaint>>;
-
-    /// All of `section`.
-    fn check(mut self, section: &Section) -> (Entry, Vec<Complaint>) {
-        let mut complaints = Vec::new();
-        let mut claims = Vec::new();
-        let mut given: HashSet<&str> = HashSet::new();
-        for setting in &section.settings {
-            // A file cannot repeat a key, and addresses come one by one.
-            let again = !given.insert(&setting.key) && setting.key != "mac";
-            let outcome = if again {
-                Err(format!("{} is given twice", quote(&setting.key)))
-            } else {
-                self.set(setting, &mut claims)
-            };
-            if let Err(text) = outcome {
-                complaints.push(Complaint::new(&setting.at, text));
-            }
-        }
-        let name = self.name();
-        let required: &[&str] = match Self::KIND {
-            Kind::Port | Kind::Stream => &["name", "socket"],
-            Kind::Tap => &["name", "ifname"],
-            Kind::Template => &[],
-        };
-        for key in required.iter().filter(|key| !given.contains(*key)) {
-            complaints.push(Complaint::new(&section.at, format!("{key} is missing")));
-        }
-        let parsed = match self.finish(&section.at) {
-            Ok(parsed) if complaints.is_empty() => Some(parsed),
-            Ok(_) => None,
-            Err(mut more) => {
-                complaints.append(&mut more);
-                None
+/// All settings of an entry, and what is wrong with them: each is looked at, once.
+pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
+    let kind = section.kind;
+    let mut settings = Settings::new(kind);
+    let (mut complaints, mut claims) = (Vec::new(), Vec::new());
+    let mut given: HashSet<&str> = HashSet::new();
+    for setting in &section.settings {
+        let key = kind.key(&setting.key);
+        // A file cannot repeat a key, and a list's values come one by one.
+        let again = !given.insert(&setting.key) && !key.is_some_and(|key| key.is_list);
+        let outcome = match key {
+            _ if again => Err(format!("{} is given twice", quote(&setting.key))),
+            Some(key) => (key.read)(&mut settings, setting).map(|()| {
+                let words = (key.words)(&settings);
+                claims.extend(
+                    key.claims.zip(words.into_iter().last()).map(|(what, value)| Claim {
+                        what,
+                        value,
+                        at: setting.at.clone(),
+                    }),
+                );
+            }),
+            None => {
+                let known: Vec<&str> = kind.keys().map(|key| key.name).collect();
+                Err(unknown_key(setting, &known))
             }
         };
-        let at = section.at.clone();
-        (Entry { kind: Self::KIND, at, name, claims, parsed }, complaints)
+        complaints.extend(outcome.err().map(|text| Complaint::new(&setting.at, text)));
     }
-}
-
-/// What has a socket and addresses of its own, while its settings come in.
-#[derive(Default)]
-struct SocketDraft {
-    name: Option<String>,
-    path: Option<PathBuf>,
-    client: bool,
-    mode: Option<u32>,
-    group: Option<u32>,
-    /// Where a setting was given that only a listening socket can have.
-    server_only: Vec<(&'static str, Place)>,
-    macs: Vec<MacAddr>,
-    policy: PortPolicy,
-    mtu: Option<u16>,
-}
-
-impl SocketDraft {
-    /// Takes one setting over; `known` are the keys that there are.
-    fn set(
-        &mut self,
-        setting: &Setting,
-        claims: &mut Vec<Claim>,
-        known: &str,
-    ) -> Result<(), String> {
-        match setting.key.as_str() {
-            "name" => {
-                self.name = Some(port_name(setting)?);
-                claims.push(claim(Shared::Name, setting)?);
-            }
-            "socket" => {
-                self.path = Some(socket_path(setting)?);
-                claims.push(claim(Shared::Socket, setting)?);
-            }
-            "mode" => self.client = is_client(setting)?,
-            "socket-mode" => {
-                self.server_only.push(("socket-mode", setting.at.clone()));
-                self.mode = Some(permissions(setting)?);
-            }
-            "socket-group" => {
-                self.server_only.push(("socket-group", setting.at.clone()));
-                self.group = Some(group(setting)?);
-            }
-            "mac" => {
-                let mac = station_address(setting)?;
-                let (value, at) = (mac.to_string(), setting.at.clone());
-                claims.push(Claim { what: Shared::Mac, value, at });
-                self.macs.push(mac);
-            }
-            "flood" => self.policy.flood_unknown = is_on(setting)?,
-            "mtu" => {
-                self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_CARRIED_MTU)?);
-            }
-            _ => return Err(unknown_key(setting, known)),
-        }
-        Ok(())
+    for key in kind.keys().filter(|key| key.is_required() && !given.contains(key.name)) {
+        complaints.push(Complaint::new(&section.at, format!("{} is missing", key.name)));
     }
-
-    /// Name and endpoint, or what contradicts itself. What is missing was complained about when it
-    /// was read or looked for.
-    fn finish(&mut self, at: &Place) -> Result<(String, Endpoint), Vec<Complaint>> {
-        let mut complaints = Vec::new();
-        if self.client {
-            complaints.extend(self.server_only.iter().map(|(key, at)| {
+    let of_server = |setting: &&Setting| kind.key(&setting.key).is_some_and(Key::is_of_server);
+    if settings.mode == Mode::Client {
+        complaints.extend(section.settings.iter().filter(of_server).map(
+            |Setting { key, at, .. }| {
                 Complaint::new(at, format!("{key} does not go with mode=client"))
-            }));
-        }
-        if self.macs.len() > limits::MAX_STATIC_MACS {
-            let text = format!("more than {} mac addresses", limits::MAX_STATIC_MACS);
-            complaints.push(Complaint::new(at, text));
-        }
-        match (self.name.take(), self.path.take(), complaints.is_empty()) {
-            (Some(name), Some(path), true) if self.client => Ok((name, Endpoint::Client { path })),
-            (Some(name), Some(path), true) => Ok((name, server(path, self.mode, self.group))),
-            _ => Err(complaints),
-        }
+            },
+        ));
     }
-}
-
-/// A port while its settings come in.
-#[derive(Default)]
-struct PortDraft {
-    socket: SocketDraft,
-    queues: Option<u16>,
-    /// What the VM may send with, and what it receives.
-    offload: Option<(Offloads, Offloads)>,
-    platform: bool,
-    feature_level: Option<u8>,
-    preallocated: bool,
-}
-
-impl Draft for PortDraft {
-    const KIND: Kind = Kind::Port;
-
-    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
-        match setting.key.as_str() {
-            "queues" => self.queues = Some(number(setting, 1, limits::MAX_QUEUE_PAIRS.into())?),
-            "offload" => self.offload = Some(port_offloads(setting)?),
-            "platform" => self.platform = is_on(setting)?,
-            "feature-level" => self.feature_level = Some(feature_level(setting)?),
-            "memory" => self.preallocated = is_preallocated(setting)?,
-            _ => self.socket.set(setting, claims, PORT_KEYS)?,
-        }
-        Ok(())
-    }
-
-    fn name(&self) -> Option<String> {
-        self.socket.name.clone()
-    }
-
-    fn finish(mut self, at: &Place) -> Result<Parsed, Vec<Complaint>> {
-        let (name, endpoint) = self.socket.finish(at)?;
-        Ok(Parsed::Port(self.with(name, endpoint)))
-    }
-}
-
-impl PortDraft {
-    /// The port, with what was given.
-    fn with(self, name: String, endpoint: Endpoint) -> PortConfig {
-        let (send, offload) = self.offload.unwrap_or((Offloads::ALL, Offloads::ALL));
-        PortConfig {
-            name,
-            endpoint,
-            queue_pairs: self.queues.unwrap_or(limits::DEFAULT_QUEUES),
-            macs: self.socket.macs,
-            send,
-            offload,
-            platform: self.platform,
-            policy: self.socket.policy,
-            feature_level: self.feature_level,
-            preallocated: self.preallocated,
-            mtu: self.socket.mtu,
-        }
-    }
-}
-
-/// What ports have in common that bring their own sockets.
-#[derive(Default)]
-struct TemplateDraft(PortDraft);
-
-impl Draft for TemplateDraft {
-    const KIND: Kind = Kind::Template;
-
-    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
-        if TEMPLATE_KEYS.split(", ").all(|key| key != setting.key) {
-            return Err(unknown_key(setting, TEMPLATE_KEYS));
-        }
-        self.0.set(setting, claims)
-    }
-
-    fn name(&self) -> Option<String> {
-        None
-    }
-
-    fn finish(self, _at: &Place) -> Result<Parsed, Vec<Complaint>> {
-        // Both are the socket's.
-        let (name, endpoint) = (String::new(), Endpoint::Client { path: PathBuf::new() });
-        Ok(Parsed::Template(self.0.with(name, endpoint)))
-    }
-}
-
-/// A stream while its settings come in.
-#[derive(Default)]
-struct StreamDraft(SocketDraft);
-
-impl Draft for StreamDraft {
-    const KIND: Kind = Kind::Stream;
-
-    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
-        self.0.set(setting, claims, STREAM_KEYS)
-    }
-
-    fn name(&self) -> Option<String> {
-        self.0.name.clone()
-    }
-
-    fn finish(mut self, at: &Place) -> Result<Parsed, Vec<Complaint>> {
-        let (name, endpoint) = self.0.finish(at)?;
-        let SocketDraft { macs, policy, mtu, .. } = self.0;
-        Ok(Parsed::Stream(StreamConfig { name, endpoint, macs, policy, mtu }))
-    }
-}
-
-/// A TAP while its settings come in.
-#[derive(Default)]
-struct TapDraft {
-    name: Option<String>,
-    ifname: Option<String>,
-    queues: Option<u16>,
-    offload: Option<Offloads>,
-    policy: PortPolicy,
-    mtu: Option<u16>,
-}
-
-impl Draft for TapDraft {
-    const KIND: Kind = Kind::Tap;
-
-    fn set(&mut self, setting: &Setting, claims: &mut Vec<Claim>) -> Result<(), String> {
-        match setting.key.as_str() {
-            "name" => {
-                self.name = Some(port_name(setting)?);
-                claims.push(claim(Shared::Name, setting)?);
-            }
-            "ifname" => {
-                self.ifname = Some(interface_name(setting)?);
-                claims.push(claim(Shared::Interface, setting)?);
-            }
-            "queues" => self.queues = Some(number(setting, 1, limits::MAX_TAP_QUEUES.into())?),
-            "offload" => self.offload = Some(offloads(setting)?),
-            "flood" => self.policy.flood_unknown = is_on(setting)?,
-            "mtu" => self.mtu = Some(number(setting, limits::MIN_MTU, limits::MAX_TAP_MTU)?),
-            _ => return Err(unknown_key(setting, TAP_KEYS)),
-        }
-        Ok(())
-    }
-
-    fn name(&self) -> Option<String> {
-        self.name.clone()
-    }
-
-    fn finish(self, _at: &Place) -> Result<Parsed, Vec<Complaint>> {
-        let (Some(name), Some(ifname)) = (self.name, self.ifname) else {
-            return Err(Vec::new());
-        };
-        let queues = self.queues.unwrap_or(limits::DEFAULT_QUEUES);
-        let offload = self.offload.unwrap_or(Offloads::ALL);
-        let (policy, mtu) = (self.policy, self.mtu);
-        Ok(Parsed::Tap(TapConfig { name, ifname, queues, offload, policy, mtu }))
-    }
+    (Checked { at: section.at.clone(), settings, claims }, complaints)
 }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use log::LevelFilter;
 
 use super::MetricsSocket;
+use super::keys::Kind;
 use super::nearest::nearest;
 use super::raw::{Setting, Value, is_unprintable, quote};
 use crate::frame::MacAddr;
-use crate::frame::offload::Offloads;
 use crate::{limits, sys};
 
 /// A string.
@@ -87,18 +87,18 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// The complaint about a key that nothing reads; `known` lists those that exist here.
-pub(super) fn unknown_key(setting: &Setting, known: &str) -> String {
+pub(super) fn unknown_key(setting: &Setting, known: &[&str]) -> String {
     let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
-    let meant = known.split(", ").find(|word| plain(word) == plain(&setting.key));
+    let meant = known.iter().find(|word| plain(word) == plain(&setting.key));
     let hint = match meant {
-        Some(word @ ("port" | "tap" | "stream")) => format!(": write [[{word}]]"),
+        Some(word) if Kind::named(word).is_some() => format!(": write [[{word}]]"),
         Some(word) => format!(": write {word}"),
-        None => match nearest(&setting.key, known.split(", ")) {
+        None => match nearest(&setting.key, known.iter().copied()) {
             Some(word) => format!(", did you mean {word}?"),
             None => String::new(),
         },
     };
-    format!("unknown key {} (known: {known}){hint}", quote(&setting.key))
+    format!("unknown key {} (known: {}){hint}", quote(&setting.key), known.join(", "))
 }
 
 /// The name of a port: letters and digits, and `.`, `_`, `-` behind the first. It stands in log
@@ -166,22 +166,23 @@ pub(super) fn inherited_socket(setting: &Setting) -> Result<RawFd, String> {
     }
 }
 
-/// `mode=`: whether to connect instead of listen.
-pub(super) fn is_client(setting: &Setting) -> Result<bool, String> {
-    match text(setting)? {
-        "server" => Ok(false),
-        "client" => Ok(true),
-        other => Err(format!("mode must be server or client, not {}", quote(other))),
+/// One of some words, each of which stands for a value.
+pub(super) fn one_of<T: Copy>(setting: &Setting, words: &[(&str, T)]) -> Result<T, String> {
+    let key = &setting.key;
+    let of = |wanted: &str| words.iter().find(|(word, _)| *word == wanted).map(|(_, value)| *value);
+    if let (Ok(truth), Some(_)) = (truth(setting), of("on")) {
+        let word = if truth { "on" } else { "off" };
+        return Err(format!("{key} is not true or false: write {}", setting.shown(word)));
     }
-}
-
-/// `memory=`: whether all of the VM's must be there.
-pub(super) fn is_preallocated(setting: &Setting) -> Result<bool, String> {
-    match text(setting)? {
-        "any" => Ok(false),
-        "prealloc" => Ok(true),
-        other => Err(format!("memory must be any or prealloc, not {}", quote(other))),
-    }
+    let given = text(setting)?;
+    of(given).ok_or_else(|| {
+        let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let rule = match all.split_last() {
+            Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+            _ => all.concat(),
+        };
+        format!("{key} must be {rule}, not {}", quote(given))
+    })
 }
 
 /// `feature-level=`: whose features are offered.
@@ -213,43 +214,6 @@ pub(super) fn log_level(setting: &Setting) -> Result<LevelFilter, String> {
         let levels = "off, error, warn, info, debug or trace";
         format!("{} must be {levels}, not {}", setting.key, quote(word))
     })
-}
-
-/// A setting that is `on` or `off`.
-pub(super) fn is_on(setting: &Setting) -> Result<bool, String> {
-    match text(setting)? {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        other => Err(format!("{} must be on or off, not {}", setting.key, quote(other))),
-    }
-}
-
-/// `offload=` of a port: what the VM's frames may ask for, and what they may reach it with.
-pub(super) fn port_offloads(setting: &Setting) -> Result<(Offloads, Offloads), String> {
-    no_truth(setting)?;
-    match (text(setting)?, offloads(setting)) {
-        ("send", _) => Ok((Offloads::ALL, Offloads::NONE)),
-        (_, Ok(both)) => Ok((both, both)),
-        (other, _) => Err(format!("offload must be on, send, csum or off, not {}", quote(other))),
-    }
-}
-
-/// `offload=` of a TAP: what may be agreed upon, in both directions.
-pub(super) fn offloads(setting: &Setting) -> Result<Offloads, String> {
-    no_truth(setting)?;
-    match text(setting)? {
-        "on" => Ok(Offloads::ALL),
-        "csum" => Ok(Offloads::CSUM),
-        "off" => Ok(Offloads::NONE),
-        other => Err(format!("offload must be on, csum or off, not {}", quote(other))),
-    }
-}
-
-/// What to write for `offload=false`.
-fn no_truth(setting: &Setting) -> Result<(), String> {
-    let Ok(truth) = truth(setting) else { return Ok(()) };
-    let word = if truth { "on" } else { "off" };
-    Err(format!("offload is not true or false: write {}", setting.shown(word)))
 }
 
 /// Permission bits in octal. Set-id and sticky bits mean nothing on a socket.

@@ -6,24 +6,24 @@ use super::connection::Caller;
 use super::message::{Fault, Parameters};
 use super::methods::Switch;
 use super::parameters::{Values, flag, only, required, settings, text};
-use crate::config::{Difference, Endpoint, Given, Settings, Wrong};
-use crate::daemon::{Effect, PortError, Removal};
+use crate::config::{self, Difference, Kind, Settings, Wrong};
+use crate::daemon::{PortError, Removal};
 use crate::switch::PortId;
 
 impl Switch {
     /// `AddPort`, `AddTap` and `AddStream`, by the kind of what is added.
     pub(super) fn add(
         &self,
-        kind: &str,
+        kind: Kind,
         mut parameters: Parameters,
         caller: Caller,
     ) -> Result<Value, Fault> {
         let may_exist = flag(&mut parameters, "may_exist")?.unwrap_or(false);
         let (name, mut given, values) = settings(parameters)?;
-        let default = kind != "tap" && !given.iter().any(|(key, _)| key == "socket");
+        let default = kind != Kind::Tap && !given.iter().any(|(key, _)| key == "socket");
         if default {
             let socket = self.directory.join(format!("{name}.sock"));
-            given.push(("socket".into(), Given::Text(socket.to_string_lossy().into())));
+            given.push(("socket".into(), config::Value::Word(socket.to_string_lossy().into())));
         }
         let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
         check_endpoint(&wanted, &values)?;
@@ -39,7 +39,7 @@ impl Switch {
     /// `SetPort`, `SetTap` and `SetStream`: what is not given stays as it is.
     pub(super) fn set(
         &self,
-        kind: &str,
+        kind: Kind,
         mut parameters: Parameters,
         caller: Caller,
     ) -> Result<Value, Fault> {
@@ -47,10 +47,10 @@ impl Switch {
         let (name, given, values) = settings(parameters)?;
         let entry = self.daemon().book().get(&name).cloned();
         let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
-        if there.kind() != kind {
-            return Err(Fault::refused(&format!("{name:?} is a {}", there.kind())));
+        if there.kind != kind {
+            return Err(Fault::refused(&format!("{name:?} is a {}", there.kind)));
         }
-        if let Some(Endpoint::Fd(_)) = there.endpoint() {
+        if there.fd.is_some() {
             // No file, and no later process by what is kept, could say it again.
             return Err(Fault::refused(&format!(
                 "port '{name}' cannot be changed: it has an inherited descriptor (--fd); \
@@ -66,7 +66,9 @@ impl Switch {
         for (key, words) in before {
             let stays = given.iter().all(|(other, _)| other != key);
             if stays && unset.iter().all(|other| other != key) {
-                all.extend(words.into_iter().map(|word| (key.to_owned(), Given::Text(word))));
+                all.extend(
+                    words.into_iter().map(|word| (key.to_owned(), config::Value::Word(word))),
+                );
             }
         }
         let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
@@ -89,8 +91,8 @@ impl Switch {
         let wanted = text(&mut parameters, "kind")?;
         let mut daemon = self.daemon();
         if let Some((wanted, entry)) = wanted.zip(daemon.book().get(&name)) {
-            let is = entry.settings.kind();
-            if is != wanted {
+            let is = entry.settings.kind;
+            if is.name() != wanted {
                 let text =
                     format!("'{name}' is a {is}, not a {wanted}: {is} del {name} deletes it");
                 return Err(Fault::refused(&text));
@@ -110,8 +112,8 @@ impl Switch {
         let Some((number, entry)) = number.zip(entry) else {
             return Err(self.fault(name, &PortError::NoSuchPort));
         };
-        let (kind, origin) = (entry.settings.kind(), entry.origin.name());
-        if kind != wanted.kind() {
+        let (kind, origin) = (entry.settings.kind, entry.origin.name());
+        if kind != wanted.kind {
             return Err(Fault::refused(&format!("{name:?} is a {kind} (origin {origin})")));
         }
         let mut differences = entry.settings.differences(wanted);
@@ -120,7 +122,7 @@ impl Switch {
             return Ok(reply(number, &entry.settings));
         }
         let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
-        let told = differences.iter().map(|Difference { key, from, to }| {
+        let told = differences.iter().map(|Difference { key, from, to, .. }| {
             format!("{key} is {}, not {}", value(from), value(to))
         });
         let told = told.collect::<Vec<_>>().join(", ");
@@ -132,14 +134,14 @@ impl Switch {
 /// What was added: its number, and where its socket is.
 fn reply(number: PortId, settings: &Settings) -> Value {
     let mut told = json!({"number": number});
-    if let Some(path) = settings.endpoint().and_then(Endpoint::path) {
+    if let Some(path) = &settings.socket {
         told["socket"] = path.to_string_lossy().into();
     }
     told
 }
 
 /// A key that changes, and when.
-pub(super) fn change((Difference { key, from, to }, effect): &(Difference, Effect)) -> Value {
+pub(super) fn change(Difference { key, from, to, effect }: &Difference) -> Value {
     json!({"key": key, "from": from, "to": to, "effect": effect.name()})
 }
 
@@ -158,10 +160,8 @@ fn words(parameters: &mut Parameters, key: &str) -> Result<Vec<String>, Fault> {
 
 /// Where clients may have a port's front-end met.
 pub(super) fn check_endpoint(wanted: &Settings, values: &Values) -> Result<(), Fault> {
-    let Some(endpoint) = wanted.endpoint() else { return Ok(()) };
-    match endpoint {
-        Endpoint::Fd(_) => Err(Fault::parameter("fd", None)),
-        Endpoint::Server { path, .. } | Endpoint::Client { path } if path.is_relative() => {
+    match &wanted.socket {
+        Some(path) if path.is_relative() => {
             let text = format!("socket {path:?} must be a whole path, from / on");
             Err(values.fault(Wrong { key: "socket".to_owned(), text }))
         }

@@ -20,9 +20,9 @@ use super::parts::Stream;
 use super::reload::keys;
 use super::wait::PortWait;
 use super::{findings, show, show_clients};
-use crate::config::{self, Settings, nearest};
+use crate::config::{self, Kind, nearest};
 use crate::daemon::book::Untied;
-use crate::daemon::{Daemon, Effect, PortError, Reloader, Removal, View};
+use crate::daemon::{Daemon, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
 use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::port::{Port, PortTable};
@@ -246,14 +246,14 @@ impl Switch {
         caller: Caller,
     ) -> Result<Answer, Fault> {
         let reply = match method {
-            "AddPort" => self.add("port", parameters, caller)?,
-            "AddTap" => self.add("tap", parameters, caller)?,
-            "AddStream" => self.add("stream", parameters, caller)?,
+            "AddPort" => self.add(Kind::Port, parameters, caller)?,
+            "AddTap" => self.add(Kind::Tap, parameters, caller)?,
+            "AddStream" => self.add(Kind::Stream, parameters, caller)?,
             "AddAddress" => self.add_address(parameters, caller)?,
             "DeleteAddress" => self.delete_address(parameters, caller)?,
-            "SetPort" => self.set("port", parameters, caller)?,
-            "SetTap" => self.set("tap", parameters, caller)?,
-            "SetStream" => self.set("stream", parameters, caller)?,
+            "SetPort" => self.set(Kind::Port, parameters, caller)?,
+            "SetTap" => self.set(Kind::Tap, parameters, caller)?,
+            "SetStream" => self.set(Kind::Stream, parameters, caller)?,
             "ReloadConfig" => {
                 self.tell("reloads", "the configuration", caller);
                 return self.reload(parameters, caller);
@@ -302,9 +302,7 @@ impl Switch {
         if let Some(uid) = origin.plugged_by() {
             told["owner"] = uid.into();
         }
-        let pending = daemon.pending(&port.name).into_iter();
-        let pending = pending.map(|difference| change(&(difference, Effect::Reconnect)));
-        told["pending"] = pending.collect();
+        told["pending"] = daemon.pending(&port.name).iter().map(change).collect();
         told
     }
 
@@ -379,9 +377,8 @@ impl Switch {
 /// Where sockets turn up that become ports, and what these have in common.
 fn plug(daemon: &Daemon) -> Option<Value> {
     let (directory, template) = (daemon.plug_directory()?, daemon.book().template()?);
-    let words = Settings::Port(template.clone()).words().into_iter();
-    let common = words.filter(|(key, _)| !["socket", "mode"].contains(key));
-    Some(json!({"directory": directory.to_string_lossy(), "keys": keys(common)}))
+    let common = keys(template.words());
+    Some(json!({"directory": directory.to_string_lossy(), "keys": common}))
 }
 
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
@@ -451,41 +448,15 @@ fn describe(mut parameters: Parameters) -> Result<Value, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Given;
 
     /// What is served is what is described.
     #[test]
-    fn the_description_has_every_method_and_every_setting() {
+    fn the_description_has_every_method() {
         let methods = |text: &str| -> Vec<String> {
             let lines = text.lines().filter_map(|line| line.strip_prefix("method "));
             lines.map(|line| line.split('(').next().unwrap().to_owned()).collect()
         };
         assert_eq!(methods(DESCRIPTION), METHODS);
         assert_eq!(methods(SERVICE_DESCRIPTION), SERVICE_METHODS);
-        for (kind, method) in
-            [("a port", "AddPort("), ("a tap", "AddTap("), ("a stream", "AddStream(")]
-        {
-            let (_, rest) = DESCRIPTION.split_once(&format!("method {method}")).unwrap();
-            let (inside, _) = rest.split_once(')').unwrap();
-            let fields = inside.split(',').filter_map(|field| field.split(':').next());
-            let mut described: Vec<String> =
-                fields.map(|field| field.trim().replace('_', "-")).collect();
-            described.retain(|field| field != "may-exist");
-            let unknown = vec![
-                ("name".to_owned(), Given::Text("a".to_owned())),
-                ("?".to_owned(), Given::Text(String::new())),
-            ];
-            let wrong = match kind {
-                "a port" => config::port(unknown).unwrap_err(),
-                "a stream" => config::stream(unknown).unwrap_err(),
-                _ => config::tap(unknown).unwrap_err(),
-            };
-            let (_, known) = wrong.text.split_once("known: ").unwrap();
-            let known = known.split(')').next().unwrap();
-            let mut known: Vec<String> = known.split(", ").map(str::to_owned).collect();
-            known.sort();
-            described.sort();
-            assert_eq!(described, known, "{kind}");
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use super::message::{Fault, Parameters};
-use crate::config::{Given, Wrong, nearest};
+use crate::config::{KEYS, Value as Given, Wrong, nearest};
 use crate::frame::MacAddr;
 use crate::limits::MAX_STATIC_MACS;
 
@@ -94,12 +94,13 @@ pub fn settings(parameters: Parameters) -> Result<(String, Settings, Values), Fa
         Some(Value::String(name)) => name.clone(),
         _ => return Err(Fault::parameter("name", None)),
     };
-    let mut settings = vec![("name".to_owned(), Given::Text(name.clone()))];
+    let is_list = |key: &str| KEYS.iter().any(|known| known.is_list && known.name == key);
+    let mut settings = vec![("name".to_owned(), Given::Word(name.clone()))];
     for (key, value) in parameters.iter().filter(|(key, _)| *key != "name") {
         let key = key.replace('_', "-");
         match value {
             Value::Null => {}
-            Value::Array(items) if key == "mac" && items.len() <= 2 * MAX_STATIC_MACS => {
+            Value::Array(items) if is_list(&key) && items.len() <= 2 * MAX_STATIC_MACS => {
                 settings.extend(items.iter().map(|item| (key.clone(), given(item))));
             }
             value => settings.push((key, given(value))),
@@ -110,7 +111,7 @@ pub fn settings(parameters: Parameters) -> Result<(String, Settings, Values), Fa
 
 fn given(value: &Value) -> Given {
     match value {
-        Value::String(text) => Given::Text(text.clone()),
+        Value::String(text) => Given::Word(text.clone()),
         Value::Bool(truth) => Given::Boolean(*truth),
         Value::Number(number) => match number.as_i64() {
             Some(number) => Given::Integer(number),

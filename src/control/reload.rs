@@ -15,9 +15,9 @@ use super::message::{Fault, Parameters};
 use super::methods::{Answer, Switch};
 use super::parameters::{number, only};
 use super::parts::{Part, Stream};
-use crate::config::{Difference, Origin};
-use crate::daemon::book::{Changed, Entry};
-use crate::daemon::{Busy, Confirm, Effect, Reloader, Step, Summary};
+use crate::config::{Difference, Effect, Entry, Origin};
+use crate::daemon::book::Changed;
+use crate::daemon::{Busy, Confirm, Reloader, Step, Summary};
 use crate::frame::MacAddr;
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
@@ -52,8 +52,8 @@ impl Configured {
         let Configured(Entry { settings, origin }, tied) = self;
         let addresses: Vec<String> = tied.iter().map(MacAddr::to_string).collect();
         json!({
-            "kind": settings.kind(),
-            "name": settings.name(),
+            "kind": settings.kind.name(),
+            "name": settings.name,
             "origin": origin.name(),
             "keys": keys(settings.words()),
             "addresses": addresses,
@@ -161,12 +161,12 @@ fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<Value> {
     let tell = |sign: &str, entry: &Entry, before: Vec<Value>, now: Vec<Value>| {
         let Entry { settings, origin } = entry;
         json!({
-            "sign": sign, "kind": settings.kind(), "name": settings.name(),
+            "sign": sign, "kind": settings.kind.name(), "name": settings.name,
             "origin": origin.name(), "before": before, "now": now, "addresses": [],
         })
     };
     let mut told = match (configured, now) {
-        (Some(was), Some(is)) if was.settings.kind() == is.settings.kind() => {
+        (Some(was), Some(is)) if was.settings.kind.name() == is.settings.kind.name() => {
             let (before, after) = (was.settings.words(), is.settings.words());
             // Only what differs, either way.
             let other = |all: &[(&str, Vec<String>)], than: &[(&'static str, Vec<String>)]| {
@@ -263,13 +263,13 @@ impl Switch {
             Step::Add(_) => ("+", Vec::new()),
             Step::Remove(_) => ("-", Vec::new()),
             Step::Change(_, changes) => ("~", changes.iter().map(change).collect()),
-            Step::Scalar(difference) => ("~", vec![change(&(difference.clone(), Effect::Restart))]),
-            Step::Template(difference) => {
-                ("~", vec![change(&(difference.clone(), Effect::NewPorts))])
+            Step::Scalar(difference) | Step::Template(difference) => {
+                ("~", vec![change(difference)])
             }
             Step::Address { from, to, .. } => {
                 let (from, to) = (Some(from.clone()), Some(to.clone()));
-                ("~", vec![change(&(Difference { key: "port", from, to }, Effect::Now))])
+                let effect = Effect::Now;
+                ("~", vec![change(&Difference { key: "port", from, to, effect })])
             }
         };
         let mut told = json!({"sign": sign, "changes": changes});
@@ -283,11 +283,11 @@ impl Switch {
             told["origin"] = Origin::Runtime.name().into();
         }
         if let Some(entry) = step.entry() {
-            told["kind"] = entry.settings.kind().into();
-            told["name"] = entry.settings.name().into();
+            told["kind"] = entry.settings.kind.name().into();
+            told["name"] = entry.settings.name.clone().into();
             told["origin"] = entry.origin.name().into();
             if step.detaches()
-                && let Some(pid) = self.front_end(entry.settings.name())
+                && let Some(pid) = self.front_end(&entry.settings.name)
             {
                 told["detaches"] = pid.into();
             }

@@ -8,18 +8,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, Origin, PortConfig, Settings, Shared, place};
+use crate::config::{Config, Entry, Origin, Settings, Shared, place};
 use crate::frame::MacAddr;
 use crate::limits::MAX_STATIC_MACS;
-
-/// What one port or TAP is to be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// Its settings.
-    pub settings: Settings,
-    /// Who gave it.
-    pub origin: Origin,
-}
 
 /// What became of one port while the switch runs.
 #[derive(Debug)]
@@ -91,7 +82,7 @@ pub struct Book {
     /// Addresses that were tied to ports while the switch runs, and to which.
     tied: BTreeMap<MacAddr, String>,
     /// What ports are like that bring their own sockets; none in a test of the book alone.
-    template: Option<PortConfig>,
+    template: Option<Settings>,
 }
 
 impl Book {
@@ -101,9 +92,7 @@ impl Book {
         if let Some(control) = &config.control {
             book.reserve(&control.path);
         }
-        for (settings, origin) in config.entries() {
-            book.enter(Entry { settings, origin });
-        }
+        config.ports.iter().for_each(|entry| book.enter(entry.clone()));
         book
     }
 
@@ -119,12 +108,12 @@ impl Book {
     }
 
     /// What such ports are like that come from now on.
-    pub fn template(&self) -> Option<&PortConfig> {
+    pub fn template(&self) -> Option<&Settings> {
         self.template.as_ref()
     }
 
     /// Has them be like this, as a configuration says.
-    pub fn set_template(&mut self, template: Option<PortConfig>) {
+    pub fn set_template(&mut self, template: Option<Settings>) {
         self.template = template;
     }
 
@@ -150,7 +139,7 @@ impl Book {
         }
         let lasting = self.entries.values().filter(|entry| entry.origin.plugged_by().is_none());
         let there = lasting.map(|entry| {
-            let name = entry.settings.name();
+            let name = entry.settings.name.as_str();
             let tied = tied.remove(name).unwrap_or_default();
             Changed { configured: self.configured(name), now: Some(entry), tied }
         });
@@ -174,14 +163,13 @@ impl Book {
 
     /// Another configuration counts from now on.
     pub fn configure(&mut self, config: &Config) {
-        let all = config.entries();
-        self.configure_as(all.map(|(settings, origin)| Entry { settings, origin }).collect());
+        self.configure_as(config.ports.clone());
     }
 
     /// The same by its entries.
     pub fn configure_as(&mut self, all: Vec<Entry>) {
         let all = all.into_iter();
-        self.configured = all.map(|entry| (entry.settings.name().to_owned(), entry)).collect();
+        self.configured = all.map(|entry| (entry.settings.name.clone(), entry)).collect();
     }
 
     /// What is in force for one name.
@@ -196,12 +184,12 @@ impl Book {
 
     /// Puts an entry in the place of the one of its name.
     pub fn enter(&mut self, entry: Entry) {
-        let name = entry.settings.name().to_owned();
+        let name = entry.settings.name.clone();
         self.strike(&name);
         let claims = entry.settings.claims();
         self.owners.extend(claims.iter().map(|claim| (claim.clone(), name.clone())));
         // What its settings have now need not be kept beside them.
-        entry.settings.macs().iter().for_each(|mac| drop(self.tied.remove(mac)));
+        entry.settings.mac.iter().for_each(|mac| drop(self.tied.remove(mac)));
         self.claims.insert(name.clone(), claims);
         self.entries.insert(name, entry);
     }
@@ -228,7 +216,7 @@ impl Book {
     pub fn clash(&self, settings: &Settings) -> Option<Clash> {
         settings.claims().into_iter().find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
-            (owner != settings.name()).then(|| Clash { what, place, owner: owner.clone() })
+            (*owner != settings.name).then(|| Clash { what, place, owner: owner.clone() })
         })
     }
 
@@ -255,7 +243,7 @@ impl Book {
             Some(owner) => return Err(Untied::Taken { mac, owner: owner.to_owned() }),
             None => {}
         }
-        if entry.settings.macs().len() + self.tied_to(name).count() >= MAX_STATIC_MACS {
+        if entry.settings.mac.len() + self.tied_to(name).count() >= MAX_STATIC_MACS {
             return Err(Untied::Many { name: name.to_owned() });
         }
         self.owners.insert(claim(mac), name.to_owned());
@@ -294,16 +282,16 @@ impl Book {
         back.owners = reserved.map(|(claim, owner)| (claim.clone(), owner.clone())).collect();
         let is_back = |entry: &&Entry| match entry.origin {
             Origin::File => true,
-            Origin::Runtime => now.get(entry.settings.name()).is_some(),
+            Origin::Runtime => now.get(entry.settings.name.as_str()).is_some(),
             Origin::Cli | Origin::Plug(_) => false,
         };
         let stays = |entry: &&Entry| match entry.origin {
             Origin::File => false,
-            Origin::Runtime => self.get(entry.settings.name()).is_none(),
+            Origin::Runtime => self.get(entry.settings.name.as_str()).is_none(),
             Origin::Cli => true,
             // Whose socket is there comes again by itself, but for a name that is taken.
             Origin::Plug(_) => {
-                let before = self.get(entry.settings.name());
+                let before = self.get(entry.settings.name.as_str());
                 before.is_none_or(|before| before.origin.plugged_by().is_some())
             }
         };
@@ -329,7 +317,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Given;
+    use crate::config::{Kind, Value};
 
     fn mac(last: u8) -> MacAddr {
         MacAddr([2, 0, 0, 0, 0, last])
@@ -337,11 +325,11 @@ mod tests {
 
     fn settings(name: &str, macs: &[u8]) -> Settings {
         let mut given = vec![
-            ("name".to_owned(), Given::Text(name.to_owned())),
-            ("socket".to_owned(), Given::Text(format!("/run/{name}"))),
+            ("name".to_owned(), Value::Word(name.to_owned())),
+            ("socket".to_owned(), Value::Word(format!("/run/{name}"))),
         ];
-        given.extend(macs.iter().map(|&n| ("mac".to_owned(), Given::Text(mac(n).to_string()))));
-        Settings::parse("port", given).unwrap()
+        given.extend(macs.iter().map(|&n| ("mac".to_owned(), Value::Word(mac(n).to_string()))));
+        Settings::parse(Kind::Port, given).unwrap()
     }
 
     fn enter(book: &mut Book, name: &str, macs: &[u8]) {

@@ -1,12 +1,11 @@
 //! Ports as their settings have them, before anything serves them.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::StartError;
-use crate::config::{Config, Origin, PortConfig, StreamConfig, TapConfig};
+use crate::config::{Config, Entry, Kind, Memory, Origin, Settings};
 use crate::events::Events;
-use crate::frame::{MacAddr, Offloads};
+use crate::frame::Offloads;
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
 use crate::port::{DevicePort, Port, PortTable};
 use crate::switch::{Fdb, PortId};
@@ -14,66 +13,51 @@ use crate::switch::{Fdb, PortId};
 /// The ports of a configuration, with their addresses in the table.
 pub fn build(config: &Config, fdb: &Fdb, events: &Arc<Events>) -> Result<PortTable, StartError> {
     let mut ports = Vec::new();
-    for settings in &config.ports {
-        let port = guest(ports.len() as PortId, settings, config.feature_level);
-        let port = port.telling(events);
-        enter_configured(config, fdb, &port, &settings.macs)?;
-        ports.push(Arc::new(port));
-    }
-    for settings in &config.taps {
-        let port = tap(ports.len() as PortId, settings).telling(events);
-        // A whole network lives behind an uplink.
-        fdb.set_port_cap(port.id, FDB_MAX_ENTRIES);
-        ports.push(Arc::new(port));
-    }
-    for settings in &config.streams {
-        let port = stream(ports.len() as PortId, settings).telling(events);
-        enter_configured(config, fdb, &port, &settings.macs)?;
+    for (id, entry) in config.ports.iter().enumerate() {
+        let port = port(id as PortId, &entry.settings, config.feature_level).telling(events);
+        enter_configured(fdb, &port, entry)?;
         ports.push(Arc::new(port));
     }
     Ok(ports.into_iter().collect())
 }
 
-/// A VM's port.
-pub fn guest(id: PortId, settings: &PortConfig, feature_level: u8) -> Port {
-    // Twice the configured pairs: some front-ends read the number of rings as pairs.
-    Port::guest(id, &settings.name, 2 * settings.queue_pairs)
-        .at(settings.endpoint.path().map(PathBuf::from))
-        .configured(settings.offload, settings.mtu)
-        .sending(settings.send)
-        .on_platform(settings.platform)
-        .asked(settings.policy)
+/// A port.
+pub fn port(id: PortId, settings: &Settings, feature_level: u8) -> Port {
+    let (name, ifname) = (&settings.name, settings.ifname.as_deref().unwrap_or_default());
+    let (port, offload) = match settings.kind {
+        Kind::Tap => {
+            let tap = DevicePort::tap(ifname, settings.queues);
+            (Port::device(id, name, tap), settings.offload.receive)
+        }
+        Kind::Stream => (Port::device(id, name, DevicePort::stream()), Offloads::NONE),
+        // Twice the configured pairs: some front-ends read the number of rings as pairs.
+        Kind::Port | Kind::Template => {
+            (Port::guest(id, name, 2 * settings.queues), settings.offload.receive)
+        }
+    };
+    let port = port.at(settings.socket.clone()).configured(offload, settings.mtu);
+    let port = if settings.kind == Kind::Port { port.sending(settings.offload.send) } else { port };
+    port.on_platform(settings.platform)
+        .asked(settings.policy())
         .at_level(settings.feature_level.unwrap_or(feature_level))
-        .with_memory(settings.preallocated)
+        .with_memory(settings.memory == Memory::Prealloc)
 }
 
-/// A TAP's.
-pub fn tap(id: PortId, settings: &TapConfig) -> Port {
-    let endpoint = DevicePort::tap(&settings.ifname, settings.queues);
-    Port::device(id, &settings.name, endpoint)
-        .configured(settings.offload, settings.mtu)
-        .asked(settings.policy)
-}
-
-/// A stream's.
-pub fn stream(id: PortId, settings: &StreamConfig) -> Port {
-    Port::device(id, &settings.name, DevicePort::stream())
-        .at(settings.endpoint.path().map(PathBuf::from))
-        .configured(Offloads::NONE, settings.mtu)
-        .asked(settings.policy)
+/// How many addresses are learned on a port. A whole network lives behind an uplink.
+pub fn cap(kind: Kind) -> u32 {
+    if kind == Kind::Tap { FDB_MAX_ENTRIES } else { FDB_MAX_PER_PORT }
 }
 
 /// Enters what the configuration says of a port.
 fn enter_configured(
-    config: &Config,
     fdb: &Fdb,
     port: &Port,
-    macs: &[MacAddr],
+    Entry { settings, origin }: &Entry,
 ) -> Result<(), StartError> {
-    fdb.set_port_cap(port.id, FDB_MAX_PER_PORT);
-    match macs.iter().try_for_each(|mac| fdb.insert_static(*mac, port.id)) {
+    fdb.set_port_cap(port.id, cap(settings.kind));
+    match settings.mac.iter().try_for_each(|mac| fdb.insert_static(*mac, port.id)) {
         // One that was added while an earlier process ran keeps nobody from the network.
-        Err(error) if config.origins.get(&port.name) == Some(&Origin::Runtime) => {
+        Err(error) if *origin == Origin::Runtime => {
             log::error!("port {}: {error}", port.name);
             Ok(())
         }

@@ -9,31 +9,29 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use crate::config::{Config, Control, Endpoint, TapConfig};
+use crate::config::{Config, Control, Endpoint, Entry};
 use crate::sys::fs::may_create_in;
 use crate::sys::{group, tap, watched_dir};
 
 /// Everything found, one line each.
 pub fn check(config: &Config) -> Vec<String> {
     let mut found = Vec::new();
-    for port in &config.ports {
-        let complaints = found_at(&port.endpoint);
-        found.extend(complaints.iter().map(|text| format!("port {}: {text}", port.name)));
-    }
-    for stream in &config.streams {
-        let complaints = found_at(&stream.endpoint);
-        found.extend(complaints.iter().map(|text| format!("stream {}: {text}", stream.name)));
+    for Entry { settings, .. } in &config.ports {
+        let (kind, name) = (settings.kind, &settings.name);
+        let complaints = match (&settings.ifname, settings.endpoint()) {
+            (Some(ifname), _) => {
+                let error = tap::check(ifname, settings.queues).err();
+                error.map(|error| format!("interface {ifname}: {error}")).into_iter().collect()
+            }
+            (None, endpoint) => endpoint.as_ref().map(found_at).unwrap_or_default(),
+        };
+        found.extend(complaints.iter().map(|text| format!("{kind} {name}: {text}")));
     }
     if let Some(Control { path, group, .. }) = &config.control {
         found.extend(server(path, *group).iter().map(|text| format!("control: {text}")));
     }
     if let Some(path) = &config.plug {
         found.extend(plug(path).map(|text| format!("plug: {text}")));
-    }
-    for TapConfig { name, ifname, queues, .. } in &config.taps {
-        if let Err(error) = tap::check(ifname, *queues) {
-            found.push(format!("tap {name}: interface {ifname}: {error}"));
-        }
     }
     found
 }

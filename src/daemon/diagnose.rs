@@ -21,7 +21,7 @@ impl Daemon {
         let added = self.book().entries().values();
         let added = added.filter(|entry| entry.origin == Origin::Runtime);
         let not_kept = match self.state_dir() {
-            None => added.map(|entry| entry.settings.name().to_owned()).collect(),
+            None => added.map(|entry| entry.settings.name.clone()).collect(),
             Some(_) => Vec::new(),
         };
         Condition { degraded: degraded.collect(), not_kept }

@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 
 use super::front_end::Acceptor;
 use super::state::{self, Restored};
-use crate::config::{Config, Endpoint, MetricsSocket};
+use crate::config::{Config, Endpoint, Entry, Kind, MetricsSocket};
 use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
 use crate::port::PortTable;
-use crate::switch::{Entry, Fdb};
+use crate::switch::{Entry as Address, Fdb};
 use crate::sys::inherited::{self, Passed};
 use crate::sys::notify::FdStore;
 use crate::sys::tap::{self, TapQueue};
@@ -90,10 +90,7 @@ impl Handover {
             None
         });
         let handover = Handover { store };
-        let configured = config.ports.iter().filter_map(|port| match port.endpoint {
-            Endpoint::Fd(number) => Some(number),
-            _ => None,
-        });
+        let configured = config.ports.iter().filter_map(|port| port.settings.fd);
         let passed = inherited::passed(&configured.collect::<Vec<_>>());
         let received = handover.sort(config, passed);
         (handover, received)
@@ -119,11 +116,12 @@ impl Handover {
                 left_over.push(name);
             }
         }
-        for tap in &config.taps {
-            let kept = received.taps.get(&tap.ifname);
+        for tap in config.of(Kind::Tap) {
+            let Some(ifname) = &tap.ifname else { continue };
+            let kept = received.taps.get(ifname);
             if kept.is_some_and(|queues| queues.len() != usize::from(tap.queues)) {
-                received.taps.remove(&tap.ifname);
-                left_over.push(tap_name(&tap.ifname));
+                received.taps.remove(ifname);
+                left_over.push(tap_name(ifname));
             }
         }
         self.discard(&left_over);
@@ -184,7 +182,7 @@ impl Handover {
     }
 
     /// Has the state kept for the next process. To be called when nothing counts any more.
-    pub fn keep_state(&self, ports: &PortTable, addresses: &[Entry]) {
+    pub fn keep_state(&self, ports: &PortTable, addresses: &[Address]) {
         let Some(store) = &self.store else { return };
         let text = state::write(ports, addresses, clock::coarse_seconds());
         let kept = memory_file(&text).and_then(|file| {
@@ -252,11 +250,11 @@ impl Received {
 /// The ports that listen, by what is at their paths now. Looked up once for all: a thousand sockets
 /// beside as many paths are a million otherwise.
 fn places(config: &Config) -> HashMap<Identity, usize> {
-    let place = |(port, endpoint): (usize, &Endpoint)| match endpoint {
-        Endpoint::Server { path, .. } => Some((socket::identity_of(path)?, port)),
+    let place = |(port, entry): (usize, &Entry)| match entry.settings.endpoint()? {
+        Endpoint::Server { path, .. } => Some((socket::identity_of(&path)?, port)),
         _ => None,
     };
-    config.endpoints().filter_map(place).collect()
+    config.ports.iter().enumerate().filter_map(place).collect()
 }
 
 /// The port at whose path the listening socket `fd` appears. An activated socket is told by the
@@ -273,7 +271,7 @@ fn port_of(places: &HashMap<Identity, usize>, name: &str, fd: &OwnedFd) -> Optio
 /// The configured interface that `fd` is a queue of.
 fn tap_of(config: &Config, fd: &OwnedFd) -> Option<String> {
     let ifname = tap::name_behind(fd)?;
-    config.taps.iter().any(|tap| tap.ifname == ifname).then_some(ifname)
+    config.of(Kind::Tap).any(|tap| tap.ifname.as_ref() == Some(&ifname)).then_some(ifname)
 }
 
 fn read(file: OwnedFd) -> Option<String> {

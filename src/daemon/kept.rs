@@ -18,8 +18,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::book::{Book, Changed, Entry};
-use crate::config::{Config, Given, Origin, Settings};
+use super::book::{Book, Changed};
+use crate::config::{self, Config, Entry, Kind, Origin, Settings};
 use crate::frame::MacAddr;
 use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS};
 
@@ -28,7 +28,7 @@ const VERSION: u64 = 1;
 /// What became of one port while a switch ran.
 #[derive(Debug)]
 pub struct Change {
-    kind: String,
+    kind: Kind,
     name: String,
     /// What the configuration said of it, if it did.
     configured: Option<Value>,
@@ -79,7 +79,7 @@ fn differences(book: &Book) -> Value {
 
 fn change(Changed { configured, now, .. }: &Changed<'_>) -> Option<Value> {
     let settings = &now.or(*configured)?.settings;
-    let mut change = json!({"kind": settings.kind(), "name": settings.name()});
+    let mut change = json!({"kind": settings.kind.name(), "name": settings.name});
     for (key, entry) in [("configured", configured), ("now", now)] {
         if let Some(entry) = entry {
             change[key] = words(&entry.settings);
@@ -138,11 +138,8 @@ fn read_address(address: &Value) -> Result<(MacAddr, String), String> {
 }
 
 fn read_change(change: &Value) -> Result<Change, String> {
-    let (Some(kind @ ("port" | "tap" | "stream")), Some(name)) =
-        (change["kind"].as_str(), change["name"].as_str())
-    else {
-        return Err("a change has no kind or no name".to_owned());
-    };
+    let (kind, name) = (change["kind"].as_str().and_then(Kind::named), change["name"].as_str());
+    let (kind, name) = kind.zip(name).ok_or("a change has no kind or no name")?;
     let now = match &change["now"] {
         Value::Null => None,
         Value::Object(words) => Some(read_settings(kind, name, words)?),
@@ -152,17 +149,17 @@ fn read_change(change: &Value) -> Result<Change, String> {
     if now.is_none() && configured.is_none() {
         return Err(format!("nothing is said of {name:?}"));
     }
-    Ok(Change { kind: kind.to_owned(), name: name.to_owned(), configured, now })
+    Ok(Change { kind, name: name.to_owned(), configured, now })
 }
 
-fn read_settings(kind: &str, name: &str, words: &Map<String, Value>) -> Result<Settings, String> {
-    let mut given = vec![("name".to_owned(), Given::Text(name.to_owned()))];
+fn read_settings(kind: Kind, name: &str, words: &Map<String, Value>) -> Result<Settings, String> {
+    let mut given = vec![("name".to_owned(), config::Value::Word(name.to_owned()))];
     for (key, values) in words {
         for value in values.as_array().into_iter().flatten() {
             let Some(text) = value.as_str() else {
                 return Err(format!("{key} of {name:?} is no text"));
             };
-            given.push((key.clone(), Given::Text(text.to_owned())));
+            given.push((key.clone(), config::Value::Word(text.to_owned())));
         }
     }
     Settings::parse(kind, given).map_err(|wrong| format!("{kind} {name:?}: {wrong}"))
@@ -195,7 +192,7 @@ pub fn apply(config: &mut Config, kept: Kept) -> (Book, Vec<String>) {
 /// to it beside its settings.
 fn is_same(configured: &Settings, now: &Settings, tied: &[(MacAddr, String)]) -> bool {
     let mut configured = configured.clone();
-    let beside = tied.iter().filter(|(mac, name)| name == now.name() && !now.macs().contains(mac));
+    let beside = tied.iter().filter(|(mac, name)| *name == now.name && !now.mac.contains(mac));
     beside.for_each(|(mac, _)| configured.forget(*mac));
     configured == *now
 }
@@ -222,42 +219,24 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
             return Err(format!("is left out: {clash}"));
         }
         let new = usize::from(there.is_none());
-        let of = |kind: &str| if now.kind() == kind { new } else { 0 };
-        let (taps, streams) = (config.taps.len(), config.streams.len());
-        if config.ports.len() + taps + streams + new > MAX_PORTS
-            || taps + of("tap") > MAX_TAPS
-            || streams + of("stream") > MAX_STREAMS
+        let count = |kind| config.of(kind).count() + if now.kind == kind { new } else { 0 };
+        if config.ports.len() + new > MAX_PORTS
+            || count(Kind::Tap) > MAX_TAPS
+            || count(Kind::Stream) > MAX_STREAMS
         {
             return Err("is left out: there are too many ports, taps or streams".to_owned());
         }
     }
     book.strike(&name);
-    match &now {
-        None => {
-            config.ports.retain(|port| port.name != name);
-            config.taps.retain(|tap| tap.name != name);
-            config.streams.retain(|stream| stream.name != name);
-        }
-        Some(Settings::Port(port)) => {
-            match config.ports.iter_mut().find(|there| there.name == name) {
-                Some(there) => there.clone_from(port),
-                None => config.ports.push(port.clone()),
-            }
-        }
-        Some(Settings::Tap(tap)) => match config.taps.iter_mut().find(|there| there.name == name) {
-            Some(there) => there.clone_from(tap),
-            None => config.taps.push(tap.clone()),
-        },
-        Some(Settings::Stream(stream)) => {
-            match config.streams.iter_mut().find(|there| there.name == name) {
-                Some(there) => there.clone_from(stream),
-                None => config.streams.push(stream.clone()),
-            }
-        }
+    let place = config.ports.iter().position(|entry| entry.settings.name == name);
+    let entry = now.map(|settings| Entry { settings, origin });
+    match (place, &entry) {
+        (Some(place), Some(entry)) => config.ports[place] = entry.clone(),
+        (Some(place), None) => drop(config.ports.remove(place)),
+        (None, Some(entry)) => config.ports.push(entry.clone()),
+        (None, None) => {}
     }
-    if let Some(settings) = now {
-        config.origins.insert(name, origin);
-        book.enter(Entry { settings, origin });
-    }
+    config.sort();
+    entry.into_iter().for_each(|entry| book.enter(entry));
     Ok(())
 }

@@ -22,13 +22,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::book::Entry;
 use super::degraded::{Code, Degradation};
 use super::keeper::NotKept;
 use super::post::Post;
 use super::serving::Serving;
 use super::{Daemon, PortError, uplink};
-use crate::config::{Origin, Settings, Shared};
+use crate::config::{Entry, Origin, Settings, Shared};
 use crate::events::What;
 use crate::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
 use crate::switch::PortId;
@@ -230,7 +229,7 @@ impl Daemon {
     pub(super) fn is_clear(&mut self, settings: &Settings) -> Result<(), PortError> {
         self.advance_all();
         let claims = settings.claims();
-        self.blocks(settings.name(), &claims)
+        self.blocks(&settings.name, &claims)
             .map_or(Ok(()), |leaving| Err(PortError::Leaving(leaving.name().to_owned())))
     }
 
@@ -283,7 +282,7 @@ impl Daemon {
         let waiting = self.waiting();
         self.waits = !waiting.is_empty();
         for entry in waiting {
-            let name = entry.settings.name();
+            let name = &entry.settings.name;
             if self.blocks(name, &self.book.claims(name)).is_none() {
                 let why = format!("port {name} has waited until another one was removed");
                 self.put_without(&entry.settings, &why);
@@ -301,7 +300,7 @@ impl Daemon {
             since: leaving.since,
         });
         let waiting = self.waiting().into_iter().filter_map(|entry| {
-            let name = entry.settings.name();
+            let name = &entry.settings.name;
             let before = self.blocks(name, &self.book.claims(name))?;
             let text = match before.name() {
                 same if same == name => {

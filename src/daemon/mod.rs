@@ -52,7 +52,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::config::{self, Config, Origin, Texts};
+use crate::config::{self, Config, Kind, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
@@ -81,7 +81,6 @@ use missing::Missing;
 pub use plan::{Step, Summary};
 pub use plug::Plug;
 pub use ports::PortError;
-pub use post::Effect;
 pub use reload::{Busy, Confirm, Reloader};
 pub use retry::{Retry, Services, Slot};
 pub use sampler::Samples;
@@ -315,10 +314,11 @@ impl Daemon {
             }
         }
         uplink::compare_mtus(&ports);
-        let mut acceptors = Vec::with_capacity(config.ports.len() + config.streams.len());
-        for (at, endpoint) in config.endpoints() {
-            let Some(port) = ports.shared(at as PortId) else { continue };
-            let open = |received: &mut Received| front_end::Acceptor::open(at, endpoint, received);
+        let mut acceptors = Vec::with_capacity(config.ports.len());
+        for (at, entry) in config.ports.iter().enumerate() {
+            let endpoint = entry.settings.endpoint();
+            let Some((endpoint, port)) = endpoint.zip(ports.shared(at as PortId)) else { continue };
+            let open = |received: &mut Received| front_end::Acceptor::open(at, &endpoint, received);
             let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
             match received.open(open, in_use) {
                 Ok(acceptor) => acceptors.push((port, acceptor)),
@@ -418,11 +418,9 @@ impl Daemon {
 
     /// How many ports, TAPs and streams there are to be, in words.
     pub fn summary(&self) -> String {
-        let count = |kind: &str| {
-            let all = self.book.entries().values();
-            all.filter(|entry| entry.settings.kind() == kind).count()
-        };
-        config::summary(count("port"), count("tap"), count("stream"))
+        let all = || self.book.entries().values();
+        let count = |kind| all().filter(|entry| entry.settings.kind == kind).count();
+        config::summary(Kind::PORTS.map(count))
     }
 
     /// Where changes are kept that are made while it runs.

@@ -7,9 +7,8 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use super::book::{Book, Entry};
-use super::post::Effect;
-use crate::config::{Config, Difference, Origin, PortConfig, Settings};
+use super::book::Book;
+use crate::config::{Config, Difference, Effect, Entry, Origin};
 use crate::frame::MacAddr;
 
 /// One difference.
@@ -20,7 +19,7 @@ pub enum Step {
     /// It goes.
     Remove(Entry),
     /// Its settings change, and perhaps who gave it.
-    Change(Entry, Vec<(Difference, Effect)>),
+    Change(Entry, Vec<Difference>),
     /// What stands outside of any entry.
     Scalar(Difference),
     /// What ports have in common that bring their own sockets.
@@ -49,7 +48,9 @@ impl Step {
     pub fn detaches(&self) -> bool {
         match self {
             Step::Remove(_) => true,
-            Step::Change(_, changes) => changes.iter().any(|(_, effect)| *effect == Effect::Reopen),
+            Step::Change(_, changes) => {
+                changes.iter().any(|change| change.effect == Effect::Reopen)
+            }
             Step::Add(_) | Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => false,
         }
     }
@@ -78,7 +79,7 @@ impl fmt::Display for Summary<'_> {
 
 /// What is to be in force of files, by the entries of `wanted` that are not the command line's.
 pub fn plan(book: &Book, wanted: &[Entry]) -> Vec<Step> {
-    let names: HashSet<&str> = wanted.iter().map(|entry| entry.settings.name()).collect();
+    let names: HashSet<&str> = wanted.iter().map(|entry| entry.settings.name.as_str()).collect();
     let mut steps: Vec<Step> = book
         .entries()
         .iter()
@@ -86,16 +87,16 @@ pub fn plan(book: &Book, wanted: &[Entry]) -> Vec<Step> {
         .map(|(_, entry)| Step::Remove(entry.clone()))
         .collect();
     for entry in wanted.iter().filter(|entry| entry.origin != Origin::Cli) {
-        let to = entry.settings.name();
+        let to = entry.settings.name.as_str();
         let taken = |mac: &MacAddr| book.tied().get(mac).filter(|from| *from != to);
-        let taken = entry.settings.macs().iter().filter_map(|mac| {
+        let taken = entry.settings.mac.iter().filter_map(|mac| {
             Some(Step::Address { mac: *mac, from: taken(mac)?.clone(), to: to.to_owned() })
         });
         steps.extend(taken);
-        match book.get(entry.settings.name()) {
+        match book.get(entry.settings.name.as_str()) {
             Some(there) if there.origin == Origin::Cli => {}
             Some(there) => {
-                let changes = changes(&there.settings, &entry.settings);
+                let changes = there.settings.differences(&entry.settings);
                 if !changes.is_empty() || there.origin != entry.origin {
                     steps.push(Step::Change(entry.clone(), changes));
                 }
@@ -104,20 +105,6 @@ pub fn plan(book: &Book, wanted: &[Entry]) -> Vec<Step> {
         }
     }
     steps
-}
-
-/// What differs, and when that takes effect.
-pub fn changes(before: &Settings, after: &Settings) -> Vec<(Difference, Effect)> {
-    let other = before.kind() != after.kind();
-    let effect = |key| if other { Effect::Reopen } else { Effect::of(after.kind(), key) };
-    let all = before.differences(after).into_iter();
-    all.map(|difference| (difference.clone(), effect(difference.key))).collect()
-}
-
-/// What differs of the ports that bring their own sockets, for those that come later.
-pub fn templates(before: &PortConfig, after: &PortConfig) -> Vec<Step> {
-    let [before, after] = [before, after].map(|template| Settings::Port(template.clone()));
-    before.differences(&after).into_iter().map(Step::Template).collect()
 }
 
 /// What differs outside of any entry.
@@ -162,5 +149,7 @@ pub fn scalars(before: &Config, after: &Config) -> Vec<Step> {
         ("plug", plug(before), plug(after)),
     ];
     let differ = all.into_iter().filter(|(_, from, to)| from != to);
-    differ.map(|(key, from, to)| Step::Scalar(Difference { key, from, to })).collect()
+    differ
+        .map(|(key, from, to)| Step::Scalar(Difference { key, from, to, effect: Effect::Restart }))
+        .collect()
 }

@@ -28,11 +28,10 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::book::Entry;
 use super::degraded::Code;
 use super::front_end::Acceptor;
-use super::{Daemon, PortError, Removal, build};
-use crate::config::{Origin, Settings, is_port_name};
+use super::{Daemon, PortError, Removal};
+use crate::config::{Entry, Origin, is_port_name};
 use crate::events::{Events, What, reason};
 use crate::guard::bucket::Bucket;
 use crate::limits::{
@@ -71,15 +70,13 @@ impl Daemon {
         let connector = Connector::to_file(&path.join(name), file.identity)?;
         let trouble = connector.trouble();
         let id = self.free_number(name)?;
-        let port = build::guest(id, &settings, self.feature_level);
-        let (settings, origin) = (Settings::Port(settings), Origin::Plug(*uid));
         self.is_clear(&settings)?;
         if let Some(clash) = self.book.clash(&settings) {
             return Err(clash.into());
         }
-        self.book.enter(Entry { settings, origin });
+        self.book.enter(Entry { settings: settings.clone(), origin: Origin::Plug(*uid) });
         let acceptor = Acceptor::Connector(connector);
-        match self.put_before(port, acceptor, &[]) {
+        match self.put_before(id, &settings, acceptor) {
             Ok(port) => {
                 port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
                 Ok(trouble)

@@ -10,23 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::book::{Clash, Entry, Untied};
+use super::book::{Clash, Untied};
 use super::front_end::Acceptor;
 use super::handover::Received;
 use super::keeper::NotKept;
-use super::post::{ChangeError, Effect};
+use super::post::ChangeError;
 use super::serving::{Opened, Serving};
 use super::uplink::{self, UplinkError};
-use super::{Daemon, build, plan};
-use crate::config::{
-    Difference, Endpoint as Socket, Origin, PortConfig, Settings, StreamConfig, TapConfig,
-};
+use super::{Daemon, build};
+use crate::config::{Difference, Effect, Entry, Kind, Origin, Settings};
 use crate::events::What;
 use crate::frame::MacAddr;
-use crate::limits::{
-    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS,
-    MAX_TAPS, REMOVE_TIMEOUT,
-};
+use crate::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS, MAX_TAPS, REMOVE_TIMEOUT};
 use crate::port::Port;
 use crate::port::table::Full;
 use crate::switch::{PortId, StaticError};
@@ -105,11 +100,6 @@ pub enum PortError {
 }
 
 impl Daemon {
-    /// Adds a port for a VM; its socket exists when this returns.
-    pub fn add_port(&mut self, settings: &PortConfig) -> Result<PortId, PortError> {
-        self.add(&Settings::Port(settings.clone()))
-    }
-
     /// Adds what somebody asked for while the switch runs: a port, whose socket exists when this
     /// returns, or a TAP, of which frames pass then.
     pub fn add(&mut self, settings: &Settings) -> Result<PortId, PortError> {
@@ -149,9 +139,9 @@ impl Daemon {
             self.wait_in_book(entry);
             return Ok(());
         }
-        let id = self.free_number(entry.settings.name())?;
+        let id = self.free_number(&entry.settings.name)?;
         self.book.enter(entry.clone());
-        self.put(id, &entry.settings).inspect_err(|_| drop(self.book.strike(entry.settings.name())))
+        self.put(id, &entry.settings).inspect_err(|_| drop(self.book.strike(&entry.settings.name)))
     }
 
     /// Adds what could not be had when it was to come back, without what it is served with. False
@@ -160,11 +150,11 @@ impl Daemon {
         if self.book.clash(&entry.settings).is_some() {
             return false;
         }
-        let before = self.book.get(entry.settings.name()).cloned();
+        let before = self.book.get(&entry.settings.name).cloned();
         self.book.enter(entry.clone());
         let added = self.put_without(&entry.settings, why);
         if !added {
-            self.book.strike(entry.settings.name());
+            self.book.strike(&entry.settings.name);
             before.into_iter().for_each(|before| self.book.enter(before));
         }
         added
@@ -172,18 +162,8 @@ impl Daemon {
 
     /// The same of an entry of the book.
     pub(super) fn put_without(&mut self, settings: &Settings, why: &str) -> bool {
-        let Ok(id) = self.free_number(settings.name()) else { return false };
-        let (port, cap) = match settings {
-            Settings::Port(port) => (build::guest(id, port, self.feature_level), FDB_MAX_PER_PORT),
-            Settings::Tap(tap) => (build::tap(id, tap), FDB_MAX_ENTRIES),
-            Settings::Stream(stream) => (build::stream(id, stream), FDB_MAX_PER_PORT),
-        };
-        let port = Arc::new(port.telling(&self.events));
-        let macs = settings.macs().iter().copied().chain(self.book.tied_to(&port.name));
-        if self.enter_addresses(&port, cap, macs).is_err() {
-            return false;
-        }
-        self.ports.add(Arc::clone(&port));
+        let Ok(id) = self.free_number(&settings.name) else { return false };
+        let Ok(port) = self.publish(id, settings) else { return false };
         self.miss(&port, why.to_owned()).is_ok()
     }
 
@@ -192,10 +172,10 @@ impl Daemon {
         if let Some(clash) = self.book.clash(&entry.settings) {
             return Err(clash.into());
         }
-        let post = match self.serving(entry.settings.name()) {
+        let post = match self.serving(&entry.settings.name) {
             Ok(serving) => Arc::clone(serving.post()),
             // It waits for a port to be gone, and is as it is to be then.
-            Err(_) if self.book.get(entry.settings.name()).is_some() => {
+            Err(_) if self.book.get(&entry.settings.name).is_some() => {
                 self.wait_in_book(entry);
                 return Ok(());
             }
@@ -209,27 +189,43 @@ impl Daemon {
     /// Enters a new port or TAP in the book; its number and name.
     fn enter(&mut self, settings: &Settings) -> Result<(PortId, String), PortError> {
         self.is_clear(settings)?;
-        let id = self.free_number(settings.name())?;
-        if self.book.get(settings.name()).is_some() {
+        let id = self.free_number(&settings.name)?;
+        if self.book.get(&settings.name).is_some() {
             return Err(PortError::Exists);
         }
         if let Some(clash) = self.book.clash(settings) {
             return Err(clash.into());
         }
-        let name = settings.name().to_owned();
+        let name = settings.name.clone();
         // One that the configuration has, and somebody deleted, is the configuration's again.
         let origin = self.book.configured(&name).map_or(Origin::Runtime, |entry| entry.origin);
         self.book.enter(Entry { settings: settings.clone(), origin });
         Ok((id, name))
     }
 
-    /// Has a port or TAP of the book in service.
+    /// Has a port of the book in service.
     fn put(&mut self, id: PortId, settings: &Settings) -> Result<(), PortError> {
-        match settings {
-            Settings::Port(port) => self.put_port(id, port),
-            Settings::Tap(tap) => self.put_tap(id, tap),
-            Settings::Stream(stream) => self.put_stream(id, stream),
+        let ports = self.ports.present();
+        let count = |of: fn(&Port) -> bool| ports.iter().filter(|port| of(port)).count();
+        match settings.kind {
+            Kind::Tap if count(|port| port.as_tap().is_some()) >= MAX_TAPS => {
+                return Err(PortError::ManyTaps);
+            }
+            Kind::Stream if count(|port| port.as_stream().is_some()) >= MAX_STREAMS => {
+                return Err(PortError::ManyStreams);
+            }
+            _ => {}
         }
+        drop(ports);
+        let port = match settings.endpoint() {
+            None => self.put_tap(id, settings)?,
+            Some(socket) => {
+                let acceptor = Acceptor::open(id.into(), &socket, &mut Received::default())?;
+                self.put_before(id, settings, acceptor)?
+            }
+        };
+        port.events.tell_surely(&port.name, What::PortAdded);
+        Ok(())
     }
 
     /// Keeps what was changed for the next process.
@@ -237,44 +233,24 @@ impl Daemon {
         self.keeper.keep(&self.book).map_err(PortError::Forgotten)
     }
 
-    fn put_port(&mut self, id: PortId, settings: &PortConfig) -> Result<(), PortError> {
-        let port = build::guest(id, settings, self.feature_level);
-        self.put_at_socket(port, &settings.endpoint, &settings.macs)
+    /// A new port in the table, with its addresses. Before it is served: an event of its own must
+    /// find it.
+    fn publish(&mut self, id: PortId, settings: &Settings) -> Result<Arc<Port>, StaticError> {
+        let port = build::port(id, settings, self.feature_level);
+        let port = Arc::new(port.telling(&self.events));
+        self.enter_addresses(&port, settings)?;
+        self.ports.add(Arc::clone(&port));
+        Ok(port)
     }
 
-    fn put_stream(&mut self, id: PortId, settings: &StreamConfig) -> Result<(), PortError> {
-        let ports = self.ports.present();
-        if ports.iter().filter(|port| port.as_stream().is_some()).count() >= MAX_STREAMS {
-            return Err(PortError::ManyStreams);
-        }
-        let port = build::stream(id, settings);
-        self.put_at_socket(port, &settings.endpoint, &settings.macs)
-    }
-
-    fn put_at_socket(
-        &mut self,
-        port: Port,
-        socket: &Socket,
-        macs: &[MacAddr],
-    ) -> Result<(), PortError> {
-        let acceptor = Acceptor::open(port.id.into(), socket, &mut Received::default())?;
-        let port = self.put_before(port, acceptor, macs)?;
-        port.events.tell_surely(&port.name, What::PortAdded);
-        Ok(())
-    }
-
-    /// The same where the socket is open, or known.
+    /// Has a port in service whose socket is open, or known.
     pub(super) fn put_before(
         &mut self,
-        port: Port,
+        id: PortId,
+        settings: &Settings,
         mut acceptor: Acceptor,
-        macs: &[MacAddr],
     ) -> Result<Arc<Port>, PortError> {
-        let id = port.id;
-        let port = Arc::new(port.telling(&self.events));
-        let macs = macs.iter().copied().chain(self.book.tied_to(&port.name));
-        self.enter_addresses(&port, FDB_MAX_PER_PORT, macs)?;
-        self.ports.add(Arc::clone(&port));
+        let port = self.publish(id, settings)?;
         self.handover.keep_sockets(std::iter::once(&mut acceptor));
         let file = acceptor.file_that_stays();
         if let Err(error) = self.serve(&port, Opened::Socket(acceptor)) {
@@ -285,16 +261,8 @@ impl Daemon {
         Ok(port)
     }
 
-    fn put_tap(&mut self, id: PortId, settings: &TapConfig) -> Result<(), PortError> {
-        let taps = self.ports.present().iter().filter(|port| port.as_tap().is_some()).count();
-        if taps >= MAX_TAPS {
-            return Err(PortError::ManyTaps);
-        }
-        let port = Arc::new(build::tap(id, settings).telling(&self.events));
-        // A whole network lives behind an uplink.
-        self.enter_addresses(&port, FDB_MAX_ENTRIES, self.book.tied_to(&port.name))?;
-        // Before it is attached: an event of its own must find it.
-        self.ports.add(Arc::clone(&port));
+    fn put_tap(&mut self, id: PortId, settings: &Settings) -> Result<Arc<Port>, PortError> {
+        let port = self.publish(id, settings)?;
         let attached = uplink::attach(&port, &self.context.workers, None, &self.handover);
         let served = attached
             .map_err(PortError::from)
@@ -304,19 +272,14 @@ impl Daemon {
             self.take_out(id);
             return Err(error);
         }
-        port.events.tell_surely(&port.name, What::PortAdded);
-        Ok(())
+        Ok(port)
     }
 
     /// Enters all addresses of a new port, or none.
-    fn enter_addresses(
-        &self,
-        port: &Port,
-        cap: u32,
-        mut macs: impl Iterator<Item = MacAddr>,
-    ) -> Result<(), StaticError> {
+    fn enter_addresses(&self, port: &Port, settings: &Settings) -> Result<(), StaticError> {
         let fdb = &self.context.fdb;
-        fdb.set_port_cap(port.id, cap);
+        fdb.set_port_cap(port.id, build::cap(settings.kind));
+        let mut macs = settings.mac.iter().copied().chain(self.book.tied_to(&port.name));
         let entered = macs.try_for_each(|mac| fdb.insert_static(mac, port.id));
         if entered.is_err() {
             fdb.close_port(port.id);
@@ -333,15 +296,14 @@ impl Daemon {
     }
 
     /// Changes settings of a port or TAP; what changes, and when.
-    pub fn set(&mut self, wanted: &Settings) -> Result<Vec<(Difference, Effect)>, PortError> {
+    pub fn set(&mut self, wanted: &Settings) -> Result<Vec<Difference>, PortError> {
         self.is_free()?;
-        let name = wanted.name();
+        let name = &wanted.name;
         let post = Arc::clone(self.serving(name)?.post());
         let entry = self.book.get(name).ok_or(PortError::NoSuchPort)?.clone();
-        let changes = plan::changes(&entry.settings, wanted);
-        if let Some((difference, _)) = changes.iter().find(|(_, effect)| *effect == Effect::Reopen)
-        {
-            return Err(PortError::Fixed(difference.key));
+        let changes = entry.settings.differences(wanted);
+        if let Some(fixed) = changes.iter().find(|change| change.effect == Effect::Reopen) {
+            return Err(PortError::Fixed(fixed.key));
         }
         if let Some(clash) = self.book.clash(wanted) {
             return Err(clash.into());

@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::build::guest;
+use super::build;
 use super::state;
-use crate::config::{Difference, PortConfig, Settings};
+use crate::config::{Difference, Kind, Settings};
 use crate::events::Events;
 use crate::frame::MacAddr;
 use crate::limits::REMOVE_STEP;
@@ -20,45 +20,6 @@ use crate::port::{Port, Ports};
 use crate::switch::{Fdb, StaticError};
 use crate::sys::netlink::NetlinkError;
 use crate::worker::Workers;
-
-/// When a change of a key takes effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
-    /// It has.
-    Now,
-    /// When a front-end connects again; the one that is connected keeps what it was offered.
-    Reconnect,
-    /// With another socket or interface: the front-end is disconnected.
-    Reopen,
-    /// With the next start.
-    Restart,
-    /// With ports that come later.
-    NewPorts,
-}
-
-impl Effect {
-    /// As it is told to programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Effect::Now => "now",
-            Effect::Reconnect => "reconnect",
-            Effect::Reopen => "reopen",
-            Effect::Restart => "restart",
-            Effect::NewPorts => "new_ports",
-        }
-    }
-
-    /// When a change of `key` of a port or TAP takes effect.
-    pub fn of(kind: &str, key: &str) -> Effect {
-        match (kind, key) {
-            (_, "mtu" | "flood" | "mac") => Effect::Now,
-            ("port", "queues" | "offload" | "platform" | "feature-level" | "memory") => {
-                Effect::Reconnect
-            }
-            _ => Effect::Reopen,
-        }
-    }
-}
 
 /// A port, which may be another one for each of its sessions.
 #[derive(Debug)]
@@ -76,7 +37,7 @@ struct State {
     /// What it is.
     settings: Settings,
     /// What it will be when a front-end connects, if that is something else.
-    next: Option<PortConfig>,
+    next: Option<Settings>,
 }
 
 /// Why a setting cannot be changed now.
@@ -126,10 +87,7 @@ impl Post {
     /// What waits for the next front-end.
     pub fn pending(&self) -> Vec<Difference> {
         let state = self.state();
-        match state.next.clone() {
-            Some(next) => state.settings.differences(&Settings::Port(next)),
-            None => Vec::new(),
-        }
+        state.next.as_ref().map_or(Vec::new(), |next| state.settings.differences(next))
     }
 
     /// Makes it what `wanted` says, as far as that can be now; nothing has changed where it fails.
@@ -137,32 +95,16 @@ impl Post {
     pub fn change(&self, wanted: &Settings, fdb: &Fdb) -> Result<(), ChangeError> {
         let mut state = self.state();
         let port = Arc::clone(&state.port);
-        match (&mut state.settings, wanted) {
-            (Settings::Port(now), Settings::Port(wanted)) => {
-                change_addresses(&now.macs, &wanted.macs, &port, fdb)?;
-                now.macs.clone_from(&wanted.macs);
-                (now.mtu, now.policy) = (wanted.mtu, wanted.policy);
-                port.mtu.configure(wanted.mtu);
-                state.next = (now != wanted).then(|| wanted.clone());
-                port.policy.set(wanted.policy);
-            }
-            (Settings::Stream(now), Settings::Stream(wanted)) => {
-                change_addresses(&now.macs, &wanted.macs, &port, fdb)?;
-                now.macs.clone_from(&wanted.macs);
-                (now.mtu, now.policy) = (wanted.mtu, wanted.policy);
-                port.mtu.configure(wanted.mtu);
-                port.policy.set(wanted.policy);
-            }
-            (Settings::Tap(now), Settings::Tap(wanted)) => {
-                if let Some(mtu) = wanted.mtu.filter(|_| now.mtu != wanted.mtu) {
-                    port.mtu.set_link(mtu.into())?;
-                }
-                port.mtu.configure(wanted.mtu);
-                (now.mtu, now.policy) = (wanted.mtu, wanted.policy);
-                port.policy.set(wanted.policy);
-            }
-            _ => {}
+        let now = &mut state.settings;
+        change_addresses(&now.mac, &wanted.mac, &port, fdb)?;
+        if let (Kind::Tap, Some(mtu)) = (now.kind, wanted.mtu.filter(|_| now.mtu != wanted.mtu)) {
+            port.mtu.set_link(mtu.into())?;
         }
+        now.take_now(wanted);
+        port.mtu.configure(wanted.mtu);
+        port.policy.set(wanted.policy());
+        let waits = now.kind == Kind::Port && now != wanted;
+        state.next = waits.then(|| wanted.clone());
         drop(state);
         self.ports.renew();
         Ok(())
@@ -173,10 +115,10 @@ impl Post {
         let mut state = self.state();
         let before = Arc::clone(&state.port);
         let Some(next) = state.next.take() else { return before };
-        let mut after = guest(before.id, &next, self.feature_level).telling(&self.events);
+        let mut after = build::port(before.id, &next, self.feature_level).telling(&self.events);
         after.succeed(&before);
         let after = Arc::new(after);
-        state.settings = Settings::Port(next);
+        state.settings = next;
         state.port = Arc::clone(&after);
         let serial = self.ports.add(Arc::clone(&after));
         drop(state);

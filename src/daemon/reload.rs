@@ -13,12 +13,12 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::book::{Book, Entry};
+use super::book::Book;
 use super::check::found_at;
 use super::keeper::NotKept;
-use super::plan::{Step, Summary, plan, scalars, templates};
+use super::plan::{Step, Summary, plan, scalars};
 use super::{Daemon, PortError};
-use crate::config::{Config, Origin, Request, Texts};
+use crate::config::{Config, Entry, Origin, Request, Texts};
 use crate::events::{What, reason};
 use crate::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
 
@@ -113,14 +113,13 @@ impl Reloader {
         let texts = self.request.texts();
         let read = texts.and_then(|texts| Ok((self.request.lay_over(&texts)?, texts)));
         let (config, texts) = read.map_err(|error| error.lines)?;
-        let wanted: Vec<Entry> =
-            config.entries().map(|(settings, origin)| Entry { settings, origin }).collect();
         let daemon = self.daemon();
         let mut steps = scalars(&daemon.started, &config);
         if let Some(template) = daemon.book().template() {
-            steps.extend(templates(template, &config.template));
+            let differences = template.differences(&config.template);
+            steps.extend(differences.into_iter().map(Step::Template));
         }
-        steps.extend(plan(daemon.book(), &wanted));
+        steps.extend(plan(daemon.book(), &config.ports));
         Ok((texts, config, steps))
     }
 
@@ -350,7 +349,7 @@ impl Reloader {
             let mut daemon = self.daemon();
             match step {
                 Step::Address { mac, .. } => _ = daemon.release(*mac),
-                Step::Remove(entry) => daemon.release_all(entry.settings.name()),
+                Step::Remove(entry) => daemon.release_all(&entry.settings.name),
                 _ => {}
             }
         }
@@ -375,7 +374,7 @@ impl Reloader {
     fn take_away(&self, steps: &[Step]) -> Result<(), String> {
         let mut leaving = Vec::new();
         for entry in steps.iter().filter(|step| step.detaches()).filter_map(Step::entry) {
-            let removal = self.daemon().leave(entry.settings.name(), RELOAD_REMOVE_TIMEOUT);
+            let removal = self.daemon().leave(&entry.settings.name, RELOAD_REMOVE_TIMEOUT);
             leaving.push((entry, removal.map_err(|error| named(entry, &error))?));
         }
         let mut failed = Ok(());
@@ -404,25 +403,25 @@ fn ordered(steps: &[Step]) -> impl Iterator<Item = &Step> {
 }
 
 fn named(entry: &Entry, error: &PortError) -> String {
-    format!("{} {}: {error}", entry.settings.kind(), entry.settings.name())
+    format!("{} {}: {error}", entry.settings.kind, &entry.settings.name)
 }
 
 /// What can be seen to fail before anything is done.
 fn foresee(book: &Book, steps: &[Step]) -> Vec<String> {
     let mut after = book.clone();
     let gone = steps.iter().filter(|step| step.detaches()).filter_map(Step::entry);
-    gone.for_each(|entry| drop(after.strike(entry.settings.name())));
+    gone.for_each(|entry| drop(after.strike(&entry.settings.name)));
     for step in steps {
         match step {
             Step::Address { mac, .. } => _ = after.untie(*mac),
-            Step::Remove(entry) => after.untie_all(entry.settings.name()),
+            Step::Remove(entry) => after.untie_all(&entry.settings.name),
             _ => {}
         }
     }
     let mut wrong = Vec::new();
     for step in steps {
         let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };
-        let about = format!("{} {}", entry.settings.kind(), entry.settings.name());
+        let about = format!("{} {}", entry.settings.kind, &entry.settings.name);
         if let Some(clash) = after.clash(&entry.settings) {
             wrong.push(format!("{about}: {clash}"));
         }
@@ -430,7 +429,7 @@ fn foresee(book: &Book, steps: &[Step]) -> Vec<String> {
             && entry.origin == Origin::File
             && let Some(endpoint) = entry.settings.endpoint()
         {
-            wrong.extend(found_at(endpoint).into_iter().map(|text| format!("{about}: {text}")));
+            wrong.extend(found_at(&endpoint).into_iter().map(|text| format!("{about}: {text}")));
         }
         after.enter(entry.clone());
     }

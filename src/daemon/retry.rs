@@ -136,7 +136,7 @@ impl Daemon {
             return None;
         };
         let post = Arc::clone(serving.post());
-        let endpoint = self.book.get(&name).and_then(|entry| entry.settings.endpoint().cloned());
+        let endpoint = self.book.get(&name).and_then(|entry| entry.settings.endpoint());
         Some(match endpoint {
             Some(endpoint) => Attempt::Socket(post, endpoint),
             None => Attempt::Interface(post),

@@ -18,7 +18,7 @@ use testkit::proc::{Dir, alone, wait_for};
 use testkit::rounds;
 use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig, mac_of};
-use vioswitch::config::{self, Action, Config, Machine, PortConfig, Settings};
+use vioswitch::config::{self, Action, Config, Machine, Settings};
 use vioswitch::daemon::{Daemon, PortError};
 use vioswitch::frame::MacAddr;
 use vioswitch::switch::PortId;
@@ -71,12 +71,12 @@ impl Lab {
     }
 
     /// What `--port` says of guest `id`'s port, with `more` keys.
-    fn settings(&self, id: u8, more: &str) -> PortConfig {
-        config(&[format!("--port={}{more}", keys(self.dir.path(), id))]).ports.remove(0)
+    fn settings(&self, id: u8, more: &str) -> Settings {
+        config(&[format!("--port={}{more}", keys(self.dir.path(), id))]).ports.remove(0).settings
     }
 
     fn add(&mut self, id: u8) -> PortId {
-        self.daemon.add_port(&self.settings(id, "")).expect("add")
+        self.daemon.add(&self.settings(id, "")).expect("add")
     }
 
     fn connect(&self, id: u8) -> Vm {
@@ -334,7 +334,7 @@ fn what_cannot_be_added_leaves_nothing() {
         let mut lab = Lab::new(&[0, 1], 1);
         let mac = |last: u8| format!("02:00:00:00:00:{last:02x}");
         let owner = lab.settings(4, &format!(",mac={}", mac(4)));
-        lab.daemon.add_port(&owner).expect("add");
+        lab.daemon.add(&owner).expect("add");
         let _other = UnixListener::bind(lab.dir.path().join("other")).expect("bind");
         // A worker keeps a file open from its first spin on, which frames make it do.
         let (mut from, mut to) = (lab.connect(0), lab.connect(1));
@@ -349,13 +349,16 @@ fn what_cannot_be_added_leaves_nothing() {
         let before = usage();
         let names = lab.names();
         let path = lab.dir.path().to_owned();
-        let mut refused = |settings: PortConfig, expected: fn(&PortError) -> bool, words: &str| {
-            let error = lab.daemon.add_port(&settings).expect_err(words);
+        let mut refused = |settings: Settings, expected: fn(&PortError) -> bool, words: &str| {
+            let error = lab.daemon.add(&settings).expect_err(words);
             assert!(expected(&error) && error.to_string().contains(words), "{error:?}");
         };
         let settings = |name: &str, file: &str, more: &str| {
             let file = path.join(file);
-            config(&[format!("--port={name},socket={}{more}", file.display())]).ports.remove(0)
+            config(&[format!("--port={name},socket={}{more}", file.display())])
+                .ports
+                .remove(0)
+                .settings
         };
         refused(settings("vm0", "x", ""), |e| matches!(e, PortError::Exists), "taken");
         refused(settings("x", "vm0", ""), |e| matches!(e, PortError::Clash(_)), "used by vm0");
@@ -372,12 +375,11 @@ fn what_cannot_be_added_leaves_nothing() {
         let address = MacAddr([2, 0, 0, 0, 0, 5]);
         assert_eq!(lab.daemon.fdb().lookup(address), None);
         // What the refused one asked for is free, and what the other had is when that is gone.
-        let id =
-            lab.daemon.add_port(&settings("x", "x", &format!(",mac={}", mac(5)))).expect("add");
+        let id = lab.daemon.add(&settings("x", "x", &format!(",mac={}", mac(5)))).expect("add");
         assert_eq!(lab.daemon.fdb().lookup(address), Some(id));
         lab.remove(4);
         let again = settings("y", "y", &format!(",mac={}", mac(4)));
-        assert!(lab.daemon.add_port(&again).is_ok());
+        assert!(lab.daemon.add(&again).is_ok());
         assert_eq!(lab.names(), ["vm0", "vm1", "y", "x"].map(String::from));
     });
 }
@@ -412,10 +414,10 @@ fn taps_come_and_go() {
     host::in_namespace(|| {
         let mut lab = Lab::new(&[0, 1], 2);
         let mut guest = lab.connect(0);
-        let tap = config(&["--tap=up,ifname=vsw0,queues=2".to_owned()]).taps.remove(0);
+        let tap = config(&["--tap=up,ifname=vsw0,queues=2".to_owned()]).ports.remove(0).settings;
         for round in 0..rounds(5u8, 20, 50) {
-            let id = lab.daemon.add(&Settings::Tap(tap.clone())).expect("add");
-            assert!(matches!(lab.daemon.add(&Settings::Tap(tap.clone())), Err(PortError::Exists)));
+            let id = lab.daemon.add(&tap).expect("add");
+            assert!(matches!(lab.daemon.add(&tap), Err(PortError::Exists)));
             let host = Host::open("vsw0");
             let from_host =
                 [&[0xff; 6][..], &[2, 0, 0, 0, 1, round], &[0x88, 0xb5], &[7; 46]].concat();
@@ -462,6 +464,6 @@ fn a_removal_means_one_port_and_holds_up_no_end() {
     lab.daemon.stop();
     println!("stopped in {:?}", start.elapsed());
     assert!(guest.fe.closed_within(LOST) && !lab.socket(GUEST).exists());
-    assert!(matches!(lab.daemon.add_port(&lab.settings(GUEST, "")), Err(PortError::Ending)));
+    assert!(matches!(lab.daemon.add(&lab.settings(GUEST, "")), Err(PortError::Ending)));
     drop(third);
 }

@@ -8,6 +8,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use vioswitch::config::{Key, Kind};
+
 use crate::attach::Attach;
 use crate::complete;
 use crate::doctor::Doctor;
@@ -249,8 +251,7 @@ pub enum Port {
     Add {
         #[arg(value_name = "NAME")]
         name: String,
-        /// socket, mode, socket-mode, socket-group, queues, mac (repeatable), offload, flood,
-        /// mtu, platform, feature-level, memory
+        /// {keys of port}
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
         /// Succeed if there is one of this name with these settings
@@ -265,12 +266,12 @@ pub enum Port {
     },
     /// Change settings while it serves; KEY= puts one back to its default
     ///
-    /// mtu, flood and mac take effect now; queues, offload, platform, feature-level and memory
-    /// when its front-end reconnects. Each change is printed with when it does.
+    /// Some take effect now, others when its front-end reconnects. Each change is printed with when
+    /// it does.
     Set {
         #[arg(value_name = "NAME")]
         name: String,
-        /// mtu, flood, mac (repeatable), queues, offload, platform, feature-level, memory
+        /// {live keys of port}
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
@@ -288,18 +289,18 @@ pub enum Tap {
     Add {
         #[arg(value_name = "NAME")]
         name: String,
-        /// ifname (required), queues, offload, flood, mtu
+        /// {keys of tap}
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
         /// Succeed if there is one of this name with these settings
         #[arg(long)]
         may_exist: bool,
     },
-    /// Change mtu or flood while it serves; KEY= puts one back to its default
+    /// Change settings while it serves; KEY= puts one back to its default
     Set {
         #[arg(value_name = "NAME")]
         name: String,
-        /// mtu, flood
+        /// {live keys of tap}
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
@@ -319,18 +320,18 @@ pub enum Stream {
     Add {
         #[arg(value_name = "NAME")]
         name: String,
-        /// socket, mode, socket-mode, socket-group, mac (repeatable), flood, mtu
+        /// {keys of stream}
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
         /// Succeed if there is one of this name with these settings
         #[arg(long)]
         may_exist: bool,
     },
-    /// Change mtu, flood or mac while it serves; KEY= puts one back to its default
+    /// Change settings while it serves; KEY= puts one back to its default
     Set {
         #[arg(value_name = "NAME")]
         name: String,
-        /// mtu, flood, mac (repeatable)
+        /// {live keys of stream}
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
@@ -410,9 +411,30 @@ pub enum Outcome {
 /// The command line. What needs no `port` before it is listed with it alone.
 pub fn command() -> clap::Command {
     let ports = Port::augment_subcommands(clap::Command::new("port"));
-    ports.get_subcommands().fold(Options::command(), |command, inner| {
+    let command = ports.get_subcommands().fold(Options::command(), |command, inner| {
         command.mut_subcommand(inner.get_name(), |inner| inner.hide(true))
-    })
+    });
+    with_keys(command)
+}
+
+/// The same with the keys of ports where help is to list them.
+fn with_keys(command: clap::Command) -> clap::Command {
+    let list = |help: String, kind: Kind| {
+        let all = |keys: &mut dyn Iterator<Item = &Key>| {
+            let keys = keys.filter(|key| key.name != "name").map(|key| match key.is_list {
+                true => format!("{} (repeatable)", key.name),
+                false => key.name.to_owned(),
+            });
+            keys.collect::<Vec<_>>().join(", ")
+        };
+        help.replace(&format!("{{keys of {kind}}}"), &all(&mut kind.keys()))
+            .replace(&format!("{{live keys of {kind}}}"), &all(&mut kind.live_keys()))
+    };
+    let with_list = |arg: clap::Arg| {
+        let help = arg.get_help().map(ToString::to_string).filter(|help| help.contains('{'));
+        help.map_or(arg.clone(), |help| arg.help(Kind::PORTS.into_iter().fold(help, list)))
+    };
+    command.mut_args(with_list).mut_subcommands(with_keys)
 }
 
 /// Reads the arguments, the program's name first. An option wins over the environment.

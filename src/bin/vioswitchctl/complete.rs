@@ -128,7 +128,7 @@ mod tests {
             ("port wait x --ti", "--timeout"),
             ("port list --j", "--json"),
             ("port show ", ""),
-            ("port set x m", "mtu= mac= memory="),
+            ("port set x m", "mac= mtu= memory="),
             ("add x of", "offload="),
             ("trace x d", "dst="),
             ("lis", ""),

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use crate::save::edit;
 use crate::show::{arrow, items, when, word};
 
 /// `config show`: as a file has it.
@@ -14,13 +15,8 @@ pub fn entries(answer: &Value) -> String {
         let _ = writeln!(out, "name = {}", entry["name"]);
         for key in items(entry, "keys") {
             let name = word(&key["key"]);
-            let values = items(key, "values");
-            let number = ["queues", "mtu", "feature-level", "fd", "socket-group"];
-            let value = match values {
-                [one] if number.contains(&name.as_str()) => word(one),
-                [one] => one.to_string(),
-                all => Value::from(all.to_vec()).to_string(),
-            };
+            let values: Vec<String> = items(key, "values").iter().map(word).collect();
+            let value = edit::value(&name, &values);
             let _ = writeln!(out, "{name} = {value}");
         }
         for mac in items(entry, "addresses") {

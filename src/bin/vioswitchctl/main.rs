@@ -33,6 +33,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
+use vioswitch::config::{KEYS, Key};
 
 use args::{Command, Config, Fdb, Options, Port, Stream, Tap};
 use client::Client;
@@ -345,17 +346,16 @@ fn parameters(name: &str, settings: &[String]) -> Result<Value, Failure> {
             return Err(Failure::usage(text));
         };
         let key = key.replace('-', "_");
-        let number = word.parse::<i64>().ok().map(Value::from);
-        let number = number.filter(|_| ["queues", "mtu", "feature_level"].contains(&key.as_str()));
-        match (key.as_str(), parameters.get_mut(&key)) {
-            ("mac", Some(Value::Array(all))) => all.push(word.into()),
-            ("mac", _) => {
-                parameters.insert(key, json!([word]));
-            }
-            (_, Some(_)) => return Err(Failure::usage(format!("{key} is given twice"))),
-            (_, None) => {
-                parameters.insert(key, number.unwrap_or_else(|| word.into()));
-            }
+        let known = KEYS.iter().find(|known| known.field() == key);
+        let value = match (known.map_or("", Key::varlink), word.parse::<i64>()) {
+            ("int", Ok(number)) => number.into(),
+            ("[]string", _) => json!([word]),
+            _ => word.into(),
+        };
+        match (parameters.get_mut(&key), value) {
+            (Some(Value::Array(all)), Value::Array(mut more)) => all.append(&mut more),
+            (Some(_), _) => return Err(Failure::usage(format!("{key} is given twice"))),
+            (None, value) => drop(parameters.insert(key, value)),
         }
     }
     Ok(Value::Object(parameters))

@@ -54,13 +54,14 @@ fn help_tells_every_option_and_fits_a_terminal() {
 #[test]
 fn figures_in_the_help_are_the_limits() {
     let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
-    assert!(help.contains(&format!("queue pairs, 1 (default) to {}\n", limits::MAX_QUEUE_PAIRS)));
-    assert!(help.contains(&format!("its queues, 1 (default) to {}\n", limits::MAX_TAP_QUEUES)));
-    let (least, most) = (limits::MIN_MTU, limits::MAX_CARRIED_MTU);
-    assert!(help.contains(&format!("packets for the VM, {least} to {most}\n")));
-    let most = limits::MAX_TAP_MTU;
-    assert!(help.contains(&format!("its MTU if it is created, {least} to {most}\n")));
-    assert!(help.contains(&format!("socket-mode=0{:o}", limits::DEFAULT_SOCKET_MODE)));
+    let in_range = |key: &str, least: u64, most: u64| {
+        assert!(help.contains(&format!(" {key}={least}..{most} ")), "{key}");
+    };
+    in_range("queues", 1, limits::MAX_QUEUE_PAIRS.into());
+    in_range("queues", 1, limits::MAX_TAP_QUEUES.into());
+    in_range("mtu", limits::MIN_MTU, limits::MAX_CARRIED_MTU);
+    in_range("mtu", limits::MIN_MTU, limits::MAX_TAP_MTU);
+    assert!(help.contains(&format!("[default: 0{:o}]", limits::DEFAULT_SOCKET_MODE)));
     assert!(help.contains(&format!("forgotten [default: {}]", limits::FDB_AGE_SECONDS)));
     let (most, plain) = (limits::AUTO_WORKERS, limits::DEFAULT_WORKERS);
     assert!(help.contains(&format!("each CPU, at most {most} [default: {plain}]")));
@@ -204,7 +205,7 @@ fn bad_entries_on_the_command_line() {
         ("a,socket=/s,memory=some", "memory must be any or prealloc, not 'some'"),
         ("a,socket=/s,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
         ("a,socket=/s,mtu=65536", "mtu must be a number from 68 to 65535, not '65536'"),
-        ("a,socket=/s,platform=true", "platform must be on or off, not 'true'"),
+        ("a,socket=/s,platform=true", "platform is not true or false: write platform=on"),
         ("a,socket=/s,flood=no", "flood must be on or off, not 'no'"),
         ("a,socket=/s,feature-level=3", "feature-level must be a number from 1 to 2, not '3'"),
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
@@ -243,7 +244,10 @@ fn bad_taps_on_the_command_line() {
         let line = complaint(&["--tap", &format!("up,ifname={name}")]);
         assert!(line.ends_with(&format!("ifname '{name}' must have 1 to 15 bytes")), "{line}");
     }
-    assert_eq!(config(&["--tap=up,ifname=fifteen-bytes-x"]).taps[0].ifname, "fifteen-bytes-x");
+    assert_eq!(
+        settings(&config(&["--tap=up,ifname=fifteen-bytes-x"]))[0].ifname.as_deref(),
+        Some("fifteen-bytes-x")
+    );
     assert_complaint(&["--tap=up"], "--tap up: ifname is missing");
     for queues in ["0", "65"] {
         let arg = format!("up,ifname=t,queues={queues}");
@@ -269,7 +273,7 @@ fn bad_taps_on_the_command_line() {
 #[test]
 fn socket_paths_fit_sun_path() {
     let fits = format!("/{}", "x".repeat(106));
-    assert_eq!(config(&["--socket-path", &fits]).ports[0].endpoint, server(&fits));
+    assert_eq!(settings(&config(&["--socket-path", &fits]))[0].endpoint(), server(&fits));
     let line = complaint(&["--socket-path", &format!("{fits}x")]);
     assert!(line.ends_with("has 108 bytes, a socket path at most 107"), "{line}");
     for directory in ["/", ".", "..", "/run/", "/run/.", "/run/.."] {
@@ -338,7 +342,7 @@ fn numbers_of_ports_and_taps_are_limited() {
     assert_eq!(check(ports(limits::MAX_PORTS)).unwrap().ports.len(), limits::MAX_PORTS);
     let over = check([ports(limits::MAX_PORTS), taps(1)].concat()).unwrap_err();
     assert!(over.ends_with("--tap t0,ifname=t0: more than 1024 ports, taps and streams"), "{over}");
-    assert_eq!(check(taps(limits::MAX_TAPS)).unwrap().taps.len(), limits::MAX_TAPS);
+    assert_eq!(check(taps(limits::MAX_TAPS)).unwrap().ports.len(), limits::MAX_TAPS);
     let over = check(taps(limits::MAX_TAPS + 1)).unwrap_err();
     assert!(over.ends_with("--tap t64,ifname=t64: more than 64 taps"), "{over}");
 

@@ -227,8 +227,8 @@ fn a_template_takes_what_several_ports_may_have() {
     let Ok(Action::Run(config)) = run(&["--config", file.path()]) else { panic!("refused") };
     assert_eq!(config.plug.as_deref(), Some("/run/plug/".as_ref()));
     let port = config.template.plugged("vm1", "/run/plug/vm1".into());
-    assert_eq!((port.name.as_str(), port.queue_pairs, port.mtu), ("vm1", 4, Some(1400)));
-    assert_eq!(port.endpoint, Endpoint::Client { path: "/run/plug/vm1".into() });
+    assert_eq!((port.name.as_str(), port.queues, port.mtu), ("vm1", 4, Some(1400)));
+    assert_eq!(port.endpoint(), Some(Endpoint::Client { path: "/run/plug/vm1".into() }));
     let known = "(known: queues, offload, platform, flood, mtu, feature-level, memory)";
     for key in ["name = 'a'", "socket = '/a'", "mac = ['02:00:00:00:00:01']", "mode = 'client'"] {
         let name = key.split(' ').next().unwrap();

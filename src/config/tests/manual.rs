@@ -7,7 +7,9 @@ use clap::{Arg, Command};
 use testkit::manual::{DATE, escape, hold_completions, hold_page};
 
 use super::super::args;
-use super::super::validate::{PORT_KEYS, SCALAR_KEYS, STREAM_KEYS, TAP_KEYS, TEMPLATE_KEYS};
+use super::super::validate::SCALAR_KEYS;
+use super::Kind;
+use super::documents::{example, told};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
@@ -146,16 +148,16 @@ fn the_daemons_page_has_every_option() {
     hold_page(ROOT, "docs/man/vioswitchd.8", &(page + DAEMON_END));
 }
 
-/// What the example says of a section's keys: comment, and the lines below it that share it.
-fn described(section: &str) -> Vec<(String, Vec<String>)> {
+/// What the example says of keys outside of any entry: comment, and lines below that share it.
+fn described() -> Vec<(String, Vec<String>)> {
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
-    let (mut here, mut comment, mut is_told) = ("", String::new(), false);
-    for line in EXAMPLE.lines() {
+    let (mut comment, mut is_told) = (String::new(), false);
+    let own = EXAMPLE.lines().take_while(|line| !line.starts_with('['));
+    for line in own {
         let setting = line.trim_start_matches('#');
-        if line.is_empty() || setting.starts_with('[') {
+        if line.is_empty() {
             comment.clear();
             is_told = false;
-            here = if line.is_empty() { here } else { setting };
         } else if setting.is_empty() || setting.starts_with(' ') {
             // The first remark behind a setting is about the next one.
             if std::mem::take(&mut is_told) {
@@ -166,46 +168,45 @@ fn described(section: &str) -> Vec<(String, Vec<String>)> {
         } else {
             match groups.last_mut().filter(|_| is_told) {
                 Some((_, lines)) => lines.push(setting.to_owned()),
-                None if here == section => groups.push((comment.clone(), vec![setting.to_owned()])),
-                None => continue,
+                None => groups.push((comment.clone(), vec![setting.to_owned()])),
             }
             is_told = true;
         }
     }
+    let more = NOT_FOR_SERVICES
+        .map(|(key, value, text)| (text.to_owned(), vec![format!("{key} = {value}")]));
+    groups.extend(more);
     groups
 }
 
-/// The keys of a section as the manual has them; panics for one that the example does not tell of.
-fn keys(page: &mut String, section: &str, known: &str) {
-    let mut groups = described(section);
-    if section.is_empty() {
-        let more = NOT_FOR_SERVICES
-            .map(|(key, value, text)| (text.to_owned(), vec![format!("{key} = {value}")]));
-        groups.extend(more);
-    }
-    for key in known.split(", ").filter(|key| !["port", "tap", "stream", "template"].contains(key))
-    {
-        let tells = |line: &String| line.split_once(" = ").is_some_and(|(told, _)| told == key);
+/// Panics for a key outside of any entry that the example does not tell of.
+fn check_scalars(groups: &[(String, Vec<String>)]) {
+    let own = |key: &&&str| Kind::named(key).is_none() && **key != "template";
+    for key in SCALAR_KEYS.iter().filter(own) {
+        let tells = |line: &String| line.split_once(" = ").is_some_and(|(told, _)| told == *key);
         let told = groups.iter().any(|(text, lines)| !text.is_empty() && lines.iter().any(tells));
-        assert!(told, "{key} of {section:?} stands in no comment of the example");
-    }
-    let mut seen = Vec::new();
-    for (text, lines) in groups {
-        // The second example of a port says nothing new.
-        let new: Vec<&String> = lines.iter().filter(|line| !seen.contains(&name(line))).collect();
-        for (place, line) in new.iter().enumerate() {
-            let request = if place == 0 { ".TP" } else { ".TQ" };
-            let _ = writeln!(page, "{request}\n.B {}", escape(line).replace('"', "\\(dq"));
-        }
-        if !new.is_empty() {
-            let _ = writeln!(page, "{}", escape(&text));
-        }
-        seen.extend(new.iter().map(|line| name(line)));
+        assert!(told, "{key} stands in no comment of the example");
     }
 }
 
-fn name(line: &str) -> String {
-    line.split(' ').next().unwrap_or_default().to_owned()
+/// Keys as the manual has them.
+fn keys(page: &mut String, groups: &[(String, Vec<String>)]) {
+    for (text, lines) in groups {
+        for (place, line) in lines.iter().enumerate() {
+            let request = if place == 0 { ".TP" } else { ".TQ" };
+            let _ = writeln!(page, "{request}\n.B {}", escape(line).replace('"', "\\(dq"));
+        }
+        let _ = writeln!(page, "{}", escape(text));
+    }
+}
+
+/// Those of a kind of ports, as the table has them.
+fn keys_of(page: &mut String, kind: Kind) {
+    let groups: Vec<(String, Vec<String>)> = kind
+        .keys()
+        .map(|key| (told(key, kind), vec![format!("{} = {}", key.name, example(key, kind))]))
+        .collect();
+    keys(page, &groups);
 }
 
 #[test]
@@ -213,31 +214,27 @@ fn the_files_page_has_every_key() {
     let mut page = head("vioswitch.toml", 5, "configuration of vioswitchd");
     page += FILE_HEAD;
     page += ".SH SETTINGS\n";
-    keys(&mut page, "", SCALAR_KEYS);
-    page += ".SH PORTS BY PLUG\nOne [template.plug].\n";
-    keys(&mut page, "[template.plug]", TEMPLATE_KEYS);
-    page += ".SH PORTS\nOne [[port]] for each virtual machine's interface.\n";
-    keys(&mut page, "[[port]]", PORT_KEYS);
+    let groups = described();
+    check_scalars(&groups);
+    keys(&mut page, &groups);
+    page += ".SH PORTS BY PLUG\nOne [template.plug]: what such ports have in common.\n";
+    keys_of(&mut page, Kind::Template);
+    page += ".SH PORTS\nOne [[port]] for each virtual machine's interface. QEMU: \\-chardev \
+             socket,id=c0,path=/run/vioswitch/vm1.sock,reconnect\\-ms=200 (before 9.2: reconnect=1 \
+             instead of reconnect\\-ms=200)\n";
+    keys_of(&mut page, Kind::Port);
     page += ".SH UPLINKS\nOne [[tap]] for each interface of the host.\n";
-    keys(&mut page, "[[tap]]", TAP_KEYS);
+    keys_of(&mut page, Kind::Tap);
     page += ".SH STREAMS\nOne [[stream]] for each process that speaks QEMU's \\-netdev stream over \
              a Unix socket, such as passt, or a virtual machine without shared memory.\n";
-    keys(&mut page, "[[stream]]", STREAM_KEYS);
+    keys_of(&mut page, Kind::Stream);
     hold_page(ROOT, "docs/man/vioswitch.toml.5", &(page + FILE_END));
 }
 
-/// `--help` tells of the keys by hand.
 #[test]
-fn help_has_every_key() {
+fn every_setting_is_an_option() {
     let command = command();
-    for (option, keys) in [("port", PORT_KEYS), ("tap", TAP_KEYS), ("stream", STREAM_KEYS)] {
-        let arg = command.get_arguments().find(|arg| arg.get_long() == Some(option));
-        let help = arg.and_then(Arg::get_long_help).expect("help").to_string();
-        for key in keys.split(", ").filter(|key| *key != "name") {
-            assert!(help.contains(&format!("\n  {key}=")), "--{option}: {key}");
-        }
-    }
-    for key in SCALAR_KEYS.split(", ").filter(|key| *key != "template") {
+    for key in SCALAR_KEYS.iter().filter(|key| **key != "template") {
         assert!(command.get_arguments().any(|arg| arg.get_long() == Some(key)), "{key}");
     }
 }

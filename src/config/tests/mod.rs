@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::*;
 
 mod command_line;
+mod documents;
 mod file;
 mod manual;
 mod packaging;
@@ -79,10 +80,16 @@ fn good_file(content: &str, args: &[&str]) -> Config {
 }
 
 /// What arguments and a file say alike.
-fn without_origins(config: Config) -> Config {
-    Config { origins: HashMap::new(), ..config }
+fn without_origins(mut config: Config) -> Config {
+    config.ports.iter_mut().for_each(|entry| entry.origin = Origin::Cli);
+    config
 }
 
-fn server(path: &str) -> Endpoint {
-    Endpoint::Server { path: path.into(), mode: 0o660, group: None }
+/// The settings of all ports.
+fn settings(config: &Config) -> Vec<&Settings> {
+    config.ports.iter().map(|entry| &entry.settings).collect()
+}
+
+fn server(path: &str) -> Option<Endpoint> {
+    Some(Endpoint::Server { path: path.into(), mode: 0o660, group: None })
 }

@@ -36,9 +36,9 @@ fn switched_on(example: &str, keys: &[&str]) -> String {
 fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     // A package starts an empty switch.
     let plain = start_as_installed(EXAMPLE);
-    assert_eq!((plain.ports.len(), plain.taps.len(), plain.streams.len()), (0, 0, 0));
+    assert!(plain.ports.is_empty());
     let mut expected = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"]));
-    assert_eq!((expected.ports.len(), expected.taps.len(), expected.streams.len()), (2, 1, 1));
+    assert_eq!(expected.summary(), "1 port, 1 tap, 1 stream");
     // This machine may have no such group.
     let here = EXAMPLE.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\"");
     let all = start_as_installed(&switched_on(&here, &[""]));
@@ -48,19 +48,20 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     assert_eq!(expected.control.as_ref(), Some(&control));
     let group = Some(0);
     expected.control = Some(Control { group, admins: group, captors: group, ..control });
-    let path = PathBuf::from("/run/vioswitch/vm1.sock");
-    expected.ports[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
-    expected.ports[0].macs = vec!["52:54:00:00:00:01".parse().unwrap()];
     expected.metrics = Some(MetricsSocket::Inherited);
     assert_eq!(expected.plug.as_deref(), Some("/run/vioswitch/plug".as_ref()));
     (expected.template.mtu, expected.template.feature_level) = (Some(1500), Some(2));
-    expected.ports[0].mtu = Some(1500);
-    expected.ports[0].feature_level = Some(2);
-    expected.taps[0].mtu = Some(1500);
-    let path = PathBuf::from("/run/vioswitch/net.sock");
-    expected.streams[0].endpoint = Endpoint::Server { path, mode: 0o660, group: Some(0) };
-    expected.streams[0].macs = vec!["52:54:00:00:00:02".parse().unwrap()];
-    expected.streams[0].mtu = Some(1500);
+    for Entry { settings, .. } in &mut expected.ports {
+        settings.mtu = Some(1500);
+        match settings.kind {
+            Kind::Tap => continue,
+            Kind::Port => settings.feature_level = Some(2),
+            _ => {}
+        }
+        settings.socket_group = Some(0);
+        let mac = if settings.kind == Kind::Port { MAC } else { "52:54:00:00:00:03" };
+        settings.mac = vec![mac.parse().unwrap()];
+    }
     assert_eq!(all, expected);
 }
 
@@ -106,10 +107,9 @@ fn sockets_of_the_example_are_where_the_unit_makes_a_directory() {
     for word in ["After", "Wants"] {
         assert!(UNIT.contains(&format!("\n{word}=run-vioswitch-plug.mount\n")), "{word}");
     }
-    let ports = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"])).ports;
-    assert_eq!(ports.len(), 2);
-    for port in ports {
-        let Endpoint::Server { path, .. } = port.endpoint else { panic!("{}", port.name) };
+    let config = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"]));
+    for port in config.of(Kind::Port).chain(config.of(Kind::Stream)) {
+        let path = port.socket.as_deref().expect("a socket");
         assert_eq!(path.parent(), Some("/run/vioswitch".as_ref()));
     }
 }

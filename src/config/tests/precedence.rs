@@ -4,34 +4,27 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 
 use super::*;
+use crate::frame::offload::Offloads;
 use crate::limits::FEATURE_LEVELS;
 use crate::switch::PortPolicy;
 
 /// A TAP of which nothing else was said.
-fn tap(name: &str, ifname: &str) -> TapConfig {
-    let (name, ifname) = (name.into(), ifname.into());
-    let policy = PortPolicy::PLAIN;
-    TapConfig { name, ifname, queues: 1, offload: Offloads::ALL, policy, mtu: None }
+fn tap(name: &str, ifname: &str) -> Settings {
+    let (name, ifname) = (name.into(), Some(ifname.into()));
+    Settings { name, ifname, ..Settings::new(Kind::Tap) }
+}
+
+/// A port of which nothing else was said.
+fn port(name: &str, socket: &str) -> Settings {
+    let (name, socket) = (name.into(), Some(socket.into()));
+    Settings { name, socket, ..Settings::new(Kind::Port) }
 }
 
 #[test]
 fn defaults() {
+    let ports = [port("vm1", "/run/vm1"), tap("up", "tap0")];
     let expected = Config {
-        ports: vec![PortConfig {
-            name: "vm1".into(),
-            endpoint: server("/run/vm1"),
-            queue_pairs: 1,
-            macs: vec![],
-            send: Offloads::ALL,
-            offload: Offloads::ALL,
-            platform: false,
-            policy: PortPolicy::PLAIN,
-            feature_level: None,
-            preallocated: false,
-            mtu: None,
-        }],
-        streams: Vec::new(),
-        taps: vec![tap("up", "tap0")],
+        ports: ports.map(|settings| Entry { settings, origin: Origin::Cli }).into(),
         workers: 1,
         cpus: vec![],
         poll: false,
@@ -42,10 +35,14 @@ fn defaults() {
         log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
         plug: None,
-        template: PortConfig::template(),
-        origins: HashMap::new(),
+        template: Settings::new(Kind::Template),
         warnings: vec![],
     };
+    let plain = Settings { kind: Kind::Port, ..Settings::new(Kind::Template) };
+    assert_eq!(plain, Settings::new(Kind::Port));
+    let Settings { queues, offload, socket_mode, mac, flood, memory, .. } = plain;
+    assert_eq!((queues, offload, socket_mode), (1, Offload::ON, 0o660));
+    assert!(mac.is_empty() && flood && memory == Memory::Any);
     assert_eq!(config(&["--port", "vm1,socket=/run/vm1", "--tap", "up,ifname=tap0"]), expected);
     let file = "[[port]]\nname='vm1'\nsocket='/run/vm1'\n[[tap]]\nname='up'\nifname='tap0'\n";
     assert_eq!(good_file(file, &[]), expected);
@@ -125,15 +122,16 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     ";
     assert_eq!(good_file(file, &[]), args);
     let first = Endpoint::Server { path: "/run/a,b".into(), mode: 0o600, group: Some(0) };
-    assert_eq!(args.ports[0].endpoint, first);
-    let offers: Vec<_> = args.ports.iter().map(|port| port.offload).collect();
+    let ports = settings(&args);
+    assert_eq!(ports[0].endpoint(), Some(first));
+    let offers: Vec<_> = args.of(Kind::Port).map(|port| port.offload.receive).collect();
     assert_eq!(offers, [Offloads::CSUM, Offloads::NONE, Offloads::ALL]);
-    let first = &args.ports[0];
-    assert_eq!((first.macs.len(), first.mtu, first.feature_level), (2, Some(9000), Some(1)));
-    assert_eq!((args.taps[0].offload, args.taps[0].mtu), (Offloads::NONE, Some(1400)));
-    assert_eq!(args.ports[1].endpoint, Endpoint::Client { path: "c.sock".into() });
+    let first = ports[0];
+    assert_eq!((first.mac.len(), first.mtu, first.feature_level), (2, Some(9000), Some(1)));
+    assert_eq!((ports[3].offload.receive, ports[3].mtu), (Offloads::NONE, Some(1400)));
+    assert_eq!(ports[1].endpoint(), Some(Endpoint::Client { path: "c.sock".into() }));
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
-    assert_eq!(args.ports[2].endpoint, third);
+    assert_eq!(ports[2].endpoint(), Some(third));
     assert_eq!((args.workers, args.poll, args.age_seconds), (4, true, 1));
     let control = Control {
         path: "/run/control".into(),
@@ -141,11 +139,12 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         admins: Some(65534),
         captors: Some(65533),
     };
-    assert_eq!((args.cpus, args.control), (vec![3, 0], Some(control)));
-    assert!(args.uplink_to_uplink && first.preallocated && !args.ports[1].preallocated);
+    assert_eq!((&args.cpus, &args.control), (&vec![3, 0], &Some(control)));
+    assert!(args.uplink_to_uplink);
+    assert_eq!((first.memory, ports[1].memory), (Memory::Prealloc, Memory::Any));
     assert_eq!(args.metrics, Some(MetricsSocket::Ip("[::1]:9434".parse().unwrap())));
     assert_eq!(args.log_level, log::LevelFilter::Debug);
-    assert_eq!((args.feature_level, args.ports[1].feature_level), (1, None));
+    assert_eq!((args.feature_level, ports[1].feature_level), (1, None));
 }
 
 #[test]
@@ -155,7 +154,7 @@ fn offloads_are_for_both_directions_or_for_what_is_sent() {
         [("on", all, all), ("send", all, none), ("csum", csum, csum), ("off", none, none)]
     {
         let args = config(&["--port", &format!("a,socket=/a,offload={word}")]);
-        assert_eq!((args.ports[0].send, args.ports[0].offload), (send, receive), "{word}");
+        assert_eq!(settings(&args)[0].offload, Offload { send, receive }, "{word}");
         let file = format!("[[port]]\nname='a'\nsocket='/a'\noffload='{word}'\n");
         assert_eq!(good_file(&file, &[]), args);
     }
@@ -165,7 +164,7 @@ fn offloads_are_for_both_directions_or_for_what_is_sent() {
 fn the_platform_is_asked_for() {
     for (word, platform) in [("on", true), ("off", false)] {
         let args = config(&["--port", &format!("a,socket=/a,platform={word}")]);
-        assert_eq!(args.ports[0].platform, platform);
+        assert_eq!(settings(&args)[0].platform, platform);
         let file = format!("[[port]]\nname='a'\nsocket='/a'\nplatform='{word}'\n");
         assert_eq!(good_file(&file, &[]), args);
     }
@@ -176,7 +175,7 @@ fn floods_of_unknown_addresses_may_be_kept_from_a_port() {
     for (word, flood_unknown) in [("on", true), ("off", false)] {
         let port = format!("a,socket=/a,flood={word}");
         let args = config(&["--port", &port, "--tap", &format!("up,ifname=t,flood={word}")]);
-        let asked = [args.ports[0].policy, args.taps[0].policy];
+        let asked: Vec<_> = settings(&args).iter().map(|port| port.policy()).collect();
         assert_eq!(asked, [PortPolicy { flood_unknown }; 2]);
         let port = format!("[[port]]\nname='a'\nsocket='/a'\nflood='{word}'\n");
         let file = format!("{port}[[tap]]\nname='up'\nifname='t'\nflood='{word}'\n");
@@ -187,7 +186,7 @@ fn floods_of_unknown_addresses_may_be_kept_from_a_port() {
 #[test]
 fn a_single_address_needs_no_list() {
     let file = format!("[[port]]\nname='a'\nsocket='/a'\nmac='{MAC}'\nsocket-group='0'\n");
-    assert_eq!(good_file(&file, &[]).ports[0].macs, [MAC.parse().unwrap()]);
+    assert_eq!(settings(&good_file(&file, &[]))[0].mac, [MAC.parse().unwrap()]);
 }
 
 #[test]
@@ -217,7 +216,7 @@ fn scalars_of_the_command_line_win() {
     );
     assert!(!won.uplink_to_uplink);
     assert_eq!(won.ports.len(), 1);
-    assert_eq!(won.ports[0].endpoint, server("/t"));
+    assert_eq!(settings(&won)[0].endpoint(), server("/t"));
 }
 
 #[test]
@@ -228,11 +227,11 @@ fn an_entry_of_the_command_line_replaces_its_namesake_as_a_whole() {
     );
     let args = ["--port=a,socket=/new", "--port=c,socket=/c", "--tap=up,ifname=tap9"];
     let config = good_file(&file, &args);
-    let ports: Vec<_> = config.ports.iter().map(|p| (p.name.as_str(), &p.endpoint)).collect();
-    assert_eq!(ports, [("a", &server("/new")), ("b", &server("/b")), ("c", &server("/c"))]);
-    assert_eq!((config.ports[0].queue_pairs, config.ports[0].macs.len()), (1, 0));
-    assert_eq!((config.ports[0].mtu, config.ports[0].offload), (None, Offloads::ALL));
-    assert_eq!(config.taps, [tap("up", "tap9")]);
+    let ports = config.of(Kind::Port).map(|port| (port.name.as_str(), port.endpoint()));
+    let wanted = [("a", server("/new")), ("b", server("/b")), ("c", server("/c"))];
+    assert_eq!(ports.collect::<Vec<_>>(), wanted);
+    assert_eq!(*settings(&config)[0], port("a", "/new"));
+    assert_eq!(*settings(&config)[3], tap("up", "tap9"));
 }
 
 #[test]
@@ -242,9 +241,8 @@ fn who_gave_a_port_is_known() {
     else {
         panic!("refused")
     };
-    let told: Vec<_> =
-        config.entries().map(|(entry, origin)| (entry.name().to_owned(), origin.name())).collect();
-    let told: Vec<_> = told.iter().map(|(name, origin)| (name.as_str(), *origin)).collect();
+    let told = config.ports.iter().map(|entry| (&*entry.settings.name, entry.origin.name()));
+    let told: Vec<_> = told.collect();
     assert_eq!(told, [("port0", "file"), ("a", "file"), ("b", "cli"), ("t", "cli")]);
 }
 
@@ -313,28 +311,15 @@ fn the_numbers_of_ports_and_taps_are_words() {
 #[test]
 fn shorthands_make_one_port() {
     let made = config(&["--socket-path", "/run/s"]);
-    let expected = PortConfig {
-        name: "port0".into(),
-        endpoint: server("/run/s"),
-        queue_pairs: 1,
-        macs: vec![],
-        send: Offloads::ALL,
-        offload: Offloads::ALL,
-        platform: false,
-        policy: PortPolicy::PLAIN,
-        feature_level: None,
-        preallocated: false,
-        mtu: None,
-    };
-    assert_eq!(made.ports, [expected]);
+    assert_eq!(settings(&made), [&port("port0", "/run/s")]);
 
     let path = std::env::temp_dir().join(format!("vioswitch-config-{}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
     let fd = listener.as_raw_fd();
-    assert_eq!(config(&["--fd", &fd.to_string()]).ports[0].endpoint, Endpoint::Fd(fd));
+    assert_eq!(settings(&config(&["--fd", &fd.to_string()]))[0].endpoint(), Some(Endpoint::Fd(fd)));
     let replaced = good_file("socket-path='/s'\nage=7\n", &[&format!("--fd={fd}")]);
-    assert_eq!(replaced.ports[0].endpoint, Endpoint::Fd(fd));
+    assert_eq!(settings(&replaced)[0].endpoint(), Some(Endpoint::Fd(fd)));
     std::fs::remove_file(&path).unwrap();
 }
 

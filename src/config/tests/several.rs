@@ -58,9 +58,12 @@ fn entries_of_all_files_add_up_in_the_order_of_their_names() {
         ("conf.d/README", "nonsense"),
     ]);
     let config = etc.config("main.toml");
-    let names: Vec<&str> = config.ports.iter().map(|port| port.name.as_str()).collect();
+    let names: Vec<&str> = config.of(Kind::Port).map(|port| port.name.as_str()).collect();
     assert_eq!(names, ["m", "z", "a", "b"]);
-    assert_eq!((config.age_seconds, config.taps.len(), config.warnings.len()), (7, 1, 0));
+    assert_eq!(
+        (config.age_seconds, config.of(Kind::Tap).count(), config.warnings.len()),
+        (7, 1, 0)
+    );
 }
 
 #[test]
@@ -111,7 +114,7 @@ fn the_old_name_is_still_read_and_said() {
     }
     std::fs::write(etc.0.join("vioswitch.toml"), port("c")).unwrap();
     let config = etc.config("vioswitch.toml");
-    assert_eq!((config.ports[0].name.as_str(), config.warnings.len()), ("c", 0));
+    assert_eq!((settings(&config)[0].name.as_str(), config.warnings.len()), ("c", 0));
     assert!(etc.named("other.toml").is_err(), "only the one name stands for the other");
 }
 

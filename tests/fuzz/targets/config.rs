@@ -10,7 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 
-use vioswitch::config::{Action, Config, Endpoint, Machine, UsageError, from_args};
+use vioswitch::config::{
+    Action, Config, Endpoint, Entry, Kind, Machine, Origin, UsageError, from_args,
+};
 use vioswitch::limits;
 use vioswitch::sys::fs::memfd;
 
@@ -113,28 +115,29 @@ fn check(config: &Config) {
     let mut names = HashSet::new();
     let mut sockets = HashSet::new();
     let mut macs = HashSet::new();
-    for port in &config.ports {
+    let mut interfaces = HashSet::new();
+    for Entry { settings: port, .. } in &config.ports {
         assert!(names.insert(&port.name), "{}", port.name);
         assert!(!port.name.is_empty() && port.name.len() <= limits::MAX_NAME_LEN);
-        assert!((1..=limits::MAX_QUEUE_PAIRS).contains(&port.queue_pairs));
-        assert!(port.macs.len() <= limits::MAX_STATIC_MACS);
-        assert!(port.macs.iter().all(|mac| mac.is_station() && macs.insert(*mac)));
+        let tap = port.kind == Kind::Tap;
+        let most = if tap { limits::MAX_TAP_QUEUES } else { limits::MAX_QUEUE_PAIRS };
+        assert!((1..=most).contains(&port.queues));
+        assert!(port.mac.len() <= limits::MAX_STATIC_MACS);
+        assert!(port.mac.iter().all(|mac| mac.is_station() && macs.insert(*mac)));
         assert!(port.mtu.is_none_or(|mtu| u64::from(mtu) >= limits::MIN_MTU));
-        match &port.endpoint {
-            Endpoint::Server { path, mode, .. } => {
-                assert!(*mode <= 0o777);
-                assert!(sockets.insert(path.clone()));
+        match port.endpoint() {
+            Some(Endpoint::Server { path, mode, .. }) => {
+                assert!(mode <= 0o777);
+                assert!(sockets.insert(path));
             }
-            Endpoint::Client { path } => assert!(sockets.insert(path.clone())),
-            Endpoint::Fd(_) => {}
+            Some(Endpoint::Client { path }) => assert!(sockets.insert(path)),
+            Some(Endpoint::Fd(_)) => {}
+            None => {
+                let ifname = port.ifname.as_ref().expect("an interface");
+                assert!(tap && interfaces.insert(ifname));
+                assert!((1..=limits::MAX_IFNAME_LEN).contains(&ifname.len()));
+            }
         }
-    }
-    let mut interfaces = HashSet::new();
-    for tap in &config.taps {
-        assert!(names.insert(&tap.name) && interfaces.insert(&tap.ifname));
-        assert!((1..=limits::MAX_IFNAME_LEN).contains(&tap.ifname.len()));
-        assert!((1..=limits::MAX_TAP_QUEUES).contains(&tap.queues));
-        assert!(tap.mtu.is_none_or(|mtu| u64::from(mtu) >= limits::MIN_MTU));
     }
     assert!(sockets.iter().all(|path| path.as_os_str().len() <= limits::MAX_SOCKET_PATH));
     if let Some(control) = &config.control {
@@ -223,7 +226,7 @@ fn agree(
         (Ok(mut told), Ok(mut written)) => {
             for action in [&mut told, &mut written] {
                 if let Action::Run(config) = action {
-                    config.origins.clear();
+                    config.ports.iter_mut().for_each(|entry| entry.origin = Origin::Cli);
                 }
             }
             assert_eq!(told, written, "{args:?}");

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use vioswitch::config::{self, Action, Asked, Config, Machine, PortConfig, Request};
+use vioswitch::config::{self, Action, Asked, Config, Machine, Request, Settings};
 use vioswitch::control::{Control, ControlSocket};
 use vioswitch::daemon::{Daemon, Reloader};
 
@@ -54,7 +54,7 @@ enum End {
 struct World {
     daemon: Arc<Mutex<Daemon>>,
     directory: PathBuf,
-    ports: Vec<PortConfig>,
+    ports: Vec<Settings>,
     /// Connected from the start on: a panic of the thread would end that.
     witness: UnixStream,
     control: Control,
@@ -120,7 +120,7 @@ impl World {
             .and_then(|socket| socket.serve(&daemon, &reloader))
             .expect("start");
         let witness = UnixStream::connect(directory.join("control")).expect("connect");
-        let ports = config.ports.clone();
+        let ports = config.ports.iter().map(|entry| entry.settings.clone()).collect();
         World { daemon, directory, ports, witness, control }
     }
 
@@ -163,7 +163,7 @@ impl World {
             let _ = daemon.remove_port(name);
         }
         for port in self.ports.iter().filter(|port| !names.contains(&port.name)) {
-            daemon.add_port(port).expect("added again");
+            daemon.add(port).expect("added again");
         }
         let left = fs::read_dir(&self.directory).expect("directory").flatten();
         let left: Vec<_> = left.map(|entry| entry.file_name()).collect();

@@ -36,8 +36,7 @@ const STEP: Duration = Duration::from_millis(200);
 pub struct Run {
     #[arg(value_name = "NAME")]
     name: String,
-    /// socket, mode, socket-mode, socket-group, queues, mac (repeatable), offload, flood,
-    /// mtu, platform, feature-level, memory
+    /// {keys of port}
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// QEMU's program and its arguments, behind --

@@ -1,11 +1,9 @@
 //! What the switch says was changed while it runs, and how its files have that by now.
 
 use serde_json::Value;
+use vioswitch::config::Kind;
 
 use crate::show::{items, word};
-
-/// What a file has tables of.
-const KINDS: [&str; 3] = ["port", "tap", "stream"];
 
 /// Keys with their values, in the order of a file.
 pub type Keys = Vec<(String, Vec<String>)>;
@@ -46,7 +44,7 @@ pub fn read(answer: &Value) -> Option<Vec<Change>> {
         let kind = word(&change["kind"]);
         Some(Change {
             sign: word(&change["sign"]),
-            kind: KINDS.contains(&kind.as_str()).then_some(kind)?,
+            kind: Kind::named(&kind).map(|_| kind)?,
             name: word(&change["name"]),
             origin: word(&change["origin"]),
             before: keys(change, "before")?,
@@ -83,7 +81,8 @@ impl Change {
     /// By what a reload would do, which is how the files differ from what runs.
     pub fn standing(&self, steps: &Value) -> Standing {
         let of_entry = |step: &&Value| {
-            step["name"] == *self.name && KINDS.iter().any(|kind| step["kind"] == *kind)
+            let kind = step["kind"].as_str().and_then(Kind::named);
+            step["name"] == *self.name && kind.is_some()
         };
         let step = items(steps, "steps").iter().find(of_entry);
         let (saved, as_before) = match step {

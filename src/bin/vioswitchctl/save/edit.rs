@@ -7,6 +7,7 @@ use std::ops::Range;
 use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use vioswitch::config::KEYS;
 
 use super::change::{Change, Keys, values};
 
@@ -81,11 +82,11 @@ fn quoted(text: &str) -> String {
 }
 
 /// A value as a file has it.
-fn value(key: &str, all: &[String]) -> String {
+pub fn value(key: &str, all: &[String]) -> String {
     let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let numbers = ["queues", "mtu", "feature-level", "socket-group"];
+    let takes_numbers = KEYS.iter().any(|known| known.name == key && known.is_number);
     match all {
-        [one] if numbers.contains(&key) && is_number(one) => one.clone(),
+        [one] if takes_numbers && is_number(one) => one.clone(),
         [one] => quoted(one),
         all => {
             let all: Vec<String> = all.iter().map(|one| quoted(one)).collect();

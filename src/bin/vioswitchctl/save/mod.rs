@@ -10,7 +10,7 @@
 //! that the caller names, and nothing but keys with their values.
 
 mod change;
-mod edit;
+pub mod edit;
 #[cfg(test)]
 mod tests;
 mod unified;

@@ -1,0 +1,290 @@
+//! The keys of a port: one entry of one table for each.
+//!
+//! What a port is asked to be is one [`Settings`], whatever is behind it. The table makes its
+//! fields, and from the same line come what the command line, the files and the control socket
+//! take, what is written down and compared, when a change takes effect, `--help`, the completions,
+//! the manual, the commented example, the interface's parameters and the tables of the
+//! documentation. A new key is a line here, its type, and what is done with its value.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use super::entries::Shared;
+use super::raw::Setting;
+use super::types::{
+    FEATURE_LEVEL, GROUP, INHERITED, INTERFACE, MAC, MEMORY, MODE, MTU, NAME, OFFLOAD, ON_OFF,
+    PERMISSIONS, QUEUES, SOCKET,
+};
+use super::types::{Memory, Mode, Offload, Slot, is_list, words_of};
+use crate::frame::MacAddr;
+use crate::limits;
+
+/// What is behind a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// A virtual machine.
+    Port,
+    /// A network interface of the host.
+    Tap,
+    /// A process that speaks QEMU's `-netdev stream`.
+    Stream,
+    /// No port: what those have in common that bring their own sockets.
+    Template,
+}
+
+impl Kind {
+    /// Those of ports.
+    pub const PORTS: [Kind; 3] = [Kind::Port, Kind::Tap, Kind::Stream];
+
+    /// As tables of a file and options are called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Port => "port",
+            Kind::Tap => "tap",
+            Kind::Stream => "stream",
+            Kind::Template => "template",
+        }
+    }
+
+    /// The kind of ports that is called so.
+    pub fn named(name: &str) -> Option<Kind> {
+        Kind::PORTS.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The keys of its entries.
+    pub fn keys(self) -> impl Iterator<Item = &'static Key> {
+        KEYS.iter().filter(move |key| key.kinds.contains(&self))
+    }
+
+    /// One of them.
+    pub fn key(self, name: &str) -> Option<&'static Key> {
+        self.keys().find(|key| key.name == name)
+    }
+
+    /// What `--help` says of its keys, the name apart.
+    pub fn help(self) -> String {
+        let keys = self.keys().filter(|key| key.name != "name");
+        let lines = keys.map(|key| {
+            let tag = format!("{}={}", key.name, key.form(self).replace(" to ", ".."));
+            let mut text = key.help.to_owned();
+            match key.default(self).as_str() {
+                _ if key.is_required() => text += " [required]",
+                "" => {}
+                default => text += &format!(" [default: {default}]"),
+            }
+            wrapped(&tag, if key.is_list { text + " [repeatable]" } else { text }.as_str())
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Those that can be set while a port serves.
+    pub fn live_keys(self) -> impl Iterator<Item = &'static Key> {
+        self.keys().filter(move |key| key.effect(self) != Effect::Reopen)
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A tag and its text in a column of its own, in lines of [`HELP_COLUMNS`].
+fn wrapped(tag: &str, text: &str) -> String {
+    let mut lines = vec![format!("  {tag:HELP_INDENT$}")];
+    if tag.len() >= HELP_INDENT {
+        lines.push(" ".repeat(HELP_INDENT + 2));
+    }
+    for word in text.split(' ') {
+        if lines.last().is_none_or(|line| line.len() + 1 + word.len() > HELP_COLUMNS) {
+            lines.push(" ".repeat(HELP_INDENT + 2));
+        }
+        lines.iter_mut().last().map(|line| *line = format!("{line} {word}"));
+    }
+    lines.join("\n")
+}
+
+/// When a change of a key takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It has.
+    Now,
+    /// When a front-end connects again; the one that is connected keeps what it was offered.
+    Reconnect,
+    /// With another socket or interface: the front-end is disconnected.
+    Reopen,
+    /// With the next start.
+    Restart,
+    /// With ports that come later.
+    NewPorts,
+}
+
+impl Effect {
+    /// As programs read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Effect::Now => "now",
+            Effect::Reconnect => "reconnect",
+            Effect::Reopen => "reopen",
+            Effect::Restart => "restart",
+            Effect::NewPorts => "new_ports",
+        }
+    }
+}
+
+/// A key.
+pub struct Key {
+    /// Its name in files and on the command line.
+    pub name: &'static str,
+    /// What is behind the ports that have it.
+    pub kinds: &'static [Kind],
+    /// A value, as in a file.
+    pub example: &'static str,
+    /// What it is for.
+    pub help: &'static str,
+    /// It may be given several times, and is a list in files.
+    pub is_list: bool,
+    /// Its values are numbers, or may be.
+    pub is_number: bool,
+    /// What only one port may have.
+    pub(super) claims: Option<Shared>,
+    effect: Effect,
+    form: fn(Kind) -> String,
+    pub(super) read: fn(&mut Settings, &Setting) -> Result<(), String>,
+    pub(super) words: fn(&Settings) -> Vec<String>,
+    pub(super) copy: fn(&mut Settings, &Settings),
+}
+
+impl Key {
+    /// When a change takes effect. Only what is offered to a VM can wait for its next session.
+    pub fn effect(&self, kind: Kind) -> Effect {
+        match (kind, self.effect) {
+            (Kind::Template, _) => Effect::NewPorts,
+            (Kind::Tap | Kind::Stream, Effect::Reconnect) => Effect::Reopen,
+            (_, effect) => effect,
+        }
+    }
+
+    /// The values that it may have: `on|off`, `68 to 65535`, `PATH`.
+    pub fn form(&self, kind: Kind) -> String {
+        (self.form)(kind)
+    }
+
+    /// Its value where none is given; nothing if it is not set then.
+    pub fn default(&self, kind: Kind) -> String {
+        (self.words)(&Settings::new(kind)).concat()
+    }
+
+    /// Its type in the interface of the control socket.
+    pub fn varlink(&self) -> &'static str {
+        match self.example.as_bytes().first() {
+            _ if self.is_list => "[]string",
+            Some(b'0'..=b'9') => "int",
+            _ => "string",
+        }
+    }
+
+    /// Its name where a name has no `-`.
+    pub fn field(&self) -> String {
+        self.name.replace('-', "_")
+    }
+
+    /// No port of its kinds is without it.
+    pub fn is_required(&self) -> bool {
+        matches!(self.claims, Some(Shared::Name | Shared::Socket | Shared::Interface))
+    }
+
+    /// It is about a socket that is listened on.
+    pub(super) fn is_of_server(&self) -> bool {
+        self.name.starts_with("socket-")
+    }
+}
+
+/// What clap leaves of 100 columns.
+const HELP_COLUMNS: usize = 90;
+const HELP_INDENT: usize = 22;
+
+const PORTS: &[Kind] = &Kind::PORTS;
+const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
+const TAPS: &[Kind] = &[Kind::Tap];
+const VMS: &[Kind] = &[Kind::Port, Kind::Template];
+const OFFLOADED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Template];
+const ALL: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Stream, Kind::Template];
+
+macro_rules! port_keys {
+    ($($name:literal $field:ident: $slot:ty = $default:expr, $type:ident, $kinds:expr,
+        $effect:ident, $example:literal, $help:literal;)*) => {
+        /// What a port is asked to be.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Settings {
+            /// What is behind it.
+            pub kind: Kind,
+            $(#[doc = $help] pub $field: $slot,)*
+        }
+
+        impl Settings {
+            /// One of which nothing is said.
+            pub fn new(kind: Kind) -> Settings {
+                Settings { kind, $($field: $default,)* }
+            }
+        }
+
+        /// All keys, in the order in which they are written.
+        pub static KEYS: &[Key] = &[$(Key {
+            name: $name,
+            kinds: $kinds,
+            example: $example,
+            help: $help,
+            is_list: is_list::<_, $slot>(&$type),
+            is_number: $type.is_number,
+            claims: $type.claims,
+            effect: Effect::$effect,
+            form: $type.form,
+            read: |settings, setting| {
+                let one = ($type.read)(setting, settings.kind)?;
+                settings.$field.put(one)
+            },
+            words: |settings| words_of(&$type, &settings.$field),
+            copy: |to, from| to.$field.clone_from(&from.$field),
+        },)*];
+    };
+}
+
+// name, field: what it holds = default, type, of which kinds, a change takes effect, example, help
+port_keys! {
+    "name" name: String = String::new(), NAME, PORTS, Reopen, "\"vm1\"",
+        "The name in log lines and counters, of letters, digits, `.`, `_` and `-`.";
+    "socket" socket: Option<PathBuf> = None, SOCKET, SOCKETS, Reopen, "\"/run/vioswitch/vm1.sock\"",
+        "The Unix socket where a VM's front-end or a stream's peer is met, of at most 107 bytes.";
+    "mode" mode: Mode = Mode::Server, MODE, SOCKETS, Reopen, "\"server\"",
+        "Listen on the socket, or connect to it, again after each loss.";
+    "socket-mode" socket_mode: u32 = limits::DEFAULT_SOCKET_MODE, PERMISSIONS, SOCKETS, Reopen,
+        "\"0660\"",
+        "Who may connect: permissions of the socket in octal, with mode=server only.";
+    "socket-group" socket_group: Option<u32> = None, GROUP, SOCKETS, Reopen, "\"kvm\"",
+        "Who may connect: group of the socket, a name or a number, with mode=server only; \
+         the daemon's own if not set.";
+    "fd" fd: Option<RawFd> = None, INHERITED, &[], Reopen, "3",
+        "The number of an inherited socket.";
+    "ifname" ifname: Option<String> = None, INTERFACE, TAPS, Reopen, "\"vioswitch0\"",
+        "The interface, of at most 15 bytes; it is created if it does not exist.";
+    "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, OFFLOADED, Reconnect, "1",
+        "Queue pairs that a VM is offered, or queues of the interface.";
+    "mac" mac: Vec<MacAddr> = Vec::new(), MAC, SOCKETS, Now, "[\"52:54:00:00:00:01\"]",
+        "A static address: no other port can take it over. The port may still use others.";
+    "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
+        "Checksums and segmentation, these only for what the VM sends (`send`, for XDP programs), \
+         checksums only, or nothing.";
+    "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
+        "Serve a network card with iommu_platform=on (SEV, TDX).";
+    "flood" flood: bool = true, ON_OFF, ALL, Now, "\"on\"",
+        "Whether frames for unknown addresses go there.";
+    "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
+        "Longest packet that goes there, or the MTU of an interface that is created; \
+         no limit if not set.";
+    "feature-level" feature_level: Option<u8> = None, FEATURE_LEVEL, VMS, Reconnect, "2",
+        "As for all ports, for this one.";
+    "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
+        "Whether a VM's memory must all be there (`prealloc`), as with QEMU's prealloc=on; \
+         else what it never used is allocated when frames get there, on the daemon's account.";
+}

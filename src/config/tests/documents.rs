@@ -1,0 +1,142 @@
+//! What the table of keys says is what the documents say: the commented example, the table of
+//! docs/configuration.md, and parameters in the interface of the control socket are made from it.
+
+use std::fmt::Write;
+
+use testkit::manual::hold;
+
+use super::*;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(format!("{ROOT}/{file}")).expect(file)
+}
+
+/// The text with what stands between a mark, which stays, and the next `end` replaced.
+fn with(text: &str, mark: &str, end: &str, made: &str) -> String {
+    let (head, rest) = text.split_once(mark).unwrap_or_else(|| panic!("no {mark:?}"));
+    let at = rest.find(end).unwrap_or(rest.len());
+    format!("{head}{mark}{made}{}", &rest[at..])
+}
+
+/// A value of a key, with the names of an entry of its own.
+pub(super) fn example(key: &Key, kind: Kind) -> String {
+    let (name, address) = match kind {
+        Kind::Tap => ("uplink", ":02\""),
+        Kind::Stream => ("net", ":03\""),
+        Kind::Port | Kind::Template => ("vm1", ":01\""),
+    };
+    key.example.replace("vm1", name).replace(":01\"", address)
+}
+
+/// What a key is for, and its values where they are few.
+pub(super) fn told(key: &Key, kind: Kind) -> String {
+    let form = key.form(kind);
+    let help = key.help.replace('`', "\"");
+    let is_told = form.contains(['|', ' ']);
+    if is_told { format!("{help} {}.", form.replace('|', ", ")) } else { help }
+}
+
+/// The keys of an entry as the commented example has them.
+fn commented(kind: Kind) -> String {
+    let mut out = String::new();
+    for key in kind.keys() {
+        let mut line = "#".to_owned();
+        for word in told(key, kind).split(' ') {
+            if line.len() + 1 + word.len() > 100 {
+                let _ = writeln!(out, "{line}");
+                line = "#".to_owned();
+            }
+            let _ = write!(line, " {word}");
+        }
+        let _ = writeln!(out, "{line}\n#{} = {}", key.name, example(key, kind));
+    }
+    out
+}
+
+#[test]
+fn the_commented_example_has_every_key() {
+    let file = "scripts/systemd/vioswitch.toml";
+    let mut text = read(file);
+    for (header, kind) in [
+        ("\n[template.plug]\n", Kind::Template),
+        ("\n#[[port]]\n", Kind::Port),
+        ("\n#[[tap]]\n", Kind::Tap),
+        ("\n#[[stream]]\n", Kind::Stream),
+    ] {
+        text = with(&text, header, "\n\n", commented(kind).trim_end());
+    }
+    hold(ROOT, file, &(text.trim_end().to_owned() + "\n"));
+}
+
+/// What differs by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
+fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
+    let mut all: Vec<(Vec<&str>, String)> = Vec::new();
+    for (kind, name) in Kind::PORTS.into_iter().zip(["VM", "TAP", "stream"]) {
+        let said = if key.kinds.contains(&kind) { of(kind) } else { continue };
+        match all.iter_mut().find(|(_, other)| *other == said) {
+            Some((names, _)) => names.push(name),
+            None => all.push((vec![name], said)),
+        }
+    }
+    match all.as_slice() {
+        [(_, said)] => said.clone(),
+        all => {
+            let each = all.iter().map(|(names, said)| format!("{}: {said}", names.join(", ")));
+            each.collect::<Vec<_>>().join("; ")
+        }
+    }
+}
+
+#[test]
+fn the_page_of_the_configuration_has_every_key() {
+    let file = "docs/configuration.md";
+    let mark = "<!-- made from src/config/keys.rs: UPDATE_DOCS=1 cargo test --lib config -->\n";
+    let mut made = "\n| key | of | values | default | a change takes effect | what it is |\n\
+                    |---|---|---|---|---|---|\n"
+        .to_owned();
+    for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
+        let kinds = Kind::PORTS.into_iter().zip(["VM", "TAP", "stream"]);
+        let kinds: Vec<&str> =
+            kinds.filter(|(kind, _)| key.kinds.contains(kind)).map(|(_, name)| name).collect();
+        let values = by_kind(key, |kind| {
+            let words: Vec<String> =
+                key.form(kind).split('|').map(|word| format!("`{word}`")).collect();
+            let form = key.form(kind);
+            if form.contains('|') { words.join(", ") } else { form }
+        });
+        let default = by_kind(key, |kind| match key.default(kind).as_str() {
+            _ if key.is_required() => "required".to_owned(),
+            "" => "none".to_owned(),
+            default => format!("`{default}`"),
+        });
+        let effect = by_kind(key, |kind| key.effect(kind).name().to_owned());
+        let (name, help, kinds) = (key.name, key.help, kinds.join(", "));
+        let _ = writeln!(made, "| `{name}` | {kinds} | {values} | {default} | {effect} | {help} |");
+    }
+    hold(ROOT, file, &with(&read(file), mark, "\n\n", made.trim_end()));
+}
+
+/// The parameters of a method that are keys.
+fn parameters<'k>(keys: impl Iterator<Item = &'k Key>, is_new: bool) -> String {
+    let fields = keys.map(|key| {
+        let must = key.name == "name" || is_new && key.claims == Some(Shared::Interface);
+        let optional = if must { "" } else { "?" };
+        format!("  {}: {optional}{},\n", key.field(), key.varlink())
+    });
+    fields.collect()
+}
+
+#[test]
+fn the_interface_has_every_key() {
+    let file = "docs/io.vioswitch.Switch.varlink";
+    let mut text = read(file);
+    for (kind, name) in Kind::PORTS.into_iter().zip(["Port", "Tap", "Stream"]) {
+        let keys = parameters(kind.keys(), true);
+        text = with(&text, &format!("\nmethod Add{name}(\n"), "  may_exist:", &keys);
+        let live = parameters(kind.key("name").into_iter().chain(kind.live_keys()), false);
+        text = with(&text, &format!("\nmethod Set{name}(\n"), "  unset:", &live);
+    }
+    hold(ROOT, file, &text);
+}

@@ -1,0 +1,226 @@
+//! Types of keys: what a value looks like, how it is read, and how it is written.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use super::entries::Shared;
+use super::keys::Kind;
+use super::raw::Setting;
+use super::value::{
+    group, inherited_socket, interface_name, number, one_of, permissions, port_name, socket_path,
+    station_address,
+};
+use crate::frame::MacAddr;
+use crate::frame::offload::Offloads;
+use crate::limits;
+
+/// A type whose values are `T`.
+pub(super) struct Type<T: 'static> {
+    pub(super) form: fn(Kind) -> String,
+    pub(super) read: fn(&Setting, Kind) -> Result<T, String>,
+    pub(super) word: fn(&T) -> String,
+    /// Its values are numbers, or may be.
+    pub(super) is_number: bool,
+    /// Only one port may have a value.
+    pub(super) claims: Option<Shared>,
+}
+
+/// Where a key's values are: one, one or none, or several.
+pub(super) trait Slot<T: 'static> {
+    const IS_LIST: bool = false;
+    fn put(&mut self, one: T) -> Result<(), String>;
+    fn all(&self) -> impl Iterator<Item = &T>;
+}
+
+impl<T: 'static> Slot<T> for T {
+    fn put(&mut self, one: T) -> Result<(), String> {
+        *self = one;
+        Ok(())
+    }
+    fn all(&self) -> impl Iterator<Item = &T> {
+        std::iter::once(self)
+    }
+}
+
+impl<T: 'static> Slot<T> for Option<T> {
+    fn put(&mut self, one: T) -> Result<(), String> {
+        *self = Some(one);
+        Ok(())
+    }
+    fn all(&self) -> impl Iterator<Item = &T> {
+        self.iter()
+    }
+}
+
+impl Slot<MacAddr> for Vec<MacAddr> {
+    const IS_LIST: bool = true;
+    fn put(&mut self, one: MacAddr) -> Result<(), String> {
+        if self.len() == limits::MAX_STATIC_MACS {
+            return Err(format!("more than {} mac addresses", limits::MAX_STATIC_MACS));
+        }
+        self.push(one);
+        Ok(())
+    }
+    fn all(&self) -> impl Iterator<Item = &MacAddr> {
+        self.iter()
+    }
+}
+
+pub(super) const fn is_list<T, S: Slot<T>>(_: &Type<T>) -> bool {
+    S::IS_LIST
+}
+
+/// The values there, as they are written.
+pub(super) fn words_of<T, S: Slot<T>>(of: &Type<T>, slot: &S) -> Vec<String> {
+    slot.all().map(of.word).collect()
+}
+
+/// A type of whose values each has a word.
+pub(super) trait Words: Copy + PartialEq + 'static {
+    const WORDS: &'static [(&'static str, Self)];
+
+    /// The words that a kind of ports takes.
+    fn of(_: Kind) -> Vec<(&'static str, Self)> {
+        Self::WORDS.to_vec()
+    }
+}
+
+const fn words<T: Words>() -> Type<T> {
+    Type {
+        form: |kind| T::of(kind).iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|"),
+        read: |setting, kind| one_of(setting, &T::of(kind)),
+        word: |value| {
+            let found = T::WORDS.iter().find(|(_, other)| other == value);
+            found.map_or("", |(word, _)| word).to_owned()
+        },
+        is_number: false,
+        claims: None,
+    }
+}
+
+/// A type whose values are described by a word for them.
+const fn text<T>(
+    form: fn(Kind) -> String,
+    read: fn(&Setting, Kind) -> Result<T, String>,
+    word: fn(&T) -> String,
+) -> Type<T> {
+    Type { form, read, word, is_number: false, claims: None }
+}
+
+/// A type of whose values each is one port's.
+const fn claimed<T>(claims: Shared, of: Type<T>) -> Type<T> {
+    Type { claims: Some(claims), ..of }
+}
+
+/// A whole number from one to another.
+const fn numbers<T: ToString>(
+    form: fn(Kind) -> String,
+    read: fn(&Setting, Kind) -> Result<T, String>,
+) -> Type<T> {
+    Type { form, read, word: T::to_string, is_number: true, claims: None }
+}
+
+fn range((min, max): (u64, u64)) -> String {
+    format!("{min} to {max}")
+}
+
+fn read_in<T: TryFrom<u64>>(setting: &Setting, (min, max): (u64, u64)) -> Result<T, String> {
+    number(setting, min, max)
+}
+
+fn queues(kind: Kind) -> (u64, u64) {
+    let most = if kind == Kind::Tap { limits::MAX_TAP_QUEUES } else { limits::MAX_QUEUE_PAIRS };
+    (1, most.into())
+}
+
+fn mtu(kind: Kind) -> (u64, u64) {
+    let most = if kind == Kind::Tap { limits::MAX_TAP_MTU } else { limits::MAX_CARRIED_MTU };
+    (limits::MIN_MTU, most)
+}
+
+const LEVELS: (u64, u64) = (1, limits::FEATURE_LEVELS as u64);
+
+/// What becomes of a port's socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// It is listened on.
+    Server,
+    /// It is connected to.
+    Client,
+}
+
+impl Words for Mode {
+    const WORDS: &'static [(&'static str, Mode)] =
+        &[("server", Mode::Server), ("client", Mode::Client)];
+}
+
+/// What of a VM's memory must be there when it is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Nothing.
+    Any,
+    /// All of it.
+    Prealloc,
+}
+
+impl Words for Memory {
+    const WORDS: &'static [(&'static str, Memory)] =
+        &[("any", Memory::Any), ("prealloc", Memory::Prealloc)];
+}
+
+/// What is offered to what is behind a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offload {
+    /// Offloads that its frames may ask for.
+    pub send: Offloads,
+    /// Offloads that frames may reach it with.
+    pub receive: Offloads,
+}
+
+impl Offload {
+    /// All, in both directions.
+    pub const ON: Offload = Offload { send: Offloads::ALL, receive: Offloads::ALL };
+}
+
+impl Words for Offload {
+    const WORDS: &'static [(&'static str, Offload)] = &[
+        ("on", Offload::ON),
+        ("send", Offload { send: Offloads::ALL, receive: Offloads::NONE }),
+        ("csum", Offload { send: Offloads::CSUM, receive: Offloads::CSUM }),
+        ("off", Offload { send: Offloads::NONE, receive: Offloads::NONE }),
+    ];
+
+    // With the kernel there is one agreement for both directions.
+    fn of(kind: Kind) -> Vec<(&'static str, Offload)> {
+        let has = |(word, _): &(&str, Offload)| kind != Kind::Tap || *word != "send";
+        Offload::WORDS.iter().copied().filter(has).collect()
+    }
+}
+
+impl Words for bool {
+    const WORDS: &'static [(&'static str, bool)] = &[("on", true), ("off", false)];
+}
+
+pub(super) const NAME: Type<String> =
+    claimed(Shared::Name, text(|_| "NAME".to_owned(), |s, _| port_name(s), String::clone));
+pub(super) const SOCKET: Type<PathBuf> = claimed(
+    Shared::Socket,
+    text(|_| "PATH".to_owned(), |s, _| socket_path(s), |path| path.to_string_lossy().into_owned()),
+);
+pub(super) const INTERFACE: Type<String> = claimed(
+    Shared::Interface,
+    text(|_| "IFNAME".to_owned(), |s, _| interface_name(s), String::clone),
+);
+pub(super) const MAC: Type<MacAddr> =
+    claimed(Shared::Mac, text(|_| "MAC".to_owned(), |s, _| station_address(s), MacAddr::to_string));
+pub(super) const PERMISSIONS: Type<u32> =
+    text(|_| "MODE".to_owned(), |s, _| permissions(s), |mode| format!("{mode:04o}"));
+pub(super) const GROUP: Type<u32> = numbers(|_| "GROUP".to_owned(), |s, _| group(s));
+pub(super) const INHERITED: Type<RawFd> = numbers(|_| "N".to_owned(), |s, _| inherited_socket(s));
+pub(super) const QUEUES: Type<u16> = numbers(|k| range(queues(k)), |s, k| read_in(s, queues(k)));
+pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, mtu(k)));
+pub(super) const FEATURE_LEVEL: Type<u8> = numbers(|_| range(LEVELS), |s, _| read_in(s, LEVELS));
+pub(super) const MODE: Type<Mode> = words();
+pub(super) const MEMORY: Type<Memory> = words();
+pub(super) const OFFLOAD: Type<Offload> = words();
+pub(super) const ON_OFF: Type<bool> = words();
