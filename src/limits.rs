@@ -490,6 +490,9 @@ pub const MAX_STATIC_MACS: usize = 64;
 /// Characters of a port's name, which is part of its log lines and counters.
 pub const MAX_NAME_LEN: usize = 64;
 
+/// Characters of a port's label: it is in every list, event and scrape.
+pub const MAX_LABEL_CHARS: usize = 64;
+
 /// Bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
 pub const MAX_IFNAME_LEN: usize = libc::IFNAMSIZ - 1;
 

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    FEATURE_LEVEL, GROUP, INHERITED, INTERFACE, MAC, MEMORY, MODE, MTU, NAME, OFFLOAD, ON_OFF,
-    PERMISSIONS, QUEUES, SOCKET,
+    FEATURE_LEVEL, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME,
+    OFFLOAD, ON_OFF, PERMISSIONS, QUEUES, SOCKET,
 };
 use super::types::{Memory, Mode, Offload, Slot, is_list, words_of};
 use crate::frame::MacAddr;
@@ -146,6 +146,8 @@ pub struct Key {
     pub is_list: bool,
     /// Its values are numbers, or may be.
     pub is_number: bool,
+    /// It is in lists, details and metrics.
+    pub is_shown: bool,
     /// What only one port may have.
     pub(super) claims: Option<Shared>,
     effect: Effect,
@@ -237,6 +239,7 @@ macro_rules! port_keys {
             help: $help,
             is_list: is_list::<_, $slot>(&$type),
             is_number: $type.is_number,
+            is_shown: $type.is_shown,
             claims: $type.claims,
             effect: Effect::$effect,
             form: $type.form,
@@ -277,7 +280,7 @@ port_keys! {
          checksums only, or nothing.";
     "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
         "Serve a network card with iommu_platform=on (SEV, TDX).";
-    "flood" flood: bool = true, ON_OFF, ALL, Now, "\"on\"",
+    "flood" flood: bool = true, FLOOD, ALL, Now, "\"on\"",
         "Whether frames for unknown addresses go there.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet that goes there, or the MTU of an interface that is created; \
@@ -287,4 +290,6 @@ port_keys! {
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "Whether a VM's memory must all be there (`prealloc`), as with QEMU's prealloc=on; \
          else what it never used is allocated when frames get there, on the daemon's account.";
+    "label" label: Option<String> = None, LABEL, ALL, Now, "\"tenant 7\"",
+        "A text of your own, of at most 64 characters, in lists, details, events and metrics.";
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::Endpoint;
 use super::entries::{Shared, conflicts};
-use super::keys::{Effect, KEYS, Kind, Settings};
+use super::keys::{Effect, KEYS, Key, Kind, Settings};
 use super::raw::{Complaint, Place, Section, Setting, Value};
 use super::types::Mode;
 use super::validate::{Validated, entry};
@@ -128,6 +128,12 @@ impl Settings {
         Settings { kind: Kind::Port, name, socket, mode, ..self.clone() }
     }
 
+    /// Keys that are shown wherever the port is, with their values where they are set.
+    pub fn shown(&self) -> impl Iterator<Item = (&'static Key, String)> {
+        let keys = self.kind.keys().filter(|key| key.is_shown);
+        keys.flat_map(|key| (key.words)(self).into_iter().map(move |word| (key, word)))
+    }
+
     /// Takes over what takes effect at once.
     pub fn take_now(&mut self, wanted: &Settings) {
         let kind = self.kind;
@@ -143,7 +149,7 @@ impl Settings {
     /// Every key but the name, with its values: several of a list, none of what is not set.
     pub fn words(&self) -> Vec<(&'static str, Vec<String>)> {
         let is_client = self.mode == Mode::Client;
-        let has = |key: &super::Key| match key.name {
+        let has = |key: &Key| match key.name {
             "name" => false,
             "fd" => self.fd.is_some(),
             "mode" if self.fd.is_some() => false,

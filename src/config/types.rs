@@ -7,8 +7,8 @@ use super::entries::Shared;
 use super::keys::Kind;
 use super::raw::Setting;
 use super::value::{
-    group, inherited_socket, interface_name, number, one_of, permissions, port_name, socket_path,
-    station_address,
+    group, inherited_socket, interface_name, label, number, one_of, permissions, port_name,
+    socket_path, station_address,
 };
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
@@ -23,6 +23,8 @@ pub(super) struct Type<T: 'static> {
     pub(super) is_number: bool,
     /// Only one port may have a value.
     pub(super) claims: Option<Shared>,
+    /// It is shown wherever a port is.
+    pub(super) is_shown: bool,
 }
 
 /// Where a key's values are: one, one or none, or several.
@@ -95,6 +97,7 @@ const fn words<T: Words>() -> Type<T> {
         },
         is_number: false,
         claims: None,
+        is_shown: false,
     }
 }
 
@@ -104,7 +107,7 @@ const fn text<T>(
     read: fn(&Setting, Kind) -> Result<T, String>,
     word: fn(&T) -> String,
 ) -> Type<T> {
-    Type { form, read, word, is_number: false, claims: None }
+    Type { form, read, word, is_number: false, claims: None, is_shown: false }
 }
 
 /// A type of whose values each is one port's.
@@ -112,12 +115,17 @@ const fn claimed<T>(claims: Shared, of: Type<T>) -> Type<T> {
     Type { claims: Some(claims), ..of }
 }
 
+/// A type of what is shown wherever a port is.
+const fn shown<T>(of: Type<T>) -> Type<T> {
+    Type { is_shown: true, ..of }
+}
+
 /// A whole number from one to another.
 const fn numbers<T: ToString>(
     form: fn(Kind) -> String,
     read: fn(&Setting, Kind) -> Result<T, String>,
 ) -> Type<T> {
-    Type { form, read, word: T::to_string, is_number: true, claims: None }
+    Type { form, read, word: T::to_string, is_number: true, claims: None, is_shown: false }
 }
 
 fn range((min, max): (u64, u64)) -> String {
@@ -224,3 +232,6 @@ pub(super) const MODE: Type<Mode> = words();
 pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const OFFLOAD: Type<Offload> = words();
 pub(super) const ON_OFF: Type<bool> = words();
+pub(super) const FLOOD: Type<bool> = shown(words());
+pub(super) const LABEL: Type<String> =
+    shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));

@@ -120,6 +120,18 @@ pub fn is_port_name(name: &str) -> bool {
     first && rest && name.len() <= limits::MAX_NAME_LEN
 }
 
+/// A text of the administrator's own.
+pub(super) fn label(setting: &Setting) -> Result<String, String> {
+    let label = text(setting)?;
+    let max = limits::MAX_LABEL_CHARS;
+    match (1..=max).contains(&label.chars().count()) && !label.chars().any(is_unprintable) {
+        true => Ok(label.to_owned()),
+        false => {
+            Err(format!("{} {} must be 1 to {max} printable characters", setting.key, quote(label)))
+        }
+    }
+}
+
 /// The path of a socket, in `sun_path`'s bounds.
 pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
     let path = path_text(setting)?;

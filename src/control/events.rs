@@ -29,14 +29,15 @@ impl EventStream {
     }
 
     /// The next part of the answer.
-    pub fn part(&mut self, events: &Events) -> Part {
+    /// `label` tells that of a port.
+    pub fn part(&mut self, events: &Events, label: impl Fn(&str) -> Option<String>) -> Part {
         let told = events.after(self.after, EVENTS_A_REPLY);
         let last = told.events.last().map(|event| event.sequence);
         if last.is_none() && self.follow {
             return Part::Later(None);
         }
         self.after = last.unwrap_or(self.after);
-        let shown: Vec<Value> = told.events.iter().map(show).collect();
+        let shown: Vec<Value> = told.events.iter().map(|event| show(event, &label)).collect();
         let mut reply = json!({"events": shown});
         if told.lost > 0 {
             reply["lost"] = told.lost.into();
@@ -46,7 +47,7 @@ impl EventStream {
 }
 
 /// An event as clients are told.
-fn show(event: &Event) -> Value {
+fn show(event: &Event, label: impl Fn(&str) -> Option<String>) -> Value {
     let Event { sequence, time, monotonic, port, untold, what } = event;
     let mut told = json!({
         "sequence": sequence,
@@ -57,6 +58,9 @@ fn show(event: &Event) -> Value {
     });
     if let Some(port) = port {
         told["port"] = port.as_str().into();
+        if let Some(label) = label(port) {
+            told["label"] = label.into();
+        }
     }
     if *untold > 0 {
         told["untold"] = (*untold).into();
@@ -119,7 +123,7 @@ mod tests {
     }
 
     fn part(stream: &mut EventStream, events: &Events) -> Option<(Vec<u64>, Value, bool)> {
-        match stream.part(events) {
+        match stream.part(events, |_| None) {
             Part::Reply(reply, more) => {
                 let all = reply["events"].as_array().unwrap().iter();
                 let numbers = all.map(|event| event["sequence"].as_u64().unwrap()).collect();

@@ -302,6 +302,9 @@ impl Switch {
         if let Some(uid) = origin.plugged_by() {
             told["owner"] = uid.into();
         }
+        if let Some(entry) = daemon.book().get(&port.name) {
+            entry.settings.shown().for_each(|(key, word)| told[key.field()] = word.into());
+        }
         told["pending"] = daemon.pending(&port.name).iter().map(change).collect();
         told
     }

@@ -109,7 +109,10 @@ impl Switch {
                 let text = scrape.part(METRICS_PART_BYTES);
                 (json!({"text": text}), !scrape.is_done())
             }
-            Stream::Events(events) => return events.part(&self.view.events),
+            Stream::Events(events) => {
+                let label = |port: &str| self.daemon().book().get(port)?.settings.label.clone();
+                return events.part(&self.view.events, label);
+            }
             Stream::Frames(frames) => return frames.part(&ports),
         };
         Part::Reply(reply, more)

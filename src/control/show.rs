@@ -33,7 +33,6 @@ pub fn port(port: &Port, fdb: &Fdb) -> Value {
         "queues": queues(port),
         "offloads": offloads(port.offload),
         "send_offloads": offloads(port.send),
-        "flood": port.policy.get().flood_unknown,
         "addresses": fdb.port_len(port.id),
         "in": traffic(&input),
         "out": traffic(&output),

@@ -5,9 +5,10 @@
 //! have the words of the counters (`docs/counters.md`); what only grows ends in `_total`.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 
+use crate::config::{Entry, Key};
 use crate::daemon::degraded::Code;
 use crate::daemon::{Daemon, View};
 use crate::diagnosis::Finding;
@@ -20,6 +21,8 @@ use crate::sys::clock;
 #[derive(Debug)]
 struct Figures {
     name: String,
+    /// Labels of its settings.
+    info: String,
     is_up: bool,
     traffic: [Traffic; 2],
     addresses: u64,
@@ -39,8 +42,8 @@ const WHOLE: [(&str, &str); 8] = [
     ("log_suppressed", "Lines that the log's limit left out."),
 ];
 
-/// Series of a port beside its drops: up, frames and bytes both ways, addresses, and [`WHOLE`].
-const UNDROPPED: usize = 1 + 4 + 1 + WHOLE.len();
+/// Series of a port beside its drops: info, up, frames and bytes both ways, addresses, [`WHOLE`].
+const UNDROPPED: usize = 2 + 4 + 1 + WHOLE.len();
 
 /// Counters of a worker: name among its counters, and what it counts.
 const WORKER: [(&str, &str); 17] = [
@@ -64,7 +67,7 @@ const WORKER: [(&str, &str); 17] = [
 ];
 
 impl Figures {
-    fn of(port: &Port, addresses: u64) -> Figures {
+    fn of(port: &Port, addresses: u64, health: &Health) -> Figures {
         let mut whole = [0; WHOLE.len()];
         let mut note = |name: &str, count: u64| {
             if let Some(at) = WHOLE.iter().position(|(known, _)| *known == name) {
@@ -74,7 +77,9 @@ impl Figures {
         port.stats.each(&mut |name, counter| note(name, counter.get()));
         note("log_suppressed", port.log.suppressed.get());
         let (name, is_up) = (port.name.clone(), port.is_up());
-        Figures { name, is_up, traffic: port.traffic(), addresses, whole }
+        let info = health.info.get(&name).cloned().unwrap_or_default();
+        let info = format!(",kind=\"{}\"{info}", port.kind_name());
+        Figures { name, info, is_up, traffic: port.traffic(), addresses, whole }
     }
 }
 
@@ -85,6 +90,8 @@ pub struct Health {
     degraded: Vec<(Code, u64)>,
     /// A reload waits to be confirmed.
     unconfirmed: bool,
+    /// Labels of ports by their names.
+    info: HashMap<String, String>,
 }
 
 impl Health {
@@ -93,7 +100,15 @@ impl Health {
         let all = daemon.degradations();
         let count = |code: Code| all.iter().filter(|one| one.code == code).count() as u64;
         let degraded = Code::ALL.iter().map(|&code| (code, count(code)));
-        Health { degraded: degraded.collect(), unconfirmed: daemon.is_unconfirmed() }
+        let info = daemon.book().entries().iter().map(|(name, Entry { settings, .. })| {
+            let label = |(key, word): (&Key, String)| {
+                let word = word.replace('\\', "\\\\").replace('"', "\\\"");
+                format!(",{}=\"{word}\"", key.field())
+            };
+            (name.clone(), settings.shown().map(label).collect())
+        });
+        let (degraded, info) = (degraded.collect(), info.collect());
+        Health { degraded, unconfirmed: daemon.is_unconfirmed(), info }
     }
 
     /// Ports that are not served.
@@ -141,7 +156,7 @@ impl Scrape {
     /// Takes all figures; these are the findings of now.
     pub fn new(view: &View, health: &Health, findings: &[Finding]) -> Scrape {
         let table = view.ports.present();
-        let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64);
+        let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64, health);
         let workers = view.workers.handles().iter().map(|handle| {
             let mut counts = [0; WORKER.len()];
             handle.stats.each(&mut |name, count| {
@@ -217,6 +232,7 @@ impl Scrape {
 /// A family of series of ports.
 #[derive(Debug, Clone, Copy)]
 enum Family {
+    Info,
     Up,
     Frames(Direction),
     Bytes(Direction),
@@ -225,7 +241,8 @@ enum Family {
     Whole(usize),
 }
 
-const FAMILIES: [Family; 16] = [
+const FAMILIES: [Family; 17] = [
+    Family::Info,
     Family::Up,
     Family::Frames(Direction::In),
     Family::Bytes(Direction::In),
@@ -247,6 +264,7 @@ const FAMILIES: [Family; 16] = [
 impl Family {
     fn name(self) -> String {
         match self {
+            Family::Info => "info".to_owned(),
             Family::Up => "up".to_owned(),
             Family::Frames(way) => format!("{}_frames_total", way.name()),
             Family::Bytes(way) => format!("{}_bytes_total", way.name()),
@@ -258,13 +276,14 @@ impl Family {
 
     fn kind(self) -> &'static str {
         match self {
-            Family::Up | Family::Addresses => "gauge",
+            Family::Info | Family::Up | Family::Addresses => "gauge",
             _ => "counter",
         }
     }
 
     fn help(self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
+            Family::Info => "What the port is, and settings of it.",
             Family::Up => {
                 "Whether frames pass: a front-end or peer is attached, or the TAP is there."
             }
@@ -290,6 +309,9 @@ impl Family {
             let _ = writeln!(out, "{name}{{port=\"{label}\"}} {value}");
         };
         match self {
+            Family::Info => {
+                let _ = writeln!(out, "{name}{{port=\"{label}\"{}}} 1", port.info);
+            }
             Family::Up => say(port.is_up.into()),
             Family::Frames(way) => say(port.traffic[way as usize].frames),
             Family::Bytes(way) => say(port.traffic[way as usize].bytes),
@@ -389,6 +411,7 @@ mod tests {
         let traffic = Traffic { frames: count, bytes: 60 * count, drops: [count; _] };
         Figures {
             name: name.to_owned(),
+            info: String::new(),
             is_up: count > 0,
             traffic: [traffic; 2],
             addresses: count,

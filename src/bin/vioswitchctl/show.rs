@@ -6,6 +6,7 @@ use std::fmt::Write;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
+use vioswitch::config::{KEYS, Key, Kind};
 
 /// A word of an answer; nothing for what is not there.
 pub fn word(value: &Value) -> String {
@@ -166,18 +167,33 @@ pub fn changes(answer: &Value) -> String {
     })
 }
 
-/// `port list`.
+/// `port list`. A setting has a column where a port's is not the default.
 pub fn ports(answer: &Value) -> String {
-    let rows = items(answer, "ports").iter().map(|port| {
-        let mut row: Vec<String> =
-            ["name", "kind", "origin", "state", "queues", "mtu", "addresses"]
-                .map(|key| word(&port[key]))
-                .into();
+    let ports = items(answer, "ports");
+    let is_set = |key: &Key| {
+        let default = |port: &Value| match port[key.field()].as_str() {
+            Some(word) => word == key.default(Kind::Port),
+            None => true,
+        };
+        !ports.iter().all(default)
+    };
+    let keys: Vec<&Key> = shown().filter(|key| is_set(key)).collect();
+    let fields = ["name", "kind", "origin", "state", "queues", "mtu", "addresses"];
+    let rows = ports.iter().map(|port| {
+        let mut row: Vec<String> = fields.map(|key| word(&port[key])).into();
         row.push(word(&port["front_end"]["pid"]));
+        row.extend(keys.iter().map(|key| word(&port[key.field()])));
         row
     });
-    let title = ["NAME", "KIND", "ORIGIN", "STATE", "QUEUES", "MTU", "ADDRESSES", "PID"];
+    let names = fields.into_iter().chain(["pid"]).chain(keys.iter().map(|key| key.name));
+    let title: Vec<String> = names.map(str::to_uppercase).collect();
+    let title: Vec<&str> = title.iter().map(String::as_str).collect();
     table(&title, &rows.collect::<Vec<_>>())
+}
+
+/// Keys that are shown wherever a port is.
+fn shown() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(|key| key.is_shown)
 }
 
 /// Drops by their reason, the most frequent first.
@@ -212,7 +228,7 @@ pub fn port(answer: &Value) -> Vec<(&'static str, String)> {
     ] {
         told.push((name, word(&port[key])));
     }
-    told.push(("flood", word(&port["flood"])));
+    told.extend(shown().map(|key| (key.name, word(&port[key.field()]))));
     let pending = items(port, "pending").iter();
     told.extend(
         pending

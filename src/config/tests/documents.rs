@@ -138,5 +138,54 @@ fn the_interface_has_every_key() {
         let live = parameters(kind.key("name").into_iter().chain(kind.live_keys()), false);
         text = with(&text, &format!("\nmethod Set{name}(\n"), "  unset:", &live);
     }
+    let shown = KEYS.iter().filter(|key| key.is_shown);
+    let shown: String =
+        shown.map(|key| format!("  {}: ?{},\n", key.field(), key.varlink())).collect();
+    text = with(&text, "\n  send_offloads: []string,\n", "  pending:", &shown);
     hold(ROOT, file, &text);
+}
+
+/// Lines of code that name a key, with their files: as a text, a field, or a type.
+fn places(key: &Key) -> Vec<String> {
+    let (field, upper) = (key.field(), key.field().to_uppercase());
+    let text = format!("\"{}\"", key.name);
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = |line: &str| {
+        let around = |word: &str, ok: fn(&str, &str) -> bool| {
+            line.match_indices(word).any(|(at, _)| {
+                let (before, after) = (&line[..at], &line[at + word.len()..]);
+                !before.ends_with(is_word) && !after.starts_with(is_word) && ok(before, after)
+            })
+        };
+        line.contains(&text)
+            || around(&field, |before, _| before.ends_with('.'))
+            || around(&upper, |before, after| {
+                before.ends_with("const ") || after.starts_with(", ") && before.ends_with("= ")
+            })
+    };
+    let mut found = Vec::new();
+    for folder in ["config", "daemon", "control", "metrics", "diagnosis", "bin/vioswitchctl"] {
+        let all = std::fs::read_dir(format!("{ROOT}/src/{folder}")).expect("read").flatten();
+        for path in all.map(|entry| entry.path()).filter(|path| path.is_file()) {
+            let text = std::fs::read_to_string(&path).expect("read");
+            let code = text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default();
+            let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            found.extend(lines.filter(|line| names(line)).map(|line| {
+                let name = path.strip_prefix(format!("{ROOT}/src")).expect("inside");
+                format!("{}: {}", name.display(), line.trim())
+            }));
+        }
+    }
+    found
+}
+
+/// A key is a line of the table, a type, and what is done with it.
+#[test]
+fn a_key_is_named_in_few_places() {
+    for name in ["label", "flood", "platform", "memory"] {
+        let key = KEYS.iter().find(|key| key.name == name).expect(name);
+        let places = places(key);
+        println!("{name}: {places:#?}");
+        assert!((1..=5).contains(&places.len()), "{name}: {places:#?}");
+    }
 }

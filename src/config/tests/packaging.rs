@@ -50,18 +50,14 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     expected.control = Some(Control { group, admins: group, captors: group, ..control });
     expected.metrics = Some(MetricsSocket::Inherited);
     assert_eq!(expected.plug.as_deref(), Some("/run/vioswitch/plug".as_ref()));
-    (expected.template.mtu, expected.template.feature_level) = (Some(1500), Some(2));
-    for Entry { settings, .. } in &mut expected.ports {
-        settings.mtu = Some(1500);
-        match settings.kind {
-            Kind::Tap => continue,
-            Kind::Port => settings.feature_level = Some(2),
-            _ => {}
+    for settings in all.ports.iter().map(|entry| &entry.settings).chain([&all.template]) {
+        let kind = settings.kind;
+        for key in kind.keys().filter(|key| !key.is_required()) {
+            let (said, default) = ((key.words)(settings).concat(), key.default(kind));
+            assert!(said == default || default.is_empty() && !said.is_empty(), "{}", key.name);
         }
-        settings.socket_group = Some(0);
-        let mac = if settings.kind == Kind::Port { MAC } else { "52:54:00:00:00:03" };
-        settings.mac = vec![mac.parse().unwrap()];
     }
+    (expected.ports, expected.template) = (all.ports.clone(), all.template.clone());
     assert_eq!(all, expected);
 }
 

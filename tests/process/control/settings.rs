@@ -30,7 +30,7 @@ fn some_settings_change_under_a_guest() {
     let port = shown(&lab, "vm2");
     assert_eq!(
         (&port["mtu"], &port["flood"], &port["pending"]),
-        (&json!(9000), &json!(false), &json!([]))
+        (&json!(9000), &json!("off"), &json!([]))
     );
     talk(three, two, 50);
     // A frame of 200 bytes is too big now, and fits again.
@@ -147,10 +147,48 @@ fn a_taps_mtu_is_the_interfaces() {
         assert_eq!(shown(&lab, "up")["mtu"], 1400);
         assert!(host::ip("link show vset0").contains("mtu 1400"));
         assert_eq!(lab.done(&["tap", "set", "up", "flood=off"]), "flood on -> off  now\n");
-        assert_eq!(shown(&lab, "up")["flood"], false);
+        assert_eq!(shown(&lab, "up")["flood"], "off");
         let (status, line) = lab.fails(&["tap", "set", "up", "queues=2"]);
         let fixed = "queues cannot be changed: delete it and add it anew";
         assert_eq!((status, line.as_str()), (1, fixed));
         lab.d.stop();
     });
+}
+
+/// A text of the administrator's own is wherever a port is shown.
+#[test]
+fn a_label_is_in_lists_details_events_and_metrics() {
+    let lab = Lab::with_ports(&[",label=tenant 7", ""], &[]);
+    lab.done(&["port", "add", "vm2", "label=a \"b\\c"]);
+    let of = |name: &str| shown(&lab, name)["label"].clone();
+    assert_eq!(
+        (of("p0"), of("p1"), of("vm2")),
+        (json!("tenant 7"), json!(null), json!("a \"b\\c"))
+    );
+    let list = lab.done(&["port", "list"]);
+    let lines: Vec<&str> = list.lines().collect();
+    assert!(lines[0].ends_with("LABEL") && lines[1].ends_with("tenant 7"), "{list}");
+    // What is nowhere set has no column.
+    assert!(!list.contains("FLOOD"), "{list}");
+    assert!(
+        lab.done(&["port", "show", "p0"]).lines().any(|line| {
+            line.split_whitespace().collect::<Vec<_>>() == ["label:", "tenant", "7"]
+        })
+    );
+    let metrics = lab.done(&["metrics"]);
+    for (port, label) in [("p0", "tenant 7"), ("vm2", "a \\\"b\\\\c")] {
+        let info = format!("vioswitch_port_info{{port=\"{port}\",kind=\"vm\",flood=\"on\"");
+        assert!(metrics.contains(&format!("{info},label=\"{label}\"}} 1\n")), "{metrics}");
+    }
+    let events = lab.done(&["--json", "events", "--since=all"]);
+    let of_vm2 = |event: &Value| event["port"] == "vm2" && event["label"] == "a \"b\\c";
+    assert!(events.lines().any(|line| of_vm2(&serde_json::from_str(line).expect("JSON"))));
+    assert_eq!(lab.done(&["port", "set", "vm2", "label="]), "label a \"b\\c -> -  now\n");
+    assert_eq!(of("vm2"), json!(null));
+    for bad in ["a\nb".to_owned(), "x".repeat(65)] {
+        let (status, line) = lab.fails(&["port", "set", "vm2", &format!("label={bad}")]);
+        assert_eq!(status, 2);
+        assert!(line.contains("must be 1 to 64 printable characters"), "{line}");
+    }
+    lab.d.stop();
 }
