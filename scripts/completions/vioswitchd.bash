@@ -23,7 +23,7 @@ _vioswitchd() {
 
     case "${cmd}" in
         vioswitchd)
-            opts="-h -V --config --port --tap --stream --socket-path --fd --workers --cpus --poll --age --control --control-group --control-admin-group --capture-group --metrics --feature-level --log-level --uplink-to-uplink --plug --state-dir --strict --check --print-capabilities --help --version"
+            opts="-h -V --config --port --tap --stream --socket-path --fd --state-dir --strict --check --print-capabilities --workers --cpus --poll --age --control --control-group --control-admin-group --capture-group --metrics --feature-level --log-level --uplink-to-uplink --plug --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -50,6 +50,10 @@ _vioswitchd() {
                     return 0
                     ;;
                 --fd)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --state-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -102,10 +106,6 @@ _vioswitchd() {
                     return 0
                     ;;
                 --plug)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --state-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -6,11 +6,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, Command, CommandFactory, FromArgMatches, Parser};
+use clap::{ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
 
 use super::UsageError;
 use super::keys::Kind;
 use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, is_unprintable, quote};
+use super::scalars::{SCALARS, Scalar};
 use crate::limits;
 
 /// The name that begins each message.
@@ -109,70 +110,6 @@ struct Options {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     fd: Option<String>,
 
-    /// Threads that forward frames, or auto: one for each CPU, at most 4 [default: 1]
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    workers: Option<String>,
-
-    /// Bind worker i to the i-th of these CPUs, in turn, such as 0,2-3
-    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
-    cpus: Option<String>,
-
-    /// Spin instead of sleeping: lowest latency, and a whole CPU for each worker
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
-    poll: Option<String>,
-
-    /// Seconds after which a silent address is forgotten [default: 300]
-    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
-    age: Option<String>,
-
-    /// Listen here for vioswitchctl, which shows and changes the switch while it runs
-    #[arg(long, value_name = "PATH")]
-    control: Option<String>,
-
-    /// Who may connect there and look: group of the control socket
-    #[arg(long, value_name = "GROUP")]
-    control_group: Option<String>,
-
-    /// Who of them may change the switch, beside root and the daemon's user
-    #[arg(long, value_name = "GROUP")]
-    control_admin_group: Option<String>,
-
-    /// Who of them may look at frames, beside root and the daemon's user
-    #[arg(long, value_name = "GROUP")]
-    capture_group: Option<String>,
-
-    /// Answer GET /metrics here, for Prometheus: ADDRESS:PORT, unix:PATH, or fd (inherited)
-    #[arg(long, value_name = "ADDRESS")]
-    metrics: Option<String>,
-
-    /// Offer no more than at this feature level, so that VMs can migrate to older hosts
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    feature_level: Option<String>,
-
-    /// Log off, error, warn, info, debug or trace; RUST_LOG wins [default: info]
-    #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
-
-    /// Forward between two TAPs as well; two TAPs in one bridge are then a loop
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
-    uplink_to_uplink: Option<String>,
-
-    /// Make ports of the sockets that turn up here, as libvirt's mode='server' makes them
-    #[arg(long, value_name = "DIR")]
-    plug: Option<String>,
-
     /// Keep here what is changed while it runs, for the next start [default: $STATE_DIRECTORY]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -192,12 +129,14 @@ struct Options {
 
 /// The options with their help; that of ports has their keys.
 pub(super) fn command() -> Command {
-    Options::command().mut_args(|arg| match Kind::named(arg.get_id().as_str()) {
-        Some(kind) => {
-            let help = arg.get_long_help().map(ToString::to_string).unwrap_or_default();
-            arg.long_help(help.replace("{keys}", &kind.help()))
+    Options::command().args(SCALARS.iter().map(Scalar::option)).mut_args(|arg| {
+        match Kind::named(arg.get_id().as_str()) {
+            Some(kind) => {
+                let help = arg.get_long_help().map(ToString::to_string).unwrap_or_default();
+                arg.long_help(help.replace("{keys}", &kind.help()))
+            }
+            None => arg,
         }
-        None => arg,
     })
 }
 
@@ -230,8 +169,8 @@ pub(super) fn parse(args: Vec<OsString>) -> Result<Outcome, UsageError> {
     }
     let mistaken = separate_truth(&args);
     let matches = command().try_get_matches_from(args);
-    match matches.and_then(|matches| Options::from_arg_matches(&matches)) {
-        Ok(options) => lower(options).map(Outcome::Run),
+    match matches.and_then(|all| Ok((Options::from_arg_matches(&all)?, all))) {
+        Ok((options, matches)) => lower(options, &matches).map(Outcome::Run),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                 Ok(Outcome::Print(error.to_string()))
@@ -278,7 +217,7 @@ fn summary(error: &clap::Error) -> String {
 
 /// Options to settings. The first malformed `--port`, `--tap` or `--stream` is the
 /// error.
-fn lower(options: Options) -> Result<Given, UsageError> {
+fn lower(options: Options, matches: &ArgMatches) -> Result<Given, UsageError> {
     let mut source = Source::default();
     for (kind, texts) in
         [(Kind::Port, &options.port), (Kind::Tap, &options.tap), (Kind::Stream, &options.stream)]
@@ -287,29 +226,16 @@ fn lower(options: Options) -> Result<Given, UsageError> {
             source.sections.push(section(kind, text)?);
         }
     }
-    let scalars = [
-        ("socket-path", options.socket_path),
-        ("fd", options.fd),
-        ("workers", options.workers),
-        ("cpus", options.cpus),
-        ("poll", options.poll),
-        ("age", options.age),
-        ("control", options.control),
-        ("control-group", options.control_group),
-        ("control-admin-group", options.control_admin_group),
-        ("capture-group", options.capture_group),
-        ("metrics", options.metrics),
-        ("feature-level", options.feature_level),
-        ("log-level", options.log_level),
-        ("uplink-to-uplink", options.uplink_to_uplink),
-        ("plug", options.plug),
-    ];
-    for (key, value) in scalars {
-        if let Some(word) = value {
-            let at = Place::argument(&format!("--{key}"), &word);
-            source.scalars.push(Setting { key: key.to_owned(), value: Value::Word(word), at });
+    let mut scalar = |key: &str, word: Option<&String>| {
+        if let Some(word) = word {
+            let at = Place::argument(&format!("--{key}"), word);
+            let value = Value::Word(word.clone());
+            source.scalars.push(Setting { key: key.to_owned(), value, at });
         }
-    }
+    };
+    scalar("socket-path", options.socket_path.as_ref());
+    scalar("fd", options.fd.as_ref());
+    SCALARS.iter().for_each(|one| scalar(one.name, matches.get_one(one.name)));
     let Options { config, check, strict, state_dir, .. } = options;
     Ok(Given { file: config, source, check, strict, state_dir })
 }

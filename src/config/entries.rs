@@ -8,8 +8,9 @@ use log::LevelFilter;
 
 use super::keys::{Kind, Settings};
 use super::raw::{Complaint, Place, quote};
+use super::scalars::Scalars;
 use super::settings::{Entry, Origin};
-use super::validate::{Scalars, Validated};
+use super::validate::Validated;
 use super::{Config, Control};
 use crate::limits;
 
@@ -169,12 +170,14 @@ fn config(scalars: Scalars, entries: Vec<Checked>) -> Config {
         let origin = if let Place::Line(..) = at { Origin::File } else { Origin::Cli };
         Entry { settings, origin }
     };
+    let scalars = scalars.complete();
     let mut config = Config {
+        words: scalars.words(),
         ports: entries.into_iter().map(entry).collect(),
-        workers: scalars.workers.unwrap_or(limits::DEFAULT_WORKERS),
+        workers: scalars.workers.unwrap_or_default(),
         cpus: scalars.cpus.unwrap_or_default(),
-        poll: scalars.poll.unwrap_or(false),
-        age_seconds: scalars.age.unwrap_or(limits::FDB_AGE_SECONDS),
+        poll: scalars.poll.unwrap_or_default(),
+        age_seconds: scalars.age.unwrap_or_default(),
         control: scalars.control.map(|claim| Control {
             path: claim.value.into(),
             group: scalars.control_group,
@@ -182,9 +185,9 @@ fn config(scalars: Scalars, entries: Vec<Checked>) -> Config {
             captors: scalars.capture_group,
         }),
         metrics: scalars.metrics,
-        feature_level: scalars.feature_level.unwrap_or(limits::FEATURE_LEVELS),
+        feature_level: scalars.feature_level.unwrap_or_default(),
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
-        uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or(false),
+        uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or_default(),
         plug: scalars.plug,
         template: scalars.template.unwrap_or_else(|| Settings::new(Kind::Template)),
         warnings: Vec::new(),

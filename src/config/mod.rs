@@ -35,6 +35,7 @@ mod file;
 mod keys;
 mod nearest;
 mod raw;
+mod scalars;
 mod settings;
 mod sources;
 #[cfg(test)]
@@ -73,6 +74,8 @@ pub struct Config {
     pub template: Settings,
     /// What the administrator should know, a line each.
     pub warnings: Vec<String>,
+    /// The keys outside of any entry, with their values where they have any.
+    pub words: Vec<(&'static str, Option<String>)>,
 }
 
 impl Config {

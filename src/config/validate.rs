@@ -4,46 +4,17 @@
 //! place its setting was given at.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 
-use log::LevelFilter;
-
-use super::cpus::cpu_list;
+use super::Machine;
 use super::entries::{Checked, Claim, Shared};
 use super::keys::{Key, Kind, Settings};
 use super::raw::{Complaint, Section, Setting, Source, quote};
+use super::scalars::{SCALAR_KEYS, Scalars, claimed_socket};
 use super::types::Mode;
-use super::value::{
-    feature_level, group, inherited_socket, log_level, metrics, number, socket_directory,
-    socket_path, text, truth, unknown_key, workers,
-};
-use super::{Machine, MetricsSocket};
-use crate::limits;
+use super::value::{inherited_socket, unknown_key};
 
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
-
-pub(super) const SCALAR_KEYS: &[&str] = &[
-    "port",
-    "tap",
-    "stream",
-    "workers",
-    "cpus",
-    "poll",
-    "age",
-    "control",
-    "control-group",
-    "control-admin-group",
-    "capture-group",
-    "metrics",
-    "feature-level",
-    "log-level",
-    "uplink-to-uplink",
-    "plug",
-    "template",
-    "socket-path",
-    "fd",
-];
 
 /// One place's settings, checked.
 #[derive(Debug, Clone, Default)]
@@ -51,47 +22,6 @@ pub(super) struct Validated {
     pub(super) scalars: Scalars,
     pub(super) entries: Vec<Checked>,
     pub(super) complaints: Vec<Complaint>,
-}
-
-/// Settings outside of any entry, where given.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Scalars {
-    pub(super) workers: Option<usize>,
-    pub(super) cpus: Option<Vec<usize>>,
-    pub(super) poll: Option<bool>,
-    pub(super) age: Option<u32>,
-    pub(super) control: Option<Claim>,
-    pub(super) control_group: Option<u32>,
-    pub(super) control_admin_group: Option<u32>,
-    pub(super) capture_group: Option<u32>,
-    pub(super) metrics: Option<MetricsSocket>,
-    pub(super) feature_level: Option<u8>,
-    pub(super) log_level: Option<LevelFilter>,
-    pub(super) uplink_to_uplink: Option<bool>,
-    pub(super) plug: Option<PathBuf>,
-    pub(super) template: Option<Settings>,
-}
-
-impl Scalars {
-    /// These, and `under` where these say nothing.
-    pub(super) fn or(self, under: Scalars) -> Scalars {
-        Scalars {
-            workers: self.workers.or(under.workers),
-            cpus: self.cpus.or(under.cpus),
-            poll: self.poll.or(under.poll),
-            age: self.age.or(under.age),
-            control: self.control.or(under.control),
-            control_group: self.control_group.or(under.control_group),
-            control_admin_group: self.control_admin_group.or(under.control_admin_group),
-            capture_group: self.capture_group.or(under.capture_group),
-            metrics: self.metrics.or(under.metrics),
-            feature_level: self.feature_level.or(under.feature_level),
-            log_level: self.log_level.or(under.log_level),
-            uplink_to_uplink: self.uplink_to_uplink.or(under.uplink_to_uplink),
-            plug: self.plug.or(under.plug),
-            template: self.template.or(under.template),
-        }
-    }
 }
 
 /// Checks all of `source` for `machine`.
@@ -115,34 +45,19 @@ pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
 
 /// One setting outside of any entry.
 fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> Result<(), String> {
-    let scalars = &mut checked.scalars;
     match setting.key.as_str() {
-        "workers" => scalars.workers = Some(workers(setting, machine.cpus)?),
-        "cpus" => scalars.cpus = Some(cpu_list(setting, machine.allowed)?),
-        "poll" => scalars.poll = Some(truth(setting)?),
-        "age" => scalars.age = Some(number(setting, 1, limits::MAX_AGE_SECONDS.into())?),
-        "control" => {
-            socket_path(setting)?;
-            scalars.control = Some(claim(Shared::Socket, setting)?);
-        }
-        "control-group" => scalars.control_group = Some(group(setting)?),
-        "control-admin-group" => scalars.control_admin_group = Some(group(setting)?),
-        "capture-group" => scalars.capture_group = Some(group(setting)?),
-        "metrics" => scalars.metrics = Some(metrics(setting)?),
-        "feature-level" => scalars.feature_level = Some(feature_level(setting)?),
-        "log-level" => scalars.log_level = Some(log_level(setting)?),
-        "uplink-to-uplink" => scalars.uplink_to_uplink = Some(truth(setting)?),
-        "plug" => scalars.plug = Some(socket_directory(setting)?),
         "socket-path" => {
-            let socket = Some(socket_path(setting)?);
+            let claim = claimed_socket(setting)?;
+            let socket = Some(claim.value.clone().into());
             let mut entry = shorthand(setting, |settings| settings.socket = socket);
-            entry.claims.push(claim(Shared::Socket, setting)?);
+            entry.claims.push(claim);
             checked.entries.push(entry);
         }
         "fd" => {
             let fd = Some(inherited_socket(setting)?);
             checked.entries.push(shorthand(setting, |settings| settings.fd = fd));
         }
+        _ if checked.scalars.read(setting, machine)? => {}
         _ => return Err(unknown_key(setting, SCALAR_KEYS)),
     }
     Ok(())
@@ -155,11 +70,6 @@ fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
     let (at, value) = (setting.at.clone(), settings.name.clone());
     let claims = vec![Claim { what: Shared::Name, value, at: at.clone() }];
     Checked { at, settings, claims }
-}
-
-/// Claims the setting's value.
-fn claim(what: Shared, setting: &Setting) -> Result<Claim, String> {
-    Ok(Claim { what, value: text(setting)?.to_owned(), at: setting.at.clone() })
 }
 
 /// All settings of an entry, and what is wrong with them: each is looked at, once.

@@ -109,47 +109,10 @@ pub fn plan(book: &Book, wanted: &[Entry]) -> Vec<Step> {
 
 /// What differs outside of any entry.
 pub fn scalars(before: &Config, after: &Config) -> Vec<Step> {
-    let control = |config: &Config| {
-        let control = config.control.as_ref()?;
-        let named = |what: &str, group: Option<u32>| {
-            group.map_or_else(String::new, |group| format!(" {what} {group}"))
-        };
-        let groups = named("group", control.group)
-            + &named("admins", control.admins)
-            + &named("capture", control.captors);
-        Some(format!("{}{groups}", control.path.display()))
+    let both = before.words.iter().cloned().zip(after.words.iter().cloned());
+    let differ = both.filter(|(before, after)| before != after);
+    let difference = |((key, from), (_, to))| {
+        Step::Scalar(Difference { key, from, to, effect: Effect::Restart })
     };
-    let plug = |config: &Config| Some(config.plug.as_ref()?.display().to_string());
-    let list = |cpus: &[usize]| {
-        let all: Vec<String> = cpus.iter().map(usize::to_string).collect();
-        (!all.is_empty()).then(|| all.join(","))
-    };
-    let all = [
-        ("workers", Some(before.workers.to_string()), Some(after.workers.to_string())),
-        ("cpus", list(&before.cpus), list(&after.cpus)),
-        ("poll", Some(before.poll.to_string()), Some(after.poll.to_string())),
-        ("age", Some(before.age_seconds.to_string()), Some(after.age_seconds.to_string())),
-        ("control", control(before), control(after)),
-        (
-            "metrics",
-            before.metrics.as_ref().map(|metrics| format!("{metrics:?}")),
-            after.metrics.as_ref().map(|metrics| format!("{metrics:?}")),
-        ),
-        ("log-level", Some(before.log_level.to_string()), Some(after.log_level.to_string())),
-        (
-            "feature-level",
-            Some(before.feature_level.to_string()),
-            Some(after.feature_level.to_string()),
-        ),
-        (
-            "uplink-to-uplink",
-            Some(before.uplink_to_uplink.to_string()),
-            Some(after.uplink_to_uplink.to_string()),
-        ),
-        ("plug", plug(before), plug(after)),
-    ];
-    let differ = all.into_iter().filter(|(_, from, to)| from != to);
-    differ
-        .map(|(key, from, to)| Step::Scalar(Difference { key, from, to, effect: Effect::Restart }))
-        .collect()
+    differ.map(difference).collect()
 }

@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 use testkit::manual::{DATE, escape, hold_completions, hold_page};
 
 use super::super::args;
-use super::super::validate::SCALAR_KEYS;
+use super::super::scalars::SCALAR_KEYS;
 use super::Kind;
 use super::documents::{example, told};
 

@@ -58,6 +58,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
         }
     }
     (expected.ports, expected.template) = (all.ports.clone(), all.template.clone());
+    expected.words.clone_from(&all.words);
     assert_eq!(all, expected);
 }
 

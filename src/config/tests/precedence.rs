@@ -37,6 +37,7 @@ fn defaults() {
         plug: None,
         template: Settings::new(Kind::Template),
         warnings: vec![],
+        words: config(&["--port=a,socket=/a"]).words,
     };
     let plain = Settings { kind: Kind::Port, ..Settings::new(Kind::Template) };
     assert_eq!(plain, Settings::new(Kind::Port));

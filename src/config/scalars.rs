@@ -1,0 +1,145 @@
+//! Settings outside of any entry: one entry of one table for each, from which come the option, its
+//! help, the key in files, and what the command line lays over.
+
+use std::path::PathBuf;
+
+use clap::Arg;
+use log::LevelFilter;
+
+use super::cpus::cpu_list;
+use super::entries::{Claim, Shared};
+use super::keys::Settings;
+use super::raw::Setting;
+use super::value::{
+    feature_level, group, log_level, metrics, number, socket_directory, socket_path, text, truth,
+    workers,
+};
+use super::{Machine, MetricsSocket};
+use crate::limits;
+
+/// An option that is a key as well.
+pub(super) struct Scalar {
+    pub(super) name: &'static str,
+    /// What stands for its value in `--help`.
+    form: &'static str,
+    help: &'static str,
+}
+
+impl Scalar {
+    /// The option.
+    pub(super) fn option(&self) -> Arg {
+        let arg = Arg::new(self.name).long(self.name).value_name(self.form).help(self.help);
+        match self.form {
+            "BOOL" => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+            "N" | "SECONDS" | "LIST" => arg.allow_hyphen_values(true),
+            _ => arg,
+        }
+    }
+}
+
+macro_rules! scalars {
+    ($($name:literal $field:ident: $type:ty = $default:expr, $form:literal, $read:expr, $word:expr,
+        $help:literal;)*) => {
+        /// Settings outside of any entry, where given.
+        #[derive(Debug, Clone, Default)]
+        pub(super) struct Scalars {
+            $(pub(super) $field: Option<$type>,)*
+            pub(super) template: Option<Settings>,
+        }
+
+        impl Scalars {
+            /// These, and `under` where these say nothing.
+            pub(super) fn or(self, under: Scalars) -> Scalars {
+                Scalars {
+                    $($field: self.$field.or(under.$field),)*
+                    template: self.template.or(under.template),
+                }
+            }
+
+            /// All with the defaults where nothing was given.
+            pub(super) fn complete(self) -> Scalars {
+                let Scalars { $($field,)* template } = self;
+                Scalars { $($field: $field.or($default),)* template }
+            }
+
+            /// The keys with their values, where they have any.
+            pub(super) fn words(&self) -> Vec<(&'static str, Option<String>)> {
+                $(let $field: fn(&$type) -> String = $word;)*
+                vec![$(($name, self.$field.as_ref().map($field)),)*]
+            }
+
+            /// Reads a setting; false if it is none of these.
+            pub(super) fn read(
+                &mut self,
+                setting: &Setting,
+                machine: Machine<'_>,
+            ) -> Result<bool, String> {
+                match setting.key.as_str() {
+                    $($name => {
+                        let read: fn(&Setting, Machine<'_>) -> Result<$type, String> = $read;
+                        self.$field = Some(read(setting, machine)?);
+                    })*
+                    _ => return Ok(false),
+                }
+                Ok(true)
+            }
+        }
+
+        pub(super) const SCALARS: &[Scalar] =
+            &[$(Scalar { name: $name, form: $form, help: $help },)*];
+        /// All that may stand outside of an entry.
+        pub(super) const SCALAR_KEYS: &[&str] =
+            &["port", "tap", "stream", $($name,)* "template", "socket-path", "fd"];
+    };
+}
+
+// key, field: type = default, what stands for a value, how it is read and written, help
+scalars! {
+    "workers" workers: usize = Some(limits::DEFAULT_WORKERS), "N",
+        |setting, machine| workers(setting, machine.cpus), usize::to_string,
+        "Threads that forward frames, or auto: one for each CPU, at most 4 [default: 1]";
+    "cpus" cpus: Vec<usize> = None, "LIST",
+        |setting, machine| cpu_list(setting, machine.allowed), |cpus| list(cpus),
+        "Bind worker i to the i-th of these CPUs, in turn, such as 0,2-3";
+    "poll" poll: bool = Some(false), "BOOL", |setting, _| truth(setting), bool::to_string,
+        "Spin instead of sleeping: lowest latency, and a whole CPU for each worker";
+    "age" age: u32 = Some(limits::FDB_AGE_SECONDS), "SECONDS",
+        |setting, _| number(setting, 1, limits::MAX_AGE_SECONDS.into()), u32::to_string,
+        "Seconds after which a silent address is forgotten [default: 300]";
+    "control" control: Claim = None, "PATH", |setting, _| claimed_socket(setting),
+        |claim| claim.value.clone(),
+        "Listen here for vioswitchctl, which shows and changes the switch while it runs";
+    "control-group" control_group: u32 = None, "GROUP", |setting, _| group(setting), u32::to_string,
+        "Who may connect there and look: group of the control socket";
+    "control-admin-group" control_admin_group: u32 = None, "GROUP",
+        |setting, _| group(setting), u32::to_string,
+        "Who of them may change the switch, beside root and the daemon's user";
+    "capture-group" capture_group: u32 = None, "GROUP", |setting, _| group(setting), u32::to_string,
+        "Who of them may look at frames, beside root and the daemon's user";
+    "metrics" metrics: MetricsSocket = None, "ADDRESS", |setting, _| metrics(setting),
+        MetricsSocket::to_string,
+        "Answer GET /metrics here, for Prometheus: ADDRESS:PORT, unix:PATH, or fd (inherited)";
+    "feature-level" feature_level: u8 = Some(limits::FEATURE_LEVELS), "N",
+        |setting, _| feature_level(setting), u8::to_string,
+        "Offer no more than at this feature level, so that VMs can migrate to older hosts";
+    "log-level" log_level: LevelFilter = Some(LevelFilter::Info), "LEVEL",
+        |setting, _| log_level(setting), LevelFilter::to_string,
+        "Log off, error, warn, info, debug or trace; RUST_LOG wins [default: info]";
+    "uplink-to-uplink" uplink_to_uplink: bool = Some(false), "BOOL", |setting, _| truth(setting),
+        bool::to_string,
+        "Forward between two TAPs as well; two TAPs in one bridge are then a loop";
+    "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
+        |path| path.to_string_lossy().into_owned(),
+        "Make ports of the sockets that turn up here, as libvirt's mode='server' makes them";
+}
+
+fn list(cpus: &[usize]) -> String {
+    cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// The path of a socket, which is no port's then.
+pub(super) fn claimed_socket(setting: &Setting) -> Result<Claim, String> {
+    socket_path(setting)?;
+    let (value, at) = (text(setting)?.to_owned(), setting.at.clone());
+    Ok(Claim { what: Shared::Socket, value, at })
+}
