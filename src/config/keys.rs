@@ -46,6 +46,15 @@ impl Kind {
         }
     }
 
+    /// As methods of the control socket are called: `AddPort`, `SetTap`.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Kind::Port | Kind::Template => "Port",
+            Kind::Tap => "Tap",
+            Kind::Stream => "Stream",
+        }
+    }
+
     /// The kind of ports that is called so.
     pub fn named(name: &str) -> Option<Kind> {
         Kind::PORTS.into_iter().find(|kind| kind.name() == name)
@@ -99,7 +108,10 @@ fn wrapped(tag: &str, text: &str) -> String {
         if lines.last().is_none_or(|line| line.len() + 1 + word.len() > HELP_COLUMNS) {
             lines.push(" ".repeat(HELP_INDENT + 2));
         }
-        lines.iter_mut().last().map(|line| *line = format!("{line} {word}"));
+        if let Some(line) = lines.last_mut() {
+            *line += " ";
+            *line += word;
+        }
     }
     lines.join("\n")
 }

@@ -61,12 +61,12 @@ pub enum Command {
     /// Uplinks
     Tap {
         #[command(subcommand)]
-        command: Tap,
+        command: Port,
     },
     /// Ports for processes that speak QEMU's -netdev stream, such as passt
     Stream {
         #[command(subcommand)]
-        command: Stream,
+        command: Port,
     },
     /// The configuration in force, and reading its files again
     Config {
@@ -226,7 +226,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Subcommand)]
 pub enum Port {
-    /// List all ports, TAPs and streams
+    /// List them: tap list and stream list have those alone, port list has all
     List {
         /// Their names alone
         #[arg(long)]
@@ -234,7 +234,7 @@ pub enum Port {
     },
     /// Show all that is known of one
     Show(Shown),
-    /// Wait until its socket is there, or a VM is attached
+    /// Wait until its socket is there, or frames pass
     Wait {
         #[arg(value_name = "NAME")]
         name: String,
@@ -245,13 +245,13 @@ pub enum Port {
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
-    /// Add a port; the keys are those of vioswitchd --port
+    /// Add one; the keys are those of vioswitchd --{kind}
     ///
     /// Without socket=PATH it is NAME.sock beside the control socket.
     Add {
         #[arg(value_name = "NAME")]
         name: String,
-        /// {keys of port}
+        /// {keys}
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
         /// Succeed if there is one of this name with these settings
@@ -271,71 +271,11 @@ pub enum Port {
     Set {
         #[arg(value_name = "NAME")]
         name: String,
-        /// {live keys of port}
+        /// {live keys}
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
-    /// Disconnect its front-end and take it away
-    Del(Deleted),
-}
-
-#[derive(Debug, Subcommand)]
-pub enum Tap {
-    /// List all TAPs
-    List,
-    /// Show all that is known of one
-    Show(Shown),
-    /// Add a TAP; the keys are those of vioswitchd --tap
-    Add {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// {keys of tap}
-        #[arg(value_name = "KEY=VALUE")]
-        settings: Vec<String>,
-        /// Succeed if there is one of this name with these settings
-        #[arg(long)]
-        may_exist: bool,
-    },
-    /// Change settings while it serves; KEY= puts one back to its default
-    Set {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// {live keys of tap}
-        #[arg(value_name = "KEY=VALUE", required = true)]
-        settings: Vec<String>,
-    },
-    /// Take it away, and its interface if the switch made it
-    Del(Deleted),
-}
-
-#[derive(Debug, Subcommand)]
-pub enum Stream {
-    /// List all streams
-    List,
-    /// Show all that is known of one
-    Show(Shown),
-    /// Add a stream; the keys are those of vioswitchd --stream
-    ///
-    /// Without socket=PATH it is NAME.sock beside the control socket.
-    Add {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// {keys of stream}
-        #[arg(value_name = "KEY=VALUE")]
-        settings: Vec<String>,
-        /// Succeed if there is one of this name with these settings
-        #[arg(long)]
-        may_exist: bool,
-    },
-    /// Change settings while it serves; KEY= puts one back to its default
-    Set {
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// {live keys of stream}
-        #[arg(value_name = "KEY=VALUE", required = true)]
-        settings: Vec<String>,
-    },
-    /// Disconnect its peer and take it away
+    /// Disconnect what is behind it and take it away, with an interface that the switch made
     Del(Deleted),
 }
 
@@ -414,27 +354,34 @@ pub fn command() -> clap::Command {
     let command = ports.get_subcommands().fold(Options::command(), |command, inner| {
         command.mut_subcommand(inner.get_name(), |inner| inner.hide(true))
     });
-    with_keys(command)
+    with_keys(command, Kind::Port)
 }
 
 /// The same with the keys of ports where help is to list them.
-fn with_keys(command: clap::Command) -> clap::Command {
-    let list = |help: String, kind: Kind| {
-        let all = |keys: &mut dyn Iterator<Item = &Key>| {
-            let keys = keys.filter(|key| key.name != "name").map(|key| match key.is_list {
-                true => format!("{} (repeatable)", key.name),
-                false => key.name.to_owned(),
-            });
-            keys.collect::<Vec<_>>().join(", ")
-        };
-        help.replace(&format!("{{keys of {kind}}}"), &all(&mut kind.keys()))
-            .replace(&format!("{{live keys of {kind}}}"), &all(&mut kind.live_keys()))
+fn with_keys(command: clap::Command, kind: Kind) -> clap::Command {
+    let kind = Kind::named(command.get_name()).unwrap_or(kind);
+    let list = |keys: &mut dyn Iterator<Item = &Key>| {
+        let keys = keys.filter(|key| key.name != "name").map(|key| match key.is_list {
+            true => format!("{} (repeatable)", key.name),
+            false => key.name.to_owned(),
+        });
+        keys.collect::<Vec<_>>().join(", ")
     };
-    let with_list = |arg: clap::Arg| {
-        let help = arg.get_help().map(ToString::to_string).filter(|help| help.contains('{'));
-        help.map_or(arg.clone(), |help| arg.help(Kind::PORTS.into_iter().fold(help, list)))
+    let filled = |text: String| {
+        text.replace("{keys}", &list(&mut kind.keys()))
+            .replace("{live keys}", &list(&mut kind.live_keys()))
+            .replace("{kind}", kind.name())
     };
-    command.mut_args(with_list).mut_subcommands(with_keys)
+    let texts = [command.get_about(), command.get_long_about()];
+    let [about, long] = texts.map(|text| text.map(|text| filled(text.to_string())));
+    let command = about.into_iter().fold(command, clap::Command::about);
+    let command = long.into_iter().fold(command, clap::Command::long_about);
+    command
+        .mut_args(|arg| match arg.get_help().map(|help| filled(help.to_string())) {
+            Some(help) => arg.help(help),
+            None => arg,
+        })
+        .mut_subcommands(|inner| with_keys(inner, kind))
 }
 
 /// Reads the arguments, the program's name first. An option wins over the environment.

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use vioswitch::config::Kind;
 
 use crate::args::State;
 use crate::client::Client;
@@ -195,10 +196,10 @@ pub fn wait(
 }
 
 /// `tap list`, `stream list`: ports of one kind.
-pub fn of_kind(client: &mut Client, kind: &str) -> Result<Value, Failure> {
+pub fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Value, Failure> {
     let mut all = list(client, "ListPorts", "ports", json!({}))?;
-    if let Some(ports) = all["ports"].as_array_mut() {
-        ports.retain(|port| port["kind"] == kind);
+    if let (Some(kind), Some(ports)) = (kind, all["ports"].as_array_mut()) {
+        ports.retain(|port| port["kind"] == kind.name());
     }
     Ok(all)
 }

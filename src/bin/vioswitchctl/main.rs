@@ -33,9 +33,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
-use vioswitch::config::{KEYS, Key};
+use vioswitch::config::{KEYS, Key, Kind};
 
-use args::{Command, Config, Fdb, Options, Port, Stream, Tap};
+use args::{Command, Config, Fdb, Options, Port};
 use client::Client;
 use failure::Failure;
 
@@ -138,11 +138,11 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         }
         Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
         Command::Stats { watch: None } => (look::stats(&mut client)?, show::stats),
-        Command::Port { command } | Command::OfPort(command) => port(&mut client, command)?,
+        Command::Port { command } | Command::OfPort(command) => port(&mut client, None, command)?,
         Command::Config { command } => configuration(&mut client, command)?,
         Command::Fdb { command } => fdb(&mut client, command)?,
-        Command::Tap { command } => tap(&mut client, command)?,
-        Command::Stream { command } => stream(&mut client, command)?,
+        Command::Tap { command } => port(&mut client, Some(Kind::Tap), command)?,
+        Command::Stream { command } => port(&mut client, Some(Kind::Stream), command)?,
     };
     let text = if options.json { format!("{answer:#}\n") } else { table(&answer) };
     let differs =
@@ -160,12 +160,13 @@ fn ask(client: &mut Client, method: &str, parameters: Value) -> Result<Value, Fa
     client.call(&format!("{SWITCH}.{method}"), parameters)
 }
 
-/// The commands about ports.
-fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
+/// The commands about ports of a kind; of none, which is of any, VMs' are added and set.
+fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told, Failure> {
+    let method = |verb: &str| format!("{verb}{}", kind.unwrap_or(Kind::Port).title());
     Ok(match command {
         Port::List { names } => {
             let table = if *names { show::names } else { show::ports };
-            (list(client, "ListPorts", "ports", json!({}))?, table)
+            (look::of_kind(client, kind)?, table)
         }
         Port::Show(one) => (look::port(client, &one.name, one.rate)?, details::show),
         Port::Wait { name, state, timeout } => {
@@ -173,7 +174,7 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
         }
         Port::Add { name, settings, may_exist, wait, timeout } => {
             let wanted = new_port(name, settings, *may_exist)?;
-            let mut added = ask(client, "AddPort", wanted)?;
+            let mut added = ask(client, &method("Add"), wanted)?;
             if let Some(state) = wait {
                 let waited = look::wait(client, name, *state, *timeout)?;
                 added["port"] = waited["port"].clone();
@@ -181,40 +182,10 @@ fn port(client: &mut Client, command: &Port) -> Result<Told, Failure> {
             (added, show::added)
         }
         Port::Set { name, settings } => {
-            (ask(client, "SetPort", changed(name, settings)?)?, show::changes)
+            (ask(client, &method("Set"), changed(name, settings)?)?, show::changes)
         }
-        Port::Del(one) => (delete(client, &one.name, None, one.if_exists)?, show::deleted),
-    })
-}
-
-/// The commands about TAPs alone.
-fn tap(client: &mut Client, command: &Tap) -> Result<Told, Failure> {
-    Ok(match command {
-        Tap::List => (look::of_kind(client, "tap")?, show::ports),
-        Tap::Show(one) => (look::port(client, &one.name, one.rate)?, details::show),
-        Tap::Add { name, settings, may_exist } => {
-            (ask(client, "AddTap", new_port(name, settings, *may_exist)?)?, show::nothing)
-        }
-        Tap::Set { name, settings } => {
-            (ask(client, "SetTap", changed(name, settings)?)?, show::changes)
-        }
-        Tap::Del(one) => (delete(client, &one.name, Some("tap"), one.if_exists)?, show::deleted),
-    })
-}
-
-/// The commands about streams alone.
-fn stream(client: &mut Client, command: &Stream) -> Result<Told, Failure> {
-    Ok(match command {
-        Stream::List => (look::of_kind(client, "stream")?, show::ports),
-        Stream::Show(one) => (look::port(client, &one.name, one.rate)?, details::show),
-        Stream::Add { name, settings, may_exist } => {
-            (ask(client, "AddStream", new_port(name, settings, *may_exist)?)?, show::added)
-        }
-        Stream::Set { name, settings } => {
-            (ask(client, "SetStream", changed(name, settings)?)?, show::changes)
-        }
-        Stream::Del(one) => {
-            (delete(client, &one.name, Some("stream"), one.if_exists)?, show::deleted)
+        Port::Del(one) => {
+            (delete(client, &one.name, kind.map(Kind::name), one.if_exists)?, show::deleted)
         }
     })
 }

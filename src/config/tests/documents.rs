@@ -132,8 +132,8 @@ fn parameters<'k>(keys: impl Iterator<Item = &'k Key>, is_new: bool) -> String {
 fn the_interface_has_every_key() {
     let file = "docs/io.vioswitch.Switch.varlink";
     let mut text = read(file);
-    for (kind, name) in Kind::PORTS.into_iter().zip(["Port", "Tap", "Stream"]) {
-        let keys = parameters(kind.keys(), true);
+    for kind in Kind::PORTS {
+        let (name, keys) = (kind.title(), parameters(kind.keys(), true));
         text = with(&text, &format!("\nmethod Add{name}(\n"), "  may_exist:", &keys);
         let live = parameters(kind.key("name").into_iter().chain(kind.live_keys()), false);
         text = with(&text, &format!("\nmethod Set{name}(\n"), "  unset:", &live);

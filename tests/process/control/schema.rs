@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::host;
 use testkit::proc::Dir;
 use testkit::vm::{Vm, VmConfig};
@@ -261,6 +261,25 @@ fn the_descriptions_are_varlink() {
             assert!(child.wait().expect("varlinkctl").success(), "{name}");
         }
     }
+}
+
+/// What is described is there; one that is mistyped is told what was perhaps meant.
+#[test]
+fn every_method_that_is_described_is_there() {
+    let lab = Lab::new(1, &[]);
+    let mut client = lab.client();
+    let methods = INTERFACE.lines().filter_map(|line| line.strip_prefix("method "));
+    let methods: Vec<&str> = methods.filter_map(|line| line.split('(').next()).collect();
+    assert!(methods.len() > 20, "{methods:?}");
+    for method in methods {
+        let answer = client.call(method, json!({"?": 1}));
+        let error = answer["error"].as_str().expect("a parameter that there is not");
+        assert!(!error.ends_with("MethodNotFound"), "{method}: {answer}");
+    }
+    let answer = client.call("AdPort", json!({}));
+    assert_eq!(answer["error"], "org.varlink.service.MethodNotFound");
+    assert_eq!(answer["parameters"]["nearest"], "AddPort");
+    lab.d.stop();
 }
 
 /// What is read from files, and how it differs from them.

@@ -36,7 +36,7 @@ const STEP: Duration = Duration::from_millis(200);
 pub struct Run {
     #[arg(value_name = "NAME")]
     name: String,
-    /// {keys of port}
+    /// {keys}
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// QEMU's program and its arguments, behind --
