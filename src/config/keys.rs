@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    FEATURE_LEVEL, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME,
+    ADMIN, FEATURE_LEVEL, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME,
     OFFLOAD, ON_OFF, PERMISSIONS, QUEUES, SOCKET,
 };
-use super::types::{Memory, Mode, Offload, Slot, is_list, words_of};
+use super::types::{Admin, Memory, Mode, Offload, Slot, is_list, words_of};
 use crate::frame::MacAddr;
 use crate::limits;
 
@@ -299,6 +299,9 @@ port_keys! {
          no limit if not set.";
     "feature-level" feature_level: Option<u8> = None, FEATURE_LEVEL, VMS, Reconnect, "2",
         "As for all ports, for this one.";
+    "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
+        "A port that is `down` keeps its front-end and forwards nothing: what comes from there and \
+         what is for it is dropped and counted.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "Whether a VM's memory must all be there (`prealloc`), as with QEMU's prealloc=on; \
          else what it never used is allocated when frames get there, on the daemon's account.";

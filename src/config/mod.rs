@@ -25,7 +25,7 @@ pub use nearest::nearest;
 pub use raw::Value;
 pub use settings::{Difference, Entry, Origin, Wrong};
 pub use sources::{Text, Texts};
-pub use types::{Memory, Mode, Offload};
+pub use types::{Admin, Memory, Mode, Offload};
 pub use value::is_port_name;
 
 mod args;

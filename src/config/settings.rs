@@ -6,7 +6,7 @@ use super::Endpoint;
 use super::entries::{Shared, conflicts};
 use super::keys::{Effect, KEYS, Key, Kind, Settings};
 use super::raw::{Complaint, Place, Section, Setting, Value};
-use super::types::Mode;
+use super::types::{Admin, Mode};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
 use crate::switch::PortPolicy;
@@ -119,7 +119,7 @@ impl Settings {
 
     /// What is asked of the port beyond forwarding.
     pub fn policy(&self) -> PortPolicy {
-        PortPolicy { flood_unknown: self.flood }
+        PortPolicy { flood_unknown: self.flood, forwards: self.admin == Admin::Up }
     }
 
     /// The port that this template makes of the socket at `path`.

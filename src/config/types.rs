@@ -162,6 +162,19 @@ impl Words for Mode {
         &[("server", Mode::Server), ("client", Mode::Client)];
 }
 
+/// What the administrator has a port do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admin {
+    /// It forwards.
+    Up,
+    /// It forwards nothing.
+    Down,
+}
+
+impl Words for Admin {
+    const WORDS: &'static [(&'static str, Admin)] = &[("up", Admin::Up), ("down", Admin::Down)];
+}
+
 /// What of a VM's memory must be there when it is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
@@ -233,5 +246,6 @@ pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const OFFLOAD: Type<Offload> = words();
 pub(super) const ON_OFF: Type<bool> = words();
 pub(super) const FLOOD: Type<bool> = shown(words());
+pub(super) const ADMIN: Type<Admin> = shown(words());
 pub(super) const LABEL: Type<String> =
     shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));

@@ -79,6 +79,7 @@ pub fn state(port: &Port) -> &'static str {
     match &port.endpoint {
         _ if port.is_leaving() => "removing",
         _ if port.is_left_out() => "left_out",
+        _ if !port.policy.get().forwards => "disabled",
         Endpoint::Device(_) if port.is_up() && port.mtu.link_is_down() => "down",
         _ if port.is_up() => "attached",
         Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",

@@ -41,6 +41,10 @@ impl Switch {
         let trace = policy.trace(ingress, source, destination);
         let mut told = Told::default();
         told.coming(port);
+        if !port.policy.get().forwards {
+            told.reason = Some(DropReason::AdminDown);
+            return Ok(told.answer());
+        }
         told.source(&ports, source, trace.source);
         match trace.decision {
             Decision::Unicast(to) => {
@@ -59,7 +63,7 @@ impl Switch {
                         if to.id != port.id {
                             told.step(format!("not to {}: both are uplinks", quote(to)));
                         }
-                    } else if !to.policy.get().takes(flood) {
+                    } else if to.policy.get().forwards && !to.policy.get().takes(flood) {
                         told.step(format!("not to {}: flood=off", quote(to)));
                     } else {
                         told.leaving(to, length);
@@ -106,7 +110,10 @@ impl Told {
     /// Whether it gets out of a port.
     fn leaving(&mut self, port: &Port, length: u32) {
         let (to, state, most) = (quote(port), show::state(port), port.mtu.max_len());
-        let reason = if port.as_tap().is_some() && !port.is_up() {
+        let reason = if !port.policy.get().forwards {
+            self.step(format!("not to {to}: it is administratively down (admin=down)"));
+            DropReason::AdminDown
+        } else if port.as_tap().is_some() && !port.is_up() {
             let why =
                 if port.is_left_out() { "it has no interface" } else { "its interface is gone" };
             self.step(format!("not to {to}: {why}"));
@@ -146,6 +153,11 @@ impl Told {
                 ("is an address that a bridge keeps to itself", DropReason::Reserved)
             }
             DropCause::Hairpin => ("lives on the same port", DropReason::Hairpin),
+            // The step about its port has said so.
+            DropCause::AdminDown => {
+                self.reason = Some(DropReason::AdminDown);
+                return;
+            }
             DropCause::UplinkToUplink => {
                 ("lives on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
             }

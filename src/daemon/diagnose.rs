@@ -56,6 +56,7 @@ impl View {
             link: link(port),
             mtu: port.mtu.get(),
             addresses: self.fdb.port_len(port.id),
+            is_disabled: !port.policy.get().forwards,
             broken: broken(port),
             offloads: offloads(port),
             moment,

@@ -47,6 +47,8 @@ pub struct Port {
     pub mtu: Option<u32>,
     /// Addresses that live there.
     pub addresses: usize,
+    /// The administrator has it forward nothing.
+    pub is_disabled: bool,
     /// Rings that are left alone, by their index.
     pub broken: Vec<usize>,
     /// Frames that went out, and what was done for some of them, since the port began.

@@ -61,6 +61,7 @@ macro_rules! codes {
 codes! {
     DEGRADED "degraded" Fail;
     NOT_KEPT "not-kept" Warn;
+    PORT_DISABLED "port-disabled" Warn;
     RING_BROKEN "ring-broken" Fail;
     RECEIVER_OVERLOADED "receiver-overloaded" Warn;
     FRAMES_TOO_LONG "frames-too-long" Warn;

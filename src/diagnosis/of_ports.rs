@@ -2,8 +2,8 @@
 
 use super::facts::{Facts, Link, LinkState, Offloads, Port, Sender};
 use super::{
-    FRAMES_TOO_LONG, Finding, Level, OFFLOADS_IN_SOFTWARE, RECEIVER_OVERLOADED, RING_BROKEN,
-    TAP_DOWN, TAP_GONE, UPLINKS_IN_ONE_BRIDGE,
+    FRAMES_TOO_LONG, Finding, Level, OFFLOADS_IN_SOFTWARE, PORT_DISABLED, RECEIVER_OVERLOADED,
+    RING_BROKEN, TAP_DOWN, TAP_GONE, UPLINKS_IN_ONE_BRIDGE,
 };
 
 /// So many frames done in software are no accident of a boot.
@@ -20,6 +20,7 @@ const MOST_NAMED: usize = 3;
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for port in &facts.ports {
         found.extend(port.link.as_ref().and_then(|link| down(port, link)));
+        found.extend(disabled(port));
         found.extend(broken(port));
         found.extend(overloaded(port));
         found.extend(too_long(port));
@@ -43,6 +44,12 @@ fn down(port: &Port, Link { interface, state, .. }: &Link) -> Option<Finding> {
             Some(Finding::of(TAP_GONE, port, cause, command))
         }
     }
+}
+
+fn disabled(port: &Port) -> Option<Finding> {
+    let cause = "it is administratively down: nothing is forwarded".to_owned();
+    let command = format!("vioswitchctl port set {} admin=up", port.name);
+    port.is_disabled.then(|| Finding::of(PORT_DISABLED, port, cause, command))
 }
 
 fn broken(port: &Port) -> Option<Finding> {

@@ -40,7 +40,7 @@ fn healthy() -> Facts {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const FAULTS: [Fault; 15] = [
+const FAULTS: [Fault; 16] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
         let port = Some("vm2".to_owned());
@@ -71,6 +71,7 @@ const FAULTS: [Fault; 15] = [
         facts.uplink_to_uplink = true;
         facts.ports[3] = uplink("away", 1);
     }),
+    ("port-disabled", |facts| facts.ports[0].is_disabled = true),
 ];
 
 fn state(facts: &mut Facts, state: LinkState) {

@@ -86,6 +86,9 @@ impl<'a> Classifier<'a> {
     /// A frame of another stream than the one before.
     #[inline(never)]
     fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
+        if !self.policy.ports.forwards(self.port) {
+            return Err(DropReason::AdminDown);
+        }
         if !addresses.same_source(self.last) {
             self.admit(ethernet::source(&frame.snapshot))?;
         }
@@ -130,6 +133,11 @@ impl<'a> Classifier<'a> {
     fn resolve(&mut self, to: MacAddr) {
         let Classifier { policy, ingress, .. } = self;
         self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
+        if let Decision::Unicast(egress) = self.decision
+            && !policy.ports.forwards(&policy.ports[egress])
+        {
+            self.decision = Decision::Drop(DropCause::AdminDown);
+        }
         self.receivers = match self.decision {
             Decision::Unicast(egress) => match &self.policy.ports[egress].endpoint {
                 Endpoint::Guest(guest) => guest.receivers(),
@@ -286,5 +294,6 @@ fn reason(cause: DropCause) -> DropReason {
         DropCause::BadSource => DropReason::BadSource,
         DropCause::Hairpin => DropReason::Hairpin,
         DropCause::UplinkToUplink => DropReason::UplinkToUplink,
+        DropCause::AdminDown => DropReason::AdminDown,
     }
 }

@@ -361,22 +361,28 @@ impl Line {
 #[derive(Debug)]
 pub struct LivePolicy {
     flood_unknown: AtomicBool,
+    forwards: AtomicBool,
 }
 
 impl LivePolicy {
     fn new(policy: PortPolicy) -> LivePolicy {
-        LivePolicy { flood_unknown: AtomicBool::new(policy.flood_unknown) }
+        let PortPolicy { flood_unknown, forwards } = policy;
+        LivePolicy { flood_unknown: flood_unknown.into(), forwards: forwards.into() }
     }
 
     /// The policy now.
     #[inline(always)]
     pub fn get(&self) -> PortPolicy {
-        PortPolicy { flood_unknown: self.flood_unknown.load(Ordering::Relaxed) }
+        PortPolicy {
+            flood_unknown: self.flood_unknown.load(Ordering::Relaxed),
+            forwards: self.forwards.load(Ordering::Relaxed),
+        }
     }
 
     /// Another one.
     pub fn set(&self, policy: PortPolicy) {
         self.flood_unknown.store(policy.flood_unknown, Ordering::Relaxed);
+        self.forwards.store(policy.forwards, Ordering::Relaxed);
     }
 }
 

@@ -65,6 +65,12 @@ impl PortTable {
         self.plain
     }
 
+    /// True if frames may come from a port of this table and go there.
+    #[inline(always)]
+    pub fn forwards(&self, port: &Port) -> bool {
+        self.plain || port.policy.get().forwards
+    }
+
     /// True if somebody wants copies of frames.
     #[inline(always)]
     pub fn is_captured(&self) -> bool {

@@ -77,6 +77,10 @@ drop_reasons! {
     "the destination is on the port that the frame came from",
     "nothing, where the guest bridges between several addresses of its own";
 
+    AdminDown, "admin_down", "in",
+    "the port that the frame came from, or that it is for, is administratively down",
+    "vioswitchctl port set NAME admin=up, where that is not what was wanted";
+
     UplinkToUplink, "uplink_to_uplink", "in",
     "from one uplink to another, which is a loop unless it is configured",
     "--uplink-to-uplink, if the two are to be joined";

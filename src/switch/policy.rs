@@ -48,15 +48,17 @@ pub struct Ingress {
 pub struct PortPolicy {
     /// Frames for addresses that nobody is known for go there too.
     pub flood_unknown: bool,
+    /// Frames pass; otherwise none does, in either direction.
+    pub forwards: bool,
 }
 
 impl PortPolicy {
     /// Nothing is asked.
-    pub const PLAIN: PortPolicy = PortPolicy { flood_unknown: true };
+    pub const PLAIN: PortPolicy = PortPolicy { flood_unknown: true, forwards: true };
 
     /// Whether such floods go there.
     pub fn takes(self, flood: Flood) -> bool {
-        flood == Flood::Group || self.flood_unknown
+        self.forwards && (flood == Flood::Group || self.flood_unknown)
     }
 }
 
@@ -104,6 +106,8 @@ pub enum DropCause {
     Hairpin,
     /// From one uplink to another, which the rules do not allow.
     UplinkToUplink,
+    /// One of its ports does not forward ([`PortPolicy`]).
+    AdminDown,
 }
 
 impl Rules {

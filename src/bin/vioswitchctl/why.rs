@@ -235,7 +235,7 @@ impl Report {
                 port["front_end"]["pid"]
             ),
             // The findings have that.
-            "gone" | "down" => return,
+            "gone" | "down" | "disabled" => return,
             _ if port["in"]["frames"] == 0 && vm => format!(
                 "the guest behind '{name}' has never sent a frame: its interface is down, or has \
                  no address"

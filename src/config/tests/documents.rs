@@ -182,7 +182,7 @@ fn places(key: &Key) -> Vec<String> {
 /// A key is a line of the table, a type, and what is done with it.
 #[test]
 fn a_key_is_named_in_few_places() {
-    for name in ["label", "flood", "platform", "memory"] {
+    for name in ["label", "admin", "flood", "platform", "memory"] {
         let key = KEYS.iter().find(|key| key.name == name).expect(name);
         let places = places(key);
         println!("{name}: {places:#?}");

@@ -414,3 +414,44 @@ fn why_takes_addresses() {
     assert!(own[0].contains("are both behind 'p0'"), "{own:?}");
     lab.d.stop();
 }
+
+/// A port that is administratively down forwards nothing, in either direction, keeps its front-end,
+/// and says so wherever somebody looks.
+#[test]
+fn a_port_that_is_down_forwards_nothing_and_says_so() {
+    let lab = Lab::new(2, &[]);
+    let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id), VmConfig::new(id as u8)));
+    let [one, two] = &mut vms;
+    let shown = |name: &str| lab.json(&["port", "show", name])["port"].clone();
+    talk(one, two, 50);
+    talk(two, one, 50);
+    let frame = |to: [u8; 6], from: [u8; 6]| [&to[..], &from, &[0x88, 0xb5], &[7; 46]].concat();
+    let drops = |name: &str| shown(name)["in"]["drops"]["admin_down"].as_u64().unwrap_or(0);
+    assert_eq!(lab.done(&["port", "set", "p1", "admin=down"]), "admin up -> down  now\n");
+    // For it, to its address and to all, and from it.
+    let out = shown("p1")["out"]["frames"].clone();
+    let [first, second] = [one.mac(), two.mac()];
+    one.tx[0].send_waiting(&frame(second, first), LOST);
+    two.tx[0].send_waiting(&frame(first, second), LOST);
+    two.tx[0].send_waiting(&frame([0xff; 6], second), LOST);
+    one.tx[0].send_waiting(&frame([0xff; 6], first), LOST);
+    assert!(wait_for(LOST, || (drops("p0"), drops("p1")) == (1, 2)), "{}", lab.done(&["stats"]));
+    assert_eq!(shown("p1")["out"]["frames"], out);
+    let port = shown("p1");
+    assert_eq!((&port["state"], &port["admin"]), (&json!("disabled"), &json!("down")));
+    let list = lab.done(&["port", "list"]);
+    assert!(list.lines().next().is_some_and(|title| title.ends_with("ADMIN")), "{list}");
+    let spelled = |mac: [u8; 6]| mac.map(|octet| format!("{octet:02x}")).join(":");
+    let (to, from) = (spelled(second), spelled(first));
+    let told = lab.done(&["trace", "p0", &format!("src={from}"), &format!("dst={to}")]);
+    assert!(told.contains("it is dropped: admin_down"), "{told}");
+    let told = lab.done(&["trace", "p1", &format!("src={to}"), &format!("dst={from}")]);
+    assert!(told.contains("it is dropped: admin_down"), "{told}");
+    let finding = is_found(&lab, "p1", "port-disabled");
+    assert_eq!(finding["command"], "vioswitchctl port set p1 admin=up");
+    one_has(&why(&lab, "p0", "p1"), "administratively down");
+    assert_eq!(lab.done(&["port", "set", "p1", "admin="]), "admin down -> up  now\n");
+    talk(one, two, 50);
+    assert!(vms.iter_mut().all(|vm| vm.fe.still_served()));
+    lab.d.stop();
+}
