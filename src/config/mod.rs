@@ -273,7 +273,6 @@ impl Request {
         let merged = entries::overlay(under, self.over.clone());
         one_line(&merged.complaints)?;
         let mut config = merged.config;
-        config.warnings.clone_from(&texts.warnings);
         if config.workers > self.cpus {
             let (workers, cpus) = (config.workers, counted(self.cpus, "CPU"));
             config.warnings.push(format!("{workers} workers share {cpus}: fewer forward more"));

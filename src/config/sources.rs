@@ -11,10 +11,6 @@ use crate::limits::{MAX_CONFIG_BYTES, MAX_CONFIG_FILES, MAX_CONFIG_TOTAL_BYTES};
 
 /// The directory beside the named file.
 const DIRECTORY: &str = "conf.d";
-/// What the file was called in releases before conf.d, …
-const OLD_NAME: &str = "vioswitchd.toml";
-/// … and is now.
-const NAME: &str = "vioswitch.toml";
 
 /// A file as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,20 +21,17 @@ pub struct Text {
     pub bytes: Vec<u8>,
 }
 
-/// All files, in the order in which they count, and what is to be said of them.
+/// All files, in the order in which they count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Texts {
     /// The files.
     pub files: Vec<Text>,
-    /// What the administrator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Reads `path` and what is in `conf.d` beside it. An error is a line that names the file.
 pub(super) fn read(path: &Path) -> Result<Texts, String> {
-    let (path, warnings) = main_file(path);
     let shown = |path: &Path| quote(&path.to_string_lossy());
-    let mut files = vec![file(&path).map_err(|error| format!("{}: {error}", shown(&path)))?];
+    let mut files = vec![file(path).map_err(|error| format!("{}: {error}", shown(path)))?];
     let directory = path.parent().unwrap_or(Path::new("")).join(DIRECTORY);
     let more = names(&directory).map_err(|error| format!("{}: {error}", shown(&directory)))?;
     let mut total = files[0].bytes.len() as u64;
@@ -51,24 +44,7 @@ pub(super) fn read(path: &Path) -> Result<Texts, String> {
         }
         files.push(text);
     }
-    Ok(Texts { files, warnings })
-}
-
-/// The named file, or what stands in its place from an earlier release.
-fn main_file(named: &Path) -> (PathBuf, Vec<String>) {
-    let old = named.with_file_name(OLD_NAME);
-    let is = |name: &str| named.file_name() == Some(OsStr::new(name));
-    let missing = |path: &Path| matches!(path.try_exists(), Ok(false));
-    let path = if is(NAME) && missing(named) && !missing(&old) { old } else { named.to_owned() };
-    let mut warnings = Vec::new();
-    if path.file_name() == Some(OsStr::new(OLD_NAME)) {
-        warnings.push(format!(
-            "the configuration is now called {NAME}: mv {} {}",
-            path.display(),
-            path.with_file_name(NAME).display()
-        ));
-    }
-    (path, warnings)
+    Ok(Texts { files })
 }
 
 /// The files of a directory that count, by name; none if there is no such directory.

@@ -263,5 +263,5 @@ fn texts(kept: &Value, key: &str) -> Option<Texts> {
         let (name, text) = (file["name"].as_str()?, file["text"].as_str()?);
         Some(Text { name: name.to_owned(), bytes: text.as_bytes().to_vec() })
     };
-    Some(Texts { files: files.map(text).collect::<Option<_>>()?, warnings: Vec::new() })
+    Some(Texts { files: files.map(text).collect::<Option<_>>()? })
 }

@@ -118,8 +118,7 @@ fn read_differences(file: &Value) -> Result<Kept, String> {
     if changes.len() > 2 * MAX_PORTS {
         return Err("it has more changes than there can be".to_owned());
     }
-    // An earlier release wrote none.
-    let addresses = file["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+    let addresses = file["addresses"].as_array().ok_or("it says nothing of addresses")?;
     if addresses.len() > MAX_PORTS * MAX_STATIC_MACS {
         return Err("it has more addresses than there can be".to_owned());
     }

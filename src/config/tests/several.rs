@@ -105,20 +105,6 @@ fn errors_of_all_files_are_told_in_their_order() {
 }
 
 #[test]
-fn the_old_name_is_still_read_and_said() {
-    let etc = Etc::new(&[("vioswitchd.toml", &port("a")), ("conf.d/b.toml", &port("b"))]);
-    for name in ["vioswitch.toml", "vioswitchd.toml"] {
-        let config = etc.config(name);
-        assert_eq!(config.ports.len(), 2);
-        assert!(config.warnings[0].contains("is now called vioswitch.toml: mv "), "{config:?}");
-    }
-    std::fs::write(etc.0.join("vioswitch.toml"), port("c")).unwrap();
-    let config = etc.config("vioswitch.toml");
-    assert_eq!((settings(&config)[0].name.as_str(), config.warnings.len()), ("c", 0));
-    assert!(etc.named("other.toml").is_err(), "only the one name stands for the other");
-}
-
-#[test]
 fn a_directory_has_bounds() {
     let etc = Etc::new(&[("main.toml", &port("a"))]);
     std::fs::create_dir(etc.0.join("conf.d/x.toml")).unwrap();
