@@ -25,7 +25,6 @@ use crate::worker::balancer::Helper;
 /// The thread's life.
 pub fn run(samples: &Samples, ports: &Ports, workers: &Workers, stopping: &AtomicBool) {
     workers.have_helper(Helper::Sampler);
-    samples.begin(&ports.present(), clock::coarse_seconds());
     let turns = || workers.handles().iter().map(|handle| handle.stats.turns.get()).sum::<u64>();
     while pause(Duration::from_secs(1), stopping) {
         let before = turns();
@@ -67,7 +66,7 @@ impl Samples {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counters of ports that are there now may be an earlier process's.
+    /// Begins with ports that nothing is served at yet: their counters may be an earlier process's.
     pub fn begin(&self, ports: &PortTable, now: u32) {
         let mut ledger = self.ledger();
         for port in ports.iter() {
