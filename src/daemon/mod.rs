@@ -294,7 +294,7 @@ impl Daemon {
 
     fn start_ports(&mut self, config: &Config, mut received: Received) -> Result<(), StartError> {
         let ports = self.ports.present();
-        // Before frames flow, or what is counted until its thread looks is taken for what was before.
+        // Before frames flow, or what comes until its thread looks is taken for what was before.
         self.samples.begin(&ports, clock::coarse_seconds());
         let mut taps = Vec::new();
         // Why there is no start, if nothing can be served.

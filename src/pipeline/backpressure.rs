@@ -111,7 +111,7 @@ impl<'a> Backpressure<'a> {
     /// When to look again at a receiver: at once if it has buffers, which others come first for.
     /// Its next ones end the waiting, as [`listen`] asks for before the worker sleeps.
     fn next_look(&self, has_buffers: bool) -> Next {
-        let later = Next::At(self.now.saturating_add(self.limits.retry));
+        let later = Next::Receiver(self.now.saturating_add(self.limits.retry));
         if has_buffers { Next::Again } else { later }
     }
 

@@ -27,6 +27,8 @@ pub enum Next {
     /// Nothing can be forwarded before this cycle, as far as is known: look again in each turn, and
     /// then at the latest.
     At(u64),
+    /// The same, and what comes before is buffers of a receiver that takes frames.
+    Receiver(u64),
 }
 
 /// What becomes of frames that are sent on a disabled ring.

@@ -63,8 +63,10 @@ pub struct Worker {
     owing: Owing,
     events: Vec<EpollEvent>,
     woken: bool,
-    /// Sources of the last turn whose frames wait for a full receiver.
+    /// Sources of the last turn that wait for something.
     waiting: usize,
+    /// Some of them for their receivers.
+    receivers: bool,
     /// Several sources wanted the last turn: each gets its quantum only.
     contended: bool,
     /// … and all of them were throttled.
@@ -110,6 +112,7 @@ impl Worker {
             events: vec![EpollEvent::default(); EPOLL_BATCH],
             woken: false,
             waiting: 0,
+            receivers: false,
             contended: false,
             idle: false,
             now: clock::cycles(),
@@ -246,7 +249,7 @@ impl Worker {
         } else {
             stats.idle_cycles.add(spent);
             // Receivers that take frames are waited for in microseconds, which is part of the work.
-            if self.waiting > 0 {
+            if self.receivers {
                 self.spin.work(spent);
             }
         }
@@ -255,7 +258,7 @@ impl Worker {
     /// One pass over the ready sources; true if any had frames.
     fn turn(&mut self) -> bool {
         let mut found = false;
-        self.waiting = 0;
+        (self.waiting, self.receivers) = (0, false);
         let mut working = 0;
         let mut cut = false;
         self.pipeline.begin_turn(self.now, self.contended, self.idle);
@@ -268,7 +271,7 @@ impl Worker {
             };
             let serviced = self.watched(token, |worker| worker.service(token));
             self.ready[self.cursor].retry_at = match serviced {
-                Next::At(cycle) => cycle,
+                Next::At(cycle) | Next::Receiver(cycle) => cycle,
                 _ => 0,
             };
             let keep = match serviced {
@@ -287,8 +290,9 @@ impl Worker {
                     working += 1;
                     true
                 }
-                Next::At(_) => {
+                Next::At(_) | Next::Receiver(_) => {
                     self.waiting += 1;
+                    self.receivers |= matches!(serviced, Next::Receiver(_));
                     true
                 }
                 Next::Empty => {

@@ -1,4 +1,4 @@
-//! What looks at rings are charged.
+//! What looks at rings come to, and what they are charged.
 
 use std::sync::Arc;
 
@@ -77,8 +77,20 @@ fn a_refused_look_is_no_cheap_burst() {
     let before = lab.pipeline.account.quantum();
     for turn in 0..100 {
         let next = lab.turn();
-        assert!(matches!(next, Next::At(_)), "{next:?} in turn {turn}");
+        assert!(matches!(next, Next::Receiver(_)), "{next:?} in turn {turn}");
         assert!(lab.pipeline.account.quantum() >= before);
     }
     assert!(lab.stats.bursts.get() == 0 && lab.pipeline.account.quantum() > before);
+}
+
+/// Frames that wait for a receiver are work under way, for which the worker may spin; a ring whose
+/// memory is paused is not.
+#[test]
+fn a_paused_ring_waits_for_no_receiver() {
+    let mut lab = Lab::new();
+    assert!(matches!(lab.turn(), Next::Receiver(_)));
+    let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
+    state.memory.charge(clock::cycles_in(1_000_000), clock::cycles());
+    drop(state);
+    assert!(matches!(lab.turn(), Next::At(_)));
 }
