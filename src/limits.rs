@@ -165,9 +165,6 @@ pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 
 // --- Sessions -----------------------------------------------------------------------------
 
-/// Feature levels there are; the sets are in [`crate::vhost_user::features`].
-pub const FEATURE_LEVELS: u8 = 2;
-
 /// How long `SET_VRING_ENABLE 0` waits for posted frames to leave. A full ring of 64 KiB frames
 /// takes a few ms; the rest is for a busy machine.
 pub const DRAIN_MILLIS: u64 = 500;

@@ -14,7 +14,6 @@ complete -c vioswitchd -l control-group -d 'Who may connect there and look: grou
 complete -c vioswitchd -l control-admin-group -d 'Who of them may change the switch, beside root and the daemon\'s user' -r
 complete -c vioswitchd -l capture-group -d 'Who of them may look at frames, beside root and the daemon\'s user' -r
 complete -c vioswitchd -l metrics -d 'Answer GET /metrics here, for Prometheus: ADDRESS:PORT, unix:PATH, or fd (inherited)' -r
-complete -c vioswitchd -l feature-level -d 'Offer no more than at this feature level, so that VMs can migrate to older hosts' -r
 complete -c vioswitchd -l log-level -d 'Log off, error, warn, info, debug or trace; RUST_LOG wins [default: info]' -r
 complete -c vioswitchd -l uplink-to-uplink -d 'Forward between two TAPs as well; two TAPs in one bridge are then a loop' -r
 complete -c vioswitchd -l plug -d 'Make ports of the sockets that turn up here, as libvirt\'s mode=\'server\' makes them' -r

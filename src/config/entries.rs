@@ -185,7 +185,6 @@ fn config(scalars: Scalars, entries: Vec<Checked>) -> Config {
             captors: scalars.capture_group,
         }),
         metrics: scalars.metrics,
-        feature_level: scalars.feature_level.unwrap_or_default(),
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or_default(),
         plug: scalars.plug,

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADMIN, FEATURE_LEVEL, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME,
-    OFFLOAD, ON_OFF, PERMISSIONS, QUEUES, SOCKET,
+    ADMIN, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, OFFLOAD,
+    ON_OFF, PERMISSIONS, QUEUES, SOCKET,
 };
 use super::types::{Admin, Memory, Mode, Offload, Slot, is_list, words_of};
 use crate::frame::MacAddr;
@@ -297,8 +297,6 @@ port_keys! {
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet that goes there, or the MTU of an interface that is created; \
          no limit if not set.";
-    "feature-level" feature_level: Option<u8> = None, FEATURE_LEVEL, VMS, Reconnect, "2",
-        "As for all ports, for this one.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "A port that is `down` keeps its front-end and forwards nothing: what comes from there and \
          what is for it is dropped and counted.";

@@ -62,8 +62,6 @@ pub struct Config {
     pub control: Option<Control>,
     /// Where metrics are asked for.
     pub metrics: Option<MetricsSocket>,
-    /// The release whose features are offered to VMs, 1 to [`crate::limits::FEATURE_LEVELS`].
-    pub feature_level: u8,
     /// What the log lets through, unless the environment says otherwise.
     pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.

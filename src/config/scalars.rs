@@ -11,8 +11,7 @@ use super::entries::{Claim, Shared};
 use super::keys::Settings;
 use super::raw::Setting;
 use super::value::{
-    feature_level, group, log_level, metrics, number, socket_directory, socket_path, text, truth,
-    workers,
+    group, log_level, metrics, number, socket_directory, socket_path, text, truth, workers,
 };
 use super::{Machine, MetricsSocket};
 use crate::limits;
@@ -119,9 +118,6 @@ scalars! {
     "metrics" metrics: MetricsSocket = None, "ADDRESS", |setting, _| metrics(setting),
         MetricsSocket::to_string,
         "Answer GET /metrics here, for Prometheus: ADDRESS:PORT, unix:PATH, or fd (inherited)";
-    "feature-level" feature_level: u8 = Some(limits::FEATURE_LEVELS), "N",
-        |setting, _| feature_level(setting), u8::to_string,
-        "Offer no more than at this feature level, so that VMs can migrate to older hosts";
     "log-level" log_level: LevelFilter = Some(LevelFilter::Info), "LEVEL",
         |setting, _| log_level(setting), LevelFilter::to_string,
         "Log off, error, warn, info, debug or trace; RUST_LOG wins [default: info]";

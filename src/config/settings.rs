@@ -234,7 +234,6 @@ mod tests {
                     ("platform", "on"),
                     ("flood", "off"),
                     ("mtu", "9000"),
-                    ("feature-level", "1"),
                     ("memory", "prealloc"),
                 ],
             ),

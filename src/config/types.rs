@@ -146,8 +146,6 @@ fn mtu(kind: Kind) -> (u64, u64) {
     (limits::MIN_MTU, most)
 }
 
-const LEVELS: (u64, u64) = (1, limits::FEATURE_LEVELS as u64);
-
 /// What becomes of a port's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -240,7 +238,6 @@ pub(super) const GROUP: Type<u32> = numbers(|_| "GROUP".to_owned(), |s, _| group
 pub(super) const INHERITED: Type<RawFd> = numbers(|_| "N".to_owned(), |s, _| inherited_socket(s));
 pub(super) const QUEUES: Type<u16> = numbers(|k| range(queues(k)), |s, k| read_in(s, queues(k)));
 pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, mtu(k)));
-pub(super) const FEATURE_LEVEL: Type<u8> = numbers(|_| range(LEVELS), |s, _| read_in(s, LEVELS));
 pub(super) const MODE: Type<Mode> = words();
 pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const OFFLOAD: Type<Offload> = words();

@@ -197,11 +197,6 @@ pub(super) fn one_of<T: Copy>(setting: &Setting, words: &[(&str, T)]) -> Result<
     })
 }
 
-/// `feature-level=`: whose features are offered.
-pub(super) fn feature_level(setting: &Setting) -> Result<u8, String> {
-    number(setting, 1, limits::FEATURE_LEVELS.into())
-}
-
 /// `metrics=`: an address with its port, the path of a socket, or one that is inherited.
 pub(super) fn metrics(setting: &Setting) -> Result<MetricsSocket, String> {
     let word = text(setting)?;

@@ -62,12 +62,11 @@ fn names(bits: u64, known: &[(u32, &str)]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::frame::offload::Offloads;
-    use crate::limits::FEATURE_LEVELS;
     use crate::vhost_user::features::offer;
 
     #[test]
     fn whatever_can_be_negotiated_has_a_name() {
-        let all = offer(Offloads::ALL, Offloads::ALL, true, FEATURE_LEVELS);
+        let all = offer(Offloads::ALL, Offloads::ALL, true);
         let told = [features(all.features), protocol_features(all.protocol)].concat();
         assert!(told.len() > 25 && told.iter().all(|name| !name.starts_with("bit ")), "{told:?}");
         assert_eq!(features(1 << 15 | 1 << 63), ["VIRTIO_NET_F_MRG_RXBUF", "bit 63"]);

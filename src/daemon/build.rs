@@ -14,7 +14,7 @@ use crate::switch::{Fdb, PortId};
 pub fn build(config: &Config, fdb: &Fdb, events: &Arc<Events>) -> Result<PortTable, StartError> {
     let mut ports = Vec::new();
     for (id, entry) in config.ports.iter().enumerate() {
-        let port = port(id as PortId, &entry.settings, config.feature_level).telling(events);
+        let port = port(id as PortId, &entry.settings).telling(events);
         enter_configured(fdb, &port, entry)?;
         ports.push(Arc::new(port));
     }
@@ -22,7 +22,7 @@ pub fn build(config: &Config, fdb: &Fdb, events: &Arc<Events>) -> Result<PortTab
 }
 
 /// A port.
-pub fn port(id: PortId, settings: &Settings, feature_level: u8) -> Port {
+pub fn port(id: PortId, settings: &Settings) -> Port {
     let (name, ifname) = (&settings.name, settings.ifname.as_deref().unwrap_or_default());
     let (port, offload) = match settings.kind {
         Kind::Tap => {
@@ -39,7 +39,6 @@ pub fn port(id: PortId, settings: &Settings, feature_level: u8) -> Port {
     let port = if settings.kind == Kind::Port { port.sending(settings.offload.send) } else { port };
     port.on_platform(settings.platform)
         .asked(settings.policy())
-        .at_level(settings.feature_level.unwrap_or(feature_level))
         .with_memory(settings.memory == Memory::Prealloc)
 }
 

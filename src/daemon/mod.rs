@@ -145,8 +145,6 @@ pub struct Daemon {
     context: Context,
     ledger: Arc<Ledger>,
     rules: Rules,
-    /// The release whose features a port offers that says nothing else.
-    feature_level: u8,
     /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
     retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
@@ -264,7 +262,6 @@ impl Daemon {
             context: Context { fdb, workers, watch: shared.watch },
             ledger: Arc::default(),
             rules,
-            feature_level: config.feature_level,
             retired: Vec::new(),
             handover: Arc::new(handover),
             missing: Missing::default(),

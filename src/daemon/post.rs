@@ -27,7 +27,6 @@ pub struct Post {
     name: String,
     ports: Arc<Ports>,
     events: Arc<Events>,
-    feature_level: u8,
     state: Mutex<State>,
 }
 
@@ -58,11 +57,10 @@ impl Post {
         settings: Settings,
         ports: &Arc<Ports>,
         events: &Arc<Events>,
-        feature_level: u8,
     ) -> Post {
         let state = Mutex::new(State { port: Arc::clone(port), settings, next: None });
         let (ports, events) = (Arc::clone(ports), Arc::clone(events));
-        Post { name: port.name.clone(), ports, events, feature_level, state }
+        Post { name: port.name.clone(), ports, events, state }
     }
 
     /// Its name, which stays.
@@ -115,7 +113,7 @@ impl Post {
         let mut state = self.state();
         let before = Arc::clone(&state.port);
         let Some(next) = state.next.take() else { return before };
-        let mut after = build::port(before.id, &next, self.feature_level).telling(&self.events);
+        let mut after = build::port(before.id, &next).telling(&self.events);
         after.succeed(&before);
         let after = Arc::new(after);
         state.settings = next;

@@ -141,7 +141,7 @@ impl Daemon {
     fn post(&self, port: &Arc<Port>) -> Result<Arc<Post>, PortError> {
         let entry = self.book.get(&port.name).ok_or(PortError::NoSuchPort)?;
         let settings = entry.settings.clone();
-        Ok(Arc::new(Post::new(port, settings, &self.ports, &self.events, self.feature_level)))
+        Ok(Arc::new(Post::new(port, settings, &self.ports, &self.events)))
     }
 
     fn start_thread(&mut self, post: &Arc<Post>, opened: Opened) -> Result<Thread, PortError> {

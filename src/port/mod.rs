@@ -47,7 +47,7 @@ use crate::capture::outcomes::Outcomes;
 use crate::events::{Events, Teller, What};
 use crate::frame::offload::Offloads;
 use crate::guard::bucket::Bucket;
-use crate::limits::{FEATURE_LEVELS, PORT_LOG_BURST, PORT_LOG_EVERY};
+use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
 use crate::switch::{PortId, PortKind, PortPolicy};
 
@@ -88,8 +88,6 @@ pub struct Port {
     pub offload: Offloads,
     /// A VM behind it is offered `VIRTIO_F_ACCESS_PLATFORM`.
     pub platform: bool,
-    /// The release whose features are offered to what is behind it.
-    pub feature_level: u8,
     /// Memory of a VM behind it must be there when it is mapped.
     pub preallocated: bool,
     /// What else is asked of it.
@@ -134,7 +132,6 @@ impl Port {
             send: Offloads::ALL,
             offload: Offloads::ALL,
             platform: false,
-            feature_level: FEATURE_LEVELS,
             preallocated: false,
             policy: LivePolicy::new(PortPolicy::PLAIN),
             left_out: AtomicBool::new(false),
@@ -167,11 +164,6 @@ impl Port {
     /// The port of a VM whose memory may be reached by the platform's own ways.
     pub fn on_platform(self, platform: bool) -> Port {
         Port { platform, ..self }
-    }
-
-    /// The port with an earlier release's features.
-    pub fn at_level(self, feature_level: u8) -> Port {
-        Port { feature_level, ..self }
     }
 
     /// The port of a VM whose memory must be there when it is mapped, or need not.

@@ -2,9 +2,7 @@
 //!
 //! Nothing of it ever shrinks from one version to the next, nor depends on the host's kernel: a
 //! guest that runs keeps the features it acknowledged, and QEMU refuses to reconnect or migrate to
-//! a back-end that offers fewer ("vhost lacks feature mask"). What a release adds makes a new
-//! *level*; a port can be told to offer an earlier one's, so that guests which start on an upgraded
-//! host can still migrate to one that is not.
+//! a back-end that offers fewer ("vhost lacks feature mask").
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 use virtio_bindings::virtio_config::{
@@ -20,7 +18,6 @@ use virtio_bindings::virtio_net::{
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::frame::Offloads;
-use crate::limits::{FEATURE_LEVELS, MAX_MEM_SLOTS};
 
 /// Bit 26: log every write to guest memory.
 pub const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
@@ -71,21 +68,11 @@ pub struct Offer {
     pub features: u64,
     /// GET_PROTOCOL_FEATURES.
     pub protocol: u64,
-    /// GET_MAX_MEM_SLOTS.
-    pub mem_slots: u64,
 }
 
-/// All that each level offers, level 1 first. Once released a line never changes.
-const LEVELS: [Offer; FEATURE_LEVELS as usize] = [
-    Offer { features: 0x01c0_0009_7c62_bb8b, protocol: 0x801f, mem_slots: 509 },
-    // ACCESS_PLATFORM and BACKEND_REQ.
-    Offer { features: 0x01c0_000b_7c62_bb8b, protocol: 0x803f, mem_slots: 509 },
-];
-
 /// What is offered to a port whose frames may ask for the offloads in `send` and which may get
-/// frames with those in `receive`, with `platform` or without, at a level from 1 to
-/// [`FEATURE_LEVELS`].
-pub fn offer(send: Offloads, receive: Offloads, platform: bool, level: u8) -> Offer {
+/// frames with those in `receive`, with `platform` or without.
+pub fn offer(send: Offloads, receive: Offloads, platform: bool) -> Offer {
     let (virtio, protocol) = match platform {
         // QEMU offers the one to its guest only where it has the other.
         true => (VIRTIO | ACCESS_PLATFORM, PROTOCOL | Protocol::BACKEND_REQ.bits()),
@@ -96,19 +83,7 @@ pub fn offer(send: Offloads, receive: Offloads, platform: bool, level: u8) -> Of
         let receives = if receive.has(offload) { receives } else { 0 };
         features | sends | receives
     });
-    let all = Offer { features, protocol, mem_slots: MAX_MEM_SLOTS as u64 };
-    LEVELS.get(usize::from(level).wrapping_sub(1)).map_or(all, |most| all.within(most))
-}
-
-impl Offer {
-    /// What both offer.
-    fn within(self, most: &Offer) -> Offer {
-        Offer {
-            features: self.features & most.features,
-            protocol: self.protocol & most.protocol,
-            mem_slots: self.mem_slots.min(most.mem_slots),
-        }
-    }
+    Offer { features, protocol }
 }
 
 /// What frames from a driver with these acknowledged features may ask for.
@@ -162,52 +137,33 @@ pub fn event_idx(features: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// Pinned: what a level offers is in use by guests that run, and a line is only ever added.
+    /// Guests that run use what they were offered: a release may add bits here and take none away.
     #[test]
-    fn what_each_level_offers() {
-        let sets = (0x9_7c62_8008, 0x9_7c62_800b, 0x01c0_0009_7c62_bb8b);
-        // With platform=on: bits of virtio, and of the protocol, that are offered besides.
-        let pinned = [(1, sets, 0x801f, 509, (0, 0)), (2, sets, 0x801f, 509, (1 << 33, 1 << 5))];
-        for (level, (none, csum, all), protocol, mem_slots, (bit33, bit5)) in pinned {
-            for (offloads, features) in
-                [(Offloads::NONE, none), (Offloads::CSUM, csum), (Offloads::ALL, all)]
-            {
-                let offered = |platform| offer(offloads, offloads, platform, level);
-                assert_eq!(offered(false), Offer { features, protocol, mem_slots });
-                let (features, protocol) = (features | bit33, protocol | bit5);
-                assert_eq!(offered(true), Offer { features, protocol, mem_slots });
-            }
+    fn what_is_offered_is_pinned() {
+        for (offloads, features) in [
+            (Offloads::NONE, 0x9_7c62_8008),
+            (Offloads::CSUM, 0x9_7c62_800b),
+            (Offloads::ALL, 0x01c0_0009_7c62_bb8b),
+        ] {
+            let plain = Offer { features, protocol: 0x801f };
+            assert_eq!(offer(offloads, offloads, false), plain);
+            let platform = Offer { features: features | 1 << 33, protocol: 0x803f };
+            assert_eq!(offer(offloads, offloads, true), platform);
         }
-        assert_eq!(pinned.len(), usize::from(FEATURE_LEVELS));
-    }
-
-    /// The last level is all that is there, and each offers what those before it do.
-    #[test]
-    fn levels_never_shrink() {
-        let all = offer(Offloads::ALL, Offloads::ALL, true, 0);
-        assert_eq!(LEVELS.last(), Some(&all), "what is new needs a level of its own");
-        assert!(LEVELS.windows(2).all(|pair| pair[0].within(&pair[1]) == pair[0]));
-    }
-
-    #[test]
-    fn an_earlier_level_takes_away_what_came_later() {
-        let most = Offer { features: 1 << 32 | 1 << 60, protocol: 0x1f, mem_slots: 32 };
-        let got = offer(Offloads::ALL, Offloads::ALL, true, 0).within(&most);
-        assert_eq!(got, Offer { features: 1 << 32, protocol: 0x1f, mem_slots: 32 });
     }
 
     /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN and HOST_USO, and nothing that a guest receives with.
     #[test]
     fn who_only_sends_with_offloads_is_offered_those_bits() {
-        let [none, sends] = [Offloads::NONE, Offloads::ALL]
-            .map(|send| offer(send, Offloads::NONE, false, FEATURE_LEVELS).features);
+        let [none, sends] =
+            [Offloads::NONE, Offloads::ALL].map(|send| offer(send, Offloads::NONE, false).features);
         assert_eq!(sends & !none, 1 << 0 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 56);
         assert_eq!((may_ask(sends), takes(sends)), (Offloads::ALL, Offloads::NONE));
     }
 
     #[test]
     fn offloads_follow_the_acknowledged_bits() {
-        let all = offer(Offloads::ALL, Offloads::ALL, true, FEATURE_LEVELS).features;
+        let all = offer(Offloads::ALL, Offloads::ALL, true).features;
         assert_eq!((may_ask(all), takes(all)), (Offloads::ALL, Offloads::ALL));
         assert_eq!(may_ask(1 << 0 | 1 << 56), Offloads::CSUM.or(Offloads::USO4).or(Offloads::USO6));
         assert_eq!(takes(1 << 1 | 1 << 8), Offloads::CSUM.or(Offloads::TSO6));

@@ -345,7 +345,7 @@ impl<'a> Session<'a> {
             Request::GetQueueNum => {
                 self.connection.reply_u64(code, self.rings.pairs() as u64)?;
             }
-            Request::GetMaxMemSlots => self.connection.reply_u64(code, self.offer().mem_slots)?,
+            Request::GetMaxMemSlots => self.connection.reply_u64(code, MAX_MEM_SLOTS as u64)?,
             Request::SetFeatures(bits) => self.set_features(bits)?,
             Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
             Request::GetVringBase { index } => return self.get_vring_base(code, index),
@@ -391,8 +391,8 @@ impl<'a> Session<'a> {
 
     /// What is offered to this port.
     fn offer(&self) -> Offer {
-        let Port { send, offload, platform, feature_level, .. } = *self.port;
-        features::offer(send, offload, platform, feature_level)
+        let Port { send, offload, platform, .. } = *self.port;
+        features::offer(send, offload, platform)
     }
 
     /// Repeats while rings run, for one pair after another; only the log bit, MQ and the offloads

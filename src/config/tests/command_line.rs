@@ -31,7 +31,6 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "control-admin-group",
         "capture-group",
         "metrics",
-        "feature-level",
         "log-level",
         "uplink-to-uplink",
         "plug",
@@ -142,10 +141,6 @@ fn bad_scalars_on_the_command_line() {
             "--uplink-to-uplink 1: uplink-to-uplink must be true or false, not '1'",
         ),
         (
-            "--feature-level=0",
-            "--feature-level 0: feature-level must be a number from 1 to 2, not '0'",
-        ),
-        (
             "--metrics=:9434",
             "--metrics :9434: metrics must be ADDRESS:PORT, such as 127.0.0.1:9434 or [::1]:9434, \
              unix:PATH or fd, not ':9434'",
@@ -154,10 +149,6 @@ fn bad_scalars_on_the_command_line() {
         (
             "--log-level=x",
             "--log-level x: log-level must be off, error, warn, info, debug or trace, not 'x'",
-        ),
-        (
-            "--feature-level=3",
-            "--feature-level 3: feature-level must be a number from 1 to 2, not '3'",
         ),
         ("--control=", "--control '': control is empty"),
         (
@@ -207,7 +198,6 @@ fn bad_entries_on_the_command_line() {
         ("a,socket=/s,mtu=65536", "mtu must be a number from 68 to 65535, not '65536'"),
         ("a,socket=/s,platform=true", "platform is not true or false: write platform=on"),
         ("a,socket=/s,flood=no", "flood must be on or off, not 'no'"),
-        ("a,socket=/s,feature-level=3", "feature-level must be a number from 1 to 2, not '3'"),
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),
         (",socket=/s", "name '' must be 1 to 64"),

@@ -5,7 +5,6 @@ use std::os::unix::net::UnixListener;
 
 use super::*;
 use crate::frame::offload::Offloads;
-use crate::limits::FEATURE_LEVELS;
 use crate::switch::PortPolicy;
 
 /// A TAP of which nothing else was said.
@@ -31,7 +30,6 @@ fn defaults() {
         age_seconds: 300,
         control: None,
         metrics: None,
-        feature_level: FEATURE_LEVELS,
         log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
         plug: None,
@@ -54,7 +52,7 @@ fn everything() -> Config {
     config(&[
         "--port",
         "vm1,socket=/run/a,,b,socket-mode=0600,socket-group=root,queues=16,mac=52:54:00:00:00:01,\
-         mac=52-54-00-00-00-02,offload=csum,mtu=9000,feature-level=1,memory=prealloc",
+         mac=52-54-00-00-00-02,offload=csum,mtu=9000,memory=prealloc",
         "--port=vm2,socket=c.sock,mode=client,offload=off",
         "--port=vm3,socket=/d,mode=server,socket-group=65534",
         "--tap=up,ifname=tap0,queues=4,offload=off,mtu=1400",
@@ -67,7 +65,6 @@ fn everything() -> Config {
         "--control-group=root",
         "--control-admin-group=65534",
         "--capture-group=65533",
-        "--feature-level=1",
         "--metrics=[::1]:9434",
         "--log-level=Debug",
         "--uplink-to-uplink",
@@ -86,7 +83,6 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         control-group = 'root'
         control-admin-group = 65534
         capture-group = 65533
-        feature-level = 1
         log-level = 'debug'
         metrics = '[::1]:9434'
         uplink-to-uplink = true
@@ -99,7 +95,6 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         mac = ['52:54:00:00:00:01', '52:54:00:00:00:02']
         offload = 'csum'
         mtu = 9000
-        feature-level = 1
         memory = 'prealloc'
         [[port]]
         name = 'vm2'
@@ -128,7 +123,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     let offers: Vec<_> = args.of(Kind::Port).map(|port| port.offload.receive).collect();
     assert_eq!(offers, [Offloads::CSUM, Offloads::NONE, Offloads::ALL]);
     let first = ports[0];
-    assert_eq!((first.mac.len(), first.mtu, first.feature_level), (2, Some(9000), Some(1)));
+    assert_eq!((first.mac.len(), first.mtu), (2, Some(9000)));
     assert_eq!((ports[3].offload.receive, ports[3].mtu), (Offloads::NONE, Some(1400)));
     assert_eq!(ports[1].endpoint(), Some(Endpoint::Client { path: "c.sock".into() }));
     let third = Endpoint::Server { path: "/d".into(), mode: 0o660, group: Some(65534) };
@@ -145,7 +140,6 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
     assert_eq!((first.memory, ports[1].memory), (Memory::Prealloc, Memory::Any));
     assert_eq!(args.metrics, Some(MetricsSocket::Ip("[::1]:9434".parse().unwrap())));
     assert_eq!(args.log_level, log::LevelFilter::Debug);
-    assert_eq!((args.feature_level, ports[1].feature_level), (1, None));
 }
 
 #[test]

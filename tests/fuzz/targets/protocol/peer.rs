@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
 use vioswitch::frame::Offloads;
-use vioswitch::limits::FEATURE_LEVELS;
 use vioswitch::switch::PortId;
 use vioswitch::sys::fs::memfd;
 use vioswitch::vhost_user::codec::Connection;
@@ -204,8 +203,8 @@ impl<'s> Peer<'s> {
             0 => input.u64(),
             1 => u64::from(input.u8()),
             2 => 1 << (input.u8() % 64),
-            3 => features::offer(Offloads::ALL, Offloads::ALL, true, FEATURE_LEVELS).features,
-            4 => features::offer(Offloads::ALL, Offloads::ALL, true, FEATURE_LEVELS).protocol,
+            3 => features::offer(Offloads::ALL, Offloads::ALL, true).features,
+            4 => features::offer(Offloads::ALL, Offloads::ALL, true).protocol,
             _ => u64::MAX - u64::from(input.u8()),
         };
         let index = u32::from(input.u8() % 7);
@@ -248,7 +247,7 @@ impl<'s> Peer<'s> {
     /// Features and memory, with a choice of each.
     fn open(&mut self, input: &mut Input<'_>) {
         let offloads = [Offloads::ALL, Offloads::CSUM, Offloads::NONE][self.port.min(2)];
-        let offer = features::offer(offloads, offloads, false, FEATURE_LEVELS);
+        let offer = features::offer(offloads, offloads, false);
         // LOG_ALL, MRG_RXBUF, VERSION_1, EVENT_IDX, PROTOCOL_FEATURES, offloads.
         let without = input.choose(&[1 << 26, 0, 1 << 15, 1 << 32 | 1 << 15, 1 << 29, 1 << 30, 3]);
         self.send(code::SET_PROTOCOL_FEATURES, FLAGS, &offer.protocol.to_ne_bytes(), &[]);
