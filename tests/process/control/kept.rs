@@ -159,9 +159,11 @@ fn a_damaged_file_is_put_aside() {
         (&good.replace("\"version\":1", "\"version\":2"), "of another version"),
         (&good.replace("\"queues\":[\"1\"]", "\"queues\":[\"99\"]"), "queues must be"),
         (&good.replace("\"queues\":[\"1\"]", "\"queues\":[1]"), "is no text"),
+        (&good.replace("\"queues\":[\"1\"]", "\"level\":[\"1\"]"), "unknown key 'level'"),
         (&good.replace("\"name\":\"r1\"", "\"name\":\"/r1\""), "must be 1 to 64"),
         (&good.replace("\"kind\":\"port\"", "\"kind\":\"prot\""), "no kind"),
         (&good.replace("\"boot\"", "\"root\""), "nothing of its start"),
+        (&good.replace("\"addresses\"", "\"address\""), "nothing of addresses"),
         (&long, "longer than it may be"),
     ] {
         kept.lab.d.kill();
