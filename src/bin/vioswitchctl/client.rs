@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 
-/// Longest the switch takes: deleting a port waits 4 s for a front-end that does not let go.
+/// Longest the switch takes, but for what is waited for longer: deleting a port waits 4 s for a
+/// front-end that does not let go.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Longest message of a switch, with room for those of later versions.
 const MAX_MESSAGE: u64 = 16 << 20;

@@ -34,6 +34,7 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 use vioswitch::config::{KEYS, Key, Kind};
+use vioswitch::limits::RELOAD_REMOVE_TIMEOUT;
 
 use args::{Command, Config, Fdb, Options, Port};
 use client::Client;
@@ -197,6 +198,7 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
         Config::Diff => (list(client, "DiffConfig", "steps", json!({}))?, config::steps),
         Config::Reload { confirm } => {
             let seconds = confirm.map_or(json!({}), |n| json!({"confirm_seconds": n}));
+            client.wait_for(RELOAD_REMOVE_TIMEOUT)?;
             (ask(client, "ReloadConfig", seconds)?, config::reloaded)
         }
         Config::Confirm => (ask(client, "ConfirmConfig", json!({}))?, show::nothing),
