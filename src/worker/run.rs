@@ -123,6 +123,10 @@ impl Worker {
     /// Works until [`super::Workers::stop`].
     pub fn run(mut self) {
         never_wait();
+        // What the watchdog reads of this thread is opened now and not when it first works, which
+        // of a reserve may be much later.
+        self.pipeline.signals().slot().active();
+        self.pipeline.signals().slot().asleep();
         let own = Arc::clone(&self.own);
         let stopped = || own.stop.load(Ordering::Relaxed);
         let mut panicked = false;

@@ -151,7 +151,12 @@ fn weathers(what: &str, option: &str, path: &Path, with: fn(u64, &mut UnixStream
     for _ in 0..2 {
         let (control, attack) = (storm(&other, &made[0], with), storm(path, &made[1], with));
         shares.slowed_no_more(what, ALLOWED, control, attack);
-        assert!(wait_for(Duration::from_secs(20), || shares.d.settled_usage() == before));
+        let mut after = shares.d.settled_usage();
+        let same = wait_for(Duration::from_secs(20), || {
+            after = shares.d.settled_usage();
+            after == before
+        });
+        assert!(same, "{after:?}, {before:?} before");
         grown.push(shares.d.private_kib());
     }
     let rates = made.each_ref().map(Made::a_second);
