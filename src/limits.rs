@@ -290,6 +290,13 @@ pub const CONNECT_RETRY_MIN: std::time::Duration = std::time::Duration::from_mil
 /// Longest pause between attempts to connect: a VM that starts waits no longer for its network.
 pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 
+/// How long the socket of a port that is added while the switch runs is waited for: its path may
+/// lead to a file system that never answers. Longer than the lock below.
+pub const SOCKET_OPEN_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(1500);
+
+/// Threads that open such sockets, one for each path. Only those that never end add up.
+pub const SOCKET_OPENS: usize = 16;
+
 /// How long a process waits in all for other daemons that create sockets in the same directory.
 /// Creating one takes well under a millisecond.
 pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);

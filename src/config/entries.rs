@@ -37,14 +37,6 @@ impl Shared {
             Shared::Mac => "mac",
         }
     }
-
-    /// A value as it is compared.
-    pub(super) fn identity(self, value: &Path) -> (Shared, PathBuf) {
-        match self {
-            Shared::Socket => (self, place(value)),
-            _ => (self, value.to_owned()),
-        }
-    }
 }
 
 /// Something an entry takes for itself.
@@ -56,7 +48,8 @@ pub(super) struct Claim {
 }
 
 /// Where a socket appears: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are one
-/// socket. Of a directory that does not exist only the spelling can be compared.
+/// socket. Of a directory that does not exist only the spelling can be compared. This asks the
+/// directory's file system, which may never answer.
 pub fn place(path: &Path) -> PathBuf {
     let spelled: PathBuf = path.components().collect();
     let directory = match spelled.parent() {
@@ -84,13 +77,18 @@ pub(super) struct Merged {
     pub(super) complaints: Vec<Complaint>,
 }
 
+/// Where sockets appear, by their paths: [`place`], or what is known without asking for it.
+pub type Places<'a> = &'a dyn Fn(&Path) -> PathBuf;
+
 /// Everything that is claimed twice, and every limit on numbers that is passed.
-pub(super) fn conflicts(checked: &Validated) -> Vec<Complaint> {
+pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     let mut owners: HashMap<(Shared, PathBuf), &Claim> = HashMap::new();
     let claims = checked.entries.iter().flat_map(|entry| &entry.claims);
     for claim in claims.chain(&checked.scalars.control) {
-        match owners.entry(claim.what.identity(claim.value.as_ref())) {
+        let value = Path::new(&claim.value);
+        let place = if claim.what == Shared::Socket { places(value) } else { value.to_owned() };
+        match owners.entry((claim.what, place)) {
             Occupied(owner) => complaints.push(conflict(owner.get(), claim)),
             Vacant(free) => {
                 free.insert(claim);
@@ -138,22 +136,22 @@ pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
 }
 
 /// The command line (`over`) laid over the file (`under`), both without errors of their own.
-pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
+pub(super) fn overlay(under: Validated, over: Validated, places: Places<'_>) -> Merged {
     let mut all = Validated { scalars: over.scalars.or(under.scalars), ..Validated::default() };
     all.entries = under.entries;
     // Places by name, taken once: a thousand ports over a thousand must not take a million looks.
     let id = |entry: &Checked| (entry.settings.kind, entry.settings.name.clone());
-    let places: HashMap<(Kind, String), usize> =
+    let ids: HashMap<(Kind, String), usize> =
         all.entries.iter().enumerate().map(|(place, entry)| (id(entry), place)).collect();
     for entry in over.entries {
-        let place = places.get(&id(&entry)).copied();
+        let place = ids.get(&id(&entry)).copied();
         match place.and_then(|place| all.entries.get_mut(place)) {
             // Twice on the command line is an error, not a replacement.
             Some(old) if matches!(old.at, Place::Line(..)) => *old = entry,
             _ => all.entries.push(entry),
         }
     }
-    let mut complaints = conflicts(&all);
+    let mut complaints = conflicts(&all, places);
     // With a control socket the ports may come later.
     if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
         let text = "nothing to switch: give at least one --port, --tap, --stream, --socket-path or \
@@ -161,14 +159,15 @@ pub(super) fn overlay(under: Validated, over: Validated) -> Merged {
                     --control or --plug to add them later";
         complaints.push(Complaint::new(&Place::Command, text));
     }
-    Merged { config: config(all.scalars, all.entries), complaints }
+    Merged { config: config(all.scalars, all.entries, places), complaints }
 }
 
 /// The values, with defaults where nothing was given.
-fn config(scalars: Scalars, entries: Vec<Checked>) -> Config {
+fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config {
     let entry = |Checked { at, settings, .. }: Checked| {
         let origin = if let Place::Line(..) = at { Origin::File } else { Origin::Cli };
-        Entry { settings, origin }
+        let place = settings.socket.as_deref().map(places);
+        Entry { settings, origin, place }
     };
     let scalars = scalars.complete();
     let mut config = Config {

@@ -20,7 +20,11 @@ use super::{Machine, UsageError};
 use crate::limits;
 
 /// The settings of all files together, or everything that is wrong with them.
-pub(super) fn check(texts: &[Text], machine: Machine<'_>) -> Result<Validated, UsageError> {
+pub(super) fn check(
+    texts: &[Text],
+    machine: Machine<'_>,
+    places: entries::Places<'_>,
+) -> Result<Validated, UsageError> {
     let (mut source, mut complaints) = (Source::default(), Vec::new());
     let mut syntax = Vec::new();
     for text in texts {
@@ -40,7 +44,7 @@ pub(super) fn check(texts: &[Text], machine: Machine<'_>) -> Result<Validated, U
     complaints.append(&mut given_twice(&source.scalars));
     complaints.extend(second_template(&source.sections));
     complaints.append(&mut checked.complaints);
-    complaints.append(&mut entries::conflicts(&checked));
+    complaints.append(&mut entries::conflicts(&checked, places));
     if complaints.is_empty() { Ok(checked) } else { Err(report(texts, complaints)) }
 }
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-pub use entries::{Shared, place};
+pub use entries::{Places, Shared, place};
 pub use keys::{Effect, KEYS, Key, Kind, Settings};
 pub use nearest::nearest;
 pub use raw::Value;
@@ -238,7 +238,7 @@ impl Request {
         };
         let over = validate::source(&given.source, machine);
         one_line(&over.complaints)?;
-        one_line(&entries::conflicts(&over))?;
+        one_line(&entries::conflicts(&over, &place))?;
         let Machine { cpus, allowed } = machine;
         let args::Given { file, check, strict, state_dir, .. } = given;
         let allowed = allowed.to_vec();
@@ -266,9 +266,14 @@ impl Request {
 
     /// The command line laid over what stands in `texts`.
     pub fn lay_over(&self, texts: &Texts) -> Result<Config, UsageError> {
+        self.lay_over_at(texts, &place)
+    }
+
+    /// The same, with the places of sockets by `places`.
+    pub fn lay_over_at(&self, texts: &Texts, places: Places<'_>) -> Result<Config, UsageError> {
         let machine = Machine { cpus: self.cpus, allowed: &self.allowed };
-        let under = file::check(&texts.files, machine)?;
-        let merged = entries::overlay(under, self.over.clone());
+        let under = file::check(&texts.files, machine, places)?;
+        let merged = entries::overlay(under, self.over.clone(), places);
         one_line(&merged.complaints)?;
         let mut config = merged.config;
         if config.workers > self.cpus {

@@ -1,9 +1,9 @@
 //! A port's settings as their keys and values: what can be written down, read again and compared.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Endpoint;
-use super::entries::{Shared, conflicts};
+use super::entries::{Shared, conflicts, place};
 use super::keys::{Effect, KEYS, Key, Kind, Settings};
 use super::raw::{Complaint, Place, Section, Setting, Value};
 use super::types::{Admin, Mode};
@@ -48,6 +48,27 @@ pub struct Entry {
     pub settings: Settings,
     /// Who gave it.
     pub origin: Origin,
+    /// Where its socket appears, as it is compared.
+    pub place: Option<PathBuf>,
+}
+
+impl Entry {
+    /// Finds out where the socket appears, which may wait for a file system: [`place`].
+    pub fn new(settings: Settings, origin: Origin) -> Entry {
+        let place = settings.socket.as_deref().map(place);
+        Entry { settings, origin, place }
+    }
+
+    /// What only one port may have, as it is compared: the socket's place, interface, addresses.
+    pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
+        let socket = self.place.iter().map(|place| (Shared::Socket, place.clone()));
+        let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, key)));
+        let others = claimed.filter(|(what, _)| !matches!(what, Shared::Name | Shared::Socket));
+        let words = |(what, key): (Shared, &Key)| {
+            (key.words)(&self.settings).into_iter().map(move |word| (what, PathBuf::from(word)))
+        };
+        socket.chain(others.flat_map(words)).collect()
+    }
 }
 
 /// A key whose value differs.
@@ -96,7 +117,8 @@ impl Settings {
         let (checked, complaints) = entry(&Section { kind, settings, at: Place::Command });
         let settings = checked.settings.clone();
         let all = Validated { entries: vec![checked], complaints, ..Validated::default() };
-        let twice = conflicts(&all);
+        // Of one socket there is no second name.
+        let twice = conflicts(&all, &Path::to_path_buf);
         match all.complaints.into_iter().chain(twice).next() {
             Some(complaint) => Err(complaint.into()),
             None => Ok(settings),
@@ -181,14 +203,6 @@ impl Settings {
             Difference { key: key.name, from, to, effect }
         });
         all.filter(|difference| difference.from != difference.to).collect()
-    }
-
-    /// What only one port may have, as it is compared: the socket's place, interface, addresses.
-    pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
-        let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, (key.words)(self))));
-        let all = claimed.filter(|(what, _)| *what != Shared::Name);
-        let each = all.flat_map(|(what, words)| words.into_iter().map(move |word| (what, word)));
-        each.map(|(what, word)| what.identity(word.as_ref())).collect()
     }
 }
 

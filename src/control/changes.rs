@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 
+use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
-use super::methods::Switch;
+use super::methods::{Answer, Switch};
 use super::parameters::{Values, flag, only, required, settings, text};
+use super::parts::Stream;
 use crate::config::{self, Difference, Kind, Settings, Wrong};
 use crate::daemon::{PortError, Removal};
 use crate::switch::PortId;
@@ -17,7 +19,7 @@ impl Switch {
         kind: Kind,
         mut parameters: Parameters,
         caller: Caller,
-    ) -> Result<Value, Fault> {
+    ) -> Result<Answer, Fault> {
         let may_exist = flag(&mut parameters, "may_exist")?.unwrap_or(false);
         let (name, mut given, values) = settings(parameters)?;
         let default = kind != Kind::Tap && !given.iter().any(|(key, _)| key == "socket");
@@ -28,11 +30,30 @@ impl Switch {
         let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
         check_endpoint(&wanted, &values)?;
         self.tell("adds", &name, caller);
-        let added = self.daemon().add(&wanted);
+        let wanted = Wanted { settings: wanted, may_exist, any_socket: default };
+        // What is there already is told without a look at a path.
+        let mut added = self.daemon().check_name(&name);
+        if added.is_ok() {
+            if wanted.settings.socket.is_some() {
+                return Ok(Answer::Stream(Stream::Add(Box::new(AddWait::new(wanted, self)))));
+            }
+            added = self.daemon().add(&wanted.settings);
+        }
+        self.added(&wanted, added).map(Answer::Reply)
+    }
+
+    /// What adding came to.
+    pub(super) fn added(
+        &self,
+        Wanted { settings, may_exist, any_socket }: &Wanted,
+        added: Result<PortId, PortError>,
+    ) -> Result<Value, Fault> {
         match added {
-            Ok(number) => Ok(reply(number, &wanted)),
-            Err(PortError::Exists) if may_exist => self.same(&name, &wanted, default),
-            Err(error) => Err(self.fault(&name, &error)),
+            Ok(number) => Ok(reply(number, settings)),
+            Err(PortError::Exists) if *may_exist => {
+                self.same(&settings.name, settings, *any_socket)
+            }
+            Err(error) => Err(self.fault(&settings.name, &error)),
         }
     }
 

@@ -13,13 +13,13 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::activity::Activity;
-use super::blocking::{NotBegun, Task};
 use super::methods::Switch;
 use super::parts::Part;
 use super::{show, virtio};
 use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use crate::port::{Endpoint, Port, RegionFacts, RingFacts, SessionFacts};
 use crate::stats::{Fallbacks, QueueStats};
+use crate::sys::blocking::{NotBegun, Task};
 use crate::sys::waker::Waker;
 
 /// A client waits for what a session says, and a file system.

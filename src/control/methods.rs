@@ -8,7 +8,6 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::activity::Activity;
-use super::blocking::Blocking;
 use super::changes::change;
 use super::connection::{Caller, Connection, Rank};
 use super::details::DetailsWait;
@@ -28,6 +27,7 @@ use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, PortId};
+use crate::sys::blocking::Blocking;
 use crate::sys::waker::Waker;
 use crate::sys::{clock, group, unix_socket};
 
@@ -104,6 +104,11 @@ impl Switch {
             looks: Blocking::new(CONTROL_LOOKS),
             diffs: Blocking::new(1),
         }
+    }
+
+    /// The daemon, for a thread that is held up in the place of ours.
+    pub(super) fn shared_daemon(&self) -> Arc<Mutex<Daemon>> {
+        Arc::clone(&self.daemon)
     }
 
     /// The daemon. It is held for one step of one request.
@@ -242,7 +247,7 @@ impl Switch {
                 let kind = Kind::PORTS.into_iter().find(|kind| kind.title() == title);
                 let kind = kind.ok_or_else(|| Fault::method_not_found(method, None))?;
                 match verb {
-                    "Add" => self.add(kind, parameters, caller)?,
+                    "Add" => return self.add(kind, parameters, caller),
                     _ => self.set(kind, parameters, caller)?,
                 }
             }

@@ -30,8 +30,8 @@
 //! nor the end of the process wait for it.
 
 mod activity;
+mod adding;
 mod addresses;
-mod blocking;
 mod changes;
 mod connection;
 mod details;

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::adding::AddWait;
 use super::connection::{Closed, Connection, Idle};
 use super::details::DetailsWait;
 use super::events::EventStream;
@@ -35,6 +36,8 @@ pub enum Stream {
     Changes(List<Value>),
     /// What reading the configuration again would change.
     Diff(DiffWait),
+    /// One reply, when the socket of a new port is open.
+    Add(Box<AddWait>),
     /// One reply, when a reload is done.
     Reload(ReloadWait),
     /// What happens, in order.
@@ -103,6 +106,7 @@ impl Switch {
             Stream::Config(list) => return list.part("entries", Configured::show),
             Stream::Changes(list) => return list.part("changes", Value::clone),
             Stream::Diff(wait) => return wait.part(self),
+            Stream::Add(wait) => return wait.part(self),
             Stream::Reload(wait) => return wait.part(self),
             Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
             Stream::Metrics(scrape) => {

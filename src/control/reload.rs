@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::blocking::{NotBegun, Task};
 use super::changes::change;
 use super::connection::Caller;
 use super::message::{Fault, Parameters};
@@ -23,6 +22,7 @@ use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
     CONTROL_WAIT_STEP,
 };
+use crate::sys::blocking::{NotBegun, Task};
 
 /// A list that is told in parts, the last one first.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub struct Configured(Entry, Vec<MacAddr>);
 impl Configured {
     /// As clients are told.
     pub fn show(&self) -> Value {
-        let Configured(Entry { settings, origin }, tied) = self;
+        let Configured(Entry { settings, origin, .. }, tied) = self;
         let addresses: Vec<String> = tied.iter().map(MacAddr::to_string).collect();
         json!({
             "kind": settings.kind.name(),
@@ -159,7 +159,7 @@ pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>)
 fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<Value> {
     let tied: Vec<String> = tied.iter().map(ToString::to_string).collect();
     let tell = |sign: &str, entry: &Entry, before: Vec<Value>, now: Vec<Value>| {
-        let Entry { settings, origin } = entry;
+        let Entry { settings, origin, .. } = entry;
         json!({
             "sign": sign, "kind": settings.kind.name(), "name": settings.name,
             "origin": origin.name(), "before": before, "now": now, "addresses": [],

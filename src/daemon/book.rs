@@ -186,7 +186,7 @@ impl Book {
     pub fn enter(&mut self, entry: Entry) {
         let name = entry.settings.name.clone();
         self.strike(&name);
-        let claims = entry.settings.claims();
+        let claims = entry.claims();
         self.owners.extend(claims.iter().map(|claim| (claim.clone(), name.clone())));
         // What its settings have now need not be kept beside them.
         entry.settings.mac.iter().for_each(|mac| drop(self.tied.remove(mac)));
@@ -213,10 +213,10 @@ impl Book {
     }
 
     /// Another entry that has what only one may have, and what that is.
-    pub fn clash(&self, settings: &Settings) -> Option<Clash> {
-        settings.claims().into_iter().find_map(|(what, place)| {
+    pub fn clash(&self, entry: &Entry) -> Option<Clash> {
+        entry.claims().into_iter().find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
-            (*owner != settings.name).then(|| Clash { what, place, owner: owner.clone() })
+            (*owner != entry.settings.name).then(|| Clash { what, place, owner: owner.clone() })
         })
     }
 
@@ -297,7 +297,7 @@ impl Book {
         };
         let before = self.entries.values().filter(is_back);
         for entry in before.chain(now.entries.values().filter(stays)) {
-            if back.clash(&entry.settings).is_none() {
+            if back.clash(entry).is_none() {
                 back.enter(entry.clone());
             }
         }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     fn enter(book: &mut Book, name: &str, macs: &[u8]) {
-        book.enter(Entry { settings: settings(name, macs), origin: Origin::File });
+        book.enter(Entry::new(settings(name, macs), Origin::File));
     }
 
     #[test]
@@ -346,7 +346,7 @@ mod tests {
         book.tie(mac(2), "a").unwrap();
         assert!(book.tie(mac(2), "b").is_err() && book.tie(mac(1), "b").is_err());
         assert!(book.tie(mac(3), "c").is_err());
-        assert!(book.clash(&settings("b", &[2])).is_some());
+        assert!(book.clash(&Entry::new(settings("b", &[2]), Origin::File)).is_some());
         // Other settings, and for a moment none.
         enter(&mut book, "a", &[]);
         assert_eq!((book.owner(mac(1)), book.owner(mac(2))), (None, Some("a")));

@@ -51,7 +51,7 @@ pub fn cap(kind: Kind) -> u32 {
 fn enter_configured(
     fdb: &Fdb,
     port: &Port,
-    Entry { settings, origin }: &Entry,
+    Entry { settings, origin, .. }: &Entry,
 ) -> Result<(), StartError> {
     fdb.set_port_cap(port.id, cap(settings.kind));
     match settings.mac.iter().try_for_each(|mac| fdb.insert_static(*mac, port.id)) {

@@ -213,10 +213,12 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
             ));
         }
     };
-    if let Some(now) = &now {
-        if let Some(clash) = book.clash(now) {
+    let entry = now.map(|settings| Entry::new(settings, origin));
+    if let Some(entry) = &entry {
+        if let Some(clash) = book.clash(entry) {
             return Err(format!("is left out: {clash}"));
         }
+        let now = &entry.settings;
         let new = usize::from(there.is_none());
         let count = |kind| config.of(kind).count() + if now.kind == kind { new } else { 0 };
         if config.ports.len() + new > MAX_PORTS
@@ -228,7 +230,6 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
     }
     book.strike(&name);
     let place = config.ports.iter().position(|entry| entry.settings.name == name);
-    let entry = now.map(|settings| Entry { settings, origin });
     match (place, &entry) {
         (Some(place), Some(entry)) => config.ports[place] = entry.clone(),
         (Some(place), None) => drop(config.ports.remove(place)),

@@ -27,7 +27,7 @@ use super::keeper::NotKept;
 use super::post::Post;
 use super::serving::Serving;
 use super::{Daemon, PortError, uplink};
-use crate::config::{Entry, Origin, Settings, Shared};
+use crate::config::{Entry, Origin, Shared};
 use crate::events::What;
 use crate::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
 use crate::switch::PortId;
@@ -225,11 +225,10 @@ impl Daemon {
         serial
     }
 
-    /// An error while a port is on its way out of which these settings need something.
-    pub(super) fn is_clear(&mut self, settings: &Settings) -> Result<(), PortError> {
+    /// An error while a port is on its way out of which this entry needs something.
+    pub(super) fn is_clear(&mut self, entry: &Entry) -> Result<(), PortError> {
         self.advance_all();
-        let claims = settings.claims();
-        self.blocks(&settings.name, &claims)
+        self.blocks(&entry.settings.name, &entry.claims())
             .map_or(Ok(()), |leaving| Err(PortError::Leaving(leaving.name().to_owned())))
     }
 

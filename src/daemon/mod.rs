@@ -29,6 +29,7 @@ mod leaving;
 mod link_monitor;
 mod missing;
 mod moves;
+mod opening;
 mod plan;
 mod plug;
 pub mod ports;
@@ -57,11 +58,12 @@ use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
-    STOP_TIMEOUT,
+    SOCKET_OPENS, STOP_TIMEOUT,
 };
 use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
 use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
+use crate::sys::blocking::Blocking;
 use crate::sys::eventfd;
 use crate::sys::threads::{join_until, run_again_after_panic};
 use crate::sys::waker::Waker;
@@ -78,6 +80,7 @@ use keeper::NotKept;
 use leaving::Leaving;
 pub use leaving::Removal;
 use missing::Missing;
+pub use opening::{Permit, add};
 pub use plan::{Step, Summary};
 pub use plug::Plug;
 pub use ports::PortError;
@@ -160,6 +163,8 @@ pub struct Daemon {
     started: Config,
     /// A reload changes it, and nobody else may.
     changing: bool,
+    /// Threads that open sockets of ports that come while it runs.
+    opens: Arc<Blocking>,
     /// Wakes the thread that serves those who look at the switch.
     news: Arc<Waker>,
     /// What happened.
@@ -189,6 +194,8 @@ pub struct View {
     pub workers: Arc<Workers>,
     /// What is allowed.
     pub rules: Rules,
+    /// Threads that open sockets, one for each path.
+    pub opens: Arc<Blocking>,
     /// To be woken when something happened that those who look may wait for.
     pub news: Arc<Waker>,
     /// What happened.
@@ -270,6 +277,7 @@ impl Daemon {
             keeper,
             started: config.clone(),
             changing: false,
+            opens: Arc::new(Blocking::new(SOCKET_OPENS)),
             news,
             events,
             samples: Arc::default(),
@@ -458,9 +466,9 @@ impl Daemon {
         let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
         let (news, events) = (Arc::clone(&self.news), Arc::clone(&self.events));
         let (ports, clients) = (Arc::clone(&self.ports), Arc::clone(&self.clients));
-        let samples = Arc::clone(&self.samples);
+        let (samples, opens) = (Arc::clone(&self.samples), Arc::clone(&self.opens));
         let (rules, started_micros) = (self.rules, self.started_micros);
-        View { ports, fdb, workers, rules, news, events, samples, clients, started_micros }
+        View { ports, fdb, workers, rules, opens, news, events, samples, clients, started_micros }
     }
 
     /// Writes all counters to the log.

@@ -31,7 +31,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::degraded::Code;
 use super::front_end::Acceptor;
 use super::{Daemon, PortError, Removal};
-use crate::config::{Entry, Origin, is_port_name};
+use crate::config::{Entry, Origin, is_port_name, place};
 use crate::events::{Events, What, reason};
 use crate::guard::bucket::Bucket;
 use crate::limits::{
@@ -51,10 +51,11 @@ impl Daemon {
         self.started.plug.as_deref()
     }
 
-    /// Adds a port for a socket of the directory.
+    /// Adds a port for a socket of the directory, which appears at `place`.
     fn plug(
         &mut self,
         path: &Path,
+        place: PathBuf,
         Candidate { name, file, uid }: &Candidate<'_>,
     ) -> Result<Arc<Trouble>, PortError> {
         self.is_free()?;
@@ -70,11 +71,13 @@ impl Daemon {
         let connector = Connector::to_file(&path.join(name), file.identity)?;
         let trouble = connector.trouble();
         let id = self.free_number(name)?;
-        self.is_clear(&settings)?;
-        if let Some(clash) = self.book.clash(&settings) {
+        let origin = Origin::Plug(*uid);
+        let entry = Entry { settings: settings.clone(), origin, place: Some(place) };
+        self.is_clear(&entry)?;
+        if let Some(clash) = self.book.clash(&entry) {
             return Err(clash.into());
         }
-        self.book.enter(Entry { settings: settings.clone(), origin: Origin::Plug(*uid) });
+        self.book.enter(entry);
         let acceptor = Acceptor::Connector(connector);
         match self.put_before(id, &settings, acceptor) {
             Ok(port) => {
@@ -437,7 +440,11 @@ impl Watcher {
                 return;
             }
             let added = match room {
-                true => self.daemon().plug(&self.path, &candidate),
+                true => {
+                    // Without the daemon: the directory may be another user's.
+                    let place = place(&self.path.join(candidate.name));
+                    self.daemon().plug(&self.path, place, &candidate)
+                }
                 false if full => Err(PortError::ManyPlugged),
                 false => Err(PortError::ManyOfUser(candidate.uid)),
             };

@@ -6,14 +6,15 @@
 //! How a port is removed: `super::leaving`.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::book::{Clash, Untied};
 use super::front_end::Acceptor;
-use super::handover::Received;
 use super::keeper::NotKept;
+use super::opening;
 use super::post::ChangeError;
 use super::serving::{Opened, Serving};
 use super::uplink::{self, UplinkError};
@@ -21,7 +22,9 @@ use super::{Daemon, build};
 use crate::config::{Difference, Effect, Entry, Kind, Origin, Settings};
 use crate::events::What;
 use crate::frame::MacAddr;
-use crate::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS, MAX_TAPS, REMOVE_TIMEOUT};
+use crate::limits::{
+    MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS, MAX_TAPS, REMOVE_TIMEOUT, SOCKET_OPENS,
+};
 use crate::port::Port;
 use crate::port::table::Full;
 use crate::switch::{PortId, StaticError};
@@ -70,6 +73,12 @@ pub enum PortError {
     /// An address is free already.
     #[error("{0} is no static address of any port")]
     NotStatic(MacAddr),
+    /// The file system of its socket's path does not answer.
+    #[error("socket {0:?}: its file system does not answer")]
+    Silent(PathBuf),
+    /// As many others do not as are waited for.
+    #[error("socket {0:?} is not opened: {SOCKET_OPENS} file systems do not answer")]
+    ManySilent(PathBuf),
     /// Its interface cannot be opened.
     #[error(transparent)]
     Uplink(#[from] UplinkError),
@@ -103,11 +112,27 @@ impl Daemon {
     /// Adds what somebody asked for while the switch runs: a port, whose socket exists when this
     /// returns, or a TAP, of which frames pass then.
     pub fn add(&mut self, settings: &Settings) -> Result<PortId, PortError> {
-        self.is_free()?;
-        let (id, name) = self.enter(settings)?;
+        let entry = Entry::new(settings.clone(), Origin::Runtime);
+        self.check_new(&entry)?;
+        let mut socket = opening::open(&entry)?;
+        self.add_opened(entry, &mut socket)
+    }
+
+    /// The same with its socket open, if it has one, which is left where the port cannot be added:
+    /// a file system may hold up its end.
+    pub(super) fn add_opened(
+        &mut self,
+        mut entry: Entry,
+        socket: &mut Option<Acceptor>,
+    ) -> Result<PortId, PortError> {
+        let id = self.check_new(&entry)?;
+        let (settings, name) = (entry.settings.clone(), entry.settings.name.clone());
+        // One that the configuration has, and somebody deleted, is the configuration's again.
+        entry.origin = self.book.configured(&name).map_or(Origin::Runtime, |entry| entry.origin);
+        self.book.enter(entry);
         // What can fail of keeping it fails before there is a port.
         let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
-        match prepared.and_then(|prepared| self.put(id, settings).map(|()| prepared)) {
+        match prepared.and_then(|prepared| self.put(id, &settings, socket).map(|()| prepared)) {
             Ok(prepared) => {
                 self.keeper.commit(prepared).map_err(PortError::Forgotten)?;
                 Ok(id)
@@ -130,24 +155,37 @@ impl Daemon {
         Ok(())
     }
 
-    /// Adds what a configuration has, and keeps nothing of it.
-    pub(super) fn add_entry(&mut self, entry: &Entry) -> Result<(), PortError> {
-        if let Some(clash) = self.book.clash(&entry.settings) {
+    /// Whether what a configuration has can be added now. If not it waits in the book.
+    pub(super) fn can_come(&mut self, entry: &Entry) -> Result<bool, PortError> {
+        if let Some(clash) = self.book.clash(entry) {
             return Err(clash.into());
         }
-        if self.is_clear(&entry.settings).is_err() {
+        let clear = self.is_clear(entry).is_ok();
+        if !clear {
             self.wait_in_book(entry);
+        }
+        Ok(clear)
+    }
+
+    /// Adds what a configuration has, with its socket open, and keeps nothing of it.
+    pub(super) fn add_entry(
+        &mut self,
+        entry: &Entry,
+        socket: &mut Option<Acceptor>,
+    ) -> Result<(), PortError> {
+        if !self.can_come(entry)? {
             return Ok(());
         }
-        let id = self.free_number(&entry.settings.name)?;
+        let (settings, name) = (&entry.settings, &entry.settings.name);
+        let id = self.free_number(name)?;
         self.book.enter(entry.clone());
-        self.put(id, &entry.settings).inspect_err(|_| drop(self.book.strike(&entry.settings.name)))
+        self.put(id, settings, socket).inspect_err(|_| drop(self.book.strike(name)))
     }
 
     /// Adds what could not be had when it was to come back, without what it is served with. False
     /// if that cannot be either.
     pub(super) fn add_without(&mut self, entry: &Entry, why: &str) -> bool {
-        if self.book.clash(&entry.settings).is_some() {
+        if self.book.clash(entry).is_some() {
             return false;
         }
         let before = self.book.get(&entry.settings.name).cloned();
@@ -169,7 +207,7 @@ impl Daemon {
 
     /// Changes what a configuration has, and keeps nothing of it.
     pub(super) fn change_entry(&mut self, entry: &Entry) -> Result<(), PortError> {
-        if let Some(clash) = self.book.clash(&entry.settings) {
+        if let Some(clash) = self.book.clash(entry) {
             return Err(clash.into());
         }
         let post = match self.serving(&entry.settings.name) {
@@ -186,25 +224,30 @@ impl Daemon {
         Ok(())
     }
 
-    /// Enters a new port or TAP in the book; its number and name.
-    fn enter(&mut self, settings: &Settings) -> Result<(PortId, String), PortError> {
-        self.is_clear(settings)?;
-        let id = self.free_number(&settings.name)?;
-        if self.book.get(&settings.name).is_some() {
-            return Err(PortError::Exists);
+    /// A number for a new port or TAP, if there may be one like this.
+    pub(super) fn check_new(&mut self, entry: &Entry) -> Result<PortId, PortError> {
+        let id = self.check_name(&entry.settings.name)?;
+        self.is_clear(entry)?;
+        match self.book.clash(entry) {
+            Some(clash) => Err(clash.into()),
+            None => Ok(id),
         }
-        if let Some(clash) = self.book.clash(settings) {
-            return Err(clash.into());
-        }
-        let name = settings.name.clone();
-        // One that the configuration has, and somebody deleted, is the configuration's again.
-        let origin = self.book.configured(&name).map_or(Origin::Runtime, |entry| entry.origin);
-        self.book.enter(Entry { settings: settings.clone(), origin });
-        Ok((id, name))
     }
 
-    /// Has a port of the book in service.
-    fn put(&mut self, id: PortId, settings: &Settings) -> Result<(), PortError> {
+    /// The same by its name alone.
+    pub fn check_name(&mut self, name: &str) -> Result<PortId, PortError> {
+        self.is_free()?;
+        let id = self.free_number(name)?;
+        if self.book.get(name).is_some() { Err(PortError::Exists) } else { Ok(id) }
+    }
+
+    /// Has a port of the book in service, with its socket, or with an interface.
+    fn put(
+        &mut self,
+        id: PortId,
+        settings: &Settings,
+        socket: &mut Option<Acceptor>,
+    ) -> Result<(), PortError> {
         let ports = self.ports.present();
         let count = |of: fn(&Port) -> bool| ports.iter().filter(|port| of(port)).count();
         match settings.kind {
@@ -217,12 +260,9 @@ impl Daemon {
             _ => {}
         }
         drop(ports);
-        let port = match settings.endpoint() {
+        let port = match socket.take() {
             None => self.put_tap(id, settings)?,
-            Some(socket) => {
-                let acceptor = Acceptor::open(id.into(), &socket, &mut Received::default())?;
-                self.put_before(id, settings, acceptor)?
-            }
+            Some(acceptor) => self.put_before(id, settings, acceptor)?,
         };
         port.events.tell_surely(&port.name, What::PortAdded);
         Ok(())
@@ -305,11 +345,13 @@ impl Daemon {
         if let Some(fixed) = changes.iter().find(|change| change.effect == Effect::Reopen) {
             return Err(PortError::Fixed(fixed.key));
         }
-        if let Some(clash) = self.book.clash(wanted) {
+        // Its socket is where it was.
+        let entry = Entry { settings: wanted.clone(), ..entry };
+        if let Some(clash) = self.book.clash(&entry) {
             return Err(clash.into());
         }
         let before = self.book.clone();
-        self.book.enter(Entry { settings: wanted.clone(), origin: entry.origin });
+        self.book.enter(entry);
         let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
         let changed = prepared.and_then(|prepared| {
             post.change(wanted, &self.context.fdb)?;

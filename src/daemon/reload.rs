@@ -8,17 +8,18 @@
 //! With a time to confirm, what was in force before is in force again when it is over, and in the
 //! next process, if this one ends before. That it waits is written down before anything is done.
 
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::book::Book;
-use super::check::found_at;
 use super::keeper::NotKept;
+use super::opening::{Opens, Places};
 use super::plan::{Step, Summary, plan, scalars};
 use super::{Daemon, PortError};
-use crate::config::{Config, Entry, Origin, Request, Texts};
+use crate::config::{Config, Entry, Request, Settings, Texts};
 use crate::events::{What, reason};
 use crate::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
 
@@ -111,8 +112,12 @@ impl Reloader {
     /// The files as they are now, and what they change.
     fn read(&self) -> Result<(Texts, Config, Vec<Step>), Vec<String>> {
         let texts = self.request.texts();
-        let read = texts.and_then(|texts| Ok((self.request.lay_over(&texts)?, texts)));
-        let (config, texts) = read.map_err(|error| error.lines)?;
+        let places = self.places();
+        let at = |path: &Path| places.of(path);
+        let read = texts.and_then(|texts| Ok((self.request.lay_over_at(&texts, &at)?, texts)));
+        let silent = places.silent.take();
+        let read = read.map_err(|error| error.lines);
+        let (config, texts) = silent.map_or(read, |error| Err(vec![error.to_string()]))?;
         let daemon = self.daemon();
         let mut steps = scalars(&daemon.started, &config);
         if let Some(template) = daemon.book().template() {
@@ -272,9 +277,11 @@ impl Reloader {
 
     fn apply_files(&self, to_confirm: bool) -> Result<Applied, Vec<String>> {
         let (texts, config, steps) = self.read()?;
+        let misplaced = self.opens().misplaced(&steps);
         let mut before = {
             let mut daemon = self.daemon();
-            let wrong = foresee(daemon.book(), &steps);
+            let mut wrong = foresee(daemon.book(), &steps);
+            wrong.extend(misplaced);
             if !wrong.is_empty() {
                 return Err(wrong);
             }
@@ -356,18 +363,44 @@ impl Reloader {
         self.take_away(steps)?;
         for step in ordered(steps) {
             let Some(entry) = step.entry() else { continue };
-            let mut daemon = self.daemon();
             let done = match step {
                 Step::Remove(_) | Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => {
                     Ok(())
                 }
-                Step::Change(_, changes) if changes.is_empty() => daemon.give_to(entry),
-                Step::Change(..) if !step.detaches() => daemon.change_entry(entry),
-                Step::Add(_) | Step::Change(..) => daemon.add_entry(entry),
+                Step::Change(_, changes) if changes.is_empty() => self.daemon().give_to(entry),
+                Step::Change(..) if !step.detaches() => self.daemon().change_entry(entry),
+                Step::Add(_) | Step::Change(..) => self.add(entry),
             };
             done.map_err(|error| named(entry, &error))?;
         }
         Ok(())
+    }
+
+    /// Adds what a configuration has, and opens its socket without the daemon.
+    fn add(&self, entry: &Entry) -> Result<(), PortError> {
+        if !self.daemon().can_come(entry)? {
+            return Ok(());
+        }
+        // Let go of, where it is not taken, when the daemon is free again.
+        let mut socket = self.opens().open(entry)?;
+        self.daemon().add_entry(entry, &mut socket)
+    }
+
+    fn opens(&self) -> Opens {
+        self.daemon().opens()
+    }
+
+    /// Where sockets are: those of ports that there are is known.
+    fn places(&self) -> Places {
+        let daemon = self.daemon();
+        let all = daemon.book().entries().values().chain(daemon.book().all_configured());
+        let known = all
+            .filter_map(|Entry { settings, place, .. }| settings.socket.clone().zip(place.clone()));
+        Places {
+            opens: daemon.opens(),
+            known: RefCell::new(known.collect()),
+            silent: Cell::new(None),
+        }
     }
 
     /// Takes away what goes for good or for a moment, all at a time.
@@ -421,15 +454,9 @@ fn foresee(book: &Book, steps: &[Step]) -> Vec<String> {
     let mut wrong = Vec::new();
     for step in steps {
         let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };
-        let about = format!("{} {}", entry.settings.kind, &entry.settings.name);
-        if let Some(clash) = after.clash(&entry.settings) {
-            wrong.push(format!("{about}: {clash}"));
-        }
-        if matches!(step, Step::Add(_))
-            && entry.origin == Origin::File
-            && let Some(endpoint) = entry.settings.endpoint()
-        {
-            wrong.extend(found_at(&endpoint).into_iter().map(|text| format!("{about}: {text}")));
+        if let Some(clash) = after.clash(entry) {
+            let Settings { kind, name, .. } = &entry.settings;
+            wrong.push(format!("{kind} {name}: {clash}"));
         }
         after.enter(entry.clone());
     }

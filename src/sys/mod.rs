@@ -4,6 +4,7 @@
 //! `port`; every module offers a safe interface.
 
 pub mod affinity;
+pub mod blocking;
 pub mod clock;
 pub mod descriptor;
 pub mod eventfd;

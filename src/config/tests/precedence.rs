@@ -23,7 +23,7 @@ fn port(name: &str, socket: &str) -> Settings {
 fn defaults() {
     let ports = [port("vm1", "/run/vm1"), tap("up", "tap0")];
     let expected = Config {
-        ports: ports.map(|settings| Entry { settings, origin: Origin::Cli }).into(),
+        ports: ports.map(|settings| Entry::new(settings, Origin::Cli)).into(),
         workers: 1,
         cpus: vec![],
         poll: false,

@@ -165,3 +165,147 @@ fn a_comparison_with_files_that_never_answer_holds_up_nobody() {
         filed.lab.d.stop();
     });
 }
+
+/// A call, and how long it took.
+fn timed(lab: &Lab, method: &str, parameters: serde_json::Value) -> (serde_json::Value, Duration) {
+    let mut client = lab.client();
+    let began = Instant::now();
+    (client.call(method, parameters), began.elapsed())
+}
+
+/// Root looks at the switch and changes it beside a call that is under way: it is answered at once.
+fn others_are_served(lab: &Lab, while_at: &str) {
+    for (method, parameters) in [
+        ("GetStatus", json!({})),
+        ("GetPort", json!({"name": "p0"})),
+        ("SetPort", json!({"name": "p0", "mtu": 1500})),
+    ] {
+        let (told, took) = timed(lab, method, parameters);
+        assert!(told["error"].is_null(), "{told}");
+        assert!(took < Duration::from_millis(200), "{method} beside {while_at}: {took:?}");
+    }
+}
+
+/// Ports and streams that are to have their sockets in a directory that never answers: the one who
+/// asks is told so, with the path, and all others are served meanwhile.
+#[test]
+fn a_port_that_is_added_where_no_file_answers_holds_up_nobody() {
+    with_mounts(|| {
+        let lab = Lab::new(2, &[]);
+        let bystanders = lab.bystanders();
+        others_are_served(&lab, "nothing");
+        let before = lab.d.settled_usage();
+        let directory = lab.socket("silent");
+        std::fs::create_dir(&directory).expect("create");
+        let Some(server) = silent::mount(&directory, 0, libc::S_IFDIR) else {
+            return skip("FUSE cannot be mounted");
+        };
+        // It is silent when the socket is opened, or before, when the path is followed.
+        for (method, name, file) in [
+            ("AddPort", "a", "sock"),
+            ("AddStream", "b", "deep/sock"),
+            ("AddPort", "c", "deep/sock"),
+        ] {
+            let path = directory.join(file);
+            let mut client = lab.client();
+            let call = json!({"name": name, "socket": path});
+            let began = Instant::now();
+            client.ask(&json!({"method": format!("{INTERFACE}.{method}"), "parameters": call}));
+            others_are_served(&lab, method);
+            let told = client.answer().expect("an answer");
+            assert!(began.elapsed() < Duration::from_secs(2), "{method}: {:?}", began.elapsed());
+            let text = told["parameters"]["reason"].as_str().unwrap_or_default();
+            assert!(text.contains(path.to_str().expect("UTF-8")), "{told}");
+            assert!(text.contains("does not answer"), "{told}");
+            assert!(!lab.client().call("GetPort", json!({"name": name}))["error"].is_null());
+        }
+        // One for each path, however often it is asked for.
+        assert!(lab.d.usage().threads <= before.threads + 2, "{:?}", lab.d.usage());
+        drop(server);
+        silent::unmount(&directory);
+        // What was refused does not come later, and leaves nothing.
+        assert!(wait_for(LOST, || lab.d.usage().threads <= before.threads), "{:?}", lab.d.usage());
+        assert_eq!(lab.json(&["port", "list"])["ports"].as_array().map(Vec::len), Some(2));
+        assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 0);
+        lab.done(&["port", "add", "a", &format!("socket={}", directory.join("a").display())]);
+        bystanders.finish();
+        lab.d.stop();
+    });
+}
+
+/// A port whose directory stopped answering after it was added can be changed, and its socket's
+/// path is no other one's.
+#[test]
+fn a_port_is_changed_where_no_file_answers() {
+    with_mounts(|| {
+        let lab = Lab::new(1, &[]);
+        let directory = lab.socket("silent");
+        std::fs::create_dir_all(directory.join("deep")).expect("create");
+        let socket = format!("socket={}", directory.join("deep/sock").display());
+        lab.done(&["port", "add", "hangs", &socket]);
+        let Some(server) = silent::mount(&directory, 0, libc::S_IFDIR) else {
+            return skip("FUSE cannot be mounted");
+        };
+        let quick = Duration::from_millis(200);
+        let (told, took) = timed(&lab, "SetPort", json!({"name": "hangs", "mtu": 1400}));
+        assert_eq!(told["parameters"]["changes"][0]["to"], "1400", "{told}");
+        assert!(took < quick, "{took:?}");
+        let other = json!({"name": "hangs", "socket": directory.join("other")});
+        let (told, took) = timed(&lab, "SetPort", other);
+        let text = told["parameters"]["reason"].as_str().unwrap_or_default();
+        assert!(text.contains("socket cannot be changed"), "{told}");
+        assert!(took < quick, "{took:?}");
+        others_are_served(&lab, "nothing");
+        drop(server);
+        silent::unmount(&directory);
+        let socket = format!("socket={}", directory.join("deep/./sock").display());
+        let told = lab.fails(&["port", "add", "second", &socket]).1;
+        assert!(told.contains("is already used by hangs"), "{told}");
+        lab.d.stop();
+    });
+}
+
+/// A configuration names such a directory: the reload fails that adds a port there, and others do
+/// what they are to beside a port that is there already.
+#[test]
+fn a_reload_with_a_socket_where_no_file_answers_holds_up_nobody() {
+    with_mounts(|| {
+        let filed = Filed::new(2, &[("f1", "")], &[]);
+        let lab = &filed.lab;
+        let bystanders = lab.bystanders();
+        let directory = filed.etc.path().join("silent");
+        std::fs::create_dir_all(directory.join("deep")).expect("create");
+        let file = filed.etc.path().join("vioswitch.toml");
+        let write = |sockets: &[&str]| {
+            let entries: Vec<(&str, &str)> = sockets.iter().map(|socket| (*socket, "")).collect();
+            filed.write(&entries);
+            let text = std::fs::read_to_string(&file).expect("read");
+            let text = text.replace("name = \"silent/deep/", "name = \"");
+            std::fs::write(&file, text).expect("write");
+        };
+        write(&["f1", "silent/deep/old"]);
+        lab.done(&["config", "reload"]);
+        let Some(server) = silent::mount(&directory, 0, libc::S_IFDIR) else {
+            return skip("FUSE cannot be mounted");
+        };
+        write(&["f1", "silent/deep/old", "silent/deep/f2"]);
+        let mut client = lab.client();
+        let began = Instant::now();
+        client.ask(&json!({"method": format!("{INTERFACE}.ReloadConfig")}));
+        while began.elapsed() < Duration::from_millis(500) {
+            others_are_served(lab, "a reload");
+        }
+        let told = client.answer().expect("an answer");
+        assert_eq!(told["error"], format!("{INTERFACE}.BadConfig"), "{told}");
+        assert!(told.to_string().contains("silent/deep/f2"), "{told}");
+        assert!(told.to_string().contains("does not answer"), "{told}");
+        assert!(began.elapsed() < LOST, "{:?}", began.elapsed());
+        write(&["f1", "silent/deep/old", "f3"]);
+        let done = lab.done(&["config", "reload"]);
+        assert!(done.ends_with("reloaded: 1 added, 0 changed, 0 deleted\n"), "{done}");
+        drop(server);
+        silent::unmount(&directory);
+        bystanders.finish();
+        filed.lab.d.stop();
+    });
+}

@@ -8,10 +8,14 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::sys::waker::Waker;
+use super::waker::Waker;
+
+/// Pause between two attempts to be the one who is at a path.
+const STEP: Duration = Duration::from_millis(2);
 
 /// Threads of one purpose.
 #[derive(Debug)]
@@ -91,6 +95,34 @@ impl Blocking {
         }
         Ok(Task(receiver))
     }
+
+    /// The same, and waits for what was found out until `end`. The thread may go on after that,
+    /// and is still at the path: [`NotBegun::Busy`].
+    pub fn run<T: Send + 'static>(
+        &self,
+        path: &Path,
+        waker: &Arc<Waker>,
+        end: Instant,
+        work: impl FnOnce() -> T + Clone + Send + 'static,
+    ) -> Result<T, NotBegun> {
+        loop {
+            let error = match self.begin(path, waker, work.clone()) {
+                Ok(Task(receiver)) => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    return receiver.recv_timeout(left).map_err(|error| match error {
+                        RecvTimeoutError::Timeout => NotBegun::Busy,
+                        RecvTimeoutError::Disconnected => io::Error::other("it panicked").into(),
+                    });
+                }
+                Err(NotBegun::Thread(error)) => return Err(error.into()),
+                Err(error) => error,
+            };
+            if Instant::now() >= end {
+                return Err(error);
+            }
+            std::thread::sleep(STEP);
+        }
+    }
 }
 
 impl<T> Task<T> {
@@ -108,7 +140,6 @@ fn lock(paths: &Mutex<HashSet<PathBuf>>) -> MutexGuard<'_, HashSet<PathBuf>> {
 mod tests {
     use std::os::fd::AsRawFd;
     use std::sync::Barrier;
-    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::sys::eventfd::is_readable;
@@ -164,5 +195,22 @@ mod tests {
         woken(&waker);
         assert_eq!(task.result(), Err(TryRecvError::Disconnected));
         assert!(lock(&blocking.paths).is_empty());
+    }
+
+    #[test]
+    fn who_waits_is_told_in_time_that_there_is_no_answer() {
+        let waker = Arc::new(Waker::new().unwrap());
+        let blocking = Blocking::new(2);
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let later = || Instant::now() + Duration::from_secs(60);
+        assert_eq!(blocking.run(Path::new("/a"), &waker, later(), || 7).unwrap(), 7);
+        let gate = Arc::new(Barrier::new(2));
+        let at = Arc::clone(&gate);
+        let hangs = blocking.run(Path::new("/a"), &waker, soon(), move || _ = at.wait());
+        assert!(matches!(hangs, Err(NotBegun::Busy)));
+        assert!(matches!(blocking.run(Path::new("/a"), &waker, soon(), || 7), Err(NotBegun::Busy)));
+        assert_eq!(blocking.run(Path::new("/b"), &waker, later(), || 7).unwrap(), 7);
+        gate.wait();
+        assert_eq!(blocking.run(Path::new("/a"), &waker, later(), || 7).unwrap(), 7);
     }
 }

@@ -1,0 +1,92 @@
+//! A client waits for a port whose socket is being opened.
+//!
+//! The socket's path may lead to a file system that never answers, so a thread of its own follows
+//! it, opens the socket and adds the port. After [`SOCKET_OPEN_TIMEOUT`] the client is told that
+//! there is no answer, and the port does not come later either.
+
+use std::sync::mpsc::TryRecvError;
+use std::time::Instant;
+
+use super::message::Fault;
+use super::methods::Switch;
+use super::parts::Part;
+use crate::config::Settings;
+use crate::daemon::{Permit, PortError, add};
+use crate::limits::{CONTROL_WAIT_STEP, SOCKET_OPEN_TIMEOUT};
+use crate::switch::PortId;
+use crate::sys::blocking::{NotBegun, Task};
+
+/// What a client asks for.
+#[derive(Debug)]
+pub struct Wanted {
+    pub(super) settings: Settings,
+    /// A port of the same settings that is there already is as good.
+    pub(super) may_exist: bool,
+    /// No socket was asked for, so that it may be anywhere.
+    pub(super) any_socket: bool,
+}
+
+/// The client that waits.
+#[derive(Debug)]
+pub struct AddWait {
+    wanted: Wanted,
+    /// When it is waited for no longer.
+    end: Instant,
+    permit: Permit,
+    begun: Result<Task<Result<PortId, PortError>>, NotBegun>,
+}
+
+impl AddWait {
+    /// Begins to add a port that has a socket's path.
+    pub(super) fn new(wanted: Wanted, switch: &Switch) -> AddWait {
+        let end = Instant::now() + SOCKET_OPEN_TIMEOUT;
+        let begun = Err(NotBegun::Busy);
+        let mut wait = AddWait { wanted, end, permit: Permit::until(end), begun };
+        wait.begin(switch);
+        wait
+    }
+
+    fn begin(&mut self, switch: &Switch) {
+        let settings = self.wanted.settings.clone();
+        let Some(path) = settings.socket.clone() else { return };
+        let (daemon, permit) = (switch.shared_daemon(), self.permit.clone());
+        let work = move || add(&daemon, &settings, &permit);
+        self.begun = switch.view.opens.begin(&path, &switch.news, work);
+    }
+
+    /// The answer, if it is known, or it is time for one.
+    pub(super) fn part(&mut self, switch: &Switch) -> Part {
+        if self.begun.is_err() {
+            self.begin(switch);
+        }
+        if let Ok(task) = &self.begun {
+            match task.result() {
+                Ok(added) => {
+                    return match switch.added(&self.wanted, added) {
+                        Ok(reply) => Part::Reply(reply, false),
+                        Err(fault) => Part::Fault(fault),
+                    };
+                }
+                Err(TryRecvError::Disconnected) => {
+                    return Part::Fault(Fault::refused("it panicked; the log tells more"));
+                }
+                Err(TryRecvError::Empty) => {}
+            }
+        }
+        let now = Instant::now();
+        if now < self.end {
+            return Part::Later(Some(self.end));
+        }
+        if !self.permit.revoke() {
+            // The socket is open, and the port about to be there.
+            return Part::Later(Some(now + CONTROL_WAIT_STEP));
+        }
+        let why = match std::mem::replace(&mut self.begun, Err(NotBegun::Busy)) {
+            Ok(_) => NotBegun::Busy,
+            Err(error) => error,
+        };
+        let path = self.wanted.settings.socket.clone().unwrap_or_default();
+        let error = PortError::unanswered(path, why);
+        Part::Fault(switch.fault(&self.wanted.settings.name, &error))
+    }
+}
