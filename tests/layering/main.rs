@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// Modules from top to bottom, each with those it may use. All of them stand below it.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("main", &["control", "metrics", "daemon", "config", "events", "logging", "sys"]),
+    ("main", &["control", "metrics", "daemon", "config", "events", "logging", "sys", "limits"]),
     (
         "control",
         &[
