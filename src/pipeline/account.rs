@@ -46,6 +46,7 @@ impl Account {
     }
 
     /// What a source may take of this turn, in cycles.
+    #[cfg(test)]
     pub fn quantum(&self) -> u64 {
         self.terms.quantum
     }

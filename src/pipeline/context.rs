@@ -104,12 +104,6 @@ impl<'a> BurstGuard<'a> {
         BurstGuard { context, from }
     }
 
-    /// The counters of the burst at its source.
-    #[inline(always)]
-    pub fn counters(&self) -> &'a QueueStats {
-        self.from
-    }
-
     /// Nothing was taken, so nothing is counted.
     #[inline(always)]
     pub fn nothing(self) {

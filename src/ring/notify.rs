@@ -6,8 +6,6 @@
 //!
 //! Signals are decided once per published burst and sent once per turn by the worker.
 
-use std::sync::Arc;
-
 use super::split::SplitRing;
 pub use crate::guard::CallFd;
 
@@ -15,9 +13,6 @@ pub use crate::guard::CallFd;
 const USED_F_NO_NOTIFY: u16 = 1;
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
-
-/// A call descriptor, shared so that a late signal never reaches a reused number.
-pub type SharedCall = Arc<CallFd>;
 
 /// Section 2.7.10: true if an index that moved from `old` to `new` passed `event`.
 #[inline(always)]
