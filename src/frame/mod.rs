@@ -11,6 +11,7 @@ pub mod mac;
 pub mod offload;
 pub mod rarp;
 #[cfg(test)]
+#[path = "tests/samples.rs"]
 pub mod samples;
 pub mod segment;
 pub mod stream;

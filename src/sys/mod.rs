@@ -25,6 +25,7 @@ pub mod state_dir;
 pub mod tap;
 pub mod tap_io;
 #[cfg(test)]
+#[path = "tests/netns.rs"]
 pub(crate) mod testns;
 pub mod threads;
 pub mod unix_socket;

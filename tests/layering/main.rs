@@ -124,7 +124,7 @@ const UNSAFE: &[&str] = &[
     "sys/scm.rs",
     "sys/signals.rs",
     "sys/tap",
-    "sys/testns.rs",
+    "sys/tests/netns.rs",
     "sys/unix_socket.rs",
     "sys/usage.rs",
     "guard/blocked_writers.rs",
