@@ -539,6 +539,3 @@ pub const MAX_AGE_SECONDS: u32 = 1_000_000;
 /// Permissions of a port's socket unless configured: owner and group. A process that can connect
 /// becomes the VM.
 pub const DEFAULT_SOCKET_MODE: u32 = 0o660;
-
-/// Bytes for one group's entry in the group database: a group with tens of thousands of members.
-pub const MAX_GROUP_ENTRY_BYTES: usize = 1 << 20;

@@ -125,13 +125,14 @@ fn run(
     say_ready(&lock(&daemon), log);
     loop {
         match signals.wait()? {
-            Signal::Terminate | Signal::Interrupt | Signal::Quit => break,
-            Signal::Report => lock(&daemon).report(),
-            Signal::Reload => {
+            Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT => break,
+            Signal::SIGUSR1 => lock(&daemon).report(),
+            Signal::SIGHUP => {
                 let begun = reloader.begin_or_repeat();
                 begun.unwrap_or_else(|busy| log::warn!("SIGHUP: {busy}"));
             }
-            Signal::Spare => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),
+            Signal::SIGUSR2 => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),
+            _ => {}
         }
     }
     notify_manager("STOPPING=1");
@@ -166,7 +167,7 @@ fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Opti
         .start(Code::Plug, move || Plug::start(&daemon).map_err(|error| format!("plug: {error}")))
 }
 
-/// Answers those who ask for metrics, if anybody may. The guests' network does not depend on it.
+/// Serves metrics, if that is configured. The guests' network does not depend on it.
 fn serve_metrics(
     services: &mut Services,
     config: &Config,
@@ -193,7 +194,7 @@ fn last(
 }
 
 /// The configuration that was in force before the one of the files, if an earlier process has
-/// reloaded them and nobody has confirmed that. `--strict` is about errors, of which these have
+/// reloaded them and no client has confirmed that. `--strict` is about errors, of which these have
 /// none.
 fn before_unconfirmed(
     request: &Request,

@@ -53,7 +53,7 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
         let heard = events.wait(stop, |news| {
             let table = present.get_or_insert_with(|| ports.present());
             for port in taps(table) {
-                match port.mtu.hear(news) {
+                match port.mtu.hear(&news) {
                     Ok(change) => tell(port, change),
                     Err(error) => failed = Err(error),
                 }

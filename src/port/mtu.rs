@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::limits::MIN_FRAME_LEN;
-use crate::sys::netlink::{self, Link, LinkNews, NetlinkError};
+use crate::sys::netlink::{self, Link, NetlinkError};
 
 /// More than any frame has.
 pub const NO_LIMIT: u32 = u32::MAX;
@@ -170,7 +170,7 @@ impl Mtu {
 
     /// An interface is like this now, perhaps the one that is followed, or its bridge; true if the
     /// one that is followed came up by it, false if it went down.
-    pub fn hear(&self, news: LinkNews) -> Result<Option<bool>, NetlinkError> {
+    pub fn hear(&self, news: &Link) -> Result<Option<bool>, NetlinkError> {
         let known = self.known();
         let bridge = self.bridge().map(|bridge| bridge.index);
         if known.link != Some(news.index) {
@@ -238,8 +238,8 @@ mod tests {
             let tap = tap::open("mt0", 1, Offloads::NONE, Missing::Create).unwrap();
             let index = tap.link.index;
             let mtu = Mtu::new(Some(9000));
-            let news = |index, mtu, up| LinkNews { index, mtu, up, bridge: None };
-            mtu.hear(news(index, 1234, false)).unwrap();
+            let news = |index, mtu, up| Link { index, mtu, up, ..Link::default() };
+            mtu.hear(&news(index, 1234, false)).unwrap();
             assert!(!mtu.link_is_down(), "none is followed yet");
             mtu.ask().unwrap();
             assert_eq!(mtu.get(), Some(9000), "none is followed yet");
@@ -248,9 +248,9 @@ mod tests {
             netlink::set_mtu(index, 576).unwrap();
             assert_eq!(mtu.max_len(), 1514, "nobody has told");
             assert!(mtu.link_is_down(), "it was never brought up");
-            assert_eq!(mtu.hear(news(index + 1, 68, true)).unwrap(), None);
-            assert_eq!(mtu.hear(news(index, 576, true)).unwrap(), Some(true));
-            assert_eq!(mtu.hear(news(index, 576, true)).unwrap(), None);
+            assert_eq!(mtu.hear(&news(index + 1, 68, true)).unwrap(), None);
+            assert_eq!(mtu.hear(&news(index, 576, true)).unwrap(), Some(true));
+            assert_eq!(mtu.hear(&news(index, 576, true)).unwrap(), None);
             assert_eq!(mtu.ask().unwrap(), Some(false));
             assert_eq!(mtu.ask().unwrap(), None);
             assert_eq!((mtu.max_len(), mtu.get()), (590, Some(576)));

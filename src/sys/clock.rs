@@ -7,7 +7,7 @@
 //! Rules: a cycle is a tick of that counter at its constant rate, not of the core's clock, which
 //! changes with frequency scaling. On x86 CPUs without an invariant counter (before about 2008;
 //! some hypervisors hide the flag) the rate may drift, and CPUs may disagree: figures and limits
-//! are then approximate, by the ratio of the rates. Whoever compares two readings must take a
+//! are then approximate, by the ratio of the rates. Code that compares two readings must take a
 //! step back for "long ago" or for nothing ([`since`]), never wait for the counter to catch up.
 
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! Flags and ownership of descriptors that somebody else opened.
+//! Flags and ownership of descriptors that another process opened.
 
 use std::io;
 #[cfg(test)]

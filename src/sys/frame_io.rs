@@ -59,7 +59,7 @@ impl Transfer {
 /// tests can let every call end in every way. `as_raw_fd` is for epoll only.
 pub trait FrameIo: Send + Sync + AsRawFd {
     /// False if a frame must lie in private memory when it is written: others wait meanwhile, and
-    /// a guest's memory may make whoever touches it wait.
+    /// a thread that touches a guest's memory may wait.
     fn gathers(&self) -> bool {
         true
     }
@@ -71,8 +71,8 @@ pub trait FrameIo: Send + Sync + AsRawFd {
     ///
     /// # Safety
     ///
-    /// Every piece lies in memory that is mapped, or was until somebody else shortened its file,
-    /// and that nobody holds a `&mut` to. Its bytes may change meanwhile: guest memory does.
+    /// Every piece lies in memory that is mapped, or was until another process shortened its file,
+    /// and to which there is no `&mut`. Its bytes may change meanwhile: guest memory does.
     unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer;
 
     /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.

@@ -11,18 +11,19 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 /// Where a file lives, as far as mapping guest memory is concerned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FileKind {
     /// tmpfs or memfd: pages are memory.
     Shmem,
     /// hugetlbfs or a huge-page memfd.
     Huge,
     /// Anything else: its pages may have to be read from somewhere slow.
+    #[default]
     Other,
 }
 
 /// What mapping needs to know of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileFacts {
     /// Where it lives.
     pub kind: FileKind,
@@ -74,15 +75,7 @@ pub fn max_map_count() -> u64 {
 pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
     let fd = fd.as_fd();
     if !is_memory(fd)? {
-        let page = page_size();
-        return Ok(FileFacts {
-            kind: FileKind::Other,
-            size: 0,
-            page,
-            identity: (0, 0),
-            allocated: 0,
-            named: false,
-        });
+        return Ok(FileFacts { page: page_size(), ..FileFacts::default() });
     }
     let (stat, vfs) = (fstat(fd)?, fstatfs(fd)?);
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;

@@ -2,13 +2,10 @@
 //!
 //! Used while the configuration is read, before any thread of the data path exists.
 
-use std::ffi::{CStr, CString};
 use std::io;
 
-use crate::limits;
-
-/// Bytes of the first attempt: enough for a group of a few dozen members.
-const FIRST_BUFFER_BYTES: usize = 1024;
+use nix::errno::Errno;
+use nix::unistd::Group;
 
 /// The group that files of this process get.
 pub fn own() -> u32 {
@@ -41,40 +38,14 @@ fn may_chown() -> bool {
 
 /// The number of the group called `name`, `None` if no such group exists (getgrnam_r(3)).
 ///
-/// Fails when the database cannot be read, or when the entry is longer than
-/// [`limits::MAX_GROUP_ENTRY_BYTES`].
+/// Fails when the database cannot be read, or when the entry is longer than 1 MiB: a group with
+/// tens of thousands of members.
 pub fn gid_of(name: &str) -> io::Result<Option<u32>> {
-    // A name with a zero inside cannot be in the database.
-    let Ok(name) = CString::new(name) else {
-        return Ok(None);
-    };
-    let mut size = FIRST_BUFFER_BYTES;
-    while size <= limits::MAX_GROUP_ENTRY_BYTES {
-        match look_up(&name, size) {
-            Err(error) if error.raw_os_error() == Some(libc::ERANGE) => size *= 2,
-            answer => return answer,
-        }
-    }
-    Err(io::Error::from_raw_os_error(libc::ERANGE))
-}
-
-/// One attempt with a buffer of `size` bytes; `ERANGE` if that is too small.
-fn look_up(name: &CStr, size: usize) -> io::Result<Option<u32>> {
-    let mut buffer: Vec<libc::c_char> = vec![0; size];
-    let mut found: *mut libc::group = std::ptr::null_mut();
-    // SAFETY: all-zero is a valid `group`: null pointers and the number 0.
-    let mut entry: libc::group = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` is terminated; `entry`, `buffer` and `found` are live, exclusively ours, and
-    // `buffer.len()` is the number of bytes that may be written to `buffer`.
-    let error = unsafe {
-        libc::getgrnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found)
-    };
-    match error {
-        0 if found.is_null() => Ok(None),
-        0 => Ok(Some(entry.gr_gid)),
+    match Group::from_name(name) {
+        Ok(group) => Ok(group.map(|group| group.gid.as_raw())),
         // The manual page lists these as further ways to say "not found".
-        libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => Ok(None),
-        error => Err(io::Error::from_raw_os_error(error)),
+        Err(Errno::ENOENT | Errno::ESRCH | Errno::EBADF | Errno::EPERM) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -100,11 +71,5 @@ mod tests {
         for name in ["", "no such group", "with\0zero"] {
             assert_eq!(gid_of(name).unwrap(), None, "{name:?}");
         }
-    }
-
-    #[test]
-    fn a_short_buffer_is_reported_not_overrun() {
-        let error = look_up(c"root", 1).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ERANGE));
     }
 }

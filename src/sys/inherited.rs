@@ -48,8 +48,8 @@ fn numbers_and_names<'a>(
 
 /// True if `fd` is open and is a socket.
 ///
-/// Only looks: ownership stays with whoever later wraps the number. By libc, as a number that may
-/// not be open is no descriptor to rustix.
+/// Only looks: ownership stays with the caller that later wraps the number. By libc, as a number
+/// that may not be open is no descriptor to rustix.
 pub fn is_socket(fd: RawFd) -> bool {
     // SAFETY: all-zero is a valid `stat`, it consists of integers only.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };

@@ -6,7 +6,7 @@
 //! with checked slices only.
 //!
 //! Rule: never called by a worker. The kernel handles a request inside `send`, holding the lock of
-//! the whole network configuration, and somebody else may hold that for a while.
+//! the whole network configuration, and another process may hold that for a while.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -178,36 +178,16 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     Some(link)
 }
 
-/// What a message about an interface says of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LinkNews {
-    /// The interface's number.
-    pub index: u32,
-    /// Its MTU.
-    pub mtu: u32,
-    /// Administratively up.
-    pub up: bool,
-    /// The number of the bridge it is in.
-    pub bridge: Option<u32>,
-}
-
 /// Calls `each` for each interface that a datagram describes; `None` if it cannot be read to its
 /// end. A message that has no MTU, as not every one about an interface does, is passed over.
-pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(LinkNews)) -> Option<()> {
+pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(Link)) -> Option<()> {
     while !datagram.is_empty() {
         let (kind, body, rest) = split_message(datagram)?;
         datagram = rest;
-        let news = || {
-            let mut attributes = attributes(body.get(IFINFO_LEN..)?);
-            let (_, mtu) = attributes.find(|(kind, _)| *kind == libc::IFLA_MTU)?;
-            let up = u32_at(body, 8)? & libc::IFF_UP as u32 != 0;
-            let (index, mtu) = (u32_at(body, 4)?, u32_at(mtu, 0)?);
-            Some(LinkNews { index, mtu, up, bridge: bridge_of(body) })
-        };
         if kind == libc::RTM_NEWLINK
-            && let Some(news) = news()
+            && let Some(link) = parse_link(body).filter(|link| link.mtu != 0)
         {
-            each(news);
+            each(link);
         }
     }
     Some(())

@@ -1,8 +1,8 @@
 //! Telling the service manager how far we are: sd_notify(3) without its library; and giving it
 //! descriptors to keep for the next process of this service (sd_pid_notify_with_fds(3), "FDSTORE").
 //!
-//! One datagram to the socket named by `$NOTIFY_SOCKET`. Without that variable nobody is
-//! listening and every call succeeds without doing anything. A failure is a value: readiness that
+//! One datagram to the socket named by `$NOTIFY_SOCKET`. Without that variable no manager
+//! listens and every call succeeds without doing anything. A failure is a value: readiness that
 //! cannot be told must not stop a switch that is ready.
 
 use std::ffi::OsStr;
@@ -19,17 +19,12 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use super::poll::{self, Interest};
 use crate::limits::KEEP_TIMEOUT;
 
-/// The environment variable a service manager sets.
-const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
-
-/// Sends `state` (lines `KEY=value`, see sd_notify(3)) to the service manager.
-///
-/// `Ok(false)` means that none asked for it.
-pub fn notify(state: &str) -> io::Result<bool> {
-    match std::env::var_os(SOCKET_VARIABLE) {
-        None => Ok(false),
-        Some(name) if name.is_empty() => Ok(false),
-        Some(name) => send(&name, state).map(|()| true),
+/// Sends `state` (lines `KEY=value`, see sd_notify(3)) to the service manager, if there is one. A
+/// manager that does not read gets nothing and is not waited for.
+pub fn notify(state: &str) -> io::Result<()> {
+    match FdStore::from_env()? {
+        Some(manager) => manager.send(state, &[]),
+        None => Ok(()),
     }
 }
 
@@ -38,7 +33,7 @@ pub fn notify(state: &str) -> io::Result<bool> {
 #[derive(Debug)]
 pub struct FdStore {
     socket: UnixDatagram,
-    /// It took longer than it may: until it reads again nobody waits for it.
+    /// It took longer than it may: until it reads again no thread waits for it.
     hangs: AtomicBool,
 }
 
@@ -49,11 +44,8 @@ const MAX_KEPT_AT_ONCE: usize = 253;
 impl FdStore {
     /// The store, if there is a service manager.
     pub fn from_env() -> io::Result<Option<FdStore>> {
-        match std::env::var_os(SOCKET_VARIABLE) {
-            None => Ok(None),
-            Some(name) if name.is_empty() => Ok(None),
-            Some(name) => FdStore::at(&name).map(Some),
-        }
+        let name = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty());
+        name.map(|name| FdStore::at(&name)).transpose()
     }
 
     fn at(name: &OsStr) -> io::Result<FdStore> {
@@ -92,20 +84,23 @@ impl FdStore {
     }
 
     fn say(&self, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         loop {
-            let sent = self.socket.send_with_fds(&[text.as_bytes()], &numbers);
-            match sent.map_err(|error| io::Error::from_raw_os_error(error.errno())) {
-                Ok(_) => return Ok(()),
+            match self.send(text, fds) {
                 // Its queue holds a few hundred messages, and we may have a thousand sockets.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if !self.wait_for(self.socket.as_fd(), Interest::Write)? {
                         return Err(error);
                     }
                 }
-                Err(error) => return Err(error),
+                sent => return sent,
             }
         }
+    }
+
+    fn send(&self, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let sent = self.socket.send_with_fds(&[text.as_bytes()], &numbers);
+        sent.map(drop).map_err(|error| io::Error::from_raw_os_error(error.errno()))
     }
 
     /// False if that takes too long, and from then on at once until it does not.
@@ -118,16 +113,7 @@ impl FdStore {
     }
 }
 
-/// Sends `state` to the socket `name`: a path, or an abstract name that begins with `@`.
-fn send(name: &OsStr, state: &str) -> io::Result<()> {
-    let address = address(name)?;
-    let socket = UnixDatagram::unbound()?;
-    // A manager that does not read must not hold up the switch.
-    socket.set_nonblocking(true)?;
-    let sent = socket.send_to_addr(state.as_bytes(), &address)?;
-    if sent == state.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
-}
-
+/// The socket of this name: a path, or an abstract name that begins with `@`.
 fn address(name: &OsStr) -> io::Result<SocketAddr> {
     match name.as_bytes() {
         [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name),
@@ -151,6 +137,10 @@ mod tests {
         String::from_utf8(buffer[..len].to_vec()).unwrap()
     }
 
+    fn send(name: &OsStr) -> io::Result<()> {
+        FdStore::at(name)?.send("READY=1", &[])
+    }
+
     fn scratch(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("vioswitch-notify-{name}-{}", std::process::id()))
     }
@@ -160,7 +150,7 @@ mod tests {
         let path = scratch("path");
         let _ = std::fs::remove_file(&path);
         let manager = UnixDatagram::bind(&path).unwrap();
-        send(path.as_os_str(), "READY=1").unwrap();
+        send(path.as_os_str()).unwrap();
         assert_eq!(received(&manager), "READY=1");
         std::fs::remove_file(&path).unwrap();
     }
@@ -170,8 +160,8 @@ mod tests {
         let name = format!("vioswitch-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let manager = UnixDatagram::bind_addr(&address).unwrap();
-        send(OsStr::new(&format!("@{name}")), "STOPPING=1").unwrap();
-        assert_eq!(received(&manager), "STOPPING=1");
+        send(OsStr::new(&format!("@{name}"))).unwrap();
+        assert_eq!(received(&manager), "READY=1");
     }
 
     #[test]
@@ -179,7 +169,7 @@ mod tests {
         let nobody = scratch("nobody");
         let long = format!("/{}", "x".repeat(200));
         for name in ["relative", "", long.as_str(), nobody.to_str().unwrap()] {
-            assert!(send(OsStr::new(name), "READY=1").is_err(), "{name:?}");
+            assert!(send(OsStr::new(name)).is_err(), "{name:?}");
         }
     }
 
@@ -188,7 +178,7 @@ mod tests {
         let path = scratch("full");
         let _ = std::fs::remove_file(&path);
         let _manager = UnixDatagram::bind(&path).unwrap();
-        let refused = (0..100_000).find_map(|_| send(path.as_os_str(), "READY=1").err()).unwrap();
+        let refused = (0..100_000).find_map(|_| send(path.as_os_str()).err()).unwrap();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         std::fs::remove_file(&path).unwrap();
     }

@@ -60,13 +60,12 @@ pub fn wait_for_any(
     stops: [&EventFd; 2],
     deadline: Option<Instant>,
 ) -> io::Result<Wake> {
-    let [one, other] = stops.map(|stop| entry(stop.as_raw_fd(), libc::POLLIN));
-    let mut fds = [one, other, entry(fd.as_raw_fd(), interest.events())];
-    poll(&mut fds, deadline)?;
-    Ok(match fds {
-        [one, other, _] if one.revents | other.revents != 0 => Wake::Stop,
-        [_, _, fd] if fd.revents != 0 => Wake::Ready,
-        _ => Wake::TimedOut,
+    let [one, other] = stops.map(readable);
+    let ready = poll([one, other, (fd.as_raw_fd(), interest.events())], deadline)?;
+    Ok(match ready {
+        [false, false, false] => Wake::TimedOut,
+        [false, false, true] => Wake::Ready,
+        _ => Wake::Stop,
     })
 }
 
@@ -77,43 +76,42 @@ pub fn wait_for_either(
     other: BorrowedFd<'_>,
     stops: [&EventFd; 2],
 ) -> io::Result<bool> {
-    let [one, two] = stops.map(|stop| entry(stop.as_raw_fd(), libc::POLLIN));
-    let [fd, other] = [fd, other].map(|fd| entry(fd.as_raw_fd(), libc::POLLIN));
-    let mut fds = [one, two, fd, other];
-    poll(&mut fds, None)?;
-    Ok(fds[..3].iter().all(|fd| fd.revents == 0))
+    let [one, two] = stops.map(readable);
+    let ready = poll([one, two, readable(&fd), readable(&other)], None)?;
+    Ok(ready == [false, false, false, true])
 }
 
 /// Waits until there is something to read from one of two descriptors, for so many milliseconds, or
 /// without a limit if that is negative.
 pub fn wait_for_one_of(one: &impl AsRawFd, other: &impl AsRawFd, millis: i32) -> io::Result<()> {
-    let mut fds = [one.as_raw_fd(), other.as_raw_fd()].map(|fd| entry(fd, libc::POLLIN));
     let millis = u64::try_from(millis).ok();
-    poll(&mut fds, millis.map(|millis| Instant::now() + Duration::from_millis(millis)))
+    let deadline = millis.map(|millis| Instant::now() + Duration::from_millis(millis));
+    poll([readable(one), readable(other)], deadline).map(drop)
 }
 
 /// Waits until `fd` is ready, errors and hang-ups included; false if it is not by `deadline`. For
 /// waits that are too short to be worth stopping.
 pub fn is_ready_by(fd: BorrowedFd<'_>, interest: Interest, deadline: Instant) -> io::Result<bool> {
-    let mut fds = [entry(fd.as_raw_fd(), interest.events())];
-    poll(&mut fds, Some(deadline))?;
-    Ok(fds[0].revents != 0)
+    Ok(poll([(fd.as_raw_fd(), interest.events())], Some(deadline))? == [true])
 }
 
 /// Sleeps until `until` or until `stop` is set.
 pub fn pause(stop: &EventFd, until: Instant) -> io::Result<Wake> {
-    let mut fds = [entry(stop.as_raw_fd(), libc::POLLIN)];
-    poll(&mut fds, Some(until))?;
-    Ok(if fds[0].revents != 0 { Wake::Stop } else { Wake::TimedOut })
+    let is_set = poll([readable(stop)], Some(until))? == [true];
+    Ok(if is_set { Wake::Stop } else { Wake::TimedOut })
 }
 
-fn entry(fd: RawFd, events: libc::c_short) -> libc::pollfd {
-    libc::pollfd { fd, events, revents: 0 }
+fn readable(fd: &impl AsRawFd) -> (RawFd, libc::c_short) {
+    (fd.as_raw_fd(), libc::POLLIN)
 }
 
-/// ppoll(2) until an entry is ready or the deadline has passed, across interruptions. With no
-/// deadline it returns only when an entry is ready.
-fn poll(fds: &mut [libc::pollfd], deadline: Option<Instant>) -> io::Result<()> {
+/// ppoll(2) until a descriptor is ready or the deadline has passed, across interruptions: which of
+/// them are. With no deadline it returns only when one is.
+fn poll<const N: usize>(
+    fds: [(RawFd, libc::c_short); N],
+    deadline: Option<Instant>,
+) -> io::Result<[bool; N]> {
+    let mut fds = fds.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
     loop {
         let timeout = deadline.map(|at| {
             let left = at.saturating_duration_since(Instant::now());
@@ -129,7 +127,7 @@ fn poll(fds: &mut [libc::pollfd], deadline: Option<Instant>) -> io::Result<()> {
             libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, std::ptr::null())
         };
         if ready >= 0 {
-            return Ok(());
+            return Ok(fds.map(|fd| fd.revents != 0));
         }
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {

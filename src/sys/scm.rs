@@ -5,7 +5,7 @@
 //! `MSG_CMSG_CLOEXEC`, so descriptors of one VM would leak into any program started later, and
 //! it cannot pass `MSG_DONTWAIT`, so a deadline would depend on a file status flag that whoever
 //! handed us the socket can clear. It also looks at the first control message only and reports
-//! lost descriptors as an error without the bytes. That of rustix closes what nobody drained from
+//! lost descriptors as an error without the bytes. That of rustix closes what was not drained from
 //! its buffer, here and now. Hence recvmsg(2) is called here; the tests send with the crate.
 //!
 //! Rule: every descriptor the kernel installs for us is in an [`OwnedFd`] before anything can

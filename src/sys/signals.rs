@@ -5,99 +5,51 @@
 //! signalfd(2).
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use vmm_sys_util::signal::create_sigset;
+use nix::errno::Errno;
+use nix::sys::signal::SigSet;
+pub use nix::sys::signal::Signal;
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// What the process was asked to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signal {
-    /// SIGTERM: leave.
-    Terminate,
-    /// SIGINT: leave, from a terminal.
-    Interrupt,
-    /// SIGQUIT: leave, from a terminal.
-    Quit,
-    /// SIGUSR1: log the counters.
-    Report,
-    /// SIGHUP: read the configuration again; or the terminal is gone.
-    Reload,
-    /// SIGUSR2: means nothing.
-    Spare,
-}
-
-/// The signals that are waited for, by number: those that administrators and service managers send.
-/// By default each of them would end the process at once and leave its sockets behind.
-const NUMBERS: [(libc::c_int, Signal); 6] = [
-    (libc::SIGTERM, Signal::Terminate),
-    (libc::SIGINT, Signal::Interrupt),
-    (libc::SIGQUIT, Signal::Quit),
-    (libc::SIGUSR1, Signal::Report),
-    (libc::SIGHUP, Signal::Reload),
-    (libc::SIGUSR2, Signal::Spare),
+/// The signals that are waited for: those that administrators and service managers send. By default
+/// each of them would end the process at once and leave its sockets behind.
+const WAITED_FOR: [Signal; 6] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGHUP,
+    Signal::SIGUSR2,
 ];
 
 /// The queue of blocked signals of this process.
 #[derive(Debug)]
-pub struct Signals {
-    fd: OwnedFd,
-}
+pub struct Signals(SignalFd);
 
 impl Signals {
     /// Blocks the signals in the calling thread and opens their queue.
     pub fn block() -> io::Result<Signals> {
-        let set = create_sigset(&NUMBERS.map(|(number, _)| number))?;
-        // SAFETY: `set` is initialised, and a null old set means that the old one is not wanted.
-        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
-        // SAFETY: `set` is initialised; -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: signalfd just returned this descriptor, so nobody else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Signals { fd })
+        let set: SigSet = WAITED_FOR.into_iter().collect();
+        set.thread_block()?;
+        Ok(Signals(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)?))
     }
 
     /// Waits for the next signal.
     pub fn wait(&self) -> io::Result<Signal> {
         loop {
-            let number = self.read()?;
-            // Only the signals of the set arrive here; any other would be passed over.
-            if let Some((_, signal)) = NUMBERS.iter().find(|(known, _)| *known == number) {
-                return Ok(*signal);
-            }
-        }
-    }
-
-    /// The number of the next signal.
-    fn read(&self) -> io::Result<libc::c_int> {
-        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
-        let mut info = [0; SIZE];
-        loop {
-            match rustix::io::read(&self.fd, &mut info) {
-                // `ssi_signo` comes first.
-                Ok(SIZE) => {
-                    let [a, b, c, d, ..] = info;
-                    return Ok(libc::c_int::from_ne_bytes([a, b, c, d]));
+            match self.0.read_signal() {
+                // Only the signals of the set arrive here; any other would be passed over.
+                Ok(info) => {
+                    let signal = info.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok());
+                    if let Some(signal) = signal {
+                        return Ok(signal);
+                    }
                 }
-                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Err(Errno::INTR) => {}
+                Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-}
-
-impl AsRawFd for Signals {
-    /// For an event loop: readable when [`Signals::wait`] would not block.
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
     }
 }
 
@@ -134,7 +86,7 @@ impl Ticker {
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        // SAFETY: the timer was made by `start`, and nobody else deletes it.
+        // SAFETY: the timer was made by `start`, and nothing else deletes it.
         unsafe { libc::timer_delete(self.0) };
     }
 }
@@ -143,23 +95,19 @@ impl Drop for Ticker {
 mod tests {
     use super::*;
 
-    /// Sends `number` to the calling thread alone: other tests run in this process.
-    fn raise(number: libc::c_int) {
-        // SAFETY: pthread_self is always valid, and the signal is blocked in this thread.
-        let error = unsafe { libc::pthread_kill(libc::pthread_self(), number) };
-        assert_eq!(error, 0);
-    }
-
     #[test]
     fn each_blocked_signal_is_told_apart() {
         // A thread of its own, so that the mask does not outlive the test.
         let seen = std::thread::spawn(|| {
             let signals = Signals::block().unwrap();
-            NUMBERS.map(|(number, _)| {
-                raise(number);
+            WAITED_FOR.map(|signal| {
+                // SAFETY: pthread_self is always valid, and the signal is blocked in this thread.
+                // Others run tests as well.
+                let error = unsafe { libc::pthread_kill(libc::pthread_self(), signal as i32) };
+                assert_eq!(error, 0);
                 signals.wait().unwrap()
             })
         });
-        assert_eq!(seen.join().unwrap(), NUMBERS.map(|(_, signal)| signal));
+        assert_eq!(seen.join().unwrap(), WAITED_FOR);
     }
 }

@@ -6,10 +6,11 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use super::unix_socket::try_lock;
 
 /// Held by the process that has the directory.
 const LOCK: &str = "lock";
@@ -50,12 +51,9 @@ impl StateDir {
             _ => {}
         }
         let lock = options().create(true).write(true).open(path.join(LOCK))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(StateDir { path: path.to_owned(), _lock: lock }),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                Err(io::Error::other("another process has it, with the same --state-dir"))
-            }
-            Err(error) => Err(error.into()),
+        match try_lock(lock.as_fd())? {
+            true => Ok(StateDir { path: path.to_owned(), _lock: lock }),
+            false => Err(io::Error::other("another process has it, with the same --state-dir")),
         }
     }
 
@@ -123,7 +121,7 @@ fn synchronize(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Nobody else reads these files, no link leads elsewhere, and no FIFO is waited for.
+/// No other user reads these files, no link leads elsewhere, and no FIFO is waited for.
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);

@@ -96,7 +96,7 @@ pub enum TapError {
          NAME mode tap multi_queue vnet_hdr user USER, or vioswitchctl network"
     )]
     Permission,
-    /// Somebody is attached to it.
+    /// A process is attached to it.
     #[error("in use by another process")]
     Busy,
     /// Some other kind of interface has the name; a TUN, which has no Ethernet, too.
@@ -166,7 +166,7 @@ pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Resu
 }
 
 /// Whether `queues` queues of the TAP `name` could be opened, as far as looking tells: permissions
-/// on the interface are found out by trying only. One that somebody is attached to passes.
+/// on the interface are found out by trying only. One that is in use passes.
 pub fn check(name: &str, queues: u16) -> Result<(), TapError> {
     open_driver()?;
     match netlink::link_by_name(name)?.map(|link| examine(&link, queues)) {
@@ -266,15 +266,12 @@ fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
     if unsafe { ioctl_with_mut_ref(&file, ioctls::TUNSETIFF(), &mut request) } == 0 {
         return Ok(file);
     }
-    let error = TapError::io("TUNSETIFF");
-    let TapError::Io { source, .. } = &error else {
-        return Err(error);
-    };
+    let source = io::Error::last_os_error();
     Err(match source.raw_os_error() {
         Some(libc::EBUSY | libc::E2BIG) => TapError::Busy,
         Some(libc::EPERM | libc::EACCES) => TapError::Permission,
         Some(libc::EINVAL) => TapError::NotTap,
-        _ => error,
+        _ => TapError::Io { call: "TUNSETIFF", source },
     })
 }
 
@@ -294,7 +291,7 @@ fn configure(file: &impl AsRawFd, wanted: Offloads) -> Result<Offloads, TapError
     let request = request_of(file).map_err(|source| TapError::Io { call: "TUNGETIFF", source })?;
     let flags = flags_in(&request);
     if flags & libc::IFF_VNET_HDR == 0 {
-        // Only the first to attach sets the flags: somebody was faster.
+        // Only the first to attach sets the flags: another process was faster.
         return Err(TapError::Busy);
     }
     let header = VNET_HDR_LEN as libc::c_int;
@@ -329,12 +326,11 @@ fn set_offload(file: &impl AsRawFd, offloads: Offloads) -> Result<(), TapError> 
     if unsafe { ioctl_with_val(file, ioctls::TUNSETOFFLOAD(), mask.into()) } == 0 {
         return Ok(());
     }
-    match TapError::io("TUNSETOFFLOAD") {
-        TapError::Io { source, .. } if source.raw_os_error() == Some(libc::EINVAL) => {
-            Err(TapError::Offload)
-        }
-        error => Err(error),
-    }
+    let source = io::Error::last_os_error();
+    Err(match source.raw_os_error() {
+        Some(libc::EINVAL) => TapError::Offload,
+        _ => TapError::Io { call: "TUNSETOFFLOAD", source },
+    })
 }
 
 /// An `ifreq` for a name that [`is_valid_name`].

@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -33,7 +35,7 @@ pub fn listen(socket: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
 }
 
 /// Connects a new non-blocking socket to `path`. Never waits: `WouldBlock` if the other side's
-/// queue is full, `ConnectionRefused` if nobody listens.
+/// queue is full, `ConnectionRefused` if no process listens.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let address = address(path)?;
     let socket = stream_socket()?;
@@ -52,17 +54,10 @@ fn address(path: &Path) -> io::Result<SocketAddrUnix> {
 /// Process, user and group at the other end, as of its connect(2) or listen(2): unix(7),
 /// `SO_PEERCRED`. The process number is 0 if it lives outside our PID namespace.
 ///
-/// By libc, as the process number in rustix's answer may not be 0: it would be undefined there
-/// what the kernel says of a front-end in a container.
+/// By nix, as the process number in rustix's answer may not be 0: it would be undefined there what
+/// the kernel says of a front-end in a container.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let to = (&raw mut credentials).cast();
-    // SAFETY: `to` and `len` point to live values, and `len` is the size of the first.
-    let failed = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) != 0
-    };
-    if failed { Err(io::Error::last_os_error()) } else { Ok(credentials) }
+    Ok(getsockopt(&socket, PeerCredentials)?.into())
 }
 
 /// The further groups of the process at the other end, as of its connect(2) or listen(2): unix(7),
@@ -128,7 +123,7 @@ pub fn receive_plainly(socket: BorrowedFd<'_>) {
 /// `SO_PASSRIGHTS` (since Linux 6.16), which no libc names yet.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Has the kernel refuse descriptors to whoever sends some to this socket, where it can.
+/// Has the kernel refuse descriptors that are sent to this socket, where it can.
 pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
     set_off(socket, SO_PASSRIGHTS);
 }
@@ -142,7 +137,7 @@ fn set_off(socket: BorrowedFd<'_>, option: libc::c_int) {
     unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, from, len) };
 }
 
-/// Takes the exclusive flock(2) of an open file if nobody else has it; it lasts until the file is
+/// Takes the exclusive flock(2) of an open file if no other has it; it lasts until the file is
 /// closed.
 pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {

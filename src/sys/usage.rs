@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use nix::sys::resource::{self, UsageWho};
 use rustix::time::{ClockId, clock_gettime};
 
 /// A huge page is found and cleared in 0.1 to 0.9 ms.
@@ -28,15 +29,12 @@ pub struct Usage {
 impl Usage {
     /// That of the calling thread.
     pub fn now() -> Usage {
-        let usage = rusage();
-        let count = |number: libc::c_long| u64::try_from(number).unwrap_or(0);
-        Usage {
-            cpu: cpu_nanos(),
-            run_delay: run_delay(),
-            sleeps: count(usage.ru_nvcsw),
-            faults: count(usage.ru_minflt) + count(usage.ru_majflt),
-            major_faults: count(usage.ru_majflt),
-        }
+        let [sleeps, minor, major_faults] = rusage(|usage| {
+            let (minor, major) = (usage.minor_page_faults(), usage.major_page_faults());
+            [usage.voluntary_context_switches(), minor, major]
+        });
+        let (cpu, run_delay) = (cpu_nanos(), run_delay());
+        Usage { cpu, run_delay, sleeps, faults: minor + major_faults, major_faults }
     }
 
     /// Of `passed` nanoseconds in which this was used, those that waiting for memory may explain:
@@ -76,7 +74,8 @@ impl Usage {
 /// that does not count them, how often the CPU was taken away from it, which costs it a slice of
 /// some milliseconds.
 pub fn run_queue_delay_millis() -> u64 {
-    run_delay().map_or_else(|| rusage().ru_nivcsw.try_into().unwrap_or(0), |ns| ns / 1_000_000)
+    let preempted = || rusage(|usage| [usage.involuntary_context_switches()])[0];
+    run_delay().map_or_else(preempted, |nanos| nanos / 1_000_000)
 }
 
 /// Microseconds of processor time that the calling thread has used so far.
@@ -90,16 +89,12 @@ fn cpu_nanos() -> u64 {
 }
 
 /// Nanoseconds of processor time that a thread of this process has used so far; 0 if there is none
-/// of that number. By libc: rustix has no clocks of other threads.
+/// of that number. By nix: rustix has no clocks of other threads.
 pub fn cpu_nanos_of(thread: i32) -> u64 {
     // CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED (linux/posix-timers_types.h).
     let clock = !thread << 3 | 4 | 2;
-    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `used` is live and writable; a clock that does not exist is an error.
-    match unsafe { libc::clock_gettime(clock, &mut used) } {
-        0 => used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64,
-        _ => 0,
-    }
+    let used = nix::time::clock_gettime(nix::time::ClockId::from_raw(clock));
+    used.map_or(0, |used| used.tv_sec() as u64 * 1_000_000_000 + used.tv_nsec() as u64)
 }
 
 /// What the kernel says of one thread, whichever thread asks.
@@ -138,13 +133,11 @@ fn run_delay() -> Option<u64> {
     })
 }
 
-/// By libc: rustix has no getrusage(2).
-fn rusage() -> libc::rusage {
-    // SAFETY: all-zero bytes are a valid `rusage`, which is plain numbers.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is live and writable. Fails only on bad arguments, and is 0 then.
-    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
-    usage
+/// Numbers of getrusage(2) for the calling thread, which fails only on bad arguments. By nix:
+/// rustix does not have it.
+fn rusage<const N: usize>(numbers: impl FnOnce(resource::Usage) -> [i64; N]) -> [u64; N] {
+    let usage = resource::getrusage(UsageWho::RUSAGE_THREAD).map(numbers);
+    usage.unwrap_or([0; N]).map(|number| u64::try_from(number).unwrap_or(0))
 }
 
 #[cfg(test)]

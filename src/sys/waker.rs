@@ -1,9 +1,9 @@
 //! One thread sleeps until others have something for it.
 //!
-//! Whoever has something puts it where the sleeper looks, and calls [`Waker::wake`]; that costs
-//! one load while nobody sleeps, and one write(2) for each sleep however many call it. The sleeper
-//! calls [`Waker::arm`], looks once more, and then waits for the descriptor to become readable:
-//! what came in between was either seen by that second look or has made it readable.
+//! A thread that has something puts it where the sleeper looks, and calls [`Waker::wake`]; that
+//! costs one load while none sleeps, and one write(2) for each sleep however many call it. The
+//! sleeper calls [`Waker::arm`], looks once more, and then waits for the descriptor to become
+//! readable: what came in between was either seen by that second look or has made it readable.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -20,7 +20,7 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// One that nobody waits for yet.
+    /// One that no thread waits for yet.
     pub fn new() -> io::Result<Waker> {
         let eventfd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Waker { eventfd, armed: AtomicBool::new(false) })
@@ -44,10 +44,10 @@ impl Waker {
         newly
     }
 
-    /// The sleeper is awake. Until it arms the waker again nobody writes.
+    /// The sleeper is awake. Until it arms the waker again no thread writes.
     pub fn clear(&self) {
         self.armed.store(false, Ordering::Relaxed);
-        // Empty if somebody else woke it.
+        // Empty if it woke for another reason.
         let _ = self.eventfd.read();
     }
 }

@@ -190,7 +190,7 @@ fn watch(path: &Path, directory: &OwnedFd) -> io::Result<OwnedFd> {
         | WatchFlags::DELETE_SELF
         | WatchFlags::MOVE_SELF;
     inotify::add_watch(&events, format!("/proc/self/fd/{}", directory.as_raw_fd()), what)?;
-    // A directory that is removed while somebody listens in it lives on, and says nothing.
+    // A directory that is removed while a process has it open lives on, and says nothing.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let gone = WatchFlags::DELETE | WatchFlags::MOVE;
     inotify::add_watch(&events, parent.unwrap_or(Path::new(".")), gone)?;
