@@ -156,7 +156,7 @@ impl<'a> Server<'a> {
             if disposal::is_held_up() {
                 return self.shut_door();
             }
-            match self.listener.door().accept() {
+            match self.listener.socket().accept() {
                 Ok((socket, _)) => {
                     if self.admit(socket) {
                         return;

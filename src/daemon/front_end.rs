@@ -108,7 +108,7 @@ impl Acceptor {
                 let opened = acceptor.as_mut().map(|acceptor| acceptor.meet(stop));
                 let Some(Opened::Connection(socket, peer)) = opened else { return };
                 let door = match &acceptor {
-                    Some(Acceptor::Listener(listener)) => Some(listener.door()),
+                    Some(Acceptor::Listener(listener)) => Some(listener.socket()),
                     _ => None,
                 };
                 if door.is_some() && left_at_once(&socket, stop) {
@@ -170,7 +170,7 @@ fn converse(
     }
     let talk = || {
         let connection = Connection::new(socket, Arc::clone(stop)).map_err(WireError::Io)?;
-        Session::new(context, port, account, connection.with_door(door))?.serve()
+        Session::new(context, port, account, connection.with_listener(door))?.serve()
     };
     let known = |who| port.as_guest().into_iter().for_each(|guest| guest.set_front_end(who));
     known(Some(FrontEnd { pid: peer.pid, uid: peer.uid }));

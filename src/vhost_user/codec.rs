@@ -15,7 +15,7 @@
 //! * After any [`WireError`] the connection is of no more use: drop it. A message that arrived
 //!   whole but makes no sense is no such error, see [`crate::vhost_user::message`].
 //!
-//! Nothing here depends on the socket's own blocking mode, which whoever created it can change:
+//! Nothing here depends on the socket's own blocking mode, which its creator can change:
 //! each call says by itself that it must not block, and poll(2) does the waiting.
 
 use std::cell::Cell;
@@ -25,7 +25,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vhost::vhost_user::message::{VhostUserLog, VhostUserU64, VhostUserVringState};
+use vhost::vhost_user::message::VhostUserU64;
 use vm_memory::ByteValued;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -98,8 +98,8 @@ pub struct Connection {
     leave: Arc<Summons>,
     /// The session was called while a message was coming.
     called: Cell<bool>,
-    /// The socket that the next front-end comes to.
-    door: Option<Arc<Guarded<UnixListener>>>,
+    /// The socket that the next front-end connects to.
+    listener: Option<Arc<Guarded<UnixListener>>>,
     message_timeout: Duration,
     reply_timeout: Duration,
 }
@@ -111,24 +111,15 @@ impl Connection {
         socket: impl Into<Guarded<UnixStream>>,
         stop: Arc<EventFd>,
     ) -> io::Result<Connection> {
-        Connection::with_timeouts(socket, stop, MESSAGE_TIMEOUT, REPLY_TIMEOUT)
+        let (socket, leave) = (socket.into(), Arc::new(Summons::new()?));
+        let (message_timeout, reply_timeout) = (MESSAGE_TIMEOUT, REPLY_TIMEOUT);
+        let (called, listener) = (Cell::new(false), None);
+        Ok(Connection { socket, stop, leave, called, listener, message_timeout, reply_timeout })
     }
 
-    /// [`Connection::new`] with other deadlines than the usual ones.
-    pub fn with_timeouts(
-        socket: impl Into<Guarded<UnixStream>>,
-        stop: Arc<EventFd>,
-        message_timeout: Duration,
-        reply_timeout: Duration,
-    ) -> io::Result<Connection> {
-        let socket = socket.into();
-        let (leave, called, door) = (Arc::new(Summons::new()?), Cell::new(false), None);
-        Ok(Connection { socket, stop, leave, called, door, message_timeout, reply_timeout })
-    }
-
-    /// The same, and [`Incoming::OtherFrontEnd`] when one connects to `door`.
-    pub fn with_door(mut self, door: Option<Arc<Guarded<UnixListener>>>) -> Connection {
-        self.door = door;
+    /// The same, and [`Incoming::OtherFrontEnd`] when one connects to `listener`.
+    pub fn with_listener(mut self, listener: Option<Arc<Guarded<UnixListener>>>) -> Connection {
+        self.listener = listener;
         self
     }
 
@@ -142,18 +133,17 @@ impl Connection {
         if disposal::is_held_up() {
             return Err(WireError::HeldUp);
         }
-        match self.wait_for_first() {
-            Ok(Some(incoming)) => return Ok(incoming),
-            Ok(None) => {}
-            Err(WireError::Stopped) => return Ok(Incoming::Stopped),
-            Err(error) => return Err(error),
-        }
-        match self.receive_message() {
-            Ok(Some(message)) => Ok(Incoming::Message(message)),
-            Ok(None) => Ok(Incoming::Closed),
+        match self.receive_next() {
             Err(WireError::Stopped) => Ok(Incoming::Stopped),
-            Err(error) => Err(error),
+            received => received,
         }
+    }
+
+    fn receive_next(&mut self) -> Result<Incoming, WireError> {
+        if let Some(incoming) = self.wait_for_first()? {
+            return Ok(incoming);
+        }
+        Ok(self.receive_message()?.map_or(Incoming::Closed, Incoming::Message))
     }
 
     /// Answers with one number: `GET_FEATURES`, `GET_QUEUE_NUM` and the like.
@@ -167,27 +157,15 @@ impl Connection {
         self.reply_u64(code, u64::from(!done))
     }
 
-    /// Answers `GET_VRING_BASE`.
-    pub fn reply_vring_state(&mut self, code: Code, index: u32, num: u32) -> Result<(), WireError> {
-        self.reply(code, VhostUserVringState::new(index, num))
-    }
-
-    /// Answers `SET_LOG_BASE` by repeating it. QEMU waits for this reply and ignores its body;
-    /// front-ends built on the `vhost` crate want to see the log description again. There is no
-    /// way to say no: a session that cannot use the log ends the connection.
-    pub fn reply_log(&mut self, code: Code, size: u64, offset: u64) -> Result<(), WireError> {
-        self.reply(code, VhostUserLog::new(size, offset))
-    }
-
     /// Waits for a message, for another front-end, which is reported once, or for a call.
     fn wait_for_first(&mut self) -> Result<Option<Incoming>, WireError> {
         let stops = [&*self.stop, self.leave.eventfd()];
-        match &self.door {
+        match &self.listener {
             // One that waits for nothing else is called by the wait for the message.
             _ if self.called.get() => {}
-            Some(door) => {
-                if wait_for_either(self.socket.as_fd(), door.as_fd(), stops)? {
-                    self.door = None;
+            Some(listener) => {
+                if wait_for_either(self.socket.as_fd(), listener.as_fd(), stops)? {
+                    self.listener = None;
                     return Ok(Some(Incoming::OtherFrontEnd));
                 }
                 self.check_stops()?;
@@ -250,7 +228,7 @@ impl Connection {
     }
 
     /// Sends one reply, in one piece unless the socket is nearly full.
-    fn reply<T: ByteValued>(&mut self, code: Code, body: T) -> Result<(), WireError> {
+    pub fn reply<T: ByteValued>(&mut self, code: Code, body: T) -> Result<(), WireError> {
         let header = reply_header(code, size_of::<T>() as u32);
         let message = [&header, body.as_slice()].concat();
         let deadline = Instant::now() + self.reply_timeout;

@@ -1,8 +1,8 @@
 //! What the descriptors a front-end hands over may be.
 //!
 //! Kick, call and error descriptors must be eventfds. The data path writes call descriptors from
-//! the threads of *other* ports: on a pipe nobody empties, a FIFO of a network file system or a
-//! terminal, that write could hold up everybody. What serves as guest memory is checked where it
+//! the threads of *other* ports: on a pipe that is not read, a FIFO of a network file system or a
+//! terminal, that write could hold up all ports. What serves as guest memory is checked where it
 //! is mapped. All else is refused as it comes, before anything is done with it: see
 //! [`crate::guard::disposal`].
 
@@ -30,13 +30,6 @@ pub enum DescriptorError {
     Io(#[from] io::Error),
 }
 
-impl DescriptorError {
-    /// True if the descriptor was examined, and found to be of no use.
-    fn is_strange(&self) -> bool {
-        matches!(self, DescriptorError::Strange(_))
-    }
-}
-
 /// Looks through the descriptors of a message. If one is of no use to any request, all are closed,
 /// but for a file on a disk that comes as guest memory: it alone is, and leaves a `None`.
 pub fn screen(code: Code, files: &mut Vec<Passed>) -> Result<(), DescriptorError> {
@@ -47,7 +40,8 @@ pub fn screen(code: Code, files: &mut Vec<Passed>) -> Result<(), DescriptorError
     let mut useless = Vec::new();
     for passed in files.iter_mut() {
         let Some(error) = passed.as_ref().and_then(|file| examine(file).err()) else { continue };
-        let on_disk = |file: &mut OwnedFd| of_memory && error.is_strange() && is_regular(file);
+        let is_strange = matches!(error, DescriptorError::Strange(_));
+        let on_disk = |file: &mut OwnedFd| of_memory && is_strange && fs::is_regular(file);
         if let Some(file) = passed.take_if(on_disk) {
             useless.push(file);
         } else {
@@ -58,10 +52,6 @@ pub fn screen(code: Code, files: &mut Vec<Passed>) -> Result<(), DescriptorError
     }
     disposal::close(useless);
     Ok(())
-}
-
-fn is_regular(file: &mut OwnedFd) -> bool {
-    fs::is_regular(file)
 }
 
 fn examine(file: &OwnedFd) -> Result<(), DescriptorError> {
@@ -84,7 +74,7 @@ fn describe(target: &Path) -> String {
 
 /// Takes `file` as an eventfd and makes it non-blocking. The front-end shares the description and
 /// can make it blocking again, so a writer must still not trust the flag; it only keeps honest
-/// front-ends, whose eventfds are often blocking, from stalling anybody.
+/// front-ends, whose eventfds are often blocking, from stalling a worker.
 pub fn eventfd(file: OwnedFd) -> Result<OwnedFd, DescriptorError> {
     // There is no call that asks for a descriptor's type; the name in /proc is the documented
     // one: proc(5), "anon_inode:[eventfd]". A file name cannot look like it: those start with '/'.
@@ -122,7 +112,8 @@ mod tests {
             assert_eq!(files.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
             let null = std::fs::File::open("/dev/null").unwrap();
             let mut files = vec![memory(), disk(), Some(null.into())];
-            assert!(screen(request.into(), &mut files).unwrap_err().is_strange());
+            let error = screen(request.into(), &mut files).unwrap_err();
+            assert!(matches!(error, DescriptorError::Strange(_)));
             assert!(files.is_empty());
         }
         let mut files = vec![disk()];

@@ -88,19 +88,18 @@ pub fn offer(send: Offloads, receive: Offloads, platform: bool) -> Offer {
 
 /// What frames from a driver with these acknowledged features may ask for.
 pub fn may_ask(features: u64) -> Offloads {
-    OFFLOADS.iter().fold(
-        Offloads::NONE,
-        |set, &(offload, send, _)| {
-            if features & send != 0 { set.or(offload) } else { set }
-        },
-    )
+    acknowledged(|sends, _| features & sends != 0)
 }
 
 /// What frames may be delivered with to a driver with these acknowledged features.
 pub fn takes(features: u64) -> Offloads {
-    OFFLOADS.iter().fold(Offloads::NONE, |set, &(offload, _, receive)| {
-        if features & receive != 0 { set.or(offload) } else { set }
-    })
+    acknowledged(|_, receives| features & receives != 0)
+}
+
+/// The offloads for whose bits `has` is true.
+fn acknowledged(has: impl Fn(u64, u64) -> bool) -> Offloads {
+    let set = OFFLOADS.iter().filter(|(_, sends, receives)| has(*sends, *receives));
+    set.fold(Offloads::NONE, |set, (offload, ..)| set.or(*offload))
 }
 
 /// Protocol features offered. CONFIG, STATUS and RESET_DEVICE are not: QEMU behaves better without

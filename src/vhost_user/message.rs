@@ -1,4 +1,4 @@
-//! What a vhost-user message says: header, body and descriptors to a typed [`Request`].
+//! What a vhost-user message says: header, body and descriptors to a typed [`Payload`].
 //!
 //! The protocol is QEMU's `docs/interop/vhost-user.rst`. Codes and body layouts are those of the
 //! `vhost` crate; the 12 header bytes are ours because the crate keeps its header type private.
@@ -63,41 +63,22 @@ impl fmt::Debug for Code {
     }
 }
 
-/// A header after which the stream cannot be followed any further.
+/// A header after which the stream cannot be followed any further: the request's code, and its
+/// flags or the length of its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// The version bits are not 1: this is another protocol, or not the start of a message.
-    #[error("{code}: flags {flags:#x} are not of version 1")]
-    Version {
-        /// The message's request code.
-        code: Code,
-        /// The message's flags.
-        flags: u32,
-    },
+    #[error("{0}: flags {1:#x} are not of version 1")]
+    Version(Code, u32),
     /// A reply, and we never ask.
-    #[error("{code}: a reply to a question never asked (flags {flags:#x})")]
-    Reply {
-        /// The message's request code.
-        code: Code,
-        /// The message's flags.
-        flags: u32,
-    },
+    #[error("{0}: a reply to a question never asked (flags {1:#x})")]
+    Reply(Code, u32),
     /// Flag bits without a meaning.
-    #[error("{code}: reserved bits in flags {flags:#x}")]
-    Reserved {
-        /// The message's request code.
-        code: Code,
-        /// The message's flags.
-        flags: u32,
-    },
+    #[error("{0}: reserved bits in flags {1:#x}")]
+    Reserved(Code, u32),
     /// A body longer than [`MAX_MESSAGE_BODY`].
-    #[error("{code}: a body of {size} bytes, the limit is {MAX_MESSAGE_BODY}")]
-    BodyTooLong {
-        /// The message's request code.
-        code: Code,
-        /// Body size in bytes.
-        size: u32,
-    },
+    #[error("{0}: a body of {1} bytes, the limit is {MAX_MESSAGE_BODY}")]
+    BodyTooLong(Code, u32),
 }
 
 /// A message header that was found to be good.
@@ -117,18 +98,18 @@ impl Head {
         let [code, flags, size] = [0, 4, 8].map(|at| u32_at(bytes, at));
         let code = Code(code);
         if flags & VhostUserHeaderFlag::VERSION.bits() != VERSION {
-            return Err(HeaderError::Version { code, flags });
+            return Err(HeaderError::Version(code, flags));
         }
         if flags & VhostUserHeaderFlag::RESERVED_BITS.bits() != 0 {
-            return Err(HeaderError::Reserved { code, flags });
+            return Err(HeaderError::Reserved(code, flags));
         }
         if flags & VhostUserHeaderFlag::REPLY.bits() != 0 {
-            return Err(HeaderError::Reply { code, flags });
+            return Err(HeaderError::Reply(code, flags));
         }
         let need_reply = flags & VhostUserHeaderFlag::NEED_REPLY.bits() != 0;
         match usize::try_from(size) {
             Ok(size) if size <= MAX_MESSAGE_BODY => Ok(Head { code, need_reply, size }),
-            _ => Err(HeaderError::BodyTooLong { code, size }),
+            _ => Err(HeaderError::BodyTooLong(code, size)),
         }
     }
 
@@ -198,67 +179,26 @@ pub struct VringAddr {
     pub log: u64,
 }
 
-/// A well-formed message. The protocol's names; values as they came.
+/// What a well-formed message brings besides its code. Values as they came.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the variants and fields are those of vhost-user.rst")]
-pub enum Request {
-    GetFeatures,
-    SetFeatures(u64),
-    SetOwner,
-    ResetOwner,
+pub enum Payload {
+    /// Nothing that is of use: a descriptor that came with `SET_LOG_FD` is closed.
+    None,
+    /// Features, an MTU, an address.
+    Number(u64),
+    /// A ring's index, and its size, its base, or 1 to enable it.
+    Ring(u32, u32),
+    /// Where a ring lies.
+    Address(VringAddr),
+    /// A ring's index, and a descriptor for kicks, calls or errors. Without one: poll the ring, or
+    /// do not signal.
+    Notifier(u32, Option<OwnedFd>),
     /// The whole memory table; at most [`MAX_MESSAGE_FILES`] regions, possibly none.
-    SetMemTable(Vec<(RegionSpec, Passed)>),
-    /// Dirty log of `size` bytes at `offset` of `file`.
-    SetLogBase {
-        size: u64,
-        offset: u64,
-        file: OwnedFd,
-    },
-    /// Descriptor to signal when the log has grown. No front-end we know of needs it signalled.
-    SetLogFd(OwnedFd),
-    SetVringNum {
-        index: u32,
-        num: u32,
-    },
-    SetVringAddr(VringAddr),
-    SetVringBase {
-        index: u32,
-        base: u32,
-    },
-    GetVringBase {
-        index: u32,
-    },
-    /// Without a file: poll the ring.
-    SetVringKick {
-        index: u32,
-        file: Option<OwnedFd>,
-    },
-    /// Without a file: do not signal.
-    SetVringCall {
-        index: u32,
-        file: Option<OwnedFd>,
-    },
-    SetVringErr {
-        index: u32,
-        file: Option<OwnedFd>,
-    },
-    GetProtocolFeatures,
-    SetProtocolFeatures(u64),
-    GetQueueNum,
-    SetVringEnable {
-        index: u32,
-        enable: bool,
-    },
-    SendRarp(MacAddr),
-    NetSetMtu(u64),
-    GetMaxMemSlots,
-    AddMemReg(RegionSpec, Passed),
-    RemMemReg(RegionSpec),
-    /// A request we do not serve, known to the protocol or not. Its body was skipped and its
-    /// descriptors are closed.
-    Other {
-        code: Code,
-    },
+    Table(Vec<(RegionSpec, Passed)>),
+    /// One region; its file comes with `ADD_MEM_REG`.
+    Region(RegionSpec, Passed),
+    /// The dirty log's file, its offset there, and its size in bytes.
+    Log(OwnedFd, u64, u64),
 }
 
 /// A message whose body or descriptors are not what its request calls for.
@@ -285,21 +225,17 @@ pub enum BadMessage {
         got: usize,
     },
     /// A memory table with more regions than there can be descriptors.
-    #[error("{code}: {regions} regions, the limit is {MAX_MESSAGE_FILES}")]
-    TooManyRegions {
-        /// The request.
-        code: Code,
-        /// Regions announced.
-        regions: u32,
-    },
+    #[error("{0}: {1} regions, the limit is {MAX_MESSAGE_FILES}")]
+    TooManyRegions(Code, u32),
     /// A value outside those the protocol defines.
-    #[error("{code}: undefined value {value:#x}")]
-    Value {
-        /// The request.
-        code: Code,
-        /// The value.
-        value: u64,
-    },
+    #[error("{0}: undefined value {1:#x}")]
+    Value(Code, u64),
+}
+
+/// The address in the value of `SEND_RARP`: its first six bytes in memory, whatever the byte order.
+pub fn address_in(value: u64) -> MacAddr {
+    let [a, b, c, d, e, f, ..] = value.to_ne_bytes();
+    MacAddr([a, b, c, d, e, f])
 }
 
 /// The native-endian u32 at `at`; 0 beyond the end, which the callers' sizes rule out.

@@ -8,14 +8,14 @@
 //! The request loop is ours. `vhost`'s `BackendReqHandler` and `vhost-user-backend` refuse
 //! `SET_VRING_ENABLE` before `SET_FEATURES`, which QEMU sends for every network device; they close
 //! the connection on every handler error, treat `SEND_RARP` and `NET_SET_MTU` as fatal, and accept
-//! protocol features nobody offered. A test drives the stock daemon with QEMU's recorded opening
-//! and shows the refusal; the day it passes, this loop can go.
+//! protocol features that were not offered. A test drives the stock daemon with QEMU's recorded
+//! opening and shows the refusal; the day it passes, this loop can go.
 
 pub mod codec;
-mod course;
 pub mod descriptors;
 pub mod features;
 pub mod message;
 pub mod rings;
 pub mod session;
+mod setup;
 pub mod socket;

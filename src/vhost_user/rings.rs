@@ -241,7 +241,7 @@ impl<'a> Rings<'a> {
 
     /// Keeps a descriptor until no worker has it any more, and closes those that none has. The last
     /// reference to an eventfd unregisters all its pollers when it is closed, 140 ms for 300,000 of
-    /// them: that is this thread's to wait for and nobody else's.
+    /// them: this thread waits for that, and no other.
     fn retire(&mut self, old: Option<Arc<CallFd>>) {
         // Not by counting: a worker that has put a signal off takes a reference when its time has
         // come, and must find either this one or none.
@@ -493,11 +493,7 @@ impl<'a> Rings<'a> {
     /// sides, and what the guest has posted to send was made by what it knew then.
     fn set_offloads(&mut self, features: u64) {
         for index in (0..self.rings.len()).step_by(2) {
-            self.with_ring(index, |vring, _| {
-                if let Some(ring) = &mut vring.ring {
-                    ring.set_offloads(features::takes(features));
-                }
-            });
+            self.with_running(index, |ring| ring.set_offloads(features::takes(features)));
         }
     }
 
@@ -506,11 +502,7 @@ impl<'a> Rings<'a> {
         for index in 0..self.rings.len() {
             let addr = self.rings[index].addr;
             let log = log.clone().zip(addr).map(|(log, addr)| ring_log(log, &addr));
-            self.with_ring(index, |vring, _| {
-                if let Some(ring) = &mut vring.ring {
-                    ring.set_log(log);
-                }
-            });
+            self.with_running(index, |ring| ring.set_log(log));
         }
     }
 
@@ -541,6 +533,15 @@ impl<'a> Rings<'a> {
         }
     }
 
+    /// The same for a ring that runs.
+    fn with_running(&self, index: usize, change: impl FnOnce(&mut SplitRing)) {
+        self.with_ring(index, |vring, _| {
+            if let Some(ring) = &mut vring.ring {
+                change(ring);
+            }
+        });
+    }
+
     /// Rings are numbered in pairs, receive first (virtio 1.2 section 5.1.2).
     fn token(&self, index: usize) -> Token {
         let queue = (index / 2) as u16;
@@ -551,7 +552,7 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// Makes the ring's worker look at it once: on enable nobody may have kicked.
+    /// Makes the ring's worker look at it once: on enable the guest may not have kicked.
     fn look(&self, index: usize) {
         self.workers.rings().look(self.token(index));
     }

@@ -10,14 +10,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserLog, VhostUserProtocolFeatures as Protocol, VhostUserVringState,
+};
 
 use super::codec::{Connection, Incoming, WireError};
-use super::course::Course;
 use super::descriptors::{self, DescriptorError};
 use super::features::{self, Offer};
-use super::message::{BadMessage, Code, Head, Message, Passed, RegionSpec, Request};
+use super::message::{BadMessage, Code, Head, Message, Passed, Payload, RegionSpec, address_in};
 use super::rings::{Rings, facts};
+use super::setup::Setup;
 use crate::events::What;
 use crate::frame::MacAddr;
 use crate::guard::BlockedWriterWatch;
@@ -120,14 +122,9 @@ pub enum SessionError {
     /// A request that has an answer of its own was malformed: nothing sensible can be said.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Feature bits that were not offered.
-    #[error("{what} {bits:#x} were not offered")]
-    NotOffered {
-        /// Virtio or protocol features.
-        what: &'static str,
-        /// The offending bits.
-        bits: u64,
-    },
+    /// Virtio or protocol features, of which these bits were not offered.
+    #[error("{0} {1:#x} were not offered")]
+    NotOffered(&'static str, u64),
     /// ACCESS_PLATFORM was acknowledged. To go on would be to take the guest's addresses for others
     /// than they are.
     #[error(
@@ -162,7 +159,7 @@ pub struct Session<'a> {
     truncated: Arc<AtomicBool>,
     log: Option<Arc<DirtyLog>>,
     rings: Rings<'a>,
-    course: Course,
+    setup: Setup,
     /// A ring has run.
     attached: bool,
 }
@@ -192,7 +189,7 @@ impl<'a> Session<'a> {
             truncated,
             log: None,
             rings: Rings::new(context, port, guest),
-            course: Course::default(),
+            setup: Setup::default(),
             attached: false,
         })
     }
@@ -210,7 +207,7 @@ impl<'a> Session<'a> {
                 Incoming::OtherFrontEnd => {}
                 Incoming::Called => self.tell(),
                 Incoming::Closed => {
-                    if self.course.wanted_more() {
+                    if self.setup.wanted_more() {
                         let most = self.rings.pairs();
                         self.warn(&format!(
                             "the front-end was told that there are {most} queue pairs at most, and \
@@ -224,7 +221,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Tells of itself, if somebody asked.
+    /// Answers what another thread asked about the session, if one did.
     fn tell(&self) {
         let Some(guest) = self.port.as_guest() else { return };
         guest.tell(|| {
@@ -272,7 +269,8 @@ impl<'a> Session<'a> {
             };
         }
         let refusal = match message.decode() {
-            Ok(request) => self.dispatch(head, request)?.err(),
+            Ok(Some((request, payload))) => self.dispatch(head.code, request, payload)?.err(),
+            Ok(None) => Some(Refusal::Unsupported(head.code)),
             Err(bad) => Some(bad.into()),
         };
         self.tell_attached();
@@ -328,63 +326,78 @@ impl<'a> Session<'a> {
     /// One function per request. Outer error: fatal; inner: refused.
     fn dispatch(
         &mut self,
-        head: Head,
-        request: Request,
+        code: Code,
+        request: FrontendReq,
+        payload: Payload,
     ) -> Result<Result<(), Refusal>, SessionError> {
-        let code = head.code;
-        if let Some(text) = self.course.note(&request) {
+        use FrontendReq as R;
+        if let Some(text) = self.setup.note(request, &payload) {
             self.warn(text);
         }
-        match request {
-            Request::GetFeatures => self.connection.reply_u64(code, self.offer().features)?,
-            Request::GetProtocolFeatures => {
+        match (request, payload) {
+            (R::GET_FEATURES, _) => self.connection.reply_u64(code, self.offer().features)?,
+            (R::GET_PROTOCOL_FEATURES, _) => {
                 self.connection.reply_u64(code, self.offer().protocol)?;
             }
             // The number of rings of the configured pairs, which cloud-hypervisor expects. QEMU and
             // DPDK read it as pairs and may use that many: the port has twice the pairs.
-            Request::GetQueueNum => {
-                self.connection.reply_u64(code, self.rings.pairs() as u64)?;
+            (R::GET_QUEUE_NUM, _) => self.connection.reply_u64(code, self.rings.pairs() as u64)?,
+            (R::GET_MAX_MEM_SLOTS, _) => self.connection.reply_u64(code, MAX_MEM_SLOTS as u64)?,
+            (R::SET_FEATURES, Payload::Number(bits)) => self.set_features(bits)?,
+            (R::SET_PROTOCOL_FEATURES, Payload::Number(bits)) => {
+                check_offered("protocol features", bits, self.offer().protocol)?;
+                self.protocol = bits;
             }
-            Request::GetMaxMemSlots => self.connection.reply_u64(code, MAX_MEM_SLOTS as u64)?,
-            Request::SetFeatures(bits) => self.set_features(bits)?,
-            Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
-            Request::GetVringBase { index } => return self.get_vring_base(code, index),
-            Request::SetLogBase { size, offset, file } => {
-                // There is no way to refuse this one, see `Connection::reply_log`.
+            (R::GET_VRING_BASE, Payload::Ring(index, _)) => {
+                let base = self.rings.stop(index)?;
+                self.connection.reply(code, VhostUserVringState::new(index, base))?;
+            }
+            (R::SET_LOG_BASE, Payload::Log(file, offset, size)) => {
+                // QEMU waits for this reply and ignores its body; front-ends built on the `vhost`
+                // crate want to see the log's description again. There is no way to say no: a
+                // session that cannot use the log ends the connection.
                 self.set_log_base(file, offset, size)?;
-                self.connection.reply_log(code, size, offset)?;
+                self.connection.reply(code, VhostUserLog::new(size, offset))?;
             }
-            request => return Ok(self.change(code, request)),
+            (request, payload) => return Ok(self.change(code, request, payload)),
         }
         Ok(Ok(()))
     }
 
     /// Requests without an answer of their own.
-    fn change(&mut self, code: Code, request: Request) -> Result<(), Refusal> {
-        match request {
+    fn change(
+        &mut self,
+        code: Code,
+        request: FrontendReq,
+        payload: Payload,
+    ) -> Result<(), Refusal> {
+        use FrontendReq as R;
+        match (request, payload) {
             // Deprecated by the protocol, to be ignored; the log needs no signal of ours.
-            Request::SetOwner | Request::ResetOwner | Request::SetLogFd(_) => Ok(()),
-            Request::SetMemTable(regions) => self.set_mem_table(regions),
-            Request::AddMemReg(spec, file) => self.add_region(spec, file),
-            Request::RemMemReg(spec) => self.remove_region(spec),
-            Request::SetVringNum { index, num } => {
+            (R::SET_OWNER | R::RESET_OWNER | R::SET_LOG_FD, _) => Ok(()),
+            (R::SET_MEM_TABLE, Payload::Table(regions)) => self.set_mem_table(regions),
+            (R::ADD_MEM_REG, Payload::Region(spec, file)) => self.add_region(spec, file),
+            (R::REM_MEM_REG, Payload::Region(spec, _)) => self.remove_region(spec),
+            (R::SET_VRING_NUM, Payload::Ring(index, num)) => {
                 self.rings.set_num(index, num)?;
                 self.rings.refresh(index, self.features, &self.memory, &self.log)
             }
-            Request::SetVringAddr(addr) => {
+            (R::SET_VRING_ADDR, Payload::Address(addr)) => {
                 self.rings.set_addr(addr, &self.memory)?;
                 self.rings.refresh(addr.index, self.features, &self.memory, &self.log)
             }
-            Request::SetVringBase { index, base } => self.rings.set_base(index, base),
-            Request::SetVringKick { index, file } => {
+            (R::SET_VRING_BASE, Payload::Ring(index, base)) => self.rings.set_base(index, base),
+            (R::SET_VRING_KICK, Payload::Notifier(index, file)) => {
                 self.rings.set_kick(index, file)?;
                 self.rings.refresh(index, self.features, &self.memory, &self.log)
             }
-            Request::SetVringCall { index, file } => self.rings.set_call(index, file),
-            Request::SetVringErr { index, file } => self.rings.set_err(index, file),
-            Request::SetVringEnable { index, enable } => self.rings.set_enable(index, enable),
-            Request::SendRarp(mac) => self.announce(mac),
-            Request::NetSetMtu(mtu) => self.set_mtu(mtu),
+            (R::SET_VRING_CALL, Payload::Notifier(index, file)) => self.rings.set_call(index, file),
+            (R::SET_VRING_ERR, Payload::Notifier(index, file)) => self.rings.set_err(index, file),
+            (R::SET_VRING_ENABLE, Payload::Ring(index, num)) => {
+                self.rings.set_enable(index, num == 1)
+            }
+            (R::SEND_RARP, Payload::Number(number)) => self.announce(address_in(number)),
+            (R::NET_SET_MTU, Payload::Number(mtu)) => self.set_mtu(mtu),
             _ => Err(Refusal::Unsupported(code)),
         }
     }
@@ -406,22 +419,6 @@ impl<'a> Session<'a> {
         self.rings.set_features(bits);
         self.update_log();
         Ok(())
-    }
-
-    fn set_protocol_features(&mut self, bits: u64) -> Result<(), SessionError> {
-        check_offered("protocol features", bits, self.offer().protocol)?;
-        self.protocol = bits;
-        Ok(())
-    }
-
-    fn get_vring_base(
-        &mut self,
-        code: Code,
-        index: u32,
-    ) -> Result<Result<(), Refusal>, SessionError> {
-        let base = self.rings.stop(index)?;
-        self.connection.reply_vring_state(code, index, base)?;
-        Ok(Ok(()))
     }
 
     fn set_log_base(&mut self, file: OwnedFd, offset: u64, size: u64) -> Result<(), Refusal> {
@@ -535,7 +532,7 @@ impl<'a> Session<'a> {
         self.rings.refresh_all(self.features, &self.memory, &self.log)
     }
 
-    /// Switches logging of running rings on, off or over. When this returns nobody writes to
+    /// Switches logging of running rings on, off or over. When this returns no worker writes to
     /// another log than the present one.
     fn update_log(&mut self) {
         let log = self.active_log();
@@ -583,6 +580,6 @@ impl Drop for Session<'_> {
 fn check_offered(what: &'static str, bits: u64, offered: u64) -> Result<(), SessionError> {
     match bits & !offered {
         0 => Ok(()),
-        bits => Err(SessionError::NotOffered { what, bits }),
+        bits => Err(SessionError::NotOffered(what, bits)),
     }
 }

@@ -1,7 +1,7 @@
 //! The sockets on which front-ends are met: listening, connecting, inherited.
 //!
 //! **A listening socket appears complete.** It is bound in a directory of its own beside its path,
-//! given its mode and group, told to listen, and only then linked to its real name. Whoever sees
+//! given its mode and group, told to listen, and only then linked to its real name. Who sees
 //! the path sees a socket with the right permissions that accepts. link(2) never replaces
 //! anything, so a file that turned up meanwhile is safe too. (ss(8) therefore shows a temporary
 //! name, `/proc/self/fd/N/NAME`.) Neither `UnixListener::bind` nor `vhost::vhost_user::Listener`
@@ -9,7 +9,7 @@
 //! path, a live back-end's socket or a regular file, and at its end whatever is there by then.
 //!
 //! **Mode and group are given to a socket, not to a path.** Who may write to the directory may put
-//! another port's socket, or a link to it, where ours was, and it would become everybody's. The
+//! another port's socket, or a link to it, where ours was, and all could connect to it. The
 //! file behind a socket cannot be had from the socket (fchmod(2) changes another inode), and what
 //! it gets at bind(2) is subject to the umask and has the process's group. So it is made where
 //! only we may write, a `PrivateDir`; one that is adopted is known by device and inode.
@@ -64,22 +64,15 @@ pub enum SocketError {
     /// The path does not fit into a socket address.
     #[error("socket path {0:?} is empty or longer than {MAX_SOCKET_PATH} bytes")]
     BadPath(PathBuf),
-    /// Somebody accepts connections there.
+    /// A process accepts connections there.
     #[error("socket {0:?} is in use by a live process")]
     InUse(PathBuf),
     /// Something that we did not make and do not touch.
     #[error("{0:?} exists and is not a socket")]
     NotASocket(PathBuf),
-    /// A step on the way failed.
-    #[error("cannot {step} {path:?}: {error}")]
-    Io {
-        /// What was tried.
-        step: &'static str,
-        /// The socket's path.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    /// A step on the way to a socket at this path failed.
+    #[error("cannot {0} {1:?}: {2}")]
+    Io(&'static str, PathBuf, io::Error),
     /// Another file than the kept socket's.
     #[error("{0:?} is another file than it was")]
     Replaced(PathBuf),
@@ -106,7 +99,7 @@ impl SocketError {
             libc::EINTR,
         ];
         match self {
-            SocketError::Io { error, .. } | SocketError::Socket(error) => {
+            SocketError::Io(_, _, error) | SocketError::Socket(error) => {
                 error.raw_os_error().is_some_and(|code| !PASSING.contains(&code))
             }
             _ => true,
@@ -116,7 +109,7 @@ impl SocketError {
 
 /// Wraps what the system said with what was tried.
 fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
-    move |error| SocketError::Io { step, path: path.to_owned(), error }
+    move |error| SocketError::Io(step, path.to_owned(), error)
 }
 
 /// Who may connect to a listening socket.
@@ -159,7 +152,7 @@ pub struct Listener {
     /// Where it appears, if it does.
     path: Option<PathBuf>,
     /// The file, if a process of ours made it, and whether it goes with the listener: it stays if
-    /// somebody else holds the socket too.
+    /// another process holds the socket too.
     made: Option<Place>,
     goes: bool,
     /// When a failing accept was last logged: at most one line a second.
@@ -258,13 +251,13 @@ impl Listener {
         self.goes && self.made.is_some()
     }
 
-    /// From now on the file stays when this ends: somebody else holds the socket too.
+    /// From now on the file stays when this ends: another process holds the socket too.
     pub fn leave_file(&mut self) {
         self.goes = false;
     }
 
-    /// The open socket, to see that somebody waits there while another is served.
-    pub fn door(&self) -> Arc<Guarded<UnixListener>> {
+    /// The open socket, to see that a front-end waits there while another is served.
+    pub fn socket(&self) -> Arc<Guarded<UnixListener>> {
         Arc::clone(&self.socket)
     }
 
@@ -295,7 +288,8 @@ impl Listener {
         if wait(self.socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
             return Ok(Opened::Stopped);
         }
-        self.socket.accept().and_then(|(socket, _)| opened(socket))
+        let (socket, peer) = self.socket.accept().and_then(|(socket, _)| opened(socket))?;
+        Ok(Opened::Connection(socket, peer))
     }
 
     fn warn(&mut self, error: &io::Error) {
@@ -411,17 +405,17 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
 /// A connected socket made ready: nothing but bytes and descriptors shall come out of it. Options
 /// such as `SO_PASSCRED`, which a parent may have set and accept(2) passes on, would put control
 /// messages beside the bytes and make descriptors seem lost.
-fn opened(socket: impl Into<Guarded<UnixStream>>) -> io::Result<Opened> {
+fn opened(socket: impl Into<Guarded<UnixStream>>) -> io::Result<(Guarded<UnixStream>, Peer)> {
     let socket = socket.into();
     unix_socket::receive_plainly(socket.as_fd());
     let libc::ucred { pid, uid, .. } = unix_socket::peer_credentials(socket.as_fd())?;
-    Ok(Opened::Connection(socket, Peer { pid, uid }))
+    Ok((socket, Peer { pid, uid }))
 }
 
 /// An inherited socket, by what it is.
 #[derive(Debug)]
 pub enum Inherited {
-    /// It listens. Its path, if it has one, belongs to whoever made it and stays.
+    /// It listens. Its path, if it has one, belongs to the process that made it and stays.
     Listener(Listener),
     /// It is connected to a front-end.
     Connection(Guarded<UnixStream>, Peer),
@@ -454,10 +448,8 @@ fn take_over(fd: &OwnedFd) -> io::Result<()> {
 fn connected(fd: OwnedFd) -> Option<Inherited> {
     let socket = Guarded::from(UnixStream::from(fd));
     socket.peer_addr().ok()?;
-    match opened(socket) {
-        Ok(Opened::Connection(socket, peer)) => Some(Inherited::Connection(socket, peer)),
-        _ => None,
-    }
+    let (socket, peer) = opened(socket).ok()?;
+    Some(Inherited::Connection(socket, peer))
 }
 
 #[cfg(test)]

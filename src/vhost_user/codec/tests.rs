@@ -4,12 +4,13 @@ use super::*;
 use std::io::{PipeReader, Read, Write, pipe};
 use std::os::fd::AsRawFd;
 use std::thread;
+use vhost::vhost_user::message::{VhostUserLog, VhostUserVringState};
 
 use vhost::vhost_user::message::FrontendReq as R;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::limits::MAX_MESSAGE_BODY;
-use crate::vhost_user::message::Request;
+use crate::vhost_user::message::Payload;
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -38,7 +39,8 @@ fn impatient_pair() -> Pair {
 fn pair_with_timeouts(timeout: Duration) -> Pair {
     let (near, theirs) = UnixStream::pair().unwrap();
     let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let ours = Connection::with_timeouts(near, Arc::clone(&stop), timeout, timeout).unwrap();
+    let ours = Connection::new(near, Arc::clone(&stop)).unwrap();
+    let ours = Connection { message_timeout: timeout, reply_timeout: timeout, ..ours };
     Pair { ours, theirs, stop }
 }
 
@@ -81,12 +83,12 @@ fn messages_one_after_the_other_then_the_end() {
 
     let got = received(&mut pair);
     assert_eq!(got.head, Head { code: R::GET_FEATURES.into(), need_reply: false, size: 0 });
-    assert!(matches!(got.decode(), Ok(Request::GetFeatures)));
+    assert!(matches!(got.decode(), Ok(Some((R::GET_FEATURES, _)))));
     let got = received(&mut pair);
     assert!(got.head.need_reply && got.files.is_empty());
-    assert!(matches!(got.decode(), Ok(Request::SetFeatures(7))));
+    assert!(matches!(got.decode(), Ok(Some((_, Payload::Number(7))))));
     let kick = received(&mut pair).decode();
-    assert!(matches!(kick, Ok(Request::SetVringKick { index: 1, file: Some(_) })), "{kick:?}");
+    assert!(matches!(kick, Ok(Some((_, Payload::Notifier(1, Some(_)))))), "{kick:?}");
     assert!(matches!(pair.ours.receive(), Ok(Incoming::Closed)));
 }
 
@@ -211,7 +213,7 @@ fn the_first_byte_has_no_deadline() {
         thread::sleep(SHORT * 3);
         theirs.write_all(&message(R::SET_OWNER, &[])).unwrap();
     });
-    assert!(matches!(received(&mut pair).decode(), Ok(Request::SetOwner)));
+    assert!(matches!(received(&mut pair).decode(), Ok(Some((R::SET_OWNER, _)))));
     late.join().unwrap();
 }
 
@@ -247,8 +249,8 @@ fn replies_byte_for_byte() {
     pair.ours.reply_u64(R::GET_FEATURES.into(), 0x1_4000_0000).unwrap();
     pair.ours.ack(R::SET_FEATURES.into(), true).unwrap();
     pair.ours.ack(R::SET_VRING_NUM.into(), false).unwrap();
-    pair.ours.reply_vring_state(R::GET_VRING_BASE.into(), 3, 77).unwrap();
-    pair.ours.reply_log(R::SET_LOG_BASE.into(), 0x20_0000, 4096).unwrap();
+    pair.ours.reply(R::GET_VRING_BASE.into(), VhostUserVringState::new(3, 77)).unwrap();
+    pair.ours.reply(R::SET_LOG_BASE.into(), VhostUserLog::new(0x20_0000, 4096)).unwrap();
     drop(pair.ours);
     let mut got = Vec::new();
     pair.theirs.read_to_end(&mut got).unwrap();
@@ -340,7 +342,7 @@ fn noise_on_the_wire() {
                     whole += 1;
                 }
                 Ok(Incoming::Closed) => break,
-                Ok(Incoming::OtherFrontEnd) => panic!("there is no door"),
+                Ok(Incoming::OtherFrontEnd) => panic!("no socket listens"),
                 Ok(Incoming::Called) => panic!("nobody called"),
                 Ok(Incoming::Stopped) => panic!("nobody asked to stop"),
                 Err(WireError::MessageTimeout(_)) => panic!("the stream has an end"),

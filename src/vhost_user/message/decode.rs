@@ -1,15 +1,12 @@
 //! The table of requests, and decoding by it.
 
-use std::os::fd::OwnedFd;
-
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserLog, VhostUserMemory, VhostUserMemoryRegion, VhostUserSingleMemoryRegion,
     VhostUserVringAddr, VhostUserVringState,
 };
 use vm_memory::ByteValued;
 
-use super::{BadMessage, Code, Message, Passed, RegionSpec, Request, VringAddr};
-use crate::frame::MacAddr;
+use super::{BadMessage, Code, Message, Passed, Payload, RegionSpec, VringAddr};
 use crate::limits::MAX_MESSAGE_FILES;
 
 /// Ring index in the value of `SET_VRING_KICK`, `_CALL` and `_ERR`.
@@ -18,86 +15,73 @@ const VRING_INDEX_MASK: u64 = 0xff;
 /// In the same value: no descriptor comes with this message.
 const VRING_NO_FD: u64 = 0x100;
 
-/// The body a request calls for.
+/// The body and descriptors that a request calls for. No descriptors unless it says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Body {
+pub(super) enum Form {
     Empty,
-    U64,
-    VringState,
-    VringAddr,
-    /// u32 number of regions, u32 padding, the regions.
-    MemTable,
-    /// u64 padding, one region.
-    Region,
+    /// No body, one descriptor.
+    Descriptor,
+    Number,
+    Ring,
+    /// As [`Form::Ring`], with a number that is 0 or 1.
+    Switch,
+    Address,
+    /// A number that holds an index, and one descriptor unless it has [`VRING_NO_FD`].
+    Notifier,
+    /// u32 number of regions, u32 padding, the regions; a descriptor for each.
+    Table,
+    /// u64 padding, one region, one descriptor.
+    NewRegion,
+    /// As [`Form::NewRegion`] without a descriptor, but one is taken and closed: vhost-user.rst
+    /// asks for this with `REM_MEM_REG`, for the sake of QEMU before 7.1.
+    OldRegion,
+    /// One descriptor.
     Log,
 }
 
-/// How many descriptors a request calls for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Files {
-    None,
-    One,
-    /// None, but one is taken and closed: vhost-user.rst asks for this with `REM_MEM_REG`, for the
-    /// sake of QEMU before 7.1.
-    NoneOrIgnored,
-    /// One unless the body's [`VRING_NO_FD`] is set.
-    UnlessNoFd,
-    /// As many as the memory table has regions.
-    PerRegion,
-}
-
-/// What a request looks like on the wire.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    pub(super) body: Body,
-    pub(super) files: Files,
-    /// It has an answer of its own, sent whether or not `NEED_REPLY` is set.
-    answers: bool,
-}
-
-/// The table of the requests we serve; `None` for all others.
-pub(super) const fn shape(request: FrontendReq) -> Option<Shape> {
+/// The table of the requests we serve: their form, and whether they have an answer of their own,
+/// sent whether or not `NEED_REPLY` is set. `None` for all others.
+pub(super) const fn shape(request: FrontendReq) -> Option<(Form, bool)> {
     use FrontendReq as R;
-    let (body, files, answers) = match request {
-        R::GET_FEATURES | R::GET_PROTOCOL_FEATURES => (Body::Empty, Files::None, true),
-        R::GET_QUEUE_NUM | R::GET_MAX_MEM_SLOTS => (Body::Empty, Files::None, true),
-        R::SET_OWNER | R::RESET_OWNER => (Body::Empty, Files::None, false),
-        R::SET_FEATURES | R::SET_PROTOCOL_FEATURES => (Body::U64, Files::None, false),
-        R::SEND_RARP | R::NET_SET_MTU => (Body::U64, Files::None, false),
-        R::SET_MEM_TABLE => (Body::MemTable, Files::PerRegion, false),
-        R::ADD_MEM_REG => (Body::Region, Files::One, false),
-        R::REM_MEM_REG => (Body::Region, Files::NoneOrIgnored, false),
-        R::SET_LOG_BASE => (Body::Log, Files::One, true),
-        R::SET_LOG_FD => (Body::Empty, Files::One, false),
-        R::SET_VRING_NUM | R::SET_VRING_BASE => (Body::VringState, Files::None, false),
-        R::SET_VRING_ENABLE => (Body::VringState, Files::None, false),
-        R::GET_VRING_BASE => (Body::VringState, Files::None, true),
-        R::SET_VRING_ADDR => (Body::VringAddr, Files::None, false),
-        R::SET_VRING_KICK | R::SET_VRING_CALL => (Body::U64, Files::UnlessNoFd, false),
-        R::SET_VRING_ERR => (Body::U64, Files::UnlessNoFd, false),
+    Some(match request {
+        R::GET_FEATURES | R::GET_PROTOCOL_FEATURES => (Form::Empty, true),
+        R::GET_QUEUE_NUM | R::GET_MAX_MEM_SLOTS => (Form::Empty, true),
+        R::SET_OWNER | R::RESET_OWNER => (Form::Empty, false),
+        R::SET_FEATURES | R::SET_PROTOCOL_FEATURES => (Form::Number, false),
+        R::SEND_RARP | R::NET_SET_MTU => (Form::Number, false),
+        R::SET_MEM_TABLE => (Form::Table, false),
+        R::ADD_MEM_REG => (Form::NewRegion, false),
+        R::REM_MEM_REG => (Form::OldRegion, false),
+        R::SET_LOG_BASE => (Form::Log, true),
+        R::SET_LOG_FD => (Form::Descriptor, false),
+        R::SET_VRING_NUM | R::SET_VRING_BASE => (Form::Ring, false),
+        R::SET_VRING_ENABLE => (Form::Switch, false),
+        R::GET_VRING_BASE => (Form::Ring, true),
+        R::SET_VRING_ADDR => (Form::Address, false),
+        R::SET_VRING_KICK | R::SET_VRING_CALL | R::SET_VRING_ERR => (Form::Notifier, false),
         _ => return None,
-    };
-    Some(Shape { body, files, answers })
+    })
 }
 
 /// Whether the request has an answer of its own.
 pub(super) fn has_answer(code: Code) -> bool {
-    code.known().and_then(shape).is_some_and(|shape| shape.answers)
+    code.known().and_then(shape).is_some_and(|(_, answers)| answers)
 }
 
 impl Message {
-    /// Turns the message into what it asks for. On an error its descriptors are closed; the stream
-    /// is at the start of the next message either way.
-    pub fn decode(self) -> Result<Request, BadMessage> {
+    /// The request and what came with it; `None` for a request that we do not serve, known to the
+    /// protocol or not. Descriptors that are of no use are closed, on an error all of them; the
+    /// stream is at the start of the next message either way.
+    pub fn decode(self) -> Result<Option<(FrontendReq, Payload)>, BadMessage> {
         let Message { head, body, files } = self;
-        let code = head.code;
-        let Some((request, shape)) = code.known().and_then(|r| Some((r, shape(r)?))) else {
-            return Ok(Request::Other { code });
+        let Some((request, (form, _))) = head.code.known().and_then(|r| Some((r, shape(r)?)))
+        else {
+            return Ok(None);
         };
-        let view = View { code, body: &body };
-        view.check_size(shape.body)?;
-        view.check_files(shape.files, files.len())?;
-        view.request(request, files)
+        let view = View { code: head.code, body: &body };
+        view.check_size(form)?;
+        view.check_files(form, files.len())?;
+        Ok(Some((request, view.payload(form, files)?)))
     }
 }
 
@@ -109,104 +93,69 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    fn check_size(self, shape: Body) -> Result<(), BadMessage> {
-        let expected = match shape {
-            Body::Empty => 0,
-            Body::U64 => size_of::<u64>(),
-            Body::VringState => size_of::<VhostUserVringState>(),
-            Body::VringAddr => size_of::<VhostUserVringAddr>(),
-            Body::MemTable => {
+    fn check_size(self, form: Form) -> Result<(), BadMessage> {
+        let expected = match form {
+            Form::Empty | Form::Descriptor => 0,
+            Form::Number | Form::Notifier => size_of::<u64>(),
+            Form::Ring | Form::Switch => size_of::<VhostUserVringState>(),
+            Form::Address => size_of::<VhostUserVringAddr>(),
+            Form::Table => {
                 size_of::<VhostUserMemory>() + self.regions()? * size_of::<VhostUserMemoryRegion>()
             }
-            Body::Region => size_of::<VhostUserSingleMemoryRegion>(),
-            Body::Log => size_of::<VhostUserLog>(),
+            Form::NewRegion | Form::OldRegion => size_of::<VhostUserSingleMemoryRegion>(),
+            Form::Log => size_of::<VhostUserLog>(),
         };
         let (code, got) = (self.code, self.body.len());
         if got == expected { Ok(()) } else { Err(BadMessage::BodySize { code, expected, got }) }
     }
 
-    fn check_files(self, shape: Files, got: usize) -> Result<(), BadMessage> {
-        let expected = match shape {
-            Files::None => 0,
-            Files::One => 1,
-            Files::NoneOrIgnored => got.min(1),
-            Files::UnlessNoFd => usize::from(self.value()? & VRING_NO_FD == 0),
-            Files::PerRegion => self.regions()?,
+    fn check_files(self, form: Form, got: usize) -> Result<(), BadMessage> {
+        let expected = match form {
+            Form::Empty | Form::Number | Form::Ring | Form::Switch | Form::Address => 0,
+            Form::Descriptor | Form::NewRegion | Form::Log => 1,
+            Form::OldRegion => got.min(1),
+            Form::Notifier => usize::from(self.read::<u64>()? & VRING_NO_FD == 0),
+            Form::Table => self.regions()?,
         };
         let code = self.code;
         if got == expected { Ok(()) } else { Err(BadMessage::FileCount { code, expected, got }) }
     }
 
-    /// The request, once size and descriptors are known to be right.
-    fn request(self, request: FrontendReq, files: Vec<Passed>) -> Result<Request, BadMessage> {
-        use FrontendReq as R;
-        Ok(match request {
-            R::GET_FEATURES => Request::GetFeatures,
-            R::SET_FEATURES => Request::SetFeatures(self.value()?),
-            R::SET_OWNER => Request::SetOwner,
-            R::RESET_OWNER => Request::ResetOwner,
-            R::SET_MEM_TABLE => Request::SetMemTable(self.mem_table(files)?),
-            R::SET_LOG_BASE => {
-                let VhostUserLog { mmap_size: size, mmap_offset: offset } = self.read()?;
-                Request::SetLogBase { size, offset, file: self.one(files)? }
-            }
-            R::SET_LOG_FD => Request::SetLogFd(self.one(files)?),
-            R::GET_PROTOCOL_FEATURES => Request::GetProtocolFeatures,
-            R::SET_PROTOCOL_FEATURES => Request::SetProtocolFeatures(self.value()?),
-            R::GET_QUEUE_NUM => Request::GetQueueNum,
-            R::SEND_RARP => {
-                // The address lies in the first six bytes in memory, whatever the byte order.
-                let [a, b, c, d, e, f, ..] = self.value()?.to_ne_bytes();
-                Request::SendRarp(MacAddr([a, b, c, d, e, f]))
-            }
-            R::NET_SET_MTU => Request::NetSetMtu(self.value()?),
-            R::GET_MAX_MEM_SLOTS => Request::GetMaxMemSlots,
-            R::ADD_MEM_REG => {
-                Request::AddMemReg(self.single_region()?, files.into_iter().next().flatten())
-            }
-            R::REM_MEM_REG => Request::RemMemReg(self.single_region()?),
-            _ => return self.vring_request(request, files),
-        })
-    }
-
-    /// [`View::request`] for the requests about one ring.
-    fn vring_request(
-        self,
-        request: FrontendReq,
-        files: Vec<Passed>,
-    ) -> Result<Request, BadMessage> {
-        use FrontendReq as R;
-        let code = self.code;
-        Ok(match request {
-            R::SET_VRING_NUM => {
-                let (index, num) = self.vring_state()?;
-                Request::SetVringNum { index, num }
-            }
-            R::SET_VRING_ADDR => Request::SetVringAddr(self.vring_addr()?),
-            R::SET_VRING_BASE => {
-                let (index, base) = self.vring_state()?;
-                Request::SetVringBase { index, base }
-            }
-            R::GET_VRING_BASE => Request::GetVringBase { index: self.vring_state()?.0 },
-            R::SET_VRING_ENABLE => match self.vring_state()? {
-                (index, num @ (0 | 1)) => Request::SetVringEnable { index, enable: num == 1 },
-                (_, num) => {
-                    return Err(BadMessage::Value { code, value: num.into() });
+    /// What the message brings, once size and descriptors are known to be right.
+    fn payload(self, form: Form, files: Vec<Passed>) -> Result<Payload, BadMessage> {
+        let one = |files: Vec<Passed>| files.into_iter().flatten().next();
+        let missing = BadMessage::FileCount { code: self.code, expected: 1, got: 0 };
+        Ok(match form {
+            Form::Empty | Form::Descriptor => Payload::None,
+            Form::Number => Payload::Number(self.read()?),
+            Form::Ring | Form::Switch => {
+                let VhostUserVringState { index, num } = self.read()?;
+                if form == Form::Switch && num > 1 {
+                    return Err(BadMessage::Value(self.code, num.into()));
                 }
-            },
-            R::SET_VRING_KICK => {
-                let (index, file) = self.vring_file(files)?;
-                Request::SetVringKick { index, file }
+                Payload::Ring(index, num)
             }
-            R::SET_VRING_CALL => {
-                let (index, file) = self.vring_file(files)?;
-                Request::SetVringCall { index, file }
+            Form::Address => {
+                let VhostUserVringAddr { index, flags, descriptor, used, available, log } =
+                    self.read()?;
+                Payload::Address(VringAddr { index, flags, descriptor, used, available, log })
             }
-            R::SET_VRING_ERR => {
-                let (index, file) = self.vring_file(files)?;
-                Request::SetVringErr { index, file }
+            Form::Notifier => {
+                let value: u64 = self.read()?;
+                // With reserved bits set, the eight bits left need not be the ring that was meant.
+                if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
+                    return Err(BadMessage::Value(self.code, value));
+                }
+                let file = if files.is_empty() { None } else { Some(one(files).ok_or(missing)?) };
+                Payload::Notifier((value & VRING_INDEX_MASK) as u32, file)
             }
-            _ => Request::Other { code },
+            Form::Table => Payload::Table(self.mem_table(files)?),
+            Form::NewRegion => Payload::Region(self.single_region()?, one(files)),
+            Form::OldRegion => Payload::Region(self.single_region()?, None),
+            Form::Log => {
+                let VhostUserLog { mmap_size: size, mmap_offset: offset } = self.read()?;
+                Payload::Log(one(files).ok_or(missing)?, offset, size)
+            }
         })
     }
 
@@ -219,31 +168,6 @@ impl View<'_> {
         })
     }
 
-    fn value(self) -> Result<u64, BadMessage> {
-        self.read()
-    }
-
-    fn vring_state(self) -> Result<(u32, u32), BadMessage> {
-        let VhostUserVringState { index, num } = self.read()?;
-        Ok((index, num))
-    }
-
-    fn vring_addr(self) -> Result<VringAddr, BadMessage> {
-        let VhostUserVringAddr { index, flags, descriptor, used, available, log } = self.read()?;
-        Ok(VringAddr { index, flags, descriptor, used, available, log })
-    }
-
-    /// Ring index and descriptor of KICK, CALL and ERR. Reserved bits are refused: with them set,
-    /// the eight bits left need not be the ring that was meant.
-    fn vring_file(self, files: Vec<Passed>) -> Result<(u32, Option<OwnedFd>), BadMessage> {
-        let value = self.value()?;
-        if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
-            return Err(BadMessage::Value { code: self.code, value });
-        }
-        let file = if files.is_empty() { None } else { Some(self.one(files)?) };
-        Ok(((value & VRING_INDEX_MASK) as u32, file))
-    }
-
     fn single_region(self) -> Result<RegionSpec, BadMessage> {
         let single: VhostUserSingleMemoryRegion = self.read()?;
         Ok(RegionSpec::from(*single))
@@ -254,7 +178,7 @@ impl View<'_> {
         let (VhostUserMemory { num_regions: regions, .. }, _) = self.split_mem_table()?;
         match usize::try_from(regions) {
             Ok(count) if count <= MAX_MESSAGE_FILES => Ok(count),
-            _ => Err(BadMessage::TooManyRegions { code: self.code, regions }),
+            _ => Err(BadMessage::TooManyRegions(self.code, regions)),
         }
     }
 
@@ -275,11 +199,6 @@ impl View<'_> {
         let parts = self.body.split_at_checked(expected);
         let (head, regions) = parts.ok_or(BadMessage::BodySize { code, expected, got })?;
         Ok((View { body: head, code }.read()?, regions))
-    }
-
-    fn one(self, files: Vec<Passed>) -> Result<OwnedFd, BadMessage> {
-        let missing = BadMessage::FileCount { code: self.code, expected: 1, got: 0 };
-        files.into_iter().flatten().next().ok_or(missing)
     }
 }
 

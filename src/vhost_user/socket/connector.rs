@@ -77,11 +77,10 @@ impl Connector {
         if self.only.is_some_and(|only| file.identity != only) {
             return Err(Miss::Io(io::Error::from_raw_os_error(libc::ENOENT)));
         }
-        match opened(UnixStream::from(unix_socket::connect(&file.path())?))? {
-            Opened::Connection(_, peer) if u32::try_from(peer.pid) == Ok(self.own) => {
-                Err(Miss::Itself)
-            }
-            opened => Ok(opened),
+        let (socket, peer) = opened(UnixStream::from(unix_socket::connect(&file.path())?))?;
+        match u32::try_from(peer.pid) == Ok(self.own) {
+            true => Err(Miss::Itself),
+            false => Ok(Opened::Connection(socket, peer)),
         }
     }
 

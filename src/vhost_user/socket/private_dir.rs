@@ -72,7 +72,7 @@ impl PrivateDir {
 impl Drop for PrivateDir {
     fn drop(&mut self) {
         self.clear();
-        // Removes nothing but an empty directory, whoever owns it by now.
+        // Removes nothing but an empty directory, whatever user owns it by now.
         let _ = fs::remove_dir(&self.path);
     }
 }

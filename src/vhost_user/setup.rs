@@ -1,0 +1,88 @@
+//! How far a front-end has set up its device, which tells why its guest has no network: mistakes in
+//! its configuration that it does not see or does not report.
+
+use vhost::vhost_user::message::FrontendReq;
+
+use super::message::Payload;
+
+/// What the front-end of one session has done so far.
+#[derive(Debug, Default)]
+pub struct Setup {
+    /// It handed over guest memory, usable or not.
+    memory: bool,
+    /// It set the address of a ring.
+    addresses: bool,
+    /// It asked how many queue pairs there are.
+    asked: bool,
+    /// It set up or enabled a ring.
+    rings: bool,
+    /// Memory that is missing was reported.
+    reported: bool,
+}
+
+/// A guest whose rings cannot be found: QEMU shares nothing, sends no table, and goes on.
+const NO_MEMORY: &str = "the front-end starts rings and has sent no guest memory: it is not \
+     shared. QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on and memory-backend=mem \
+     at -machine";
+
+impl Setup {
+    /// Takes note of a request; what there is to report about it, once in a session.
+    pub fn note(&mut self, request: FrontendReq, payload: &Payload) -> Option<&'static str> {
+        use FrontendReq as R;
+        match (request, payload) {
+            (R::SET_MEM_TABLE, Payload::Table(regions)) => self.memory |= !regions.is_empty(),
+            (R::ADD_MEM_REG, _) => self.memory = true,
+            (R::GET_QUEUE_NUM, _) => self.asked = true,
+            (R::SET_VRING_NUM | R::SET_VRING_ENABLE, _) => self.rings = true,
+            (R::SET_VRING_ADDR, _) => (self.rings, self.addresses) = (true, true),
+            (R::SET_VRING_KICK, _) => {
+                self.rings = true;
+                if self.addresses && !self.memory && !self.reported {
+                    self.reported = true;
+                    return Some(NO_MEMORY);
+                }
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// True if it left as one does that wants more queue pairs than it was told of.
+    pub fn wanted_more(&self) -> bool {
+        self.asked && !self.rings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FrontendReq as R;
+
+    #[test]
+    fn rings_without_memory_are_reported_once() {
+        let mut setup = Setup::default();
+        let mut note = |request| setup.note(request, &Payload::None);
+        assert!([R::SET_VRING_KICK, R::SET_VRING_ADDR].into_iter().all(|r| note(r).is_none()));
+        assert!(note(R::SET_VRING_KICK).is_some_and(|text| text.contains("share=on")));
+        assert!(note(R::SET_VRING_KICK).is_none());
+    }
+
+    #[test]
+    fn an_empty_table_is_no_memory() {
+        let mut setup = Setup::default();
+        setup.note(R::SET_MEM_TABLE, &Payload::Table(Vec::new()));
+        setup.note(R::SET_VRING_ADDR, &Payload::None);
+        assert!(setup.note(R::SET_VRING_KICK, &Payload::None).is_some());
+    }
+
+    #[test]
+    fn only_one_that_asked_and_touched_no_ring_wanted_more() {
+        let mut setup = Setup::default();
+        assert!(!setup.wanted_more());
+        setup.note(R::GET_QUEUE_NUM, &Payload::None);
+        setup.note(R::SET_VRING_CALL, &Payload::Notifier(0, None));
+        assert!(setup.wanted_more(), "QEMU sets up interrupts before it looks at the answer");
+        setup.note(R::SET_VRING_ENABLE, &Payload::Ring(0, 0));
+        assert!(!setup.wanted_more());
+    }
+}
