@@ -39,6 +39,29 @@ impl Counter {
     }
 }
 
+/// The counters of a struct: their names, and what they count. Further fields stand behind them.
+macro_rules! counters {
+    ($(#[$about:meta])* $stats:ident { $($name:ident $help:literal,)* }
+        $($(#[$doc:meta])* $field:ident: $type:ty,)*) => {
+        $(#[$about])*
+        #[derive(Debug, Default)]
+        pub struct $stats {
+            $(#[doc = $help] pub $name: Counter,)*
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        impl $stats {
+            /// Names of the counters, and what they count, in the order of the report.
+            pub const TABLE: &[(&str, &str)] = &[$((stringify!($name), $help),)*];
+
+            /// The counters with their names, in the same order.
+            pub fn counters(&self) -> impl Iterator<Item = (&'static str, &Counter)> {
+                [$((stringify!($name), &self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
 /// Which way frames go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -131,32 +154,25 @@ impl Drops {
     }
 }
 
-/// One queue in one direction; written under its ring's lock.
-#[derive(Debug, Default)]
-pub struct QueueStats {
-    /// Frames that crossed: taken from the guest, or delivered to it.
-    pub frames: Counter,
-    /// Their bytes, without virtio-net headers.
-    pub bytes: Counter,
-    /// Copies asked for by admitted frames (TX queues only).
-    pub copies: Counter,
+counters! {
+    /// One queue in one direction; written under its ring's lock.
+    QueueStats {
+        frames "Frames that crossed: taken from the guest, or delivered to it.",
+        bytes "Their bytes, without virtio-net headers.",
+        copies "Copies asked for by admitted frames (TX queues only).",
+        kicks "Kicks received.",
+        signals "Interrupts sent to the guest.",
+        signals_suppressed "Bursts after which the guest wanted no interrupt.",
+        waits "TX: times that a burst began to wait for its receiver.",
+        bad_buffers "RX: buffers returned unused because their chain was invalid.",
+    }
     /// Frames dropped here.
-    pub drops: Drops,
-    /// Interrupts sent to the guest.
-    pub signals: Counter,
-    /// Bursts after which the guest wanted no interrupt.
-    pub signals_suppressed: Counter,
-    /// Kicks received.
-    pub kicks: Counter,
-    /// TX: times that a burst began to wait for its receiver.
-    pub waits: Counter,
-    /// RX: buffers returned unused because their chain was invalid.
-    pub bad_buffers: Counter,
+    drops: Drops,
     /// To a receiver: what was done for frames in its stead.
-    pub fallbacks: Fallbacks,
+    fallbacks: Fallbacks,
     /// From a port: cycles that its bursts took of their worker. Not reported: for the balance of
     /// the workers.
-    pub cycles: Counter,
+    cycles: Counter,
 }
 
 impl QueueStats {
@@ -168,194 +184,108 @@ impl QueueStats {
 
     /// Every counter with its name, as in the report.
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
-        let QueueStats { frames, bytes, copies, drops, signals, signals_suppressed, .. } = self;
-        let QueueStats { kicks, waits, bad_buffers, fallbacks, .. } = self;
-        let Fallbacks { checksummed, segmented, segments, segments_lost } = fallbacks;
-        for (name, counter) in [
-            ("frames", frames),
-            ("bytes", bytes),
-            ("copies", copies),
-            ("kicks", kicks),
-            ("signals", signals),
-            ("signals_suppressed", signals_suppressed),
-            ("waits", waits),
-            ("bad_buffers", bad_buffers),
-            ("checksummed", checksummed),
-            ("segmented", segmented),
-            ("segments", segments),
-            ("segments_lost", segments_lost),
-        ] {
-            visit(name, counter);
-        }
-        drops.each(visit);
+        let all = self.counters().chain(self.fallbacks.counters());
+        all.for_each(|(name, counter)| visit(name, counter));
+        self.drops.each(visit);
     }
 }
 
-/// Offloads that a receiver lacks, done in software.
-#[derive(Debug, Default)]
-pub struct Fallbacks {
-    /// Frames whose checksum was finished.
-    pub checksummed: Counter,
-    /// Frames that were cut into segments.
-    pub segmented: Counter,
-    /// These segments.
-    pub segments: Counter,
-    /// Segments that found no buffer although their frame counts as delivered.
-    pub segments_lost: Counter,
+counters! {
+    /// Offloads that a receiver lacks, done in software.
+    Fallbacks {
+        checksummed "Frames whose checksum was finished.",
+        segmented "Frames that were cut into segments.",
+        segments "These segments.",
+        segments_lost "Segments that found no buffer although their frame counts as delivered.",
+    }
 }
 
-/// What belongs to a port as a whole; written from several threads.
-#[derive(Debug, Default)]
-pub struct PortStats {
+counters! {
+    /// What belongs to a port as a whole; written from several threads.
+    PortStats {
+        attaches "Front-ends that were connected so far.",
+        session_errors "Sessions with front-ends that ended with an error.",
+        rings_broken "Rings that broke a rule and were left alone.",
+        learn_refused "Source addresses not learned because a cap was reached.",
+        learn_static
+            "Source addresses not learned because they are another port's static ones.",
+        mac_moves "Source addresses learned that had been behind another port.",
+        panics "Panics that were contained; each is a bug.",
+    }
     /// Copies dropped because they are too big for the port, or no ring of it could be chosen.
-    pub drops: Drops,
-    /// Front-ends attached so far.
-    pub attaches: Counter,
-    /// Sessions ended by an error.
-    pub session_errors: Counter,
-    /// Rings marked broken.
-    pub rings_broken: Counter,
-    /// Source addresses not learned because a cap was reached.
-    pub learn_refused: Counter,
-    /// Source addresses not learned because they are another port's static ones.
-    pub learn_static: Counter,
-    /// Source addresses that were learned and had been behind another port.
-    pub mac_moves: Counter,
+    drops: Drops,
     /// Announcements sent on the guest's behalf; written by the first worker only.
-    pub announced: QueueStats,
-    /// Turns that ended in a panic and were contained.
-    pub panics: Counter,
+    announced: QueueStats,
 }
 
 impl PortStats {
     /// Every counter of the port as a whole with its name, as in the report; those of `announced`
     /// are a queue's.
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
-        let PortStats { drops, attaches, session_errors, rings_broken, announced: _, .. } = self;
-        let PortStats { learn_refused, learn_static, mac_moves, panics, .. } = self;
-        for (name, counter) in [
-            ("attaches", attaches),
-            ("session_errors", session_errors),
-            ("rings_broken", rings_broken),
-            ("learn_refused", learn_refused),
-            ("learn_static", learn_static),
-            ("mac_moves", mac_moves),
-            ("panics", panics),
-        ] {
-            visit(name, counter);
-        }
-        drops.each(visit);
+        self.counters().for_each(|(name, counter)| visit(name, counter));
+        self.drops.each(visit);
     }
 }
 
-/// Counters of one worker.
-#[derive(Debug, Default)]
-pub struct WorkerStats {
-    /// Passes over the ready sources.
-    pub turns: Counter,
-    /// Passes that found frames.
-    pub busy_turns: Counter,
-    /// Cycles (`sys::clock`) of the loop's iterations whose turn found frames, with the
-    /// notes and kernel events they took.
-    pub busy_cycles: Counter,
-    /// Cycles of the iterations that looked and found nothing. Sleep counts in neither.
-    pub idle_cycles: Counter,
-    /// Bursts that held frames.
-    pub bursts: Counter,
-    /// Heads taken in them.
-    pub frames: Counter,
-    /// Returns from sleep.
-    pub wakeups: Counter,
-    /// Returns from sleep that were followed by no frame.
-    pub empty_wakeups: Counter,
-    /// Spins that ended with a frame.
-    pub spins_found: Counter,
-    /// Spins that were given up.
-    pub spins_empty: Counter,
-    /// Signals written.
-    pub signals: Counter,
-    /// Bursts after which a guest wanted no signal.
-    pub signals_suppressed: Counter,
-    /// Signals that a full or broken descriptor did not take.
-    pub signals_failed: Counter,
-    /// Receive locks found taken.
-    pub lock_misses: Counter,
-    /// Receive locks that had to be waited for in the kernel.
-    pub lock_parks: Counter,
-    /// Rings that came from another worker; written under the lock of the assignment.
-    pub moves: Counter,
-    /// Times that it stood still and a reserve thread worked for it; written by the watchdog.
-    pub stalls: Counter,
+counters! {
+    /// Counters of one worker. Frames are heads taken. `moves` is written under the lock of the
+    /// assignment, `stalls` by the watchdog.
+    ///
+    /// Cycles (`sys::clock`) are those of the loop's iterations, with the notes and kernel events
+    /// they took. Sleep counts in neither.
+    WorkerStats {
+        turns "Passes over the ready rings.",
+        bursts "Bursts that held frames.",
+        frames "Frames taken.",
+        wakeups "Returns from sleep.",
+        empty_wakeups "Returns from sleep that were followed by no frame.",
+        signals "Notifications sent to guests.",
+        signals_suppressed "Bursts after which a guest wanted no notification.",
+        signals_failed "Notifications that a descriptor did not take.",
+        lock_misses "Receive rings found locked.",
+        lock_parks "Locks that were waited for in the kernel.",
+        moves "Rings that came from another worker.",
+        stalls "Times that a reserve thread worked for it.",
+        busy_turns "Passes that found frames.",
+        busy_cycles "Time in which frames were found, in seconds.",
+        idle_cycles "Time awake in which none were found, in seconds.",
+        spins_found "Spins that ended with a frame.",
+        spins_empty "Spins that were given up.",
+    }
 }
 
 impl WorkerStats {
     /// Every counter with its name, as in the report.
     pub fn each(&self, visit: &mut dyn FnMut(&'static str, u64)) {
-        for (name, counter) in self.all() {
-            visit(name, counter.get());
-        }
+        self.counters().for_each(|(name, counter)| visit(name, counter.get()));
     }
 
     /// Adds what was counted to `other` and begins anew. The caller is the only one who writes here
     /// otherwise than by [`Counter::add_shared`], or there.
     pub fn move_to(&self, other: &WorkerStats) {
-        for ((_, counter), (_, sum)) in self.all().into_iter().zip(other.all()) {
+        for ((_, counter), (_, sum)) in self.counters().zip(other.counters()) {
             sum.add_shared(counter.0.swap(0, Ordering::Relaxed));
         }
     }
-
-    fn all(&self) -> [(&'static str, &Counter); 17] {
-        [
-            ("turns", &self.turns),
-            ("bursts", &self.bursts),
-            ("frames", &self.frames),
-            ("wakeups", &self.wakeups),
-            ("empty_wakeups", &self.empty_wakeups),
-            ("signals", &self.signals),
-            ("signals_suppressed", &self.signals_suppressed),
-            ("signals_failed", &self.signals_failed),
-            ("lock_misses", &self.lock_misses),
-            ("lock_parks", &self.lock_parks),
-            ("moves", &self.moves),
-            ("stalls", &self.stalls),
-            ("busy_turns", &self.busy_turns),
-            ("busy_cycles", &self.busy_cycles),
-            ("idle_cycles", &self.idle_cycles),
-            ("spins_found", &self.spins_found),
-            ("spins_empty", &self.spins_empty),
-        ]
-    }
 }
 
-/// What became of clients of the control socket; written by one thread.
-#[derive(Debug, Default)]
-pub struct ClientStats {
-    /// Those that are connected.
-    pub connected: Counter,
-    /// All that were let in.
-    pub accepted: Counter,
-    /// Closed at once, because there were too many.
-    pub refused: Counter,
-    /// Closed for what was no call.
-    pub malformed: Counter,
-    /// Closed for a message that was too long.
-    pub too_long: Counter,
-    /// Closed for a message that took too long to come.
-    pub too_slow: Counter,
-    /// Closed for replies that were not read.
-    pub unread: Counter,
+counters! {
+    /// What became of clients of the control socket; written by one thread.
+    ClientStats {
+        connected "Those that are connected.",
+        accepted "All that were let in.",
+        refused "Closed at once, because there were too many.",
+        malformed "Closed for what was no call.",
+        too_long "Closed for a message that was too long.",
+        too_slow "Closed for a message that took too long to come.",
+        unread "Closed for replies that were not read.",
+    }
 }
 
 impl ClientStats {
     /// Those that were closed, by the reason.
-    pub fn closed(&self) -> [(&'static str, u64); 5] {
-        [
-            ("refused", self.refused.get()),
-            ("malformed", self.malformed.get()),
-            ("too_long", self.too_long.get()),
-            ("too_slow", self.too_slow.get()),
-            ("unread", self.unread.get()),
-        ]
+    pub fn closed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.counters().skip(2).map(|(why, counter)| (why, counter.get()))
     }
 }
 

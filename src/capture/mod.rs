@@ -1,6 +1,6 @@
 //! Copies of frames for those who look at them.
 //!
-//! A [`Capture`] says of which ports, and keeps what workers leave with it until somebody collects
+//! A [`Capture`] says of which ports, and keeps what workers leave with it until a client collects
 //! that. Workers never wait: where a batch is just being collected, or full, they lose the copy,
 //! with a count; likewise what a worker has no time to look at. Which captures there are stands in
 //! the table of ports, so that a burst costs one test while there is none.
@@ -80,7 +80,7 @@ impl Batch {
     }
 }
 
-/// What somebody wants copies of.
+/// What a client wants copies of.
 #[derive(Debug)]
 pub struct Wanted {
     /// The ports; none stands for all there are and will be.
@@ -93,15 +93,12 @@ pub struct Wanted {
     pub snaplen: usize,
 }
 
-/// Copies of frames on their way from workers to whoever collects them.
+/// Copies of frames on their way from workers to the client that collects them.
 #[derive(Debug)]
 pub struct Capture {
     /// A bit for each port.
     ports: [AtomicU64; MAX_PORTS.div_ceil(64)],
-    all: bool,
-    drops_only: bool,
-    filter: Option<Filter>,
-    snaplen: usize,
+    wanted: Wanted,
     /// One for each worker.
     batches: Box<[Mutex<Batch>]>,
     /// Likewise; no other thread takes it.
@@ -112,21 +109,22 @@ pub struct Capture {
 impl Capture {
     /// Nothing yet of what is `wanted`, from so many workers.
     pub fn new(wanted: Wanted, workers: usize) -> Capture {
-        let Wanted { ports, drops_only, filter, snaplen } = wanted;
         let capture = Capture {
             ports: [const { AtomicU64::new(0) }; MAX_PORTS.div_ceil(64)],
-            all: ports.is_empty(),
-            drops_only,
-            filter,
-            snaplen,
+            wanted,
             batches: (0..workers).map(|_| Mutex::default()).collect(),
             allowances: (0..workers).map(|_| Mutex::default()).collect(),
             lost: AtomicU64::new(0),
         };
-        for port in ports {
+        for &port in &capture.wanted.ports {
             capture.ports[usize::from(port) / 64].fetch_or(1 << (port % 64), Ordering::Relaxed);
         }
         capture
+    }
+
+    /// True if it is of all ports there are and will be.
+    fn is_of_all(&self) -> bool {
+        self.wanted.ports.is_empty()
     }
 
     /// The number of a port that is gone may soon be another one's.
@@ -138,20 +136,21 @@ impl Capture {
 
     /// True if no port is left that it could have copies of.
     pub fn is_over(&self) -> bool {
-        !self.all && self.ports.iter().all(|bits| bits.load(Ordering::Relaxed) == 0)
+        !self.is_of_all() && self.ports.iter().all(|bits| bits.load(Ordering::Relaxed) == 0)
     }
 
     /// True if frames of this port are wanted that were dropped for this reason, or not at all.
     pub fn wants(&self, port: PortId, dropped: Option<DropReason>) -> bool {
         let bits = || self.ports.get(usize::from(port) / 64);
         let bit = |bits: &AtomicU64| bits.load(Ordering::Relaxed) >> (port % 64) & 1 != 0;
-        (!self.drops_only || dropped.is_some()) && (self.all || bits().is_some_and(bit))
+        (!self.wanted.drops_only || dropped.is_some())
+            && (self.is_of_all() || bits().is_some_and(bit))
     }
 
     /// Bytes at the beginning of a frame that are of use.
     pub fn reads(&self) -> usize {
-        let filtered = if self.filter.is_some() { CAPTURE_FILTER_BYTES } else { 0 };
-        self.snaplen.max(filtered)
+        let filtered = if self.wanted.filter.is_some() { CAPTURE_FILTER_BYTES } else { 0 };
+        self.wanted.snaplen.max(filtered)
     }
 
     /// Where worker number `worker` leaves copies, for one burst: at `now`, in nanoseconds, as one
@@ -207,7 +206,7 @@ impl Leaving<'_> {
     /// True if a frame of `len` bytes, the first of which are `bytes`, passes the filter.
     pub fn accepts(&mut self, bytes: &[u8], len: u32) -> bool {
         let mut count = 0;
-        let filter = self.capture.filter.as_ref();
+        let filter = self.capture.wanted.filter.as_ref();
         let accepts = filter.is_none_or(|filter| filter.accepts(bytes, len, &mut count));
         self.spend(count, bytes.len());
         accepts
@@ -226,7 +225,7 @@ impl Leaving<'_> {
 
     /// Leaves a copy, or counts it as lost. `bytes` is the frame's beginning.
     pub fn leave(&mut self, packet: Packet, bytes: &[u8]) {
-        let kept = &bytes[..bytes.len().min(self.capture.snaplen)];
+        let kept = &bytes[..bytes.len().min(self.capture.wanted.snaplen)];
         self.spend(0, kept.len());
         if !self.batch.as_mut().is_some_and(|batch| batch.push(packet, kept)) {
             self.lose(1);

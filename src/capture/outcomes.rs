@@ -1,4 +1,4 @@
-//! What became of the frames of one burst, copy by copy, while somebody wants to know.
+//! What became of the frames of one burst, copy by copy, while a capture needs them.
 
 use crate::limits::CAPTURE_OUTCOMES;
 use crate::stats::DropReason;
@@ -25,14 +25,14 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Begins with a burst that somebody wants to know about.
+    /// Begins with a burst that a capture needs.
     pub fn begin(&mut self) {
         self.wanted = true;
         self.all.clear();
         self.lost = 0;
     }
 
-    /// True if somebody wants to know.
+    /// True if a capture needs them.
     #[inline(always)]
     pub fn are_wanted(&self) -> bool {
         self.wanted

@@ -2,8 +2,8 @@
 //!
 //! A process has 128 TiB of addresses and `vm.max_map_count` mappings, and each port may ask for
 //! 1 TiB in 509 regions, and for both the old and the new table while it replaces one. If all
-//! ports did, nobody could map any more, and an allocation that fails ends the process. So each
-//! port has a guaranteed part that nobody else can use, set aside when the port is made and given
+//! ports did, none could map any more, and an allocation that fails ends the process. So each
+//! port has a guaranteed part that no other can use, set aside when the port is made and given
 //! back when it is gone, and takes the rest from a common pool, which is refused when it is empty.
 //! A [`Lease`] is taken before the mapping is made and given
 //! back after it is gone, of what will be mapped: whole huge pages where only bytes of them were
@@ -26,17 +26,17 @@ struct Amount {
 
 impl Amount {
     fn plus(self, other: Amount) -> Amount {
-        Amount {
-            bytes: self.bytes.saturating_add(other.bytes),
-            mappings: self.mappings.saturating_add(other.mappings),
-        }
+        self.with(other, u64::saturating_add)
     }
 
     fn minus(self, other: Amount) -> Amount {
-        Amount {
-            bytes: self.bytes.saturating_sub(other.bytes),
-            mappings: self.mappings.saturating_sub(other.mappings),
-        }
+        self.with(other, u64::saturating_sub)
+    }
+
+    fn with(self, other: Amount, each: fn(u64, u64) -> u64) -> Amount {
+        let (bytes, mappings) =
+            (each(self.bytes, other.bytes), each(self.mappings, other.mappings));
+        Amount { bytes, mappings }
     }
 
     /// What goes beyond a port's guaranteed part.
@@ -49,7 +49,7 @@ impl Amount {
     }
 }
 
-/// What nobody else can use of a port's part.
+/// What no other port can use of a port's part.
 const GUARANTEED: Amount = Amount { bytes: GUARANTEED_MAPPED_BYTES, mappings: GUARANTEED_MAPPINGS };
 
 /// What a port takes out of the pool as long as it is there: its part, and what the daemon itself

@@ -37,11 +37,6 @@ pub struct DirtyLog {
     mapping: Mapping,
 }
 
-// SAFETY: the mapping's bytes are only accessed through `AtomicU8`.
-unsafe impl Send for DirtyLog {}
-// SAFETY: as above.
-unsafe impl Sync for DirtyLog {}
-
 impl DirtyLog {
     /// Maps `extent` as a log; `truncated` as for a [`Mapping`].
     pub fn new(extent: Extent, truncated: &Arc<AtomicBool>) -> Result<DirtyLog, LogError> {
@@ -73,7 +68,8 @@ impl DirtyLog {
             // SAFETY: `byte` is inside the mapping, which `self` owns; AtomicU8 has no alignment
             // requirement and the front-end accesses these bytes atomically.
             let bits = unsafe { &*at };
-            // Release: the write this mark stands for must be visible to whoever takes the bit.
+            // Release: the write this mark stands for must be visible to the front-end that takes
+            // the bit.
             bits.fetch_or(1 << (page % 8), Ordering::Release);
         }
     }

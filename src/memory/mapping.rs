@@ -7,7 +7,7 @@
 //! what counts against the limits, not what was asked for. The descriptor is closed once the file
 //! is mapped: 509 regions of one port would otherwise leave no descriptors for the others.
 //! (`vm-memory` keeps it open, and is not used here for that.) A file that is truncated later is
-//! `guard::sigbus`' affair.
+//! what `guard::sigbus` handles.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,14 +30,9 @@ pub enum MapError {
     /// that the rest of the process needs just then.
     #[error("range of {0} bytes is larger than {MAX_PORT_MAPPED_BYTES}")]
     TooLarge(u64),
-    /// The file ends before offset plus length.
-    #[error("range of {end} bytes lies beyond the end of the file ({size} bytes)")]
-    BeyondEnd {
-        /// Offset plus length as the front-end gave them.
-        end: u64,
-        /// Size of the file now.
-        size: u64,
-    },
+    /// The file ends before offset plus length as the front-end gave them; its size now.
+    #[error("range of {0} bytes lies beyond the end of the file ({1} bytes)")]
+    BeyondEnd(u64, u64),
     /// Not tmpfs, memfd or hugetlbfs.
     #[error("not memory-backed: only memfd, tmpfs and hugetlbfs files are accepted")]
     NotMemory,
@@ -59,7 +54,7 @@ pub enum MapError {
 #[derive(Debug)]
 pub struct Mapping {
     // Order of fields is order of drop: the guard must be gone before the range is unmapped, or
-    // the SIGBUS handler could map zero pages over somebody else's later mapping.
+    // the SIGBUS handler could map zero pages over another, later mapping.
     _guard: sigbus::Guard,
     pages: Pages,
     /// Offset of the front-end's first byte inside `pages` (page or huge-page alignment).
@@ -78,7 +73,7 @@ struct Pages {
     len: usize,
 }
 
-// SAFETY: the pointer is only handed out as a raw pointer; whoever follows it must expect that
+// SAFETY: the pointer is only handed out as a raw pointer; code that follows it must expect that
 // others write there, on this side too.
 unsafe impl Send for Pages {}
 // SAFETY: as above; the value itself never changes.
@@ -95,7 +90,7 @@ impl Pages {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // Whoever may read the daemon's core dump need not read its guests.
+        // A user who may read the daemon's core dump need not read its guests.
         // SAFETY: the mapping is ours and whole; its contents stay.
         unsafe { libc::madvise(at, len, libc::MADV_DONTDUMP) };
         Ok(Pages { at: at.cast(), len })
@@ -104,7 +99,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, whole, and nobody holds a pointer into it any more: those
+        // SAFETY: the mapping is ours, whole, and there is no pointer into it any more: those
         // are only reachable through the table that owns this.
         unsafe { libc::munmap(self.at.cast(), self.len) };
     }
@@ -140,7 +135,7 @@ impl Extent {
             return Err(MapError::NotMemory);
         }
         if end > size {
-            return Err(MapError::BeyondEnd { end, size });
+            return Err(MapError::BeyondEnd(end, size));
         }
         let first = offset / page * page;
         let last = end.checked_next_multiple_of(page).ok_or(MapError::BadRange)?;
@@ -256,7 +251,7 @@ mod tests {
     fn a_range_beyond_the_file_is_refused() {
         let file = memfd("t", 8192).unwrap();
         let err = Mapping::new(file, 4096, 8192, &Arc::default()).unwrap_err();
-        assert!(matches!(err, MapError::BeyondEnd { end: 12288, size: 8192 }), "{err}");
+        assert!(matches!(err, MapError::BeyondEnd(12288, 8192)), "{err}");
     }
 
     #[test]

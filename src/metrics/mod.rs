@@ -1,5 +1,5 @@
 //! Metrics: counters and states in the format of Prometheus, for the control socket and, on a
-//! thread of its own, for whoever asks by HTTP.
+//! thread of its own, for clients that ask by HTTP.
 //!
 //! * `text` the families and their series, made in parts;
 //! * `http` requests and the head of an answer;
@@ -8,8 +8,8 @@
 //! Rules: the thread `metrics` serves all scrapers and waits for none. What one can cost is bounded
 //! by `limits/metrics.rs`: connections, a request's bytes and time, the time to read an answer.
 //! Where all places are taken, the peer that has most of them gives one up: that of its connections
-//! over which no byte has gone for longest. So a scraper that asks and reads is served whoever else
-//! connects. Whoever can connect sees the metrics.
+//! over which no byte has gone for longest. So a scraper that asks and reads is served whatever
+//! others do. Every client that can connect sees the metrics.
 
 mod http;
 mod peer;
@@ -21,7 +21,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{SendFlags, SocketFlags, accept_with, send};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -35,6 +34,7 @@ use crate::limits::{
     METRICS_CONNECTIONS, METRICS_HEAD_BYTES, METRICS_HEAD_TIMEOUT, METRICS_PART_BYTES,
     METRICS_READ_TIMEOUT,
 };
+use crate::sys::descriptor;
 use crate::sys::poll;
 use crate::sys::service::Service;
 use crate::sys::unix_socket;
@@ -48,7 +48,7 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST: u64 = 2;
 
-/// Why nobody can ask for metrics.
+/// Why metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// The socket's file cannot be made.
@@ -68,56 +68,40 @@ pub enum MetricsError {
 /// The thread that serves scrapers.
 pub struct Metrics(Service);
 
-/// Where scrapers come from.
-enum Door {
-    /// A socket of ours in the file system.
-    File(Listener),
-    Socket(OwnedFd),
-}
+/// The socket that scrapers connect to. Dropping it removes a file of ours.
+type Listening = Box<dyn AsFd + Send>;
 
-impl Door {
-    fn open(socket: &MetricsSocket, inherited: Option<OwnedFd>) -> Result<Door, MetricsError> {
-        match socket {
-            MetricsSocket::Unix(path) => {
-                let access = Access { mode: DEFAULT_SOCKET_MODE, group: None };
-                let listener = Listener::bind(path, access)?;
-                // Scrapers may send before they are let in.
-                unix_socket::refuse_descriptors(listener.as_fd());
-                Ok(Door::File(listener))
-            }
-            MetricsSocket::Ip(address) => {
-                let opened = TcpListener::bind(address).and_then(|listener| {
-                    listener.set_nonblocking(true)?;
-                    Ok(Door::Socket(listener.into()))
-                });
-                opened.map_err(|error| MetricsError::Listen(socket.clone(), error))
-            }
-            MetricsSocket::Inherited => {
-                let fd = inherited.ok_or(MetricsError::NoneInherited)?;
-                if !unix_socket::listens(fd.as_fd()).unwrap_or(false) {
-                    return Err(MetricsError::NoneInherited);
-                }
-                let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
-                fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-                unix_socket::refuse_descriptors(fd.as_fd());
-                Ok(Door::Socket(fd))
-            }
+fn open(socket: &MetricsSocket, inherited: Option<OwnedFd>) -> Result<Listening, MetricsError> {
+    match socket {
+        MetricsSocket::Unix(path) => {
+            let access = Access { mode: DEFAULT_SOCKET_MODE, group: None };
+            let listener = Listener::bind(path, access)?;
+            // Scrapers may send before they are accepted.
+            unix_socket::refuse_descriptors(listener.as_fd());
+            Ok(Box::new(listener))
         }
-    }
-
-    fn accept(&self) -> io::Result<ClientSocket> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        Ok(ClientSocket::new(accept_with(self, flags)?))
+        MetricsSocket::Ip(address) => {
+            let opened = TcpListener::bind(address).and_then(|listener| {
+                listener.set_nonblocking(true)?;
+                Ok(Box::new(listener) as Listening)
+            });
+            opened.map_err(|error| MetricsError::Listen(socket.clone(), error))
+        }
+        MetricsSocket::Inherited => {
+            let fd = inherited.ok_or(MetricsError::NoneInherited)?;
+            if !unix_socket::listens(fd.as_fd()).unwrap_or(false) {
+                return Err(MetricsError::NoneInherited);
+            }
+            descriptor::set_nonblocking(fd.as_fd())?;
+            unix_socket::refuse_descriptors(fd.as_fd());
+            Ok(Box::new(fd))
+        }
     }
 }
 
-impl AsFd for Door {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Door::File(listener) => listener.as_fd(),
-            Door::Socket(fd) => fd.as_fd(),
-        }
-    }
+fn accept(listener: BorrowedFd<'_>) -> io::Result<ClientSocket> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(ClientSocket::new(accept_with(listener, flags)?))
 }
 
 impl Metrics {
@@ -127,9 +111,9 @@ impl Metrics {
         daemon: &Arc<Mutex<Daemon>>,
     ) -> Result<Metrics, MetricsError> {
         let inherited = lock(daemon).take_metrics_socket();
-        let door = Door::open(socket, inherited)?;
+        let listener = open(socket, inherited)?;
         let daemon = Arc::clone(daemon);
-        let serve = move |stop: &EventFd| Server::new(&door, stop, &daemon)?.run();
+        let serve = move |stop: &EventFd| Server::new(listener.as_fd(), stop, &daemon)?.run();
         Ok(Metrics(Service::start("metrics", serve)?))
     }
 
@@ -164,7 +148,7 @@ enum State {
 
 /// All scrapers.
 struct Server<'a> {
-    door: &'a Door,
+    listener: BorrowedFd<'a>,
     stop: &'a EventFd,
     daemon: &'a Mutex<Daemon>,
     epoll: Epoll,
@@ -172,13 +156,17 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    fn new(door: &'a Door, stop: &'a EventFd, daemon: &'a Mutex<Daemon>) -> io::Result<Server<'a>> {
+    fn new(
+        listener: BorrowedFd<'a>,
+        stop: &'a EventFd,
+        daemon: &'a Mutex<Daemon>,
+    ) -> io::Result<Server<'a>> {
         let epoll = Epoll::new()?;
         let watch =
             |fd, data| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, data));
-        watch(door.as_fd().as_raw_fd(), LISTENER)?;
+        watch(listener.as_raw_fd(), LISTENER)?;
         watch(stop.as_raw_fd(), STOP)?;
-        Ok(Server { door, stop, daemon, epoll, places: [const { None }; METRICS_CONNECTIONS] })
+        Ok(Server { listener, stop, daemon, epoll, places: [const { None }; METRICS_CONNECTIONS] })
     }
 
     fn run(mut self) -> io::Result<()> {
@@ -205,7 +193,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Milliseconds until somebody has had its time; -1 if nobody is there.
+    /// Milliseconds until a scraper has had its time; -1 if there is none.
     fn patience(&self) -> i32 {
         let Some(end) = self.places.iter().flatten().map(|one| one.end).min() else { return -1 };
         let left = end.saturating_duration_since(Instant::now()).as_millis() + 1;
@@ -218,7 +206,7 @@ impl<'a> Server<'a> {
                 let _ = poll::pause(self.stop, Instant::now() + ACCEPT_RETRY_MIN);
                 return;
             }
-            match self.door.accept() {
+            match accept(self.listener) {
                 Ok(socket) => self.admit(socket),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}

@@ -14,7 +14,7 @@ use crate::daemon::{Daemon, View};
 use crate::diagnosis::Finding;
 use crate::limits::{FDB_MAX_ENTRIES, METRICS_SERIES_A_PORT};
 use crate::port::Port;
-use crate::stats::{Direction, DropReason, Traffic};
+use crate::stats::{Direction, DropReason, PortStats, Traffic, WorkerStats};
 use crate::sys::clock;
 
 /// A port's numbers of one moment.
@@ -26,56 +26,22 @@ struct Figures {
     is_up: bool,
     traffic: [Traffic; 2],
     addresses: u64,
-    /// In the order of [`WHOLE`].
-    whole: [u64; WHOLE.len()],
+    /// Those of [`PortStats`], and [`LOG_SUPPRESSED`].
+    whole: Vec<u64>,
 }
 
-/// Counters of a port as a whole: name, and what it counts.
-const WHOLE: [(&str, &str); 8] = [
-    ("attaches", "Front-ends that were connected so far."),
-    ("session_errors", "Sessions with front-ends that ended with an error."),
-    ("rings_broken", "Rings that broke a rule and were left alone."),
-    ("learn_refused", "Source addresses not learned because a cap was reached."),
-    ("learn_static", "Source addresses not learned because they are another port's static ones."),
-    ("mac_moves", "Source addresses learned that had been behind another port."),
-    ("panics", "Panics that were contained; each is a bug."),
-    ("log_suppressed", "Lines that the log's limit left out."),
-];
+/// A counter of a port as a whole beside its [`PortStats`].
+const LOG_SUPPRESSED: (&str, &str) = ("log_suppressed", "Lines that the log's limit left out.");
+/// Counters of a port as a whole.
+const WHOLE: usize = PortStats::TABLE.len() + 1;
 
 /// Series of a port beside its drops: info, up, frames and bytes both ways, addresses, [`WHOLE`].
-const UNDROPPED: usize = 2 + 4 + 1 + WHOLE.len();
-
-/// Counters of a worker: name among its counters, and what it counts.
-const WORKER: [(&str, &str); 17] = [
-    ("turns", "Passes over the ready rings."),
-    ("bursts", "Bursts that held frames."),
-    ("frames", "Frames taken."),
-    ("wakeups", "Returns from sleep."),
-    ("empty_wakeups", "Returns from sleep that were followed by no frame."),
-    ("signals", "Notifications sent to guests."),
-    ("signals_suppressed", "Bursts after which a guest wanted no notification."),
-    ("signals_failed", "Notifications that a descriptor did not take."),
-    ("lock_misses", "Receive rings found locked."),
-    ("lock_parks", "Locks that were waited for in the kernel."),
-    ("moves", "Rings that came from another worker."),
-    ("stalls", "Times that a reserve thread worked for it."),
-    ("busy_turns", "Passes that found frames."),
-    ("busy_cycles", "Time in which frames were found, in seconds."),
-    ("idle_cycles", "Time awake in which none were found, in seconds."),
-    ("spins_found", "Spins that ended with a frame."),
-    ("spins_empty", "Spins that were given up."),
-];
+const UNDROPPED: usize = 2 + 4 + 1 + WHOLE;
 
 impl Figures {
     fn of(port: &Port, addresses: u64, health: &Health) -> Figures {
-        let mut whole = [0; WHOLE.len()];
-        let mut note = |name: &str, count: u64| {
-            if let Some(at) = WHOLE.iter().position(|(known, _)| *known == name) {
-                whole[at] = count;
-            }
-        };
-        port.stats.each(&mut |name, counter| note(name, counter.get()));
-        note("log_suppressed", port.log.suppressed.get());
+        let counted = port.stats.counters().map(|(_, counter)| counter.get());
+        let whole = counted.chain([port.log.suppressed.get()]).collect();
         let (name, is_up) = (port.name.clone(), port.is_up());
         let info = health.info.get(&name).cloned().unwrap_or_default();
         let info = format!(",kind=\"{}\"{info}", port.kind_name());
@@ -146,8 +112,8 @@ enum Step {
 #[derive(Debug)]
 pub struct Scrape {
     ports: Vec<Figures>,
-    /// By worker, in the order of [`WORKER`].
-    workers: Vec<[u64; WORKER.len()]>,
+    /// By worker, in the order of [`WorkerStats`].
+    workers: Vec<Vec<u64>>,
     switch: String,
     step: Step,
 }
@@ -157,15 +123,8 @@ impl Scrape {
     pub fn new(view: &View, health: &Health, findings: &[Finding]) -> Scrape {
         let table = view.ports.present();
         let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64, health);
-        let workers = view.workers.handles().iter().map(|handle| {
-            let mut counts = [0; WORKER.len()];
-            handle.stats.each(&mut |name, count| {
-                if let Some(at) = WORKER.iter().position(|(known, _)| *known == name) {
-                    counts[at] = count;
-                }
-            });
-            counts
-        });
+        let counts = |stats: &WorkerStats| stats.counters().map(|(_, count)| count.get()).collect();
+        let workers = view.workers.handles().iter().map(|handle| counts(&handle.stats));
         Scrape {
             ports: table.iter().map(|port| figures(port)).collect(),
             workers: workers.collect(),
@@ -198,7 +157,7 @@ impl Scrape {
 
     /// One port's series of a family.
     fn port(&self, out: &mut String, family: usize, at: usize) -> Step {
-        let Some(shown) = FAMILIES.get(family) else { return Step::Worker(0) };
+        let Some(shown) = Family::numbered(family) else { return Step::Worker(0) };
         let Some(port) = self.ports.get(at) else { return Step::Port(family + 1, 0) };
         let name = format!("vioswitch_port_{}", shown.name());
         if at == 0 {
@@ -209,7 +168,7 @@ impl Scrape {
     }
 
     fn worker(&self, out: &mut String, family: usize) -> Step {
-        let Some((counter, help)) = WORKER.get(family) else { return Step::Done };
+        let Some((counter, help)) = WorkerStats::TABLE.get(family) else { return Step::Done };
         let second = clock::cycles_per_second().max(1) as f64;
         let time = counter.strip_suffix("_cycles");
         let name = match time {
@@ -241,7 +200,8 @@ enum Family {
     Whole(usize),
 }
 
-const FAMILIES: [Family; 17] = [
+/// Those before the families of [`WHOLE`].
+const FIRST: [Family; 9] = [
     Family::Info,
     Family::Up,
     Family::Frames(Direction::In),
@@ -251,17 +211,19 @@ const FAMILIES: [Family; 17] = [
     Family::Bytes(Direction::Out),
     Family::Drops(Direction::Out),
     Family::Addresses,
-    Family::Whole(0),
-    Family::Whole(1),
-    Family::Whole(2),
-    Family::Whole(3),
-    Family::Whole(4),
-    Family::Whole(5),
-    Family::Whole(6),
-    Family::Whole(7),
 ];
 
 impl Family {
+    fn numbered(number: usize) -> Option<Family> {
+        let whole = || (0..WHOLE).nth(number - FIRST.len()).map(Family::Whole);
+        FIRST.get(number).copied().or_else(whole)
+    }
+
+    /// Name and meaning of a counter of a port as a whole.
+    fn whole(at: usize) -> (&'static str, &'static str) {
+        PortStats::TABLE.get(at).copied().unwrap_or(LOG_SUPPRESSED)
+    }
+
     fn name(self) -> String {
         match self {
             Family::Info => "info".to_owned(),
@@ -270,7 +232,7 @@ impl Family {
             Family::Bytes(way) => format!("{}_bytes_total", way.name()),
             Family::Drops(way) => format!("{}_drops_total", way.name()),
             Family::Addresses => "addresses".to_owned(),
-            Family::Whole(at) => format!("{}_total", WHOLE[at].0),
+            Family::Whole(at) => format!("{}_total", Family::whole(at).0),
         }
     }
 
@@ -299,7 +261,7 @@ impl Family {
                 return format!("Frames dropped on their way {way}, by the reason: {told}.").into();
             }
             Family::Addresses => "Addresses that live there.",
-            Family::Whole(at) => WHOLE[at].1,
+            Family::Whole(at) => Family::whole(at).1,
         })
     }
 
@@ -383,6 +345,7 @@ fn switch(view: &View, health: &Health) -> String {
     say("vioswitch_control_clients_accepted_total", "counter", help, &one(clients.accepted.get()));
     let closed = clients.closed();
     let closed = closed.map(|(why, count)| (format!("{{reason=\"{why}\"}}"), count.to_string()));
+    let closed: Vec<_> = closed.collect();
     let help = "Clients that the control socket was closed to, by the reason.";
     say("vioswitch_control_clients_closed_total", "counter", help, &closed);
     out
@@ -405,7 +368,6 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::stats::WorkerStats;
 
     fn figures(name: &str, count: u64) -> Figures {
         let traffic = Traffic { frames: count, bytes: 60 * count, drops: [count; _] };
@@ -415,20 +377,25 @@ mod tests {
             is_up: count > 0,
             traffic: [traffic; 2],
             addresses: count,
-            whole: [count; WHOLE.len()],
+            whole: vec![count; WHOLE],
         }
     }
 
     fn scrape(ports: Vec<Figures>) -> Scrape {
-        let workers = vec![[7; WORKER.len()]; 2];
+        let workers = vec![vec![7; WorkerStats::TABLE.len()]; 2];
         Scrape { ports, workers, switch: String::new(), step: Step::Switch }
     }
 
     #[test]
     fn every_counter_of_a_worker_is_told() {
-        let mut names = Vec::new();
-        WorkerStats::default().each(&mut |name, _| names.push(name));
-        assert_eq!(names, WORKER.map(|(name, _)| name));
+        let text = scrape(Vec::new()).part(usize::MAX);
+        for (name, _) in WorkerStats::default().counters() {
+            let name = name.replace("cycles", "seconds");
+            assert!(
+                text.contains(&format!("vioswitch_worker_{name}_total{{worker=\"1\"}} ")),
+                "{name}"
+            );
+        }
     }
 
     #[test]
@@ -474,7 +441,7 @@ mod tests {
                 assert!(line.starts_with(&format!("{present}{{")), "{line} in {present}");
             }
         }
-        assert_eq!(families.len(), FAMILIES.len() + WORKER.len());
+        assert_eq!(families.len(), FIRST.len() + WHOLE + WorkerStats::TABLE.len());
         // In parts it is the same text.
         let (mut scrape, mut parts) = (scrape(ports()), String::new());
         while !scrape.is_done() {

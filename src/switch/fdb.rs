@@ -39,7 +39,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-use quota::{Quota, Refusal};
+use quota::Quota;
 use slots::{Found, Home, Slots, Word};
 use sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
 
@@ -261,13 +261,11 @@ impl Fdb {
         if !mac.is_station() {
             return Learn::NotStation;
         }
-        match self.quota.refusal(port) {
-            Some(refusal) => refusal.into(),
-            None => self.learn_locked(mac, port, now),
-        }
+        self.quota.refusal(port).unwrap_or_else(|| self.learn_locked(mac, port, now))
     }
 
-    /// Learns under the shard's lock, where nobody else inserts, moves or removes in this bucket.
+    /// Learns under the shard's lock, where no other thread inserts, moves or removes in this
+    /// bucket.
     #[cold]
     fn learn_locked(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
         let home = self.slots.home(mac);
@@ -290,7 +288,7 @@ impl Fdb {
     fn relocate(&self, found: Found, mac: MacAddr, port: PortId, now: u32) -> Learn {
         let from = found.word.port();
         if let Err(refusal) = self.quota.transfer(from, port) {
-            return refusal.into();
+            return refusal;
         }
         self.write(found.slot, Word::learned(mac, port), now);
         self.count_generation();
@@ -302,7 +300,7 @@ impl Fdb {
             return self.replace_own_oldest(home, mac, port, now);
         };
         if let Err(refusal) = self.quota.take(port) {
-            return refusal.into();
+            return refusal;
         }
         *run += 1;
         self.write(free.slot, Word::learned(mac, port), now);
@@ -573,14 +571,5 @@ impl Fdb {
             }
         }
         None
-    }
-}
-
-impl From<Refusal> for Learn {
-    fn from(refusal: Refusal) -> Learn {
-        match refusal {
-            Refusal::Table => Learn::TableFull,
-            Refusal::Port => Learn::PortFull,
-        }
     }
 }

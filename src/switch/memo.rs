@@ -7,7 +7,7 @@
 //! [`BurstMemo`] gives each address of a burst one decision. That is a matter of order, not only
 //! of speed: were the first frame of a burst flooded and the second, its destination learned
 //! meanwhile on another worker, sent alone, the second would overtake the first, because a burst
-//! delivers unicast before floods. It is cleared with every burst, so "nobody is known for this
+//! delivers unicast before floods. It is cleared with every burst, so "no port is known for this
 //! address" is not remembered longer, and needs no generation.
 
 use super::fdb::{Learn, PortId};

@@ -2,7 +2,7 @@
 //!
 //! Rules of this room:
 //! * Decisions only. No I/O, no virtio, no logging, no clock: time is an argument in seconds, the
-//!   answer is a value. Whoever asks counts the refusals and delivers the frames.
+//!   answer is a value. The caller counts the refusals and delivers the frames.
 //! * Nothing a guest can send makes it panic, allocate, or wait: the hot verbs take no lock, and a
 //!   worker that meets a locked shard gives up after a bounded spin (`fdb.rs`).
 //! * It knows nothing of its users: a port is a number, and its properties come in through

@@ -2,7 +2,7 @@
 //!
 //! In the order of IEEE Std 802.1Q-2018, clause 8.6: the source is admitted and learned, then the
 //! reserved addresses are filtered, the destination is resolved, and what may leave by the
-//! resolved port is forwarded; what nobody is known for is flooded.
+//! resolved port is forwarded; what no port is known for is flooded.
 //!
 //! Everything here is a function of its arguments and the table. The caller counts drops and
 //! refused learning from the answers; it calls [`Policy::admit_source`] and [`Policy::decide`]
@@ -27,6 +27,7 @@ pub trait PortView {
 }
 
 /// A slice indexed by port number.
+#[cfg(test)]
 impl PortView for [Option<PortKind>] {
     fn kind(&self, port: PortId) -> Option<PortKind> {
         self.get(usize::from(port)).copied().flatten()
@@ -46,7 +47,7 @@ pub struct Ingress {
 /// nothing a burst pays nothing for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortPolicy {
-    /// Frames for addresses that nobody is known for go there too.
+    /// Frames for addresses that no port is known for go there too.
     pub flood_unknown: bool,
     /// Frames pass; otherwise none does, in either direction.
     pub forwards: bool,
@@ -71,9 +72,9 @@ impl Default for PortPolicy {
 /// Why a frame is flooded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flood {
-    /// It is for everybody, or for a group.
+    /// It is for all stations, or for a group.
     Group,
-    /// Nobody is known to have its destination address.
+    /// No port is known to have its destination address.
     Unknown,
 }
 
@@ -168,7 +169,7 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
             return Decision::Drop(DropCause::Hairpin);
         }
         match self.ports.kind(egress) {
-            // The port is gone and its addresses are about to be flushed: nobody is known.
+            // The port is gone and its addresses are about to be flushed: none is known.
             None => Decision::Flood(Flood::Unknown),
             Some(kind) if !self.rules.allow(ingress.kind, kind) => {
                 Decision::Drop(DropCause::UplinkToUplink)

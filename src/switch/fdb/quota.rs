@@ -1,21 +1,16 @@
 //! How many entries the table and each port may hold.
 //!
-//! A guest that sends from a million source addresses may spoil its own learning, nobody else's:
+//! A guest that sends from a million source addresses may spoil its own learning, no other guest's:
 //! the port cap keeps it from filling the table, and the first few entries of every port are
 //! reserved, so that even many such guests together cannot keep a quiet one from being learned.
+//!
+//! What is refused is answered as [`Learn`] has it.
 //!
 //! Counts are taken before a word is stored and given back after it is cleared: a count may be
 //! too high for a moment, never too low, so a cap is never exceeded.
 
 use super::sync::{AtomicU32, Ordering};
-use super::{CacheLine, PortId};
-
-/// Which cap refused a new entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Refusal {
-    Table,
-    Port,
-}
+use super::{CacheLine, Learn, PortId};
 
 struct PortQuota {
     entries: AtomicU32,
@@ -68,19 +63,19 @@ impl Quota {
 
     /// Why a new entry would be refused now, without taking it. Lets a port that hammers a full
     /// table be turned away without touching a lock.
-    pub(super) fn refusal(&self, port: PortId) -> Option<Refusal> {
+    pub(super) fn refusal(&self, port: PortId) -> Option<Learn> {
         if self.is_port_full(port) {
-            return Some(Refusal::Port);
+            return Some(Learn::PortFull);
         }
         let reserved = self.of_port(port) < self.reserved_per_port;
-        (!reserved && self.total() >= self.table_cap).then_some(Refusal::Table)
+        (!reserved && self.total() >= self.table_cap).then_some(Learn::TableFull)
     }
 
     /// Takes room for one new entry.
     ///
     /// The table holds at most `table_cap + ports × reserved_per_port` entries: an entry beyond
     /// `table_cap` is always among its port's reserved ones.
-    pub(super) fn take(&self, port: PortId) -> Result<(), Refusal> {
+    pub(super) fn take(&self, port: PortId) -> Result<(), Learn> {
         let before = self.take_port(port)?;
         if before < self.reserved_per_port {
             self.total.0.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +83,7 @@ impl Quota {
         }
         if count_up_below(&self.total.0, self.table_cap).is_none() {
             self.drop_port(port);
-            return Err(Refusal::Table);
+            return Err(Learn::TableFull);
         }
         Ok(())
     }
@@ -100,7 +95,7 @@ impl Quota {
     }
 
     /// Counts a learned entry that moves; refused, it stays where it is.
-    pub(super) fn transfer(&self, from: PortId, to: PortId) -> Result<(), Refusal> {
+    pub(super) fn transfer(&self, from: PortId, to: PortId) -> Result<(), Learn> {
         self.take_port(to)?;
         self.drop_port(from);
         Ok(())
@@ -117,9 +112,9 @@ impl Quota {
         self.total.0.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn take_port(&self, port: PortId) -> Result<u32, Refusal> {
-        let quota = self.ports.get(usize::from(port)).ok_or(Refusal::Port)?;
-        count_up_below(&quota.entries, quota.cap.load(Ordering::Relaxed)).ok_or(Refusal::Port)
+    fn take_port(&self, port: PortId) -> Result<u32, Learn> {
+        let quota = self.ports.get(usize::from(port)).ok_or(Learn::PortFull)?;
+        count_up_below(&quota.entries, quota.cap.load(Ordering::Relaxed)).ok_or(Learn::PortFull)
     }
 
     fn add_port(&self, port: PortId) {
@@ -150,18 +145,18 @@ mod tests {
         let quota = Quota::new(2, 4, 100, 2);
         let taken = |port| (0..10).filter(|_| quota.take(port).is_ok()).count();
         assert_eq!((taken(0), taken(1)), (4, 2));
-        assert_eq!(quota.take(1), Err(Refusal::Table));
-        assert_eq!(quota.refusal(1), Some(Refusal::Table));
+        assert_eq!(quota.take(1), Err(Learn::TableFull));
+        assert_eq!(quota.refusal(1), Some(Learn::TableFull));
     }
 
     #[test]
     fn a_refused_entry_takes_nothing() {
         let quota = Quota::new(2, 3, 2, 0);
         assert_eq!([quota.take(0), quota.take(0), quota.take(1)], [Ok(()); 3]);
-        assert_eq!(quota.take(0), Err(Refusal::Port));
-        assert_eq!(quota.take(1), Err(Refusal::Table));
-        assert_eq!(quota.transfer(1, 0), Err(Refusal::Port));
-        assert_eq!(quota.take(2), Err(Refusal::Port), "no such port");
+        assert_eq!(quota.take(0), Err(Learn::PortFull));
+        assert_eq!(quota.take(1), Err(Learn::TableFull));
+        assert_eq!(quota.transfer(1, 0), Err(Learn::PortFull));
+        assert_eq!(quota.take(2), Err(Learn::PortFull), "no such port");
         assert_eq!((quota.total(), quota.of_port(0), quota.of_port(1)), (3, 2, 1));
     }
 

@@ -57,7 +57,7 @@ impl Word {
 }
 
 /// The address as a number below 2^48, first octet least significant: a word and a half-word load,
-/// without the byte swaps of the transmission order, which nobody sees in here.
+/// without the byte swaps of the transmission order, which does not matter in here.
 #[inline(always)]
 fn pack(mac: MacAddr) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
@@ -127,7 +127,7 @@ impl Slots {
     /// that took 2.0, 2.4 and 7.2 ns with 10, 1000 and 65536 addresses in random order, a
     /// branch-free look at all eight slots 5.2, 7.5 and 10.4 (EPYC; a locked hash map 16 to 21).
     ///
-    /// Acquire pairs with [`Slots::set`]: whoever sees the word sees the stamp stored before it.
+    /// Acquire pairs with [`Slots::set`]: who sees the word sees the stamp stored before it.
     #[inline(always)]
     pub(super) fn find(&self, home: Home) -> Option<Found> {
         let bucket = self.words.get(home.first..home.first + BUCKET_SLOTS)?;
