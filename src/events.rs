@@ -7,9 +7,9 @@
 //! Rules: a thread that tells never waits for one that reads. While events are read, new ones wait
 //! in a short queue, and one for which that has no room is lost with a count. A worker tells only
 //! of what is rare, and never with a ring's lock held: the reader is woken by a system call. What a
-//! guest or a front-end can bring about is bounded for each port ([`Teller`]), and what was left
-//! out for that is a number in the port's next event. An event has a number, so that a client knows
-//! what it missed; numbers begin at 1 in each process.
+//! guest or a front-end can bring about is bounded for each port ([`PortEvents`]), and what was
+//! left out for that is a number in the port's next event. An event has a number, so that a client
+//! knows what it missed; numbers begin at 1 in each process.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -85,7 +85,7 @@ pub enum What {
         /// The virtio features that were agreed on.
         features: u64,
     },
-    /// Somebody is at the other end of a stream.
+    /// A process is at the other end of a stream.
     Connected {
         /// Process number; 0 outside our PID namespace.
         pid: i32,
@@ -172,10 +172,12 @@ pub struct Kind {
 }
 
 macro_rules! kinds {
-    ($($pattern:pat => $name:literal $message_id:literal $level:ident,)*) => {
+    ($($pattern:pat => $name:literal $message_id:literal $level:ident,
+        $text:literal $(, $arg:expr)*;)*) => {
         /// All kinds.
         pub const KINDS: &[Kind] = &[$(Kind { name: $name, message_id: $message_id },)*];
 
+        #[allow(unused_variables, reason = "some are for the text alone")]
         impl What {
             /// What kind of event it is.
             pub fn kind(&self) -> Kind {
@@ -186,92 +188,82 @@ macro_rules! kinds {
                 match self { $($pattern => Level::$level,)* }
             }
         }
+
+        impl fmt::Display for What {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self { $($pattern => write!(f, $text $(, $arg)*),)* }
+            }
+        }
     };
 }
 
+// Event => name, number in the catalog, level; text in the log, behind the port's name.
 kinds! {
-    What::Ready { .. } => "ready" "16d11a7ef9bc4d8785fe32c1d0495ced" Info,
-    What::Degraded { .. } => "degraded" "1b4a954731a44f2082f357c03ce4f4c9" Error,
-    What::Recovered { .. } => "recovered" "b92f4c07d5e84a1386c21f7e905ad3b6" Info,
-    What::Reloaded { .. } => "reloaded" "0f78e4dd1dcc4134aba6806bf704bf6a" Info,
-    What::ReloadFailed { .. } => "reload_failed" "7df3cebd53084288b664dfe4a96ec816" Error,
+    What::Ready { summary } => "ready" "16d11a7ef9bc4d8785fe32c1d0495ced" Info,
+        "ready: {summary}";
+    What::Degraded { why } => "degraded" "1b4a954731a44f2082f357c03ce4f4c9" Error,
+        "{why}";
+    What::Recovered { code, seconds } => "recovered" "b92f4c07d5e84a1386c21f7e905ad3b6" Info,
+        "in service now, after {seconds} s without ({code})";
+    What::Reloaded { summary } => "reloaded" "0f78e4dd1dcc4134aba6806bf704bf6a" Info,
+        "reloaded: {summary}";
+    What::ReloadFailed { why } => "reload_failed" "7df3cebd53084288b664dfe4a96ec816" Error,
+        "not reloaded: {why}";
     What::PortAdded => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
-    What::PortPlugged { .. } => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
+        "added";
+    What::PortPlugged { uid } => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
+        "added for the socket of uid {uid}";
     What::PortDeleted => "port_deleted" "5f01215257524e0db3e3e95daabad6d0" Info,
-    What::PlugRefused { .. } => "plug_refused" "0c9e5a7d1f6b4e2c8a3d94b7f5612e80" Warn,
-    What::Attached { .. } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
-    What::Connected { .. } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+        "removed";
+    What::PlugRefused { file, uid, why } => "plug_refused" "0c9e5a7d1f6b4e2c8a3d94b7f5612e80" Warn,
+        "plug: {file}{} is not made a port: {why}", of_user(*uid);
+    What::Attached { pid, uid, features } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+        "front-end attached (pid {pid} uid {uid}), features {features:#x}";
+    What::Connected { pid, uid } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+        "connected (pid {pid} uid {uid})";
     What::Detached(Detached::Left) => "detached" "75021922b8c2432794877d65cf652b85" Info,
-    What::Detached(Detached::Error(_)) => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+        "front-end disconnected";
+    What::Detached(Detached::Error(why)) => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+        "connection closed: {why}";
     What::Detached(Detached::Panicked) => "detached" "75021922b8c2432794877d65cf652b85" Error,
+        "its session panicked and was contained";
     What::Disconnected { why: None } => "detached" "75021922b8c2432794877d65cf652b85" Info,
-    What::Disconnected { why: Some(_) } => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+        "disconnected";
+    What::Disconnected { why: Some(why) } => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+        "disconnected: {why}";
     What::InterfaceGone => "interface_gone" "9f0c3a5be1d7462d8e64a7bb0f2c9d11" Warn,
+        "its interface is gone";
     What::InterfaceBack => "interface_back" "47be2d90c65f4f1fa3180d6e9c7b5a22" Info,
+        "its interface is back";
     What::InterfaceDown => "interface_down" "d2e8517a4c0b4b6e95f3c1a87d604e33" Warn,
+        "its interface went down";
     What::InterfaceUp => "interface_up" "6a13f9d07e824c5db0c2985ef47a1b44" Info,
-    What::RingBroken { .. } => "ring_broken" "bebfdf309d644df789d3bd8c94de66b4" Warn,
-    What::Dropped { .. } => "dropped" "650528fb32fa41e5915f3c7b83f5705d" Warn,
-    What::Closed { .. } => "closed" "ee59fc9bd3d64c21930eb52bb8726d17" Warn,
-    What::MacMoved { .. } => "mac_moved" "c26707b169be4383bbf6f73a57c600e3" Info,
-    What::DropsBegan { .. } => "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
-    What::DropsEnded { .. } => "drops_ended" "6a7e961fadc6413085cce637e3e1255a" Info,
+        "its interface came up";
+    What::RingBroken { ring, why } => "ring_broken" "bebfdf309d644df789d3bd8c94de66b4" Warn,
+        "ring {ring} is broken and left alone: {why}";
+    What::Dropped { why } => "dropped" "650528fb32fa41e5915f3c7b83f5705d" Warn,
+        "front-end dropped: {why}";
+    What::Closed { seconds } => "closed" "ee59fc9bd3d64c21930eb52bb8726d17" Warn,
+        "closed for {seconds}s: its front-end harmed others";
+    What::MacMoved { mac, from, moves } => "mac_moved" "c26707b169be4383bbf6f73a57c600e3" Info,
+        "{mac} moved here from port {}{}", old_port(from), others(*moves);
+    What::DropsBegan { direction, reason } => "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
+        "drops began: {} {}", direction.name(), reason.name();
+    What::DropsEnded { direction, reason, frames } =>
+        "drops_ended" "6a7e961fadc6413085cce637e3e1255a" Info,
+        "drops ended: {} {}, {frames} frames", direction.name(), reason.name();
 }
 
-impl fmt::Display for What {
-    /// As in the log, behind the port's name.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            What::Ready { summary } => write!(f, "ready: {summary}"),
-            What::Degraded { why } => write!(f, "{why}"),
-            What::Recovered { code, seconds } => {
-                write!(f, "in service now, after {seconds} s without ({code})")
-            }
-            What::Reloaded { summary } => write!(f, "reloaded: {summary}"),
-            What::ReloadFailed { why } => write!(f, "not reloaded: {why}"),
-            What::PortAdded => f.write_str("added"),
-            What::PortPlugged { uid } => write!(f, "added for the socket of uid {uid}"),
-            What::PortDeleted => f.write_str("removed"),
-            What::PlugRefused { file, uid, why } => {
-                write!(f, "plug: {file}")?;
-                uid.map_or(Ok(()), |uid| write!(f, " of uid {uid}"))?;
-                write!(f, " is not made a port: {why}")
-            }
-            What::Attached { pid, uid, features } => {
-                write!(f, "front-end attached (pid {pid} uid {uid}), features {features:#x}")
-            }
-            What::Connected { pid, uid } => write!(f, "connected (pid {pid} uid {uid})"),
-            What::Disconnected { why: None } => f.write_str("disconnected"),
-            What::Disconnected { why: Some(why) } => write!(f, "disconnected: {why}"),
-            What::Detached(Detached::Left) => f.write_str("front-end disconnected"),
-            What::Detached(Detached::Error(why)) => write!(f, "connection closed: {why}"),
-            What::Detached(Detached::Panicked) => {
-                f.write_str("its session panicked and was contained")
-            }
-            What::InterfaceGone => f.write_str("its interface is gone"),
-            What::InterfaceBack => f.write_str("its interface is back"),
-            What::InterfaceDown => f.write_str("its interface went down"),
-            What::InterfaceUp => f.write_str("its interface came up"),
-            What::RingBroken { ring, why } => {
-                write!(f, "ring {ring} is broken and left alone: {why}")
-            }
-            What::Dropped { why } => write!(f, "front-end dropped: {why}"),
-            What::Closed { seconds } => {
-                write!(f, "closed for {seconds}s: its front-end harmed others")
-            }
-            What::MacMoved { mac, from, moves } => {
-                let from = from.as_deref().unwrap_or("one that is gone");
-                write!(f, "{mac} moved here from port {from}")?;
-                if *moves > 1 { write!(f, ", the last of {moves}") } else { Ok(()) }
-            }
-            What::DropsBegan { direction, reason } => {
-                write!(f, "drops began: {} {}", direction.name(), reason.name())
-            }
-            What::DropsEnded { direction, reason, frames } => {
-                write!(f, "drops ended: {} {}, {frames} frames", direction.name(), reason.name())
-            }
-        }
-    }
+fn of_user(uid: Option<u32>) -> String {
+    uid.map_or_else(String::new, |uid| format!(" of uid {uid}"))
+}
+
+fn old_port(name: &Option<String>) -> &str {
+    name.as_deref().unwrap_or("one that is gone")
+}
+
+fn others(moves: u64) -> String {
+    if moves > 1 { format!(", the last of {moves}") } else { String::new() }
 }
 
 impl What {
@@ -353,7 +345,7 @@ pub struct Told {
 }
 
 impl Events {
-    /// None yet; whoever waits for them is woken by `news`.
+    /// None yet; `news` wakes the thread that waits for them.
     pub fn new(news: &Arc<Waker>) -> Events {
         let (queue, queued) = sync_channel(EVENTS_QUEUED);
         let ring = Mutex::new(Ring { queued, events: VecDeque::new(), last: 0 });
@@ -408,7 +400,7 @@ impl Events {
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
-        // Poison is no concern: nobody can panic while it is held.
+        // Poison is no concern: no thread can panic while it holds this.
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.settle();
         ring
@@ -417,17 +409,17 @@ impl Events {
 
 /// Tells of one port, within bounds.
 #[derive(Debug)]
-pub struct Teller {
+pub struct PortEvents {
     /// None in a test of a port alone.
     events: Option<Arc<Events>>,
     allowed: Bucket,
     untold: AtomicU64,
 }
 
-impl Teller {
+impl PortEvents {
     /// Tells where events are kept.
-    pub fn new(events: Option<&Arc<Events>>) -> Teller {
-        Teller {
+    pub fn new(events: Option<&Arc<Events>>) -> PortEvents {
+        PortEvents {
             events: events.cloned(),
             allowed: Bucket::new(PORT_EVENT_BURST, PORT_EVENT_EVERY),
             untold: AtomicU64::new(0),
@@ -523,14 +515,14 @@ mod tests {
     #[test]
     fn a_port_tells_so_much_and_counts_the_rest() {
         let events = events();
-        let teller = Teller::new(Some(&events));
+        let port = PortEvents::new(Some(&events));
         for _ in 0..100 {
-            teller.tell("a", What::Detached(Detached::Left), false);
+            port.tell("a", What::Detached(Detached::Left), false);
         }
         let told = events.after(0, 1_000).events;
         let few = PORT_EVENT_BURST as usize..=PORT_EVENT_BURST as usize + 2;
         assert!(few.contains(&told.len()), "{}", told.len());
-        teller.tell_surely("a", What::PortDeleted);
+        port.tell_surely("a", What::PortDeleted);
         let all = events.after(0, 1_000).events;
         let untold: u64 = all.iter().map(|event| event.untold).sum();
         assert_eq!(untold as usize + all.len(), 101);
@@ -542,12 +534,12 @@ mod tests {
     #[test]
     fn who_tells_does_not_wait_for_who_reads() {
         let events = events();
-        let teller = Teller::new(Some(&events));
+        let port = PortEvents::new(Some(&events));
         let reading = events.ring();
         let waits = std::thread::scope(|scope| {
             let told = scope.spawn(|| {
                 for _ in 0..EVENTS_QUEUED + 5 {
-                    teller.tell_surely("a", What::PortAdded);
+                    port.tell_surely("a", What::PortAdded);
                 }
             });
             let end = Instant::now() + Duration::from_secs(60);
@@ -559,7 +551,7 @@ mod tests {
             waits
         });
         assert!(!waits, "for the reader");
-        teller.tell_surely("a", What::PortDeleted);
+        port.tell_surely("a", What::PortDeleted);
         let all = events.after(0, 1_000).events;
         assert_eq!(all.len(), EVENTS_QUEUED + 1);
         let last = all.last().unwrap();

@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::capture::outcomes::Outcomes;
-use crate::events::{Events, Teller, What};
+use crate::events::{Events, PortEvents, What};
 use crate::frame::offload::Offloads;
 use crate::guard::bucket::Bucket;
 use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
@@ -109,7 +109,7 @@ pub struct Port {
     /// Bounds what this port's peer can make us write to the log.
     pub log: LogLimit,
     /// Tells of what happens to it.
-    pub events: Teller,
+    pub events: PortEvents,
 }
 
 impl Port {
@@ -142,7 +142,7 @@ impl Port {
             dropped_from: DroppedFrom::default(),
             last_seen: LastSeen::default(),
             log: LogLimit::default(),
-            events: Teller::new(None),
+            events: PortEvents::new(None),
         }
     }
 
@@ -187,7 +187,7 @@ impl Port {
 
     /// The port of a switch that keeps events.
     pub fn telling(self, events: &Arc<Events>) -> Port {
-        Port { events: Teller::new(Some(events)), ..self }
+        Port { events: PortEvents::new(Some(events)), ..self }
     }
 
     /// Tells of something for which the port's log has a line, if it has room.
