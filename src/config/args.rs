@@ -6,12 +6,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
 
-use super::UsageError;
 use super::keys::Kind;
 use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, is_unprintable, quote};
 use super::scalars::{SCALARS, Scalar};
+use super::{Asked, Machine, Request, UsageError, entries, one_line, validate};
 use crate::limits;
 
 /// The name that begins each message.
@@ -67,7 +67,6 @@ struct Options {
     #[arg(
         long,
         value_name = "NAME,socket=PATH[,KEY=VALUE]...",
-        action = ArgAction::Append,
         allow_hyphen_values = true,
         verbatim_doc_comment
     )]
@@ -81,7 +80,6 @@ struct Options {
     #[arg(
         long,
         value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...",
-        action = ArgAction::Append,
         allow_hyphen_values = true,
         verbatim_doc_comment
     )]
@@ -96,7 +94,6 @@ struct Options {
     #[arg(
         long,
         value_name = "NAME,socket=PATH[,KEY=VALUE]...",
-        action = ArgAction::Append,
         allow_hyphen_values = true,
         verbatim_doc_comment
     )]
@@ -140,28 +137,10 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// What the arguments alone say.
-pub(super) enum Outcome {
-    /// Print this and leave.
-    Print(String),
-    /// Run with these settings.
-    Run(Given),
-}
-
-/// The settings given, and the file that holds the rest.
-pub(super) struct Given {
-    pub(super) file: Option<PathBuf>,
-    pub(super) source: Source,
-    /// Only say whether they are valid.
-    pub(super) check: bool,
-    pub(super) strict: bool,
-    pub(super) state_dir: Option<PathBuf>,
-}
-
 /// Reads `args`, the program's name first.
-pub(super) fn parse(args: Vec<OsString>) -> Result<Outcome, UsageError> {
+pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<Asked, UsageError> {
     if args.iter().skip(1).any(|arg| arg == PRINT_CAPABILITIES) {
-        return Ok(Outcome::Print(CAPABILITIES.to_owned()));
+        return Ok(Asked::Print(CAPABILITIES.to_owned()));
     }
     if let Some(bad) = args.iter().skip(1).find(|arg| arg.to_str().is_none()) {
         let text = format!("argument {} is not UTF-8", quote(&bad.to_string_lossy()));
@@ -170,10 +149,12 @@ pub(super) fn parse(args: Vec<OsString>) -> Result<Outcome, UsageError> {
     let mistaken = separate_truth(&args);
     let matches = command().try_get_matches_from(args);
     match matches.and_then(|all| Ok((Options::from_arg_matches(&all)?, all))) {
-        Ok((options, matches)) => lower(options, &matches).map(Outcome::Run),
+        Ok((options, matches)) => {
+            lower(options, &matches, machine).map(|request| Asked::Request(Box::new(request)))
+        }
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                Ok(Outcome::Print(error.to_string()))
+                Ok(Asked::Print(error.to_string()))
             }
             ErrorKind::UnknownArgument if mistaken.is_some() => {
                 Err(usage_error(&mistaken.unwrap_or_default()))
@@ -215,9 +196,13 @@ fn summary(error: &clap::Error) -> String {
     line
 }
 
-/// Options to settings. The first malformed `--port`, `--tap` or `--stream` is the
-/// error.
-fn lower(options: Options, matches: &ArgMatches) -> Result<Given, UsageError> {
+/// Options to settings, and these checked. The first malformed `--port`, `--tap` or `--stream` is
+/// the error.
+fn lower(
+    options: Options,
+    matches: &ArgMatches,
+    Machine { cpus, allowed }: Machine<'_>,
+) -> Result<Request, UsageError> {
     let mut source = Source::default();
     for (kind, texts) in
         [(Kind::Port, &options.port), (Kind::Tap, &options.tap), (Kind::Stream, &options.stream)]
@@ -236,8 +221,12 @@ fn lower(options: Options, matches: &ArgMatches) -> Result<Given, UsageError> {
     scalar("socket-path", options.socket_path.as_ref());
     scalar("fd", options.fd.as_ref());
     SCALARS.iter().for_each(|one| scalar(one.name, matches.get_one(one.name)));
-    let Options { config, check, strict, state_dir, .. } = options;
-    Ok(Given { file: config, source, check, strict, state_dir })
+    let over = validate::source(&source, Machine { cpus, allowed });
+    one_line(&over.complaints)?;
+    one_line(&entries::conflicts(&over, &entries::place))?;
+    let Options { config: file, check, strict, state_dir, .. } = options;
+    let allowed = allowed.to_vec();
+    Ok(Request { file, over, cpus, allowed, check, strict, state_dir })
 }
 
 /// One `NAME,key=value,…`.

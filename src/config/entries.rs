@@ -71,12 +71,6 @@ pub(super) struct Checked {
     pub(super) claims: Vec<Claim>,
 }
 
-/// The final configuration, and what is wrong with it as a whole.
-pub(super) struct Merged {
-    pub(super) config: Config,
-    pub(super) complaints: Vec<Complaint>,
-}
-
 /// Where sockets appear, by their paths: [`place`], or what is known without asking for it.
 pub type Places<'a> = &'a dyn Fn(&Path) -> PathBuf;
 
@@ -135,8 +129,13 @@ pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
     }
 }
 
-/// The command line (`over`) laid over the file (`under`), both without errors of their own.
-pub(super) fn overlay(under: Validated, over: Validated, places: Places<'_>) -> Merged {
+/// The command line (`over`) laid over the file (`under`), both without errors of their own: the
+/// final configuration, and what is wrong with it as a whole.
+pub(super) fn overlay(
+    under: Validated,
+    over: Validated,
+    places: Places<'_>,
+) -> (Config, Vec<Complaint>) {
     let mut all = Validated { scalars: over.scalars.or(under.scalars), ..Validated::default() };
     all.entries = under.entries;
     // Places by name, taken once: a thousand ports over a thousand must not take a million looks.
@@ -159,7 +158,7 @@ pub(super) fn overlay(under: Validated, over: Validated, places: Places<'_>) -> 
                     --control or --plug to add them later";
         complaints.push(Complaint::new(&Place::Command, text));
     }
-    Merged { config: config(all.scalars, all.entries, places), complaints }
+    (config(all.scalars, all.entries, places), complaints)
 }
 
 /// The values, with defaults where nothing was given.
@@ -181,7 +180,7 @@ fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config
             path: claim.value.into(),
             group: scalars.control_group,
             admins: scalars.control_admin_group,
-            captors: scalars.capture_group,
+            capture: scalars.capture_group,
         }),
         metrics: scalars.metrics,
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),

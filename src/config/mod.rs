@@ -109,7 +109,7 @@ pub struct Control {
     /// Group whose members may change the switch, beside root and the process's own user.
     pub admins: Option<u32>,
     /// Group whose members may look at frames, beside these two.
-    pub captors: Option<u32>,
+    pub capture: Option<u32>,
 }
 
 /// Where metrics are asked for.
@@ -163,17 +163,6 @@ impl Endpoint {
             Endpoint::Fd(_) => None,
         }
     }
-}
-
-/// What the command line asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Run the switch.
-    Run(Config),
-    /// Say whether this could be run.
-    Check(Config),
-    /// Print this to standard output and exit with status 0.
-    Print(String),
 }
 
 /// Why nothing can be run: print `lines` to standard error and exit with status 2.
@@ -232,25 +221,7 @@ impl Request {
         I: IntoIterator,
         I::Item: Into<OsString>,
     {
-        let given = match args::parse(args.into_iter().map(Into::into).collect())? {
-            args::Outcome::Print(text) => return Ok(Asked::Print(text)),
-            args::Outcome::Run(given) => given,
-        };
-        let over = validate::source(&given.source, machine);
-        one_line(&over.complaints)?;
-        one_line(&entries::conflicts(&over, &place))?;
-        let Machine { cpus, allowed } = machine;
-        let args::Given { file, check, strict, state_dir, .. } = given;
-        let allowed = allowed.to_vec();
-        Ok(Asked::Request(Box::new(Request {
-            file,
-            over,
-            cpus,
-            allowed,
-            check,
-            strict,
-            state_dir,
-        })))
+        args::parse(args.into_iter().map(Into::into).collect(), machine)
     }
 
     /// The file that is named, if one is.
@@ -273,29 +244,14 @@ impl Request {
     pub fn lay_over_at(&self, texts: &Texts, places: Places<'_>) -> Result<Config, UsageError> {
         let machine = Machine { cpus: self.cpus, allowed: &self.allowed };
         let under = file::check(&texts.files, machine, places)?;
-        let merged = entries::overlay(under, self.over.clone(), places);
-        one_line(&merged.complaints)?;
-        let mut config = merged.config;
+        let (mut config, complaints) = entries::overlay(under, self.over.clone(), places);
+        one_line(&complaints)?;
         if config.workers > self.cpus {
             let (workers, cpus) = (config.workers, counted(self.cpus, "CPU"));
             config.warnings.push(format!("{workers} workers share {cpus}: fewer forward more"));
         }
         Ok(config)
     }
-}
-
-/// Reads the command line `args` (the program's name first) and the files it names, for `machine`.
-pub fn from_args<I>(args: I, machine: Machine<'_>) -> Result<Action, UsageError>
-where
-    I: IntoIterator,
-    I::Item: Into<OsString>,
-{
-    let request = match Request::read(args, machine)? {
-        Asked::Print(text) => return Ok(Action::Print(text)),
-        Asked::Request(request) => request,
-    };
-    let config = request.lay_over(&request.texts()?)?;
-    Ok(if request.check { Action::Check(config) } else { Action::Run(config) })
 }
 
 /// `count` things: "1 port", "2 ports".

@@ -1,4 +1,4 @@
-//! What somebody who mistyped a word may have meant.
+//! The word that a mistyped one may stand for.
 
 /// Letters of a longer word are not compared.
 const MAX_CHARS: usize = 64;
@@ -6,29 +6,14 @@ const MAX_CHARS: usize = 64;
 /// The known word that takes the fewest letters to be changed, put in or left out; none if that is
 /// more than a third of them.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let word: Vec<char> = word.to_lowercase().chars().take(MAX_CHARS + 1).collect();
-    if word.len() > MAX_CHARS {
+    let word = word.to_lowercase();
+    let length = word.chars().count();
+    if length > MAX_CHARS {
         return None;
     }
-    let most = (word.len() / 3).max(1);
-    let candidates = known.filter(|other| other.len().abs_diff(word.len()) <= most);
-    let measured = candidates.map(|other| (distance(&word, other), other));
+    let most = (length / 3).max(1);
+    let measured = known.map(|other| (strsim::levenshtein(&word, &other.to_lowercase()), other));
     measured.filter(|(distance, _)| *distance <= most).min_by_key(|(n, _)| *n).map(|(_, w)| w)
-}
-
-/// The distance of Levenshtein, row by row.
-fn distance(word: &[char], other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=word.len()).collect();
-    for (i, letter) in other.to_lowercase().chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, own) in word.iter().enumerate() {
-            let changed = diagonal + usize::from(*own != letter);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[word.len()]
 }
 
 #[cfg(test)]

@@ -107,7 +107,7 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// `text` fit for one line of a message: control characters escaped, so that nobody can forge a
+/// `text` fit for one line of a message: control characters escaped, so that none can forge a
 /// second line, and cut behind `max` characters.
 pub(super) fn clip(text: &str, max: usize) -> String {
     let mut shown = String::new();

@@ -73,7 +73,7 @@ fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// The whole file, if it is one and not longer than [`MAX_CONFIG_BYTES`].
 fn file(path: &Path) -> io::Result<Text> {
-    // O_NONBLOCK: opening a FIFO that nobody writes to would wait for ever.
+    // O_NONBLOCK: opening a FIFO without a writer would wait for ever.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("not a regular file"));

@@ -88,17 +88,14 @@ pub(super) trait Words: Copy + PartialEq + 'static {
 }
 
 const fn words<T: Words>() -> Type<T> {
-    Type {
-        form: |kind| T::of(kind).iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|"),
-        read: |setting, kind| one_of(setting, &T::of(kind)),
-        word: |value| {
+    text(
+        |kind| T::of(kind).iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|"),
+        |setting, kind| one_of(setting, &T::of(kind)),
+        |value| {
             let found = T::WORDS.iter().find(|(_, other)| other == value);
             found.map_or("", |(word, _)| word).to_owned()
         },
-        is_number: false,
-        claims: None,
-        is_shown: false,
-    }
+    )
 }
 
 /// A type whose values are described by a word for them.
@@ -125,7 +122,7 @@ const fn numbers<T: ToString>(
     form: fn(Kind) -> String,
     read: fn(&Setting, Kind) -> Result<T, String>,
 ) -> Type<T> {
-    Type { form, read, word: T::to_string, is_number: true, claims: None, is_shown: false }
+    Type { is_number: true, ..text(form, read, T::to_string) }
 }
 
 fn range((min, max): (u64, u64)) -> String {

@@ -64,7 +64,7 @@ pub struct Switch {
     /// The group whose members may change it.
     admins: Option<u32>,
     /// The group whose members may look at frames.
-    captors: Option<u32>,
+    capture: Option<u32>,
     /// What became of clients.
     pub clients: Arc<ClientStats>,
     /// Lines about clients in the log.
@@ -96,7 +96,7 @@ impl Switch {
             started: Instant::now(),
             directory,
             admins: control.admins,
-            captors: control.captors,
+            capture: control.capture,
             clients,
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
             news,
@@ -194,7 +194,7 @@ impl Switch {
                 return self.change(name, parameters, client.caller);
             }
             "Capture" => {
-                permit(client, self.captors, "capture-group")?;
+                permit(client, self.capture, "capture-group")?;
                 if !more {
                     return Err(no_more());
                 }

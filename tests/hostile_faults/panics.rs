@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vioswitch::config::{self, Action, Machine};
+use vioswitch::config::{Asked, Machine, Request, Texts};
 use vioswitch::daemon::Daemon;
 use vioswitch::stats::DropReason;
 
@@ -238,8 +238,11 @@ fn daemon(dir: &Dir, names: &[&str]) -> Daemon {
         args.extend(["--port".to_owned(), format!("{name},socket={}", socket.display())]);
     }
     let machine = Machine { cpus: 2, allowed: &[] };
-    match config::from_args(args, machine) {
-        Ok(Action::Run(config)) => Daemon::start(&config).expect("start"),
+    match Request::read(args, machine) {
+        Ok(Asked::Request(request)) => {
+            let config = request.lay_over(&Texts::default()).expect("valid");
+            Daemon::start(&config).expect("start")
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -18,7 +18,7 @@ use testkit::proc::{Dir, alone, wait_for};
 use testkit::rounds;
 use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig, mac_of};
-use vioswitch::config::{self, Action, Config, Machine, Settings};
+use vioswitch::config::{Asked, Config, Machine, Request, Settings, Texts};
 use vioswitch::daemon::{Daemon, PortError};
 use vioswitch::frame::MacAddr;
 use vioswitch::switch::PortId;
@@ -32,8 +32,8 @@ const PEER: u8 = 3;
 
 fn config(args: &[String]) -> Config {
     let args = std::iter::once("vioswitchd".to_owned()).chain(args.iter().cloned());
-    match config::from_args(args, Machine { cpus: 2, allowed: &[0, 1] }) {
-        Ok(Action::Run(config)) => config,
+    match Request::read(args, Machine { cpus: 2, allowed: &[0, 1] }) {
+        Ok(Asked::Request(request)) => request.lay_over(&Texts::default()).expect("valid"),
         other => panic!("{other:?}"),
     }
 }

@@ -17,6 +17,28 @@ mod several;
 const CPUS: Machine<'_> = Machine { cpus: 4, allowed: &[0, 2, 3, 7] };
 const MAC: &str = "52:54:00:00:00:01";
 
+/// What the command line comes to with the files that it names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Action {
+    Run(Config),
+    Check(Config),
+    Print(String),
+}
+
+/// Reads the command line `args` (the program's name first) and the files it names, for `machine`.
+fn from_args<I>(args: I, machine: Machine<'_>) -> Result<Action, UsageError>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString>,
+{
+    let request = match Request::read(args, machine)? {
+        Asked::Print(text) => return Ok(Action::Print(text)),
+        Asked::Request(request) => request,
+    };
+    let config = request.lay_over(&request.texts()?)?;
+    Ok(if request.check { Action::Check(config) } else { Action::Run(config) })
+}
+
 fn run(args: &[&str]) -> Result<Action, UsageError> {
     from_args(std::iter::once("vioswitchd").chain(args.iter().copied()), CPUS)
 }

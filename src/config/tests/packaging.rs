@@ -44,10 +44,10 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     let all = start_as_installed(&switched_on(&here, &[""]));
     expected.cpus = vec![2, 3];
     let path = PathBuf::from("/run/vioswitch/control.sock");
-    let control = Control { path, group: None, admins: None, captors: None };
+    let control = Control { path, group: None, admins: None, capture: None };
     assert_eq!(expected.control.as_ref(), Some(&control));
     let group = Some(0);
-    expected.control = Some(Control { group, admins: group, captors: group, ..control });
+    expected.control = Some(Control { group, admins: group, capture: group, ..control });
     expected.metrics = Some(MetricsSocket::Inherited);
     assert_eq!(expected.plug.as_deref(), Some("/run/vioswitch/plug".as_ref()));
     for settings in all.ports.iter().map(|entry| &entry.settings).chain([&all.template]) {

@@ -133,7 +133,7 @@ fn everything_given_reads_the_same_from_arguments_and_file() {
         path: "/run/control".into(),
         group: Some(0),
         admins: Some(65534),
-        captors: Some(65533),
+        capture: Some(65533),
     };
     assert_eq!((&args.cpus, &args.control), (&vec![3, 0], &Some(control)));
     assert!(args.uplink_to_uplink);
@@ -207,7 +207,7 @@ fn scalars_of_the_command_line_win() {
     assert_eq!(won.cpus, [2, 3]);
     assert_eq!(
         won.control,
-        Some(Control { path: "/d".into(), group: None, admins: None, captors: None })
+        Some(Control { path: "/d".into(), group: None, admins: None, capture: None })
     );
     assert!(!won.uplink_to_uplink);
     assert_eq!(won.ports.len(), 1);

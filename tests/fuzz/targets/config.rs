@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 
 use vioswitch::config::{
-    Action, Config, Endpoint, Entry, Kind, Machine, Origin, UsageError, from_args,
+    Asked, Config, Endpoint, Entry, Kind, Machine, Origin, Request, UsageError,
 };
 use vioswitch::limits;
 use vioswitch::sys::fs::memfd;
@@ -80,9 +80,23 @@ fn arguments_of_words(input: &mut Input<'_>) {
     judge(&parse_file(file.as_bytes(), &args));
 }
 
+/// What a command line comes to with the files that it names.
+#[derive(Debug, PartialEq)]
+enum Action {
+    Run(Config),
+    Check(Config),
+    Print(String),
+}
+
 /// Parses `args` behind the program's name.
 fn parse(args: Vec<OsString>) -> Result<Action, UsageError> {
-    from_args(std::iter::once(OsString::from("vioswitchd")).chain(args), MACHINE)
+    let args = std::iter::once(OsString::from("vioswitchd")).chain(args);
+    let request = match Request::read(args, MACHINE)? {
+        Asked::Print(text) => return Ok(Action::Print(text)),
+        Asked::Request(request) => request,
+    };
+    let config = request.lay_over(&request.texts()?)?;
+    Ok(if request.check { Action::Check(config) } else { Action::Run(config) })
 }
 
 /// Parses `args` and a file of these bytes.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use vioswitch::config::{self, Action, Asked, Config, Machine, Request, Settings};
+use vioswitch::config::{Asked, Config, Machine, Request, Settings, Texts};
 use vioswitch::control::{Control, ControlSocket};
 use vioswitch::daemon::{Daemon, Reloader};
 
@@ -172,8 +172,8 @@ impl World {
 }
 
 fn parse(args: &[String]) -> Config {
-    match config::from_args(args, Machine { cpus: 1, allowed: &[0] }) {
-        Ok(Action::Run(config)) => config,
+    match Request::read(args, Machine { cpus: 1, allowed: &[0] }) {
+        Ok(Asked::Request(request)) => request.lay_over(&Texts::default()).expect("valid"),
         other => panic!("{other:?}"),
     }
 }
