@@ -4,8 +4,8 @@
 //! * [`history`] what a port counted in the last minutes;
 //! * `of_switch`, `of_ports`, `of_addresses` what is wrong with that.
 //!
-//! Whoever asks for the health of the switch gets these findings: `vioswitchctl doctor`, `health`
-//! and `why`, and the metrics. What can be seen on the host alone, `doctor` adds.
+//! A client that asks for the health of the switch gets these findings: `vioswitchctl doctor`,
+//! `health` and `why`, and the metrics. What can be seen on the host alone, `doctor` adds.
 //!
 //! Rules: nothing is read here, and time is an argument. A code stays the same in later versions,
 //! and docs/doctor.md has it. Cause and command are for people.

@@ -1,6 +1,6 @@
 //! The Internet checksum: ones' complement sums over 16-bit words (RFC 1071).
 //!
-//! A [`Sum`] stays unfolded until somebody wants its 16 bits, and its words have the machine's byte
+//! A [`Sum`] stays unfolded until its 16 bits are needed, and its words have the machine's byte
 //! order: section 2(B) of the RFC shows that the order does not matter as long as words are loaded
 //! and stored alike. Parts that were summed apart are put together by [`Sum::plus`] and
 //! [`Sum::plus_at`], so that bytes can be summed where they are copied.
@@ -53,7 +53,7 @@ impl Sum {
         Sum(sum)
     }
 
-    /// The sum that somebody else computed: `raw` is one of 16-bit words in the machine's byte
+    /// A sum that was computed elsewhere: `raw` is one of 16-bit words in the machine's byte
     /// order, or of 32-bit words of two such, that did not overflow. Two lanes with sums of the
     /// lower and of the upper halves of 64-bit words are `from_raw(lower).plus(from_raw(upper))`.
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! What a virtio-net header asks of whoever receives the frame: a checksum to finish, a packet to
+//! What a virtio-net header asks of the receiver of the frame: a checksum to finish, a packet to
 //! cut into segments (virtio 1.2 sections 5.1.6.2 and 5.1.6.4).
 //!
 //! A sender's header is a claim. [`check`] holds it to the sender's own features and to the bytes

@@ -9,26 +9,16 @@ const HARDWARE_ETHERNET: u16 = 1;
 const PROTOCOL_IPV4: u16 = 0x0800;
 const REQUEST_REVERSE: u16 = 3;
 
-/// A broadcast frame from `mac` asking for its own protocol address; nobody answers, but every
+/// A broadcast frame from `mac` asking for its own protocol address; no station answers, but every
 /// switch on the way learns where `mac` lives now.
 pub fn request(mac: MacAddr) -> [u8; LEN] {
     let mut frame = [0; LEN];
-    let mut at = 0;
-    let mut put = |bytes: &[u8]| {
-        frame[at..at + bytes.len()].copy_from_slice(bytes);
-        at += bytes.len();
-    };
-    put(&MacAddr::BROADCAST.0);
-    put(&mac.0);
-    put(&ETHERTYPE_RARP.to_be_bytes());
-    put(&HARDWARE_ETHERNET.to_be_bytes());
-    put(&PROTOCOL_IPV4.to_be_bytes());
-    put(&[6, 4]);
-    put(&REQUEST_REVERSE.to_be_bytes());
-    put(&mac.0);
-    put(&[0; 4]);
-    put(&mac.0);
-    put(&[0; 4]);
+    let numbers = [ETHERTYPE_RARP, HARDWARE_ETHERNET, PROTOCOL_IPV4].map(u16::to_be_bytes).concat();
+    let (own, unknown) = (&mac.0[..], &[0; 4]);
+    let operation = REQUEST_REVERSE.to_be_bytes();
+    let parts = [&MacAddr::BROADCAST.0, own, &numbers, &[6, 4], &operation, own, unknown, own];
+    let bytes = parts.concat();
+    frame[..bytes.len()].copy_from_slice(&bytes);
     frame
 }
 

@@ -1,7 +1,7 @@
 //! The journal's own protocol: an entry is a datagram of fields, `NAME=value` a line, and a value
 //! of several lines with its length before it (systemd, "Native Journal Protocol").
 //!
-//! Only the log's thread sends, so that a journal that hangs holds up nobody else
+//! Only the log's thread sends, so that a journal that hangs holds up no other thread
 //! (`queue.rs`). What the journal's socket does not take goes to standard
 //! error, which is the journal's as well, a line for each line, behind its priority (sd-daemon(3)).
 

@@ -1,9 +1,9 @@
 //! The log's last step: lines wait in a bounded queue for a thread that writes them to standard
 //! error, or to the journal.
 //!
-//! Standard error is a pipe or a socket to somebody else's process. If that one hangs, write(2)
-//! waits for ever, and whoever calls it: a worker that says why a guest's ring is broken would
-//! take every port it serves with it.
+//! Standard error is a pipe or a socket to another process. If that one hangs, write(2)
+//! waits for ever, and the thread that calls it: a worker that says why a guest's ring is broken
+//! would take every port it serves with it.
 //!
 //! Rules:
 //! - A thread of the data path never waits ([`never_wait`]). Any other waits until its line is
@@ -11,7 +11,7 @@
 //!   one did so in vain, none waits before the reader has moved.
 //! - A line for which there is no room is counted, and the count is written where it would have
 //!   stood. Nothing here allocates more than twice [`LOG_QUEUE_BYTES`].
-//! - No lock is held across a write, and none is taken that somebody holds across one.
+//! - No lock is held across a write, and none is taken that is held across one.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -64,8 +64,8 @@ struct State {
     /// Bytes accepted, and bytes written or given up.
     accepted: u64,
     written: u64,
-    /// Somebody waited in vain and nothing was written since.
-    stuck: bool,
+    /// A thread waited in vain and nothing was written since.
+    stalled: bool,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ struct Shared {
     moved: Condvar,
 }
 
-/// The queue and its thread, which lasts as long as the process: it may be stuck in a write.
+/// The queue and its thread, which lasts as long as the process: it may hang in a write.
 #[derive(Debug, Clone)]
 pub struct LogQueue(Arc<Shared>);
 
@@ -124,11 +124,11 @@ impl LogQueue {
     }
 
     /// Waits until everything is written, at most [`LOG_TIMEOUT`]; for the end of the process. Also
-    /// if somebody has just waited in vain: where every CPU is busy it may have been this queue's
+    /// if a thread has just waited in vain: where every CPU is busy it may have been this queue's
     /// own thread that was late, and what a process ends with is why it ends.
     pub fn flush(&self) {
         let mut state = self.0.state();
-        state.stuck = false;
+        state.stalled = false;
         let end = state.accepted;
         self.0.wait_written(state, end);
     }
@@ -141,10 +141,10 @@ impl Shared {
 
     fn wait_written(&self, mut state: MutexGuard<'_, State>, end: u64) {
         let deadline = Instant::now() + LOG_TIMEOUT;
-        while state.written < end && !state.stuck {
+        while state.written < end && !state.stalled {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                state.stuck = true;
+                state.stalled = true;
                 // Those who wait as well need not find out by themselves.
                 self.moved.notify_all();
                 return;
@@ -174,7 +174,7 @@ impl Shared {
             }
             let mut state = self.state();
             state.written += bytes;
-            state.stuck = false;
+            state.stalled = false;
             drop(state);
             self.moved.notify_all();
         }
@@ -188,7 +188,7 @@ pub fn write_all(out: &mut impl Write, mut bytes: &[u8]) {
             Ok(0) => return,
             Ok(count) => bytes = &bytes[count..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Whoever shares the terminal or pipe may have made it non-blocking.
+            // A process that shares the terminal or pipe may have made it non-blocking.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 std::thread::sleep(Duration::from_millis(10));
             }
