@@ -19,7 +19,7 @@ impl Switch {
     ) -> Result<Value, Fault> {
         only(&parameters, &["mac", "port"])?;
         let (mac, name) = (address(&mut parameters)?, required(&mut parameters, "port")?);
-        let tied = self.daemon().tie(mac, &name);
+        let tied = self.daemon().assign_address(mac, &name);
         tied.map_err(|error| self.fault(&name, &error))?;
         self.tell("adds an address to", &name, caller);
         Ok(json!({}))
@@ -33,7 +33,7 @@ impl Switch {
     ) -> Result<Value, Fault> {
         only(&parameters, &["mac"])?;
         let mac = address(&mut parameters)?;
-        let untied = self.daemon().untie(mac);
+        let untied = self.daemon().release_address(mac);
         let owner = untied.map_err(|error| Fault::refused(&error.to_string()))?;
         self.tell("takes an address from", &owner, caller);
         Ok(json!({"port": owner}))

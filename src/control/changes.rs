@@ -66,7 +66,7 @@ impl Switch {
     ) -> Result<Value, Fault> {
         let unset = words(&mut parameters, "unset")?;
         let (name, given, values) = settings(parameters)?;
-        let entry = self.daemon().book().get(&name).cloned();
+        let entry = self.daemon().desired().get(&name).cloned();
         let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
         if there.kind != kind {
             return Err(Fault::refused(&format!("{name:?} is a {}", there.kind)));
@@ -94,7 +94,7 @@ impl Switch {
         }
         let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
         self.tell("changes", &name, caller);
-        let changed = self.daemon().set(&wanted);
+        let changed = self.daemon().set(&there, &wanted);
         match changed {
             Ok(changes) => Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()})),
             Err(error) => Err(self.fault(&name, &error)),
@@ -111,7 +111,7 @@ impl Switch {
         let name = required(&mut parameters, "name")?;
         let wanted = text(&mut parameters, "kind")?;
         let mut daemon = self.daemon();
-        if let Some((wanted, entry)) = wanted.zip(daemon.book().get(&name)) {
+        if let Some((wanted, entry)) = wanted.zip(daemon.desired().get(&name)) {
             let is = entry.settings.kind;
             if is.name() != wanted {
                 let text =
@@ -129,7 +129,7 @@ impl Switch {
     /// for may be anywhere.
     fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Value, Fault> {
         let number = self.daemon().ports().named(name).map(|port| port.id);
-        let entry = self.daemon().book().get(name).cloned();
+        let entry = self.daemon().desired().get(name).cloned();
         let Some((number, entry)) = number.zip(entry) else {
             return Err(self.fault(name, &PortError::NoSuchPort));
         };

@@ -20,7 +20,7 @@ use super::reload::keys;
 use super::wait::PortWait;
 use super::{findings, show, show_clients};
 use crate::config::{self, Kind, nearest};
-use crate::daemon::book::Untied;
+use crate::daemon::desired::NotAssigned;
 use crate::daemon::{Daemon, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
 use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
@@ -258,9 +258,11 @@ impl Switch {
     /// What the daemon could not do.
     pub fn fault(&self, name: &str, error: &PortError) -> Fault {
         match error {
-            PortError::Exists => Fault::port_exists(name, self.daemon().book().origin(name).name()),
+            PortError::Exists => {
+                Fault::port_exists(name, self.daemon().desired().origin(name).name())
+            }
             PortError::Leaving(name) => Fault::port_being_removed(name),
-            PortError::NoSuchPort | PortError::Untied(Untied::NoSuchPort) => {
+            PortError::NoSuchPort | PortError::NotAssigned(NotAssigned::NoSuchPort) => {
                 let ports = self.view.ports.present();
                 match ports.named(name).is_some_and(|port| port.is_leaving()) {
                     true => Fault::port_being_removed(name),
@@ -282,7 +284,7 @@ impl Switch {
         if let Some(uid) = origin.plugged_by() {
             told["owner"] = uid.into();
         }
-        if let Some(entry) = daemon.book().get(&port.name) {
+        if let Some(entry) = daemon.desired().get(&port.name) {
             entry.settings.shown().for_each(|(key, word)| told[key.field()] = word.into());
         }
         told["pending"] = daemon.pending(&port.name).iter().map(change).collect();
@@ -359,7 +361,7 @@ impl Switch {
 
 /// Where sockets turn up that become ports, and what these have in common.
 fn plug(daemon: &Daemon) -> Option<Value> {
-    let (directory, template) = (daemon.plug_directory()?, daemon.book().template()?);
+    let (directory, template) = (daemon.plug_directory()?, daemon.desired().template()?);
     let common = keys(template.words());
     Some(json!({"directory": directory.to_string_lossy(), "keys": common}))
 }

@@ -97,7 +97,7 @@ impl Switch {
                 let rest = entries.len().saturating_sub(CONTROL_ADDRESSES_A_REPLY);
                 let part = entries.split_off(rest);
                 let daemon = self.daemon();
-                let shown = |entry| show::address(entry, &ports, daemon.book());
+                let shown = |entry| show::address(entry, &ports, daemon.desired());
                 let told: Vec<Value> = part.iter().rev().filter_map(shown).collect();
                 (json!({"addresses": told}), rest > 0)
             }
@@ -114,7 +114,7 @@ impl Switch {
                 (json!({"text": text}), !scrape.is_done())
             }
             Stream::Events(events) => {
-                let label = |port: &str| self.daemon().book().get(port)?.settings.label.clone();
+                let label = |port: &str| self.daemon().desired().get(port)?.settings.label.clone();
                 return events.part(&self.view.events, label);
             }
             Stream::Frames(frames) => return frames.part(&ports),

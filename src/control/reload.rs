@@ -15,7 +15,7 @@ use super::methods::{Answer, Switch};
 use super::parameters::{number, only};
 use super::parts::{Part, Stream};
 use crate::config::{Difference, Effect, Entry, Origin};
-use crate::daemon::book::Changed;
+use crate::daemon::desired::Changed;
 use crate::daemon::{Busy, Confirm, Reloader, Step, Summary};
 use crate::frame::MacAddr;
 use crate::limits::{
@@ -195,12 +195,12 @@ impl Switch {
     pub(super) fn config(&self, parameters: &Parameters) -> Result<Answer, Fault> {
         only(parameters, &[])?;
         let daemon = self.daemon();
-        let book = daemon.book();
+        let desired = daemon.desired();
         let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
-        for (mac, name) in book.tied() {
+        for (mac, name) in desired.assigned() {
             tied.entry(name).or_default().push(*mac);
         }
-        let entries = book.entries().iter().map(|(name, entry)| {
+        let entries = desired.entries().iter().map(|(name, entry)| {
             let tied = tied.remove(name.as_str()).unwrap_or_default();
             Configured(entry.clone(), tied)
         });
@@ -218,7 +218,7 @@ impl Switch {
         only(parameters, &[])?;
         self.reloader.check_settled().map_err(busy)?;
         let daemon = self.daemon();
-        let changes = daemon.book().changes().iter().flat_map(differences).collect();
+        let changes = daemon.desired().changes().iter().flat_map(differences).collect();
         Ok(Answer::Stream(Stream::Changes(List::new(changes))))
     }
 

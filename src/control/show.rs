@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::config::Origin;
-use crate::daemon::book::Book;
 use crate::daemon::degraded::Degradation;
+use crate::daemon::desired::Desired;
 use crate::frame::offload::Offloads;
 use crate::limits::CONTROL_SHOWN_REASONS;
 use crate::port::{Endpoint, Port, PortTable};
@@ -134,13 +134,13 @@ pub fn worker(number: usize, stats: &WorkerStats) -> Value {
 }
 
 /// An address, and who gave it if it is static; none of a port that has gone since.
-pub fn address(entry: &Entry, ports: &PortTable, book: &Book) -> Option<Value> {
+pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<Value> {
     let port = &ports.get(entry.port)?.name;
     let mac = entry.mac.to_string();
     Some(match entry.age {
         EntryAge::Static => {
-            let tied = book.tied().contains_key(&entry.mac);
-            let origin = if tied { Origin::Runtime } else { book.origin(port) };
+            let tied = desired.assigned().contains_key(&entry.mac);
+            let origin = if tied { Origin::Runtime } else { desired.origin(port) };
             json!({"mac": mac, "port": port, "static": true, "origin": origin.name()})
         }
         EntryAge::Idle(idle) => json!({"mac": mac, "port": port, "static": false, "idle": idle}),

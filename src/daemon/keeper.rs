@@ -14,8 +14,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::book::Book;
 use super::degraded::{Code, Degradation};
+use super::desired::Desired;
 use super::kept::{self, Kept};
 use crate::config::{Text, Texts};
 use crate::limits::MAX_STATE_BYTES;
@@ -40,7 +40,7 @@ pub struct Keeper {
     /// Why the last change is not kept.
     failed: Option<Degradation>,
     /// What a reload has replaced that waits to be confirmed.
-    before: Option<Book>,
+    before: Option<Desired>,
     /// The configuration before one that was not confirmed runs.
     went_back: bool,
 }
@@ -177,7 +177,7 @@ impl Keeper {
     }
 
     /// The next process is to go back to this, until [`Keeper::stay`].
-    pub fn go_back_to(&mut self, before: Book) {
+    pub fn go_back_to(&mut self, before: Desired) {
         self.before = Some(before);
     }
 
@@ -220,10 +220,10 @@ impl Keeper {
     }
 
     /// Gets ready to keep the changes; nothing is kept before that is committed.
-    pub fn prepare(&self, book: &Book) -> Result<Option<Prepared>, NotKept> {
+    pub fn prepare(&self, desired: &Desired) -> Result<Option<Prepared>, NotKept> {
         let Some(dir) = &self.dir else { return Ok(None) };
-        let back = self.before.as_ref().map(|before| before.after_going_back(book));
-        Ok(Some(dir.prepare(CHANGES, &kept::write(book, back.as_ref(), &self.boot))?))
+        let back = self.before.as_ref().map(|before| before.after_going_back(desired));
+        Ok(Some(dir.prepare(CHANGES, &kept::write(desired, back.as_ref(), &self.boot))?))
     }
 
     /// Keeps what is ready to be kept.
@@ -233,8 +233,8 @@ impl Keeper {
     }
 
     /// Keeps the changes.
-    pub fn keep(&mut self, book: &Book) -> Result<(), NotKept> {
-        match self.prepare(book) {
+    pub fn keep(&mut self, desired: &Desired) -> Result<(), NotKept> {
+        match self.prepare(desired) {
             Ok(prepared) => self.commit(prepared),
             Err(error) => self.tell(Err(error)),
         }

@@ -2,32 +2,29 @@
 //!
 //! A port is removed in the order of what depends on what:
 //!
-//! 1. it is struck from the book, and that is written down; its thread is told to end;
+//! 1. its entry is removed, and that is written down; its addresses are free, its thread is to end;
 //! 2. the thread ends, with the rings quiet, and the socket goes, or the interface;
 //! 3. a table of ports without it is published ([`crate::port::table`]);
 //! 4. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
 //!    and no worker can learn an address for it;
-//! 5. its addresses are forgotten, configured ones too, and its number may be another port's.
+//! 5. what was learned there is forgotten, and its number may be another port's.
 //!
 //! A front-end or a file system can hold up the second step, a worker that waits for a guest's
-//! memory the fourth. The list of these ports is the daemon's: the caller who removes a port looks
-//! at it for so long ([`REMOVE_TIMEOUT`]), and the thread `retry` goes on with it after that. Until
-//! a port is gone it is in the table, and its name, socket, interface and addresses are not another
-//! one's. An entry of the book that needs one of them waits, and is put into service when the port
-//! is gone.
+//! memory the fourth. The caller who removes a port waits for [`REMOVE_TIMEOUT`]; the thread `retry`
+//! goes on with it after that. Until no table has the port its name, socket and interface are not
+//! another one's: an entry that needs one of them waits ([`super::plan`]).
 
-use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
 use super::keeper::NotKept;
+use super::plan::waits_for;
 use super::post::Post;
 use super::serving::Serving;
 use super::{Daemon, PortError, uplink};
-use crate::config::{Entry, Origin, Shared};
+use crate::config::{Entry, Origin};
 use crate::events::What;
 use crate::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
 use crate::switch::PortId;
@@ -37,10 +34,6 @@ use crate::vhost_user::session::Context;
 /// One of them.
 pub(super) struct Leaving {
     serving: Serving,
-    /// Who gave it.
-    origin: Origin,
-    /// What only one port may have.
-    claims: Vec<(Shared, PathBuf)>,
     begun: Instant,
     /// The same by the wall clock: microseconds since 1970.
     since: u64,
@@ -58,6 +51,16 @@ impl Leaving {
     /// What served it.
     pub(super) fn into_serving(self) -> Serving {
         self.serving
+    }
+
+    /// As it was while it ran.
+    pub(super) fn entry(&self) -> &Entry {
+        self.serving.entry()
+    }
+
+    /// True until its name, socket and interface may be another port's: no table has it then.
+    pub(super) fn holds_its_claims(&self) -> bool {
+        self.published.is_none()
     }
 
     /// True if its thread has not ended in time.
@@ -81,6 +84,13 @@ pub struct Removal {
     kept: Result<(), NotKept>,
 }
 
+impl Removal {
+    /// Of a port that has been stopped, or none.
+    pub(super) fn of(post: Option<Arc<Post>>, limit: Duration) -> Removal {
+        Removal { post, end: Instant::now() + limit, kept: Ok(()) }
+    }
+}
+
 impl Daemon {
     /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
     /// interface is gone, and frames for it go nowhere.
@@ -92,53 +102,47 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is on its way
-    /// out already is as good.
+    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is being removed
+    /// already is as good.
     pub fn begin_removal(&mut self, name: &str) -> Result<Removal, PortError> {
-        self.is_free()?;
-        let origin = self.book.get(name).map(|entry| entry.origin);
-        let mut removal = self.leave(name, REMOVE_TIMEOUT)?;
-        self.book.untie_all(name);
+        let Some(entry) = self.desired.remove(name) else {
+            let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
+            let leaving = leaving.ok_or(PortError::NoSuchPort)?;
+            let limit = if leaving.is_late() { Duration::ZERO } else { REMOVE_TIMEOUT };
+            return Ok(Removal::of(Some(Arc::clone(leaving.serving.post())), limit));
+        };
+        self.desired.unassign_all(name);
+        let stopped = self.reconcile().stopped.into_iter().find(|post| post.name() == name);
+        let mut removal = Removal::of(stopped, REMOVE_TIMEOUT);
         // Of one that came by itself nothing was written down.
-        if origin.is_some_and(|origin| origin.plugged_by().is_none()) {
-            removal.kept = self.keeper.keep(&self.book);
+        if entry.origin.plugged_by().is_none() {
+            removal.kept = self.keeper.keep(&self.desired);
         }
         Ok(removal)
     }
 
-    /// The same for a reload, which has the daemon for itself and keeps all changes together.
-    pub(super) fn leave(&mut self, name: &str, limit: Duration) -> Result<Removal, PortError> {
-        let claims = self.book.claims(name);
-        let entry = self.book.strike(name);
+    /// Tells the thread of a port to end.
+    pub(super) fn stop_port(&mut self, name: &str) -> Option<Arc<Post>> {
         let is = |serving: &Serving| serving.post().name() == name;
-        let Some(at) = self.serving.iter().position(is) else {
-            // It is on its way out already, or the entry has waited for that of another one.
-            let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
-            let post = leaving.map(|leaving| Arc::clone(leaving.serving.post()));
-            if post.is_none() && entry.is_none() {
-                return Err(PortError::NoSuchPort);
-            }
-            let limit = if leaving.is_some_and(Leaving::is_late) { Duration::ZERO } else { limit };
-            return Ok(Removal { post, end: Instant::now() + limit, kept: Ok(()) });
-        };
-        let serving = self.serving.swap_remove(at);
+        let mut serving = self.serving.swap_remove(self.serving.iter().position(is)?);
         serving.stop();
+        for mac in std::mem::take(&mut serving.addresses) {
+            self.context.fdb.remove_static(mac, serving.post().port().id);
+        }
         if !self.missing.is_tried(name) {
             self.missing.forget_port(name);
         }
-        let (post, begun) = (Arc::clone(serving.post()), Instant::now());
+        let post = Arc::clone(serving.post());
         self.leaving.push(Leaving {
             serving,
-            origin: entry.map_or(Origin::Runtime, |entry| entry.origin),
-            claims,
-            begun,
+            begun: Instant::now(),
             since: clock::wall_nanos() / 1_000,
             told: false,
             published: None,
         });
         // It goes on with the port when the one who asked for this does not.
         self.retrier.iter().for_each(std::thread::Thread::unpark);
-        Ok(Removal { post: Some(post), end: begun + limit, kept: Ok(()) })
+        Some(post)
     }
 
     /// Takes the removal of a port as far as that needs no waiting; true when the port is gone. It
@@ -169,15 +173,16 @@ impl Daemon {
                 port.events.tell_surely(&port.name, What::Degraded { why });
             }
         }
-        if self.is_free().is_ok() && !self.stopping.load(Ordering::Acquire) {
-            self.serve_waiting();
+        if !self.stopping.load(Ordering::Acquire) {
+            self.reconcile();
+            self.create_waiting();
         }
         if !self.retired.is_empty() {
             self.reclaim();
         }
     }
 
-    fn advance_all(&mut self) {
+    pub(super) fn advance_all(&mut self) {
         let mut at = 0;
         while at < self.leaving.len() {
             if !self.advance(at) {
@@ -225,68 +230,33 @@ impl Daemon {
         serial
     }
 
-    /// An error while a port is on its way out of which this entry needs something.
+    /// An error while a port is being removed of which this entry needs something.
     pub(super) fn is_clear(&mut self, entry: &Entry) -> Result<(), PortError> {
         self.advance_all();
-        self.blocks(&entry.settings.name, &entry.claims())
+        self.blocks(entry)
             .map_or(Ok(()), |leaving| Err(PortError::Leaving(leaving.name().to_owned())))
     }
 
-    fn blocks(&self, name: &str, claims: &[(Shared, PathBuf)]) -> Option<&Leaving> {
-        let has = |leaving: &&Leaving| {
-            let shares = leaving.claims.iter().any(|claim| claims.contains(claim));
-            // What it had is free once no table has it.
-            leaving.published.is_none() && (leaving.name() == name || shares)
-        };
-        self.leaving.iter().find(has)
+    fn blocks(&self, entry: &Entry) -> Option<&Leaving> {
+        let mut leaving = self.leaving.iter().filter(|leaving| leaving.holds_its_claims());
+        leaving.find(|leaving| waits_for(entry, leaving.entry()))
     }
 
     /// True for a port of this name that is on its way out.
     pub(super) fn leaves(&self, name: &str) -> bool {
-        self.blocks(name, &[]).is_some()
+        let mut leaving = self.leaving.iter().filter(|leaving| leaving.holds_its_claims());
+        leaving.any(|leaving| leaving.name() == name)
     }
 
     /// Ports on their way out that brought their own sockets, and whose these are.
     pub(super) fn unplugged(&self) -> impl Iterator<Item = u32> {
-        self.leaving.iter().filter_map(|leaving| leaving.origin.plugged_by())
+        self.leaving.iter().filter_map(|leaving| leaving.entry().origin.plugged_by())
     }
 
     /// Who gave a port, if only to take it away.
     pub fn origin(&self, name: &str) -> Origin {
         let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
-        leaving.map_or_else(|| self.book.origin(name), |leaving| leaving.origin)
-    }
-
-    /// An entry of a configuration waits in the book until a port is gone.
-    pub(super) fn wait_in_book(&mut self, entry: &Entry) {
-        self.book.enter(entry.clone());
-        self.waits = true;
-    }
-
-    /// Entries of the book that nothing serves yet.
-    fn waiting(&self) -> Vec<Entry> {
-        if !self.waits {
-            return Vec::new();
-        }
-        let served = self.serving.iter().map(|serving| serving.post().name());
-        let served: HashSet<&str> = served.collect();
-        let entries = self.book.entries().iter();
-        let waiting = entries.filter(|(name, _)| !served.contains(name.as_str()));
-        waiting.map(|(_, entry)| entry.clone()).collect()
-    }
-
-    /// Puts into service what need not wait any more. What cannot be served is left out, and tried
-    /// again as if it could not be had at a start: its socket is opened without the daemon's lock.
-    fn serve_waiting(&mut self) {
-        let waiting = self.waiting();
-        self.waits = !waiting.is_empty();
-        for entry in waiting {
-            let name = &entry.settings.name;
-            if self.blocks(name, &self.book.claims(name)).is_none() {
-                let why = format!("port {name} has waited until another one was removed");
-                self.put_without(&entry.settings, &why);
-            }
-        }
+        leaving.map_or_else(|| self.desired.origin(name), |leaving| leaving.entry().origin)
     }
 
     /// Ports whose removal lasts, and what waits for that.
@@ -298,9 +268,9 @@ impl Daemon {
             text: leaving.why(),
             since: leaving.since,
         });
-        let waiting = self.waiting().into_iter().filter_map(|entry| {
+        let waiting = self.not_running().filter_map(|entry| {
             let name = &entry.settings.name;
-            let before = self.blocks(name, &self.book.claims(name))?;
+            let before = self.blocks(entry)?;
             let text = match before.name() {
                 same if same == name => {
                     format!("port {name} waits until the one before it is gone")

@@ -15,11 +15,12 @@
 //! Ports also come and go in between ([`ports`]). What outlives the process is `handover`'s.
 
 mod addresses;
-pub mod book;
 mod build;
 mod check;
 pub mod degraded;
+pub mod desired;
 mod diagnose;
+mod diff;
 mod drops;
 mod front_end;
 mod handover;
@@ -34,6 +35,7 @@ mod plan;
 mod plug;
 pub mod ports;
 mod post;
+mod reconcile;
 mod reload;
 mod report;
 mod retry;
@@ -43,6 +45,7 @@ mod state;
 mod stream;
 mod uplink;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -71,9 +74,10 @@ use crate::sys::{clock, random};
 use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
-use book::Book;
 pub use check::check;
 use degraded::Code;
+use desired::Desired;
+pub use diff::{Step, Summary};
 use handover::{Handover, Received};
 pub use keeper::Keeper;
 use keeper::NotKept;
@@ -81,7 +85,6 @@ use leaving::Leaving;
 pub use leaving::Removal;
 use missing::Missing;
 pub use opening::{Permit, add};
-pub use plan::{Step, Summary};
 pub use plug::Plug;
 pub use ports::PortError;
 pub use reload::{Busy, Confirm, Reloader};
@@ -143,8 +146,6 @@ pub struct Daemon {
     serving: Vec<Serving>,
     /// Those on their way out.
     leaving: Vec<Leaving>,
-    /// An entry of the book may wait for one of these.
-    waits: bool,
     context: Context,
     ledger: Arc<Ledger>,
     rules: Rules,
@@ -155,14 +156,14 @@ pub struct Daemon {
     missing: Missing,
     /// The thread that goes on with what takes longer.
     retrier: Option<std::thread::Thread>,
-    /// What each port and TAP was told to be.
-    book: Book,
+    /// The ports that are wanted.
+    desired: Desired,
     /// Where changes of that are kept.
     keeper: Keeper,
     /// The configuration that it was started with.
     started: Config,
-    /// A reload changes it, and nobody else may.
-    changing: bool,
+    /// Names of ports that the thread of a reload makes.
+    coming: BTreeSet<String>,
     /// Threads that open sockets of ports that come while it runs.
     opens: Arc<Blocking>,
     /// Wakes the thread that serves those who look at the switch.
@@ -218,21 +219,23 @@ impl Daemon {
     /// all sockets exist, but for those of [`Daemon::degradations`].
     pub fn start_keeping(configured: &Config, mut keeper: Keeper) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
-        let (mut book, left_out) = kept::apply(&mut config, keeper.changes());
+        let (mut desired, left_out) = kept::apply(&mut config, keeper.changes());
         for text in left_out {
             keeper.trouble(Code::KeptChangeLeftOut, text);
         }
-        book.configure(configured);
-        let mut daemon = Daemon::start_all(&config, book, keeper)?;
+        desired.configure(configured);
+        let mut daemon = Daemon::start_all(&config, desired, keeper)?;
         // What was not taken over is forgotten.
         if daemon.keeper.path().is_some() {
-            let Daemon { keeper, book, .. } = &mut daemon;
-            keeper.keep(book).unwrap_or_else(|error| log::error!("the changes of before {error}"));
+            let Daemon { keeper, desired, .. } = &mut daemon;
+            keeper
+                .keep(desired)
+                .unwrap_or_else(|error| log::error!("the changes of before {error}"));
         }
         Ok(daemon)
     }
 
-    fn start_all(config: &Config, book: Book, keeper: Keeper) -> Result<Daemon, StartError> {
+    fn start_all(config: &Config, desired: Desired, keeper: Keeper) -> Result<Daemon, StartError> {
         if !eventfd::can_identify() {
             return Err(StartError::NoProc);
         }
@@ -249,7 +252,7 @@ impl Daemon {
         let news = Arc::new(Waker::new()?);
         let events = Arc::new(Events::new(&news));
         let ports = build::build(config, &fdb, &events)?;
-        addresses::enter_all(&book, &ports, &fdb);
+        addresses::enter_all(&desired, &ports, &fdb);
         received.restore(&ports, &fdb);
         let ports = Arc::new(Ports::new(ports));
         let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };
@@ -265,7 +268,6 @@ impl Daemon {
             ports,
             serving: Vec::new(),
             leaving: Vec::new(),
-            waits: false,
             context: Context { fdb, workers, watch: shared.watch },
             ledger: Arc::default(),
             rules,
@@ -273,10 +275,10 @@ impl Daemon {
             handover: Arc::new(handover),
             missing: Missing::default(),
             retrier: None,
-            book,
+            desired,
             keeper,
             started: config.clone(),
-            changing: false,
+            coming: BTreeSet::new(),
             opens: Arc::new(Blocking::new(SOCKET_OPENS)),
             news,
             events,
@@ -364,7 +366,7 @@ impl Daemon {
     ) -> Result<(), StartError> {
         let error = StartError::of(port, error);
         self.miss(port, error.to_string()).map_err(StartError::port(&port.name))?;
-        if self.book.origin(&port.name) != Origin::Runtime {
+        if self.desired.origin(&port.name) != Origin::Runtime {
             first.get_or_insert(error);
         }
         Ok(())
@@ -420,12 +422,12 @@ impl Daemon {
     fn confirm(&mut self, texts: &Texts) -> Result<(), NotKept> {
         self.keeper.stay();
         let files = self.keeper.keep_files(texts);
-        self.keeper.keep(&self.book).and(files)
+        self.keeper.keep(&self.desired).and(files)
     }
 
     /// How many ports, TAPs and streams there are to be, in words.
     pub fn summary(&self) -> String {
-        let all = || self.book.entries().values();
+        let all = || self.desired.entries().values();
         let count = |kind| all().filter(|entry| entry.settings.kind == kind).count();
         config::summary(Kind::PORTS.map(count))
     }
@@ -435,9 +437,9 @@ impl Daemon {
         self.keeper.path()
     }
 
-    /// What each port and TAP was told to be, and by whom.
-    pub fn book(&self) -> &Book {
-        &self.book
+    /// The ports that are wanted.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
     }
 
     /// The ports there are.

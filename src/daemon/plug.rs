@@ -58,37 +58,30 @@ impl Daemon {
         place: PathBuf,
         Candidate { name, file, uid }: &Candidate<'_>,
     ) -> Result<Arc<Trouble>, PortError> {
-        self.is_free()?;
-        let owners = || self.book.plugged().map(|(_, owner)| owner).chain(self.unplugged());
+        let owners = || self.desired.plugged().map(|(_, owner)| owner).chain(self.unplugged());
         if owners().count() >= MAX_PLUG_PORTS {
             return Err(PortError::ManyPlugged);
         }
         if owners().filter(|owner| owner == uid).count() >= MAX_PLUG_PORTS_A_USER {
             return Err(PortError::ManyOfUser(*uid));
         }
-        let template = self.book.template().ok_or(PortError::NoSuchPort)?;
+        let template = self.desired.template().ok_or(PortError::NoSuchPort)?;
         let settings = template.plugged(name, path.join(name));
         let connector = Connector::to_file(&path.join(name), file.identity)?;
         let trouble = connector.trouble();
-        let id = self.free_number(name)?;
+        let id = self.check_name(name)?;
         let origin = Origin::Plug(*uid);
         let entry = Entry { settings: settings.clone(), origin, place: Some(place) };
         self.is_clear(&entry)?;
-        if let Some(clash) = self.book.clash(&entry) {
+        if let Some(clash) = self.desired.clash(&entry) {
             return Err(clash.into());
         }
-        self.book.enter(entry);
+        self.desired.insert(entry);
         let acceptor = Acceptor::Connector(connector);
-        match self.put_before(id, &settings, acceptor) {
-            Ok(port) => {
-                port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
-                Ok(trouble)
-            }
-            Err(error) => {
-                self.book.strike(name);
-                Err(error)
-            }
-        }
+        let port = self.put_before(id, &settings, acceptor);
+        let port = port.inspect_err(|_| drop(self.desired.remove(name)))?;
+        port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
+        Ok(trouble)
     }
 }
 
@@ -237,10 +230,6 @@ impl Watcher {
     /// Does what differs; how soon the next look has to be, if anything is waited for that the
     /// kernel does not tell of.
     fn round(&mut self, now: Instant) -> Option<Duration> {
-        // A reload has the switch, and may have taken a port for a moment.
-        if self.daemon().is_free().is_err() {
-            return Some(PLUG_PAUSE);
-        }
         self.behind = false;
         let found = self.look_and_tell();
         if let Some(found) = found {
@@ -325,7 +314,7 @@ impl Watcher {
     /// forgotten when they change.
     fn compare(&mut self, found: &BTreeMap<OsString, Found>, now: Instant) {
         let plugged: BTreeSet<String> =
-            self.daemon().book().plugged().map(|(name, _)| name.to_owned()).collect();
+            self.daemon().desired().plugged().map(|(name, _)| name.to_owned()).collect();
         let mut ports = BTreeSet::new();
         for (name, mut known) in std::mem::take(&mut self.known) {
             let file = found.get(&name);
@@ -348,7 +337,7 @@ impl Watcher {
                 }
                 // Somebody deleted it, or a configuration has its name.
                 State::Port { .. } if same => {
-                    let taken = self.daemon().book().get(&text).is_some();
+                    let taken = self.daemon().desired().get(&text).is_some();
                     known.state = if taken { State::Waits } else { State::Done };
                     known.file = file.copied().unwrap_or(known.file);
                     self.known.insert(name, known);
@@ -400,7 +389,7 @@ impl Watcher {
         let mut daemon = self.daemon();
         let step = match removal {
             // A configuration may have its name by now.
-            None if daemon.book().origin(name).plugged_by().is_none() => return true,
+            None if daemon.desired().origin(name).plugged_by().is_none() => return true,
             None => daemon.begin_removal(name).map(|begun| {
                 *removal = Some(begun);
                 false

@@ -123,9 +123,9 @@ enum Attempt {
 }
 
 impl Daemon {
-    /// What to try now, if something is due. A reload has the switch to itself.
+    /// What to try now, if something is due.
     fn begin_attempt(&mut self) -> Option<Attempt> {
-        if self.is_free().is_err() || self.stopping.load(Ordering::Acquire) {
+        if self.stopping.load(Ordering::Acquire) {
             return None;
         }
         let (code, subject) = self.missing.begin(Instant::now())?;
@@ -136,17 +136,17 @@ impl Daemon {
             return None;
         };
         let post = Arc::clone(serving.post());
-        let endpoint = self.book.get(&name).and_then(|entry| entry.settings.endpoint());
+        let endpoint = self.desired.get(&name).and_then(|entry| entry.settings.endpoint());
         Some(match endpoint {
             Some(endpoint) => Attempt::Socket(post, endpoint),
             None => Attempt::Interface(post),
         })
     }
 
-    /// A port of the book is not served, for this reason, and tried again. An inherited descriptor
+    /// A port of the desired is not served, for this reason, and tried again. An inherited descriptor
     /// is not: by then its number may be another file's.
     pub(super) fn miss(&mut self, port: &Arc<Port>, why: String) -> Result<(), PortError> {
-        let entry = self.book.get(&port.name);
+        let entry = self.desired.get(&port.name);
         let endpoint = entry.and_then(|entry| entry.settings.endpoint());
         let again = !matches!(endpoint, Some(Endpoint::Fd(_)));
         let missing = Degradation::new(Code::of(port), Some(&port.name), why);
@@ -202,7 +202,7 @@ impl Retrier {
     fn tick(&self) -> Duration {
         let daemon = lock(&self.daemon);
         match daemon.missing.iter().next() {
-            _ if !daemon.leaving.is_empty() || daemon.waits => REMOVE_TICK,
+            _ if !daemon.leaving.is_empty() || daemon.not_running().next().is_some() => REMOVE_TICK,
             Some(_) => RETRY_TICK,
             None => RETRY_IDLE_TICK,
         }

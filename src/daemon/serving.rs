@@ -1,8 +1,9 @@
 //! What serves a port: a thread of its own, with the socket or interface that was opened for it.
 //!
-//! A port for which that cannot be had is there without: it is in the table and in the book, frames
+//! A port for which that cannot be had is there without: it is in the table, frames
 //! for it are dropped, and it may be changed and deleted as any other.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -12,8 +13,11 @@ use vmm_sys_util::eventfd::EventFd;
 use super::front_end::{Acceptor, Seat};
 use super::post::Post;
 use super::{Daemon, PortError, start_helper, stream, uplink};
+use crate::config::Entry;
+use crate::frame::MacAddr;
 use crate::limits::SESSION_STACK_BYTES;
 use crate::port::{Endpoint, Port};
+use crate::switch::Fdb;
 use crate::vhost_user::socket::Place;
 
 /// What a port is served with.
@@ -47,6 +51,10 @@ type Thread = (JoinHandle<()>, Stop);
 /// What serves one port.
 pub struct Serving {
     post: Arc<Post>,
+    /// As it was made or last changed.
+    entry: Entry,
+    /// Its static addresses.
+    pub(super) addresses: BTreeSet<MacAddr>,
     /// None if what it is served with cannot be had.
     thread: Option<Thread>,
     /// Its socket's file, where that stays when the thread ends.
@@ -57,6 +65,31 @@ impl Serving {
     /// The port.
     pub fn post(&self) -> &Arc<Post> {
         &self.post
+    }
+
+    /// As it was made or last changed.
+    pub fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    /// Changes what needs no other socket or interface; nothing if that fails.
+    pub(super) fn change(&mut self, entry: &Entry) -> Result<(), PortError> {
+        self.post.change(&entry.settings)?;
+        self.entry = entry.clone();
+        Ok(())
+    }
+
+    /// Gives the port a static address.
+    pub(super) fn assign(&mut self, mac: MacAddr, fdb: &Fdb) -> Result<(), PortError> {
+        fdb.insert_static(mac, self.post.port().id)?;
+        self.addresses.insert(mac);
+        Ok(())
+    }
+
+    /// Takes a static address from the port.
+    pub(super) fn release(&mut self, mac: MacAddr, fdb: &Fdb) {
+        fdb.remove_static(mac, self.post.port().id);
+        self.addresses.remove(&mac);
     }
 
     /// Its socket's file, where that stays when the thread ends.
@@ -103,19 +136,20 @@ impl Serving {
 }
 
 impl Daemon {
-    /// Has a thread serve a port of the book with what was opened for it.
+    /// Has a thread serve a port that is wanted with what was opened for it.
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
-        let (post, file) = (self.post(port)?, opened.file_that_stays());
-        let thread = Some(self.start_thread(&post, opened)?);
-        self.serving.push(Serving { post, thread, file });
+        let mut serving = self.served(port)?;
+        serving.file = opened.file_that_stays();
+        serving.thread = Some(self.start_thread(&serving.post, opened)?);
+        self.serving.push(serving);
         Ok(())
     }
 
-    /// A port of the book for which nothing could be opened.
+    /// A port that is wanted for which nothing could be opened.
     pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
-        let post = self.post(port)?;
+        let serving = self.served(port)?;
         port.left_out.store(true, Ordering::Relaxed);
-        self.serving.push(Serving { post, thread: None, file: None });
+        self.serving.push(serving);
         Ok(())
     }
 
@@ -137,11 +171,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// A port as the book has it.
-    fn post(&self, port: &Arc<Port>) -> Result<Arc<Post>, PortError> {
-        let entry = self.book.get(&port.name).ok_or(PortError::NoSuchPort)?;
-        let settings = entry.settings.clone();
-        Ok(Arc::new(Post::new(port, settings, &self.ports, &self.events)))
+    /// A port of an entry, and the addresses that it was given with.
+    fn served(&self, port: &Arc<Port>) -> Result<Serving, PortError> {
+        let entry = self.desired.get(&port.name).ok_or(PortError::NoSuchPort)?.clone();
+        let given = entry.settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
+        let is_here = |mac: &MacAddr| self.context.fdb.whose(*mac) == Some((port.id, true));
+        let addresses = given.filter(is_here).collect();
+        let post = Post::new(port, entry.settings.clone(), &self.ports, &self.events);
+        Ok(Serving { post: Arc::new(post), entry, addresses, thread: None, file: None })
     }
 
     fn start_thread(&mut self, post: &Arc<Post>, opened: Opened) -> Result<Thread, PortError> {

@@ -100,7 +100,7 @@ impl Health {
         let all = daemon.degradations();
         let count = |code: Code| all.iter().filter(|one| one.code == code).count() as u64;
         let degraded = Code::ALL.iter().map(|&code| (code, count(code)));
-        let info = daemon.book().entries().iter().map(|(name, Entry { settings, .. })| {
+        let info = daemon.desired().entries().iter().map(|(name, Entry { settings, .. })| {
             let label = |(key, word): (&Key, String)| {
                 let word = word.replace('\\', "\\\\").replace('"', "\\\"");
                 format!(",{}=\"{word}\"", key.field())
