@@ -261,7 +261,7 @@ impl Switch {
             PortError::Exists => {
                 Fault::port_exists(name, self.daemon().desired().origin(name).name())
             }
-            PortError::Leaving(name) => Fault::port_being_removed(name),
+            PortError::BeingRemoved(name) => Fault::port_being_removed(name),
             PortError::NoSuchPort | PortError::NotAssigned(NotAssigned::NoSuchPort) => {
                 let ports = self.view.ports.present();
                 match ports.named(name).is_some_and(|port| port.is_leaving()) {

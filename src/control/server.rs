@@ -328,7 +328,7 @@ impl<'a> Server<'a> {
                     continue;
                 }
                 Ok(true) => reply(serde_json::json!({}), false),
-                Err(PortError::Leaving(_)) => {
+                Err(PortError::BeingRemoved(_)) => {
                     reply(serde_json::json!({"in_progress": true}), false)
                 }
                 Err(error) => self.switch.fault(&self.leaving[at].name, &error).message(),

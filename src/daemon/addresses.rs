@@ -1,15 +1,13 @@
 //! Static addresses that come and go while the switch runs.
 //!
-//! One that a port is given beside its settings stays when these change: it goes with the port, when
-//! a client takes it away, and when a file names it for another port. One of the settings is a
-//! setting: taking it away changes them.
+//! An address that a client gives to a port stays when the port's settings change. It goes with the
+//! port, when a client takes it away, and when a file names it for another port. To take an address
+//! of the settings away changes the settings.
 
 use super::Daemon;
 use super::desired::Desired;
 use super::ports::PortError;
 use crate::frame::MacAddr;
-use crate::port::PortTable;
-use crate::switch::Fdb;
 
 impl Daemon {
     /// Gives an address to a port: its frames go there, and no other port can take it over. One
@@ -38,16 +36,5 @@ impl Daemon {
         };
         self.edit(release, |daemon| daemon.reconcile_port(&owner))?;
         Ok(owner)
-    }
-}
-
-/// Enters what the ports of a start were given.
-pub(super) fn enter_all(desired: &Desired, ports: &PortTable, fdb: &Fdb) {
-    for port in ports.iter() {
-        for mac in desired.assigned_to(&port.name) {
-            if let Err(error) = fdb.insert_static(mac, port.id) {
-                log::error!("port {}: {error}", port.name);
-            }
-        }
     }
 }

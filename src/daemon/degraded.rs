@@ -84,7 +84,7 @@ impl Daemon {
     /// Why the switch is not all that it was told to be; empty if it is. As many as there are
     /// ports, and some more. What can be had later leaves the list.
     pub fn degradations(&self) -> Vec<Degradation> {
-        let there = self.keeper.degraded().chain(self.missing.iter()).cloned();
+        let there = self.store.degraded().chain(self.missing.iter()).cloned();
         there.chain(self.held_up()).collect()
     }
 }

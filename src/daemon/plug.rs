@@ -151,12 +151,6 @@ struct Known {
     state: State,
 }
 
-/// A port on its way out; none while that has to be begun again.
-struct Leaving {
-    name: String,
-    removal: Option<Removal>,
-}
-
 struct Watcher {
     daemon: Arc<Mutex<Daemon>>,
     path: PathBuf,
@@ -167,7 +161,7 @@ struct Watcher {
     /// Why it could not be looked at, as it was told.
     trouble: Option<String>,
     known: BTreeMap<OsString, Known>,
-    leaving: Vec<Leaving>,
+    removals: Vec<Removal>,
     /// What may come and go.
     changes: Bucket,
     /// A change waits for the bucket.
@@ -191,7 +185,7 @@ impl Watcher {
             directory: None,
             trouble: None,
             known: BTreeMap::new(),
-            leaving: Vec::new(),
+            removals: Vec::new(),
             changes: Bucket::new(PLUG_BURST, PLUG_EVERY),
             behind: false,
             telling: Bucket::new(PLUG_TOLD_BURST, PLUG_TOLD_EVERY),
@@ -240,7 +234,7 @@ impl Watcher {
         let waits = self.directory.is_none()
             || self.known.values().any(|known| !matches!(known.state, State::Done));
         match () {
-            () if self.behind || !self.leaving.is_empty() => Some(PLUG_PAUSE),
+            () if self.behind || !self.removals.is_empty() => Some(PLUG_PAUSE),
             () if waits => Some(PLUG_LOOK),
             () => None,
         }
@@ -326,7 +320,7 @@ impl Watcher {
                     *since = failed.as_ref().map(|_| since.unwrap_or(now));
                     let left = since.is_some_and(|since| now - since >= PLUG_GRACE);
                     ports.insert(text.clone());
-                    if same && !left || !self.leave(&text) {
+                    if same && !left || !self.remove(&text) {
                         self.known.insert(name, known);
                     } else if same && let Some(error) = failed {
                         self.tell(&name, &known.file, &Unreachable(&error));
@@ -350,61 +344,37 @@ impl Watcher {
         }
         // What a panic left of one.
         for name in plugged.difference(&ports) {
-            self.leave(name);
+            self.remove(name);
         }
     }
 
-    /// Begins to take a port away; false if it has to wait.
-    fn leave(&mut self, name: &str) -> bool {
-        if self.is_leaving(name) {
-            return true;
-        }
+    /// Begins to remove a port; false if that has to wait.
+    fn remove(&mut self, name: &str) -> bool {
         if !self.changes.take() {
             self.behind = true;
             return false;
         }
-        self.leaving.push(Leaving { name: name.to_owned(), removal: None });
+        let removal = {
+            let mut daemon = self.daemon();
+            // A configuration may have its name by now.
+            let is_ours = daemon.desired().origin(name).plugged_by().is_some();
+            is_ours.then(|| daemon.begin_removal(name))
+        };
+        self.removals.extend(removal.and_then(Result::ok));
         true
     }
 
-    fn is_leaving(&self, name: &str) -> bool {
-        self.leaving.iter().any(|leaving| leaving.name == name)
-    }
-
-    /// Goes on with ports that leave. They take a few milliseconds, unless a front-end holds them
-    /// up.
+    /// Waits for ports that are being removed: a few milliseconds, unless a front-end holds them
+    /// up. Then they go on by themselves.
     fn go_on(&mut self) {
         for _ in 0..8 {
-            let mut leaving = std::mem::take(&mut self.leaving);
-            leaving.retain_mut(|leaving| !self.is_gone(leaving));
-            self.leaving = leaving;
-            if self.leaving.is_empty() {
+            let mut removals = std::mem::take(&mut self.removals);
+            removals.retain_mut(|removal| self.daemon().go_on(removal).is_ok_and(|gone| !gone));
+            self.removals = removals;
+            if self.removals.is_empty() {
                 return;
             }
             std::thread::sleep(REMOVE_STEP);
-        }
-    }
-
-    fn is_gone(&self, Leaving { name, removal }: &mut Leaving) -> bool {
-        let mut daemon = self.daemon();
-        let step = match removal {
-            // A configuration may have its name by now.
-            None if daemon.desired().origin(name).plugged_by().is_none() => return true,
-            None => daemon.begin_removal(name).map(|begun| {
-                *removal = Some(begun);
-                false
-            }),
-            Some(removal) => daemon.go_on(removal),
-        };
-        match step {
-            Ok(gone) => gone,
-            Err(PortError::NoSuchPort) => true,
-            // It goes on by itself, and is looked at as before.
-            Err(PortError::Leaving(_)) => false,
-            Err(_) => {
-                *removal = None;
-                false
-            }
         }
     }
 
@@ -420,7 +390,8 @@ impl Watcher {
                 None => false,
             };
             let Some(candidate) = candidate(name, file, said, self) else { continue };
-            if self.is_leaving(candidate.name) {
+            if self.daemon().is_being_removed(candidate.name) {
+                self.behind = true;
                 continue;
             }
             let room = !full && !crowded.contains(&candidate.uid);

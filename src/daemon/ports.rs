@@ -3,7 +3,7 @@
 //! A port that is added has its socket, or its interface, before it is published, and its thread
 //! after: a front-end that connects finds everything else running. What fails leaves nothing.
 //!
-//! How a port is removed: `super::leaving`.
+//! How a port is removed: `super::removing`.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use super::desired::{Clash, Desired, NotAssigned};
 use super::front_end::Acceptor;
-use super::keeper::NotKept;
 use super::opening;
-use super::post::ChangeError;
+use super::running_port::ChangeError;
 use super::serving::{Opened, Serving};
+use super::state_store::NotSaved;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build};
 use crate::config::{Difference, Effect, Entry, Kind, Origin, Settings};
@@ -90,10 +90,10 @@ pub enum PortError {
     Change(#[from] ChangeError),
     /// There is no room to keep the change.
     #[error(transparent)]
-    NotKept(#[from] NotKept),
+    NotSaved(#[from] NotSaved),
     /// It is done, and the next process will not know.
     #[error("done, but it {0}")]
-    Forgotten(NotKept),
+    Forgotten(NotSaved),
     /// Its settings are not those any more from which a change began.
     #[error("it was changed meanwhile: try again")]
     Changed,
@@ -102,7 +102,7 @@ pub enum PortError {
     Ending,
     /// This port is on its way out, and goes on by itself.
     #[error("port {0} is being removed: try again when it is gone")]
-    Leaving(String),
+    BeingRemoved(String),
     /// A thread or descriptor cannot be had.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -129,7 +129,10 @@ impl Daemon {
         // One that the configuration has, and a client deleted, is the configuration's again.
         let configured = self.desired.configured(&entry.settings.name);
         entry.origin = configured.map_or(Origin::Runtime, |entry| entry.origin);
-        let insert = |desired: &mut Desired| Ok(desired.insert(entry.clone()));
+        let insert = |desired: &mut Desired| {
+            desired.insert(entry.clone());
+            Ok(())
+        };
         self.edit(insert, |daemon| daemon.create(&entry, socket))
     }
 
@@ -187,7 +190,7 @@ impl Daemon {
 
     /// Keeps what is wanted for the next process.
     pub(super) fn keep(&mut self) -> Result<(), PortError> {
-        self.keeper.keep(&self.desired).map_err(PortError::Forgotten)
+        self.store.keep(&self.desired).map_err(PortError::Forgotten)
     }
 
     /// A new port in the table, with its addresses. Before it is served: an event of its own must
@@ -245,9 +248,9 @@ impl Daemon {
     }
 
     pub(super) fn serving(&self, name: &str) -> Result<&Serving, PortError> {
-        let found = self.serving.iter().find(|serving| serving.post().name() == name);
-        found.ok_or_else(|| match self.leaves(name) {
-            true => PortError::Leaving(name.to_owned()),
+        let found = self.serving.iter().find(|serving| serving.running().name() == name);
+        found.ok_or_else(|| match self.is_being_removed(name) {
+            true => PortError::BeingRemoved(name.to_owned()),
             false => PortError::NoSuchPort,
         })
     }
@@ -255,7 +258,7 @@ impl Daemon {
     pub(super) fn serving_mut(&mut self, name: &str) -> Result<&mut Serving, PortError> {
         self.serving(name)?;
         let mut all = self.serving.iter_mut();
-        all.find(|serving| serving.post().name() == name).ok_or(PortError::NoSuchPort)
+        all.find(|serving| serving.running().name() == name).ok_or(PortError::NoSuchPort)
     }
 
     /// Changes settings of a port that are `before`; what changes, and when.
@@ -279,14 +282,17 @@ impl Daemon {
         if let Some(clash) = self.desired.clash(&entry) {
             return Err(clash.into());
         }
-        let insert = |desired: &mut Desired| Ok(desired.insert(entry));
+        let insert = |desired: &mut Desired| {
+            desired.insert(entry);
+            Ok(())
+        };
         self.edit(insert, |daemon| daemon.reconcile_port(name))?;
         Ok(changes)
     }
 
     /// What of a port or TAP waits for its next front-end.
     pub fn pending(&self, name: &str) -> Vec<Difference> {
-        self.serving(name).map(|serving| serving.post().pending()).unwrap_or_default()
+        self.serving(name).map(|serving| serving.running().pending()).unwrap_or_default()
     }
 
     /// A number for a new port of this name.
@@ -296,8 +302,8 @@ impl Daemon {
         }
         self.reclaim();
         if self.ports.present().named(name).is_some() {
-            return Err(match self.leaves(name) {
-                true => PortError::Leaving(name.to_owned()),
+            return Err(match self.is_being_removed(name) {
+                true => PortError::BeingRemoved(name.to_owned()),
                 false => PortError::Exists,
             });
         }

@@ -1,11 +1,11 @@
 //! The one place where the ports that run become the ports that are wanted.
 //!
 //! A start, a client, a reload, the end of a time to confirm and the plug directory change what is
-//! wanted ([`super::desired`]); [`Daemon::reconcile`] does what [`super::plan`] finds to differ. All
-//! of that happens under the daemon's lock and waits for nothing. A port that is to be made needs
-//! its socket, which may wait for a file system: the thread that wants the port opens it without
-//! the lock and comes back with [`Daemon::create`]. What is left over, such as an entry that waits
-//! for a port to be gone, the thread `retry` finds with the next plan.
+//! wanted ([`super::desired`]); [`Daemon::reconcile`] does what [`super::plan`] finds to differ.
+//! All of that happens under the daemon's lock and waits for nothing. A port that is to be made
+//! needs its socket, which may wait for a file system: the thread that wants the port opens it
+//! without the lock and comes back with [`Daemon::create`]. What is left over, such as an entry
+//! that waits for a port to be gone, the thread `retry` finds with the next plan.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::desired::Desired;
 use super::front_end::Acceptor;
 use super::plan::{Action, Actual, Running, plan};
-use super::post::Post;
+use super::running_port::RunningPort;
 use super::{Daemon, PortError};
 use crate::config::Entry;
 
@@ -21,7 +21,7 @@ use crate::config::Entry;
 #[derive(Default)]
 pub(super) struct Reconciled {
     /// Ports that have been stopped.
-    pub(super) stopped: Vec<Arc<Post>>,
+    pub(super) stopped: Vec<Arc<RunningPort>>,
     /// What could not be done, by the port's name.
     failed: Vec<(String, PortError)>,
 }
@@ -46,8 +46,8 @@ impl Daemon {
             let (entry, addresses) = (serving.entry(), &serving.addresses);
             (entry.settings.name.as_str(), Running { entry, addresses })
         });
-        let stopping = self.leaving.iter().filter(|leaving| leaving.holds_its_claims());
-        let stopping = stopping.map(|leaving| leaving.entry()).collect();
+        let stopping = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        let stopping = stopping.map(|removing| removing.entry()).collect();
         plan(&self.desired, &Actual { running: running.collect(), stopping })
     }
 
@@ -90,11 +90,11 @@ impl Daemon {
     ) -> Result<T, PortError> {
         let before = self.desired.clone();
         let edited = edit(&mut self.desired)
-            .and_then(|()| Ok(self.keeper.prepare(&self.desired)?))
+            .and_then(|()| Ok(self.store.prepare(&self.desired)?))
             .and_then(|prepared| Ok((carry_out(self)?, prepared)));
         match edited {
             Ok((done, prepared)) => {
-                self.keeper.commit(prepared).map_err(PortError::Forgotten)?;
+                self.store.commit(prepared).map_err(PortError::Forgotten)?;
                 Ok(done)
             }
             Err(error) => {
@@ -122,7 +122,7 @@ impl Daemon {
     /// Entries without a port that runs.
     pub(super) fn not_running(&self) -> impl Iterator<Item = &Entry> {
         let running: HashSet<&str> =
-            self.serving.iter().map(|serving| serving.post().name()).collect();
+            self.serving.iter().map(|serving| serving.running().name()).collect();
         let entries = self.desired.entries().values();
         entries.filter(move |entry| !running.contains(entry.settings.name.as_str()))
     }

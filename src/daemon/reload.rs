@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use super::desired::Desired;
 use super::diff::{Step, Summary, apply, diff};
-use super::keeper::NotKept;
 use super::opening::{Opens, Places};
 use super::reconcile::{Next, Reconciled};
+use super::state_store::NotSaved;
 use super::{Daemon, PortError, Removal};
 use crate::config::{Config, Entry, Request, Texts};
 use crate::events::{What, reason};
@@ -85,7 +85,7 @@ pub enum Busy {
     Thread(std::io::Error),
     /// It stays, and the next process will not know.
     #[error("confirmed, but it {0}")]
-    NotKept(NotKept),
+    NotSaved(NotSaved),
 }
 
 /// What a reload did.
@@ -201,7 +201,7 @@ impl Reloader {
         let waiting = state.waits.take().ok_or(Busy::Nothing)?;
         let kept = self.daemon().confirm(&waiting.texts);
         self.changed.notify_all();
-        kept.map_err(Busy::NotKept)
+        kept.map_err(Busy::NotSaved)
     }
 
     /// Who asked for the reload that waits to be confirmed, and how long it still does.
@@ -249,7 +249,7 @@ impl Reloader {
         let Some((Confirm { time, .. }, (_, before))) = waiting else { return };
         if !self.is_confirmed() {
             let errors = self.go_back(&before);
-            self.daemon().keeper.not_confirmed();
+            self.daemon().store.not_confirmed();
             let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
             errors.iter().for_each(|error| log::error!("reload: {error}"));
             events.tell(What::ReloadFailed { why });
@@ -289,9 +289,9 @@ impl Reloader {
             let mut before = daemon.desired.clone();
             before.keep_unassigned(&desired);
             if to_confirm {
-                let kept = daemon.keeper.keep_unconfirmed(&texts);
+                let kept = daemon.store.keep_unconfirmed(&texts);
                 kept.map_err(|error| vec![format!("that it is to be confirmed {error}")])?;
-                daemon.keeper.go_back_to(before.clone());
+                daemon.store.go_back_to(before.clone());
             }
             let reconciled = daemon.want(desired);
             (steps, before, reconciled)
@@ -314,7 +314,7 @@ impl Reloader {
     fn go_back(&self, before: &Desired) -> Vec<String> {
         let reconciled = {
             let mut daemon = self.daemon();
-            daemon.keeper.stay();
+            daemon.store.stay();
             let back = before.after_going_back(&daemon.desired);
             daemon.want(back)
         };
@@ -332,7 +332,7 @@ impl Reloader {
     /// The first error ends it, unless ports are made `anyway`, without their sockets. After
     /// [`RELOAD_REMOVE_TIMEOUT`] what still waits for a port to be gone does so by itself.
     fn settle(&self, Reconciled { stopped, .. }: Reconciled, anyway: bool) -> Vec<String> {
-        let removal = |post| Removal::of(Some(post), RELOAD_REMOVE_TIMEOUT);
+        let removal = |running| Removal::of(Some(running), RELOAD_REMOVE_TIMEOUT);
         let mut stopped: Vec<Removal> = stopped.into_iter().map(removal).collect();
         let end = Instant::now() + RELOAD_REMOVE_TIMEOUT;
         let mut errors = Vec::new();

@@ -163,8 +163,8 @@ fn a_reload_goes_on_without_a_thread_that_hangs() {
     });
 }
 
-/// A reload waits for the thread of a port that it removes. Meanwhile clients add, change and delete
-/// ports as ever, and the reload leaves what they did alone.
+/// A reload waits for the thread of a port that it removes. Meanwhile clients add, change and
+/// delete ports as ever, and the reload leaves what they did alone.
 #[test]
 fn clients_change_the_switch_while_a_reload_waits() {
     with_mounts(|| {

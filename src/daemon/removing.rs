@@ -10,19 +10,19 @@
 //! 5. what was learned there is forgotten, and its number may be another port's.
 //!
 //! A front-end or a file system can hold up the second step, a worker that waits for a guest's
-//! memory the fourth. The caller who removes a port waits for [`REMOVE_TIMEOUT`]; the thread `retry`
-//! goes on with it after that. Until no table has the port its name, socket and interface are not
-//! another one's: an entry that needs one of them waits ([`super::plan`]).
+//! memory the fourth. The caller who removes a port waits for [`REMOVE_TIMEOUT`]; the thread
+//! `retry` goes on with it after that. Until no table has the port its name, socket and interface
+//! are not another one's: an entry that needs one of them waits ([`super::plan`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
-use super::keeper::NotKept;
 use super::plan::waits_for;
-use super::post::Post;
+use super::running_port::RunningPort;
 use super::serving::Serving;
+use super::state_store::NotSaved;
 use super::{Daemon, PortError, uplink};
 use crate::config::{Entry, Origin};
 use crate::events::What;
@@ -32,7 +32,7 @@ use crate::sys::clock;
 use crate::vhost_user::session::Context;
 
 /// One of them.
-pub(super) struct Leaving {
+pub(super) struct Removing {
     serving: Serving,
     begun: Instant,
     /// The same by the wall clock: microseconds since 1970.
@@ -43,9 +43,9 @@ pub(super) struct Leaving {
     published: Option<(u64, Instant)>,
 }
 
-impl Leaving {
+impl Removing {
     fn name(&self) -> &str {
-        self.serving.post().name()
+        self.serving.running().name()
     }
 
     /// What served it.
@@ -77,17 +77,17 @@ impl Leaving {
 #[must_use = "whether the port is gone is told by the next looks"]
 pub struct Removal {
     /// None of an entry that nothing served yet.
-    post: Option<Arc<Post>>,
+    running: Option<Arc<RunningPort>>,
     /// When it is waited for no longer.
     end: Instant,
     /// Whether the next process will know.
-    kept: Result<(), NotKept>,
+    kept: Result<(), NotSaved>,
 }
 
 impl Removal {
     /// Of a port that has been stopped, or none.
-    pub(super) fn of(post: Option<Arc<Post>>, limit: Duration) -> Removal {
-        Removal { post, end: Instant::now() + limit, kept: Ok(()) }
+    pub(super) fn of(running: Option<Arc<RunningPort>>, limit: Duration) -> Removal {
+        Removal { running, end: Instant::now() + limit, kept: Ok(()) }
     }
 }
 
@@ -102,38 +102,38 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is being removed
-    /// already is as good.
+    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is being
+    /// removed already is as good.
     pub fn begin_removal(&mut self, name: &str) -> Result<Removal, PortError> {
         let Some(entry) = self.desired.remove(name) else {
-            let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
-            let leaving = leaving.ok_or(PortError::NoSuchPort)?;
-            let limit = if leaving.is_late() { Duration::ZERO } else { REMOVE_TIMEOUT };
-            return Ok(Removal::of(Some(Arc::clone(leaving.serving.post())), limit));
+            let removing = self.removing.iter().find(|removing| removing.name() == name);
+            let removing = removing.ok_or(PortError::NoSuchPort)?;
+            let limit = if removing.is_late() { Duration::ZERO } else { REMOVE_TIMEOUT };
+            return Ok(Removal::of(Some(Arc::clone(removing.serving.running())), limit));
         };
         self.desired.unassign_all(name);
-        let stopped = self.reconcile().stopped.into_iter().find(|post| post.name() == name);
+        let stopped = self.reconcile().stopped.into_iter().find(|running| running.name() == name);
         let mut removal = Removal::of(stopped, REMOVE_TIMEOUT);
         // Of one that came by itself nothing was written down.
         if entry.origin.plugged_by().is_none() {
-            removal.kept = self.keeper.keep(&self.desired);
+            removal.kept = self.store.keep(&self.desired);
         }
         Ok(removal)
     }
 
     /// Tells the thread of a port to end.
-    pub(super) fn stop_port(&mut self, name: &str) -> Option<Arc<Post>> {
-        let is = |serving: &Serving| serving.post().name() == name;
+    pub(super) fn stop_port(&mut self, name: &str) -> Option<Arc<RunningPort>> {
+        let is = |serving: &Serving| serving.running().name() == name;
         let mut serving = self.serving.swap_remove(self.serving.iter().position(is)?);
         serving.stop();
         for mac in std::mem::take(&mut serving.addresses) {
-            self.context.fdb.remove_static(mac, serving.post().port().id);
+            self.context.fdb.remove_static(mac, serving.running().port().id);
         }
         if !self.missing.is_tried(name) {
             self.missing.forget_port(name);
         }
-        let post = Arc::clone(serving.post());
-        self.leaving.push(Leaving {
+        let running = Arc::clone(serving.running());
+        self.removing.push(Removing {
             serving,
             begun: Instant::now(),
             since: clock::wall_nanos() / 1_000,
@@ -142,34 +142,37 @@ impl Daemon {
         });
         // It goes on with the port when the one who asked for this does not.
         self.retrier.iter().for_each(std::thread::Thread::unpark);
-        Some(post)
+        Some(running)
     }
 
     /// Takes the removal of a port as far as that needs no waiting; true when the port is gone. It
-    /// is [`PortError::Leaving`] that it takes longer than the caller wants to wait: it goes on.
+    /// is [`PortError::BeingRemoved`] if it takes longer than the caller wants to wait.
     pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
-        let is = |one: &Leaving| {
-            removal.post.as_ref().is_some_and(|post| Arc::ptr_eq(one.serving.post(), post))
+        let is = |one: &Removing| {
+            removal
+                .running
+                .as_ref()
+                .is_some_and(|running| Arc::ptr_eq(one.serving.running(), running))
         };
-        let at = self.leaving.iter().position(is);
+        let at = self.removing.iter().position(is);
         let gone = at.is_none_or(|at| self.advance(at));
         if !gone && Instant::now() < removal.end {
             return Ok(false);
         }
         std::mem::replace(&mut removal.kept, Ok(())).map_err(PortError::Forgotten)?;
-        match &removal.post {
-            Some(post) if !gone => Err(PortError::Leaving(post.name().to_owned())),
+        match &removal.running {
+            Some(running) if !gone => Err(PortError::BeingRemoved(running.name().to_owned())),
             _ => Ok(true),
         }
     }
 
     /// Goes on with all of them, and puts into service what waited for one that is gone.
-    pub(super) fn go_on_leaving(&mut self) {
+    pub(super) fn go_on_removing(&mut self) {
         self.advance_all();
-        for leaving in &mut self.leaving {
-            if leaving.is_late() && !std::mem::replace(&mut leaving.told, true) {
+        for removing in &mut self.removing {
+            if removing.is_late() && !std::mem::replace(&mut removing.told, true) {
                 let why = "its removal goes on: its thread has not ended yet".to_owned();
-                let port = leaving.serving.post().port();
+                let port = removing.serving.running().port();
                 port.events.tell_surely(&port.name, What::Degraded { why });
             }
         }
@@ -184,7 +187,7 @@ impl Daemon {
 
     pub(super) fn advance_all(&mut self) {
         let mut at = 0;
-        while at < self.leaving.len() {
+        while at < self.removing.len() {
             if !self.advance(at) {
                 at += 1;
             }
@@ -193,30 +196,30 @@ impl Daemon {
 
     /// Takes one as far as that needs no waiting; true if it is gone, and the last in its place.
     fn advance(&mut self, at: usize) -> bool {
-        let published = match self.leaving[at].published {
+        let published = match self.removing[at].published {
             Some(published) => published,
             None => {
-                let tried = self.missing.is_tried(self.leaving[at].name());
-                if tried || !self.leaving[at].serving.has_ended() {
+                let tried = self.missing.is_tried(self.removing[at].name());
+                if tried || !self.removing[at].serving.has_ended() {
                     return false;
                 }
                 let serial = self.take_away(at);
-                *self.leaving[at].published.insert((serial, Instant::now() + REMOVE_TIMEOUT))
+                *self.removing[at].published.insert((serial, Instant::now() + REMOVE_TIMEOUT))
             }
         };
         let (serial, end) = published;
         let gone = self.context.workers.have_adopted(serial) || Instant::now() >= end;
         if gone {
             self.reclaim();
-            self.leaving.swap_remove(at);
+            self.removing.swap_remove(at);
         }
         gone
     }
 
     /// The thread of one has ended: publishes a table without the port.
     fn take_away(&mut self, at: usize) -> u64 {
-        let serving = &self.leaving[at].serving;
-        let port = serving.post().port();
+        let serving = &self.removing[at].serving;
+        let port = serving.running().port();
         if let Some(file) = serving.file() {
             self.handover.discard_socket(file);
         }
@@ -234,39 +237,39 @@ impl Daemon {
     pub(super) fn is_clear(&mut self, entry: &Entry) -> Result<(), PortError> {
         self.advance_all();
         self.blocks(entry)
-            .map_or(Ok(()), |leaving| Err(PortError::Leaving(leaving.name().to_owned())))
+            .map_or(Ok(()), |removing| Err(PortError::BeingRemoved(removing.name().to_owned())))
     }
 
-    fn blocks(&self, entry: &Entry) -> Option<&Leaving> {
-        let mut leaving = self.leaving.iter().filter(|leaving| leaving.holds_its_claims());
-        leaving.find(|leaving| waits_for(entry, leaving.entry()))
+    fn blocks(&self, entry: &Entry) -> Option<&Removing> {
+        let mut removing = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        removing.find(|removing| waits_for(entry, removing.entry()))
     }
 
     /// True for a port of this name that is on its way out.
-    pub(super) fn leaves(&self, name: &str) -> bool {
-        let mut leaving = self.leaving.iter().filter(|leaving| leaving.holds_its_claims());
-        leaving.any(|leaving| leaving.name() == name)
+    pub(super) fn is_being_removed(&self, name: &str) -> bool {
+        let mut removing = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        removing.any(|removing| removing.name() == name)
     }
 
     /// Ports on their way out that brought their own sockets, and whose these are.
     pub(super) fn unplugged(&self) -> impl Iterator<Item = u32> {
-        self.leaving.iter().filter_map(|leaving| leaving.entry().origin.plugged_by())
+        self.removing.iter().filter_map(|removing| removing.entry().origin.plugged_by())
     }
 
     /// Who gave a port, if only to take it away.
     pub fn origin(&self, name: &str) -> Origin {
-        let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
-        leaving.map_or_else(|| self.desired.origin(name), |leaving| leaving.entry().origin)
+        let removing = self.removing.iter().find(|removing| removing.name() == name);
+        removing.map_or_else(|| self.desired.origin(name), |removing| removing.entry().origin)
     }
 
     /// Ports whose removal lasts, and what waits for that.
     pub(super) fn held_up(&self) -> impl Iterator<Item = Degradation> {
-        let late = self.leaving.iter().filter(|leaving| leaving.is_late());
-        let late = late.map(|leaving| Degradation {
+        let late = self.removing.iter().filter(|removing| removing.is_late());
+        let late = late.map(|removing| Degradation {
             code: Code::PortBeingRemoved,
-            subject: Some(leaving.name().to_owned()),
-            text: leaving.why(),
-            since: leaving.since,
+            subject: Some(removing.name().to_owned()),
+            text: removing.why(),
+            since: removing.since,
         });
         let waiting = self.not_running().filter_map(|entry| {
             let name = &entry.settings.name;

@@ -38,18 +38,18 @@ pub struct Change {
 
 /// What an earlier process wrote down.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct SavedChanges {
     changes: Vec<Change>,
     /// Addresses that were tied to ports.
     addresses: Vec<(MacAddr, String)>,
     /// What it would be by the configuration before one that waited to be confirmed.
-    before: Option<Box<Kept>>,
+    before: Option<Box<SavedChanges>>,
 }
 
-impl Kept {
+impl SavedChanges {
     /// By the configuration before one that was not confirmed. Where nothing is said of that, it
     /// was the one in force.
-    pub fn before(mut self) -> Kept {
+    pub fn before(mut self) -> SavedChanges {
         self.before.take().map_or(self, |before| *before)
     }
 }
@@ -94,7 +94,7 @@ fn words(settings: &Settings) -> Value {
 }
 
 /// Reads what an earlier process wrote; `None` if that was before the machine was started.
-pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Kept>, String> {
+pub fn read(bytes: &[u8], boot: &str) -> Result<Option<SavedChanges>, String> {
     let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if file["version"] != VERSION {
         return Err("it is of another version".to_owned());
@@ -112,7 +112,7 @@ pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Kept>, String> {
     Ok(Some(kept))
 }
 
-fn read_differences(file: &Value) -> Result<Kept, String> {
+fn read_differences(file: &Value) -> Result<SavedChanges, String> {
     let changes = file["changes"].as_array().ok_or("it says nothing of changes")?;
     // Twice as many as there may be ports: as many deleted as there are.
     if changes.len() > 2 * MAX_PORTS {
@@ -122,7 +122,7 @@ fn read_differences(file: &Value) -> Result<Kept, String> {
     if addresses.len() > MAX_PORTS * MAX_STATIC_MACS {
         return Err("it has more addresses than there can be".to_owned());
     }
-    Ok(Kept {
+    Ok(SavedChanges {
         changes: changes.iter().map(read_change).collect::<Result<_, _>>()?,
         addresses: addresses.iter().map(read_address).collect::<Result<_, _>>()?,
         before: None,
@@ -165,7 +165,7 @@ fn read_settings(kind: Kind, name: &str, words: &Map<String, Value>) -> Result<S
 }
 
 /// Changes a configuration accordingly; its desired, and what is not done, and why.
-pub fn apply(config: &mut Config, kept: Kept) -> (Desired, Vec<String>) {
+pub fn apply(config: &mut Config, kept: SavedChanges) -> (Desired, Vec<String>) {
     let mut desired = Desired::new(config);
     let mut said = Vec::new();
     for change in kept.changes {

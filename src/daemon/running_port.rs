@@ -21,7 +21,7 @@ use crate::worker::Workers;
 
 /// A port, which may be another one for each of its sessions.
 #[derive(Debug)]
-pub struct Post {
+pub struct RunningPort {
     name: String,
     ports: Arc<Ports>,
     events: Arc<Events>,
@@ -45,17 +45,17 @@ pub enum ChangeError {
     Mtu(#[from] NetlinkError),
 }
 
-impl Post {
+impl RunningPort {
     /// A port that is as `settings` say.
     pub fn new(
         port: &Arc<Port>,
         settings: Settings,
         ports: &Arc<Ports>,
         events: &Arc<Events>,
-    ) -> Post {
+    ) -> RunningPort {
         let state = Mutex::new(State { port: Arc::clone(port), settings, next: None });
         let (ports, events) = (Arc::clone(ports), Arc::clone(events));
-        Post { name: port.name.clone(), ports, events, state }
+        RunningPort { name: port.name.clone(), ports, events, state }
     }
 
     /// Its name, which stays.
