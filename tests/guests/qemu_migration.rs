@@ -1,6 +1,5 @@
-//! A Linux guest migrates between two QEMU processes while it works, there and back, again and
-//! again. It loses and changes no byte and does not reboot; the other guest and the host reach it
-//! within 5 s.
+//! A working Linux guest migrates between two QEMU processes: there and back, again and again. It
+//! loses and changes no byte and does not reboot; the other guest and the host reach it within 5 s.
 //!
 //! In two settings: in one both QEMUs are attached to ports of the same
 //! switch; in the other each has a switch of its own, and a bridge joins the switches' TAPs, as a

@@ -1,4 +1,4 @@
-//! Checksum and segmentation offload between real Linux guests, and between them and the host: with
+//! Offloads between Linux guests: checksums and segmentation, also between them and the host: with
 //! all offloads TCP crosses in packets over 10,000 bytes on average on each queue pair, UDP of
 //! 65,000 bytes in fragments, and no second is without progress. Files arrive whole while both
 //! guests switch their offloads, without a stall of 5 s. Behind a bridge and a wire without

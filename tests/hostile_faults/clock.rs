@@ -1,4 +1,4 @@
-//! The wall clock jumps by a day, ten times, either way: what ages does so by the time that passed.
+//! The wall clock jumps by a day: ten times, either way; what ages does so by the time that passed.
 //!
 //! The machine's clock is not the test's to set, and a time namespace shifts the other clocks. So
 //! the daemon runs with a library before the others that adds to CLOCK_REALTIME what a shared file

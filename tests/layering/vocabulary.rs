@@ -1,4 +1,4 @@
-//! Words that are gone from source, tests, scripts and pages, and stay gone: another word says it.
+//! Words that are gone: from source, tests, scripts and pages; another word says it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Ports that are added and removed while frames flow and guests migrate, by the functions of the
+//! Ports that are added and removed while frames flow and guests migrate: by the functions of the
 //! daemon itself.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! P8, P11 and the dirty log: what cannot serve as memory is refused, all of it and always.
+//! What cannot serve as memory is refused (P8, P11): all of it and always.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

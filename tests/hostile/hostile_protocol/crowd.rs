@@ -1,7 +1,7 @@
-//! An eventfd that a crowd waits for: a guest whose call descriptor costs its writer milliseconds
-//! is dropped. A write wakes each of the crowd, in the kernel and in the writer's time: with 2
-//! million waits, which a front-end without privileges can make, 0.2 s for one signal. The writer
-//! is the worker that delivers other guests' frames.
+//! An eventfd with many waiters: a guest whose call descriptor costs its writer milliseconds is
+//! dropped. A write wakes each of the crowd, in the kernel and in the writer's time: with 2 million
+//! waits, which a front-end without privileges can make, 0.2 s for one signal. The writer is the
+//! worker that delivers other guests' frames.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

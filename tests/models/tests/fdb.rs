@@ -1,4 +1,4 @@
-//! The forwarding table, its own code, under every interleaving. And under every reordering that
+//! The forwarding table: its own code, under every interleaving. And under every reordering that
 //! loom tries, up to four preemptions.
 
 use loom::sync::Arc;

@@ -1,5 +1,5 @@
-//! Ports that come by themselves: sockets that turn up in the directory of `--plug`, files that are
-//! none, and what a user who may make files there can cost.
+//! Ports by plug: sockets that turn up in the directory of `--plug`, files that are none, and what
+//! a user who may make files there can cost.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};

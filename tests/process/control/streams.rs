@@ -1,4 +1,4 @@
-//! Streams that are added, changed, looked at and deleted by vioswitchctl, and by a file.
+//! Streams are added, changed and deleted: by vioswitchctl, and by a file.
 
 use std::fs;
 use std::os::unix::net::UnixListener;

@@ -1,4 +1,4 @@
-//! A reload that waits to be confirmed when the process ends is undone by the next one.
+//! The next process undoes an unconfirmed reload.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Front-ends that do not get what they came for, and what the log says of them.
+//! Front-ends that do not get what they came for: and what the log says of them.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What `log-level` and `RUST_LOG` may say, and a log that is the journal's.
+//! What `log-level` and `RUST_LOG` may say: and a log that is the journal's.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
