@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 /// What stands behind this line of the page is made here.
 const MARK: &str = "<!-- made from src/limits.rs: UPDATE_DOCS=1 cargo test --lib limits -->\n";
 
-/// The files of limits on the page, `limits.rs` first, each with the title of what stands before its sections.
+/// The files of limits on the page, `limits.rs` first, each with the title of what stands before
+/// its sections.
 fn files() -> Vec<(String, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut paths: Vec<PathBuf> =
