@@ -1,5 +1,5 @@
 //! vioswitch: a vhost-user-net back-end for many VMs with an L2 learning switch and TAP uplinks
-//! inside. `docs/architecture.md` tells the whole story; this is the map.
+//! inside. This is the map of modules; `docs/architecture.md` explains how they work together.
 //!
 //! A module uses what stands below it, never above:
 //!
@@ -17,23 +17,14 @@
 //! | [`ring`] | split virtqueues |
 //! | [`memory`] | guest memory: mapping, translation, dirty log |
 //! | [`switch`] | decisions: the forwarding table and the policy |
-//! | [`events`] | what happened, for those who watch |
-//! | [`capture`] | copies of frames for those who look at them |
+//! | [`events`] | what happened, for clients that watch |
+//! | [`capture`] | copies of frames for clients |
 //! | [`stats`] | counters and the named reasons for a drop |
-//! | [`guard`] | what keeps the harm that a front-end does with itself |
+//! | [`guard`] | containment of front-ends: blocked writers, expensive signals, SIGBUS |
 //! | [`logging`] | the log's queue, its filter, the journal |
 //! | [`sys`] | system calls |
 //! | [`frame`] | frames as bytes |
 //! | [`limits`] | every limit and default |
-//!
-//! Life of a frame: a guest kicks, `worker::run` finds its ring ready, `ring::tx` takes a burst,
-//! `pipeline::classify` admits, learns and decides, `pipeline::plan` sorts by destination,
-//! `pipeline::deliver` takes each receive ring's lock and `ring::rx` copies, once; the burst's
-//! descriptors go back together and signals leave at the end of the turn.
-//!
-//! Lock order: the assignment of rings to workers (a session's), then a transmit ring's lock (its
-//! worker's, or a session's), then one receive ring's lock, a leaf. The forwarding table's shard
-//! locks and a port's small mutexes are leaves too.
 #![cfg(target_os = "linux")]
 
 // Sets signals, umask and environment as tests rely on them.

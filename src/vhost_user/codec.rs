@@ -1,22 +1,14 @@
 //! One front-end's connection: whole messages in, replies out, nothing that waits for ever.
 //!
-//! The rules of the wire:
-//!
-//! * A message is 12 header bytes, then exactly the announced number of body bytes. Descriptors
-//!   come with the header's first piece, because front-ends send a message in one sendmsg(2), and
-//!   nowhere else.
-//! * Waiting for the first byte of a message has no limit: a front-end is silent for days. From
-//!   that byte on the whole message must arrive by one absolute deadline, however it is sliced, so
-//!   feeding single bytes gains a peer nothing.
-//! * A reply must be taken by a deadline too. The peer may be a process that never reads.
-//! * Whatever else comes with the bytes is closed by [`disposal`], which does not wait for it, and
-//!   so is what lies unread when the connection ends.
+//! * A message is 12 header bytes, then the announced number of body bytes. Descriptors come with
+//!   the header's first piece and nowhere else.
+//! * Waiting for a message's first byte has no limit. From then on the whole message must arrive by
+//!   one absolute deadline, however it is sliced. A reply must be taken by a deadline too.
+//! * Whatever else comes with the bytes, or lies unread at the end, is closed by [`disposal`].
 //! * Every wait ends at once when the stop eventfd is written.
-//! * After any [`WireError`] the connection is of no more use: drop it. A message that arrived
-//!   whole but makes no sense is no such error, see [`crate::vhost_user::message`].
+//! * After any [`WireError`] the connection is of no more use: drop it.
 //!
-//! Nothing here depends on the socket's own blocking mode, which whoever created it can change:
-//! each call says by itself that it must not block, and poll(2) does the waiting.
+//! Nothing depends on the socket's blocking mode, which its other owners can change.
 
 use std::cell::Cell;
 use std::io;

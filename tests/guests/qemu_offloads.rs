@@ -6,11 +6,7 @@
 //! guests with fewer, both ways, in a VLAN of their own too; what the switch cuts and checksums is
 //! counted at the port that needs it and at no other.
 //!
-//! Two groups: in the first all guests have all offloads, in the second one guest has all of them
-//! and the others lack some, by QEMU's options or by the daemon's.
-//!
-//! Every device has `ctrl_guest_offloads=off`: a guest that gives up an offload through the control
-//! queue tells QEMU, and QEMU does not tell a vhost-user back-end.
+//! Every device has `ctrl_guest_offloads=off`: QEMU does not tell a vhost-user back-end.
 //!
 //! `VIOSWITCH_LONG=1` transfers for two minutes instead of 12 seconds.
 
