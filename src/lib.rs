@@ -11,7 +11,7 @@
 //! | [`config`] | arguments and TOML to one validated value |
 //! | [`diagnosis`] | what is wrong: facts of the switch and its ports to findings |
 //! | [`vhost_user`] | one front-end's session |
-//! | [`worker`] | threads of the data path: which ring is worked when, and by whom |
+//! | [`worker`] | threads of the data path: when each ring is worked, and by which |
 //! | [`pipeline`] | one burst, top to bottom: take, classify, plan, deliver, complete |
 //! | [`port`] | what frames come from and go to: a guest's rings, a TAP |
 //! | [`ring`] | split virtqueues |

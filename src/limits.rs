@@ -198,7 +198,7 @@ pub const FDB_RESERVED_PER_PORT: u32 = 16;
 /// Seconds an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
 pub const FDB_AGE_SECONDS: u32 = 300;
 
-/// Ports the table can tell apart: 15 bits of a word.
+/// Ports that the table distinguishes: 15 bits of a word.
 pub const FDB_MAX_PORTS: usize = 1 << 15;
 
 /// Locks for writers, each over an equal run of buckets. Two workers learn in one shard at once

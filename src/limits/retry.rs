@@ -16,7 +16,8 @@ pub const RETRY_MAX: Duration = Duration::from_secs(30);
 /// something is missing.
 pub const RETRY_TICK: Duration = Duration::from_secs(1);
 
-/// The same while nothing is missing: only changes that are not kept, or bad files, are news then.
+/// The same while nothing is missing: only changes that are not kept, or bad files, can be new
+/// then.
 pub const RETRY_IDLE_TICK: Duration = Duration::from_secs(5);
 
 /// Pause between looks at lasting removals, so that what they had is free soon.

@@ -1,4 +1,4 @@
-//! Layer-2 decisions: which port an address lives on, and where a frame goes.
+//! Layer-2 decisions: which port has an address, and where a frame goes.
 //!
 //! * Decisions only. No I/O, no virtio, no logging, no clock: time is an argument in seconds, the
 //!   answer is a value. The caller counts refusals and delivers frames.

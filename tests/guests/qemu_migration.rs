@@ -1,10 +1,10 @@
 //! A working Linux guest migrates between two QEMU processes: there and back, again and again. It
 //! loses and changes no byte and does not reboot; the other guest and the host reach it within 5 s.
 //!
-//! Both QEMUs are attached to ports of the same switch, or each to a switch of its own with a bridge
-//! between their TAPs, as a network joins two hosts. A TCP stream each way with a second guest, and
-//! the memory of the guest that moves, are checked all the while. One migration is given up under
-//! way: the guest stays. Where the guest cannot announce itself the switch does.
+//! Both QEMUs are attached to ports of the same switch, or each to a switch of its own with a
+//! bridge between their TAPs, as a network joins two hosts. A TCP stream each way with a second
+//! guest, and the memory of the guest that moves, are checked all the while. One migration is given
+//! up under way: the guest stays. Where the guest cannot announce itself the switch does.
 //!
 //! `VIOSWITCH_LONG=1` migrates 20 times instead of twice.
 

@@ -165,7 +165,7 @@ fn restarts(name: &str, qemu: Result<Qemu, String>) {
     counters.assert_balanced();
     // Counted on from process to process.
     assert_eq!(counters.get("vm1", "attaches"), rounds + 1);
-    assert_eq!(service.show("NRestarts"), "0", "a process of its own accord");
+    assert_eq!(service.show("NRestarts"), "0", "a restart by systemd");
     drop((p.vm1, p.vm2));
     service.systemctl(&["stop", "vioswitchd"]);
     assert_eq!(service.show("NFileDescriptorStore"), "0");

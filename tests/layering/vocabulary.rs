@@ -15,7 +15,29 @@ const GONE: &[(&str, &str)] = &[
     ("way-back", "undo"),
     ("wins over the change", "the value that applies"),
     ("workshop", "private directory"),
+    // Gone from explanations, and from heads of modules and tests.
+    ("are news", "are new"),
+    ("as long as they like", "without a limit"),
+    ("docs/measured", "docs/performance"),
+    ("has come to", "is at"),
+    ("hears no", "gets no"),
+    ("in the hands of", "of"),
+    ("mean harm", "hostile"),
+    ("own accord", "by itself"),
+    ("own affair", "is allowed"),
+    ("tells the same story", "does the same"),
 ];
+/// Pages that explain, and what they name instead: the actor, or the action.
+const EXPLANATIONS: [&str; 6] = [
+    "docs/architecture.md",
+    "docs/limits.md",
+    "docs/performance.md",
+    "docs/testing.md",
+    "docs/threat-model.md",
+    "CONTRIBUTING.md",
+];
+const VAGUE: [&str; 9] =
+    ["asks for", "everybody", "nobody", "somebody", "tell ", "tells", "told", "who is ", "whoever"];
 /// Where they are looked for.
 const PLACES: [&str; 7] =
     ["src", "tests", "scripts", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"];
@@ -56,6 +78,26 @@ fn words_that_are_gone_stay_gone() {
         }
     }
     none(complaints);
+}
+
+/// The words of a line that are not names of tests or the like.
+fn prose(line: &str) -> String {
+    line.split('`').step_by(2).collect::<Vec<_>>().join(" ").to_lowercase()
+}
+
+#[test]
+fn explanations_name_the_actor() {
+    let mut complaints = Vec::new();
+    for page in EXPLANATIONS {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+        for (n, line) in fs::read_to_string(path).expect(page).lines().enumerate() {
+            let line = prose(line);
+            let found = VAGUE.iter().filter(|word| line.contains(**word));
+            complaints.extend(found.map(|word| format!("{page}:{}: \"{word}\"", n + 1)));
+        }
+    }
+    none(complaints);
+    assert_eq!(prose("`holds_up_nobody` and Nobody").trim(), "and nobody");
 }
 
 #[test]

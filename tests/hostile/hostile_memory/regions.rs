@@ -274,7 +274,7 @@ fn dirty_logs_that_cannot_be() {
     lab.finish();
 }
 
-/// Two slots of the same bytes are one guest's own affair. The same guest addresses twice are not
+/// Two slots of the same bytes are allowed. The same guest addresses twice are not
 /// to be had; 509 slots are, one more is not, and adding and removing them leaves nothing.
 #[test]
 fn slots_come_and_go() {

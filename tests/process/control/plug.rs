@@ -1,4 +1,4 @@
-//! Ports by plug: sockets that turn up in the directory of `--plug`, files that are none, and what
+//! Ports by plug: sockets that appear in the directory of `--plug`, files that are none, and what
 //! a user who may make files there can cost.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Signals that end a process unless it asks for them.
+//! Signals that end a process unless it handles them.
 
 use super::process::{Process, port, vioswitchd};
 use testkit::proc::Dir;

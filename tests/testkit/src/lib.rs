@@ -10,7 +10,7 @@
 //! | messages, states, memory, reconnects of front-ends; migration | `tests/sessions` |
 //! | arguments, signals, log, start and end, handing over | `tests/process` |
 //! | rates, shares, latencies, wake-ups: all that must be alone | `tests/timing` |
-//! | guests and front-ends that mean harm | `tests/hostile` |
+//! | hostile guests and front-ends | `tests/hostile` |
 //! | what the system refuses, panics, death of a front-end | `tests/hostile_faults` |
 //! | everything at once, for long | `tests/soak`, or an operation of `tests/forwarding/model` |
 //! | any bytes at all | a target of `tests/fuzz`, replayed by `tests/fuzz_corpus.rs` |
@@ -19,14 +19,14 @@
 //! | the shape of the source | `tests/layering/` |
 //!
 //! A new file, not a new program: each links all of this again. Tests of one program share a
-//! process and run side by side: a test that counts the process's own descriptors, lowers its limits
-//! or sets its environment starts the program once more for itself (`wire_descriptors`).
+//! process and run side by side: a test that counts the process's own descriptors, lowers its
+//! limits or sets its environment starts the program once more for itself (`wire_descriptors`).
 //!
 //! # The driver
 //!
 //! From the bottom up: [`sys`], [`mem`], [`frontend`] (messages), [`ring`], [`vnet`], [`rx`] and
-//! [`tx`], [`vm`] (a whole guest), [`traffic`] (frames that prove I1 to I4), [`net`] (several guests).
-//! It shares no code with the crate under test (docs/testing.md).
+//! [`tx`], [`vm`] (a whole guest), [`traffic`] (frames that prove I1 to I4), [`net`] (several
+//! guests). It shares no code with the crate under test (docs/testing.md).
 
 pub mod bystanders;
 pub mod counters;
