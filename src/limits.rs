@@ -28,7 +28,7 @@ pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------
 
-/// Shortest Ethernet frame a port may send: destination, source, type. Guests do not pad to the
+/// Shortest Ethernet frame: destination, source, type. Guests do not pad to the
 /// 60 bytes of the wire.
 pub const MIN_FRAME_LEN: u32 = 14;
 
@@ -36,7 +36,7 @@ pub const MIN_FRAME_LEN: u32 = 14;
 /// Ethernet header and two VLAN tags (virtio 1.2 section 5.1.6.3.1).
 pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
 
-/// Bytes of each frame copied before any decision, and delivered from the copy: a cache line,
+/// Bytes of each frame copied first, and delivered from the copy: a cache line,
 /// which holds Ethernet, one VLAN tag, IPv4 and TCP without options.
 pub const SNAPSHOT_LEN: usize = 64;
 
@@ -69,7 +69,7 @@ pub const MAX_RING_SIZE: u16 = 32_768;
 /// as some front-ends count rings where others count pairs.
 pub const MAX_QUEUE_PAIRS: u16 = 16;
 
-/// Frames taken from one TX ring at a time: four cache lines of heads and 16 of descriptors.
+/// Frames of one burst: four cache lines of heads and 16 of descriptors.
 /// Larger bursts gain nothing in VPP's and DPDK's published curves.
 pub const BURST_FRAMES: usize = 64;
 
@@ -77,7 +77,7 @@ pub const BURST_FRAMES: usize = 64;
 /// Bounds how long a sender holds a receiver's ring.
 pub const BURST_BYTES: u32 = 65_536;
 
-/// Copies by flooding before a burst is cut; the rest waits for the sender's next turn. Bounds a
+/// Flooded copies of a burst; the rest waits for the sender's next turn. Bounds a
 /// broadcast storm to about one turn for any number of ports.
 pub const BURST_FLOOD_COPIES: usize = 512;
 
@@ -89,7 +89,7 @@ pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
 /// by one against a burst, and are bounded where a receiver posts them.
 pub const FRAME_DESCRIPTORS: u32 = 32;
 
-/// Descriptors walked for one run into a receive ring: 200 µs. 64 KiB for a path of 576 bytes
+/// Descriptors walked for one run: 200 µs. 64 KiB for a path of 576 bytes
 /// into the chains of 19 that Linux posts are 2,300.
 pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 
@@ -117,7 +117,7 @@ pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
 /// 25 ns, a quarter of a frame of 1 KiB.
 pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
 
-/// Memory pieces one burst may refer to; it ends before a chain that might not fit.
+/// Memory pieces of one burst; it ends before a chain that might not fit.
 pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
 
 /// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; smaller ones cost
@@ -268,7 +268,7 @@ pub const MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(
 /// 20-byte replies.
 pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Front-ends waiting in a listening socket's queue: one as a rule (a restarted QEMU); the others
+/// Front-ends in a socket's queue: one as a rule (a restarted QEMU); the others
 /// get an error at once instead of a hang.
 pub const SOCKET_BACKLOG: i32 = 8;
 
@@ -303,11 +303,11 @@ pub const MAX_SOCKET_PATH: usize = 107;
 
 // --- TAPs and announcements ---------------------------------------------------------------
 
-/// Longest frame copied together for a TAP, to go out by a plain `write`. `writev` costs 75 to
+/// Longest frame copied for a TAP, to go out by a plain `write`. `writev` costs 75 to
 /// 100 ns more, as does copying 4 KiB; above 9,000 bytes the copy loses.
 pub const TAP_COPY_BYTES: usize = 4_096;
 
-/// Pieces of a longer frame handed to the kernel; more are copied together first. Its limit is
+/// Pieces of a longer one; more are copied together first. Its limit is
 /// 1,024 (`UIO_MAXIOV`), and each costs it about 30 ns.
 pub const TAP_GATHER_PIECES: usize = 32;
 
@@ -323,7 +323,7 @@ pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
 /// time.
 pub const STREAM_READS: u32 = 3;
 
-/// Times that a stream's writer also sends frames of others, so that it does something else too.
+/// Rounds of a stream's writer for others, so that it does something else too.
 pub const STREAM_ROUNDS: u32 = 16;
 
 /// Time that the next worker tries to write itself: a call takes some 20 µs at most. Beyond that
@@ -347,11 +347,11 @@ pub const MAX_NOTES: usize = 256;
 
 // --- The process --------------------------------------------------------------------------
 
-/// Descriptors taken over from a service manager: [`MAX_PORTS`] sockets and as many queues of TAPs
+/// Descriptors from a service manager: [`MAX_PORTS`] sockets and as many queues of TAPs
 /// as [`MAX_TAPS`] allow.
 pub const MAX_PASSED_FDS: usize = 8192;
 
-/// Time for handing all descriptors to the service manager. It reads within microseconds unless it
+/// Time for handing all to the service manager. It reads within microseconds unless it
 /// hangs.
 pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
 
@@ -377,7 +377,7 @@ pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(8
 /// 2 MiB would show in every tool.
 pub const SESSION_STACK_BYTES: usize = 256 << 10;
 
-/// Log lines that wait for the reader of standard error: all counters of some hundred ports.
+/// Log lines that wait for their reader: all counters of some hundred ports.
 pub const LOG_QUEUE_BYTES: usize = 256 << 10;
 
 /// Time that other threads than workers wait for the log: microseconds, if the reader is alive.
@@ -392,16 +392,16 @@ pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_sec
 /// Panics logged in full each second. A guest that found one can repeat it.
 pub const PANIC_LINES_PER_SECOND: u32 = 5;
 
-/// Sweeps of the forwarding table per ageing time.
+/// Sweeps per ageing time.
 pub const AGEING_SWEEPS: u32 = 8;
 
 // --- System layer -------------------------------------------------------------------------
 
-/// Mappings of foreign memory in the process: 128 ports with every memory slot and a dirty log.
+/// Guarded mappings of foreign memory: 128 ports with every memory slot and a dirty log.
 /// The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
 pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
 
-/// Slots by which the registry of guarded mappings grows: one large guest, about 20 KiB.
+/// Slots by which their registry grows: one large guest, about 20 KiB.
 pub const GUARD_SEGMENT_SLOTS: usize = 512;
 
 /// Pause between looks of the watchdog, over workers and pending signals. A worker that stands
@@ -504,10 +504,10 @@ pub const MAX_CONFIG_FILES: usize = 2048;
 /// force and unconfirmed, with two bytes for each quote and line's end.
 pub const MAX_STATE_BYTES: u64 = 32 << 20;
 
-/// Errors of a configuration file that are shown; the rest are only counted.
+/// Errors of a file that are shown; the rest are only counted.
 pub const MAX_CONFIG_ERRORS: usize = 100;
 
-/// Characters of a rejected value that an error message repeats.
+/// Characters of a rejected value in an error message.
 pub const MAX_QUOTED_CHARS: usize = 80;
 
 /// Worker threads unless configured: one core is all a small host gives away by default.
@@ -520,16 +520,16 @@ pub const AUTO_WORKERS: usize = 4;
 /// Worker threads at most; more than CPUs is a warning. Each has some MiB of memory of its own.
 pub const MAX_WORKERS: usize = 256;
 
-/// Queue pairs of a port and queues of a TAP unless configured.
+/// Queues or pairs of a port unless configured.
 pub const DEFAULT_QUEUES: u16 = 1;
 
 /// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. Its shortest, 10 s, is not enforced, for
 /// tests and fast-moving VMs.
 pub const MAX_AGE_SECONDS: u32 = 1_000_000;
 
-/// Permissions of a port's socket unless configured: owner and group. A process that can connect
+/// Mode of a socket unless configured: owner and group. A process that can connect
 /// becomes the VM.
 pub const DEFAULT_SOCKET_MODE: u32 = 0o660;
 
-/// Bytes for one group's entry in the group database: a group with tens of thousands of members.
+/// Bytes of a group's entry: a group with tens of thousands of members.
 pub const MAX_GROUP_ENTRY_BYTES: usize = 1 << 20;

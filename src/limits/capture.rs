@@ -33,17 +33,17 @@ pub const CAPTURE_INSTRUCTION_NANOS: u64 = 4;
 /// Likewise for looking at a frame, and for keeping a copy, beside instructions and bytes.
 pub const CAPTURE_STEP_NANOS: u64 = 20;
 
-/// Bytes that are read or kept in a nanosecond.
+/// Bytes read or kept in a nanosecond.
 pub const CAPTURE_BYTES_A_NANO: u64 = 4;
 
-/// Bytes of each frame that are kept by default: all of it.
+/// Bytes kept of each frame by default: all of it.
 pub const CAPTURE_SNAPLEN: usize = super::MAX_FRAME_LEN as usize;
 
 /// Instructions of a filter, each of which runs at most once for a frame: a long expression has
 /// 100, the kernel takes 4096. [`CAPTURE_SHARE`] bounds their cost.
 pub const CAPTURE_FILTER_INSTRUCTIONS: usize = 512;
 
-/// Bytes of a frame that a filter may look at: all headers there are.
+/// Bytes of a frame for a filter: all headers there are.
 pub const CAPTURE_FILTER_BYTES: usize = 512;
 
 /// Bytes of frames in one part of a reply, but for the frame that crosses the line; base64 makes
