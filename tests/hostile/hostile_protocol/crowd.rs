@@ -42,7 +42,9 @@ fn a_crowd_at_the_call_descriptor() {
     sys::raise_nofile();
     let d = Daemon::with(4, &[]);
     let mut net = Net::connect(&d, 2, |c| c);
-    let (copies, sets) = if long() { (500, 2000) } else { (250, 400) };
+    // A write that takes more than 50 ms of processor time counts four times, and the time that
+    // forgets it passes on a busy machine too.
+    let (copies, sets) = if long() { (500, 2000) } else { (250, 1600) };
 
     // The session finds out.
     let call = EventFd::new();
