@@ -139,7 +139,7 @@ fn no_wall_clock_decides() {
         "events.rs: wall_nanos",
         "daemon/mod.rs: wall_nanos",
         "daemon/degraded.rs: wall_nanos",
-        "daemon/leaving.rs: wall_nanos",
+        "daemon/removing.rs: wall_nanos",
         "bin/vioswitchctl/doctor/watch.rs: SystemTime",
         "bin/vioswitchctl/doctor/watch.rs: UNIX_EPOCH",
         "pipeline/burst/capture.rs: wall_nanos",
