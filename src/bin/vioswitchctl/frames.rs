@@ -22,18 +22,17 @@ use crate::show::items;
 /// What `-w` has for standard output.
 const STDOUT: &str = "-";
 
-/// Frames as they pass ports, and what becomes of them
+/// Capture frames where they enter (in) and leave (out) the switch
 ///
-/// Each copy of a frame is told where it crosses the border of the switch: in, from a port, and
-/// out, to one. Ends with --count, with ^C, or when the last of the ports is deleted.
+/// Ends with --count, with ^C, or when the last of the ports is deleted.
 #[derive(Debug, Args)]
 pub struct Capture {
-    /// Ports and TAPs; all, if none is named
+    /// Ports, by default all
     ports: Vec<String>,
-    /// Only what the switch drops, each with the reason
+    /// Only dropped frames, with the reason
     #[arg(long)]
     drops: bool,
-    /// Only what this expression of pcap-filter(7) matches; tcpdump compiles it
+    /// Only frames that match this expression of pcap-filter(7); tcpdump compiles it
     #[arg(long, value_name = "EXPRESSION")]
     filter: Option<String>,
     /// Keep so many bytes of each frame
@@ -43,7 +42,7 @@ pub struct Capture {
     /// End after so many frames
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Write pcapng there, - for standard output, instead of lines
+    /// Write pcapng to this file, - for standard output
     #[arg(short, long, value_name = "FILE")]
     write: Option<PathBuf>,
 }

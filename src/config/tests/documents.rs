@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use testkit::manual::hold;
+use testkit::manual::{hold, hold_table};
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn with(text: &str, mark: &str, end: &str, made: &str) -> String {
 }
 
 /// A value of a key, with the names of an entry of its own.
-pub(super) fn example(key: &Key, kind: Kind) -> String {
+fn example(key: &Key, kind: Kind) -> String {
     let (name, address) = match kind {
         Kind::Tap => ("uplink", ":02\""),
         Kind::Stream => ("net", ":03\""),
@@ -31,7 +31,7 @@ pub(super) fn example(key: &Key, kind: Kind) -> String {
 }
 
 /// What a key is for, and its values where they are few.
-pub(super) fn told(key: &Key, kind: Kind) -> String {
+fn told(key: &Key, kind: Kind) -> String {
     let form = key.form(kind);
     let help = key.help.replace('`', "\"");
     let is_told = form.contains(['|', ' ']);
@@ -71,7 +71,7 @@ fn the_commented_example_has_every_key() {
 }
 
 /// What differs by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
-fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
+pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
     let mut all: Vec<(Vec<&str>, String)> = Vec::new();
     for (kind, name) in Kind::PORTS.into_iter().zip(["VM", "TAP", "stream"]) {
         let said = if key.kinds.contains(&kind) { of(kind) } else { continue };
@@ -92,8 +92,8 @@ fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
 #[test]
 fn the_page_of_the_configuration_has_every_key() {
     let file = "docs/configuration.md";
-    let mark = "<!-- made from src/config/keys.rs: UPDATE_DOCS=1 cargo test --lib config -->\n";
-    let mut made = "\n| key | of | values | default | a change takes effect | what it is |\n\
+    let mark = "<!-- made from src/config/keys.rs: UPDATE_DOCS=1 cargo test --lib -->";
+    let mut made = "| key | of | values | default | a change takes effect | what it is |\n\
                     |---|---|---|---|---|---|\n"
         .to_owned();
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
@@ -115,7 +115,7 @@ fn the_page_of_the_configuration_has_every_key() {
         let (name, help, kinds) = (key.name, key.help, kinds.join(", "));
         let _ = writeln!(made, "| `{name}` | {kinds} | {values} | {default} | {effect} | {help} |");
     }
-    hold(ROOT, file, &with(&read(file), mark, "\n\n", made.trim_end()));
+    hold_table(ROOT, file, mark, &made);
 }
 
 /// The parameters of a method that are keys.

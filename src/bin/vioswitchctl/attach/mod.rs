@@ -17,10 +17,9 @@ use crate::{SWITCH, list};
 /// What tells this machine from others; empty where there is none.
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// Print the arguments that put a virtual machine on a port
+/// Print the arguments that attach a virtual machine to a port
 ///
-/// They fit the port (its socket, its role, its queues, its address) and the version of QEMU that
-/// is installed. What else there is to know is said on standard error.
+/// The arguments fit the port and the installed version of QEMU. Notes go to standard error.
 #[derive(Debug, Args)]
 pub struct Attach {
     #[arg(value_name = "NAME")]
@@ -30,17 +29,16 @@ pub struct Attach {
     /// The virtual machine's memory, such as 512M or 4G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
     mem: Size,
-    /// Queue pairs; those of the port, if not given
+    /// Queue pairs, by default those of the port
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
     queues: Option<u64>,
-    /// The virtual machine brings its own port: its socket is made in the switch's directory for
-    /// that
+    /// For a port by plug: the virtual machine makes the socket
     #[arg(long)]
     plug: bool,
-    /// For this version of QEMU, not the installed one
+    /// The version of QEMU, by default the installed one
     #[arg(long, value_name = "VERSION", value_parser = version)]
     qemu_version: Option<Version>,
-    /// The virtual machine runs without KVM, as it does where there is no /dev/kvm
+    /// The virtual machine runs without KVM
     #[arg(long)]
     emulated: bool,
 }
@@ -50,19 +48,19 @@ pub struct Attach {
 #[group(required = true, multiple = false)]
 #[allow(clippy::struct_excessive_bools)]
 struct Form {
-    /// QEMU's command line
+    /// For QEMU's command line
     #[arg(long)]
     qemu: bool,
-    /// Parts of a libvirt domain's XML
+    /// For a libvirt domain's XML
     #[arg(long)]
     libvirt: bool,
-    /// cloud-hypervisor's command line
+    /// For cloud-hypervisor's command line
     #[arg(long)]
     cloud_hypervisor: bool,
-    /// Proxmox VE's qm
+    /// For Proxmox VE's qm
     #[arg(long)]
     proxmox: bool,
-    /// DPDK's virtio-user
+    /// For DPDK's virtio-user
     #[arg(long)]
     dpdk: bool,
 }

@@ -33,20 +33,20 @@ use crate::failure::Failure;
 use crate::show::items;
 use facts::{Ended, Facts};
 
-/// Look for what is wrong: with the switch, its guests, its uplinks and the host
+/// Find faults of the switch, its guests, its uplinks and the host
 ///
-/// Each finding has a code that stays the same, a cause, and the command that mends it. As root
-/// it looks at the processes of front-ends too. Exit status 1 if anything is FAIL, 0 if not; 3 if
-/// no switch answers, with what systemd and the journal know of its end.
+/// Each finding has a code that does not change, a cause, and a command that mends it. As root it
+/// examines the processes of front-ends too. Exit status 1 if a finding is FAIL, else 0; 3 if no
+/// switch answers, with what systemd and the journal report of its end.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Only this port or TAP, and the switch
+    /// Only this port, and the switch
     #[arg(value_name = "NAME")]
     port: Option<String>,
-    /// A user that front-ends are to run as, such as libvirt-qemu: may it connect?
+    /// Check whether this user of front-ends, such as libvirt-qemu, may connect
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// Look once in so many seconds, and print a line for each finding that comes or goes
+    /// Examine every so many seconds, and print a line for each finding that comes or goes
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
           value_parser = args::duration)]
     watch: Option<Duration>,

@@ -25,12 +25,11 @@ const RESTART: Duration = Duration::from_secs(10);
 /// How often it is tried meanwhile.
 const STEP: Duration = Duration::from_millis(200);
 
-/// Add a port, run QEMU on it, and take the port away when QEMU has ended
+/// Add a port, run QEMU with it, and delete the port when QEMU ends
 ///
-/// What QEMU's command line lacks for the port is put at its end: shared memory, chardev, netdev
-/// and device. What is there of these is used as it is. A port of this name that is there already
-/// is used, if it has the settings that are given, and stays. Signals are passed on to QEMU, but
-/// for those that a terminal sends to both; the exit status is QEMU's, or 128 and the number of the
+/// Appends to QEMU's command line what it lacks: shared memory, chardev, netdev and device. Uses
+/// an existing port if it has the given settings, and keeps it. Forwards signals to QEMU, except
+/// those that a terminal sends to both. The exit status is QEMU's, or 128 and the number of the
 /// signal that ended it.
 #[derive(Debug, Args)]
 pub struct Run {
@@ -39,7 +38,7 @@ pub struct Run {
     /// {keys}
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// QEMU's program and its arguments, behind --
+    /// QEMU's program and its arguments, after --
     #[arg(value_name = "QEMU", last = true, required = true)]
     command: Vec<String>,
 }

@@ -43,10 +43,10 @@ const MAX_FILE: u64 = 1 << 20;
 /// What of it is wanted.
 #[derive(Debug, clap::Args)]
 pub struct Save {
-    /// Print what would change in the files, as diff -u does, and write nothing
+    /// Print the changes of the files in the form of diff -u, and write nothing
     #[arg(long)]
     diff: bool,
-    /// The file that the switch was started with
+    /// The file of the switch's --config
     #[arg(long, value_name = "FILE", default_value = "/etc/vioswitch/vioswitch.toml")]
     config: PathBuf,
 }
@@ -80,8 +80,9 @@ impl Save {
     pub fn run(&self, client: &mut Client, as_json: bool) -> Result<(), Failure> {
         let changes = list(client, "GetChanges", "changes", json!({}))?;
         self.check_file(&ask(client, "GetStatus", json!({}))?)?;
-        let changes = change::read(&changes)
-            .ok_or_else(|| Failure::refused("the switch tells what no file has".to_owned()))?;
+        let changes = change::read(&changes).ok_or_else(|| {
+            Failure::refused("the switch returned what no file can have".to_owned())
+        })?;
         let steps = list(client, "DiffConfig", "steps", json!({}))?;
         let plan = Plan::new(&changes, &steps, self.sources()?)?;
         if !self.diff {
