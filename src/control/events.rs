@@ -172,7 +172,7 @@ mod tests {
     /// The page names each kind with its number in the journal.
     #[test]
     fn the_page_has_every_message_id() {
-        let page = include_str!("../../docs/control.md");
+        let page = include_str!("../../docs/events.md");
         for kind in KINDS {
             let row = format!("| `{}` | ", kind.name);
             let row = page.lines().find(|line| line.starts_with(&row)).expect(kind.name);

@@ -5,6 +5,7 @@
 //! map in `src/lib.rs` together.
 
 mod claims;
+mod links;
 mod quotes;
 mod vocabulary;
 
