@@ -131,7 +131,7 @@ fn run(
                 let begun = reloader.begin_or_repeat();
                 begun.unwrap_or_else(|busy| log::warn!("SIGHUP: {busy}"));
             }
-            Signal::Spare => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),
+            Signal::Spare => log::warn!("SIGUSR2 is ignored; SIGUSR1 logs the counters"),
         }
     }
     notify_manager("STOPPING=1");
@@ -158,7 +158,7 @@ fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
     daemon.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes ports of sockets that turn up, if there is a directory for that. The other guests' network
+/// Makes ports of sockets that appear, if there is a directory for that. The other guests' network
 /// does not depend on it.
 fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Plug>> {
     let daemon = Arc::clone(daemon);

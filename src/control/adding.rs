@@ -68,7 +68,7 @@ impl AddWait {
                     };
                 }
                 Err(TryRecvError::Disconnected) => {
-                    return Part::Fault(Fault::refused("it panicked; the log tells more"));
+                    return Part::Fault(Fault::refused("it panicked; see the log"));
                 }
                 Err(TryRecvError::Empty) => {}
             }

@@ -359,7 +359,7 @@ impl Switch {
     }
 }
 
-/// Where sockets turn up that become ports, and what these have in common.
+/// The directory of ports by plug, and what these have in common.
 fn plug(daemon: &Daemon) -> Option<Value> {
     let (directory, template) = (daemon.plug_directory()?, daemon.desired().template()?);
     let common = keys(template.words());

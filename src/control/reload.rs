@@ -92,7 +92,7 @@ impl DiffWait {
                 Ok(Err(errors)) => return Part::Fault(Fault::bad_config(&errors)),
                 Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => {
-                    return Part::Fault(Fault::refused("it panicked; the log tells more"));
+                    return Part::Fault(Fault::refused("it panicked; see the log"));
                 }
             }
         }

@@ -49,7 +49,10 @@ impl Switch {
         match trace.decision {
             Decision::Unicast(to) => {
                 let to = &ports[to];
-                told.step(format!("{destination} lives on {}: it goes there alone", quote(to)));
+                told.step(format!(
+                    "{destination} is on {}: the frame is sent there alone",
+                    quote(to)
+                ));
                 told.leaving(to, length);
             }
             Decision::Flood(flood) => {
@@ -152,14 +155,14 @@ impl Told {
             DropCause::ReservedAddress => {
                 ("is an address that a bridge keeps to itself", DropReason::Reserved)
             }
-            DropCause::Hairpin => ("lives on the same port", DropReason::Hairpin),
+            DropCause::Hairpin => ("is on the port that it came from", DropReason::Hairpin),
             // The step about its port has said so.
             DropCause::AdminDown => {
                 self.reason = Some(DropReason::AdminDown);
                 return;
             }
             DropCause::UplinkToUplink => {
-                ("lives on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
+                ("is on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
             }
         };
         self.step(format!("{destination} {text}"));

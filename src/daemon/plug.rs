@@ -1,4 +1,4 @@
-//! Ports that come by themselves: a listening socket that turns up in a directory is a port of that
+//! Ports that come by themselves: a listening socket that appears in a directory is a port of that
 //! name until it goes, for virtual machines whose front-end listens (libvirt's `mode='server'`).
 //!
 //! One thread looks at the directory when something happens in it, and does what differs between
@@ -46,7 +46,7 @@ use crate::sys::watched_dir::{Found, Kind, WatchedDir};
 use crate::vhost_user::socket::{Connector, Trouble};
 
 impl Daemon {
-    /// Where sockets turn up that become ports.
+    /// The directory of ports by plug.
     pub fn plug_directory(&self) -> Option<&Path> {
         self.started.plug.as_deref()
     }

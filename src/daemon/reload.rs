@@ -159,7 +159,7 @@ impl Reloader {
         let thread = std::thread::Builder::new().name("reload".to_owned());
         let started = thread.spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err() {
-                let why = "it panicked half way; the log tells more".to_owned();
+                let why = "it panicked half way; see the log".to_owned();
                 this.daemon().coming.clear();
                 let mut state = this.state();
                 (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), None);
@@ -195,7 +195,7 @@ impl Reloader {
         self.state().done.clone()
     }
 
-    /// What was reloaded stays. Who is told so may end the process.
+    /// What was reloaded stays. The caller may end the process after the answer.
     pub fn confirm(&self) -> Result<(), Busy> {
         let mut state = self.state();
         let waiting = state.waits.take().ok_or(Busy::Nothing)?;
@@ -235,7 +235,7 @@ impl Reloader {
             self.daemon().keep_files(texts);
         }
         let waiting = confirm.zip(applied);
-        // Who is told what it came to may ask for the next one at once.
+        // After the answer the caller may request the next one at once.
         {
             let mut state = self.state();
             state.waits = waiting.as_ref().map(|(confirm, (texts, _))| Waiting {

@@ -171,7 +171,7 @@ impl Daemon {
         self.advance_all();
         for removing in &mut self.removing {
             if removing.is_late() && !std::mem::replace(&mut removing.told, true) {
-                let why = "its removal goes on: its thread has not ended yet".to_owned();
+                let why = "its removal continues: its thread has not ended yet".to_owned();
                 let port = removing.serving.running().port();
                 port.events.tell_surely(&port.name, What::Degraded { why });
             }

@@ -117,7 +117,7 @@ impl RunningPort {
         while !workers.wait_adopted(serial, Instant::now() + REMOVE_STEP) && !stopped() {}
         // Nobody counts there any more.
         state::carry(&before, &after);
-        log::info!("port {}: serves with its new settings", after.name);
+        log::info!("port {}: new settings are in effect", after.name);
         after
     }
 }

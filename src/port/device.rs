@@ -232,7 +232,7 @@ impl DevicePort {
         DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
     }
 
-    /// A stream that nobody is connected to yet.
+    /// A stream without a peer yet.
     pub fn stream() -> DevicePort {
         DevicePort::new(Behind::Stream, 1)
     }

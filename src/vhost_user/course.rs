@@ -1,5 +1,5 @@
-//! What a front-end did so far, as far as that tells why its guest has no network: mistakes in its
-//! configuration that it does not see or does not say.
+//! What a front-end did so far, as far as that explains why its guest has no network: mistakes in
+//! its configuration that it does not see or does not say.
 
 use super::message::Request;
 

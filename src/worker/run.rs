@@ -403,7 +403,7 @@ impl Worker {
                 self.pipeline.signals().note_error(id, &state.vring);
                 drop(state);
                 queue.notify_drained();
-                count_broken(port, 2 * index + 1, "a worker panicked on its behalf");
+                count_broken(port, 2 * index + 1, "a worker panicked at its frames");
                 return Next::Gone;
             }
             (Endpoint::Device(_), Token::Device(..)) => self.pipeline.retry(),
@@ -411,7 +411,7 @@ impl Worker {
             _ => Next::Gone,
         };
         if port.log.allow() {
-            log::error!("port {}: a worker panicked on its behalf", port.name);
+            log::error!("port {}: a worker panicked at its frames", port.name);
         }
         after
     }

@@ -244,7 +244,7 @@ fn mistaken(name: &str, qemu: Result<Qemu, String>) {
     };
     let cases = [
         (1, "", "has sent no guest memory: it is not shared. QEMU: -object memory-backend-memfd"),
-        (3, ",queues=3", "told that there are 2 queue pairs at most, and left without a ring"),
+        (3, ",queues=3", "offered 2 queue pairs at most, and left without a ring"),
     ];
     for (pairs, netdev, line) in cases {
         let nic = card(pairs).nic(&qemu);

@@ -20,7 +20,7 @@ use crate::vm::{Attach, Qemu, Vm, VmSpec, datagrams};
 use crate::wire::{FAR_IP4, FAR_IP6, Wire};
 use crate::{beside_another, can_make_network, is_set, need_program, progress, skip, wait_for};
 
-/// A TCP connection whose large packets all get lost lives on retransmissions: a segment each
+/// A TCP connection whose large packets all get lost depends on retransmissions: a segment each
 /// 200 ms or more, 60 kbit/s. An emulated guest that works reaches 100,000 kbit/s and more.
 const TCP_FLOOR: f64 = 3_000.0;
 

@@ -18,7 +18,7 @@ fn pages() -> Vec<PathBuf> {
 }
 
 /// The text without blocks of code, whose lines become empty.
-pub fn prose(page: &str) -> Vec<&str> {
+pub fn without_code(page: &str) -> Vec<&str> {
     let mut inside = false;
     let lines = page.lines().map(|line| {
         let fence = line.trim_start().starts_with("```");
@@ -36,7 +36,7 @@ fn anchor(heading: &str) -> String {
 
 /// The anchors of a page.
 fn anchors(page: &str) -> Vec<String> {
-    let headings = prose(page).into_iter().filter(|line| line.starts_with('#'));
+    let headings = without_code(page).into_iter().filter(|line| line.starts_with('#'));
     headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
 }
 
@@ -51,7 +51,7 @@ fn links_lead_to_what_exists() {
     for path in pages() {
         let page = fs::read_to_string(&path).expect("UTF-8");
         let shown = path.strip_prefix(root()).expect("below the root").display();
-        for (n, line) in prose(&page).into_iter().enumerate() {
+        for (n, line) in without_code(&page).into_iter().enumerate() {
             for target in targets(line).filter(|target| !target.contains("://")) {
                 found += 1;
                 let (file, heading) = target.split_once('#').unwrap_or((target, ""));

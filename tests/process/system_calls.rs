@@ -323,7 +323,7 @@ fn scrape(path: &Path) {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
-/// A socket turns up, and goes; and so does the directory.
+/// A socket appears, and goes; and so does the directory.
 fn bring_a_port(d: &Daemon, plug: &Path) {
     for (round, name) in ["vm7", "vm8"].into_iter().enumerate() {
         let socket = plug.join(name);

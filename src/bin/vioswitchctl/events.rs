@@ -66,7 +66,7 @@ fn line(event: &Value) -> String {
         _ => String::new(),
     };
     let untold = match event["untold"].as_u64() {
-        Some(untold) => format!(" [{untold} before it left out]"),
+        Some(untold) => format!(" [{untold} left out before it]"),
         None => String::new(),
     };
     format!("{time} {:>5}  {port}{}{untold}", word(&event["sequence"]), word(&event["text"]))
@@ -102,6 +102,6 @@ mod tests {
         let event = json!({"sequence": 7, "time": 0, "port": "vm1", "text": "added\u{1b}",
             "untold": 2});
         let line = line(&event);
-        assert_eq!(line, "1970-01-01T00:00:00.000Z     7  vm1: added [2 before it left out]");
+        assert_eq!(line, "1970-01-01T00:00:00.000Z     7  vm1: added [2 left out before it]");
     }
 }

@@ -90,10 +90,10 @@ impl Failure {
     pub fn silence(error: Option<&io::Error>) -> Failure {
         let text = match error {
             Some(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                "the switch does not answer; its log tells why".to_owned()
+                "the switch does not answer; see its log".to_owned()
             }
             Some(error) => format!("the connection to the switch failed: {error}"),
-            None => "the switch closed the connection; its log tells why".to_owned(),
+            None => "the switch closed the connection; see its log".to_owned(),
         };
         Failure::new(NO_SWITCH, text)
     }

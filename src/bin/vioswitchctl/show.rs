@@ -100,7 +100,7 @@ pub fn nothing(_: &Value) -> String {
 /// `port del`.
 pub fn deleted(answer: &Value) -> String {
     match answer["in_progress"] == true {
-        true => "the removal goes on: what served the port has not ended yet\n".to_owned(),
+        true => "the removal continues: what served the port has not ended yet\n".to_owned(),
         false => String::new(),
     }
 }
@@ -135,9 +135,7 @@ pub fn status(answer: &Value) -> String {
 pub fn unconfirmed(answer: &Value) -> Option<String> {
     let waiting = answer["unconfirmed"].as_object()?;
     let [seconds, pid, uid] = ["seconds", "pid", "uid"].map(|key| word(&waiting[key]));
-    Some(format!(
-        "waits {seconds} s for config confirm, then goes back (pid {pid} uid {uid} asked)"
-    ))
+    Some(format!("waits {seconds} s for config confirm, then is undone (by pid {pid} uid {uid})"))
 }
 
 /// When a change takes effect.

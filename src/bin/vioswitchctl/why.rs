@@ -113,7 +113,7 @@ impl Asking<'_> {
             return Ok(None);
         };
         let port = self.call("GetPort", json!({"name": name}))?["port"].take();
-        report.notes.push(format!("{mac} lives on '{name}'"));
+        report.notes.push(format!("{mac} is on '{name}'"));
         Ok(Some(Known { name, port, address: Some(mac) }))
     }
 
@@ -222,8 +222,8 @@ impl Report {
             ),
             "removing" => format!("'{name}' is being removed"),
             "listening" if !vm => format!(
-                "nobody is connected to '{name}': start the process behind it, or see that it uses \
-                 this stream's socket"
+                "no process is connected to '{name}': start the process behind it, or see that it \
+                 uses this stream's socket"
             ),
             "listening" => format!(
                 "no front-end is connected to '{name}': start its virtual machine, or see that it \

@@ -1,4 +1,4 @@
-//! Ports that are deleted while their threads hang: the removal goes on by itself.
+//! Ports that are deleted while their threads hang: the removal continues by itself.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -79,7 +79,7 @@ fn a_removal_that_lasts_goes_on_by_itself() {
         }
         let began = Instant::now();
         let told = lab.done(&["port", "del", "x"]);
-        assert!(told.contains("the removal goes on"), "{told}");
+        assert!(told.contains("the removal continues"), "{told}");
         assert!(began.elapsed() < LOST, "{:?}", began.elapsed());
         assert_eq!(state(&lab, "x").as_deref(), Some("removing"));
         assert_eq!(codes(&lab), [("port-being-removed".to_owned(), "x".to_owned())]);
@@ -102,7 +102,7 @@ fn a_removal_that_lasts_goes_on_by_itself() {
             assert!(lab.fails(args).1.contains("is being removed"), "{args:?}");
         }
         // Again is as good, and not waited for.
-        assert!(lab.done(&["port", "del", "x"]).contains("the removal goes on"));
+        assert!(lab.done(&["port", "del", "x"]).contains("the removal continues"));
         trap.let_go();
         let gone = wait_for(LOST, || lab.d.log().contains("port x: removed"));
         assert!(gone, "{}", lab.d.log());

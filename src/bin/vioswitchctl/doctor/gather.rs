@@ -24,7 +24,7 @@ pub fn all(client: &mut Client, only: Option<&str>, user: Option<&str>) -> Resul
     processes::front_ends(pid, &mut facts);
     if let Some(user) = user {
         let process = processes::of_user(user)
-            .ok_or_else(|| Failure::usage(format!("there is no user '{user}' that id(1) knows")))?;
+            .ok_or_else(|| Failure::usage(format!("id(1) does not know user '{user}'")))?;
         facts.ports.iter_mut().for_each(|port| port.others.push(process.clone()));
     }
     facts.host.free_huge = processes::free_huge_pages();

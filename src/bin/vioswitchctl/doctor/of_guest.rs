@@ -49,7 +49,7 @@ fn socket(port: &Port, findings: &mut Findings) {
     }
     let complete = port.path.last().is_some_and(|step| step.path == path);
     if !complete && port.details["socket"]["mode"].is_null() {
-        let cause = format!("its socket {path} is gone: nobody can connect");
+        let cause = format!("its socket {path} is gone: no front-end can connect");
         let command = "vioswitchctl port del and add it anew, or systemctl restart vioswitchd";
         findings.fail("socket-missing", name, cause, command);
         return;
@@ -64,7 +64,7 @@ fn socket(port: &Port, findings: &mut Findings) {
         };
         if let Some(closed) = directories.iter().find(|step| !may(process, step, 1)) {
             let (at, mode) = (&closed.path, closed.mode & 0o7777);
-            let cause = format!("{who} cannot get through {at}, which has mode {mode:04o}");
+            let cause = format!("{who} may not search {at}, which has mode {mode:04o}");
             let command = format!(
                 "socket=/run/vioswitch/{name}.sock on the port, or another directory that this \
                  user may enter"

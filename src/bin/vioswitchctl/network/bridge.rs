@@ -250,7 +250,7 @@ impl Bridge {
              by itself after five minutes, the last one calls that off"
         )];
         if self.bare {
-            notes.push(format!("{nic} has no address now: the bridge will ask for one by DHCP"));
+            notes.push(format!("{nic} has no address now: the bridge will request one by DHCP"));
         }
         notes
     }

@@ -138,7 +138,9 @@ impl Net {
             }
             self.judge_routes(*wanted, &interface, &mut notes)?;
             if !wanted.is_private() {
-                notes.push(format!("{wanted} is not a private network: its owner is not reached"));
+                notes.push(format!(
+                    "{wanted} is not a private network: guests cannot reach its owner"
+                ));
             }
         }
         Ok(notes)
@@ -162,7 +164,7 @@ impl Net {
                     "{wanted} takes the place of the route to {to} by {via}: choose another network"
                 )));
             }
-            notes.push(format!("{wanted} is cut out of the route to {to} by {via}"));
+            notes.push(format!("{wanted} hides a part of the route to {to} by {via}"));
         }
         Ok(())
     }
