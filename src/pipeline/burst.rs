@@ -129,7 +129,7 @@ impl Pipeline {
         for Broken { port, session, ring, error } in self.signals.broken() {
             report_broken(&ports[port], session, ring, error);
         }
-        self.signals.end_turn(ports, stats, self.time.cycle);
+        self.signals.flush(ports, stats, self.time.cycle);
     }
 
     /// Works the sources of that worker from here on; `relieves` if its own thread stands still.

@@ -198,7 +198,7 @@ impl Delivery<'_> {
         self.stats.lock_parks.add(1);
         self.signals.slot().at(At::NOTHING.0);
         // Guests that were promised a signal at the end of this turn shall not wait for that.
-        self.signals.flush(self.backpressure.ports, self.stats);
+        self.signals.flush(self.backpressure.ports, self.stats, self.backpressure.now);
         let most = Duration::from_nanos(LOCK_WAIT_NANOS);
         let end = *self.wait_until.get_or_insert_with(|| Instant::now() + most);
         while Instant::now() < end {

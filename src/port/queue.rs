@@ -190,6 +190,18 @@ impl<'q> QueueRef<'q> {
         }
     }
 
+    /// Signals go to another descriptor, which is owed none.
+    pub fn set_call(self, call: Option<Arc<CallFd>>) {
+        match self {
+            QueueRef::Tx(queue) => {
+                let TxState { vring, side, .. } = &mut *queue.quiet();
+                vring.call = call;
+                side.moderation.release();
+            }
+            QueueRef::Rx(queue) => queue.quiet().vring.call = call,
+        }
+    }
+
     /// As [`Queue::quiet`], for what both directions have, and for what the first frames of a
     /// transmit ring wait for.
     pub fn quiet<R>(self, with: impl FnOnce(&mut Vring, &mut Option<Waiting>) -> R) -> R {

@@ -148,14 +148,14 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         }
         if let Some(ring) = &mut state.vring.ring {
             let completed = Completed {
+                now: on.time.cycle,
                 wanted: ring.complete(&guard.burst),
                 slots: guard.burst.slots(),
                 bytes: guard.bytes,
                 size: ring.size(),
                 received: self.guest.received(),
             };
-            let from = (self.port.id, self.index);
-            on.signals.note_sent(from, completed, state, &self.queue.stats, on.time.cycle);
+            on.signals.note_sent(self.port.id, completed, state, &self.queue.stats);
         }
         guard.finish();
         state.drain_left(self.queue);

@@ -52,7 +52,7 @@ impl Worker {
         let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
         let retry = || self.now.saturating_add(clock::cycles_in(RETRY_NANOS));
         let kicked = (!self.kicked.is_empty()).then(retry);
-        ready.chain(kicked).chain(self.pipeline.signals().due(self.now)).min()
+        ready.chain(kicked).chain(self.pipeline.signals().due()).min()
     }
 
     /// Asks for kicks at what ends the waiting of frames for their receivers. True if something
