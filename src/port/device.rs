@@ -380,16 +380,16 @@ impl DevicePort {
         let output = &queue.output;
         let mut sent = Sent { output, settled, frames: 0, bytes: 0 };
         for (place, &index) in frames.iter().enumerate() {
-            let frame = &burst.frames()[usize::from(index)];
+            let frame = burst.egress(index);
             let result = if burst.needs_offloads() {
-                writer.write_asking(&*device, burst, frame, takes, &output.fallbacks)
+                writer.write_asking(&*device, frame, takes, &output.fallbacks)
             } else {
-                writer.write(&*device, burst, frame)
+                writer.write(&*device, frame)
             };
             let reason = match result {
                 Transfer::Done(_) => {
                     sent.frames += 1;
-                    sent.bytes += u64::from(frame.len);
+                    sent.bytes += u64::from(frame.len());
                     outcomes.delivered(index, port.id);
                     continue;
                 }

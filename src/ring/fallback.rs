@@ -9,8 +9,7 @@
 //! made private then. The rest (TCP's options, say) is read here for the first time, and means
 //! nothing; a header that is another one now is a counted drop.
 
-use super::burst::{Burst, Frame};
-use super::copy::{Reader, Writer};
+use super::copy::{EgressFrame, Reader, Writer};
 use super::gathered::Gathered;
 use super::rx::{Ahead, Cut, Delivered, NoRoom};
 use super::split::SplitRing;
@@ -33,8 +32,7 @@ impl SplitRing {
     #[inline(never)]
     pub(super) fn put_other(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
@@ -44,7 +42,7 @@ impl SplitRing {
         if request.is_gso() {
             let place = self.place();
             let bad_buffers = done.bad_buffers;
-            let put = self.put_segments(burst, frame, ahead, gathered, done, cut);
+            let put = self.put_segments(frame, ahead, gathered, done, cut);
             if put.is_err() {
                 // As if nothing had been tried.
                 self.back_to(place, ahead);
@@ -52,26 +50,25 @@ impl SplitRing {
             }
             put
         } else if request.header.flags & NEEDS_CSUM != 0 {
-            self.put_checksummed(burst, frame, ahead, gathered, done)
+            self.put_checksummed(frame, ahead, gathered, done)
         } else {
             // Its checksum is known to be right, which this driver does not want to know.
-            self.put(burst, frame, VnetHdr::plain(1), ahead, gathered, done)
+            self.put(frame, VnetHdr::plain(1), ahead, gathered, done)
         }
     }
 
     fn put_checksummed(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
     ) -> Result<(), NoRoom> {
-        let need = u64::from(self.header_len) + u64::from(frame.len);
+        let need = u64::from(self.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let request = frame.request();
         let mut bytes = [0u8; MAX_HEADERS_LEN];
-        let mut from = Reader::new(burst, frame);
+        let mut from = frame.reader();
         let first = from.read(&mut bytes);
         let (start, at) = (request.csum_start(), request.csum_at());
         // Both lie inside, or the request would have been refused.
@@ -80,7 +77,7 @@ impl SplitRing {
         self.write_header(&mut to, VnetHdr::plain(1), count);
         let mut front = to.clone();
         to.skip(first);
-        let rest = to.write_summed(&mut from, frame.len as usize - first);
+        let rest = to.write_summed(&mut from, frame.len() as usize - first);
         let sum = Sum::of(covered).plus_at(rest, !(first - start).is_multiple_of(2));
         if let Some(field) = bytes.get_mut(at..at + 2) {
             field.copy_from_slice(&sum.checksum());
@@ -93,8 +90,7 @@ impl SplitRing {
 
     fn put_segments(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
@@ -102,9 +98,9 @@ impl SplitRing {
     ) -> Result<(), NoRoom> {
         let request = frame.request();
         let mut headers = [0u8; MAX_HEADERS_LEN];
-        let mut payload = Reader::new(burst, frame);
+        let mut payload = frame.reader();
         let len = payload.read(&mut headers[..request.headers_len().min(MAX_HEADERS_LEN)]);
-        let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len) else {
+        let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len()) else {
             return Err(NoRoom::Changed);
         };
         let all = segmenter.segments();

@@ -6,7 +6,7 @@
 //! * [`tx`] takes a burst of frames from a driver's transmit queue and completes it;
 //! * [`rx`] delivers frames into a driver's receive queue;
 //! * `fallback` the same for frames that ask for more than the driver has acknowledged;
-//! * `copy` from one guest's memory to another's;
+//! * `copy` a frame as it leaves, from one guest's memory to another's;
 //! * [`notify`] suppression of kicks, the second look, and when to signal.
 //!
 //! Rules. A field of a ring is read exactly once per use: what was checked is what is used. A head
@@ -34,6 +34,7 @@ pub(crate) mod tests;
 
 pub use burst::{Burst, Frame};
 pub use chain::{ChainError, Piece, PieceBuf};
+pub use copy::EgressFrame;
 pub use notify::CallFd;
 pub use rx::{Cut, Delivered, RxScratch};
 pub use split::{Position, RingConfig, RingError, SplitRing, prefetch_read};

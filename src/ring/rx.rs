@@ -12,14 +12,14 @@
 
 use virtio_queue::desc::split::Descriptor;
 
-use super::burst::{Burst, Frame};
+use super::burst::Burst;
 use super::chain::{Access, ChainError, Piece};
-use super::copy::{Reader, Writer, copy_frame, copy_pieces, store_header};
+use super::copy::{EgressFrame, Writer, store_header};
 use super::gathered::Gathered;
 use super::split::{RingError, SplitRing, prefetch_write};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
-use crate::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS, SNAPSHOT_LEN};
+use crate::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS};
 
 /// What became of a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -178,18 +178,18 @@ impl SplitRing {
                 self.put_plain::<VNET_HDR_LEN_LEGACY, OFFLOADS>(burst, left, ahead, done);
             }
             let Some(&index) = run.get(done.settled) else { return };
-            let frame = &burst.frames()[usize::from(index)];
+            let frame = burst.egress(index);
             let put = if !OFFLOADS {
-                self.put(burst, frame, VnetHdr::plain(1), ahead, gathered, done)
-            } else if self.offloads.has(frame.needs) {
-                self.put(burst, frame, frame.header, ahead, gathered, done)
+                self.put(frame, VnetHdr::plain(1), ahead, gathered, done)
+            } else if self.offloads.has(frame.needs()) {
+                self.put(frame, frame.header(), ahead, gathered, done)
             } else {
-                self.put_other(burst, frame, ahead, gathered, done, cut)
+                self.put_other(frame, ahead, gathered, done, cut)
             };
             match put {
                 Ok(()) => {
                     done.frames += 1;
-                    done.bytes += u64::from(frame.len);
+                    done.bytes += u64::from(frame.len());
                     gathered.end_frame();
                 }
                 Err(NoRoom::Empty) => return,
@@ -264,34 +264,29 @@ impl SplitRing {
         let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
         let (mut count, mut bytes) = (0u16, 0u64);
         for (&index, buffer) in run.iter().zip(ready) {
-            let frame = &frames[usize::from(index)];
-            let need = HEADER_LEN as u32 + frame.len;
-            if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs)) {
+            let frame = EgressFrame::new(burst, &frames[usize::from(index)]);
+            let need = HEADER_LEN as u32 + frame.len();
+            if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs())) {
                 break;
             }
-            let header = if OFFLOADS { frame.header.to_bytes() } else { plain };
+            let header = if OFFLOADS { frame.header().to_bytes() } else { plain };
             // SAFETY: `buffer.at` was translated for `buffer.room` bytes, at least `need`, in this
             // guest's memory, which `self.memory` keeps mapped; the frame's pieces lie in its
             // sender's memory or in staging, kept by the lock the worker holds on its source, and
             // add up to its length.
             unsafe {
                 store_header::<HEADER_LEN>(buffer.at, &header);
-                let payload = buffer.at.add(HEADER_LEN);
-                copy_frame(payload, frame);
-                if frame.more.1 != 0 {
-                    let copied = SNAPSHOT_LEN + frame.rest.len as usize;
-                    copy_pieces(payload.add(copied), burst.more(frame));
-                }
+                frame.copy_to(buffer.at.add(HEADER_LEN));
             }
             self.store_used(self.next_used.wrapping_add(count), buffer.head, need);
             count += 1;
-            bytes += u64::from(frame.len);
+            bytes += u64::from(frame.len());
         }
         // After the loop, where a look for each frame would cost all frames for good.
         if self.log.is_some() {
             let written = ready[..usize::from(count)].iter().zip(run);
             self.mark_frames(written.map(|(buffer, &index)| {
-                (buffer.at, HEADER_LEN as u32 + frames[usize::from(index)].len)
+                (buffer.at, HEADER_LEN as u32 + burst.egress(index).len())
             }));
         }
         self.next_used = self.next_used.wrapping_add(count);
@@ -313,18 +308,17 @@ impl SplitRing {
     #[inline(never)]
     pub(super) fn put(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         header: VnetHdr,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
     ) -> Result<(), NoRoom> {
-        let need = u64::from(self.header_len) + u64::from(frame.len);
+        let need = u64::from(self.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let mut to = Writer::new(gathered.pieces.as_slice());
         self.write_header(&mut to, header, count);
-        to.write_from(&mut Reader::new(burst, frame), frame.len as usize);
+        to.write_from(&mut frame.reader(), frame.len() as usize);
         self.take_gathered(need, count, ahead, gathered);
         Ok(())
     }

@@ -60,7 +60,7 @@ impl Pipeline {
                     leaving.lose(wanted.count() as u64);
                     continue;
                 }
-                let read = burst.copy_beginning(frame, bytes);
+                let read = burst.egress(at as u8).copy_beginning(bytes);
                 if leaving.accepts(&bytes[..read], frame.len) {
                     wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
                 }
