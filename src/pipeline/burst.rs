@@ -42,9 +42,6 @@ trait Source<'p>: Sized {
     /// Fills the burst; if nothing was taken, what there is to do instead.
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next>;
 
-    /// Something to be done between the decisions about the burst and its delivery.
-    fn before_delivery(&mut self, _on: &mut Pipeline, _context: &mut BurstContext) {}
-
     /// The ring whose frames may wait for their receivers; none if they are dropped instead.
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
         None
@@ -188,7 +185,9 @@ impl Pipeline {
                     self.begin_capture(&mut guard);
                 }
                 self.classify(ports, &mut source, &mut guard);
-                source.before_delivery(self, &mut guard);
+                if self.stalls.is_watching() {
+                    self.stage(&mut source, &mut guard);
+                }
                 let next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
                 if guard.outcomes.are_wanted() {
                     self.capture(ports, source.port().id, &mut guard);
@@ -213,6 +212,20 @@ impl Pipeline {
         let port = source.port();
         let ingress = Ingress { port: port.id, kind: port.kind() };
         context.classify(&policy, port, ingress, source.memo(), self.time.second);
+    }
+
+    /// Copies what is to be delivered of a guest's burst to private memory, in the time of its
+    /// sender. A guest has written what it sends, so that its pages are there; one whose pages are
+    /// not sends nothing for many times as long as they took.
+    #[cold]
+    fn stage<'p>(&mut self, source: &mut impl Source<'p>, context: &mut BurstContext) {
+        let port = source.port();
+        let Some((state, _)) = source.ring() else { return };
+        self.stalls.begin_part();
+        context.burst.stage(context.plan.unsettled());
+        if let Some(stall) = self.stalls.end_part(port, state.vring.session) {
+            state.memory.charge(stall.cycles, clock::cycles());
+        }
     }
 
     /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what

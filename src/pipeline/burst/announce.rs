@@ -73,21 +73,18 @@ impl<'p> Source<'p> for Announced<'p> {
         if taken { Ok(()) } else { Err(Next::Gone) }
     }
 
-    fn before_delivery(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
-        if !context.burst.frames().is_empty() && !self.is_wanted() {
-            // The front-end left meanwhile, and its addresses may have been forgotten before this
-            // one was learned.
-            on.fdb.flush_port(self.port.id);
-        }
-    }
-
     fn complete(
         &mut self,
-        _: &mut Pipeline,
+        on: &mut Pipeline,
         guard: BurstGuard<'_>,
         _: &WorkerStats,
         _: Next,
     ) -> Next {
+        if !guard.burst.frames().is_empty() && !self.is_wanted() {
+            // The front-end left meanwhile, and its addresses may have been forgotten before this
+            // one was learned.
+            on.fdb.flush_port(self.port.id);
+        }
         guard.finish();
         Next::Gone
     }

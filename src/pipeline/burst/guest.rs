@@ -12,7 +12,6 @@ use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState}
 use crate::ring::{RingError, SplitRing};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
-use crate::sys::clock;
 
 /// A transmit ring that may send now, locked.
 struct TransmitRing<'p> {
@@ -125,13 +124,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
     }
 
     #[inline(always)]
-    fn before_delivery(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
-        if on.stalls.is_watching() {
-            self.stage(on, context);
-        }
-    }
-
-    #[inline(always)]
     fn complete(
         &mut self,
         on: &mut Pipeline,
@@ -169,18 +161,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
 }
 
 impl TransmitRing<'_> {
-    /// Copies what is to be delivered of the burst to private memory, in the time of its sender. A
-    /// guest has written what it sends, so that its pages are there; one whose pages are not sends
-    /// nothing for many times as long as they took.
-    #[cold]
-    fn stage(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
-        on.stalls.begin_part();
-        context.burst.stage(context.plan.unsettled());
-        if let Some(stall) = on.stalls.end_part(self.port, self.state.vring.session) {
-            self.state.memory.charge(stall.cycles, clock::cycles());
-        }
-    }
-
     /// Takes the ring out of service, which its driver broke.
     #[cold]
     fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Next {
