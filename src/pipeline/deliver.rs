@@ -17,12 +17,11 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use super::at::At;
 use super::backpressure::{Backpressure, Offer};
-use super::fit::{keep_fitting, longest};
+use super::classify::{keep_fitting, longest};
 use super::plan::{Fan, Plan, Run};
 use super::signals::Signals;
-use super::stalls::Stalls;
+use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
 use crate::frame::flow_hash;

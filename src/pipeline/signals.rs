@@ -8,7 +8,6 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
-use super::guest_of;
 use crate::events::{What, reason};
 use crate::guard::{SignalResult, SignalSlot, Took};
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
@@ -57,7 +56,7 @@ impl Owed {
 
     /// True if it is to be sent at cycle `now`.
     fn is_due(&self, ports: &PortTable, now: u64) -> bool {
-        let received = || guest_of(ports, self.port).map(|(_, guest)| guest.received());
+        let received = || ports.guest(self.port).map(|(_, guest)| guest.received());
         now >= self.due || self.with_rx.is_some_and(|before| received() != Some(before))
     }
 }

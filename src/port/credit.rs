@@ -66,7 +66,7 @@ impl Default for WaitLimits {
 
 /// What is behind frames that wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Behind {
+pub enum Blocked {
     /// Not looked at, or frames for the same receiver when it was.
     Unknown,
     /// Frames for others, which lacked buffers too when it was looked at.
@@ -98,11 +98,11 @@ impl Answer {
     }
 
     /// True if they may wait in front of these.
-    pub fn allows(self, behind: Behind) -> bool {
+    pub fn allows(self, behind: Blocked) -> bool {
         match behind {
-            Behind::Unknown => self.alone,
-            Behind::Short => self.short,
-            Behind::Others => self.in_front,
+            Blocked::Unknown => self.alone,
+            Blocked::Short => self.short,
+            Blocked::Others => self.in_front,
         }
     }
 }
@@ -117,7 +117,7 @@ pub struct Wait {
     /// Size of the ring they wait in.
     pub ring_size: u16,
     /// What is behind them.
-    pub behind: Behind,
+    pub behind: Blocked,
     /// Their ring may wait in front of frames for others.
     pub in_front: bool,
 }
@@ -136,7 +136,7 @@ pub struct Waiting {
     /// So many of them the receiver takes at the next try; 0 if it was not asked.
     pub granted: u16,
     /// What is behind them.
-    pub behind: Behind,
+    pub behind: Blocked,
     /// The cycle up to which the waiting was charged.
     pub charged_until: u64,
     /// Somebody else has held the receiver's ring since this cycle.
@@ -219,9 +219,9 @@ impl Credit {
         let short = earned.allows_in_front(wait, limits);
         let in_front = short && wait.in_front;
         match wait.behind {
-            Behind::Unknown => Answer { alone: self.allows_alone(wait, limits), short, in_front },
-            Behind::Short => Answer { alone: in_front, short, in_front },
-            Behind::Others => Answer { alone: in_front, short: in_front, in_front },
+            Blocked::Unknown => Answer { alone: self.allows_alone(wait, limits), short, in_front },
+            Blocked::Short => Answer { alone: in_front, short, in_front },
+            Blocked::Others => Answer { alone: in_front, short: in_front, in_front },
         }
     }
 
@@ -256,8 +256,8 @@ mod tests {
 
     const FROM: PortId = 3;
 
-    fn wait(now: u64, waited: u64, behind: Behind) -> Wait {
-        Wait { now, waited, ring_size: 100, behind, in_front: behind != Behind::Unknown }
+    fn wait(now: u64, waited: u64, behind: Blocked) -> Wait {
+        Wait { now, waited, ring_size: 100, behind, in_front: behind != Blocked::Unknown }
     }
 
     /// The credit of a ring, and what its senders have earned.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn ask(credit: &mut Lab, now: u64, waited: u64) -> bool {
-        credit.ask(FROM, wait(now, waited, Behind::Unknown), &LIMITS).allows(Behind::Unknown)
+        credit.ask(FROM, wait(now, waited, Blocked::Unknown), &LIMITS).allows(Blocked::Unknown)
     }
 
     #[test]
@@ -347,7 +347,7 @@ mod tests {
     fn while_others_wait_only_what_is_taken_counts() {
         let mut credit = Lab::default();
         let ask = |credit: &mut Lab, now, waited| {
-            credit.ask(FROM, wait(now, waited, Behind::Others), &LIMITS).is_maybe()
+            credit.ask(FROM, wait(now, waited, Blocked::Others), &LIMITS).is_maybe()
         };
         assert!(!ask(&mut credit, 1_000_000, 0), "time earns nothing");
         credit.took(FROM + 1, 10, 600);

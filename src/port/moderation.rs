@@ -1,20 +1,20 @@
 //! When a guest is signalled for what it sent.
 //!
-//! A driver asks for a signal when its frames are sent, and needs it for little: to free memory, and
-//! to go on if it had run out of descriptors. It frees memory as well when it sends the next frame
-//! and, in Linux, whenever it is woken to receive. So while frames flow both ways, the signal of a
-//! transmit ring is *coalesced*: it leaves together with the next one of the guest's receive rings,
-//! and two interrupts become one.
+//! A driver asks for a signal when its frames are sent, and needs it for little: to free memory,
+//! and to go on if it had run out of descriptors. It frees memory as well when it sends the next
+//! frame and, in Linux, whenever it is woken to receive. So while frames flow both ways, the signal
+//! of a transmit ring is *coalesced*: it leaves together with the next one of the guest's receive
+//! rings, and two interrupts become one.
 //!
 //! It does not wait for long: not for a driver that may be short of descriptors
-//! ([`TX_COALESCED_SLOTS`] completed since it was last signalled, or an eighth of the ring), not for
-//! a socket that has much under way ([`TX_COALESCED_BYTES`]), and never longer than
+//! ([`TX_COALESCED_SLOTS`] completed since it was last signalled, or an eighth of the ring), not
+//! for a socket that has much under way ([`TX_COALESCED_BYTES`]), and never longer than
 //! [`TX_COALESCED_NANOS`]. A guest that is not woken to receive in that time does not pay for the
 //! attempt again before it is.
 //!
-//! The worker keeps what is held back (`pipeline::signals`) and needs no ring's lock to send it: the
-//! ring finds by the same two signs, at its next burst, that it was sent. Where the signal goes to
-//! another descriptor or the ring to another worker, it is released first.
+//! The worker keeps what is held back (`pipeline::signals`) and needs no ring's lock to send it:
+//! the ring finds by the same two signs, at its next burst, that it was sent. Where the signal goes
+//! to another descriptor or the ring to another worker, it is released first.
 //!
 //! *Measured* between two Linux guests (TCP, QEMU without KVM): the sender's interrupts fell from
 //! 3,000 to less than 1,500 a second, and the median rate rose from 1.06 to 1.49 Gbit/s (6 and 16

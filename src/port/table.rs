@@ -15,7 +15,7 @@ use std::ops::Index;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Port;
+use super::{GuestPort, Port};
 use crate::capture::Capture;
 use crate::limits::{MAX_CAPTURES, MAX_PORTS};
 use crate::switch::{PortId, PortKind, PortPolicy, PortView};
@@ -42,6 +42,13 @@ impl PortTable {
     /// The same to be kept.
     pub fn shared(&self, id: PortId) -> Option<&Arc<Port>> {
         self.slots.get(usize::from(id))?.as_ref()
+    }
+
+    /// The guest behind a port.
+    #[inline(always)]
+    pub fn guest(&self, id: PortId) -> Option<(&Port, &GuestPort)> {
+        let port = self.get(id)?;
+        port.as_guest().map(|guest| (port, guest))
     }
 
     /// The port of this name.

@@ -72,8 +72,8 @@ impl<'a> EgressFrame<'a> {
         pieces.filter(|piece| piece.len > 0)
     }
 
-    /// Copies its beginning to private memory: all of `out`, or all there is. Returns how many bytes
-    /// that are.
+    /// Copies its beginning to private memory: all of `out`, or all there is. Returns how many
+    /// bytes that are.
     pub fn copy_beginning(self, out: &mut [u8]) -> usize {
         self.reader().read(out)
     }

@@ -23,7 +23,6 @@ pub mod burst;
 pub mod chain;
 mod copy;
 mod fallback;
-mod gathered;
 pub mod notify;
 pub mod rx;
 pub mod split;

@@ -13,9 +13,8 @@
 use virtio_queue::desc::split::Descriptor;
 
 use super::burst::Burst;
-use super::chain::{Access, ChainError, Piece};
+use super::chain::{Access, ChainError, Gathered, Piece};
 use super::copy::{EgressFrame, Writer, store_header};
-use super::gathered::Gathered;
 use super::split::{RingError, SplitRing, prefetch_write};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
@@ -121,7 +120,7 @@ pub(super) struct Place {
 }
 
 /// Why no room was found for a frame.
-pub(super) enum NoRoom {
+pub(super) enum PutError {
     /// The driver has posted too few buffers.
     Empty,
     /// This frame will never fit buffers like these.
@@ -192,20 +191,20 @@ impl SplitRing {
                     done.bytes += u64::from(frame.len());
                     gathered.end_frame();
                 }
-                Err(NoRoom::Empty) => return,
-                Err(NoRoom::NoFit) => done.no_fit |= 1 << done.settled,
-                Err(NoRoom::Changed) => done.bad_offload |= 1 << done.settled,
-                Err(NoRoom::TooManyDescriptors) => {
+                Err(PutError::Empty) => return,
+                Err(PutError::NoFit) => done.no_fit |= 1 << done.settled,
+                Err(PutError::Changed) => done.bad_offload |= 1 << done.settled,
+                Err(PutError::TooManyDescriptors) => {
                     // Each further frame would cost hundreds of descriptors for nothing.
                     done.no_fit |= (done.settled..run.len()).fold(0, |bits, at| bits | 1 << at);
                     done.settled = run.len();
                     return;
                 }
-                Err(NoRoom::Slow(cycles)) => {
+                Err(PutError::Slow(cycles)) => {
                     done.slow = cycles;
                     return;
                 }
-                Err(NoRoom::Broken(error)) => {
+                Err(PutError::Broken(error)) => {
                     done.broken = Some(error);
                     return;
                 }
@@ -313,7 +312,7 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), PutError> {
         let need = u64::from(self.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let mut to = Writer::new(gathered.pieces.as_slice());
@@ -357,11 +356,11 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-    ) -> Result<usize, NoRoom> {
+    ) -> Result<usize, PutError> {
         loop {
             match self.gather(need, ahead, gathered) {
                 Ok(count) => {
-                    gathered.touch(need).map_err(NoRoom::Slow)?;
+                    gathered.touch(need).map_err(PutError::Slow)?;
                     return Ok(count);
                 }
                 Err(Gather::NoRoom(reason)) => return Err(reason),
@@ -372,7 +371,7 @@ impl SplitRing {
                     self.give_back(&gathered.buffers[..count], ahead);
                     done.bad_buffers += count as u64;
                     if done.bad_buffers > MAX_MERGED_BUFFERS as u64 {
-                        return Err(NoRoom::TooManyDescriptors);
+                        return Err(PutError::TooManyDescriptors);
                     }
                 }
             }
@@ -411,10 +410,10 @@ impl SplitRing {
         let mut count = 0usize;
         while capacity < need {
             if count > 0 && !self.mergeable {
-                return Err(Gather::NoRoom(NoRoom::NoFit));
+                return Err(Gather::NoRoom(PutError::NoFit));
             }
             if count == MAX_MERGED_BUFFERS || gathered.is_spent() {
-                return Err(Gather::NoRoom(NoRoom::TooManyDescriptors));
+                return Err(Gather::NoRoom(PutError::TooManyDescriptors));
             }
             let (head, desc) = self.buffer_at(count, ahead)?;
             gathered.buffers[count] = (head, 0);
@@ -422,7 +421,7 @@ impl SplitRing {
             let room = match self.walk(desc, Access::Writable, &mut gathered.pieces) {
                 Ok(room) => room,
                 Err(ChainError::NoRoom) if count > 1 => {
-                    return Err(Gather::NoRoom(NoRoom::TooManyDescriptors));
+                    return Err(Gather::NoRoom(PutError::TooManyDescriptors));
                 }
                 Err(_) => return Err(Gather::Bad(count)),
             };
@@ -444,15 +443,16 @@ impl SplitRing {
         }
         let seen = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
         if offset >= seen {
-            let now =
-                self.refresh_available().map_err(|error| Gather::NoRoom(NoRoom::Broken(error)))?;
+            let now = self
+                .refresh_available()
+                .map_err(|error| Gather::NoRoom(PutError::Broken(error)))?;
             if offset >= usize::from(now) {
-                return Err(Gather::NoRoom(NoRoom::Empty));
+                return Err(Gather::NoRoom(PutError::Empty));
             }
         }
         let head = self.load_head(self.next_avail.wrapping_add(offset as u16));
         if head >= self.size() {
-            return Err(Gather::NoRoom(NoRoom::Broken(RingError::Head {
+            return Err(Gather::NoRoom(PutError::Broken(RingError::Head {
                 head,
                 size: self.size(),
             })));
@@ -509,7 +509,7 @@ impl RxScratch {
 
 /// Why [`SplitRing::gather`] stopped.
 enum Gather {
-    NoRoom(NoRoom),
+    NoRoom(PutError),
     /// The last of this many buffers is invalid.
     Bad(usize),
 }

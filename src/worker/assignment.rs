@@ -29,8 +29,8 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::balance::{Move, Sample};
+use super::handle::{Token, WorkerHandle};
 use super::kick::KickFd;
-use super::{Token, WorkerHandle};
 use crate::port::{Discard, Port, Ports, QueueRef};
 
 #[cfg(doc)]

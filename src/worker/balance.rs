@@ -19,7 +19,7 @@
 
 use std::collections::HashMap;
 
-use super::Token;
+use super::handle::Token;
 use crate::limits::{BALANCE_MOVES, BALANCE_REST_SECONDS};
 
 /// A source of frames as a look at it found it.

@@ -17,107 +17,19 @@
 //! all workers, or each of them would be the next to stand still. They pay for it when it is over,
 //! if it is clear which one it was.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::thread::gettid;
-
-use super::WorkerHandle;
+use super::handle::{Duty, Seat, Suspended, WorkerHandle, lock};
 use crate::guard::Stalled;
 use crate::limits::LOCK_WAIT_STEP;
-use crate::pipeline::at::At;
-use crate::port::{Port, Ports};
-use crate::stats::WorkerStats;
+use crate::pipeline::stalls::At;
+use crate::port::Ports;
 use crate::sys::affinity;
 
 /// How long a worker waits for a reserve to end its turn, which takes some microseconds.
 const HANDOVER: Duration = Duration::from_millis(2);
-
-/// What a reserve is to do.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Duty {
-    /// Work for that worker, …
-    pub worker: usize,
-    /// … in the place of that thread, …
-    pub instead_of: usize,
-    /// … which stands still.
-    pub stalled: Stalled,
-}
-
-/// A port whose rings are suspended.
-#[derive(Debug)]
-pub(super) struct Suspended {
-    pub port: Arc<Port>,
-    pub session: Option<u64>,
-}
-
-/// What a thread knows of others that work for it, or for which it works.
-#[derive(Debug, Default)]
-pub(super) struct Seat {
-    /// The thread's number in the kernel, once it runs.
-    thread: AtomicI32,
-    /// Something of the following is new.
-    news: AtomicBool,
-    /// Of a worker: the number of the thread that works for it.
-    actor: AtomicUsize,
-    /// Of a reserve.
-    duty: Mutex<Option<Duty>>,
-    /// The ports whose memory the thread is at, since it stands still.
-    suspended: Mutex<Vec<Suspended>>,
-    /// Of a worker: what others counted for it.
-    pub counted: WorkerStats,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Seat {
-    /// That of thread `number`.
-    pub fn new(number: usize) -> Seat {
-        Seat { actor: AtomicUsize::new(number), ..Seat::default() }
-    }
-
-    /// True if there is something new, each time once.
-    #[inline(always)]
-    pub fn has_news(&self) -> bool {
-        self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
-    }
-
-    fn tell(&self) {
-        self.news.store(true, Ordering::Release);
-    }
-
-    /// Its thread is the calling one.
-    pub fn begin(&self) {
-        self.thread.store(gettid().as_raw_pid(), Ordering::Relaxed);
-    }
-
-    /// What the reserve is to do.
-    pub fn duty(&self) -> Option<Duty> {
-        *lock(&self.duty)
-    }
-
-    /// The reserve has done its duty.
-    pub fn end_duty(&self) {
-        *lock(&self.duty) = None;
-    }
-
-    /// The ports that were suspended since the thread stood still.
-    pub fn take_suspended(&self) -> Vec<Suspended> {
-        std::mem::take(&mut lock(&self.suspended))
-    }
-}
-
-impl WorkerHandle {
-    /// Has its thread look who works for whom.
-    pub(super) fn tell_seat(&self) {
-        self.seat.tell();
-        // EAGAIN means the counter is full: it wakes all the same.
-        let _ = self.wake.write(1);
-    }
-}
 
 /// All threads of the data path by number: workers, then reserves.
 pub struct Reserves {

@@ -1,6 +1,5 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
-mod receive;
 mod seat;
 mod sleep;
 
@@ -10,16 +9,16 @@ use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
-use self::receive::receive_kick;
+use super::handle::{Note, Shared, Token, WorkerHandle};
+use super::kick::receive_kick;
 use super::reserve::Reserves;
 use super::spin::{Instead, SpinPolicy};
-use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::logging::never_wait;
-use crate::pipeline::at::At;
+use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::Owing;
-use crate::pipeline::{Pipeline, guest_of};
+use crate::pipeline::stalls::At;
 use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -373,7 +372,7 @@ impl Worker {
     #[cold]
     fn begin_watched(&mut self, token: Token) -> Option<(PortId, u64)> {
         let (Token::Transmit(id, _) | Token::Receive(id, _)) = token else { return None };
-        let session = guest_of(&self.ports, id)?.1.session()?;
+        let session = self.ports.guest(id)?.1.session()?;
         self.pipeline.stalls().begin_part();
         Some((id, session))
     }
@@ -424,7 +423,7 @@ impl Worker {
 
     fn arm_ring(&mut self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
-        let Some((_, guest)) = guest_of(&self.ports, id) else { return false };
+        let Some((_, guest)) = self.ports.guest(id) else { return false };
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session has the ring, and may just be enabling it: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
@@ -510,7 +509,7 @@ impl Worker {
     fn kick_ring(&mut self, token: Token, kicked: bool) {
         let ports = Arc::clone(&self.ports);
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
-        let Some((port, guest)) = guest_of(&ports, id) else { return };
+        let Some((port, guest)) = ports.guest(id) else { return };
         let index = usize::from(index);
         self.pipeline.is_at(At::sender(id));
         // A kick is not repeated, so one that meets a session, or another worker, is kept. Neither

@@ -3,9 +3,8 @@
 
 use std::iter::once;
 
-use super::Pipeline;
+use super::{BurstContext, Pipeline};
 use crate::capture::{Capture, Packet};
-use crate::pipeline::context::BurstContext;
 use crate::port::PortTable;
 use crate::stats::Direction;
 use crate::switch::PortId;

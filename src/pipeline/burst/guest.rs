@@ -2,16 +2,16 @@
 
 use std::sync::MutexGuard;
 
-use super::{Pipeline, Source, Time};
-use crate::pipeline::at::At;
+use super::{BurstContext, BurstGuard, Pipeline, Source, Time};
+use crate::limits::DISCARD_MILLIS;
 use crate::pipeline::backpressure::Backpressure;
-use crate::pipeline::context::{BurstContext, BurstGuard};
-use crate::pipeline::guest_of;
+use crate::pipeline::stalls::At;
 use crate::port::moderation::Completed;
 use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
-use crate::stats::{QueueStats, WorkerStats};
+use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
+use crate::sys::clock;
 
 /// A transmit ring that may send now, locked.
 struct TransmitRing<'p> {
@@ -33,7 +33,7 @@ impl Pipeline {
         index: usize,
         stats: &WorkerStats,
     ) -> Next {
-        let Some((port, guest)) = guest_of(ports, id) else { return Next::Gone };
+        let Some((port, guest)) = ports.guest(id) else { return Next::Gone };
         let Some(queue) = guest.tx.get(index) else { return Next::Gone };
         let Some(mut state) = queue.lock_for_burst() else {
             // What stands still may have it for long.
@@ -82,6 +82,48 @@ impl Pipeline {
             self.account.charge(&mut state.side.deficit, &queue.stats, None);
         }
         worth
+    }
+
+    /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
+    /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states"). Not
+    /// at once, though: cloud-hypervisor enables the rings of a resumed guest when it runs already.
+    pub fn discard(
+        &mut self,
+        id: PortId,
+        queue: &Queue<Tx>,
+        mut state: MutexGuard<'_, TxState>,
+    ) -> Next {
+        let TxState { vring, side: Tx { gate, .. }, .. } = &mut *state;
+        let now = clock::cycles();
+        let from = match gate.discard {
+            Discard::Never => return Next::Gone,
+            // Enabled in the meantime, which came with a note to look.
+            _ if vring.broken => return Next::Gone,
+            Discard::OnKick => now.saturating_add(clock::cycles_in(DISCARD_MILLIS * 1_000_000)),
+            Discard::From(from) => from,
+        };
+        gate.discard = Discard::From(from);
+        // If its memory is away, that it was kicked is kept for when it is back.
+        let Some(ring) = &mut vring.ring else { return Next::Gone };
+        if now < from {
+            return Next::At(from);
+        }
+        // A driver that refills as fast as we discard ends this loop at one ring's worth.
+        let mut left = usize::from(ring.size());
+        while let (1.., Some(ring)) = (left, &mut vring.ring) {
+            match ring.discard(left) {
+                // The driver kicks for the next frame only if asked to, or was just before us.
+                Ok((0, _)) if ring.enable_kicks() => left -= 1,
+                Ok((0, _)) | Err(_) => break,
+                Ok((taken, wanted)) => {
+                    left -= taken;
+                    queue.stats.frames.add(taken as u64);
+                    queue.stats.drops.add(DropReason::Disabled, taken as u64);
+                    self.signals.note(id, wanted, vring, &queue.stats);
+                }
+            }
+        }
+        Next::Gone
     }
 }
 

@@ -7,7 +7,7 @@ use crate::pipeline::signals::Owing;
 use crate::port::{Endpoint, Port, QueueRef};
 use crate::sys::clock;
 use crate::worker::Token;
-use crate::worker::reserve::{Duty, Suspended};
+use crate::worker::handle::{Duty, Suspended};
 
 impl Worker {
     /// Makes itself known to the watchdog; in the worker's own thread.

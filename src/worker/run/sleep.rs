@@ -1,11 +1,11 @@
-//! How a worker sleeps, and until when.
+//! How a worker sleeps and until when, and how it wakes others.
 
 use std::time::Duration;
 
 use super::Worker;
 use crate::limits::RETRY_NANOS;
-use crate::pipeline::at::At;
-use crate::pipeline::guest_of;
+use crate::pipeline::stalls::At;
+use crate::port::Awaited;
 use crate::sys::{clock, poll};
 use crate::worker::Token;
 
@@ -71,10 +71,19 @@ impl Worker {
 
     fn listen_behind_ring(&self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
-        let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
+        let queue = self.ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
         self.pipeline.is_at(At::sender(id));
         state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &mut state)
+    }
+
+    /// Wakes other workers that wait for what this one was told of.
+    pub(super) fn wake(&self, waiting: Awaited) {
+        for (index, handle) in self.reserves.threads().iter().enumerate() {
+            if index != self.index && waiting.has(index) {
+                let _ = handle.wake.write(1);
+            }
+        }
     }
 }
 
