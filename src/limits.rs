@@ -93,8 +93,8 @@ pub const FRAME_DESCRIPTORS: u32 = 32;
 /// into the chains of 19 that Linux posts are 2,300.
 pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 
-/// Buffer pieces of a frame that are not timed. Linux posts 19 for 64 KiB, 47 at most where its
-/// kernel is configured so (`MAX_SKB_FRAGS`).
+/// Pieces that receive buffers for one frame may have without being touched before they are written
+/// to. Linux posts 19 for 64 KiB, 47 at most where its kernel is configured so (`MAX_SKB_FRAGS`).
 pub const FEW_PIECES: usize = 48;
 
 /// Time that touching the pages of a run may take, before its frames are dropped. A thousand that

@@ -257,7 +257,7 @@ impl Pipeline {
         let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
         let mut backpressure = Backpressure::new(ports, fdb, &time.limits, time.cycle, from);
         backpressure.ring = source.ring();
-        // Who is watched is asked nothing beside being delivered to.
+        // A receiver that is watched is not asked before it is delivered to.
         if !stalls.is_watching()
             && let Some(at) = backpressure.begin(&context.burst, &mut context.plan, |receiver| {
                 signals.slot().also_at(receiver.into());
@@ -308,11 +308,11 @@ pub struct BurstContext {
     pub bytes: u64,
     /// Until when it may wait for rings that another worker holds, once it does.
     pub wait_until: Option<Instant>,
-    /// What became of its copies, if somebody wants to know.
+    /// What became of its copies, if it is captured.
     pub outcomes: Outcomes,
     /// Room for delivering.
     pub room: Room,
-    /// Room for the beginning of a frame that somebody looks at.
+    /// Room for the beginning of a frame that is captured.
     pub beginning: Vec<u8>,
 }
 

@@ -464,7 +464,7 @@ fn pause(queue: &Queue<Rx>, session: u64, slow: u64) {
     queue.charge(Some(session), slow, clock::cycles());
 }
 
-/// Says once that a ring, which conversation `session` had started, was found broken.
+/// Says once that a ring, which session `session` had started, was found broken.
 pub fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
     if error == RingError::Truncated
         && let Some(guest) = port.as_guest()

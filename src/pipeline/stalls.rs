@@ -1,9 +1,9 @@
 //! Whose memory made a worker wait.
 //!
-//! A front-end can take away pages of the memory that it shares. Whoever then reads or writes there
-//! waits for the kernel: until a huge page is cleared (0.1 to 0.9 ms), or as long as a hole is
-//! being punched around it (*measured*: 90 ms for 0.5 GiB, 0.9 s for 6 GiB). The kernel offers no
-//! access that does not wait. A burst reads its sender's memory and writes to that of its
+//! A front-end can take away pages of the memory that it shares. A thread that then reads or writes
+//! there waits for the kernel: until a huge page is cleared (0.1 to 0.9 ms), or as long as a hole
+//! is being punched around it (*measured*: 90 ms for 0.5 GiB, 0.9 s for 6 GiB). The kernel offers
+//! no access that does not wait. A burst reads its sender's memory and writes to that of its
 //! receivers, often in one copy, so that a slow burst does not tell whose page was missing.
 //!
 //! So a turn that took far too long, as page faults explain, makes the worker *watch* for a while,
@@ -14,9 +14,9 @@
 //! * everything else that touches guest memory, kicks and looks at idle rings, is timed alone.
 //!
 //! A ring whose memory was slow gets or sends nothing for many times as long
-//! (`port::queue::Pause`). A front-end whose memory *blocked* a worker repeatedly, which is the time
-//! in which that neither ran nor wanted a CPU nor waited for a disk, endangers the others: it is
-//! dropped and its port stays closed for a while.
+//! (`port::queue::Pause`). A front-end whose memory *blocked* a worker repeatedly, which is the
+//! time in which that neither ran nor wanted a CPU nor waited for a disk, endangers the others: it
+//! is dropped and its port stays closed for a while.
 //!
 //! A port that is not watched pays one comparison a turn and a few a burst.
 //!
@@ -159,7 +159,7 @@ impl Stalls {
         }
     }
 
-    /// What the last slow turn waited for, but for what was held against somebody in it; once.
+    /// What the last slow turn waited for, but for what was charged to a port in it; once.
     pub fn last_turn(&mut self) -> Option<Stall> {
         self.last.take().filter(|stall| stall.cycles > self.slow_turn)
     }

@@ -5,7 +5,7 @@
 //!
 //! Who gets how many buffers of a receive ring that has too few for all.
 //!
-//! First come, first served gives a scarce receiver to whoever is served first after it posted
+//! First come, first served gives a scarce receiver to the one that is served first after it posted
 //! buffers: of four equal senders, two got everything at times (Jain's index 0.94 over three
 //! seconds, lower over milliseconds). So each ring remembers who lately sent to it and how many
 //! buffers each was given, and a sender may take only what leaves the others their part.

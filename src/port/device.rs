@@ -5,7 +5,7 @@
 //! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
 //! unknown before and no system call may run under a receive lock. Every result of the kernel is
 //! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
-//! whose interface is gone is emptied and reported to whoever reattaches it.
+//! whose interface is gone is emptied and reported to the thread that reattaches it.
 
 pub mod stream;
 pub mod writer;
@@ -231,7 +231,7 @@ impl DevicePort {
         DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
     }
 
-    /// A stream without a peer yet.
+    /// A stream that no peer is connected to yet.
     pub fn stream() -> DevicePort {
         DevicePort::new(Behind::Stream, 1)
     }
@@ -296,8 +296,8 @@ impl DevicePort {
         }
     }
 
-    /// Takes a queue out of service, if it still is the one that failed, and wakes whoever waits
-    /// in [`DevicePort::wait_lost`].
+    /// Takes a queue out of service, if it still is the one that failed, and wakes the thread that
+    /// waits in [`DevicePort::wait_lost`].
     fn lose(&self, queue: &DeviceQueue, failed: &Device) {
         let mut loss = lock(&self.loss);
         let mut device = lock(&queue.device);
@@ -308,8 +308,8 @@ impl DevicePort {
         }
     }
 
-    /// Takes every queue out of service, for whoever is about to open the interface again: it is
-    /// one, and while a queue of ours is attached it looks taken.
+    /// Takes every queue out of service, for a thread that is about to open the interface again: it
+    /// is one, and while a queue of ours is attached it looks taken.
     pub fn give_up(&self) {
         let mut loss = lock(&self.loss);
         for queue in &self.queues {
@@ -318,13 +318,13 @@ impl DevicePort {
         loss.lost = true;
     }
 
-    /// Lets go of what was lost, which somebody else closes.
+    /// Lets go of what was lost, which another thread closes.
     pub fn let_go(&self) {
         drop(std::mem::take(&mut lock(&self.loss).dead));
     }
 
     /// Closes what was lost. Not for workers: closing waits for the lock of the host's network
-    /// configuration, which whoever deletes an interface holds for a long time.
+    /// configuration, which is held for a long time where interfaces are deleted.
     pub fn close_lost(&self) {
         let mut dead = std::mem::take(&mut lock(&self.loss).dead);
         // A worker in the middle of a burst may hold one, and must not be the last to.
@@ -351,7 +351,7 @@ impl DevicePort {
         lock(&self.loss).lost
     }
 
-    /// Wakes whoever waits in [`DevicePort::wait_lost`].
+    /// Wakes the thread that waits in [`DevicePort::wait_lost`].
     pub fn wake(&self) {
         // The lock orders this after a waiter's last look at its stop flag.
         drop(lock(&self.loss));

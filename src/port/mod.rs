@@ -13,7 +13,7 @@
 //! * [`last_seen`] source addresses that are worth a look;
 //! * [`dropped_from`] whose frames find no room;
 //! * [`steering`] which receive queue a guest wants a flow on;
-//! * [`summons`] how other threads reach a session;
+//! * [`session_waker`] how other threads wake a session;
 //! * [`table`] which ports there are: they come and go while frames flow.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
@@ -31,8 +31,8 @@ pub mod moderation;
 pub mod mtu;
 pub mod quantum;
 pub mod queue;
+pub mod session_waker;
 pub mod steering;
-pub mod summons;
 pub mod table;
 
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;
 pub use mtu::Mtu;
 pub use queue::{Awaited, Discard, Next, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
-pub use summons::Summons;
+pub use session_waker::SessionWaker;
 pub use table::{PortTable, Ports};
 
 /// What is behind a port.

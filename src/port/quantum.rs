@@ -43,21 +43,21 @@ pub struct Quantum {
     least: u64,
     most: u64,
     /// Turns in a row in which all were throttled.
-    hurry: u32,
-    /// A ring had no more: it is to be served often, and `most` is for its sake.
-    modest: bool,
+    idle_turns: u32,
+    /// A ring had no more: it is to be served often, which `most` is for.
+    drained: bool,
 }
 
 /// How many times as long a quantum may be while all rings have more: a turn, 50 µs.
 const GREEDY_QUANTA: u64 = 20;
 
 /// By then a turn pays four thousand quanta, more than it can be that are owed.
-const MAX_HURRY: u32 = 6;
+const MAX_IDLE_TURNS: u32 = 6;
 
 impl Quantum {
     /// One that begins at `most` and stays within both.
     pub fn new(least: u64, most: u64) -> Quantum {
-        Quantum { now: most, cheapest: u64::MAX, least, most, hurry: 0, modest: false }
+        Quantum { now: most, cheapest: u64::MAX, least, most, idle_turns: 0, drained: false }
     }
 
     /// A burst took so long of a ring that has `more`.
@@ -66,7 +66,7 @@ impl Quantum {
         if more {
             self.cheapest = self.cheapest.min(spent);
         } else {
-            self.modest = true;
+            self.drained = true;
         }
     }
 
@@ -77,13 +77,13 @@ impl Quantum {
     #[inline(always)]
     pub fn next_turn(&mut self, idle: bool) -> (u64, u64) {
         if idle {
-            self.hurry = (self.hurry + 1).min(MAX_HURRY);
-            return (self.now, self.now << (2 * self.hurry));
+            self.idle_turns = (self.idle_turns + 1).min(MAX_IDLE_TURNS);
+            return (self.now, self.now << (2 * self.idle_turns));
         }
-        self.hurry = 0;
+        self.idle_turns = 0;
         let seen = std::mem::replace(&mut self.cheapest, u64::MAX);
-        let modest = std::mem::replace(&mut self.modest, false);
-        let most = if modest { self.most } else { GREEDY_QUANTA * self.most };
+        let drained = std::mem::replace(&mut self.drained, false);
+        let most = if drained { self.most } else { GREEDY_QUANTA * self.most };
         self.now = seen.min(self.now + self.now / 16).clamp(self.least, most);
         (self.now, self.now)
     }
@@ -185,14 +185,14 @@ impl Account {
         shared.then(|| self.charged_until.saturating_add(self.terms.quantum))
     }
 
-    /// Ends a look at a source: what was not charged by now is nobody's to pay. The present cycle.
+    /// Ends a look at a source: what was not charged by now no source pays for. The present cycle.
     #[inline(always)]
     pub fn end_look(&mut self) -> u64 {
         self.charged_until = clock::cycles();
         self.charged_until
     }
 
-    /// Nobody is charged for so many cycles of the present burst.
+    /// No source is charged for so many cycles of the present burst.
     #[inline(always)]
     pub fn forgive(&mut self, cycles: u64) {
         self.charged_until = self.charged_until.wrapping_add(cycles);

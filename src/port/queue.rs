@@ -8,7 +8,7 @@
 //! announces itself first ([`Queue::quiet`]), because the worker would otherwise win the lock
 //! again and again.
 //!
-//! Only sessions park on a ring's lock. Whoever holds it writes to a guest's memory, and its
+//! Only sessions park on a ring's lock. Its holder writes to a guest's memory, and its
 //! front-end can make that last: a page that is not there, a hole that is being punched. A worker
 //! would make its own guests wait for that, so it tries ([`Queue::lock_for_burst`]), and goes on
 //! without the lock.
@@ -39,9 +39,9 @@ pub enum Next {
     Last,
     /// Nothing there.
     Empty,
-    /// Stopped, disabled or broken: somebody will say when to look again.
+    /// Stopped, disabled or broken: a session will say when to look again.
     Gone,
-    /// Somebody else has the ring, or the one that its frames wait for: look again next turn.
+    /// Another thread has the ring, or the one that its frames wait for: look again next turn.
     Locked,
     /// Others have to have as much of the worker's time first: it skips turns.
     Throttled,
@@ -299,35 +299,35 @@ pub enum QueueRef<'q> {
     Rx(&'q Queue<Rx>),
 }
 
+/// Does the same with a queue of either direction.
+macro_rules! either {
+    ($this:expr, $queue:ident => $does:expr) => {
+        match $this {
+            QueueRef::Tx($queue) => $does,
+            QueueRef::Rx($queue) => $does,
+        }
+    };
+}
+
 impl<'q> QueueRef<'q> {
     /// Its counters.
     pub fn stats(self) -> &'q QueueStats {
-        match self {
-            QueueRef::Tx(queue) => &queue.stats,
-            QueueRef::Rx(queue) => &queue.stats,
-        }
+        either!(self, queue => &queue.stats)
     }
 
     /// [`Queue::suspend`].
     pub fn suspend(self) {
-        match self {
-            QueueRef::Tx(queue) => queue.suspend(),
-            QueueRef::Rx(queue) => queue.suspend(),
-        }
+        either!(self, queue => queue.suspend())
     }
 
     /// [`Queue::resume`], and the ring pays for `slow` cycles up to cycle `now`.
     pub fn resume(self, slow: u64, now: u64) {
-        fn resume<Side: Default>(queue: &Queue<Side>, slow: u64, now: u64) {
+        either!(self, queue => {
             if slow > 0 {
                 queue.charge(None, slow, now);
             }
             queue.resume();
-        }
-        match self {
-            QueueRef::Tx(queue) => resume(queue, slow, now),
-            QueueRef::Rx(queue) => resume(queue, slow, now),
-        }
+        })
     }
 
     /// Signals go to another descriptor, which is owed none.
@@ -356,17 +356,14 @@ impl<'q> QueueRef<'q> {
 
     /// Puts another ring in the queue's place, and has `then` done before it is used.
     pub fn renew(self, vring: Vring, then: impl FnOnce(&mut Vring)) {
-        match self {
-            QueueRef::Tx(queue) => queue.renew(vring, then),
-            QueueRef::Rx(queue) => queue.renew(vring, then),
-        }
+        either!(self, queue => queue.renew(vring, then))
     }
 }
 
 /// One suspension; below it sessions are counted.
 const SUSPENDED: u32 = 1 << 16;
 
-/// Some worker waited for the lock in vain, and nobody has had it since.
+/// Some worker waited for the lock in vain, and no thread has had it since.
 const STALLED: u32 = 1 << 31;
 
 impl<Side: Default> Queue<Side> {
@@ -381,7 +378,7 @@ impl<Side: Default> Queue<Side> {
     }
 
     /// The lock that a thread held when it panicked. What the driver was not shown is undone: a
-    /// receive ring that somebody else's burst was being copied into is as good as before, and its
+    /// receive ring that another port's burst was being copied into is as good as before, and its
     /// guest does not pay for it. Whose burst it was pays, see `worker::run`.
     #[cold]
     #[inline(never)]
@@ -437,7 +434,7 @@ impl<Side: Default> Queue<Side> {
         }
     }
 
-    /// Records that the lock was waited for in vain: nobody waits again before it was free.
+    /// Records that the lock was waited for in vain: no worker waits again before it was free.
     #[cold]
     pub fn stall(&self) {
         self.waiting.fetch_or(STALLED, Ordering::Relaxed);
@@ -478,8 +475,8 @@ impl<Side: Default> Queue<Side> {
         guard
     }
 
-    /// The same for whoever does not wait for a guest's memory: none within the time for which a
-    /// preempted worker is waited for.
+    /// The same for a thread that does not wait for a guest's memory: none within the time for
+    /// which a preempted worker is waited for.
     pub fn quiet_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
@@ -524,7 +521,7 @@ impl Queue<Tx> {
                 return false;
             }
             let waited = self.drained.wait_timeout(state, left);
-            // If whoever had the lock panicked, the next to take it mends the ring.
+            // If the thread that had the lock panicked, the next to take it mends the ring.
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true

@@ -5,7 +5,7 @@
 //! [`MAX_CHAIN_DESCRIPTORS`] in an indirect table. Linux may put more descriptors into an indirect
 //! table than the ring has, so the ring's size does not bound those.
 //!
-//! [`Gathered`] is what several of them make for one frame that is received.
+//! `Gathered` is what several of them make for one frame that is received.
 
 use virtio_queue::desc::split::Descriptor;
 
@@ -75,7 +75,7 @@ pub struct PieceBuf {
     pub(super) linked: u32,
 }
 
-// SAFETY: pieces are plain addresses here; whoever dereferences one upholds the lock and table
+// SAFETY: pieces are plain addresses here; code that dereferences one upholds the lock and table
 // rules of `ring`.
 unsafe impl Send for PieceBuf {}
 
@@ -270,7 +270,7 @@ pub(super) struct Gathered {
     /// each frame and segment. What a receiver posts, its sender's worker walks.
     pub(super) most_visited: u32,
     /// Buffers of the run are touched before they are written to, as some were slow.
-    closely: bool,
+    touches_first: bool,
     touched: Touched,
     /// When the first frame of the run that lay in several pieces was written; 0 before.
     since: u64,
@@ -282,7 +282,7 @@ impl Default for Gathered {
             pieces: PieceBuf::new(2 * MAX_CHAIN_DESCRIPTORS),
             buffers: vec![(0, 0); MAX_MERGED_BUFFERS].into_boxed_slice(),
             most_visited: 0,
-            closely: false,
+            touches_first: false,
             touched: Touched::default(),
             since: 0,
         }
@@ -294,7 +294,7 @@ impl Gathered {
     pub(super) fn start(&mut self, frames: usize) {
         self.pieces.visited = 0;
         self.most_visited = MAX_CHAIN_DESCRIPTORS as u32;
-        (self.closely, self.since, self.touched.spent) = (false, 0, 0);
+        (self.touches_first, self.since, self.touched.spent) = (false, 0, 0);
         self.allow(FRAME_DESCRIPTORS * frames as u32);
     }
 
@@ -308,21 +308,21 @@ impl Gathered {
         self.pieces.visited >= self.most_visited
     }
 
-    /// Ends a frame that lay in several pieces: what was slow so far makes the rest of the run be
-    /// looked at closely.
+    /// Ends a frame that lay in several pieces: if it was slow so far, the rest of the run is
+    /// touched before it is written to.
     pub(super) fn end_frame(&mut self) {
         let now = clock::cycles();
         if self.since == 0 {
             self.since = now;
         }
-        self.closely |= clock::since(self.since, now) > self.touched.most;
+        self.touches_first |= clock::since(self.since, now) > self.touched.most;
     }
 
-    /// Touches the memory that `need` bytes are to be written to, if the run is looked at closely
-    /// or that memory is in more pieces than honest drivers post: each may lie on a page that is
-    /// not there. The cycles that took, if it is not worth going on.
+    /// Touches the memory that `need` bytes are to be written to, if the run was slow so far or
+    /// that memory is in more pieces than honest drivers post: each may lie on a page that is not
+    /// there. The cycles that took, if it is not worth going on.
     pub(super) fn touch(&mut self, need: u64) -> Result<(), u64> {
-        if !self.closely && self.pieces.as_slice().len() <= FEW_PIECES {
+        if !self.touches_first && self.pieces.as_slice().len() <= FEW_PIECES {
             return Ok(());
         }
         let mut left = need;

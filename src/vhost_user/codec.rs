@@ -23,7 +23,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::guard::disposal::{self, Guarded};
 use crate::limits::{MAX_HELD_FILES, MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
-use crate::port::Summons;
+use crate::port::SessionWaker;
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{Interest, Wake, wait_for_any, wait_for_either};
 use crate::sys::scm;
@@ -87,7 +87,7 @@ pub enum WireError {
 pub struct Connection {
     socket: Guarded<UnixStream>,
     stop: Arc<EventFd>,
-    leave: Arc<Summons>,
+    leave: Arc<SessionWaker>,
     /// The session was called while a message was coming.
     called: Cell<bool>,
     /// The socket that the next front-end comes to.
@@ -114,7 +114,7 @@ impl Connection {
         reply_timeout: Duration,
     ) -> io::Result<Connection> {
         let socket = socket.into();
-        let (leave, called, door) = (Arc::new(Summons::new()?), Cell::new(false), None);
+        let (leave, called, door) = (Arc::new(SessionWaker::new()?), Cell::new(false), None);
         Ok(Connection { socket, stop, leave, called, door, message_timeout, reply_timeout })
     }
 
@@ -125,7 +125,7 @@ impl Connection {
     }
 
     /// By which another thread ends the session with [`WireError::Dropped`], or calls it.
-    pub fn leave(&self) -> &Arc<Summons> {
+    pub fn leave(&self) -> &Arc<SessionWaker> {
         &self.leave
     }
 

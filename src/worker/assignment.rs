@@ -103,7 +103,7 @@ impl Assignment {
     }
 
     /// Gives a ring that was started to a worker, which looks at it at once and whenever `kick` is
-    /// written. An error (no memory for the watch, no such port) leaves it with nobody.
+    /// written. An error (no memory for the watch, no such port) leaves it without a worker.
     pub fn serve(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         self.release(ring);
         let ports = self.ports.present();
@@ -158,7 +158,7 @@ impl Assignment {
         }
     }
 
-    /// A ring stops: nobody watches its kick any more. Its worker may be in a burst; take the
+    /// A ring stops: no worker watches its kick any more. Its worker may be in a burst; take the
     /// ring's lock to wait for that.
     pub fn release(&self, ring: Token) {
         let mut spread = self.spread();

@@ -77,26 +77,27 @@ impl Workers {
     /// The calling thread is this helper, which workers wake.
     pub fn have_helper(&self, helper: Helper) {
         for handle in self.handles() {
-            let _ = handle.doze.helpers[helper as usize].set(std::thread::current());
+            let _ = handle.sleep_state.helpers[helper as usize].set(std::thread::current());
         }
     }
 
     /// Parks the helper until a worker wakes up; false if one is awake already.
     pub fn park_while_asleep(&self, helper: Helper, stopping: &AtomicBool) -> bool {
-        let (dozes, bit) = (|| self.handles().iter().map(|handle| &handle.doze), helper.bit());
-        for doze in dozes() {
-            doze.parked.fetch_or(bit, Ordering::Relaxed);
+        let (states, bit) =
+            (|| self.handles().iter().map(|handle| &handle.sleep_state), helper.bit());
+        for sleep_state in states() {
+            sleep_state.parked.fetch_or(bit, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        let all = dozes().all(|doze| doze.asleep.load(Ordering::Relaxed));
+        let all = states().all(|sleep_state| sleep_state.asleep.load(Ordering::Relaxed));
         while all
             && !stopping.load(Ordering::Acquire)
-            && dozes().all(|doze| doze.parked.load(Ordering::Relaxed) & bit != 0)
+            && states().all(|sleep_state| sleep_state.parked.load(Ordering::Relaxed) & bit != 0)
         {
             std::thread::park();
         }
-        for doze in dozes() {
-            doze.parked.fetch_and(!bit, Ordering::Relaxed);
+        for sleep_state in states() {
+            sleep_state.parked.fetch_and(!bit, Ordering::Relaxed);
         }
         all
     }
@@ -149,8 +150,8 @@ mod tests {
     fn who_wakes_up_wakes_the_helpers() {
         let workers = workers(2);
         let stopping = AtomicBool::new(false);
-        let doze = |worker: usize| &workers.handles()[worker].doze;
-        doze(0).asleep();
+        let sleep_state = |worker: usize| &workers.handles()[worker].sleep_state;
+        sleep_state(0).asleep();
         let balance = Helper::Balancer;
         assert!(!workers.park_while_asleep(balance, &stopping), "the other one is awake");
         let rounds = 2_000;
@@ -168,9 +169,9 @@ mod tests {
             for worker in 0..2 {
                 s.spawn(move || {
                     for _ in 0..rounds {
-                        doze(worker).asleep();
+                        sleep_state(worker).asleep();
                         std::thread::yield_now();
-                        doze(worker).awake();
+                        sleep_state(worker).awake();
                     }
                     // Awake for good: nobody parks any more.
                     done.fetch_add(1, Ordering::AcqRel);

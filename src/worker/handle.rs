@@ -88,9 +88,9 @@ pub struct WorkerHandle {
     pub(super) stop: AtomicBool,
     /// Serial number of the table of ports that the worker goes by.
     pub(super) adopted: AtomicU64,
-    pub(super) doze: Doze,
+    pub(super) sleep_state: SleepState,
     /// Who works for it.
-    pub(super) seat: Seat,
+    pub(super) takeover: Takeover,
     /// Counters.
     pub stats: WorkerStats,
 }
@@ -106,8 +106,8 @@ impl WorkerHandle {
             noted: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             adopted: AtomicU64::new(0),
-            doze: Doze::default(),
-            seat: Seat::new(number),
+            sleep_state: SleepState::default(),
+            takeover: Takeover::new(number),
             stats: WorkerStats::default(),
         };
         handle.watch(handle.wake.as_raw_fd(), Token::Wake)?;
@@ -198,13 +198,13 @@ pub(super) struct Suspended {
 
 /// What a thread knows of others that work for it, or for which it works.
 #[derive(Debug, Default)]
-pub(super) struct Seat {
+pub(super) struct Takeover {
     /// The thread's number in the kernel, once it runs.
     pub(super) thread: AtomicI32,
     /// Something of the following is new.
     pub(super) news: AtomicBool,
     /// Of a worker: the number of the thread that works for it.
-    pub(super) actor: AtomicUsize,
+    pub(super) acting: AtomicUsize,
     /// Of a reserve.
     pub(super) duty: Mutex<Option<Duty>>,
     /// The ports whose memory the thread is at, since it stands still.
@@ -213,10 +213,10 @@ pub(super) struct Seat {
     pub counted: WorkerStats,
 }
 
-impl Seat {
+impl Takeover {
     /// That of thread `number`.
-    pub fn new(number: usize) -> Seat {
-        Seat { actor: AtomicUsize::new(number), ..Seat::default() }
+    pub fn new(number: usize) -> Takeover {
+        Takeover { acting: AtomicUsize::new(number), ..Takeover::default() }
     }
 
     /// True if there is something new, each time once.
@@ -225,7 +225,7 @@ impl Seat {
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
     }
 
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         self.news.store(true, Ordering::Release);
     }
 
@@ -252,8 +252,8 @@ impl Seat {
 
 impl WorkerHandle {
     /// Has its thread look who works for whom.
-    pub(super) fn tell_seat(&self) {
-        self.seat.tell();
+    pub(super) fn notify_takeover(&self) {
+        self.takeover.notify();
         // EAGAIN means the counter is full: it wakes all the same.
         let _ = self.wake.write(1);
     }
@@ -278,14 +278,14 @@ impl Helper {
 
 /// Whether a worker sleeps, and whom it wakes when it does no longer.
 #[derive(Debug, Default)]
-pub struct Doze {
+pub struct SleepState {
     pub(super) asleep: AtomicBool,
     /// A bit for each helper that is parked, or about to be.
     pub(super) parked: AtomicU8,
     pub(super) helpers: [OnceLock<Thread>; Helper::COUNT],
 }
 
-impl Doze {
+impl SleepState {
     /// The worker is about to sleep.
     pub fn asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
@@ -295,7 +295,7 @@ impl Doze {
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
         // With the fence in `park_while_asleep`: either this sees that the thread parks, or the
-        // thread sees that nobody may be waited for.
+        // thread sees that this worker is awake.
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) != 0 {
             self.wake_helpers();

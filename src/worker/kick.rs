@@ -6,11 +6,11 @@
 //!
 //! So each kick has an epoll set of its own, and the worker's set watches that one. The session's
 //! thread makes it and ends it, with nothing else locked, and pays for it as for signals. To watch
-//! the set itself never waits, as nobody outside has it; so a ring can go to another worker at any
-//! time.
+//! the set itself never waits, as no other process has it; so a ring can go to another worker at
+//! any time.
 //!
-//! A write to the kick makes the set readable, which is an event of the worker's set, each time.
-//! Nobody takes events from the set itself. The kernel looks into it when the worker takes its own,
+//! A write to the kick makes the set readable, which is an event of the worker's set, each time. No
+//! thread takes events from the set itself. The kernel looks into it when the worker takes its own,
 //! under its lock, so no worker may watch it when its end begins.
 
 use std::io;
@@ -87,7 +87,8 @@ fn measured<T>(port: &Port, work: impl FnOnce() -> T) -> T {
 }
 
 /// A guest posted buffers to its receive queue: it can take frames from now on. Kicks stay
-/// suppressed while it has held buffers, as nobody waits for more. Who has waited for these.
+/// suppressed while it has held buffers, as no sender waits for more. Returns the workers that
+/// waited for these.
 pub(super) fn receive_kick(
     port: &Port,
     guest: &GuestPort,

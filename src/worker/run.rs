@@ -1,7 +1,7 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
-mod seat;
 mod sleep;
+mod takeover;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -55,7 +55,7 @@ pub struct Worker {
     /// Where the next turn starts, so that a turn cut short by time is continued.
     cursor: usize,
     notes: Vec<Note>,
-    /// Kicks of rings whose lock somebody else had, to be looked at again.
+    /// Kicks of rings whose lock another thread had, to be looked at again.
     kicked: Vec<(Token, bool)>,
     /// Rings whose signals another thread may owe, and which one.
     debts: Vec<(PortId, usize)>,
@@ -141,8 +141,8 @@ impl Worker {
     fn work(&mut self) {
         self.now = clock::cycles();
         while !self.own.stop.load(Ordering::Relaxed) {
-            if self.own.seat.has_news() {
-                self.change_seat();
+            if self.own.takeover.has_news() {
+                self.update_takeover();
             }
             self.refresh();
             self.take_notes();
@@ -379,7 +379,7 @@ impl Worker {
 
     /// Gives up the ring that the burst came from, which is counted already, and looks at a TAP
     /// again later: what lies in its queue brings no event. The rings it was being delivered to are
-    /// mended by whoever takes their locks next.
+    /// mended by the thread that takes their locks next.
     #[cold]
     fn contain_panic(&mut self, token: Token) -> Next {
         let ports = Arc::clone(&self.ports);
@@ -529,7 +529,7 @@ impl Worker {
         self.pipeline.is_at(At::NOTHING);
     }
 
-    /// Looks again at rings whose lock somebody else had when they were kicked.
+    /// Looks again at rings whose lock another thread had when they were kicked.
     #[cold]
     fn retry_kicks(&mut self) {
         let mut kicked = std::mem::take(&mut self.kicked);

@@ -11,7 +11,7 @@ use crate::switch::PortId;
 use crate::sys::clock;
 
 impl Pipeline {
-    /// Begins with a burst that somebody looks at. Its frames become private, so that what is
+    /// Begins with a burst that is captured. Its frames become private, so that what is
     /// captured is what is delivered.
     #[cold]
     pub(super) fn begin_capture(&self, context: &mut BurstContext) {

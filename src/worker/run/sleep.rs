@@ -17,7 +17,7 @@ impl Worker {
         // From here on no guest's memory is touched.
         self.pipeline.signals().slot().asleep();
         let asleep = self.now;
-        self.own.doze.asleep();
+        self.own.sleep_state.asleep();
         let timeout = match self.due() {
             _ if more => 0,
             // A tick too late rather than one too early, after which it would sleep again.
@@ -27,7 +27,7 @@ impl Worker {
         let events = self.wait_for_events(timeout);
         self.now = clock::cycles();
         self.pipeline.signals().slot().active();
-        self.own.doze.awake();
+        self.own.sleep_state.awake();
         self.take(events);
         self.spin.woke(asleep, self.now);
         self.own.stats.wakeups.add(1);

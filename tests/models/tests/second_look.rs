@@ -1,5 +1,5 @@
-//! A worker goes to sleep while a driver sends: a model of it (`src/ring/notify.rs`) and of the
-//! driver: Linux's `virtqueue_add` and `virtqueue_kick_prepare`, DPDK's `vq_update_avail_idx` and
+//! A model of going to sleep (`src/ring/split.rs`) and of the driver on the other side of it:
+//! Linux's `virtqueue_add` and `virtqueue_kick_prepare`, DPDK's `vq_update_avail_idx` and
 //! `virtqueue_kick_prepare`.
 //!
 //! Not the code itself, whose fields lie in guest memory: the same stores, loads and fences on
