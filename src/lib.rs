@@ -6,6 +6,7 @@
 //! | module | room for |
 //! |---|---|
 //! | [`control`] | the control socket: a switch is looked at and changed while it runs |
+//! | [`wire`] | requests and answers of the control socket, as its clients have them too |
 //! | [`metrics`] | counters for Prometheus, by HTTP |
 //! | [`daemon`] | the parts of the process, start and stop order |
 //! | [`config`] | arguments and TOML to one validated value |
@@ -50,4 +51,5 @@ pub mod stats;
 pub mod switch;
 pub mod sys;
 pub mod vhost_user;
+pub mod wire;
 pub mod worker;

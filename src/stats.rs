@@ -13,6 +13,8 @@ mod reasons;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 pub use reasons::DropReason;
 
 /// A number that one owner at a time increases and any thread may read.
@@ -40,9 +42,11 @@ impl Counter {
 }
 
 /// Which way frames go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// From a port into the switch.
+    #[default]
     In,
     /// From the switch to a port.
     Out,

@@ -9,6 +9,8 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
@@ -117,9 +119,11 @@ fn wrapped(tag: &str, text: &str) -> String {
 }
 
 /// When a change of a key takes effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// It has.
+    #[default]
     Now,
     /// When a front-end connects again; the one that is connected keeps what it was offered.
     Reconnect,
@@ -132,6 +136,10 @@ pub enum Effect {
 }
 
 impl Effect {
+    /// All of them.
+    pub const ALL: [Effect; 5] =
+        [Effect::Now, Effect::Reconnect, Effect::Reopen, Effect::Restart, Effect::NewPorts];
+
     /// As programs read it.
     pub fn name(self) -> &'static str {
         match self {

@@ -14,10 +14,14 @@ use std::path::{Path, PathBuf};
 
 /// Modules from top to bottom, each with those it may use. All of them stand below it.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("main", &["control", "metrics", "daemon", "config", "events", "logging", "sys", "limits"]),
+    (
+        "main",
+        &["control", "wire", "metrics", "daemon", "config", "events", "logging", "sys", "limits"],
+    ),
     (
         "control",
         &[
+            "wire",
             "metrics",
             "daemon",
             "diagnosis",
@@ -34,6 +38,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "limits",
         ],
     ),
+    ("wire", &["diagnosis", "config", "events", "stats", "limits"]),
     (
         "metrics",
         &["daemon", "diagnosis", "config", "vhost_user", "port", "stats", "guard", "sys", "limits"],

@@ -141,27 +141,17 @@ pub enum Command {
     Events {
         /// Begin after the event of this number, or with the oldest (all)
         #[arg(long, value_name = "NUMBER|all", value_parser = since)]
-        since: Option<Since>,
+        since: Option<u64>,
         /// Continue with new events; without --since begin with the last ten
         #[arg(long, short)]
         follow: bool,
     },
 }
 
-/// Where events begin.
-#[derive(Debug, Clone, Copy)]
-pub enum Since {
-    /// With the oldest that is kept.
-    All,
-    /// After this one.
-    Number(u64),
-}
-
-fn since(text: &str) -> Result<Since, String> {
-    match text {
-        "all" => Ok(Since::All),
-        text => text.parse().map(Since::Number).map_err(|_| "a number, or all".to_owned()),
-    }
+/// The event after which they begin; 0 is before the oldest that is kept.
+fn since(text: &str) -> Result<u64, String> {
+    let text = if text == "all" { "0" } else { text };
+    text.parse().map_err(|_| "a number, or all".to_owned())
 }
 
 /// A port, TAP or stream that is shown.
@@ -196,15 +186,9 @@ pub enum State {
     Attached,
 }
 
-impl State {
-    /// The switch's word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Listening => "listening",
-            State::Negotiating => "negotiating",
-            State::Attached => "attached",
-        }
-    }
+/// The word for a value of an option.
+pub fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// `500ms`, `30s`, `5m`, `1h`; a number alone is seconds. A day at most.

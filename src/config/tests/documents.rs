@@ -1,5 +1,5 @@
-//! What the table of keys says is what the documents say: the commented example, the table of
-//! docs/configuration.md, and parameters in the interface of the control socket are made from it.
+//! What the table of keys says is what the documents say: the commented example and the table of
+//! docs/configuration.md are made from it.
 
 use std::fmt::Write;
 
@@ -118,33 +118,6 @@ fn the_page_of_the_configuration_has_every_key() {
     hold_table(ROOT, file, mark, &made);
 }
 
-/// The parameters of a method that are keys.
-fn parameters<'k>(keys: impl Iterator<Item = &'k Key>, is_new: bool) -> String {
-    let fields = keys.map(|key| {
-        let must = key.name == "name" || is_new && key.claims == Some(Shared::Interface);
-        let optional = if must { "" } else { "?" };
-        format!("  {}: {optional}{},\n", key.field(), key.varlink())
-    });
-    fields.collect()
-}
-
-#[test]
-fn the_interface_has_every_key() {
-    let file = "docs/io.vioswitch.Switch.varlink";
-    let mut text = read(file);
-    for kind in Kind::PORTS {
-        let (name, keys) = (kind.title(), parameters(kind.keys(), true));
-        text = with(&text, &format!("\nmethod Add{name}(\n"), "  may_exist:", &keys);
-        let live = parameters(kind.key("name").into_iter().chain(kind.live_keys()), false);
-        text = with(&text, &format!("\nmethod Set{name}(\n"), "  unset:", &live);
-    }
-    let shown = KEYS.iter().filter(|key| key.is_shown);
-    let shown: String =
-        shown.map(|key| format!("  {}: ?{},\n", key.field(), key.varlink())).collect();
-    text = with(&text, "\n  send_offloads: []string,\n", "  pending:", &shown);
-    hold(ROOT, file, &text);
-}
-
 /// Lines of code that name a key, with their files: as a text, a field, or a type.
 fn places(key: &Key) -> Vec<String> {
     let (field, upper) = (key.field(), key.field().to_uppercase());
@@ -164,7 +137,9 @@ fn places(key: &Key) -> Vec<String> {
             })
     };
     let mut found = Vec::new();
-    for folder in ["config", "daemon", "control", "metrics", "diagnosis", "bin/vioswitchctl"] {
+    for folder in
+        ["config", "daemon", "control", "wire", "metrics", "diagnosis", "bin/vioswitchctl"]
+    {
         let all = std::fs::read_dir(format!("{ROOT}/src/{folder}")).expect("read").flatten();
         for path in all.map(|entry| entry.path()).filter(|path| path.is_file()) {
             let text = std::fs::read_to_string(&path).expect("read");

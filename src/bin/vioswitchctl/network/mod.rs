@@ -24,7 +24,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::show;
+use crate::{args, say, show};
 use address::Cidr;
 use bridge::Bridge;
 use host::Net;
@@ -153,7 +153,7 @@ impl Network {
         }
         let title = ["NETWORK", "INTERFACE", "NAT", "DHCP", "MANAGER", "STATE"];
         let value = json!({"networks": all});
-        Told { text: show::table(&title, &rows), value, ..Told::default() }
+        Told { text: show::table(&title, rows), value, ..Told::default() }
     }
 
     fn bridge(&self, name: &str, nic: &str) -> Result<Told, Failure> {
@@ -181,13 +181,13 @@ impl Network {
             return Ok(Told { refused, ..printed(&files, &apply::commands(&plan), &notes) });
         }
         let notes = judged?;
-        let manager = format!(" manager={}", plan.manager.name());
+        let manager = format!(" manager={}", args::word(&plan.manager));
         if before.is_some_and(|words| !words.ends_with(&manager)) {
             let text =
                 format!("network {name} has another manager: vioswitchctl network {name} --remove");
             return Err(Failure::refused(text + " first"));
         }
-        say(&notes);
+        notes.iter().for_each(|note| say(note));
         // networkd and the switch, which are other users, read what is written.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         apply::put(&store, &plan, &files, self.live(control))
@@ -227,7 +227,8 @@ impl Network {
         let manager = match self.manager {
             Some(manager @ (Manager::Networkd | Manager::Dnsmasq)) => manager,
             Some(other) => {
-                let text = format!("{} is for --bridge: networkd or dnsmasq", other.name());
+                let other = args::word(&other);
+                let text = format!("{other} is for --bridge: networkd or dnsmasq");
                 return Err(Failure::usage(text));
             }
             None if self.root.is_some() => Manager::Networkd,
@@ -259,15 +260,9 @@ fn no_ip() -> Failure {
     Failure::refused("ip(8) does not list the host's interfaces: apt install iproute2".to_owned())
 }
 
-fn say(notes: &[String]) {
-    let text: String = notes.iter().map(|note| format!("vioswitchctl: {note}\n")).collect();
-    // What cannot be said is no reason to leave off.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
-}
-
 /// Each file behind its path, and what would be run then.
 fn printed(files: &[File], commands: &[String], notes: &[String]) -> Told {
-    say(notes);
+    notes.iter().for_each(|note| say(note));
     let mut text = String::new();
     let mut all = Vec::new();
     for File { path, content } in files {

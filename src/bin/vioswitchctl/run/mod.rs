@@ -6,18 +6,18 @@
 mod arguments;
 mod child;
 
-use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::{Value, json};
+use vioswitch::config::Kind;
+use vioswitch::wire::GetPort;
 
 use crate::attach::Port;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::qemu::Version;
-use crate::{SWITCH, ask, delete, new_port};
+use crate::{delete, new_port, say};
 use child::Signals;
 
 /// How long a switch that restarts is waited for to take the port away.
@@ -83,32 +83,28 @@ impl Run {
 
     /// Sees that there is the port, and nobody on it; true if it was made.
     fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
-        let made = ask(client, "AddPort", new_port(&self.name, &self.settings, false)?);
-        match made {
+        let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist);
+        match client.call(&new(false)?) {
             Ok(_) => return Ok(true),
-            Err(failure) if failure.is(SWITCH, "PortExists") => {}
+            Err(failure) if failure.is("PortExists") => {}
             Err(failure) => return Err(failure),
         }
         if !self.settings.is_empty() {
-            ask(client, "AddPort", new_port(&self.name, &self.settings, true)?)?;
+            client.call(&new(true)?)?;
         }
-        let port = ask(client, "GetPort", json!({"name": self.name}))?["port"].take();
-        if let Some(pid) = port["front_end"]["pid"].as_i64() {
-            let text = format!("port '{}' has a front-end, pid {pid}", self.name);
+        let name = &self.name;
+        let port = client.call(&GetPort { name: name.clone() })?.port;
+        if let Some(who) = port.front_end {
+            let text = format!("port '{name}' has a front-end, pid {}", who.pid);
             return Err(Failure::refused(format!("{text}: each machine needs a port of its own")));
         }
-        self.tell_of_old(&port);
-        Ok(false)
-    }
-
-    /// It may have been left behind.
-    fn tell_of_old(&self, port: &Value) {
-        if port["origin"] == "runtime" {
-            let name = &self.name;
+        // It may have been left behind.
+        if port.origin == "runtime" {
             say(&format!(
                 "port '{name}' was there already and stays: vioswitchctl port del {name}"
             ));
         }
+        Ok(false)
     }
 
     fn give_back(&self, control: &Path) {
@@ -125,8 +121,4 @@ impl Run {
             std::thread::sleep(STEP);
         }
     }
-}
-
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "vioswitchctl: {line}");
 }
