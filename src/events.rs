@@ -60,14 +60,14 @@ pub enum What {
     },
     /// A port or TAP was added.
     PortAdded,
-    /// A port was added for a socket that turned up.
+    /// A port was added for a socket that appeared.
     PortPlugged {
         /// Whose socket it is.
         uid: u32,
     },
     /// It was taken away.
     PortDeleted,
-    /// What turned up where sockets become ports became none.
+    /// A file in the directory of ports by plug was not made a port.
     PlugRefused {
         /// Its name there, as it is shown.
         file: String,

@@ -1,39 +1,31 @@
 //! vioswitch: a vhost-user-net back-end for many VMs with an L2 learning switch and TAP uplinks
-//! inside. `docs/architecture.md` tells the whole story; this is the map.
+//! inside. This is the map of modules; `docs/architecture.md` explains how they work together.
 //!
 //! A module uses what stands below it, never above:
 //!
 //! | module | room for |
 //! |---|---|
 //! | [`control`] | the control socket: a switch is looked at and changed while it runs |
+//! | [`wire`] | requests and answers of the control socket, as its clients have them too |
 //! | [`metrics`] | counters for Prometheus, by HTTP |
 //! | [`daemon`] | the parts of the process, start and stop order |
 //! | [`config`] | arguments and TOML to one validated value |
 //! | [`diagnosis`] | what is wrong: facts of the switch and its ports to findings |
 //! | [`vhost_user`] | one front-end's session |
-//! | [`worker`] | threads of the data path: which ring is worked when, and by whom |
+//! | [`worker`] | threads of the data path: when each ring is worked, and by which |
 //! | [`pipeline`] | one burst, top to bottom: take, classify, plan, deliver, complete |
 //! | [`port`] | what frames come from and go to: a guest's rings, a TAP |
 //! | [`ring`] | split virtqueues |
 //! | [`memory`] | guest memory: mapping, translation, dirty log |
 //! | [`switch`] | decisions: the forwarding table and the policy |
-//! | [`events`] | what happened, for those who watch |
-//! | [`capture`] | copies of frames for those who look at them |
+//! | [`events`] | what happened, for clients that watch |
+//! | [`capture`] | copies of frames for clients |
 //! | [`stats`] | counters and the named reasons for a drop |
-//! | [`guard`] | what keeps the harm that a front-end does with itself |
+//! | [`guard`] | containment of front-ends: blocked writers, expensive signals, SIGBUS |
 //! | [`logging`] | the log's queue, its filter, the journal |
 //! | [`sys`] | system calls |
 //! | [`frame`] | frames as bytes |
 //! | [`limits`] | every limit and default |
-//!
-//! Life of a frame: a guest kicks, `worker::run` finds its ring ready, `ring::tx` takes a burst,
-//! `pipeline::classify` admits, learns and decides, `pipeline::plan` sorts by destination,
-//! `pipeline::deliver` takes each receive ring's lock and `ring::rx` copies, once; the burst's
-//! descriptors go back together and signals leave at the end of the turn.
-//!
-//! Lock order: the assignment of rings to workers (a session's), then a transmit ring's lock (its
-//! worker's, or a session's), then one receive ring's lock, a leaf. The forwarding table's shard
-//! locks and a port's small mutexes are leaves too.
 #![cfg(target_os = "linux")]
 
 // Sets signals, umask and environment as tests rely on them.
@@ -59,4 +51,5 @@ pub mod stats;
 pub mod switch;
 pub mod sys;
 pub mod vhost_user;
+pub mod wire;
 pub mod worker;

@@ -28,7 +28,7 @@ pub use workers::*;
 
 // --- Frames -------------------------------------------------------------------------------
 
-/// Shortest Ethernet frame a port may send: destination, source, type. Guests do not pad to the
+/// Shortest Ethernet frame: destination, source, type. Guests do not pad to the
 /// 60 bytes of the wire.
 pub const MIN_FRAME_LEN: u32 = 14;
 
@@ -36,12 +36,12 @@ pub const MIN_FRAME_LEN: u32 = 14;
 /// Ethernet header and two VLAN tags (virtio 1.2 section 5.1.6.3.1).
 pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
 
-/// Bytes of each frame copied before any decision, and delivered from the copy: a cache line,
+/// Bytes of each frame copied first, and delivered from the copy: a cache line,
 /// which holds Ethernet, one VLAN tag, IPv4 and TCP without options.
 pub const SNAPSHOT_LEN: usize = 64;
 
-/// Headers of a frame that needs an offload. Two VLAN tags, IPv6 and TCP with all options are 122
-/// bytes; the rest is for extension headers.
+/// Headers of an offloaded frame. Two VLAN tags, IPv6 and TCP with all options are 122 bytes; the
+/// rest is for extension headers.
 pub const MAX_HEADERS_LEN: usize = 256;
 
 /// Least payload of a TCP segment: Linux's `TCP_MIN_GSO_SIZE`, its smallest MSS of 48 less 40
@@ -56,28 +56,28 @@ pub const MAX_DATAGRAMS: usize = 128;
 /// bytes are 125; more would hold a receive ring for long.
 pub const MAX_SEGMENTS: u32 = 1024;
 
-/// The same for each copy of a flooded frame: 64 KiB for a path of 1,500 bytes are 46. A flood
-/// then costs no more by cutting than by copying.
+/// The same for each flooded copy: 64 KiB for a path of 1,500 bytes are 46. A flood then costs no
+/// more by cutting than by copying.
 pub const MAX_FLOOD_SEGMENTS: u32 = 64;
 
 // --- Rings --------------------------------------------------------------------------------
 
-/// Largest ring a driver may configure (virtio 1.2 section 2.7).
+/// Largest ring, virtio 1.2 section 2.7.
 pub const MAX_RING_SIZE: u16 = 32_768;
 
 /// Queue pairs per port; `SET_VRING_*` indices stay below four times this plus one control queue,
 /// as some front-ends count rings where others count pairs.
 pub const MAX_QUEUE_PAIRS: u16 = 16;
 
-/// Frames taken from one TX ring at a time: four cache lines of heads and 16 of descriptors.
+/// Frames of one burst: four cache lines of heads and 16 of descriptors.
 /// Larger bursts gain nothing in VPP's and DPDK's published curves.
 pub const BURST_FRAMES: usize = 64;
 
-/// Bytes after which a burst ends (the frame that crosses the line is taken): one maximal GSO
-/// frame. Bounds how long a sender holds a receiver's ring.
+/// Bytes after which a burst ends: the frame that crosses the line is taken. One maximal GSO frame.
+/// Bounds how long a sender holds a receiver's ring.
 pub const BURST_BYTES: u32 = 65_536;
 
-/// Copies by flooding before a burst is cut; the rest waits for the sender's next turn. Bounds a
+/// Flooded copies of a burst; the rest waits for the sender's next turn. Bounds a
 /// broadcast storm to about one turn for any number of ports.
 pub const BURST_FLOOD_COPIES: usize = 512;
 
@@ -85,40 +85,39 @@ pub const BURST_FLOOD_COPIES: usize = 512;
 /// 64-byte pieces are 1,024.
 pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
 
-/// Descriptors that are part of the price of a frame or cut segment: above the 19 of Linux.
-/// Excess descriptors count one by one against a burst, and are bounded where a receiver posts
-/// them.
+/// Descriptors included in a frame or segment: above the 19 of Linux. Excess descriptors count one
+/// by one against a burst, and are bounded where a receiver posts them.
 pub const FRAME_DESCRIPTORS: u32 = 32;
 
-/// Descriptors walked for one run into a receive ring: 200 µs. 64 KiB for a path of 576 bytes
+/// Descriptors walked for one run: 200 µs. 64 KiB for a path of 576 bytes
 /// into the chains of 19 that Linux posts are 2,300.
 pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 
-/// Pieces that receive buffers for one frame may have without being looked at closely. Linux posts
-/// 19 for 64 KiB, 47 at most where its kernel is configured so (`MAX_SKB_FRAGS`).
+/// Pieces that receive buffers for one frame may have without being touched before they are written
+/// to. Linux posts 19 for 64 KiB, 47 at most where its kernel is configured so (`MAX_SKB_FRAGS`).
 pub const FEW_PIECES: usize = 48;
 
-/// How long the pages under the buffers of a run may take to come before it is given up, where they
-/// are touched first. A thousand that are there take 0.1 ms, as many that the kernel has to find
-/// 1 to 3 ms; one huge page that it has to clear takes 0.1 to 0.9 ms.
+/// Time that touching the pages of a run may take, before its frames are dropped. A thousand that
+/// are there take 0.1 ms, as many that the kernel has to find 1 to 3 ms; one huge page that it has
+/// to clear takes 0.1 to 0.9 ms.
 pub const TOUCH_NANOS: u64 = 4_000_000;
 
-/// No more of that counts for one piece: a thread that stands without a CPU, or waits for a hole
-/// that is being punched, does so for longer and once, and pages that are not there are many.
+/// The most that counts for one piece: a thread that stands without a CPU, or waits for a hole that
+/// is being punched, does so for longer and once, and pages that are not there are many.
 pub const TOUCH_PIECE_NANOS: u64 = 500_000;
 
-/// Such a receiver then gets nothing for so many times as long.
+/// Pause of such a receiver as a multiple of that.
 pub const SLOW_PAUSE_PARTS: u64 = 100;
 
-/// And never longer: what blocks a worker for a tenth of a second costs the front-end its place
+/// Longest such pause: what blocks a worker for a tenth of a second costs the front-end its place
 /// when it does so again.
 pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
 
-/// What an excess descriptor counts for in [`BURST_BYTES`]: walking to it and copying a byte
-/// takes 20 to 25 ns, a quarter of a frame of 1 KiB.
+/// Price of an excess descriptor in [`BURST_BYTES`]: walking to it and copying a byte takes 20 to
+/// 25 ns, a quarter of a frame of 1 KiB.
 pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
 
-/// Memory pieces one burst may refer to; it ends before a chain that might not fit.
+/// Memory pieces of one burst; it ends before a chain that might not fit.
 pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
 
 /// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; smaller ones cost
@@ -135,21 +134,21 @@ pub const MAX_MEM_SLOTS: usize = 509;
 /// leave a victim room in the 128 TiB of a process.
 pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
 
-/// Bytes beyond that for whole huge pages in which regions begin and end: thirty-two borders
-/// inside pages of 1 GiB. QEMU's memory has two to four.
+/// Bytes beyond that for huge pages at borders of regions: thirty-two borders inside pages of 1
+/// GiB. QEMU's memory has two to four.
 pub const MAX_PORT_ROUNDED_BYTES: u64 = 32 << 30;
 
 /// Foreign memory that the process maps, of 128 TiB of addresses on x86-64; the rest is for its
 /// own heap and stacks.
 pub const MAX_MAPPED_BYTES: u64 = 112 << 40;
 
-/// The part that each port has whatever the others take: a VM of 32 GiB and its next memory
-/// table. [`MAX_PORTS`] times this are 64 of the 112 TiB.
+/// The part kept for each port: a VM of 32 GiB and its next memory table. [`MAX_PORTS`] times this
+/// are 64 of the 112 TiB.
 pub const GUARANTEED_MAPPED_BYTES: u64 = 64 << 30;
 
-/// Mappings that each port has likewise. QEMU without hotplug has two to eight regions, twice
-/// that while it replaces its table, and a dirty log. [`MAX_PORTS`] times this are 24,576 of the
-/// default `vm.max_map_count` of 65,530.
+/// Mappings kept for each port. QEMU without hotplug has two to eight regions, twice that while it
+/// replaces its table, and a dirty log. [`MAX_PORTS`] times this are 24,576 of the default
+/// `vm.max_map_count` of 65,530.
 pub const GUARANTEED_MAPPINGS: u64 = 24;
 
 /// Mappings kept for the process itself: libraries, heap, workers, and two for each of a burst's
@@ -165,18 +164,18 @@ pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 
 // --- Sessions -----------------------------------------------------------------------------
 
-/// How long `SET_VRING_ENABLE 0` waits for posted frames to leave. A full ring of 64 KiB frames
-/// takes a few ms; the rest is for a busy machine.
+/// Time for posted frames to leave at `SET_VRING_ENABLE 0`. A full ring of 64 KiB frames takes a
+/// few ms; the rest is for a busy machine.
 pub const DRAIN_MILLIS: u64 = 500;
 
-/// How long frames sent on a disabled ring are kept: cloud-hypervisor lets a paused guest run on
-/// a few ms before it enables the rings.
+/// Time that a disabled ring keeps frames: cloud-hypervisor lets a paused guest run on a few ms
+/// before it enables the rings.
 pub const DISCARD_MILLIS: u64 = 100;
 
-/// Pause after which one more log line about a port and its front-end may be written.
+/// Pause between log lines about a port and its front-end, in the long run.
 pub const PORT_LOG_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Log lines that a port may have saved up: a connection, what was refused of it, and its end.
+/// Log lines of a port at once: a connection, what was refused of it, and its end.
 pub const PORT_LOG_BURST: u32 = 4;
 
 // --- Forwarding database ------------------------------------------------------------------
@@ -185,35 +184,34 @@ pub const PORT_LOG_BURST: u32 = 4;
 /// Reserves 6 MiB of address space.
 pub const FDB_MAX_ENTRIES: u32 = 65_536;
 
-/// Largest table a configuration may ask for (96 MiB of address space).
+/// Largest configured table: 96 MiB of address space.
 pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
 
 /// Addresses learned from one port: far more than a VM's containers; 16 hostile ports are needed
 /// to fill the table.
 pub const FDB_MAX_PER_PORT: u32 = 4_096;
 
-/// Addresses each port may learn when the table is full, so that hostile ports cannot make a
-/// quiet guest's traffic flood.
+/// Addresses kept for each port in a full table, so that hostile ports cannot make a quiet guest's
+/// traffic flood.
 pub const FDB_RESERVED_PER_PORT: u32 = 16;
 
-/// Seconds an address is kept without a frame from it (IEEE Std 802.1Q-2018, table 8-6).
+/// Seconds an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
 pub const FDB_AGE_SECONDS: u32 = 300;
 
-/// Ports the table can tell apart: 15 bits of a word.
+/// Ports that the table distinguishes: 15 bits of a word.
 pub const FDB_MAX_PORTS: usize = 1 << 15;
 
 /// Locks for writers, each over an equal run of buckets. Two workers learn in one shard at once
 /// with a chance of 1 in 64.
 pub const FDB_SHARDS: usize = 64;
 
-/// Addresses beyond which those of a burst are prefetched together; each takes two cache lines,
-/// and a core's first cache has 512 to 768. Cycles a frame without and with, EPYC: 238 and 229
-/// with 2,048 addresses, 261 and 238 with 8,192, 388 and 307 with 65,536. With 1,024 it lost 6 %
-/// of the rate.
+/// Addresses beyond which a burst prefetches; each takes two cache lines, and a core's first cache
+/// has 512 to 768. Cycles a frame without and with, EPYC: 238 and 229 with 2,048 addresses, 261 and
+/// 238 with 8,192, 388 and 307 with 65,536. With 1,024 it lost 6 % of the rate.
 pub const FDB_PREFETCH_ENTRIES: u32 = 1_536;
 
-/// Buckets a sweep (ageing, flush, listing) visits before it releases the shard's lock: 0.8 µs in
-/// a full table, so that a worker hardly ever waits.
+/// Buckets of a sweep under one lock: ageing, flush, listing; 0.8 µs in a full table, so that a
+/// worker hardly ever waits.
 pub const FDB_SWEEP_BUCKETS: usize = 64;
 
 /// Attempts at a shard's lock, 10 to 50 ns each, before a worker leaves learning to the next
@@ -244,61 +242,60 @@ pub const MAX_MESSAGE_BODY: usize = 4096;
 /// (`CONFIGURE_MEM_SLOTS`).
 pub const MAX_MESSAGE_FILES: usize = 32;
 
-/// Threads that close useless descriptors of front-ends, for such a close may take hours. A
-/// hostile one makes one thread for its port; as many again are for deleted ports.
+/// Threads that close useless descriptors, for such a close may take hours. A hostile one makes one
+/// thread for its port; as many again are for deleted ports.
 pub const MAX_CLOSERS: usize = 2 * MAX_PORTS;
 
 /// Files of one thread that may wait to be closed: a port with more is served no front-end, and
 /// the control socket accepts no client. Honest ones send none whose closing lasts.
 pub const MAX_HELD_FILES: usize = 64;
 
-/// How long such a thread waits for them before. Closing takes microseconds; the rest is for a
-/// busy machine.
+/// Time that a session waits for a close itself. Closing takes microseconds; the rest is for a busy
+/// machine.
 pub const CLOSE_PATIENCE_MILLIS: u32 = 20;
 
-/// Pause between two looks at such a port.
+/// Pause between looks at a port with more.
 pub const HELD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// How long a close may take before a signal interrupts it. Closing takes microseconds.
+/// Time before a signal interrupts a close. Closing takes microseconds.
 pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// How long a message may take from its first byte to its last. Front-ends send it in one system
-/// call; the time is for one that is stopped or swapped out just then.
+/// Time for a whole message. Front-ends send it in one system call; the time is for one that is
+/// stopped or swapped out just then.
 pub const MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long a reply waits for room in the socket. Only a front-end that never reads can fill 200
-/// KiB with 20-byte replies.
+/// Time that a reply waits for room. Only a front-end that never reads can fill 200 KiB with
+/// 20-byte replies.
 pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Front-ends waiting in a listening socket's queue: one as a rule (a restarted QEMU); the others
+/// Front-ends in a socket's queue: one as a rule (a restarted QEMU); the others
 /// get an error at once instead of a hang.
 pub const SOCKET_BACKLOG: i32 = 8;
 
-/// How long a process that connects may be silent before it is taken for a front-end. Those speak
-/// at once; a daemon that checks whether the socket is in use leaves at once.
+/// Silence after which a connection is a front-end. Those speak at once; a daemon that checks
+/// whether the socket is in use leaves at once.
 pub const FIRST_WORD: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// First and longest pause after `accept` failed for want of descriptors or memory. The pending
+/// First and longest pause after a failed `accept`, for want of descriptors or memory. The pending
 /// connection keeps the listener readable: without a pause the thread would spin.
 pub const ACCEPT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(50);
 /// See [`ACCEPT_RETRY_MIN`].
 pub const ACCEPT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// First pause between attempts to connect to a front-end that listens; doubles up to
-/// [`CONNECT_RETRY_MAX`].
+/// First pause between attempts to connect; doubles up to [`CONNECT_RETRY_MAX`].
 pub const CONNECT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(100);
 /// Longest pause between attempts to connect: a VM that starts waits no longer for its network.
 pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long the socket of a port that is added while the switch runs is waited for: its path may
-/// lead to a file system that never answers. Longer than the lock below.
+/// Time for opening an added port's socket: its path may lead to a file system that never answers.
+/// Longer than the lock below.
 pub const SOCKET_OPEN_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(1500);
 
-/// Threads that open such sockets, one for each path. Only those that never end add up.
+/// Threads that open them, one for each path. Only those that never end add up.
 pub const SOCKET_OPENS: usize = 16;
 
-/// How long a process waits in all for other daemons that create sockets in the same directory.
-/// Creating one takes well under a millisecond.
+/// Time that daemons wait for each other to create sockets, in one directory. Creating one takes
+/// well under a millisecond.
 pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).
@@ -306,44 +303,41 @@ pub const MAX_SOCKET_PATH: usize = 107;
 
 // --- TAPs and announcements ---------------------------------------------------------------
 
-/// Longest frame copied together for a TAP, to go out by a plain `write`. `writev` costs 75 to
+/// Longest frame copied for a TAP, to go out by a plain `write`. `writev` costs 75 to
 /// 100 ns more, as does copying 4 KiB; above 9,000 bytes the copy loses.
 pub const TAP_COPY_BYTES: usize = 4_096;
 
-/// Pieces of a longer frame handed to the kernel; more are copied together first. Its limit is
+/// Pieces of a longer one; more are copied together first. Its limit is
 /// 1,024 (`UIO_MAXIOV`), and each costs it about 30 ns.
 pub const TAP_GATHER_PIECES: usize = 32;
 
-/// Longest frame that a peer on a stream may announce: QEMU's largest packet (`NET_BUFSIZE`).
-/// Those above [`MAX_FRAME_LEN`] are dropped; a greater length ends the connection, as nothing
-/// behind it can be parsed.
+/// Longest frame on a stream: QEMU's largest packet (`NET_BUFSIZE`). Those above [`MAX_FRAME_LEN`]
+/// are dropped; a greater length ends the connection, as nothing behind it can be parsed.
 pub const MAX_STREAM_FRAME_LEN: u32 = 4_096 + 65_536;
 
-/// Bytes that came on a stream and are not forwarded yet: nearly two of the longest frames, so
-/// that there is room behind the beginning of one.
+/// Bytes of a stream that wait for forwarding: nearly two of the longest frames, so that there is
+/// room behind the beginning of one.
 pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
 
-/// Reads of a stream for one frame before others have their turn. A whole frame is there after
-/// one; a peer may send one byte at a time.
+/// Reads of a stream for one frame. A whole frame is there after one; a peer may send one byte at a
+/// time.
 pub const STREAM_READS: u32 = 3;
 
-/// Times that a worker that writes to a stream also sends what others left meanwhile, so that it
-/// does something else too.
+/// Rounds of a stream's writer for others, so that it does something else too.
 pub const STREAM_ROUNDS: u32 = 16;
 
-/// How long the next worker then tries to write itself: a call takes some 20 µs at most. Beyond
-/// that the holder has lost its CPU, and the frame is dropped.
+/// Time that the next worker tries to write itself: a call takes some 20 µs at most. Beyond that
+/// the holder has lost its CPU, and the frame is dropped.
 pub const STREAM_LOCK_NANOS: u64 = 20_000;
 
-/// Pause between two looks for a TAP that is gone: attached again within a second, at negligible
-/// cost.
+/// Pause between looks for a lost TAP: attached again within a second, at negligible cost.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 
-/// How long the closing of a lost TAP waits for workers, which release it at the end of a burst.
+/// Time that closing a lost TAP waits for workers, which release it at the end of a burst.
 pub const CLOSE_TIMEOUT_MILLIS: u32 = 1_000;
 
-/// Announcements (`SEND_RARP`) of one front-end at once, and the pause after which one more is
-/// made. Each is a frame to every port; QEMU sends five in a second for each migrated guest.
+/// Announcements (`SEND_RARP`) of a front-end at once, and the pause after which one more is made.
+/// Each is a frame to every port; QEMU sends five in a second for each migrated guest.
 pub const ANNOUNCEMENTS: u32 = 32;
 /// See [`ANNOUNCEMENTS`].
 pub const ANNOUNCEMENT_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
@@ -353,45 +347,44 @@ pub const MAX_NOTES: usize = 256;
 
 // --- The process --------------------------------------------------------------------------
 
-/// Descriptors taken over from a service manager: [`MAX_PORTS`] sockets and as many queues of TAPs
+/// Descriptors from a service manager: [`MAX_PORTS`] sockets and as many queues of TAPs
 /// as [`MAX_TAPS`] allow.
 pub const MAX_PASSED_FDS: usize = 8192;
 
-/// How long the service manager may take to receive what it keeps, in all. It reads within
-/// microseconds unless it hangs.
+/// Time for handing all to the service manager. It reads within microseconds unless it
+/// hangs.
 pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Bytes that one process hands to the next: 65,536 addresses and the counters of [`MAX_PORTS`]
 /// ports are ten million.
 pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
 
-/// How long removing a port waits for its session, then for the workers: microseconds, unless a
+/// Time that removing a port waits, for its session, then for the workers: microseconds, unless a
 /// guest's memory makes them wait.
 pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long a reload waits for the sessions of all ports that it removes or makes anew: hundreds,
-/// on a busy machine. Only other changes wait meanwhile.
+/// Time that a reload waits for sessions, of all ports that it removes or makes anew: hundreds, on
+/// a busy machine. Only other changes wait meanwhile.
 pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Pause between two looks at a removal meanwhile.
+/// Pause between looks at a removal.
 pub const REMOVE_STEP: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// How long stopping may take in all; the service manager expects a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 
-/// Stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the
-/// default 2 MiB would show in every tool.
+/// Stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the default
+/// 2 MiB would show in every tool.
 pub const SESSION_STACK_BYTES: usize = 256 << 10;
 
-/// Log lines that wait for the reader of standard error: all counters of some hundred ports.
+/// Log lines that wait for their reader: all counters of some hundred ports.
 pub const LOG_QUEUE_BYTES: usize = 256 << 10;
 
-/// How long a thread outside the data path waits for its line to be written: microseconds, if the
-/// reader is alive.
+/// Time that other threads than workers wait for the log: microseconds, if the reader is alive.
 pub const LOG_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Pause of a thread that goes on after a panic, at first and at most: a first one costs others
-/// no more than a lost interrupt, a repeated one does not keep a CPU busy.
+/// Pause of a thread after a panic, at first and at most: a first one costs others no more than a
+/// lost interrupt, a repeated one does not keep a CPU busy.
 pub const RESTART_PAUSE_MIN: std::time::Duration = std::time::Duration::from_millis(10);
 /// See [`RESTART_PAUSE_MIN`].
 pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(1);
@@ -399,77 +392,75 @@ pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_sec
 /// Panics logged in full each second. A guest that found one can repeat it.
 pub const PANIC_LINES_PER_SECOND: u32 = 5;
 
-/// Sweeps of the forwarding table per ageing time.
+/// Sweeps per ageing time.
 pub const AGEING_SWEEPS: u32 = 8;
 
 // --- System layer -------------------------------------------------------------------------
 
-/// Mappings of foreign memory in the process: 128 ports with every memory slot and a dirty log.
+/// Guarded mappings of foreign memory: 128 ports with every memory slot and a dirty log.
 /// The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
 pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
 
-/// Slots by which the registry of guarded mappings grows: one large guest, about 20 KiB.
+/// Slots by which their registry grows: one large guest, about 20 KiB.
 pub const GUARD_SEGMENT_SLOTS: usize = 512;
 
-/// Pause between two looks of the watchdog over workers and pending signals. A worker that stands
+/// Pause between looks of the watchdog, over workers and pending signals. A worker that stands
 /// still between two looks is relieved, and a write that is pending at two is freed, so each lasts
 /// at most two pauses: 20 ms of the 30 ms that other ports may wait.
 pub const WATCH_TICK_MILLIS: u64 = 10;
 
-/// Processor time from which a notification is expensive, and its port pays by a pause. Waking a
-/// guest takes about 10 µs, several times that through a hypervisor. Such a write, or several of
-/// one port in one turn, have the port measured for [`SIGNALS_MEASURED_MILLIS`].
+/// CPU time that makes a notification expensive, and its port pays by a pause. Waking a guest takes
+/// about 10 µs, several times that through a hypervisor. Such a write, or several of one port in
+/// one turn, have the port measured for [`SIGNALS_MEASURED_MILLIS`].
 pub const EXPENSIVE_SIGNAL_MICROS: u64 = 100;
 
-/// Processor time from which a write is slow, and counts towards dropping the front-end. Through
-/// two hypervisors, or under strace, one takes 100 to 200 µs.
+/// CPU time that makes a write slow, and counts towards dropping the front-end. Through two
+/// hypervisors, or under strace, one takes 100 to 200 µs.
 pub const SIGNAL_MICROS: u64 = 1_000;
 
-/// Consecutive slow writes for which a front-end is dropped; those of 5 ms count twice, of 50 ms
-/// four times.
+/// Slow writes for which a front-end is dropped; those of 5 ms count twice, of 50 ms four times.
 pub const SLOW_WRITES: u32 = 16;
 
 /// Time after which one is forgotten; fast writes in between do not count, as a front-end can
 /// make each fourth one fast. An honest one on a crowded host may meet five in each second.
 pub const SLOW_WRITE_LEAK_MILLIS: u64 = 200;
 
-/// How long a port's writes are measured after an expensive one, at 0.6 µs each. A time, as a
-/// number of writes could be fast ones.
+/// Time of measuring after an expensive one, at 0.6 µs each. A time, as a number of writes could be
+/// fast ones.
 pub const SIGNALS_MEASURED_MILLIS: u64 = 1_000;
 
-/// After a slow write the port's next ones wait for so many times as long: a quarter of a
-/// worker's time at most, until it is dropped. So they do after an expensive one while two other
-/// ports send; …
+/// Pause after a slow write as a multiple of it: a quarter of a worker's time at most, until it is
+/// dropped. So they do after an expensive one while two other ports send; …
 pub const SIGNAL_PAUSE_PARTS: u64 = 3;
 
-/// … while more do, for the part of each of them, up to so many.
+/// The same while more ports send, at most: a part for each of them.
 pub const SIGNAL_PAUSE_MOST_PARTS: u64 = 16;
 
-/// A port counts as one that sends for so long after it did, and up to twice that.
+/// Time for which a port counts as a sender, and up to twice that.
 pub const SENDERS_NANOS: u64 = 1_000_000;
 
 /// The longest such wait, for an honest guest whose host was stopped for seconds in the middle of
 /// a signal.
 pub const SIGNAL_PAUSE_MILLIS: u64 = 100;
 
-/// How long a port stays closed after its front-end was dropped for costing others time: 40 ms
+/// Time that a port stays closed, after its front-end was dropped for costing others time: 40 ms
 /// for a call descriptor that blocks, and five times 0.2 s to wake two million waiters, so 8 % of
 /// the time.
 pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Looks for which signals are sent with more care after a blocked one was freed (10 s): fellow
-/// attackers then cost a system call each, not two pauses each.
+/// Looks with more care after a blocked write, 10 s: fellow attackers then cost a system call each,
+/// not two pauses each.
 pub const WATCH_ALERT_TICKS: u32 = 1_000;
 
-/// How long a netlink request may take. The kernel answers in microseconds unless another process
-/// holds the network configuration's lock.
+/// Time for a netlink request. The kernel answers in microseconds unless another process holds the
+/// network configuration's lock.
 pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
 
 /// Messages read for one netlink request: queueing disciplines of 256 devices of 256 queues each.
 pub const NETLINK_MAX_MESSAGES: usize = 65_536;
 
-/// How long the link monitor rests after changes of interfaces were lost, or it could not
-/// subscribe. It then queries each TAP.
+/// Pause of the link monitor after lost changes, or it could not subscribe. It then queries each
+/// TAP.
 pub const LINK_RETRY_MILLIS: u64 = 250;
 
 /// Queues of one TAP. The kernel allows 256; more than workers bring nothing.
@@ -513,10 +504,10 @@ pub const MAX_CONFIG_FILES: usize = 2048;
 /// force and unconfirmed, with two bytes for each quote and line's end.
 pub const MAX_STATE_BYTES: u64 = 32 << 20;
 
-/// Errors of a configuration file that are shown; the rest are only counted.
+/// Errors of a file that are shown; the rest are only counted.
 pub const MAX_CONFIG_ERRORS: usize = 100;
 
-/// Characters of a rejected value that an error message repeats.
+/// Characters of a rejected value in an error message.
 pub const MAX_QUOTED_CHARS: usize = 80;
 
 /// Worker threads unless configured: one core is all a small host gives away by default.
@@ -529,13 +520,13 @@ pub const AUTO_WORKERS: usize = 4;
 /// Worker threads at most; more than CPUs is a warning. Each has some MiB of memory of its own.
 pub const MAX_WORKERS: usize = 256;
 
-/// Queue pairs of a port and queues of a TAP unless configured.
+/// Queues or pairs of a port unless configured.
 pub const DEFAULT_QUEUES: u16 = 1;
 
 /// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. Its shortest, 10 s, is not enforced, for
 /// tests and fast-moving VMs.
 pub const MAX_AGE_SECONDS: u32 = 1_000_000;
 
-/// Permissions of a port's socket unless configured: owner and group. A process that can connect
+/// Mode of a socket unless configured: owner and group. A process that can connect
 /// becomes the VM.
 pub const DEFAULT_SOCKET_MODE: u32 = 0o660;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::ControlSocket;
 use vioswitch::daemon::degraded::{Code, Degradation};
-use vioswitch::daemon::{self, Daemon, Keeper, Plug, Reloader, Services, Slot};
+use vioswitch::daemon::{self, Daemon, Plug, Reloader, Services, Slot, StateStore};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
 use vioswitch::metrics::Metrics;
@@ -57,13 +57,13 @@ fn main() -> ExitCode {
         }
         Err(error) => return give_up(&error.to_string(), ExitCode::FAILURE),
     };
-    let mut keeper = Keeper::open(state_dir(&request).as_deref());
-    let files = files.map(|found| before_unconfirmed(&request, &mut keeper, found));
-    let (config, texts) = match files.or_else(|error| last(&request, &mut keeper, error)) {
+    let mut store = StateStore::open(state_dir(&request).as_deref());
+    let files = files.map(|found| before_unconfirmed(&request, &mut store, found));
+    let (config, texts) = match files.or_else(|error| last(&request, &mut store, error)) {
         Ok(found) => found,
         Err(error) => return give_up(&error.to_string(), ExitCode::from(BAD_USAGE)),
     };
-    let status = match run(request, (&config, texts), keeper, &signals, &log) {
+    let status = match run(request, (&config, texts), store, &signals, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log.error(&error);
@@ -100,7 +100,7 @@ fn check(config: &Config) -> ExitCode {
 fn run(
     request: Box<Request>,
     (config, texts): (&Config, Option<Texts>),
-    keeper: Keeper,
+    store: StateStore,
     signals: &Signals,
     log: &Log,
 ) -> Result<(), Box<dyn std::error::Error>> {
@@ -110,7 +110,7 @@ fn run(
     config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
     // Before anything else: a second daemon with the same socket ends here and touches nothing.
     let control = config.control.as_ref().map(ControlSocket::bind).transpose()?;
-    let daemon = Arc::new(Mutex::new(Daemon::start_keeping(config, keeper)?));
+    let daemon = Arc::new(Mutex::new(Daemon::start_keeping(config, store)?));
     if let Some(texts) = texts {
         lock(&daemon).keep_files(&texts);
     }
@@ -131,7 +131,7 @@ fn run(
                 let begun = reloader.begin_or_repeat();
                 begun.unwrap_or_else(|busy| log::warn!("SIGHUP: {busy}"));
             }
-            Signal::SIGUSR2 => log::warn!("SIGUSR2 means nothing; SIGUSR1 logs the counters"),
+            Signal::SIGUSR2 => log::warn!("SIGUSR2 is ignored; SIGUSR1 logs the counters"),
             _ => {}
         }
     }
@@ -159,7 +159,7 @@ fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
     daemon.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes ports of sockets that turn up, if there is a directory for that. The other guests' network
+/// Makes ports of sockets that appear, if there is a directory for that. The other guests' network
 /// does not depend on it.
 fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Plug>> {
     let daemon = Arc::clone(daemon);
@@ -183,13 +183,13 @@ fn serve_metrics(
 /// with the network of before is better off than one without any.
 fn last(
     request: &Request,
-    keeper: &mut Keeper,
+    store: &mut StateStore,
     error: UsageError,
 ) -> Result<(Config, Option<Texts>), UsageError> {
-    let Some(config) = keeper.last_files().and_then(|texts| request.lay_over(&texts).ok()) else {
+    let Some(config) = store.last_files().and_then(|texts| request.lay_over(&texts).ok()) else {
         return Err(error);
     };
-    keeper.refuse(&error.lines);
+    store.refuse(&error.lines);
     Ok((config, None))
 }
 
@@ -198,15 +198,15 @@ fn last(
 /// none.
 fn before_unconfirmed(
     request: &Request,
-    keeper: &mut Keeper,
+    store: &mut StateStore,
     (config, texts): (Config, Option<Texts>),
 ) -> (Config, Option<Texts>) {
-    if !texts.as_ref().is_some_and(|texts| keeper.are_unconfirmed(texts)) {
+    if !texts.as_ref().is_some_and(|texts| store.are_unconfirmed(texts)) {
         return (config, texts);
     }
-    match keeper.last_files().and_then(|last| request.lay_over(&last).ok()) {
+    match store.last_files().and_then(|last| request.lay_over(&last).ok()) {
         Some(before) => {
-            keeper.go_back();
+            store.go_back();
             (before, None)
         }
         None => (config, texts),

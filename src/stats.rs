@@ -13,6 +13,8 @@ mod reasons;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 pub use reasons::DropReason;
 
 /// A number that one owner at a time increases and any thread may read.
@@ -63,9 +65,11 @@ macro_rules! counters {
 }
 
 /// Which way frames go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// From a port into the switch.
+    #[default]
     In,
     /// From the switch to a port.
     Out,
@@ -203,14 +207,19 @@ counters! {
 counters! {
     /// What belongs to a port as a whole; written from several threads.
     PortStats {
-        attaches "Front-ends that were connected so far.",
-        session_errors "Sessions with front-ends that ended with an error.",
-        rings_broken "Rings that broke a rule and were left alone.",
-        learn_refused "Source addresses not learned because a cap was reached.",
+        attaches "Front-ends that connected, one for each start of the VM and of the switch.",
+        session_errors "Sessions that ended with an error; see the log.",
+        rings_broken "Rings ignored because the driver broke a rule; see the log.",
+        learn_refused
+            "Frames whose source was not learned because of a limit: a guest floods the table, or \
+             a bridge with more than 4,096 addresses belongs behind a TAP.",
         learn_static
-            "Source addresses not learned because they are another port's static ones.",
-        mac_moves "Source addresses learned that had been behind another port.",
-        panics "Panics that were contained; each is a bug.",
+            "Frames whose source was not learned because it is static on another port: a guest \
+             uses another one's address.",
+        mac_moves
+            "Addresses that moved here from another port; many: two stations share one, or a \
+             loop.",
+        panics "Bursts that ended in a contained panic; report the bug.",
     }
     /// Copies dropped because they are too big for the port, or no ring of it could be chosen.
     drops: Drops,
@@ -236,21 +245,26 @@ counters! {
     WorkerStats {
         turns "Passes over the ready rings.",
         bursts "Bursts that held frames.",
-        frames "Frames taken.",
+        frames "Buffers taken in them.",
         wakeups "Returns from sleep.",
-        empty_wakeups "Returns from sleep that were followed by no frame.",
+        empty_wakeups "Returns from sleep that no frame followed.",
         signals "Notifications sent to guests.",
-        signals_suppressed "Bursts after which a guest wanted no notification.",
-        signals_failed "Notifications that a descriptor did not take.",
-        lock_misses "Receive rings found locked.",
-        lock_parks "Locks that were waited for in the kernel.",
-        moves "Rings that came from another worker.",
-        stalls "Times that a reserve thread worked for it.",
+        signals_suppressed "Bursts after which a guest needed no notification.",
+        signals_failed
+            "Notifications that a descriptor refused: a stopped guest or a broken front-end.",
+        lock_misses
+            "Receive rings found locked by another worker; many for each burst: use fewer \
+             workers.",
+        lock_parks "Sleeps for such a lock, 8 ms at most: give the workers more CPUs.",
+        moves "Transmit rings that came from another worker to spread the load.",
+        stalls
+            "Times that a reserve thread took the worker's place, mostly because of a guest's \
+             memory: memory=prealloc for the guest that the log names.",
         busy_turns "Passes that found frames.",
-        busy_cycles "Time in which frames were found, in seconds.",
-        idle_cycles "Time awake in which none were found, in seconds.",
-        spins_found "Spins that ended with a frame.",
-        spins_empty "Spins that were given up.",
+        busy_cycles "Seconds in passes that found frames.",
+        idle_cycles "Seconds in other passes, spins included; sleep is in neither.",
+        spins_found "Spins before a sleep that ended with a frame.",
+        spins_empty "Spins that ended without one.",
     }
 }
 

@@ -49,9 +49,9 @@ faults_of_switch() {
         "printf '[[port]]\nname = \"vm9\"\nsocket = \"/run/vioswitch/vm9.sock\"\n' >$CONF_D/vm9.toml" \
         "rm $CONF_D/vm9.toml"
     found unit-overridden '' \
-        "mkdir $DROP_IN && printf '[Service]\nNice=1\n' >$DROP_IN/nice.conf && systemctl daemon-reload" \
+        "mkdir $DROP_IN && printf '[Service]\nTimeoutStopSec=1\n' >$DROP_IN/stop.conf && systemctl daemon-reload" \
         true
-    found unit-stale '' "sed -i s/1/2/ $DROP_IN/nice.conf" \
+    found unit-stale '' "sed -i s/1/2/ $DROP_IN/stop.conf" \
         "rm -r $DROP_IN && systemctl daemon-reload"
     found program-replaced '' 'cp /usr/bin/vioswitchd /usr/bin/new && mv /usr/bin/new /usr/bin/vioswitchd' \
         'systemctl restart vioswitchd && vioswitchctl port wait vm1 && vioswitchctl port wait vm2'

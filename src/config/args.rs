@@ -35,7 +35,7 @@ Examples:
       -netdev vhost-user,id=n0,chardev=c0 -device virtio-net-pci,netdev=n0
     (QEMU before 9.2: reconnect=1 instead of reconnect-ms=200)
 
-  No root: passt is the way to the network, and listens on its socket:
+  Without root, with passt as the uplink:
     passt --socket /tmp/passt.sock
     vioswitchd --port vm1,socket=/tmp/vm1.sock \
                --stream net,socket=/tmp/passt.sock,mode=client
@@ -43,18 +43,18 @@ Examples:
   Four queue pairs, a socket for libvirt's QEMU, and a static address:
     vioswitchd --port vm1,socket=/run/vm1.sock,queues=4,socket-group=kvm,mac=52:54:00:00:00:01
 
-  The rest from a file; the command line wins:
+  Ports from a file, and two workers:
     vioswitchd --config /etc/vioswitch/vioswitch.toml --workers 2
 
-Signals: SIGTERM, SIGINT and SIGQUIT leave, SIGUSR1 logs the counters, SIGHUP reads
+Signals: SIGTERM, SIGINT and SIGQUIT end the switch, SIGUSR1 logs the counters, SIGHUP reads
 the files again.
-Exit status: 0 after an orderly end, 1 if the switch could not run, 2 for a bad argument or file.";
+Exit status: 0 after an orderly end, 1 if the switch cannot run, 2 for a bad argument or file.";
 
 /// vhost-user-net back-end for many virtual machines, with a learning switch and a TAP uplink
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, bin_name = PROGRAM, version, after_help = EXAMPLES)]
 struct Options {
-    /// Read settings from a TOML file and conf.d/*.toml beside it; the command line wins
+    /// Read a TOML file and conf.d/*.toml beside it; options take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -62,8 +62,8 @@ struct Options {
     ///
     /// {keys}
     ///
-    /// A comma inside a value is written twice. A [[port]] of the same name in the file is
-    /// replaced as a whole.
+    /// Write a comma inside a value twice. Replaces a [[port]] of the same name in the file as a
+    /// whole.
     #[arg(
         long,
         value_name = "NAME,socket=PATH[,KEY=VALUE]...",
@@ -76,7 +76,7 @@ struct Options {
     ///
     /// {keys}
     ///
-    /// A [[tap]] of the same name in the file is replaced as a whole.
+    /// Replaces a [[tap]] of the same name in the file as a whole.
     #[arg(
         long,
         value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...",
@@ -90,7 +90,7 @@ struct Options {
     ///
     /// {keys}
     ///
-    /// A [[stream]] of the same name in the file is replaced as a whole.
+    /// Replaces a [[stream]] of the same name in the file as a whole.
     #[arg(
         long,
         value_name = "NAME,socket=PATH[,KEY=VALUE]...",
@@ -103,23 +103,23 @@ struct Options {
     #[arg(long, value_name = "PATH", conflicts_with = "fd")]
     socket_path: Option<String>,
 
-    /// Add one port, named port0, on a socket left open by the parent as descriptor N
+    /// Add one port, named port0, on the inherited socket N
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     fd: Option<String>,
 
-    /// Keep here what is changed while it runs, for the next start [default: $STATE_DIRECTORY]
+    /// Keep changes made while the switch runs in this directory [default: $STATE_DIRECTORY]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 
-    /// Refuse to start with a bad file; else the last good one runs, if --state-dir has it
+    /// Refuse to start with a bad file, even if --state-dir has the last good one
     #[arg(long)]
     strict: bool,
 
-    /// Say what is wrong with the configuration or would keep it from starting here, and exit
+    /// Report errors of the configuration and obstacles on this machine, and exit
     #[arg(long)]
     check: bool,
 
-    /// Print what this back-end is, as JSON for management software, and exit
+    /// Print the type of the back-end as JSON for management software, and exit
     #[arg(long)]
     print_capabilities: bool,
 }

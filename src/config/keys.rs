@@ -9,6 +9,8 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
@@ -117,9 +119,11 @@ fn wrapped(tag: &str, text: &str) -> String {
 }
 
 /// When a change of a key takes effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// It has.
+    #[default]
     Now,
     /// When a front-end connects again; the one that is connected keeps what it was offered.
     Reconnect,
@@ -132,6 +136,10 @@ pub enum Effect {
 }
 
 impl Effect {
+    /// All of them.
+    pub const ALL: [Effect; 5] =
+        [Effect::Now, Effect::Reconnect, Effect::Reopen, Effect::Restart, Effect::NewPorts];
+
     /// As programs read it.
     pub fn name(self) -> &'static str {
         match self {
@@ -268,41 +276,38 @@ macro_rules! port_keys {
 // name, field: what it holds = default, type, of which kinds, a change takes effect, example, help
 port_keys! {
     "name" name: String = String::new(), NAME, PORTS, Reopen, "\"vm1\"",
-        "The name in log lines and counters, of letters, digits, `.`, `_` and `-`.";
+        "The port's name: letters, digits, `.`, `_` and `-`.";
     "socket" socket: Option<PathBuf> = None, SOCKET, SOCKETS, Reopen, "\"/run/vioswitch/vm1.sock\"",
-        "The Unix socket where a VM's front-end or a stream's peer is met, of at most 107 bytes.";
+        "Path of the Unix socket for the front-end or the stream's peer, at most 107 bytes.";
     "mode" mode: Mode = Mode::Server, MODE, SOCKETS, Reopen, "\"server\"",
         "Listen on the socket, or connect to it, again after each loss.";
     "socket-mode" socket_mode: u32 = limits::DEFAULT_SOCKET_MODE, PERMISSIONS, SOCKETS, Reopen,
         "\"0660\"",
-        "Who may connect: permissions of the socket in octal, with mode=server only.";
+        "Octal permissions of the socket; mode=server.";
     "socket-group" socket_group: Option<u32> = None, GROUP, SOCKETS, Reopen, "\"kvm\"",
-        "Who may connect: group of the socket, a name or a number, with mode=server only; \
-         the daemon's own if not set.";
+        "Group of the socket, a name or a number; mode=server.";
     "fd" fd: Option<RawFd> = None, INHERITED, &[], Reopen, "3",
         "The number of an inherited socket.";
     "ifname" ifname: Option<String> = None, INTERFACE, TAPS, Reopen, "\"vioswitch0\"",
-        "The interface, of at most 15 bytes; it is created if it does not exist.";
+        "The interface, at most 15 bytes; created if it does not exist.";
     "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, OFFLOADED, Reconnect, "1",
-        "Queue pairs that a VM is offered, or queues of the interface.";
+        "Queue pairs offered to a VM, or queues of the interface.";
     "mac" mac: Vec<MacAddr> = Vec::new(), MAC, SOCKETS, Now, "[\"52:54:00:00:00:01\"]",
-        "A static address: no other port can take it over. The port may still use others.";
+        "A static address: other ports cannot learn it. The port may use others too.";
     "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
-        "Checksums and segmentation, these only for what the VM sends (`send`, for XDP programs), \
-         checksums only, or nothing.";
+        "Offloads: checksums and segmentation, both only for what the VM sends (`send`, for XDP \
+         programs), checksums, or none.";
     "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
         "Serve a network card with iommu_platform=on (SEV, TDX).";
     "flood" flood: bool = true, FLOOD, ALL, Now, "\"on\"",
-        "Whether frames for unknown addresses go there.";
+        "Send frames for unknown addresses to the port.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
-        "Longest packet that goes there, or the MTU of an interface that is created; \
-         no limit if not set.";
+        "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
-        "A port that is `down` keeps its front-end and forwards nothing: what comes from there and \
-         what is for it is dropped and counted.";
+        "`down`: keep the front-end, and drop and count frames from and for the port.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
-        "Whether a VM's memory must all be there (`prealloc`), as with QEMU's prealloc=on; \
-         else what it never used is allocated when frames get there, on the daemon's account.";
+        "`prealloc`: refuse a VM without QEMU's prealloc=on, whose unused pages the kernel would \
+         charge to the daemon.";
     "label" label: Option<String> = None, LABEL, ALL, Now, "\"tenant 7\"",
-        "A text of your own, of at most 64 characters, in lists, details, events and metrics.";
+        "A text of at most 64 characters, shown in lists, events and metrics.";
 }

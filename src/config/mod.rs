@@ -66,7 +66,7 @@ pub struct Config {
     pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
-    /// A directory in which sockets turn up that are ports from then on.
+    /// A directory in which each listening socket becomes a port.
     pub plug: Option<PathBuf>,
     /// What these ports have in common.
     pub template: Settings,

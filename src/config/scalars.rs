@@ -96,37 +96,37 @@ macro_rules! scalars {
 scalars! {
     "workers" workers: usize = Some(limits::DEFAULT_WORKERS), "N",
         |setting, machine| workers(setting, machine.cpus), usize::to_string,
-        "Threads that forward frames, or auto: one for each CPU, at most 4 [default: 1]";
+        "Threads that forward frames, 1 to 256, or auto: one for each CPU, at most 4 [default: 1]";
     "cpus" cpus: Vec<usize> = None, "LIST",
         |setting, machine| cpu_list(setting, machine.allowed), |cpus| list(cpus),
-        "Bind worker i to the i-th of these CPUs, in turn, such as 0,2-3";
+        "Bind worker i to the i-th of these CPUs, such as 0,2-3";
     "poll" poll: bool = Some(false), "BOOL", |setting, _| truth(setting), bool::to_string,
         "Spin instead of sleeping: lowest latency, and a whole CPU for each worker";
     "age" age: u32 = Some(limits::FDB_AGE_SECONDS), "SECONDS",
         |setting, _| number(setting, 1, limits::MAX_AGE_SECONDS.into()), u32::to_string,
-        "Seconds after which a silent address is forgotten [default: 300]";
+        "Seconds, 1 to 1000000, after which a silent address is forgotten [default: 300]";
     "control" control: Claim = None, "PATH", |setting, _| claimed_socket(setting),
         |claim| claim.value.clone(),
-        "Listen here for vioswitchctl, which shows and changes the switch while it runs";
+        "Path of the control socket, where vioswitchctl shows and changes the switch";
     "control-group" control_group: u32 = None, "GROUP", |setting, _| group(setting), u32::to_string,
-        "Who may connect there and look: group of the control socket";
+        "Group of the control socket, whose members may look [default: the daemon's]";
     "control-admin-group" control_admin_group: u32 = None, "GROUP",
         |setting, _| group(setting), u32::to_string,
-        "Who of them may change the switch, beside root and the daemon's user";
+        "Group whose members may change the switch too, beside root and the daemon's user";
     "capture-group" capture_group: u32 = None, "GROUP", |setting, _| group(setting), u32::to_string,
-        "Who of them may look at frames, beside root and the daemon's user";
+        "Group whose members may capture frames too, beside root and the daemon's user";
     "metrics" metrics: MetricsSocket = None, "ADDRESS", |setting, _| metrics(setting),
         MetricsSocket::to_string,
-        "Answer GET /metrics here, for Prometheus: ADDRESS:PORT, unix:PATH, or fd (inherited)";
+        "Answer GET /metrics of Prometheus at IP:PORT, unix:PATH, or fd (inherited)";
     "log-level" log_level: LevelFilter = Some(LevelFilter::Info), "LEVEL",
         |setting, _| log_level(setting), LevelFilter::to_string,
-        "Log off, error, warn, info, debug or trace; RUST_LOG wins [default: info]";
+        "off, error, warn, info, debug or trace; RUST_LOG overrides it [default: info]";
     "uplink-to-uplink" uplink_to_uplink: bool = Some(false), "BOOL", |setting, _| truth(setting),
         bool::to_string,
-        "Forward between two TAPs as well; two TAPs in one bridge are then a loop";
+        "Forward between TAPs too; two TAPs in one bridge are then a loop";
     "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
         |path| path.to_string_lossy().into_owned(),
-        "Make ports of the sockets that turn up here, as libvirt's mode='server' makes them";
+        "Make a port for each socket in this directory, as of libvirt's mode='server'";
 }
 
 fn list(cpus: &[usize]) -> String {

@@ -20,7 +20,7 @@ pub enum Origin {
     Cli,
     /// A client, while the switch ran.
     Runtime,
-    /// A socket that turned up in the directory for that, of this user.
+    /// A socket in the directory of ports by plug, of this user.
     Plug(u32),
 }
 

@@ -7,7 +7,6 @@
 use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
 
-use super::message::Fault;
 use super::methods::Switch;
 use super::parts::Part;
 use crate::config::Settings;
@@ -15,6 +14,7 @@ use crate::daemon::{Permit, PortError, add};
 use crate::limits::{CONTROL_WAIT_STEP, SOCKET_OPEN_TIMEOUT};
 use crate::switch::PortId;
 use crate::sys::blocking::{NotBegun, Task};
+use crate::wire::Fault;
 
 /// What a client asks for.
 #[derive(Debug)]
@@ -63,12 +63,12 @@ impl AddWait {
             match task.result() {
                 Ok(added) => {
                     return match switch.added(&self.wanted, added) {
-                        Ok(reply) => Part::Reply(reply, false),
+                        Ok(added) => Part::reply(&added, false),
                         Err(fault) => Part::Fault(fault),
                     };
                 }
                 Err(TryRecvError::Disconnected) => {
-                    return Part::Fault(Fault::refused("it panicked; the log tells more"));
+                    return Part::Fault(Fault::refused("it panicked; see the log"));
                 }
                 Err(TryRecvError::Empty) => {}
             }

@@ -1,26 +1,23 @@
 //! Ports, TAPs and streams that are added and changed.
 
-use serde_json::{Value, json};
-
 use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
-use super::message::{Fault, Parameters};
 use super::methods::{Answer, Switch};
-use super::parameters::{Values, flag, only, required, settings, text};
+use super::parameters::{Values, settings, take, wrong};
 use super::parts::Stream;
 use crate::config::{self, Difference, Kind, Settings, Wrong};
-use crate::daemon::{PortError, Removal};
+use crate::daemon::PortError;
 use crate::switch::PortId;
+use crate::wire::{self, Added, Change, Changed, DeletePort, Fault, clip};
 
 impl Switch {
     /// `AddPort`, `AddTap` and `AddStream`, by the kind of what is added.
     pub(super) fn add(
         &self,
-        kind: Kind,
-        mut parameters: Parameters,
+        wire::Add { kind, mut parameters }: wire::Add,
         caller: Caller,
     ) -> Result<Answer, Fault> {
-        let may_exist = flag(&mut parameters, "may_exist")?.unwrap_or(false);
+        let may_exist = take(&mut parameters, "may_exist")?.unwrap_or(false);
         let (name, mut given, values) = settings(parameters)?;
         let default = kind != Kind::Tap && !given.iter().any(|(key, _)| key == "socket");
         if default {
@@ -39,7 +36,7 @@ impl Switch {
             }
             added = self.daemon().add(&wanted.settings);
         }
-        self.added(&wanted, added).map(Answer::Reply)
+        self.added(&wanted, added).map(|added| Answer::reply(&added))
     }
 
     /// What adding came to.
@@ -47,7 +44,7 @@ impl Switch {
         &self,
         Wanted { settings, may_exist, any_socket }: &Wanted,
         added: Result<PortId, PortError>,
-    ) -> Result<Value, Fault> {
+    ) -> Result<Added, Fault> {
         match added {
             Ok(number) => Ok(reply(number, settings)),
             Err(PortError::Exists) if *may_exist => {
@@ -60,13 +57,14 @@ impl Switch {
     /// `SetPort`, `SetTap` and `SetStream`: what is not given stays as it is.
     pub(super) fn set(
         &self,
-        kind: Kind,
-        mut parameters: Parameters,
+        wire::Set { kind, mut parameters }: wire::Set,
         caller: Caller,
-    ) -> Result<Value, Fault> {
-        let unset = words(&mut parameters, "unset")?;
+    ) -> Result<Changed, Fault> {
+        let unset: Option<Vec<String>> = take(&mut parameters, "unset")?;
+        let unset = unset.unwrap_or_default().into_iter().map(|key| key.replace('_', "-"));
+        let unset: Vec<String> = unset.collect();
         let (name, given, values) = settings(parameters)?;
-        let entry = self.daemon().book().get(&name).cloned();
+        let entry = self.daemon().desired().get(&name).cloned();
         let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
         if there.kind != kind {
             return Err(Fault::refused(&format!("{name:?} is a {}", there.kind)));
@@ -81,7 +79,7 @@ impl Switch {
         let before = there.words();
         if let Some(other) = unset.iter().find(|key| before.iter().all(|(known, _)| known != key)) {
             let text = format!("unset names keys, and {other:?} is none");
-            return Err(Fault::invalid(&Wrong { key: "unset".to_owned(), text }, other));
+            return Err(wrong("unset", text, other));
         }
         let mut all = given.clone();
         for (key, words) in before {
@@ -94,9 +92,9 @@ impl Switch {
         }
         let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
         self.tell("changes", &name, caller);
-        let changed = self.daemon().set(&wanted);
+        let changed = self.daemon().set(&there, &wanted);
         match changed {
-            Ok(changes) => Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()})),
+            Ok(changes) => Ok(Changed { changes: changes.iter().map(change).collect() }),
             Err(error) => Err(self.fault(&name, &error)),
         }
     }
@@ -104,14 +102,11 @@ impl Switch {
     /// `DeletePort`: a port of any kind, or only of the one that the caller takes it for.
     pub(super) fn delete(
         &self,
-        mut parameters: Parameters,
+        DeletePort { name, kind: wanted }: DeletePort,
         caller: Caller,
-    ) -> Result<Removal, Fault> {
-        only(&parameters, &["name", "kind"])?;
-        let name = required(&mut parameters, "name")?;
-        let wanted = text(&mut parameters, "kind")?;
+    ) -> Result<Answer, Fault> {
         let mut daemon = self.daemon();
-        if let Some((wanted, entry)) = wanted.zip(daemon.book().get(&name)) {
+        if let Some((wanted, entry)) = wanted.zip(daemon.desired().get(&name)) {
             let is = entry.settings.kind;
             if is.name() != wanted {
                 let text =
@@ -122,14 +117,15 @@ impl Switch {
         self.tell("removes", &name, caller);
         let removal = daemon.begin_removal(&name);
         drop(daemon);
-        removal.map_err(|error| self.fault(&name, &error))
+        let removal = removal.map_err(|error| self.fault(&name, &error))?;
+        Ok(Answer::Removal(clip(&name), removal))
     }
 
     /// The number of the port of this name, if it is as it is wanted. A socket that was not asked
     /// for may be anywhere.
-    fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Value, Fault> {
+    fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Added, Fault> {
         let number = self.daemon().ports().named(name).map(|port| port.id);
-        let entry = self.daemon().book().get(name).cloned();
+        let entry = self.daemon().desired().get(name).cloned();
         let Some((number, entry)) = number.zip(entry) else {
             return Err(self.fault(name, &PortError::NoSuchPort));
         };
@@ -153,30 +149,15 @@ impl Switch {
 }
 
 /// What was added: its number, and where its socket is.
-fn reply(number: PortId, settings: &Settings) -> Value {
-    let mut told = json!({"number": number});
-    if let Some(path) = &settings.socket {
-        told["socket"] = path.to_string_lossy().into();
-    }
-    told
+fn reply(number: PortId, settings: &Settings) -> Added {
+    let socket = settings.socket.as_ref().map(|path| path.to_string_lossy().into_owned());
+    Added { number, socket }
 }
 
 /// A key that changes, and when.
-pub(super) fn change(Difference { key, from, to, effect }: &Difference) -> Value {
-    json!({"key": key, "from": from, "to": to, "effect": effect.name()})
-}
-
-/// A list of keys, as the configuration spells them.
-fn words(parameters: &mut Parameters, key: &str) -> Result<Vec<String>, Fault> {
-    match parameters.remove(key) {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(Value::Array(items)) => {
-            let word = |item: &Value| item.as_str().map(|word| word.replace('_', "-"));
-            let words: Option<_> = items.iter().map(word).collect();
-            words.ok_or_else(|| Fault::parameter(key, None))
-        }
-        Some(_) => Err(Fault::parameter(key, None)),
-    }
+pub(super) fn change(difference: &Difference) -> Change {
+    let Difference { key, from, to, effect } = difference.clone();
+    Change { key: key.to_owned(), from, to, effect }
 }
 
 /// Where clients may have a port's front-end met.

@@ -10,17 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::{Map, Value, json};
-
 use super::activity::Activity;
 use super::methods::Switch;
 use super::parts::Part;
 use super::{show, virtio};
 use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use crate::port::{Endpoint, Port, RegionFacts, RingFacts, SessionFacts};
-use crate::stats::{Fallbacks, QueueStats};
+use crate::stats::{Direction, Fallbacks, QueueStats};
 use crate::sys::blocking::{NotBegun, Task};
 use crate::sys::waker::Waker;
+use crate::wire::{self, PortDetails, Region, Ring, Session, Socket};
 
 /// A client waits for what a session says, and a file system.
 #[derive(Debug)]
@@ -66,11 +65,9 @@ impl DetailsWait {
         }
         let mut activity = switch.activity();
         activity.look(&self.port, now);
-        let mut told = details(&self.port, facts.as_ref(), switch.show(&self.port), &activity);
-        if let Some(look) = &mut self.socket {
-            told["socket"] = look.answer();
-        }
-        Part::Reply(told, false)
+        let told = details(&self.port, facts.as_ref(), switch.show(&self.port), &activity);
+        let socket = self.socket.as_mut().map(SocketLook::answer);
+        Part::reply(&PortDetails { socket, ..told }, false)
     }
 }
 
@@ -78,8 +75,8 @@ impl DetailsWait {
 #[derive(Debug)]
 struct SocketLook {
     path: PathBuf,
-    task: Option<Task<Value>>,
-    found: Option<Value>,
+    task: Option<Task<Socket>>,
+    found: Option<Socket>,
     /// A thread has begun to look at this path, be it for another client.
     is_at_it: bool,
     /// When it is waited for no longer.
@@ -100,61 +97,55 @@ impl SocketLook {
         self.found.is_none().then_some(self.end)
     }
 
-    fn answer(&mut self) -> Value {
-        let unknown = if self.is_at_it { "answers" } else { "looked_at" };
-        let silent = || json!({"path": self.path.to_string_lossy(), unknown: false});
+    fn answer(&mut self) -> Socket {
+        let silent = || Socket {
+            path: self.path.to_string_lossy().into_owned(),
+            answers: self.is_at_it.then_some(false),
+            looked_at: (!self.is_at_it).then_some(false),
+            ..Socket::default()
+        };
         self.found.take().unwrap_or_else(silent)
     }
 }
 
 /// A socket's file as it is now.
-fn socket(path: &Path) -> Value {
-    let mut told = json!({"path": path.to_string_lossy()});
-    if let Ok(facts) = std::fs::symlink_metadata(path) {
-        told["mode"] = format!("{:04o}", facts.mode() & 0o7777).into();
-        told["uid"] = facts.uid().into();
-        told["gid"] = facts.gid().into();
+fn socket(path: &Path) -> Socket {
+    let facts = std::fs::symlink_metadata(path).ok();
+    Socket {
+        path: path.to_string_lossy().into_owned(),
+        mode: facts.as_ref().map(|facts| format!("{:04o}", facts.mode() & 0o7777)),
+        uid: facts.as_ref().map(MetadataExt::uid),
+        gid: facts.as_ref().map(MetadataExt::gid),
+        ..Socket::default()
     }
-    told
 }
 
 fn details(
     port: &Arc<Port>,
     facts: Option<&SessionFacts>,
-    shown: Value,
+    shown: wire::Port,
     activity: &Activity,
-) -> Value {
-    let rings =
-        queues(port).into_iter().enumerate().map(|(at, (index, queue, direction, stats))| {
-            let facts = facts.and_then(|facts| facts.rings.get(index));
-            let mut ring = counters(stats);
-            ring.insert("index".to_owned(), index.into());
-            ring.insert("queue".to_owned(), queue.into());
-            ring.insert("direction".to_owned(), direction.into());
-            if let Some(idle) = activity.idle(port, at) {
-                ring.insert("idle".to_owned(), idle.into());
-            }
-            facts.into_iter().for_each(|facts| ring.extend(state(facts)));
-            Value::Object(ring)
-        });
-    let mut told = json!({
-        "port": shown,
-        "rings": rings.collect::<Vec<Value>>(),
-        "learn_static": port.stats.learn_static.get(),
-        "log_suppressed": port.log.suppressed.get(),
+) -> PortDetails {
+    let rings = queues(port).into_iter().enumerate();
+    let rings = rings.map(|(at, (index, queue, direction, stats))| {
+        let facts = facts.and_then(|facts| facts.rings.get(index));
+        let idle = activity.idle(port, at);
+        Ring { index, queue, direction, idle, ..ring(stats, facts) }
     });
-    if let Some(command) = port.front_end().and_then(|who| command(who.pid)) {
-        told["command"] = command.into();
+    PortDetails {
+        port: shown,
+        socket: None,
+        command: port.front_end().and_then(|who| command(who.pid)),
+        session: facts.map(session),
+        rings: rings.collect(),
+        learn_static: port.stats.learn_static.get(),
+        log_suppressed: port.log.suppressed.get(),
     }
-    if let Some(facts) = facts {
-        told["session"] = session(facts);
-    }
-    told
 }
 
 /// The queues of a port with the index of their ring, their number and direction, in the order of
 /// the rings; those of a TAP or stream have the indices that a guest's would.
-pub fn queues(port: &Port) -> Vec<(usize, usize, &'static str, &QueueStats)> {
+pub fn queues(port: &Port) -> Vec<(usize, usize, Direction, &QueueStats)> {
     let pairs: Vec<(&QueueStats, &QueueStats)> = match &port.endpoint {
         Endpoint::Guest(guest) => {
             guest.rx.iter().zip(&guest.tx).map(|(rx, tx)| (&rx.stats, &tx.stats)).collect()
@@ -164,62 +155,51 @@ pub fn queues(port: &Port) -> Vec<(usize, usize, &'static str, &QueueStats)> {
         }
     };
     let pairs = pairs.into_iter().enumerate();
-    pairs.flat_map(|(n, (rx, tx))| [(2 * n, n, "out", rx), (2 * n + 1, n, "in", tx)]).collect()
+    pairs
+        .flat_map(|(n, (rx, tx))| {
+            [(2 * n, n, Direction::Out, rx), (2 * n + 1, n, Direction::In, tx)]
+        })
+        .collect()
 }
 
-fn counters(stats: &QueueStats) -> Map<String, Value> {
-    let QueueStats { frames, bytes, drops, kicks, signals, signals_suppressed, .. } = stats;
+/// What was counted of a ring, and what its session says of it.
+fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
     let Fallbacks { checksummed, segmented, segments, segments_lost } = &stats.fallbacks;
-    let numbers = [
-        ("frames", frames),
-        ("bytes", bytes),
-        ("kicks", kicks),
-        ("signals", signals),
-        ("signals_suppressed", signals_suppressed),
-        ("waits", &stats.waits),
-        ("bad_buffers", &stats.bad_buffers),
-        ("checksummed", checksummed),
-        ("segmented", segmented),
-        ("segments", segments),
-        ("segments_lost", segments_lost),
-    ];
-    let mut told: Map<String, Value> =
-        numbers.map(|(name, number)| (name.to_owned(), number.get().into())).into_iter().collect();
-    told.insert("drops".to_owned(), show::drops(drops));
-    told
+    Ring {
+        size: facts.map(|facts| facts.size.into()).filter(|size| *size != 0),
+        started: facts.map(|facts| facts.started),
+        standing: facts.map(|facts| facts.standing),
+        enabled: facts.map(|facts| facts.enabled),
+        broken: facts.and_then(|facts| facts.broken),
+        polled: facts.map(|facts| facts.polled),
+        available: facts.and_then(|facts| facts.available).map(u64::from),
+        frames: stats.frames.get(),
+        bytes: stats.bytes.get(),
+        drops: show::drops(&stats.drops),
+        kicks: stats.kicks.get(),
+        signals: stats.signals.get(),
+        signals_suppressed: stats.signals_suppressed.get(),
+        waits: stats.waits.get(),
+        bad_buffers: stats.bad_buffers.get(),
+        checksummed: checksummed.get(),
+        segmented: segmented.get(),
+        segments: segments.get(),
+        segments_lost: segments_lost.get(),
+        ..Ring::default()
+    }
 }
 
-fn state(facts: &RingFacts) -> Map<String, Value> {
-    let RingFacts { size, started, standing, enabled, broken, polled, available } = *facts;
-    let mut told = Map::new();
-    for (name, truth) in
-        [("started", started), ("standing", standing), ("enabled", enabled), ("polled", polled)]
-    {
-        told.insert(name.to_owned(), truth.into());
-    }
-    if size != 0 {
-        told.insert("size".to_owned(), size.into());
-    }
-    if let Some(broken) = broken {
-        told.insert("broken".to_owned(), broken.into());
-    }
-    if let Some(available) = available {
-        told.insert("available".to_owned(), available.into());
-    }
-    told
-}
-
-fn session(facts: &SessionFacts) -> Value {
+fn session(facts: &SessionFacts) -> Session {
     let region = |region: &RegionFacts| {
         let RegionFacts { gpa, len, backing, page } = *region;
         // Beyond 63 bits there is no integer of varlink's.
-        json!({"address": format!("{gpa:#x}"), "bytes": len, "backing": backing, "page": page})
+        Region { address: format!("{gpa:#x}"), bytes: len, backing: backing.to_owned(), page }
     };
-    json!({
-        "features": virtio::features(facts.features),
-        "protocol_features": virtio::protocol_features(facts.protocol),
-        "memory": facts.regions.iter().map(region).collect::<Vec<Value>>(),
-    })
+    Session {
+        features: virtio::features(facts.features),
+        protocol_features: virtio::protocol_features(facts.protocol),
+        memory: facts.regions.iter().map(region).collect(),
+    }
 }
 
 /// The name of a process, as it calls itself.

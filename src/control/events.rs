@@ -1,12 +1,10 @@
 //! Events for a client: those that are kept, then new ones as they come.
 
-use serde_json::{Value, json};
-
-use super::message::{Fault, Parameters};
-use super::parameters::{flag, number, only};
+use super::parameters::number;
 use super::parts::Part;
-use crate::events::{Detached, Event, Events, What};
+use crate::events::{self, Detached, What};
 use crate::limits::EVENTS_A_REPLY;
+use crate::wire::{self, Event, EventList, Fault};
 
 /// A client that is told of events.
 #[derive(Debug)]
@@ -18,92 +16,89 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// What `Events` asks for.
-    pub fn new(mut parameters: Parameters, events: &Events) -> Result<EventStream, Fault> {
-        only(&parameters, &["since", "follow"])?;
+    /// What `Events` requests.
+    pub fn new(given: wire::Events, events: &events::Events) -> Result<EventStream, Fault> {
         let last = events.last();
-        let since = number(&mut parameters, "since", 0..=u64::MAX)?.unwrap_or(last);
+        let since = number(given.since, "since", 0..=u64::MAX)?.unwrap_or(last);
         // A number that was not reached yet is an earlier process's.
         let after = if since > last { 0 } else { since };
-        Ok(EventStream { after, follow: flag(&mut parameters, "follow")?.unwrap_or(true) })
+        Ok(EventStream { after, follow: given.follow.unwrap_or(true) })
     }
 
-    /// The next part of the answer.
-    /// `label` tells that of a port.
-    pub fn part(&mut self, events: &Events, label: impl Fn(&str) -> Option<String>) -> Part {
+    /// The next part of the answer; `label` gives that of a port.
+    pub fn part(
+        &mut self,
+        events: &events::Events,
+        label: impl Fn(&str) -> Option<String>,
+    ) -> Part {
         let told = events.after(self.after, EVENTS_A_REPLY);
         let last = told.events.last().map(|event| event.sequence);
         if last.is_none() && self.follow {
             return Part::Later(None);
         }
         self.after = last.unwrap_or(self.after);
-        let shown: Vec<Value> = told.events.iter().map(|event| show(event, &label)).collect();
-        let mut reply = json!({"events": shown});
-        if told.lost > 0 {
-            reply["lost"] = told.lost.into();
-        }
-        Part::Reply(reply, self.follow || self.after < events.last())
+        let shown = told.events.iter().map(|event| show(event, &label)).collect();
+        let lost = Some(told.lost).filter(|lost| *lost > 0);
+        let more = self.follow || self.after < events.last();
+        Part::reply(&EventList { events: shown, lost }, more)
     }
 }
 
-/// An event as clients are told.
-fn show(event: &Event, label: impl Fn(&str) -> Option<String>) -> Value {
-    let Event { sequence, time, monotonic, port, untold, what } = event;
-    let mut told = json!({
-        "sequence": sequence,
-        "time": time,
-        "monotonic": monotonic,
-        "kind": what.kind().name,
-        "text": what.to_string(),
-    });
-    if let Some(port) = port {
-        told["port"] = port.as_str().into();
-        if let Some(label) = label(port) {
-            told["label"] = label.into();
-        }
+/// An event as clients see it.
+fn show(event: &events::Event, label: impl Fn(&str) -> Option<String>) -> Event {
+    let events::Event { sequence, time, monotonic, port, untold, what } = event;
+    Event {
+        sequence: *sequence,
+        time: *time,
+        monotonic: *monotonic,
+        kind: what.kind().name.to_owned(),
+        text: what.to_string(),
+        port: port.clone(),
+        label: port.as_deref().and_then(label),
+        untold: Some(*untold).filter(|untold| *untold > 0),
+        ..details(what.clone())
     }
-    if *untold > 0 {
-        told["untold"] = (*untold).into();
-    }
-    let details = match what {
-        What::Ready { .. } | What::Reloaded { .. } | What::PortAdded | What::PortDeleted => {
-            json!({})
-        }
-        What::InterfaceGone | What::InterfaceBack | What::InterfaceDown | What::InterfaceUp => {
-            json!({})
-        }
+}
+
+/// What a kind of event has.
+fn details(what: What) -> Event {
+    let text = what.to_string();
+    let mut told = Event::default();
+    match what {
+        What::Ready { .. } | What::Reloaded { .. } | What::PortAdded | What::PortDeleted => {}
+        What::InterfaceGone | What::InterfaceBack | What::InterfaceDown | What::InterfaceUp => {}
         What::Degraded { why } | What::ReloadFailed { why } | What::Dropped { why } => {
-            json!({"why": why})
+            told.why = Some(why);
         }
-        What::Recovered { code, seconds } => json!({"code": code, "seconds": seconds}),
+        What::Recovered { code, seconds } => {
+            (told.code, told.seconds) = (Some(code.to_owned()), Some(seconds));
+        }
         What::Attached { pid, uid, features } => {
-            json!({"pid": pid, "uid": uid, "features": features})
+            (told.pid, told.uid, told.features) = (Some(pid), Some(uid), Some(features));
         }
-        What::PortPlugged { uid } => json!({"uid": uid}),
-        What::PlugRefused { file, uid: Some(uid), why } => {
-            json!({"file": file, "uid": uid, "why": why})
+        What::PortPlugged { uid } => told.uid = Some(uid),
+        What::PlugRefused { file, uid, why } => {
+            (told.file, told.uid, told.why) = (Some(file), uid, Some(why));
         }
-        What::PlugRefused { file, uid: None, why } => json!({"file": file, "why": why}),
-        What::Connected { pid, uid } => json!({"pid": pid, "uid": uid}),
-        What::Detached(Detached::Left) | What::Disconnected { why: None } => json!({}),
-        What::Detached(Detached::Error(why)) | What::Disconnected { why: Some(why) } => {
-            json!({"why": why})
+        What::Connected { pid, uid } => (told.pid, told.uid) = (Some(pid), Some(uid)),
+        What::Disconnected { why } => told.why = why,
+        What::Detached(Detached::Left) => {}
+        What::Detached(Detached::Error(why)) => told.why = Some(why),
+        What::Detached(Detached::Panicked) => told.why = Some(text),
+        What::RingBroken { ring, why } => {
+            (told.ring, told.why) = (Some(ring as u64), Some(why));
         }
-        What::Detached(Detached::Panicked) => json!({"why": what.to_string()}),
-        What::RingBroken { ring, why } => json!({"ring": ring, "why": why}),
-        What::Closed { seconds } => json!({"seconds": seconds}),
+        What::Closed { seconds } => told.seconds = Some(seconds),
         What::MacMoved { mac, from, moves } => {
-            json!({"mac": mac.to_string(), "from": from, "moves": moves})
+            (told.mac, told.from, told.moves) = (Some(mac.to_string()), from, Some(moves));
         }
         What::DropsBegan { direction, reason } => {
-            json!({"direction": direction.name(), "reason": reason.name()})
+            (told.direction, told.reason) = (Some(direction), Some(reason.name().to_owned()));
         }
         What::DropsEnded { direction, reason, frames } => {
-            json!({"direction": direction.name(), "reason": reason.name(), "frames": frames})
+            (told.direction, told.frames) = (Some(direction), Some(frames));
+            told.reason = Some(reason.name().to_owned());
         }
-    };
-    if let (Value::Object(told), Value::Object(mut details)) = (&mut told, details) {
-        told.append(&mut details);
     }
     told
 }
@@ -112,14 +107,15 @@ fn show(event: &Event, label: impl Fn(&str) -> Option<String>) -> Value {
 mod tests {
     use std::sync::Arc;
 
+    use serde_json::{Value, json};
+
     use super::*;
-    use crate::events::KINDS;
+    use crate::events::{Events, KINDS};
     use crate::limits::EVENTS_KEPT;
     use crate::sys::waker::Waker;
 
     fn stream(parameters: Value, events: &Events) -> EventStream {
-        let Value::Object(parameters) = parameters else { panic!("no parameters") };
-        EventStream::new(parameters, events).unwrap()
+        EventStream::new(serde_json::from_value(parameters).unwrap(), events).unwrap()
     }
 
     fn part(stream: &mut EventStream, events: &Events) -> Option<(Vec<u64>, Value, bool)> {
@@ -159,20 +155,10 @@ mod tests {
         assert_eq!(part(&mut other, &events).unwrap().0[0], last + 7);
     }
 
-    #[test]
-    fn the_interface_lists_every_kind() {
-        let interface = include_str!("../../docs/io.vioswitch.Switch.varlink");
-        let (_, rest) = interface.split_once("type EventKind (").unwrap();
-        let listed: Vec<&str> = rest.split(')').next().unwrap().split(',').map(str::trim).collect();
-        let mut kinds: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
-        kinds.dedup();
-        assert_eq!(listed, kinds);
-    }
-
     /// The page names each kind with its number in the journal.
     #[test]
     fn the_page_has_every_message_id() {
-        let page = include_str!("../../docs/control.md");
+        let page = include_str!("../../docs/events.md");
         for kind in KINDS {
             let row = format!("| `{}` | ", kind.name);
             let row = page.lines().find(|line| line.starts_with(&row)).expect(kind.name);

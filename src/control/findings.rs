@@ -1,50 +1,39 @@
-//! What is wrong with the switch, told to clients: by itself, and among the metrics.
+//! What is wrong with the switch, for clients: by itself, and among the metrics.
 
-use serde_json::{Value, json};
-
-use super::message::{Fault, Parameters};
 use super::methods::{Answer, Switch};
-use super::parameters::only;
 use super::parts::Stream;
 use super::reload::List;
-use crate::diagnosis::Finding;
+use crate::diagnosis;
 use crate::diagnosis::facts::Sender;
 use crate::limits::SENDERS_TOLD;
 use crate::metrics::{Health, Scrape};
+use crate::wire;
 
 impl Switch {
     /// `GetMetrics`: counters, states, and what is wrong.
-    pub(super) fn metrics(&self, parameters: &Parameters) -> Result<Answer, Fault> {
-        only(parameters, &[])?;
+    pub(super) fn metrics(&self) -> Answer {
         let daemon = self.daemon();
         let (health, condition) = (Health::of(&daemon), daemon.condition());
         drop(daemon);
         let scrape = Scrape::new(&self.view, &health, &self.view.diagnose(condition));
-        Ok(Answer::Stream(Stream::Metrics(Box::new(scrape))))
+        Answer::Stream(Stream::Metrics(Box::new(scrape)))
     }
 
     /// `GetFindings`.
-    pub(super) fn findings(&self, parameters: &Parameters) -> Result<Answer, Fault> {
-        only(parameters, &[])?;
+    pub(super) fn findings(&self) -> Answer {
         let condition = self.daemon().condition();
-        Ok(Answer::Stream(Stream::Findings(List::new(self.view.diagnose(condition)))))
+        let found = self.view.diagnose(condition).into_iter().map(finding);
+        Answer::Stream(Stream::Findings(List::new(found.collect())))
     }
 }
 
-/// A finding, as clients are told.
-pub fn finding(finding: &Finding) -> Value {
-    let Finding { level, code, port, with, cause, command } = finding;
-    let mut told = json!({
-        "level": level.name(), "code": code, "with": with, "cause": cause, "command": command,
-    });
-    if let Some(port) = port {
-        told["port"] = port.as_str().into();
-    }
-    told
+fn finding(finding: diagnosis::Finding) -> wire::Finding {
+    let diagnosis::Finding { level, code, port, with, cause, command } = finding;
+    wire::Finding { level, code: code.to_owned(), port, with, cause, command }
 }
 
-/// Whose frames found no room at a port.
-pub fn senders(all: Vec<Sender>) -> Value {
+/// The ports whose frames found no room at another one.
+pub fn senders(all: Vec<Sender>) -> Vec<wire::Sender> {
     let told = all.into_iter().take(SENDERS_TOLD);
-    told.map(|Sender { port, frames }| json!({"port": port, "frames": frames})).collect()
+    told.map(|Sender { port, frames }| wire::Sender { port, frames }).collect()
 }

@@ -6,15 +6,12 @@ use std::time::Instant;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::{Value, json};
 
-use super::message::{Fault, Parameters};
 use super::methods::unknown_port;
-use super::parameters::{flag, number, only};
+use super::parameters::{number, wrong};
 use super::parts::Part;
 use crate::capture::filter::{Filter, Instruction};
-use crate::capture::{Batch, Capture, Packet, Wanted};
-use crate::config::Wrong;
+use crate::capture::{self, Batch, Wanted};
 use crate::daemon::View;
 use crate::limits::{
     CAPTURE_BYTES_A_REPLY, CAPTURE_FILTER_INSTRUCTIONS, CAPTURE_PACKETS_A_REPLY, CAPTURE_SNAPLEN,
@@ -22,11 +19,12 @@ use crate::limits::{
 };
 use crate::port::{PortTable, Ports};
 use crate::switch::PortId;
+use crate::wire::{self, Capture, Fault, Packet, Packets};
 
 /// A capture that a client has begun; it ends with its client.
 #[derive(Debug)]
 pub struct Frames {
-    capture: Arc<Capture>,
+    capture: Arc<capture::Capture>,
     ports: Arc<Ports>,
     /// Ports that come are captured too.
     all: bool,
@@ -39,17 +37,16 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Begins with what `Capture` asks for.
-    pub fn new(mut parameters: Parameters, view: &View) -> Result<Frames, Fault> {
-        only(&parameters, &["ports", "drops", "filter", "snaplen"])?;
-        let drops_only = flag(&mut parameters, "drops")?.unwrap_or(false);
+    /// Begins with what `Capture` requests.
+    pub fn new(given: Capture, view: &View) -> Result<Frames, Fault> {
+        let drops_only = given.drops.unwrap_or(false);
         let most = CAPTURE_SNAPLEN as u64;
-        let snaplen = number(&mut parameters, "snaplen", 1..=most)?.unwrap_or(most) as usize;
-        let filter = filter(parameters.remove("filter"))?;
-        let names = names(parameters.remove("ports"), &view.ports.present())?;
+        let snaplen = number(given.snaplen, "snaplen", 1..=most)?.unwrap_or(most) as usize;
+        let filter = given.filter.map(filter).transpose()?;
+        let names = names(given.ports.unwrap_or_default(), &view.ports.present())?;
         let ports = names.keys().copied().collect();
         let wanted = Wanted { ports, drops_only, filter, snaplen };
-        let capture = Arc::new(Capture::new(wanted, view.workers.handles().len()));
+        let capture = Arc::new(capture::Capture::new(wanted, view.workers.handles().len()));
         if !view.ports.begin_capture(&capture) {
             return Err(Fault::refused(&format!("there are {MAX_CAPTURES} captures already")));
         }
@@ -69,7 +66,7 @@ impl Frames {
     /// The next copies.
     pub fn part(&mut self, ports: &PortTable) -> Part {
         if !std::mem::replace(&mut self.begun, true) {
-            return Part::Reply(json!({"packets": [], "lost": 0}), true);
+            return Part::reply(&Packets::default(), true);
         }
         // What was left before its last port went is told.
         let over = self.capture.is_over();
@@ -82,7 +79,7 @@ impl Frames {
             return Part::Later(Some(Instant::now() + CAPTURE_STEP));
         }
         let more = !over || !self.order.is_empty();
-        Part::Reply(json!({"packets": packets, "lost": lost}), more)
+        Part::reply(&Packets { packets, lost }, more)
     }
 
     fn collect(&mut self, ports: &PortTable) {
@@ -101,7 +98,7 @@ impl Frames {
         });
     }
 
-    fn packets(&mut self) -> Vec<Value> {
+    fn packets(&mut self) -> Vec<Packet> {
         let (mut told, mut bytes) = (Vec::new(), 0);
         while told.len() < CAPTURE_PACKETS_A_REPLY && bytes < CAPTURE_BYTES_A_REPLY {
             let Some((at, index)) = self.order.pop() else { break };
@@ -120,55 +117,36 @@ impl Drop for Frames {
     }
 }
 
-fn show(packet: Packet, name: &str, data: &[u8]) -> Value {
-    let mut told = json!({
-        "port": name,
-        "direction": packet.direction.name(),
-        "time": packet.time,
-        "length": packet.len,
-        "data": BASE64_STANDARD.encode(data),
-    });
-    if let Some(reason) = packet.dropped {
-        told["dropped"] = reason.name().into();
+fn show(packet: capture::Packet, name: &str, data: &[u8]) -> Packet {
+    Packet {
+        port: name.to_owned(),
+        direction: packet.direction,
+        time: packet.time,
+        length: packet.len.into(),
+        data: BASE64_STANDARD.encode(data),
+        dropped: packet.dropped.map(|reason| reason.name().to_owned()),
     }
-    told
 }
 
-/// The ports that are named, by their numbers.
-fn names(value: Option<Value>, ports: &PortTable) -> Result<HashMap<PortId, String>, Fault> {
-    let names = match value {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(names)) if names.len() <= MAX_PORTS => names,
-        Some(_) => return Err(Fault::parameter("ports", None)),
-    };
-    let find = |name: Value| {
-        let Value::String(name) = name else { return Err(Fault::parameter("ports", None)) };
+/// The ports of these names, by their numbers.
+fn names(names: Vec<String>, ports: &PortTable) -> Result<HashMap<PortId, String>, Fault> {
+    if names.len() > MAX_PORTS {
+        return Err(Fault::parameter("ports", None));
+    }
+    let find = |name: String| {
         let port = ports.named(&name).ok_or_else(|| unknown_port(ports, &name))?;
         Ok((port.id, name))
     };
     names.into_iter().map(find).collect()
 }
 
-/// The program that is given, if one is.
-fn filter(value: Option<Value>) -> Result<Option<Filter>, Fault> {
-    let wrong = || Fault::parameter("filter", None);
-    let program = match value {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Array(program)) if program.len() <= CAPTURE_FILTER_INSTRUCTIONS => program,
-        Some(_) => return Err(wrong()),
-    };
-    let read = |instruction: &Value| {
-        let field = |key: &str| instruction.get(key).and_then(Value::as_u64);
-        Some(Instruction {
-            code: field("code")?.try_into().ok()?,
-            jt: field("jt")?.try_into().ok()?,
-            jf: field("jf")?.try_into().ok()?,
-            k: field("k")?.try_into().ok()?,
-        })
-    };
-    let program: Option<Vec<Instruction>> = program.iter().map(read).collect();
-    let filter = Filter::new(program.ok_or_else(wrong)?).map_err(|error| {
-        Fault::invalid(&Wrong { key: "filter".to_owned(), text: error.to_string() }, "")
-    })?;
-    Ok(Some(filter))
+/// A program that frames are to pass.
+fn filter(program: Vec<wire::Instruction>) -> Result<Filter, Fault> {
+    if program.len() > CAPTURE_FILTER_INSTRUCTIONS {
+        return Err(Fault::parameter("filter", None));
+    }
+    let program = program.into_iter();
+    let program =
+        program.map(|wire::Instruction { code, jt, jf, k }| Instruction { code, jt, jf, k });
+    Filter::new(program.collect()).map_err(|error| wrong("filter", error.to_string(), ""))
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::activity::Activity;
@@ -13,14 +14,13 @@ use super::connection::{Caller, Connection, Rank};
 use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
-use super::message::{Call, Fault, Parameters, SERVICE, SWITCH, clip};
-use super::parameters::{only, required, text};
+use super::message::Call;
 use super::parts::Stream;
 use super::reload::keys;
 use super::wait::PortWait;
-use super::{findings, show, show_clients};
-use crate::config::{self, Kind, nearest};
-use crate::daemon::book::Untied;
+use super::{findings, show};
+use crate::config::{self, nearest};
+use crate::daemon::desired::NotAssigned;
 use crate::daemon::{Daemon, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
 use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
@@ -30,16 +30,14 @@ use crate::switch::{Entry, PortId};
 use crate::sys::blocking::Blocking;
 use crate::sys::waker::Waker;
 use crate::sys::{clock, group, unix_socket};
+use crate::wire::{
+    self, Fault, Flushed, OnePort, Parameters, Request, SERVICE, SWITCH, ServiceError, Status,
+    SwitchError, Workers, clip,
+};
 
-/// Our own interface, in the language of varlink.
-const DESCRIPTION: &str = include_str!("../../docs/io.vioswitch.Switch.varlink");
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
-
-/// The methods that a description has.
-fn methods(description: &str) -> impl Iterator<Item = &str> {
-    let lines = description.lines().filter_map(|line| line.strip_prefix("method "));
-    lines.filter_map(|line| line.split('(').next())
-}
+/// Its methods.
+const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
 /// What a call comes to.
 pub enum Answer {
@@ -47,8 +45,15 @@ pub enum Answer {
     Reply(Value),
     /// Parts, as the client reads them.
     Stream(Stream),
-    /// Nothing until the port is gone.
-    Removal(Removal),
+    /// Nothing until the port of this name is gone.
+    Removal(String, Removal),
+}
+
+impl Answer {
+    /// This, and no more.
+    pub fn reply(answer: &impl Serialize) -> Answer {
+        Answer::Reply(wire::json(answer))
+    }
 }
 
 /// The switch, as clients see it.
@@ -118,149 +123,107 @@ impl Switch {
 
     /// Carries out a call. No further port is removed while `many` are.
     pub fn answer(&self, call: Call, client: &Connection, many: bool) -> Result<Answer, Fault> {
-        if call.upgrade {
+        if call.upgrade == Some(true) {
             return Err(Fault::parameter("upgrade", None));
         }
         let Call { method, parameters, more, .. } = call;
+        let parameters = parameters.unwrap_or_default();
         let Some((interface, name)) = method.rsplit_once('.') else {
             return Err(Fault::method_not_found(&method, None));
         };
         match (interface, name) {
-            (SERVICE, "GetInfo") => only(&parameters, &[]).map(|()| Answer::Reply(info())),
-            (SERVICE, "GetInterfaceDescription") => describe(parameters).map(Answer::Reply),
-            (SERVICE, name) => {
-                Err(Fault::method_not_found(&method, nearest(name, methods(SERVICE_DESCRIPTION))))
-            }
+            (SERVICE, _) => service(&method, name, &parameters).map(Answer::Reply),
             (SWITCH, "DeletePort") if many => {
                 Err(Fault::refused("too many ports are being removed: try again"))
             }
-            (SWITCH, name) => self.own(name, parameters, more, client),
+            (SWITCH, name) => {
+                let Some(about) = wire::all().find(|about| about.name == name) else {
+                    let near = nearest(name, wire::all().map(|about| about.name));
+                    return Err(Fault::method_not_found(&method, near));
+                };
+                if about.is_for_admins() {
+                    permit(client, self.admins, "control-admin-group")?;
+                }
+                if about.is_for_captors() {
+                    permit(client, self.capture, "capture-group")?;
+                }
+                let request = Request::read(about, parameters)?;
+                if about.has_parts() && more != Some(true) {
+                    return Err(Fault::Service(ServiceError::ExpectedMore {}));
+                }
+                self.own(request, client.caller)
+            }
             (interface, _) => Err(Fault::interface_not_found(interface)),
         }
     }
 
-    fn own(
-        &self,
-        name: &str,
-        mut parameters: Parameters,
-        more: bool,
-        client: &Connection,
-    ) -> Result<Answer, Fault> {
-        let reply = match name {
-            "GetStatus" => only(&parameters, &[]).map(|()| self.status())?,
-            "ListPorts" => {
-                only(&parameters, &[])?;
-                return if more { Ok(Answer::Stream(Stream::Ports(0))) } else { Err(no_more()) };
+    fn own(&self, request: Request, caller: Caller) -> Result<Answer, Fault> {
+        Ok(match request {
+            Request::GetStatus(_) => Answer::reply(&self.status()),
+            Request::ListPorts(_) => Answer::Stream(Stream::Ports(0)),
+            Request::GetPort(given) => {
+                Answer::reply(&OnePort { port: self.show(&*self.named(&given.name)?) })
             }
-            "GetPort" => json!({"port": self.show(&*self.named(parameters)?)}),
-            "GetPortDetails" => {
-                let port = self.named(parameters)?;
-                return Ok(Answer::Stream(Stream::Details(DetailsWait::new(&port, &self.news))));
+            Request::GetPortDetails(given) => {
+                let port = self.named(&given.name)?;
+                Answer::Stream(Stream::Details(DetailsWait::new(&port, &self.news)))
             }
-            "WaitForPort" => {
-                return PortWait::new(parameters).map(Stream::Wait).map(Answer::Stream);
+            Request::WaitForPort(given) => Answer::Stream(Stream::Wait(PortWait::new(given)?)),
+            Request::GetMetrics(_) => self.metrics(),
+            Request::Events(given) => {
+                Answer::Stream(Stream::Events(EventStream::new(given, &self.view.events)?))
             }
-            "GetMetrics" | "Events" | "GetConfig" | "DiffConfig" | "GetFindings" if !more => {
-                return Err(no_more());
+            Request::Trace(given) => Answer::reply(&self.trace(given)?),
+            Request::GetWorkers(_) => Answer::reply(&self.workers()),
+            Request::GetDropReasons(_) => Answer::reply(&show::reasons()),
+            Request::ListAddresses(given) => {
+                let port = self.port_or_all(given.port)?;
+                Answer::Stream(Stream::Addresses(self.addresses(port)))
             }
-            "GetMetrics" => return self.metrics(&parameters),
-            "Events" => {
-                let events = EventStream::new(parameters, &self.view.events);
-                return events.map(Stream::Events).map(Answer::Stream);
+            Request::GetFindings(_) => self.findings(),
+            Request::GetConfig(_) => self.config(),
+            Request::GetChanges(_) => self.changed()?,
+            Request::DiffConfig(_) => self.diff()?,
+            Request::Capture(given) => {
+                let frames = Frames::new(given, &self.view)?;
+                self.tell("captures frames of", &frames.ports(), caller);
+                Answer::Stream(Stream::Frames(frames))
             }
-            "Trace" => self.trace(parameters)?,
-            "GetWorkers" => only(&parameters, &[]).map(|()| self.workers())?,
-            "GetDropReasons" => only(&parameters, &[]).map(|()| show::reasons())?,
-            "ListAddresses" => {
-                let port = self.port_or_all(&mut parameters)?;
-                if !more {
-                    return Err(no_more());
-                }
-                return Ok(Answer::Stream(Stream::Addresses(self.addresses(port))));
+            Request::Add(given) => self.add(given, caller)?,
+            Request::Set(given) => Answer::reply(&self.set(given, caller)?),
+            Request::DeletePort(given) => self.delete(given, caller)?,
+            Request::AddAddress(given) => Answer::reply(&self.add_address(&given, caller)?),
+            Request::DeleteAddress(given) => Answer::reply(&self.delete_address(&given, caller)?),
+            Request::FlushAddresses(given) => {
+                let (port, fdb) = (self.port_or_all(given.port)?, &self.view.fdb);
+                let flushed = port.map_or_else(|| fdb.flush(), |id| fdb.flush_port(id));
+                Answer::reply(&Flushed { flushed: flushed as u64 })
             }
-            "GetFindings" => return self.findings(&parameters),
-            "GetConfig" | "GetChanges" | "DiffConfig" if !more => return Err(no_more()),
-            "GetConfig" => return self.config(&parameters),
-            "GetChanges" | "DiffConfig" => {
-                // They tell what files say, which the switch reads and compares for that.
-                permit(client, self.admins, "control-admin-group")?;
-                let is_diff = name == "DiffConfig";
-                return if is_diff { self.diff(&parameters) } else { self.changed(&parameters) };
-            }
-            "AddPort" | "AddTap" | "AddStream" | "SetPort" | "SetTap" | "SetStream"
-            | "DeletePort" | "FlushAddresses" | "AddAddress" | "DeleteAddress" | "ReloadConfig"
-            | "ConfirmConfig" => {
-                permit(client, self.admins, "control-admin-group")?;
-                return self.change(name, parameters, client.caller);
-            }
-            "Capture" => {
-                permit(client, self.capture, "capture-group")?;
-                if !more {
-                    return Err(no_more());
-                }
-                let frames = Frames::new(parameters, &self.view)?;
-                self.tell("captures frames of", &frames.ports(), client.caller);
-                return Ok(Answer::Stream(Stream::Frames(frames)));
-            }
-            _ => {
-                let near = nearest(name, methods(DESCRIPTION));
-                return Err(Fault::method_not_found(&format!("{SWITCH}.{name}"), near));
-            }
-        };
-        Ok(Answer::Reply(reply))
-    }
-
-    /// The port that is named, and nothing else.
-    fn named(&self, mut parameters: Parameters) -> Result<Arc<Port>, Fault> {
-        only(&parameters, &["name"])?;
-        let name = required(&mut parameters, "name")?;
-        let ports = self.view.ports.present();
-        ports.named(&name).cloned().ok_or_else(|| unknown_port(&ports, &name))
-    }
-
-    fn change(
-        &self,
-        method: &str,
-        mut parameters: Parameters,
-        caller: Caller,
-    ) -> Result<Answer, Fault> {
-        let reply = match method {
-            "AddAddress" => self.add_address(parameters, caller)?,
-            "DeleteAddress" => self.delete_address(parameters, caller)?,
-            "ReloadConfig" => {
+            Request::ReloadConfig(given) => {
                 self.tell("reloads", "the configuration", caller);
-                return self.reload(parameters, caller);
+                self.reload(given, caller)?
             }
-            "ConfirmConfig" => {
-                only(&parameters, &[])?;
+            Request::ConfirmConfig(_) => {
                 self.tell("confirms", "the configuration", caller);
-                self.confirm()?
+                Answer::reply(&self.confirm()?)
             }
-            "FlushAddresses" => {
-                let port = self.port_or_all(&mut parameters)?;
-                let fdb = &self.view.fdb;
-                json!({"flushed": port.map_or_else(|| fdb.flush(), |id| fdb.flush_port(id))})
-            }
-            "DeletePort" => return self.delete(parameters, caller).map(Answer::Removal),
-            _ => {
-                let (verb, title) = method.split_at(3);
-                let kind = Kind::PORTS.into_iter().find(|kind| kind.title() == title);
-                let kind = kind.ok_or_else(|| Fault::method_not_found(method, None))?;
-                match verb {
-                    "Add" => return self.add(kind, parameters, caller),
-                    _ => self.set(kind, parameters, caller)?,
-                }
-            }
-        };
-        Ok(Answer::Reply(reply))
+        })
+    }
+
+    /// The port of this name.
+    fn named(&self, name: &str) -> Result<Arc<Port>, Fault> {
+        let ports = self.view.ports.present();
+        ports.named(name).cloned().ok_or_else(|| unknown_port(&ports, name))
     }
 
     /// What the daemon could not do.
     pub fn fault(&self, name: &str, error: &PortError) -> Fault {
         match error {
-            PortError::Exists => Fault::port_exists(name, self.daemon().book().origin(name).name()),
-            PortError::Leaving(name) => Fault::port_being_removed(name),
-            PortError::NoSuchPort | PortError::Untied(Untied::NoSuchPort) => {
+            PortError::Exists => {
+                Fault::port_exists(name, self.daemon().desired().origin(name).name())
+            }
+            PortError::BeingRemoved(name) => Fault::port_being_removed(name),
+            PortError::NoSuchPort | PortError::NotAssigned(NotAssigned::NoSuchPort) => {
                 let ports = self.view.ports.present();
                 match ports.named(name).is_some_and(|port| port.is_leaving()) {
                     true => Fault::port_being_removed(name),
@@ -272,21 +235,20 @@ impl Switch {
     }
 
     /// A port, TAP or stream, and who gave it.
-    pub(super) fn show(&self, port: &Port) -> Value {
-        let mut told = show::port(port, &self.view.fdb);
+    pub(super) fn show(&self, port: &Port) -> wire::Port {
         let senders = self.view.samples.senders(port, clock::coarse_seconds());
-        told["dropped_from"] = findings::senders(senders);
         let daemon = self.daemon();
         let origin = daemon.origin(&port.name);
-        told["origin"] = origin.name().into();
-        if let Some(uid) = origin.plugged_by() {
-            told["owner"] = uid.into();
+        let settings = daemon.desired().get(&port.name).map(|entry| &entry.settings);
+        let keys = settings.into_iter().flat_map(|settings| settings.shown());
+        wire::Port {
+            origin: origin.name().to_owned(),
+            owner: origin.plugged_by(),
+            keys: wire::ShownKeys(keys.map(|(key, word)| (key.field(), word.into())).collect()),
+            pending: daemon.pending(&port.name).iter().map(change).collect(),
+            dropped_from: findings::senders(senders),
+            ..show::port(port, &self.view.fdb)
         }
-        if let Some(entry) = daemon.book().get(&port.name) {
-            entry.settings.shown().for_each(|(key, word)| told[key.field()] = word.into());
-        }
-        told["pending"] = daemon.pending(&port.name).iter().map(change).collect();
-        told
     }
 
     /// Who changes the switch stands in the log.
@@ -296,47 +258,42 @@ impl Switch {
         }
     }
 
-    fn status(&self) -> Value {
+    fn status(&self) -> Status {
         let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
         let count = |kind| ports.iter().filter(|port| port.kind_name() == kind).count();
         let unconfirmed = self.unconfirmed();
         let daemon = self.daemon();
         let all = daemon.degradations();
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime": self.started.elapsed().as_secs(),
-            "workers": workers.handles().len(),
-            "ports": count("vm"),
-            "taps": count("tap"),
-            "streams": count("stream"),
-            "addresses": fdb.len(),
-            "events": self.view.events.last(),
-            "degraded": show::degraded(&all),
-            "degradations": show::degradations(&all),
-            "unconfirmed": unconfirmed,
-            "plug": plug(&daemon),
-            "config": self.config_file(),
-            "state_dir": daemon.state_dir().map(|path| path.to_string_lossy()),
-            "clients": show_clients(&self.clients),
-        })
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs(),
+            workers: workers.handles().len(),
+            ports: count("vm"),
+            taps: count("tap"),
+            streams: count("stream"),
+            addresses: fdb.len(),
+            events: self.view.events.last(),
+            degraded: show::degraded(&all),
+            degradations: show::degradations(all),
+            unconfirmed,
+            plug: plug(&daemon),
+            config: self.config_file(),
+            state_dir: daemon.state_dir().map(|path| path.to_string_lossy().into_owned()),
+            clients: show::clients(&self.clients),
+        }
     }
 
-    fn workers(&self) -> Value {
+    fn workers(&self) -> Workers {
         let workers = self.view.workers.handles().iter().enumerate();
-        let workers: Vec<Value> =
-            workers.map(|(n, handle)| show::worker(n, &handle.stats)).collect();
-        json!({"cycles_per_second": clock::cycles_per_second(), "workers": workers})
+        let workers = workers.map(|(n, handle)| show::worker(n, &handle.stats)).collect();
+        Workers { cycles_per_second: clock::cycles_per_second(), workers }
     }
 
-    /// The number of the port that is named, if one is.
-    fn port_or_all(&self, parameters: &mut Parameters) -> Result<Option<PortId>, Fault> {
-        only(parameters, &["port"])?;
-        let Some(name) = text(parameters, "port")? else { return Ok(None) };
-        let ports = self.view.ports.present();
-        let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
-        Ok(Some(port.id))
+    /// The number of the port of this name, if one is given.
+    fn port_or_all(&self, name: Option<String>) -> Result<Option<PortId>, Fault> {
+        name.map(|name| self.named(&name).map(|port| port.id)).transpose()
     }
 
     fn addresses(&self, port: Option<PortId>) -> Vec<Entry> {
@@ -357,11 +314,11 @@ impl Switch {
     }
 }
 
-/// Where sockets turn up that become ports, and what these have in common.
-fn plug(daemon: &Daemon) -> Option<Value> {
-    let (directory, template) = (daemon.plug_directory()?, daemon.book().template()?);
-    let common = keys(template.words());
-    Some(json!({"directory": directory.to_string_lossy(), "keys": common}))
+/// The directory of ports by plug, and what these have in common.
+fn plug(daemon: &Daemon) -> Option<wire::Plug> {
+    let (directory, template) = (daemon.plug_directory()?, daemon.desired().template()?);
+    let directory = directory.to_string_lossy().into_owned();
+    Some(wire::Plug { directory, keys: keys(template.words()) })
 }
 
 fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
@@ -394,14 +351,11 @@ fn permit(client: &Connection, group: Option<u32>, key: &str) -> Result<(), Faul
     if uid == 0 || uid == own || group.is_some_and(belongs) {
         return Ok(());
     }
-    Err(Fault::not_permitted(match group {
+    let wanted = match group {
         Some(members) => format!("root, user {own} or a member of group {members}"),
         None => format!("root or user {own}; {key} names a group"),
-    }))
-}
-
-fn no_more() -> Fault {
-    Fault::expected_more()
+    };
+    Err(Fault::Switch(SwitchError::NotPermitted { wanted }))
 }
 
 /// No port has this name.
@@ -409,21 +363,26 @@ pub fn unknown_port(ports: &PortTable, name: &str) -> Fault {
     Fault::no_such_port(name, nearest(name, ports.iter().map(|port| port.name.as_str())))
 }
 
-fn info() -> Value {
-    json!({
-        "vendor": "vioswitch",
-        "product": "vioswitchd",
-        "version": env!("CARGO_PKG_VERSION"),
-        "url": "",
-        "interfaces": [SERVICE, SWITCH],
-    })
-}
-
-fn describe(mut parameters: Parameters) -> Result<Value, Fault> {
-    only(&parameters, &["interface"])?;
-    match required(&mut parameters, "interface")?.as_str() {
-        SWITCH => Ok(json!({"description": DESCRIPTION})),
-        SERVICE => Ok(json!({"description": SERVICE_DESCRIPTION})),
-        other => Err(Fault::interface_not_found(other)),
+/// The methods of every varlink service.
+fn service(method: &str, name: &str, given: &Parameters) -> Result<Value, Fault> {
+    let known: &[&str] = if name == "GetInterfaceDescription" { &["interface"] } else { &[] };
+    if !SERVICE_METHODS.contains(&name) {
+        return Err(Fault::method_not_found(method, nearest(name, SERVICE_METHODS.into_iter())));
+    }
+    if let Some(other) = given.keys().find(|key| !known.contains(&key.as_str())) {
+        return Err(Fault::parameter(other, nearest(other, known.iter().copied())));
+    }
+    match (name, given.get("interface").and_then(Value::as_str)) {
+        ("GetInfo", _) => Ok(json!({
+            "vendor": "vioswitch",
+            "product": "vioswitchd",
+            "version": env!("CARGO_PKG_VERSION"),
+            "url": "",
+            "interfaces": [SERVICE, SWITCH],
+        })),
+        (_, Some(SWITCH)) => Ok(json!({"description": wire::DESCRIPTION})),
+        (_, Some(SERVICE)) => Ok(json!({"description": SERVICE_DESCRIPTION})),
+        (_, Some(other)) => Err(Fault::interface_not_found(other)),
+        (_, None) => Err(Fault::parameter("interface", None)),
     }
 }

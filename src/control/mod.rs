@@ -7,13 +7,13 @@
 //! looked at: `varlink` reads without a bound, `zlink` is asynchronous only.
 //!
 //! * `connection` one client: bytes to messages and back, within bounds;
-//! * `message` calls, answers and errors;
-//! * `methods` what each method does; `show` the JSON of ports, workers and addresses;
+//! * `message` calls and answers; what they say is in [`crate::wire`];
+//! * `methods` what each method does; `show` ports, workers and addresses as clients see them;
 //! * `parts` answers of several parts;
 //! * `addresses` static addresses; `changes` ports that are added;
 //! * `details` all that is known of one port; `activity` when its rings were last used; `virtio`
 //!   names of features;
-//! * `parameters` what a call is given, checked;
+//! * `parameters` ranges of values, and the keys of a port;
 //! * `events` what happens, told to those who watch;
 //! * `findings` what is wrong;
 //! * `wait` an answer that comes when a port is ready;
@@ -54,7 +54,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use serde_json::{Value, json};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config;
@@ -116,16 +115,6 @@ impl Control {
     pub fn stop(self) {
         self.0.stop(CONTROL_STOP_TIMEOUT);
     }
-}
-
-/// What became of clients, for a client.
-fn show_clients(clients: &ClientStats) -> Value {
-    let mut told =
-        json!({"connected": clients.connected.get(), "accepted": clients.accepted.get()});
-    for (why, count) in clients.closed() {
-        told[why] = count.into();
-    }
-    told
 }
 
 /// Counts a client that is closed.

@@ -1,72 +1,49 @@
-//! Parameters of a call: those that are known, with the type they must have.
+//! Values of parameters: ranges of numbers, addresses, and the keys of a port.
 
 use std::ops::RangeInclusive;
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 
-use super::message::{Fault, Parameters};
-use crate::config::{KEYS, Value as Given, Wrong, nearest};
+use crate::config::{KEYS, Value as Given, Wrong};
 use crate::frame::MacAddr;
 use crate::limits::MAX_STATIC_MACS;
+use crate::wire::{Fault, Parameters};
 
-/// An error if there are other parameters than the known ones.
-pub fn only(parameters: &Parameters, known: &[&str]) -> Result<(), Fault> {
-    match parameters.keys().find(|key| !known.contains(&key.as_str())) {
-        Some(other) => Err(Fault::parameter(other, nearest(other, known.iter().copied()))),
-        None => Ok(()),
-    }
+/// A parameter that has a value which it cannot have.
+pub fn wrong(key: &str, text: String, value: &str) -> Fault {
+    Fault::invalid(&Wrong { key: key.to_owned(), text }, value)
 }
 
-/// A text, if it is given.
-pub fn text(parameters: &mut Parameters, key: &str) -> Result<Option<String>, Fault> {
-    match parameters.remove(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(Fault::parameter(key, None)),
-    }
-}
-
-/// A text that must be given.
-pub fn required(parameters: &mut Parameters, key: &str) -> Result<String, Fault> {
-    text(parameters, key)?.ok_or_else(|| Fault::parameter(key, None))
-}
-
-/// A MAC address that must be given.
-pub fn mac(parameters: &mut Parameters, key: &str) -> Result<MacAddr, Fault> {
-    let word = required(parameters, key)?;
+/// A MAC address.
+pub fn mac(word: &str, key: &str) -> Result<MacAddr, Fault> {
     word.parse().map_err(|_| {
-        let text = format!("{key} must be a MAC address, such as 52:54:00:12:34:56");
-        Fault::invalid(&Wrong { key: key.to_owned(), text }, &word)
+        wrong(key, format!("{key} must be a MAC address, such as 52:54:00:12:34:56"), word)
     })
-}
-
-/// Yes or no, if it is given.
-pub fn flag(parameters: &mut Parameters, key: &str) -> Result<Option<bool>, Fault> {
-    match parameters.remove(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Bool(truth)) => Ok(Some(truth)),
-        Some(_) => Err(Fault::parameter(key, None)),
-    }
 }
 
 /// A whole number, if it is given.
 pub fn number(
-    parameters: &mut Parameters,
+    value: Option<Number>,
     key: &str,
     range: RangeInclusive<u64>,
 ) -> Result<Option<u64>, Fault> {
-    let value = match parameters.remove(key) {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Number(value)) => value,
-        Some(_) => return Err(Fault::parameter(key, None)),
-    };
+    let Some(value) = value else { return Ok(None) };
     match value.as_u64().filter(|number| range.contains(number)) {
         Some(number) => Ok(Some(number)),
         None => {
             let text = format!("{key} must be a number from {} to {}", range.start(), range.end());
-            Err(Fault::invalid(&Wrong { key: key.to_owned(), text }, &value.to_string()))
+            Err(wrong(key, text, &value.to_string()))
         }
     }
+}
+
+/// Takes a parameter out that is not a key.
+pub fn take<T: serde::de::DeserializeOwned>(
+    parameters: &mut Parameters,
+    key: &str,
+) -> Result<Option<T>, Fault> {
+    let value = parameters.remove(key).unwrap_or_default();
+    serde_json::from_value(value).map_err(|_| Fault::parameter(key, None))
 }
 
 /// What was given, for the answer about what is wrong with it.

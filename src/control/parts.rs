@@ -2,22 +2,26 @@
 
 use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::adding::AddWait;
 use super::connection::{Closed, Connection, Idle};
 use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
-use super::message::{self, Fault};
+use super::message;
 use super::methods::Switch;
-use super::reload::{Configured, DiffWait, List, ReloadWait};
+use super::reload::{DiffWait, List, ReloadWait};
+use super::show;
 use super::wait::PortWait;
-use super::{findings, show};
-use crate::diagnosis::Finding;
 use crate::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES};
 use crate::metrics::Scrape;
 use crate::switch::{Entry, PortId};
+use crate::wire::{
+    self, Addresses, ConfigEntries, ConfigEntry, Fault, Finding, Findings, Metrics, Ports,
+    RuntimeChange, RuntimeChanges,
+};
 
 /// An answer of several parts.
 #[derive(Debug)]
@@ -31,9 +35,9 @@ pub enum Stream {
     /// What is wrong, as it was when it was asked for.
     Findings(List<Finding>),
     /// What is in force, as it was when it was asked for.
-    Config(List<Configured>),
+    Config(List<ConfigEntry>),
     /// How what is in force differs from what the configuration says.
-    Changes(List<Value>),
+    Changes(List<RuntimeChange>),
     /// What reading the configuration again would change.
     Diff(DiffWait),
     /// One reply, when the socket of a new port is open.
@@ -61,6 +65,13 @@ pub enum Part {
     Fault(Fault),
 }
 
+impl Part {
+    /// An answer, or a part of one.
+    pub fn reply(answer: &impl Serialize, more: bool) -> Part {
+        Part::Reply(wire::json(answer), more)
+    }
+}
+
 impl Switch {
     /// Queues the next part of a client's answer, or has it wait for what the answer waits for.
     pub fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
@@ -82,7 +93,7 @@ impl Switch {
     /// The next part of an answer.
     fn part(&self, stream: &mut Stream) -> Part {
         let ports = self.view.ports.present();
-        let (reply, more) = match stream {
+        match stream {
             Stream::Ports(next) => {
                 let first = *next;
                 let mut left = ports.iter().filter(|port| port.id >= first).peekable();
@@ -91,34 +102,33 @@ impl Switch {
                     told.push(self.show(port));
                     *next = port.id.saturating_add(1);
                 }
-                (json!({"ports": told}), left.peek().is_some())
+                Part::reply(&Ports { ports: told }, left.peek().is_some())
             }
             Stream::Addresses(entries) => {
                 let rest = entries.len().saturating_sub(CONTROL_ADDRESSES_A_REPLY);
                 let part = entries.split_off(rest);
                 let daemon = self.daemon();
-                let shown = |entry| show::address(entry, &ports, daemon.book());
-                let told: Vec<Value> = part.iter().rev().filter_map(shown).collect();
-                (json!({"addresses": told}), rest > 0)
+                let shown = |entry| show::address(entry, &ports, daemon.desired());
+                let addresses = part.iter().rev().filter_map(shown).collect();
+                Part::reply(&Addresses { addresses }, rest > 0)
             }
-            Stream::Details(wait) => return wait.part(self),
-            Stream::Findings(list) => return list.part("findings", findings::finding),
-            Stream::Config(list) => return list.part("entries", Configured::show),
-            Stream::Changes(list) => return list.part("changes", Value::clone),
-            Stream::Diff(wait) => return wait.part(self),
-            Stream::Add(wait) => return wait.part(self),
-            Stream::Reload(wait) => return wait.part(self),
-            Stream::Wait(wait) => return wait.part(&ports, |port| self.show(port)),
+            Stream::Details(wait) => wait.part(self),
+            Stream::Findings(list) => list.part(|findings| Findings { findings }),
+            Stream::Config(list) => list.part(|entries| ConfigEntries { entries }),
+            Stream::Changes(list) => list.part(|changes| RuntimeChanges { changes }),
+            Stream::Diff(wait) => wait.part(self),
+            Stream::Add(wait) => wait.part(self),
+            Stream::Reload(wait) => wait.part(self),
+            Stream::Wait(wait) => wait.part(&ports, |port| self.show(port)),
             Stream::Metrics(scrape) => {
                 let text = scrape.part(METRICS_PART_BYTES);
-                (json!({"text": text}), !scrape.is_done())
+                Part::reply(&Metrics { text }, !scrape.is_done())
             }
             Stream::Events(events) => {
-                let label = |port: &str| self.daemon().book().get(port)?.settings.label.clone();
-                return events.part(&self.view.events, label);
+                let label = |port: &str| self.daemon().desired().get(port)?.settings.label.clone();
+                events.part(&self.view.events, label)
             }
-            Stream::Frames(frames) => return frames.part(&ports),
-        };
-        Part::Reply(reply, more)
+            Stream::Frames(frames) => frames.part(&ports),
+        }
     }
 }

@@ -6,23 +6,25 @@ use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::changes::change;
 use super::connection::Caller;
-use super::message::{Fault, Parameters};
 use super::methods::{Answer, Switch};
-use super::parameters::{number, only};
+use super::parameters::number;
 use super::parts::{Part, Stream};
 use crate::config::{Difference, Effect, Entry, Origin};
-use crate::daemon::book::Changed;
+use crate::daemon::desired::Changed;
 use crate::daemon::{Busy, Confirm, Reloader, Step, Summary};
-use crate::frame::MacAddr;
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
     CONTROL_WAIT_STEP,
 };
 use crate::sys::blocking::{NotBegun, Task};
+use crate::wire::{
+    self, Change, ConfigEntry, ConfigKey, Confirmed, Fault, ReloadConfig, Reloaded, RuntimeChange,
+    Steps, Unconfirmed,
+};
 
 /// A list that is told in parts, the last one first.
 #[derive(Debug)]
@@ -34,30 +36,12 @@ impl<T> List<T> {
         List(items)
     }
 
-    /// The next part.
-    pub fn part(&mut self, key: &str, show: impl Fn(&T) -> Value) -> Part {
+    /// The next part, as `answer` has it.
+    pub fn part<A: Serialize>(&mut self, answer: impl FnOnce(Vec<T>) -> A) -> Part {
         let rest = self.0.len().saturating_sub(CONTROL_PORTS_A_REPLY);
-        let part: Vec<Value> = self.0.split_off(rest).iter().rev().map(show).collect();
-        Part::Reply(json!({key: part}), rest > 0)
-    }
-}
-
-/// A port, TAP or stream as it is in force, and the addresses that are tied to it.
-#[derive(Debug)]
-pub struct Configured(Entry, Vec<MacAddr>);
-
-impl Configured {
-    /// As clients are told.
-    pub fn show(&self) -> Value {
-        let Configured(Entry { settings, origin, .. }, tied) = self;
-        let addresses: Vec<String> = tied.iter().map(MacAddr::to_string).collect();
-        json!({
-            "kind": settings.kind.name(),
-            "name": settings.name,
-            "origin": origin.name(),
-            "keys": keys(settings.words()),
-            "addresses": addresses,
-        })
+        let mut part = self.0.split_off(rest);
+        part.reverse();
+        Part::reply(&answer(part), rest > 0)
     }
 }
 
@@ -92,12 +76,14 @@ impl DiffWait {
                 Ok(Err(errors)) => return Part::Fault(Fault::bad_config(&errors)),
                 Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => {
-                    return Part::Fault(Fault::refused("it panicked; the log tells more"));
+                    return Part::Fault(Fault::refused("it panicked; see the log"));
                 }
             }
         }
         match self {
-            DiffWait::Told(list) => list.part("steps", |step| switch.step(step)),
+            DiffWait::Told(list) => list.part(|steps| Steps {
+                steps: steps.iter().map(|step| switch.step(step)).collect(),
+            }),
             DiffWait::Wanted | DiffWait::UnderWay(_) => Part::Later(None),
         }
     }
@@ -123,47 +109,39 @@ impl ReloadWait {
             Some(Err(errors)) => Part::Fault(Fault::bad_config(&errors)),
             Some(Ok(steps)) => {
                 let told = some(steps.iter().map(|step| switch.step(step)));
-                let untold = steps.len() - told.len();
-                let mut reply = json!({"summary": Summary(&steps).to_string(), "steps": told});
-                if untold > 0 {
-                    reply["untold"] = untold.into();
-                }
-                if let Some(seconds) = self.confirm {
-                    reply["confirm_seconds"] = seconds.into();
-                }
-                Part::Reply(reply, false)
+                let untold = Some((steps.len() - told.len()) as u64).filter(|untold| *untold > 0);
+                let (summary, confirm_seconds) = (Summary(&steps).to_string(), self.confirm);
+                Part::reply(&Reloaded { summary, steps: told, untold, confirm_seconds }, false)
             }
         }
     }
 }
 
 /// As many of these as one reply may have: it cannot wait for its reader as a part of several does.
-fn some(all: impl Iterator<Item = Value>) -> Vec<Value> {
+fn some<T: Serialize>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut bytes = 0;
     let all = all.take(CONTROL_SHOWN_CHANGES).map_while(|step| {
         let fits = bytes < CONTROL_CHANGES_BYTES;
-        bytes += step.to_string().len();
+        bytes += serde_json::to_string(&step).map_or(0, |text| text.len());
         fits.then_some(step)
     });
     all.collect()
 }
 
 /// Keys that are set, with their values.
-pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>) -> Vec<Value> {
+pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>) -> Vec<ConfigKey> {
     let set = words.into_iter().filter(|(_, values)| !values.is_empty());
-    set.map(|(key, values)| json!({"key": key, "values": values})).collect()
+    set.map(|(key, values)| ConfigKey { key: key.to_owned(), values }).collect()
 }
 
 /// What became of a port while the switch runs. One that is of another kind by now was deleted, and
 /// one of its name was added.
-fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<Value> {
-    let tied: Vec<String> = tied.iter().map(ToString::to_string).collect();
-    let tell = |sign: &str, entry: &Entry, before: Vec<Value>, now: Vec<Value>| {
+fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<RuntimeChange> {
+    let tell = |sign: &str, entry: &Entry, before: Vec<ConfigKey>, now: Vec<ConfigKey>| {
         let Entry { settings, origin, .. } = entry;
-        json!({
-            "sign": sign, "kind": settings.kind.name(), "name": settings.name,
-            "origin": origin.name(), "before": before, "now": now, "addresses": [],
-        })
+        let (kind, name) = (settings.kind.name().to_owned(), settings.name.clone());
+        let (sign, origin) = (sign.to_owned(), origin.name().to_owned());
+        RuntimeChange { sign, kind, name, origin, before, now, addresses: Vec::new() }
     };
     let mut told = match (configured, now) {
         (Some(was), Some(is)) if was.settings.kind.name() == is.settings.kind.name() => {
@@ -181,7 +159,7 @@ fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<Value> {
         }
     };
     if let Some(last) = told.last_mut() {
-        last["addresses"] = tied.into();
+        last.addresses = tied.iter().map(ToString::to_string).collect();
     }
     told
 }
@@ -192,19 +170,22 @@ fn busy(busy: Busy) -> Fault {
 
 impl Switch {
     /// `GetConfig`: what is in force.
-    pub(super) fn config(&self, parameters: &Parameters) -> Result<Answer, Fault> {
-        only(parameters, &[])?;
+    pub(super) fn config(&self) -> Answer {
         let daemon = self.daemon();
-        let book = daemon.book();
-        let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
-        for (mac, name) in book.tied() {
-            tied.entry(name).or_default().push(*mac);
+        let desired = daemon.desired();
+        let mut tied: HashMap<&str, Vec<String>> = HashMap::new();
+        for (mac, name) in desired.assigned() {
+            tied.entry(name).or_default().push(mac.to_string());
         }
-        let entries = book.entries().iter().map(|(name, entry)| {
-            let tied = tied.remove(name.as_str()).unwrap_or_default();
-            Configured(entry.clone(), tied)
-        });
-        Ok(Answer::Stream(Stream::Config(List::new(entries.collect()))))
+        let entries =
+            desired.entries().iter().map(|(name, Entry { settings, origin, .. })| ConfigEntry {
+                kind: settings.kind.name().to_owned(),
+                name: settings.name.clone(),
+                origin: origin.name().to_owned(),
+                keys: keys(settings.words()),
+                addresses: tied.remove(name.as_str()).unwrap_or_default(),
+            });
+        Answer::Stream(Stream::Config(List::new(entries.collect())))
     }
 
     /// The file that the switch was started with, wherever the client stands.
@@ -214,17 +195,15 @@ impl Switch {
     }
 
     /// `GetChanges`: how what is in force differs from what the configuration says.
-    pub(super) fn changed(&self, parameters: &Parameters) -> Result<Answer, Fault> {
-        only(parameters, &[])?;
+    pub(super) fn changed(&self) -> Result<Answer, Fault> {
         self.reloader.check_settled().map_err(busy)?;
         let daemon = self.daemon();
-        let changes = daemon.book().changes().iter().flat_map(differences).collect();
+        let changes = daemon.desired().changes().iter().flat_map(differences).collect();
         Ok(Answer::Stream(Stream::Changes(List::new(changes))))
     }
 
     /// `DiffConfig`.
-    pub(super) fn diff(&self, parameters: &Parameters) -> Result<Answer, Fault> {
-        only(parameters, &[])?;
+    pub(super) fn diff(&self) -> Result<Answer, Fault> {
         self.reloader.check_file().map_err(busy)?;
         Ok(Answer::Stream(Stream::Diff(DiffWait::Wanted)))
     }
@@ -232,11 +211,11 @@ impl Switch {
     /// `ReloadConfig`.
     pub(super) fn reload(
         &self,
-        mut parameters: Parameters,
+        given: ReloadConfig,
         Caller { pid, uid, .. }: Caller,
     ) -> Result<Answer, Fault> {
-        only(&parameters, &["confirm_seconds"])?;
-        let confirm = number(&mut parameters, "confirm_seconds", 1..=CONTROL_CONFIRM_SECONDS)?;
+        let range = 1..=CONTROL_CONFIRM_SECONDS;
+        let confirm = number(given.confirm_seconds, "confirm_seconds", range)?;
         let reloader = Arc::clone(&self.reloader);
         let by = |seconds| Confirm { time: Duration::from_secs(seconds), pid, uid };
         reloader.begin(confirm.map(by)).map_err(busy)?;
@@ -244,22 +223,22 @@ impl Switch {
     }
 
     /// `ConfirmConfig`.
-    pub(super) fn confirm(&self) -> Result<Value, Fault> {
+    pub(super) fn confirm(&self) -> Result<Confirmed, Fault> {
         let confirmed = self.reloader.confirm();
-        confirmed.map(|()| json!({})).map_err(busy)
+        confirmed.map(|()| Confirmed {}).map_err(busy)
     }
 
     /// The reload that waits to be confirmed.
-    pub(super) fn unconfirmed(&self) -> Option<Value> {
+    pub(super) fn unconfirmed(&self) -> Option<Unconfirmed> {
         let (Confirm { pid, uid, .. }, left) = self.reloader.unconfirmed()?;
         // Rounded up: none are left when it goes back.
         let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-        Some(json!({"seconds": seconds, "pid": pid, "uid": uid}))
+        Some(Unconfirmed { seconds, pid, uid })
     }
 
     /// One difference.
-    fn step(&self, step: &Step) -> Value {
-        let (sign, changes) = match step {
+    fn step(&self, step: &Step) -> wire::Step {
+        let (sign, changes): (&str, Vec<Change>) = match step {
             Step::Add(_) => ("+", Vec::new()),
             Step::Remove(_) => ("-", Vec::new()),
             Step::Change(_, changes) => ("~", changes.iter().map(change).collect()),
@@ -272,27 +251,27 @@ impl Switch {
                 ("~", vec![change(&Difference { key: "port", from, to, effect })])
             }
         };
-        let mut told = json!({"sign": sign, "changes": changes});
-        if let Step::Template(_) = step {
-            told["kind"] = "template".into();
-            told["name"] = "plug".into();
-        }
-        if let Step::Address { mac, .. } = step {
-            told["kind"] = "address".into();
-            told["name"] = mac.to_string().into();
-            told["origin"] = Origin::Runtime.name().into();
-        }
-        if let Some(entry) = step.entry() {
-            told["kind"] = entry.settings.kind.name().into();
-            told["name"] = entry.settings.name.clone().into();
-            told["origin"] = entry.origin.name().into();
-            if step.detaches()
-                && let Some(pid) = self.front_end(&entry.settings.name)
-            {
-                told["detaches"] = pid.into();
+        let (kind, name, origin) = match step {
+            Step::Template(_) => (Some("template"), Some("plug".to_owned()), None),
+            Step::Address { mac, .. } => {
+                (Some("address"), Some(mac.to_string()), Some(Origin::Runtime))
             }
+            _ => match step.entry() {
+                Some(Entry { settings, origin, .. }) => {
+                    (Some(settings.kind.name()), Some(settings.name.clone()), Some(*origin))
+                }
+                None => (None, None, None),
+            },
+        };
+        let detached = name.as_ref().filter(|_| step.entry().is_some() && step.detaches());
+        wire::Step {
+            sign: sign.to_owned(),
+            detaches: detached.and_then(|name| self.front_end(name)),
+            kind: kind.map(str::to_owned),
+            name,
+            origin: origin.map(|origin| origin.name().to_owned()),
+            changes,
         }
-        told
     }
 
     /// The process at a port's socket.
@@ -308,7 +287,7 @@ mod tests {
 
     #[test]
     fn differences_are_told_up_to_a_number_and_a_size() {
-        let told = |len: usize| some((0..1024).map(|_| "x".repeat(len).into())).len();
+        let told = |len: usize| some((0..1024).map(|_| "x".repeat(len))).len();
         assert_eq!(told(10), CONTROL_SHOWN_CHANGES);
         let long = told(2998);
         assert_eq!(long, CONTROL_CHANGES_BYTES.div_ceil(3000));

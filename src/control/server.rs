@@ -24,6 +24,7 @@ use crate::limits::{
     CONTROL_KEPT_FOR_ROOT, CONTROL_SAMPLE, CONTROL_STEP,
 };
 use crate::vhost_user::socket::Listener;
+use crate::wire::{self, Deleted};
 
 /// What events are about; clients are numbered from `FIRST` on.
 const LISTENER: u64 = 0;
@@ -253,8 +254,7 @@ impl<'a> Server<'a> {
     fn carry_out(&mut self, place: usize, message: &[u8]) -> Result<(), Closed> {
         let Some(client) = &mut self.places[place] else { return Ok(()) };
         let call = Call::parse(message).ok_or(Closed::Malformed)?;
-        let oneway = call.oneway;
-        let name = called_name(&call);
+        let oneway = call.oneway == Some(true);
         // One that nobody waits for counts too.
         let many = self.leaving.len() >= CONTROL_CONNECTIONS;
         let answer = match self.switch.answer(call, client, many) {
@@ -263,7 +263,7 @@ impl<'a> Server<'a> {
                 client.stream = Some(stream).filter(|_| !oneway);
                 return Ok(());
             }
-            Ok(Answer::Removal(removal)) => {
+            Ok(Answer::Removal(name, removal)) => {
                 client.busy = !oneway;
                 let asked = client.busy.then_some((place, client.number));
                 self.leaving.push(Leaving { name, removal, asked });
@@ -327,9 +327,9 @@ impl<'a> Server<'a> {
                     at += 1;
                     continue;
                 }
-                Ok(true) => reply(serde_json::json!({}), false),
-                Err(PortError::Leaving(_)) => {
-                    reply(serde_json::json!({"in_progress": true}), false)
+                Ok(true) => reply(wire::json(&Deleted::default()), false),
+                Err(PortError::BeingRemoved(_)) => {
+                    reply(wire::json(&Deleted { in_progress: Some(true) }), false)
                 }
                 Err(error) => self.switch.fault(&self.leaving[at].name, &error).message(),
             };
@@ -369,10 +369,4 @@ impl<'a> Server<'a> {
         }
         Ok(())
     }
-}
-
-/// The name that a call is about, for an answer that comes later.
-fn called_name(call: &Call) -> String {
-    let name = call.parameters.get("name").and_then(serde_json::Value::as_str);
-    super::message::clip(name.unwrap_or_default())
 }

@@ -1,15 +1,18 @@
-//! What is told of the switch's parts, as JSON: the types of `docs/io.vioswitch.Switch.varlink`.
+//! The switch's parts as clients see them.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use serde_json::Value;
 
 use crate::config::Origin;
-use crate::daemon::book::Book;
 use crate::daemon::degraded::Degradation;
+use crate::daemon::desired::Desired;
 use crate::frame::offload::Offloads;
 use crate::limits::CONTROL_SHOWN_REASONS;
 use crate::port::{Endpoint, Port, PortTable};
-use crate::stats::{Direction, DropReason, Drops, Traffic, WorkerStats};
+use crate::stats::{ClientStats, Direction, DropReason, Drops, Traffic, WorkerStats};
 use crate::switch::{Entry, EntryAge, Fdb};
+use crate::wire::{self, State};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
 const OFFLOADS: [(Offloads, &str); 6] = [
@@ -21,37 +24,31 @@ const OFFLOADS: [(Offloads, &str); 6] = [
     (Offloads::USO6, "uso6"),
 ];
 
-/// A port, TAP or stream.
-pub fn port(port: &Port, fdb: &Fdb) -> Value {
+/// A port, TAP or stream, without what only its settings say.
+pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
     let stats = &port.stats;
     let [input, output] = port.traffic();
-    let mut told = json!({
-        "name": port.name,
-        "number": port.id,
-        "kind": port.kind_name(),
-        "state": state(port),
-        "queues": queues(port),
-        "offloads": offloads(port.offload),
-        "send_offloads": offloads(port.send),
-        "addresses": fdb.port_len(port.id),
-        "in": traffic(&input),
-        "out": traffic(&output),
-        "attaches": stats.attaches.get(),
-        "session_errors": stats.session_errors.get(),
-        "rings_broken": stats.rings_broken.get(),
-        "learn_refused": stats.learn_refused.get(),
-        "panics": stats.panics.get(),
-    });
-    if let Some(mtu) = port.mtu.get() {
-        told["mtu"] = mtu.into();
+    wire::Port {
+        name: port.name.clone(),
+        number: port.id,
+        kind: port.kind_name().to_owned(),
+        state: state(port),
+        front_end: port.front_end().map(|who| wire::FrontEnd { pid: who.pid, uid: who.uid }),
+        interface: port.as_tap().map(|(_, ifname)| ifname.to_owned()),
+        queues: queues(port),
+        mtu: port.mtu.get(),
+        offloads: offloads(port.offload),
+        send_offloads: offloads(port.send),
+        addresses: fdb.port_len(port.id),
+        r#in: traffic(&input),
+        out: traffic(&output),
+        attaches: stats.attaches.get(),
+        session_errors: stats.session_errors.get(),
+        rings_broken: stats.rings_broken.get(),
+        learn_refused: stats.learn_refused.get(),
+        panics: stats.panics.get(),
+        ..wire::Port::default()
     }
-    if let Some(who) = port.front_end() {
-        told["front_end"] = json!({"pid": who.pid, "uid": who.uid});
-    }
-    if let Some((_, ifname)) = port.as_tap() {
-        told["interface"] = ifname.into();
-    }
-    told
 }
 
 /// Why the switch is not all that it was told to be.
@@ -66,25 +63,28 @@ pub fn degraded(all: &[Degradation]) -> Vec<String> {
 }
 
 /// The same with codes, for programs.
-pub fn degradations(all: &[Degradation]) -> Vec<Value> {
-    let shown = all.iter().take(CONTROL_SHOWN_REASONS);
-    let told = shown.map(|Degradation { code, subject, text, since }| {
-        json!({"code": code.name(), "subject": subject, "text": text, "since": since})
+pub fn degradations(all: Vec<Degradation>) -> Vec<wire::Degradation> {
+    let shown = all.into_iter().take(CONTROL_SHOWN_REASONS);
+    let told = shown.map(|Degradation { code, subject, text, since }| wire::Degradation {
+        code: code.name().to_owned(),
+        subject,
+        text,
+        since,
     });
     told.collect()
 }
 
 /// How far a port is with its front-end, or its interface.
-pub fn state(port: &Port) -> &'static str {
+pub fn state(port: &Port) -> State {
     match &port.endpoint {
-        _ if port.is_leaving() => "removing",
-        _ if port.is_left_out() => "left_out",
-        _ if !port.policy.get().forwards => "disabled",
-        Endpoint::Device(_) if port.is_up() && port.mtu.link_is_down() => "down",
-        _ if port.is_up() => "attached",
-        Endpoint::Guest(guest) if guest.front_end().is_some() => "negotiating",
-        Endpoint::Device(device) if device.ifname().is_some() => "gone",
-        Endpoint::Guest(_) | Endpoint::Device(_) => "listening",
+        _ if port.is_leaving() => State::Removing,
+        _ if port.is_left_out() => State::LeftOut,
+        _ if !port.policy.get().forwards => State::Disabled,
+        Endpoint::Device(_) if port.is_up() && port.mtu.link_is_down() => State::Down,
+        _ if port.is_up() => State::Attached,
+        Endpoint::Guest(guest) if guest.front_end().is_some() => State::Negotiating,
+        Endpoint::Device(device) if device.ifname().is_some() => State::Gone,
+        Endpoint::Guest(_) | Endpoint::Device(_) => State::Listening,
     }
 }
 
@@ -96,53 +96,66 @@ fn queues(port: &Port) -> usize {
     }
 }
 
-fn offloads(set: Offloads) -> Vec<&'static str> {
-    OFFLOADS.iter().filter(|(one, _)| set.has(*one)).map(|(_, name)| *name).collect()
+fn offloads(set: Offloads) -> Vec<String> {
+    let set = OFFLOADS.iter().filter(|(one, _)| set.has(*one));
+    set.map(|(_, name)| (*name).to_owned()).collect()
 }
 
-fn traffic(traffic: &Traffic) -> Value {
-    let drops = traffic.dropped().map(|(reason, count)| (reason.name().to_owned(), count.into()));
-    let drops: Map<String, Value> = drops.collect();
-    json!({"frames": traffic.frames, "bytes": traffic.bytes, "drops": drops})
+fn traffic(traffic: &Traffic) -> wire::Traffic {
+    let drops = traffic.dropped().map(|(reason, count)| (reason.name().to_owned(), count));
+    wire::Traffic { frames: traffic.frames, bytes: traffic.bytes, drops: drops.collect() }
 }
 
 /// Drops by their reason, those that happened.
-pub fn drops(drops: &Drops) -> Value {
-    let counts = DropReason::ALL.iter().map(|reason| (reason, drops.get(*reason)));
-    let happened = counts.filter(|(_, count)| *count > 0);
-    let told: Map<String, Value> =
-        happened.map(|(reason, count)| (reason.name().to_owned(), count.into())).collect();
-    Value::Object(told)
+pub fn drops(drops: &Drops) -> BTreeMap<String, u64> {
+    let counts =
+        DropReason::ALL.iter().map(|reason| (reason.name().to_owned(), drops.get(*reason)));
+    counts.filter(|(_, count)| *count > 0).collect()
 }
 
 /// What each reason for a drop means.
-pub fn reasons() -> Value {
-    let told = DropReason::ALL.iter().map(|reason| {
-        let ways = Direction::ALL.into_iter().filter(|way| reason.is_counted(*way));
-        let ways: Vec<&str> = ways.map(Direction::name).collect();
-        let (meaning, advice) = (reason.meaning(), reason.advice());
-        json!({"name": reason.name(), "directions": ways, "meaning": meaning, "advice": advice})
+pub fn reasons() -> wire::DropReasons {
+    let told = DropReason::ALL.iter().map(|reason| wire::DropReason {
+        name: reason.name().to_owned(),
+        directions: Direction::ALL.into_iter().filter(|way| reason.is_counted(*way)).collect(),
+        meaning: reason.meaning().to_owned(),
+        advice: reason.advice().to_owned(),
     });
-    json!({"reasons": told.collect::<Vec<Value>>()})
+    wire::DropReasons { reasons: told.collect() }
 }
 
 /// A worker.
-pub fn worker(number: usize, stats: &WorkerStats) -> Value {
-    let mut told = json!({"number": number});
-    stats.each(&mut |name, count| told[name] = count.into());
-    told
+pub fn worker(number: usize, stats: &WorkerStats) -> wire::Worker {
+    let mut told = wire::Parameters::new();
+    told.insert("number".to_owned(), number.into());
+    stats.each(&mut |name, count| drop(told.insert(name.to_owned(), count.into())));
+    serde_json::from_value(Value::Object(told)).unwrap_or_default()
+}
+
+/// What became of clients.
+pub fn clients(clients: &ClientStats) -> wire::Clients {
+    wire::Clients {
+        connected: clients.connected.get(),
+        accepted: clients.accepted.get(),
+        refused: clients.refused.get(),
+        malformed: clients.malformed.get(),
+        too_long: clients.too_long.get(),
+        too_slow: clients.too_slow.get(),
+        unread: clients.unread.get(),
+    }
 }
 
 /// An address, and who gave it if it is static; none of a port that has gone since.
-pub fn address(entry: &Entry, ports: &PortTable, book: &Book) -> Option<Value> {
-    let port = &ports.get(entry.port)?.name;
-    let mac = entry.mac.to_string();
-    Some(match entry.age {
+pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<wire::Address> {
+    let port = ports.get(entry.port)?.name.clone();
+    let (idle, origin) = match entry.age {
         EntryAge::Static => {
-            let tied = book.tied().contains_key(&entry.mac);
-            let origin = if tied { Origin::Runtime } else { book.origin(port) };
-            json!({"mac": mac, "port": port, "static": true, "origin": origin.name()})
+            let tied = desired.assigned().contains_key(&entry.mac);
+            let origin = if tied { Origin::Runtime } else { desired.origin(&port) };
+            (None, Some(origin.name().to_owned()))
         }
-        EntryAge::Idle(idle) => json!({"mac": mac, "port": port, "static": false, "idle": idle}),
-    })
+        EntryAge::Idle(idle) => (Some(idle.into()), None),
+    };
+    let (mac, r#static) = (entry.mac.to_string(), origin.is_some());
+    Some(wire::Address { mac, port, r#static, idle, origin })
 }

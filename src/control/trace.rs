@@ -1,16 +1,14 @@
 //! What would become of a frame: each step in a sentence, and where it ends.
 
-use serde_json::{Value, json};
-
-use super::message::{Fault, Parameters};
 use super::methods::{Switch, unknown_port};
-use super::parameters::{mac, number, only, required};
+use super::parameters::{mac, number};
 use super::show;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
 use crate::port::{Port, PortTable};
 use crate::stats::DropReason;
 use crate::switch::{Decision, DropCause, Flood, Ingress, Policy, PortId, Source};
+use crate::wire::{Fault, State, Trace, Traced};
 
 /// A frame of a ping has 98 bytes.
 const LENGTH: u64 = 98;
@@ -27,13 +25,12 @@ struct Told {
 
 impl Switch {
     /// `Trace`.
-    pub(super) fn trace(&self, mut parameters: Parameters) -> Result<Value, Fault> {
-        only(&parameters, &["port", "source", "destination", "length"])?;
-        let name = required(&mut parameters, "port")?;
-        let source = mac(&mut parameters, "source")?;
-        let destination = mac(&mut parameters, "destination")?;
+    pub(super) fn trace(&self, given: Trace) -> Result<Traced, Fault> {
+        let name = given.port;
+        let source = mac(&given.source, "source")?;
+        let destination = mac(&given.destination, "destination")?;
         let range = MIN_FRAME_LEN.into()..=MAX_FRAME_LEN.into();
-        let length = number(&mut parameters, "length", range)?.unwrap_or(LENGTH) as u32;
+        let length = number(given.length, "length", range)?.unwrap_or(LENGTH) as u32;
         let ports = self.view.ports.present();
         let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
         let ingress = Ingress { port: port.id, kind: port.kind() };
@@ -49,7 +46,10 @@ impl Switch {
         match trace.decision {
             Decision::Unicast(to) => {
                 let to = &ports[to];
-                told.step(format!("{destination} lives on {}: it goes there alone", quote(to)));
+                told.step(format!(
+                    "{destination} is on {}: the frame is sent there alone",
+                    quote(to)
+                ));
                 told.leaving(to, length);
             }
             Decision::Flood(flood) => {
@@ -84,7 +84,7 @@ impl Told {
     fn coming(&mut self, port: &Port) {
         let state = show::state(port);
         let instead = match state {
-            "attached" => String::new(),
+            State::Attached => String::new(),
             state => format!(", which is {state}: nothing comes from there now"),
         };
         self.step(format!("in on {}{instead}", quote(port)));
@@ -118,16 +118,16 @@ impl Told {
                 if port.is_left_out() { "it has no interface" } else { "its interface is gone" };
             self.step(format!("not to {to}: {why}"));
             DropReason::TapGone
-        } else if state == "down" {
+        } else if state == State::Down {
             self.step(format!("not to {to}: its interface is down"));
             DropReason::TapDown
         } else if port.is_left_out() && port.as_guest().is_some() {
             self.step(format!("not to {to}: it has no socket"));
             DropReason::PortDown
-        } else if port.as_stream().is_some() && state != "attached" {
+        } else if port.as_stream().is_some() && state != State::Attached {
             self.step(format!("not to {to}: no process is connected to it"));
             DropReason::StreamGone
-        } else if state != "attached" {
+        } else if state != State::Attached {
             self.step(format!("not to {to}: it is {state}, no driver takes frames there"));
             DropReason::PortDown
         } else if length > most {
@@ -152,21 +152,21 @@ impl Told {
             DropCause::ReservedAddress => {
                 ("is an address that a bridge keeps to itself", DropReason::Reserved)
             }
-            DropCause::Hairpin => ("lives on the same port", DropReason::Hairpin),
+            DropCause::Hairpin => ("is on the port that it came from", DropReason::Hairpin),
             // The step about its port has said so.
             DropCause::AdminDown => {
                 self.reason = Some(DropReason::AdminDown);
                 return;
             }
             DropCause::UplinkToUplink => {
-                ("lives on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
+                ("is on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
             }
         };
         self.step(format!("{destination} {text}"));
         self.reason = Some(reason);
     }
 
-    fn answer(self) -> Value {
+    fn answer(self) -> Traced {
         let Told { steps, ports, reason } = self;
         let reason = reason.or(ports.is_empty().then_some(DropReason::NoReceiver));
         let verdict = match (&ports[..], reason) {
@@ -175,11 +175,8 @@ impl Told {
             ([one], _) => format!("it reaches '{one}'"),
             (all, _) => format!("it reaches {} ports", all.len()),
         };
-        let mut told = json!({"steps": steps, "verdict": verdict, "ports": ports});
-        if let Some(reason) = reason {
-            told["reason"] = reason.name().into();
-        }
-        told
+        let reason = reason.map(|reason| reason.name().to_owned());
+        Traced { steps, verdict, ports, reason }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::StartError;
+use super::desired::Desired;
 use crate::config::{Config, Entry, Kind, Memory, Origin, Settings};
 use crate::events::Events;
 use crate::frame::Offloads;
@@ -10,12 +11,25 @@ use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
 use crate::port::{DevicePort, Port, PortTable};
 use crate::switch::{Fdb, PortId};
 
-/// The ports of a configuration, with their addresses in the table.
-pub fn build(config: &Config, fdb: &Fdb, events: &Arc<Events>) -> Result<PortTable, StartError> {
-    let mut ports = Vec::new();
-    for (id, entry) in config.ports.iter().enumerate() {
-        let port = port(id as PortId, &entry.settings).telling(events);
-        enter_configured(fdb, &port, entry)?;
+/// The ports of a configuration, with their static addresses in the forwarding table.
+pub fn build(
+    config: &Config,
+    desired: &Desired,
+    fdb: &Fdb,
+    events: &Arc<Events>,
+) -> Result<PortTable, StartError> {
+    let (mut ports, addresses) = (Vec::new(), desired.addresses());
+    for (id, Entry { settings, origin, .. }) in config.ports.iter().enumerate() {
+        let port = port(id as PortId, settings).telling(events);
+        fdb.set_port_cap(port.id, cap(settings.kind));
+        for mac in addresses.get(port.name.as_str()).into_iter().flatten() {
+            let Err(error) = fdb.insert_static(*mac, port.id) else { continue };
+            if *origin != Origin::Runtime && settings.mac.contains(mac) {
+                return Err(StartError::port(&port.name)(error.into()));
+            }
+            // One that a client gave before does not keep the switch from starting.
+            log::error!("port {}: {error}", port.name);
+        }
         ports.push(Arc::new(port));
     }
     Ok(ports.into_iter().collect())
@@ -45,21 +59,4 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
 /// How many addresses are learned on a port. A whole network lives behind an uplink.
 pub fn cap(kind: Kind) -> u32 {
     if kind == Kind::Tap { FDB_MAX_ENTRIES } else { FDB_MAX_PER_PORT }
-}
-
-/// Enters what the configuration says of a port.
-fn enter_configured(
-    fdb: &Fdb,
-    port: &Port,
-    Entry { settings, origin, .. }: &Entry,
-) -> Result<(), StartError> {
-    fdb.set_port_cap(port.id, cap(settings.kind));
-    match settings.mac.iter().try_for_each(|mac| fdb.insert_static(*mac, port.id)) {
-        // One that was added while an earlier process ran keeps nobody from the network.
-        Err(error) if *origin == Origin::Runtime => {
-            log::error!("port {}: {error}", port.name);
-            Ok(())
-        }
-        entered => entered.map_err(|error| StartError::port(&port.name)(error.into())),
-    }
 }

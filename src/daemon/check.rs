@@ -63,7 +63,7 @@ fn server(path: &Path, group: Option<u32>) -> Vec<String> {
     found
 }
 
-/// A directory in which sockets are to turn up.
+/// The directory of ports by plug.
 fn plug(path: &Path) -> Option<String> {
     if path.is_relative() {
         return relative(path);

@@ -18,7 +18,7 @@ impl Daemon {
         let code = diagnosis::DEGRADED.name;
         let degraded = self.degradations().into_iter();
         let degraded = degraded.map(|one| Degraded { code, port: one.subject, why: one.text });
-        let added = self.book().entries().values();
+        let added = self.desired().entries().values();
         let added = added.filter(|entry| entry.origin == Origin::Runtime);
         let not_kept = match self.state_dir() {
             None => added.map(|entry| entry.settings.name.clone()).collect(),

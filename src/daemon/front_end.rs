@@ -9,7 +9,7 @@ use std::time::Instant;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
-use super::post::Post;
+use super::running_port::RunningPort;
 use crate::config::Endpoint;
 use crate::events::{Detached, What, reason};
 use crate::guard::disposal::{self, Guarded};
@@ -26,9 +26,9 @@ use crate::vhost_user::socket::{
 };
 
 /// What a port's thread serves its front-ends with.
-pub struct Seat {
+pub struct PortThread {
     /// The port.
-    pub post: Arc<Post>,
+    pub running: Arc<RunningPort>,
     /// What its guests' memory is mapped on.
     pub account: Arc<Account>,
     /// What every session needs.
@@ -91,16 +91,16 @@ impl Acceptor {
 
     /// Serves front-ends on behalf of a port until it is told to stop. A panic outside a session
     /// costs a pause: a port without its thread would be unresponsive.
-    pub fn serve(self, seat: &Seat) {
-        let Seat { post, stop, .. } = seat;
-        let name = post.port().name.clone();
+    pub fn serve(self, thread: &PortThread) {
+        let PortThread { running, stop, .. } = thread;
+        let name = running.port().name.clone();
         let stopped = || is_readable(stop.as_raw_fd());
         let mut acceptor = Some(self);
         run_again_after_panic(&format!("port {name}: its thread"), stopped, || {
             // The one inherited connection is gone once it was begun.
             if let Some(Acceptor::Connection(..)) = acceptor {
                 if let Some(Acceptor::Connection(socket, peer)) = acceptor.take() {
-                    converse(seat, socket, peer, None);
+                    converse(thread, socket, peer, None);
                 }
                 return;
             }
@@ -114,8 +114,8 @@ impl Acceptor {
                 if door.is_some() && left_at_once(&socket, stop) {
                     continue;
                 }
-                if converse(seat, socket, peer, door) == Some(End::Stopped)
-                    || rest(&post.port(), stop) == Wake::Stop
+                if converse(thread, socket, peer, door) == Some(End::Stopped)
+                    || rest(&running.port(), stop) == Wake::Stop
                     || wait_for_closing(stop) == Wake::Stop
                 {
                     return;
@@ -158,13 +158,13 @@ fn left_at_once(socket: &UnixStream, stop: &EventFd) -> bool {
 
 /// One session, with whatever ends it contained here.
 fn converse(
-    seat: &Seat,
+    thread: &PortThread,
     socket: Guarded<UnixStream>,
     peer: Peer,
     door: Option<Arc<Guarded<UnixListener>>>,
 ) -> Option<End> {
-    let Seat { post, account, context, stop } = seat;
-    let port = &post.renew(&context.workers, || is_readable(stop.as_raw_fd()));
+    let PortThread { running, account, context, stop } = thread;
+    let port = &running.renew(&context.workers, || is_readable(stop.as_raw_fd()));
     if port.log.allow() {
         log::info!("port {}: front-end connected ({peer})", port.name);
     }

@@ -135,7 +135,7 @@ impl Handover {
         let Some(store) = self.store.as_ref().filter(|_| !names.is_empty()) else { return };
         let discarded = names.iter().try_for_each(|name| store.discard(name));
         if let Err(error) = discarded.and_then(|()| store.barrier()) {
-            log::warn!("the service manager keeps what is no longer wanted: {error}");
+            log::warn!("the service manager does not release a descriptor: {error}");
         }
     }
 
@@ -190,7 +190,7 @@ impl Handover {
             store.barrier()
         });
         if let Err(error) = kept {
-            log::warn!("addresses and counters end here: {error}");
+            log::warn!("addresses and counters are lost: {error}");
         }
     }
 }
@@ -283,7 +283,7 @@ fn read(file: OwnedFd) -> Option<String> {
     match read {
         Ok(_) => Some(text),
         Err(error) => {
-            log::warn!("what the process before knew cannot be read: {error}");
+            log::warn!("the state of the process before cannot be read: {error}");
             None
         }
     }

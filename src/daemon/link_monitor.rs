@@ -27,7 +27,7 @@ pub fn run(ports: &Ports, stop: &EventFd) {
                 // Once per reason, not four times a second.
                 let text = error.to_string();
                 if told.as_ref() != Some(&text) {
-                    log::warn!("cannot be told of new MTUs of taps, so they are asked for: {text}");
+                    log::warn!("cannot watch the MTUs of taps, and polls them: {text}");
                     told = Some(text);
                 }
             }

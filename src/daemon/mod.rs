@@ -15,17 +15,15 @@
 //! Ports also come and go in between ([`ports`]). What outlives the process is `handover`'s.
 
 mod addresses;
-pub mod book;
 mod build;
 mod check;
 pub mod degraded;
+pub mod desired;
 mod diagnose;
+mod diff;
 mod drops;
 mod front_end;
 mod handover;
-mod keeper;
-mod kept;
-mod leaving;
 mod link_monitor;
 mod missing;
 mod moves;
@@ -33,16 +31,21 @@ mod opening;
 mod plan;
 mod plug;
 pub mod ports;
-mod post;
+mod reconcile;
 mod reload;
+mod removing;
 mod report;
 mod retry;
+mod running_port;
 mod sampler;
+mod saved_changes;
 mod serving;
 mod state;
+mod state_store;
 mod stream;
 mod uplink;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -71,23 +74,23 @@ use crate::sys::{clock, random};
 use crate::vhost_user::session::{Context, Ledger};
 use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
-use book::Book;
 pub use check::check;
 use degraded::Code;
+use desired::Desired;
+pub use diff::{Step, Summary};
 use handover::{Handover, Received};
-pub use keeper::Keeper;
-use keeper::NotKept;
-use leaving::Leaving;
-pub use leaving::Removal;
 use missing::Missing;
 pub use opening::{Permit, add};
-pub use plan::{Step, Summary};
 pub use plug::Plug;
 pub use ports::PortError;
 pub use reload::{Busy, Confirm, Reloader};
+pub use removing::Removal;
+use removing::Removing;
 pub use retry::{Retry, Services, Slot};
 pub use sampler::Samples;
 use serving::{Opened, Serving};
+use state_store::NotSaved;
+pub use state_store::StateStore;
 use uplink::UplinkError;
 
 /// Why the process cannot start.
@@ -142,9 +145,7 @@ pub struct Daemon {
     /// What serves them, and what every session needs.
     serving: Vec<Serving>,
     /// Those on their way out.
-    leaving: Vec<Leaving>,
-    /// An entry of the book may wait for one of these.
-    waits: bool,
+    removing: Vec<Removing>,
     context: Context,
     ledger: Arc<Ledger>,
     rules: Rules,
@@ -155,14 +156,14 @@ pub struct Daemon {
     missing: Missing,
     /// The thread that goes on with what takes longer.
     retrier: Option<std::thread::Thread>,
-    /// What each port and TAP was told to be.
-    book: Book,
+    /// The ports that are wanted.
+    desired: Desired,
     /// Where changes of that are kept.
-    keeper: Keeper,
+    store: StateStore,
     /// The configuration that it was started with.
     started: Config,
-    /// A reload changes it, and nobody else may.
-    changing: bool,
+    /// Names of ports that the thread of a reload makes.
+    coming: BTreeSet<String>,
     /// Threads that open sockets of ports that come while it runs.
     opens: Arc<Blocking>,
     /// Wakes the thread that serves those who look at the switch.
@@ -211,28 +212,34 @@ pub struct View {
 impl Daemon {
     /// Starts everything and keeps nothing; see [`Daemon::start_keeping`].
     pub fn start(config: &Config) -> Result<Daemon, StartError> {
-        Daemon::start_keeping(config, Keeper::default())
+        Daemon::start_keeping(config, StateStore::default())
     }
 
     /// Starts everything, with the changes that were kept of an earlier process; when this returns
     /// all sockets exist, but for those of [`Daemon::degradations`].
-    pub fn start_keeping(configured: &Config, mut keeper: Keeper) -> Result<Daemon, StartError> {
+    pub fn start_keeping(configured: &Config, mut store: StateStore) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
-        let (mut book, left_out) = kept::apply(&mut config, keeper.changes());
+        let (mut desired, left_out) = saved_changes::apply(&mut config, store.changes());
         for text in left_out {
-            keeper.trouble(Code::KeptChangeLeftOut, text);
+            store.trouble(Code::KeptChangeLeftOut, text);
         }
-        book.configure(configured);
-        let mut daemon = Daemon::start_all(&config, book, keeper)?;
+        desired.configure(configured);
+        let mut daemon = Daemon::start_all(&config, desired, store)?;
         // What was not taken over is forgotten.
-        if daemon.keeper.path().is_some() {
-            let Daemon { keeper, book, .. } = &mut daemon;
-            keeper.keep(book).unwrap_or_else(|error| log::error!("the changes of before {error}"));
+        if daemon.store.path().is_some() {
+            let Daemon { store, desired, .. } = &mut daemon;
+            store
+                .keep(desired)
+                .unwrap_or_else(|error| log::error!("the changes of before {error}"));
         }
         Ok(daemon)
     }
 
-    fn start_all(config: &Config, book: Book, keeper: Keeper) -> Result<Daemon, StartError> {
+    fn start_all(
+        config: &Config,
+        desired: Desired,
+        store: StateStore,
+    ) -> Result<Daemon, StartError> {
         if !eventfd::can_identify() {
             return Err(StartError::NoProc);
         }
@@ -248,8 +255,7 @@ impl Daemon {
         }));
         let news = Arc::new(Waker::new()?);
         let events = Arc::new(Events::new(&news));
-        let ports = build::build(config, &fdb, &events)?;
-        addresses::enter_all(&book, &ports, &fdb);
+        let ports = build::build(config, &desired, &fdb, &events)?;
         received.restore(&ports, &fdb);
         let ports = Arc::new(Ports::new(ports));
         let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };
@@ -264,8 +270,7 @@ impl Daemon {
         let mut daemon = Daemon {
             ports,
             serving: Vec::new(),
-            leaving: Vec::new(),
-            waits: false,
+            removing: Vec::new(),
             context: Context { fdb, workers, watch: shared.watch },
             ledger: Arc::default(),
             rules,
@@ -273,10 +278,10 @@ impl Daemon {
             handover: Arc::new(handover),
             missing: Missing::default(),
             retrier: None,
-            book,
-            keeper,
+            desired,
+            store,
             started: config.clone(),
-            changing: false,
+            coming: BTreeSet::new(),
             opens: Arc::new(Blocking::new(SOCKET_OPENS)),
             news,
             events,
@@ -364,7 +369,7 @@ impl Daemon {
     ) -> Result<(), StartError> {
         let error = StartError::of(port, error);
         self.miss(port, error.to_string()).map_err(StartError::port(&port.name))?;
-        if self.book.origin(&port.name) != Origin::Runtime {
+        if self.desired.origin(&port.name) != Origin::Runtime {
             first.get_or_insert(error);
         }
         Ok(())
@@ -406,38 +411,38 @@ impl Daemon {
 
     /// The files of the configuration that is in force.
     pub fn keep_files(&mut self, texts: &Texts) {
-        if let Err(error) = self.keeper.keep_files(texts) {
+        if let Err(error) = self.store.keep_files(texts) {
             log::error!("the configuration {error}");
         }
     }
 
     /// True while a reload waits to be confirmed.
     pub fn is_unconfirmed(&self) -> bool {
-        self.keeper.is_unconfirmed()
+        self.store.is_unconfirmed()
     }
 
     /// What was reloaded from these files stays, in the next process too.
-    fn confirm(&mut self, texts: &Texts) -> Result<(), NotKept> {
-        self.keeper.stay();
-        let files = self.keeper.keep_files(texts);
-        self.keeper.keep(&self.book).and(files)
+    fn confirm(&mut self, texts: &Texts) -> Result<(), NotSaved> {
+        self.store.stay();
+        let files = self.store.keep_files(texts);
+        self.store.keep(&self.desired).and(files)
     }
 
     /// How many ports, TAPs and streams there are to be, in words.
     pub fn summary(&self) -> String {
-        let all = || self.book.entries().values();
+        let all = || self.desired.entries().values();
         let count = |kind| all().filter(|entry| entry.settings.kind == kind).count();
         config::summary(Kind::PORTS.map(count))
     }
 
     /// Where changes are kept that are made while it runs.
     pub fn state_dir(&self) -> Option<&Path> {
-        self.keeper.path()
+        self.store.path()
     }
 
-    /// What each port and TAP was told to be, and by whom.
-    pub fn book(&self) -> &Book {
-        &self.book
+    /// The ports that are wanted.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
     }
 
     /// The ports there are.
@@ -495,8 +500,8 @@ impl Daemon {
         for helper in &self.helpers {
             helper.thread().unpark();
         }
-        let leaving = self.leaving.drain(..).map(Leaving::into_serving);
-        let all = self.serving.drain(..).chain(leaving);
+        let removing = self.removing.drain(..).map(Removing::into_serving);
+        let all = self.serving.drain(..).chain(removing);
         let mut threads: Vec<_> = all.filter_map(Serving::into_thread).collect();
         join_until(&mut threads, end);
         join_until(&mut self.helpers, end);

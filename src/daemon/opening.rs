@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::check::found_at;
+use super::diff::Step;
 use super::front_end::Acceptor;
 use super::handover::Received;
-use super::plan::Step;
 use super::{Daemon, PortError};
 use crate::config::{Entry, Origin, Settings, place};
 use crate::limits::SOCKET_OPEN_TIMEOUT;

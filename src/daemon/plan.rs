@@ -1,118 +1,311 @@
-//! What a configuration changes of what is in force: to be shown, and to be done.
+//! What has to be done so that the ports there are become the ports that are wanted.
 //!
-//! Ports of the command line stay, and those that were added while the switch runs stay unless the
-//! configuration has their names: it wins. So it is with ports that brought their own sockets, and
-//! with addresses.
+//! [`plan`] looks at nothing but its arguments. A port whose socket, interface or kind is another
+//! one stops, and comes again when it is gone; every other change is made at the port that runs.
 
-use std::collections::HashSet;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::PathBuf;
 
-use super::book::Book;
-use crate::config::{Config, Difference, Effect, Entry, Origin};
+use super::desired::Desired;
+use crate::config::{Effect, Entry, Shared};
 use crate::frame::MacAddr;
 
-/// One difference.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Step {
-    /// A port or TAP comes.
-    Add(Entry),
-    /// It goes.
-    Remove(Entry),
-    /// Its settings change, and perhaps who gave it.
-    Change(Entry, Vec<Difference>),
-    /// What stands outside of any entry.
-    Scalar(Difference),
-    /// What ports have in common that bring their own sockets.
-    Template(Difference),
-    /// An address that was tied to a port while the switch runs is another one's.
-    Address {
-        /// The address.
-        mac: MacAddr,
-        /// Who had it.
-        from: String,
-        /// Who has it by the configuration.
-        to: String,
-    },
+/// One step, with the name of its port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// The port stops, and is gone some time later.
+    Stop(String),
+    /// A static address leaves the port.
+    Release(String, MacAddr),
+    /// The port's settings or origin change.
+    Change(Entry),
+    /// A static address comes to the port.
+    Assign(String, MacAddr),
+    /// The port is made. That needs its socket or interface, so the caller decides when.
+    Create(Entry),
 }
 
-impl Step {
-    /// Its port or TAP.
-    pub fn entry(&self) -> Option<&Entry> {
+impl Action {
+    /// The port.
+    pub fn name(&self) -> &str {
         match self {
-            Step::Add(entry) | Step::Remove(entry) | Step::Change(entry, _) => Some(entry),
-            Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => None,
-        }
-    }
-
-    /// True if the port is disconnected: it goes, or comes back with another socket.
-    pub fn detaches(&self) -> bool {
-        match self {
-            Step::Remove(_) => true,
-            Step::Change(_, changes) => {
-                changes.iter().any(|change| change.effect == Effect::Reopen)
-            }
-            Step::Add(_) | Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => false,
+            Action::Stop(name) | Action::Release(name, _) | Action::Assign(name, _) => name,
+            Action::Change(entry) | Action::Create(entry) => &entry.settings.name,
         }
     }
 }
 
-/// How many of each kind, in words.
-pub struct Summary<'a>(pub &'a [Step]);
+/// A port that runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Running<'a> {
+    /// As it was last made or changed.
+    pub entry: &'a Entry,
+    /// Its static addresses.
+    pub addresses: &'a BTreeSet<MacAddr>,
+}
 
-impl fmt::Display for Summary<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |of: fn(&Step) -> bool| self.0.iter().filter(|step| of(step)).count();
-        let (added, removed) = (
-            count(|step| matches!(step, Step::Add(_))),
-            count(|step| matches!(step, Step::Remove(_))),
-        );
-        let changed = count(|step| {
-            matches!(step, Step::Change(..) | Step::Template(_) | Step::Address { .. })
-        });
-        write!(f, "{added} added, {changed} changed, {removed} deleted")?;
-        match count(|step| matches!(step, Step::Scalar(_))) {
-            0 => Ok(()),
-            waits => write!(f, ", {waits} with a restart"),
+/// The ports there are.
+#[derive(Debug, Default)]
+pub struct Actual<'a> {
+    /// Those that run.
+    pub running: BTreeMap<&'a str, Running<'a>>,
+    /// Those that have been stopped and are not gone.
+    pub stopping: Vec<&'a Entry>,
+}
+
+/// The steps, in the order in which they are done: what goes comes first, so that names, sockets
+/// and addresses are free. No [`Action::Create`] for what a stopping port still has; after it is
+/// gone the next plan has that.
+pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
+    let (addresses, none) = (desired.addresses(), BTreeSet::new());
+    let [mut stop, mut release, mut change, mut assign, mut create] = [const { Vec::new() }; 5];
+    let mut held = Held::default();
+    actual.stopping.iter().for_each(|entry| held.add(entry));
+    for (name, running) in &actual.running {
+        let wanted = desired.get(name).filter(|entry| !reopens(running.entry, entry));
+        let Some(entry) = wanted else {
+            held.add(running.entry);
+            stop.push(Action::Stop((*name).to_owned()));
+            continue;
+        };
+        let wanted = addresses.get(name).unwrap_or(&none);
+        let old = running.addresses.difference(wanted);
+        release.extend(old.map(|mac| Action::Release((*name).to_owned(), *mac)));
+        if entry != running.entry {
+            change.push(Action::Change(entry.clone()));
         }
+        let new = wanted.difference(running.addresses);
+        assign.extend(new.map(|mac| Action::Assign((*name).to_owned(), *mac)));
+    }
+    for (name, entry) in desired.entries() {
+        if !actual.running.contains_key(name.as_str()) && !held.has_any_of(entry) {
+            create.push(Action::Create(entry.clone()));
+        }
+    }
+    [stop, release, change, assign, create].into_iter().flatten().collect()
+}
+
+/// Whether a change needs another socket or interface.
+fn reopens(from: &Entry, to: &Entry) -> bool {
+    let (from, to) = (&from.settings, &to.settings);
+    from != to
+        && (from.kind != to.kind
+            || from.differences(to).iter().any(|change| change.effect == Effect::Reopen))
+}
+
+/// Names, sockets and interfaces of ports that stop. Their addresses are free at once.
+#[derive(Default)]
+struct Held<'a> {
+    names: HashSet<&'a str>,
+    claims: HashSet<(Shared, PathBuf)>,
+}
+
+impl<'a> Held<'a> {
+    fn add(&mut self, entry: &'a Entry) {
+        self.names.insert(&entry.settings.name);
+        self.claims.extend(exclusive(entry));
+    }
+
+    fn has_any_of(&self, entry: &Entry) -> bool {
+        self.names.contains(entry.settings.name.as_str())
+            || !self.claims.is_empty() && exclusive(entry).any(|claim| self.claims.contains(&claim))
     }
 }
 
-/// What is to be in force of files, by the entries of `wanted` that are not the command line's.
-pub fn plan(book: &Book, wanted: &[Entry]) -> Vec<Step> {
-    let names: HashSet<&str> = wanted.iter().map(|entry| entry.settings.name.as_str()).collect();
-    let mut steps: Vec<Step> = book
-        .entries()
-        .iter()
-        .filter(|(name, entry)| entry.origin == Origin::File && !names.contains(name.as_str()))
-        .map(|(_, entry)| Step::Remove(entry.clone()))
-        .collect();
-    for entry in wanted.iter().filter(|entry| entry.origin != Origin::Cli) {
-        let to = entry.settings.name.as_str();
-        let taken = |mac: &MacAddr| book.tied().get(mac).filter(|from| *from != to);
-        let taken = entry.settings.mac.iter().filter_map(|mac| {
-            Some(Step::Address { mac: *mac, from: taken(mac)?.clone(), to: to.to_owned() })
-        });
-        steps.extend(taken);
-        match book.get(entry.settings.name.as_str()) {
-            Some(there) if there.origin == Origin::Cli => {}
-            Some(there) => {
-                let changes = there.settings.differences(&entry.settings);
-                if !changes.is_empty() || there.origin != entry.origin {
-                    steps.push(Step::Change(entry.clone(), changes));
+/// Whether `entry` cannot be made before the other port is gone.
+pub fn waits_for(entry: &Entry, stopping: &Entry) -> bool {
+    let mut held = Held::default();
+    held.add(stopping);
+    held.has_any_of(entry)
+}
+
+fn exclusive(entry: &Entry) -> impl Iterator<Item = (Shared, PathBuf)> {
+    entry.claims().into_iter().filter(|(what, _)| *what != Shared::Mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Kind, Origin, Settings, Value};
+
+    /// A sequence that looks random and is the same each time (splitmix64: Steele et al. 2014).
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) % n as u64) as usize
+        }
+    }
+
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+    const SOCKETS: [&str; 4] = ["/w", "/x", "/y", "/z"];
+    const MTUS: [&str; 2] = ["1500", "9000"];
+
+    fn mac(number: usize) -> MacAddr {
+        MacAddr([2, 0, 0, 0, 0, number as u8])
+    }
+
+    fn entry(name: &str, socket: &str, mtu: &str, macs: &[usize]) -> Entry {
+        let mut given = vec![("name", name.to_owned()), ("socket", socket.to_owned())];
+        given.push(("mtu", mtu.to_owned()));
+        given.extend(macs.iter().map(|number| ("mac", mac(*number).to_string())));
+        let given = given.into_iter().map(|(key, word)| (key.to_owned(), Value::Word(word)));
+        Entry::new(Settings::parse(Kind::Port, given.collect()).unwrap(), Origin::Runtime)
+    }
+
+    /// Every entry that a history may want, made once: reading settings takes longer than a plan.
+    fn entries() -> Vec<Entry> {
+        let mut all = Vec::new();
+        for name in NAMES {
+            for socket in SOCKETS {
+                for mtu in MTUS {
+                    for macs in [&[][..], &[1], &[2], &[1, 3]] {
+                        all.push(entry(name, socket, mtu, macs));
+                    }
                 }
             }
-            None => steps.push(Step::Add(entry.clone())),
+        }
+        all
+    }
+
+    /// The ports there are, as plain data.
+    #[derive(Default)]
+    struct World {
+        running: BTreeMap<String, (Entry, BTreeSet<MacAddr>)>,
+        stopping: Vec<Entry>,
+    }
+
+    impl World {
+        fn plan(&self, desired: &Desired) -> Vec<Action> {
+            let running = self
+                .running
+                .iter()
+                .map(|(name, (entry, addresses))| (name.as_str(), Running { entry, addresses }));
+            plan(
+                desired,
+                &Actual { running: running.collect(), stopping: self.stopping.iter().collect() },
+            )
+        }
+
+        /// Does one step, which must be possible and called for.
+        fn act(&mut self, action: Action, desired: &Desired) {
+            match action {
+                Action::Stop(name) => {
+                    let (entry, _) = self.running.remove(&name).expect("runs");
+                    let wanted = desired.get(&name);
+                    let same = wanted.is_some_and(|e| e.settings.socket == entry.settings.socket);
+                    assert!(!same, "{name} stops for nothing");
+                    self.stopping.push(entry);
+                }
+                Action::Release(name, mac) => {
+                    assert!(self.running.get_mut(&name).expect("runs").1.remove(&mac));
+                }
+                Action::Change(to) => {
+                    let (entry, _) = self.running.get_mut(&to.settings.name).expect("runs");
+                    assert_eq!(entry.settings.socket, to.settings.socket);
+                    *entry = to;
+                }
+                Action::Assign(name, mac) => {
+                    let taken = self.running.values().any(|(_, macs)| macs.contains(&mac));
+                    assert!(!taken, "{mac} has a port");
+                    self.running.get_mut(&name).expect("runs").1.insert(mac);
+                }
+                Action::Create(entry) => self.create(entry, desired),
+            }
+        }
+
+        fn create(&mut self, entry: Entry, desired: &Desired) {
+            let name = entry.settings.name.clone();
+            let running = self.running.values().map(|(entry, _)| entry);
+            for other in running.chain(&self.stopping) {
+                assert_ne!(other.settings.name, name);
+                assert_ne!(other.settings.socket, entry.settings.socket);
+            }
+            let macs = desired.addresses().remove(name.as_str()).unwrap_or_default();
+            let all = || self.running.values().flat_map(|(_, macs)| macs);
+            assert!(all().all(|mac| !macs.contains(mac)), "an address of {name} has a port");
+            self.running.insert(name, (entry, macs));
+        }
+
+        /// What the model says: the ports that are wanted, and nothing else.
+        fn is_as(&self, desired: &Desired) -> bool {
+            let addresses = desired.addresses();
+            let same = |(name, (entry, macs)): (&String, &(Entry, BTreeSet<MacAddr>))| {
+                desired.get(name) == Some(entry) && addresses.get(name.as_str()) == Some(macs)
+            };
+            self.running.len() == desired.entries().len() && self.running.iter().all(same)
         }
     }
-    steps
-}
 
-/// What differs outside of any entry.
-pub fn scalars(before: &Config, after: &Config) -> Vec<Step> {
-    let both = before.words.iter().cloned().zip(after.words.iter().cloned());
-    let differ = both.filter(|(before, after)| before != after);
-    let difference = |((key, from), (_, to))| {
-        Step::Scalar(Difference { key, from, to, effect: Effect::Restart })
-    };
-    differ.map(difference).collect()
+    /// One edit, as a client or a reload makes it: none of what another entry has.
+    fn edit(desired: &mut Desired, random: &mut Random, all: &[Entry]) {
+        let name = NAMES[random.below(NAMES.len())];
+        match random.below(8) {
+            0 | 1 => {
+                desired.remove(name);
+                desired.unassign_all(name);
+            }
+            2 => _ = desired.assign(mac(random.below(5)), name),
+            3 => _ = desired.unassign(mac(random.below(5))),
+            _ => {
+                let entry = &all[random.below(all.len())];
+                if desired.clash(entry).is_none() {
+                    desired.insert(entry.clone());
+                }
+            }
+        }
+    }
+
+    /// Edits in any number between two plans, of which any part is carried out before the next
+    /// edit; stopped ports are gone at any time.
+    fn history(seed: u64, all: &[Entry]) {
+        let (mut random, mut desired, mut world) =
+            (Random(seed), Desired::default(), World::default());
+        for _ in 0..4 + random.below(8) {
+            (0..1 + random.below(3)).for_each(|_| edit(&mut desired, &mut random, all));
+            let plan = world.plan(&desired);
+            let part = if random.below(4) == 0 { random.below(plan.len() + 1) } else { plan.len() };
+            plan.into_iter().take(part).for_each(|action| world.act(action, &desired));
+            world.stopping.retain(|_| random.below(2) == 0);
+        }
+        // In the end, with all that stopped gone, at most twice.
+        for _ in 0..2 {
+            world.plan(&desired).into_iter().for_each(|action| world.act(action, &desired));
+            world.stopping.clear();
+        }
+        assert!(world.is_as(&desired), "seed {seed}: {:?} is not {:?}", world.running, desired);
+        assert_eq!(world.plan(&desired), [], "seed {seed}: nothing is left to do");
+    }
+
+    #[test]
+    fn any_history_of_edits_ends_in_the_ports_that_are_wanted() {
+        let all = entries();
+        (0..100_000).for_each(|seed| history(seed, &all));
+    }
+
+    #[test]
+    fn a_port_goes_before_another_has_its_socket_and_its_address_at_once() {
+        let (mut desired, mut world) = (Desired::default(), World::default());
+        desired.insert(entry("a", "/w", "1500", &[1]));
+        desired.insert(entry("b", "/x", "1500", &[]));
+        world.plan(&desired).into_iter().for_each(|action| world.act(action, &desired));
+        desired.remove("a");
+        let (b, c) = (entry("b", "/x", "9000", &[1]), entry("c", "/w", "1500", &[]));
+        desired.insert(b.clone());
+        desired.insert(c.clone());
+        let plan = world.plan(&desired);
+        let steps = [
+            Action::Stop("a".to_owned()),
+            Action::Change(b),
+            Action::Assign("b".to_owned(), mac(1)),
+        ];
+        assert_eq!(plan, steps);
+        plan.into_iter().for_each(|action| world.act(action, &desired));
+        assert_eq!(world.plan(&desired), []);
+        world.stopping.clear();
+        assert_eq!(world.plan(&desired), [Action::Create(c)]);
+    }
 }

@@ -1,4 +1,4 @@
-//! Ports that come by themselves: a listening socket that turns up in a directory is a port of that
+//! Ports that come by themselves: a listening socket that appears in a directory is a port of that
 //! name until it goes, for virtual machines whose front-end listens (libvirt's `mode='server'`).
 //!
 //! One thread looks at the directory when something happens in it, and does what differs between
@@ -46,7 +46,7 @@ use crate::sys::watched_dir::{Found, Kind, WatchedDir};
 use crate::vhost_user::socket::{Connector, Trouble};
 
 impl Daemon {
-    /// Where sockets turn up that become ports.
+    /// The directory of ports by plug.
     pub fn plug_directory(&self) -> Option<&Path> {
         self.started.plug.as_deref()
     }
@@ -58,37 +58,30 @@ impl Daemon {
         place: PathBuf,
         Candidate { name, file, uid }: &Candidate<'_>,
     ) -> Result<Arc<Trouble>, PortError> {
-        self.is_free()?;
-        let owners = || self.book.plugged().map(|(_, owner)| owner).chain(self.unplugged());
+        let owners = || self.desired.plugged().map(|(_, owner)| owner).chain(self.unplugged());
         if owners().count() >= MAX_PLUG_PORTS {
             return Err(PortError::ManyPlugged);
         }
         if owners().filter(|owner| owner == uid).count() >= MAX_PLUG_PORTS_A_USER {
             return Err(PortError::ManyOfUser(*uid));
         }
-        let template = self.book.template().ok_or(PortError::NoSuchPort)?;
+        let template = self.desired.template().ok_or(PortError::NoSuchPort)?;
         let settings = template.plugged(name, path.join(name));
         let connector = Connector::to_file(&path.join(name), file.identity)?;
         let trouble = connector.trouble();
-        let id = self.free_number(name)?;
+        let id = self.check_name(name)?;
         let origin = Origin::Plug(*uid);
         let entry = Entry { settings: settings.clone(), origin, place: Some(place) };
         self.is_clear(&entry)?;
-        if let Some(clash) = self.book.clash(&entry) {
+        if let Some(clash) = self.desired.clash(&entry) {
             return Err(clash.into());
         }
-        self.book.enter(entry);
+        self.desired.insert(entry);
         let acceptor = Acceptor::Connector(connector);
-        match self.put_before(id, &settings, acceptor) {
-            Ok(port) => {
-                port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
-                Ok(trouble)
-            }
-            Err(error) => {
-                self.book.strike(name);
-                Err(error)
-            }
-        }
+        let port = self.put_before(id, &settings, acceptor);
+        let port = port.inspect_err(|_| drop(self.desired.remove(name)))?;
+        port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
+        Ok(trouble)
     }
 }
 
@@ -158,12 +151,6 @@ struct Known {
     state: State,
 }
 
-/// A port on its way out; none while that has to be begun again.
-struct Leaving {
-    name: String,
-    removal: Option<Removal>,
-}
-
 struct Watcher {
     daemon: Arc<Mutex<Daemon>>,
     path: PathBuf,
@@ -174,7 +161,7 @@ struct Watcher {
     /// Why it could not be looked at, as it was told.
     trouble: Option<String>,
     known: BTreeMap<OsString, Known>,
-    leaving: Vec<Leaving>,
+    removals: Vec<Removal>,
     /// What may come and go.
     changes: Bucket,
     /// A change waits for the bucket.
@@ -198,7 +185,7 @@ impl Watcher {
             directory: None,
             trouble: None,
             known: BTreeMap::new(),
-            leaving: Vec::new(),
+            removals: Vec::new(),
             changes: Bucket::new(PLUG_BURST, PLUG_EVERY),
             behind: false,
             telling: Bucket::new(PLUG_TOLD_BURST, PLUG_TOLD_EVERY),
@@ -237,10 +224,6 @@ impl Watcher {
     /// Does what differs; how soon the next look has to be, if anything is waited for that the
     /// kernel does not tell of.
     fn round(&mut self, now: Instant) -> Option<Duration> {
-        // A reload has the switch, and may have taken a port for a moment.
-        if self.daemon().is_free().is_err() {
-            return Some(PLUG_PAUSE);
-        }
         self.behind = false;
         let found = self.look_and_tell();
         if let Some(found) = found {
@@ -251,7 +234,7 @@ impl Watcher {
         let waits = self.directory.is_none()
             || self.known.values().any(|known| !matches!(known.state, State::Done));
         match () {
-            () if self.behind || !self.leaving.is_empty() => Some(PLUG_PAUSE),
+            () if self.behind || !self.removals.is_empty() => Some(PLUG_PAUSE),
             () if waits => Some(PLUG_LOOK),
             () => None,
         }
@@ -325,7 +308,7 @@ impl Watcher {
     /// forgotten when they change.
     fn compare(&mut self, found: &BTreeMap<OsString, Found>, now: Instant) {
         let plugged: BTreeSet<String> =
-            self.daemon().book().plugged().map(|(name, _)| name.to_owned()).collect();
+            self.daemon().desired().plugged().map(|(name, _)| name.to_owned()).collect();
         let mut ports = BTreeSet::new();
         for (name, mut known) in std::mem::take(&mut self.known) {
             let file = found.get(&name);
@@ -337,7 +320,7 @@ impl Watcher {
                     *since = failed.as_ref().map(|_| since.unwrap_or(now));
                     let left = since.is_some_and(|since| now - since >= PLUG_GRACE);
                     ports.insert(text.clone());
-                    if same && !left || !self.leave(&text) {
+                    if same && !left || !self.remove(&text) {
                         self.known.insert(name, known);
                     } else if same && let Some(error) = failed {
                         self.tell(&name, &known.file, &Unreachable(&error));
@@ -348,7 +331,7 @@ impl Watcher {
                 }
                 // Somebody deleted it, or a configuration has its name.
                 State::Port { .. } if same => {
-                    let taken = self.daemon().book().get(&text).is_some();
+                    let taken = self.daemon().desired().get(&text).is_some();
                     known.state = if taken { State::Waits } else { State::Done };
                     known.file = file.copied().unwrap_or(known.file);
                     self.known.insert(name, known);
@@ -361,61 +344,37 @@ impl Watcher {
         }
         // What a panic left of one.
         for name in plugged.difference(&ports) {
-            self.leave(name);
+            self.remove(name);
         }
     }
 
-    /// Begins to take a port away; false if it has to wait.
-    fn leave(&mut self, name: &str) -> bool {
-        if self.is_leaving(name) {
-            return true;
-        }
+    /// Begins to remove a port; false if that has to wait.
+    fn remove(&mut self, name: &str) -> bool {
         if !self.changes.take() {
             self.behind = true;
             return false;
         }
-        self.leaving.push(Leaving { name: name.to_owned(), removal: None });
+        let removal = {
+            let mut daemon = self.daemon();
+            // A configuration may have its name by now.
+            let is_ours = daemon.desired().origin(name).plugged_by().is_some();
+            is_ours.then(|| daemon.begin_removal(name))
+        };
+        self.removals.extend(removal.and_then(Result::ok));
         true
     }
 
-    fn is_leaving(&self, name: &str) -> bool {
-        self.leaving.iter().any(|leaving| leaving.name == name)
-    }
-
-    /// Goes on with ports that leave. They take a few milliseconds, unless a front-end holds them
-    /// up.
+    /// Waits for ports that are being removed: a few milliseconds, unless a front-end holds them
+    /// up. Then they go on by themselves.
     fn go_on(&mut self) {
         for _ in 0..8 {
-            let mut leaving = std::mem::take(&mut self.leaving);
-            leaving.retain_mut(|leaving| !self.is_gone(leaving));
-            self.leaving = leaving;
-            if self.leaving.is_empty() {
+            let mut removals = std::mem::take(&mut self.removals);
+            removals.retain_mut(|removal| self.daemon().go_on(removal).is_ok_and(|gone| !gone));
+            self.removals = removals;
+            if self.removals.is_empty() {
                 return;
             }
             std::thread::sleep(REMOVE_STEP);
-        }
-    }
-
-    fn is_gone(&self, Leaving { name, removal }: &mut Leaving) -> bool {
-        let mut daemon = self.daemon();
-        let step = match removal {
-            // A configuration may have its name by now.
-            None if daemon.book().origin(name).plugged_by().is_none() => return true,
-            None => daemon.begin_removal(name).map(|begun| {
-                *removal = Some(begun);
-                false
-            }),
-            Some(removal) => daemon.go_on(removal),
-        };
-        match step {
-            Ok(gone) => gone,
-            Err(PortError::NoSuchPort) => true,
-            // It goes on by itself, and is looked at as before.
-            Err(PortError::Leaving(_)) => false,
-            Err(_) => {
-                *removal = None;
-                false
-            }
         }
     }
 
@@ -431,7 +390,8 @@ impl Watcher {
                 None => false,
             };
             let Some(candidate) = candidate(name, file, said, self) else { continue };
-            if self.is_leaving(candidate.name) {
+            if self.daemon().is_being_removed(candidate.name) {
+                self.behind = true;
                 continue;
             }
             let room = !full && !crowded.contains(&candidate.uid);

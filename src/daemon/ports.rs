@@ -3,7 +3,7 @@
 //! A port that is added has its socket, or its interface, before it is published, and its thread
 //! after: a front-end that connects finds everything else running. What fails leaves nothing.
 //!
-//! How a port is removed: `super::leaving`.
+//! How a port is removed: `super::removing`.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::book::{Clash, Untied};
+use super::desired::{Clash, Desired, NotAssigned};
 use super::front_end::Acceptor;
-use super::keeper::NotKept;
 use super::opening;
-use super::post::ChangeError;
+use super::running_port::ChangeError;
 use super::serving::{Opened, Serving};
+use super::state_store::NotSaved;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build};
 use crate::config::{Difference, Effect, Entry, Kind, Origin, Settings};
@@ -69,7 +69,7 @@ pub enum PortError {
     Static(#[from] StaticError),
     /// An address cannot be tied to it.
     #[error(transparent)]
-    Untied(#[from] Untied),
+    NotAssigned(#[from] NotAssigned),
     /// An address is free already.
     #[error("{0} is no static address of any port")]
     NotStatic(MacAddr),
@@ -90,19 +90,19 @@ pub enum PortError {
     Change(#[from] ChangeError),
     /// There is no room to keep the change.
     #[error(transparent)]
-    NotKept(#[from] NotKept),
+    NotSaved(#[from] NotSaved),
     /// It is done, and the next process will not know.
     #[error("done, but it {0}")]
-    Forgotten(NotKept),
-    /// A reload has the switch.
-    #[error("a reload is under way: try again")]
-    Reloading,
+    Forgotten(NotSaved),
+    /// Its settings are not those any more from which a change began.
+    #[error("it was changed meanwhile: try again")]
+    Changed,
     /// The process is about to end.
     #[error("the switch is ending")]
     Ending,
     /// This port is on its way out, and goes on by itself.
     #[error("port {0} is being removed: try again when it is gone")]
-    Leaving(String),
+    BeingRemoved(String),
     /// A thread or descriptor cannot be had.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -125,110 +125,22 @@ impl Daemon {
         mut entry: Entry,
         socket: &mut Option<Acceptor>,
     ) -> Result<PortId, PortError> {
-        let id = self.check_new(&entry)?;
-        let (settings, name) = (entry.settings.clone(), entry.settings.name.clone());
-        // One that the configuration has, and somebody deleted, is the configuration's again.
-        entry.origin = self.book.configured(&name).map_or(Origin::Runtime, |entry| entry.origin);
-        self.book.enter(entry);
-        // What can fail of keeping it fails before there is a port.
-        let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
-        match prepared.and_then(|prepared| self.put(id, &settings, socket).map(|()| prepared)) {
-            Ok(prepared) => {
-                self.keeper.commit(prepared).map_err(PortError::Forgotten)?;
-                Ok(id)
-            }
-            Err(error) => {
-                self.book.strike(&name);
-                Err(error)
-            }
-        }
-    }
-
-    /// An error while a reload changes the switch.
-    pub(super) fn is_free(&self) -> Result<(), PortError> {
-        if self.changing { Err(PortError::Reloading) } else { Ok(()) }
-    }
-
-    /// A port or TAP is somebody else's from now on.
-    pub(super) fn give_to(&mut self, entry: &Entry) -> Result<(), PortError> {
-        self.book.enter(entry.clone());
-        Ok(())
-    }
-
-    /// Whether what a configuration has can be added now. If not it waits in the book.
-    pub(super) fn can_come(&mut self, entry: &Entry) -> Result<bool, PortError> {
-        if let Some(clash) = self.book.clash(entry) {
-            return Err(clash.into());
-        }
-        let clear = self.is_clear(entry).is_ok();
-        if !clear {
-            self.wait_in_book(entry);
-        }
-        Ok(clear)
-    }
-
-    /// Adds what a configuration has, with its socket open, and keeps nothing of it.
-    pub(super) fn add_entry(
-        &mut self,
-        entry: &Entry,
-        socket: &mut Option<Acceptor>,
-    ) -> Result<(), PortError> {
-        if !self.can_come(entry)? {
-            return Ok(());
-        }
-        let (settings, name) = (&entry.settings, &entry.settings.name);
-        let id = self.free_number(name)?;
-        self.book.enter(entry.clone());
-        self.put(id, settings, socket).inspect_err(|_| drop(self.book.strike(name)))
-    }
-
-    /// Adds what could not be had when it was to come back, without what it is served with. False
-    /// if that cannot be either.
-    pub(super) fn add_without(&mut self, entry: &Entry, why: &str) -> bool {
-        if self.book.clash(entry).is_some() {
-            return false;
-        }
-        let before = self.book.get(&entry.settings.name).cloned();
-        self.book.enter(entry.clone());
-        let added = self.put_without(&entry.settings, why);
-        if !added {
-            self.book.strike(&entry.settings.name);
-            before.into_iter().for_each(|before| self.book.enter(before));
-        }
-        added
-    }
-
-    /// The same of an entry of the book.
-    pub(super) fn put_without(&mut self, settings: &Settings, why: &str) -> bool {
-        let Ok(id) = self.free_number(&settings.name) else { return false };
-        let Ok(port) = self.publish(id, settings) else { return false };
-        self.miss(&port, why.to_owned()).is_ok()
-    }
-
-    /// Changes what a configuration has, and keeps nothing of it.
-    pub(super) fn change_entry(&mut self, entry: &Entry) -> Result<(), PortError> {
-        if let Some(clash) = self.book.clash(entry) {
-            return Err(clash.into());
-        }
-        let post = match self.serving(&entry.settings.name) {
-            Ok(serving) => Arc::clone(serving.post()),
-            // It waits for a port to be gone, and is as it is to be then.
-            Err(_) if self.book.get(&entry.settings.name).is_some() => {
-                self.wait_in_book(entry);
-                return Ok(());
-            }
-            Err(error) => return Err(error),
+        self.check_new(&entry)?;
+        // One that the configuration has, and a client deleted, is the configuration's again.
+        let configured = self.desired.configured(&entry.settings.name);
+        entry.origin = configured.map_or(Origin::Runtime, |entry| entry.origin);
+        let insert = |desired: &mut Desired| {
+            desired.insert(entry.clone());
+            Ok(())
         };
-        post.change(&entry.settings, &self.context.fdb)?;
-        self.book.enter(entry.clone());
-        Ok(())
+        self.edit(insert, |daemon| daemon.create(&entry, socket))
     }
 
     /// A number for a new port or TAP, if there may be one like this.
     pub(super) fn check_new(&mut self, entry: &Entry) -> Result<PortId, PortError> {
         let id = self.check_name(&entry.settings.name)?;
         self.is_clear(entry)?;
-        match self.book.clash(entry) {
+        match self.desired.clash(entry) {
             Some(clash) => Err(clash.into()),
             None => Ok(id),
         }
@@ -236,18 +148,18 @@ impl Daemon {
 
     /// The same by its name alone.
     pub fn check_name(&mut self, name: &str) -> Result<PortId, PortError> {
-        self.is_free()?;
         let id = self.free_number(name)?;
-        if self.book.get(name).is_some() { Err(PortError::Exists) } else { Ok(id) }
+        if self.desired.get(name).is_some() { Err(PortError::Exists) } else { Ok(id) }
     }
 
-    /// Has a port of the book in service, with its socket, or with an interface.
-    fn put(
+    /// Makes a port that is wanted, with its socket, or with an interface.
+    pub(super) fn create(
         &mut self,
-        id: PortId,
-        settings: &Settings,
+        entry: &Entry,
         socket: &mut Option<Acceptor>,
-    ) -> Result<(), PortError> {
+    ) -> Result<PortId, PortError> {
+        let settings = &entry.settings;
+        let id = self.free_number(&settings.name)?;
         let ports = self.ports.present();
         let count = |of: fn(&Port) -> bool| ports.iter().filter(|port| of(port)).count();
         match settings.kind {
@@ -265,12 +177,20 @@ impl Daemon {
             Some(acceptor) => self.put_before(id, settings, acceptor)?,
         };
         port.events.tell_surely(&port.name, What::PortAdded);
-        Ok(())
+        Ok(id)
     }
 
-    /// Keeps what was changed for the next process.
+    /// Makes a port without what it is served with, and tries again to have that.
+    pub(super) fn create_without(&mut self, entry: &Entry, why: &str) {
+        let Ok(id) = self.free_number(&entry.settings.name) else { return };
+        let published = self.publish(id, &entry.settings).map_err(PortError::from);
+        // If that fails the next plan has the entry again.
+        let _ = published.and_then(|port| self.miss(&port, why.to_owned()));
+    }
+
+    /// Keeps what is wanted for the next process.
     pub(super) fn keep(&mut self) -> Result<(), PortError> {
-        self.keeper.keep(&self.book).map_err(PortError::Forgotten)
+        self.store.keep(&self.desired).map_err(PortError::Forgotten)
     }
 
     /// A new port in the table, with its addresses. Before it is served: an event of its own must
@@ -319,7 +239,7 @@ impl Daemon {
     fn enter_addresses(&self, port: &Port, settings: &Settings) -> Result<(), StaticError> {
         let fdb = &self.context.fdb;
         fdb.set_port_cap(port.id, build::cap(settings.kind));
-        let mut macs = settings.mac.iter().copied().chain(self.book.tied_to(&port.name));
+        let mut macs = settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
         let entered = macs.try_for_each(|mac| fdb.insert_static(mac, port.id));
         if entered.is_err() {
             fdb.close_port(port.id);
@@ -328,50 +248,51 @@ impl Daemon {
     }
 
     pub(super) fn serving(&self, name: &str) -> Result<&Serving, PortError> {
-        let found = self.serving.iter().find(|serving| serving.post().name() == name);
-        found.ok_or_else(|| match self.leaves(name) {
-            true => PortError::Leaving(name.to_owned()),
+        let found = self.serving.iter().find(|serving| serving.running().name() == name);
+        found.ok_or_else(|| match self.is_being_removed(name) {
+            true => PortError::BeingRemoved(name.to_owned()),
             false => PortError::NoSuchPort,
         })
     }
 
-    /// Changes settings of a port or TAP; what changes, and when.
-    pub fn set(&mut self, wanted: &Settings) -> Result<Vec<Difference>, PortError> {
-        self.is_free()?;
+    pub(super) fn serving_mut(&mut self, name: &str) -> Result<&mut Serving, PortError> {
+        self.serving(name)?;
+        let mut all = self.serving.iter_mut();
+        all.find(|serving| serving.running().name() == name).ok_or(PortError::NoSuchPort)
+    }
+
+    /// Changes settings of a port that are `before`; what changes, and when.
+    pub fn set(
+        &mut self,
+        before: &Settings,
+        wanted: &Settings,
+    ) -> Result<Vec<Difference>, PortError> {
         let name = &wanted.name;
-        let post = Arc::clone(self.serving(name)?.post());
-        let entry = self.book.get(name).ok_or(PortError::NoSuchPort)?.clone();
-        let changes = entry.settings.differences(wanted);
+        self.serving(name)?;
+        let entry = self.desired.get(name).ok_or(PortError::NoSuchPort)?.clone();
+        if entry.settings != *before {
+            return Err(PortError::Changed);
+        }
+        let changes = before.differences(wanted);
         if let Some(fixed) = changes.iter().find(|change| change.effect == Effect::Reopen) {
             return Err(PortError::Fixed(fixed.key));
         }
         // Its socket is where it was.
         let entry = Entry { settings: wanted.clone(), ..entry };
-        if let Some(clash) = self.book.clash(&entry) {
+        if let Some(clash) = self.desired.clash(&entry) {
             return Err(clash.into());
         }
-        let before = self.book.clone();
-        self.book.enter(entry);
-        let prepared = self.keeper.prepare(&self.book).map_err(PortError::from);
-        let changed = prepared.and_then(|prepared| {
-            post.change(wanted, &self.context.fdb)?;
-            Ok(prepared)
-        });
-        match changed {
-            Ok(prepared) => {
-                self.keeper.commit(prepared).map_err(PortError::Forgotten)?;
-                Ok(changes)
-            }
-            Err(error) => {
-                self.book = before;
-                Err(error)
-            }
-        }
+        let insert = |desired: &mut Desired| {
+            desired.insert(entry);
+            Ok(())
+        };
+        self.edit(insert, |daemon| daemon.reconcile_port(name))?;
+        Ok(changes)
     }
 
     /// What of a port or TAP waits for its next front-end.
     pub fn pending(&self, name: &str) -> Vec<Difference> {
-        self.serving(name).map(|serving| serving.post().pending()).unwrap_or_default()
+        self.serving(name).map(|serving| serving.running().pending()).unwrap_or_default()
     }
 
     /// A number for a new port of this name.
@@ -381,8 +302,8 @@ impl Daemon {
         }
         self.reclaim();
         if self.ports.present().named(name).is_some() {
-            return Err(match self.leaves(name) {
-                true => PortError::Leaving(name.to_owned()),
+            return Err(match self.is_being_removed(name) {
+                true => PortError::BeingRemoved(name.to_owned()),
                 false => PortError::Exists,
             });
         }

@@ -1,12 +1,13 @@
 //! The configuration is read again while the switch runs, and what differs is done.
 //!
 //! Nothing is done of a configuration with an error in it. Then everything is looked at that can be
-//! before it is tried: what only one may have, and the places of new sockets. What fails after
-//! that is undone, by the same way: the difference back to what was in force. A thread of its own
-//! does it and holds the daemon for one step at a time; nobody else changes the switch meanwhile.
+//! before it is tried: what only one port may have, and the places of new sockets. Under one lock
+//! the configuration becomes what is wanted ([`super::reconcile`]); a thread of its own opens the
+//! new sockets without that lock, and clients may change the switch meanwhile. What fails is undone
+//! the same way: what was wanted before is wanted again.
 //!
-//! With a time to confirm, what was in force before is in force again when it is over, and in the
-//! next process, if this one ends before. That it waits is written down before anything is done.
+//! With a time to confirm, that also happens when it is over, and in the next process, if this one
+//! ends before. That it waits is written down before anything is done.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,12 +15,13 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::book::Book;
-use super::keeper::NotKept;
+use super::desired::Desired;
+use super::diff::{Step, Summary, apply, diff};
 use super::opening::{Opens, Places};
-use super::plan::{Step, Summary, plan, scalars};
-use super::{Daemon, PortError};
-use crate::config::{Config, Entry, Request, Settings, Texts};
+use super::reconcile::{Next, Reconciled};
+use super::state_store::NotSaved;
+use super::{Daemon, PortError, Removal};
+use crate::config::{Config, Entry, Request, Texts};
 use crate::events::{What, reason};
 use crate::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
 
@@ -83,15 +85,15 @@ pub enum Busy {
     Thread(std::io::Error),
     /// It stays, and the next process will not know.
     #[error("confirmed, but it {0}")]
-    NotKept(NotKept),
+    NotSaved(NotSaved),
 }
 
 /// What a reload did.
 struct Applied {
     steps: Vec<Step>,
     texts: Texts,
-    /// What was in force.
-    before: Book,
+    /// What was wanted.
+    before: Desired,
 }
 
 impl Reloader {
@@ -119,12 +121,7 @@ impl Reloader {
         let read = read.map_err(|error| error.lines);
         let (config, texts) = silent.map_or(read, |error| Err(vec![error.to_string()]))?;
         let daemon = self.daemon();
-        let mut steps = scalars(&daemon.started, &config);
-        if let Some(template) = daemon.book().template() {
-            let differences = template.differences(&config.template);
-            steps.extend(differences.into_iter().map(Step::Template));
-        }
-        steps.extend(plan(daemon.book(), &config.ports));
+        let steps = diff(&daemon.desired, &daemon.started, &config);
         Ok((texts, config, steps))
     }
 
@@ -162,8 +159,8 @@ impl Reloader {
         let thread = std::thread::Builder::new().name("reload".to_owned());
         let started = thread.spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err() {
-                let why = "it panicked half way; the log tells more".to_owned();
-                this.daemon().changing = false;
+                let why = "it panicked half way; see the log".to_owned();
+                this.daemon().coming.clear();
                 let mut state = this.state();
                 (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), None);
             }
@@ -198,13 +195,13 @@ impl Reloader {
         self.state().done.clone()
     }
 
-    /// What was reloaded stays. Who is told so may end the process.
+    /// What was reloaded stays. The caller may end the process after the answer.
     pub fn confirm(&self) -> Result<(), Busy> {
         let mut state = self.state();
         let waiting = state.waits.take().ok_or(Busy::Nothing)?;
         let kept = self.daemon().confirm(&waiting.texts);
         self.changed.notify_all();
-        kept.map_err(Busy::NotKept)
+        kept.map_err(Busy::NotSaved)
     }
 
     /// Who asked for the reload that waits to be confirmed, and how long it still does.
@@ -238,7 +235,7 @@ impl Reloader {
             self.daemon().keep_files(texts);
         }
         let waiting = confirm.zip(applied);
-        // Who is told what it came to may ask for the next one at once.
+        // After the answer the caller may request the next one at once.
         {
             let mut state = self.state();
             state.waits = waiting.as_ref().map(|(confirm, (texts, _))| Waiting {
@@ -252,7 +249,7 @@ impl Reloader {
         let Some((Confirm { time, .. }, (_, before))) = waiting else { return };
         if !self.is_confirmed() {
             let errors = self.go_back(&before);
-            self.daemon().keeper.not_confirmed();
+            self.daemon().store.not_confirmed();
             let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
             errors.iter().for_each(|error| log::error!("reload: {error}"));
             events.tell(What::ReloadFailed { why });
@@ -278,112 +275,95 @@ impl Reloader {
     fn apply_files(&self, to_confirm: bool) -> Result<Applied, Vec<String>> {
         let (texts, config, steps) = self.read()?;
         let misplaced = self.opens().misplaced(&steps);
-        let mut before = {
+        // What clients have changed since is part of what is compared.
+        let (steps, before, reconciled) = {
             let mut daemon = self.daemon();
-            let mut wrong = foresee(daemon.book(), &steps);
+            let steps = diff(&daemon.desired, &daemon.started, &config);
+            let mut desired = daemon.desired.clone();
+            let mut wrong = apply(&mut desired, &steps);
             wrong.extend(misplaced);
             if !wrong.is_empty() {
                 return Err(wrong);
             }
+            desired.configure(&config);
+            let mut before = daemon.desired.clone();
+            before.keep_unassigned(&desired);
             if to_confirm {
-                let kept = daemon.keeper.keep_unconfirmed(&texts);
+                let kept = daemon.store.keep_unconfirmed(&texts);
                 kept.map_err(|error| vec![format!("that it is to be confirmed {error}")])?;
+                daemon.store.go_back_to(before.clone());
             }
-            let before = daemon.book().clone();
-            daemon.changing = true;
-            daemon.book.configure(&config);
-            before
+            let reconciled = daemon.want(desired);
+            (steps, before, reconciled)
         };
-        let applied = self.apply(&steps);
-        before.leave_tied(self.daemon().book());
-        if let Err(error) = applied {
-            let mut errors = vec![error];
+        let mut errors = reconciled.errors();
+        if errors.is_empty() {
+            errors = self.settle(reconciled, false);
+        }
+        if !errors.is_empty() {
             errors.extend(self.go_back(&before));
             return Err(errors);
         }
-        let mut daemon = self.daemon();
-        daemon.changing = false;
-        daemon.book.set_template(Some(config.template));
-        if to_confirm {
-            daemon.keeper.go_back_to(before.clone());
-        }
-        if let Err(error) = daemon.keep() {
+        if let Err(error) = self.daemon().keep() {
             log::error!("reload: {error}");
         }
         Ok(Applied { steps, texts, before })
     }
 
-    /// Has in force again what was; what that could not do.
-    fn go_back(&self, before: &Book) -> Vec<String> {
-        let (back, steps) = {
+    /// Goes back to what was wanted; what that could not do.
+    fn go_back(&self, before: &Desired) -> Vec<String> {
+        let reconciled = {
             let mut daemon = self.daemon();
-            daemon.changing = true;
-            let back = before.after_going_back(&daemon.book);
-            let all: Vec<Entry> = back.all_configured().cloned().collect();
-            daemon.book.configure_as(all);
-            daemon.book.set_template(back.template().cloned());
-            let wanted: Vec<Entry> = back.entries().values().cloned().collect();
-            let steps = plan(&daemon.book, &wanted);
-            (back, steps)
+            daemon.store.stay();
+            let back = before.after_going_back(&daemon.desired);
+            daemon.want(back)
         };
-        let mut errors = Vec::new();
-        for step in ordered(&steps) {
-            if let Err(error) = self.apply(std::slice::from_ref(step)) {
-                let comes = matches!(step, Step::Add(_)) || step.detaches();
-                let entry = step.entry().filter(|_| comes);
-                let left_out = entry.is_some_and(|entry| self.daemon().add_without(entry, &error));
-                let what = if left_out { "; it is left out and tried again" } else { "" };
-                errors.push(format!("going back: {error}{what}"));
-            }
-        }
-        let mut daemon = self.daemon();
-        for (mac, name) in back.tied() {
-            if let Err(error) = daemon.tie_again(*mac, name) {
-                errors.push(format!("going back: port {name}: {error}"));
-            }
-        }
-        daemon.changing = false;
-        daemon.keeper.stay();
-        if let Err(error) = daemon.keep() {
+        let mut errors = reconciled.errors();
+        let left_out = self.settle(reconciled, true);
+        errors.extend(left_out.iter().map(|why| format!("{why}; it is left out and tried again")));
+        let mut errors: Vec<_> = errors.iter().map(|why| format!("going back: {why}")).collect();
+        if let Err(error) = self.daemon().keep() {
             errors.push(error.to_string());
         }
         errors
     }
 
-    /// Does all steps: what goes first, so that names, sockets and addresses are free.
-    fn apply(&self, steps: &[Step]) -> Result<(), String> {
-        for step in steps {
-            let mut daemon = self.daemon();
-            match step {
-                Step::Address { mac, .. } => _ = daemon.release(*mac),
-                Step::Remove(entry) => daemon.release_all(&entry.settings.name),
-                _ => {}
+    /// Waits for the ports that were stopped, and makes those that come; what could not be made.
+    /// The first error ends it, unless ports are made `anyway`, without their sockets. After
+    /// [`RELOAD_REMOVE_TIMEOUT`] what still waits for a port to be gone does so by itself.
+    fn settle(&self, Reconciled { stopped, .. }: Reconciled, anyway: bool) -> Vec<String> {
+        let removal = |running| Removal::of(Some(running), RELOAD_REMOVE_TIMEOUT);
+        let mut stopped: Vec<Removal> = stopped.into_iter().map(removal).collect();
+        let end = Instant::now() + RELOAD_REMOVE_TIMEOUT;
+        let mut errors = Vec::new();
+        while errors.is_empty() || anyway {
+            // It is an error that a port takes longer, and it goes on by itself.
+            stopped.retain_mut(|removal| self.daemon().go_on(removal).is_ok_and(|gone| !gone));
+            let next = self.daemon().next_to_create();
+            match next {
+                Next::Create(entries) => {
+                    let failed = entries
+                        .iter()
+                        .filter_map(|entry| Some(named(entry, &self.create(entry, anyway).err()?)));
+                    errors.extend(failed.take(if anyway { entries.len() } else { 1 }));
+                }
+                Next::Done if stopped.is_empty() => break,
+                Next::Wait if Instant::now() >= end => break,
+                Next::Wait | Next::Done => std::thread::sleep(REMOVE_STEP),
             }
         }
-        self.take_away(steps)?;
-        for step in ordered(steps) {
-            let Some(entry) = step.entry() else { continue };
-            let done = match step {
-                Step::Remove(_) | Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => {
-                    Ok(())
-                }
-                Step::Change(_, changes) if changes.is_empty() => self.daemon().give_to(entry),
-                Step::Change(..) if !step.detaches() => self.daemon().change_entry(entry),
-                Step::Add(_) | Step::Change(..) => self.add(entry),
-            };
-            done.map_err(|error| named(entry, &error))?;
-        }
-        Ok(())
+        self.daemon().coming.clear();
+        errors
     }
 
-    /// Adds what a configuration has, and opens its socket without the daemon.
-    fn add(&self, entry: &Entry) -> Result<(), PortError> {
-        if !self.daemon().can_come(entry)? {
-            return Ok(());
-        }
-        // Let go of, where it is not taken, when the daemon is free again.
-        let mut socket = self.opens().open(entry)?;
-        self.daemon().add_entry(entry, &mut socket)
+    /// Makes a port, whose socket is opened without the daemon.
+    fn create(&self, entry: &Entry, anyway: bool) -> Result<(), PortError> {
+        // Dropped, where it is not taken, when the daemon is free again.
+        let (mut socket, failed) = match self.opens().open(entry) {
+            Ok(socket) => (socket, None),
+            Err(error) => (None, Some(error)),
+        };
+        self.daemon().create_next(entry, failed.map_or(Ok(&mut socket), Err), anyway)
     }
 
     fn opens(&self) -> Opens {
@@ -393,7 +373,7 @@ impl Reloader {
     /// Where sockets are: those of ports that there are is known.
     fn places(&self) -> Places {
         let daemon = self.daemon();
-        let all = daemon.book().entries().values().chain(daemon.book().all_configured());
+        let all = daemon.desired().entries().values().chain(daemon.desired().all_configured());
         let known = all
             .filter_map(|Entry { settings, place, .. }| settings.socket.clone().zip(place.clone()));
         Places {
@@ -402,63 +382,8 @@ impl Reloader {
             silent: Cell::new(None),
         }
     }
-
-    /// Takes away what goes for good or for a moment, all at a time.
-    fn take_away(&self, steps: &[Step]) -> Result<(), String> {
-        let mut leaving = Vec::new();
-        for entry in steps.iter().filter(|step| step.detaches()).filter_map(Step::entry) {
-            let removal = self.daemon().leave(&entry.settings.name, RELOAD_REMOVE_TIMEOUT);
-            leaving.push((entry, removal.map_err(|error| named(entry, &error))?));
-        }
-        let mut failed = Ok(());
-        while !leaving.is_empty() {
-            leaving.retain_mut(|(entry, removal)| match self.daemon().go_on(removal) {
-                Ok(done) => !done,
-                // It goes on by itself, and what is to come in its place waits for that.
-                Err(PortError::Leaving(_)) => false,
-                Err(error) => {
-                    failed = Err(named(entry, &error));
-                    false
-                }
-            });
-            if !leaving.is_empty() {
-                std::thread::sleep(REMOVE_STEP);
-            }
-        }
-        failed
-    }
-}
-
-/// First what changes nothing of sockets, then what comes.
-fn ordered(steps: &[Step]) -> impl Iterator<Item = &Step> {
-    let early = |step: &&Step| !matches!(step, Step::Add(_)) && !step.detaches();
-    steps.iter().filter(early).chain(steps.iter().filter(move |step| !early(step)))
 }
 
 fn named(entry: &Entry, error: &PortError) -> String {
     format!("{} {}: {error}", entry.settings.kind, &entry.settings.name)
-}
-
-/// What can be seen to fail before anything is done.
-fn foresee(book: &Book, steps: &[Step]) -> Vec<String> {
-    let mut after = book.clone();
-    let gone = steps.iter().filter(|step| step.detaches()).filter_map(Step::entry);
-    gone.for_each(|entry| drop(after.strike(&entry.settings.name)));
-    for step in steps {
-        match step {
-            Step::Address { mac, .. } => _ = after.untie(*mac),
-            Step::Remove(entry) => after.untie_all(&entry.settings.name),
-            _ => {}
-        }
-    }
-    let mut wrong = Vec::new();
-    for step in steps {
-        let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };
-        if let Some(clash) = after.clash(entry) {
-            let Settings { kind, name, .. } = &entry.settings;
-            wrong.push(format!("{kind} {name}: {clash}"));
-        }
-        after.enter(entry.clone());
-    }
-    wrong
 }

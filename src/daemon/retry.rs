@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::degraded::{Code, Degradation};
 use super::front_end::Acceptor;
 use super::handover::{Handover, Received};
-use super::post::Post;
+use super::running_port::RunningPort;
 use super::serving::Opened;
 use super::{Daemon, PortError, StartError, start_helper, uplink};
 use crate::config::Endpoint;
@@ -118,14 +118,14 @@ impl Retry {
 /// What is tried, and what that takes.
 enum Attempt {
     Service(Code),
-    Socket(Arc<Post>, Endpoint),
-    Interface(Arc<Post>),
+    Socket(Arc<RunningPort>, Endpoint),
+    Interface(Arc<RunningPort>),
 }
 
 impl Daemon {
-    /// What to try now, if something is due. A reload has the switch to itself.
+    /// What to try now, if something is due.
     fn begin_attempt(&mut self) -> Option<Attempt> {
-        if self.is_free().is_err() || self.stopping.load(Ordering::Acquire) {
+        if self.stopping.load(Ordering::Acquire) {
             return None;
         }
         let (code, subject) = self.missing.begin(Instant::now())?;
@@ -135,18 +135,18 @@ impl Daemon {
             self.missing.forget_port(&name);
             return None;
         };
-        let post = Arc::clone(serving.post());
-        let endpoint = self.book.get(&name).and_then(|entry| entry.settings.endpoint());
+        let running = Arc::clone(serving.running());
+        let endpoint = self.desired.get(&name).and_then(|entry| entry.settings.endpoint());
         Some(match endpoint {
-            Some(endpoint) => Attempt::Socket(post, endpoint),
-            None => Attempt::Interface(post),
+            Some(endpoint) => Attempt::Socket(running, endpoint),
+            None => Attempt::Interface(running),
         })
     }
 
-    /// A port of the book is not served, for this reason, and tried again. An inherited descriptor
-    /// is not: by then its number may be another file's.
+    /// A port that is wanted is not served, for this reason, and tried again. An inherited
+    /// descriptor is not: by then its number may be another file's.
     pub(super) fn miss(&mut self, port: &Arc<Port>, why: String) -> Result<(), PortError> {
-        let entry = self.book.get(&port.name);
+        let entry = self.desired.get(&port.name);
         let endpoint = entry.and_then(|entry| entry.settings.endpoint());
         let again = !matches!(endpoint, Some(Endpoint::Fd(_)));
         let missing = Degradation::new(Code::of(port), Some(&port.name), why);
@@ -193,7 +193,7 @@ impl Retrier {
         while !self.stopping.load(Ordering::Acquire) {
             // Or until a port is told to end; too early costs a look.
             std::thread::park_timeout(self.tick());
-            lock(&self.daemon).go_on_leaving();
+            lock(&self.daemon).go_on_removing();
             self.try_all();
             self.tell();
         }
@@ -202,7 +202,9 @@ impl Retrier {
     fn tick(&self) -> Duration {
         let daemon = lock(&self.daemon);
         match daemon.missing.iter().next() {
-            _ if !daemon.leaving.is_empty() || daemon.waits => REMOVE_TICK,
+            _ if !daemon.removing.is_empty() || daemon.not_running().next().is_some() => {
+                REMOVE_TICK
+            }
             Some(_) => RETRY_TICK,
             None => RETRY_IDLE_TICK,
         }
@@ -215,13 +217,13 @@ impl Retrier {
             match attempt {
                 None => return,
                 Some(Attempt::Service(code)) => self.try_service(code),
-                Some(Attempt::Socket(post, endpoint)) => {
-                    let port = post.port();
-                    self.settle(&post, self.open_socket(&port, &endpoint));
+                Some(Attempt::Socket(running, endpoint)) => {
+                    let port = running.port();
+                    self.settle(&running, self.open_socket(&port, &endpoint));
                 }
-                Some(Attempt::Interface(post)) => {
-                    let port = post.port();
-                    self.settle(&post, self.attach(&port));
+                Some(Attempt::Interface(running)) => {
+                    let port = running.port();
+                    self.settle(&running, self.attach(&port));
                 }
             }
         }
@@ -252,8 +254,8 @@ impl Retrier {
     }
 
     /// Puts a port into service with what was opened for it, or lets go of that.
-    fn settle(&self, post: &Arc<Post>, opened: Result<Opened, PortError>) {
-        let port = post.port();
+    fn settle(&self, running: &Arc<RunningPort>, opened: Result<Opened, PortError>) {
+        let port = running.port();
         let code = Code::of(&port);
         let failed = |error: PortError| {
             let why = StartError::of(&port, error).to_string();
@@ -265,7 +267,7 @@ impl Retrier {
         };
         let file = opened.file_that_stays();
         let mut daemon = lock(&self.daemon);
-        if daemon.is_leaving(post) {
+        if daemon.is_leaving(running) {
             drop(daemon);
             drop(opened);
             self.let_go(&port, file);
@@ -273,7 +275,7 @@ impl Retrier {
             // Now it may be removed.
             return lock(&self.daemon).missing.pause(is, Instant::now());
         }
-        match daemon.serve_late(post, opened) {
+        match daemon.serve_late(running, opened) {
             Ok(()) => {
                 daemon.recovered(code, Some(&port.name));
                 if port.as_tap().is_some() {
@@ -296,7 +298,7 @@ impl Retrier {
 
     fn failed(&self, code: Code, port: Option<&str>, why: &str) {
         if lock(&self.daemon).missing.failed(code, port, why, Instant::now()) {
-            log::error!("{why}; it is tried again");
+            log::error!("{why}; it will be tried again");
         }
     }
 

@@ -19,8 +19,8 @@ use crate::port::{Port, PortTable, Ports};
 use crate::stats::{DropReason, Traffic};
 use crate::sys::clock;
 use crate::sys::threads::pause;
+use crate::worker::Helper;
 use crate::worker::Workers;
-use crate::worker::balancer::Helper;
 
 /// The thread's life.
 pub fn run(samples: &Samples, ports: &Ports, workers: &Workers, stopping: &AtomicBool) {

@@ -1,19 +1,23 @@
 //! What serves a port: a thread of its own, with the socket or interface that was opened for it.
 //!
-//! A port for which that cannot be had is there without: it is in the table and in the book, frames
+//! A port for which that cannot be had is there without: it is in the table, frames
 //! for it are dropped, and it may be changed and deleted as any other.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::front_end::{Acceptor, Seat};
-use super::post::Post;
+use super::front_end::{Acceptor, PortThread};
+use super::running_port::RunningPort;
 use super::{Daemon, PortError, start_helper, stream, uplink};
+use crate::config::Entry;
+use crate::frame::MacAddr;
 use crate::limits::SESSION_STACK_BYTES;
 use crate::port::{Endpoint, Port};
+use crate::switch::Fdb;
 use crate::vhost_user::socket::Place;
 
 /// What a port is served with.
@@ -46,7 +50,11 @@ type Thread = (JoinHandle<()>, Stop);
 
 /// What serves one port.
 pub struct Serving {
-    post: Arc<Post>,
+    running: Arc<RunningPort>,
+    /// As it was made or last changed.
+    entry: Entry,
+    /// Its static addresses.
+    pub(super) addresses: BTreeSet<MacAddr>,
     /// None if what it is served with cannot be had.
     thread: Option<Thread>,
     /// Its socket's file, where that stays when the thread ends.
@@ -55,8 +63,33 @@ pub struct Serving {
 
 impl Serving {
     /// The port.
-    pub fn post(&self) -> &Arc<Post> {
-        &self.post
+    pub fn running(&self) -> &Arc<RunningPort> {
+        &self.running
+    }
+
+    /// As it was made or last changed.
+    pub fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    /// Changes what needs no other socket or interface; nothing if that fails.
+    pub(super) fn change(&mut self, entry: &Entry) -> Result<(), PortError> {
+        self.running.change(&entry.settings)?;
+        self.entry = entry.clone();
+        Ok(())
+    }
+
+    /// Gives the port a static address.
+    pub(super) fn assign(&mut self, mac: MacAddr, fdb: &Fdb) -> Result<(), PortError> {
+        fdb.insert_static(mac, self.running.port().id)?;
+        self.addresses.insert(mac);
+        Ok(())
+    }
+
+    /// Takes a static address from the port.
+    pub(super) fn release(&mut self, mac: MacAddr, fdb: &Fdb) {
+        fdb.remove_static(mac, self.running.port().id);
+        self.addresses.remove(&mac);
     }
 
     /// Its socket's file, where that stays when the thread ends.
@@ -66,18 +99,18 @@ impl Serving {
 
     /// Tells its thread to end.
     pub fn stop(&self) {
-        self.post.leave();
+        self.running.leave();
         match &self.thread {
             Some((_, Stop::Session(stop))) => {
                 // Fails only if it is full, and then it is readable.
                 let _ = stop.write(1);
-                if let Some(stream) = self.post.port().as_stream() {
+                if let Some(stream) = self.running.port().as_stream() {
                     stream.wake();
                 }
             }
             Some((thread, Stop::Reattach(stopping))) => {
                 stopping.store(true, Ordering::Release);
-                if let Endpoint::Device(device) = &self.post.port().endpoint {
+                if let Endpoint::Device(device) = &self.running.port().endpoint {
                     device.wake();
                 }
                 thread.thread().unpark();
@@ -103,53 +136,65 @@ impl Serving {
 }
 
 impl Daemon {
-    /// Has a thread serve a port of the book with what was opened for it.
+    /// Has a thread serve a port that is wanted with what was opened for it.
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
-        let (post, file) = (self.post(port)?, opened.file_that_stays());
-        let thread = Some(self.start_thread(&post, opened)?);
-        self.serving.push(Serving { post, thread, file });
+        let mut serving = self.served(port)?;
+        serving.file = opened.file_that_stays();
+        serving.thread = Some(self.start_thread(&serving.running, opened)?);
+        self.serving.push(serving);
         Ok(())
     }
 
-    /// A port of the book for which nothing could be opened.
+    /// A port that is wanted for which nothing could be opened.
     pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
-        let post = self.post(port)?;
+        let serving = self.served(port)?;
         port.left_out.store(true, Ordering::Relaxed);
-        self.serving.push(Serving { post, thread: None, file: None });
+        self.serving.push(serving);
         Ok(())
     }
 
     /// True if a port for which nothing could be opened is gone, or about to go.
-    pub(super) fn is_leaving(&self, post: &Arc<Post>) -> bool {
-        let stays = self.serving.iter().any(|serving| Arc::ptr_eq(&serving.post, post));
+    pub(super) fn is_leaving(&self, running: &Arc<RunningPort>) -> bool {
+        let stays = self.serving.iter().any(|serving| Arc::ptr_eq(&serving.running, running));
         self.stopping.load(Ordering::Acquire) || !stays
     }
 
     /// Has such a port be served after all.
-    pub(super) fn serve_late(&mut self, post: &Arc<Post>, opened: Opened) -> Result<(), PortError> {
+    pub(super) fn serve_late(
+        &mut self,
+        running: &Arc<RunningPort>,
+        opened: Opened,
+    ) -> Result<(), PortError> {
         let file = opened.file_that_stays();
-        let thread = self.start_thread(post, opened)?;
+        let thread = self.start_thread(running, opened)?;
         let mut all = self.serving.iter_mut();
-        let serving = all.find(|serving| Arc::ptr_eq(&serving.post, post));
+        let serving = all.find(|serving| Arc::ptr_eq(&serving.running, running));
         let serving = serving.ok_or(PortError::NoSuchPort)?;
         (serving.thread, serving.file) = (Some(thread), file);
-        post.port().left_out.store(false, Ordering::Relaxed);
+        running.port().left_out.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// A port as the book has it.
-    fn post(&self, port: &Arc<Port>) -> Result<Arc<Post>, PortError> {
-        let entry = self.book.get(&port.name).ok_or(PortError::NoSuchPort)?;
-        let settings = entry.settings.clone();
-        Ok(Arc::new(Post::new(port, settings, &self.ports, &self.events)))
+    /// A port of an entry, and the addresses that it was given with.
+    fn served(&self, port: &Arc<Port>) -> Result<Serving, PortError> {
+        let entry = self.desired.get(&port.name).ok_or(PortError::NoSuchPort)?.clone();
+        let given = entry.settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
+        let is_here = |mac: &MacAddr| self.context.fdb.whose(*mac) == Some((port.id, true));
+        let addresses = given.filter(is_here).collect();
+        let running = RunningPort::new(port, entry.settings.clone(), &self.ports, &self.events);
+        Ok(Serving { running: Arc::new(running), entry, addresses, thread: None, file: None })
     }
 
-    fn start_thread(&mut self, post: &Arc<Post>, opened: Opened) -> Result<Thread, PortError> {
+    fn start_thread(
+        &mut self,
+        running: &Arc<RunningPort>,
+        opened: Opened,
+    ) -> Result<Thread, PortError> {
         match opened {
-            Opened::Interface(created) => self.keep_tap(&post.port(), created),
-            Opened::Socket(acceptor) => match post.port().as_stream() {
-                Some(_) => self.meet_peers(&post.port(), acceptor),
-                None => self.meet_front_ends(post, acceptor),
+            Opened::Interface(created) => self.keep_tap(&running.port(), created),
+            Opened::Socket(acceptor) => match running.port().as_stream() {
+                Some(_) => self.meet_peers(&running.port(), acceptor),
+                None => self.meet_front_ends(running, acceptor),
             },
         }
     }
@@ -157,20 +202,20 @@ impl Daemon {
     /// The thread of a guest's port waits for front-ends.
     fn meet_front_ends(
         &mut self,
-        post: &Arc<Post>,
+        running: &Arc<RunningPort>,
         acceptor: Acceptor,
     ) -> Result<Thread, PortError> {
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let seat = Seat {
-            post: Arc::clone(post),
+        let thread = PortThread {
+            running: Arc::clone(running),
             account: self.ledger.open()?,
             context: self.context.clone(),
             stop: Arc::clone(&stop),
         };
         let thread = std::thread::Builder::new()
-            .name(format!("port-{}", post.port().id))
+            .name(format!("port-{}", running.port().id))
             .stack_size(SESSION_STACK_BYTES)
-            .spawn(move || acceptor.serve(&seat))?;
+            .spawn(move || acceptor.serve(&thread))?;
         Ok((thread, Stop::Session(stop)))
     }
 

@@ -157,7 +157,7 @@ mod tests {
             max_per_port: FDB_MAX_PER_PORT,
             reserved_per_port: 16,
             age_seconds: 300,
-            ports: ports.len(),
+            ports: ports.iter().count(),
             key: [1, 2],
         })
     }

@@ -18,13 +18,17 @@ mod of_switch;
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
+
 use crate::limits::FINDINGS_TOLD;
 use facts::Facts;
 
 /// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Level {
     /// Frames pass, and not as well as they could, or not after the next restart.
+    #[default]
     Warn,
     /// Frames do not pass, or something that was asked for is not there.
     Fail,

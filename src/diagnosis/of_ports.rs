@@ -58,7 +58,7 @@ fn broken(port: &Port) -> Option<Finding> {
         return None;
     }
     let cause = format!("its guest's driver broke a rule on ring {}", rings.join(", "));
-    let command = "restart the guest's driver or the guest; journalctl -u vioswitchd tells why";
+    let command = "restart the guest's driver or the guest; journalctl -u vioswitchd shows why";
     Some(Finding::of(RING_BROKEN, port, cause, command))
 }
 

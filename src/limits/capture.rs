@@ -5,9 +5,8 @@
 /// Captures at a time. Each has memory for every worker, and costs each burst a check.
 pub const MAX_CAPTURES: usize = 4;
 
-/// Bytes of frames that wait in one capture to be collected from one worker; the rest is lost,
-/// with a count. Collected each [`CAPTURE_STEP`]: 4 Gbit/s of whole frames, or 40 of their
-/// headers.
+/// Bytes that wait in one capture and worker; the rest is lost, with a count. Collected each
+/// [`CAPTURE_STEP`]: 4 Gbit/s of whole frames, or 40 of their headers.
 pub const CAPTURE_BATCH_BYTES: usize = 4 << 20;
 
 /// Likewise copies, whose description takes 32 bytes: 6 million a second.
@@ -20,13 +19,12 @@ pub const CAPTURE_STEP: std::time::Duration = std::time::Duration::from_millis(8
 /// thousands of broadcasts meet hundreds of ports.
 pub const CAPTURE_OUTCOMES: usize = 8192;
 
-/// Part of a worker's time, one in so many, for filters and copies of all captures; frames beyond
-/// it are lost to them, with a count. Finding and counting these comes on top: about 40 ns a
-/// frame with four captures of all ports.
+/// Captures' part of a worker's time, one in so many, for filters and copies of all captures;
+/// frames beyond it are lost to them, with a count. Finding and counting these comes on top: about
+/// 40 ns a frame with four captures of all ports.
 pub const CAPTURE_SHARE: u64 = 10;
 
-/// Nanoseconds of a worker that captures may take at once: how long a burst waits for them, but
-/// for the last frame of each.
+/// The most of it at once: how long a burst waits for them, but for the last frame of each.
 pub const CAPTURE_NANOS: u64 = 100_000;
 
 /// Nanoseconds reckoned for an instruction of a filter. On a CPU of 2023 a load took 3.
@@ -35,17 +33,17 @@ pub const CAPTURE_INSTRUCTION_NANOS: u64 = 4;
 /// Likewise for looking at a frame, and for keeping a copy, beside instructions and bytes.
 pub const CAPTURE_STEP_NANOS: u64 = 20;
 
-/// Bytes that are read or kept in a nanosecond.
+/// Bytes read or kept in a nanosecond.
 pub const CAPTURE_BYTES_A_NANO: u64 = 4;
 
-/// Bytes of each frame that are kept by default: all of it.
+/// Bytes kept of each frame by default: all of it.
 pub const CAPTURE_SNAPLEN: usize = super::MAX_FRAME_LEN as usize;
 
 /// Instructions of a filter, each of which runs at most once for a frame: a long expression has
 /// 100, the kernel takes 4096. [`CAPTURE_SHARE`] bounds their cost.
 pub const CAPTURE_FILTER_INSTRUCTIONS: usize = 512;
 
-/// Bytes of a frame that a filter may look at: all headers there are.
+/// Bytes of a frame for a filter: all headers there are.
 pub const CAPTURE_FILTER_BYTES: usize = 512;
 
 /// Bytes of frames in one part of a reply, but for the frame that crosses the line; base64 makes

@@ -10,20 +10,20 @@ pub const CONTROL_MESSAGE_BYTES: usize = 64 << 10;
 /// closed at once, with a count.
 pub const CONTROL_CONNECTIONS: usize = 32;
 
-/// Those among them for root alone, so that an administrator gets in.
+/// Those kept for root, so that an administrator gets in.
 pub const CONTROL_KEPT_FOR_ROOT: usize = 4;
 
-/// Those of the rest for clients that may change the switch: the daemon's user, as whom
-/// `systemctl reload` connects, and the admin group.
+/// Those kept for clients with change rights: the daemon's user, as whom `systemctl reload`
+/// connects, and the admin group.
 pub const CONTROL_KEPT_FOR_ADMINS: usize = 4;
 
-/// How long a message may take from its first byte to its last, as with front-ends.
+/// Time for a whole message, as with front-ends.
 pub const CONTROL_MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Bytes of replies that wait for a client to read them; one with more is closed.
+/// Bytes of unread replies; one with more is closed.
 pub const CONTROL_UNREAD_BYTES: usize = 256 << 10;
 
-/// A reply of many parts goes on as long as fewer bytes of it wait for the client.
+/// The same for the next part of a reply.
 pub const CONTROL_STREAM_BYTES: usize = 64 << 10;
 
 /// Bytes taken from one client at a time: some hundred short messages, of which each turn carries
@@ -33,8 +33,8 @@ pub const CONTROL_READ_BYTES: usize = 16 << 10;
 /// Clients refused between two turns. One that has a place is accepted alone.
 pub const CONTROL_ACCEPTS: usize = 8;
 
-/// Of so many turns one is that of the client first in line, whatever its rank, so that others
-/// have a part of the thread beside root and administrators.
+/// One turn of so many is the first client's, whatever its rank, so that others have a part of the
+/// thread beside root and administrators.
 pub const CONTROL_COMMON_TURN: u64 = 4;
 
 /// Ports in one part of a reply: each has its reasons for drops, 3 KiB at most.
@@ -46,31 +46,31 @@ pub const CONTROL_ADDRESSES_A_REPLY: usize = 256;
 /// Reasons shown why the switch is degraded; there may be one for each port.
 pub const CONTROL_SHOWN_REASONS: usize = 16;
 
-/// Pause between two looks at a port that is being removed, which takes a few milliseconds unless
-/// its front-end holds it up.
+/// Pause between looks at a removal, which takes a few milliseconds unless its front-end holds it
+/// up.
 pub const CONTROL_STEP: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// How long the end of the process waits for the thread, which may be opening an interface.
+/// Time that the end waits for the thread, which may be opening an interface.
 pub const CONTROL_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Pause between two looks at a port that a client waits for.
+/// Pause between looks at an awaited port.
 pub const CONTROL_WAIT_STEP: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// How long a client may wait for a port in one call.
+/// Longest wait for a port in one call.
 pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 
-/// How long the thread waits for a session's answer: microseconds, unless it maps memory or its
-/// guest's memory makes it wait.
+/// Time for a session's answer: microseconds, unless it maps memory or its guest's memory makes it
+/// wait.
 pub const CONTROL_INSPECT_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(250);
 
-/// How long the thread waits for the file system of a port's socket: microseconds, unless it has
-/// a server that does not answer.
+/// Time for the file system of a port's socket: microseconds, unless it has a server that does not
+/// answer.
 pub const CONTROL_LOOK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Threads that look at such files, one for each path. Only those that never end add up.
 pub const CONTROL_LOOKS: usize = 16;
 
-/// Pause between two samples of which rings are in use: a read of a counter for each ring.
+/// Pause between samples of which rings are used: a read of a counter for each ring.
 pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Differences in the answer of a reload; `DiffConfig` lists all.
@@ -80,5 +80,5 @@ pub const CONTROL_SHOWN_CHANGES: usize = 256;
 /// KiB, and a reply of one part does not wait for its reader.
 pub const CONTROL_CHANGES_BYTES: usize = 64 << 10;
 
-/// Seconds for which a reload may wait to be confirmed.
+/// Longest wait of a reload for its confirmation, in seconds.
 pub const CONTROL_CONFIRM_SECONDS: u64 = 24 * 60 * 60;

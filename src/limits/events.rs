@@ -19,12 +19,12 @@ pub const PORT_EVENT_BURST: u32 = 16;
 /// those of others within the hour.
 pub const PORT_EVENT_EVERY: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Events that may come while a client's are being read, which takes microseconds unless the
-/// reader loses its CPU. More are lost, with a count.
+/// Events that may come during a read, which takes microseconds unless the reader loses its CPU.
+/// More are lost, with a count.
 pub const EVENTS_QUEUED: usize = 64;
 
-/// Seconds after which a port's moved addresses are reported again.
+/// Seconds between reports of a port's moved addresses.
 pub const MOVES_TOLD_SECONDS: u32 = 10;
 
-/// Seconds without a drop after which a reason is over, and its next drop a new beginning.
+/// Seconds without a drop that end a reason, and its next drop a new beginning.
 pub const DROPS_QUIET_SECONDS: u32 = 5;

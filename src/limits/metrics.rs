@@ -19,11 +19,11 @@ pub const METRICS_HEAD_BYTES: usize = 8 << 10;
 /// Fields in a request's head.
 pub const METRICS_HEAD_FIELDS: usize = 64;
 
-/// How long a request's head may take to come.
+/// Time for a request's head.
 pub const METRICS_HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long an answer may take to be read: a Prometheus gives up after ten seconds by default.
+/// Time for reading an answer: a Prometheus gives up after ten seconds by default.
 pub const METRICS_READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Scrapers accepted before those that are connected have their turn.
+/// Scrapers accepted between turns.
 pub const METRICS_ACCEPTS: usize = 8;

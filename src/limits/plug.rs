@@ -7,32 +7,30 @@
 /// [`super::MAX_PORTS`] to themselves.
 pub const MAX_PLUG_PORTS: usize = 256;
 
-/// Those whose sockets one user owns, so that another finds room: all QEMUs of libvirt are one
-/// user.
+/// Those of one user, so that another finds room: all QEMUs of libvirt are one user.
 pub const MAX_PLUG_PORTS_A_USER: usize = 128;
 
 /// Ports that come or go at once: all, when the switch starts while VMs run.
 pub const PLUG_BURST: u32 = 256;
 
-/// Pause after which one more may come or go; the rest waits. Each makes another table of ports
-/// for all workers, and a thread.
+/// Pause between them in the long run; the rest waits. Each makes another table of ports for all
+/// workers, and a thread.
 pub const PLUG_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// Files of the directory that are examined, in 4 ms. Those of existing ports come first.
+/// Files that are examined, in 4 ms. Those of existing ports come first.
 pub const MAX_PLUG_FILES: usize = 2048;
 
-/// Least time between two looks at the directory: 4 % of a CPU with [`MAX_PLUG_FILES`].
+/// Least time between looks at the directory: 4 % of a CPU with [`MAX_PLUG_FILES`].
 pub const PLUG_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Time between two looks without an event, at the directory and for a listener: a killed QEMU
-/// leaves its socket's file as it was.
+/// Time between looks without an event, at the directory and for a listener: a killed QEMU leaves
+/// its socket's file as it was.
 pub const PLUG_LOOK: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// How long a port's socket may be without a listener before the port goes: bind(2) makes the
-/// file, listen(2) comes after it.
+/// Time that a port outlives its listener: bind(2) makes the file, listen(2) comes after it.
 pub const PLUG_GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// How long the end of the process waits for the thread, which may be removing a port.
+/// Time that the end waits for the thread, which may be removing a port.
 pub const PLUG_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Refused files reported at once, and the pause after which one more is; the rest is a number in

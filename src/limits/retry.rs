@@ -4,27 +4,28 @@ use std::time::Duration;
 
 // --- What is tried again ------------------------------------------------------------------
 
-/// How long after the start, or a failure, what is missing is tried again; the pause doubles up
-/// to [`RETRY_MAX`]. Most of it comes within seconds, by another unit.
+/// First pause between tries; the pause doubles up to [`RETRY_MAX`]. Most of it comes within
+/// seconds, by another unit.
 pub const RETRY_MIN: Duration = Duration::from_secs(1);
 
-/// The longest pause: what an administrator mends is served while he is still looking. A try of a
+/// The longest one: what an administrator mends is served while he is still looking. A try of a
 /// socket is a few system calls.
 pub const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Pause between two looks for what is due, and for what to report to the service manager, while
+/// Pause between looks for what is due, and for what to report to the service manager, while
 /// something is missing.
 pub const RETRY_TICK: Duration = Duration::from_secs(1);
 
-/// The same while nothing is: only changes that are not kept, or bad files, are news then.
+/// The same while nothing is missing: only changes that are not kept, or bad files, can be new
+/// then.
 pub const RETRY_IDLE_TICK: Duration = Duration::from_secs(5);
 
-/// Pause between two looks at ports whose removal lasts, so that what they had is free soon.
+/// Pause between looks at lasting removals, so that what they had is free soon.
 pub const REMOVE_TICK: Duration = Duration::from_millis(100);
 
-/// How long the end of the process waits for a try under way, which a file system may hold up.
+/// Time that the end waits for a try, which a file system may hold up.
 pub const RETRY_STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long the start waits for the first look at the directory of ports by plug, which its file
-/// system may hold up, before it reports ready.
+/// Time that the start waits for the first look at ports by plug, which its file system may hold
+/// up, before it reports ready.
 pub const PLUG_FIRST_LOOK: Duration = Duration::from_secs(1);

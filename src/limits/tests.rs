@@ -1,5 +1,5 @@
-//! `docs/limits.md` lists each limit with its value and what it bounds: its tables are made from
-//! the source, whose comments have the reasons.
+//! `docs/limits.md` lists each limit with its value and what it bounds, but for numbers that tune
+//! the workers: its tables are made from the source, whose comments have the reasons.
 //!
 //! `UPDATE_DOCS=1 cargo test --lib limits` writes them anew. Each limit needs a doc comment.
 
@@ -9,12 +9,17 @@ use std::path::{Path, PathBuf};
 /// What stands behind this line of the page is made here.
 const MARK: &str = "<!-- made from src/limits.rs: UPDATE_DOCS=1 cargo test --lib limits -->\n";
 
-/// The files of limits, `limits.rs` first, each with the title of what stands before its sections.
+/// The files of limits on the page, `limits.rs` first, each with the title of what stands before
+/// its sections.
 fn files() -> Vec<(String, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut paths: Vec<PathBuf> =
         fs::read_dir(src.join("limits")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs"));
+    let is_listed = |path: &PathBuf| {
+        path.extension().is_some_and(|e| e == "rs")
+            && !["tests.rs", "workers.rs"].iter().any(|name| path.ends_with(name))
+    };
+    paths.retain(is_listed);
     paths.sort();
     paths.insert(0, src.join("limits.rs"));
     let title = |path: &Path| {
@@ -45,10 +50,9 @@ fn tables(title: String, text: &str) -> String {
             let (_, value) = rest.split_once(" = ").unwrap();
             assert!(!doc.is_empty(), "{name} has no doc comment that says why");
             if let Some(title) = title.take() {
-                out += &format!("\n## {title}\n\n| limit | value | what it is |\n");
-                out += "|---|---|---|\n";
+                out += &format!("\n## {title}\n\nlimit | value | what it is\n---|---|---\n");
             }
-            out += &format!("| `{name}` | {} | {} |\n", readable(name, value), plain(what(&doc)));
+            out += &format!("`{name}` | {} | {}\n", readable(name, value), plain(what(&doc)));
         }
         doc.clear();
     }
@@ -59,7 +63,8 @@ fn tables(title: String, text: &str) -> String {
 fn readable(name: &str, value: &str) -> String {
     let mut value = value.trim_end_matches(';').replace(" as u32", "").replace(" as u64", "");
     for (from, unit) in [("from_millis(", "ms"), ("from_micros(", "µs"), ("from_secs(", "s")] {
-        if let Some(count) = value.strip_prefix(&format!("std::time::Duration::{from}")) {
+        let text = value.trim_start_matches("std::time::").trim_start_matches("Duration::");
+        if let Some(count) = text.strip_prefix(from) {
             return format!("{} {unit}", count.trim_end_matches(')'));
         }
     }
@@ -74,9 +79,9 @@ fn readable(name: &str, value: &str) -> String {
     value.char_indices().map(|(at, c)| if c == '_' && between(at) { ',' } else { c }).collect()
 }
 
-/// What a doc comment begins with: what it goes on with is the reason.
+/// What a doc comment begins with, up to a comma: what it goes on with is the reason.
 fn what(doc: &str) -> &str {
-    let ends = [". ", ": ", "; "].into_iter().filter_map(|end| doc.find(end));
+    let ends = [". ", ": ", "; ", ", "].into_iter().filter_map(|end| doc.find(end));
     doc[..ends.min().unwrap_or(doc.len())].trim_end_matches('.')
 }
 
@@ -88,7 +93,7 @@ fn plain(doc: &str) -> String {
 #[test]
 fn the_page_of_limits_says_what_the_source_says() {
     let made: String = files().into_iter().map(|(title, text)| tables(title, &text)).collect();
-    assert!(made.matches("\n| `").count() > 100, "the scan is broken:\n{made}");
+    assert!(made.matches("\n`").count() > 100, "the scan is broken:\n{made}");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/limits.md");
     let page = fs::read_to_string(&path).unwrap();
     let (head, written) = page.split_once(MARK).expect("the mark");
@@ -122,10 +127,10 @@ fn values_are_told_as_a_reader_wants_them() {
 
 #[test]
 fn a_row_says_what_a_limit_is_and_not_why() {
-    for doc in ["Files. One each.", "Files: one each, and more.", "Files; the rest.", "Files."] {
+    for doc in ["Files. One.", "Files: one each.", "Files; the rest.", "Files, so.", "Files."] {
         assert_eq!(what(doc), "Files");
     }
-    assert_eq!(what("Level 1.2 of a.b, and …"), "Level 1.2 of a.b, and …");
+    assert_eq!(what("Level 1.2 of a.b and …"), "Level 1.2 of a.b and …");
 }
 
 #[test]

@@ -74,9 +74,9 @@ pub const BACKPRESSURE_FRAME_BYTES: u64 = 4096;
 /// 1,024). About 10 ns each, and each is looked at once.
 pub const PEEK_FRAMES: usize = 1024;
 
-/// A worker that sleeps tries again after so long what waits for others: frames for a full
+/// A worker that sleeps tries again after so long what waits for another thread: frames for a full
 /// receiver, whose kick may be another worker's, a TAP that the kernel has no memory for, a ring
-/// that was kicked while its lock was taken.
+/// that was kicked while its lock was held.
 pub const RETRY_NANOS: u64 = 1_000_000;
 
 /// A worker stays awake for a signal that is due before the end of the shortest sleep, one tick

@@ -1,17 +1,11 @@
 //! The log's last step: lines wait in a bounded queue for a thread that writes them to standard
-//! error, or to the journal.
+//! error, or to the journal. The process that reads standard error may hang.
 //!
-//! Standard error is a pipe or a socket to another process. If that one hangs, write(2)
-//! waits for ever, and the thread that calls it: a worker that says why a guest's ring is broken
-//! would take every port it serves with it.
-//!
-//! Rules:
-//! - A thread of the data path never waits ([`never_wait`]). Any other waits until its line is
-//!   written, so that the log stays in step with what it tells, but at most [`LOG_TIMEOUT`]; once
-//!   one did so in vain, none waits before the reader has moved.
+//! - A thread of the data path never waits ([`never_wait`]). Any other waits for its line to be
+//!   written, [`LOG_TIMEOUT`] at most; once one waited in vain, none does before the reader moves.
 //! - A line for which there is no room is counted, and the count is written where it would have
 //!   stood. Nothing here allocates more than twice [`LOG_QUEUE_BYTES`].
-//! - No lock is held across a write, and none is taken that is held across one.
+//! - No lock is held across a write, and none is taken that another thread holds across one.
 
 use std::cell::Cell;
 use std::io::{self, Write};

@@ -11,10 +11,9 @@
 //! 3. while delivering, where a receiver turns out to be short: its frames, if they are the end of
 //!    the burst.
 
-use super::guest_of;
 use super::plan::{Plan, Run};
 use crate::frame::{MacAddr, ethernet};
-use crate::port::credit::{Answer, Behind, WaitLimits, Waiting};
+use crate::port::credit::{Answer, Blocked, WaitLimits, Waiting};
 use crate::port::{Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::switch::{Fdb, PortId};
@@ -93,7 +92,7 @@ impl<'a> Backpressure<'a> {
         }
         if granted > 0 {
             // Where others' frames are among them as many as usual are taken: they need not wait.
-            return Ok(if waiting.behind == Behind::Unknown { granted } else { limit });
+            return Ok(if waiting.behind == Blocked::Unknown { granted } else { limit });
         }
         let answer = wait.map(|wait| admission.may_wait(self.from, wait, self.limits));
         drop(receiver);
@@ -155,7 +154,7 @@ impl<'a> Backpressure<'a> {
         }
         // Floods and devices are never short.
         let short = !plan.is_fanned() && plan.runs().iter().all(|run| self.is_short(run));
-        let behind = if short { Behind::Short } else { Behind::Others };
+        let behind = if short { Blocked::Short } else { Blocked::Others };
         let (state, _) = self.ring.as_mut()?;
         let wait = state.wait(self.now, behind, self.limits)?;
         let mut first: Option<(u8, (PortId, u8), bool)> = None;
@@ -204,7 +203,7 @@ impl<'a> Backpressure<'a> {
             return None;
         }
         let (state, _) = self.ring.as_mut()?;
-        let wait = state.wait(self.now, Behind::Unknown, self.limits)?;
+        let wait = state.wait(self.now, Blocked::Unknown, self.limits)?;
         let answer = receiver.side.admission.may_wait(self.from, wait, self.limits);
         self.refused = !answer.is_maybe();
         let again = receiver.vring.running().is_some_and(|ring| ring.has_work());
@@ -216,7 +215,7 @@ impl<'a> Backpressure<'a> {
     #[inline(never)]
     pub fn leave(&mut self, burst: &Burst, run: &Run, offer: Offer) -> bool {
         let Some(&at) = run.left().first() else { return false };
-        let began = self.note(burst, at, (run.port, run.queue), Behind::Unknown);
+        let began = self.note(burst, at, (run.port, run.queue), Blocked::Unknown);
         self.refused = !self.allows(offer.answer);
         if self.refused {
             return false;
@@ -255,20 +254,20 @@ impl<'a> Backpressure<'a> {
     }
 
     /// Looks at what is behind frames that wait, as far as it was not looked at.
-    fn look_behind(&mut self) -> Behind {
+    fn look_behind(&mut self) -> Blocked {
         let Backpressure { ports, fdb, limits, .. } = *self;
-        let Some((state, _)) = &mut self.ring else { return Behind::Others };
+        let Some((state, _)) = &mut self.ring else { return Blocked::Others };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         let (Some(waiting), Some(ring)) = (&mut gate.receiver, &mut vring.ring) else {
-            return Behind::Others;
+            return Blocked::Others;
         };
         let (to, mut last) = (waiting.to, (waiting.to, true));
-        if waiting.behind == Behind::Unknown
+        if waiting.behind == Blocked::Unknown
             && let Some(looked) = ring.all_go(waiting.looked, |next| next == to)
         {
             waiting.looked = looked;
             gate.allowance.refund(limits);
-            return Behind::Unknown;
+            return Blocked::Unknown;
         }
         let short = |next| {
             if next != last.0 {
@@ -279,15 +278,15 @@ impl<'a> Backpressure<'a> {
         waiting.behind = match ring.all_go(waiting.looked, short) {
             Some(looked) => {
                 waiting.looked = looked;
-                Behind::Short
+                Blocked::Short
             }
-            None => Behind::Others,
+            None => Blocked::Others,
         };
         waiting.behind
     }
 
     /// Notes that frame `at` of the burst waits for `to`; true if none waited before.
-    fn note(&mut self, burst: &Burst, at: u8, to: (PortId, u8), behind: Behind) -> bool {
+    fn note(&mut self, burst: &Burst, at: u8, to: (PortId, u8), behind: Blocked) -> bool {
         let Some((state, _)) = &mut self.ring else { return false };
         let base = state.vring.ring.as_ref().map_or(0, SplitRing::base);
         let waiting = Waiting {
@@ -334,7 +333,7 @@ fn receiver_of(ports: &PortTable, waiting: Waiting) -> Option<&Queue<Rx>> {
 
 #[inline(always)]
 fn queue_of(ports: &PortTable, id: PortId, queue: u8) -> Option<&Queue<Rx>> {
-    let (_, guest) = guest_of(ports, id)?;
+    let (_, guest) = ports.guest(id)?;
     guest.rx.get(usize::from(queue))
 }
 

@@ -4,28 +4,43 @@
 //! `Pipeline::forward` tells. This is the one place that knows both the switch and the ports. The
 //! source's lock is held from taking to completing, so nothing is half done when a session finds it
 //! free; the receive locks inside are leaves.
+//!
+//! A worker has one [`BurstContext`] and uses it again for each burst; one in which a panic ended a
+//! burst is thrown away, so that nothing of it can meet the next one, another guest's: a header
+//! that was to be taken back after a write, flow hashes, segments to be charged.
+//!
+//! [`BurstGuard`] is the one place where a burst is counted at its source: by
+//! [`BurstGuard::finish`] when it is complete, and in a panic when the guard is dropped. Then the
+//! source counts the copies that ports have counted, and as lost the frames that have others. Its
+//! lock is still held.
 
 pub mod announce;
 mod capture;
 mod device;
-mod discard;
 mod guest;
 
+use std::iter::repeat_n;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::account::Account;
-use super::at::At;
 use super::backpressure::{self, Backpressure};
-use super::context::{BurstContext, BurstGuard};
-use super::deliver::{Delivery, report_broken};
+use super::deliver::{Delivery, Room, report_broken};
+use super::plan::Plan;
 use super::signals::{Broken, Signals};
-use super::stalls::Stalls;
+use super::stalls::{At, Stalls};
+use crate::capture::outcomes::Outcomes;
+use crate::frame::flow_hash;
 use crate::guard::SignalSlot;
+use crate::limits::BURST_FRAMES;
 use crate::port::credit::WaitLimits;
 use crate::port::device::FrameReader;
+use crate::port::quantum::Account;
+use crate::port::steering::Steering;
 use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
-use crate::stats::{QueueStats, WorkerStats};
-use crate::switch::{Fdb, Ingress, Policy, Rules, SourceMemo};
+use crate::ring::Burst;
+use crate::stats::{DropReason, QueueStats, WorkerStats};
+use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo};
 use crate::sys::clock;
 
 /// Where a burst comes from.
@@ -41,9 +56,6 @@ trait Source<'p>: Sized {
 
     /// Fills the burst; if nothing was taken, what there is to do instead.
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next>;
-
-    /// Something to be done between the decisions about the burst and its delivery.
-    fn before_delivery(&mut self, _on: &mut Pipeline, _context: &mut BurstContext) {}
 
     /// The ring whose frames may wait for their receivers; none if they are dropped instead.
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
@@ -129,7 +141,7 @@ impl Pipeline {
         for Broken { port, session, ring, error } in self.signals.broken() {
             report_broken(&ports[port], session, ring, error);
         }
-        self.signals.end_turn(ports, stats, self.time.cycle);
+        self.signals.flush(ports, stats, self.time.cycle);
     }
 
     /// Works the sources of that worker from here on; `relieves` if its own thread stands still.
@@ -188,7 +200,9 @@ impl Pipeline {
                     self.begin_capture(&mut guard);
                 }
                 self.classify(ports, &mut source, &mut guard);
-                source.before_delivery(self, &mut guard);
+                if self.stalls.is_watching() {
+                    self.stage(&mut source, &mut guard);
+                }
                 let next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
                 if guard.outcomes.are_wanted() {
                     self.capture(ports, source.port().id, &mut guard);
@@ -215,6 +229,20 @@ impl Pipeline {
         context.classify(&policy, port, ingress, source.memo(), self.time.second);
     }
 
+    /// Copies what is to be delivered of a guest's burst to private memory, in the time of its
+    /// sender. A guest has written what it sends, so that its pages are there; one whose pages are
+    /// not sends nothing for many times as long as they took.
+    #[cold]
+    fn stage<'p>(&mut self, source: &mut impl Source<'p>, context: &mut BurstContext) {
+        let port = source.port();
+        let Some((state, _)) = source.ring() else { return };
+        self.stalls.begin_part();
+        context.burst.stage(context.plan.unsettled());
+        if let Some(stall) = self.stalls.end_part(port, state.vring.session) {
+            state.memory.charge(stall.cycles, clock::cycles());
+        }
+    }
+
     /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what
     /// else to do next.
     #[inline(always)]
@@ -229,7 +257,7 @@ impl Pipeline {
         let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
         let mut backpressure = Backpressure::new(ports, fdb, &time.limits, time.cycle, from);
         backpressure.ring = source.ring();
-        // Who is watched is asked nothing beside being delivered to.
+        // A receiver that is watched is not asked before it is delivered to.
         if !stalls.is_watching()
             && let Some(at) = backpressure.begin(&context.burst, &mut context.plan, |receiver| {
                 signals.slot().also_at(receiver.into());
@@ -262,6 +290,154 @@ impl Pipeline {
         };
         context.give_back(at);
         next
+    }
+}
+
+/// One burst and all that is known of it.
+#[derive(Default)]
+pub struct BurstContext {
+    /// Its frames.
+    pub burst: Burst,
+    /// What hashing their flows gave.
+    pub flows: FlowHashes,
+    /// Decisions about its destinations.
+    pub memo: BurstMemo,
+    /// Where its frames go.
+    pub plan: Plan,
+    /// Bytes of the frames that were classified.
+    pub bytes: u64,
+    /// Until when it may wait for rings that another worker holds, once it does.
+    pub wait_until: Option<Instant>,
+    /// What became of its copies, if it is captured.
+    pub outcomes: Outcomes,
+    /// Room for delivering.
+    pub room: Room,
+    /// Room for the beginning of a frame that is captured.
+    pub beginning: Vec<u8>,
+}
+
+/// Flow hashes of a burst's frames, where its source needed them.
+pub struct FlowHashes {
+    hashes: [u32; BURST_FRAMES],
+    known: bool,
+}
+
+impl Default for FlowHashes {
+    fn default() -> FlowHashes {
+        FlowHashes { hashes: [0; BURST_FRAMES], known: false }
+    }
+}
+
+impl FlowHashes {
+    /// Records that a guest sends the flows of a burst on pair `queue`. The hashes are kept for the
+    /// receivers' sake.
+    #[inline(never)]
+    pub fn note(&mut self, burst: &Burst, flows: &Steering, queue: usize) {
+        let mut last = None;
+        for (frame, place) in burst.frames().iter().zip(&mut self.hashes) {
+            *place = flow_hash(&frame.snapshot);
+            if last.replace(*place) != Some(*place) {
+                flows.note(*place, queue);
+            }
+        }
+        self.known = true;
+    }
+
+    /// The hashes, if they are known; for the burst that is being classified.
+    #[inline(always)]
+    pub fn take(&mut self) -> Option<&[u32; BURST_FRAMES]> {
+        std::mem::take(&mut self.known).then_some(&self.hashes)
+    }
+}
+
+impl BurstContext {
+    /// Gives frame `at` and what is behind it back to the source.
+    pub fn give_back(&mut self, at: u8) {
+        self.plan.truncate(at);
+        self.burst.cut(usize::from(at));
+        self.bytes = bytes_of(&self.burst);
+    }
+}
+
+/// Counts a burst, whatever becomes of it.
+pub struct BurstGuard<'a> {
+    context: &'a mut BurstContext,
+    from: &'a QueueStats,
+}
+
+impl<'a> BurstGuard<'a> {
+    /// For the burst that `context` is used for from here on. Its counters at its source are
+    /// `from`, and the caller is their only writer.
+    #[inline(always)]
+    pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
+        (context.bytes, context.wait_until) = (0, None);
+        BurstGuard { context, from }
+    }
+
+    /// Nothing was taken, so nothing is counted.
+    #[inline(always)]
+    pub fn nothing(self) {
+        std::mem::forget(self);
+    }
+
+    /// Counts the burst, which is complete, or waits as a whole.
+    #[inline(always)]
+    pub fn finish(mut self) {
+        let BurstContext { plan, bytes, .. } = &*self.context;
+        self.count(*bytes, plan.copies(), 0);
+        self.context.plan.clear();
+        std::mem::forget(self);
+    }
+
+    /// Counts a burst that a panic ended.
+    #[cold]
+    fn count_lost(&mut self) {
+        let BurstContext { burst, plan, .. } = &*self.context;
+        let (frames, copies) = plan.settled();
+        let lost = burst.frames().len().saturating_sub(frames);
+        self.count(bytes_of(burst), copies, lost);
+    }
+
+    /// Counts the frames, `lost` of which have copies that nothing has counted; `copies` were.
+    #[inline(always)]
+    fn count(&mut self, bytes: u64, copies: usize, lost: usize) {
+        let (BurstContext { burst, plan, .. }, from) = (&*self.context, self.from);
+        let planned = plan.drops().map(|(_, reason)| reason);
+        let lost = repeat_n(DropReason::Panicked, lost);
+        for reason in burst.rejected().chain(planned).chain(lost) {
+            from.drops.add(reason, 1);
+        }
+        from.frames.add(burst.taken() as u64);
+        from.bytes.add(bytes);
+        from.copies.add(copies as u64);
+    }
+}
+
+/// Bytes of a burst's frames.
+pub fn bytes_of(burst: &Burst) -> u64 {
+    burst.frames().iter().map(|frame| u64::from(frame.len)).sum()
+}
+
+impl Deref for BurstGuard<'_> {
+    type Target = BurstContext;
+
+    #[inline(always)]
+    fn deref(&self) -> &BurstContext {
+        self.context
+    }
+}
+
+impl DerefMut for BurstGuard<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut BurstContext {
+        self.context
+    }
+}
+
+/// Dropped only by a panic; see [`BurstGuard::finish`].
+impl Drop for BurstGuard<'_> {
+    fn drop(&mut self) {
+        self.count_lost();
     }
 }
 

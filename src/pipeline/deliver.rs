@@ -17,12 +17,11 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use super::at::At;
 use super::backpressure::{Backpressure, Offer};
-use super::fit::{keep_fitting, longest};
+use super::classify::{keep_fitting, longest};
 use super::plan::{Fan, Plan, Run};
 use super::signals::Signals;
-use super::stalls::Stalls;
+use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
 use crate::frame::flow_hash;
@@ -198,7 +197,7 @@ impl Delivery<'_> {
         self.stats.lock_parks.add(1);
         self.signals.slot().at(At::NOTHING.0);
         // Guests that were promised a signal at the end of this turn shall not wait for that.
-        self.signals.flush(self.backpressure.ports, self.stats);
+        self.signals.flush(self.backpressure.ports, self.stats, self.backpressure.now);
         let most = Duration::from_nanos(LOCK_WAIT_NANOS);
         let end = *self.wait_until.get_or_insert_with(|| Instant::now() + most);
         while Instant::now() < end {
@@ -465,7 +464,7 @@ fn pause(queue: &Queue<Rx>, session: u64, slow: u64) {
     queue.charge(Some(session), slow, clock::cycles());
 }
 
-/// Says once that a ring, which conversation `session` had started, was found broken.
+/// Says once that a ring, which session `session` had started, was found broken.
 pub fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
     if error == RingError::Truncated
         && let Some(guest) = port.as_guest()

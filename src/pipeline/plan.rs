@@ -1,13 +1,9 @@
 //! A burst sorted by destination, as lists of frame indices: runs for one receive queue, floods for
 //! many ports, and drops.
 
-mod fan;
-
-use crate::limits::BURST_FRAMES;
+use crate::limits::{BURST_FRAMES, MAX_PORTS};
 use crate::stats::DropReason;
 use crate::switch::PortId;
-
-pub use fan::Fan;
 
 /// Frames of one burst for one ring of one port, in order.
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +91,55 @@ impl Run {
     /// Takes the frames from index `end` on out.
     fn truncate(&mut self, end: u8) {
         self.len = self.frames[..usize::from(self.len)].partition_point(|&frame| frame < end) as u8;
+    }
+}
+
+/// Frames of one burst that go to the same ports, a copy to each.
+#[derive(Debug)]
+pub struct Fan {
+    /// What ports these are, as a number.
+    key: u32,
+    frames: [u8; BURST_FRAMES],
+    count: usize,
+    targets: Vec<PortId>,
+}
+
+impl Default for Fan {
+    fn default() -> Fan {
+        let targets = Vec::with_capacity(MAX_PORTS);
+        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, targets }
+    }
+}
+
+impl Fan {
+    /// Empties the fan, and has `find` find the ports of `key`.
+    fn restart(&mut self, key: u32, find: impl FnOnce(&mut Vec<PortId>)) {
+        (self.key, self.count) = (key, 0);
+        self.targets.clear();
+        find(&mut self.targets);
+    }
+
+    /// Appends a frame.
+    #[inline]
+    pub fn push(&mut self, index: u8) {
+        self.frames[self.count] = index;
+        self.count += 1;
+    }
+
+    /// The frames, in order.
+    #[inline(always)]
+    pub fn frames(&self) -> &[u8] {
+        &self.frames[..self.count]
+    }
+
+    /// The ports they go to.
+    pub fn targets(&self) -> &[PortId] {
+        &self.targets
+    }
+
+    /// Takes the frames from index `end` on out.
+    pub fn truncate(&mut self, end: u8) {
+        self.count = self.frames().partition_point(|&frame| frame < end);
     }
 }
 

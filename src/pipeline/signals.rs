@@ -1,9 +1,9 @@
 //! The signals a worker owes to guests.
 //!
-//! Noted while rings are locked, sent at the end of the turn, once per ring: a write that wakes
-//! somebody costs about 9 µs, and nothing that may sleep happens under a lock. Those of transmit
-//! rings may be held back for a while (`port::moderation`), and those of a port to which they are
-//! expensive (`guard::signal_cost`).
+//! Noted while rings are locked, sent at the end of the turn, once per ring: a write that wakes a
+//! thread costs about 9 µs, and nothing that may sleep happens under a lock. Some are owed for
+//! later: those of transmit rings that are coalesced (`port::moderation`), and those of a port to
+//! which they are expensive (`guard::signal_cost`).
 
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ use crate::events::{What, reason};
 use crate::guard::{SignalResult, SignalSlot, Took};
 use crate::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
 use crate::port::moderation::{Completed, Notify};
-use crate::port::{Eviction, Port, PortTable, TxState, Vring};
+use crate::port::{Eviction, Port, PortTable, Tx, TxState, Vring};
 use crate::ring::{CallFd, RingError};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::PortId;
@@ -22,21 +22,43 @@ use crate::sys::clock;
 pub struct Signals {
     worker: usize,
     turn: u64,
-    pending: Vec<(PortId, Arc<CallFd>)>,
-    /// Signals of transmit rings that wait for one of their guest's receive rings.
-    coalesced: Vec<Coalesced>,
-    /// Signals to ports whose last ones were slow or expensive, one of each descriptor.
-    paced: Vec<(PortId, Weak<CallFd>)>,
-    /// How long at most, in cycles.
-    longest_coalesced: u64,
+    /// Those of this turn, with the cycles that sending each took.
+    pending: Vec<(PortId, Arc<CallFd>, u64)>,
+    /// Those for later.
+    owed: Vec<Owed>,
+    /// How long a signal is coalesced at most, in cycles.
+    longest: u64,
     /// Signals not wanted in this turn.
     suppressed: u64,
-    /// Rings that broke and were not told of.
+    /// Rings that broke and were not reported.
     broken: Vec<Broken>,
     slot: SignalSlot,
     senders: Senders,
-    /// Cycles that the signals of each port took in this turn, if all together took long.
-    spent: Vec<(PortId, u64)>,
+}
+
+/// A signal for later. A descriptor that is replaced or closed meanwhile is not signalled any more:
+/// its session signals the next one.
+struct Owed {
+    port: PortId,
+    call: Weak<CallFd>,
+    /// The cycle from which on it is sent.
+    due: u64,
+    /// Of a transmit ring that is coalesced: it is sent with the next signal of the guest's receive
+    /// rings, which had so many when it was noted.
+    with_rx: Option<u32>,
+}
+
+impl Owed {
+    /// True if it signals this descriptor.
+    fn is_for(&self, call: &Arc<CallFd>) -> bool {
+        std::ptr::eq(self.call.as_ptr(), Arc::as_ptr(call))
+    }
+
+    /// True if it is to be sent at cycle `now`.
+    fn is_due(&self, ports: &PortTable, now: u64) -> bool {
+        let received = || ports.guest(self.port).map(|(_, guest)| guest.received());
+        now >= self.due || self.with_rx.is_some_and(|before| received() != Some(before))
+    }
 }
 
 /// Who may owe a signal, as far as is known.
@@ -83,16 +105,6 @@ pub struct Broken {
     pub error: RingError,
 }
 
-/// A transmit ring whose signal is coalesced.
-struct Coalesced {
-    port: PortId,
-    queue: usize,
-    /// The cycle from which on.
-    since: u64,
-    /// Signals of the guest's receive rings then.
-    received: u32,
-}
-
 impl Signals {
     /// For worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, slot: SignalSlot) -> Signals {
@@ -100,14 +112,12 @@ impl Signals {
             worker,
             turn: 0,
             pending: Vec::new(),
-            coalesced: Vec::new(),
-            paced: Vec::new(),
-            longest_coalesced: clock::cycles_in(TX_COALESCED_NANOS),
+            owed: Vec::new(),
+            longest: clock::cycles_in(TX_COALESCED_NANOS),
             suppressed: 0,
             broken: Vec::new(),
             slot,
             senders: Senders::default(),
-            spent: Vec::new(),
         }
     }
 
@@ -119,7 +129,7 @@ impl Signals {
                 let stamp = (self.worker + 1, self.turn);
                 if vring.signalled != stamp {
                     vring.signalled = stamp;
-                    self.pending.push((id, Arc::clone(call)));
+                    self.pending.push((id, Arc::clone(call), 0));
                     stats.signals.add(1);
                 }
             }
@@ -140,7 +150,7 @@ impl Signals {
         stats: &QueueStats,
         owing: Owing,
     ) {
-        let held_back = state.side.moderation.release(false);
+        let held_back = state.side.moderation.release();
         self.take_over(id, &mut state.vring, stats, if held_back { Owing::Anyone } else { owing });
     }
 
@@ -164,106 +174,81 @@ impl Signals {
         self.senders.now |= 1 << (id % 64);
     }
 
-    /// Notes what a completed burst of a transmit ring calls for, at cycle `now`.
+    /// Notes what a completed burst of a transmit ring calls for.
     #[inline(always)]
     pub fn note_sent(
         &mut self,
-        (id, queue): (PortId, usize),
+        id: PortId,
         burst: Completed,
         state: &mut TxState,
         stats: &QueueStats,
-        now: u64,
     ) {
         self.note_sender(id);
-        match state.side.moderation.completed(burst) {
-            Notify::Nothing => self.note(id, false, &mut state.vring, stats),
-            Notify::Now => self.note(id, true, &mut state.vring, stats),
+        let TxState { vring, side: Tx { moderation, .. }, .. } = state;
+        let forward = moderation.is_over(&burst) && self.bring_forward(vring);
+        match moderation.completed(&burst) {
+            Notify::Nothing => self.note(id, false, vring, stats),
+            // One is sent at the end of this turn, which is about this burst too.
+            _ if forward => {}
+            Notify::Now if self.bring_forward(vring) => {}
+            Notify::Now => self.note(id, true, vring, stats),
             Notify::Later => {
-                let one = Coalesced { port: id, queue, since: now, received: burst.received };
                 // Woken in this turn anyhow: now is as good.
-                let woken = self.pending.iter().any(|(port, _)| *port == id);
-                if woken || state.vring.call.is_none() {
-                    state.side.moderation.release(false);
-                    self.note(id, true, &mut state.vring, stats);
-                } else {
-                    self.coalesced.push(one);
+                let woken = self.pending.iter().any(|(port, ..)| *port == id);
+                match &vring.call {
+                    Some(call) if !woken => {
+                        let due = moderation.hold(&burst, self.longest);
+                        let (call, with_rx) = (Arc::downgrade(call), Some(burst.received));
+                        self.owed.push(Owed { port: id, call, due, with_rx });
+                        stats.signals.add(1);
+                    }
+                    _ => {
+                        moderation.release();
+                        self.note(id, true, vring, stats);
+                    }
                 }
             }
         }
     }
 
-    /// True while signals are held back.
+    /// Has the coalesced signal of a ring sent at the end of this turn; false if there is none.
     #[inline(always)]
-    fn is_holding_back(&self) -> bool {
-        !self.coalesced.is_empty() || !self.paced.is_empty()
+    fn bring_forward(&mut self, vring: &mut Vring) -> bool {
+        !self.owed.is_empty() && self.find_and_bring_forward(vring)
+    }
+
+    fn find_and_bring_forward(&mut self, vring: &mut Vring) -> bool {
+        let Some(call) = &vring.call else { return false };
+        let mut coalesced = self.owed.iter_mut().filter(|owed| owed.with_rx.is_some());
+        let Some(owed) = coalesced.find(|owed| owed.is_for(call)) else { return false };
+        owed.due = 0;
+        vring.signalled = (self.worker + 1, self.turn);
+        true
     }
 
     /// True while a paced signal is due before the end of the shortest sleep there is, from cycle
     /// `now` on: the worker stays awake for it.
     #[inline(always)]
     pub fn due_soon(&self, now: u64) -> bool {
-        !self.paced.is_empty() && self.any_due_soon(now)
+        let soon = || now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
+        self.owed.iter().any(|owed| owed.with_rx.is_none() && owed.due < soon())
     }
 
-    #[cold]
-    fn any_due_soon(&self, now: u64) -> bool {
-        self.paced_left(now).is_some_and(|left| left < clock::cycles_in(SHORTEST_SLEEP_NANOS))
-    }
-
-    /// Cycles from cycle `now` on until the first paced signal is due.
-    fn paced_left(&self, now: u64) -> Option<u64> {
-        let calls = self.paced.iter().filter_map(|(_, call)| call.upgrade());
-        calls.map(|call| call.wait_left(now)).min()
-    }
-
-    /// The cycle at which the first signal that is held back is due; none if there is none.
-    pub fn due(&self, now: u64) -> Option<u64> {
-        let longest = self.longest_coalesced;
-        let coalesced = self.coalesced.iter().map(|one| one.since.saturating_add(longest)).min();
-        let paced = self.paced_left(now).map(|left| now.saturating_add(left));
-        coalesced.into_iter().chain(paced).min()
-    }
-
-    /// Lets go of coalesced signals whose guest is woken now, or that have waited long enough.
-    #[inline(never)]
-    fn release(&mut self, ports: &PortTable, now: u64) {
-        let mut at = 0;
-        while let Some(one) = self.coalesced.get(at) {
-            let late = clock::since(one.since, now) >= self.longest_coalesced;
-            let (id, index, received) = (one.port, one.queue, one.received);
-            let guest = ports.get(id).and_then(Port::as_guest);
-            let Some((guest, queue)) = guest.and_then(|guest| Some((guest, guest.tx.get(index)?)))
-            else {
-                self.coalesced.swap_remove(at);
-                continue;
-            };
-            if !late && guest.received() == received {
-                at += 1;
-                continue;
-            }
-            // Locked by a session, or by the worker that serves the ring now: next time.
-            let Some(mut state) = queue.lock_for_burst() else {
-                at += 1;
-                continue;
-            };
-            self.coalesced.swap_remove(at);
-            if state.side.moderation.release(late) {
-                self.note(id, true, &mut state.vring, &queue.stats);
-            }
-        }
+    /// The cycle at which the first signal for later is due; none if there is none.
+    pub fn due(&self) -> Option<u64> {
+        self.owed.iter().map(|owed| owed.due).min()
     }
 
     /// Forgets what is owed to ports that `stays` says no to: their rings have stopped.
     #[cold]
     pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
-        self.pending.retain(|(id, _)| stays(*id));
-        self.coalesced.retain(|one| stays(one.port));
-        self.paced.retain(|(id, _)| stays(*id));
+        self.pending.retain(|(id, ..)| stays(*id));
+        self.owed.retain(|one| stays(one.port));
         self.broken.retain(|one| stays(one.port));
     }
 
     /// Takes a ring, number `ring` of port `id`, out of service, which its driver broke. That is
-    /// told at the end of the turn, with no ring locked.
+    /// reported at the end of the turn, with no ring locked.
     #[cold]
     pub fn note_broken(
         &mut self,
@@ -284,33 +269,26 @@ impl Signals {
 
     /// Reports a broken ring to the front-end.
     pub fn note_error(&mut self, id: PortId, vring: &Vring) {
-        self.pending.extend(vring.err.clone().map(|err| (id, err)));
+        self.pending.extend(vring.err.clone().map(|err| (id, err, 0)));
     }
 
-    /// Ends a turn at cycle `now`: sends what is owed and not held back any longer.
+    /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs. Ends the
+    /// turn of cycle `now`, by which the rings judge as well what is sent by now.
     #[inline]
-    pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
-        if self.is_holding_back() {
-            self.release(ports, now);
+    pub fn flush(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
+        if !self.owed.is_empty() {
+            self.take_due(ports, now);
         }
-        self.flush(ports, stats);
-    }
-
-    /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs.
-    pub fn flush(&mut self, ports: &PortTable, stats: &WorkerStats) {
-        if !self.paced.is_empty() {
-            self.resume();
-        }
-        self.spent.clear();
         let mut cycles = 0;
         for at in 0..self.pending.len() {
-            let (id, call) = &self.pending[at];
+            let (id, call, spent) = &mut self.pending[at];
             if call.waits() {
-                defer(&mut self.paced, *id, call);
+                pace(&mut self.owed, *id, call);
                 continue;
             }
             let sent = self.slot.signal(call);
             let took = self.slot.took();
+            *spent = took.cycles;
             cycles += took.cycles;
             let harm = match sent {
                 SignalResult::Sent | SignalResult::ManyWaiters => {
@@ -344,43 +322,37 @@ impl Signals {
     /// turn took long, and the port's together did, its next ones are.
     #[cold]
     fn charge(&mut self, at: usize, took: Took) {
-        let (id, call) = &self.pending[at];
+        let (id, call, _) = &self.pending[at];
         let now = clock::cycles();
         if let Some(micros) = took.micros {
             call.cost().charge(micros, self.senders.others(*id, now), now);
         }
-        let spent = match self.spent.iter_mut().find(|(port, _)| port == id) {
-            Some((_, spent)) => spent,
-            None => {
-                self.spent.push((*id, 0));
-                let last = self.spent.len() - 1;
-                &mut self.spent[last].1
-            }
-        };
-        *spent += took.cycles;
-        if *spent > self.slot.long() {
+        let sent = self.pending[..=at].iter().filter(|(port, ..)| port == id);
+        if sent.map(|(.., spent)| spent).sum::<u64>() > self.slot.long() {
             call.cost().watch(now);
         }
     }
 
-    /// Adds the signals that have waited long enough to those of this turn. Those beyond suspicion
-    /// come first, as nobody shall wait for the others; of these the most suspicious one, which is
-    /// the only one of its port if it is slow again, and may be the last. Of one port the one that
-    /// has waited longest comes first.
-    #[cold]
-    fn resume(&mut self) {
+    /// Adds the signals that are due to those of this turn. Ports that nothing is held against come
+    /// first, as they shall not wait for the others; of these the most suspicious one, which is the
+    /// only one of its port if it is slow again, and may be the last. Of one port the one that has
+    /// waited longest comes first.
+    #[inline(never)]
+    fn take_due(&mut self, ports: &PortTable, now: u64) {
         let pending = &mut self.pending;
-        self.paced.retain(|(id, call)| match call.upgrade() {
-            Some(call) if call.waits() => true,
-            Some(call) => {
-                if !pending.iter().any(|(_, other)| Arc::ptr_eq(other, &call)) {
-                    pending.push((*id, call));
-                }
-                false
+        let mut paced = false;
+        self.owed.retain(|owed| {
+            let Some(call) = owed.call.upgrade() else { return false };
+            let due = owed.is_due(ports, now);
+            if due && !pending.iter().any(|(_, other, _)| Arc::ptr_eq(other, &call)) {
+                pending.push((owed.port, call, 0));
+                paced |= owed.with_rx.is_none();
             }
-            None => false,
+            !due
         });
-        self.pending.sort_by_cached_key(|(_, call)| call.suspicion().map(Reverse));
+        if paced {
+            pending.sort_by_cached_key(|(_, call, _)| call.suspicion().map(Reverse));
+        }
     }
 
     /// The slot, for the worker's sleep.
@@ -389,16 +361,17 @@ impl Signals {
     }
 }
 
-/// Keeps a signal for later. A descriptor that is replaced or closed meanwhile is signalled no
-/// more: its session signals the next one.
+/// Keeps a signal for when its port may be signalled again.
 #[cold]
-fn defer(paced: &mut Vec<(PortId, Weak<CallFd>)>, id: PortId, call: &Arc<CallFd>) {
-    if !paced.iter().any(|(_, other)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(call))) {
-        paced.push((id, Arc::downgrade(call)));
+fn pace(owed: &mut Vec<Owed>, port: PortId, call: &Arc<CallFd>) {
+    if !owed.iter().any(|owed| owed.with_rx.is_none() && owed.is_for(call)) {
+        let now = clock::cycles();
+        let due = now.saturating_add(call.wait_left(now));
+        owed.push(Owed { port, call: Arc::downgrade(call), due, with_rx: None });
     }
 }
 
-/// Ends the conversation of a front-end that holds up others.
+/// Ends the session of a front-end that holds up others.
 pub fn evict(port: &Port, session: u64, why: &str) {
     let guest = port.as_guest();
     if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) {

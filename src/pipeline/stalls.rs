@@ -1,9 +1,9 @@
 //! Whose memory made a worker wait.
 //!
-//! A front-end can take away pages of the memory that it shares. Whoever then reads or writes there
-//! waits for the kernel: until a huge page is cleared (0.1 to 0.9 ms), or as long as a hole is
-//! being punched around it (*measured*: 90 ms for 0.5 GiB, 0.9 s for 6 GiB). The kernel offers no
-//! access that does not wait. A burst reads its sender's memory and writes to that of its
+//! A front-end can take away pages of the memory that it shares. A thread that then reads or writes
+//! there waits for the kernel: until a huge page is cleared (0.1 to 0.9 ms), or as long as a hole
+//! is being punched around it (*measured*: 90 ms for 0.5 GiB, 0.9 s for 6 GiB). The kernel offers
+//! no access that does not wait. A burst reads its sender's memory and writes to that of its
 //! receivers, often in one copy, so that a slow burst does not tell whose page was missing.
 //!
 //! So a turn that took far too long, as page faults explain, makes the worker *watch* for a while,
@@ -13,23 +13,58 @@
 //! * a run is delivered in its receiver's time,
 //! * everything else that touches guest memory, kicks and looks at idle rings, is timed alone.
 //!
-//! A ring whose memory was slow gets or sends nothing for many times as long (`port::gate::Pause`).
-//! Whose memory *blocked* a worker repeatedly, which is the time in which it neither ran nor wanted
-//! a CPU nor waited for a disk, endangers the others: its front-end is dropped and its port stays
-//! closed for a while.
+//! A ring whose memory was slow gets or sends nothing for many times as long
+//! (`port::queue::Pause`). A front-end whose memory *blocked* a worker repeatedly, which is the
+//! time in which that neither ran nor wanted a CPU nor waited for a disk, endangers the others: it
+//! is dropped and its port stays closed for a while.
 //!
-//! Who is not watched pays one comparison a turn and a few a burst.
+//! A port that is not watched pays one comparison a turn and a few a burst.
+//!
+//! Each worker also says whose memory it is at ([`At`]), one store a burst and one a run, so that
+//! another thread knows which ports to keep away from while that worker waits there. What completes
+//! a burst counts as its last receiver's, too.
 
 use std::time::Duration;
 
 use super::signals::evict;
+use crate::guard::NOWHERE;
 use crate::limits::{
     HARMFUL_STALL_NANOS, HARMFUL_STALLS, MAX_SUSPECTS, SLOW_TURN_NANOS, TOUCH_NANOS, WATCH_NANOS,
     WATCH_PARTS,
 };
 use crate::port::Port;
+use crate::switch::PortId;
 use crate::sys::clock;
 use crate::sys::usage::Usage;
+
+/// The ports whose memory a worker is at: that of a burst's sender, that of a receiver, or both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct At(pub [u32; 2]);
+
+impl At {
+    /// At no guest's.
+    pub const NOTHING: At = At([NOWHERE; 2]);
+
+    /// At that of the guest that sends, or whose ring is looked at. A port without memory may be
+    /// named too.
+    #[inline(always)]
+    pub fn sender(id: PortId) -> At {
+        At([id.into(), NOWHERE])
+    }
+
+    /// And at that of a guest that receives.
+    #[inline(always)]
+    pub fn and(self, receiver: PortId) -> At {
+        At([self.0[0], receiver.into()])
+    }
+
+    /// The ports, each once.
+    pub fn ports(self) -> impl Iterator<Item = PortId> {
+        let [sender, receiver] = self.0;
+        let receiver = if receiver == sender { NOWHERE } else { receiver };
+        [sender, receiver].into_iter().filter_map(|port| port.try_into().ok())
+    }
+}
 
 /// How long one guest's memory made the worker wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +159,7 @@ impl Stalls {
         }
     }
 
-    /// What the last slow turn waited for, but for what was held against somebody in it; once.
+    /// What the last slow turn waited for, but for what was charged to a port in it; once.
     pub fn last_turn(&mut self) -> Option<Stall> {
         self.last.take().filter(|stall| stall.cycles > self.slow_turn)
     }
@@ -319,5 +354,15 @@ mod tests {
         assert!(stalls.is_watching());
         stalls.begin_turn(after(now, 201 * MS));
         assert!(!stalls.is_watching());
+    }
+
+    #[test]
+    fn ports_are_named_once() {
+        let named = |at: At| at.ports().collect::<Vec<_>>();
+        assert!(named(At::NOTHING).is_empty());
+        assert_eq!(named(At::sender(0)), [0]);
+        assert_eq!(named(At::NOTHING.and(PortId::MAX)), [PortId::MAX]);
+        assert_eq!(named(At::sender(3).and(0)), [3, 0]);
+        assert_eq!(named(At::sender(3).and(3)), [3]);
     }
 }

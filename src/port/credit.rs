@@ -9,12 +9,12 @@
 //! What is behind them waits too, so the time is bounded by a *credit* of each receive ring, spent
 //! while senders wait for it (by each of them) and earned by what it takes. There are two:
 //!
-//! - **Nobody else is seen waiting**: all that is in the sender's ring goes to this receiver. What
-//!   is not seen, as the ring has no room for it, shall wait for [`BACKPRESSURE_NANOS`] at most:
-//!   each frame taken earns what lets a full ring drain in that time. One that takes less is waited
-//!   for in one part of the time in [`BACKPRESSURE_SHARE`], so that a short pause costs nothing,
-//!   and one that took nothing while the credit ran out, because it is stopped or hostile, not
-//!   before it takes a frame.
+//! - **No other frames are seen waiting**: all that is in the sender's ring goes to this receiver.
+//!   What is not seen, as the ring has no room for it, shall wait for [`BACKPRESSURE_NANOS`] at
+//!   most: each frame taken earns what lets a full ring drain in that time. One that takes less is
+//!   waited for in one part of the time in [`BACKPRESSURE_SHARE`], so that a short pause costs
+//!   nothing, and one that took nothing while the credit ran out, because it is stopped or hostile,
+//!   not before it takes a frame.
 //! - **Others' frames wait too**: in the same burst or behind it. Each frame taken earns what lets
 //!   a burst pass in [`BACKPRESSURE_OTHERS_NANOS`], and no more than that can be saved up; time
 //!   earns nothing. It is earned for the sender that the frame came from alone, or two guests, one
@@ -66,7 +66,7 @@ impl Default for WaitLimits {
 
 /// What is behind frames that wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Behind {
+pub enum Blocked {
     /// Not looked at, or frames for the same receiver when it was.
     Unknown,
     /// Frames for others, which lacked buffers too when it was looked at.
@@ -98,11 +98,11 @@ impl Answer {
     }
 
     /// True if they may wait in front of these.
-    pub fn allows(self, behind: Behind) -> bool {
+    pub fn allows(self, behind: Blocked) -> bool {
         match behind {
-            Behind::Unknown => self.alone,
-            Behind::Short => self.short,
-            Behind::Others => self.in_front,
+            Blocked::Unknown => self.alone,
+            Blocked::Short => self.short,
+            Blocked::Others => self.in_front,
         }
     }
 }
@@ -112,12 +112,12 @@ impl Answer {
 pub struct Wait {
     /// Now, in cycles.
     pub now: u64,
-    /// Cycles for which they have been waiting and that nobody was charged for.
+    /// Cycles for which they have been waiting and that were charged to no one.
     pub waited: u64,
     /// Size of the ring they wait in.
     pub ring_size: u16,
     /// What is behind them.
-    pub behind: Behind,
+    pub behind: Blocked,
     /// Their ring may wait in front of frames for others.
     pub in_front: bool,
 }
@@ -136,10 +136,10 @@ pub struct Waiting {
     /// So many of them the receiver takes at the next try; 0 if it was not asked.
     pub granted: u16,
     /// What is behind them.
-    pub behind: Behind,
+    pub behind: Blocked,
     /// The cycle up to which the waiting was charged.
     pub charged_until: u64,
-    /// Somebody else has held the receiver's ring since this cycle.
+    /// Another thread has held the receiver's ring since this cycle.
     pub blocked_since: Option<u64>,
 }
 
@@ -161,7 +161,7 @@ impl Allowance {
         }
         let earned = passed / BACKPRESSURE_OTHERS_SHARE;
         self.left = self.left.saturating_add(earned).min(limits.most_others);
-        // Slivers would help nobody.
+        // Slivers would not help.
         self.left >= limits.most_others / 4
     }
 
@@ -197,10 +197,10 @@ pub struct Credit {
     taken: u64,
     alone: u64,
     reckoned: u64,
-    /// `alone` ran out, and half of it must be there again: slivers of it would help nobody.
+    /// `alone` ran out, and half of it must be there again: slivers of it would not help.
     spent: bool,
     /// Nothing was taken since it ran out.
-    stuck: bool,
+    took_nothing: bool,
 }
 
 impl Credit {
@@ -219,9 +219,9 @@ impl Credit {
         let short = earned.allows_in_front(wait, limits);
         let in_front = short && wait.in_front;
         match wait.behind {
-            Behind::Unknown => Answer { alone: self.allows_alone(wait, limits), short, in_front },
-            Behind::Short => Answer { alone: in_front, short, in_front },
-            Behind::Others => Answer { alone: in_front, short: in_front, in_front },
+            Blocked::Unknown => Answer { alone: self.allows_alone(wait, limits), short, in_front },
+            Blocked::Short => Answer { alone: in_front, short, in_front },
+            Blocked::Others => Answer { alone: in_front, short: in_front, in_front },
         }
     }
 
@@ -229,8 +229,8 @@ impl Credit {
         if !self.spent {
             self.alone = self.alone.saturating_sub(wait.waited);
             self.spent = self.alone == 0;
-            self.stuck = self.spent;
-        } else if self.alone >= limits.most / 2 && !self.stuck {
+            self.took_nothing = self.spent;
+        } else if self.alone >= limits.most / 2 && !self.took_nothing {
             self.spent = false;
         }
         !self.spent
@@ -238,7 +238,7 @@ impl Credit {
 
     fn earn(&mut self, wait: Wait, limits: &WaitLimits) {
         let taken = std::mem::take(&mut self.taken);
-        self.stuck &= taken == 0;
+        self.took_nothing &= taken == 0;
         let by_time = since(self.reckoned, wait.now) / BACKPRESSURE_SHARE;
         let a_frame = limits.most / u64::from(wait.ring_size.max(1));
         let by_frames = taken.saturating_mul(a_frame);
@@ -256,8 +256,8 @@ mod tests {
 
     const FROM: PortId = 3;
 
-    fn wait(now: u64, waited: u64, behind: Behind) -> Wait {
-        Wait { now, waited, ring_size: 100, behind, in_front: behind != Behind::Unknown }
+    fn wait(now: u64, waited: u64, behind: Blocked) -> Wait {
+        Wait { now, waited, ring_size: 100, behind, in_front: behind != Blocked::Unknown }
     }
 
     /// The credit of a ring, and what its senders have earned.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn ask(credit: &mut Lab, now: u64, waited: u64) -> bool {
-        credit.ask(FROM, wait(now, waited, Behind::Unknown), &LIMITS).allows(Behind::Unknown)
+        credit.ask(FROM, wait(now, waited, Blocked::Unknown), &LIMITS).allows(Blocked::Unknown)
     }
 
     #[test]
@@ -347,7 +347,7 @@ mod tests {
     fn while_others_wait_only_what_is_taken_counts() {
         let mut credit = Lab::default();
         let ask = |credit: &mut Lab, now, waited| {
-            credit.ask(FROM, wait(now, waited, Behind::Others), &LIMITS).is_maybe()
+            credit.ask(FROM, wait(now, waited, Blocked::Others), &LIMITS).is_maybe()
         };
         assert!(!ask(&mut credit, 1_000_000, 0), "time earns nothing");
         credit.took(FROM + 1, 10, 600);

@@ -5,7 +5,7 @@
 //! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
 //! unknown before and no system call may run under a receive lock. Every result of the kernel is
 //! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
-//! whose interface is gone is emptied and reported to whoever reattaches it.
+//! whose interface is gone is emptied and reported to the thread that reattaches it.
 
 pub mod stream;
 pub mod writer;
@@ -15,15 +15,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::quantum::Deficit;
-use super::{FrontEnd, Next, Port};
-use crate::capture::outcomes::Outcomes;
+use super::{FrontEnd, Next};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Offloads, VNET_HDR_LEN};
 use crate::guard::SignalCost;
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
-use crate::switch::{PortId, PortKind, SourceMemo};
+use crate::switch::{PortKind, SourceMemo};
 use crate::sys::clock;
 use crate::sys::frame_io::{FrameIo, Transfer};
 
@@ -232,7 +231,7 @@ impl DevicePort {
         DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
     }
 
-    /// A stream that nobody is connected to yet.
+    /// A stream that no peer is connected to yet.
     pub fn stream() -> DevicePort {
         DevicePort::new(Behind::Stream, 1)
     }
@@ -297,8 +296,8 @@ impl DevicePort {
         }
     }
 
-    /// Takes a queue out of service, if it still is the one that failed, and wakes whoever waits
-    /// in [`DevicePort::wait_lost`].
+    /// Takes a queue out of service, if it still is the one that failed, and wakes the thread that
+    /// waits in [`DevicePort::wait_lost`].
     fn lose(&self, queue: &DeviceQueue, failed: &Device) {
         let mut loss = lock(&self.loss);
         let mut device = lock(&queue.device);
@@ -309,8 +308,8 @@ impl DevicePort {
         }
     }
 
-    /// Takes every queue out of service, for whoever is about to open the interface again: it is
-    /// one, and while a queue of ours is attached it looks taken.
+    /// Takes every queue out of service, for a thread that is about to open the interface again: it
+    /// is one, and while a queue of ours is attached it looks taken.
     pub fn give_up(&self) {
         let mut loss = lock(&self.loss);
         for queue in &self.queues {
@@ -319,13 +318,13 @@ impl DevicePort {
         loss.lost = true;
     }
 
-    /// Lets go of what was lost, which somebody else closes.
+    /// Lets go of what was lost, which another thread closes.
     pub fn let_go(&self) {
         drop(std::mem::take(&mut lock(&self.loss).dead));
     }
 
     /// Closes what was lost. Not for workers: closing waits for the lock of the host's network
-    /// configuration, which whoever deletes an interface holds for a long time.
+    /// configuration, which is held for a long time where interfaces are deleted.
     pub fn close_lost(&self) {
         let mut dead = std::mem::take(&mut lock(&self.loss).dead);
         // A worker in the middle of a burst may hold one, and must not be the last to.
@@ -352,81 +351,11 @@ impl DevicePort {
         lock(&self.loss).lost
     }
 
-    /// Wakes whoever waits in [`DevicePort::wait_lost`].
+    /// Wakes the thread that waits in [`DevicePort::wait_lost`].
     pub fn wake(&self) {
         // The lock orders this after a waiter's last look at its stop flag.
         drop(lock(&self.loss));
         self.wake.notify_all();
-    }
-
-    /// Writes the listed frames of `burst`, one system call each or, of a frame that has to be cut
-    /// into segments, for each of these. Calls `settled` with how many more are delivered or
-    /// dropped, and counted. They came `from` another port.
-    pub fn send(
-        &self,
-        worker: usize,
-        burst: &Burst,
-        (from, frames): (PortId, &[u8]),
-        writer: &mut FrameWriter,
-        (port, outcomes): (&Port, &mut Outcomes),
-        settled: &mut dyn FnMut(usize),
-    ) {
-        let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
-        let Some(device) = queue.device() else {
-            port.drop_copies(&port.stats.drops, (from, frames), reasons.gone, outcomes);
-            return settled(frames.len());
-        };
-        let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
-        let output = &queue.output;
-        let mut sent = Sent { output, settled, frames: 0, bytes: 0 };
-        for (place, &index) in frames.iter().enumerate() {
-            let frame = &burst.frames()[usize::from(index)];
-            let result = if burst.needs_offloads() {
-                writer.write_asking(&*device, burst, frame, takes, &output.fallbacks)
-            } else {
-                writer.write(&*device, burst, frame)
-            };
-            let reason = match result {
-                Transfer::Done(_) => {
-                    sent.frames += 1;
-                    sent.bytes += u64::from(frame.len);
-                    outcomes.delivered(index, port.id);
-                    continue;
-                }
-                Transfer::WouldBlock | Transfer::NoBuffers => reasons.full,
-                Transfer::Down => reasons.down,
-                Transfer::Gone => reasons.gone,
-                Transfer::Rejected(_) | Transfer::Fault | Transfer::Eof => reasons.rejected,
-            };
-            // What is down or gone for this frame is so for the rest of the run too.
-            let all = reason == reasons.down || reason == reasons.gone;
-            let dropped = if all { &frames[place..] } else { &[index][..] };
-            port.drop_copies(&output.drops, (from, dropped), reason, outcomes);
-            (sent.settled)(dropped.len());
-            if reason == reasons.gone {
-                self.lose(queue, &device);
-            }
-            if all {
-                break;
-            }
-        }
-    }
-}
-
-/// What was delivered of a run to a device so far, counted when the run ends, which a panic may
-/// bring about: other workers write these counters too.
-struct Sent<'a> {
-    output: &'a QueueStats,
-    settled: &'a mut dyn FnMut(usize),
-    frames: u64,
-    bytes: u64,
-}
-
-impl Drop for Sent<'_> {
-    fn drop(&mut self) {
-        self.output.frames.add_shared(self.frames);
-        self.output.bytes.add_shared(self.bytes);
-        (self.settled)(self.frames as usize);
     }
 }
 

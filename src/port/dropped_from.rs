@@ -1,8 +1,8 @@
 //! Whose frames find no room at a port.
 //!
-//! The fairness account of a receive ring ([`super::share`]) cannot tell: it brings up who got
+//! The fairness account of a receive ring ([`super::admission`]) cannot tell: it brings up who got
 //! less, and a TAP or a stream has none. So where frames are dropped for want of room, and nowhere
-//! else, they are counted by the port that they came from, in 4 KiB a port. Whoever samples takes
+//! else, they are counted by the port that they came from, in 4 KiB a port. The sampler takes
 //! the counts away.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

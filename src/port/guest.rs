@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::inspect::{Inspection, SessionFacts};
 use super::queue::{Queue, QueueRef, Rx, Tx};
+use super::session_waker::SessionWaker;
 use super::steering::Steering;
-use super::summons::Summons;
 use crate::guard::SignalCost;
 use crate::guard::bucket::Bucket;
 use crate::limits::{ANNOUNCEMENT_EVERY, ANNOUNCEMENTS, MAX_QUEUE_PAIRS};
@@ -39,9 +39,9 @@ pub struct GuestPort {
     steering: OnceLock<Steering>,
     /// What notifying its front-ends took, in this session and those before it.
     pub signal_cost: Arc<SignalCost>,
-    /// Reaches the session with the front-end.
-    leave: Mutex<Option<Arc<Summons>>>,
-    /// The number of the last session; changed with the lock of `leave` held.
+    /// Wakes the session with the front-end.
+    session_waker: Mutex<Option<Arc<SessionWaker>>>,
+    /// The number of the last session; changed with the lock of `session_waker` held.
     last_session: AtomicU64,
     /// The last one that was ended by `evict`; changed likewise.
     evicted: AtomicU64,
@@ -63,7 +63,7 @@ pub struct FrontEnd {
 /// Why a front-end is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eviction {
-    /// It took memory away that it had handed over. That costs nobody else anything.
+    /// It took memory away that it had handed over. That costs no other port anything.
     Truncated,
     /// Its call descriptor, or its memory, made a thread wait that others need.
     Harmful,
@@ -80,7 +80,7 @@ impl GuestPort {
             received: AtomicU32::new(0),
             steering: OnceLock::new(),
             signal_cost: Arc::default(),
-            leave: Mutex::new(None),
+            session_waker: Mutex::new(None),
             last_session: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             harmful: AtomicBool::new(false),
@@ -94,12 +94,12 @@ impl GuestPort {
         self.signal_cost = Arc::clone(&before.signal_cost);
     }
 
-    /// Records who is connected to the port's socket, and that nobody is any more.
+    /// Records which process is connected to the port's socket, or that none is any more.
     pub fn set_front_end(&self, who: Option<FrontEnd>) {
         *self.front_end.lock().unwrap_or_else(PoisonError::into_inner) = who;
     }
 
-    /// Who is connected to the port's socket.
+    /// The process that is connected to the port's socket.
     pub fn front_end(&self) -> Option<FrontEnd> {
         *self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -169,11 +169,11 @@ impl GuestPort {
     }
 
     /// Records that a front-end came, and how its session can be told to drop it.
-    pub fn attach(&self, leave: Arc<Summons>) {
-        let mut place = self.leave();
+    pub fn attach(&self, waker: Arc<SessionWaker>) {
+        let mut place = self.session_waker();
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
         self.last_session.store(session, Ordering::Relaxed);
-        *place = Some(leave);
+        *place = Some(waker);
     }
 
     /// Records that the front-end left; its rings are stopped.
@@ -182,24 +182,24 @@ impl GuestPort {
             steering.clear();
         }
         self.inspection.clear();
-        *self.leave() = None;
+        *self.session_waker() = None;
     }
 
     /// True while a front-end is connected.
     pub fn is_attached(&self) -> bool {
-        self.leave().is_some()
+        self.session_waker().is_some()
     }
 
     /// The number of the present session, which no other has, not of another port either; none
     /// while no front-end is connected.
     pub fn session(&self) -> Option<u64> {
-        let leave = self.leave();
+        let leave = self.session_waker();
         leave.as_ref().map(|_| self.last_session.load(Ordering::Relaxed))
     }
 
     /// Ends the session with the front-end: its thread is told to close the connection and
     /// to take the port out of service. For peers that endanger others; any thread may call it,
-    /// as it touches nothing that the peer shares: to shut its socket down would wake whoever
+    /// as it touches nothing that the peer shares: to shut its socket down would wake all that
     /// waits at the other end, see `guard::signal_cost`.
     ///
     /// `session` is the number of the session that is meant: a worker may find out when it is
@@ -208,7 +208,7 @@ impl GuestPort {
     /// True for the first to find out: several workers may, and more than once until the session
     /// has left, and one line about it is enough.
     pub fn evict(&self, session: u64, why: Eviction) -> bool {
-        let leave = self.leave();
+        let leave = self.session_waker();
         let Some(leave) = &*leave else { return false };
         if self.last_session.load(Ordering::Relaxed) != session {
             return false;
@@ -225,30 +225,30 @@ impl GuestPort {
         self.harmful.swap(false, Ordering::Relaxed)
     }
 
-    /// Asks the session to tell of itself, and has `waker` woken then; the number of the question.
-    /// None while no front-end is connected.
+    /// Asks the session to report its state, and has `waker` woken then; the number of the
+    /// question. None while no front-end is connected.
     pub fn inspect(&self, waker: &Arc<Waker>) -> Option<u64> {
-        let leave = self.leave();
-        let summons = leave.as_ref()?;
+        let leave = self.session_waker();
+        let session = leave.as_ref()?;
         let question = self.inspection.ask(waker);
-        summons.call();
+        session.wake();
         Some(question)
     }
 
-    /// What the session told in answer to a question, once it has.
+    /// What the session reported in answer to a question, once it has.
     pub fn inspected(&self, question: u64) -> Option<SessionFacts> {
         self.inspection.answer(question)
     }
 
-    /// The session tells of itself, if somebody asked.
+    /// The session reports its state, if it was asked to.
     pub fn tell(&self, facts: impl FnOnce() -> SessionFacts) {
         if self.inspection.is_asked() {
             self.inspection.tell(facts());
         }
     }
 
-    fn leave(&self) -> MutexGuard<'_, Option<Arc<Summons>>> {
-        self.leave.lock().unwrap_or_else(PoisonError::into_inner)
+    fn session_waker(&self) -> MutexGuard<'_, Option<Arc<SessionWaker>>> {
+        self.session_waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -332,7 +332,7 @@ mod tests {
     fn an_eviction_means_one_session() {
         let port = GuestPort::new(1);
         let leave = |port: &GuestPort| {
-            let leave = Arc::new(Summons::new().unwrap());
+            let leave = Arc::new(SessionWaker::new().unwrap());
             port.attach(Arc::clone(&leave));
             (leave, port.session().unwrap())
         };

@@ -2,7 +2,7 @@
 //! and one that was behind another port before.
 //!
 //! Workers write them where such an address is counted, which the frames of a stream do not reach;
-//! whoever looks for what is wrong reads them. An address and a port's number are one word, so
+//! the diagnosis reads them. An address and a port's number are one word, so
 //! neither is torn.
 
 use std::sync::atomic::{AtomicU64, Ordering};

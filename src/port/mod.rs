@@ -1,21 +1,19 @@
 //! What a frame can come from and be delivered to.
 //!
 //! * [`quantum`] equal shares of a worker's time for rings that compete for it;
-//! * [`admission`] which frames go into a receive ring, and which wait for it;
-//! * [`credit`] for how long they may;
+//! * [`admission`] which frames go into a receive ring, and whose;
+//! * [`credit`] for how long others may wait for it;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
 //! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
 //!   the interface comes back, or a connection;
 //! * [`queue`] one ring and everything its lock protects;
-//! * [`gate`] what keeps a transmit ring's frames from being taken;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`inspect`] what a session tells of itself when it is asked;
 //! * [`last_seen`] source addresses that are worth a look;
 //! * [`dropped_from`] whose frames find no room;
-//! * [`share`] who gets the buffers of a receive ring that has too few;
 //! * [`steering`] which receive queue a guest wants a flow on;
-//! * [`summons`] how other threads reach a session;
+//! * [`session_waker`] how other threads wake a session;
 //! * [`table`] which ports there are: they come and go while frames flow.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
@@ -26,7 +24,6 @@ pub mod admission;
 pub mod credit;
 pub mod device;
 pub mod dropped_from;
-pub mod gate;
 pub mod guest;
 pub mod inspect;
 pub mod last_seen;
@@ -34,9 +31,8 @@ pub mod moderation;
 pub mod mtu;
 pub mod quantum;
 pub mod queue;
-pub mod share;
+pub mod session_waker;
 pub mod steering;
-pub mod summons;
 pub mod table;
 
 use std::path::PathBuf;
@@ -53,13 +49,12 @@ use crate::switch::{PortId, PortKind, PortPolicy};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
-pub use gate::{Discard, Next};
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;
 pub use mtu::Mtu;
-pub use queue::{Awaited, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
-pub use summons::Summons;
+pub use queue::{Awaited, Discard, Next, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
+pub use session_waker::SessionWaker;
 pub use table::{PortTable, Ports};
 
 /// What is behind a port.

@@ -2,7 +2,7 @@
 //!
 //! For a VM it is the smaller of what the configuration and its front-end say, for an uplink what
 //! its interface has. That may change at any time; the thread that is told of it stores it here,
-//! and whoever sends loads it. With an interface's MTU come its changes between up and down, and
+//! and workers load it. With an interface's MTU come its changes between up and down, and
 //! the bridge it is in.
 //!
 //! A length here counts the Ethernet header and no VLAN tag (IEEE Std 802.3-2018 clause 3.2.7: tags

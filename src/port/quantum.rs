@@ -18,9 +18,11 @@
 //! guest for it; on a busy host that hits each as often as it is served, and
 //! [`MAX_DEFICIT_NANOS`] bounds it.
 //!
-//! Time is an argument, in cycles.
-//!
-//! [`MAX_DEFICIT_NANOS`]: crate::limits::MAX_DEFICIT_NANOS
+//! Time is an argument, in cycles; an [`Account`] reads the clock.
+
+use crate::limits::{MAX_DEFICIT_NANOS, QUANTUM_NANOS, SHARED_NANOS};
+use crate::stats::QueueStats;
+use crate::sys::clock;
 
 /// The limits, in cycles.
 #[derive(Debug, Clone, Copy)]
@@ -41,21 +43,21 @@ pub struct Quantum {
     least: u64,
     most: u64,
     /// Turns in a row in which all were throttled.
-    hurry: u32,
-    /// A ring had no more: it is to be served often, and `most` is for its sake.
-    modest: bool,
+    idle_turns: u32,
+    /// A ring had no more: it is to be served often, which `most` is for.
+    drained: bool,
 }
 
 /// How many times as long a quantum may be while all rings have more: a turn, 50 µs.
 const GREEDY_QUANTA: u64 = 20;
 
 /// By then a turn pays four thousand quanta, more than it can be that are owed.
-const MAX_HURRY: u32 = 6;
+const MAX_IDLE_TURNS: u32 = 6;
 
 impl Quantum {
     /// One that begins at `most` and stays within both.
     pub fn new(least: u64, most: u64) -> Quantum {
-        Quantum { now: most, cheapest: u64::MAX, least, most, hurry: 0, modest: false }
+        Quantum { now: most, cheapest: u64::MAX, least, most, idle_turns: 0, drained: false }
     }
 
     /// A burst took so long of a ring that has `more`.
@@ -64,7 +66,7 @@ impl Quantum {
         if more {
             self.cheapest = self.cheapest.min(spent);
         } else {
-            self.modest = true;
+            self.drained = true;
         }
     }
 
@@ -75,13 +77,13 @@ impl Quantum {
     #[inline(always)]
     pub fn next_turn(&mut self, idle: bool) -> (u64, u64) {
         if idle {
-            self.hurry = (self.hurry + 1).min(MAX_HURRY);
-            return (self.now, self.now << (2 * self.hurry));
+            self.idle_turns = (self.idle_turns + 1).min(MAX_IDLE_TURNS);
+            return (self.now, self.now << (2 * self.idle_turns));
         }
-        self.hurry = 0;
+        self.idle_turns = 0;
         let seen = std::mem::replace(&mut self.cheapest, u64::MAX);
-        let modest = std::mem::replace(&mut self.modest, false);
-        let most = if modest { self.most } else { GREEDY_QUANTA * self.most };
+        let drained = std::mem::replace(&mut self.drained, false);
+        let most = if drained { self.most } else { GREEDY_QUANTA * self.most };
         self.now = seen.min(self.now + self.now / 16).clamp(self.least, most);
         (self.now, self.now)
     }
@@ -109,6 +111,91 @@ impl Deficit {
     #[inline(always)]
     pub fn charge(&mut self, spent: u64, terms: Terms) {
         self.0 = (self.0.saturating_add(spent)).saturating_sub(terms.quantum).min(terms.most);
+    }
+}
+
+/// A worker's account of its time.
+pub struct Account {
+    /// When the last look at a source ended, or the turn began.
+    charged_until: u64,
+    /// Several sources had work in the last turn.
+    contended: bool,
+    /// The cycle up to which others may have work again, as they had some lately.
+    shared_until: u64,
+    /// [`SHARED_NANOS`] in cycles.
+    shared: u64,
+    quantum: Quantum,
+    /// What a source may take of a turn, and may owe.
+    terms: Terms,
+}
+
+impl Default for Account {
+    fn default() -> Account {
+        let (least, most) = (*QUANTUM_NANOS.start(), *QUANTUM_NANOS.end());
+        Account {
+            charged_until: 0,
+            contended: false,
+            shared_until: 0,
+            shared: clock::cycles_in(SHARED_NANOS),
+            quantum: Quantum::new(clock::cycles_in(least), clock::cycles_in(most)),
+            terms: Terms { quantum: 0, pay: 0, most: clock::cycles_in(MAX_DEFICIT_NANOS) },
+        }
+    }
+}
+
+impl Account {
+    /// Begins a turn at `cycle`, unless a look has ended since; `contended` if several sources had
+    /// work in the last one, `idle` if all of them were throttled.
+    pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
+        (self.charged_until, self.contended) = (self.charged_until.max(cycle), contended);
+        if contended {
+            self.shared_until = cycle.saturating_add(self.shared);
+        }
+        (self.terms.quantum, self.terms.pay) = self.quantum.next_turn(idle);
+    }
+
+    /// What a source may take of this turn, in cycles.
+    #[cfg(test)]
+    pub fn quantum(&self) -> u64 {
+        self.terms.quantum
+    }
+
+    /// True if a source has to skip this turn for what its bursts took before.
+    #[inline(always)]
+    pub fn throttles(&self, deficit: &mut Deficit) -> bool {
+        deficit.is_throttled(self.contended, self.terms)
+    }
+
+    /// Charges a source for the time since the last look ended. Of one whose frames were forwarded
+    /// it is known whether it has `more`, and what a burst takes.
+    #[inline(always)]
+    pub fn charge(&mut self, deficit: &mut Deficit, stats: &QueueStats, more: Option<bool>) {
+        let spent = clock::since(self.charged_until, self.end_look());
+        stats.cycles.add(spent);
+        deficit.charge(spent, self.terms);
+        if let Some(more) = more {
+            self.quantum.saw(spent, more);
+        }
+    }
+
+    /// The cycle at which to read no more of a device for a burst, each of whose frames is a system
+    /// call: after a quantum, if others have work or lately had some.
+    pub fn reading_ends(&self) -> Option<u64> {
+        let shared = self.charged_until < self.shared_until;
+        shared.then(|| self.charged_until.saturating_add(self.terms.quantum))
+    }
+
+    /// Ends a look at a source: what was not charged by now no source pays for. The present cycle.
+    #[inline(always)]
+    pub fn end_look(&mut self) -> u64 {
+        self.charged_until = clock::cycles();
+        self.charged_until
+    }
+
+    /// No source is charged for so many cycles of the present burst.
+    #[inline(always)]
+    pub fn forgive(&mut self, cycles: u64) {
+        self.charged_until = self.charged_until.wrapping_add(cycles);
     }
 }
 

@@ -8,7 +8,7 @@
 //! announces itself first ([`Queue::quiet`]), because the worker would otherwise win the lock
 //! again and again.
 //!
-//! Only sessions park on a ring's lock. Whoever holds it writes to a guest's memory, and its
+//! Only sessions park on a ring's lock. Its holder writes to a guest's memory, and its
 //! front-end can make that last: a page that is not there, a hole that is being punched. A worker
 //! would make its own guests wait for that, so it tries ([`Queue::lock_for_burst`]), and goes on
 //! without the lock.
@@ -18,14 +18,98 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::admission::Admission;
-use super::credit::Waiting;
-use super::gate::{Gate, Pause};
+use super::credit::{Allowance, Blocked, Wait, WaitLimits, Waiting};
 use super::moderation::Moderation;
 use super::quantum::Deficit;
-use crate::limits::{LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP};
+use crate::limits::{
+    BURST_FRAMES, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_PAUSE_NANOS,
+    SLOW_PAUSE_PARTS,
+};
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
 use crate::switch::SourceMemo;
+use crate::sys::clock;
+
+/// What came of looking at a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// A burst was forwarded; there may be more.
+    More,
+    /// A burst was forwarded, and the source is known to be empty now.
+    Last,
+    /// Nothing there.
+    Empty,
+    /// Stopped, disabled or broken: a session will say when to look again.
+    Gone,
+    /// Another thread has the ring, or the one that its frames wait for: look again next turn.
+    Locked,
+    /// Others have to have as much of the worker's time first: it skips turns.
+    Throttled,
+    /// There may be more, or what its frames wait for came in this moment, and no event tells: look
+    /// again next turn.
+    Again,
+    /// Nothing can be forwarded before this cycle, as far as is known: look again in each turn, and
+    /// then at the latest.
+    At(u64),
+    /// The same, and what comes before is buffers of a receiver that takes frames.
+    Receiver(u64),
+}
+
+/// What becomes of frames that are sent on a disabled ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Discard {
+    /// They are kept for the time it is enabled, which it never was.
+    #[default]
+    Never,
+    /// They are kept, until a kick.
+    OnKick,
+    /// After a kick: they are kept until this cycle, for the case that it is enabled again.
+    From(u64),
+}
+
+/// What keeps the frames of a transmit ring from being taken.
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// The ring is being disabled: forward up to this index, then stop.
+    pub drain_to: Option<u16>,
+    /// What a disabled ring's frames come to.
+    pub discard: Discard,
+    /// Its first frames wait for their receiver.
+    pub receiver: Option<Waiting>,
+    /// For how long they may in front of others'.
+    pub allowance: Allowance,
+}
+
+/// What a ring's memory made workers wait, which the guest pays for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pause {
+    /// The cycle from which on the ring gets or sends frames again; 0 if it does.
+    until: u64,
+}
+
+impl Pause {
+    /// True while the ring gets or sends nothing.
+    #[inline(always)]
+    pub fn is_paused(&mut self, now: impl FnOnce() -> u64) -> bool {
+        self.until != 0 && self.lasts(now())
+    }
+
+    #[cold]
+    fn lasts(&mut self, now: u64) -> bool {
+        if now >= self.until {
+            self.until = 0;
+        }
+        self.until != 0
+    }
+
+    /// Makes the guest pay `slow` cycles, up to cycle `now`, with a pause many times as long, up to
+    /// [`MAX_PAUSE_NANOS`]: a worker that a debugger stops in a page fault looks slow too.
+    #[cold]
+    pub fn charge(&mut self, slow: u64, now: u64) {
+        let long = slow.saturating_mul(SLOW_PAUSE_PARTS).min(clock::cycles_in(MAX_PAUSE_NANOS));
+        self.until = now.saturating_add(long).max(1);
+    }
+}
 
 /// What a session and the worker that serves it know of a ring of either direction.
 #[derive(Debug, Default)]
@@ -119,6 +203,62 @@ pub type TxState = RingState<Tx>;
 /// A receive ring's.
 pub type RxState = RingState<Rx>;
 
+impl TxState {
+    /// How many frames may be taken at cycle `now`, or what there is to do instead. Whether others
+    /// are to be served first, or the receiver has no buffers, is not asked here.
+    #[inline(always)]
+    pub fn may_take(&mut self, queue: &Queue<Tx>, now: u64) -> Result<usize, Next> {
+        let limit = match self.drain_left(queue) {
+            Some(0) => return Err(Next::Gone),
+            Some(left) => left.into(),
+            None => BURST_FRAMES,
+        };
+        if self.vring.running().is_none() {
+            return Err(Next::Gone);
+        }
+        if self.memory.until > now { Err(Next::At(self.memory.until)) } else { Ok(limit) }
+    }
+
+    /// How frames may wait that `behind` is behind: not at all if a session waits for the ring.
+    /// Reckons for how long they have.
+    #[cold]
+    pub fn wait(&mut self, now: u64, behind: Blocked, limits: &WaitLimits) -> Option<Wait> {
+        let (ring, gate) = (self.vring.ring.as_ref()?, &mut self.side.gate);
+        let waiting = gate.receiver.as_ref();
+        let waited = waiting.map_or(0, |waiting| clock::since(waiting.charged_until, now));
+        let holds = waiting.is_some_and(|waiting| waiting.behind != Blocked::Short);
+        let in_front = gate.allowance.allows(now, holds, limits);
+        let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front };
+        gate.drain_to.is_none().then_some(wait)
+    }
+
+    /// Frames that a ring that is being disabled still has to forward; none if it is not. Disables
+    /// it and tells the waiting session when there are none left.
+    #[inline(always)]
+    pub fn drain_left(&mut self, queue: &Queue<Tx>) -> Option<u16> {
+        self.side.gate.drain_to.map(|target| self.drain(target, queue))
+    }
+
+    #[cold]
+    fn drain(&mut self, target: u16, queue: &Queue<Tx>) -> u16 {
+        let left = match self.vring.running() {
+            Some(ring) => target.wrapping_sub(ring.base()),
+            None => 0,
+        };
+        if left == 0 {
+            self.side.gate.drain_to = None;
+            self.vring.enabled = false;
+            if let Some(ring) = &mut self.vring.ring {
+                // Later frames are discarded on a kick; whether some are there already is the
+                // driver's affair until it kicks again.
+                let _ = ring.enable_kicks();
+            }
+            queue.notify_drained();
+        }
+        left
+    }
+}
+
 impl RxState {
     /// The ring, if frames may cross it now, and what admits them.
     #[inline(always)]
@@ -159,34 +299,46 @@ pub enum QueueRef<'q> {
     Rx(&'q Queue<Rx>),
 }
 
+/// Does the same with a queue of either direction.
+macro_rules! either {
+    ($this:expr, $queue:ident => $does:expr) => {
+        match $this {
+            QueueRef::Tx($queue) => $does,
+            QueueRef::Rx($queue) => $does,
+        }
+    };
+}
+
 impl<'q> QueueRef<'q> {
     /// Its counters.
     pub fn stats(self) -> &'q QueueStats {
-        match self {
-            QueueRef::Tx(queue) => &queue.stats,
-            QueueRef::Rx(queue) => &queue.stats,
-        }
+        either!(self, queue => &queue.stats)
     }
 
     /// [`Queue::suspend`].
     pub fn suspend(self) {
-        match self {
-            QueueRef::Tx(queue) => queue.suspend(),
-            QueueRef::Rx(queue) => queue.suspend(),
-        }
+        either!(self, queue => queue.suspend())
     }
 
     /// [`Queue::resume`], and the ring pays for `slow` cycles up to cycle `now`.
     pub fn resume(self, slow: u64, now: u64) {
-        fn resume<Side: Default>(queue: &Queue<Side>, slow: u64, now: u64) {
+        either!(self, queue => {
             if slow > 0 {
                 queue.charge(None, slow, now);
             }
             queue.resume();
-        }
+        })
+    }
+
+    /// Signals go to another descriptor, which is owed none.
+    pub fn set_call(self, call: Option<Arc<CallFd>>) {
         match self {
-            QueueRef::Tx(queue) => resume(queue, slow, now),
-            QueueRef::Rx(queue) => resume(queue, slow, now),
+            QueueRef::Tx(queue) => {
+                let TxState { vring, side, .. } = &mut *queue.quiet();
+                vring.call = call;
+                side.moderation.release();
+            }
+            QueueRef::Rx(queue) => queue.quiet().vring.call = call,
         }
     }
 
@@ -204,17 +356,14 @@ impl<'q> QueueRef<'q> {
 
     /// Puts another ring in the queue's place, and has `then` done before it is used.
     pub fn renew(self, vring: Vring, then: impl FnOnce(&mut Vring)) {
-        match self {
-            QueueRef::Tx(queue) => queue.renew(vring, then),
-            QueueRef::Rx(queue) => queue.renew(vring, then),
-        }
+        either!(self, queue => queue.renew(vring, then))
     }
 }
 
 /// One suspension; below it sessions are counted.
 const SUSPENDED: u32 = 1 << 16;
 
-/// Some worker waited for the lock in vain, and nobody has had it since.
+/// Some worker waited for the lock in vain, and no thread has had it since.
 const STALLED: u32 = 1 << 31;
 
 impl<Side: Default> Queue<Side> {
@@ -229,7 +378,7 @@ impl<Side: Default> Queue<Side> {
     }
 
     /// The lock that a thread held when it panicked. What the driver was not shown is undone: a
-    /// receive ring that somebody else's burst was being copied into is as good as before, and its
+    /// receive ring that another port's burst was being copied into is as good as before, and its
     /// guest does not pay for it. Whose burst it was pays, see `worker::run`.
     #[cold]
     #[inline(never)]
@@ -285,7 +434,7 @@ impl<Side: Default> Queue<Side> {
         }
     }
 
-    /// Records that the lock was waited for in vain: nobody waits again before it was free.
+    /// Records that the lock was waited for in vain: no worker waits again before it was free.
     #[cold]
     pub fn stall(&self) {
         self.waiting.fetch_or(STALLED, Ordering::Relaxed);
@@ -326,8 +475,8 @@ impl<Side: Default> Queue<Side> {
         guard
     }
 
-    /// The same for whoever does not wait for a guest's memory: none within the time for which a
-    /// preempted worker is waited for.
+    /// The same for a thread that does not wait for a guest's memory: none within the time for
+    /// which a preempted worker is waited for.
     pub fn quiet_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
@@ -372,7 +521,7 @@ impl Queue<Tx> {
                 return false;
             }
             let waited = self.drained.wait_timeout(state, left);
-            // If whoever had the lock panicked, the next to take it mends the ring.
+            // If the thread that had the lock panicked, the next to take it mends the ring.
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
@@ -399,58 +548,4 @@ impl Queue<Rx> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::limits::{MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS};
-    use crate::sys::clock;
-
-    #[test]
-    fn a_pause_outlasts_the_session() {
-        let queue: Queue<Tx> = Queue::default();
-        let mut state = queue.lock();
-        (state.vring.session, state.vring.enabled) = (7, true);
-        state.memory.charge(10, 1_000);
-        drop(state);
-        queue.renew(Vring::default(), |vring| assert!(!vring.enabled && vring.session == 0));
-        let mut state = queue.lock();
-        assert!(state.memory.is_paused(|| 1_500));
-        assert!(!state.memory.is_paused(|| 1_000 + 10 * SLOW_PAUSE_PARTS));
-        let longest = clock::cycles_in(MAX_PAUSE_NANOS);
-        state.memory.charge(longest, 1_000);
-        assert!(state.memory.is_paused(|| longest));
-        assert!(!state.memory.is_paused(|| 1_000 + longest));
-    }
-
-    #[test]
-    fn a_suspended_ring_is_a_sessions_alone() {
-        let queue: Queue<Rx> = Queue::default();
-        queue.suspend();
-        queue.suspend();
-        queue.resume();
-        assert!(queue.is_stalled() && queue.lock_for_burst().is_none());
-        assert!(queue.lock_soon().is_none() && queue.is_stalled());
-        drop(queue.quiet());
-        QueueRef::Rx(&queue).resume(10, 1_000);
-        assert!(!queue.is_stalled());
-        assert!(queue.lock_for_burst().unwrap().memory.is_paused(|| 1_500));
-    }
-
-    #[test]
-    fn a_lock_that_a_panic_let_go_is_mended_by_the_next_to_take_it() {
-        let queue: Queue<Rx> = Queue::default();
-        for by_worker in [true, false] {
-            let panicked = std::thread::scope(|scope| {
-                let thread = scope.spawn(|| {
-                    let mut state = queue.lock();
-                    state.vring.enabled = true;
-                    panic!("injected: with the lock held");
-                });
-                thread.join().is_err()
-            });
-            assert!(panicked && queue.state.is_poisoned());
-            let state = if by_worker { queue.lock_for_burst().unwrap() } else { queue.quiet() };
-            assert!(state.vring.enabled);
-            assert!(!queue.state.is_poisoned(), "mended once");
-        }
-    }
-}
+mod tests;

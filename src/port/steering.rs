@@ -5,7 +5,7 @@
 //! and need no inter-processor interrupt. Linux's tun driver, and so vhost-net, learns the pair
 //! from what a guest sends (`tun_flow_update`, `tun_automq_select_queue`), and drivers count on it.
 //!
-//! A port has one table, written by its own transmit rings and read by whoever sends to it. It is
+//! A port has one table, written by its own transmit rings and read by all that send to it. It is
 //! made when the port first has two receive queues to choose from; a port with one pays nothing.
 //!
 //! * A set of four flows is one atomic word: found by one load, changed by one store, and stored to

@@ -1,19 +1,107 @@
 //! Copies between guests' memories: the frame as it is, and the frame with its checksum.
 //!
+//! Whatever copies a frame that leaves the switch, to a receive buffer, a device or a capture, does
+//! so through its [`EgressFrame`]: what one becomes on its way out stands there and nowhere else.
+//!
 //! Guest memory changes under us, so it is only ever touched through raw pointers, once for each
 //! byte: what was summed is what was written.
 
 use super::burst::{Burst, Frame};
 use super::chain::Piece;
 use crate::frame::checksum::Sum;
+use crate::frame::offload::{Offloads, Request};
+use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::SNAPSHOT_LEN;
 
+/// A frame of a burst as it leaves the switch.
+#[derive(Clone, Copy)]
+pub struct EgressFrame<'a> {
+    burst: &'a Burst,
+    frame: &'a Frame,
+}
+
 impl Burst {
-    /// Copies the beginning of a frame of this burst to private memory: all of `out`, or all there
-    /// is. Returns how many bytes that are.
-    pub fn copy_beginning(&self, frame: &Frame, out: &mut [u8]) -> usize {
-        Reader::new(self, frame).read(out)
+    /// Frame `index` as it leaves the switch.
+    #[inline(always)]
+    pub fn egress(&self, index: u8) -> EgressFrame<'_> {
+        EgressFrame::new(self, &self.frames()[usize::from(index)])
+    }
+}
+
+impl<'a> EgressFrame<'a> {
+    /// Of `frame`, which is one of `burst`.
+    #[inline(always)]
+    pub(super) fn new(burst: &'a Burst, frame: &'a Frame) -> EgressFrame<'a> {
+        EgressFrame { burst, frame }
+    }
+
+    /// Its bytes.
+    #[inline(always)]
+    #[expect(clippy::len_without_is_empty, reason = "no frame is empty")]
+    pub fn len(self) -> u32 {
+        self.frame.len
+    }
+
+    /// Its virtio-net header; see [`Frame::header`].
+    #[inline(always)]
+    pub fn header(self) -> VnetHdr {
+        self.frame.header
+    }
+
+    /// What a receiver must have acknowledged to get it with that; only if the burst asks.
+    #[inline(always)]
+    pub fn needs(self) -> Offloads {
+        self.frame.needs
+    }
+
+    /// What it asks for; only if the burst asks.
+    pub fn request(self) -> Request {
+        self.frame.request()
+    }
+
+    /// Its first bytes, which are private.
+    #[inline(always)]
+    pub fn head(self) -> &'a [u8] {
+        &self.frame.snapshot[..SNAPSHOT_LEN.min(self.frame.len as usize)]
+    }
+
+    /// What is behind these, in the sender's memory or private.
+    pub fn payload(self) -> impl Iterator<Item = &'a Piece> {
+        let pieces = std::iter::once(&self.frame.rest).chain(self.burst.more(self.frame));
+        pieces.filter(|piece| piece.len > 0)
+    }
+
+    /// Copies its beginning to private memory: all of `out`, or all there is. Returns how many
+    /// bytes that are.
+    pub fn copy_beginning(self, out: &mut [u8]) -> usize {
+        self.reader().read(out)
+    }
+
+    /// At its first byte.
+    pub(super) fn reader(self) -> Reader<'a> {
+        let EgressFrame { burst, frame } = self;
+        let head = self.head();
+        let snapshot = Piece { at: head.as_ptr().cast_mut(), len: head.len() as u32 };
+        Reader { snapshot, rest: frame.rest, more: burst.more(frame), index: 0, offset: 0 }
+    }
+
+    /// Copies it to `to`, where it lies in one piece.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of as many bytes as it has, and its pieces for reads, which add up
+    /// to that.
+    #[inline(always)]
+    pub(super) unsafe fn copy_to(self, to: *mut u8) {
+        let EgressFrame { burst, frame } = self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            copy_front(to, frame);
+            if frame.more.1 != 0 {
+                let copied = SNAPSHOT_LEN + frame.rest.len as usize;
+                copy_pieces(to.add(copied), burst.more(frame));
+            }
+        }
     }
 }
 
@@ -109,16 +197,7 @@ pub(super) struct Reader<'a> {
     offset: usize,
 }
 
-impl<'a> Reader<'a> {
-    /// At the first byte of `frame`, which is one of `burst`.
-    pub(super) fn new(burst: &'a Burst, frame: &'a Frame) -> Reader<'a> {
-        let snapshot = Piece {
-            at: frame.snapshot.as_ptr().cast_mut(),
-            len: frame.len.min(SNAPSHOT_LEN as u32),
-        };
-        Reader { snapshot, rest: frame.rest, more: burst.more(frame), index: 0, offset: 0 }
-    }
-
+impl Reader<'_> {
     /// The bytes that can be read at once, at most `most`; none at the end.
     fn bytes(&mut self, most: usize) -> Option<(*const u8, usize)> {
         loop {
@@ -260,7 +339,7 @@ pub(super) unsafe fn store_header<const HEADER_LEN: usize>(
 /// # Safety
 /// `to` is valid for writes of as many bytes as the pieces have, and they for reads.
 #[inline(never)]
-pub(super) unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
+unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
     for piece in pieces {
         // SAFETY: the caller's promise.
         unsafe {
@@ -275,7 +354,7 @@ pub(super) unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
 /// # Safety
 /// `to` is valid for writes of `frame.len` bytes, and the frame's rest for reads.
 #[inline(always)]
-pub(super) unsafe fn copy_frame(to: *mut u8, frame: &Frame) {
+unsafe fn copy_front(to: *mut u8, frame: &Frame) {
     let from = frame.snapshot.as_ptr();
     let len = frame.len as usize;
     // SAFETY: the snapshot holds the first min(len, 64) bytes, `rest` the others; every branch

@@ -9,10 +9,9 @@
 //! made private then. The rest (TCP's options, say) is read here for the first time, and means
 //! nothing; a header that is another one now is a counted drop.
 
-use super::burst::{Burst, Frame};
-use super::copy::{Reader, Writer};
-use super::gathered::Gathered;
-use super::rx::{Ahead, Cut, Delivered, NoRoom};
+use super::chain::Gathered;
+use super::copy::{EgressFrame, Reader, Writer};
+use super::rx::{Ahead, Cut, Delivered, PutError};
 use super::split::SplitRing;
 use crate::frame::checksum::Sum;
 use crate::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
@@ -33,18 +32,17 @@ impl SplitRing {
     #[inline(never)]
     pub(super) fn put_other(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
         cut: Cut,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), PutError> {
         let request = frame.request();
         if request.is_gso() {
             let place = self.place();
             let bad_buffers = done.bad_buffers;
-            let put = self.put_segments(burst, frame, ahead, gathered, done, cut);
+            let put = self.put_segments(frame, ahead, gathered, done, cut);
             if put.is_err() {
                 // As if nothing had been tried.
                 self.back_to(place, ahead);
@@ -52,35 +50,34 @@ impl SplitRing {
             }
             put
         } else if request.header.flags & NEEDS_CSUM != 0 {
-            self.put_checksummed(burst, frame, ahead, gathered, done)
+            self.put_checksummed(frame, ahead, gathered, done)
         } else {
             // Its checksum is known to be right, which this driver does not want to know.
-            self.put(burst, frame, VnetHdr::plain(1), ahead, gathered, done)
+            self.put(frame, VnetHdr::plain(1), ahead, gathered, done)
         }
     }
 
     fn put_checksummed(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-    ) -> Result<(), NoRoom> {
-        let need = u64::from(self.header_len) + u64::from(frame.len);
+    ) -> Result<(), PutError> {
+        let need = u64::from(self.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let request = frame.request();
         let mut bytes = [0u8; MAX_HEADERS_LEN];
-        let mut from = Reader::new(burst, frame);
+        let mut from = frame.reader();
         let first = from.read(&mut bytes);
         let (start, at) = (request.csum_start(), request.csum_at());
         // Both lie inside, or the request would have been refused.
-        let Some(covered) = bytes[..first].get(start..) else { return Err(NoRoom::Changed) };
+        let Some(covered) = bytes[..first].get(start..) else { return Err(PutError::Changed) };
         let mut to = Writer::new(gathered.pieces.as_slice());
         self.write_header(&mut to, VnetHdr::plain(1), count);
         let mut front = to.clone();
         to.skip(first);
-        let rest = to.write_summed(&mut from, frame.len as usize - first);
+        let rest = to.write_summed(&mut from, frame.len() as usize - first);
         let sum = Sum::of(covered).plus_at(rest, !(first - start).is_multiple_of(2));
         if let Some(field) = bytes.get_mut(at..at + 2) {
             field.copy_from_slice(&sum.checksum());
@@ -93,19 +90,18 @@ impl SplitRing {
 
     fn put_segments(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
         cut: Cut,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), PutError> {
         let request = frame.request();
         let mut headers = [0u8; MAX_HEADERS_LEN];
-        let mut payload = Reader::new(burst, frame);
+        let mut payload = frame.reader();
         let len = payload.read(&mut headers[..request.headers_len().min(MAX_HEADERS_LEN)]);
-        let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len) else {
-            return Err(NoRoom::Changed);
+        let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len()) else {
+            return Err(PutError::Changed);
         };
         let all = segmenter.segments();
         // What can never be delivered as a whole is worth more in part: TCP sends the rest again.
@@ -114,7 +110,7 @@ impl SplitRing {
             Cut::Part(most) => (true, all.min(most)),
         };
         if !part && u32::from(self.offered()) < wanted {
-            return Err(NoRoom::Empty);
+            return Err(PutError::Empty);
         }
         let surplus = all - wanted + segmenter.surplus();
         // As many buffers as for the packet in one piece, and one for each segment: a receiver
@@ -127,13 +123,13 @@ impl SplitRing {
             if ahead.is_used_up()
                 && let Err(error) = self.look_ahead((wanted - progress.made) as usize, ahead)
             {
-                return Err(NoRoom::Broken(error));
+                return Err(PutError::Broken(error));
             }
             if u32::from(self.place().avail.wrapping_sub(start)) > most {
-                return Err(NoRoom::TooManyDescriptors);
+                return Err(PutError::TooManyDescriptors);
             }
             match self.put_segment(&mut progress, ahead, gathered, done) {
-                Err(NoRoom::Empty) if part && progress.made > 0 => break,
+                Err(PutError::Empty) if part && progress.made > 0 => break,
                 put => put?,
             }
             progress.made += 1;
@@ -151,7 +147,7 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), PutError> {
         let (_, len) = progress.segmenter.payload(progress.made);
         let front_len = progress.segmenter.headers_len();
         let need = u64::from(self.header_len) + front_len as u64 + u64::from(len);

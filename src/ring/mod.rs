@@ -1,13 +1,13 @@
 //! Split virtqueues (virtio 1.2 section 2.7), from the device's side, on raw pointers.
 //!
-//! * [`split`] the ring in memory: every access to it, and nothing else;
+//! * [`split`] the ring in memory: every access to it, suppression of kicks, the second look, and
+//!   when to signal;
 //! * [`chain`] walks one descriptor chain, indirect tables included, in one pass;
 //! * [`burst`] the frames of a turn;
 //! * [`tx`] takes a burst of frames from a driver's transmit queue and completes it;
 //! * [`rx`] delivers frames into a driver's receive queue;
 //! * `fallback` the same for frames that ask for more than the driver has acknowledged;
-//! * `copy` from one guest's memory to another's;
-//! * [`notify`] suppression of kicks, the second look, and when to signal.
+//! * `copy` a frame as it leaves, from one guest's memory to another's.
 //!
 //! Rules. A field of a ring is read exactly once per use: what was checked is what is used. A head
 //! taken goes back exactly once, in ring order, on every path; nothing is half done when a ring's
@@ -23,8 +23,6 @@ pub mod burst;
 pub mod chain;
 mod copy;
 mod fallback;
-mod gathered;
-pub mod notify;
 pub mod rx;
 pub mod split;
 pub mod tx;
@@ -32,8 +30,9 @@ pub mod tx;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use crate::guard::CallFd;
 pub use burst::{Burst, Frame};
 pub use chain::{ChainError, Piece, PieceBuf};
-pub use notify::CallFd;
+pub use copy::EgressFrame;
 pub use rx::{Cut, Delivered, RxScratch};
 pub use split::{Position, RingConfig, RingError, SplitRing, prefetch_read};

@@ -12,14 +12,13 @@
 
 use virtio_queue::desc::split::Descriptor;
 
-use super::burst::{Burst, Frame};
-use super::chain::{Access, ChainError, Piece};
-use super::copy::{Reader, Writer, copy_frame, copy_pieces, store_header};
-use super::gathered::Gathered;
+use super::burst::Burst;
+use super::chain::{Access, ChainError, Gathered, Piece};
+use super::copy::{EgressFrame, Writer, store_header};
 use super::split::{RingError, SplitRing, prefetch_write};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
-use crate::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS, SNAPSHOT_LEN};
+use crate::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS};
 
 /// What became of a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -121,7 +120,7 @@ pub(super) struct Place {
 }
 
 /// Why no room was found for a frame.
-pub(super) enum NoRoom {
+pub(super) enum PutError {
     /// The driver has posted too few buffers.
     Empty,
     /// This frame will never fit buffers like these.
@@ -178,34 +177,34 @@ impl SplitRing {
                 self.put_plain::<VNET_HDR_LEN_LEGACY, OFFLOADS>(burst, left, ahead, done);
             }
             let Some(&index) = run.get(done.settled) else { return };
-            let frame = &burst.frames()[usize::from(index)];
+            let frame = burst.egress(index);
             let put = if !OFFLOADS {
-                self.put(burst, frame, VnetHdr::plain(1), ahead, gathered, done)
-            } else if self.offloads.has(frame.needs) {
-                self.put(burst, frame, frame.header, ahead, gathered, done)
+                self.put(frame, VnetHdr::plain(1), ahead, gathered, done)
+            } else if self.offloads.has(frame.needs()) {
+                self.put(frame, frame.header(), ahead, gathered, done)
             } else {
-                self.put_other(burst, frame, ahead, gathered, done, cut)
+                self.put_other(frame, ahead, gathered, done, cut)
             };
             match put {
                 Ok(()) => {
                     done.frames += 1;
-                    done.bytes += u64::from(frame.len);
+                    done.bytes += u64::from(frame.len());
                     gathered.end_frame();
                 }
-                Err(NoRoom::Empty) => return,
-                Err(NoRoom::NoFit) => done.no_fit |= 1 << done.settled,
-                Err(NoRoom::Changed) => done.bad_offload |= 1 << done.settled,
-                Err(NoRoom::TooManyDescriptors) => {
+                Err(PutError::Empty) => return,
+                Err(PutError::NoFit) => done.no_fit |= 1 << done.settled,
+                Err(PutError::Changed) => done.bad_offload |= 1 << done.settled,
+                Err(PutError::TooManyDescriptors) => {
                     // Each further frame would cost hundreds of descriptors for nothing.
                     done.no_fit |= (done.settled..run.len()).fold(0, |bits, at| bits | 1 << at);
                     done.settled = run.len();
                     return;
                 }
-                Err(NoRoom::Slow(cycles)) => {
+                Err(PutError::Slow(cycles)) => {
                     done.slow = cycles;
                     return;
                 }
-                Err(NoRoom::Broken(error)) => {
+                Err(PutError::Broken(error)) => {
                     done.broken = Some(error);
                     return;
                 }
@@ -264,34 +263,29 @@ impl SplitRing {
         let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
         let (mut count, mut bytes) = (0u16, 0u64);
         for (&index, buffer) in run.iter().zip(ready) {
-            let frame = &frames[usize::from(index)];
-            let need = HEADER_LEN as u32 + frame.len;
-            if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs)) {
+            let frame = EgressFrame::new(burst, &frames[usize::from(index)]);
+            let need = HEADER_LEN as u32 + frame.len();
+            if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs())) {
                 break;
             }
-            let header = if OFFLOADS { frame.header.to_bytes() } else { plain };
+            let header = if OFFLOADS { frame.header().to_bytes() } else { plain };
             // SAFETY: `buffer.at` was translated for `buffer.room` bytes, at least `need`, in this
             // guest's memory, which `self.memory` keeps mapped; the frame's pieces lie in its
             // sender's memory or in staging, kept by the lock the worker holds on its source, and
             // add up to its length.
             unsafe {
                 store_header::<HEADER_LEN>(buffer.at, &header);
-                let payload = buffer.at.add(HEADER_LEN);
-                copy_frame(payload, frame);
-                if frame.more.1 != 0 {
-                    let copied = SNAPSHOT_LEN + frame.rest.len as usize;
-                    copy_pieces(payload.add(copied), burst.more(frame));
-                }
+                frame.copy_to(buffer.at.add(HEADER_LEN));
             }
             self.store_used(self.next_used.wrapping_add(count), buffer.head, need);
             count += 1;
-            bytes += u64::from(frame.len);
+            bytes += u64::from(frame.len());
         }
         // After the loop, where a look for each frame would cost all frames for good.
         if self.log.is_some() {
             let written = ready[..usize::from(count)].iter().zip(run);
             self.mark_frames(written.map(|(buffer, &index)| {
-                (buffer.at, HEADER_LEN as u32 + frames[usize::from(index)].len)
+                (buffer.at, HEADER_LEN as u32 + burst.egress(index).len())
             }));
         }
         self.next_used = self.next_used.wrapping_add(count);
@@ -313,18 +307,17 @@ impl SplitRing {
     #[inline(never)]
     pub(super) fn put(
         &mut self,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         header: VnetHdr,
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-    ) -> Result<(), NoRoom> {
-        let need = u64::from(self.header_len) + u64::from(frame.len);
+    ) -> Result<(), PutError> {
+        let need = u64::from(self.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let mut to = Writer::new(gathered.pieces.as_slice());
         self.write_header(&mut to, header, count);
-        to.write_from(&mut Reader::new(burst, frame), frame.len as usize);
+        to.write_from(&mut frame.reader(), frame.len() as usize);
         self.take_gathered(need, count, ahead, gathered);
         Ok(())
     }
@@ -363,11 +356,11 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-    ) -> Result<usize, NoRoom> {
+    ) -> Result<usize, PutError> {
         loop {
             match self.gather(need, ahead, gathered) {
                 Ok(count) => {
-                    gathered.touch(need).map_err(NoRoom::Slow)?;
+                    gathered.touch(need).map_err(PutError::Slow)?;
                     return Ok(count);
                 }
                 Err(Gather::NoRoom(reason)) => return Err(reason),
@@ -378,7 +371,7 @@ impl SplitRing {
                     self.give_back(&gathered.buffers[..count], ahead);
                     done.bad_buffers += count as u64;
                     if done.bad_buffers > MAX_MERGED_BUFFERS as u64 {
-                        return Err(NoRoom::TooManyDescriptors);
+                        return Err(PutError::TooManyDescriptors);
                     }
                 }
             }
@@ -417,10 +410,10 @@ impl SplitRing {
         let mut count = 0usize;
         while capacity < need {
             if count > 0 && !self.mergeable {
-                return Err(Gather::NoRoom(NoRoom::NoFit));
+                return Err(Gather::NoRoom(PutError::NoFit));
             }
             if count == MAX_MERGED_BUFFERS || gathered.is_spent() {
-                return Err(Gather::NoRoom(NoRoom::TooManyDescriptors));
+                return Err(Gather::NoRoom(PutError::TooManyDescriptors));
             }
             let (head, desc) = self.buffer_at(count, ahead)?;
             gathered.buffers[count] = (head, 0);
@@ -428,7 +421,7 @@ impl SplitRing {
             let room = match self.walk(desc, Access::Writable, &mut gathered.pieces) {
                 Ok(room) => room,
                 Err(ChainError::NoRoom) if count > 1 => {
-                    return Err(Gather::NoRoom(NoRoom::TooManyDescriptors));
+                    return Err(Gather::NoRoom(PutError::TooManyDescriptors));
                 }
                 Err(_) => return Err(Gather::Bad(count)),
             };
@@ -450,15 +443,16 @@ impl SplitRing {
         }
         let seen = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
         if offset >= seen {
-            let now =
-                self.refresh_available().map_err(|error| Gather::NoRoom(NoRoom::Broken(error)))?;
+            let now = self
+                .refresh_available()
+                .map_err(|error| Gather::NoRoom(PutError::Broken(error)))?;
             if offset >= usize::from(now) {
-                return Err(Gather::NoRoom(NoRoom::Empty));
+                return Err(Gather::NoRoom(PutError::Empty));
             }
         }
         let head = self.load_head(self.next_avail.wrapping_add(offset as u16));
         if head >= self.size() {
-            return Err(Gather::NoRoom(NoRoom::Broken(RingError::Head {
+            return Err(Gather::NoRoom(PutError::Broken(RingError::Head {
                 head,
                 size: self.size(),
             })));
@@ -515,7 +509,7 @@ impl RxScratch {
 
 /// Why [`SplitRing::gather`] stopped.
 enum Gather {
-    NoRoom(NoRoom),
+    NoRoom(PutError),
     /// The last of this many buffers is invalid.
     Bad(usize),
 }

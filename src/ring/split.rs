@@ -8,6 +8,12 @@
 //! ```
 //! A [`SplitRing`] exists only while the ring is started; its pointers are resolved once and stay
 //! valid because it owns the [`Translator`] and with it the memory table.
+//!
+//! Notifications (virtio 1.2 sections 2.7.7 and 2.7.10). Kicks are suppressed while a worker looks
+//! at a ring anyway. Going to sleep is: enable kicks, a full fence, look again. Without the second
+//! look a frame made available between the last look and the enabling would wait for ever: the
+//! driver saw kicks disabled, we saw the ring empty. Signals are decided once per published burst
+//! and sent once per turn by the worker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -20,6 +26,17 @@ use crate::memory::{DirtyLog, MemTable, Translator};
 
 // The descriptor is read as two words below; hold the crate's layout to the specification's.
 const _: () = assert!(std::mem::size_of::<Descriptor>() == 16);
+
+/// `VIRTQ_USED_F_NO_NOTIFY`
+const USED_F_NO_NOTIFY: u16 = 1;
+/// `VIRTQ_AVAIL_F_NO_INTERRUPT`
+const AVAIL_F_NO_INTERRUPT: u16 = 1;
+
+/// Section 2.7.10: true if an index that moved from `old` to `new` passed `event`.
+#[inline(always)]
+pub(super) fn passed(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
 
 /// Bytes of the avail and used structures that are not per element: flags, idx, event.
 const AVAIL_FIXED: u64 = 6;
@@ -250,7 +267,7 @@ impl SplitRing {
     }
 
     /// Chains that the driver made available and that were not given back: the difference of the
-    /// two indices in memory, whoever serves the ring meanwhile. None where there is no ring, or
+    /// two indices in memory, whichever worker serves the ring. None where there is no ring, or
     /// none that makes sense.
     pub fn outstanding(table: &MemTable, config: &RingConfig) -> Option<u16> {
         let Parts { avail, used, .. } = resolve(table, config).ok()?;
@@ -332,11 +349,6 @@ impl SplitRing {
     #[cold]
     pub fn cause(&self, found: RingError) -> RingError {
         self.check_memory().err().unwrap_or(found)
-    }
-
-    /// The memory table this ring uses.
-    pub fn table(&self) -> &Arc<MemTable> {
-        self.memory.table()
     }
 
     /// avail.idx; Acquire, so that heads and descriptors before it may be read after it.
@@ -462,6 +474,69 @@ impl SplitRing {
     pub(super) fn mark_payload(&self, at: *const u8, len: u64) {
         if let (Some(log), Some(gpa)) = (&self.log, self.memory.table().gpa_of(at)) {
             log.log.mark(gpa, len);
+        }
+    }
+}
+
+impl SplitRing {
+    /// Tells the driver not to kick. With EVENT_IDX there is nothing to do: avail_event stays
+    /// behind, so the driver's index does not pass it again for 65,535 buffers.
+    pub fn suppress_kicks(&mut self) {
+        if !self.event_idx {
+            self.store_used_flags(USED_F_NO_NOTIFY);
+        }
+    }
+
+    /// Asks for a kick at the next buffer and looks again; true if there is one already, and then
+    /// the caller must not sleep.
+    #[must_use]
+    pub fn enable_kicks(&mut self) -> bool {
+        // Both stores end in a full fence, so the load below cannot be satisfied before the driver
+        // can see the request: either it sees the request and kicks, or we see its buffer.
+        if self.event_idx {
+            self.store_avail_event(self.next_avail);
+        } else {
+            self.store_used_flags(0);
+        }
+        self.load_avail_idx() != self.next_avail
+    }
+
+    /// As [`SplitRing::enable_kicks`], for buffers behind all those that were seen already.
+    #[must_use]
+    pub fn enable_kicks_behind(&mut self) -> bool {
+        let seen = self.avail_seen;
+        if self.event_idx {
+            self.store_avail_event(seen);
+        } else {
+            self.store_used_flags(0);
+        }
+        self.load_avail_idx() != seen
+    }
+
+    /// Makes everything pushed since the last call visible to the driver; true if the driver wants
+    /// to be signalled for it.
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.next_used);
+        if old == new {
+            return false;
+        }
+        if self.log.is_some() {
+            self.mark_used_elements(old);
+        }
+        self.store_used_idx(new);
+        self.published = new;
+        if self.log.is_some() {
+            // After the store: a mark taken before it would let the old index migrate.
+            self.mark_used(2, 2);
+        }
+        if self.force_signal {
+            self.force_signal = false;
+            return true;
+        }
+        if self.event_idx {
+            passed(self.load_used_event(), new, old)
+        } else {
+            self.load_avail_flags() & AVAIL_F_NO_INTERRUPT == 0
         }
     }
 }

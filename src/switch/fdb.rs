@@ -1,28 +1,19 @@
 //! The forwarding database: which port an address was last seen on.
 //!
-//! Two hot verbs, [`Fdb::lookup`] and [`Fdb::learn`]; a port is an opaque number. A lookup is one
-//! cache line of plain loads. Learning what is known already is the same and stores nothing;
-//! the time stamp is written once per second and address. Neither takes a lock.
+//! [`Fdb::lookup`] and [`Fdb::learn`] of a known address take no lock. Writers (insert, move,
+//! remove, age, flush) hold the lock of the bucket's shard, a leaf. A worker tries for a bounded
+//! time and otherwise answers [`Learn::Busy`]; the next frame learns instead. Readers may rely on
+//! this:
 //!
-//! Writers (insert, move, remove, age, flush) hold the lock of the bucket's shard, a leaf: nothing
-//! else is taken while it is held, and nothing is called that could wait. A worker tries for a
-//! bounded time and otherwise answers [`Learn::Busy`]; the next frame learns instead.
-//!
-//! What readers may rely on:
-//! * An entry that stays is always found. A move replaces the word in one store, so a lookup sees
-//!   the old or the new port, never a gap; nothing is ever shifted from slot to slot.
+//! * An entry that stays is always found. A move is one store: a lookup sees the old or the new
+//!   port.
 //! * An address has at most one entry: every insertion looks again under the lock.
-//! * A remembered answer is valid while [`Fdb::generation`] is what it was **before** the lookup.
-//!   Writers store the word first and count the generation up after, so a reader that still sees
-//!   the old number can at worst hold an answer as old as that number. Plain insertions do not
-//!   count: they make no "lives on port" wrong. They do outdate "lives nowhere", which therefore
-//!   must not be remembered beyond a burst.
+//! * A remembered answer is valid while [`Fdb::generation`] is what it was **before** the lookup:
+//!   writers store the word first. Insertions do not count, so "lives nowhere" must not be
+//!   remembered beyond a burst.
 //!
-//! Full buckets. There are at least as many buckets as the table cap, so at the cap a bucket of
-//! eight slots has one entry on average. It is asked for a ninth with probability
-//! e⁻¹ · Σ 1/k! (k ≥ 9) = 1.1e-6: of 65536 addresses in the default table 0.08 on average find no
-//! slot (they displace one of their own port, or flood). With 4096 addresses it is 4e-17 a bucket.
-//! Half the buckets would save 3 MiB of address space and leave 10 addresses without a slot.
+//! At the table cap a bucket of eight slots has one entry on average: of 65,536 addresses 0.08 find
+//! no slot, displace one of their own port, or flood.
 
 use std::sync::{PoisonError, TryLockError};
 

@@ -103,7 +103,7 @@ pub enum DropCause {
     ReservedAddress,
     /// The source is zero or a group address: no station sends that, and answers to it flood.
     BadSource,
-    /// The destination lives on the port the frame came from.
+    /// The destination is on the port the frame came from.
     Hairpin,
     /// From one uplink to another, which the rules do not allow.
     UplinkToUplink,

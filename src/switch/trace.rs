@@ -9,7 +9,7 @@ use crate::frame::MacAddr;
 pub enum Source {
     /// No station has it: the frame goes nowhere.
     Bad,
-    /// It lives on the port that the frame comes in on; true if it is configured there.
+    /// It is on the port that the frame comes in on; true if it is configured there.
     Here(bool),
     /// It was learned on another port, and moves.
     Moves(PortId),

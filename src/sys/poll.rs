@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub enum Wake {
     /// The descriptor can be worked on; errors and hang-ups count, the next call on it says which.
     Ready,
-    /// The stop eventfd was written. It wins over [`Wake::Ready`].
+    /// The stop eventfd was written. It takes precedence over [`Wake::Ready`].
     Stop,
     /// The deadline has passed.
     TimedOut,

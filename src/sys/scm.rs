@@ -1,16 +1,12 @@
 //! Bytes and descriptors over a Unix stream socket: recvmsg(2) and sendmsg(2), never blocking.
 //!
-//! `vmm_sys_util::sock_ctrl_msg` does most of this, but its receiving half does not serve a
-//! process that talks to peers it does not trust (version 0.15 read): it cannot pass
-//! `MSG_CMSG_CLOEXEC`, so descriptors of one VM would leak into any program started later, and
-//! it cannot pass `MSG_DONTWAIT`, so a deadline would depend on a file status flag that whoever
-//! handed us the socket can clear. It also looks at the first control message only and reports
-//! lost descriptors as an error without the bytes. That of rustix closes what was not drained from
-//! its buffer, here and now. Hence recvmsg(2) is called here; the tests send with the crate.
+//! recvmsg(2) is called here because `vmm_sys_util::sock_ctrl_msg` passes neither
+//! `MSG_CMSG_CLOEXEC` nor `MSG_DONTWAIT`, looks at the first control message alone, and loses bytes
+//! with lost descriptors; rustix closes what is left in its buffer in the caller's time.
 //!
-//! Rule: every descriptor the kernel installs for us is in an [`OwnedFd`] before anything can
-//! return, so none can leak. There is always room for all that one message can carry: what does
-//! not fit the kernel would close here and now, and that can wait for ever (`guard::disposal`).
+//! Every descriptor that the kernel installs is in an [`OwnedFd`] before anything can return. There
+//! is always room for all that one message can carry: the kernel closes what does not fit here and
+//! now, and that can wait for ever (`guard::disposal`).
 
 use std::io;
 use std::mem::{align_of, size_of};

@@ -1,15 +1,12 @@
-//! Opening TAP interfaces: creating one, or attaching to one that exists.
+//! Opening TAP interfaces: creating one, or attaching to one that exists, which is otherwise left
+//! as it is. An interface that the switch creates goes away with its last queue.
 //!
-//! An interface made by the administrator is attached to and otherwise left as it is; one that we
-//! create goes away with its last queue. Each queue is a descriptor of its own.
-//!
-//! Facts of the driver (`drivers/net/tun.c`) that this file is shaped by:
+//! Of the driver (`drivers/net/tun.c`) this file relies on:
 //! - TUNSETIFF answers EINVAL for an interface that is no TAP, and for one whose `multi_queue`
 //!   differs from the request; EBUSY only if a single-queue TAP has a user.
-//! - A multi-queue TAP takes further queues from any process. Those after the first do not change
-//!   its flags, so a frame could come without the header we count on, and two switches would
-//!   share its frames. We ask netlink how many are attached, and look at the flags afterwards.
-//! - The header size belongs to the interface, not to the descriptor, and outlives it.
+//! - A multi-queue TAP takes further queues from any process, which do not change its flags:
+//!   netlink is asked how many are attached, and the flags are read afterwards.
+//! - The header size belongs to the interface and outlives the descriptor.
 //! - A name with a `%d` is a pattern, and an empty one means "choose": both are refused here.
 
 use std::fs::{File, OpenOptions};

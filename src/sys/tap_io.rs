@@ -1,7 +1,6 @@
 //! Frames through one queue of a TAP, and what each answer of the kernel means.
 //!
-//! Measured on Linux 6.18 with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR and O_NONBLOCK, and kept true by
-//! the tests below; in brackets what is taken from the driver's source (`drivers/net/tun.c`):
+//! As Linux 6.18 answers, and the tests below check; in brackets from the driver's source:
 //!
 //! | situation | write | read | epoll |
 //! |---|---|---|---|
@@ -21,10 +20,8 @@
 //! | socket buffer full, after TUNSETSNDBUF | (EAGAIN) | | |
 //! | no memory | [ENOMEM, ENOBUFS] | | |
 //!
-//! So a reader needs a buffer for the longest frame there is, and a caller must bound what it
-//! writes. The header of a frame read with all offloads off may still carry DATA_VALID.
-//!
-//! Rule: nothing here waits, retries or logs. The caller counts.
+//! Nothing here waits, retries or logs. The caller counts, bounds what it writes, and reads into a
+//! buffer for the longest frame. A frame read without offloads may still carry DATA_VALID.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

@@ -22,7 +22,7 @@ pub fn run_again_after_panic(what: &str, stopped: impl Fn() -> bool, mut work: i
         if start.elapsed() > RESTART_PAUSE_MAX {
             pause = RESTART_PAUSE_MIN;
         }
-        log::error!("{what} panicked and goes on in {pause:?}");
+        log::error!("{what} panicked and continues in {pause:?}");
         std::thread::park_timeout(pause);
         pause = (2 * pause).min(RESTART_PAUSE_MAX);
     }

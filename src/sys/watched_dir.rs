@@ -1,4 +1,4 @@
-//! A directory in which files turn up: what is there, and being woken when that changes.
+//! A directory in which files appear: what is there, and being woken when that changes.
 //!
 //! inotify(7) only wakes: who is woken looks at the whole directory, so that nothing depends on
 //! what the kernel's queue had room for. Where there is no inotify left
@@ -190,7 +190,7 @@ fn watch(path: &Path, directory: &OwnedFd) -> io::Result<OwnedFd> {
         | WatchFlags::DELETE_SELF
         | WatchFlags::MOVE_SELF;
     inotify::add_watch(&events, format!("/proc/self/fd/{}", directory.as_raw_fd()), what)?;
-    // A directory that is removed while a process has it open lives on, and says nothing.
+    // A directory that is removed while a socket listens in it stays, without an event.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let gone = WatchFlags::DELETE | WatchFlags::MOVE;
     inotify::add_watch(&events, parent.unwrap_or(Path::new(".")), gone)?;

@@ -1,22 +1,14 @@
 //! One front-end's connection: whole messages in, replies out, nothing that waits for ever.
 //!
-//! The rules of the wire:
-//!
-//! * A message is 12 header bytes, then exactly the announced number of body bytes. Descriptors
-//!   come with the header's first piece, because front-ends send a message in one sendmsg(2), and
-//!   nowhere else.
-//! * Waiting for the first byte of a message has no limit: a front-end is silent for days. From
-//!   that byte on the whole message must arrive by one absolute deadline, however it is sliced, so
-//!   feeding single bytes gains a peer nothing.
-//! * A reply must be taken by a deadline too. The peer may be a process that never reads.
-//! * Whatever else comes with the bytes is closed by [`disposal`], which does not wait for it, and
-//!   so is what lies unread when the connection ends.
+//! * A message is 12 header bytes, then the announced number of body bytes. Descriptors come with
+//!   the header's first piece and nowhere else.
+//! * Waiting for a message's first byte has no limit. From then on the whole message must arrive by
+//!   one absolute deadline, however it is sliced. A reply must be taken by a deadline too.
+//! * Whatever else comes with the bytes, or lies unread at the end, is closed by [`disposal`].
 //! * Every wait ends at once when the stop eventfd is written.
-//! * After any [`WireError`] the connection is of no more use: drop it. A message that arrived
-//!   whole but makes no sense is no such error, see [`crate::vhost_user::message`].
+//! * After any [`WireError`] the connection is of no more use: drop it.
 //!
-//! Nothing here depends on the socket's own blocking mode, which its creator can change:
-//! each call says by itself that it must not block, and poll(2) does the waiting.
+//! Nothing depends on the socket's blocking mode, which its other owners can change.
 
 use std::cell::Cell;
 use std::io;
@@ -31,7 +23,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::guard::disposal::{self, Guarded};
 use crate::limits::{MAX_HELD_FILES, MAX_MESSAGE_FILES, MESSAGE_TIMEOUT, REPLY_TIMEOUT};
-use crate::port::Summons;
+use crate::port::SessionWaker;
 use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{Interest, Wake, wait_for_any, wait_for_either};
 use crate::sys::scm;
@@ -95,7 +87,7 @@ pub enum WireError {
 pub struct Connection {
     socket: Guarded<UnixStream>,
     stop: Arc<EventFd>,
-    leave: Arc<Summons>,
+    leave: Arc<SessionWaker>,
     /// The session was called while a message was coming.
     called: Cell<bool>,
     /// The socket that the next front-end connects to.
@@ -111,7 +103,7 @@ impl Connection {
         socket: impl Into<Guarded<UnixStream>>,
         stop: Arc<EventFd>,
     ) -> io::Result<Connection> {
-        let (socket, leave) = (socket.into(), Arc::new(Summons::new()?));
+        let (socket, leave) = (socket.into(), Arc::new(SessionWaker::new()?));
         let (message_timeout, reply_timeout) = (MESSAGE_TIMEOUT, REPLY_TIMEOUT);
         let (called, listener) = (Cell::new(false), None);
         Ok(Connection { socket, stop, leave, called, listener, message_timeout, reply_timeout })
@@ -124,7 +116,7 @@ impl Connection {
     }
 
     /// By which another thread ends the session with [`WireError::Dropped`], or calls it.
-    pub fn leave(&self) -> &Arc<Summons> {
+    pub fn leave(&self) -> &Arc<SessionWaker> {
         &self.leave
     }
 

@@ -1,16 +1,13 @@
-//! What a vhost-user message says: header, body and descriptors to a typed [`Payload`].
+//! What a vhost-user message says: header, body and descriptors to a typed [`Payload`]. The
+//! protocol is QEMU's `docs/interop/vhost-user.rst`.
 //!
-//! The protocol is QEMU's `docs/interop/vhost-user.rst`. Codes and body layouts are those of the
-//! `vhost` crate; the 12 header bytes are ours because the crate keeps its header type private.
-//!
-//! Two kinds of fault, because they end differently. A [`HeaderError`] means the stream can no
-//! longer be cut into messages: the connection is over. A [`BadMessage`] has a good header and was
-//! read to its end: the session may refuse it and go on. What a body must look like and how many
-//! descriptors come with it is said once, in the table of `decode.rs`; everything a message brings
+//! A [`HeaderError`] means that the stream can no longer be cut into messages: the connection is
+//! over. A [`BadMessage`] was read to its end: the session may refuse it and go on. The table of
+//! `decode.rs` has each body's layout and number of descriptors; everything that a message brings
 //! is dropped, and so closed, wherever decoding stops.
 //!
-//! Decoding says what is well-formed, not what is acceptable: ring indices, addresses, sizes and
-//! sums of region fields are still the front-end's word and are checked where they are used.
+//! Decoding checks what is well-formed, not what is acceptable: ring indices, addresses, sizes and
+//! sums of region fields are checked where they are used.
 
 use std::fmt;
 use std::os::fd::OwnedFd;

@@ -232,7 +232,9 @@ impl<'a> Rings<'a> {
         let call = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
         self.retire(old);
-        self.with_ring(index as usize, |vring, _| vring.call = call.clone());
+        if let Some(queue) = self.guest.queue(index as usize) {
+            queue.set_call(call.clone());
+        }
         if let Some(call) = call {
             self.signal(&call);
         }
@@ -441,7 +443,7 @@ impl<'a> Rings<'a> {
                 let TxState { vring, side, .. } = &mut *queue.quiet();
                 side.gate.drain_to = None;
                 // What the worker holds back would be forgotten with the ring.
-                let owed = vring.call.clone().filter(|_| side.moderation.release(false));
+                let owed = vring.call.clone().filter(|_| side.moderation.release());
                 (vring.ring.take().map(|ring| ring.base()), owed)
             }
             Some(QueueRef::Rx(queue)) => {

@@ -210,7 +210,7 @@ impl<'a> Session<'a> {
                     if self.setup.wanted_more() {
                         let most = self.rings.pairs();
                         self.warn(&format!(
-                            "the front-end was told that there are {most} queue pairs at most, and \
+                            "the front-end was offered {most} queue pairs at most, and \
                              left without a ring: does it want more? queues=N is the port's option"
                         ));
                     }

@@ -1,5 +1,5 @@
-//! How far a front-end has set up its device, which tells why its guest has no network: mistakes in
-//! its configuration that it does not see or does not report.
+//! How far a front-end has set up its device, as far as that explains why its guest has no network:
+//! mistakes in its configuration that it does not see or does not report.
 
 use vhost::vhost_user::message::FrontendReq;
 

@@ -1,37 +1,14 @@
 //! The sockets on which front-ends are met: listening, connecting, inherited.
 //!
-//! **A listening socket appears complete.** It is bound in a directory of its own beside its path,
-//! given its mode and group, told to listen, and only then linked to its real name. Who sees
-//! the path sees a socket with the right permissions that accepts. link(2) never replaces
-//! anything, so a file that turned up meanwhile is safe too. (ss(8) therefore shows a temporary
-//! name, `/proc/self/fd/N/NAME`.) Neither `UnixListener::bind` nor `vhost::vhost_user::Listener`
-//! serves: both listen before mode and group can be set, and the latter removes whatever is at the
-//! path, a live back-end's socket or a regular file, and at its end whatever is there by then.
-//!
-//! **Mode and group are given to a socket, not to a path.** Who may write to the directory may put
-//! another port's socket, or a link to it, where ours was, and all could connect to it. The
-//! file behind a socket cannot be had from the socket (fchmod(2) changes another inode), and what
-//! it gets at bind(2) is subject to the umask and has the process's group. So it is made where
-//! only we may write, a `PrivateDir`; one that is adopted is known by device and inode.
-//!
-//! **A path in use is left alone.** If something is there already, connect(2) tells: accepted or
-//! queue full, a process lives behind it; refused, it was left behind and is removed. What is not
-//! a socket is never removed. No system call removes a file only if it is the one that was looked
-//! at, so of two daemons that start at once, the slower one could remove the new socket of the
-//! other for the stale one. Hence a lock from the look to the link.
-//!
-//! **At the end** the path is removed if it still is our socket, and before the socket is closed:
-//! while we listen, no daemon takes it for stale, so no successor's socket is removed. It stays if
-//! the service manager holds the socket for the next process: front-ends go on connecting
-//! meanwhile.
-//!
-//! **A socket is closed where that may last** ([`Guarded`]): connections that wait in a queue may
-//! have sent descriptors already, and the last close of those can take hours.
-//!
-//! **A port that connects** does so to the socket at its path and nowhere else.
-//!
-//! One front-end at a time: a port accepts, serves, and accepts again. The next one waits in the
-//! queue, already connected from its own point of view.
+//! - A listening socket appears complete: it is bound in a `PrivateDir`, given its mode and group,
+//!   told to listen, and then linked to its name. link(2) never replaces anything.
+//! - Mode and group are given to a socket, never to a path, where another's may be by then. One
+//!   that is adopted is known by device and inode.
+//! - A path in use is left alone: connect(2) shows whether a process lives behind it. What is not a
+//!   socket is never removed. A lock is held from the look to the link.
+//! - At the end the path is removed, before the socket is closed, if it still is this socket and
+//!   the service manager does not keep it.
+//! - A socket is closed where that may last ([`Guarded`]).
 
 use std::fs::{self, File};
 use std::io;

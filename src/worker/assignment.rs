@@ -29,8 +29,8 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::balance::{Move, Sample};
+use super::handle::{Token, WorkerHandle};
 use super::kick::KickFd;
-use super::{Token, WorkerHandle};
 use crate::port::{Discard, Port, Ports, QueueRef};
 
 #[cfg(doc)]
@@ -103,7 +103,7 @@ impl Assignment {
     }
 
     /// Gives a ring that was started to a worker, which looks at it at once and whenever `kick` is
-    /// written. An error (no memory for the watch, no such port) leaves it with nobody.
+    /// written. An error (no memory for the watch, no such port) leaves it without a worker.
     pub fn serve(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         self.release(ring);
         let ports = self.ports.present();
@@ -158,7 +158,7 @@ impl Assignment {
         }
     }
 
-    /// A ring stops: nobody watches its kick any more. Its worker may be in a burst; take the
+    /// A ring stops: no worker watches its kick any more. Its worker may be in a burst; take the
     /// ring's lock to wait for that.
     pub fn release(&self, ring: Token) {
         let mut spread = self.spread();
@@ -256,7 +256,10 @@ impl Assignment {
             QueueRef::Tx(queue) => queue
                 .quiet_soon()
                 .filter(|state| state.side.gate.discard == Discard::Never)
-                .map(|mut state| state.vring.owner = Some(worker)),
+                .map(|mut state| {
+                    state.vring.owner = Some(worker);
+                    state.side.moderation.release();
+                }),
             QueueRef::Rx(queue) => queue.quiet_soon().map(|mut state| {
                 (state.vring.owner, state.side.stale_kicks) = (Some(worker), counted);
             }),

@@ -7,10 +7,10 @@
 //!
 //! A move is cheap and loses nothing, but each costs a moment and a cache, and loads are noisy and
 //! partly an attacker's to choose. So nothing moves
-//! * for a worker that is not busy for a hundredth of the time: nobody waits for it;
+//! * for a worker that is not busy for a hundredth of the time: no ring waits for it;
 //! * between workers of which one has three quarters of the other's work: that is even enough;
 //! * if the new worker would then have nearly as much more as it has less now: what comes and goes
-//!   with every noise helps nobody;
+//!   with every noise is no help;
 //! * unless all this held in both of the last two seconds: neither a worker that lost its CPU for a
 //!   moment nor a load that alternates by the second moves anything;
 //! * within ten seconds of its last move, and never more than four rings a second.
@@ -19,7 +19,7 @@
 
 use std::collections::HashMap;
 
-use super::Token;
+use super::handle::Token;
 use crate::limits::{BALANCE_MOVES, BALANCE_REST_SECONDS};
 
 /// A source of frames as a look at it found it.

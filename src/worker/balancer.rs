@@ -7,71 +7,16 @@
 //! still, and never come back, as it would take no cycles. So a worker gets a ring only after it
 //! answered a wake-up within [`BALANCE_ANSWER_MILLIS`].
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
-use std::thread::Thread;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::balance::{Balance, Sample};
+use super::handle::Helper;
 use super::{Token, Workers};
 use crate::limits::BALANCE_ANSWER_MILLIS;
 use crate::port::Endpoint;
 use crate::sys::clock;
 use crate::sys::threads::pause;
-
-/// Threads that look once a second at what workers did, and park while all of these sleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Helper {
-    /// Moves rings by their load.
-    Balance,
-    /// Samples counters.
-    Sampler,
-}
-
-impl Helper {
-    const COUNT: usize = 2;
-
-    fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
-
-/// Whether a worker sleeps, and whom it wakes when it does no longer.
-#[derive(Debug, Default)]
-pub struct Doze {
-    asleep: AtomicBool,
-    /// A bit for each helper that is parked, or about to be.
-    parked: AtomicU8,
-    helpers: [OnceLock<Thread>; Helper::COUNT],
-}
-
-impl Doze {
-    /// The worker is about to sleep.
-    pub fn asleep(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
-    }
-
-    /// The worker is back, before it takes anything.
-    pub fn awake(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
-        // With the fence in `park_while_asleep`: either this sees that the thread parks, or the
-        // thread sees that nobody may be waited for.
-        fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) != 0 {
-            self.wake_helpers();
-        }
-    }
-
-    #[cold]
-    fn wake_helpers(&self) {
-        let parked = self.parked.swap(0, Ordering::Relaxed);
-        for (number, helper) in self.helpers.iter().enumerate() {
-            if parked >> number & 1 != 0 {
-                helper.get().into_iter().for_each(Thread::unpark);
-            }
-        }
-    }
-}
 
 impl Workers {
     /// Moves rings between the workers by their load until `stopping`. Returns at once if there is
@@ -80,7 +25,7 @@ impl Workers {
         if self.handles().len() < 2 {
             return;
         }
-        self.have_helper(Helper::Balance);
+        self.have_helper(Helper::Balancer);
         let second = clock::cycles_per_second();
         let mut balance = Balance::new(self.handles().len(), clock::cycles(), second);
         while pause(Duration::from_secs(1), stopping) {
@@ -94,7 +39,7 @@ impl Workers {
                     balance.moved(one);
                 }
             }
-            if self.park_while_asleep(Helper::Balance, stopping) {
+            if self.park_while_asleep(Helper::Balancer, stopping) {
                 balance.resume(clock::cycles());
             }
         }
@@ -132,26 +77,27 @@ impl Workers {
     /// The calling thread is this helper, which workers wake.
     pub fn have_helper(&self, helper: Helper) {
         for handle in self.handles() {
-            let _ = handle.doze.helpers[helper as usize].set(std::thread::current());
+            let _ = handle.sleep_state.helpers[helper as usize].set(std::thread::current());
         }
     }
 
     /// Parks the helper until a worker wakes up; false if one is awake already.
     pub fn park_while_asleep(&self, helper: Helper, stopping: &AtomicBool) -> bool {
-        let (dozes, bit) = (|| self.handles().iter().map(|handle| &handle.doze), helper.bit());
-        for doze in dozes() {
-            doze.parked.fetch_or(bit, Ordering::Relaxed);
+        let (states, bit) =
+            (|| self.handles().iter().map(|handle| &handle.sleep_state), helper.bit());
+        for sleep_state in states() {
+            sleep_state.parked.fetch_or(bit, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        let all = dozes().all(|doze| doze.asleep.load(Ordering::Relaxed));
+        let all = states().all(|sleep_state| sleep_state.asleep.load(Ordering::Relaxed));
         while all
             && !stopping.load(Ordering::Acquire)
-            && dozes().all(|doze| doze.parked.load(Ordering::Relaxed) & bit != 0)
+            && states().all(|sleep_state| sleep_state.parked.load(Ordering::Relaxed) & bit != 0)
         {
             std::thread::park();
         }
-        for doze in dozes() {
-            doze.parked.fetch_and(!bit, Ordering::Relaxed);
+        for sleep_state in states() {
+            sleep_state.parked.fetch_and(!bit, Ordering::Relaxed);
         }
         all
     }
@@ -204,15 +150,15 @@ mod tests {
     fn who_wakes_up_wakes_the_helpers() {
         let workers = workers(2);
         let stopping = AtomicBool::new(false);
-        let doze = |worker: usize| &workers.handles()[worker].doze;
-        doze(0).asleep();
-        let balance = Helper::Balance;
+        let sleep_state = |worker: usize| &workers.handles()[worker].sleep_state;
+        sleep_state(0).asleep();
+        let balance = Helper::Balancer;
         assert!(!workers.park_while_asleep(balance, &stopping), "the other one is awake");
         let rounds = 2_000;
         let done = AtomicU32::new(0);
         std::thread::scope(|s| {
             let (workers, stopping, done) = (&workers, &stopping, &done);
-            for helper in [Helper::Balance, Helper::Sampler] {
+            for helper in [Helper::Balancer, Helper::Sampler] {
                 s.spawn(move || {
                     workers.have_helper(helper);
                     while done.load(Ordering::Acquire) < 2 {
@@ -223,9 +169,9 @@ mod tests {
             for worker in 0..2 {
                 s.spawn(move || {
                     for _ in 0..rounds {
-                        doze(worker).asleep();
+                        sleep_state(worker).asleep();
                         std::thread::yield_now();
-                        doze(worker).awake();
+                        sleep_state(worker).awake();
                     }
                     // Awake for good: nobody parks any more.
                     done.fetch_add(1, Ordering::AcqRel);

@@ -6,21 +6,23 @@
 //!
 //! So each kick has an epoll set of its own, and the worker's set watches that one. The session's
 //! thread makes it and ends it, with nothing else locked, and pays for it as for signals. To watch
-//! the set itself never waits, as nobody outside has it; so a ring can go to another worker at any
-//! time.
+//! the set itself never waits, as no other process has it; so a ring can go to another worker at
+//! any time.
 //!
-//! A write to the kick makes the set readable, which is an event of the worker's set, each time.
-//! Nobody takes events from the set itself. The kernel looks into it when the worker takes its own,
+//! A write to the kick makes the set readable, which is an event of the worker's set, each time. No
+//! thread takes events from the set itself. The kernel looks into it when the worker takes its own,
 //! under its lock, so no worker may watch it when its end begins.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::MutexGuard;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::limits::SIGNAL_MICROS;
 use crate::pipeline::signals::evict;
-use crate::port::Port;
+use crate::port::{Awaited, GuestPort, Port, RxState};
+use crate::ring::SplitRing;
 use crate::sys::clock;
 use crate::sys::eventfd::{drain, is_readable};
 use crate::sys::usage::cpu_micros;
@@ -82,4 +84,55 @@ fn measured<T>(port: &Port, work: impl FnOnce() -> T) -> T {
         }
     }
     done
+}
+
+/// A guest posted buffers to its receive queue: it can take frames from now on. Kicks stay
+/// suppressed while it has held buffers, as no sender waits for more. Returns the workers that
+/// waited for these.
+pub(super) fn receive_kick(
+    port: &Port,
+    guest: &GuestPort,
+    index: usize,
+    mut state: MutexGuard<'_, RxState>,
+    kicked: bool,
+) -> Awaited {
+    let mut waiting = Awaited::default();
+    guest.rx[index].stats.kicks.add(kicked.into());
+    let suspicious = kicked && never_moves(&mut state);
+    let RxState { vring, side, .. } = &mut *state;
+    if let Some(ring) = vring.running()
+        && (ring.has_work() || ring.enable_kicks())
+    {
+        ring.suppress_kicks();
+        guest.set_active(index, true);
+        waiting = std::mem::take(&mut side.awaited);
+    }
+    drop(state);
+    if suspicious {
+        complain(port);
+    }
+    waiting
+}
+
+/// A receive queue kicked without a single buffer since the start means that the guest writes to
+/// other memory than we read: a front-end with private memory fails in no other visible way. Every
+/// driver kicks it after its first buffers. Kicks of an empty transmit queue mean nothing: DPDK
+/// makes one at each start (22.11, `virtio_dev_start`). True once per start.
+fn never_moves(state: &mut RxState) -> bool {
+    if state.side.stale_kicks > 0 {
+        state.side.stale_kicks -= 1;
+        return false;
+    }
+    state.vring.ring.as_mut().is_some_and(SplitRing::never_moved)
+}
+
+/// Logs; not to be called with a ring's lock held.
+fn complain(port: &Port) {
+    if port.log.allow() {
+        log::warn!(
+            "port {}: the guest kicks but its available ring never moves: is its memory shared \
+             (QEMU: memory-backend-memfd with share=on)?",
+            port.name
+        );
+    }
 }

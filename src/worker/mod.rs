@@ -10,6 +10,7 @@
 //! * [`balance`] which rings should move for their load, [`balancer`] the thread that asks;
 //! * [`reserve`] threads that work for a worker that stands still;
 //! * [`run`] the loop: which sources are ready, when to sleep;
+//! * [`handle`] what other threads see of a worker, and what they leave for it;
 //! * [`kick`] kick descriptors, and how workers hear of them;
 //! * [`spin`] whether an idle worker keeps looking.
 //!
@@ -20,205 +21,28 @@
 pub mod assignment;
 pub mod balance;
 pub mod balancer;
+pub mod handle;
 pub mod kick;
 pub mod reserve;
 pub mod run;
 pub mod spin;
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
-
 use self::assignment::Assignment;
-use self::balancer::Doze;
-use self::reserve::{Reserves, Seat};
-use crate::guard::BlockedWriterWatch;
-use crate::limits::{ADOPTION_STEP, MAX_NOTES, RESERVES, STOP_TIMEOUT};
-use crate::pipeline::Announcement;
-use crate::port::{Port, Ports};
-use crate::stats::WorkerStats;
-use crate::switch::{Fdb, PortId, Rules};
+use self::reserve::Reserves;
+use crate::limits::{ADOPTION_STEP, RESERVES, STOP_TIMEOUT};
+use crate::port::Port;
 use crate::sys::affinity;
 use crate::sys::clock;
 use crate::sys::threads::join_until;
 use crate::sys::usage;
 
-/// What an event of a worker's epoll set is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Token {
-    /// A note was left, or the worker shall stop.
-    Wake,
-    /// A guest kicked its transmit queue.
-    Transmit(PortId, u16),
-    /// A guest kicked its receive queue: it posted buffers.
-    Receive(PortId, u16),
-    /// A queue of a device is readable, or the device changed.
-    Device(PortId, u16),
-}
-
-impl Token {
-    fn to_bits(self) -> u64 {
-        let pack = |kind: u64, port: PortId, queue: u16| {
-            kind << 32 | u64::from(port) << 16 | u64::from(queue)
-        };
-        match self {
-            Token::Wake => 0,
-            Token::Transmit(port, queue) => pack(1, port, queue),
-            Token::Receive(port, queue) => pack(2, port, queue),
-            Token::Device(port, queue) => pack(3, port, queue),
-        }
-    }
-
-    /// The port whose source it is.
-    fn port(self) -> Option<PortId> {
-        match self {
-            Token::Wake => None,
-            Token::Transmit(port, _) | Token::Receive(port, _) | Token::Device(port, _) => {
-                Some(port)
-            }
-        }
-    }
-
-    fn from_bits(bits: u64) -> Token {
-        let (port, queue) = ((bits >> 16) as PortId, bits as u16);
-        match bits >> 32 {
-            1 => Token::Transmit(port, queue),
-            2 => Token::Receive(port, queue),
-            3 => Token::Device(port, queue),
-            _ => Token::Wake,
-        }
-    }
-}
-
-/// What another thread asks of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Note {
-    /// Look at a source once, without waiting for its event.
-    Look(Token),
-    /// Announce a guest's address to the network.
-    Announce(Announcement),
-}
-
-/// The part of a worker that other threads see.
-#[derive(Debug)]
-pub struct WorkerHandle {
-    epoll: Epoll,
-    wake: EventFd,
-    notes: Mutex<Vec<Note>>,
-    noted: AtomicBool,
-    stop: AtomicBool,
-    /// Serial number of the table of ports that the worker goes by.
-    adopted: AtomicU64,
-    doze: Doze,
-    /// Who works for it.
-    seat: Seat,
-    /// Counters.
-    pub stats: WorkerStats,
-}
-
-impl WorkerHandle {
-    fn new(number: usize) -> io::Result<WorkerHandle> {
-        let epoll = Epoll::new()?;
-        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        let handle = WorkerHandle {
-            epoll,
-            wake,
-            notes: Mutex::new(Vec::new()),
-            noted: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            adopted: AtomicU64::new(0),
-            doze: Doze::default(),
-            seat: Seat::new(number),
-            stats: WorkerStats::default(),
-        };
-        handle.watch(handle.wake.as_raw_fd(), Token::Wake)?;
-        Ok(handle)
-    }
-
-    /// Reports events of `fd` as `token` from now on, starting with the present state.
-    pub fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
-        self.watch_for(EventSet::IN, fd, token)
-    }
-
-    /// The same, and when there is room to write again.
-    pub fn watch_both(&self, fd: RawFd, token: Token) -> io::Result<()> {
-        self.watch_for(EventSet::IN | EventSet::OUT, fd, token)
-    }
-
-    fn watch_for(&self, events: EventSet, fd: RawFd, token: Token) -> io::Result<()> {
-        let events = events | EventSet::EDGE_TRIGGERED;
-        let event = EpollEvent::new(events, token.to_bits());
-        match self.epoll.ctl(ControlOperation::Add, fd, event) {
-            // Watching it could not be ended when it was to be, and a front-end has it open: it
-            // comes under the same number again.
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
-                self.epoll.ctl(ControlOperation::Modify, fd, event)
-            }
-            result => result,
-        }
-    }
-
-    /// Stops reporting `fd`. Must precede its closing: the front-end holds the same description,
-    /// so closing our number alone would leave it in the set.
-    pub fn unwatch(&self, fd: RawFd) {
-        // Fails only if it is not in the set, which is what the caller wants.
-        let _ = self.epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
-    }
-
-    /// Makes the worker look at a source once, without waiting for a kick.
-    pub fn look(&self, token: Token) {
-        self.leave(Note::Look(token));
-    }
-
-    /// Makes the worker announce an address.
-    pub fn announce(&self, announcement: Announcement) {
-        self.leave(Note::Announce(announcement));
-    }
-
-    fn leave(&self, note: Note) {
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        // One note of a kind is enough. Looks are bounded by the number of sources; a front-end
-        // that announces ever new addresses loses what a worker is too slow to send.
-        let room = matches!(note, Note::Look(_)) || notes.len() < MAX_NOTES;
-        if room && !notes.contains(&note) {
-            notes.push(note);
-        }
-        self.noted.store(true, Ordering::Release);
-        drop(notes);
-        // EAGAIN means the counter is full: the worker will wake all the same.
-        let _ = self.wake.write(1);
-    }
-
-    fn take_notes(&self, into: &mut Vec<Note>) {
-        if !self.noted.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        self.noted.store(false, Ordering::Relaxed);
-        into.append(&mut notes);
-    }
-}
-
-/// What all workers share.
-#[derive(Clone)]
-pub struct Shared {
-    /// The ports.
-    pub ports: Arc<Ports>,
-    /// Where addresses live.
-    pub fdb: Arc<Fdb>,
-    /// What the administrator allows.
-    pub rules: Rules,
-    /// Spin for good instead of sleeping.
-    pub poll: bool,
-    /// Frees a worker whose write to a call descriptor blocks.
-    pub watch: Arc<BlockedWriterWatch>,
-}
+pub use handle::{Helper, Note, Shared, Token, WorkerHandle};
 
 /// All workers of the process.
 pub struct Workers {
@@ -327,37 +151,5 @@ impl Workers {
             let _ = handle.wake.write(1);
         }
         join_until(&mut self.threads(), end);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_survive_the_kernel() {
-        for token in [
-            Token::Wake,
-            Token::Transmit(0, 0),
-            Token::Transmit(u16::MAX, 15),
-            Token::Receive(3, u16::MAX),
-            Token::Device(1000, 2),
-        ] {
-            assert_eq!(Token::from_bits(token.to_bits()), token);
-        }
-    }
-
-    #[test]
-    fn notes_are_taken_once_and_not_repeated() {
-        let handle = WorkerHandle::new(0).unwrap();
-        for _ in 0..3 {
-            handle.look(Token::Transmit(1, 0));
-        }
-        let mut notes = Vec::new();
-        handle.take_notes(&mut notes);
-        assert_eq!(notes, [Note::Look(Token::Transmit(1, 0))]);
-        notes.clear();
-        handle.take_notes(&mut notes);
-        assert!(notes.is_empty());
     }
 }

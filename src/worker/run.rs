@@ -1,8 +1,7 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
-mod receive;
-mod seat;
 mod sleep;
+mod takeover;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -10,16 +9,16 @@ use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
-use self::receive::receive_kick;
+use super::handle::{Note, Shared, Token, WorkerHandle};
+use super::kick::receive_kick;
 use super::reserve::Reserves;
 use super::spin::{Instead, SpinPolicy};
-use super::{Note, Shared, Token, WorkerHandle};
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::logging::never_wait;
-use crate::pipeline::at::At;
+use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::Owing;
-use crate::pipeline::{Pipeline, guest_of};
+use crate::pipeline::stalls::At;
 use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -56,7 +55,7 @@ pub struct Worker {
     /// Where the next turn starts, so that a turn cut short by time is continued.
     cursor: usize,
     notes: Vec<Note>,
-    /// Kicks of rings whose lock somebody else had, to be looked at again.
+    /// Kicks of rings whose lock another thread had, to be looked at again.
     kicked: Vec<(Token, bool)>,
     /// Rings whose signals another thread may owe, and which one.
     debts: Vec<(PortId, usize)>,
@@ -142,8 +141,8 @@ impl Worker {
     fn work(&mut self) {
         self.now = clock::cycles();
         while !self.own.stop.load(Ordering::Relaxed) {
-            if self.own.seat.has_news() {
-                self.change_seat();
+            if self.own.takeover.has_news() {
+                self.update_takeover();
             }
             self.refresh();
             self.take_notes();
@@ -373,14 +372,14 @@ impl Worker {
     #[cold]
     fn begin_watched(&mut self, token: Token) -> Option<(PortId, u64)> {
         let (Token::Transmit(id, _) | Token::Receive(id, _)) = token else { return None };
-        let session = guest_of(&self.ports, id)?.1.session()?;
+        let session = self.ports.guest(id)?.1.session()?;
         self.pipeline.stalls().begin_part();
         Some((id, session))
     }
 
     /// Gives up the ring that the burst came from, which is counted already, and looks at a TAP
     /// again later: what lies in its queue brings no event. The rings it was being delivered to are
-    /// mended by whoever takes their locks next.
+    /// mended by the thread that takes their locks next.
     #[cold]
     fn contain_panic(&mut self, token: Token) -> Next {
         let ports = Arc::clone(&self.ports);
@@ -403,7 +402,7 @@ impl Worker {
                 self.pipeline.signals().note_error(id, &state.vring);
                 drop(state);
                 queue.notify_drained();
-                count_broken(port, 2 * index + 1, "a worker panicked on its behalf");
+                count_broken(port, 2 * index + 1, "a worker panicked at its frames");
                 return Next::Gone;
             }
             (Endpoint::Device(_), Token::Device(..)) => self.pipeline.retry(),
@@ -411,7 +410,7 @@ impl Worker {
             _ => Next::Gone,
         };
         if port.log.allow() {
-            log::error!("port {}: a worker panicked on its behalf", port.name);
+            log::error!("port {}: a worker panicked at its frames", port.name);
         }
         after
     }
@@ -424,7 +423,7 @@ impl Worker {
 
     fn arm_ring(&mut self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
-        let Some((_, guest)) = guest_of(&self.ports, id) else { return false };
+        let Some((_, guest)) = self.ports.guest(id) else { return false };
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session has the ring, and may just be enabling it: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
@@ -510,7 +509,7 @@ impl Worker {
     fn kick_ring(&mut self, token: Token, kicked: bool) {
         let ports = Arc::clone(&self.ports);
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
-        let Some((port, guest)) = guest_of(&ports, id) else { return };
+        let Some((port, guest)) = ports.guest(id) else { return };
         let index = usize::from(index);
         self.pipeline.is_at(At::sender(id));
         // A kick is not repeated, so one that meets a session, or another worker, is kept. Neither
@@ -530,7 +529,7 @@ impl Worker {
         self.pipeline.is_at(At::NOTHING);
     }
 
-    /// Looks again at rings whose lock somebody else had when they were kicked.
+    /// Looks again at rings whose lock another thread had when they were kicked.
     #[cold]
     fn retry_kicks(&mut self) {
         let mut kicked = std::mem::take(&mut self.kicked);

@@ -1,6 +1,6 @@
-//! Streams: the real daemon, guests on one side and on the other a test that speaks QEMU's `-netdev
-//! stream`, as client and as server. Frames of every length arrive unchanged in both roles, however
-//! the bytes are cut.
+//! Streams carry frames both ways: the real daemon, guests on one side and on the other a test that
+//! speaks QEMU's `-netdev stream`, as client and as server. Frames of every length arrive unchanged
+//! in both roles, however the bytes are cut.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The uplink: the real daemon on a real TAP in a network namespace of the test's own. Guests on
-//! one side, a packet socket on the other.
+//! Frames between guests and a TAP: the real daemon on a real TAP in a network namespace of the
+//! test's own. Guests on one side, a packet socket on the other.
 //!
 //! Needs root and `/dev/net/tun`; otherwise each test says that it was skipped.
 

@@ -1,5 +1,5 @@
-//! What `vioswitchctl attach` prints starts real front-ends, `vioswitchctl run` starts them
-//! itself, and `vioswitchctl doctor` finds what is wrong with how one was started.
+//! `vioswitchctl attach` and `run` start real front-ends: one prints their arguments, the other
+//! starts them itself; `vioswitchctl doctor` finds what is wrong with how one was started.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! DPDK's virtio-user driver, an independent front-end with its own receive and send paths, against
+//! DPDK's virtio-user driver: an independent front-end with its own receive and send paths, against
 //! the real daemon.
 //!
 //! Two forms of traffic. *Circulation*: one testpmd with two ports in `io` mode sends a first burst

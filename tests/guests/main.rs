@@ -1,25 +1,10 @@
 //! Real Linux guests, each test for QEMU 7.2 with Linux 6.1 and for QEMU 10.0 with Linux 6.12, and
 //! real DPDK. The daemon is the real binary in a network namespace of the test's own.
 //!
-//! Needs root and what `scripts/guest-image --qemu10` builds. What the tests share:
-//!
-//! * [`lab`]: a network namespace, a scratch directory and a daemon of the test's own.
-//! * [`attach`]: front-ends as `vioswitchctl` starts them, or says how.
-//! * [`cases`]: several cases on the same guests.
-//! * [`demo`]: `scripts/demo --keep`, as who plays with it.
-//! * [`service`]: the daemon as a service of a real systemd.
-//! * [`vm`]: a Linux guest under QEMU that runs commands for the test.
-//! * [`load`]: memory and streams under load in guests, checked all the while.
-//! * [`talk`]: what guests say to each other: pings, iperf3.
-//! * [`wire`]: a host behind the uplink, and a recording of what reaches it.
-//! * [`testpmd`]: DPDK's `dpdk-testpmd` with virtio-user ports, driven through its console.
-//! * [`dpdk_memory`]: a DPDK process whose memory changes while its ports run.
-//!
-//! Rules: every process dies with the test (parent-death signal), and traffic stays inside the
-//! namespace. What the machine lacks makes a test skip, loudly, or fail when `VIOSWITCH_REQUIRE=1`;
-//! nothing is downloaded here, `scripts/guest-image` does that. A guest under TCG keeps a core busy
-//! for half of the time, so tests run beside one another, but for those that judge time, or need
-//! what the host has once.
+//! Needs root and what `scripts/guest-image --qemu10` builds. Each process dies with the test, and
+//! traffic stays inside the namespace. What the machine lacks makes a test skip, or fail when
+//! `VIOSWITCH_REQUIRE=1`. Tests run beside one another, but for those that judge time, or need what
+//! the host has once.
 
 mod attach;
 mod cases;

@@ -1,10 +1,10 @@
-//! Real Linux guests under two generations of QEMU talk through the switch, and go on after what
-//! may happen to a guest, to its QEMU and to the daemon. Ping and iperf3 between guests and to the
-//! host; the cable is pulled, an interface set down and up, the number of queue pairs changed; a
-//! guest is paused, saved and restored, its memory grows and shrinks, it loses its driver and its
-//! card and reboots (`qemu_machine`). QEMU is killed and started again under load: a bystander
-//! loses at most one ping in a hundred. The daemon is killed (`qemu_restart`), and leaves in good
-//! order. With QEMU 10.0 the switch is also the client.
+//! Linux guests under QEMU 7.2 and 10.0 talk through the switch: and go on after what may happen to
+//! a guest, to its QEMU and to the daemon. Ping and iperf3 between guests and to the host; the
+//! cable is pulled, an interface set down and up, the number of queue pairs changed; a guest is
+//! paused, saved and restored, its memory grows and shrinks, it loses its driver and its card and
+//! reboots (`qemu_machine`). QEMU is killed and started again under load: a bystander loses at most
+//! one ping in a hundred. The daemon is killed (`qemu_restart`), and leaves in good order. With
+//! QEMU 10.0 the switch is also the client.
 //!
 //! Each QEMU has one pair of guests, with IPv4 and IPv6, and the host behind a TAP.
 //! `VIOSWITCH_LONG=1` kills QEMU 50 times and the daemon 200 times instead of 3 times each.
@@ -244,7 +244,7 @@ fn mistaken(name: &str, qemu: Result<Qemu, String>) {
     };
     let cases = [
         (1, "", "has sent no guest memory: it is not shared. QEMU: -object memory-backend-memfd"),
-        (3, ",queues=3", "told that there are 2 queue pairs at most, and left without a ring"),
+        (3, ",queues=3", "offered 2 queue pairs at most, and left without a ring"),
     ];
     for (pairs, netdev, line) in cases {
         let nic = card(pairs).nic(&qemu);

@@ -1,9 +1,9 @@
-//! Guests that are not like the others: with an XDP program at their card, with memory on a disk,
-//! with a card that asks for the platform's own ways to memory. With XDP a guest's TCP is dead with
-//! all offloads (the control), and alive with `offload=send`. Persistent memory and a DIMM on a
-//! disk come and go beside a guest's own memory; where all of it is on a disk the log says what to
-//! do. With `iommu_platform=on` at a port with `platform=on` a guest talks, also after a reset;
-//! behind a virtual IOMMU it is refused, and the log says so.
+//! Unusual guests: with an XDP program at their card, with memory on a disk, with a card that asks
+//! for the platform's own ways to memory. With XDP a guest's TCP is dead with all offloads (the
+//! control), and alive with `offload=send`. Persistent memory and a DIMM on a disk come and go
+//! beside a guest's own memory; where all of it is on a disk the log says what to do. With
+//! `iommu_platform=on` at a port with `platform=on` a guest talks, also after a reset; behind a
+//! virtual IOMMU it is refused, and the log says so.
 
 use std::path::{Path, PathBuf};
 use std::thread::sleep;

@@ -1,17 +1,10 @@
-//! A Linux guest migrates between two QEMU processes while it works, there and back, again and
-//! again. It loses and changes no byte and does not reboot; the other guest and the host reach it
-//! within 5 s.
+//! A working Linux guest migrates between two QEMU processes: there and back, again and again. It
+//! loses and changes no byte and does not reboot; the other guest and the host reach it within 5 s.
 //!
-//! In two settings: in one both QEMUs are attached to ports of the same
-//! switch; in the other each has a switch of its own, and a bridge joins the switches' TAPs, as a
-//! network joins two hosts. A second guest stays where it is and talks with the first: a TCP stream
-//! in each direction lasts from before the first migration until after the last one and is checked
-//! all the while, and so is the memory of the guest that moves.
-//!
-//! What a migration needs of the switch: to mark the pages it writes, or the other QEMU gets them
-//! stale; to stop writing when it is told; and to send frames to the new port as soon as the guest
-//! is there. In the middle of a first migration QEMU is told to give it up: then the guest stays,
-//! and nothing is lost either. Where the guest cannot announce itself the switch does.
+//! Both QEMUs are attached to ports of the same switch, or each to a switch of its own with a
+//! bridge between their TAPs, as a network joins two hosts. A TCP stream each way with a second
+//! guest, and the memory of the guest that moves, are checked all the while. One migration is given
+//! up under way: the guest stays. Where the guest cannot announce itself the switch does.
 //!
 //! `VIOSWITCH_LONG=1` migrates 20 times instead of twice.
 

@@ -1,4 +1,4 @@
-//! Checksum and segmentation offload between real Linux guests, and between them and the host: with
+//! Offloads between Linux guests: checksums and segmentation, also between them and the host: with
 //! all offloads TCP crosses in packets over 10,000 bytes on average on each queue pair, UDP of
 //! 65,000 bytes in fragments, and no second is without progress. Files arrive whole while both
 //! guests switch their offloads, without a stall of 5 s. Behind a bridge and a wire without
@@ -6,11 +6,7 @@
 //! guests with fewer, both ways, in a VLAN of their own too; what the switch cuts and checksums is
 //! counted at the port that needs it and at no other.
 //!
-//! Two groups: in the first all guests have all offloads, in the second one guest has all of them
-//! and the others lack some, by QEMU's options or by the daemon's.
-//!
-//! Every device has `ctrl_guest_offloads=off`: a guest that gives up an offload through the control
-//! queue tells QEMU, and QEMU does not tell a vhost-user back-end.
+//! Every device has `ctrl_guest_offloads=off`: QEMU does not tell a vhost-user back-end.
 //!
 //! `VIOSWITCH_LONG=1` transfers for two minutes instead of 12 seconds.
 
@@ -24,7 +20,7 @@ use crate::vm::{Attach, Qemu, Vm, VmSpec, datagrams};
 use crate::wire::{FAR_IP4, FAR_IP6, Wire};
 use crate::{beside_another, can_make_network, is_set, need_program, progress, skip, wait_for};
 
-/// A TCP connection whose large packets all get lost lives on retransmissions: a segment each
+/// A TCP connection whose large packets all get lost depends on retransmissions: a segment each
 /// 200 ms or more, 60 kbit/s. An emulated guest that works reaches 100,000 kbit/s and more.
 const TCP_FLOOR: f64 = 3_000.0;
 

@@ -1,8 +1,7 @@
-//! The daemon is killed, and restarted as a service of a real systemd, under a TCP stream between
-//! two guests: they reach each other and the host again, the stream goes on, no guest reboots.
-//! After a kill they meet again within 2.5 s. As a service no answer to the host's pings comes
-//! twice or is away for 1.5 s, the TAP stays, and counters go on; a stop keeps nothing, and the
-//! next start serves the same names.
+//! The daemon is killed, and restarted by systemd, under a TCP stream: two guests reach each other
+//! and the host again, the stream goes on, no guest reboots. After a kill they meet again within
+//! 2.5 s. As a service no answer to the host's pings comes twice or is away for 1.5 s, the TAP
+//! stays, and counters go on; a stop keeps nothing, and the next start serves the same names.
 //!
 //! Needs systemd.
 //! `VIOSWITCH_LONG=1` kills 200 times and restarts 100 times instead of 3.
@@ -166,7 +165,7 @@ fn restarts(name: &str, qemu: Result<Qemu, String>) {
     counters.assert_balanced();
     // Counted on from process to process.
     assert_eq!(counters.get("vm1", "attaches"), rounds + 1);
-    assert_eq!(service.show("NRestarts"), "0", "a process of its own accord");
+    assert_eq!(service.show("NRestarts"), "0", "a restart by systemd");
     drop((p.vm1, p.vm2));
     service.systemctl(&["stop", "vioswitchd"]);
     assert_eq!(service.show("NFileDescriptorStore"), "0");

@@ -1,4 +1,4 @@
-//! Front-ends that attack through the descriptors that they hand over.
+//! Hostile descriptors of front-ends.
 //!
 //! A write to an eventfd blocks where its counter is full and O_NONBLOCK is not set, which the
 //! front-end shares with us. The kernel wakes whoever waits on an eventfd within the writer's

@@ -1,4 +1,4 @@
-//! Peers of a stream that mean harm: what they can end is their own connection, what they lose is
+//! Hostile peers of a stream: what they can end is their own connection, what they lose is
 //! their own, and nothing of them is left.
 
 use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! Guests and front-ends that mean harm, by what they attack with: chains and rings, messages,
+//! Hostile guests and front-ends, by what they attack with: chains and rings, messages,
 //! memory, descriptors, streams. What they cost their neighbours is measured in tests/timing, what
 //! the system refuses is in tests/hostile_faults.
 

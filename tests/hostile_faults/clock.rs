@@ -1,4 +1,4 @@
-//! The wall clock jumps by a day, ten times, either way: what ages does so by the time that passed.
+//! The wall clock jumps by a day: ten times, either way; what ages does so by the time that passed.
 //!
 //! The machine's clock is not the test's to set, and a time namespace shifts the other clocks. So
 //! the daemon runs with a library before the others that adds to CLOCK_REALTIME what a shared file
@@ -139,7 +139,7 @@ fn no_wall_clock_decides() {
         "events.rs: wall_nanos",
         "daemon/mod.rs: wall_nanos",
         "daemon/degraded.rs: wall_nanos",
-        "daemon/leaving.rs: wall_nanos",
+        "daemon/removing.rs: wall_nanos",
         "bin/vioswitchctl/doctor/watch.rs: SystemTime",
         "bin/vioswitchctl/doctor/watch.rs: UNIX_EPOCH",
         "pipeline/burst/capture.rs: wall_nanos",

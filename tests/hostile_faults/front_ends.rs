@@ -1,5 +1,5 @@
-//! Front-ends that are killed or stopped by a signal, at any moment, with traffic in both
-//! directions. They are processes of their own: this binary again, with the environment saying so.
+//! Front-ends that are killed or stopped: at any moment, with traffic in both directions. They are
+//! processes of their own: this binary again, with the environment saying so.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

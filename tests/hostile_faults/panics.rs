@@ -1,6 +1,6 @@
-//! A panic, which would be a bug of ours, in each kind of thread: it costs one port something and
-//! is said. No thread is missing afterwards, no other guest has lost a frame or a signal, the books
-//! balance, and nothing of the burst is found in another one.
+//! A panic in each kind of thread: it would be a bug of ours, costs one port something and is said.
+//! No thread is missing afterwards, no other guest has lost a frame or a signal, the books balance,
+//! and nothing of the burst is found in another one.
 
 use std::time::Duration;
 

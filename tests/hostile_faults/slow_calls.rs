@@ -1,4 +1,4 @@
-//! A system call that lasts in one port's session, by a tracer (strace): others do not wait.
+//! A system call that lasts in one port's session: by a tracer (strace): others do not wait.
 //!
 //! So does `EPOLL_CTL` while a crowd is woken through the kick descriptor that it is about. That
 //! spins in the kernel with interrupts off, so on two processors there is none left to see who else

@@ -1,4 +1,4 @@
-//! Standard descriptors that are closed, or whose other side hangs: no frame depends on the log.
+//! Standard descriptors that are closed: or whose other side hangs: no frame depends on the log.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

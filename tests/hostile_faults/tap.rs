@@ -1,5 +1,5 @@
-//! A TAP whose kernel answers in every way there is, 1,000 times each, under a worker: no spin, no
-//! dead thread, each frame in the books under a name, and service goes on afterwards.
+//! A TAP whose kernel answers in every way: 1,000 times each, under a worker; no spin, no dead
+//! thread, each frame in the books under a name, and service goes on afterwards.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! What proves what. docs/testing.md has of each file of tests what its head says and the names of
-//! its tests: `UPDATE_DOCS=1 cargo test --test layering` writes that. And each page that names a
-//! test names one that exists; each promise of docs/threat-model.md names one at least.
+//! What proves what: docs/testing.md has of each file of tests how many there are, and the claim
+//! that its head begins with, up to the first colon or full stop; `UPDATE_DOCS=1 cargo test --test
+//! layering` writes that. Each page that names a test names one that exists; each promise of
+//! docs/threat-model.md names one at least.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -62,82 +63,84 @@ fn first_argument(line: &str) -> Option<&str> {
     (!word.is_empty() && word.bytes().all(is_word)).then_some(word)
 }
 
-/// The first sentence of a file's head, in a cell of a table.
-fn head(text: &str, mark: &str) -> String {
+/// The claim that a file's head begins with: its first sentence, up to a colon.
+fn claim(text: &str, mark: &str) -> String {
     let lines = text.lines().skip_while(|line| line.starts_with("#!"));
     let lines = lines.map_while(|line| line.strip_prefix(mark)).map(str::trim);
     let lines: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     let paragraph = lines.join(" ") + " ";
-    let end = paragraph.find(". ").map_or(paragraph.len(), |at| at + 1);
-    paragraph[..end].trim().replace("[`", "`").replace("`]", "`").replace('|', "\\|")
+    let ends = [". ", ": ", "; "].into_iter().filter_map(|end| paragraph.find(end));
+    let claim = &paragraph[..ends.min().unwrap_or(paragraph.len())];
+    claim.trim().replace("[`", "`").replace("`]", "`")
 }
 
-/// The tests' names, of which the quick run lacks those with a mark.
-fn listed(tests: &[Test]) -> String {
-    let name = |test: &Test| {
-        let name = test.path.rsplit("::").next().unwrap_or_default();
-        format!("`{name}`{}", if test.full { " (full)" } else { "" })
-    };
-    tests.iter().map(name).collect::<Vec<_>>().join(", ")
+/// How many tests there are, and of them those that the quick run lacks.
+fn count(tests: &[Test]) -> String {
+    match tests.iter().filter(|test| test.full).count() {
+        0 => tests.len().to_string(),
+        full => format!("{} ({full})", tests.len()),
+    }
 }
 
-/// One of the page's tables: files below one directory.
+/// The files of one directory, each in a line.
 #[derive(Default)]
-struct Table {
+struct Group {
     about: String,
-    rows: String,
+    lines: String,
 }
 
-/// Where a file's row stands: the heading, and the name of the file there.
+/// Where a file stands: its directory, and its name there.
 fn place(source: &Source) -> (String, String) {
     let module = module(source);
     let (top, rest) = module.split_once("::").unwrap_or((&module, ""));
-    let (top, rest) = match rest.strip_prefix("bin::") {
-        Some(rest) => (format!("{top}/bin"), rest),
-        None => (top.to_owned(), rest),
-    };
     let (group, name) = rest.split_once("::").unwrap_or((rest, rest));
     (format!("{top}/{group}"), name.to_owned())
 }
 
+/// Numbers of unit tests, by the directories of the source.
+fn unit_tests(src: &[Source]) -> String {
+    let mut found: BTreeMap<String, Vec<Test>> = BTreeMap::new();
+    for source in src {
+        found.entry(place(source).0).or_default().extend(tests_of(source));
+    }
+    found.retain(|_, tests| !tests.is_empty());
+    let one = |(group, tests): (&String, &Vec<Test>)| format!("`{group}` {}", count(tests));
+    let all = found.iter().map(one).collect::<Vec<_>>().join(",\n");
+    format!("\n### src\n\nUnit tests: {all}.\n")
+}
+
 /// The part of the page that is made of the tests.
-fn tables(src: &[Source], tests: &[Source], scripts: &[(String, String)]) -> String {
-    let mut found: BTreeMap<(u8, String), Table> = BTreeMap::new();
-    for source in tests.iter().chain(src) {
-        let (own, is_src) = (tests_of(source), source.below_src().is_some());
+fn listed(src: &[Source], tests: &[Source], scripts: &[(String, String)]) -> String {
+    let mut found: BTreeMap<String, Group> = BTreeMap::new();
+    for source in tests {
+        let own = tests_of(source);
         let (group, name) = place(source);
         let is_target = source.path.starts_with("tests/fuzz/targets")
             && source.text.contains("pub fn run(data: &[u8])");
-        let table = found.entry((u8::from(is_src), group)).or_default();
-        let about = head(&source.text, "//!");
-        if source.path.ends_with("main.rs") && !is_src {
-            table.about = about.clone();
+        let group = found.entry(group).or_default();
+        let about = claim(&source.text, "//!");
+        if source.path.ends_with("main.rs") {
+            group.about = about.clone();
         }
-        if own.is_empty() && !is_target {
-            continue;
+        let says = if group.about == about { String::new() } else { format!(": {about}") };
+        let tests = if is_target { String::new() } else { format!(" {}", count(&own)) };
+        if is_target || !own.is_empty() {
+            let path = source.path.display();
+            let _ = writeln!(group.lines, "- [`{name}`](../{path}){tests}{says}");
         }
-        // What stands before a part of the source is about that, and not about its tests.
-        let says = match (is_src && !source.is_test(), table.about == about) {
-            (true, _) | (_, true) => "",
-            _ => about.as_str(),
-        };
-        let (path, listed) = (source.path.display(), listed(&own));
-        let gap = if says.is_empty() || listed.is_empty() { "" } else { " " };
-        let _ = writeln!(table.rows, "| [`{name}`](../{path}) | {says}{gap}{listed} |");
     }
-    let table = found.entry((0, "scripts".to_owned())).or_default();
-    table.about = "What is installed, each in a machine of its own.".to_owned();
+    let group = found.entry("scripts".to_owned()).or_default();
+    group.about = "What is installed, each in a machine of its own".to_owned();
     for (name, text) in scripts {
-        let _ = writeln!(table.rows, "| [`{name}`](../scripts/{name}) | {} |", head(text, "#"));
+        let _ = writeln!(group.lines, "- [`{name}`](../scripts/{name}): {}", claim(text, "#"));
     }
     let mut out = String::new();
-    found.retain(|_, table| !table.rows.is_empty());
-    for ((_, group), Table { about, rows }) in found {
-        let about = if about.is_empty() { about } else { about + "\n\n" };
-        let head = "| file | what it proves |\n|---|---|\n";
-        let _ = write!(out, "\n### {group}\n\n{about}{head}{rows}");
+    found.retain(|_, group| !group.lines.is_empty());
+    for (group, Group { about, lines }) in found {
+        let about = if about.is_empty() { about } else { about + ".\n\n" };
+        let _ = write!(out, "\n### {group}\n\n{about}{lines}");
     }
-    out
+    out + &unit_tests(src)
 }
 
 fn root() -> &'static Path {
@@ -148,8 +151,8 @@ fn root() -> &'static Path {
 fn the_page_of_tests_says_what_the_tests_say() {
     let text = |name: &str| fs::read_to_string(root().join("scripts").join(name)).expect("script");
     let scripts = SCRIPTS.map(|name| (name.to_owned(), text(name)));
-    let made = tables(&sources("src"), &sources("tests"), &scripts);
-    assert!(made.matches("\n| [`").count() > 250, "the scan is broken:\n{made}");
+    let made = listed(&sources("src"), &sources("tests"), &scripts);
+    assert!(made.matches("\n- [`").count() > 130, "the scan is broken:\n{made}");
     let path = root().join(PAGE);
     let page = fs::read_to_string(&path).expect(PAGE);
     let (written, old) = page.split_once(MARK).expect("the mark");
@@ -293,26 +296,25 @@ fn names_stand_for_what_they_say() {
     assert_eq!((told, bare), (expected.to_vec(), vec![5, 6]));
 }
 
-/// What a file's row has: its head's first sentence and its tests.
+/// What a file's line has: the number of its tests and what its head claims.
 #[test]
-fn a_row_is_made_of_a_files_head_and_its_tests() {
+fn a_line_is_made_of_a_files_head_and_its_tests() {
     let source = |path: &str, text: &str| Source {
         path: path.into(),
         code: super::code_only(text),
         text: text.into(),
     };
-    let test = "//! Of [`Rings`]\n//! and more. Not\n//! this.\n//!\n//! Nor this.\n\n\
+    let test = "//! Of [`Rings`]\n//! and more: not\n//! this.\n//!\n//! Nor this.\n\n\
                 #[test]\nfn one() {}\n\n\
                 #[test]\n#[ignore = \"full\"]\nfn two() {}\n";
     let tests = [source("tests/p/main.rs", "//! All.\n"), source("tests/p/a/b.rs", test)];
     let src = [source("src/x/y.rs", "//! Code.\nmod tests {\n#[test]\nfn three() {}\n}\n")];
-    let made = tables(&src, &tests, &[("demo".into(), "#!/bin/sh\n# Shows it.\n".into())]);
+    let made = listed(&src, &tests, &[("demo".into(), "#!/bin/sh\n# Shows it.\n".into())]);
     for part in [
         "\n### tests/p\n\nAll.\n",
-        "| [`a::b`](../tests/p/a/b.rs) | Of `Rings` and more. `one`, `two` (full) |\n",
-        "| [`demo`](../scripts/demo) | Shows it. |\n",
-        "\n### src/x\n\n| file",
-        "| [`y`](../src/x/y.rs) | `three` |\n",
+        "- [`a::b`](../tests/p/a/b.rs) 2 (1): Of `Rings` and more\n",
+        "- [`demo`](../scripts/demo): Shows it\n",
+        "\n### src\n\nUnit tests: `src/x` 1.\n",
     ] {
         assert!(made.contains(part), "{part}\n{made}");
     }

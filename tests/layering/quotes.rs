@@ -1,4 +1,4 @@
-//! The lines that docs/troubleshooting.md quotes are in the source: a search of the page for a line
+//! The lines that docs/troubleshoot.md quotes are in the source: a search of the page for a line
 //! of the log finds it.
 
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{none, sources};
 
-const DOCUMENT: &str = "docs/troubleshooting.md";
+const DOCUMENT: &str = "docs/troubleshoot.md";
 /// Behind it, what programs other than ours say.
 const OTHERS: [&str; 4] = ["QEMU", "systemctl", "virsh", "kill"];
 /// What the system says.

@@ -1,4 +1,4 @@
-//! libvirt's hook: what it asks of the switch for a domain, and that no domain waits for it.
+//! What libvirt's hook does for a domain: no domain waits for it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! Metrics by HTTP, with the real daemon: what is answered, by which socket, and what scrapers can
+//! Metrics by HTTP: with the real daemon: what is answered, by which socket, and what scrapers can
 //! cost.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! The sockets that the real binary makes, inherits and finds in its way.
+//! Sockets that the daemon makes, inherits and finds.
 
 use std::fs::{self};
 use std::io;

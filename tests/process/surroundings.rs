@@ -46,7 +46,15 @@ fn tests_find_what_they_rely_on() {
     let said = String::from_utf8(output.stdout).expect("text");
     let variable =
         |name: &str| said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    for name in ["LISTEN_FDS", "NOTIFY_SOCKET", "STATE_DIRECTORY", "RUST_LOG", "LANG", "NO_COLOR"] {
+    for name in [
+        "LISTEN_FDS",
+        "NOTIFY_SOCKET",
+        "STATE_DIRECTORY",
+        "RUST_LOG",
+        "RUST_BACKTRACE",
+        "LANG",
+        "NO_COLOR",
+    ] {
         assert_eq!(variable(name), None, "{said}");
     }
     assert_eq!(variable("LC_ALL"), Some("C.UTF-8"), "{said}");

@@ -1,5 +1,5 @@
-//! Which system calls each kind of thread makes once the switch has started: observed by a tracer
-//! (strace), compared with the table in docs/threat-model.md, which a sandbox is to be made from.
+//! System calls of each kind of thread after the start: observed by a tracer (strace), compared
+//! with the table in docs/threat-model.md, which a sandbox is to be made from.
 //!
 //! A call that is not in the table fails the test. So does one that is there, is not said to be
 //! rare, and does not come: the table would rot.
@@ -323,7 +323,7 @@ fn scrape(path: &Path) {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
-/// A socket turns up, and goes; and so does the directory.
+/// A socket appears, and goes; and so does the directory.
 fn bring_a_port(d: &Daemon, plug: &Path) {
     for (round, name) in ["vm7", "vm8"].into_iter().enumerate() {
         let socket = plug.join(name);

@@ -1,4 +1,4 @@
-//! Ports that are added and removed while frames flow and guests migrate, by the functions of the
+//! Ports that are added and removed while frames flow and guests migrate: by the functions of the
 //! daemon itself.
 
 use std::fs;
@@ -466,4 +466,16 @@ fn a_removal_means_one_port_and_holds_up_no_end() {
     assert!(guest.fe.closed_within(LOST) && !lab.socket(GUEST).exists());
     assert!(matches!(lab.daemon.add(&lab.settings(GUEST, "")), Err(PortError::Ending)));
     drop(third);
+}
+
+/// Two changes begin from the same settings: the second would undo the first, and is refused.
+#[test]
+fn a_change_of_settings_that_have_changed_since_is_refused() {
+    let mut lab = Lab::new(&[0], 1);
+    let before = lab.daemon.desired().get("vm0").expect("a port").settings.clone();
+    let (first, second) = (lab.settings(0, ",mtu=1400"), lab.settings(0, ",label=second"));
+    assert_eq!(lab.daemon.set(&before, &first).expect("set").len(), 1);
+    let error = lab.daemon.set(&before, &second).expect_err("undoes the first");
+    assert!(matches!(error, PortError::Changed), "{error}");
+    assert_eq!(lab.daemon.desired().get("vm0").expect("a port").settings.mtu, Some(1400));
 }

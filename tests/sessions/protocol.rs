@@ -1,6 +1,6 @@
-//! Messages: in any state, malformed, with the wrong descriptors, out of range. A refusal is a
-//! NACK and the conversation goes on, or the connection is closed; the daemon stays, nothing leaks,
-//! and the next front-end is served.
+//! Messages in any state: malformed, with the wrong descriptors, out of range. A refusal is a NACK
+//! and the conversation goes on, or the connection is closed; the daemon stays, nothing leaks, and
+//! the next front-end is served.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,5 +1,5 @@
-//! Recorded conversations of QEMU 7.2, QEMU 10.0, DPDK 22.11 virtio-user and cloud-hypervisor 54,
-//! replayed against the real daemon: each message in its recorded order and state, each reply
+//! Recorded conversations of four front-ends are replayed: of QEMU 7.2, QEMU 10.0, DPDK 22.11
+//! virtio-user and cloud-hypervisor 54; each message in its recorded order and state, each reply
 //! checked. Each is served three times on one port, and nothing stays behind.
 //!
 //! QEMU 10's was recorded against a back-end that offered BACKEND_REQ (bit 5). We do not, so it is

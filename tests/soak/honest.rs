@@ -20,7 +20,7 @@ const WINDOW: u32 = 64;
 const ROUND: Duration = Duration::from_millis(1);
 /// Frames that do not come for so long are lost; the next ones tell.
 const LOST: Duration = Duration::from_millis(20);
-/// Nobody hears nothing for so long but behind a switch that stands.
+/// No guest is without a frame for so long unless the switch stands still.
 const STALLED: Duration = Duration::from_secs(20);
 const SOON: Duration = Duration::from_secs(10);
 

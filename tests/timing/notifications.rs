@@ -1,4 +1,4 @@
-//! No notification is lost, none comes from a timer, and an idle switch costs nothing.
+//! No notification is lost: none comes from a timer, and an idle switch costs nothing.
 //!
 //! Both guests sleep on their call fds between frames, so that the daemon sleeps too and each frame
 //! crosses every suppression window: kick wanted or not, call wanted or not, look again after

@@ -26,7 +26,7 @@ Examples:
   vioswitchctl capture vm3 --drops --filter 'tcp port 80'
   vioswitchctl --json port show vm3 | jq .port.in.drops
 
-add, list, show, set, wait and del need no port before them: vioswitchctl show vm3.
+The word port may be left out before add, list, show, set, wait and del.
 
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 
@@ -34,11 +34,11 @@ Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 #[derive(Debug, Parser)]
 #[command(name = "vioswitchctl", version, after_help = EXAMPLES)]
 pub struct Options {
-    /// The switch's control socket; VIOSWITCH_CONTROL in the environment names it too
+    /// Path of the switch's control socket; overrides VIOSWITCH_CONTROL in the environment
     #[arg(long, global = true, value_name = "PATH", default_value = "/run/vioswitch/control.sock")]
     pub control: PathBuf,
 
-    /// Print what the switch says as JSON, and a failure as well
+    /// Print answers and failures as JSON
     #[arg(long, global = true)]
     pub json: bool,
 
@@ -48,9 +48,9 @@ pub struct Options {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The switch as a whole, and why it is degraded
+    /// Show the switch as a whole, and why it is degraded
     Status,
-    /// Ports for virtual machines, TAPs and streams
+    /// Show and change ports
     Port {
         #[command(subcommand)]
         command: Port,
@@ -58,50 +58,50 @@ pub enum Command {
     /// The same without the word
     #[command(flatten)]
     OfPort(Port),
-    /// Uplinks
+    /// Show and change TAPs, which are uplinks
     Tap {
         #[command(subcommand)]
         command: Port,
     },
-    /// Ports for processes that speak QEMU's -netdev stream, such as passt
+    /// Show and change streams: ports for processes that speak QEMU's -netdev stream
     Stream {
         #[command(subcommand)]
         command: Port,
     },
-    /// The configuration in force, and reading its files again
+    /// Show, reload and save the configuration
     Config {
         #[command(subcommand)]
         command: Config,
     },
-    /// The forwarding table
+    /// Show and change the forwarding table
     Fdb {
         #[command(subcommand)]
         command: Fdb,
     },
-    /// Show counters of all ports, with the drops by their reason, and of the workers
+    /// Show counters of ports, with drops by reason, and of workers
     Stats {
-        /// Print rates instead, once in so many seconds
+        /// Print rates every so many seconds
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
               value_parser = duration)]
         watch: Option<Duration>,
     },
-    /// Rates, drops and workers on a screen that renews itself
+    /// Show rates, drops and workers on a screen, again and again
     Top {
-        /// How often it renews itself
+        /// The interval
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
         every: Duration,
     },
-    /// Frames that were dropped: why, what it means, what to do, and who sent them
+    /// Show dropped frames: reasons, remedies, and the senders
     Drops {
-        /// Only those of this port
+        /// Only frames of this port
         #[arg(value_name = "NAME")]
         port: Option<String>,
     },
-    /// Whether all is served that was configured, and no finding is FAIL; status 1 if not
+    /// Check that all that is configured is served, and that no finding is FAIL; else status 1
     Health,
-    /// The threads of the data path, and how busy they are
+    /// Show the workers, and how busy they are
     Worker {
-        /// Measure for a second, instead of since the switch started
+        /// Measure for a second instead of since the start of the switch
         #[arg(long)]
         rate: bool,
     },
@@ -118,51 +118,40 @@ pub enum Command {
     Doctor(Doctor),
     Network(Network),
     Capture(Capture),
-    /// What would become of a frame, step by step; none is sent
+    /// Explain what the switch would do with a frame; sends none
     Trace {
-        /// Where it comes in
+        /// The port where the frame enters
         port: String,
-        /// src (MAC), dst (MAC), len (in bytes; that of a ping, 98, without it)
+        /// src (MAC), dst (MAC), len (bytes, 98 by default, as a ping)
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },
-    /// Why two ports do not reach each other: looks at all that may be in the way
+    /// Find out why two ports do not reach each other
     ///
-    /// Instead of a port, an address such as 52:54:00:12:34:56 stands for the port behind which it
-    /// lives.
+    /// An address such as 52:54:00:12:34:56 stands for its port.
     Why {
         #[arg(value_name = "NAME")]
         port: String,
         #[arg(value_name = "NAME")]
         other: String,
     },
-    /// Counters and states in the text format of Prometheus
+    /// Print counters and states in the text format of Prometheus
     Metrics,
-    /// What happened: ports, front-ends, drops, addresses that moved
+    /// Show events: ports, front-ends, drops, moved addresses
     Events {
-        /// Print those after the event of this number, or "all" that are kept
+        /// Begin after the event of this number, or with the oldest (all)
         #[arg(long, value_name = "NUMBER|all", value_parser = since)]
-        since: Option<Since>,
-        /// Print new ones as they come; without --since begin with the last ten
+        since: Option<u64>,
+        /// Continue with new events; without --since begin with the last ten
         #[arg(long, short)]
         follow: bool,
     },
 }
 
-/// Where events begin.
-#[derive(Debug, Clone, Copy)]
-pub enum Since {
-    /// With the oldest that is kept.
-    All,
-    /// After this one.
-    Number(u64),
-}
-
-fn since(text: &str) -> Result<Since, String> {
-    match text {
-        "all" => Ok(Since::All),
-        text => text.parse().map(Since::Number).map_err(|_| "a number, or all".to_owned()),
-    }
+/// The event after which they begin; 0 is before the oldest that is kept.
+fn since(text: &str) -> Result<u64, String> {
+    let text = if text == "all" { "0" } else { text };
+    text.parse().map_err(|_| "a number, or all".to_owned())
 }
 
 /// A port, TAP or stream that is shown.
@@ -170,7 +159,7 @@ fn since(text: &str) -> Result<Since, String> {
 pub struct Shown {
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Also measure its rates, for a second
+    /// Measure its rates too, for a second
     #[arg(long)]
     pub rate: bool,
 }
@@ -180,7 +169,7 @@ pub struct Shown {
 pub struct Deleted {
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Succeed if there is none of this name
+    /// Succeed if no port has this name
     #[arg(long)]
     pub if_exists: bool,
 }
@@ -188,24 +177,18 @@ pub struct Deleted {
 /// How far a port is.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum State {
-    /// Its socket is there
+    /// Its socket listens
     Listening,
     /// A front-end is connected
     Negotiating,
-    /// Frames pass; up is another word for it
+    /// Frames pass; up means the same
     #[value(alias = "up")]
     Attached,
 }
 
-impl State {
-    /// The switch's word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Listening => "listening",
-            State::Negotiating => "negotiating",
-            State::Attached => "attached",
-        }
-    }
+/// The word for a value of an option.
+pub fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// `500ms`, `30s`, `5m`, `1h`; a number alone is seconds. A day at most.
@@ -226,15 +209,15 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Subcommand)]
 pub enum Port {
-    /// List them: tap list and stream list have those alone, port list has all
+    /// List ports; tap list and stream list only TAPs and streams
     List {
-        /// Their names alone
+        /// Print only names
         #[arg(long)]
         names: bool,
     },
-    /// Show all that is known of one
+    /// Show a port in detail
     Show(Shown),
-    /// Wait until its socket is there, or frames pass
+    /// Wait until a port listens, or frames pass
     Wait {
         #[arg(value_name = "NAME")]
         name: String,
@@ -245,29 +228,28 @@ pub enum Port {
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
-    /// Add one; the keys are those of vioswitchd --{kind}
+    /// Add a port; vioswitch.toml(5) describes the keys
     ///
-    /// Without socket=PATH it is NAME.sock beside the control socket.
+    /// Without socket=PATH the socket is NAME.sock beside the control socket.
     Add {
         #[arg(value_name = "NAME")]
         name: String,
         /// {keys}
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<String>,
-        /// Succeed if there is one of this name with these settings
+        /// Succeed if the port exists with these settings
         #[arg(long)]
         may_exist: bool,
-        /// Wait until it has this state
+        /// Wait for this state
         #[arg(long, value_name = "STATE", value_enum)]
         wait: Option<State>,
         /// How long to wait, such as 500ms, 30s or 5m
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
-    /// Change settings while it serves; KEY= puts one back to its default
+    /// Change settings of a port; KEY= restores the default
     ///
-    /// Some take effect now, others when its front-end reconnects. Each change is printed with when
-    /// it does.
+    /// Prints when each change takes effect: now, or when the front-end reconnects.
     Set {
         #[arg(value_name = "NAME")]
         name: String,
@@ -275,47 +257,47 @@ pub enum Port {
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
-    /// Disconnect what is behind it and take it away, with an interface that the switch made
+    /// Disconnect and delete a port, with an interface that the switch made
     Del(Deleted),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Config {
-    /// Show all ports, TAPs and streams that are in force, as in a file
+    /// Show the configuration in force, in the form of a file
     Show,
-    /// What a reload would do, and when each change takes effect
+    /// Show what a reload would change, and when each change takes effect
     Diff,
-    /// Read the files again and do what differs; nothing if there is an error in them
+    /// Read the files again and apply the differences; an error changes nothing
     Reload {
-        /// Undo it after so many seconds, or at the next start, unless config confirm is run before
+        /// Undo the reload after so many seconds, or at the next start, unless config confirm runs
         #[arg(long, value_name = "SECONDS")]
         confirm: Option<u32>,
     },
-    /// Keep what reload --confirm has done
+    /// Keep the changes of config reload --confirm
     Confirm,
-    /// Write into the files what was changed while the switch runs
+    /// Write changes that were made while the switch runs into the files
     ///
-    /// What was added goes to conf.d/saved.toml beside the configuration, what was set or deleted
-    /// is changed where it stands. Comments stay, and a file as it was is kept beside as FILE~.
+    /// Writes added ports to conf.d/saved.toml beside the configuration, and other changes in
+    /// place. Keeps comments, and the old file as FILE~.
     Save(Save),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Fdb {
-    /// Show which address lives on which port
+    /// Show addresses and their ports
     Show {
         #[command(flatten)]
         of: Of,
     },
-    /// Tie an address to a port, until the port is deleted
+    /// Make an address static on a port, until the port is deleted
     Add {
         mac: String,
         #[arg(value_name = "NAME")]
         port: String,
     },
-    /// Take a static address from its port
+    /// Delete a static address
     Del { mac: String },
-    /// Forget what was learned; static addresses stay
+    /// Forget learned addresses; static ones stay
     Flush {
         #[command(flatten)]
         of: Of,
@@ -325,7 +307,7 @@ pub enum Fdb {
 /// Whose addresses a command is about: all, without either.
 #[derive(Debug, clap::Args)]
 pub struct Of {
-    /// Only those of this port
+    /// Only addresses of this port
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// The same as NAME
@@ -370,7 +352,6 @@ fn with_keys(command: clap::Command, kind: Kind) -> clap::Command {
     let filled = |text: String| {
         text.replace("{keys}", &list(&mut kind.keys()))
             .replace("{live keys}", &list(&mut kind.live_keys()))
-            .replace("{kind}", kind.name())
     };
     let texts = [command.get_about(), command.get_long_about()];
     let [about, long] = texts.map(|text| text.map(|text| filled(text.to_string())));
@@ -384,7 +365,7 @@ fn with_keys(command: clap::Command, kind: Kind) -> clap::Command {
         .mut_subcommands(|inner| with_keys(inner, kind))
 }
 
-/// Reads the arguments, the program's name first. An option wins over the environment.
+/// Reads the arguments, the program's name first. An option overrides the environment.
 pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Outcome> {
     let matches = command().try_get_matches_from(args);
     let parsed = matches.and_then(|matches| {

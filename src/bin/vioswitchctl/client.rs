@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use vioswitch::wire::{self, Method, SWITCH};
 
 use crate::failure::Failure;
 
@@ -28,9 +30,9 @@ pub struct Client {
 }
 
 /// What comes of an answer that goes on as long as something happens.
-pub enum Next {
+pub enum Next<A> {
     /// A part; true if another one follows.
-    Part(Value, bool),
+    Part(A, bool),
     /// It was not waited for any longer.
     Nothing,
 }
@@ -52,38 +54,38 @@ impl Client {
     }
 
     /// Calls a method; its answer.
-    pub fn call(&mut self, method: &str, parameters: Value) -> Result<Value, Failure> {
-        self.send(&json!({"method": method, "parameters": parameters}))?;
+    pub fn call<M: Method>(&mut self, request: &M) -> Result<M::Answer, Failure> {
+        self.send(request, false)?;
         Ok(self.answer()?.0)
     }
 
-    /// Calls a method that answers in several parts.
-    pub fn call_more(
+    /// Calls a method that answers in several parts, until no more of it is wanted.
+    pub fn parts<M: Method>(
         &mut self,
-        method: &str,
-        parameters: Value,
-        mut each: impl FnMut(Value),
+        request: &M,
+        mut each: impl FnMut(M::Answer) -> bool,
     ) -> Result<(), Failure> {
-        self.call_more_while(method, parameters, |part| {
-            each(part);
-            true
-        })
-    }
-
-    /// The same, until no more of it is wanted.
-    pub fn call_more_while(
-        &mut self,
-        method: &str,
-        parameters: Value,
-        mut each: impl FnMut(Value) -> bool,
-    ) -> Result<(), Failure> {
-        self.send(&json!({"method": method, "parameters": parameters, "more": true}))?;
+        self.send(request, true)?;
         loop {
             let (part, continues) = self.answer()?;
             if !each(part) || !continues {
                 return Ok(());
             }
         }
+    }
+
+    /// The list that a method answers in several parts.
+    pub fn list<M: Method, T>(
+        &mut self,
+        request: &M,
+        of: impl Fn(M::Answer) -> Vec<T>,
+    ) -> Result<Vec<T>, Failure> {
+        let mut all = Vec::new();
+        self.parts(request, |part| {
+            all.append(&mut of(part));
+            true
+        })?;
+        Ok(all)
     }
 
     /// Waits for answers however long they take, or not.
@@ -94,15 +96,15 @@ impl Client {
     }
 
     /// Calls a method that answers as long as something happens.
-    pub fn begin(&mut self, method: &str, parameters: Value) -> Result<(), Failure> {
-        self.send(&json!({"method": method, "parameters": parameters, "more": true}))?;
+    pub fn begin<M: Method>(&mut self, request: &M) -> Result<(), Failure> {
+        self.send(request, true)?;
         let set = self.socket.get_ref().set_read_timeout(Some(STEP));
         set.map_err(|error| Failure::silence(Some(&error)))
     }
 
-    /// What comes next, waited for until `stop`, and then for a moment: what happened before that
+    /// The next part, waited for until `stop`, and then for a moment: what happened before that
     /// may be on its way.
-    pub fn next(&mut self, stop: &AtomicBool) -> Result<Next, Failure> {
+    pub fn next<A: DeserializeOwned>(&mut self, stop: &AtomicBool) -> Result<Next<A>, Failure> {
         loop {
             let stopped = stop.load(Ordering::Relaxed);
             match self.read() {
@@ -116,7 +118,12 @@ impl Client {
         }
     }
 
-    fn send(&mut self, call: &Value) -> Result<(), Failure> {
+    fn send<M: Method>(&mut self, request: &M, more: bool) -> Result<(), Failure> {
+        let method = format!("{SWITCH}.{}", request.name());
+        let mut call = json!({"method": method, "parameters": wire::json(request)});
+        if more {
+            call["more"] = true.into();
+        }
         let mut message = call.to_string().into_bytes();
         message.push(0);
         let sent = self.socket.get_mut().write_all(&message);
@@ -124,7 +131,7 @@ impl Client {
     }
 
     /// The parameters of the next answer, and whether another one follows.
-    fn answer(&mut self) -> Result<(Value, bool), Failure> {
+    fn answer<A: DeserializeOwned>(&mut self) -> Result<(A, bool), Failure> {
         let read = self.read();
         self.parse(read)
     }
@@ -135,7 +142,7 @@ impl Client {
         (&mut self.socket).take(most).read_until(0, &mut self.message).map(|_| ())
     }
 
-    fn parse(&mut self, read: io::Result<()>) -> Result<(Value, bool), Failure> {
+    fn parse<A: DeserializeOwned>(&mut self, read: io::Result<()>) -> Result<(A, bool), Failure> {
         read.map_err(|error| Failure::silence(Some(&error)))?;
         let mut message = std::mem::take(&mut self.message);
         if message.pop() != Some(0) {
@@ -144,11 +151,14 @@ impl Client {
         let Ok(mut answer) = serde_json::from_slice::<Value>(&message) else {
             return Err(Failure::silence(None));
         };
+        if answer["error"].is_string() {
+            return Err(Failure::answered(answer));
+        }
         let continues = answer["continues"] == true;
         let parameters = answer.get_mut("parameters").map_or_else(|| json!({}), Value::take);
-        match answer.get("error").and_then(Value::as_str) {
-            Some(error) => Err(Failure::answered(error, &parameters)),
-            None => Ok((parameters, continues)),
+        match serde_json::from_value(parameters) {
+            Ok(parameters) => Ok((parameters, continues)),
+            Err(_) => Err(Failure::other_version()),
         }
     }
 }

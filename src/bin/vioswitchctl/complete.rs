@@ -4,11 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command};
-use serde_json::json;
 
 use crate::client::Client;
-use crate::list;
-use crate::show::items;
+use crate::look::ports;
 
 /// Where the words lead: a command, how much was given to it, and an option that wants its value.
 struct Place<'a> {
@@ -103,11 +101,8 @@ fn values(arg: &Arg, names: impl FnOnce() -> Vec<String>) -> Vec<String> {
 fn names(words: &[&str], default: &Path) -> Vec<String> {
     let given = words.iter().position(|word| *word == "--control");
     let path = given.and_then(|at| words.get(at + 1)).map_or(default.to_owned(), PathBuf::from);
-    let ports = Client::connect(&path)
-        .and_then(|mut client| list(&mut client, "ListPorts", "ports", json!({})));
-    let ports = ports.unwrap_or_default();
-    let names = items(&ports, "ports").iter();
-    names.filter_map(|port| port["name"].as_str().map(str::to_owned)).collect()
+    let ports = Client::connect(&path).and_then(|mut client| ports(&mut client));
+    ports.unwrap_or_default().into_iter().map(|port| port.name).collect()
 }
 
 #[cfg(test)]

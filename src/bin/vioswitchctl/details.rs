@@ -1,104 +1,92 @@
 //! `port show`: all that is known of one port, for people.
 
-use serde_json::Value;
+use vioswitch::wire::{Ring, Socket};
 
-use crate::show::{bits, human, items, memory, number, pairs, port, table, word};
+use crate::look::{Details, Rate};
+use crate::show::{bits, human, listing, maybe, memory, pairs, port, text, words};
 
 /// The answer of `GetPortDetails`, with rates if they were measured.
-pub fn show(answer: &Value) -> String {
-    let mut told = port(answer);
-    let socket = &answer["socket"];
-    if !socket.is_null() {
-        let who = match &socket["mode"] {
-            Value::Null if socket["answers"] == false => {
-                " (its file system does not answer)".to_owned()
-            }
-            Value::Null if socket["looked_at"] == false => {
-                " (not looked at: the switch waits for other file systems)".to_owned()
-            }
-            Value::Null => " (missing)".to_owned(),
-            mode => format!(" mode {} uid {} gid {}", word(mode), socket["uid"], socket["gid"]),
-        };
-        told.push(("socket", word(&socket["path"]) + &who));
+pub fn show(Details { details, rates }: &Details) -> String {
+    let mut told = port(&details.port);
+    told.extend(details.socket.as_ref().map(|one| ("socket", text(&one.path) + &who(one))));
+    told.extend(details.command.as_ref().map(|command| ("command", text(command))));
+    told.push(("learn_static", details.learn_static.to_string()));
+    told.push(("log_suppressed", details.log_suppressed.to_string()));
+    if let Some(rates) = rates {
+        told.extend([("rate in", rate(rates.r#in)), ("rate out", rate(rates.out))]);
     }
-    if !answer["command"].is_null() {
-        told.push(("command", word(&answer["command"])));
+    let session = details.session.as_ref();
+    if let Some(session) = session {
+        told.push(("features", words(&session.features)));
+        told.push(("protocol", words(&session.protocol_features)));
     }
-    for key in ["learn_static", "log_suppressed"] {
-        told.push((key, word(&answer[key])));
-    }
-    for direction in ["in", "out"] {
-        let rate = &answer["rates"][direction];
-        if !rate.is_null() {
-            let name = if direction == "in" { "rate in" } else { "rate out" };
-            told.push((name, rates(rate)));
-        }
-    }
-    let session = &answer["session"];
-    if !session.is_null() {
-        told.push(("features", word(&session["features"])));
-        told.push(("protocol", word(&session["protocol_features"])));
-    }
-    let mut text = pairs(&told);
-    let regions = items(session, "memory").iter().map(|region| {
-        let (size, page) = (memory(&region["bytes"]), memory(&region["page"]));
-        vec![word(&region["address"]), size, word(&region["backing"]), page]
-    });
-    let regions: Vec<_> = regions.collect();
+    let mut told = pairs(told);
+    let regions = session.map_or(&[][..], |session| &session.memory);
     if !regions.is_empty() {
-        text += "\n";
-        text += &table(&["MEMORY", "SIZE", "BACKING", "PAGE"], &regions);
+        told += "\n";
+        told += &listing(
+            regions,
+            &[
+                ("MEMORY", &|region| text(&region.address)),
+                ("SIZE", &|region| memory(region.bytes)),
+                ("BACKING", &|region| text(&region.backing)),
+                ("PAGE", &|region| memory(region.page)),
+            ],
+        );
     }
-    text + "\n" + &rings(answer)
+    told + "\n" + &rings(&details.rings)
 }
 
-fn rates(rate: &Value) -> String {
-    let of = |key: &str| human(number(&rate[key])).trim_end().to_owned();
-    format!("{} frames/s, {}bit/s, {} drops/s", of("frames"), bits(&rate["bytes"]), of("drops"))
+/// Who may connect to a socket, or why that is not known.
+fn who(socket: &Socket) -> String {
+    match (&socket.mode, socket.answers, socket.looked_at) {
+        (Some(mode), ..) => {
+            format!(" mode {} uid {} gid {}", text(mode), maybe(socket.uid), maybe(socket.gid))
+        }
+        (None, Some(false), _) => " (its file system does not answer)".to_owned(),
+        (None, _, Some(false)) => {
+            " (not looked at: the switch waits for other file systems)".to_owned()
+        }
+        _ => " (missing)".to_owned(),
+    }
+}
+
+fn rate(rate: Rate) -> String {
+    let of = |number: f64| human(number).trim_end().to_owned();
+    format!("{} frames/s, {}bit/s, {} drops/s", of(rate.frames), bits(rate.bytes), of(rate.drops))
 }
 
 /// Rings that are in use, or were.
-fn rings(answer: &Value) -> String {
-    let used = |ring: &&Value| ring["started"] == true || ring["frames"] != 0;
-    let rows = items(answer, "rings").iter().filter(used).map(|ring| {
-        let mut row: Vec<String> =
-            ["index", "direction", "size"].map(|key| word(&ring[key])).into();
-        row.push(state(ring));
-        row.push(word(&ring["available"]));
-        row.push(match &ring["idle"] {
-            Value::Null => "-".to_owned(),
-            idle => format!("{idle} s"),
-        });
-        let keys = ["frames", "bytes", "kicks", "signals", "checksummed", "segmented"];
-        row.extend(keys.map(|key| word(&ring[key])));
-        row
-    });
-    let title = [
-        "RING",
-        "DIR",
-        "SIZE",
-        "STATE",
-        "AVAILABLE",
-        "IDLE",
-        "FRAMES",
-        "BYTES",
-        "KICKS",
-        "SIGNALS",
-        "CHECKSUMMED",
-        "SEGMENTED",
-    ];
-    table(&title, &rows.collect::<Vec<_>>())
+fn rings(all: &[Ring]) -> String {
+    let used = |ring: &&Ring| ring.started == Some(true) || ring.frames != 0;
+    listing(
+        &all.iter().filter(used).collect::<Vec<_>>(),
+        &[
+            ("RING", &|ring| ring.index.to_string()),
+            ("DIR", &|ring| text(ring.direction.name())),
+            ("SIZE", &|ring| maybe(ring.size)),
+            ("STATE", &|ring| state(ring)),
+            ("AVAILABLE", &|ring| maybe(ring.available)),
+            ("IDLE", &|ring| maybe(ring.idle.map(|idle| format!("{idle} s")))),
+            ("FRAMES", &|ring| ring.frames.to_string()),
+            ("BYTES", &|ring| ring.bytes.to_string()),
+            ("KICKS", &|ring| ring.kicks.to_string()),
+            ("SIGNALS", &|ring| ring.signals.to_string()),
+            ("CHECKSUMMED", &|ring| ring.checksummed.to_string()),
+            ("SEGMENTED", &|ring| ring.segmented.to_string()),
+        ],
+    )
 }
 
-fn state(ring: &Value) -> String {
-    let is = |key: &str| ring[key] == true;
-    let words = match ring["started"].as_bool() {
+fn state(ring: &Ring) -> String {
+    let is = |flag: Option<bool>| flag == Some(true);
+    let words = match ring.started {
         None => "-",
         Some(false) => "stopped",
-        Some(true) if is("broken") => "broken",
-        Some(true) if is("standing") => "no memory",
-        Some(true) if !is("enabled") => "disabled",
+        Some(true) if is(ring.broken) => "broken",
+        Some(true) if is(ring.standing) => "no memory",
+        Some(true) if !is(ring.enabled) => "disabled",
         Some(true) => "running",
     };
-    if is("polled") { format!("{words}, polled") } else { words.to_owned() }
+    if is(ring.polled) { format!("{words}, polled") } else { words.to_owned() }
 }

@@ -3,13 +3,12 @@
 use std::io::{self, Write};
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
+use vioswitch::wire::{self, Event, EventList, Events, GetStatus};
 
-use crate::args::Since;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::{items, word};
-use crate::{SWITCH, ask};
+use crate::show::text;
 
 /// Events that `--follow` begins with, as journalctl(1) does.
 const FIRST: u64 = 10;
@@ -17,32 +16,27 @@ const FIRST: u64 = 10;
 /// Prints events as they come; with `follow` until the switch ends or nobody reads any more.
 pub fn run(
     client: &mut Client,
-    since: Option<Since>,
+    since: Option<u64>,
     follow: bool,
     as_json: bool,
 ) -> Result<(), Failure> {
     let since = match since {
-        Some(Since::All) => 0,
-        Some(Since::Number(number)) => number,
-        None if follow => {
-            let status = ask(client, "GetStatus", json!({}))?;
-            status["events"].as_u64().unwrap_or(0).saturating_sub(FIRST)
-        }
+        Some(number) => number,
+        None if follow => client.call(&GetStatus {})?.events.saturating_sub(FIRST),
         None => 0,
     };
     // Nothing may happen for days.
     client.be_patient(follow)?;
-    let parameters = json!({"since": since, "follow": follow});
-    client.call_more_while(&format!("{SWITCH}.Events"), parameters, |part| {
-        let lost = part["lost"].as_u64().unwrap_or(0);
+    let request = Events { since: Some(since.into()), follow: Some(follow) };
+    client.parts(&request, |part| {
         // Asking for all that is kept is no complaint about the rest.
-        let lost = if lost > 0 && since > 0 { Some(lost) } else { None };
+        let lost = part.lost.filter(|lost| *lost > 0 && since > 0);
         // A closed pipe (`| head`) is the reader's choice, not an error.
         print(&part, lost, as_json).is_ok()
     })
 }
 
-fn print(part: &Value, lost: Option<u64>, as_json: bool) -> io::Result<()> {
+fn print(part: &EventList, lost: Option<u64>, as_json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if let Some(lost) = lost {
         match as_json {
@@ -50,26 +44,21 @@ fn print(part: &Value, lost: Option<u64>, as_json: bool) -> io::Result<()> {
             false => writeln!(out, "[{lost} events are not kept any more]")?,
         }
     }
-    for event in items(part, "events") {
+    for event in &part.events {
         match as_json {
-            true => writeln!(out, "{event}")?,
+            true => writeln!(out, "{}", wire::json(event))?,
             false => writeln!(out, "{}", line(event))?,
         }
     }
     out.flush()
 }
 
-fn line(event: &Value) -> String {
-    let time = time(event["time"].as_u64().unwrap_or(0));
-    let port = match &event["port"] {
-        Value::String(_) => format!("{}: ", word(&event["port"])),
-        _ => String::new(),
-    };
-    let untold = match event["untold"].as_u64() {
-        Some(untold) => format!(" [{untold} before it left out]"),
-        None => String::new(),
-    };
-    format!("{time} {:>5}  {port}{}{untold}", word(&event["sequence"]), word(&event["text"]))
+fn line(event: &Event) -> String {
+    let port = event.port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
+    let untold = event.untold.map(|untold| format!(" [{untold} left out before it]"));
+    let (time, sequence) = (time(event.time), event.sequence);
+    let untold = untold.unwrap_or_default();
+    text(format!("{time} {sequence:>5}  {port}{}{untold}", event.text))
 }
 
 /// Microseconds since 1970 as date and time of UTC, to the millisecond.
@@ -99,9 +88,14 @@ mod tests {
 
     #[test]
     fn a_line_names_the_port_if_there_is_one() {
-        let event = json!({"sequence": 7, "time": 0, "port": "vm1", "text": "added\u{1b}",
-            "untold": 2});
+        let event = Event {
+            sequence: 7,
+            port: Some("vm1".to_owned()),
+            text: "added\u{1b}".to_owned(),
+            untold: Some(2),
+            ..Event::default()
+        };
         let line = line(&event);
-        assert_eq!(line, "1970-01-01T00:00:00.000Z     7  vm1: added [2 before it left out]");
+        assert_eq!(line, "1970-01-01T00:00:00.000Z     7  vm1: added [2 left out before it]");
     }
 }

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use serde_json::{Value, json};
+use vioswitch::wire::{Fault, SWITCH, ServiceError, SwitchError};
 
 const REFUSED: u8 = 1;
 const USAGE: u8 = 2;
@@ -29,11 +30,6 @@ impl Failure {
     /// The command makes no sense.
     pub fn usage(text: String) -> Failure {
         Failure::new(USAGE, text)
-    }
-
-    /// What there is to say was said.
-    pub fn told() -> Failure {
-        Failure::new(REFUSED, String::new())
     }
 
     /// It could not be done.
@@ -90,63 +86,66 @@ impl Failure {
     pub fn silence(error: Option<&io::Error>) -> Failure {
         let text = match error {
             Some(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                "the switch does not answer; its log tells why".to_owned()
+                "the switch does not answer; see its log".to_owned()
             }
             Some(error) => format!("the connection to the switch failed: {error}"),
-            None => "the switch closed the connection; its log tells why".to_owned(),
+            None => "the switch closed the connection; see its log".to_owned(),
         };
         Failure::new(NO_SWITCH, text)
     }
 
-    /// The switch said no.
-    pub fn answered(error: &str, parameters: &Value) -> Failure {
-        let word = |key: &str| parameters[key].as_str().unwrap_or_default();
-        let meant = match word("nearest") {
-            "" => String::new(),
-            nearest => format!(", did you mean '{nearest}'?"),
+    /// The switch speaks of what this program does not know.
+    pub fn other_version() -> Failure {
+        Failure::refused("the switch is of another version, see vioswitchctl status".to_owned())
+    }
+
+    /// The switch refused a call.
+    pub fn answered(answer: Value) -> Failure {
+        let error = answer["error"].as_str().unwrap_or_default().to_owned();
+        let meant = |nearest: &Option<String>| match nearest {
+            None => String::new(),
+            Some(nearest) => format!(", did you mean '{nearest}'?"),
         };
-        let (status, text) = match error {
-            "io.vioswitch.Switch.PortBeingRemoved" => (
-                REFUSED,
-                format!("port '{}' is being removed: try again when it is gone", word("name")),
-            ),
-            "io.vioswitch.Switch.PortExists" => {
-                let (name, origin) = (word("name"), word("origin"));
-                let text = format!("port '{name}' exists (origin {origin})");
-                (REFUSED, format!("{text}; --may-exist accepts it"))
-            }
-            "io.vioswitch.Switch.NoSuchPort" => {
-                let instead =
-                    if meant.is_empty() { "; see vioswitchctl port list" } else { &meant };
-                (REFUSED, format!("there is no port '{}'{instead}", word("name")))
-            }
-            "io.vioswitch.Switch.InvalidParameter" => (USAGE, word("wanted").to_owned()),
-            "io.vioswitch.Switch.TimedOut" => {
-                let text = format!("timed out: the port is still {}", word("state"));
-                (REFUSED, text + "; see vioswitchctl port show, and the log of its VM")
-            }
-            "io.vioswitch.Switch.NotPermitted" => {
-                (NOT_PERMITTED, format!("this is for {}: use sudo", word("wanted")))
-            }
-            "io.vioswitch.Switch.BadConfig" => {
-                let errors = parameters["errors"].as_array().into_iter().flatten();
-                let errors: Vec<&str> = errors.filter_map(Value::as_str).collect();
-                (REFUSED, format!("nothing has changed: {}", errors.join("; ")))
-            }
-            "io.vioswitch.Switch.Refused" => (REFUSED, word("reason").to_owned()),
-            "org.varlink.service.InvalidParameter" => {
+        let (status, text) = match Fault::read(answer.clone()) {
+            Some(Fault::Switch(error)) => match error {
+                SwitchError::PortBeingRemoved { name } => {
+                    (REFUSED, format!("port '{name}' is being removed: try again when it is gone"))
+                }
+                SwitchError::PortExists { name, origin } => {
+                    let text = format!("port '{name}' exists (origin {origin})");
+                    (REFUSED, format!("{text}; --may-exist accepts it"))
+                }
+                SwitchError::NoSuchPort { name, nearest: None } => {
+                    (REFUSED, format!("there is no port '{name}'; see vioswitchctl port list"))
+                }
+                SwitchError::NoSuchPort { name, nearest } => {
+                    (REFUSED, format!("there is no port '{name}'{}", meant(&nearest)))
+                }
+                SwitchError::InvalidParameter { wanted, .. } => (USAGE, wanted),
+                SwitchError::TimedOut { state } => {
+                    let text = format!("timed out: the port is still {state}");
+                    (REFUSED, text + "; see vioswitchctl port show, and the log of its VM")
+                }
+                SwitchError::NotPermitted { wanted } => {
+                    (NOT_PERMITTED, format!("this is for {wanted}: use sudo"))
+                }
+                SwitchError::BadConfig { errors } => {
+                    (REFUSED, format!("nothing has changed: {}", errors.join("; ")))
+                }
+                SwitchError::Refused { reason } => (REFUSED, reason),
+            },
+            Some(Fault::Service(ServiceError::InvalidParameter { parameter, nearest })) => {
                 let text = "is unknown, missing or of the wrong type";
-                (USAGE, format!("parameter '{}' {text}{meant}", word("parameter")))
+                (USAGE, format!("parameter '{parameter}' {text}{}", meant(&nearest)))
             }
-            "org.varlink.service.MethodNotFound" => {
-                let text = "the switch is of another version, see vioswitchctl status".to_owned();
-                (REFUSED, text)
+            Some(Fault::Service(ServiceError::MethodNotFound { .. })) => {
+                (REFUSED, Failure::other_version().text)
             }
-            error => (REFUSED, format!("{error} {parameters}")),
+            _ => (REFUSED, format!("{error} {}", answer["parameters"])),
         };
         // The switch does not send any; another program at that socket might.
         let text = text.chars().filter(|c| !c.is_control()).collect();
-        Failure { status, text, error: error.to_owned() }
+        Failure { status, text, error }
     }
 
     /// True if there was no switch, as while it restarts.
@@ -154,8 +153,8 @@ impl Failure {
         self.status == NO_SWITCH
     }
 
-    /// True if the switch answered with this error.
-    pub fn is(&self, interface: &str, name: &str) -> bool {
-        self.error.strip_prefix(interface).is_some_and(|rest| rest.strip_prefix('.') == Some(name))
+    /// True if the switch answered with this error of its own.
+    pub fn is(&self, name: &str) -> bool {
+        self.error.strip_prefix(SWITCH).is_some_and(|rest| rest.strip_prefix('.') == Some(name))
     }
 }

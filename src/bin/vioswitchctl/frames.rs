@@ -11,29 +11,27 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::Args;
-use serde_json::{Value, json};
+use vioswitch::wire::{self, Direction, Instruction, Packet, Packets};
 
-use crate::SWITCH;
 use crate::client::{Client, Next};
 use crate::failure::Failure;
 use crate::pcapng::{Frame, Writer};
-use crate::show::items;
+use crate::say;
 
 /// What `-w` has for standard output.
 const STDOUT: &str = "-";
 
-/// Frames as they pass ports, and what becomes of them
+/// Capture frames where they enter (in) and leave (out) the switch
 ///
-/// Each copy of a frame is told where it crosses the border of the switch: in, from a port, and
-/// out, to one. Ends with --count, with ^C, or when the last of the ports is deleted.
+/// Ends with --count, with ^C, or when the last of the ports is deleted.
 #[derive(Debug, Args)]
 pub struct Capture {
-    /// Ports and TAPs; all, if none is named
+    /// Ports, by default all
     ports: Vec<String>,
-    /// Only what the switch drops, each with the reason
+    /// Only dropped frames, with the reason
     #[arg(long)]
     drops: bool,
-    /// Only what this expression of pcap-filter(7) matches; tcpdump compiles it
+    /// Only frames that match this expression of pcap-filter(7); tcpdump compiles it
     #[arg(long, value_name = "EXPRESSION")]
     filter: Option<String>,
     /// Keep so many bytes of each frame
@@ -43,7 +41,7 @@ pub struct Capture {
     /// End after so many frames
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Write pcapng there, - for standard output, instead of lines
+    /// Write pcapng to this file, - for standard output
     #[arg(short, long, value_name = "FILE")]
     write: Option<PathBuf>,
 }
@@ -63,32 +61,30 @@ impl Capture {
     /// Runs until its end.
     pub fn run(&self, client: &mut Client, json: bool) -> Result<(), Failure> {
         let filter = self.filter.as_deref().map(compile).transpose()?;
-        let mut parameters = json!({
-            "ports": self.ports,
-            "drops": self.drops,
-            "snaplen": self.snaplen,
-        });
-        if let Some(filter) = filter {
-            parameters["filter"] = filter;
-        }
+        let request = wire::Capture {
+            ports: Some(self.ports.clone()),
+            drops: Some(self.drops),
+            filter,
+            snaplen: Some(self.snaplen.into()),
+        };
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| cannot(&e))?;
         }
-        client.begin(&format!("{SWITCH}.Capture"), parameters)?;
+        client.begin(&request)?;
         // It answers once it has begun, or says why not: then nothing is written.
-        if !matches!(client.next(&stop)?, Next::Part(..)) {
+        if matches!(client.next::<Packets>(&stop)?, Next::Nothing) {
             return Ok(());
         }
         let mut output = self.open(json)?;
-        let _ = writeln!(io::stderr(), "vioswitchctl: capturing, end with ^C");
+        say("capturing, end with ^C");
         let (mut told, mut lost) = (0, 0);
         let ended = self.write_all(client, &stop, &mut output, &mut told, &mut lost);
         if let Output::Pcapng(writer) = output {
             writer.finish(lost).map_err(|error| cannot(&error))?;
         }
         ended?;
-        let _ = writeln!(io::stderr(), "vioswitchctl: {told} frames captured, {lost} lost");
+        say(&format!("{told} frames captured, {lost} lost"));
         Ok(())
     }
 
@@ -128,14 +124,15 @@ impl Capture {
         // There is no end to what passes: only what did before ^C is waited for.
         let mut end = None;
         while *told < most && end.is_none_or(|end| Instant::now() < end) {
-            let Next::Part(part, more) = client.next(stop)? else { break };
+            let Next::Part(part, more) = client.next::<Packets>(stop)? else { break };
             if stop.load(Ordering::Relaxed) {
                 end.get_or_insert_with(|| Instant::now() + LAST);
             }
-            let mut now_lost = part["lost"].as_u64().unwrap_or(0);
+            let mut now_lost = part.lost;
             *lost += now_lost;
-            let packets = items(&part, "packets");
-            for packet in packets.iter().take(usize::try_from(most - *told).unwrap_or(usize::MAX)) {
+            for packet in
+                part.packets.iter().take(usize::try_from(most - *told).unwrap_or(usize::MAX))
+            {
                 *told += 1;
                 match output.write(packet, std::mem::take(&mut now_lost)) {
                     // Who reads it has seen enough.
@@ -158,20 +155,18 @@ fn cannot(error: &io::Error) -> Failure {
 
 impl Output {
     /// Writes one packet, before which so many were lost.
-    fn write(&mut self, packet: &Value, lost: u64) -> io::Result<()> {
-        let number = |key: &str| packet[key].as_u64().unwrap_or(0);
-        let data = BASE64_STANDARD.decode(packet["data"].as_str().unwrap_or_default());
-        let data = data.unwrap_or_default();
+    fn write(&mut self, packet: &Packet, lost: u64) -> io::Result<()> {
+        let data = BASE64_STANDARD.decode(&packet.data).unwrap_or_default();
         let frame = Frame {
-            port: packet["port"].as_str().unwrap_or_default(),
-            inbound: packet["direction"] == "in",
-            time: number("time"),
-            length: u32::try_from(number("length")).unwrap_or(u32::MAX),
+            port: &packet.port,
+            inbound: packet.direction == Direction::In,
+            time: packet.time,
+            length: u32::try_from(packet.length).unwrap_or(u32::MAX),
             data: &data,
-            dropped: packet["dropped"].as_str(),
+            dropped: packet.dropped.as_deref(),
         };
         match self {
-            Output::Json(to) => writeln!(to, "{packet}"),
+            Output::Json(to) => writeln!(to, "{}", wire::json(packet)),
             Output::Lines(to) => writeln!(to, "{}", line(&frame)),
             Output::Pcapng(writer) => writer.frame(&frame, lost),
         }
@@ -210,7 +205,7 @@ fn line(frame: &Frame<'_>) -> String {
 }
 
 /// The program that tcpdump makes of an expression, for the switch.
-fn compile(expression: &str) -> Result<Value, Failure> {
+fn compile(expression: &str) -> Result<Vec<Instruction>, Failure> {
     let output = Command::new("tcpdump").args(["-ddd", "-y", "EN10MB", "--", expression]).output();
     let output = output.map_err(|error| {
         Failure::refused(format!("--filter needs tcpdump, which compiles it: {error}"))
@@ -226,18 +221,21 @@ fn compile(expression: &str) -> Result<Value, Failure> {
 }
 
 /// `tcpdump -ddd`: how many instructions there are, then one a line.
-fn program(text: &str) -> Option<Value> {
+fn program(text: &str) -> Option<Vec<Instruction>> {
     let mut lines = text.lines();
     let count: usize = lines.next()?.trim().parse().ok()?;
     let instruction = |line: &str| {
-        let numbers: Option<Vec<u64>> = line.split(' ').map(|word| word.parse().ok()).collect();
-        match numbers?[..] {
-            [code, jt, jf, k] => Some(json!({"code": code, "jt": jt, "jf": jf, "k": k})),
-            _ => None,
-        }
+        let mut words = line.split(' ');
+        let instruction = Instruction {
+            code: words.next()?.parse().ok()?,
+            jt: words.next()?.parse().ok()?,
+            jf: words.next()?.parse().ok()?,
+            k: words.next()?.parse().ok()?,
+        };
+        words.next().is_none().then_some(instruction)
     };
-    let all: Option<Vec<Value>> = lines.map(instruction).collect();
-    all.filter(|all| all.len() == count).map(Value::Array)
+    let all: Option<Vec<Instruction>> = lines.map(instruction).collect();
+    all.filter(|all| all.len() == count)
 }
 
 #[cfg(test)]
@@ -247,8 +245,8 @@ mod tests {
     #[test]
     fn a_program_is_read() {
         let read = program("2\n40 0 0 12\n6 0 0 262144\n").unwrap();
-        assert_eq!(read[0], json!({"code": 40, "jt": 0, "jf": 0, "k": 12}));
-        assert_eq!(read.as_array().unwrap().len(), 2);
+        assert_eq!(read[0], Instruction { code: 40, jt: 0, jf: 0, k: 12 });
+        assert_eq!(read.len(), 2);
         for bad in ["", "1\n", "1\n6 0 0\n", "2\n6 0 0 0\n", "x\n"] {
             assert_eq!(program(bad), None, "{bad:?}");
         }

@@ -3,76 +3,165 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde::Serialize;
 use vioswitch::config::Kind;
+use vioswitch::wire::{
+    self, Degradation, Direction, Finding, GetDropReasons, GetFindings, GetMetrics, GetPort,
+    GetPortDetails, GetStatus, GetWorkers, Level, ListPorts, Port, PortDetails, Traffic,
+    Unconfirmed, WaitForPort, Worker, Workers,
+};
 
-use crate::args::State;
+use crate::args::{self, State};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::{items, number, word};
-use crate::{SWITCH, ask, list};
+use crate::show::text;
 
 /// What all ports and workers count.
-pub fn stats(client: &mut Client) -> Result<Value, Failure> {
-    let mut all = list(client, "ListPorts", "ports", json!({}))?;
-    let workers = ask(client, "GetWorkers", json!({}))?;
-    all["cycles_per_second"] = workers["cycles_per_second"].clone();
-    all["workers"] = workers["workers"].clone();
-    Ok(all)
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Stats {
+    pub ports: Vec<Port>,
+    #[serde(flatten)]
+    pub workers: Workers,
 }
 
-/// Frames, bytes and drops of one direction in a second, by two looks `seconds` apart.
-fn rate(before: &Value, after: &Value, seconds: f64) -> Value {
-    let drops = |traffic: &Value| -> f64 {
-        traffic["drops"].as_object().map_or(0.0, |all| all.values().map(number).sum())
-    };
+/// Frames, bytes and drops of one direction in a second.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Rate {
+    pub frames: f64,
+    pub bytes: f64,
+    pub drops: f64,
+}
+
+/// Those of both directions.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Rates {
+    pub r#in: Rate,
+    pub out: Rate,
+}
+
+/// Those of a port.
+#[derive(Debug, Serialize)]
+pub struct PortRates {
+    pub name: String,
+    pub rates: Rates,
+}
+
+/// All that is known of a port, and its rates if they were measured.
+#[derive(Debug, Serialize)]
+pub struct Details {
+    #[serde(flatten)]
+    pub details: PortDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
+}
+
+/// Frames that were dropped, and whose frames found no room.
+#[derive(Debug, Serialize)]
+pub struct Drops {
+    pub drops: Vec<Dropped>,
+    pub senders: Vec<Share>,
+}
+
+/// Frames that were dropped at a port for one reason.
+#[derive(Debug, Serialize)]
+pub struct Dropped {
+    pub port: String,
+    pub direction: &'static str,
+    pub reason: String,
+    pub count: u64,
+    pub meaning: String,
+    pub advice: String,
+}
+
+/// Frames of one port that found no room at another one lately.
+#[derive(Debug, Serialize)]
+pub struct Share {
+    pub port: String,
+    pub from: String,
+    pub frames: u64,
+    /// The part of all such frames, from 0 to 1.
+    pub share: f64,
+}
+
+/// Whether the switch serves all that it was told to.
+#[derive(Debug, Serialize)]
+pub struct Health {
+    pub health: &'static str,
+    pub reasons: Vec<String>,
+    pub degradations: Vec<Degradation>,
+    pub unconfirmed: Option<Unconfirmed>,
+}
+
+/// A worker, and the share of a CPU's time in which it found frames, from 0 to 1.
+#[derive(Debug, Serialize)]
+pub struct WorkerShare {
+    #[serde(flatten)]
+    pub worker: Worker,
+    pub busy: f64,
+}
+
+/// All ports.
+pub fn ports(client: &mut Client) -> Result<Vec<Port>, Failure> {
+    client.list(&ListPorts {}, |part| part.ports)
+}
+
+/// What all ports and workers count.
+pub fn stats(client: &mut Client) -> Result<Stats, Failure> {
+    Ok(Stats { ports: ports(client)?, workers: client.call(&GetWorkers {})? })
+}
+
+/// By two looks `seconds` apart.
+fn rate(before: &Traffic, after: &Traffic, seconds: f64) -> Rate {
+    let drops = |traffic: &Traffic| traffic.drops.values().sum::<u64>();
     // A port of the same name that came meanwhile has counted less.
-    let each = |before: f64, after: f64| (after - before).max(0.0) / seconds;
-    json!({
-        "frames": each(number(&before["frames"]), number(&after["frames"])),
-        "bytes": each(number(&before["bytes"]), number(&after["bytes"])),
-        "drops": each(drops(before), drops(after)),
-    })
+    let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+    Rate {
+        frames: each(before.frames, after.frames),
+        bytes: each(before.bytes, after.bytes),
+        drops: each(drops(before), drops(after)),
+    }
 }
 
-/// The rates of a port in both directions.
-fn rates(before: &Value, after: &Value, seconds: f64) -> Value {
-    let direction = |key: &str| rate(&before[key], &after[key], seconds);
-    json!({"in": direction("in"), "out": direction("out")})
+fn rates(before: &Port, after: &Port, seconds: f64) -> Rates {
+    Rates {
+        r#in: rate(&before.r#in, &after.r#in, seconds),
+        out: rate(&before.out, &after.out, seconds),
+    }
 }
 
 /// `port show`, with what crosses it in a second if that is wanted.
-pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Value, Failure> {
-    let before = ask(client, "GetPortDetails", json!({"name": name}))?;
+pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Details, Failure> {
+    let request = GetPortDetails { name: name.to_owned() };
+    let before = client.call(&request)?;
     if !with_rate {
-        return Ok(before);
+        return Ok(Details { details: before, rates: None });
     }
     let began = Instant::now();
     std::thread::sleep(Duration::from_secs(1));
-    let mut after = ask(client, "GetPortDetails", json!({"name": name}))?;
+    let details = client.call(&request)?;
     let seconds = began.elapsed().as_secs_f64();
-    after["rates"] = rates(&before["port"], &after["port"], seconds);
-    Ok(after)
+    let rates = Some(rates(&before.port, &details.port, seconds));
+    Ok(Details { details, rates })
 }
 
 /// `stats --watch`: the rates of all ports, again and again until nobody reads any more.
 pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), Failure> {
-    let (mut before, mut began) = (stats(client)?, Instant::now());
+    let (mut before, mut began) = (ports(client)?, Instant::now());
     loop {
         std::thread::sleep(every);
-        let (after, now) = (stats(client)?, Instant::now());
+        let (after, now) = (ports(client)?, Instant::now());
         let seconds = (now - began).as_secs_f64();
-        let ports = items(&after, "ports").iter().map(|port| {
-            let known = items(&before, "ports").iter().find(|old| old["name"] == port["name"]);
-            json!({"name": port["name"], "rates": rates(known.unwrap_or(port), port, seconds)})
+        let rates = after.iter().map(|port| {
+            let known = before.iter().find(|old| old.name == port.name).unwrap_or(port);
+            PortRates { name: port.name.clone(), rates: rates(known, port, seconds) }
         });
-        let told = json!({"seconds": seconds, "ports": ports.collect::<Vec<Value>>()});
+        let rates: Vec<PortRates> = rates.collect();
         let text = match as_json {
-            true => format!("{told}\n"),
-            false => format!("{}\n", crate::show::rates(&told)),
+            true => serde_json::json!({"seconds": seconds, "ports": rates}).to_string(),
+            false => crate::show::rates(&rates),
         };
         let mut out = std::io::stdout().lock();
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
             return Ok(());
         }
         (before, began) = (after, now);
@@ -81,105 +170,92 @@ pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), 
 
 /// `drops`: each reason that was given, where, how often, and what to do; and whose frames found no
 /// room.
-pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Value, Failure> {
+pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Drops, Failure> {
     let ports = match port {
-        Some(name) => vec![ask(client, "GetPort", json!({"name": name}))?["port"].clone()],
-        None => items(&list(client, "ListPorts", "ports", json!({}))?, "ports").to_vec(),
+        Some(name) => vec![client.call(&GetPort { name: name.to_owned() })?.port],
+        None => ports(client)?,
     };
-    let reasons = ask(client, "GetDropReasons", json!({}))?;
-    let (mut told, mut senders) = (Vec::new(), Vec::new());
-    for port in &ports {
-        senders.extend(dropped_from(port));
-        for direction in ["in", "out"] {
-            for (reason, count) in port[direction]["drops"].as_object().into_iter().flatten() {
-                let known = items(&reasons, "reasons").iter().find(|one| one["name"] == *reason);
-                let text = |key: &str| known.and_then(|one| one[key].as_str()).unwrap_or_default();
-                told.push(json!({
-                    "port": port["name"], "direction": direction, "reason": reason,
-                    "count": count, "meaning": text("meaning"), "advice": text("advice"),
-                }));
+    let reasons = client.call(&GetDropReasons {})?.reasons;
+    let mut told = Drops { drops: Vec::new(), senders: Vec::new() };
+    for port in ports {
+        told.senders.extend(dropped_from(&port));
+        for (direction, traffic) in [(Direction::In, port.r#in), (Direction::Out, port.out)] {
+            for (reason, count) in traffic.drops {
+                let known = reasons.iter().find(|one| one.name == reason).cloned();
+                let wire::DropReason { meaning, advice, .. } = known.unwrap_or_default();
+                let (port, direction) = (port.name.clone(), direction.name());
+                told.drops.push(Dropped { port, direction, reason, count, meaning, advice });
             }
         }
     }
-    Ok(json!({"drops": told, "senders": senders}))
+    Ok(told)
 }
 
 /// Whose frames found no room at a port lately, with the share that each has of them.
-fn dropped_from(port: &Value) -> impl Iterator<Item = Value> {
-    let all = items(port, "dropped_from");
-    let sum: f64 = all.iter().map(|one| number(&one["frames"])).sum();
-    all.iter().map(move |one| {
-        let share = number(&one["frames"]) / sum.max(1.0);
-        json!({"port": port["name"], "from": one["port"], "frames": one["frames"], "share": share})
+fn dropped_from(port: &Port) -> impl Iterator<Item = Share> {
+    let sum: u64 = port.dropped_from.iter().map(|one| one.frames).sum();
+    port.dropped_from.iter().map(move |one| Share {
+        port: port.name.clone(),
+        from: one.port.clone(),
+        frames: one.frames,
+        share: one.frames as f64 / sum.max(1) as f64,
     })
 }
 
 /// What the switch finds wrong itself.
-pub fn findings(client: &mut Client) -> Result<Vec<Value>, Failure> {
-    Ok(items(&list(client, "GetFindings", "findings", json!({}))?, "findings").to_vec())
+pub fn findings(client: &mut Client) -> Result<Vec<Finding>, Failure> {
+    client.list(&GetFindings {}, |part| part.findings)
 }
 
 /// `metrics`: the text for Prometheus, all parts of it.
-pub fn metrics(client: &mut Client) -> Result<Value, Failure> {
-    let mut text = String::new();
-    client.call_more(&format!("{SWITCH}.GetMetrics"), json!({}), |part| {
-        text += part["text"].as_str().unwrap_or_default();
-    })?;
-    Ok(json!({"text": text}))
+pub fn metrics(client: &mut Client) -> Result<wire::Metrics, Failure> {
+    let parts = client.list(&GetMetrics {}, |part| vec![part.text])?;
+    Ok(wire::Metrics { text: parts.concat() })
 }
 
 /// A finding, in a line.
-pub fn finding_line(finding: &Value) -> String {
-    let about = match &finding["port"] {
-        Value::Null => String::new(),
-        port => format!("{}: ", word(port)),
-    };
-    format!("{}: {about}{}", word(&finding["code"]), word(&finding["cause"]))
+pub fn finding_line(Finding { code, port, cause, .. }: &Finding) -> String {
+    let about = port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
+    text(format!("{code}: {about}{cause}"))
 }
 
 /// `health`: why the switch does not serve all that it was told to.
-pub fn health(client: &mut Client) -> Result<Value, Failure> {
-    let status = ask(client, "GetStatus", json!({}))?;
-    let mut reasons = items(&status, "degraded").to_vec();
+pub fn health(client: &mut Client) -> Result<Health, Failure> {
+    let status = client.call(&GetStatus {})?;
+    let mut reasons = status.degraded;
     // What is not served is told already.
-    let fails = |one: &&Value| one["level"] == "fail" && one["code"] != "degraded";
-    for finding in findings(client)?.iter().filter(fails) {
-        reasons.push(finding_line(finding).into());
-    }
+    let fails = |one: &&Finding| one.level == Level::Fail && one.code != "degraded";
+    reasons.extend(findings(client)?.iter().filter(fails).map(finding_line));
     let health = if reasons.is_empty() { "healthy" } else { "degraded" };
-    let (degradations, unconfirmed) = (&status["degradations"], &status["unconfirmed"]);
-    Ok(json!({
-        "health": health, "reasons": reasons, "degradations": degradations,
-        "unconfirmed": unconfirmed,
-    }))
+    let (degradations, unconfirmed) = (status.degradations, status.unconfirmed);
+    Ok(Health { health, reasons, degradations, unconfirmed })
 }
 
 /// `worker`: the counters, and the share of a CPU's time in which frames were found, since the
 /// switch began or over a second.
-pub fn workers(client: &mut Client, over_a_second: bool) -> Result<Value, Failure> {
-    let uptime = number(&ask(client, "GetStatus", json!({}))?["uptime"]).max(1.0);
+pub fn workers(
+    client: &mut Client,
+    over_a_second: bool,
+) -> Result<(u64, Vec<WorkerShare>), Failure> {
+    let uptime = client.call(&GetStatus {})?.uptime.max(1);
     let before = match over_a_second {
-        true => ask(client, "GetWorkers", json!({}))?,
-        false => Value::Null,
+        true => client.call(&GetWorkers {})?,
+        false => Workers::default(),
     };
     let began = Instant::now();
     if over_a_second {
         std::thread::sleep(Duration::from_secs(1));
     }
-    let mut after = ask(client, "GetWorkers", json!({}))?;
-    let seconds = if over_a_second { began.elapsed().as_secs_f64() } else { uptime };
-    let cycles = number(&after["cycles_per_second"]).max(1.0) * seconds;
-    for (n, worker) in after["workers"].as_array_mut().into_iter().flatten().enumerate() {
-        let busy = number(&worker["busy_cycles"]) - number(&before["workers"][n]["busy_cycles"]);
-        worker["busy"] = (busy / cycles).clamp(0.0, 1.0).into();
-    }
-    Ok(after)
-}
-
-/// `version`: the client's and the switch's.
-pub fn version(client: &mut Client) -> Result<Value, Failure> {
-    let status = ask(client, "GetStatus", json!({}))?;
-    Ok(json!({"client": env!("CARGO_PKG_VERSION"), "switch": status["version"]}))
+    let after = client.call(&GetWorkers {})?;
+    let seconds = if over_a_second { began.elapsed().as_secs_f64() } else { uptime as f64 };
+    let cycles = after.cycles_per_second.max(1) as f64 * seconds;
+    let share = |(n, worker): (usize, Worker)| {
+        let earlier = before.workers.get(n).map_or(0, |worker| worker.busy_cycles);
+        let busy = worker.busy_cycles.saturating_sub(earlier) as f64 / cycles;
+        WorkerShare { worker, busy: busy.clamp(0.0, 1.0) }
+    };
+    let workers = after.workers.into_iter().enumerate().map(share).collect();
+    Ok((after.cycles_per_second, workers))
 }
 
 /// `port wait`: until a port is so far.
@@ -188,18 +264,16 @@ pub fn wait(
     name: &str,
     state: State,
     timeout: Duration,
-) -> Result<Value, Failure> {
+) -> Result<wire::WaitedFor, Failure> {
     client.wait_for(timeout)?;
     let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    let wanted = json!({"name": name, "state": state.name(), "timeout_ms": millis});
-    ask(client, "WaitForPort", wanted)
+    let (name, state) = (name.to_owned(), Some(args::word(&state)));
+    client.call(&WaitForPort { name, state, timeout_ms: Some(millis.into()) })
 }
 
 /// `tap list`, `stream list`: ports of one kind.
-pub fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Value, Failure> {
-    let mut all = list(client, "ListPorts", "ports", json!({}))?;
-    if let (Some(kind), Some(ports)) = (kind, all["ports"].as_array_mut()) {
-        ports.retain(|port| port["kind"] == kind.name());
-    }
+pub fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
+    let mut all = ports(client)?;
+    all.retain(|port| kind.is_none_or(|kind| port.kind == kind.name()));
     Ok(all)
 }

@@ -15,6 +15,7 @@ mod events;
 mod failure;
 mod files;
 mod frames;
+mod links;
 mod look;
 #[cfg(test)]
 mod manual;
@@ -32,9 +33,14 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Value, json};
 use vioswitch::config::{KEYS, Key, Kind};
-use vioswitch::limits::RELOAD_REMOVE_TIMEOUT;
+use vioswitch::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN, RELOAD_REMOVE_TIMEOUT};
+use vioswitch::wire::{
+    self, Add, AddAddress, ConfirmConfig, DeleteAddress, DeletePort, Deleted, DiffConfig,
+    FlushAddresses, GetConfig, GetStatus, ListAddresses, Parameters, ReloadConfig, Set, Trace,
+};
 
 use args::{Command, Config, Fdb, Options, Port};
 use client::Client;
@@ -43,8 +49,6 @@ use failure::Failure;
 // Sets signals, umask and environment as tests rely on them.
 #[cfg(test)]
 use testkit as _;
-
-const SWITCH: &str = "io.vioswitch.Switch";
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
@@ -80,113 +84,119 @@ fn give_up(failure: &Failure, as_json: bool) -> ExitCode {
     ExitCode::from(failure.status)
 }
 
+/// What a command that prints as it goes on leaves to print: nothing.
+fn printed<T>(_: T) -> (String, u8) {
+    (String::new(), 0)
+}
+
+/// An answer for programs, and as it is told to people.
+type Told = (Value, String);
+
+fn told<T: Serialize>(answer: &T, text: impl FnOnce(&T) -> String) -> Told {
+    (wire::json(answer), text(answer))
+}
+
+/// An answer that says no more than that it was done.
+fn done<T: Serialize>(answer: &T) -> Told {
+    told(answer, |_| String::new())
+}
+
+/// A list: the answer has it by this name.
+fn listed<T: Serialize>(key: &str, items: &[T], text: impl FnOnce(&[T]) -> String) -> Told {
+    (json!({key: items}), text(items))
+}
+
 /// Carries a command out; what is to be printed, and the exit status.
 fn run(options: &Options) -> Result<(String, u8), Failure> {
-    if let Command::Complete { words } = &options.command {
-        return Ok((complete::run(words, &options.control), 0));
+    let (control, as_json) = (&options.control, options.json);
+    match &options.command {
+        Command::Complete { words } => Ok((complete::run(words, control), 0)),
+        Command::Top { every } => top::run(control, *every).map(printed),
+        Command::Run(run) => run.run(control).map(|status| (String::new(), status)),
+        Command::Network(network) => network.run(control, as_json),
+        Command::Doctor(doctor) => doctor.run(control, as_json),
+        command => ask(&mut Client::connect(control)?, command, as_json),
     }
-    if let Command::Top { every } = &options.command {
-        return top::run(&options.control, *every).map(|()| (String::new(), 0));
-    }
-    if let Command::Run(wanted) = &options.command {
-        return wanted.run(&options.control).map(|status| (String::new(), status));
-    }
-    if let Command::Network(wanted) = &options.command {
-        return wanted.run(&options.control, options.json);
-    }
-    if let Command::Doctor(doctor) = &options.command {
-        return doctor.run(&options.control, options.json);
-    }
-    let mut client = Client::connect(&options.control)?;
-    let (answer, table): Told = match &options.command {
-        Command::Metrics => (look::metrics(&mut client)?, show::metrics),
-        Command::Complete { .. }
-        | Command::Top { .. }
-        | Command::Run(_)
-        | Command::Network(_)
-        | Command::Doctor(_) => (json!({}), show::nothing),
-        Command::Health => (look::health(&mut client)?, show::health),
-        Command::Drops { port } => (look::drops(&mut client, port.as_deref())?, show::dropped),
-        Command::Worker { rate } => (look::workers(&mut client, *rate)?, show::workers),
-        Command::Version => (look::version(&mut client)?, show::version),
+}
+
+/// Carries a command out that a switch answers.
+fn ask(client: &mut Client, command: &Command, as_json: bool) -> Result<(String, u8), Failure> {
+    let (answer, text) = match command {
+        Command::Complete { .. } | Command::Top { .. } | Command::Run(_) => return Ok(printed(())),
+        Command::Network(_) | Command::Doctor(_) => return Ok(printed(())),
         Command::Stats { watch: Some(every) } => {
-            look::watch(&mut client, *every, options.json)?;
-            return Ok((String::new(), 0));
+            return look::watch(client, *every, as_json).map(printed);
         }
         Command::Events { since, follow } => {
-            events::run(&mut client, *since, *follow, options.json)?;
-            return Ok((String::new(), 0));
+            return events::run(client, *since, *follow, as_json).map(printed);
         }
-        Command::Trace { port, frame } => (trace(&mut client, port, frame)?, why::trace),
-        Command::Why { port, other } => {
-            let names = [port.as_str(), other.as_str()];
-            let report = why::run(&mut client, SWITCH, names)?;
-            let text = match options.json {
-                true => format!("{:#}\n", report.json()),
-                false => report.lines(names),
-            };
-            print(&text);
-            return if report.is_clear() { Ok((String::new(), 0)) } else { Err(Failure::told()) };
-        }
-        Command::Attach(attach) => return Ok((attach.run(&mut client, options.json)?, 0)),
-        Command::Capture(capture) => {
-            capture.run(&mut client, options.json)?;
-            return Ok((String::new(), 0));
-        }
+        Command::Why { port, other } => return why::run(client, [port, other], as_json),
+        Command::Attach(attach) => return Ok((attach.run(client, as_json)?, 0)),
+        Command::Capture(capture) => return capture.run(client, as_json).map(printed),
         Command::Config { command: Config::Save(save) } => {
-            save.run(&mut client, options.json)?;
-            return Ok((String::new(), 0));
+            return save.run(client, as_json).map(printed);
         }
-        Command::Status => (ask(&mut client, "GetStatus", json!({}))?, show::status),
-        Command::Stats { watch: None } => (look::stats(&mut client)?, show::stats),
-        Command::Port { command } | Command::OfPort(command) => port(&mut client, None, command)?,
-        Command::Config { command } => configuration(&mut client, command)?,
-        Command::Fdb { command } => fdb(&mut client, command)?,
-        Command::Tap { command } => port(&mut client, Some(Kind::Tap), command)?,
-        Command::Stream { command } => port(&mut client, Some(Kind::Stream), command)?,
+        Command::Metrics => told(&look::metrics(client)?, |metrics| metrics.text.clone()),
+        Command::Health => told(&look::health(client)?, show::health),
+        Command::Drops { port } => told(&look::drops(client, port.as_deref())?, show::dropped),
+        Command::Worker { rate } => {
+            let (cycles, workers) = look::workers(client, *rate)?;
+            (json!({"cycles_per_second": cycles, "workers": workers}), show::workers(&workers))
+        }
+        Command::Version => version(client)?,
+        Command::Trace { port, frame } => told(&trace(client, port, frame)?, why::trace),
+        Command::Status => told(&client.call(&GetStatus {})?, show::status),
+        Command::Stats { watch: None } => told(&look::stats(client)?, show::stats),
+        Command::Port { command } | Command::OfPort(command) => port(client, None, command)?,
+        Command::Config { command } => configuration(client, command)?,
+        Command::Fdb { command } => fdb(client, command)?,
+        Command::Tap { command } => port(client, Some(Kind::Tap), command)?,
+        Command::Stream { command } => port(client, Some(Kind::Stream), command)?,
     };
-    let text = if options.json { format!("{answer:#}\n") } else { table(&answer) };
-    let differs =
-        matches!(options.command, Command::Version) && answer["client"] != answer["switch"];
-    if differs {
-        let _ = writeln!(std::io::stderr(), "vioswitchctl: the switch is of another version");
-    }
+    let text = if as_json { format!("{answer:#}\n") } else { text };
     Ok((text, u8::from(answer["health"] == "degraded")))
 }
 
-/// An answer, and how it is told to people.
-type Told = (Value, fn(&Value) -> String);
-
-fn ask(client: &mut Client, method: &str, parameters: Value) -> Result<Value, Failure> {
-    client.call(&format!("{SWITCH}.{method}"), parameters)
+/// `version`: the client's and the switch's.
+fn version(client: &mut Client) -> Result<Told, Failure> {
+    let (own, switch) = (env!("CARGO_PKG_VERSION"), client.call(&GetStatus {})?.version);
+    if own != switch {
+        say("the switch is of another version");
+    }
+    let text = show::pairs(vec![("client", own.to_owned()), ("switch", show::text(&switch))]);
+    Ok((json!({"client": own, "switch": switch}), text))
 }
 
 /// The commands about ports of a kind; of none, which is of any, VMs' are added and set.
 fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told, Failure> {
-    let method = |verb: &str| format!("{verb}{}", kind.unwrap_or(Kind::Port).title());
+    let new = kind.unwrap_or(Kind::Port);
     Ok(match command {
         Port::List { names } => {
             let table = if *names { show::names } else { show::ports };
-            (look::of_kind(client, kind)?, table)
+            listed("ports", &look::of_kind(client, kind)?, table)
         }
-        Port::Show(one) => (look::port(client, &one.name, one.rate)?, details::show),
-        Port::Wait { name, state, timeout } => {
-            (look::wait(client, name, *state, *timeout)?, show::nothing)
-        }
+        Port::Show(one) => told(&look::port(client, &one.name, one.rate)?, details::show),
+        Port::Wait { name, state, timeout } => done(&look::wait(client, name, *state, *timeout)?),
         Port::Add { name, settings, may_exist, wait, timeout } => {
-            let wanted = new_port(name, settings, *may_exist)?;
-            let mut added = ask(client, &method("Add"), wanted)?;
+            let added = client.call(&new_port(new, name, settings, *may_exist)?)?;
+            let mut answer = wire::json(&added);
             if let Some(state) = wait {
-                let waited = look::wait(client, name, *state, *timeout)?;
-                added["port"] = waited["port"].clone();
+                answer["port"] = wire::json(&look::wait(client, name, *state, *timeout)?.port);
             }
-            (added, show::added)
+            (answer, added.socket.map_or_else(String::new, |path| show::text(path) + "\n"))
         }
         Port::Set { name, settings } => {
-            (ask(client, &method("Set"), changed(name, settings)?)?, show::changes)
+            let changed = client.call(&changed(new, name, settings)?)?;
+            told(&changed, |answer| show::changes(&answer.changes))
         }
         Port::Del(one) => {
-            (delete(client, &one.name, kind.map(Kind::name), one.if_exists)?, show::deleted)
+            let deleted = delete(client, &one.name, kind.map(Kind::name), one.if_exists)?;
+            told(&deleted, |answer| match answer.in_progress {
+                Some(true) => {
+                    "the removal continues: what served the port has not ended yet\n".into()
+                }
+                _ => String::new(),
+            })
         }
     })
 }
@@ -194,34 +204,37 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
 /// The commands about the configuration.
 fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure> {
     Ok(match command {
-        Config::Show => (list(client, "GetConfig", "entries", json!({}))?, config::entries),
-        Config::Diff => (list(client, "DiffConfig", "steps", json!({}))?, config::steps),
-        Config::Reload { confirm } => {
-            let seconds = confirm.map_or(json!({}), |n| json!({"confirm_seconds": n}));
-            client.wait_for(RELOAD_REMOVE_TIMEOUT)?;
-            (ask(client, "ReloadConfig", seconds)?, config::reloaded)
+        Config::Show => {
+            let entries = client.list(&GetConfig {}, |part| part.entries)?;
+            listed("entries", &entries, config::entries)
         }
-        Config::Confirm => (ask(client, "ConfirmConfig", json!({}))?, show::nothing),
-        // It asks for several answers, and is told otherwise.
-        Config::Save(_) => (json!({}), show::nothing),
+        Config::Diff => {
+            listed("steps", &client.list(&DiffConfig {}, |part| part.steps)?, config::steps)
+        }
+        Config::Reload { confirm } => {
+            client.wait_for(RELOAD_REMOVE_TIMEOUT)?;
+            let confirm_seconds = confirm.map(Into::into);
+            told(&client.call(&ReloadConfig { confirm_seconds })?, config::reloaded)
+        }
+        Config::Confirm => done(&client.call(&ConfirmConfig {})?),
+        // It needs several answers, and prints otherwise.
+        Config::Save(_) => (json!({}), String::new()),
     })
 }
 
 /// The commands about addresses.
 fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
+    let name = |of: &args::Of| of.port().map(str::to_owned);
     Ok(match command {
         Fdb::Add { mac, port } => {
-            let wanted = json!({"mac": mac, "port": port});
-            (ask(client, "AddAddress", wanted)?, show::nothing)
+            done(&client.call(&AddAddress { mac: mac.clone(), port: port.clone() })?)
         }
-        Fdb::Del { mac } => (ask(client, "DeleteAddress", json!({"mac": mac}))?, show::nothing),
+        Fdb::Del { mac } => done(&client.call(&DeleteAddress { mac: mac.clone() })?),
         Fdb::Show { of } => {
-            let port = json!({"port": of.port()});
-            (list(client, "ListAddresses", "addresses", port)?, show::addresses)
+            let all = client.list(&ListAddresses { port: name(of) }, |part| part.addresses)?;
+            listed("addresses", &all, show::addresses)
         }
-        Fdb::Flush { of } => {
-            (ask(client, "FlushAddresses", json!({"port": of.port()}))?, show::flushed)
-        }
+        Fdb::Flush { of } => told(&client.call(&FlushAddresses { port: name(of) })?, show::flushed),
     })
 }
 
@@ -231,87 +244,77 @@ fn delete(
     name: &str,
     kind: Option<&str>,
     if_exists: bool,
-) -> Result<Value, Failure> {
-    let mut parameters = json!({"name": name});
-    if let Some(kind) = kind {
-        parameters["kind"] = kind.into();
-    }
-    match ask(client, "DeletePort", parameters) {
-        Err(failure) if if_exists && failure.is(SWITCH, "NoSuchPort") => Ok(json!({})),
+) -> Result<Deleted, Failure> {
+    let (name, kind) = (name.to_owned(), kind.map(str::to_owned));
+    match client.call(&DeletePort { name, kind }) {
+        Err(failure) if if_exists && failure.is("NoSuchPort") => Ok(Deleted::default()),
         answer => answer,
     }
 }
 
 /// `trace PORT src=MAC dst=MAC len=BYTES`. Errors name these keys, not the switch's parameters.
-fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<Value, Failure> {
-    const KEYS: [(&str, &str); 3] = [("src", "source"), ("dst", "destination"), ("len", "length")];
+fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::Traced, Failure> {
     let form = "a frame is src=MAC dst=MAC [len=BYTES]";
-    let mut parameters = json!({"port": port});
+    let (mut source, mut destination, mut length) = (None, None, None);
     for setting in settings {
-        let (key, word) = setting.split_once('=').unwrap_or((setting, ""));
-        let Some((_, parameter)) = KEYS.iter().find(|(known, _)| *known == key) else {
-            return Err(Failure::usage(format!("unknown key '{key}': {form}")));
-        };
-        parameters[parameter] = match key {
-            "len" => length(word)?.into(),
-            _ => word.into(),
-        };
+        match setting.split_once('=').unwrap_or((setting, "")) {
+            ("src", word) => source = Some(word.to_owned()),
+            ("dst", word) => destination = Some(word.to_owned()),
+            ("len", word) => length = Some(frame_length(word)?.into()),
+            (key, _) => return Err(Failure::usage(format!("unknown key '{key}': {form}"))),
+        }
     }
-    if let Some((key, _)) = KEYS[..2].iter().find(|(_, name)| parameters.get(name).is_none()) {
-        return Err(Failure::usage(format!("{key} is missing: {form}")));
-    }
-    ask(client, "Trace", parameters).map_err(|failure| {
+    let missing = |key: &str| Failure::usage(format!("{key} is missing: {form}"));
+    let source = source.ok_or_else(|| missing("src"))?;
+    let destination = destination.ok_or_else(|| missing("dst"))?;
+    let request = Trace { port: port.to_owned(), source, destination, length };
+    client.call(&request).map_err(|failure| {
         failure.told_as(|text| {
-            let theirs = KEYS.iter().find_map(|(key, name)| Some((key, text.strip_prefix(name)?)));
-            theirs.map_or(text.to_owned(), |(key, rest)| format!("{key}{rest}"))
+            let keys = [("source", "src"), ("destination", "dst"), ("length", "len")];
+            let own = keys.iter().find_map(|(name, key)| Some((key, text.strip_prefix(name)?)));
+            own.map_or_else(|| text.to_owned(), |(key, rest)| format!("{key}{rest}"))
         })
     })
 }
 
-/// A frame's, from an Ethernet header to the longest that the switch carries.
-fn length(word: &str) -> Result<u64, Failure> {
-    let length = word.parse().ok().filter(|length| (14..=65_557).contains(length));
-    let wanted = || format!("len must be a number from 14 to 65557, not '{word}'");
-    length.ok_or_else(|| Failure::usage(wanted()))
-}
-
-/// All parts of an answer together.
-fn list(client: &mut Client, method: &str, key: &str, parameters: Value) -> Result<Value, Failure> {
-    let mut all = Vec::new();
-    client.call_more(&format!("{SWITCH}.{method}"), parameters, |mut part| {
-        if let Some(Value::Array(items)) = part.get_mut(key) {
-            all.append(items);
-        }
-    })?;
-    Ok(json!({key: all}))
+/// A frame's length, from an Ethernet header to the longest that the switch carries.
+fn frame_length(word: &str) -> Result<u32, Failure> {
+    let length = word.parse().ok();
+    let length = length.filter(|length| (MIN_FRAME_LEN..=MAX_FRAME_LEN).contains(length));
+    length.ok_or_else(|| {
+        let (least, most) = (MIN_FRAME_LEN, MAX_FRAME_LEN);
+        Failure::usage(format!("len must be a number from {least} to {most}, not '{word}'"))
+    })
 }
 
 /// What is to be added.
-fn new_port(name: &str, settings: &[String], may_exist: bool) -> Result<Value, Failure> {
+fn new_port(kind: Kind, name: &str, settings: &[String], may_exist: bool) -> Result<Add, Failure> {
     let mut parameters = parameters(name, settings)?;
     if may_exist {
-        parameters["may_exist"] = true.into();
+        parameters.insert("may_exist".to_owned(), true.into());
     }
-    Ok(parameters)
+    Ok(Add { kind, parameters })
 }
 
 /// What is to be changed: a key without a value gets its default.
-fn changed(name: &str, settings: &[String]) -> Result<Value, Failure> {
+fn changed(kind: Kind, name: &str, settings: &[String]) -> Result<Set, Failure> {
     let is_unset = |setting: &&String| setting.len() > 1 && setting.ends_with('=');
     let (unset, given): (Vec<&String>, Vec<&String>) = settings.iter().partition(is_unset);
-    let given: Vec<String> = given.into_iter().cloned().collect();
-    let mut parameters = parameters(name, &given)?;
+    let mut parameters = parameters(name, given)?;
     if !unset.is_empty() {
         let keys = unset.iter().map(|setting| setting.trim_end_matches('='));
-        parameters["unset"] = keys.collect();
+        parameters.insert("unset".to_owned(), keys.collect());
     }
-    Ok(parameters)
+    Ok(Set { kind, parameters })
 }
 
 /// `KEY=VALUE …` as parameters: varlink has `_` where the configuration has `-`, numbers where
 /// these are meant, and a list where a key may be repeated.
-fn parameters(name: &str, settings: &[String]) -> Result<Value, Failure> {
-    let mut parameters = Map::new();
+fn parameters<'s>(
+    name: &str,
+    settings: impl IntoIterator<Item = &'s String>,
+) -> Result<Parameters, Failure> {
+    let mut parameters = Parameters::new();
     parameters.insert("name".to_owned(), name.into());
     for setting in settings {
         let Some((key, word)) = setting.split_once('=') else {
@@ -331,5 +334,10 @@ fn parameters(name: &str, settings: &[String]) -> Result<Value, Failure> {
             (None, value) => drop(parameters.insert(key, value)),
         }
     }
-    Ok(Value::Object(parameters))
+    Ok(parameters)
+}
+
+/// Writes a line for people beside what is printed. It is no reason to leave off if that fails.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "vioswitchctl: {line}");
 }

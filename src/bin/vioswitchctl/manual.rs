@@ -45,11 +45,20 @@ fn the_page_is_made_from_the_command_line() {
     hold_page(env!("CARGO_MANIFEST_DIR"), "docs/man/vioswitchctl.8", &text);
 }
 
-/// Calls `visit` with each command that does something, and its name.
+/// Groups with the commands of `port`, for TAPs and streams alone.
+const AS_PORT: [&str; 2] = ["tap", "stream"];
+
+/// Calls `visit` with each command that does something, and its name; those of `port`, `tap` and
+/// `stream` once.
 fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Command)) {
-    let shown = |inner: &&Command| !inner.is_hide_set() && inner.get_name() != "help";
+    let shown = |inner: &&Command| {
+        !inner.is_hide_set() && inner.get_name() != "help" && !AS_PORT.contains(&inner.get_name())
+    };
     for inner in command.get_subcommands().filter(shown) {
-        let name = format!("{prefix}{}", inner.get_name());
+        let name = match inner.get_name() {
+            "port" => format!("port|{}", AS_PORT.join("|")),
+            name => format!("{prefix}{name}"),
+        };
         match inner.has_subcommands() {
             true => each_command(inner, &format!("{name} "), visit),
             false => visit(&name, inner),
@@ -65,7 +74,9 @@ fn describe(text: &mut String, name: &str, command: &Command) {
     let paragraphs: Vec<String> = about.split("\n\n").map(escape).collect();
     let _ = writeln!(text, "{}", paragraphs.join("\n.PP\n"));
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set());
-    for arg in own.filter(|arg| arg.get_id() != "help") {
+    // The keys differ by the kind of port: vioswitch.toml(5) has them.
+    let is_keys = |arg: &&clap::Arg| arg.get_id() == "settings";
+    for arg in own.filter(|arg| arg.get_id() != "help" && !is_keys(arg)) {
         let Some(help) = arg.get_long_help().or(arg.get_help()) else { continue };
         let (name, help) = (escape(&arg.to_string()), escape(&help.to_string()));
         let _ = writeln!(text, ".TP\n.B {name}\n{help}");

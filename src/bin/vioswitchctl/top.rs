@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use serde_json::{Value, json};
+use vioswitch::wire::GetStatus;
 
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::{ask, details, look};
+use crate::{details, look};
 use model::{Model, Sort};
 
 /// How soon a signal is noticed.
@@ -79,13 +79,10 @@ fn look_again(client: &mut Option<Client>, path: &Path, model: &mut Model) {
         *client = Client::connect(path).ok();
     }
     let Some(there) = client.as_mut() else { return };
-    let looked = look::stats(there).and_then(|mut all| {
-        all["status"] = ask(there, "GetStatus", json!({}))?;
-        Ok(all)
-    });
+    let looked = look::stats(there).and_then(|all| Ok((all, there.call(&GetStatus {})?)));
     match looked {
-        Ok(all) => {
-            model.failure = None;
+        Ok((all, status)) => {
+            (model.failure, model.status) = (None, status);
             model.update(all, Instant::now());
             look_closely(client, model);
         }
@@ -99,7 +96,7 @@ fn look_again(client: &mut Option<Client>, path: &Path, model: &mut Model) {
 /// Asks for what is known of the port that is shown alone.
 fn look_closely(client: &mut Option<Client>, model: &mut Model) {
     let (Some(client), Some(detail)) = (client.as_mut(), model.detail.as_mut()) else { return };
-    let answer: Result<Value, Failure> = look::port(client, &detail.name, false);
+    let answer = look::port(client, &detail.name, false);
     detail.text = answer.map_or_else(|failure| failure.text, |answer| details::show(&answer));
 }
 

@@ -1,11 +1,14 @@
 //! `trace` and `why`: what would become of a frame, and why two ports do not reach each other.
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use vioswitch::wire::{
+    self, Address, Events, Finding, GetPort, ListAddresses, Port, State, Trace, Traced,
+};
 
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::look;
-use crate::show::{items, word};
+use crate::show::{maybe, text};
 
 /// Longest frame of a network with an MTU of 1,500.
 const LONG: u64 = 1514;
@@ -16,7 +19,7 @@ const SHORT: u64 = 98;
 const COSTS: &str = "offloads-in-software";
 
 /// What was found out about two ports.
-#[derive(Default)]
+#[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// What keeps frames from passing.
     problems: Vec<String>,
@@ -24,41 +27,45 @@ pub struct Report {
     notes: Vec<String>,
 }
 
-/// Two ports, and one who asks about them.
-struct Asking<'a> {
-    client: &'a mut Client,
-    switch: &'a str,
-}
-
 /// What is known of a port.
 struct Known {
-    name: String,
-    port: Value,
+    port: Port,
     /// The address that is asked about, or was heard of last.
     address: Option<String>,
 }
 
 /// A trace as lines.
-pub fn trace(answer: &Value) -> String {
-    let steps = answer["steps"].as_array().into_iter().flatten();
-    let mut text: String = steps.map(|step| format!("  {}\n", word(step))).collect();
-    text += &format!("{}\n", word(&answer["verdict"]));
-    text
+pub fn trace(Traced { steps, verdict, .. }: &Traced) -> String {
+    let steps: String = steps.iter().map(|step| format!("  {}\n", text(step))).collect();
+    format!("{steps}{}\n", text(verdict))
 }
 
-/// Looks for what is in the way between two ports, or two addresses and the ports where they live.
-pub fn run(client: &mut Client, switch: &str, words: [&str; 2]) -> Result<Report, Failure> {
-    let mut asking = Asking { client, switch };
+/// Looks for what is in the way between two ports, or two addresses and the ports where they live:
+/// what is to be printed, and the exit status.
+pub fn run(
+    client: &mut Client,
+    words: [&String; 2],
+    as_json: bool,
+) -> Result<(String, u8), Failure> {
+    let report = report(client, words)?;
+    let text = match as_json {
+        true => format!("{:#}\n", wire::json(&report)),
+        false => report.lines(words),
+    };
+    Ok((text, u8::from(!report.problems.is_empty())))
+}
+
+fn report(client: &mut Client, words: [&String; 2]) -> Result<Report, Failure> {
     let mut report = Report::default();
-    if words[0] == words[1] {
+    let [one, other] = words;
+    if one == other {
         return Err(Failure::usage("two different ports are needed".to_owned()));
     }
-    let found = [asking.find(words[0], &mut report)?, asking.find(words[1], &mut report)?];
-    let [Some(one), Some(other)] = found else { return Ok(report) };
-    let known = [one, other];
-    let names = known.each_ref().map(|one| one.name.as_str());
+    let found = [find(client, one, &mut report)?, find(client, other, &mut report)?];
+    let [Some(first), Some(second)] = found else { return Ok(report) };
+    let known = [first, second];
+    let names = known.each_ref().map(|one| one.port.name.as_str());
     if names[0] == names[1] {
-        let [one, other] = words;
         report.problems.push(format!(
             "{one} and {other} are both behind '{}': what they send each other does not pass the \
              switch",
@@ -69,20 +76,19 @@ pub fn run(client: &mut Client, switch: &str, words: [&str; 2]) -> Result<Report
     for one in &known {
         report.state(one);
     }
-    asking.findings(names, &mut report)?;
+    report.findings(names, &look::findings(client)?);
     for [from, to] in [[0, 1], [1, 0]].map(|way| way.map(|at| &known[at])) {
-        asking.one_way(from, to, &mut report)?;
-        report.drops(to);
+        one_way(client, from, to, &mut report)?;
+        report.drops(&to.port);
     }
-    let mtus = known.each_ref().map(|one| one.port["mtu"].as_u64());
-    if mtus[0] != mtus[1] {
-        let told = |at: usize| match mtus[at] {
-            Some(mtu) => format!("'{}' has an MTU of {mtu}", known[at].name),
-            None => format!("'{}' has none configured", known[at].name),
-        };
-        report.notes.push(format!("{}, {}", told(0), told(1)));
+    if known[0].port.mtu != known[1].port.mtu {
+        let told = known.each_ref().map(|Known { port, .. }| match port.mtu {
+            Some(mtu) => format!("'{}' has an MTU of {mtu}", port.name),
+            None => format!("'{}' has none configured", port.name),
+        });
+        report.notes.push(told.join(", "));
     }
-    asking.last_drops(names, &mut report)?;
+    report.notes.extend(last_drops(client, names)?);
     Ok(report)
 }
 
@@ -93,154 +99,102 @@ fn as_address(text: &str) -> Option<String> {
     whole.then(|| text.to_lowercase())
 }
 
-impl Asking<'_> {
-    fn call(&mut self, method: &str, parameters: Value) -> Result<Value, Failure> {
-        self.client.call(&format!("{}.{method}", self.switch), parameters)
-    }
+/// The port of this name, or where an address lives; none of one that lives nowhere.
+fn find(client: &mut Client, name: &str, report: &mut Report) -> Result<Option<Known>, Failure> {
+    let Some(mac) = as_address(name) else {
+        let port = client.call(&GetPort { name: name.to_owned() })?.port;
+        let all = addresses(client, Some(name))?;
+        // A configured one is there before its guest is.
+        let newest = all.into_iter().min_by_key(|entry| entry.idle.unwrap_or(u64::MAX));
+        return Ok(Some(Known { port, address: newest.map(|entry| entry.mac) }));
+    };
+    let Some(home) = addresses(client, None)?.into_iter().rfind(|entry| entry.mac == mac) else {
+        report.problems.push(format!(
+            "{mac} is known behind no port: it was silent for minutes, or sends no frames to \
+             the switch; frames for it are flooded"
+        ));
+        return Ok(None);
+    };
+    let port = client.call(&GetPort { name: home.port })?.port;
+    report.notes.push(format!("{mac} is on '{}'", port.name));
+    Ok(Some(Known { port, address: Some(mac) }))
+}
 
-    /// The port of this name, or where an address lives; none of one that lives nowhere.
-    fn find(&mut self, text: &str, report: &mut Report) -> Result<Option<Known>, Failure> {
-        let Some(mac) = as_address(text) else {
-            let port = self.call("GetPort", json!({"name": text}))?["port"].take();
-            let address = self.newest(text)?;
-            return Ok(Some(Known { name: text.to_owned(), port, address }));
-        };
-        let Some(name) = self.home(&mac)? else {
-            report.problems.push(format!(
-                "{mac} is known behind no port: it was silent for minutes, or sends no frames to \
-                 the switch; frames for it are flooded"
-            ));
-            return Ok(None);
-        };
-        let port = self.call("GetPort", json!({"name": name}))?["port"].take();
-        report.notes.push(format!("{mac} lives on '{name}'"));
-        Ok(Some(Known { name, port, address: Some(mac) }))
-    }
+/// The addresses of a port, or of all.
+fn addresses(client: &mut Client, port: Option<&str>) -> Result<Vec<Address>, Failure> {
+    let port = port.map(str::to_owned);
+    client.list(&ListAddresses { port }, |part| part.addresses)
+}
 
-    /// Each address of a port, or of all.
-    fn addresses(&mut self, port: Value, mut each: impl FnMut(&Value)) -> Result<(), Failure> {
-        let method = format!("{}.ListAddresses", self.switch);
-        self.client.call_more(&method, json!({"port": port}), |part| {
-            items(&part, "addresses").iter().for_each(&mut each);
-        })
-    }
-
-    /// The name of the port where an address lives.
-    fn home(&mut self, mac: &str) -> Result<Option<String>, Failure> {
-        let mut home = None;
-        self.addresses(Value::Null, |entry| {
-            if entry["mac"] == mac {
-                home = entry["port"].as_str().map(str::to_owned);
-            }
-        })?;
-        Ok(home)
-    }
-
-    /// The address of a port that was heard of last.
-    fn newest(&mut self, name: &str) -> Result<Option<String>, Failure> {
-        let mut newest: Option<(i64, String)> = None;
-        self.addresses(name.into(), |entry| {
-            // A configured one is there before its guest is.
-            let idle = entry["idle"].as_i64().unwrap_or(i64::MAX);
-            if newest.as_ref().is_none_or(|(least, _)| idle < *least) {
-                newest = Some((idle, entry["mac"].as_str().unwrap_or_default().to_owned()));
-            }
-        })?;
-        Ok(newest.map(|(_, mac)| mac))
-    }
-
-    /// What the switch finds wrong with either port.
-    fn findings(&mut self, names: [&str; 2], report: &mut Report) -> Result<(), Failure> {
-        let about = |finding: &Value| {
-            let ports = items(finding, "with").iter().chain([&finding["port"]]);
-            let mut ports = ports.filter_map(Value::as_str);
-            !finding["port"].is_null() && ports.any(|port| names.contains(&port))
-        };
-        for finding in look::findings(self.client)?.iter().filter(|finding| about(finding)) {
-            let text = format!("{}: {}", look::finding_line(finding), word(&finding["command"]));
-            let list = match finding["code"] == COSTS {
-                true => &mut report.notes,
-                false => &mut report.problems,
-            };
-            list.push(text);
+/// What becomes of a short and of a long frame.
+fn one_way(
+    client: &mut Client,
+    from: &Known,
+    to: &Known,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let (Some(source), Some(destination)) = (&from.address, &to.address) else { return Ok(()) };
+    let (from, to) = (&from.port.name, &to.port.name);
+    for (length, what) in [(SHORT, "frames"), (LONG, "long frames")] {
+        let (source, destination) = (source.clone(), destination.clone());
+        let length = Some(length.into());
+        let traced = client.call(&Trace { port: from.clone(), source, destination, length })?;
+        if traced.ports.contains(to) {
+            continue;
         }
-        Ok(())
+        let last = traced.steps.last().map(text).unwrap_or_default();
+        let reason = maybe(traced.reason);
+        report
+            .problems
+            .push(format!("{what} from '{from}' do not reach '{to}': {last} ({reason})"));
+        break;
     }
+    Ok(())
+}
 
-    /// What becomes of a short and of a long frame.
-    fn one_way(&mut self, from: &Known, to: &Known, report: &mut Report) -> Result<(), Failure> {
-        let (Some(source), Some(destination)) = (&from.address, &to.address) else { return Ok(()) };
-        for (length, what) in [(SHORT, "frames"), (LONG, "long frames")] {
-            let answer = self.call(
-                "Trace",
-                json!({
-                    "port": from.name, "source": source, "destination": destination,
-                    "length": length,
-                }),
-            )?;
-            let reached = answer["ports"].as_array().into_iter().flatten();
-            if reached.filter_map(Value::as_str).any(|name| name == to.name) {
-                continue;
+/// The last drops at these ports among the events that the switch keeps.
+fn last_drops(client: &mut Client, names: [&str; 2]) -> Result<Option<String>, Failure> {
+    let mut last = None;
+    client.parts(&Events { since: Some(0.into()), follow: Some(false) }, |part| {
+        for event in part.events {
+            let port = event.port.unwrap_or_default();
+            if event.kind.starts_with("drops_") && names.contains(&port.as_str()) {
+                last = Some(format!("last of the drops: {port}: {}", event.text));
             }
-            let last = answer["steps"].as_array().and_then(|steps| steps.last());
-            let last = last.map(word).unwrap_or_default();
-            let reason = word(&answer["reason"]);
-            report.problems.push(format!(
-                "{what} from '{}' do not reach '{}': {last} ({reason})",
-                from.name, to.name
-            ));
-            break;
         }
-        Ok(())
-    }
-
-    /// What the switch's memory of events has of drops at these ports.
-    fn last_drops(&mut self, names: [&str; 2], report: &mut Report) -> Result<(), Failure> {
-        let mut last: Option<String> = None;
-        let method = format!("{}.Events", self.switch);
-        self.client.call_more(&method, json!({"since": 0, "follow": false}), |part| {
-            for event in part["events"].as_array().into_iter().flatten() {
-                let kind = event["kind"].as_str().unwrap_or_default();
-                let port = event["port"].as_str().unwrap_or_default();
-                if kind.starts_with("drops_") && names.contains(&port) {
-                    last = event["text"].as_str().map(|text| format!("{port}: {text}"));
-                }
-            }
-        })?;
-        report.notes.extend(last.map(|text| format!("last of the drops: {text}")));
-        Ok(())
-    }
+        true
+    })?;
+    Ok(last)
 }
 
 impl Report {
-    fn state(&mut self, Known { name, port, address }: &Known) {
-        let state = port["state"].as_str().unwrap_or_default();
-        let vm = port["kind"] == "vm";
-        let problem = match state {
-            "left_out" => format!(
+    fn state(&mut self, Known { port, address }: &Known) {
+        let (name, vm) = (&port.name, port.kind == "vm");
+        let problem = match port.state {
+            State::LeftOut => format!(
                 "'{name}' has no socket or interface since the start: vioswitchctl status says why"
             ),
-            "removing" => format!("'{name}' is being removed"),
-            "listening" if !vm => format!(
-                "nobody is connected to '{name}': start the process behind it, or see that it uses \
-                 this stream's socket"
+            State::Removing => format!("'{name}' is being removed"),
+            State::Listening if !vm => format!(
+                "no process is connected to '{name}': start the process behind it, or see that it \
+                 uses this stream's socket"
             ),
-            "listening" => format!(
+            State::Listening => format!(
                 "no front-end is connected to '{name}': start its virtual machine, or see that it \
                  uses this port's socket"
             ),
-            "negotiating" => format!(
+            State::Negotiating => format!(
                 "the front-end of '{name}' (pid {}) is connected, and its guest's driver has not \
                  started: it boots, or has no virtio-net driver",
-                port["front_end"]["pid"]
+                maybe(port.front_end.as_ref().map(|who| who.pid))
             ),
             // The findings have that.
-            "gone" | "down" | "disabled" => return,
-            _ if port["in"]["frames"] == 0 && vm => format!(
+            State::Gone | State::Down | State::Disabled => return,
+            _ if port.r#in.frames == 0 && vm => format!(
                 "the guest behind '{name}' has never sent a frame: its interface is down, or has \
                  no address"
             ),
-            _ if port["out"]["frames"] == 0 && port["out"]["drops"] != json!({}) => {
+            _ if port.out.frames == 0 && !port.out.drops.is_empty() => {
                 format!("no frame ever arrived at '{name}', all were dropped")
             }
             _ if address.is_none() => {
@@ -255,27 +209,32 @@ impl Report {
         self.problems.push(problem);
     }
 
-    fn drops(&mut self, Known { name, port, .. }: &Known) {
-        for (way, towards) in [("in", "from"), ("out", "to")] {
-            for (reason, count) in port[way]["drops"].as_object().into_iter().flatten() {
-                self.notes
-                    .push(format!("{count} frames {towards} '{name}' were dropped: {reason}"));
+    /// What the switch finds wrong with either port.
+    fn findings(&mut self, names: [&str; 2], findings: &[Finding]) {
+        for finding in findings {
+            let mut ports = finding.with.iter().chain(&finding.port);
+            if finding.port.is_none() || !ports.any(|port| names.contains(&port.as_str())) {
+                continue;
             }
+            let list = match finding.code == COSTS {
+                true => &mut self.notes,
+                false => &mut self.problems,
+            };
+            list.push(format!("{}: {}", look::finding_line(finding), text(&finding.command)));
         }
     }
 
-    /// As JSON.
-    pub fn json(&self) -> Value {
-        json!({"problems": self.problems, "notes": self.notes})
-    }
-
-    /// True if nothing is in the way.
-    pub fn is_clear(&self) -> bool {
-        self.problems.is_empty()
+    fn drops(&mut self, port: &Port) {
+        for (traffic, towards) in [(&port.r#in, "from"), (&port.out, "to")] {
+            let name = &port.name;
+            self.notes.extend(traffic.drops.iter().map(|(reason, count)| {
+                format!("{count} frames {towards} '{name}' were dropped: {reason}")
+            }));
+        }
     }
 
     /// As lines.
-    pub fn lines(&self, [a, b]: [&str; 2]) -> String {
+    fn lines(&self, [a, b]: [&String; 2]) -> String {
         let mut text = match self.problems.len() {
             0 => format!("nothing in the switch is in the way between '{a}' and '{b}'\n"),
             1 => "one thing is in the way:\n".to_owned(),

@@ -1,9 +1,9 @@
-//! What the table of keys says is what the documents say: the commented example, the table of
-//! docs/configuration.md, and parameters in the interface of the control socket are made from it.
+//! What the table of keys says is what the documents say: the commented example and the table of
+//! docs/configuration.md are made from it.
 
 use std::fmt::Write;
 
-use testkit::manual::hold;
+use testkit::manual::{hold, hold_table};
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn with(text: &str, mark: &str, end: &str, made: &str) -> String {
 }
 
 /// A value of a key, with the names of an entry of its own.
-pub(super) fn example(key: &Key, kind: Kind) -> String {
+fn example(key: &Key, kind: Kind) -> String {
     let (name, address) = match kind {
         Kind::Tap => ("uplink", ":02\""),
         Kind::Stream => ("net", ":03\""),
@@ -31,7 +31,7 @@ pub(super) fn example(key: &Key, kind: Kind) -> String {
 }
 
 /// What a key is for, and its values where they are few.
-pub(super) fn told(key: &Key, kind: Kind) -> String {
+fn told(key: &Key, kind: Kind) -> String {
     let form = key.form(kind);
     let help = key.help.replace('`', "\"");
     let is_told = form.contains(['|', ' ']);
@@ -71,7 +71,7 @@ fn the_commented_example_has_every_key() {
 }
 
 /// What differs by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
-fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
+pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
     let mut all: Vec<(Vec<&str>, String)> = Vec::new();
     for (kind, name) in Kind::PORTS.into_iter().zip(["VM", "TAP", "stream"]) {
         let said = if key.kinds.contains(&kind) { of(kind) } else { continue };
@@ -92,8 +92,8 @@ fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
 #[test]
 fn the_page_of_the_configuration_has_every_key() {
     let file = "docs/configuration.md";
-    let mark = "<!-- made from src/config/keys.rs: UPDATE_DOCS=1 cargo test --lib config -->\n";
-    let mut made = "\n| key | of | values | default | a change takes effect | what it is |\n\
+    let mark = "<!-- made from src/config/keys.rs: UPDATE_DOCS=1 cargo test --lib -->";
+    let mut made = "| key | of | values | default | a change takes effect | what it is |\n\
                     |---|---|---|---|---|---|\n"
         .to_owned();
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
@@ -115,34 +115,7 @@ fn the_page_of_the_configuration_has_every_key() {
         let (name, help, kinds) = (key.name, key.help, kinds.join(", "));
         let _ = writeln!(made, "| `{name}` | {kinds} | {values} | {default} | {effect} | {help} |");
     }
-    hold(ROOT, file, &with(&read(file), mark, "\n\n", made.trim_end()));
-}
-
-/// The parameters of a method that are keys.
-fn parameters<'k>(keys: impl Iterator<Item = &'k Key>, is_new: bool) -> String {
-    let fields = keys.map(|key| {
-        let must = key.name == "name" || is_new && key.claims == Some(Shared::Interface);
-        let optional = if must { "" } else { "?" };
-        format!("  {}: {optional}{},\n", key.field(), key.varlink())
-    });
-    fields.collect()
-}
-
-#[test]
-fn the_interface_has_every_key() {
-    let file = "docs/io.vioswitch.Switch.varlink";
-    let mut text = read(file);
-    for kind in Kind::PORTS {
-        let (name, keys) = (kind.title(), parameters(kind.keys(), true));
-        text = with(&text, &format!("\nmethod Add{name}(\n"), "  may_exist:", &keys);
-        let live = parameters(kind.key("name").into_iter().chain(kind.live_keys()), false);
-        text = with(&text, &format!("\nmethod Set{name}(\n"), "  unset:", &live);
-    }
-    let shown = KEYS.iter().filter(|key| key.is_shown);
-    let shown: String =
-        shown.map(|key| format!("  {}: ?{},\n", key.field(), key.varlink())).collect();
-    text = with(&text, "\n  send_offloads: []string,\n", "  pending:", &shown);
-    hold(ROOT, file, &text);
+    hold_table(ROOT, file, mark, &made);
 }
 
 /// Lines of code that name a key, with their files: as a text, a field, or a type.
@@ -164,7 +137,9 @@ fn places(key: &Key) -> Vec<String> {
             })
     };
     let mut found = Vec::new();
-    for folder in ["config", "daemon", "control", "metrics", "diagnosis", "bin/vioswitchctl"] {
+    for folder in
+        ["config", "daemon", "control", "wire", "metrics", "diagnosis", "bin/vioswitchctl"]
+    {
         let all = std::fs::read_dir(format!("{ROOT}/src/{folder}")).expect("read").flatten();
         for path in all.map(|entry| entry.path()).filter(|path| path.is_file()) {
             let text = std::fs::read_to_string(&path).expect("read");

@@ -8,8 +8,8 @@ use testkit::manual::{DATE, escape, hold_completions, hold_page};
 
 use super::super::args;
 use super::super::scalars::SCALAR_KEYS;
-use super::Kind;
-use super::documents::{example, told};
+use super::documents::by_kind;
+use super::{KEYS, Kind};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
@@ -19,24 +19,23 @@ const DAEMON_END: &str = "\
 .SH ENVIRONMENT
 .TP
 .B RUST_LOG
-what is logged, also for parts of the program; wins over \\-\\-log\\-level
+the level of the log, also of parts of the program; overrides \\-\\-log\\-level
 .TP
 .B STATE_DIRECTORY
 in place of \\-\\-state\\-dir, set by systemd
 .TP
 .B NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, JOURNAL_STREAM
-as systemd sets them: readiness and what is kept over a restart, sockets, the journal
+set by systemd: readiness and kept descriptors, sockets, the journal
 .SH FILES
 .TP
 .I /etc/vioswitch/vioswitch.toml, /etc/vioswitch/conf.d/*.toml
 the configuration of the service
 .TP
 .I /run/vioswitch
-its sockets, of ports and for
-.BR vioswitchctl (8)
+sockets of ports, and the control socket
 .TP
 .I /var/lib/vioswitch
-what was changed while it runs, and the configuration that was last in force
+changes made while the switch runs, and the configuration that was last in force
 .SH SEE ALSO
 .BR vioswitchctl (8),
 .BR vioswitch.toml (5)
@@ -44,32 +43,39 @@ what was changed while it runs, and the configuration that was last in force
 
 const FILE_HEAD: &str = "\
 .SH DESCRIPTION
-What
-.BR vioswitchd (8)
-is told to be, in TOML. Every key is an option of the command line too, which wins: a single setting
-replaces that of the file, and a port, TAP or stream replaces the one of the same name as a whole.
+A TOML file with the configuration of
+.BR vioswitchd (8).
+Each key outside of the entries is an option of the command line too, which takes precedence: a
+single option replaces the value of the file, and a port, TAP or stream replaces the entry of its
+name as a whole.
 .PP
-Files of the directory
+The switch reads files of the directory
 .I conf.d
-beside it whose names end in .toml count as if they stood behind it, in the order of their names.
-What stands outside of any entry may be given in one of them only.
-.PP
-Unknown keys are errors. All errors are told at once, each with its line:
-.BR \"vioswitchd \\-\\-check \\-\\-config FILE\" .
+beside the file whose names end in .toml after it, in the order of their names. Each key outside of
+the entries may be given in one file only. Unknown keys are errors.
+.BR \"vioswitchd \\-\\-check \\-\\-config FILE\"
+reports all errors with their lines,
 .BR \"vioswitchctl config diff\"
-tells what would change in a switch that runs, and SIGHUP or
+shows what differs from a running switch, and SIGHUP or
 .BR \"vioswitchctl config reload\"
-changes it. A file with an error changes nothing; at a start the files that were last in force run
-in its place.
+applies it. A file with an error changes nothing; a start then uses the files that were last in
+force.
 .PP
-A value below is the default, or an example where there is no default.
+A value below is the default, or an example of a key without default.
+";
+
+const ENTRIES: &str = "\
+.SH ENTRIES
+One [[port]] for each network card of a virtual machine, one [[tap]] for each interface of the host,
+one [[stream]] for each process that speaks QEMU's \\-netdev stream, such as passt. [template.plug]
+has the keys that ports by plug share: those of a port except names, sockets and addresses.
 ";
 
 const FILE_END: &str = "\
 .SH FILES
 .TP
 .I /etc/vioswitch/vioswitch.toml, /etc/vioswitch/conf.d/*.toml
-where the service has them
+the configuration of the service
 .SH EXAMPLES
 .nf
 workers = 2
@@ -91,8 +97,8 @@ ifname = \"vioswitch0\"
 
 /// Keys that the example, which is for services, does without.
 const NOT_FOR_SERVICES: [(&str, &str, &str); 2] = [
-    ("socket-path", "\"/run/vm1.sock\"", "One port, named port0, that listens there."),
-    ("fd", "3", "One port, named port0, on a socket left open by the parent."),
+    ("socket-path", "\"/run/vm1.sock\"", "One port, named port0, that listens on this path."),
+    ("fd", "3", "One port, named port0, on this inherited socket."),
 ];
 
 fn head(name: &str, section: u8, about: &str) -> String {
@@ -101,16 +107,16 @@ fn head(name: &str, section: u8, about: &str) -> String {
     format!(".TH {upper} {section} {DATE} \"vioswitch {version}\"\n.SH NAME\n{name} \\- {about}\n")
 }
 
-/// Help of an option: paragraphs, and tables as they stand.
+/// Help of an option: its paragraphs.
 fn paragraphs(text: &mut String, help: &str) {
     for (place, paragraph) in help.split("\n\n").enumerate() {
         if place > 0 {
             text.push_str(".IP\n");
         }
-        let escaped = escape(paragraph);
+        // The keys stand in the page of the file.
         let _ = match paragraph.starts_with("  ") {
-            true => writeln!(text, ".nf\n{escaped}\n.fi"),
-            false => writeln!(text, "{escaped}"),
+            true => writeln!(text, "Keys:\n.BR vioswitch.toml (5)."),
+            false => writeln!(text, "{}", escape(paragraph)),
         };
     }
 }
@@ -133,9 +139,9 @@ fn the_daemons_page_has_every_option() {
     let command = command();
     let mut page = head("vioswitchd", 8, &command.get_about().expect("about").to_string());
     page += ".SH SYNOPSIS\n.B vioswitchd\n.RI [ OPTION ]...\n.SH DESCRIPTION\n\
-             A switch with learned addresses between virtual machines, each of which hands over \
-             its rings and its memory by a vhost\\-user socket, and network interfaces. At least \
-             one port, or \\-\\-control to add them later, is needed.\n.SH OPTIONS\n";
+             An Ethernet switch for virtual machines, which connect by vhost\\-user sockets, and \
+             for network interfaces of the host. It needs at least one port, or \\-\\-control or \
+             \\-\\-plug.\n.SH OPTIONS\n";
     command.get_arguments().for_each(|arg| option(&mut page, arg));
     let after = command.get_after_help().expect("examples").to_string();
     let after = after.strip_prefix("Examples:\n").expect("examples come first");
@@ -200,13 +206,19 @@ fn keys(page: &mut String, groups: &[(String, Vec<String>)]) {
     }
 }
 
-/// Those of a kind of ports, as the table has them.
-fn keys_of(page: &mut String, kind: Kind) {
-    let groups: Vec<(String, Vec<String>)> = kind
-        .keys()
-        .map(|key| (told(key, kind), vec![format!("{} = {}", key.name, example(key, kind))]))
-        .collect();
-    keys(page, &groups);
+/// The keys of entries, each once with the entries that have it.
+fn keys_of_entries(page: &mut String) {
+    for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
+        let kinds = Kind::PORTS.into_iter().filter(|kind| key.kinds.contains(kind));
+        let kinds: Vec<&str> = kinds.map(Kind::name).collect();
+        let setting = escape(&format!("{} = {}", key.name, key.example));
+        let _ = writeln!(page, ".TP\n.B {}", setting.replace('"', "\\(dq"));
+        let kinds = kinds.join(", ");
+        let values = by_kind(key, |kind| key.form(kind).replace('|', ", "));
+        let values = if values.contains(": ") { values } else { format!("Of {kinds}: {values}") };
+        let help = key.help.replace('`', "\"");
+        let _ = writeln!(page, "{}", escape(&format!("{help} {values}.")));
+    }
 }
 
 #[test]
@@ -217,17 +229,8 @@ fn the_files_page_has_every_key() {
     let groups = described();
     check_scalars(&groups);
     keys(&mut page, &groups);
-    page += ".SH PORTS BY PLUG\nOne [template.plug]: what such ports have in common.\n";
-    keys_of(&mut page, Kind::Template);
-    page += ".SH PORTS\nOne [[port]] for each virtual machine's interface. QEMU: \\-chardev \
-             socket,id=c0,path=/run/vioswitch/vm1.sock,reconnect\\-ms=200 (before 9.2: reconnect=1 \
-             instead of reconnect\\-ms=200)\n";
-    keys_of(&mut page, Kind::Port);
-    page += ".SH UPLINKS\nOne [[tap]] for each interface of the host.\n";
-    keys_of(&mut page, Kind::Tap);
-    page += ".SH STREAMS\nOne [[stream]] for each process that speaks QEMU's \\-netdev stream over \
-             a Unix socket, such as passt, or a virtual machine without shared memory.\n";
-    keys_of(&mut page, Kind::Stream);
+    page += ENTRIES;
+    keys_of_entries(&mut page);
     hold_page(ROOT, "docs/man/vioswitch.toml.5", &(page + FILE_END));
 }
 

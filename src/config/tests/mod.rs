@@ -1,4 +1,4 @@
-//! Tests through [`from_args`], the way the daemon calls it: `precedence` what wins, and
+//! Tests through [`from_args`], the way the daemon calls it: `precedence` which value holds, and
 //! `command_line` and `file` every kind of error with the argument or the line it names.
 
 use std::path::PathBuf;

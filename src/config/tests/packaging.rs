@@ -4,7 +4,7 @@ use super::*;
 
 const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
 const README: &str = include_str!("../../../README.md");
-const ATTACHING: &str = include_str!("../../../docs/attaching.md");
+const ATTACH: &str = include_str!("../../../docs/attach.md");
 const UNIT: &str = include_str!("../../../scripts/systemd/vioswitchd.service");
 const TMPFILES: &str = include_str!("../../../scripts/systemd/vioswitch.tmpfiles");
 const PLUG_MOUNT: &str = include_str!("../../../scripts/systemd/run-vioswitch-plug.mount");
@@ -75,7 +75,7 @@ fn the_unit_runs_nothing_but_what_is_installed_with_it() {
 #[test]
 fn examples_for_qemu_suit_its_present_releases() {
     let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
-    let attaching = (ATTACHING, "docs/attaching.md");
+    let attaching = (ATTACH, "docs/attach.md");
     for (text, what) in
         [(README, "README.md"), attaching, (EXAMPLE, "the example"), (&help, "--help")]
     {

@@ -1,9 +1,7 @@
 //! Frames that the switch itself sends, on behalf of a port.
 
-use super::{Pipeline, Source};
+use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::frame::{MacAddr, VnetHdr, rarp};
-use crate::pipeline::context::{BurstContext, BurstGuard};
-use crate::pipeline::guest_of;
 use crate::port::{GuestPort, Next, Port, PortTable};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
@@ -36,7 +34,7 @@ impl Pipeline {
     /// had come from its port (vhost-user, `SEND_RARP`).
     pub fn announce(&mut self, ports: &PortTable, what: Announcement, stats: &WorkerStats) {
         let Announcement { port: id, mac, session } = what;
-        if let Some((port, guest)) = guest_of(ports, id) {
+        if let Some((port, guest)) = ports.guest(id) {
             let memo = SourceMemo::default();
             self.forward(ports, Announced { port, guest, mac, session, memo }, stats);
         }
@@ -73,21 +71,18 @@ impl<'p> Source<'p> for Announced<'p> {
         if taken { Ok(()) } else { Err(Next::Gone) }
     }
 
-    fn before_delivery(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
-        if !context.burst.frames().is_empty() && !self.is_wanted() {
-            // The front-end left meanwhile, and its addresses may have been forgotten before this
-            // one was learned.
-            on.fdb.flush_port(self.port.id);
-        }
-    }
-
     fn complete(
         &mut self,
-        _: &mut Pipeline,
+        on: &mut Pipeline,
         guard: BurstGuard<'_>,
         _: &WorkerStats,
         _: Next,
     ) -> Next {
+        if !guard.burst.frames().is_empty() && !self.is_wanted() {
+            // The front-end left meanwhile, and its addresses may have been forgotten before this
+            // one was learned.
+            on.fdb.flush_port(self.port.id);
+        }
         guard.finish();
         Next::Gone
     }

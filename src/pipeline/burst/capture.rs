@@ -3,16 +3,15 @@
 
 use std::iter::once;
 
-use super::Pipeline;
+use super::{BurstContext, Pipeline};
 use crate::capture::{Capture, Packet};
-use crate::pipeline::context::BurstContext;
 use crate::port::PortTable;
 use crate::stats::Direction;
 use crate::switch::PortId;
 use crate::sys::clock;
 
 impl Pipeline {
-    /// Begins with a burst that somebody looks at. Its frames become private, so that what is
+    /// Begins with a burst that is captured. Its frames become private, so that what is
     /// captured is what is delivered.
     #[cold]
     pub(super) fn begin_capture(&self, context: &mut BurstContext) {
@@ -60,7 +59,7 @@ impl Pipeline {
                     leaving.lose(wanted.count() as u64);
                     continue;
                 }
-                let read = burst.copy_beginning(frame, bytes);
+                let read = burst.egress(at as u8).copy_beginning(bytes);
                 if leaving.accepts(&bytes[..read], frame.len) {
                     wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
                 }

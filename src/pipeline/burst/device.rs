@@ -2,10 +2,9 @@
 
 use std::sync::MutexGuard;
 
-use super::{Pipeline, Source};
+use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::frame::Offloads;
-use crate::pipeline::at::At;
-use crate::pipeline::context::{BurstContext, BurstGuard};
+use crate::pipeline::stalls::At;
 use crate::port::device::Reading;
 use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
 use crate::stats::{QueueStats, WorkerStats};

@@ -2,15 +2,14 @@
 
 use std::sync::MutexGuard;
 
-use super::{Pipeline, Source, Time};
-use crate::pipeline::at::At;
+use super::{BurstContext, BurstGuard, Pipeline, Source, Time};
+use crate::limits::DISCARD_MILLIS;
 use crate::pipeline::backpressure::Backpressure;
-use crate::pipeline::context::{BurstContext, BurstGuard};
-use crate::pipeline::guest_of;
+use crate::pipeline::stalls::At;
 use crate::port::moderation::Completed;
 use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
-use crate::stats::{QueueStats, WorkerStats};
+use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
 use crate::sys::clock;
 
@@ -34,7 +33,7 @@ impl Pipeline {
         index: usize,
         stats: &WorkerStats,
     ) -> Next {
-        let Some((port, guest)) = guest_of(ports, id) else { return Next::Gone };
+        let Some((port, guest)) = ports.guest(id) else { return Next::Gone };
         let Some(queue) = guest.tx.get(index) else { return Next::Gone };
         let Some(mut state) = queue.lock_for_burst() else {
             // What stands still may have it for long.
@@ -84,6 +83,48 @@ impl Pipeline {
         }
         worth
     }
+
+    /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
+    /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states"). Not
+    /// at once, though: cloud-hypervisor enables the rings of a resumed guest when it runs already.
+    pub fn discard(
+        &mut self,
+        id: PortId,
+        queue: &Queue<Tx>,
+        mut state: MutexGuard<'_, TxState>,
+    ) -> Next {
+        let TxState { vring, side: Tx { gate, .. }, .. } = &mut *state;
+        let now = clock::cycles();
+        let from = match gate.discard {
+            Discard::Never => return Next::Gone,
+            // Enabled in the meantime, which came with a note to look.
+            _ if vring.broken => return Next::Gone,
+            Discard::OnKick => now.saturating_add(clock::cycles_in(DISCARD_MILLIS * 1_000_000)),
+            Discard::From(from) => from,
+        };
+        gate.discard = Discard::From(from);
+        // If its memory is away, that it was kicked is kept for when it is back.
+        let Some(ring) = &mut vring.ring else { return Next::Gone };
+        if now < from {
+            return Next::At(from);
+        }
+        // A driver that refills as fast as we discard ends this loop at one ring's worth.
+        let mut left = usize::from(ring.size());
+        while let (1.., Some(ring)) = (left, &mut vring.ring) {
+            match ring.discard(left) {
+                // The driver kicks for the next frame only if asked to, or was just before us.
+                Ok((0, _)) if ring.enable_kicks() => left -= 1,
+                Ok((0, _)) | Err(_) => break,
+                Ok((taken, wanted)) => {
+                    left -= taken;
+                    queue.stats.frames.add(taken as u64);
+                    queue.stats.drops.add(DropReason::Disabled, taken as u64);
+                    self.signals.note(id, wanted, vring, &queue.stats);
+                }
+            }
+        }
+        Next::Gone
+    }
 }
 
 impl<'p> Source<'p> for TransmitRing<'p> {
@@ -125,13 +166,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
     }
 
     #[inline(always)]
-    fn before_delivery(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
-        if on.stalls.is_watching() {
-            self.stage(on, context);
-        }
-    }
-
-    #[inline(always)]
     fn complete(
         &mut self,
         on: &mut Pipeline,
@@ -148,14 +182,14 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         }
         if let Some(ring) = &mut state.vring.ring {
             let completed = Completed {
+                now: on.time.cycle,
                 wanted: ring.complete(&guard.burst),
                 slots: guard.burst.slots(),
                 bytes: guard.bytes,
                 size: ring.size(),
                 received: self.guest.received(),
             };
-            let from = (self.port.id, self.index);
-            on.signals.note_sent(from, completed, state, &self.queue.stats, on.time.cycle);
+            on.signals.note_sent(self.port.id, completed, state, &self.queue.stats);
         }
         guard.finish();
         state.drain_left(self.queue);
@@ -169,18 +203,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
 }
 
 impl TransmitRing<'_> {
-    /// Copies what is to be delivered of the burst to private memory, in the time of its sender. A
-    /// guest has written what it sends, so that its pages are there; one whose pages are not sends
-    /// nothing for many times as long as they took.
-    #[cold]
-    fn stage(&mut self, on: &mut Pipeline, context: &mut BurstContext) {
-        on.stalls.begin_part();
-        context.burst.stage(context.plan.unsettled());
-        if let Some(stall) = on.stalls.end_part(self.port, self.state.vring.session) {
-            self.state.memory.charge(stall.cycles, clock::cycles());
-        }
-    }
-
     /// Takes the ring out of service, which its driver broke.
     #[cold]
     fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Next {

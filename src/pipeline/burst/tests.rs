@@ -1,9 +1,10 @@
-//! What looks at rings come to, and what they are charged.
+//! What looks at rings come to, what they are charged, and how a burst is counted.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::*;
-use crate::frame::MacAddr;
+use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
 use crate::ring::tests::{DATA, Guest, desc, describe, offer};
@@ -93,4 +94,64 @@ fn a_paused_ring_waits_for_no_receiver() {
     state.memory.charge(clock::cycles_in(1_000_000), clock::cycles());
     drop(state);
     assert!(matches!(lab.turn(), Next::At(_)));
+}
+
+/// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
+/// two ports, the others go to port 0.
+fn burst(context: &mut BurstContext, classified: usize) {
+    for _ in 0..4 {
+        assert!(context.burst.push_small(VnetHdr::plain(0), &[0; 60]));
+    }
+    for frame in 0..classified as u8 {
+        match frame {
+            0 => context.plan.drop(frame, DropReason::BadSource),
+            1 => context.plan.fan(0, |targets| targets.extend([0, 1])).push(1),
+            _ => context.plan.unicast(frame, 0, 0),
+        }
+    }
+    context.plan.close();
+}
+
+/// Each frame is dropped, lost or has all its copies; the source counts those that ports have
+/// counted, however far a burst came.
+#[test]
+fn a_burst_that_ends_in_a_panic_is_counted_to_the_last_frame() {
+    for (classified, settled, flooded, lost) in
+        [(0, 0, 0, 4), (2, 0, 0, 3), (4, 0, 0, 3), (4, 1, 0, 2), (4, 2, 1, 1), (4, 2, 2, 0)]
+    {
+        let from = QueueStats::default();
+        let mut context = BurstContext::default();
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let mut guard = BurstGuard::new(&mut context, &from);
+            burst(&mut guard, classified);
+            if classified == 4 {
+                guard.plan.runs()[0].advance(settled);
+            }
+            *guard.plan.floods_left().2 += flooded;
+            panic!("injected: in the middle of a burst");
+        }));
+        assert!(ended.is_err());
+        let case = (classified, settled, flooded);
+        assert_eq!((from.frames.get(), from.bytes.get()), (4, 240));
+        assert_eq!(from.copies.get(), (settled + flooded) as u64, "{case:?}");
+        assert_eq!(from.drops.get(DropReason::BadSource), u64::from(classified > 0));
+        assert_eq!(from.drops.get(DropReason::Panicked), lost, "{case:?}");
+    }
+}
+
+#[test]
+fn a_burst_that_is_complete_is_counted_once() {
+    let from = QueueStats::default();
+    let mut context = BurstContext::default();
+    for round in 1..3 {
+        let mut guard = BurstGuard::new(&mut context, &from);
+        guard.burst.clear();
+        burst(&mut guard, 4);
+        guard.bytes = 240;
+        guard.finish();
+        assert_eq!((from.frames.get(), from.bytes.get()), (4 * round, 240 * round));
+        assert_eq!((from.copies.get(), from.drops.total()), (4 * round, round));
+        BurstGuard::new(&mut context, &from).nothing();
+    }
+    assert_eq!((context.plan.copies(), context.plan.drops().count()), (0, 0));
 }

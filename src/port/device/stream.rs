@@ -8,11 +8,11 @@
 //! * Writing: frames that the socket has no room for are kept, up to [`Packer`]'s bytes, and then
 //!   dropped. The rest of one that it took in part goes before anything else, so no frame is ever
 //!   torn. The worker that reads tries that too, when the socket tells of room.
-//! * Several workers write, one at a time. Whoever finds another one writing leaves its frame with
+//! * Several workers write, one at a time. One that finds another writing leaves its frame with
 //!   it, so that a writer that lost its CPU, as those do that wake the peer, costs no frame.
 //! * Descriptors that come with the bytes are never closed by a worker, since the last close of a
 //!   file may last for ever ([`crate::guard::disposal`]). They end the connection.
-//! * To read or write wakes whoever polls the socket at the other end, in our time. That is
+//! * To read or write wakes all that poll the socket at the other end, in our time. That is
 //!   measured and held against the port as a guest's signals are ([`SignalCost`]).
 
 use std::fmt;
@@ -72,7 +72,7 @@ impl fmt::Display for End {
     }
 }
 
-/// Frames for whoever writes.
+/// Frames for the worker that writes.
 #[derive(Debug, Default)]
 struct Waiting {
     frames: Packer,
@@ -95,7 +95,7 @@ pub struct Connection {
     /// room finds it.
     sending: AtomicBool,
     end: OnceLock<End>,
-    /// Descriptors that came, for whoever may wait for their closing.
+    /// Descriptors that came, for a thread that may wait for their closing.
     strays: Mutex<Vec<OwnedFd>>,
     /// What is known of the port's peers, this one and those before.
     cost: Arc<SignalCost>,
@@ -151,7 +151,7 @@ impl Connection {
         self.cost.is_watched() && self.cost.left(clock::cycles()) > 0
     }
 
-    /// The right to write, if nobody has it.
+    /// The right to write, if no worker has it.
     fn output(&self) -> Option<MutexGuard<'_, Packer>> {
         match self.output.try_lock() {
             Ok(output) => Some(output),
@@ -197,7 +197,7 @@ impl Connection {
             if waiting.frames.is_empty() {
                 waiting.closed = false;
                 self.sending.store(false, Ordering::SeqCst);
-                // Before `waiting` is unlocked: nobody leaves a frame with one who has looked.
+                // Before `waiting` is unlocked: no worker leaves a frame with one that has looked.
                 drop(output);
                 break;
             }

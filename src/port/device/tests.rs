@@ -14,8 +14,10 @@ use vm_memory::{
 
 use super::fake::Fake;
 use super::*;
+use crate::capture::outcomes::Outcomes;
 use crate::limits::{SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
 use crate::memory::{Mapping, MemTable, Region};
+use crate::port::Port;
 use crate::ring::{RingConfig, SplitRing};
 use crate::stats::Counter;
 use crate::sys::frame_io::Transfer;

@@ -1,14 +1,18 @@
 //! Frames to a device: as they lie in guest memory, or completed for one that lacks an offload.
 
+use std::sync::atomic::Ordering;
+
+use super::DevicePort;
+use crate::capture::outcomes::Outcomes;
 use crate::frame::checksum::Sum;
 use crate::frame::offload::{NEEDS_CSUM, Request};
 use crate::frame::segment::Segmenter;
 use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
-use crate::limits::{
-    MAX_FRAME_LEN, MAX_HEADERS_LEN, SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES,
-};
-use crate::ring::{Burst, Frame, Piece};
-use crate::stats::Fallbacks;
+use crate::limits::{MAX_FRAME_LEN, MAX_HEADERS_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
+use crate::port::Port;
+use crate::ring::{Burst, EgressFrame};
+use crate::stats::{Fallbacks, QueueStats};
+use crate::switch::PortId;
 use crate::sys::frame_io::{FrameIo, Transfer};
 
 /// A worker's room for writing to devices.
@@ -24,15 +28,84 @@ pub struct FrameWriter {
 // SAFETY: the pointers in `pieces` are only used within one call of `write`.
 unsafe impl Send for FrameWriter {}
 
-/// Header and snapshot: what is sent from private memory of every frame.
-const PRIVATE: usize = VNET_HDR_LEN + SNAPSHOT_LEN;
-
 impl Default for FrameWriter {
     fn default() -> FrameWriter {
         let mut linear = vec![0; VNET_HDR_LEN + MAX_FRAME_LEN as usize].into_boxed_slice();
         linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
         let front = [0; VNET_HDR_LEN + MAX_HEADERS_LEN];
         FrameWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear, front }
+    }
+}
+
+impl DevicePort {
+    /// Writes the listed frames of `burst`, one system call each or, of a frame that has to be cut
+    /// into segments, for each of these. Calls `settled` with how many more are delivered or
+    /// dropped, and counted. They came `from` another port.
+    pub fn send(
+        &self,
+        worker: usize,
+        burst: &Burst,
+        (from, frames): (PortId, &[u8]),
+        writer: &mut FrameWriter,
+        (port, outcomes): (&Port, &mut Outcomes),
+        settled: &mut dyn FnMut(usize),
+    ) {
+        let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
+        let Some(device) = queue.device() else {
+            port.drop_copies(&port.stats.drops, (from, frames), reasons.gone, outcomes);
+            return settled(frames.len());
+        };
+        let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
+        let output = &queue.output;
+        let mut sent = Sent { output, settled, frames: 0, bytes: 0 };
+        for (place, &index) in frames.iter().enumerate() {
+            let frame = burst.egress(index);
+            let result = if burst.needs_offloads() {
+                writer.write_asking(&*device, frame, takes, &output.fallbacks)
+            } else {
+                writer.write(&*device, frame)
+            };
+            let reason = match result {
+                Transfer::Done(_) => {
+                    sent.frames += 1;
+                    sent.bytes += u64::from(frame.len());
+                    outcomes.delivered(index, port.id);
+                    continue;
+                }
+                Transfer::WouldBlock | Transfer::NoBuffers => reasons.full,
+                Transfer::Down => reasons.down,
+                Transfer::Gone => reasons.gone,
+                Transfer::Rejected(_) | Transfer::Fault | Transfer::Eof => reasons.rejected,
+            };
+            // What is down or gone for this frame is so for the rest of the run too.
+            let all = reason == reasons.down || reason == reasons.gone;
+            let dropped = if all { &frames[place..] } else { &[index][..] };
+            port.drop_copies(&output.drops, (from, dropped), reason, outcomes);
+            (sent.settled)(dropped.len());
+            if reason == reasons.gone {
+                self.lose(queue, &device);
+            }
+            if all {
+                break;
+            }
+        }
+    }
+}
+
+/// What was delivered of a run to a device so far, counted when the run ends, which a panic may
+/// bring about: other workers write these counters too.
+struct Sent<'a> {
+    output: &'a QueueStats,
+    settled: &'a mut dyn FnMut(usize),
+    frames: u64,
+    bytes: u64,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.output.frames.add_shared(self.frames);
+        self.output.bytes.add_shared(self.bytes);
+        (self.settled)(self.frames as usize);
     }
 }
 
@@ -47,51 +120,49 @@ fn whole(result: Transfer, len: usize) -> Transfer {
 }
 
 impl FrameWriter {
-    /// Writes one frame: header and snapshot from private memory, the rest from where it lies if
+    /// Writes one frame: header and first bytes from private memory, the rest from where it lies if
     /// it is long.
     #[inline]
-    pub fn write(&mut self, device: &dyn FrameIo, burst: &Burst, frame: &Frame) -> Transfer {
-        let more = burst.more(frame);
-        // All of the snapshot, as a constant length is two moves; what is too much is overwritten
-        // or not sent.
-        self.linear[VNET_HDR_LEN..PRIVATE].copy_from_slice(&frame.snapshot);
-        let together = frame.len as usize <= TAP_COPY_BYTES || more.len() > TAP_GATHER_PIECES;
+    pub fn write(&mut self, device: &dyn FrameIo, frame: EgressFrame<'_>) -> Transfer {
+        let together = frame.len() as usize <= TAP_COPY_BYTES
+            || frame.payload().nth(TAP_GATHER_PIECES + 1).is_some();
         if together || !device.gathers() {
-            let len = self.linearize(frame, more);
+            let len = self.copy(frame);
             return whole(device.write(&self.linear[..len]), len);
         }
+        let head = VNET_HDR_LEN + frame.head().len();
+        self.linear[VNET_HDR_LEN..head].copy_from_slice(frame.head());
         self.pieces.clear();
-        self.add(self.linear.as_ptr(), PRIVATE);
-        for piece in std::iter::once(&frame.rest).chain(more).filter(|piece| piece.len > 0) {
+        self.add(self.linear.as_ptr(), head);
+        for piece in frame.payload() {
             self.add(piece.at, piece.len as usize);
         }
         // SAFETY: `linear` is private and lives across the call; the other pieces were translated
         // in the sender's memory, which the lock on its ring holds.
         let result = unsafe { device.write_pieces(&self.pieces) };
-        whole(result, VNET_HDR_LEN + frame.len as usize)
+        whole(result, VNET_HDR_LEN + frame.len() as usize)
     }
 
     /// Writes a frame of a burst that asks for offloads; `takes` is what the device has of them.
     pub fn write_asking(
         &mut self,
         device: &dyn FrameIo,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         takes: Offloads,
         fallbacks: &Fallbacks,
     ) -> Transfer {
         let request = frame.request();
-        if takes.has(frame.needs) {
-            let header = VnetHdr { num_buffers: [0; 2], ..frame.header };
+        if takes.has(frame.needs()) {
+            let header = VnetHdr { num_buffers: [0; 2], ..frame.header() };
             self.linear[..VNET_HDR_LEN].copy_from_slice(&header.to_bytes());
-            let result = self.write(device, burst, frame);
+            let result = self.write(device, frame);
             self.linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
             return result;
         }
         if request.is_gso() {
-            return self.write_segments(device, burst, frame, takes, fallbacks);
+            return self.write_segments(device, frame, takes, fallbacks);
         }
-        let len = self.copy(frame, burst);
+        let len = self.copy(frame);
         let sum = request.header.flags & NEEDS_CSUM != 0;
         if sum {
             self.finish_checksum(&request, len);
@@ -104,9 +175,8 @@ impl FrameWriter {
     }
 
     /// Copies all of a frame behind the header; returns the length with it.
-    fn copy(&mut self, frame: &Frame, burst: &Burst) -> usize {
-        self.linear[VNET_HDR_LEN..PRIVATE].copy_from_slice(&frame.snapshot);
-        self.linearize(frame, burst.more(frame))
+    fn copy(&mut self, frame: EgressFrame<'_>) -> usize {
+        VNET_HDR_LEN + frame.copy_beginning(&mut self.linear[VNET_HDR_LEN..])
     }
 
     fn finish_checksum(&mut self, request: &Request, len: usize) {
@@ -121,16 +191,15 @@ impl FrameWriter {
     fn write_segments(
         &mut self,
         device: &dyn FrameIo,
-        burst: &Burst,
-        frame: &Frame,
+        frame: EgressFrame<'_>,
         takes: Offloads,
         fallbacks: &Fallbacks,
     ) -> Transfer {
         let request = frame.request();
-        let len = self.copy(frame, burst);
+        let len = self.copy(frame);
         let bytes = &self.linear[VNET_HDR_LEN..len];
         let headers = &bytes[..request.headers_len().min(bytes.len())];
-        let Some(mut segmenter) = Segmenter::new(&request, headers, frame.len) else {
+        let Some(mut segmenter) = Segmenter::new(&request, headers, frame.len()) else {
             return Transfer::Rejected(libc::EINVAL);
         };
         let (all, surplus) = (segmenter.segments(), segmenter.surplus());
@@ -181,22 +250,6 @@ impl FrameWriter {
 
     fn add(&mut self, at: *const u8, len: usize) {
         self.pieces.push(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len });
-    }
-
-    /// Copies what is behind the snapshot; returns the length with header and snapshot.
-    #[inline]
-    fn linearize(&mut self, frame: &Frame, more: &[Piece]) -> usize {
-        let mut filled = VNET_HDR_LEN + (frame.len as usize).min(SNAPSHOT_LEN);
-        for piece in std::iter::once(&frame.rest).chain(more) {
-            let n = (piece.len as usize).min(self.linear.len() - filled);
-            // SAFETY: the piece was translated in the sender's memory, which its lock holds; `n`
-            // is at most what is left of `linear`.
-            unsafe {
-                std::ptr::copy_nonoverlapping(piece.at, self.linear.as_mut_ptr().add(filled), n);
-            }
-            filled += n;
-        }
-        filled
     }
 }
 
@@ -263,9 +316,10 @@ mod tests {
         };
         assert!(pushed);
         burst.examine(Offloads::ALL, false);
-        let [asked, plain] = burst.frames() else { panic!() };
-        let result = writer.write_asking(&kernel, &burst, asked, takes, &counts);
-        writer.write_asking(&kernel, &burst, plain, takes, &counts);
+        assert_eq!(burst.frames().len(), 2);
+        let mut write = |index| writer.write_asking(&kernel, burst.egress(index), takes, &counts);
+        let result = write(0);
+        write(1);
         let counts = [
             counts.checksummed.get(),
             counts.segmented.get(),

@@ -4,6 +4,7 @@ use vm_memory::GuestMemoryBackend;
 
 use super::*;
 use crate::ring::Burst;
+use crate::ring::split::passed;
 
 fn used_flags(guest: &Guest, queue: &Queue<'_>) -> u16 {
     guest.driver.read_obj(queue.used_addr()).unwrap()
@@ -86,4 +87,17 @@ fn nothing_published_means_no_signal() {
     let queue = guest.queue();
     let mut ring = guest.start(&queue);
     assert!(!ring.publish());
+}
+
+/// Section 2.7.10.1: notify when the index that the event names has been written.
+#[test]
+fn event_index_arithmetic() {
+    assert!(passed(0, 1, 0));
+    assert!(!passed(1, 1, 0));
+    assert!(passed(3, 8, 2));
+    assert!(!passed(8, 8, 2));
+    assert!(!passed(1, 8, 2));
+    assert!(passed(65_535, 0, 65_535));
+    assert!(passed(65_535, 2, 65_534));
+    assert!(!passed(2, 2, 65_534));
 }

@@ -363,25 +363,25 @@ fn noise_on_the_wire() {
 #[test]
 fn a_call_is_told_and_loses_no_byte() {
     let mut pair = pair();
-    let summons = Arc::clone(pair.ours.leave());
-    summons.call();
+    let waker = Arc::clone(pair.ours.leave());
+    waker.wake();
     assert!(matches!(pair.ours.receive(), Ok(Incoming::Called)));
     let message = bytes(2, 1, 8, &7u64.to_ne_bytes());
     pair.theirs.write_all(&message[..15]).unwrap();
     let mut theirs = pair.theirs.try_clone().unwrap();
     let writer = thread::spawn(move || {
         thread::sleep(SHORT / 4);
-        summons.call();
+        waker.wake();
         thread::sleep(SHORT / 4);
         theirs.write_all(&message[15..]).unwrap();
-        summons
+        waker
     });
     match pair.ours.receive() {
         Ok(Incoming::Message(message)) => assert_eq!(message.body, 7u64.to_ne_bytes()),
         other => panic!("{other:?}"),
     }
     assert!(matches!(pair.ours.receive(), Ok(Incoming::Called)));
-    let summons = writer.join().unwrap();
-    summons.end();
+    let waker = writer.join().unwrap();
+    waker.end();
     assert!(matches!(pair.ours.receive(), Err(WireError::Dropped)));
 }

@@ -1,11 +1,11 @@
-//! How a worker sleeps, and until when.
+//! How a worker sleeps and until when, and how it wakes others.
 
 use std::time::Duration;
 
 use super::Worker;
 use crate::limits::RETRY_NANOS;
-use crate::pipeline::at::At;
-use crate::pipeline::guest_of;
+use crate::pipeline::stalls::At;
+use crate::port::Awaited;
 use crate::sys::{clock, poll};
 use crate::worker::Token;
 
@@ -17,7 +17,7 @@ impl Worker {
         // From here on no guest's memory is touched.
         self.pipeline.signals().slot().asleep();
         let asleep = self.now;
-        self.own.doze.asleep();
+        self.own.sleep_state.asleep();
         let timeout = match self.due() {
             _ if more => 0,
             // A tick too late rather than one too early, after which it would sleep again.
@@ -27,7 +27,7 @@ impl Worker {
         let events = self.wait_for_events(timeout);
         self.now = clock::cycles();
         self.pipeline.signals().slot().active();
-        self.own.doze.awake();
+        self.own.sleep_state.awake();
         self.take(events);
         self.spin.woke(asleep, self.now);
         self.own.stats.wakeups.add(1);
@@ -52,7 +52,7 @@ impl Worker {
         let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
         let retry = || self.now.saturating_add(clock::cycles_in(RETRY_NANOS));
         let kicked = (!self.kicked.is_empty()).then(retry);
-        ready.chain(kicked).chain(self.pipeline.signals().due(self.now)).min()
+        ready.chain(kicked).chain(self.pipeline.signals().due()).min()
     }
 
     /// Asks for kicks at what ends the waiting of frames for their receivers. True if something
@@ -71,10 +71,19 @@ impl Worker {
 
     fn listen_behind_ring(&self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
-        let queue = guest_of(&self.ports, id).and_then(|of| of.1.tx.get(usize::from(queue)));
+        let queue = self.ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
         self.pipeline.is_at(At::sender(id));
         state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &mut state)
+    }
+
+    /// Wakes other workers that wait for what this one was told of.
+    pub(super) fn wake(&self, waiting: Awaited) {
+        for (index, handle) in self.reserves.threads().iter().enumerate() {
+            if index != self.index && waiting.has(index) {
+                let _ = handle.wake.write(1);
+            }
+        }
     }
 }
 

@@ -208,9 +208,9 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     assert_eq!(worker.own.stats.stalls.get(), 1);
     assert!(queue(1).lock_for_burst().is_none() && queue(0).lock_for_burst().is_some());
 
-    assert!(reserve.own.seat.has_news() && !reserve.own.seat.has_news());
+    assert!(reserve.own.takeover.has_news() && !reserve.own.takeover.has_news());
     let held = queue(0).lock();
-    reserve.change_seat();
+    reserve.update_takeover();
     assert!(reserve.is_relieving() && reserve.index == 0);
     assert_eq!(tokens(&reserve), [Token::Transmit(0, 0), Token::Transmit(1, 0)]);
     drop(held);
@@ -221,17 +221,17 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     reserve.handle.look(Token::Receive(0, 0));
     assert!(worker.handle.noted.load(Ordering::Relaxed));
 
-    assert!(worker.own.seat.has_news());
+    assert!(worker.own.takeover.has_news());
     // The reserve does not answer, so the worker looks at everything itself.
-    worker.change_seat();
+    worker.update_takeover();
     assert!(queue(1).lock_for_burst().is_some());
     assert_eq!(tokens(&worker), tokens(&reserve));
-    assert!(reserve.own.seat.has_news());
+    assert!(reserve.own.takeover.has_news());
     reserve.own.stats.frames.add(7);
-    reserve.change_seat();
+    reserve.update_takeover();
     assert!(!reserve.is_relieving() && reserve.ready.is_empty());
-    assert!(worker.own.seat.has_news());
-    worker.change_seat();
+    assert!(worker.own.takeover.has_news());
+    worker.update_takeover();
     assert_eq!((worker.own.stats.frames.get(), reserve.own.stats.frames.get()), (7, 0));
     let mut notes = Vec::new();
     worker.handle.take_notes(&mut notes);
@@ -256,8 +256,8 @@ fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
         assert_eq!(apart(), expected);
     }
     assert_eq!(worker.own.stats.stalls.get(), 1, "relieved once");
-    assert!(worker.own.seat.has_news());
-    worker.change_seat();
+    assert!(worker.own.takeover.has_news());
+    worker.update_takeover();
     assert_eq!(apart(), [false; 2]);
 }
 
@@ -291,7 +291,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
 fn a_reserve_that_panicked_goes_on_for_the_worker() {
     let [worker, mut reserve] = worker_and_reserve();
     worker.reserves.relieve(0, Stalled { thread: 0, at: At::NOTHING.0, step: 0 });
-    reserve.change_seat();
+    reserve.update_takeover();
     let taken = tokens(&reserve);
     reserve.ready.clear();
     reserve.recover();

@@ -1,4 +1,4 @@
-//! The generator's frames, written and checked with 64-bit stores and loads.
+//! The generator's frames: written and checked with 64-bit stores and loads.
 //!
 //! ```text
 //!  0  destination   6  source   12  type 0x88b5   14  magic

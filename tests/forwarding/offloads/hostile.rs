@@ -1,6 +1,6 @@
-//! Requests that are none: whatever a guest writes into the virtio-net header, or changes while the
-//! switch looks at it, receivers and the kernel only ever get what is promised to them, everything
-//! is counted, and guests beside it go on.
+//! Hostile offload headers: whatever a guest writes into the virtio-net header, or changes while
+//! the switch looks at it, receivers and the kernel only ever get what is promised to them,
+//! everything is counted, and guests beside it go on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

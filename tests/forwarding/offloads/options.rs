@@ -1,5 +1,5 @@
-//! `offload=`: what a port offers, and what a TAP agrees upon with its kernel. Whatever it is,
-//! everything arrives.
+//! What `offload=` offers: on a port, and on a TAP with its kernel. Whatever it is, everything
+//! arrives.
 
 use super::lab::{SOON, Sent, Work, connect, exchange, finish, introduce, send};
 use super::tap::{HOST, from_kernel, introduce_host, kernel_sends, send_out};

@@ -1,4 +1,4 @@
-//! The way to and from the kernel: what guests leave to it, what it leaves to guests, and what
+//! Offloads to and from the kernel: what guests leave to it, what it leaves to guests, and what
 //! really leaves the host, in a network namespace of the test's own.
 
 use std::io::{BufRead, BufReader};

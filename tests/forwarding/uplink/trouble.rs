@@ -1,5 +1,5 @@
-//! The TAP goes down, is deleted, changes its MTU, under traffic of two guests, which lose no
-//! frame. It is back within a second; meanwhile the daemon takes under 5 % of a CPU.
+//! A TAP that fails costs guests no frame: it goes down, is deleted, changes its MTU. It is back
+//! within a second; meanwhile the daemon takes under 5 % of a CPU.
 
 use std::time::{Duration, Instant};
 

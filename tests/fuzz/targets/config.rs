@@ -1,6 +1,5 @@
-//! Any arguments and any file end in a checked configuration, a text, or complaints of one
-//! printable line each, of bounded length; entries written both ways mean the same on the command
-//! line and in the file.
+//! Any arguments and files: a configuration, a text, or bounded complaints, each of one printable
+//! line; entries written both ways mean the same on the command line and in the file.
 
 use std::collections::HashSet;
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
-//! Whatever a client says at the control socket, in one piece or in two: the thread lives, each
-//! answer is a varlink message with a known error or with parameters, each call that wants one gets
-//! one that is the last, in the order of the calls up to the first message that is none, and what
-//! clients may not add is not there afterwards.
+//! Any bytes at the control socket: in one piece or two, the thread lives, each answer is a varlink
+//! message with a known error or with parameters, each call that wants one gets one that is the
+//! last, in the order of the calls up to the first message that is none, and what clients may not
+//! add is not there afterwards.
 //!
 //! A daemon and its control thread serve all inputs, in a network namespace of their own where that
 //! is permitted. Its two ports are there before each input, and no other port is.

@@ -1,4 +1,4 @@
-//! The forwarding table against a plain map, over any operations.
+//! The forwarding table against a plain map: over any operations.
 //!
 //! The map does not know buckets and caps: what the table answers to a new address it may decide;
 //! what follows from the answer has to hold for every address.

@@ -1,6 +1,5 @@
-//! Any one to three conversations of front-ends with real sessions, whose rings real workers serve:
-//! each session ends, replies come in order, nothing stays behind, and every copy of a frame is
-//! counted.
+//! Any conversations of front-ends: one to three, with real sessions and workers; each session
+//! ends, replies come in order, nothing stays behind, and every copy of a frame is counted.
 //!
 //! A conversation is a sequence of messages, sound ones, changed ones and any bytes, with any
 //! descriptors, in between of which the front-end writes its memory, kicks, shortens its file,

@@ -1,7 +1,6 @@
-//! A sender and up to three receivers whose memory holds whatever the input says, in several
-//! bursts, with changes between them and in the middle of one: frames, rejects and bytes are those
-//! of a second reading of the specification, nothing is written outside writable buffers, and used
-//! lengths, signals and dirty marks are right.
+//! Any memory of sender and receivers: changed between and within bursts; frames, rejects and bytes
+//! are those of a second reading of the specification, nothing is written outside writable buffers,
+//! and used lengths, signals and dirty marks are right.
 //!
 //! Expectations come from a copy of the memory and a second reading of the specification
 //! (`model`). Of a transmit ring: which heads are frames, with which bytes and headers, and why the

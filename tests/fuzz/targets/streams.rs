@@ -1,6 +1,6 @@
-//! Any bytes of a stream in any pieces are the frames of the plainest reading of all bytes at once,
-//! the same length ends both, and there is always room for what comes next; any frames, sent in any
-//! pieces, several together, are read again.
+//! Any bytes of a stream: in any pieces they are the frames of the plainest reading, the same
+//! length ends both, there is always room for what comes next, and frames sent in any pieces,
+//! several together, are read again.
 
 use vioswitch::frame::stream::{BadLength, LENGTH_LEN, Packer, Unpacker};
 use vioswitch::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN};

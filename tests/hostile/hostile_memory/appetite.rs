@@ -1,4 +1,4 @@
-//! P7 and P19: ports that map all they can get; a victim still maps, and the daemon has what it
+//! Ports that map all they can get (P7, P19): a victim still maps, and the daemon has what it
 //! needs.
 
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! A region in a file on a disk, as persistent memory has it (`-device nvdimm`): left out beside
+//! A region in a file on a disk: left out, as persistent memory (`-device nvdimm`) has one, beside
 //! other memory, refused alone.
 
 use std::os::fd::{AsRawFd, RawFd};

@@ -1,4 +1,4 @@
-//! P8, P11 and the dirty log: what cannot serve as memory is refused, all of it and always.
+//! What cannot serve as memory is refused (P8, P11): all of it and always.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -274,7 +274,7 @@ fn dirty_logs_that_cannot_be() {
     lab.finish();
 }
 
-/// Two slots of the same bytes are one guest's own affair. The same guest addresses twice are not
+/// Two slots of the same bytes are allowed. The same guest addresses twice are not
 /// to be had; 509 slots are, one more is not, and adding and removing them leaves nothing.
 #[test]
 fn slots_come_and_go() {

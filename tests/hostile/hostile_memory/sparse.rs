@@ -1,4 +1,4 @@
-//! P18: memory that is not there before we touch it, and is then allocated on the daemon's bill.
+//! Memory on the daemon's bill (P18): allocated when it is touched.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

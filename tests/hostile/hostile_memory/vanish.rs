@@ -1,6 +1,6 @@
-//! P1: memory that is shortened while it is used. `hostile::memory_is_truncated` has guest memory
-//! under the load of others; here are the dirty log, ports that truncate and come back, and what
-//! becomes of the daemon's mappings.
+//! Memory that vanishes (P1): it is shortened while it is used. `hostile::memory_is_truncated` has
+//! guest memory under the load of others; here are the dirty log, ports that truncate and come
+//! back, and what becomes of the daemon's mappings.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! P9: front-ends that come and go, ten thousand times, and leave in every state.
+//! Ten thousand front-ends come and go (P9): they leave in every state.
 
 use std::os::fd::AsRawFd;
 

@@ -1,7 +1,7 @@
-//! An eventfd that a crowd waits for: a guest whose call descriptor costs its writer milliseconds
-//! is dropped. A write wakes each of the crowd, in the kernel and in the writer's time: with 2
-//! million waits, which a front-end without privileges can make, 0.2 s for one signal. The writer
-//! is the worker that delivers other guests' frames.
+//! An eventfd with many waiters: a guest whose call descriptor costs its writer milliseconds is
+//! dropped. A write wakes each of the crowd, in the kernel and in the writer's time: with 2 million
+//! waits, which a front-end without privileges can make, 0.2 s for one signal. The writer is the
+//! worker that delivers other guests' frames.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -42,7 +42,9 @@ fn a_crowd_at_the_call_descriptor() {
     sys::raise_nofile();
     let d = Daemon::with(4, &[]);
     let mut net = Net::connect(&d, 2, |c| c);
-    let (copies, sets) = if long() { (500, 2000) } else { (250, 400) };
+    // A write that takes more than 50 ms of processor time counts four times, and the time that
+    // forgets it passes on a busy machine too.
+    let (copies, sets) = if long() { (500, 2000) } else { (250, 1600) };
 
     // The session finds out.
     let call = EventFd::new();

@@ -1,5 +1,5 @@
-//! Descriptors that are not what they should be: for a ring they are refused, whatever they are,
-//! and closing them holds up no other port.
+//! Descriptors of wrong kinds: for a ring they are refused, whatever they are, and closing them
+//! holds up no other port.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

@@ -1,4 +1,4 @@
-//! P6 and P13: what was not offered, and ring sizes that are none.
+//! Features and ring sizes that were not offered (P6, P13).
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! P3, P4, P5 and P21: the descriptors by which a ring is kicked and its guest is signalled, in the
-//! hands of a front-end that shares them and means harm.
+//! Shared kick and call descriptors (P3, P4, P5, P21).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -49,7 +49,7 @@ pub fn connect(d: &Daemon, port: usize) -> Frontend {
     Frontend::connect(&d.socket(port), SOON).expect("connect")
 }
 
-/// A front-end that has come to `stage` with this guest.
+/// A front-end at `stage` with this guest.
 pub fn at_stage(d: &Daemon, port: usize, guest: &Guest, stage: Stage) -> Frontend {
     let mut fe = connect(d, port);
     enter(&mut fe, guest, stage);

@@ -1,6 +1,6 @@
-//! Every request in every state of the conversation, with sizes, flags, descriptors and values that
-//! do not belong there. Whatever the answer, there is one or the connection ends; then the port
-//! takes the next front-end, and nothing is left of the one before.
+//! Every request in every state: with sizes, flags, descriptors and values that do not belong
+//! there. Whatever the answer, there is one or the connection ends; then the port takes the next
+//! front-end, and nothing is left of the one before.
 
 use std::os::fd::{AsRawFd, RawFd};
 

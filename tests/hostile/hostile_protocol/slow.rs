@@ -1,5 +1,5 @@
-//! Front-ends that wait, or make wait: half a header, bytes one by one, replies that they never
-//! read. And what all of them may have us write to the log.
+//! Slow front-ends: half a header, bytes one by one, replies that they never read. And what all of
+//! them may have us write to the log.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};

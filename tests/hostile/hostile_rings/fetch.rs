@@ -1,7 +1,7 @@
-//! Double fetch: another CPU of the guest changes one field while the switch works on the ring, for
-//! each of the eight fields and in both directions. What was checked is what is used: no frame goes
-//! elsewhere, no byte is read from or written to memory that is not the guest's (I4), and every
-//! head comes back once (I5) or the ring is given up.
+//! Fields that change while they are read: another CPU of the guest changes one field while the
+//! switch works on the ring, for each of the eight fields and in both directions. What was checked
+//! is what is used: no frame goes elsewhere, no byte is read from or written to memory that is not
+//! the guest's (I4), and every head comes back once (I5) or the ring is given up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

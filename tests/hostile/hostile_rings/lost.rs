@@ -1,4 +1,4 @@
-//! Buffers lost on errors: after a hundred thousand bad chains every one is back, in order and
+//! No buffer is lost on errors: after a hundred thousand bad chains every one is back, in order and
 //! once, every one is counted, and ten thousand good frames pass.
 
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Rings and buffers on top of each other, in one guest and in two that share their memory, 168
+//! Rings and buffers on top of each other: in one guest and in two that share their memory, 168
 //! cases each. Such guests harm themselves alone; the others' memory and traffic stay as they are
 //! (I4), and the pair works again once it keeps to the rules.
 

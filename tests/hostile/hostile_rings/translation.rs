@@ -1,6 +1,6 @@
-//! Addresses: the first and the last byte of each region and their neighbours, holes, buffers over
-//! two regions, addresses that wrap, lengths of nothing and of too much. More than 200 cases each
-//! way.
+//! Descriptor addresses at every border: the first and the last byte of each region and their
+//! neighbours, holes, buffers over two regions, addresses that wrap, lengths of nothing and of too
+//! much. More than 200 cases each way.
 
 use super::lab::{DATA, HIGH, HIGH_END, LOW, LOW_END, Lab, NEXT_END, TOP, TOP_END, mapped};
 use super::shapes::{Case, Piece, Want};

@@ -1,4 +1,4 @@
-//! What a turn of a worker costs at most, whatever a sender and a receiver of one owner post.
+//! What a turn of a worker costs at most: whatever a sender and a receiver of one owner post.
 //!
 //! The figure is the worker's busy cycles per busy turn, from its counters, while nobody else
 //! sends: each turn is a burst of the attack. Of several spans of time the cheapest counts, as what

@@ -1,4 +1,4 @@
-//! The forwarding table, its own code, under every interleaving. And under every reordering that
+//! The forwarding table: its own code, under every interleaving. And under every reordering that
 //! loom tries, up to four preemptions.
 
 use loom::sync::Arc;
@@ -163,7 +163,7 @@ fn what_was_refreshed_is_not_aged() {
     });
 }
 
-/// A port goes while one of its addresses turns up elsewhere.
+/// A port goes while one of its addresses appears elsewhere.
 #[test]
 fn a_flush_takes_no_entry_of_another_port() {
     model(|| {

@@ -1,4 +1,4 @@
-//! A model of going to sleep (`src/ring/notify.rs`) and of the driver on the other side of it:
+//! A model of going to sleep (`src/ring/split.rs`) and of the driver on the other side of it:
 //! Linux's `virtqueue_add` and `virtqueue_kick_prepare`, DPDK's `vq_update_avail_idx` and
 //! `virtqueue_kick_prepare`.
 //!

@@ -1,5 +1,5 @@
-//! Static addresses that come and go while the switch runs: they outlive the process and the
-//! settings of their port, go with the port, and a file that names one wins.
+//! Static addresses that change at run time: they outlive the process and the settings of their
+//! port, go with the port, and a file that names one wins.
 
 use serde_json::Value;
 use testkit::proc::{Dir, wait_for};

@@ -1,4 +1,4 @@
-//! `vioswitchctl attach` and `run`, as far as no machine is started: what is printed for a port,
+//! `vioswitchctl attach` and `run`: as far as no machine is started; what is printed for a port,
 //! and what is refused. `tests/guests/attach.rs` starts machines with it.
 
 use testkit::skip;

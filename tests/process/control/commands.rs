@@ -1,4 +1,4 @@
-//! What vioswitchctl and other clients can do, and how the switch answers them.
+//! What clients can do and what the switch answers.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;

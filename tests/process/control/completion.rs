@@ -1,4 +1,4 @@
-//! Completion on the command line, by the shells themselves.
+//! Completion on the command line: by the shells themselves.
 
 use super::*;
 

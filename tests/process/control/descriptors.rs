@@ -1,5 +1,5 @@
-//! Clients that send descriptors whose last close waits for as long as they like: the daemon is
-//! the one that closes last, and neither of its listeners may wait for that.
+//! Clients that send descriptors whose close waits: the daemon is the one that closes last, and
+//! neither of its listeners may wait for that.
 
 use std::io::Write;
 use std::net::TcpStream;

@@ -389,7 +389,7 @@ fn a_user_is_told_whether_it_may_connect() {
     found.retain(|(_, code)| code != BUSY);
     assert_eq!(found, codes(&[("p0", "socket-permission")]));
     let (status, line) = lab.fails(&["doctor", "--user", "no-such-user"]);
-    assert!(status == 2 && line.contains("no user 'no-such-user'"), "{line}");
+    assert!(status == 2 && line.contains("user 'no-such-user'"), "{line}");
     let (status, line) = lab.fails(&["doctor", "p9"]);
     assert!(status == 1 && line.contains("there is no port 'p9'"), "{line}");
     lab.d.stop();

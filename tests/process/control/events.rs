@@ -1,5 +1,5 @@
-//! Events: what the switch reports of ports, front-ends, addresses and drops, and what a client
-//! that watches can cost.
+//! Events and what watching them can cost: what the switch reports of ports, front-ends, addresses
+//! and drops, and what a client that watches can cost.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

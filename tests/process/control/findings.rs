@@ -407,7 +407,7 @@ fn why_takes_addresses() {
     }
     let text =
         String::from_utf8(lab.ctl(&["why", "02:00:00:00:00:55", "p1"]).stdout).expect("UTF-8");
-    assert!(text.contains("02:00:00:00:00:55 lives on 'p0'"), "{text}");
+    assert!(text.contains("02:00:00:00:00:55 is on 'p0'"), "{text}");
     let problems = why(&lab, "p0", "02:00:00:00:00:66");
     assert!(problems[0].starts_with("02:00:00:00:00:66 is known behind no port"), "{problems:?}");
     let own = why(&lab, "p0", "02:00:00:00:00:55");

@@ -1,4 +1,4 @@
-//! Ports that are deleted or reloaded while a front-end holds up what serves them.
+//! Ports are deleted or reloaded while a front-end holds them up.
 
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! Directories of other users whose file system never answers: a client that asks about them learns
-//! that, and all other clients are served.
+//! File systems that never answer: a client that requests a look at such directories of other users
+//! learns that, and all other clients are served.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! What is changed while the switch runs is there again after its next start, however it ended.
+//! What is changed while the switch runs outlives it: however it ended.
 
 use std::collections::BTreeMap;
 use std::fs;

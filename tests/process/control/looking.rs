@@ -1,4 +1,4 @@
-//! Commands of vioswitchctl that work out more from what the switch reports.
+//! Commands that derive more from what the switch reports.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! Ports that come by themselves: sockets that turn up in the directory of `--plug`, files that are
-//! none, and what a user who may make files there can cost.
+//! Ports by plug: sockets that appear in the directory of `--plug`, files that are none, and what
+//! a user who may make files there can cost.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -274,7 +274,7 @@ fn a_template_holds_for_ports_that_come_later() {
     let kept: String = kept.map(|text| text.expect("text")).collect();
     assert!(kept.contains("other") && !kept.contains("vm1") && !kept.contains("vm2"), "{kept}");
     p.lab.done(&["port", "del", "other"]);
-    // A file that has the name wins, and the directory is another one with a restart.
+    // A file that has the name takes precedence, and the directory is another one with a restart.
     let elsewhere = Dir::new();
     let port = format!("[[port]]\nname = \"vm1\"\nsocket = \"{}\"", p.lab.socket("vm1").display());
     write(elsewhere.path(), "queues = 4", &port);

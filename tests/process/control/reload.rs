@@ -54,6 +54,21 @@ fn write(etc: &Dir, entries: &[(&str, &str)]) {
     fs::write(etc.path().join("vioswitch.toml"), text).expect("write");
 }
 
+/// Each has what the other one had, without a moment in which a frame goes to both.
+#[test]
+fn two_ports_exchange_their_addresses() {
+    let macs = ["mac = \"02:00:00:00:00:0a\"", "mac = \"02:00:00:00:00:0b\""];
+    let filed = Filed::new(1, &[("f1", macs[0]), ("f2", macs[1])], &[]);
+    filed.write(&[("f1", macs[1]), ("f2", macs[0])]);
+    let done = filed.lab.done(&["config", "reload"]);
+    assert!(done.ends_with("reloaded: 0 added, 2 changed, 0 deleted\n"), "{done}");
+    for (port, mac) in [("f1", "02:00:00:00:00:0b"), ("f2", "02:00:00:00:00:0a")] {
+        let shown = filed.lab.done(&["fdb", "show", port]);
+        assert!(shown.contains(mac) && shown.matches("02:00").count() == 1, "{port}: {shown}");
+    }
+    filed.lab.d.stop();
+}
+
 #[test]
 fn a_reload_does_what_the_diff_says_and_no_more() {
     let before = [("f1", "mtu = 1500"), ("f2", ""), ("old", ""), ("same", "")];

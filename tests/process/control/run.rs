@@ -1,4 +1,4 @@
-//! `vioswitchctl run` and signals, with a script in QEMU's place. `tests/guests/attach.rs` has real
+//! `vioswitchctl run` and signals: with a script in QEMU's place. `tests/guests/attach.rs` has real
 //! machines.
 
 use std::net::Shutdown;

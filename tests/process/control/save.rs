@@ -1,4 +1,4 @@
-//! What is changed while the switch runs, written into the files of its configuration: the next
+//! What is changed while the switch runs: written into the files of its configuration: the next
 //! start has the same, and what an administrator wrote there stays. TAPs, streams and tied
 //! addresses are among it. A reload has what ran, and so has a start without a state directory.
 

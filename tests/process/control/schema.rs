@@ -1,5 +1,5 @@
-//! What the switch and its client print as JSON is what docs/io.vioswitch.Switch.varlink says: each
-//! field that must be there is, none is there that is not described, and each has its type.
+//! JSON output has what the interface file describes (docs/io.vioswitch.Switch.varlink): each field
+//! that must be there is, none is there that is not described, and each has its type.
 
 use std::collections::HashMap;
 

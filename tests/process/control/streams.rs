@@ -1,4 +1,4 @@
-//! Streams that are added, changed, looked at and deleted by vioswitchctl, and by a file.
+//! Streams are added, changed and deleted: by vioswitchctl, and by a file.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -60,7 +60,7 @@ fn streams_come_and_go_by_the_client() {
         let shown: Vec<String> = row(&lab);
         assert_eq!(shown, ["net", "stream", "runtime", "listening", "1", "9000", "0", "-"]);
         let why = String::from_utf8(lab.ctl(&["why", "p0", "net"]).stdout).expect("UTF-8");
-        assert!(why.contains("nobody is connected to 'net'"), "{why}");
+        assert!(why.contains("no process is connected to 'net'"), "{why}");
         let (_, line) = lab.fails(&["attach", "net", "--qemu"]);
         assert!(line.contains("-netdev stream"), "{line}");
         let mut peer = Peer::connect(&path);

@@ -1,4 +1,4 @@
-//! What the switch says would become of a frame, beside what becomes of it.
+//! A trace is what happens to the frame.
 
 use testkit::vm::mac_of;
 

@@ -1,4 +1,4 @@
-//! A reload that waits to be confirmed when the process ends is undone by the next one.
+//! The next process undoes an unconfirmed reload.
 
 use std::time::Duration;
 
@@ -131,7 +131,7 @@ fn bad_files_beside_a_reload_that_waits_bring_back_what_was_before_it() {
         assert_eq!(mtu(&filed, "f1"), 1300);
         let degraded = filed.degraded();
         assert!(degraded.contains("the configuration has errors"), "{degraded}");
-        assert!(!degraded.contains("wins over"), "{degraded}");
+        assert!(!degraded.contains("has changed since"), "{degraded}");
     }
 }
 
@@ -195,10 +195,10 @@ fn who_waits_for_a_confirmation_is_told_everywhere() {
     // SAFETY: takes nothing and cannot fail.
     let uid = unsafe { libc::geteuid() };
     assert_eq!((&waits["pid"], &waits["uid"]), (&json!(std::process::id()), &json!(uid)));
-    let who = format!("(pid {} uid {uid} asked)", std::process::id());
+    let who = format!("(by pid {} uid {uid})", std::process::id());
     for text in told(lab) {
         assert!(
-            text.contains("s for config confirm, then goes back") && text.contains(&who),
+            text.contains("s for config confirm, then is undone") && text.contains(&who),
             "{text}"
         );
     }

@@ -54,7 +54,7 @@ fn places_where_no_socket_can_be_made() {
     let (status, said) = check(there, &["--port=p0,socket=s".to_owned()]);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.starts_with("port p0: socket \"s\" is relative"), "{said}");
-    // Sockets turn up here, and nobody may take another one's place.
+    // Sockets appear here, and no user may replace another one's.
     let plug = |path: &str| vec![format!("--plug={}", dir.path().join(path).display())];
     refused(&plug("none"), &["plug: directory \""]);
     refused(&plug("file"), &["/file\" is not a directory"]);

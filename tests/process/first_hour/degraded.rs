@@ -1,4 +1,4 @@
-//! A port whose socket cannot be had is left out, the others are served, and the service manager
+//! A port whose socket cannot be had is left out: the others are served, and the service manager
 //! learns of both.
 
 use std::fs;

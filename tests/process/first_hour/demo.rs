@@ -1,4 +1,4 @@
-//! The demo's table of counters, from a log in which some reasons for a drop never came up.
+//! The demo's table of counters: from a log in which some reasons for a drop never came up.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Front-ends that do not get what they came for, and what the log says of them.
+//! Front-ends that do not get what they came for: and what the log says of them.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -79,7 +79,7 @@ fn one_that_wants_more_queue_pairs_is_told_of_the_option() {
     frontend.get_features().expect("answers");
     assert_eq!(frontend.get_queue_num().expect("answers"), 2);
     assert!(frontend.leave(SOON));
-    waits_for(&d, "told that there are 2 queue pairs at most");
+    waits_for(&d, "offered 2 queue pairs at most");
     waits_for(&d, "front-end disconnected");
     d.stop();
 }

@@ -1,4 +1,4 @@
-//! What `log-level` and `RUST_LOG` may say, and a log that is the journal's.
+//! What `log-level` and `RUST_LOG` may say: and a log that is the journal's.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ fn why_it_cannot_start_is_said_whatever_rust_log_lets_through() {
     }
 }
 
-/// The variable wins over the option, and the option over the default.
+/// The variable overrides the option, and the option the default.
 #[test]
 fn the_level_is_the_options_unless_the_variable_says_otherwise() {
     for (rust_log, level, said) in [
@@ -136,7 +136,7 @@ fn the_journal_gets_the_port_and_the_kind_of_event() {
     drop(socket);
     assert!(testkit::sys::kill(child.id(), libc::SIGUSR2));
     let text = || fs::read_to_string(&path).expect("standard error");
-    let said = testkit::proc::wait_for(SOON, || text().contains("<4>SIGUSR2 means "));
+    let said = testkit::proc::wait_for(SOON, || text().contains("<4>SIGUSR2 is ignored"));
     assert!(testkit::sys::kill(child.id(), libc::SIGTERM));
     assert!(child.wait().expect("vioswitchd").success() && said, "{}", text());
 }
@@ -163,7 +163,7 @@ fn the_journal_gets_priorities_and_no_time() {
         assert!(ready && said, "{}", text());
         for line in text().lines() {
             assert_eq!(
-                line.starts_with("<6>") || line.starts_with("<4>SIGUSR2 means "),
+                line.starts_with("<6>") || line.starts_with("<4>SIGUSR2 is ignored"),
                 meant,
                 "{line}"
             );

@@ -1,4 +1,4 @@
-//! Signals that end a process unless it asks for them.
+//! Signals that end a process unless it handles them.
 
 use super::process::{Process, port, vioswitchd};
 use testkit::proc::Dir;
@@ -18,7 +18,7 @@ fn sighup_and_sigusr2_are_a_line_and_nothing_else() {
     let mut d = start();
     for (signal, line) in [
         (libc::SIGHUP, "SIGHUP: there is no configuration file to read"),
-        (libc::SIGUSR2, "SIGUSR2 means nothing; SIGUSR1 logs the counters"),
+        (libc::SIGUSR2, "SIGUSR2 is ignored; SIGUSR1 logs the counters"),
     ] {
         d.signal(signal);
         d.wait_log(line);

@@ -1,4 +1,4 @@
-//! A daemon without CAP_NET_ADMIN, as the installed unit has it: which TAPs it gets, and what it
+//! A daemon without CAP_NET_ADMIN: as the installed unit has it: which TAPs it gets, and what it
 //! says where it gets none.
 
 use super::*;

@@ -1,5 +1,5 @@
 //! What the tests share: a vhost-user front-end and virtio-net driver, able to misbehave on
-//! purpose, and what it takes to start the daemon and to watch it.
+//! purpose, and what starts and watches the daemon.
 //!
 //! # Where does my test go?
 //!
@@ -10,7 +10,7 @@
 //! | messages, states, memory, reconnects of front-ends; migration | `tests/sessions` |
 //! | arguments, signals, log, start and end, handing over | `tests/process` |
 //! | rates, shares, latencies, wake-ups: all that must be alone | `tests/timing` |
-//! | guests and front-ends that mean harm | `tests/hostile` |
+//! | hostile guests and front-ends | `tests/hostile` |
 //! | what the system refuses, panics, death of a front-end | `tests/hostile_faults` |
 //! | everything at once, for long | `tests/soak`, or an operation of `tests/forwarding/model` |
 //! | any bytes at all | a target of `tests/fuzz`, replayed by `tests/fuzz_corpus.rs` |
@@ -19,29 +19,14 @@
 //! | the shape of the source | `tests/layering/` |
 //!
 //! A new file, not a new program: each links all of this again. Tests of one program share a
-//! process and run side by side, so who counts the process's own descriptors, lowers its limits or
-//! sets its environment starts the program once more for itself (`wire_descriptors`).
+//! process and run side by side: a test that counts the process's own descriptors, lowers its
+//! limits or sets its environment starts the program once more for itself (`wire_descriptors`).
 //!
 //! # The driver
 //!
-//! It talks to the real socket of the real daemon, needs no root, and shares no code with the
-//! crate under test: rings, messages and headers are written anew from virtio 1.2 and the
-//! vhost-user specification, so that a misreading cannot hide on both sides.
-//!
-//! From the bottom up: [`sys`] (system calls), [`mem`] (guest memory), [`frontend`] (messages),
-//! [`ring`] (one split virtqueue and its books), [`vnet`] (the virtio-net header and what is
-//! promised of it), [`rx`] and [`tx`] (the two sides of virtio-net), [`vm`] (a whole guest),
-//! [`traffic`] (frames that prove I1 to I4), [`net`] (several guests and the traffic between them),
-//! [`packet`] (TCP and UDP packets, and what becomes of them without offloads), [`hostile`] (what a
-//! driver must never do), [`neighbours`] (two honest guests beside an attacker: loss and latency),
-//! [`bystanders`] (the same in a thread of their own),
-//! [`shares`] (what part of a worker a guest keeps beside one), [`transcript`] (recorded
-//! conversations), [`host`] (the host's side of a TAP), [`stream`] (the other end of a stream),
-//! [`huge_pages`], [`silent`] (file systems that never answer),
-//! `surroundings` (what a test may rely on: signals, umask, environment, limits),
-//! [`proc`] (the daemon's process), [`manager`] (the one that starts it as a
-//! service), [`counters`] (what it says it did), [`manual`] (pages and completions that are made
-//! from the programs).
+//! From the bottom up: [`sys`], [`mem`], [`frontend`] (messages), [`ring`], [`vnet`], [`rx`] and
+//! [`tx`], [`vm`] (a whole guest), [`traffic`] (frames that prove I1 to I4), [`net`] (several
+//! guests). It shares no code with the crate under test (docs/testing.md).
 
 pub mod bystanders;
 pub mod counters;

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 
 use clap_complete::Shell;
 
@@ -60,6 +61,18 @@ pub fn hold(root: &str, file: &str, text: &str) {
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(found == text, "{file} is old: UPDATE_DOCS=1 cargo test --lib --bins");
+}
+
+/// Holds the table of a page that stands behind a mark, up to an empty line or the end.
+pub fn hold_table(root: &str, file: &str, mark: &str, table: &str) {
+    // Other tests of the process may write the same page.
+    static WRITING: Mutex<()> = Mutex::new(());
+    let _one = WRITING.lock();
+    let page = std::fs::read_to_string(Path::new(root).join(file)).expect(file);
+    let (head, rest) = page.split_once(mark).unwrap_or_else(|| panic!("{file}: no {mark}"));
+    let rest = rest.trim_start_matches('\n');
+    let end = rest.find("\n\n").map_or("", |at| &rest[at + 1..]);
+    hold(root, file, &format!("{head}{mark}\n\n{table}{end}"));
 }
 
 /// Holds a manual page, of which mandoc has nothing to say either.

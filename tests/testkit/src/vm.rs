@@ -127,7 +127,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Lays the guest out and posts its RX buffers; nobody is connected yet.
+    /// Lays the guest out and posts its RX buffers; no back-end is connected yet.
     pub fn new(cfg: VmConfig) -> Guest {
         let mem = GuestMem::new(&cfg.regions);
         let mode = RingMode {

@@ -1,6 +1,5 @@
-//! Clients of the control socket, and scrapers of metrics, that ask without a pause, or come in
-//! storms and mean nothing good. Two guests beside them lose nothing, and wait no longer than
-//! beside another server that is asked so.
+//! Clients and scrapers without a pause, or in storms. Two guests beside them lose nothing, and
+//! wait no longer than beside another server that is asked so.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! Front-ends that storm, block and loop cost two other guests neither rate nor latency.
+//! Front-ends that storm, block and loop: two other guests lose neither rate nor latency.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;

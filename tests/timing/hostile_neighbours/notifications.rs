@@ -1,6 +1,6 @@
-//! Call descriptors with so many waiters that each notification is expensive, and none so expensive
-//! that the front-end is dropped; and honest guests to whom the same happens, as where each wake-up
-//! of a virtual CPU passes through two hypervisors.
+//! Expensive notifications: call descriptors with many waiters, none of them so expensive that the
+//! front-end is dropped; and honest guests to whom the same happens, as where each wake-up of a
+//! virtual CPU passes through two hypervisors.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
-//! Front-ends that punch holes into their memory while a worker faults inside. The kernel has that
-//! worker wait until the hole is done, 140 ms for each GiB, and offers no access that does not
-//! wait. Other guests of that worker go on within 30 ms, as a reserve thread works for it; and who
-//! does that again and again is gone after a few times.
+//! Front-ends that punch holes into their memory. The kernel has that worker wait until the hole is
+//! done, 140 ms for each GiB, and offers no access that does not wait. Other guests of that worker
+//! go on within 30 ms, as a reserve thread works for it; and who does that again and again is gone
+//! after a few times.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Guests that take nothing, or little, hold up no frame for another guest.
+//! Guests that take nothing hold up no frame for others.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! What guests whose rings are costly to serve cost two others in latency: at most twice what
-//! honest ones cost who keep the worker as busy. On a machine with other work a worker that never
-//! sleeps waits longer for its CPU than one that mostly does, which is not the attacker's doing.
+//! What costly rings cost two other guests in latency: at most twice what honest ones cost who keep
+//! the worker as busy. On a machine with other work a worker that never sleeps waits longer for its
+//! CPU than one that mostly does, which is not the attacker's doing.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is left of a worker to a bystander whose neighbour sends what is costly to forward.
+//! A bystander's share of a worker beside a costly neighbour.
 
 use crate::alone;
 use testkit::frontend::feat;

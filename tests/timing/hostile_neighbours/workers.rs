@@ -1,5 +1,4 @@
-//! An attacker whose rings another worker serves than the bystander's: there no frame waits for
-//! longer than 20 ms.
+//! An attacker on another worker than the bystander: there no frame waits for longer than 20 ms.
 //!
 //! The first worker serves what guest 0 sends to guest 1, and nothing else with work; the second
 //! one serves all rings of the attacker and of who sends to it, and has the last CPU. On two CPUs

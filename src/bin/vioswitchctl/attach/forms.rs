@@ -87,7 +87,7 @@ fn notes(wanted: &Wanted) -> Vec<String> {
     if wanted.emulated && wanted.version.fears_msix() {
         let version = wanted.version;
         notes.push(format!(
-            "vectors=0 because QEMU {version} without KVM fails with MSI-X here; with KVM say \
+            "vectors=0 because QEMU {version} without KVM fails with MSI-X here; with KVM write \
              vectors={}",
             2 * wanted.port.queues + 2
         ));

@@ -2,25 +2,23 @@
 
 pub mod forms;
 
-use std::fmt::Write as _;
 use std::fs;
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
+use vioswitch::wire::{ConfigKey, GetConfig, GetPort, GetStatus, value};
 
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::qemu::Version;
-use crate::show::items;
-use crate::{SWITCH, list};
+use crate::say;
 
 /// What tells this machine from others; empty where there is none.
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// Print the arguments that put a virtual machine on a port
+/// Print the arguments that attach a virtual machine to a port
 ///
-/// They fit the port (its socket, its role, its queues, its address) and the version of QEMU that
-/// is installed. What else there is to know is said on standard error.
+/// The arguments fit the port and the installed version of QEMU. Notes go to standard error.
 #[derive(Debug, Args)]
 pub struct Attach {
     #[arg(value_name = "NAME")]
@@ -30,17 +28,16 @@ pub struct Attach {
     /// The virtual machine's memory, such as 512M or 4G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
     mem: Size,
-    /// Queue pairs; those of the port, if not given
+    /// Queue pairs, by default those of the port
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
     queues: Option<u64>,
-    /// The virtual machine brings its own port: its socket is made in the switch's directory for
-    /// that
+    /// For a port by plug: the virtual machine makes the socket
     #[arg(long)]
     plug: bool,
-    /// For this version of QEMU, not the installed one
+    /// The version of QEMU, by default the installed one
     #[arg(long, value_name = "VERSION", value_parser = version)]
     qemu_version: Option<Version>,
-    /// The virtual machine runs without KVM, as it does where there is no /dev/kvm
+    /// The virtual machine runs without KVM
     #[arg(long)]
     emulated: bool,
 }
@@ -50,19 +47,19 @@ pub struct Attach {
 #[group(required = true, multiple = false)]
 #[allow(clippy::struct_excessive_bools)]
 struct Form {
-    /// QEMU's command line
+    /// For QEMU's command line
     #[arg(long)]
     qemu: bool,
-    /// Parts of a libvirt domain's XML
+    /// For a libvirt domain's XML
     #[arg(long)]
     libvirt: bool,
-    /// cloud-hypervisor's command line
+    /// For cloud-hypervisor's command line
     #[arg(long)]
     cloud_hypervisor: bool,
-    /// Proxmox VE's qm
+    /// For Proxmox VE's qm
     #[arg(long)]
     proxmox: bool,
-    /// DPDK's virtio-user
+    /// For DPDK's virtio-user
     #[arg(long)]
     dpdk: bool,
 }
@@ -108,12 +105,6 @@ fn version(text: &str) -> Result<Version, String> {
     Version::parse(text).ok_or_else(|| "a version such as 7.2 or 10.0".to_owned())
 }
 
-/// The first value of a key of an entry.
-fn value<'a>(entry: &'a Value, key: &str) -> Option<&'a str> {
-    let found = items(entry, "keys").iter().find(|one| one["key"] == key);
-    found.and_then(|one| one["values"][0].as_str())
-}
-
 /// A port, as the one who starts its virtual machine needs it.
 #[derive(Debug, Clone)]
 pub struct Port {
@@ -137,47 +128,44 @@ pub struct Port {
 impl Port {
     /// What is configured for the port of this name.
     pub fn ask(client: &mut Client, name: &str) -> Result<Port, Failure> {
-        let config = list(client, "GetConfig", "entries", json!({}))?;
-        let found = items(&config, "entries").iter().find(|entry| entry["name"] == name);
-        let Some(entry) = found else {
-            // Who is not there, and who was perhaps meant.
-            client.call(&format!("{SWITCH}.GetPort"), json!({"name": name}))?;
+        let entries = client.list(&GetConfig {}, |part| part.entries)?;
+        let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
+            // The error names the port that was perhaps meant.
+            client.call(&GetPort { name: name.to_owned() })?;
             return Err(Failure::refused(format!("port '{name}' is going")));
         };
-        if entry["kind"] != "port" {
-            let what = match entry["kind"].as_str() {
-                Some("stream") => "a stream: QEMU's -netdev stream takes its socket",
+        if entry.kind != "port" {
+            let what = match entry.kind.as_str() {
+                "stream" => "a stream: QEMU's -netdev stream takes its socket",
                 _ => "a TAP: no virtual machine's port",
             };
             return Err(Failure::refused(format!("'{name}' is {what}")));
         }
-        let socket = value(entry, "socket");
+        let socket = value(&entry.keys, "socket");
         socket
-            .map(|socket| Port::from_entry(name, socket, entry))
+            .map(|socket| Port::from_keys(name, socket, &entry.keys))
             .ok_or_else(|| Failure::refused(format!("port '{name}' has no socket of its own")))
     }
 
     /// What the port of this name will be when its virtual machine has made its socket.
     fn to_come(client: &mut Client, name: &str) -> Result<Port, Failure> {
-        let status = client.call(&format!("{SWITCH}.GetStatus"), json!({}))?;
-        let plug = &status["plug"];
-        let Some(directory) = plug["directory"].as_str() else {
+        let Some(plug) = client.call(&GetStatus {})?.plug else {
             let text = "the switch has no directory for that: plug = \"DIR\" in its configuration";
             return Err(Failure::refused(text.to_owned()));
         };
-        let config = list(client, "GetConfig", "entries", json!({}))?;
-        let same = |entry: &&Value| entry["name"] == name && entry["origin"] != "plug";
-        if let Some(other) = items(&config, "entries").iter().find(same) {
-            let origin = other["origin"].as_str().unwrap_or_default();
+        let entries = client.list(&GetConfig {}, |part| part.entries)?;
+        let mut same = entries.iter().filter(|entry| entry.name == name && entry.origin != "plug");
+        if let Some(other) = same.next() {
+            let origin = &other.origin;
             let text = format!("the name '{name}' is taken (origin {origin}): leave out --plug");
             return Err(Failure::refused(text));
         }
-        let port = Port::from_entry(name, &format!("{directory}/{name}"), plug);
+        let port = Port::from_keys(name, &format!("{}/{name}", plug.directory), &plug.keys);
         Ok(Port { front_end_listens: true, ..port })
     }
 
-    fn from_entry(name: &str, socket: &str, entry: &Value) -> Port {
-        let values = |key: &str| value(entry, key);
+    fn from_keys(name: &str, socket: &str, keys: &[ConfigKey]) -> Port {
+        let values = |key: &str| value(keys, key);
         let own = || own_address(&fs::read_to_string(MACHINE_ID).unwrap_or_default(), name);
         Port {
             card_mac: values("mac").map_or_else(own, str::to_owned),
@@ -284,12 +272,7 @@ impl Attach {
             }
             return Ok(format!("{answer:#}\n"));
         }
-        let mut said = String::new();
-        for note in &notes {
-            let _ = writeln!(said, "vioswitchctl: {note}");
-        }
-        // What cannot be said is no reason to keep back what was asked for.
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes());
+        notes.iter().for_each(|note| say(note));
         Ok(told.text)
     }
 }

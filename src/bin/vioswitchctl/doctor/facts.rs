@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use vioswitch::wire::{self, Finding, PortDetails, Status};
 
-use super::Finding;
+use crate::links::{self, Link, Qdisc};
 use crate::qemu::Item;
 
 /// What was found out. What is missing could not be, and `skipped` says why.
@@ -14,13 +14,13 @@ pub struct Facts {
     /// Of this program.
     pub client_version: String,
     /// `GetStatus`
-    pub status: Value,
+    pub status: Status,
     /// Ports, TAPs and streams.
     pub ports: Vec<Port>,
     /// What the switch finds wrong itself.
     pub findings: Vec<Finding>,
     /// What a reload would do; or why the files cannot be read.
-    pub reload: Option<Result<Vec<Value>, String>>,
+    pub reload: Option<Result<Vec<wire::Step>, String>>,
     pub daemon: Daemon,
     pub host: Host,
     /// What was not looked at.
@@ -31,7 +31,7 @@ pub struct Facts {
 #[derive(Debug, Default)]
 pub struct Port {
     /// `GetPortDetails`
-    pub details: Value,
+    pub details: PortDetails,
     /// Its keys, as a file would have them.
     pub keys: BTreeMap<String, String>,
     /// Who is connected.
@@ -111,9 +111,9 @@ pub struct Ended {
 #[derive(Debug, Default)]
 pub struct Host {
     /// Interfaces, as `ip -json -details address` tells of them.
-    pub links: Vec<Value>,
+    pub links: Vec<Link>,
     /// Queueing disciplines of the interfaces that matter, as `tc -json qdisc` does.
-    pub qdiscs: BTreeMap<String, Vec<Value>>,
+    pub qdiscs: BTreeMap<String, Vec<Qdisc>>,
     /// Interfaces that spread frames over CPUs, and by what.
     pub spread: BTreeMap<String, &'static str>,
     /// Frames on bridges are shown to the firewall of IP.
@@ -136,43 +136,38 @@ pub struct Forward {
 
 impl Port {
     pub fn name(&self) -> &str {
-        self.shown()["name"].as_str().unwrap_or_default()
+        &self.shown().name
     }
 
-    /// What `GetPort` tells.
-    pub fn shown(&self) -> &Value {
-        &self.details["port"]
-    }
-
-    pub fn state(&self) -> &str {
-        self.shown()["state"].as_str().unwrap_or_default()
+    /// What `GetPort` answers.
+    pub fn shown(&self) -> &wire::Port {
+        &self.details.port
     }
 
     pub fn is_tap(&self) -> bool {
-        self.shown()["kind"] == "tap"
+        self.shown().kind == "tap"
     }
 
-    pub fn is_stream(&self) -> bool {
-        self.shown()["kind"] == "stream"
+    /// The process that the switch says is connected.
+    pub fn pid(&self) -> Option<i32> {
+        self.shown().front_end.as_ref().map(|who| who.pid)
     }
 
-    pub fn interface(&self) -> &str {
-        self.shown()["interface"].as_str().unwrap_or_default()
-    }
-
+    /// The path of its socket; empty if it has none.
     pub fn socket(&self) -> &str {
-        self.details["socket"]["path"].as_str().unwrap_or_default()
+        self.details.socket.as_ref().map_or("", |socket| &socket.path)
     }
 
     /// The file system of its socket did not answer the switch, or could not be asked as the switch
     /// waits for others: it is not asked again.
     pub fn is_silent(&self) -> bool {
-        self.details["socket"]["answers"] == false || !self.is_looked_at()
+        let socket = self.details.socket.as_ref();
+        socket.is_some_and(|socket| socket.answers == Some(false)) || !self.is_looked_at()
     }
 
     /// False if the switch did not look at its socket.
     pub fn is_looked_at(&self) -> bool {
-        self.details["socket"]["looked_at"] != false
+        self.details.socket.as_ref().is_none_or(|socket| socket.looked_at != Some(false))
     }
 
     /// The switch connects and the front-end listens.
@@ -185,23 +180,24 @@ impl Port {
         self.keys.get(key)?.parse().ok()
     }
 
-    pub fn rings(&self) -> &[Value] {
-        self.details["rings"].as_array().map_or(&[], Vec::as_slice)
+    /// The regions of its guest's memory in files of this kind.
+    pub fn memory(&self, backing: &str) -> impl Iterator<Item = &wire::Region> {
+        self.regions().iter().filter(move |region| region.backing == backing)
     }
 
-    pub fn regions(&self) -> &[Value] {
-        self.details["session"]["memory"].as_array().map_or(&[], Vec::as_slice)
+    pub fn regions(&self) -> &[wire::Region] {
+        self.details.session.as_ref().map_or(&[], |session| &session.memory)
     }
 }
 
 impl Host {
     /// An interface by its name.
-    pub fn link(&self, name: &str) -> Option<&Value> {
-        self.links.iter().find(|link| link["ifname"] == name)
+    pub fn link(&self, name: &str) -> Option<&Link> {
+        links::named(&self.links, name)
     }
 
     /// The interfaces in a bridge.
-    pub fn members(&self, bridge: &str) -> impl Iterator<Item = &Value> {
-        self.links.iter().filter(move |link| link["master"] == bridge)
+    pub fn members(&self, bridge: &str) -> impl Iterator<Item = &Link> {
+        self.links.iter().filter(move |link| link.master.as_deref() == Some(bridge))
     }
 }

@@ -4,10 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
-
-use super::facts::{Facts, Port};
-use crate::tool;
+use super::facts::Facts;
+use crate::links;
 
 /// Where the kernel describes interfaces.
 const SYSFS: &str = "/sys/class/net";
@@ -18,18 +16,19 @@ const MAX_RX_QUEUES: usize = 1024;
 
 /// `namespace` runs a program in the switch's network, if that is another one.
 pub fn look(namespace: &[String], facts: &mut Facts) {
-    let ask = |words: &[&str]| -> Option<Vec<Value>> {
-        let words: Vec<&str> =
-            namespace.iter().map(String::as_str).chain(words.iter().copied()).collect();
-        serde_json::from_str(&tool::output(&words)?).ok()
+    let inside = |words: &[&'static str]| -> Vec<&str> {
+        namespace.iter().map(String::as_str).chain(words.iter().copied()).collect()
     };
-    let Some(links) = ask(&["ip", "-json", "-details", "address", "show"]) else {
+    let links = links::ask(&inside(&["ip", "-json", "-details", "address", "show"]));
+    let Some(links) = links else {
         facts.skipped.push("interfaces: ip(8) does not answer".to_owned());
         return;
     };
     facts.host.links = links;
     for name in interesting(facts) {
-        match ask(&["tc", "-json", "qdisc", "show", "dev", &name]) {
+        let mut words = inside(&["tc", "-json", "qdisc", "show", "dev"]);
+        words.push(&name);
+        match links::ask(&words) {
             Some(qdiscs) => drop(facts.host.qdiscs.insert(name.clone(), qdiscs)),
             None => facts.skipped.push(format!("the queues of {name}: tc(8) does not answer")),
         }
@@ -47,12 +46,11 @@ pub fn look(namespace: &[String], facts: &mut Facts) {
 /// The uplinks and what is beside them in their bridges.
 fn interesting(facts: &Facts) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for uplink in facts.ports.iter().filter(|port| port.is_tap()).map(Port::interface) {
-        names.push(uplink.to_owned());
-        let bridge = facts.host.link(uplink).and_then(|link| link["master"].as_str());
+    for uplink in facts.ports.iter().filter_map(|port| port.shown().interface.as_ref()) {
+        names.push(uplink.clone());
+        let bridge = facts.host.link(uplink).and_then(|link| link.master.as_ref());
         let beside = bridge.into_iter().flat_map(|bridge| facts.host.members(bridge));
-        let beside = beside.filter_map(|link| link["ifname"].as_str()).take(MAX_NEIGHBOURS);
-        names.extend(beside.map(str::to_owned));
+        names.extend(beside.map(|link| link.ifname.clone()).take(MAX_NEIGHBOURS));
     }
     names.sort();
     names.dedup();

@@ -26,92 +26,50 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
+use vioswitch::wire::{self, Finding, Level};
 
 use crate::args;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::items;
 use facts::{Ended, Facts};
 
-/// Look for what is wrong: with the switch, its guests, its uplinks and the host
+/// Find faults of the switch, its guests, its uplinks and the host
 ///
-/// Each finding has a code that stays the same, a cause, and the command that mends it. As root
-/// it looks at the processes of front-ends too. Exit status 1 if anything is FAIL, 0 if not; 3 if
-/// no switch answers, with what systemd and the journal know of its end.
+/// Each finding has a code that does not change, a cause, and a command that mends it. As root it
+/// examines the processes of front-ends too. Exit status 1 if a finding is FAIL, else 0; 3 if no
+/// switch answers, with what systemd and the journal report of its end.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Only this port or TAP, and the switch
+    /// Only this port, and the switch
     #[arg(value_name = "NAME")]
     port: Option<String>,
-    /// A user that front-ends are to run as, such as libvirt-qemu: may it connect?
+    /// Check whether this user of front-ends, such as libvirt-qemu, may connect
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// Look once in so many seconds, and print a line for each finding that comes or goes
+    /// Examine every so many seconds, and print a line for each finding that comes or goes
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
           value_parser = args::duration)]
     watch: Option<Duration>,
 }
 
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// It works, and not as well as it could, or not after the next restart.
-    Warn,
-    /// Frames do not pass.
-    Fail,
+fn is_about(finding: &Finding, name: &str) -> bool {
+    finding.port.iter().chain(&finding.with).any(|port| port == name)
 }
 
-/// Something that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    pub level: Level,
-    pub code: String,
-    /// A port or TAP; none for the switch and the host.
-    pub port: Option<String>,
-    /// Other ports that it is about as much.
-    pub with: Vec<String>,
-    pub cause: String,
-    pub command: String,
+/// Level, code and cause, in a line.
+fn headline(finding: &Finding) -> String {
+    let Finding { level, code, port, cause, .. } = finding;
+    let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+    line(&format!("{}  {code}  {about}{cause}", word(*level)))
 }
 
-impl Finding {
-    /// One that the switch told.
-    fn told(value: &Value) -> Finding {
-        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
-        let with = items(value, "with").iter().filter_map(Value::as_str);
-        Finding {
-            level: if value["level"] == "fail" { Level::Fail } else { Level::Warn },
-            code: text("code"),
-            port: value["port"].as_str().map(str::to_owned),
-            with: with.map(str::to_owned).collect(),
-            cause: text("cause"),
-            command: text("command"),
-        }
+/// As JSON; without other ports where it is about one alone.
+fn shown(finding: &Finding) -> Value {
+    let mut told = wire::json(finding);
+    if let (Value::Object(told), true) = (&mut told, finding.with.is_empty()) {
+        told.remove("with");
     }
-
-    fn is_about(&self, name: &str) -> bool {
-        self.port.iter().chain(&self.with).any(|port| port == name)
-    }
-
-    fn as_value(&self) -> Value {
-        let Finding { level, code, port, with, cause, command } = self;
-        let level = word(*level).to_lowercase();
-        let mut told = json!({"level": level, "code": code, "cause": cause, "command": command});
-        if let Some(port) = port {
-            told["port"] = port.as_str().into();
-        }
-        if !with.is_empty() {
-            told["with"] = with.as_slice().into();
-        }
-        told
-    }
-
-    /// Level, code and cause, in a line.
-    fn line(&self) -> String {
-        let Finding { level, code, port, cause, .. } = self;
-        let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
-        line(&format!("{}  {code}  {about}{cause}", word(*level)))
-    }
+    told
 }
 
 /// Findings as they come.
@@ -142,7 +100,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
     for port in &facts.ports {
         if port.is_tap() {
             of_uplink::judge(port, facts, &mut findings);
-        } else if port.is_stream() {
+        } else if port.shown().kind == "stream" {
             of_guest::judge_stream(port, &mut findings);
         } else {
             of_guest::judge(port, facts, &mut findings);
@@ -226,11 +184,8 @@ fn healthy<'a>(facts: &'a Facts, findings: &'a [Finding]) -> impl Iterator<Item 
     subjects.filter(move |name| !ill.contains(name))
 }
 
-fn word(level: Level) -> &'static str {
-    match level {
-        Level::Warn => "WARN",
-        Level::Fail => "FAIL",
-    }
+fn word(level: Level) -> String {
+    level.name().to_uppercase()
 }
 
 /// Names of processes and lines of logs may hold anything, but are no lines of this one's.
@@ -241,7 +196,7 @@ fn line(text: &str) -> String {
 fn lines(facts: &Facts, findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
-        text += &finding.line();
+        text += &headline(finding);
         text += &line(&format!("      {}", finding.command));
     }
     for name in healthy(facts, findings) {
@@ -254,10 +209,10 @@ fn lines(facts: &Facts, findings: &[Finding]) -> String {
 
 fn as_value(facts: &Facts, findings: &[Finding]) -> Value {
     let well = healthy(facts, findings).filter(|name| !name.is_empty());
-    let worst = findings.first().map_or("ok".to_owned(), |worst| word(worst.level).to_lowercase());
+    let worst = findings.first().map_or("ok", |worst| worst.level.name());
     json!({
         "result": worst,
-        "findings": findings.iter().map(Finding::as_value).collect::<Vec<Value>>(),
+        "findings": findings.iter().map(shown).collect::<Vec<Value>>(),
         "healthy_ports": well.collect::<Vec<&str>>(),
         "skipped": facts.skipped,
     })

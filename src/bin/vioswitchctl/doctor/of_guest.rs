@@ -1,18 +1,19 @@
 //! What is wrong with a virtual machine's port: its socket, its front-end, its memory, its rings.
 
-use serde_json::Value;
+use vioswitch::wire::State;
 
 use super::facts::{Facts, Port, Process};
 use super::{Findings, Level};
 use crate::attach::forms;
 use crate::qemu;
+use crate::show::maybe;
 
 /// Less shared memory than any guest has.
 const LEAST_SHARED: u64 = 4 << 20;
 
 pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     socket(port, findings);
-    if !port.shown()["front_end"].is_null() {
+    if port.shown().front_end.is_some() {
         let shares = memory(port, findings);
         huge_pages(port, facts, findings);
         rings(port, shares, findings);
@@ -25,10 +26,6 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
 /// A stream has a socket, and no guest whose memory or rings could be wrong.
 pub fn judge_stream(port: &Port, findings: &mut Findings) {
     socket(port, findings);
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
 }
 
 /// True if a process may do this with what has these permissions: 1 to enter, 2 to write.
@@ -48,8 +45,8 @@ fn socket(port: &Port, findings: &mut Findings) {
         return;
     }
     let complete = port.path.last().is_some_and(|step| step.path == path);
-    if !complete && port.details["socket"]["mode"].is_null() {
-        let cause = format!("its socket {path} is gone: nobody can connect");
+    if !complete && port.details.socket.as_ref().is_none_or(|one| one.mode.is_none()) {
+        let cause = format!("its socket {path} is gone: no front-end can connect");
         let command = "vioswitchctl port del and add it anew, or systemctl restart vioswitchd";
         findings.fail("socket-missing", name, cause, command);
         return;
@@ -64,7 +61,7 @@ fn socket(port: &Port, findings: &mut Findings) {
         };
         if let Some(closed) = directories.iter().find(|step| !may(process, step, 1)) {
             let (at, mode) = (&closed.path, closed.mode & 0o7777);
-            let cause = format!("{who} cannot get through {at}, which has mode {mode:04o}");
+            let cause = format!("{who} may not search {at}, which has mode {mode:04o}");
             let command = format!(
                 "socket=/run/vioswitch/{name}.sock on the port, or another directory that this \
                  user may enter"
@@ -85,7 +82,7 @@ fn socket(port: &Port, findings: &mut Findings) {
 }
 
 fn second(port: &Port, who: &str, findings: &mut Findings) {
-    let pid = &port.shown()["front_end"]["pid"];
+    let pid = maybe(port.pid());
     let cause = format!("{who} waits for its socket, which serves pid {pid}");
     let command = "vioswitchctl port add NAME, and one of the two machines there";
     findings.warn("socket-shared", port.name(), cause, command);
@@ -94,24 +91,20 @@ fn second(port: &Port, who: &str, findings: &mut Findings) {
 /// False if no driver can be served.
 fn memory(port: &Port, findings: &mut Findings) -> bool {
     let name = port.name();
-    let regions = port.regions();
-    let negotiated = port.details["session"]["features"].as_array();
-    let negotiated = negotiated.is_some_and(|features| !features.is_empty());
+    let session = port.details.session.as_ref();
+    let negotiated = session.is_some_and(|session| !session.features.is_empty());
     let private = port.front_end.as_ref().and_then(|process| process.shared);
     let private = private.is_some_and(|bytes| bytes < LEAST_SHARED);
     let qemu = "-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem";
-    let shares = !regions.is_empty() || !(private || negotiated && port.state() == "negotiating");
+    let shares = !port.regions().is_empty()
+        || !(private || negotiated && port.shown().state == State::Negotiating);
     if !shares {
         let cause =
             "its front-end shares no memory: the switch sees none of the guest's".to_owned();
         let command = format!("QEMU: {qemu}; others: vioswitchctl attach {name} --help");
         findings.fail("memory-not-shared", name, cause, &command);
     }
-    let disk: u64 = regions
-        .iter()
-        .filter(|region| region["backing"] == "disk")
-        .map(|region| number(&region["bytes"]))
-        .sum();
+    let disk: u64 = port.memory("disk").map(|region| region.bytes).sum();
     if disk > 0 {
         let cause =
             format!("{} MiB of its memory lie in a file on a disk and are left out", disk >> 20);
@@ -122,12 +115,12 @@ fn memory(port: &Port, findings: &mut Findings) -> bool {
 
 /// Pages that the guest has not touched yet must be free when it, or a frame, gets to them.
 fn huge_pages(port: &Port, facts: &Facts, findings: &mut Findings) {
-    let huge = || port.regions().iter().filter(|region| region["backing"] == "hugetlb");
-    let all: u64 = huge().map(|region| number(&region["bytes"])).sum();
+    let huge = || port.memory("hugetlb");
+    let all: u64 = huge().map(|region| region.bytes).sum();
     // Where that cannot be seen nothing is said: all of them may be there.
     let missing = port.huge.map_or(0, |there| all.saturating_sub(there));
     // One size for a guest, as a rule; the smallest tells the least.
-    let page = huge().map(|region| number(&region["page"])).filter(|page| *page > 0).min();
+    let page = huge().map(|region| region.page).filter(|page| *page > 0).min();
     let Some(page) = page.filter(|_| missing > 0) else { return };
     let free = facts.host.free_huge.get(&page).copied().unwrap_or(0).saturating_mul(page);
     if free >= missing {
@@ -144,8 +137,8 @@ fn huge_pages(port: &Port, facts: &Facts, findings: &mut Findings) {
 
 fn rings(port: &Port, shares: bool, findings: &mut Findings) {
     let name = port.name();
-    let started = port.rings().iter().any(|ring| ring["started"] == true);
-    if port.state() == "negotiating" && !started && shares {
+    let started = port.details.rings.iter().any(|ring| ring.started == Some(true));
+    if port.shown().state == State::Negotiating && !started && shares {
         let cause = "its front-end is connected, and the guest's driver has started no ring: the \
                      guest boots, has no virtio-net driver, or its firmware waits";
         let command = "in the guest: modprobe virtio_net; ip link set eth0 up";

@@ -1,8 +1,10 @@
 //! What is wrong with the switch itself: as a whole, as a process, and by its configuration.
 
+use vioswitch::wire::Step;
+
 use super::Findings;
 use super::facts::Facts;
-use crate::show::{self, word};
+use crate::show;
 
 /// The share of the time that a worker may be ready without a CPU, in percent.
 const MOST_WAITING: u64 = 20;
@@ -18,7 +20,7 @@ pub fn judge(facts: &Facts, findings: &mut Findings) {
 }
 
 fn version(facts: &Facts, findings: &mut Findings) {
-    let switch = word(&facts.status["version"]);
+    let switch = show::text(&facts.status.version);
     let client = &facts.client_version;
     if switch != *client {
         let cause = format!("the switch that runs is version {switch}, vioswitchctl is {client}");
@@ -36,8 +38,8 @@ fn configuration(facts: &Facts, findings: &mut Findings) {
             findings.fail("config-bad", "", cause, "vioswitchctl config diff");
         }
         Some(Ok(steps)) if !steps.is_empty() => {
-            let about = |step: &serde_json::Value| match step["name"].as_str() {
-                Some(name) => format!("{}{name}", word(&step["sign"])),
+            let about = |step: &Step| match &step.name {
+                Some(name) => format!("{}{name}", step.sign),
                 None => "what takes effect with a restart".to_owned(),
             };
             let named: Vec<String> = steps.iter().take(MOST_NAMED).map(about).collect();
@@ -51,8 +53,8 @@ fn configuration(facts: &Facts, findings: &mut Findings) {
 }
 
 fn unconfirmed(facts: &Facts, findings: &mut Findings) {
-    if let Some(text) = show::unconfirmed(&facts.status) {
-        let cause = format!("a reload {text}");
+    if let Some(waiting) = &facts.status.unconfirmed {
+        let cause = format!("a reload {}", show::unconfirmed(waiting));
         findings.warn("reload-unconfirmed", "", cause, "vioswitchctl config confirm");
     }
 }

@@ -17,45 +17,31 @@
 //! - RPS is on where a receive queue's `rps_cpus` is not zero. Frames that came in through one
 //!   port of a bridge leave through another, so the uplink's neighbours in its bridge count too.
 
-use serde_json::Value;
+use vioswitch::wire::State;
 
 use super::Findings;
 use super::facts::{Facts, Host, Port};
-use crate::show::items;
+use crate::links::{Link, Qdisc};
 
 pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
-    let interface = port.interface();
-    if port.state() == "gone" {
-        return;
-    }
     // What has its name may be another's.
-    if port.state() == "left_out" {
+    if matches!(port.shown().state, State::Gone | State::LeftOut) {
         return;
     }
     // Renamed, or not to be had.
+    let interface = port.shown().interface.as_deref().unwrap_or_default();
     let Some(link) = facts.host.link(interface) else { return };
     chain(port, link, facts, findings);
     queues(port, link, &facts.host, findings);
     filter(port, link, &facts.host, findings);
 }
 
-fn text<'a>(link: &'a Value, key: &str) -> &'a str {
-    link[key].as_str().unwrap_or_default()
-}
-
-fn has(link: &Value, flag: &str) -> bool {
-    items(link, "flags").iter().any(|one| one == flag)
-}
-
-fn mtu(link: &Value) -> u64 {
-    link["mtu"].as_u64().unwrap_or(0)
-}
-
 /// The interface, its bridge, what is beside it there, and the guests before it.
-fn chain(port: &Port, link: &Value, facts: &Facts, findings: &mut Findings) {
-    let (name, interface, bridge) = (port.name(), port.interface(), text(link, "master"));
+fn chain(port: &Port, link: &Link, facts: &Facts, findings: &mut Findings) {
+    let (name, interface) = (port.name(), &link.ifname);
+    let bridge = link.master.as_deref().unwrap_or_default();
     // The kernel gives each interface that is up an address of its own.
-    let reached = items(link, "addr_info").iter().any(|address| address["scope"] != "link");
+    let reached = link.addr_info.iter().any(|address| address.scope != "link");
     if bridge.is_empty() && !reached {
         let cause = format!("its interface {interface} is in no bridge and has no address");
         let command = format!(
@@ -63,18 +49,18 @@ fn chain(port: &Port, link: &Value, facts: &Facts, findings: &mut Findings) {
         );
         findings.warn("tap-alone", name, cause, &command);
     }
-    if let Some(bridge) = facts.host.link(bridge).filter(|bridge| !has(bridge, "UP")) {
-        let bridge = text(bridge, "ifname");
+    let is_up = |link: &&Link| link.flags.iter().any(|flag| flag == "UP");
+    if facts.host.link(bridge).is_some_and(|bridge| !is_up(&bridge)) {
         let cause = format!("the bridge {bridge} of its interface {interface} is down");
         findings.fail("bridge-down", name, cause, &format!("ip link set {bridge} up"));
     }
-    let own = mtu(link);
+    let own = link.mtu;
     let beside = facts.host.link(bridge).into_iter().chain(facts.host.members(bridge));
-    let shorter = beside.filter(|other| !bridge.is_empty() && mtu(other) < own);
+    let shorter = beside.filter(|other| !bridge.is_empty() && other.mtu < own);
     let guests = facts.ports.iter().filter(|other| !other.is_tap());
     let longer = guests.filter_map(|other| Some((other.name(), other.number("mtu")?)));
     let mut causes: Vec<String> =
-        shorter.map(|other| format!("{} has {}", text(other, "ifname"), mtu(other))).collect();
+        shorter.map(|other| format!("{} has {}", other.ifname, other.mtu)).collect();
     let longer = longer.filter(|(_, mtu)| *mtu > own);
     causes.extend(longer.map(|(guest, mtu)| format!("port {guest} has {mtu}")));
     if !causes.is_empty() {
@@ -87,19 +73,19 @@ fn chain(port: &Port, link: &Value, facts: &Facts, findings: &mut Findings) {
     }
 }
 
-fn queues(port: &Port, link: &Value, host: &Host, findings: &mut Findings) {
-    let (name, interface) = (port.name(), port.interface());
+fn queues(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
+    let (name, interface) = (port.name(), link.ifname.as_str());
     let tc = |interface: &str| format!("tc qdisc replace dev {interface} root noqueue");
-    let kind = text(link, "qdisc");
+    let kind = link.qdisc.as_str();
     if !matches!(kind, "noqueue" | "noop" | "") {
         let cause = format!("{interface} queues for its guests ({kind})");
         findings.warn("tap-queues", name, cause, &tc(interface));
     }
-    let bridge = text(link, "master");
+    let bridge = link.master.as_deref().unwrap_or_default();
     let beside =
-        host.members(bridge).filter(|other| !bridge.is_empty() && other["ifname"] != interface);
+        host.members(bridge).filter(|other| !bridge.is_empty() && other.ifname != interface);
     let all: Vec<&str> =
-        std::iter::once(interface).chain(beside.map(|other| text(other, "ifname"))).collect();
+        std::iter::once(interface).chain(beside.map(|other| other.ifname.as_str())).collect();
     let spread = all.iter().find_map(|from| Some((from, host.spread.get(*from)?)));
     let Some((from, spread)) = spread else { return };
     for (at, other) in all.iter().enumerate() {
@@ -116,20 +102,20 @@ fn queues(port: &Port, link: &Value, host: &Host, findings: &mut Findings) {
 
 /// The locking queueing discipline of an interface, if it has one: the root, or for an uplink a
 /// child of `mq`.
-fn locking(qdiscs: &[Value], children: bool) -> Option<&str> {
-    let root = qdiscs.iter().find(|qdisc| qdisc["root"] == true)?;
-    let kind = text(root, "kind");
+fn locking(qdiscs: &[Qdisc], children: bool) -> Option<&str> {
+    let root = qdiscs.iter().find(|qdisc| qdisc.root)?;
+    let kind = root.kind.as_str();
     if !(matches!(kind, "mq" | "mqprio") && children) {
         return locks(kind).then_some(kind);
     }
     // "8001:", and "" for those that the kernel attached by itself, which are number 0.
     let major = |number: &str| number.split(':').next().unwrap_or_default().to_owned();
-    let number = Some(major(text(root, "handle"))).filter(|major| major != "0").unwrap_or_default();
-    let inside = |qdisc: &&Value| {
-        let parent = qdisc["parent"].as_str().map(major);
+    let number = Some(major(&root.handle)).filter(|major| major != "0").unwrap_or_default();
+    let inside = |qdisc: &&Qdisc| {
+        let parent = qdisc.parent.as_deref().map(major);
         parent.is_some_and(|parent| parent == number || parent == "0" && number.is_empty())
     };
-    qdiscs.iter().filter(inside).map(|qdisc| text(qdisc, "kind")).find(|kind| locks(kind))
+    qdiscs.iter().filter(inside).map(|qdisc| qdisc.kind.as_str()).find(|kind| locks(kind))
 }
 
 /// Whether senders take a lock of this kind of queueing discipline.
@@ -137,8 +123,8 @@ fn locks(kind: &str) -> bool {
     !matches!(kind, "" | "noqueue" | "noop" | "pfifo_fast" | "mq" | "mqprio")
 }
 
-fn filter(port: &Port, link: &Value, host: &Host, findings: &mut Findings) {
-    let bridge = text(link, "master");
+fn filter(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
+    let bridge = link.master.as_deref().unwrap_or_default();
     let Some(forward) = host.forward.as_ref().filter(|_| !bridge.is_empty()) else { return };
     if host.bridge_filtered && forward.stops(bridge) {
         let docker = if forward.docker { ", as Docker wants it" } else { "" };
@@ -164,8 +150,9 @@ mod tests {
 
     #[test]
     fn children_of_a_multi_queue_root_are_looked_at() {
-        let root = json!({"kind": "mq", "handle": "8001:", "root": true});
-        let child = |kind: &str, parent: &str| json!({"kind": kind, "parent": parent});
+        let qdisc = |value| -> Qdisc { serde_json::from_value(value).expect("a qdisc") };
+        let root = qdisc(json!({"kind": "mq", "handle": "8001:", "root": true}));
+        let child = |kind: &str, parent: &str| qdisc(json!({"kind": kind, "parent": parent}));
         let mut all = vec![root, child("pfifo_fast", "8001:1")];
         assert_eq!(locking(&all, true), None);
         // A grandchild is behind its parent's lock and says nothing; ingress is no sender's.
@@ -174,9 +161,10 @@ mod tests {
         all.push(child("fq_codel", "8001:2"));
         assert_eq!(locking(&all, true), Some("fq_codel"));
         assert_eq!(locking(&all, false), None);
-        let default = [json!({"kind": "mq", "handle": "0:", "root": true}), child("pfifo", ":1")];
+        let default =
+            [qdisc(json!({"kind": "mq", "handle": "0:", "root": true})), child("pfifo", ":1")];
         assert_eq!(locking(&default, true), Some("pfifo"));
-        let alone = [json!({"kind": "pfifo", "handle": "1:", "root": true})];
+        let alone = [qdisc(json!({"kind": "pfifo", "handle": "1:", "root": true}))];
         assert_eq!(locking(&alone, false), Some("pfifo"));
     }
 }

@@ -27,8 +27,7 @@ const MAX_ACCELERATORS: usize = 8;
 const DEVICES: [&str; 3] = ["/dev/", "anon_inode:", "/SYSV"];
 /// The switch's process by its own number, if that is its number here too; else 0, which no process
 /// has.
-pub fn of_switch(said: Option<i64>, skipped: &mut Vec<String>) -> i64 {
-    let said = said.unwrap_or(0);
+pub fn of_switch(said: i64, skipped: &mut Vec<String>) -> i64 {
     if fs::read_to_string(format!("/proc/{said}/comm")).is_ok_and(|name| name.starts_with(SWITCH)) {
         return said;
     }
@@ -92,10 +91,10 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
     let wanting = wanting(daemon, &facts.ports, &mut reader);
     let (mut unread, mut unseen) = (false, false);
     for (at, port) in facts.ports.iter_mut().enumerate().filter(|(_, port)| !port.is_tap()) {
-        let pid = port.shown()["front_end"]["pid"].as_i64().unwrap_or(0);
+        let pid = port.pid().map_or(0, i64::from);
         if pid > 0 {
             port.front_end = process(pid, port.socket(), &mut reader);
-            if port.regions().iter().any(|region| region["backing"] == "hugetlb") {
+            if port.memory("hugetlb").next().is_some() {
                 port.huge = reader.whole(pid, "smaps_rollup").as_deref().and_then(huge_bytes);
             }
             unread |= port.front_end.as_ref().is_none_or(|process| process.shared.is_none());

@@ -2,9 +2,11 @@
 
 use serde_json::json;
 use vioswitch::diagnosis;
+use vioswitch::wire::{Region, State, Status};
 
 use super::facts::{Daemon, Ended, Facts, Forward, Host, Port, Process, Step, Unit};
 use super::*;
+use crate::links::Link;
 use crate::qemu;
 
 const SOCKET: &str = "/run/vioswitch/vm1.sock";
@@ -30,10 +32,8 @@ fn qemu(more: &str, netdev: &str, device: &str) -> Process {
     }
 }
 
-fn ring(index: u64) -> Value {
-    json!({
-        "index": index, "started": true, "checksummed": 0, "segmented": 0, "segments": 0,
-    })
+fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("as the switch says it")
 }
 
 fn guest() -> Port {
@@ -47,12 +47,12 @@ fn guest() -> Port {
         json!({"address": address, "bytes": 1 << 30, "backing": backing, "page": page})
     });
     Port {
-        details: json!({
+        details: read(json!({
             "port": shown,
             "socket": {"path": SOCKET, "mode": "0660", "uid": 999, "gid": 103},
             "session": {"features": ["version_1"], "protocol_features": [], "memory": memory},
-            "rings": [ring(0), ring(1)],
-        }),
+            "rings": [{"index": 0, "started": true}, {"index": 1, "started": true}],
+        })),
         keys: [("queues", "2"), ("mtu", "1500"), ("mode", "server")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
@@ -72,26 +72,21 @@ fn uplink() -> Port {
         "name": "up", "kind": "tap", "origin": "file", "state": "attached", "interface": "vio0",
         "out": {"frames": 0, "drops": {}}, "in": {"frames": 0, "drops": {}},
     });
-    Port { details: json!({"port": shown, "rings": []}), ..Port::default() }
+    Port { details: read(json!({"port": shown, "rings": []})), ..Port::default() }
 }
 
-fn link(name: &str, master: Option<&str>) -> Value {
-    let mut link = json!({
-        "ifname": name, "flags": ["UP"], "mtu": 1500, "qdisc": "noqueue", "addr_info": [],
-    });
-    if let Some(master) = master {
-        link["master"] = master.into();
-    }
-    link
+fn link(name: &str, master: Option<&str>) -> Link {
+    read(json!({
+        "ifname": name, "master": master, "flags": ["UP"], "mtu": 1500, "qdisc": "noqueue",
+        "addr_info": [],
+    }))
 }
 
 /// All is well, as far as it goes on a host where something might be wrong.
 fn healthy() -> Facts {
     Facts {
         client_version: "1.0".to_owned(),
-        status: json!({
-            "version": "1.0", "pid": 1, "degraded": [], "state_dir": "/var/lib/x", "addresses": 2,
-        }),
+        status: Status { version: "1.0".to_owned(), pid: 1, ..Status::default() },
         ports: vec![guest(), uplink()],
         reload: Some(Ok(Vec::new())),
         daemon: Daemon {
@@ -103,7 +98,9 @@ fn healthy() -> Facts {
         host: Host {
             links: vec![link("vio0", Some("br0")), link("br0", None), link("eth1", Some("br0"))],
             qdiscs: [("eth1", "fq_codel"), ("vio0", "noqueue")]
-                .map(|(name, kind)| (name.to_owned(), vec![json!({"kind": kind, "root": true})]))
+                .map(|(name, kind)| {
+                    (name.to_owned(), vec![read(json!({"kind": kind, "root": true}))])
+                })
                 .into(),
             bridge_filtered: true,
             forward: Some(Forward { drops: true, docker: true, accepts: vec!["br0".to_owned()] }),
@@ -118,17 +115,21 @@ fn codes(facts: &Facts) -> Vec<String> {
     judge(facts).into_iter().map(|finding| finding.code).collect()
 }
 
+fn memory(facts: &mut Facts) -> &mut Vec<Region> {
+    &mut facts.ports[0].details.session.as_mut().expect("a session").memory
+}
+
 type Fault = (&'static str, fn(&mut Facts));
 
 const OF_SWITCH: [Fault; 8] = [
-    ("version-differs", |facts| facts.status["version"] = json!("0.9")),
+    ("version-differs", |facts| facts.status.version = "0.9".to_owned()),
     ("program-replaced", |facts| facts.daemon.replaced = true),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
     ("config-differs", |facts| {
-        facts.reload = Some(Ok(vec![json!({"sign": "+", "kind": "port", "name": "vm2"})]));
+        facts.reload = Some(Ok(vec![read(json!({"sign": "+", "kind": "port", "name": "vm2"}))]));
     }),
     ("reload-unconfirmed", |facts| {
-        facts.status["unconfirmed"] = json!({"seconds": 9, "pid": 4711, "uid": 0});
+        facts.status.unconfirmed = read(json!({"seconds": 9, "pid": 4711, "uid": 0}));
     }),
     ("unit-stale", |facts| facts.daemon.unit.as_mut().expect("a unit").stale = true),
     ("unit-overridden", |facts| {
@@ -140,7 +141,7 @@ const OF_SWITCH: [Fault; 8] = [
 const OF_GUEST: [Fault; 13] = [
     ("socket-missing", |facts| {
         facts.ports[0].path.pop();
-        facts.ports[0].details["socket"]["mode"] = json!(null);
+        facts.ports[0].details.socket.as_mut().expect("a socket").mode = None;
     }),
     ("socket-directory", |facts| {
         facts.ports[0].path[1].mode = 0o40750;
@@ -153,24 +154,24 @@ const OF_GUEST: [Fault; 13] = [
         facts.ports[0].others.push(Process { pid: 4712, ..qemu("", "", "") });
     }),
     ("memory-not-shared", |facts| {
-        facts.ports[0].details["session"]["memory"] = json!([]);
+        memory(facts).clear();
         facts.ports[0].front_end.as_mut().expect("a process").shared = Some(0);
     }),
     ("memory-not-shared", |facts| {
         // Not root: its mappings cannot be read.
         facts.ports[0].front_end = None;
-        facts.ports[0].details["session"]["memory"] = json!([]);
-        facts.ports[0].details["port"]["state"] = json!("negotiating");
+        memory(facts).clear();
+        facts.ports[0].details.port.state = State::Negotiating;
     }),
     ("memory-on-disk", |facts| {
-        facts.ports[0].details["session"]["memory"][0]["backing"] = json!("disk");
+        memory(facts)[0].backing = "disk".to_owned();
     }),
     ("huge-pages-short", |facts| {
         facts.ports[0].huge = Some(1 << 29);
     }),
     ("ring-never-started", |facts| {
-        facts.ports[0].details["rings"] = json!([{"index": 0, "started": false}]);
-        facts.ports[0].details["port"]["state"] = json!("negotiating");
+        facts.ports[0].details.rings = read(json!([{"index": 0, "started": false}]));
+        facts.ports[0].details.port.state = State::Negotiating;
     }),
     ("no-reconnect", |facts| {
         facts.ports[0].front_end = Some(qemu("", ",queues=2", ",mq=on"));
@@ -187,14 +188,14 @@ const OF_GUEST: [Fault; 13] = [
 ];
 
 const OF_UPLINK: [Fault; 7] = [
-    ("bridge-down", |facts| facts.host.links[1]["flags"] = json!([])),
+    ("bridge-down", |facts| facts.host.links[1].flags.clear()),
     ("tap-alone", |facts| {
         facts.host.links[0] = link("vio0", None);
-        facts.host.links[0]["addr_info"] = json!([{"scope": "link"}]);
+        facts.host.links[0].addr_info = read(json!([{"scope": "link"}]));
     }),
-    ("mtu-differs", |facts| facts.host.links[2]["mtu"] = json!(1400)),
+    ("mtu-differs", |facts| facts.host.links[2].mtu = 1400),
     ("mtu-differs", |facts| drop(facts.ports[0].keys.insert("mtu".to_owned(), "9000".to_owned()))),
-    ("tap-queues", |facts| facts.host.links[0]["qdisc"] = json!("fq_codel")),
+    ("tap-queues", |facts| facts.host.links[0].qdisc = "fq_codel".to_owned()),
     ("tap-lock", |facts| {
         facts.host.spread.insert("eth1".to_owned(), "RSS");
     }),
@@ -240,9 +241,9 @@ fn what_is_meant_so_is_no_finding() {
         // A stream has no memory, nor a ring.
         |facts| {
             let port = &mut facts.ports[0];
-            port.details["port"]["kind"] = json!("stream");
-            port.details["session"] = json!(null);
-            port.details["rings"] = json!([{"index": 0}]);
+            port.details.port.kind = "stream".to_owned();
+            port.details.session = None;
+            port.details.rings = read(json!([{"index": 0}]));
             port.front_end.as_mut().expect("a process").shared = Some(0);
         },
         // QEMU listens: nobody connects again.
@@ -252,8 +253,8 @@ fn what_is_meant_so_is_no_finding() {
         // Nobody is there yet.
         |facts| {
             facts.ports[0].front_end = None;
-            facts.ports[0].details["port"]["front_end"] = json!(null);
-            facts.ports[0].details["port"]["state"] = json!("listening");
+            facts.ports[0].details.port.front_end = None;
+            facts.ports[0].details.port.state = State::Listening;
         },
         // Root passes all doors.
         |facts| {
@@ -263,7 +264,7 @@ fn what_is_meant_so_is_no_finding() {
         // A TAP with an address leads to the host.
         |facts| {
             facts.host.links[0] = link("vio0", None);
-            facts.host.links[0]["addr_info"] = json!([{"scope": "global"}]);
+            facts.host.links[0].addr_info = read(json!([{"scope": "global"}]));
         },
         // Another program than QEMU, of which less is known.
         |facts| facts.ports[0].front_end.as_mut().expect("a process").items.clear(),
@@ -280,7 +281,7 @@ fn what_is_meant_so_is_no_finding() {
 fn findings_of_the_switch_are_among_the_rest() {
     let mut facts = healthy();
     OF_SWITCH[0].1(&mut facts);
-    facts.findings = vec![Finding::told(&json!({
+    facts.findings = vec![read(json!({
         "level": "fail", "code": "of-later", "port": "vm1", "with": ["up"], "cause": "c",
         "command": "d",
     }))];
@@ -352,17 +353,18 @@ fn a_switch_that_ended_is_told_of_with_its_end() {
 }
 
 /// The codes that the tables of a page begin their rows with, from a heading on, and what is next.
-fn first_column<'p>(page: &'p str, from: &str) -> Vec<(&'p str, &'p str)> {
+fn first_column<'p>(page: &'p str, from: &str) -> Vec<(&'p str, String)> {
     let part = &page[page.find(from).expect("a heading")..];
     let rows = part.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
-    let mut told: Vec<_> =
-        rows.map(|(code, rest)| (code, rest.split(' ').next().unwrap_or_default())).collect();
+    let mut told: Vec<_> = rows
+        .map(|(code, rest)| (code, rest.split(' ').next().unwrap_or_default().to_owned()))
+        .collect();
     told.sort_unstable();
     told
 }
 
 /// All codes with their levels.
-fn all_codes() -> Vec<(&'static str, &'static str)> {
+fn all_codes() -> Vec<(&'static str, String)> {
     let all = OF_SWITCH.into_iter().chain(OF_GUEST).chain(OF_UPLINK);
     let found = all.map(|(code, fault)| {
         let mut facts = healthy();
@@ -370,17 +372,9 @@ fn all_codes() -> Vec<(&'static str, &'static str)> {
         (code, word(judge(&facts)[0].level))
     });
     // Where there is a switch to ask it is not this one's.
-    let found = found.chain([("switch-absent", "FAIL")]);
+    let found = found.chain([("switch-absent", "FAIL".to_owned())]);
     // What the switch finds itself.
-    let own = diagnosis::CODES.iter().map(|code| {
-        (
-            code.name,
-            match code.level {
-                diagnosis::Level::Warn => "WARN",
-                diagnosis::Level::Fail => "FAIL",
-            },
-        )
-    });
+    let own = diagnosis::CODES.iter().map(|code| (code.name, word(code.level)));
     let mut found: Vec<_> = found.chain(own).collect();
     found.sort_unstable();
     found.dedup();

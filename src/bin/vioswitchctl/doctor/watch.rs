@@ -5,10 +5,12 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use vioswitch::wire::Finding;
 
-use super::Finding;
+use super::{headline, shown};
 use crate::events;
 use crate::failure::Failure;
+use crate::say;
 
 /// What makes two findings the same: figures in their cause may differ.
 type Key = (String, Option<String>, Vec<String>);
@@ -19,7 +21,7 @@ pub fn run(
     as_json: bool,
     look: impl Fn() -> Result<Vec<Finding>, Failure>,
 ) -> Result<(), Failure> {
-    let _ = writeln!(io::stderr(), "vioswitchctl: watching, end with ^C");
+    say("watching, end with ^C");
     let mut known = BTreeMap::new();
     loop {
         let changes = changes(&mut known, look()?);
@@ -52,7 +54,7 @@ fn print(changes: &[(bool, Finding)], as_json: bool) -> io::Result<()> {
             true => writeln!(out, "{}", as_value(micros, *comes, finding))?,
             false => {
                 let sign = if *comes { "+" } else { "-" };
-                write!(out, "{} {sign} {}", events::time(micros), finding.line())?;
+                write!(out, "{} {sign} {}", events::time(micros), headline(finding))?;
             }
         }
     }
@@ -60,7 +62,7 @@ fn print(changes: &[(bool, Finding)], as_json: bool) -> io::Result<()> {
 }
 
 fn as_value(micros: u64, comes: bool, finding: &Finding) -> Value {
-    let mut told = finding.as_value();
+    let mut told = shown(finding);
     told["time"] = json!(micros);
     told["change"] = if comes { "came" } else { "gone" }.into();
     told

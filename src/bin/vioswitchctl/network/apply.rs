@@ -5,15 +5,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use vioswitch::wire::{GetConfig, GetPort, ReloadConfig, value};
 
 use super::host::{self, Net};
 use super::plan::{self, File, Manager, Plan};
 use super::store::Store;
 use super::{Told, dnsmasq};
+use crate::args;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::{items, word};
-use crate::{ask, list};
+use crate::say;
+use crate::show::text;
 
 /// Longest networkd takes to make an interface.
 const INTERFACE: Duration = Duration::from_secs(10);
@@ -67,10 +69,10 @@ pub fn put(
             failure.told_as(|why| format!("the files are written, but {why}; {again}"))
         })?;
         if client.is_none() {
-            super::say(&["no switch runs; it gets the network when it starts".to_owned()]);
+            say("no switch runs; it gets the network when it starts");
         }
     }
-    let manager = plan.manager.name();
+    let manager = args::word(&plan.manager);
     let value = json!({"written": words(&written), "removed": words(&gone), "manager": manager});
     Ok(Told { text, value, ..Told::default() })
 }
@@ -104,11 +106,9 @@ fn ready(plan: &Plan) -> Result<(), Failure> {
 
 /// Sees that no other port has the name, and none the interface.
 fn free(client: &mut Client, plan: &Plan) -> Result<(), Failure> {
-    let config = list(client, "GetConfig", "entries", json!({}))?;
-    for entry in items(&config, "entries") {
-        let interface = items(entry, "keys").iter().find(|key| key["key"] == "ifname");
-        let same = interface.is_some_and(|key| key["values"][0] == *plan.interface());
-        let (kind, name) = (word(&entry["kind"]), word(&entry["name"]));
+    for entry in client.list(&GetConfig {}, |part| part.entries)? {
+        let same = value(&entry.keys, "ifname") == Some(&plan.interface());
+        let (kind, name) = (text(&entry.kind), text(&entry.name));
         if same == (name == plan.name) {
             continue;
         }
@@ -153,13 +153,13 @@ fn wait_for(interface: &str) -> Result<(), Failure> {
 }
 
 fn reload(client: &mut Client) -> Result<(), Failure> {
-    ask(client, "ReloadConfig", json!({})).map(|_| ())
+    client.call(&ReloadConfig::default()).map(|_| ())
 }
 
 /// Has the switch read its file, and sees that it was the one that it reads.
 fn serve(client: &mut Client, name: &str) -> Result<(), Failure> {
     reload(client)?;
-    let found = ask(client, "GetPort", json!({"name": name}));
+    let found = client.call(&GetPort { name: name.to_owned() });
     found.map(|_| ()).map_err(|_| {
         let file = plan::of_switch(name);
         Failure::refused(format!(
@@ -198,7 +198,7 @@ pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Fa
     let left = words(&left);
     let notes: Vec<String> =
         left.iter().map(|path| format!("{path} stays: it was not written for {name}")).collect();
-    super::say(&notes);
+    notes.iter().for_each(|note| say(note));
     let mut gone = Vec::new();
     if let Some(control) = live {
         let again = |failure: Failure| {

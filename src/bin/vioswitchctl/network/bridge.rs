@@ -10,7 +10,6 @@ use super::address::Cidr;
 use super::host::Net;
 use super::plan::{Content, File, Manager, interface, of_switch};
 use crate::failure::Failure;
-use crate::show::{items, word};
 
 /// After so long it goes back, unless that is called off. A script, as systemd 252 forgets what a
 /// `;` is in an argument when it reads its files anew.
@@ -44,25 +43,25 @@ impl Bridge {
             ))
         };
         let system = |file: &str| std::path::Path::new("/sys/class/net").join(nic).join(file);
-        if let Some(bridge) = link["master"].as_str() {
+        if let Some(bridge) = &link.master {
             return Err(put(bridge));
         }
         if system("bridge").exists() {
             return Err(put(nic));
         }
-        if link["link_type"] != "ether" || system("wireless").exists() {
+        if link.link_type != "ether" || system("wireless").exists() {
             let text = format!("{nic} cannot be in a bridge: use --nat instead of --bridge");
             return Err(Failure::refused(text));
         }
-        let leased = items(link, "addr_info").iter().any(|info| info["dynamic"] == true);
+        let leased = link.addr_info.iter().any(|info| info.dynamic);
         let addresses: Vec<Cidr> = Net::addresses(link).filter(|one| !of_link(one)).collect();
-        let router = net.routes.as_array().into_iter().flatten();
-        let router = router.filter(|route| route["dev"] == nic && route["dst"] == "default");
-        let router = router.map(|route| word(&route["gateway"])).next();
+        let mut routes = net.routes.iter();
+        let router = routes.find(|route| route.dev == nic && route.dst == "default");
+        let router = router.and_then(|route| route.gateway.clone());
         let bare = addresses.is_empty();
         let fixed = (!leased && !bare).then_some((addresses, router));
         let (name, nic) = (name.to_owned(), nic.to_owned());
-        Ok(Bridge { name, nic, manager, mac: word(&link["address"]), fixed, bare })
+        Ok(Bridge { name, nic, manager, mac: link.address.clone(), fixed, bare })
     }
 
     /// The interface of the bridge.
@@ -250,7 +249,7 @@ impl Bridge {
              by itself after five minutes, the last one calls that off"
         )];
         if self.bare {
-            notes.push(format!("{nic} has no address now: the bridge will ask for one by DHCP"));
+            notes.push(format!("{nic} has no address now: the bridge will request one by DHCP"));
         }
         notes
     }
@@ -268,14 +267,16 @@ mod tests {
     use super::*;
 
     fn net(info: &Value) -> Net {
+        let links = json!([
+            {"ifname": "eth7", "link_type": "ether", "address": "52:54:00:00:00:07",
+             "addr_info": [info, {"local": "fe80::1", "prefixlen": 64}]},
+            {"ifname": "eth8", "link_type": "ether", "master": "vmbr0", "addr_info": []},
+            {"ifname": "wg0", "link_type": "none", "addr_info": []},
+        ]);
+        let routes = json!([{"dst": "default", "dev": "eth7", "gateway": "192.0.2.1"}]);
         Net {
-            links: json!([
-                {"ifname": "eth7", "link_type": "ether", "address": "52:54:00:00:00:07",
-                 "addr_info": [info, {"local": "fe80::1", "prefixlen": 64}]},
-                {"ifname": "eth8", "link_type": "ether", "master": "vmbr0", "addr_info": []},
-                {"ifname": "wg0", "link_type": "none", "addr_info": []},
-            ]),
-            routes: json!([{"dst": "default", "dev": "eth7", "gateway": "192.0.2.1"}]),
+            links: serde_json::from_value(links).expect("links"),
+            routes: serde_json::from_value(routes).expect("routes"),
         }
     }
 

@@ -4,12 +4,11 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use serde_json::Value;
-
 use super::address::Cidr;
 use super::plan::{Manager, Plan};
 use crate::failure::Failure;
-use crate::show::{items, word};
+use crate::links::{self, Link, Route};
+use crate::show::text;
 use crate::tool;
 
 /// Who should manage a network behind NAT here.
@@ -79,39 +78,27 @@ fn servers(resolv_conf: &str) -> Vec<IpAddr> {
 /// Interfaces and routes, as `ip -json` tells them.
 #[derive(Debug, Default)]
 pub struct Net {
-    pub links: Value,
-    pub routes: Value,
+    pub links: Vec<Link>,
+    pub routes: Vec<Route>,
 }
 
 impl Net {
     /// What there is now; `None` if ip(8) does not answer.
     pub fn look() -> Option<Net> {
-        let ask = |words: &[&str]| {
-            tool::output(words).and_then(|text| serde_json::from_str::<Value>(&text).ok())
-        };
-        let links = ask(&["ip", "-json", "address", "show"])?;
-        let mut routes = ask(&["ip", "-json", "-4", "route", "show"])?;
-        if let (Some(all), Some(Value::Array(more))) =
-            (routes.as_array_mut(), ask(&["ip", "-json", "-6", "route", "show"]))
-        {
-            all.extend(more);
-        }
+        let links = links::ask(&["ip", "-json", "address", "show"])?;
+        let mut routes: Vec<Route> = links::ask(&["ip", "-json", "-4", "route", "show"])?;
+        routes.extend(links::ask(&["ip", "-json", "-6", "route", "show"]).unwrap_or_default());
         Some(Net { links, routes })
     }
 
-    fn all(value: &Value) -> &[Value] {
-        value.as_array().map_or(&[], Vec::as_slice)
-    }
-
-    pub fn link(&self, name: &str) -> Option<&Value> {
-        Net::all(&self.links).iter().find(|link| link["ifname"] == name)
+    pub fn link(&self, name: &str) -> Option<&Link> {
+        links::named(&self.links, name)
     }
 
     /// The addresses of a link.
-    pub fn addresses(link: &Value) -> impl Iterator<Item = Cidr> {
-        items(link, "addr_info").iter().filter_map(|info| {
-            Cidr::parse(&format!("{}/{}", word(&info["local"]), word(&info["prefixlen"])))
-        })
+    pub fn addresses(link: &Link) -> impl Iterator<Item = Cidr> {
+        let texts = link.addr_info.iter().map(|info| format!("{}/{}", info.local, info.prefixlen));
+        texts.filter_map(|text| Cidr::parse(&text))
     }
 
     /// Notes on what is in the way of a plan, or why it cannot be. `ours`: the network is there
@@ -127,10 +114,9 @@ impl Net {
         }
         let mut notes = Vec::new();
         for wanted in &plan.addresses {
-            let others = Net::all(&self.links).iter().filter(|link| link["ifname"] != *interface);
-            for link in others {
+            for link in self.links.iter().filter(|link| link.ifname != interface) {
                 if let Some(theirs) = Net::addresses(link).find(|theirs| theirs.overlaps(*wanted)) {
-                    let name = word(&link["ifname"]);
+                    let name = text(&link.ifname);
                     return Err(Failure::refused(format!(
                         "{wanted} overlaps {theirs} of interface {name}: choose another network"
                     )));
@@ -138,7 +124,9 @@ impl Net {
             }
             self.judge_routes(*wanted, &interface, &mut notes)?;
             if !wanted.is_private() {
-                notes.push(format!("{wanted} is not a private network: its owner is not reached"));
+                notes.push(format!(
+                    "{wanted} is not a private network: guests cannot reach its owner"
+                ));
             }
         }
         Ok(notes)
@@ -150,19 +138,19 @@ impl Net {
         interface: &str,
         notes: &mut Vec<String>,
     ) -> Result<(), Failure> {
-        for route in Net::all(&self.routes).iter().filter(|route| route["dev"] != *interface) {
-            let to = word(&route["dst"]);
+        for route in self.routes.iter().filter(|route| route.dev != interface) {
+            let to = &route.dst;
             let bits = if wanted.is_ipv4() { 32 } else { 128 };
             // One of a single host has no prefix, and the default route is in nobody's way.
-            let parsed = Cidr::parse(&to).or_else(|| Cidr::parse(&format!("{to}/{bits}")));
+            let parsed = Cidr::parse(to).or_else(|| Cidr::parse(&format!("{to}/{bits}")));
             let Some(to) = parsed.filter(|to| to.overlaps(wanted)) else { continue };
-            let via = word(&route["dev"]);
+            let via = text(&route.dev);
             if wanted.covers(to) {
                 return Err(Failure::refused(format!(
                     "{wanted} takes the place of the route to {to} by {via}: choose another network"
                 )));
             }
-            notes.push(format!("{wanted} is cut out of the route to {to} by {via}"));
+            notes.push(format!("{wanted} hides a part of the route to {to} by {via}"));
         }
         Ok(())
     }
@@ -176,19 +164,21 @@ mod tests {
 
     fn net() -> Net {
         let inet = |local: &str, len: u8| json!({"local": local, "prefixlen": len});
+        let links = json!([
+            {"ifname": "lo", "addr_info": [inet("127.0.0.1", 8), inet("::1", 128)]},
+            {"ifname": "eth0", "addr_info": [inet("192.168.1.5", 24), inet("fe80::1", 64)]},
+            {"ifname": "vio-lan", "addr_info": [inet("10.77.0.1", 24)]},
+        ]);
+        let routes = json!([
+            {"dst": "default", "dev": "eth0"},
+            {"dst": "192.168.1.0/24", "dev": "eth0"},
+            {"dst": "10.77.0.0/24", "dev": "vio-lan"},
+            {"dst": "10.0.0.0/8", "dev": "tun0"},
+            {"dst": "172.20.3.4", "dev": "tun0"},
+        ]);
         Net {
-            links: json!([
-                {"ifname": "lo", "addr_info": [inet("127.0.0.1", 8), inet("::1", 128)]},
-                {"ifname": "eth0", "addr_info": [inet("192.168.1.5", 24), inet("fe80::1", 64)]},
-                {"ifname": "vio-lan", "addr_info": [inet("10.77.0.1", 24)]},
-            ]),
-            routes: json!([
-                {"dst": "default", "dev": "eth0"},
-                {"dst": "192.168.1.0/24", "dev": "eth0"},
-                {"dst": "10.77.0.0/24", "dev": "vio-lan"},
-                {"dst": "10.0.0.0/8", "dev": "tun0"},
-                {"dst": "172.20.3.4", "dev": "tun0"},
-            ]),
+            links: serde_json::from_value(links).expect("links"),
+            routes: serde_json::from_value(routes).expect("routes"),
         }
     }
 

@@ -24,7 +24,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::show;
+use crate::{args, say, show};
 use address::Cidr;
 use bridge::Bridge;
 use host::Net;
@@ -38,47 +38,46 @@ Examples:
   vioswitchctl network lan --remove
   vioswitchctl network office --bridge eth0";
 
-/// Give guests a network of the host: addresses and a way out, or a bridge with a network card
+/// Give guests a network: addresses and NAT of the host, or a bridge with a network card
 ///
-/// Writes the files of systemd-networkd, or of dnsmasq and nftables where that does not run, and
-/// of the switch, whose TAP vio-NETWORK is, and has them read. A file that it has not written is
-/// never touched. Without a name it lists the networks that there are. For a bridge it only prints,
-/// as the host may be cut off by it.
+/// Writes and applies the files of systemd-networkd, or of dnsmasq and nftables without it, and of
+/// the switch's TAP vio-NETWORK. Never touches other files. Without a name it lists the networks.
+/// For a bridge it only prints commands, as they may cut off the host.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Network {
     /// A name: at most 11 letters, digits, "_" and "-"
     #[arg(value_name = "NETWORK", value_parser = plan::name)]
     name: Option<String>,
-    /// The host's address there, such as 10.77.0.1/24; what guests send elsewhere leaves the host
-    /// with its own address. One of IPv6 may stand beside one of IPv4: --nat fd77::1/64
+    /// The host's address in the network, such as 10.77.0.1/24, with NAT for other destinations; an
+    /// IPv6 one may be added: --nat fd77::1/64
     #[arg(long, value_name = "ADDR/LEN", value_parser = address::of_host, requires = "name",
           conflicts_with_all = ["bridge", "remove"])]
     nat: Vec<Cidr>,
-    /// Guests get their addresses by DHCP
+    /// Serve DHCP
     #[arg(long, requires = "nat")]
     dhcp: bool,
-    /// Though another network of the switch has DHCP for the same guests
+    /// Allow DHCP although another network of the switch serves it
     #[arg(long, requires = "dhcp")]
     second_dhcp: bool,
-    /// Who is asked for names; those whom the host asks, if not given (repeatable)
+    /// DNS servers for guests, by default those of the host (repeatable)
     #[arg(long, value_name = "ADDR", requires = "nat")]
     dns: Vec<IpAddr>,
-    /// Queues of the TAP, of which one for each worker is enough
+    /// Queues of the TAP; one for each worker is enough
     #[arg(long, value_name = "N", requires = "nat", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
-    /// Print what puts this network card into a bridge with the TAP; nothing is changed
+    /// Print the commands that put this network card and the TAP into a bridge; change nothing
     #[arg(long, value_name = "NIC", value_parser = interface, requires = "name",
           conflicts_with = "remove")]
     bridge: Option<String>,
-    /// Take away what was written for this network, and its interface
+    /// Remove the network's files and its interface
     #[arg(long, requires = "name", conflicts_with_all = ["print", "manager"])]
     remove: bool,
-    /// Print the files and the commands; nothing is changed
+    /// Print files and commands; change nothing
     #[arg(long, requires = "name")]
     print: bool,
-    /// Who is to manage it; by default who runs here
+    /// The network manager, by default the one that runs
     #[arg(long, value_name = "MANAGER", value_enum, requires = "name")]
     manager: Option<Manager>,
     /// Only write, and below this directory: for images, and for tests
@@ -154,7 +153,7 @@ impl Network {
         }
         let title = ["NETWORK", "INTERFACE", "NAT", "DHCP", "MANAGER", "STATE"];
         let value = json!({"networks": all});
-        Told { text: show::table(&title, &rows), value, ..Told::default() }
+        Told { text: show::table(&title, rows), value, ..Told::default() }
     }
 
     fn bridge(&self, name: &str, nic: &str) -> Result<Told, Failure> {
@@ -182,13 +181,13 @@ impl Network {
             return Ok(Told { refused, ..printed(&files, &apply::commands(&plan), &notes) });
         }
         let notes = judged?;
-        let manager = format!(" manager={}", plan.manager.name());
+        let manager = format!(" manager={}", args::word(&plan.manager));
         if before.is_some_and(|words| !words.ends_with(&manager)) {
             let text =
                 format!("network {name} has another manager: vioswitchctl network {name} --remove");
             return Err(Failure::refused(text + " first"));
         }
-        say(&notes);
+        notes.iter().for_each(|note| say(note));
         // networkd and the switch, which are other users, read what is written.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         apply::put(&store, &plan, &files, self.live(control))
@@ -228,7 +227,8 @@ impl Network {
         let manager = match self.manager {
             Some(manager @ (Manager::Networkd | Manager::Dnsmasq)) => manager,
             Some(other) => {
-                let text = format!("{} is for --bridge: networkd or dnsmasq", other.name());
+                let other = args::word(&other);
+                let text = format!("{other} is for --bridge: networkd or dnsmasq");
                 return Err(Failure::usage(text));
             }
             None if self.root.is_some() => Manager::Networkd,
@@ -257,20 +257,12 @@ fn word_of<'w>(wanted: &'w str, key: &str) -> Option<&'w str> {
 }
 
 fn no_ip() -> Failure {
-    Failure::refused(
-        "ip(8) does not tell of the host's interfaces: apt install iproute2".to_owned(),
-    )
-}
-
-fn say(notes: &[String]) {
-    let text: String = notes.iter().map(|note| format!("vioswitchctl: {note}\n")).collect();
-    // What cannot be said is no reason to leave off.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+    Failure::refused("ip(8) does not list the host's interfaces: apt install iproute2".to_owned())
 }
 
 /// Each file behind its path, and what would be run then.
 fn printed(files: &[File], commands: &[String], notes: &[String]) -> Told {
-    say(notes);
+    notes.iter().for_each(|note| say(note));
     let mut text = String::new();
     let mut all = Vec::new();
     for File { path, content } in files {

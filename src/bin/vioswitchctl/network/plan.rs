@@ -8,6 +8,7 @@ use clap::ValueEnum;
 
 use super::address::Cidr;
 use super::{dnsmasq, networkd};
+use crate::args;
 
 /// Who gives the interface its address, and the guests theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,17 +21,6 @@ pub enum Manager {
     Networkmanager,
     /// /etc/network/interfaces, for --bridge
     Ifupdown,
-}
-
-impl Manager {
-    pub fn name(self) -> &'static str {
-        match self {
-            Manager::Networkd => "networkd",
-            Manager::Dnsmasq => "dnsmasq",
-            Manager::Networkmanager => "networkmanager",
-            Manager::Ifupdown => "ifupdown",
-        }
-    }
 }
 
 /// Where systemd looks for what starts with the machine.
@@ -168,7 +158,7 @@ impl Plan {
     fn words(&self) -> String {
         let addresses: Vec<String> = self.addresses.iter().map(Cidr::to_string).collect();
         let dhcp = if self.dhcp { "yes" } else { "no" };
-        format!("nat={} dhcp={dhcp} manager={}", addresses.join(","), self.manager.name())
+        format!("nat={} dhcp={dhcp} manager={}", addresses.join(","), args::word(&self.manager))
     }
 }
 

@@ -59,20 +59,16 @@ impl Store {
         Ok(if ours { Found::Ours(Content::Text(text)) } else { Found::Others })
     }
 
-    /// The file that is somebody else's, if there is one.
+    /// An error if one of these files was not written for this network.
     pub fn check(&self, name: &str, files: &[File]) -> Result<(), Failure> {
-        for file in files {
-            let found =
-                self.found(name, file).map_err(|error| self.failed("read", file, &error))?;
-            if found == Found::Others {
-                return Err(Failure::refused(format!(
-                    "{} is there, and network {name} has not written it: move it away, or choose \
-                     another name",
-                    self.at(&file.path).display()
-                )));
-            }
+        match self.ours(name, files)?.1.first() {
+            None => Ok(()),
+            Some(other) => Err(Failure::refused(format!(
+                "{} is there, and network {name} has not written it: move it away, or choose \
+                 another name",
+                other.display()
+            ))),
         }
-        Ok(())
     }
 
     /// Writes what differs; the paths of that. If one cannot be written, the new ones go again.

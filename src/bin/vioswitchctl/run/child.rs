@@ -19,17 +19,8 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 use crate::failure::Failure;
 
 /// What is passed on.
-const PASSED: [(i32, Signal); 9] = [
-    (SIGTERM, Signal::TERM),
-    (SIGINT, Signal::INT),
-    (SIGHUP, Signal::HUP),
-    (SIGQUIT, Signal::QUIT),
-    (SIGUSR1, Signal::USR1),
-    (SIGUSR2, Signal::USR2),
-    (SIGWINCH, Signal::WINCH),
-    (SIGTSTP, Signal::TSTP),
-    (SIGCONT, Signal::CONT),
-];
+const PASSED: [i32; 9] =
+    [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT];
 /// What a terminal sends to the whole group in front of it.
 const OF_TERMINAL: [i32; 4] = [SIGINT, SIGQUIT, SIGTSTP, SIGWINCH];
 /// What ends a process that has not begun its work.
@@ -45,7 +36,7 @@ impl Signals {
         let ignored = ignored();
         // What is ignored, as under nohup, is so for both.
         let heeded = |number: &i32| ignored & 1u64.wrapping_shl(*number as u32 - 1) == 0;
-        let numbers = PASSED.iter().map(|(number, _)| *number).filter(heeded);
+        let numbers = PASSED.into_iter().filter(heeded);
         let caught = SignalsInfo::new(numbers.chain([SIGCHLD]));
         let cannot = |error| Failure::refused(format!("signals: {error}"));
         caught.map(Signals).map_err(cannot)
@@ -89,9 +80,10 @@ fn status(number: i32) -> u8 {
 
 /// It was not waited for yet, so the number is its own.
 fn pass_on(child: &Child, number: i32) {
-    let Some((_, signal)) = PASSED.iter().find(|(passed, _)| *passed == number) else { return };
+    let passed = PASSED.into_iter().find(|passed| *passed == number);
+    let Some(signal) = passed.and_then(Signal::from_named_raw) else { return };
     // One that has just ended needs none.
-    let _ = kill_process(Pid::from_child(child), *signal);
+    let _ = kill_process(Pid::from_child(child), signal);
     stop_if(number);
 }
 

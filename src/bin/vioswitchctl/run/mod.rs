@@ -6,18 +6,18 @@
 mod arguments;
 mod child;
 
-use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::{Value, json};
+use vioswitch::config::Kind;
+use vioswitch::wire::GetPort;
 
 use crate::attach::Port;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::qemu::Version;
-use crate::{SWITCH, ask, delete, new_port};
+use crate::{delete, new_port, say};
 use child::Signals;
 
 /// How long a switch that restarts is waited for to take the port away.
@@ -25,12 +25,11 @@ const RESTART: Duration = Duration::from_secs(10);
 /// How often it is tried meanwhile.
 const STEP: Duration = Duration::from_millis(200);
 
-/// Add a port, run QEMU on it, and take the port away when QEMU has ended
+/// Add a port, run QEMU with it, and delete the port when QEMU ends
 ///
-/// What QEMU's command line lacks for the port is put at its end: shared memory, chardev, netdev
-/// and device. What is there of these is used as it is. A port of this name that is there already
-/// is used, if it has the settings that are given, and stays. Signals are passed on to QEMU, but
-/// for those that a terminal sends to both; the exit status is QEMU's, or 128 and the number of the
+/// Appends to QEMU's command line what it lacks: shared memory, chardev, netdev and device. Uses
+/// an existing port if it has the given settings, and keeps it. Forwards signals to QEMU, except
+/// those that a terminal sends to both. The exit status is QEMU's, or 128 and the number of the
 /// signal that ended it.
 #[derive(Debug, Args)]
 pub struct Run {
@@ -39,7 +38,7 @@ pub struct Run {
     /// {keys}
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// QEMU's program and its arguments, behind --
+    /// QEMU's program and its arguments, after --
     #[arg(value_name = "QEMU", last = true, required = true)]
     command: Vec<String>,
 }
@@ -84,32 +83,28 @@ impl Run {
 
     /// Sees that there is the port, and nobody on it; true if it was made.
     fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
-        let made = ask(client, "AddPort", new_port(&self.name, &self.settings, false)?);
-        match made {
+        let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist);
+        match client.call(&new(false)?) {
             Ok(_) => return Ok(true),
-            Err(failure) if failure.is(SWITCH, "PortExists") => {}
+            Err(failure) if failure.is("PortExists") => {}
             Err(failure) => return Err(failure),
         }
         if !self.settings.is_empty() {
-            ask(client, "AddPort", new_port(&self.name, &self.settings, true)?)?;
+            client.call(&new(true)?)?;
         }
-        let port = ask(client, "GetPort", json!({"name": self.name}))?["port"].take();
-        if let Some(pid) = port["front_end"]["pid"].as_i64() {
-            let text = format!("port '{}' has a front-end, pid {pid}", self.name);
+        let name = &self.name;
+        let port = client.call(&GetPort { name: name.clone() })?.port;
+        if let Some(who) = port.front_end {
+            let text = format!("port '{name}' has a front-end, pid {}", who.pid);
             return Err(Failure::refused(format!("{text}: each machine needs a port of its own")));
         }
-        self.tell_of_old(&port);
-        Ok(false)
-    }
-
-    /// It may have been left behind.
-    fn tell_of_old(&self, port: &Value) {
-        if port["origin"] == "runtime" {
-            let name = &self.name;
+        // It may have been left behind.
+        if port.origin == "runtime" {
             say(&format!(
                 "port '{name}' was there already and stays: vioswitchctl port del {name}"
             ));
         }
+        Ok(false)
     }
 
     fn give_back(&self, control: &Path) {
@@ -126,8 +121,4 @@ impl Run {
             std::thread::sleep(STEP);
         }
     }
-}
-
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "vioswitchctl: {line}");
 }

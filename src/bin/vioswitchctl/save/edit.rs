@@ -8,8 +8,7 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use vioswitch::config::KEYS;
-
-use super::change::{Change, Keys, values};
+use vioswitch::wire::{ConfigKey, RuntimeChange, values};
 
 /// A place of a text, and what stands there instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,12 +62,12 @@ pub fn append(text: &str, entries: &str) -> Edit {
 }
 
 /// A port that was added, as a file has it.
-pub fn entry(change: &Change) -> String {
+pub fn entry(change: &RuntimeChange) -> String {
     let mut out = format!("[[{}]]\nname = {}\n", change.kind, quoted(&change.name));
     let mut macs = values(&change.now, "mac").to_vec();
     macs.extend_from_slice(&change.addresses);
-    for (key, all) in change.now.iter().filter(|(key, _)| key != "mac") {
-        let _ = writeln!(out, "{key} = {}", value(key, all));
+    for ConfigKey { key, values } in change.now.iter().filter(|one| one.key != "mac") {
+        let _ = writeln!(out, "{key} = {}", value(key, values));
     }
     if !macs.is_empty() {
         let _ = writeln!(out, "mac = {}", value("mac", &macs));
@@ -76,7 +75,8 @@ pub fn entry(change: &Change) -> String {
     out
 }
 
-fn quoted(text: &str) -> String {
+/// A text as a file has it.
+pub fn quoted(text: &str) -> String {
     // What JSON escapes, TOML reads the same; it does not take this one as it is.
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
@@ -146,11 +146,11 @@ impl Table<'_> {
     }
 
     /// Has it say what runs; or why that cannot be done without loss.
-    pub fn change(&self, change: &Change) -> Result<Vec<Edit>, String> {
+    pub fn change(&self, change: &RuntimeChange) -> Result<Vec<Edit>, String> {
         let (mut edits, mut new, mut last) = (Vec::new(), String::new(), 0);
-        let mut wanted: Keys = Vec::new();
-        for (key, _) in change.before.iter().chain(&change.now) {
-            if key != "mac" && values(&wanted, key).is_empty() {
+        let mut wanted: Vec<(String, Vec<String>)> = Vec::new();
+        for ConfigKey { key, .. } in change.before.iter().chain(&change.now) {
+            if key != "mac" && wanted.iter().all(|(known, _)| known != key) {
                 wanted.push((key.clone(), values(&change.now, key).to_vec()));
             }
         }
@@ -207,7 +207,7 @@ impl Table<'_> {
 }
 
 /// What becomes of addresses.
-fn addresses(there: &[String], change: &Change) -> Vec<String> {
+fn addresses(there: &[String], change: &RuntimeChange) -> Vec<String> {
     let (before, now) = (values(&change.before, "mac"), values(&change.now, "mac"));
     let is_gone = |mac: &&String| before.contains(mac) && !now.contains(mac);
     let mut all: Vec<String> = there.iter().filter(|mac| !is_gone(mac)).cloned().collect();

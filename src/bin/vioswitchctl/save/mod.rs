@@ -21,12 +21,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use vioswitch::wire::{DiffConfig, GetChanges, GetStatus, Status, Step};
 
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::files::Replacement;
-use crate::show::word;
-use crate::{ask, list, print};
+use crate::print;
+use crate::show::text;
 use change::{Change, Standing};
 use edit::{Document, Edit};
 
@@ -43,10 +44,10 @@ const MAX_FILE: u64 = 1 << 20;
 /// What of it is wanted.
 #[derive(Debug, clap::Args)]
 pub struct Save {
-    /// Print what would change in the files, as diff -u does, and write nothing
+    /// Print the changes of the files in the form of diff -u, and write nothing
     #[arg(long)]
     diff: bool,
-    /// The file that the switch was started with
+    /// The file of the switch's --config
     #[arg(long, value_name = "FILE", default_value = "/etc/vioswitch/vioswitch.toml")]
     config: PathBuf,
 }
@@ -78,11 +79,12 @@ struct Written {
 
 impl Save {
     pub fn run(&self, client: &mut Client, as_json: bool) -> Result<(), Failure> {
-        let changes = list(client, "GetChanges", "changes", json!({}))?;
-        self.check_file(&ask(client, "GetStatus", json!({}))?)?;
-        let changes = change::read(&changes)
-            .ok_or_else(|| Failure::refused("the switch tells what no file has".to_owned()))?;
-        let steps = list(client, "DiffConfig", "steps", json!({}))?;
+        let changes = client.list(&GetChanges {}, |part| part.changes)?;
+        self.check_file(&client.call(&GetStatus {})?)?;
+        let changes = change::read(changes).ok_or_else(|| {
+            Failure::refused("the switch returned what no file can have".to_owned())
+        })?;
+        let steps = client.list(&DiffConfig {}, |part| part.steps)?;
         let plan = Plan::new(&changes, &steps, self.sources()?)?;
         if !self.diff {
             plan.carry_out(client)?;
@@ -100,8 +102,8 @@ impl Save {
     }
 
     /// That the switch reads the files that would be written.
-    fn check_file(&self, status: &Value) -> Result<(), Failure> {
-        let Some(theirs) = status["config"].as_str() else {
+    fn check_file(&self, status: &Status) -> Result<(), Failure> {
+        let Some(theirs) = &status.config else {
             let text = "there is no file to save to: vioswitchd was started without --config";
             return Err(Failure::refused(format!("{text}; config show prints what runs")));
         };
@@ -109,7 +111,7 @@ impl Save {
         if real(Path::new(theirs)) == real(&self.config) {
             return Ok(());
         }
-        let theirs = word(&status["config"]);
+        let theirs = text(theirs);
         Err(Failure::refused(format!("the switch was started with {theirs}: --config {theirs}")))
     }
 
@@ -184,14 +186,14 @@ impl Source {
 impl<'c> Plan<'c> {
     fn new(
         changes: &'c [Change],
-        steps: &Value,
+        steps: &[Step],
         sources: Vec<Source>,
     ) -> Result<Plan<'c>, Failure> {
         let mut plan = Plan { sources, saved: Vec::new(), left: Vec::new() };
         let (mut added, mut skipped) = (Vec::new(), Vec::new());
         for change in changes {
-            if change.origin == "cli" {
-                let about = format!("{} {}", change.kind, change.name);
+            let about = change.what();
+            if change.told.origin == "cli" {
                 plan.left.push(format!("{about} is the command line's, and is changed there"));
                 continue;
             }
@@ -200,25 +202,24 @@ impl<'c> Plan<'c> {
                 Standing::AsBefore => {}
                 Standing::Otherwise => {
                     let text = "stands otherwise in the files than when they were read";
-                    let about = format!("{} {}", change.kind, change.name);
                     let next = "config diff shows how, config reload has it in force";
                     return Err(Failure::refused(format!("{about} {text}: {next}")));
                 }
             }
-            if change.sign != "+" {
+            if change.told.sign != "+" {
                 if let Err(why) = plan.edit(change) {
-                    plan.left.push(format!("{} {}: {why}", change.kind, change.name));
-                    skipped.push(&change.name);
+                    plan.left.push(format!("{about}: {why}"));
+                    skipped.push(&change.told.name);
                 }
-            } else if !skipped.contains(&&change.name) {
-                added.push(edit::entry(change));
+            } else if !skipped.contains(&&change.told.name) {
+                added.push(edit::entry(&change.told));
                 plan.saved.push(change);
             }
         }
         if let Some(last) = plan.sources.last_mut().filter(|_| !added.is_empty()) {
             let head = if last.is_new { format!("{HEAD}\n") } else { String::new() };
             last.edits.push(edit::append(&last.text, &(head + &added.join("\n"))));
-            let new = plan.saved.iter().filter(|change| change.sign == "+");
+            let new = plan.saved.iter().filter(|change| change.told.sign == "+");
             last.told.extend(new.map(|change| change.about()));
         }
         Ok(plan)
@@ -230,17 +231,17 @@ impl<'c> Plan<'c> {
             let path = source.path.display();
             let document = Document::read(&source.text);
             let document = document.map_err(|error| format!("{path}: {error}"))?;
-            let Some(table) = document.find(&change.kind, &change.name) else { continue };
-            let edits = match change.sign.as_str() {
+            let Some(table) = document.find(&change.told.kind, &change.told.name) else { continue };
+            let edits = match change.told.sign.as_str() {
                 "-" => vec![table.remove()],
-                _ => table.change(change).map_err(|why| format!("{path}: {why}"))?,
+                _ => table.change(&change.told).map_err(|why| format!("{path}: {why}"))?,
             };
             source.edits.extend(edits);
             source.told.push(change.about());
             self.saved.push(change);
             return Ok(());
         }
-        Err(format!("no [[{}]] of this name stands in the files", change.kind))
+        Err(format!("no [[{}]] of this name stands in the files", change.told.kind))
     }
 
     fn changed(&self) -> impl Iterator<Item = &Source> {
@@ -283,11 +284,11 @@ impl<'c> Plan<'c> {
 
     /// That the switch finds in the files what it runs.
     fn verify(&self, client: &mut Client) -> Result<(), Failure> {
-        let steps = list(client, "DiffConfig", "steps", json!({}));
+        let steps = client.list(&DiffConfig {}, |part| part.steps);
         let steps = steps.map_err(|failure| failure.told_as(not_saved))?;
         let other = self.saved.iter().find(|change| change.standing(&steps) != Standing::Saved);
         other.map_or(Ok(()), |change| {
-            let text = format!("{} {}, as the switch reads them", change.kind, change.name);
+            let text = format!("{}, as the switch reads them", change.what());
             Err(Failure::refused(not_saved(&format!("the files do not have {text}"))))
         })
     }

@@ -1,9 +1,14 @@
 //! What a file is after edits, and which of them are not made.
 
 use serde_json::{Value, json};
+use vioswitch::wire::Step;
 
 use super::change::{self, Change, Standing};
 use super::edit::{self, Document};
+
+fn read(change: Value) -> Option<Vec<Change>> {
+    change::read(vec![serde_json::from_value(change).expect("a change")])
+}
 
 /// A change as the switch says it.
 fn told(sign: &str, before: &[(&str, &[&str])], now: &[(&str, &[&str])], tied: &[&str]) -> Change {
@@ -14,7 +19,7 @@ fn told(sign: &str, before: &[(&str, &[&str])], now: &[(&str, &[&str])], tied: &
         "sign": sign, "kind": "port", "name": "vm1", "origin": "file",
         "before": keys(before), "now": keys(now), "addresses": tied,
     });
-    change::read(&json!({"changes": [change]})).expect("a change").remove(0)
+    read(change).expect("a change").remove(0)
 }
 
 /// A switch with fewer rights than who writes what it says gets no text of its own into a file.
@@ -24,7 +29,7 @@ fn what_is_no_key_is_not_written() {
         "sign": "+", "kind": "port", "name": "a", "origin": "runtime", "addresses": [],
         "before": [], "now": [{"key": "socket-mode", "values": ["0600"]}],
     });
-    assert!(change::read(&json!({"changes": [good]})).is_some());
+    assert!(read(good.clone()).is_some());
     for (at, bad) in [
         ("/kind", "port]]\nx = 1\n[[tap"),
         ("/kind", "plug"),
@@ -33,10 +38,10 @@ fn what_is_no_key_is_not_written() {
     ] {
         let mut change = good.clone();
         *change.pointer_mut(at).expect(at) = bad.into();
-        assert!(change::read(&json!({"changes": [change]})).is_none(), "{at} {bad}");
+        assert!(read(change).is_none(), "{at} {bad}");
     }
     let text = told("+", &[], &[("socket", &["/a\"\nb = 1"])], &["\"]\nx = 1"]);
-    let entry = edit::entry(&text);
+    let entry = edit::entry(&text.told);
     assert_eq!(entry.lines().count(), 4, "{entry}");
     assert!(Document::read(&entry).is_ok(), "{entry}");
 }
@@ -45,9 +50,9 @@ fn what_is_no_key_is_not_written() {
 fn changed(text: &str, change: &Change) -> Result<String, String> {
     let document = Document::read(text)?;
     let table = document.find("port", "vm1").ok_or("no such table")?;
-    let edits = match change.sign.as_str() {
+    let edits = match change.told.sign.as_str() {
         "-" => vec![table.remove()],
-        _ => table.change(change)?,
+        _ => table.change(&change.told)?,
     };
     let after = edit::apply(text, &edits);
     Document::read(&after)?;
@@ -142,7 +147,7 @@ fn an_entry_reads_as_a_person_writes_it() {
         ("queues", &["4"]),
         ("mac", &all[..1]),
     ];
-    let entry = edit::entry(&told("+", &[], now, &all[1..]));
+    let entry = edit::entry(&told("+", &[], now, &all[1..]).told);
     let macs: String = all.iter().map(|mac| format!("    \"{mac}\",\n")).collect();
     let wanted = format!(
         "[[port]]\nname = \"vm1\"\nsocket = \"/run/a \\\"b\\\"\\u007f\"\nsocket-mode = \"0600\"\n\
@@ -190,7 +195,10 @@ fn what_a_file_has_is_told_by_the_difference() {
     .into_iter()
     .enumerate()
     {
-        let steps = if step.is_null() { json!([]) } else { json!([step]) };
-        assert_eq!(change.standing(&json!({"steps": steps})), wanted, "{n}: {change:?}");
+        let steps: Vec<Step> = match step.is_null() {
+            true => Vec::new(),
+            false => vec![serde_json::from_value(step).unwrap()],
+        };
+        assert_eq!(change.standing(&steps), wanted, "{n}: {change:?}");
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use serde_json::Value;
+use vioswitch::wire::{State, Status, Traffic};
 
-use crate::show::{items, number};
+use crate::look::Stats;
 
 /// Rates that are remembered of each port, for its curve.
 pub const HISTORY: usize = 60;
@@ -46,7 +46,7 @@ pub struct Rate {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Row {
     pub name: String,
-    pub state: String,
+    pub state: State,
     pub input: Rate,
     pub output: Rate,
     /// Drops in a second, in both directions.
@@ -70,11 +70,11 @@ pub struct Detail {
 #[derive(Debug, Default)]
 pub struct Model {
     /// The last look, and when that was.
-    last: Option<(Value, Instant)>,
+    last: Option<(Stats, Instant)>,
     all: Vec<Row>,
     histories: HashMap<String, VecDeque<f64>>,
     /// What the switch says of itself.
-    pub status: Value,
+    pub status: Status,
     /// The share of its time in which each worker found frames, from 0 to 1.
     pub workers: Vec<f64>,
     /// Those that pass the filter, in order.
@@ -92,57 +92,54 @@ pub struct Model {
 
 impl Model {
     /// Takes a look at the switch of `now` over.
-    pub fn update(&mut self, all: Value, now: Instant) {
-        let nothing = Value::Null;
+    pub fn update(&mut self, all: Stats, now: Instant) {
+        let nothing = Stats::default();
         let (before, seconds) = match &self.last {
             Some((before, then)) => (before, (now - *then).as_secs_f64().max(0.001)),
             None => (&nothing, 0.0),
         };
-        let each = |before: &Value, after: &Value| match seconds > 0.0 {
-            true => (number(after) - number(before)).max(0.0) / seconds,
+        let each = |before: u64, after: u64| match seconds > 0.0 {
+            true => after.saturating_sub(before) as f64 / seconds,
             false => 0.0,
         };
-        let old = items(before, "ports");
         let mut rows = Vec::new();
-        for port in items(&all, "ports") {
+        for port in &all.ports {
             // One that came since has had no time to do anything.
-            let known = old.iter().find(|old| old["number"] == port["number"]).unwrap_or(port);
-            let rate = |key: &str| Rate {
-                frames: each(&known[key]["frames"], &port[key]["frames"]),
-                bits: 8.0 * each(&known[key]["bytes"], &port[key]["bytes"]),
+            let known = before.ports.iter().find(|old| old.number == port.number).unwrap_or(port);
+            let rate = |before: &Traffic, after: &Traffic| Rate {
+                frames: each(before.frames, after.frames),
+                bits: 8.0 * each(before.bytes, after.bytes),
             };
             let (mut drops, mut most) = (0.0, (0.0, String::new()));
-            for key in ["in", "out"] {
-                for (reason, count) in port[key]["drops"].as_object().into_iter().flatten() {
-                    let rate = each(&known[key]["drops"][reason], count);
+            for (before, after) in [(&known.r#in, &port.r#in), (&known.out, &port.out)] {
+                for (reason, count) in &after.drops {
+                    let rate = each(before.drops.get(reason).copied().unwrap_or(0), *count);
                     drops += rate;
                     if rate > most.0 {
                         most = (rate, reason.clone());
                     }
                 }
             }
-            let name = port["name"].as_str().unwrap_or_default().to_owned();
-            let (input, output) = (rate("in"), rate("out"));
+            let name = port.name.clone();
+            let (input, output) = (rate(&known.r#in, &port.r#in), rate(&known.out, &port.out));
             let history = self.histories.entry(name.clone()).or_default();
             if history.len() == HISTORY {
                 history.pop_front();
             }
             history.push_back(input.frames + output.frames);
             let history = history.iter().copied().collect();
-            let state = port["state"].as_str().unwrap_or_default().to_owned();
+            let state = port.state;
             rows.push(Row { name, state, input, output, drops, reason: most.1, history });
         }
-        let cycles = number(&all["cycles_per_second"]).max(1.0);
-        let old = items(before, "workers");
-        let workers = items(&all, "workers");
-        let busy = workers.iter().enumerate().map(|(n, worker)| {
+        let cycles = all.workers.cycles_per_second.max(1) as f64;
+        let old = &before.workers.workers;
+        let busy = all.workers.workers.iter().enumerate().map(|(n, worker)| {
             let before = old.get(n).unwrap_or(worker);
-            each(&before["busy_cycles"], &worker["busy_cycles"]) / cycles
+            each(before.busy_cycles, worker.busy_cycles) / cycles
         });
         self.workers = busy.collect();
         self.histories.retain(|name, _| rows.iter().any(|row| row.name == *name));
         self.all = rows;
-        self.status = all["status"].clone();
         self.last = Some((all, now));
         self.arrange();
     }
@@ -210,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    fn look(frames: u64) -> Value {
+    fn look(frames: u64) -> Stats {
         let port = |number: u64, name: &str, frames: u64, drops: u64| {
             json!({
                 "number": number, "name": name, "state": "attached",
@@ -218,10 +215,12 @@ mod tests {
                 "out": {"frames": 0, "bytes": 0, "drops": {"no_buffer": 3 * drops}},
             })
         };
-        json!({
-            "cycles_per_second": 1000, "workers": [{"busy_cycles": frames}],
-            "ports": [port(0, "vm1", frames, 0), port(1, "vm2", 2 * frames, frames)],
-        })
+        let ports = json!([port(0, "vm1", frames, 0), port(1, "vm2", 2 * frames, frames)]);
+        let workers = json!({"cycles_per_second": 1000, "workers": [{"busy_cycles": frames}]});
+        Stats {
+            ports: serde_json::from_value(ports).unwrap(),
+            workers: serde_json::from_value(workers).unwrap(),
+        }
     }
 
     fn names(model: &Model) -> Vec<&str> {

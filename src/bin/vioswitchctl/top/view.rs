@@ -7,8 +7,10 @@ use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as TableRow, Table, TableState};
 
+use vioswitch::wire::State;
+
 use super::model::{HISTORY, Model, Row, Sort};
-use crate::show::{human, items};
+use crate::show::human;
 
 /// The height of a curve, by eighths.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -29,7 +31,7 @@ struct Column {
 
 const COLUMNS: [Column; 8] = [
     text("NAME", Some(Sort::Name), [4, 64], 7, |row| row.name.clone()),
-    text("STATE", None, [9, 11], 2, |row| row.state.clone()),
+    text("STATE", None, [9, 11], 2, |row| row.state.to_string()),
     number("IN f/s", None, 1, |row| rate(row.input.frames)),
     number("IN bit/s", Some(Sort::In), 5, |row| rate(row.input.bits)),
     number("OUT f/s", None, 1, |row| rate(row.output.frames)),
@@ -107,16 +109,17 @@ fn lines(items: impl IntoIterator<Item = String>, width: u16, style: Style) -> V
 
 /// The switch and its workers.
 fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
-    let number = |key: &str| model.status[key].as_u64().unwrap_or(0);
-    let up = number("uptime");
-    let version = model.status["version"].as_str().unwrap_or("?");
+    let status = &model.status;
+    let up = status.uptime;
     let mut first = vec![
-        format!("vioswitch {version}"),
+        format!("vioswitch {}", status.version),
         format!("up {}:{:02}:{:02}", up / 3600, up / 60 % 60, up % 60),
+        format!("ports {}", status.ports),
+        format!("taps {}", status.taps),
+        format!("addresses {}", status.addresses),
     ];
-    first.extend(["ports", "taps", "addresses"].map(|key| format!("{key} {}", number(key))));
     let mut style = Style::new().bold();
-    match items(&model.status, "degraded").len() {
+    match status.degraded.len() {
         0 => {}
         count => {
             first.push(format!("degraded: {count}, see vioswitchctl status"));
@@ -176,7 +179,7 @@ fn table(model: &Model, width: usize) -> Table<'static> {
 fn cell(column: &Column, row: &Row) -> Cell<'static> {
     let cell = Cell::from(Line::from((column.cell)(row)).alignment(column.align));
     match column.title {
-        "STATE" if row.state != "attached" => cell.dim(),
+        "STATE" if row.state != State::Attached => cell.dim(),
         "DROPS/s" | "REASON" if row.drops > 0.0 => cell.red(),
         _ => cell,
     }
@@ -209,8 +212,8 @@ fn keys(model: &Model, width: u16) -> Vec<Line<'static>> {
 mod tests {
     use super::*;
 
-    fn row(name: &str, state: &str, reason: &str) -> Row {
-        let (name, state, reason) = (name.to_owned(), state.to_owned(), reason.to_owned());
+    fn row(name: &str, state: State, reason: &str) -> Row {
+        let (name, reason) = (name.to_owned(), reason.to_owned());
         Row { name, state, reason, drops: 1.0, ..Row::default() }
     }
 
@@ -225,8 +228,8 @@ mod tests {
     #[test]
     fn columns_are_those_that_there_is_room_for() {
         let rows = [
-            row("database", "negotiating", "uplink_to_uplink"),
-            row("a-name-of-some-length", "attached", "hairpin"),
+            row("database", State::Negotiating, "uplink_to_uplink"),
+            row("a-name-of-some-length", State::Attached, "hairpin"),
         ];
         let titles = |rows: &[Row], width: usize| {
             let (columns, curves) = fitting(rows, width);
@@ -246,9 +249,9 @@ mod tests {
         ] {
             assert_eq!(titles(&rows, width), (wanted.to_owned(), curves), "{width}");
         }
-        assert_eq!(titles(&[row("vm1", "attached", "")], 80), (all.to_owned(), 13));
+        assert_eq!(titles(&[row("vm1", State::Attached, "")], 80), (all.to_owned(), 13));
         let narrow = "NAME IN bit/s OUT bit/s DROPS/s REASON";
-        assert_eq!(titles(&[row("vm1", "attached", "")], 50), (narrow.to_owned(), 8));
+        assert_eq!(titles(&[row("vm1", State::Attached, "")], 50), (narrow.to_owned(), 8));
     }
 
     #[test]

@@ -311,7 +311,7 @@ fn frames_are_left_with_whoever_writes() {
     // There is an end to it.
     let longest = with_header(&frame(MAX_FRAME_LEN as usize, 1));
     assert_eq!(connection.write(&longest), Transfer::WouldBlock);
-    // Nor does one worker send for all others as long as they like.
+    // Nor does one worker send for all others without a limit.
     lock(&connection.waiting).closed = true;
     assert_eq!(connection.write(&with_header(&frame(60, 1))), Transfer::WouldBlock);
     assert_eq!(connection.flush(output), Transfer::Done(0));

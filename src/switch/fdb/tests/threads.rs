@@ -143,8 +143,8 @@ fn threads_a_new_generation_never_comes_with_an_old_port() {
 
 #[test]
 fn threads_a_refresh_and_a_sweep_never_both_win() {
-    // An entry about to expire is refreshed and swept at the same moment. If the sweep wins, the
-    // refresh must notice and insert it again: once learned, it is there.
+    // An entry about to expire is refreshed and swept at the same moment. If the sweep is first
+    // the refresh must notice and insert it again: once learned, it is there.
     let fdb = Fdb::new(FdbConfig { age_seconds: 1, ..config() });
     let mac = station(1);
     let start = Barrier::new(2);

@@ -2,32 +2,29 @@
 //!
 //! A port is removed in the order of what depends on what:
 //!
-//! 1. it is struck from the book, and that is written down; its thread is told to end;
+//! 1. its entry is removed, and that is written down; its addresses are free, its thread is to end;
 //! 2. the thread ends, with the rings quiet, and the socket goes, or the interface;
 //! 3. a table of ports without it is published ([`crate::port::table`]);
 //! 4. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
 //!    and no worker can learn an address for it;
-//! 5. its addresses are forgotten, configured ones too, and its number may be another port's.
+//! 5. what was learned there is forgotten, and its number may be another port's.
 //!
 //! A front-end or a file system can hold up the second step, a worker that waits for a guest's
-//! memory the fourth. The list of these ports is the daemon's: the caller who removes a port looks
-//! at it for so long ([`REMOVE_TIMEOUT`]), and the thread `retry` goes on with it after that. Until
-//! a port is gone it is in the table, and its name, socket, interface and addresses are not another
-//! one's. An entry of the book that needs one of them waits, and is put into service when the port
-//! is gone.
+//! memory the fourth. The caller who removes a port waits for [`REMOVE_TIMEOUT`]; the thread
+//! `retry` goes on with it after that. Until no table has the port its name, socket and interface
+//! are not another one's: an entry that needs one of them waits ([`super::plan`]).
 
-use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
-use super::keeper::NotKept;
-use super::post::Post;
+use super::plan::waits_for;
+use super::running_port::RunningPort;
 use super::serving::Serving;
+use super::state_store::NotSaved;
 use super::{Daemon, PortError, uplink};
-use crate::config::{Entry, Origin, Shared};
+use crate::config::{Entry, Origin};
 use crate::events::What;
 use crate::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
 use crate::switch::PortId;
@@ -35,12 +32,8 @@ use crate::sys::clock;
 use crate::vhost_user::session::Context;
 
 /// One of them.
-pub(super) struct Leaving {
+pub(super) struct Removing {
     serving: Serving,
-    /// Who gave it.
-    origin: Origin,
-    /// What only one port may have.
-    claims: Vec<(Shared, PathBuf)>,
     begun: Instant,
     /// The same by the wall clock: microseconds since 1970.
     since: u64,
@@ -50,14 +43,24 @@ pub(super) struct Leaving {
     published: Option<(u64, Instant)>,
 }
 
-impl Leaving {
+impl Removing {
     fn name(&self) -> &str {
-        self.serving.post().name()
+        self.serving.running().name()
     }
 
     /// What served it.
     pub(super) fn into_serving(self) -> Serving {
         self.serving
+    }
+
+    /// As it was while it ran.
+    pub(super) fn entry(&self) -> &Entry {
+        self.serving.entry()
+    }
+
+    /// True until its name, socket and interface may be another port's: no table has it then.
+    pub(super) fn holds_its_claims(&self) -> bool {
+        self.published.is_none()
     }
 
     /// True if its thread has not ended in time.
@@ -74,11 +77,18 @@ impl Leaving {
 #[must_use = "whether the port is gone is told by the next looks"]
 pub struct Removal {
     /// None of an entry that nothing served yet.
-    post: Option<Arc<Post>>,
+    running: Option<Arc<RunningPort>>,
     /// When it is waited for no longer.
     end: Instant,
     /// Whether the next process will know.
-    kept: Result<(), NotKept>,
+    kept: Result<(), NotSaved>,
+}
+
+impl Removal {
+    /// Of a port that has been stopped, or none.
+    pub(super) fn of(running: Option<Arc<RunningPort>>, limit: Duration) -> Removal {
+        Removal { running, end: Instant::now() + limit, kept: Ok(()) }
+    }
 }
 
 impl Daemon {
@@ -92,94 +102,92 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is on its way
-    /// out already is as good.
+    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is being
+    /// removed already is as good.
     pub fn begin_removal(&mut self, name: &str) -> Result<Removal, PortError> {
-        self.is_free()?;
-        let origin = self.book.get(name).map(|entry| entry.origin);
-        let mut removal = self.leave(name, REMOVE_TIMEOUT)?;
-        self.book.untie_all(name);
+        let Some(entry) = self.desired.remove(name) else {
+            let removing = self.removing.iter().find(|removing| removing.name() == name);
+            let removing = removing.ok_or(PortError::NoSuchPort)?;
+            let limit = if removing.is_late() { Duration::ZERO } else { REMOVE_TIMEOUT };
+            return Ok(Removal::of(Some(Arc::clone(removing.serving.running())), limit));
+        };
+        self.desired.unassign_all(name);
+        let stopped = self.reconcile().stopped.into_iter().find(|running| running.name() == name);
+        let mut removal = Removal::of(stopped, REMOVE_TIMEOUT);
         // Of one that came by itself nothing was written down.
-        if origin.is_some_and(|origin| origin.plugged_by().is_none()) {
-            removal.kept = self.keeper.keep(&self.book);
+        if entry.origin.plugged_by().is_none() {
+            removal.kept = self.store.keep(&self.desired);
         }
         Ok(removal)
     }
 
-    /// The same for a reload, which has the daemon for itself and keeps all changes together.
-    pub(super) fn leave(&mut self, name: &str, limit: Duration) -> Result<Removal, PortError> {
-        let claims = self.book.claims(name);
-        let entry = self.book.strike(name);
-        let is = |serving: &Serving| serving.post().name() == name;
-        let Some(at) = self.serving.iter().position(is) else {
-            // It is on its way out already, or the entry has waited for that of another one.
-            let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
-            let post = leaving.map(|leaving| Arc::clone(leaving.serving.post()));
-            if post.is_none() && entry.is_none() {
-                return Err(PortError::NoSuchPort);
-            }
-            let limit = if leaving.is_some_and(Leaving::is_late) { Duration::ZERO } else { limit };
-            return Ok(Removal { post, end: Instant::now() + limit, kept: Ok(()) });
-        };
-        let serving = self.serving.swap_remove(at);
+    /// Tells the thread of a port to end.
+    pub(super) fn stop_port(&mut self, name: &str) -> Option<Arc<RunningPort>> {
+        let is = |serving: &Serving| serving.running().name() == name;
+        let mut serving = self.serving.swap_remove(self.serving.iter().position(is)?);
         serving.stop();
+        for mac in std::mem::take(&mut serving.addresses) {
+            self.context.fdb.remove_static(mac, serving.running().port().id);
+        }
         if !self.missing.is_tried(name) {
             self.missing.forget_port(name);
         }
-        let (post, begun) = (Arc::clone(serving.post()), Instant::now());
-        self.leaving.push(Leaving {
+        let running = Arc::clone(serving.running());
+        self.removing.push(Removing {
             serving,
-            origin: entry.map_or(Origin::Runtime, |entry| entry.origin),
-            claims,
-            begun,
+            begun: Instant::now(),
             since: clock::wall_nanos() / 1_000,
             told: false,
             published: None,
         });
         // It goes on with the port when the one who asked for this does not.
         self.retrier.iter().for_each(std::thread::Thread::unpark);
-        Ok(Removal { post: Some(post), end: begun + limit, kept: Ok(()) })
+        Some(running)
     }
 
     /// Takes the removal of a port as far as that needs no waiting; true when the port is gone. It
-    /// is [`PortError::Leaving`] that it takes longer than the caller wants to wait: it goes on.
+    /// is [`PortError::BeingRemoved`] if it takes longer than the caller wants to wait.
     pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
-        let is = |one: &Leaving| {
-            removal.post.as_ref().is_some_and(|post| Arc::ptr_eq(one.serving.post(), post))
+        let is = |one: &Removing| {
+            removal
+                .running
+                .as_ref()
+                .is_some_and(|running| Arc::ptr_eq(one.serving.running(), running))
         };
-        let at = self.leaving.iter().position(is);
+        let at = self.removing.iter().position(is);
         let gone = at.is_none_or(|at| self.advance(at));
         if !gone && Instant::now() < removal.end {
             return Ok(false);
         }
         std::mem::replace(&mut removal.kept, Ok(())).map_err(PortError::Forgotten)?;
-        match &removal.post {
-            Some(post) if !gone => Err(PortError::Leaving(post.name().to_owned())),
+        match &removal.running {
+            Some(running) if !gone => Err(PortError::BeingRemoved(running.name().to_owned())),
             _ => Ok(true),
         }
     }
 
     /// Goes on with all of them, and puts into service what waited for one that is gone.
-    pub(super) fn go_on_leaving(&mut self) {
+    pub(super) fn go_on_removing(&mut self) {
         self.advance_all();
-        for leaving in &mut self.leaving {
-            if leaving.is_late() && !std::mem::replace(&mut leaving.told, true) {
-                let why = "its removal goes on: its thread has not ended yet".to_owned();
-                let port = leaving.serving.post().port();
+        for removing in &mut self.removing {
+            if removing.is_late() && !std::mem::replace(&mut removing.told, true) {
+                let why = "its removal continues: its thread has not ended yet".to_owned();
+                let port = removing.serving.running().port();
                 port.events.tell_surely(&port.name, What::Degraded { why });
             }
         }
-        if self.is_free().is_ok() && !self.stopping.load(Ordering::Acquire) {
-            self.serve_waiting();
+        if !self.stopping.load(Ordering::Acquire) {
+            self.reconcile();
+            self.create_waiting();
         }
         if !self.retired.is_empty() {
             self.reclaim();
         }
     }
 
-    fn advance_all(&mut self) {
+    pub(super) fn advance_all(&mut self) {
         let mut at = 0;
-        while at < self.leaving.len() {
+        while at < self.removing.len() {
             if !self.advance(at) {
                 at += 1;
             }
@@ -188,30 +196,30 @@ impl Daemon {
 
     /// Takes one as far as that needs no waiting; true if it is gone, and the last in its place.
     fn advance(&mut self, at: usize) -> bool {
-        let published = match self.leaving[at].published {
+        let published = match self.removing[at].published {
             Some(published) => published,
             None => {
-                let tried = self.missing.is_tried(self.leaving[at].name());
-                if tried || !self.leaving[at].serving.has_ended() {
+                let tried = self.missing.is_tried(self.removing[at].name());
+                if tried || !self.removing[at].serving.has_ended() {
                     return false;
                 }
                 let serial = self.take_away(at);
-                *self.leaving[at].published.insert((serial, Instant::now() + REMOVE_TIMEOUT))
+                *self.removing[at].published.insert((serial, Instant::now() + REMOVE_TIMEOUT))
             }
         };
         let (serial, end) = published;
         let gone = self.context.workers.have_adopted(serial) || Instant::now() >= end;
         if gone {
             self.reclaim();
-            self.leaving.swap_remove(at);
+            self.removing.swap_remove(at);
         }
         gone
     }
 
     /// The thread of one has ended: publishes a table without the port.
     fn take_away(&mut self, at: usize) -> u64 {
-        let serving = &self.leaving[at].serving;
-        let port = serving.post().port();
+        let serving = &self.removing[at].serving;
+        let port = serving.running().port();
         if let Some(file) = serving.file() {
             self.handover.discard_socket(file);
         }
@@ -225,82 +233,47 @@ impl Daemon {
         serial
     }
 
-    /// An error while a port is on its way out of which this entry needs something.
+    /// An error while a port is being removed of which this entry needs something.
     pub(super) fn is_clear(&mut self, entry: &Entry) -> Result<(), PortError> {
         self.advance_all();
-        self.blocks(&entry.settings.name, &entry.claims())
-            .map_or(Ok(()), |leaving| Err(PortError::Leaving(leaving.name().to_owned())))
+        self.blocks(entry)
+            .map_or(Ok(()), |removing| Err(PortError::BeingRemoved(removing.name().to_owned())))
     }
 
-    fn blocks(&self, name: &str, claims: &[(Shared, PathBuf)]) -> Option<&Leaving> {
-        let has = |leaving: &&Leaving| {
-            let shares = leaving.claims.iter().any(|claim| claims.contains(claim));
-            // What it had is free once no table has it.
-            leaving.published.is_none() && (leaving.name() == name || shares)
-        };
-        self.leaving.iter().find(has)
+    fn blocks(&self, entry: &Entry) -> Option<&Removing> {
+        let mut removing = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        removing.find(|removing| waits_for(entry, removing.entry()))
     }
 
     /// True for a port of this name that is on its way out.
-    pub(super) fn leaves(&self, name: &str) -> bool {
-        self.blocks(name, &[]).is_some()
+    pub(super) fn is_being_removed(&self, name: &str) -> bool {
+        let mut removing = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        removing.any(|removing| removing.name() == name)
     }
 
     /// Ports on their way out that brought their own sockets, and whose these are.
     pub(super) fn unplugged(&self) -> impl Iterator<Item = u32> {
-        self.leaving.iter().filter_map(|leaving| leaving.origin.plugged_by())
+        self.removing.iter().filter_map(|removing| removing.entry().origin.plugged_by())
     }
 
     /// Who gave a port, if only to take it away.
     pub fn origin(&self, name: &str) -> Origin {
-        let leaving = self.leaving.iter().find(|leaving| leaving.name() == name);
-        leaving.map_or_else(|| self.book.origin(name), |leaving| leaving.origin)
-    }
-
-    /// An entry of a configuration waits in the book until a port is gone.
-    pub(super) fn wait_in_book(&mut self, entry: &Entry) {
-        self.book.enter(entry.clone());
-        self.waits = true;
-    }
-
-    /// Entries of the book that nothing serves yet.
-    fn waiting(&self) -> Vec<Entry> {
-        if !self.waits {
-            return Vec::new();
-        }
-        let served = self.serving.iter().map(|serving| serving.post().name());
-        let served: HashSet<&str> = served.collect();
-        let entries = self.book.entries().iter();
-        let waiting = entries.filter(|(name, _)| !served.contains(name.as_str()));
-        waiting.map(|(_, entry)| entry.clone()).collect()
-    }
-
-    /// Puts into service what need not wait any more. What cannot be served is left out, and tried
-    /// again as if it could not be had at a start: its socket is opened without the daemon's lock.
-    fn serve_waiting(&mut self) {
-        let waiting = self.waiting();
-        self.waits = !waiting.is_empty();
-        for entry in waiting {
-            let name = &entry.settings.name;
-            if self.blocks(name, &self.book.claims(name)).is_none() {
-                let why = format!("port {name} has waited until another one was removed");
-                self.put_without(&entry.settings, &why);
-            }
-        }
+        let removing = self.removing.iter().find(|removing| removing.name() == name);
+        removing.map_or_else(|| self.desired.origin(name), |removing| removing.entry().origin)
     }
 
     /// Ports whose removal lasts, and what waits for that.
     pub(super) fn held_up(&self) -> impl Iterator<Item = Degradation> {
-        let late = self.leaving.iter().filter(|leaving| leaving.is_late());
-        let late = late.map(|leaving| Degradation {
+        let late = self.removing.iter().filter(|removing| removing.is_late());
+        let late = late.map(|removing| Degradation {
             code: Code::PortBeingRemoved,
-            subject: Some(leaving.name().to_owned()),
-            text: leaving.why(),
-            since: leaving.since,
+            subject: Some(removing.name().to_owned()),
+            text: removing.why(),
+            since: removing.since,
         });
-        let waiting = self.waiting().into_iter().filter_map(|entry| {
+        let waiting = self.not_running().filter_map(|entry| {
             let name = &entry.settings.name;
-            let before = self.blocks(name, &self.book.claims(name))?;
+            let before = self.blocks(entry)?;
             let text = match before.name() {
                 same if same == name => {
                     format!("port {name} waits until the one before it is gone")

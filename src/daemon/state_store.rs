@@ -14,9 +14,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::book::Book;
 use super::degraded::{Code, Degradation};
-use super::kept::{self, Kept};
+use super::desired::Desired;
+use super::saved_changes::{self, SavedChanges};
 use crate::config::{Text, Texts};
 use crate::limits::MAX_STATE_BYTES;
 use crate::sys::state_dir::{self, Prepared, StateDir, Unreadable};
@@ -29,7 +29,7 @@ const FILES: &str = "applied.json";
 
 /// The way to the next process that goes through files.
 #[derive(Debug, Default)]
-pub struct Keeper {
+pub struct StateStore {
     dir: Option<StateDir>,
     /// The machine's present start.
     boot: String,
@@ -40,7 +40,7 @@ pub struct Keeper {
     /// Why the last change is not kept.
     failed: Option<Degradation>,
     /// What a reload has replaced that waits to be confirmed.
-    before: Option<Book>,
+    before: Option<Desired>,
     /// The configuration before one that was not confirmed runs.
     went_back: bool,
 }
@@ -48,22 +48,22 @@ pub struct Keeper {
 /// Why something is not kept.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot be kept for the next start: {0}")]
-pub struct NotKept(#[from] std::io::Error);
+pub struct NotSaved(#[from] std::io::Error);
 
-impl Keeper {
+impl StateStore {
     /// Takes the directory, if there is to be one.
-    pub fn open(path: Option<&Path>) -> Keeper {
-        let mut keeper = Keeper::default();
-        let Some(path) = path else { return keeper };
+    pub fn open(path: Option<&Path>) -> StateStore {
+        let mut store = StateStore::default();
+        let Some(path) = path else { return store };
         let opened = state_dir::boot_id().and_then(|boot| Ok((boot, StateDir::open(path)?)));
         match opened {
-            Ok((boot, dir)) => (keeper.boot, keeper.dir) = (boot, Some(dir)),
+            Ok((boot, dir)) => (store.boot, store.dir) = (boot, Some(dir)),
             Err(error) => {
                 let text = format!("changes are not kept: {path:?}: {error}");
-                keeper.trouble(Code::ChangesNotKept, text);
+                store.trouble(Code::ChangesNotKept, text);
             }
         }
-        keeper
+        store
     }
 
     /// Where that is.
@@ -83,9 +83,9 @@ impl Keeper {
     }
 
     /// What was changed before, since the machine was started. What cannot be read is put aside.
-    pub fn changes(&mut self) -> Kept {
-        let Some(bytes) = self.read(CHANGES) else { return Kept::default() };
-        match kept::read(&bytes, &self.boot) {
+    pub fn changes(&mut self) -> SavedChanges {
+        let Some(bytes) = self.read(CHANGES) else { return SavedChanges::default() };
+        match saved_changes::read(&bytes, &self.boot) {
             Ok(Some(kept)) if self.went_back => return kept.before(),
             Ok(Some(kept)) => return kept,
             Ok(None) => {
@@ -98,7 +98,7 @@ impl Keeper {
             }
             Err(why) => self.put_aside(CHANGES, &why),
         }
-        Kept::default()
+        SavedChanges::default()
     }
 
     /// The files of the configuration that was last in force.
@@ -152,7 +152,7 @@ impl Keeper {
     }
 
     /// These files are in force: they are kept for a start with bad ones.
-    pub fn keep_files(&mut self, texts: &Texts) -> Result<(), NotKept> {
+    pub fn keep_files(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         self.refused.clear();
         match &self.dir {
             Some(dir) if !texts.files.is_empty() => {
@@ -164,7 +164,7 @@ impl Keeper {
     }
 
     /// These files are about to be in force, and wait to be confirmed.
-    pub fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotKept> {
+    pub fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         if self.dir.is_none() || texts.files.is_empty() {
             return Ok(());
         }
@@ -176,8 +176,8 @@ impl Keeper {
         Ok(dir.prepare(FILES, text.as_bytes()).and_then(Prepared::commit)?)
     }
 
-    /// The next process is to go back to this, until [`Keeper::stay`].
-    pub fn go_back_to(&mut self, before: Book) {
+    /// The next process is to go back to this, until [`StateStore::stay`].
+    pub fn go_back_to(&mut self, before: Desired) {
         self.before = Some(before);
     }
 
@@ -220,27 +220,27 @@ impl Keeper {
     }
 
     /// Gets ready to keep the changes; nothing is kept before that is committed.
-    pub fn prepare(&self, book: &Book) -> Result<Option<Prepared>, NotKept> {
+    pub fn prepare(&self, desired: &Desired) -> Result<Option<Prepared>, NotSaved> {
         let Some(dir) = &self.dir else { return Ok(None) };
-        let back = self.before.as_ref().map(|before| before.after_going_back(book));
-        Ok(Some(dir.prepare(CHANGES, &kept::write(book, back.as_ref(), &self.boot))?))
+        let back = self.before.as_ref().map(|before| before.after_going_back(desired));
+        Ok(Some(dir.prepare(CHANGES, &saved_changes::write(desired, back.as_ref(), &self.boot))?))
     }
 
     /// Keeps what is ready to be kept.
-    pub fn commit(&mut self, prepared: Option<Prepared>) -> Result<(), NotKept> {
-        let kept = prepared.map_or(Ok(()), Prepared::commit).map_err(NotKept::from);
+    pub fn commit(&mut self, prepared: Option<Prepared>) -> Result<(), NotSaved> {
+        let kept = prepared.map_or(Ok(()), Prepared::commit).map_err(NotSaved::from);
         self.tell(kept)
     }
 
     /// Keeps the changes.
-    pub fn keep(&mut self, book: &Book) -> Result<(), NotKept> {
-        match self.prepare(book) {
+    pub fn keep(&mut self, desired: &Desired) -> Result<(), NotSaved> {
+        match self.prepare(desired) {
             Ok(prepared) => self.commit(prepared),
             Err(error) => self.tell(Err(error)),
         }
     }
 
-    fn tell(&mut self, kept: Result<(), NotKept>) -> Result<(), NotKept> {
+    fn tell(&mut self, kept: Result<(), NotSaved>) -> Result<(), NotSaved> {
         let text = kept.as_ref().err().map(|error| format!("the last change {error}"));
         self.failed = text.map(|text| Degradation::new(Code::ChangesNotKept, None, text));
         kept

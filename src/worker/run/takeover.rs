@@ -7,12 +7,12 @@ use crate::pipeline::signals::Owing;
 use crate::port::{Endpoint, Port, QueueRef};
 use crate::sys::clock;
 use crate::worker::Token;
-use crate::worker::reserve::{Duty, Suspended};
+use crate::worker::handle::{Duty, Suspended};
 
 impl Worker {
     /// Makes itself known to the watchdog; in the worker's own thread.
     pub fn begin(&mut self) {
-        self.own.seat.begin();
+        self.own.takeover.begin();
         let slot = self.pipeline.signals().slot();
         slot.active();
         slot.asleep();
@@ -20,17 +20,17 @@ impl Worker {
 
     /// Looks who works for whom, when something of that is new.
     #[cold]
-    pub(super) fn change_seat(&mut self) {
+    pub(super) fn update_takeover(&mut self) {
         self.end_suspensions();
         let reserves = Arc::clone(&self.reserves);
         if self.number < self.of {
             if let Some(thread) = reserves.come_back(self.number) {
                 self.begin_work(Owing::Thread(thread));
             }
-            self.own.seat.counted.move_to(&self.own.stats);
+            self.own.takeover.counted.move_to(&self.own.stats);
             return;
         }
-        let Some(duty) = self.own.seat.duty() else { return };
+        let Some(duty) = self.own.takeover.duty() else { return };
         match (self.is_relieving(), reserves.works_for(self.number, duty.worker)) {
             (false, true) => self.relieve(duty),
             (_, false) => self.retire(),
@@ -62,10 +62,10 @@ impl Worker {
             self.handle.leave(note);
         }
         self.debts.clear();
-        self.own.stats.move_to(&self.handle.seat.counted);
-        self.handle.tell_seat();
+        self.own.stats.move_to(&self.handle.takeover.counted);
+        self.handle.notify_takeover();
         self.work_for(self.number);
-        self.own.seat.end_duty();
+        self.own.takeover.end_duty();
     }
 
     fn work_for(&mut self, index: usize) {
@@ -79,7 +79,7 @@ impl Worker {
     #[cold]
     pub(super) fn recover(&mut self) {
         self.pipeline.signals().slot().active();
-        self.own.doze.awake();
+        self.own.sleep_state.awake();
         self.begin_work(Owing::Anyone);
     }
 
@@ -147,7 +147,7 @@ impl Worker {
     /// This thread goes on: the ports whose memory it waited for are no longer kept apart, and the
     /// one that it is clear to have been pays.
     fn end_suspensions(&mut self) {
-        let suspended = self.own.seat.take_suspended();
+        let suspended = self.own.takeover.take_suspended();
         if suspended.is_empty() {
             return;
         }

@@ -18,7 +18,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::book::{Book, Changed};
+use super::desired::{Changed, Desired};
 use crate::config::{self, Config, Entry, Kind, Origin, Settings};
 use crate::frame::MacAddr;
 use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS};
@@ -38,25 +38,25 @@ pub struct Change {
 
 /// What an earlier process wrote down.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct SavedChanges {
     changes: Vec<Change>,
     /// Addresses that were tied to ports.
     addresses: Vec<(MacAddr, String)>,
     /// What it would be by the configuration before one that waited to be confirmed.
-    before: Option<Box<Kept>>,
+    before: Option<Box<SavedChanges>>,
 }
 
-impl Kept {
+impl SavedChanges {
     /// By the configuration before one that was not confirmed. Where nothing is said of that, it
     /// was the one in force.
-    pub fn before(mut self) -> Kept {
+    pub fn before(mut self) -> SavedChanges {
         self.before.take().map_or(self, |before| *before)
     }
 }
 
 /// The changes of a process, and what they would be after going `back`.
-pub fn write(book: &Book, back: Option<&Book>, boot: &str) -> Vec<u8> {
-    let mut file = differences(book);
+pub fn write(desired: &Desired, back: Option<&Desired>, boot: &str) -> Vec<u8> {
+    let mut file = differences(desired);
     (file["version"], file["boot"]) = (VERSION.into(), boot.into());
     if let Some(back) = back {
         file["before"] = differences(back);
@@ -67,11 +67,11 @@ pub fn write(book: &Book, back: Option<&Book>, boot: &str) -> Vec<u8> {
 }
 
 /// What differs from the configuration.
-fn differences(book: &Book) -> Value {
-    let changes = book.changes().into_iter().filter(Changed::has_other_settings);
+fn differences(desired: &Desired) -> Value {
+    let changes = desired.changes().into_iter().filter(Changed::has_other_settings);
     let changes: Vec<Value> = changes.filter_map(|changed| change(&changed)).collect();
-    let lasts = |port: &String| book.origin(port).plugged_by().is_none();
-    let tied = book.tied().iter().filter(|(_, port)| lasts(port));
+    let lasts = |port: &String| desired.origin(port).plugged_by().is_none();
+    let tied = desired.assigned().iter().filter(|(_, port)| lasts(port));
     let addresses: Vec<Value> =
         tied.map(|(mac, port)| json!({"mac": mac.to_string(), "port": port})).collect();
     json!({"changes": changes, "addresses": addresses})
@@ -94,7 +94,7 @@ fn words(settings: &Settings) -> Value {
 }
 
 /// Reads what an earlier process wrote; `None` if that was before the machine was started.
-pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Kept>, String> {
+pub fn read(bytes: &[u8], boot: &str) -> Result<Option<SavedChanges>, String> {
     let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if file["version"] != VERSION {
         return Err("it is of another version".to_owned());
@@ -112,7 +112,7 @@ pub fn read(bytes: &[u8], boot: &str) -> Result<Option<Kept>, String> {
     Ok(Some(kept))
 }
 
-fn read_differences(file: &Value) -> Result<Kept, String> {
+fn read_differences(file: &Value) -> Result<SavedChanges, String> {
     let changes = file["changes"].as_array().ok_or("it says nothing of changes")?;
     // Twice as many as there may be ports: as many deleted as there are.
     if changes.len() > 2 * MAX_PORTS {
@@ -122,7 +122,7 @@ fn read_differences(file: &Value) -> Result<Kept, String> {
     if addresses.len() > MAX_PORTS * MAX_STATIC_MACS {
         return Err("it has more addresses than there can be".to_owned());
     }
-    Ok(Kept {
+    Ok(SavedChanges {
         changes: changes.iter().map(read_change).collect::<Result<_, _>>()?,
         addresses: addresses.iter().map(read_address).collect::<Result<_, _>>()?,
         before: None,
@@ -164,27 +164,27 @@ fn read_settings(kind: Kind, name: &str, words: &Map<String, Value>) -> Result<S
     Settings::parse(kind, given).map_err(|wrong| format!("{kind} {name:?}: {wrong}"))
 }
 
-/// Changes a configuration accordingly; its book, and what is not done, and why.
-pub fn apply(config: &mut Config, kept: Kept) -> (Book, Vec<String>) {
-    let mut book = Book::new(config);
+/// Changes a configuration accordingly; its desired, and what is not done, and why.
+pub fn apply(config: &mut Config, kept: SavedChanges) -> (Desired, Vec<String>) {
+    let mut desired = Desired::new(config);
     let mut said = Vec::new();
     for change in kept.changes {
         let about = format!("{} {}", change.kind, change.name);
         // The configuration has it by now, as it is: it is the configuration's.
-        let there = book.get(&change.name).zip(change.now.as_ref());
+        let there = desired.get(&change.name).zip(change.now.as_ref());
         if there.is_some_and(|(there, now)| is_same(&there.settings, now, &kept.addresses)) {
             continue;
         }
-        if let Err(why) = apply_one(config, &mut book, change) {
+        if let Err(why) = apply_one(config, &mut desired, change) {
             said.push(format!("{about}: {why}"));
         }
     }
     for (mac, port) in kept.addresses {
-        if let Err(why) = book.tie(mac, &port) {
+        if let Err(why) = desired.assign(mac, &port) {
             said.push(format!("address {mac} of port {port} is left out: {why}"));
         }
     }
-    (book, said)
+    (desired, said)
 }
 
 /// Whether a configuration says of a port what was in force, perhaps with addresses that were tied
@@ -196,9 +196,9 @@ fn is_same(configured: &Settings, now: &Settings, tied: &[(MacAddr, String)]) ->
     configured == *now
 }
 
-fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(), String> {
+fn apply_one(config: &mut Config, desired: &mut Desired, change: Change) -> Result<(), String> {
     let Change { name, configured, now, .. } = change;
-    let there = book.get(&name).cloned();
+    let there = desired.get(&name).cloned();
     let origin = match (&there, &configured) {
         (None, None) => Origin::Runtime,
         (Some(entry), Some(settings)) if words(&entry.settings) == *settings => entry.origin,
@@ -215,7 +215,7 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
     };
     let entry = now.map(|settings| Entry::new(settings, origin));
     if let Some(entry) = &entry {
-        if let Some(clash) = book.clash(entry) {
+        if let Some(clash) = desired.clash(entry) {
             return Err(format!("is left out: {clash}"));
         }
         let now = &entry.settings;
@@ -228,7 +228,7 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
             return Err("is left out: there are too many ports, taps or streams".to_owned());
         }
     }
-    book.strike(&name);
+    desired.remove(&name);
     let place = config.ports.iter().position(|entry| entry.settings.name == name);
     match (place, &entry) {
         (Some(place), Some(entry)) => config.ports[place] = entry.clone(),
@@ -237,6 +237,6 @@ fn apply_one(config: &mut Config, book: &mut Book, change: Change) -> Result<(),
         (None, None) => {}
     }
     config.sort();
-    entry.into_iter().for_each(|entry| book.enter(entry));
+    entry.into_iter().for_each(|entry| desired.insert(entry));
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! What each port and TAP was told to be, and by whom.
+//! The ports that are wanted: by the configuration, by clients, by sockets in the plug directory.
 //!
-//! Two accounts: what the command line and the files say, and what is in force. Ports that were
-//! added, changed or deleted while the switch runs are the difference, which `keep` writes down.
-//! Addresses that were tied to a port while the switch runs are no setting of it: they are kept
-//! beside, so that other settings, whoever gives them, leave them alone. They go with their port.
+//! `configured` is what the command line and the files say, `entries` is what is wanted now. The
+//! difference is what was added, changed or deleted while the switch runs; [`super::state_store`]
+//! writes it down. Static addresses that a port was given while the switch runs are no setting of
+//! it: they outlive a change of its settings and go with the port.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, Entry, Origin, Settings, Shared, place};
@@ -19,7 +19,7 @@ pub struct Changed<'b> {
     pub configured: Option<&'b Entry>,
     /// What is in force; nothing of one that was deleted.
     pub now: Option<&'b Entry>,
-    /// Addresses that were tied to it.
+    /// Addresses that it was given.
     pub tied: Vec<MacAddr>,
 }
 
@@ -30,7 +30,7 @@ impl Changed<'_> {
     }
 }
 
-/// Two want what only one may have.
+/// An entry claims what another one has.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {} is already used by {owner}", what.noun(), place.display())]
 pub struct Clash {
@@ -39,21 +39,21 @@ pub struct Clash {
     owner: String,
 }
 
-/// Why an address cannot be tied to a port.
+/// Why a port cannot be given an address.
 #[derive(Debug, thiserror::Error)]
-pub enum Untied {
-    /// There is none of this name.
+pub enum NotAssigned {
+    /// There is no port of this name.
     #[error("there is no such port")]
     NoSuchPort,
-    /// It is another one's.
+    /// Another port has it.
     #[error("{mac} is a static address of port '{owner}'")]
     Taken {
         /// The address.
         mac: MacAddr,
-        /// Who has it.
+        /// That port.
         owner: String,
     },
-    /// It has as many as there may be.
+    /// It has the most that a port may have.
     #[error("port '{name}' has {MAX_STATIC_MACS} static addresses already")]
     Many {
         /// The port.
@@ -69,9 +69,9 @@ fn claim(mac: MacAddr) -> (Shared, PathBuf) {
 /// The owner of the control socket; no port has such a name.
 const CONTROL: &str = "the control socket";
 
-/// All of them.
+/// The ports that are wanted.
 #[derive(Debug, Clone, Default)]
-pub struct Book {
+pub struct Desired {
     entries: BTreeMap<String, Entry>,
     /// The sockets and interfaces of each, as they were spelled when it was entered.
     claims: HashMap<String, Vec<(Shared, PathBuf)>>,
@@ -79,24 +79,24 @@ pub struct Book {
     owners: HashMap<(Shared, PathBuf), String>,
     /// As the command line and the files have them.
     configured: BTreeMap<String, Entry>,
-    /// Addresses that were tied to ports while the switch runs, and to which.
-    tied: BTreeMap<MacAddr, String>,
-    /// What ports are like that bring their own sockets; none in a test of the book alone.
+    /// Static addresses that were given to ports while the switch runs, and to which.
+    assigned: BTreeMap<MacAddr, String>,
+    /// What ports are like that bring their own sockets; none in a test of this alone.
     template: Option<Settings>,
 }
 
-impl Book {
+impl Desired {
     /// The entries of a configuration, with the changes that were made since.
-    pub fn new(config: &Config) -> Book {
-        let mut book = Book { template: Some(config.template.clone()), ..Book::default() };
+    pub fn new(config: &Config) -> Desired {
+        let mut desired = Desired { template: Some(config.template.clone()), ..Desired::default() };
         if let Some(control) = &config.control {
-            book.reserve(&control.path);
+            desired.reserve(&control.path);
         }
-        config.ports.iter().for_each(|entry| book.enter(entry.clone()));
-        book
+        config.ports.iter().for_each(|entry| desired.insert(entry.clone()));
+        desired
     }
 
-    /// What is in force, by name.
+    /// The ports that are wanted, by name.
     pub fn entries(&self) -> &BTreeMap<String, Entry> {
         &self.entries
     }
@@ -112,29 +112,24 @@ impl Book {
         self.template.as_ref()
     }
 
-    /// Has them be like this, as a configuration says.
-    pub fn set_template(&mut self, template: Option<Settings>) {
-        self.template = template;
-    }
-
     /// What the configuration says of one name.
     pub fn configured(&self, name: &str) -> Option<&Entry> {
         self.configured.get(name)
     }
 
-    /// What the configuration has and is not in force.
+    /// What the configuration has and is not wanted any more.
     pub fn deleted(&self) -> impl Iterator<Item = &Entry> {
-        // What has the name of one meanwhile and is not kept is no reason to have it again.
+        // A port by plug of the same name is not kept, so the deletion still counts.
         let lasts = |name: &str| self.get(name).is_some_and(|e| e.origin.plugged_by().is_none());
         let all = self.configured.iter();
         all.filter(move |(name, _)| !lasts(name)).map(|(_, entry)| entry)
     }
 
-    /// What is not as the configuration has it, by name. Ports that brought their own sockets are
-    /// not among it: these are found again.
+    /// What differs from the configuration, by name, but for ports by plug: their sockets are found
+    /// again.
     pub fn changes(&self) -> Vec<Changed<'_>> {
         let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
-        for (mac, name) in &self.tied {
+        for (mac, name) in &self.assigned {
             tied.entry(name).or_default().push(*mac);
         }
         let lasting = self.entries.values().filter(|entry| entry.origin.plugged_by().is_none());
@@ -163,46 +158,47 @@ impl Book {
 
     /// Another configuration counts from now on.
     pub fn configure(&mut self, config: &Config) {
-        self.configure_as(config.ports.clone());
-    }
-
-    /// The same by its entries.
-    pub fn configure_as(&mut self, all: Vec<Entry>) {
-        let all = all.into_iter();
+        let all = config.ports.iter().cloned();
         self.configured = all.map(|entry| (entry.settings.name.clone(), entry)).collect();
+        self.template = Some(config.template.clone());
     }
 
-    /// What is in force for one name.
+    /// The entry of one name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }
 
-    /// Who gave a port; who is not known gave it while the switch ran.
+    /// Where a port comes from; a client added one of an unknown name.
     pub fn origin(&self, name: &str) -> Origin {
         self.get(name).map_or(Origin::Runtime, |entry| entry.origin)
     }
 
-    /// Puts an entry in the place of the one of its name.
-    pub fn enter(&mut self, entry: Entry) {
+    /// Inserts an entry in place of the one of its name.
+    pub fn insert(&mut self, entry: Entry) {
         let name = entry.settings.name.clone();
-        self.strike(&name);
+        self.remove(&name);
         let claims = entry.claims();
         self.owners.extend(claims.iter().map(|claim| (claim.clone(), name.clone())));
-        // What its settings have now need not be kept beside them.
-        entry.settings.mac.iter().for_each(|mac| drop(self.tied.remove(mac)));
+        // An address of the settings need not be kept beside them.
+        entry.settings.mac.iter().for_each(|mac| drop(self.assigned.remove(mac)));
         self.claims.insert(name.clone(), claims);
         self.entries.insert(name, entry);
     }
 
-    /// What only one may have of an entry, as it was spelled when it was entered, and the addresses
-    /// that were tied to it.
-    pub fn claims(&self, name: &str) -> Vec<(Shared, PathBuf)> {
-        let tied = self.tied_to(name).map(claim);
-        self.claims.get(name).into_iter().flatten().cloned().chain(tied).collect()
+    /// The static addresses of each port: those of its settings and those it was given.
+    pub fn addresses(&self) -> HashMap<&str, BTreeSet<MacAddr>> {
+        let mut all: HashMap<&str, BTreeSet<MacAddr>> = HashMap::new();
+        for (name, entry) in &self.entries {
+            all.entry(name).or_default().extend(&entry.settings.mac);
+        }
+        for (mac, name) in &self.assigned {
+            all.entry(name).or_default().insert(*mac);
+        }
+        all
     }
 
-    /// Takes an entry out.
-    pub fn strike(&mut self, name: &str) -> Option<Entry> {
+    /// Removes an entry; the addresses that it was given stay.
+    pub fn remove(&mut self, name: &str) -> Option<Entry> {
         let entry = self.entries.remove(name)?;
         for claim in self.claims.remove(name).unwrap_or_default() {
             if self.owners.get(&claim).is_some_and(|owner| owner == name) {
@@ -212,7 +208,7 @@ impl Book {
         Some(entry)
     }
 
-    /// Another entry that has what only one may have, and what that is.
+    /// What of an entry another one has.
     pub fn clash(&self, entry: &Entry) -> Option<Clash> {
         entry.claims().into_iter().find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
@@ -220,64 +216,64 @@ impl Book {
         })
     }
 
-    /// Addresses that were tied to ports while the switch runs, and to which.
-    pub fn tied(&self) -> &BTreeMap<MacAddr, String> {
-        &self.tied
+    /// Static addresses that ports were given while the switch runs.
+    pub fn assigned(&self) -> &BTreeMap<MacAddr, String> {
+        &self.assigned
     }
 
     /// The same of one port.
-    pub fn tied_to(&self, name: &str) -> impl Iterator<Item = MacAddr> {
-        self.tied.iter().filter(move |(_, port)| *port == name).map(|(mac, _)| *mac)
+    pub fn assigned_to(&self, name: &str) -> impl Iterator<Item = MacAddr> {
+        self.assigned.iter().filter(move |(_, port)| *port == name).map(|(mac, _)| *mac)
     }
 
-    /// The port that has an address, tied or by its settings.
+    /// The port that has an address.
     pub fn owner(&self, mac: MacAddr) -> Option<&str> {
         self.owners.get(&claim(mac)).map(String::as_str)
     }
 
-    /// Ties an address to a port.
-    pub fn tie(&mut self, mac: MacAddr, name: &str) -> Result<(), Untied> {
-        let entry = self.get(name).ok_or(Untied::NoSuchPort)?;
+    /// Gives an address to a port.
+    pub fn assign(&mut self, mac: MacAddr, name: &str) -> Result<(), NotAssigned> {
+        let entry = self.get(name).ok_or(NotAssigned::NoSuchPort)?;
         match self.owner(mac) {
             Some(owner) if owner == name => return Ok(()),
-            Some(owner) => return Err(Untied::Taken { mac, owner: owner.to_owned() }),
+            Some(owner) => return Err(NotAssigned::Taken { mac, owner: owner.to_owned() }),
             None => {}
         }
-        if entry.settings.mac.len() + self.tied_to(name).count() >= MAX_STATIC_MACS {
-            return Err(Untied::Many { name: name.to_owned() });
+        if entry.settings.mac.len() + self.assigned_to(name).count() >= MAX_STATIC_MACS {
+            return Err(NotAssigned::Many { name: name.to_owned() });
         }
         self.owners.insert(claim(mac), name.to_owned());
-        self.tied.insert(mac, name.to_owned());
+        self.assigned.insert(mac, name.to_owned());
         Ok(())
     }
 
-    /// Gives an address free that was tied to a port; false if it was not.
-    pub fn untie(&mut self, mac: MacAddr) -> bool {
-        let tied = self.tied.remove(&mac).is_some();
+    /// Takes an address away that a port was given; false if none was.
+    pub fn unassign(&mut self, mac: MacAddr) -> bool {
+        let tied = self.assigned.remove(&mac).is_some();
         if tied {
             self.owners.remove(&claim(mac));
         }
         tied
     }
 
-    /// The same for all of a port that is gone.
-    pub fn untie_all(&mut self, name: &str) {
-        let all: Vec<MacAddr> = self.tied_to(name).collect();
+    /// Takes all addresses away that a port was given.
+    pub fn unassign_all(&mut self, name: &str) {
+        let all: Vec<MacAddr> = self.assigned_to(name).collect();
         for mac in all {
-            self.untie(mac);
+            self.unassign(mac);
         }
     }
 
-    /// Forgets what is tied now as it was here: of the rest somebody else decides.
-    pub fn leave_tied(&mut self, now: &Book) {
-        self.tied.retain(|mac, name| now.tied.get(mac) != Some(name));
+    /// Keeps of the given addresses only those that `now` has not.
+    pub fn keep_unassigned(&mut self, now: &Desired) {
+        self.assigned.retain(|mac, name| now.assigned.get(mac) != Some(name));
     }
 
     /// What there is after going back to this from `now`. What was added meanwhile while the switch
     /// ran stays, what was deleted stays away, and so do settings of the command line's ports.
-    pub fn after_going_back(&self, now: &Book) -> Book {
+    pub fn after_going_back(&self, now: &Desired) -> Desired {
         let (configured, template) = (self.configured.clone(), self.template.clone());
-        let mut back = Book { configured, template, ..Book::default() };
+        let mut back = Desired { configured, template, ..Desired::default() };
         let reserved = self.owners.iter().filter(|(_, owner)| *owner == CONTROL);
         back.owners = reserved.map(|(claim, owner)| (claim.clone(), owner.clone())).collect();
         let is_back = |entry: &&Entry| match entry.origin {
@@ -298,12 +294,12 @@ impl Book {
         let before = self.entries.values().filter(is_back);
         for entry in before.chain(now.entries.values().filter(stays)) {
             if back.clash(entry).is_none() {
-                back.enter(entry.clone());
+                back.insert(entry.clone());
             }
         }
-        for (mac, name) in self.tied.iter().chain(&now.tied) {
+        for (mac, name) in self.assigned.iter().chain(&now.assigned) {
             // The port may be gone, or another one have it by its settings.
-            let _ = back.tie(*mac, name);
+            let _ = back.assign(*mac, name);
         }
         back
     }
@@ -332,42 +328,42 @@ mod tests {
         Settings::parse(Kind::Port, given).unwrap()
     }
 
-    fn enter(book: &mut Book, name: &str, macs: &[u8]) {
-        book.enter(Entry::new(settings(name, macs), Origin::File));
+    fn enter(desired: &mut Desired, name: &str, macs: &[u8]) {
+        desired.insert(Entry::new(settings(name, macs), Origin::File));
     }
 
     #[test]
     fn an_address_is_one_ports_and_outlives_its_settings() {
-        let mut book = Book::default();
-        enter(&mut book, "a", &[1]);
-        enter(&mut book, "b", &[]);
-        book.tie(mac(1), "a").unwrap();
-        assert!(book.tied().is_empty(), "its settings have it");
-        book.tie(mac(2), "a").unwrap();
-        assert!(book.tie(mac(2), "b").is_err() && book.tie(mac(1), "b").is_err());
-        assert!(book.tie(mac(3), "c").is_err());
-        assert!(book.clash(&Entry::new(settings("b", &[2]), Origin::File)).is_some());
+        let mut desired = Desired::default();
+        enter(&mut desired, "a", &[1]);
+        enter(&mut desired, "b", &[]);
+        desired.assign(mac(1), "a").unwrap();
+        assert!(desired.assigned().is_empty(), "its settings have it");
+        desired.assign(mac(2), "a").unwrap();
+        assert!(desired.assign(mac(2), "b").is_err() && desired.assign(mac(1), "b").is_err());
+        assert!(desired.assign(mac(3), "c").is_err());
+        assert!(desired.clash(&Entry::new(settings("b", &[2]), Origin::File)).is_some());
         // Other settings, and for a moment none.
-        enter(&mut book, "a", &[]);
-        assert_eq!((book.owner(mac(1)), book.owner(mac(2))), (None, Some("a")));
-        book.strike("a");
-        assert_eq!(book.owner(mac(2)), Some("a"));
-        enter(&mut book, "a", &[2]);
-        assert!(book.tied().is_empty() && book.owner(mac(2)) == Some("a"));
-        assert!(!book.untie(mac(2)));
-        book.tie(mac(4), "a").unwrap();
-        book.tie(mac(5), "b").unwrap();
-        book.untie_all("a");
-        assert_eq!(book.tied_to("b").collect::<Vec<_>>(), [mac(5)]);
-        assert!(book.untie(mac(5)) && book.owner(mac(5)).is_none());
+        enter(&mut desired, "a", &[]);
+        assert_eq!((desired.owner(mac(1)), desired.owner(mac(2))), (None, Some("a")));
+        desired.remove("a");
+        assert_eq!(desired.owner(mac(2)), Some("a"));
+        enter(&mut desired, "a", &[2]);
+        assert!(desired.assigned().is_empty() && desired.owner(mac(2)) == Some("a"));
+        assert!(!desired.unassign(mac(2)));
+        desired.assign(mac(4), "a").unwrap();
+        desired.assign(mac(5), "b").unwrap();
+        desired.unassign_all("a");
+        assert_eq!(desired.assigned_to("b").collect::<Vec<_>>(), [mac(5)]);
+        assert!(desired.unassign(mac(5)) && desired.owner(mac(5)).is_none());
     }
 
     #[test]
     fn a_port_has_no_more_than_a_configuration_may_give_it() {
-        let mut book = Book::default();
-        enter(&mut book, "a", &[0, 1]);
-        (2..MAX_STATIC_MACS).for_each(|n| book.tie(mac(n as u8), "a").unwrap());
-        assert!(matches!(book.tie(mac(200), "a"), Err(Untied::Many { .. })));
-        book.tie(mac(0), "a").unwrap();
+        let mut desired = Desired::default();
+        enter(&mut desired, "a", &[0, 1]);
+        (2..MAX_STATIC_MACS).for_each(|n| desired.assign(mac(n as u8), "a").unwrap());
+        assert!(matches!(desired.assign(mac(200), "a"), Err(NotAssigned::Many { .. })));
+        desired.assign(mac(0), "a").unwrap();
     }
 }

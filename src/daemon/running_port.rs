@@ -14,16 +14,14 @@ use super::build;
 use super::state;
 use crate::config::{Difference, Kind, Settings};
 use crate::events::Events;
-use crate::frame::MacAddr;
 use crate::limits::REMOVE_STEP;
 use crate::port::{Port, Ports};
-use crate::switch::{Fdb, StaticError};
 use crate::sys::netlink::NetlinkError;
 use crate::worker::Workers;
 
 /// A port, which may be another one for each of its sessions.
 #[derive(Debug)]
-pub struct Post {
+pub struct RunningPort {
     name: String,
     ports: Arc<Ports>,
     events: Arc<Events>,
@@ -42,25 +40,22 @@ struct State {
 /// Why a setting cannot be changed now.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// An address cannot be entered.
-    #[error(transparent)]
-    Static(#[from] StaticError),
     /// The interface does not take the MTU.
     #[error("the interface does not take the MTU: {0}")]
     Mtu(#[from] NetlinkError),
 }
 
-impl Post {
+impl RunningPort {
     /// A port that is as `settings` say.
     pub fn new(
         port: &Arc<Port>,
         settings: Settings,
         ports: &Arc<Ports>,
         events: &Arc<Events>,
-    ) -> Post {
+    ) -> RunningPort {
         let state = Mutex::new(State { port: Arc::clone(port), settings, next: None });
         let (ports, events) = (Arc::clone(ports), Arc::clone(events));
-        Post { name: port.name.clone(), ports, events, state }
+        RunningPort { name: port.name.clone(), ports, events, state }
     }
 
     /// Its name, which stays.
@@ -89,12 +84,11 @@ impl Post {
     }
 
     /// Makes it what `wanted` says, as far as that can be now; nothing has changed where it fails.
-    /// What only another socket or interface could do is not looked at.
-    pub fn change(&self, wanted: &Settings, fdb: &Fdb) -> Result<(), ChangeError> {
+    /// Static addresses are the daemon's ([`super::reconcile`]).
+    pub fn change(&self, wanted: &Settings) -> Result<(), ChangeError> {
         let mut state = self.state();
         let port = Arc::clone(&state.port);
         let now = &mut state.settings;
-        change_addresses(&now.mac, &wanted.mac, &port, fdb)?;
         if let (Kind::Tap, Some(mtu)) = (now.kind, wanted.mtu.filter(|_| now.mtu != wanted.mtu)) {
             port.mtu.set_link(mtu.into())?;
         }
@@ -123,29 +117,7 @@ impl Post {
         while !workers.wait_adopted(serial, Instant::now() + REMOVE_STEP) && !stopped() {}
         // Nobody counts there any more.
         state::carry(&before, &after);
-        log::info!("port {}: serves with its new settings", after.name);
+        log::info!("port {}: new settings are in effect", after.name);
         after
     }
-}
-
-/// Enters new addresses and takes old ones away.
-fn change_addresses(
-    now: &[MacAddr],
-    wanted: &[MacAddr],
-    port: &Port,
-    fdb: &Fdb,
-) -> Result<(), StaticError> {
-    let new = wanted.iter().filter(|mac| !now.contains(mac));
-    for (count, mac) in new.clone().enumerate() {
-        if let Err(error) = fdb.insert_static(*mac, port.id) {
-            for mac in new.take(count) {
-                fdb.remove_static(*mac, port.id);
-            }
-            return Err(error);
-        }
-    }
-    for mac in now.iter().filter(|mac| !wanted.contains(mac)) {
-        fdb.remove_static(*mac, port.id);
-    }
-    Ok(())
 }

@@ -1,0 +1,62 @@
+//! What ip(8) and tc(8) of iproute2 say of interfaces, as far as it is used here.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::tool;
+
+/// An interface.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Link {
+    pub ifname: String,
+    /// The bridge that it is in.
+    pub master: Option<String>,
+    pub link_type: String,
+    /// Its hardware address.
+    pub address: String,
+    pub mtu: u64,
+    pub flags: Vec<String>,
+    pub qdisc: String,
+    pub addr_info: Vec<Address>,
+}
+
+/// An address of an interface.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Address {
+    pub local: String,
+    pub prefixlen: u8,
+    pub scope: String,
+    /// It is leased.
+    pub dynamic: bool,
+}
+
+/// A route.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Route {
+    pub dst: String,
+    pub dev: String,
+    pub gateway: Option<String>,
+}
+
+/// A queueing discipline.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Qdisc {
+    pub kind: String,
+    pub handle: String,
+    pub parent: Option<String>,
+    pub root: bool,
+}
+
+/// The list that a program prints as JSON.
+pub fn ask<T: DeserializeOwned>(words: &[&str]) -> Option<Vec<T>> {
+    serde_json::from_str(&tool::output(words)?).ok()
+}
+
+/// The interface of this name.
+pub fn named<'l>(links: &'l [Link], name: &str) -> Option<&'l Link> {
+    links.iter().find(|link| link.ifname == name)
+}

@@ -1,0 +1,154 @@
+//! What a configuration changes of the ports that are wanted: to be shown, and to be wanted.
+//!
+//! Ports of the command line stay, and those that were added while the switch runs stay unless the
+//! configuration has their names: it wins. So it is with ports that brought their own sockets, and
+//! with addresses.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use super::desired::Desired;
+use crate::config::{Config, Difference, Effect, Entry, Origin, Settings};
+use crate::frame::MacAddr;
+
+/// One difference.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// A port or TAP comes.
+    Add(Entry),
+    /// It goes.
+    Remove(Entry),
+    /// Its settings change, and perhaps who gave it.
+    Change(Entry, Vec<Difference>),
+    /// What stands outside of any entry.
+    Scalar(Difference),
+    /// What ports have in common that bring their own sockets.
+    Template(Difference),
+    /// An address that was tied to a port while the switch runs is another one's.
+    Address {
+        /// The address.
+        mac: MacAddr,
+        /// Who had it.
+        from: String,
+        /// Who has it by the configuration.
+        to: String,
+    },
+}
+
+impl Step {
+    /// Its port or TAP.
+    pub fn entry(&self) -> Option<&Entry> {
+        match self {
+            Step::Add(entry) | Step::Remove(entry) | Step::Change(entry, _) => Some(entry),
+            Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => None,
+        }
+    }
+
+    /// True if the port is disconnected: it goes, or comes back with another socket.
+    pub fn detaches(&self) -> bool {
+        match self {
+            Step::Remove(_) => true,
+            Step::Change(_, changes) => {
+                changes.iter().any(|change| change.effect == Effect::Reopen)
+            }
+            Step::Add(_) | Step::Scalar(_) | Step::Template(_) | Step::Address { .. } => false,
+        }
+    }
+}
+
+/// How many of each kind, in words.
+pub struct Summary<'a>(pub &'a [Step]);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |of: fn(&Step) -> bool| self.0.iter().filter(|step| of(step)).count();
+        let (added, removed) = (
+            count(|step| matches!(step, Step::Add(_))),
+            count(|step| matches!(step, Step::Remove(_))),
+        );
+        let changed = count(|step| {
+            matches!(step, Step::Change(..) | Step::Template(_) | Step::Address { .. })
+        });
+        write!(f, "{added} added, {changed} changed, {removed} deleted")?;
+        match count(|step| matches!(step, Step::Scalar(_))) {
+            0 => Ok(()),
+            waits => write!(f, ", {waits} with a restart"),
+        }
+    }
+}
+
+/// Everything that a configuration changes; `started` is the one of the start.
+pub fn diff(desired: &Desired, started: &Config, config: &Config) -> Vec<Step> {
+    let mut steps: Vec<Step> = scalars(started, config).collect();
+    if let Some(template) = desired.template() {
+        let differences = template.differences(&config.template);
+        steps.extend(differences.into_iter().map(Step::Template));
+    }
+    steps.extend(ports(desired, &config.ports));
+    steps
+}
+
+/// The same of ports, by the entries of `wanted` that are not the command line's.
+fn ports(desired: &Desired, wanted: &[Entry]) -> Vec<Step> {
+    let names: HashSet<&str> = wanted.iter().map(|entry| entry.settings.name.as_str()).collect();
+    let mut steps: Vec<Step> = desired
+        .entries()
+        .iter()
+        .filter(|(name, entry)| entry.origin == Origin::File && !names.contains(name.as_str()))
+        .map(|(_, entry)| Step::Remove(entry.clone()))
+        .collect();
+    for entry in wanted.iter().filter(|entry| entry.origin != Origin::Cli) {
+        let to = entry.settings.name.as_str();
+        let taken = |mac: &MacAddr| desired.assigned().get(mac).filter(|from| *from != to);
+        let taken = entry.settings.mac.iter().filter_map(|mac| {
+            Some(Step::Address { mac: *mac, from: taken(mac)?.clone(), to: to.to_owned() })
+        });
+        steps.extend(taken);
+        match desired.get(entry.settings.name.as_str()) {
+            Some(there) if there.origin == Origin::Cli => {}
+            Some(there) => {
+                let changes = there.settings.differences(&entry.settings);
+                if !changes.is_empty() || there.origin != entry.origin {
+                    steps.push(Step::Change(entry.clone(), changes));
+                }
+            }
+            None => steps.push(Step::Add(entry.clone())),
+        }
+    }
+    steps
+}
+
+/// The ports that are wanted after `steps`; what keeps them from being taken, one line each.
+pub fn apply(desired: &mut Desired, steps: &[Step]) -> Vec<String> {
+    for step in steps {
+        match step {
+            Step::Address { mac, .. } => _ = desired.unassign(*mac),
+            Step::Remove(entry) => {
+                desired.unassign_all(&entry.settings.name);
+                desired.remove(&entry.settings.name);
+            }
+            Step::Change(entry, _) => drop(desired.remove(&entry.settings.name)),
+            Step::Add(_) | Step::Scalar(_) | Step::Template(_) => {}
+        }
+    }
+    let mut wrong = Vec::new();
+    for step in steps {
+        let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };
+        if let Some(clash) = desired.clash(entry) {
+            let Settings { kind, name, .. } = &entry.settings;
+            wrong.push(format!("{kind} {name}: {clash}"));
+        }
+        desired.insert(entry.clone());
+    }
+    wrong
+}
+
+/// What differs outside of any entry.
+fn scalars(before: &Config, after: &Config) -> impl Iterator<Item = Step> {
+    let both = before.words.iter().cloned().zip(after.words.iter().cloned());
+    let differ = both.filter(|(before, after)| before != after);
+    let difference = |((key, from), (_, to))| {
+        Step::Scalar(Difference { key, from, to, effect: Effect::Restart })
+    };
+    differ.map(difference)
+}

@@ -1,0 +1,196 @@
+//! The one place where the ports that run become the ports that are wanted.
+//!
+//! A start, a client, a reload, the end of a time to confirm and the plug directory change what is
+//! wanted ([`super::desired`]); [`Daemon::reconcile`] does what [`super::plan`] finds to differ.
+//! All of that happens under the daemon's lock and waits for nothing. A port that is to be made
+//! needs its socket, which may wait for a file system: the thread that wants the port opens it
+//! without the lock and comes back with [`Daemon::create`]. What is left over, such as an entry
+//! that waits for a port to be gone, the thread `retry` finds with the next plan.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::desired::Desired;
+use super::front_end::Acceptor;
+use super::plan::{Action, Actual, Running, plan};
+use super::running_port::RunningPort;
+use super::{Daemon, PortError};
+use crate::config::Entry;
+
+/// What [`Daemon::reconcile`] came to.
+#[derive(Default)]
+pub(super) struct Reconciled {
+    /// Ports that have been stopped.
+    pub(super) stopped: Vec<Arc<RunningPort>>,
+    /// What could not be done, by the port's name.
+    failed: Vec<(String, PortError)>,
+}
+
+impl Reconciled {
+    /// What could not be done, one line each.
+    pub(super) fn errors(&self) -> Vec<String> {
+        self.failed.iter().map(|(name, error)| format!("port {name}: {error}")).collect()
+    }
+
+    /// The first error about one port.
+    fn of(self, name: &str) -> Result<(), PortError> {
+        let failed = self.failed.into_iter().find(|(of, _)| of == name);
+        failed.map_or(Ok(()), |(_, error)| Err(error))
+    }
+}
+
+impl Daemon {
+    /// The steps from the ports that run to those that are wanted.
+    pub(super) fn plan(&self) -> Vec<Action> {
+        let running = self.serving.iter().map(|serving| {
+            let (entry, addresses) = (serving.entry(), &serving.addresses);
+            (entry.settings.name.as_str(), Running { entry, addresses })
+        });
+        let stopping = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        let stopping = stopping.map(|removing| removing.entry()).collect();
+        plan(&self.desired, &Actual { running: running.collect(), stopping })
+    }
+
+    /// Does every step that needs no socket; one that fails keeps no other from being done.
+    pub(super) fn reconcile(&mut self) -> Reconciled {
+        self.advance_all();
+        let mut reconciled = Reconciled::default();
+        for action in self.plan() {
+            let done = match &action {
+                Action::Stop(name) => {
+                    reconciled.stopped.extend(self.stop_port(name));
+                    Ok(())
+                }
+                Action::Release(name, mac) => {
+                    let fdb = Arc::clone(&self.context.fdb);
+                    self.serving_mut(name).map(|serving| serving.release(*mac, &fdb))
+                }
+                Action::Change(entry) => {
+                    self.serving_mut(&entry.settings.name).and_then(|serving| serving.change(entry))
+                }
+                Action::Assign(name, mac) => {
+                    let fdb = Arc::clone(&self.context.fdb);
+                    self.serving_mut(name).and_then(|serving| serving.assign(*mac, &fdb))
+                }
+                Action::Create(_) => Ok(()),
+            };
+            if let Err(error) = done {
+                reconciled.failed.push((action.name().to_owned(), error));
+            }
+        }
+        reconciled
+    }
+
+    /// Makes one change of what is wanted, with `carry_out` after it, or none of it. The change is
+    /// ready to be kept before it is carried out, so that want of room is an error of the change.
+    pub(super) fn edit<T>(
+        &mut self,
+        edit: impl FnOnce(&mut Desired) -> Result<(), PortError>,
+        carry_out: impl FnOnce(&mut Daemon) -> Result<T, PortError>,
+    ) -> Result<T, PortError> {
+        let before = self.desired.clone();
+        let edited = edit(&mut self.desired)
+            .and_then(|()| Ok(self.store.prepare(&self.desired)?))
+            .and_then(|prepared| Ok((carry_out(self)?, prepared)));
+        match edited {
+            Ok((done, prepared)) => {
+                self.store.commit(prepared).map_err(PortError::Forgotten)?;
+                Ok(done)
+            }
+            Err(error) => {
+                self.desired = before;
+                self.reconcile().errors().iter().for_each(|error| log::error!("{error}"));
+                Err(error)
+            }
+        }
+    }
+
+    /// What [`Daemon::edit`] carries out of a change of one port that runs.
+    pub(super) fn reconcile_port(&mut self, name: &str) -> Result<(), PortError> {
+        self.reconcile().of(name)
+    }
+
+    /// Wants something else from now on, as a reload does: its thread makes what comes, with
+    /// [`Daemon::next_to_create`].
+    pub(super) fn want(&mut self, desired: Desired) -> Reconciled {
+        self.desired = desired;
+        let reconciled = self.reconcile();
+        self.coming = self.not_running().map(|entry| entry.settings.name.clone()).collect();
+        reconciled
+    }
+
+    /// Entries without a port that runs.
+    pub(super) fn not_running(&self) -> impl Iterator<Item = &Entry> {
+        let running: HashSet<&str> =
+            self.serving.iter().map(|serving| serving.running().name()).collect();
+        let entries = self.desired.entries().values();
+        entries.filter(move |entry| !running.contains(entry.settings.name.as_str()))
+    }
+
+    /// What the thread of a reload does next.
+    pub(super) fn next_to_create(&mut self) -> Next {
+        self.advance_all();
+        let wanted = &self.desired;
+        self.coming.retain(|name| wanted.get(name).is_some());
+        let all = self.to_create();
+        let now: Vec<Entry> =
+            all.filter(|entry| self.coming.contains(&entry.settings.name)).collect();
+        let mut rest = self.not_running();
+        match rest.any(|entry| self.coming.contains(&entry.settings.name)) {
+            true if now.is_empty() => Next::Wait,
+            true => Next::Create(now),
+            false => Next::Done,
+        }
+    }
+
+    /// Makes such a port with what was opened for it, unless it is not wanted any more. If it
+    /// cannot be made and `anyway`, the port is made without, and tried again.
+    pub(super) fn create_next(
+        &mut self,
+        entry: &Entry,
+        opened: Result<&mut Option<Acceptor>, PortError>,
+        anyway: bool,
+    ) -> Result<(), PortError> {
+        let name = &entry.settings.name;
+        let wanted = self.coming.remove(name) && self.desired.get(name) == Some(entry);
+        if !wanted || self.serving(name).is_ok() || self.is_clear(entry).is_err() {
+            return Ok(());
+        }
+        let created = opened.and_then(|socket| self.create(entry, socket).map(drop));
+        created.inspect_err(|error| {
+            if anyway {
+                self.create_without(entry, &error.to_string());
+            }
+        })
+    }
+
+    /// Makes ports for entries that have waited and that no other thread makes. What cannot be
+    /// opened at once is left out and tried again, as at a start.
+    pub(super) fn create_waiting(&mut self) {
+        let coming = &self.coming;
+        let waited = |entry: &Entry| !coming.contains(&entry.settings.name);
+        let all: Vec<Entry> = self.to_create().filter(waited).collect();
+        for entry in all {
+            let name = &entry.settings.name;
+            let why = format!("port {name} has waited until another one was removed");
+            self.create_without(&entry, &why);
+        }
+    }
+
+    fn to_create(&self) -> impl Iterator<Item = Entry> + use<> {
+        self.plan().into_iter().filter_map(|action| match action {
+            Action::Create(entry) => Some(entry),
+            _ => None,
+        })
+    }
+}
+
+/// What the thread of a reload does next.
+pub(super) enum Next {
+    /// It makes these ports.
+    Create(Vec<Entry>),
+    /// It waits until other ports are gone.
+    Wait,
+    /// Nothing.
+    Done,
+}

@@ -1,0 +1,177 @@
+//! The declarations of the interface: types, methods and errors are written once, as in its
+//! description, and become structs of Rust; a test makes the description of them too.
+//!
+//! `name: Type` is always there, `name?: Type` may be missing, and `name: Option<Type>` is null
+//! where there is none. `as Word` gives a text the name of an enumeration.
+
+/// Structs, with their items in a list of this name. The attributes are those of each.
+macro_rules! structs {
+    ($list:ident [$all:meta] $($(#[doc = $doc:expr])* $name:ident {
+        $($(#[$meta:meta])* $field:ident $(?: $may:ty)? $(: $must:ty)? $(as $word:ident)?),* $(,)?
+    })*) => {
+        $(
+            $(#[doc = $doc])*
+            #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+            #[$all]
+            #[allow(missing_docs)]
+            pub struct $name {$(
+                $(#[$meta])*
+                $(#[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$may>,)?
+                $(pub $field: $must,)?
+            )*}
+
+            #[cfg(test)]
+            impl Fields for $name {
+                fn lines() -> Vec<String> {
+                    lines! { $($field $(?: $may)? $(: $must)? $(as $word)?,)* }.into()
+                }
+            }
+
+            #[cfg(test)]
+            named! { $name }
+        )*
+
+        #[cfg(test)]
+        pub(super) fn $list() -> String {
+            [$(item(
+                &[$($doc),*],
+                &format!("type {} {}", stringify!($name), body(&$name::lines())),
+            ),)*].concat()
+        }
+    };
+}
+
+/// An enumeration.
+macro_rules! words {
+    ($($(#[doc = $doc:literal])* $name:ident { $($variant:ident $word:literal,)* })*) => {$(
+        $(#[doc = $doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Serialize, Deserialize)]
+        #[allow(missing_docs)]
+        pub enum $name { $(#[serde(rename = $word)] $variant,)* }
+
+        impl $name {
+            #[cfg(test)]
+            pub(super) const COMMENT: &[&str] = &[$($doc),*];
+            /// All of them.
+            pub const ALL: &[$name] = &[$($name::$variant,)*];
+
+            /// As the interface has it.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $word,)* }
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name::ALL[0]
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        #[cfg(test)]
+        named! { $name }
+    )*};
+}
+
+/// Methods: what each takes, and the name and fields of what it answers. Before it stand `admin` or
+/// `captor`, the group whom it is for, and `more` if it answers in several parts.
+macro_rules! methods {
+    ($($(#[doc = $doc:literal])* $([$($flag:ident)*])? $name:ident { $($request:tt)* }
+        -> $answer:ident { $($fields:tt)* })*) => {
+        structs! { _requests [allow(missing_docs)] $($(#[doc = $doc])* $name { $($request)* })* }
+        structs! {
+            _answers [serde(default)]
+            $(#[doc = concat!(" What ", stringify!($name), " answers.")] $answer { $($fields)* })*
+        }
+
+        /// A call, with its parameters.
+        #[derive(Debug)]
+        #[allow(missing_docs)]
+        pub enum Request {
+            $($name($name),)*
+            Add(Add),
+            Set(Set),
+        }
+
+        impl Request {
+            /// Reads the parameters of a method.
+            pub fn read(about: About, parameters: Parameters) -> Result<Request, Fault> {
+                match about.name {
+                    $(stringify!($name) => {
+                        $name::deserialize(Given(parameters)).map(Request::$name)
+                    })*
+                    name => Request::of_kind(name, parameters),
+                }
+            }
+        }
+
+        $(impl Method for $name {
+            type Answer = $answer;
+
+            fn name(&self) -> String {
+                stringify!($name).to_owned()
+            }
+        })*
+
+        const DECLARED: &[About] = &[$(
+            About { name: stringify!($name), flags: &[$($(stringify!($flag)),*)?] },
+        )*];
+
+        #[cfg(test)]
+        pub(super) fn declared() -> String {
+            [$(method(&[$($doc),*], stringify!($name), &$name::lines(), &$answer::lines()),)*]
+                .concat()
+        }
+    };
+}
+
+/// Methods whose parameters are the keys of a kind of port.
+macro_rules! keyed {
+    ($($(#[doc = $doc:literal])* $name:ident $kind:ident,)*) => {
+        const KEYED: &[(&str, Kind)] = &[$((stringify!($name), Kind::$kind),)*];
+
+        #[cfg(test)]
+        pub(super) fn keyed() -> String {
+            [$(of_keys(&[$($doc),*], stringify!($name), Kind::$kind),)*].concat()
+        }
+    };
+}
+
+/// Errors of one interface.
+macro_rules! errors {
+    ($list:ident $(#[doc = $about:literal])* $type:ident $($(#[doc = $doc:literal])* $name:ident {
+        $($field:ident $(?: $may:ty)? $(: $must:ty)? $(as $word:ident)?),* $(,)?
+    })*) => {
+        $(#[doc = $about])*
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "error", content = "parameters")]
+        #[allow(missing_docs)]
+        pub enum $type {$(
+            $(#[doc = $doc])*
+            $name {$(
+                $(
+                    #[serde(default, skip_serializing_if = "Option::is_none")]
+                    $field: Option<$may>,
+                )?
+                $($field: $must,)?
+            )*},
+        )*}
+
+        #[cfg(test)]
+        pub(super) fn $list() -> String {
+            [$(item(
+                &[$($doc),*],
+                &format!("error {} {}", stringify!($name), body(&lines! {
+                    $($field $(?: $may)? $(: $must)? $(as $word)?,)*
+                })),
+            ),)*].concat()
+        }
+    };
+}
+
+pub(super) use {errors, keyed, methods, structs, words};

@@ -1,0 +1,228 @@
+//! The methods of the switch, with what they take and answer.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Number;
+
+use super::Parameters;
+use super::errors::Fault;
+use super::given::Given;
+use super::interface::{keyed, methods, structs};
+#[cfg(test)]
+use super::tests::{Fields, Varlink, body, item, lines, method, named, of_keys};
+use super::types::{
+    Address, Change, Clients, ConfigEntry, Degradation, DropReason, Event, Finding, Instruction,
+    Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step, Unconfirmed, Worker,
+};
+use crate::config::Kind;
+
+/// What is known of a method.
+#[derive(Debug, Clone, Copy)]
+pub struct About {
+    /// Its name in the interface.
+    pub name: &'static str,
+    flags: &'static [&'static str],
+}
+
+impl About {
+    /// True if it answers in several parts.
+    pub fn has_parts(self) -> bool {
+        self.flags.contains(&"more")
+    }
+
+    /// True if it is for those who may change the switch.
+    pub fn is_for_admins(self) -> bool {
+        self.flags.contains(&"admin")
+    }
+
+    /// True if it is for those who may look at frames.
+    pub fn is_for_captors(self) -> bool {
+        self.flags.contains(&"captor")
+    }
+}
+
+/// What a method is called with.
+pub trait Method: Serialize {
+    /// What it answers, in one part or in each of several.
+    type Answer: DeserializeOwned;
+
+    /// Its name in the interface.
+    fn name(&self) -> String;
+}
+
+methods! {
+    /// The switch as a whole. events: the number of the last one. degraded: texts of what is
+    /// configured and not served; empty if all is. degradations: the first of them with codes.
+    /// plug: the directory of ports by plug. config: the file of --config. state_dir: the directory
+    /// of kept changes; without it changes end with the process.
+    GetStatus {} -> Status {
+        version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
+        streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
+        degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>, plug: Option<Plug>,
+        config: Option<String>, state_dir: Option<String>, clients: Clients,
+    }
+    /// All ports by their numbers, some in each reply: call it with "more".
+    [more] ListPorts {} -> Ports { ports: Vec<Port> }
+    /// One port.
+    GetPort { name: String } -> OnePort { port: Port }
+    /// A port in detail. command: the name of the front-end's process. The switch waits for the
+    /// session a quarter of a second, for the file system of the socket a second.
+    GetPortDetails { name: String } -> PortDetails {
+        port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
+        learn_static: u64, log_suppressed: u64,
+    }
+    /// Answers when a port has reached a state: listening, negotiating or attached, the default; or
+    /// with TimedOut after so many milliseconds, a day at most.
+    WaitForPort { name: String, state?: String as State, timeout_ms?: Number } -> WaitedFor {
+        port: Port,
+    }
+    /// Deletes a port: its front-end is disconnected, its socket or interface removed, its
+    /// addresses forgotten. The deletion of a port of the configuration lasts as long as an added
+    /// port. kind: "port", "tap" or "stream"; another kind is refused. in_progress: what served the
+    /// port did not end within 2 s; the removal continues, and the port is listed until it is gone.
+    [admin] DeletePort { name: String, kind?: String } -> Deleted { in_progress?: bool }
+    /// The threads of the data path.
+    GetWorkers {} -> Workers { cycles_per_second: u64, workers: Vec<Worker> }
+    /// All reasons for a drop.
+    GetDropReasons {} -> DropReasons { reasons: Vec<DropReason> }
+    /// The present findings that the switch makes itself, the worst first, 256 at most, some in
+    /// each reply: call it with "more".
+    [more] GetFindings {} -> Findings { findings: Vec<Finding> }
+    /// The addresses of a port, or of all, some in each reply: call it with "more".
+    [more] ListAddresses { port?: String } -> Addresses { addresses: Vec<Address> }
+    /// Forgets the learned addresses of a port, or of all; static addresses stay. Frames for them
+    /// are flooded until they are learned again.
+    [admin] FlushAddresses { port?: String } -> Flushed { flushed: u64 }
+    /// Events after this number, 0 for all that are kept, and then new ones, unless follow is
+    /// false: call it with "more". Without a number: new ones. lost: events that are not kept any
+    /// more. A number above the last one is of an earlier process, and counts as 0.
+    [more] Events { since?: Number, follow?: bool } -> EventList {
+        events: Vec<Event>,
+        lost?: u64,
+    }
+    /// Copies of frames that pass these ports, by default all: call it with "more". The first
+    /// reply, without packets, reports the beginning; the capture ends with the last of the ports,
+    /// or the connection. drops: only dropped frames. filter: a program as "tcpdump -ddd" prints
+    /// it, without its first line. snaplen: bytes of each frame. lost: copies that were not read in
+    /// time. For root, the switch's user and the members of capture-group.
+    [captor more] Capture {
+        ports?: Vec<String>, drops?: bool, filter?: Vec<Instruction>, snaplen?: Number,
+    } -> Packets { packets: Vec<Packet>, lost: u64 }
+    /// Makes an address static on a port: other ports cannot learn it. An address that the port has
+    /// is accepted; another port's is refused. It lasts as long as an added port, until its port is
+    /// deleted, and through changes of the port's settings; a file that gives it to another port
+    /// takes precedence.
+    [admin] AddAddress { mac: String, port: String } -> Tied {}
+    /// Deletes a static address and answers its port; it can be learned again. An address of the
+    /// port's settings is removed from these, as by SetPort.
+    [admin] DeleteAddress { mac: String } -> Untied { port: String }
+    /// Explains what the switch would do with a frame of so many bytes, 98 by default, that enters
+    /// by a port: each step in a sentence, and the verdict. ports: its receivers. reason: of drops.
+    /// Sends and learns nothing.
+    Trace { port: String, source: String, destination: String, length?: Number } -> Traced {
+        steps: Vec<String>, verdict: String, ports: Vec<String>, reason?: String,
+    }
+    /// Counters and states in the text format of Prometheus, a part in each reply: call it with
+    /// "more".
+    [more] GetMetrics {} -> Metrics { text: String }
+    /// All ports as configured, some in each reply: call it with "more".
+    [more] GetConfig {} -> ConfigEntries { entries: Vec<ConfigEntry> }
+    /// Changes while the switch runs, as differences from the command line and the files in force,
+    /// some in each reply: call it with "more". The caller must be allowed to change the switch.
+    /// Ports of origin plug are left out. Refused during a reload, and while one waits for
+    /// ConfirmConfig.
+    [admin more] GetChanges {} -> RuntimeChanges { changes: Vec<RuntimeChange> }
+    /// What ReloadConfig would do now, some in each reply: call it with "more". The caller must be
+    /// allowed to change the switch.
+    [admin more] DiffConfig {} -> Steps { steps: Vec<Step> }
+    /// Reads the configuration again and applies the differences to ports of files: all, or none if
+    /// it can be undone. With confirm_seconds the old configuration is restored unless
+    /// ConfirmConfig comes in time. The answer has 256 steps, or as many as fit into 64 KiB;
+    /// untold: how many more there are.
+    [admin] ReloadConfig { confirm_seconds?: Number } -> Reloaded {
+        summary: String, steps: Vec<Step>, untold?: u64, confirm_seconds?: u64,
+    }
+    /// Keeps the changes of a reload with confirm_seconds.
+    [admin] ConfirmConfig {} -> Confirmed {}
+}
+
+keyed! {
+    /// Adds a port for a virtual machine. The parameters are the keys of vioswitchd's --port;
+    /// without socket it is NAME.sock beside the control socket. A path begins with "/". may_exist
+    /// accepts an existing port with the same settings. The answer has the path of the socket,
+    /// unless that is an inherited descriptor. With a state_dir the port lasts until the machine is
+    /// restarted, else as long as the process.
+    AddPort Port,
+    /// Adds a TAP likewise, with the keys of --tap.
+    AddTap Tap,
+    /// Adds a stream likewise, with the keys of --stream; without socket it is NAME.sock beside the
+    /// control socket.
+    AddStream Stream,
+    /// Changes settings of a port, all or none: the given ones, and the keys in unset, which get
+    /// their defaults. Answers what changes, and when. A socket cannot be changed.
+    SetPort Port,
+    /// Changes a TAP likewise. mtu is set on the interface.
+    SetTap Tap,
+    /// Changes a stream likewise.
+    SetStream Stream,
+}
+
+/// Adds a port, TAP or stream: its keys are the parameters.
+#[derive(Debug, Clone, Serialize)]
+#[serde(transparent)]
+#[allow(missing_docs)]
+pub struct Add {
+    #[serde(skip)]
+    pub kind: Kind,
+    pub parameters: Parameters,
+}
+
+/// Changes a port, TAP or stream: its keys are the parameters.
+#[derive(Debug, Clone, Serialize)]
+#[serde(transparent)]
+#[allow(missing_docs)]
+pub struct Set {
+    #[serde(skip)]
+    pub kind: Kind,
+    pub parameters: Parameters,
+}
+
+structs! { _keyed [serde(default)]
+    /// What adding a port, TAP or stream answers.
+    Added { number: u16, socket?: String }
+    /// What changing one answers.
+    Changed { changes: Vec<Change> }
+}
+
+impl Method for Add {
+    type Answer = Added;
+
+    fn name(&self) -> String {
+        format!("Add{}", self.kind.title())
+    }
+}
+
+impl Method for Set {
+    type Answer = Changed;
+
+    fn name(&self) -> String {
+        format!("Set{}", self.kind.title())
+    }
+}
+
+impl Request {
+    fn of_kind(name: &str, parameters: Parameters) -> Result<Request, Fault> {
+        let known = KEYED.iter().find(|(known, _)| *known == name);
+        let (_, kind) = *known.ok_or_else(|| Fault::method_not_found(name, None))?;
+        Ok(match name.starts_with("Add") {
+            true => Request::Add(Add { kind, parameters }),
+            false => Request::Set(Set { kind, parameters }),
+        })
+    }
+}
+
+/// All methods.
+pub fn all() -> impl Iterator<Item = About> {
+    let keyed = KEYED.iter().map(|(name, _)| About { name, flags: &["admin"] });
+    DECLARED.iter().copied().chain(keyed)
+}

@@ -1,0 +1,196 @@
+//! The description of the interface, made of its declarations.
+
+use std::collections::BTreeMap;
+
+use serde_json::Number;
+use testkit::manual::hold;
+
+use super::methods::{Added, Changed, declared, keyed};
+use super::types::{ShownKeys, State, answered, given};
+use crate::config::{Effect, KEYS, Key, Kind};
+use crate::diagnosis::Level;
+use crate::events::KINDS;
+use crate::stats::Direction;
+
+/// A type that has a name in varlink.
+pub trait Varlink {
+    /// The name.
+    fn varlink() -> String;
+
+    /// The line of a field of this type.
+    fn field(name: &str) -> String {
+        format!("  {}: {},\n", name.trim_start_matches("r#"), Self::varlink())
+    }
+}
+
+/// A struct, with a line for each field.
+pub trait Fields {
+    fn lines() -> Vec<String>;
+}
+
+/// Types that have the same name in varlink.
+macro_rules! named {
+    ($($type:ident)*) => {
+        $(impl Varlink for $type {
+            fn varlink() -> String {
+                stringify!($type).to_owned()
+            }
+        })*
+    };
+}
+
+/// The lines of the fields of a struct.
+macro_rules! lines {
+    ($($(#[$meta:meta])* $field:ident $(?: $may:ty)? $(: $must:ty)? $(as $word:ident)?,)*) => {
+        [$({
+            $(let line = <Option<$may> as Varlink>::field(stringify!($field));)?
+            $(let line = <$must as Varlink>::field(stringify!($field));)?
+            $(let line = line.replace("string,\n", concat!(stringify!($word), ",\n"));)?
+            line
+        },)*]
+    };
+}
+
+pub(super) use {lines, named};
+
+named! { Effect Direction Level }
+
+macro_rules! plain {
+    ($($name:literal: $($type:ty)*,)*) => {
+        $($(impl Varlink for $type { fn varlink() -> String { $name.to_owned() } })*)*
+    };
+}
+
+plain! {
+    "int": u8 u16 u32 u64 usize i32 Number,
+    "bool": bool,
+    "string": String,
+}
+
+impl<T: Varlink> Varlink for Option<T> {
+    fn varlink() -> String {
+        format!("?{}", T::varlink())
+    }
+}
+
+impl<T: Varlink> Varlink for Vec<T> {
+    fn varlink() -> String {
+        format!("[]{}", T::varlink())
+    }
+}
+
+impl<T: Varlink> Varlink for BTreeMap<String, T> {
+    fn varlink() -> String {
+        format!("[string]{}", T::varlink())
+    }
+}
+
+impl Varlink for ShownKeys {
+    fn varlink() -> String {
+        "[string]string".to_owned()
+    }
+
+    fn field(_name: &str) -> String {
+        let shown = KEYS.iter().filter(|key| key.is_shown);
+        shown.map(|key| format!("  {}: ?{},\n", key.field(), key.varlink())).collect()
+    }
+}
+
+/// Fields, or words, in brackets.
+pub fn body(lines: &[String]) -> String {
+    let all = lines.concat();
+    match all.strip_suffix(",\n") {
+        Some(all) => format!("(\n{all}\n)"),
+        None => "()".to_owned(),
+    }
+}
+
+/// An item of the description below its comment.
+pub fn item(comment: &[&str], text: &str) -> String {
+    let comment: String = comment.iter().map(|line| format!("#{line}\n")).collect();
+    format!("{comment}{text}\n\n")
+}
+
+/// A method with what it takes and answers.
+pub fn method(comment: &[&str], name: &str, takes: &[String], answers: &[String]) -> String {
+    item(comment, &format!("method {name}{} -> {}", body(takes), body(answers)))
+}
+
+/// A method whose parameters are keys.
+pub fn of_keys(comment: &[&str], name: &str, kind: Kind) -> String {
+    let line = |key: &Key, must: bool| {
+        format!("  {}: {}{},\n", key.field(), if must { "" } else { "?" }, key.varlink())
+    };
+    if name.starts_with("Set") {
+        let keys = kind.key("name").into_iter().chain(kind.live_keys());
+        let mut takes: Vec<String> = keys.map(|key| line(key, key.name == "name")).collect();
+        takes.push("  unset: ?[]string,\n".to_owned());
+        return method(comment, name, &takes, &Changed::lines());
+    }
+    let must = |key: &Key| key.is_required() && key.name != "socket";
+    let mut takes: Vec<String> = kind.keys().map(|key| line(key, must(key))).collect();
+    takes.push("  may_exist: ?bool,\n".to_owned());
+    let mut answers = Added::lines();
+    answers.retain(|line| kind != Kind::Tap || !line.contains("socket"));
+    method(comment, name, &takes, &answers)
+}
+
+fn enumeration(comment: &[&str], name: &str, words: &[&str]) -> String {
+    let words: Vec<String> = words.iter().map(|word| format!("  {word},\n")).collect();
+    item(comment, &format!("type {name} {}", body(&words)))
+}
+
+/// Enumerations whose words stand elsewhere.
+macro_rules! enumerations {
+    ($($(#[doc = $doc:literal])* $name:ident = $words:expr;)*) => {
+        [$(enumeration(&[$($doc),*], stringify!($name), &$words),)*].concat()
+    };
+}
+
+const HEAD: &str = "\
+# Shows and changes a virtual switch while it runs.
+#
+# Each client that can connect may call the methods that show. Methods that change the switch need
+# root, the switch's user, or a member of a configured group. \"in\" is from the VM or the network
+# into the switch, \"out\" is from the switch to it.
+interface io.vioswitch.Switch
+
+";
+
+/// The interface in the language of varlink.
+fn description() -> String {
+    let mut kinds: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
+    kinds.dedup();
+    let enumerations = enumerations! {
+        /// What is behind a port: a virtual machine, a TAP interface of the host, or a process at
+        /// the other end of a stream.
+        Kind = ["vm", "tap", "stream"];
+        /// Where a port's settings come from: a configuration file, the command line, a change
+        /// while the switch runs, or a socket in the directory of ports by plug.
+        Origin = ["file", "cli", "runtime", "plug"];
+        /// When a change takes effect: at once; when the front-end connects again; with another
+        /// socket or interface; with the next start of the switch; with later ports.
+        Effect = Effect::ALL.map(Effect::name);
+        /// What pages of a guest's memory are: a file without a name (memfd), one with, huge pages,
+        /// a file on a disk, which the switch does not map.
+        Backing = ["anonymous", "file", "hugetlb", "disk", "unknown"];
+        /// Which way a frame passes the border between a port and the switch.
+        Direction = Direction::ALL.map(Direction::name);
+        /// The kinds of events; docs/events.md describes each.
+        EventKind = kinds;
+        /// warn: frames pass, and not as well as they could, or not after the next restart. fail:
+        /// frames do not pass, or something that is configured is missing.
+        Level = [Level::Warn, Level::Fail].map(Level::name);
+    };
+    let states: Vec<&str> = State::ALL.iter().map(|state| state.name()).collect();
+    let states = enumeration(State::COMMENT, "State", &states);
+    let types = [enumerations, states, answered(), given()].concat();
+    let all = [types, declared(), keyed(), super::errors::of_switch()].concat();
+    format!("{HEAD}{}\n", all.trim_end())
+}
+
+/// With UPDATE_DOCS it is written.
+#[test]
+fn the_interface_is_made_of_what_is_declared() {
+    hold(env!("CARGO_MANIFEST_DIR"), "docs/io.vioswitch.Switch.varlink", &description());
+}
