@@ -1,7 +1,7 @@
 //! The ports that are wanted: by the configuration, by clients, by sockets in the plug directory.
 //!
 //! `configured` is what the command line and the files say, `entries` is what is wanted now. The
-//! difference is what was added, changed or deleted while the switch runs; [`super::state_store`]
+//! difference is what was added, changed or deleted while the switch runs; `state_store`
 //! writes it down. Static addresses that a port was given while the switch runs are no setting of
 //! it: they outlive a change of its settings and go with the port.
 
