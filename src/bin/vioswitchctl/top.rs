@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use vioswitch::wire::GetStatus;
 
 use crate::client::Client;
@@ -42,7 +43,7 @@ pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     let mut terminal = ratatui::try_init().map_err(|error| cannot(&error))?;
     let ended = (|| {
         let mut next = Instant::now() + every;
-        while !stop.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) && !has_hung_up() {
             terminal.draw(|frame| view::draw(frame, &mut model))?;
             let wait = next.saturating_duration_since(Instant::now()).min(STEP);
             if event::poll(wait)? {
@@ -67,6 +68,15 @@ pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     })();
     ratatui::restore();
     ended.map_err(|error: io::Error| cannot(&error))
+}
+
+/// True if the terminal is gone: with SIGHUP ignored, as after nohup(1), that ends nothing.
+fn has_hung_up() -> bool {
+    let stdin = io::stdin();
+    let mut waits = [PollFd::new(&stdin, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let ready = rustix::event::poll(&mut waits, Some(&now)).is_ok();
+    ready && waits[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 fn cannot(error: &io::Error) -> Failure {

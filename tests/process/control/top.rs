@@ -59,6 +59,14 @@ pub(super) fn printed(lab: &Lab, args: &[&str], columns: u16) -> String {
     String::from_utf8(text).expect("UTF-8").replace("\r\n", "\n")
 }
 
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 impl Terminal {
     fn start(lab: &Lab, rows: u16, columns: u16) -> Terminal {
         let (keys, name, side) = terminal(rows, columns);
@@ -225,4 +233,25 @@ fn top_gives_the_terminal_back_and_outlives_a_switch() {
     assert!(top.is_cooked());
     let (status, line) = lab.fails(&["top"]);
     assert_eq!((status, line.contains("needs a terminal")), (2, true), "{line}");
+}
+
+/// The terminal goes and no signal says so, as after nohup(1): the program ends and does not spin.
+#[test]
+fn top_ends_with_its_terminal() {
+    let lab = Lab::new(1, &[]);
+    let (mut master, name, side) = terminal(24, 80);
+    let mut command = Command::new("setsid");
+    command.arg(env!("CARGO_BIN_EXE_vioswitchctl")).arg("--control").arg(&lab.path);
+    command.args(["top", "--every=0.2"]).env("TERM", "xterm-256color").stdin(open(&name));
+    let mut child = command.stdout(open(&name)).stderr(Stdio::null()).spawn().expect("top");
+    drop((command, side));
+    let (mut shown, mut bytes) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&shown).contains("listening") {
+        let count = master.read(&mut bytes).expect("the screen");
+        shown.extend_from_slice(&bytes[..count]);
+    }
+    drop(master);
+    let ended = wait_for(LOST, || child.try_wait().expect("status").is_some());
+    let _ = child.kill();
+    assert!(ended, "it goes on without a terminal");
 }
