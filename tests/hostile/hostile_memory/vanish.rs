@@ -107,7 +107,7 @@ fn p1_repairs_do_not_add_mappings() {
                 RegionSpec { gpa: i << 20, len: 4096, uva: 1 << 40 | i << 20, offset: i << 13 };
             fe.add_mem_reg(&at, fd.as_raw_fd()).expect("a slot");
         }
-        let mapped = d.usage().mappings;
+        let mapped = d.mappings();
         sys::truncate(&fd, 0);
         // A ring of two in each page: its start reads used.idx there.
         for i in 0..slots {
@@ -120,7 +120,7 @@ fn p1_repairs_do_not_add_mappings() {
             fe.get_vring_base(0).expect("base");
         }
         assert!(fe.still_served(), "round {round}\n{}", d.log());
-        let now = d.usage().mappings;
+        let now = d.mappings();
         assert!(now <= mapped + 2, "round {round}: {now} mappings, {mapped} before");
         drop(fe);
         let same = || d.usage().mappings <= idle.mappings + 2;

@@ -172,7 +172,14 @@ pub fn ends_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 pub struct Usage {
     pub fds: usize,
     pub threads: usize,
+    /// Of files, as guests' memory is: what malloc maps for its arenas depends on which threads
+    /// meet at it.
     pub mappings: usize,
+}
+
+/// A line of /proc/PID/maps with an inode (proc_pid_maps(5)).
+fn is_of_a_file(line: &str) -> bool {
+    line.split_whitespace().nth(4).is_some_and(|inode| inode != "0")
 }
 
 /// This thread keeps to some CPUs; see [`Daemon::run_apart`].
@@ -362,8 +369,13 @@ impl Daemon {
         Usage {
             fds: self.entries("fd"),
             threads: self.entries("task"),
-            mappings: maps.lines().count(),
+            mappings: maps.lines().filter(|line| is_of_a_file(line)).count(),
         }
+    }
+
+    /// Mappings of any kind.
+    pub fn mappings(&self) -> usize {
+        fs::read_to_string(self.proc("maps")).unwrap_or_default().lines().count()
     }
 
     /// Resident memory that is its own, and no file's or guest's.
