@@ -364,7 +364,7 @@ pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
 pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Time that a reload waits for sessions, of all ports that it removes or makes anew: hundreds, on
-/// a busy machine. Only other changes wait meanwhile.
+/// a busy machine. Nothing else waits meanwhile.
 pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Pause between looks at a removal.

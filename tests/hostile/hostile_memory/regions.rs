@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use super::lab::{Lab, SOON, Stage, acked, at_stage, connect, shared_mappings, small};
 use testkit::frontend::{Error, Frontend, Result, VringAddr, proto};
 use testkit::mem::RegionSpec;
+use testkit::proc::wait_for;
 use testkit::sys::{self, EventFd};
 use testkit::vm::Guest;
 use testkit::{Rng, long};
@@ -111,6 +112,7 @@ fn p8_files_that_are_no_memory() {
     let region = RegionSpec { gpa: 0, len: PAGE, uva: 0, offset: 0 };
     let good = sys::memfd(1 << 20);
     let mut left_out = 0;
+    let idle = lab.d.settled_usage().fds;
     for (what, fd) in no_memory() {
         let mut fe = acked(&lab.d, lab.evil);
         refused(what, fe.add_mem_reg(&region, fd.as_raw_fd()));
@@ -128,6 +130,9 @@ fn p8_files_that_are_no_memory() {
             assert_eq!(shared_mappings(&lab.d), 0, "{what}: mapped");
         }
         assert!(fe.set_log_base(PAGE, 0, fd.as_raw_fd()).is_err(), "{what} as a log");
+        drop(fe);
+        // A port with too many files that wait to be closed serves no front-end.
+        assert!(wait_for(SOON, || lab.d.usage().fds <= idle), "{what} is not closed");
     }
     assert!((1..6).contains(&left_out), "{left_out} kinds of files are left out");
     lab.finish();
