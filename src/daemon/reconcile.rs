@@ -152,16 +152,21 @@ impl Daemon {
         anyway: bool,
     ) -> Result<(), PortError> {
         let name = &entry.settings.name;
-        let wanted = self.coming.remove(name) && self.desired.get(name) == Some(entry);
-        if !wanted || self.serving(name).is_ok() || self.is_clear(entry).is_err() {
-            return Ok(());
+        let wanted = self.coming.contains(name) && self.desired.get(name) == Some(entry);
+        let is_to_be_made = wanted && self.serving(name).is_err() && self.is_clear(entry).is_ok();
+        let created = match is_to_be_made {
+            true => opened.and_then(|socket| self.create(entry, socket).map(drop)),
+            false => Ok(()),
+        };
+        if let (Err(error), true) = (&created, anyway) {
+            self.create_without(entry, &error.to_string());
         }
-        let created = opened.and_then(|socket| self.create(entry, socket).map(drop));
-        created.inspect_err(|error| {
-            if anyway {
-                self.create_without(entry, &error.to_string());
-            }
-        })
+        // One that ends the reload stays in the list until that has gone back: the thread `retry`
+        // does not make it meanwhile.
+        if created.is_ok() || anyway {
+            self.coming.remove(name);
+        }
+        created
     }
 
     /// Makes ports for entries that have waited and that no other thread makes. What cannot be

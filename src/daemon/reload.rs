@@ -314,7 +314,6 @@ impl Reloader {
     fn go_back(&self, before: &Desired) -> Vec<String> {
         let reconciled = {
             let mut daemon = self.daemon();
-            daemon.store.stay();
             let back = before.after_going_back(&daemon.desired);
             daemon.want(back)
         };
@@ -322,7 +321,9 @@ impl Reloader {
         let left_out = self.settle(reconciled, true);
         errors.extend(left_out.iter().map(|why| format!("{why}; it is left out and tried again")));
         let mut errors: Vec<_> = errors.iter().map(|why| format!("going back: {why}")).collect();
-        if let Err(error) = self.daemon().keep() {
+        let mut daemon = self.daemon();
+        daemon.store.stay();
+        if let Err(error) = daemon.keep() {
             errors.push(error.to_string());
         }
         errors
@@ -337,7 +338,7 @@ impl Reloader {
         let end = Instant::now() + RELOAD_REMOVE_TIMEOUT;
         let mut errors = Vec::new();
         while errors.is_empty() || anyway {
-            // It is an error that a port takes longer, and it goes on by itself.
+            // A port that takes longer is an error of `go_on`, and goes on by itself.
             stopped.retain_mut(|removal| self.daemon().go_on(removal).is_ok_and(|gone| !gone));
             let next = self.daemon().next_to_create();
             match next {
@@ -352,7 +353,9 @@ impl Reloader {
                 Next::Wait | Next::Done => std::thread::sleep(REMOVE_STEP),
             }
         }
-        self.daemon().coming.clear();
+        if errors.is_empty() || anyway {
+            self.daemon().coming.clear();
+        }
         errors
     }
 
