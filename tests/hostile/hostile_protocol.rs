@@ -4,12 +4,11 @@
 //!
 //! `lab` has the states of a conversation and the invariants; `requests` every request in every
 //! state, `garbage` random and mutated conversations, `codec` properties of the parser alone;
-//! `features` what was not offered; `kicks`, `descriptors` and `crowd` what comes with messages;
+//! `features` what was not offered; `kicks` and `descriptors` what comes with messages;
 //! `slow` those who wait or make wait; `churn` those who come and go.
 
 mod churn;
 mod codec;
-mod crowd;
 mod descriptors;
 mod features;
 mod garbage;

@@ -1,9 +1,8 @@
 //! Hostile guests and front-ends, by what they attack with: chains and rings, messages,
-//! memory, descriptors, streams. What they cost their neighbours is measured in tests/timing, what
+//! memory, streams. What they cost their neighbours is measured in tests/timing, what
 //! the system refuses is in tests/hostile_faults.
 
 mod hostile;
-mod hostile_descriptors;
 mod hostile_memory;
 mod hostile_protocol;
 mod hostile_rings;

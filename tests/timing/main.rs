@@ -1,7 +1,9 @@
-//! Tests that measure: rates and shares, latencies, wake-ups, CPU time. One at a time, of all of
-//! them: each takes [`alone`] first.
+//! Tests that measure: rates and shares, latencies, wake-ups, CPU time; and those that disturb what
+//! others measure, as a write does that wakes 100,000 waiters with interrupts off. One at a time,
+//! of all of them: each takes [`alone`] first.
 
 mod fairness;
+mod hostile_descriptors;
 mod hostile_neighbours;
 mod notifications;
 mod workers;

@@ -11,15 +11,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::alone;
 use testkit::frontend::{Acks, Error, Frontend, feat, proto, req};
 use testkit::hostile::refill;
 use testkit::mem::RegionSpec;
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, wait_for};
-use testkit::silent;
 use testkit::sys::{Crowd, EventFd, Gate, own_cpu_time, poll_in, set_blocking};
 use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig};
+use testkit::{long, silent};
 
 /// The hostile guest's port; 0 and 1 are honest.
 const EVIL: usize = 2;
@@ -27,6 +28,8 @@ const EVIL: usize = 2;
 /// By when whoever harms others is dropped on a machine that has little time for its attack: a few
 /// slow writes a second are forgiven.
 const LATEST: Duration = Duration::from_secs(30);
+
+const SOON: Duration = Duration::from_secs(5);
 
 /// A new descriptor, which nobody else owns.
 fn owned(fd: i32) -> OwnedFd {
@@ -87,6 +90,7 @@ fn signal_until_dropped(net: &mut Net, evil: &mut Vm) {
 /// 100 ms at most, and all eight are dropped.
 #[test]
 fn p5_calls_that_block() {
+    let _alone = alone();
     const HOSTILE: usize = 8;
     let d = Daemon::with(EVIL + HOSTILE, &[]);
     let mut net = Net::connect(&d, 2, |c| c);
@@ -124,6 +128,7 @@ fn forgiven(began: Instant) -> u64 {
 /// A front-end whose call descriptor has too many waiters is dropped after a few signals.
 #[test]
 fn a_crowded_call_descriptor_is_dropped() {
+    let _alone = alone();
     let (d, mut net, mut evil) = trio();
     let call = EventFd::new();
     set_call(&mut evil, &call);
@@ -139,11 +144,91 @@ fn a_crowded_call_descriptor_is_dropped() {
     finish(d, net, evil);
 }
 
+/// A guest whose call descriptor costs the writer milliseconds is dropped after a few signals, by a
+/// worker or, if the crowd was there before, by its own session; and it cannot come back at once.
+/// Its port is closed for 10 s.
+#[test]
+fn a_crowd_at_the_call_descriptor() {
+    let _alone = alone();
+    let d = Daemon::with(4, &[]);
+    let mut net = Net::connect(&d, 2, |c| c);
+    // A write that takes more than 50 ms of processor time counts four times, and the time that
+    // forgets it passes on a busy machine too.
+    let waiters = if long() { 1_000_000 } else { 400_000 };
+
+    // The session finds out.
+    let call = EventFd::new();
+    let there_before = Crowd::around(&call, waiters);
+    let begun = Instant::now();
+    call.write(1);
+    let slow = begun.elapsed();
+    println!("a write that wakes {waiters} takes {slow:?}");
+    call.take();
+    let mut early = Frontend::connect(&d.socket(3), SOON).expect("connect");
+    early.set_vring_fd(req::SET_VRING_CALL, 0, Some(call.raw())).expect("sent");
+    assert!(early.closed_within(SOON), "not dropped by its session, {slow:?} a signal");
+    assert!(call.take() <= 16);
+    drop(there_before);
+
+    // A worker finds out.
+    let mut evil = attacker(&d, EVIL);
+    let call = EventFd::new();
+    set_call(&mut evil, &call);
+    call.take();
+    let waiting = Crowd::around(&call, waiters);
+    // Some broadcasts find its signals put off.
+    let dropped = wait_for(SOON, || {
+        net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
+        refill(&evil.guest.rx[0].ring);
+        evil.fe.closed_within(Duration::from_millis(5))
+    });
+    assert!(dropped, "not dropped by a worker\n{}", d.log());
+    let signals = call.take();
+    assert!((1..=17).contains(&signals), "{signals} slow signals");
+    drop(waiting);
+
+    // It is not taken again for a while, and its port does not keep the daemon from ending.
+    let mut again = Frontend::connect(&d.socket(EVIL), SOON).expect("connect");
+    let sent = again.send(req::GET_FEATURES, testkit::frontend::VERSION, &[], &[]);
+    sent.expect("sent, and not read");
+    assert!(!again.closed_within(Duration::from_secs(1)));
+    if long() {
+        assert!(again.reply(req::GET_FEATURES).is_err(), "too soon");
+        let back = wait_for(Duration::from_secs(30), || again.reply(req::GET_FEATURES).is_ok());
+        assert!(back, "never taken again");
+    }
+    net.run(&[Job::new(0, To::Vm(1), 500, Sizes::Range(60, 1514))]);
+    net.finish();
+    drop(net);
+    d.stop();
+}
+
+/// Honest signals are never that slow, however busy the machine: a guest that is signalled for each
+/// frame stays.
+#[test]
+fn honest_calls_are_not_taken_for_a_crowd() {
+    let _alone = alone();
+    let d = Daemon::with(2, &[]);
+    let mut net = Net::connect(&d, 2, |mut cfg| {
+        cfg.features &= !feat::EVENT_IDX;
+        cfg
+    });
+    for _ in 0..200 {
+        net.run(&[Job::new(0, To::Vm(1), 20, Sizes::Fixed(60))]);
+    }
+    net.books(&d);
+    net.finish();
+    assert!(!d.log().contains("dropped"), "{}", d.log());
+    drop(net);
+    d.stop();
+}
+
 /// A crowd that every fourth write does not wake: somebody waits before it then. What is slow adds
 /// up all the same, and the front-end is dropped after as many slow writes as one whose writes are
 /// all slow, and a few more for the time between them.
 #[test]
 fn a_crowd_that_some_writes_do_not_wake_is_dropped() {
+    let _alone = alone();
     let (d, mut net, mut evil) = trio();
     let call = EventFd::new();
     set_call(&mut evil, &call);
@@ -192,6 +277,7 @@ fn a_crowd_that_some_writes_do_not_wake_is_dropped() {
 /// with its call descriptor is.
 #[test]
 fn a_crowded_kick_descriptor_is_dropped() {
+    let _alone = alone();
     // What is slow, and how many are dropped for if they do not come at once.
     const SLOW: Duration = Duration::from_millis(1);
     const FEW: u32 = 16 + 15 * 5;
@@ -235,6 +321,7 @@ fn a_crowded_kick_descriptor_is_dropped() {
 #[test]
 #[ignore = "full"]
 fn whoever_was_dropped_waits() {
+    let _alone = alone();
     let (d, mut net, mut evil) = trio();
     let call = EventFd::with_flags(0);
     call.write(u64::MAX - 1);
@@ -278,6 +365,7 @@ fn silent_file_system() -> Option<(OwnedFd, OwnedFd)> {
 /// would hang in that, and the port be lost to the next front-end too.
 #[test]
 fn p8_files_that_never_answer() {
+    let _alone = alone();
     let Some((root, _server)) = silent_file_system() else {
         return testkit::skip("FUSE cannot be mounted");
     };
