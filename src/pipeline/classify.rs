@@ -91,7 +91,7 @@ impl<'a> Classifier<'a> {
     /// A frame of another stream than the one before.
     #[inline(never)]
     fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
-        if !self.policy.ports.forwards(self.port) {
+        if !self.policy.ports.policy(self.ingress.port).forwards {
             return Err(DropReason::AdminDown);
         }
         if !addresses.same_source(self.last) {
@@ -139,7 +139,7 @@ impl<'a> Classifier<'a> {
         let Classifier { policy, ingress, .. } = self;
         self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
         if let Decision::Unicast(egress) = self.decision
-            && !policy.ports.forwards(&policy.ports[egress])
+            && !policy.ports.policy(egress).forwards
         {
             self.decision = Decision::Drop(DropCause::AdminDown);
         }
@@ -272,7 +272,7 @@ fn find_targets(
             Endpoint::Device(device) => device.is_up(),
         };
         let reached = policy.rules.flood_reaches(ingress, port.id, port.kind());
-        if up && reached && port.policy.get().takes(flood) {
+        if up && reached && policy.ports.policy(port.id).takes(flood) {
             targets.push(port.id);
         }
     }

@@ -36,8 +36,8 @@ pub mod steering;
 pub mod table;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::outcomes::Outcomes;
 use crate::events::{Events, PortEvents, What};
@@ -343,33 +343,29 @@ impl Line {
     }
 }
 
-/// A policy that may change while frames flow. Who changes it has the table of ports made anew
-/// ([`Ports::renew`]), which knows whether any port asks for something.
+/// A policy that may change while frames flow. A change reaches the workers with the next table of
+/// ports ([`Ports::renew`]), which holds the policies of its moment ([`PortTable::policy`]).
 #[derive(Debug)]
-pub struct LivePolicy {
-    flood_unknown: AtomicBool,
-    forwards: AtomicBool,
-}
+pub struct LivePolicy(Mutex<Arc<PortPolicy>>);
 
 impl LivePolicy {
     fn new(policy: PortPolicy) -> LivePolicy {
-        let PortPolicy { flood_unknown, forwards } = policy;
-        LivePolicy { flood_unknown: flood_unknown.into(), forwards: forwards.into() }
+        LivePolicy(Mutex::new(Arc::new(policy)))
     }
 
     /// The policy now.
-    #[inline(always)]
-    pub fn get(&self) -> PortPolicy {
-        PortPolicy {
-            flood_unknown: self.flood_unknown.load(Ordering::Relaxed),
-            forwards: self.forwards.load(Ordering::Relaxed),
-        }
+    pub fn get(&self) -> Arc<PortPolicy> {
+        Arc::clone(&self.lock())
     }
 
     /// Another one.
     pub fn set(&self, policy: PortPolicy) {
-        self.flood_unknown.store(policy.flood_unknown, Ordering::Relaxed);
-        self.forwards.store(policy.forwards, Ordering::Relaxed);
+        *self.lock() = Arc::new(policy);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<PortPolicy>> {
+        // Poison is no concern: the policy is replaced in one step.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -24,8 +24,8 @@ use crate::switch::{PortId, PortKind, PortPolicy, PortView};
 #[derive(Debug, Clone)]
 pub struct PortTable {
     serial: u64,
-    /// Nothing is asked of any of them ([`PortPolicy`]).
-    plain: bool,
+    /// What is asked of each, by number; of none if the table is plain.
+    policies: Box<[Arc<PortPolicy>]>,
     /// The captures that want copies of their frames.
     captures: Box<[Arc<Capture>]>,
     /// Numbers that no port has lie between those in use where a port has gone.
@@ -61,16 +61,16 @@ impl PortTable {
         self.slots.iter().flatten()
     }
 
-    /// True if no port asks anything of who forwards.
+    /// True if nothing is asked of any port.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
-        self.plain
+        self.policies.is_empty()
     }
 
-    /// True if frames may come from a port of this table and go there.
+    /// What is asked of a port of this table.
     #[inline(always)]
-    pub fn forwards(&self, port: &Port) -> bool {
-        self.plain || port.policy.get().forwards
+    pub fn policy(&self, id: PortId) -> &PortPolicy {
+        self.policies.get(usize::from(id)).map_or(&PortPolicy::PLAIN, Arc::as_ref)
     }
 
     /// True if frames are captured.
@@ -118,13 +118,15 @@ impl FromIterator<Arc<Port>> for PortTable {
             slots.resize(slots.len().max(at + 1), None);
             slots[at] = Some(port);
         }
-        let plain = |port: &Arc<Port>| port.policy.get() == PortPolicy::PLAIN;
-        PortTable {
-            serial: 0,
-            plain: slots.iter().flatten().all(plain),
-            captures: Box::default(),
-            slots: slots.into(),
+        let asked = |slot: &Option<Arc<Port>>| match slot {
+            Some(port) => port.policy.get(),
+            None => Arc::default(),
+        };
+        let mut policies: Box<[_]> = slots.iter().map(asked).collect();
+        if policies.iter().all(|policy| **policy == PortPolicy::PLAIN) {
+            policies = Box::default();
         }
+        PortTable { serial: 0, policies, captures: Box::default(), slots: slots.into() }
     }
 }
 

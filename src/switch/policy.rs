@@ -45,7 +45,7 @@ pub struct Ingress {
 
 /// What the administrator asks of a port beyond forwarding. Of a table of ports that asks for
 /// nothing a burst pays nothing for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortPolicy {
     /// Frames for addresses that no port is known for go there too.
     pub flood_unknown: bool,
@@ -58,7 +58,7 @@ impl PortPolicy {
     pub const PLAIN: PortPolicy = PortPolicy { flood_unknown: true, forwards: true };
 
     /// Whether such floods go there.
-    pub fn takes(self, flood: Flood) -> bool {
+    pub fn takes(&self, flood: Flood) -> bool {
         self.forwards && (flood == Flood::Group || self.flood_unknown)
     }
 }
