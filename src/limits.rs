@@ -44,6 +44,9 @@ pub const SNAPSHOT_LEN: usize = 64;
 /// rest is for extension headers.
 pub const MAX_HEADERS_LEN: usize = 256;
 
+/// The same of a frame that leaves with a VLAN tag more.
+pub const MAX_EGRESS_HEADERS_LEN: usize = MAX_HEADERS_LEN + 4;
+
 /// Least payload of a TCP segment: Linux's `TCP_MIN_GSO_SIZE`, its smallest MSS of 48 less 40
 /// bytes of options.
 pub const MIN_TCP_GSO_SIZE: u16 = 8;
@@ -80,6 +83,9 @@ pub const BURST_BYTES: u32 = 65_536;
 /// Flooded copies of a burst; the rest waits for the sender's next turn. Bounds a
 /// broadcast storm to about one turn for any number of ports.
 pub const BURST_FLOOD_COPIES: usize = 512;
+
+/// Ports that are looked at for a flood in the time of one copy.
+pub const LOOKS_PER_COPY: usize = 16;
 
 /// Descriptors in one chain, direct and indirect together. Linux sends at most 19; 64 KiB in
 /// 64-byte pieces are 1,024.
@@ -198,8 +204,25 @@ pub const FDB_RESERVED_PER_PORT: u32 = 16;
 /// Seconds an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
 pub const FDB_AGE_SECONDS: u32 = 300;
 
-/// Ports that the table distinguishes: 15 bits of a word.
-pub const FDB_MAX_PORTS: usize = 1 << 15;
+/// Ports that the table distinguishes: 10 bits of a word.
+pub const FDB_MAX_PORTS: usize = MAX_PORTS;
+
+/// Bridges that the table distinguishes: each port may be in one of its own, and have been in
+/// others that a worker still knows.
+pub const FDB_MAX_BRIDGES: usize = 4 * MAX_PORTS;
+
+/// The highest VLAN identifier that a frame may have (IEEE Std 802.1Q-2018, table 9-2).
+pub const MAX_VLAN: u16 = 4094;
+
+/// Identifiers of VLANs, with that of frames in none.
+pub const FDB_VLANS: usize = 4096;
+
+/// Addresses learned in one VLAN, or in a bridge other than the default one: a quarter of the
+/// table, so that no tenant's network fills it.
+pub const FDB_MAX_PER_SEGMENT: u32 = FDB_MAX_ENTRIES / 4;
+
+/// Addresses that a VLAN may learn although the table is full: stations of a small network.
+pub const FDB_RESERVED_PER_SEGMENT: u32 = 64;
 
 /// Locks for writers, each over an equal run of buckets. Two workers learn in one shard at once
 /// with a chance of 1 in 64.

@@ -241,6 +241,7 @@ fn section(kind: Kind, text: &str) -> Result<Section, UsageError> {
                 return Err(usage_error(&Complaint::new(&at, text).to_string()));
             }
             (_, Some(pair)) => pair,
+            (_, None) if !part.is_empty() && goes_on(kind, settings.last_mut(), &part) => continue,
             (_, None) => {
                 let text = match part.as_str() {
                     "" => {
@@ -256,6 +257,20 @@ fn section(kind: Kind, text: &str) -> Result<Section, UsageError> {
         settings.push(Setting { key, value, at: at.clone() });
     }
     Ok(Section { kind, settings, at })
+}
+
+/// Adds a part to the value before it, if that is one that may have commas.
+fn goes_on(kind: Kind, before: Option<&mut Setting>, part: &str) -> bool {
+    match before {
+        Some(Setting { key, value: Value::Word(word), .. })
+            if kind.key(key).is_some_and(|key| key.has_commas) =>
+        {
+            *word += ",";
+            *word += part;
+            true
+        }
+        _ => false,
+    }
 }
 
 /// Splits at commas; two commas in a row are one comma of the value, as on QEMU's command line.

@@ -44,6 +44,8 @@ impl Shared {
 pub(super) struct Claim {
     pub(super) what: Shared,
     pub(super) value: String,
+    /// Where it is that one's alone; everywhere if this is empty.
+    pub(super) scope: PathBuf,
     pub(super) at: Place,
 }
 
@@ -81,7 +83,10 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
     let claims = checked.entries.iter().flat_map(|entry| &entry.claims);
     for claim in claims.chain(&checked.scalars.control) {
         let value = Path::new(&claim.value);
-        let place = if claim.what == Shared::Socket { places(value) } else { value.to_owned() };
+        let place = match claim.what {
+            Shared::Socket => places(value),
+            _ => claim.scope.join(value),
+        };
         match owners.entry((claim.what, place)) {
             Occupied(owner) => complaints.push(conflict(owner.get(), claim)),
             Vacant(free) => {

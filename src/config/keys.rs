@@ -14,12 +14,13 @@ use serde::{Deserialize, Serialize};
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADMIN, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, OFFLOAD,
-    ON_OFF, PERMISSIONS, QUEUES, SOCKET,
+    ADMIN, BRIDGE, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE,
+    OFFLOAD, ON_OFF, PERMISSIONS, QUEUES, SOCKET, TRUNK, VLAN,
 };
 use super::types::{Admin, Memory, Mode, Offload, Slot, is_list, words_of};
 use crate::frame::MacAddr;
 use crate::limits;
+use crate::switch::{Bridge, VlanId, VlanSet};
 
 /// What is behind a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -168,6 +169,8 @@ pub struct Key {
     pub is_number: bool,
     /// It is in lists, details and metrics.
     pub is_shown: bool,
+    /// A value may have commas.
+    pub(super) has_commas: bool,
     /// What only one port may have.
     pub(super) claims: Option<Shared>,
     effect: Effect,
@@ -260,6 +263,7 @@ macro_rules! port_keys {
             is_list: is_list::<_, $slot>(&$type),
             is_number: $type.is_number,
             is_shown: $type.is_shown,
+            has_commas: $type.has_commas,
             claims: $type.claims,
             effect: Effect::$effect,
             form: $type.form,
@@ -305,6 +309,16 @@ port_keys! {
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "`down`: keep the front-end, and drop and count frames from and for the port.";
+    "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",
+        "The bridge that the port is in: it reaches the ports of that bridge and no others. A \
+         bridge is there when a port names it.";
+    "vlan" vlan: Option<VlanId> = None, VLAN, ALL, Now, "10",
+        "The VLAN of an access port: its frames have no tag there, and one on a trunk.";
+    "trunk" trunk: Option<VlanSet> = None, TRUNK, ALL, Now, "\"10,20-29\"",
+        "The VLANs whose frames come and leave with a tag.";
+    "native" native: Option<VlanId> = None, NATIVE, ALL, Now, "1",
+        "The VLAN of a trunk's frames without a tag; 0: the frames of ports in no VLAN. Without it \
+         they are dropped.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "`prealloc`: refuse a VM without QEMU's prealloc=on, whose unused pages the kernel would \
          charge to the daemon.";

@@ -137,5 +137,5 @@ fn list(cpus: &[usize]) -> String {
 pub(super) fn claimed_socket(setting: &Setting) -> Result<Claim, String> {
     socket_path(setting)?;
     let (value, at) = (text(setting)?.to_owned(), setting.at.clone());
-    Ok(Claim { what: Shared::Socket, value, at })
+    Ok(Claim { what: Shared::Socket, value, scope: PathBuf::new(), at })
 }

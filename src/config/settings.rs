@@ -9,7 +9,7 @@ use super::raw::{Complaint, Place, Section, Setting, Value};
 use super::types::{Admin, Mode};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
-use crate::switch::PortPolicy;
+use crate::switch::{Bridge, Membership, PortPolicy};
 
 /// Who gave a port its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +64,11 @@ impl Entry {
         let socket = self.place.iter().map(|place| (Shared::Socket, place.clone()));
         let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, key)));
         let others = claimed.filter(|(what, _)| !matches!(what, Shared::Name | Shared::Socket));
+        let home = self.settings.home();
         let words = |(what, key): (Shared, &Key)| {
-            (key.words)(&self.settings).into_iter().map(move |word| (what, PathBuf::from(word)))
+            let scope = if what == Shared::Mac { home.clone() } else { PathBuf::new() };
+            let words = (key.words)(&self.settings).into_iter();
+            words.map(move |word| (what, scope.join(word)))
         };
         socket.chain(others.flat_map(words)).collect()
     }
@@ -141,7 +144,34 @@ impl Settings {
 
     /// What is asked of the port beyond forwarding.
     pub fn policy(&self) -> PortPolicy {
-        PortPolicy { flood_unknown: self.flood, forwards: self.admin == Admin::Up }
+        // A bridge without a number: its frames must not be another one's.
+        let bridge = Bridge::named(&self.bridge);
+        PortPolicy {
+            flood_unknown: self.flood,
+            forwards: self.admin == Admin::Up && bridge.is_some(),
+            bridge: bridge.unwrap_or_default(),
+            vlans: self.vlans(),
+        }
+    }
+
+    /// The VLANs that the port is a member of.
+    fn vlans(&self) -> Membership {
+        match (self.vlan, &self.trunk, self.native) {
+            (Some(vlan), ..) => Membership::Access(vlan),
+            (None, None, None) => Membership::Opaque,
+            (None, tagged, native) => {
+                Membership::Trunk { tagged: tagged.clone().unwrap_or_default(), native }
+            }
+        }
+    }
+
+    /// Where its static addresses are its alone: the bridge and VLAN of its frames without a tag. A
+    /// trunk without such frames has them nowhere.
+    pub fn home(&self) -> PathBuf {
+        match self.vlans().untagged() {
+            Some(vlan) => Path::new(&self.bridge).join(vlan.to_string()),
+            None => Path::new("trunk").join(&self.name),
+        }
     }
 
     /// The port that this template makes of the socket at `path`.

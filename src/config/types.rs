@@ -8,11 +8,14 @@ use super::keys::Kind;
 use super::raw::Setting;
 use super::value::{
     group, inherited_socket, interface_name, label, number, one_of, permissions, port_name,
-    socket_path, station_address,
+    socket_path, station_address, vlan_set,
 };
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::limits;
+use crate::limits::MAX_VLAN;
+use crate::switch::segment::VlanId;
+use crate::switch::vlan::VlanSet;
 
 /// A type whose values are `T`.
 pub(super) struct Type<T: 'static> {
@@ -25,6 +28,8 @@ pub(super) struct Type<T: 'static> {
     pub(super) claims: Option<Shared>,
     /// It is shown wherever a port is.
     pub(super) is_shown: bool,
+    /// A value may have commas.
+    pub(super) has_commas: bool,
 }
 
 /// Where a key's values are: one, one or none, or several.
@@ -104,7 +109,7 @@ const fn text<T>(
     read: fn(&Setting, Kind) -> Result<T, String>,
     word: fn(&T) -> String,
 ) -> Type<T> {
-    Type { form, read, word, is_number: false, claims: None, is_shown: false }
+    Type { form, read, word, is_number: false, claims: None, is_shown: false, has_commas: false }
 }
 
 /// A type of whose values each is one port's.
@@ -241,5 +246,16 @@ pub(super) const OFFLOAD: Type<Offload> = words();
 pub(super) const ON_OFF: Type<bool> = words();
 pub(super) const FLOOD: Type<bool> = shown(words());
 pub(super) const ADMIN: Type<Admin> = shown(words());
+pub(super) const BRIDGE: Type<String> =
+    shown(text(|_| "BRIDGE".to_owned(), |s, _| port_name(s), String::clone));
+pub(super) const VLAN: Type<VlanId> = shown(numbers(|_| range(VLANS), |s, _| read_in(s, VLANS)));
+pub(super) const NATIVE: Type<VlanId> =
+    shown(numbers(|_| range((0, VLANS.1)), |s, _| read_in(s, (0, VLANS.1))));
+pub(super) const TRUNK: Type<VlanSet> = Type {
+    has_commas: true,
+    ..shown(text(|_| "all|VLANS".to_owned(), |s, _| vlan_set(s), VlanSet::to_string))
+};
+/// What the identifiers of VLANs may be.
+const VLANS: (u64, u64) = (1, MAX_VLAN as u64);
 pub(super) const LABEL: Type<String> =
     shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));

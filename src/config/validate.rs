@@ -4,6 +4,7 @@
 //! place its setting was given at.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 use super::Machine;
 use super::entries::{Checked, Claim, Shared};
@@ -68,7 +69,7 @@ fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
     let mut settings = Settings { name: SHORTHAND_NAME.to_owned(), ..Settings::new(Kind::Port) };
     set(&mut settings);
     let (at, value) = (setting.at.clone(), settings.name.clone());
-    let claims = vec![Claim { what: Shared::Name, value, at: at.clone() }];
+    let claims = vec![Claim { what: Shared::Name, value, scope: PathBuf::new(), at: at.clone() }];
     Checked { at, settings, claims }
 }
 
@@ -86,13 +87,9 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
             _ if again => Err(format!("{} is given twice", quote(&setting.key))),
             Some(key) => (key.read)(&mut settings, setting).map(|()| {
                 let words = (key.words)(&settings);
-                claims.extend(
-                    key.claims.zip(words.into_iter().last()).map(|(what, value)| Claim {
-                        what,
-                        value,
-                        at: setting.at.clone(),
-                    }),
-                );
+                claims.extend(key.claims.zip(words.into_iter().last()).map(|(what, value)| {
+                    Claim { what, value, scope: PathBuf::new(), at: setting.at.clone() }
+                }));
             }),
             None => {
                 let known: Vec<&str> = kind.keys().map(|key| key.name).collect();
@@ -103,6 +100,16 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     }
     for key in kind.keys().filter(|key| key.is_required() && !given.contains(key.name)) {
         complaints.push(Complaint::new(&section.at, format!("{} is missing", key.name)));
+    }
+    for claim in claims.iter_mut().filter(|claim| claim.what == Shared::Mac) {
+        claim.scope = settings.home();
+    }
+    let trunk = ["trunk", "native"].into_iter().find(|key| given.contains(key));
+    for setting in section.settings.iter().filter(|setting| setting.key == "vlan") {
+        complaints
+            .extend(trunk.map(|other| {
+                Complaint::new(&setting.at, format!("vlan does not go with {other}"))
+            }));
     }
     let of_server = |setting: &&Setting| kind.key(&setting.key).is_some_and(Key::is_of_server);
     if settings.mode == Mode::Client {

@@ -13,6 +13,9 @@ use super::keys::Kind;
 use super::nearest::nearest;
 use super::raw::{Setting, Value, is_unprintable, quote};
 use crate::frame::MacAddr;
+use crate::limits::MAX_VLAN;
+use crate::switch::segment::VlanId;
+use crate::switch::vlan::VlanSet;
 use crate::{limits, sys};
 
 /// A string.
@@ -130,6 +133,35 @@ pub(super) fn label(setting: &Setting) -> Result<String, String> {
             Err(format!("{} {} must be 1 to {max} printable characters", setting.key, quote(label)))
         }
     }
+}
+
+/// `all`, or identifiers of VLANs and ranges of them with commas between.
+pub(super) fn vlan_set(setting: &Setting) -> Result<VlanSet, String> {
+    if let Value::Integer(_) = setting.value {
+        let one = number(setting, 1, MAX_VLAN.into())?;
+        return Ok(VlanSet::of(one, one));
+    }
+    let list = text(setting)?;
+    if list == "all" {
+        return Ok(VlanSet::all());
+    }
+    let mut set = VlanSet::new();
+    let one = |word: &str| {
+        let vlan = digits(word).and_then(|number| VlanId::try_from(number).ok())?;
+        (1..=MAX_VLAN).contains(&vlan).then_some(vlan)
+    };
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        match (one(first), one(last)) {
+            (Some(first), Some(last)) if first <= last => set.add(first, last),
+            _ => {
+                let key = &setting.key;
+                let rule = format!("VLANs from 1 to {MAX_VLAN} such as 10,20-29");
+                return Err(format!("{key} must be all, or {rule}, not {}", quote(list)));
+            }
+        }
+    }
+    Ok(set)
 }
 
 /// The path of a socket, in `sun_path`'s bounds.

@@ -23,7 +23,7 @@ impl Switch {
         given: &DeleteAddress,
         caller: Caller,
     ) -> Result<Untied, Fault> {
-        let untied = self.daemon().release_address(address(&given.mac)?);
+        let untied = self.daemon().release_address(address(&given.mac)?, given.port.as_deref());
         let port = untied.map_err(|error| Fault::refused(&error.to_string()))?;
         self.tell("takes an address from", &port, caller);
         Ok(Untied { port })

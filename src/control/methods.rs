@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Number, Value, json};
 
 use super::activity::Activity;
 use super::changes::change;
@@ -15,6 +15,7 @@ use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
 use super::message::Call;
+use super::parameters::{number, wrong};
 use super::parts::Stream;
 use super::reload::keys;
 use super::wait::PortWait;
@@ -23,10 +24,12 @@ use crate::config::{self, nearest};
 use crate::daemon::desired::NotAssigned;
 use crate::daemon::{Daemon, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
+use crate::limits::MAX_VLAN;
 use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
-use crate::switch::{Entry, PortId};
+use crate::switch::segment::BridgeId;
+use crate::switch::{Entry, PortId, Segment, VlanId};
 use crate::sys::blocking::Blocking;
 use crate::sys::waker::Waker;
 use crate::sys::{clock, group, unix_socket};
@@ -177,8 +180,8 @@ impl Switch {
             Request::GetWorkers(_) => Answer::reply(&self.workers()),
             Request::GetDropReasons(_) => Answer::reply(&show::reasons()),
             Request::ListAddresses(given) => {
-                let port = self.port_or_all(given.port)?;
-                Answer::Stream(Stream::Addresses(self.addresses(port)))
+                let of = self.place(given.port, given.bridge, given.vlan)?;
+                Answer::Stream(Stream::Addresses(self.addresses(&of)))
             }
             Request::GetFindings(_) => self.findings(),
             Request::GetConfig(_) => self.config(),
@@ -195,8 +198,8 @@ impl Switch {
             Request::AddAddress(given) => Answer::reply(&self.add_address(&given, caller)?),
             Request::DeleteAddress(given) => Answer::reply(&self.delete_address(&given, caller)?),
             Request::FlushAddresses(given) => {
-                let (port, fdb) = (self.port_or_all(given.port)?, &self.view.fdb);
-                let flushed = port.map_or_else(|| fdb.flush(), |id| fdb.flush_port(id));
+                let of = self.place(given.port, given.bridge, given.vlan)?;
+                let flushed = self.view.fdb.flush(|port, segment| of.has(port, segment));
                 Answer::reply(&Flushed { flushed: flushed as u64 })
             }
             Request::ReloadConfig(given) => {
@@ -244,7 +247,9 @@ impl Switch {
         wire::Port {
             origin: origin.name().to_owned(),
             owner: origin.plugged_by(),
-            keys: wire::ShownKeys(keys.map(|(key, word)| (key.field(), word.into())).collect()),
+            keys: wire::ShownKeys(
+                keys.map(|(key, word)| (key.field(), json_of(key, word))).collect(),
+            ),
             pending: daemon.pending(&port.name).iter().map(change).collect(),
             dropped_from: findings::senders(senders),
             ..show::port(port, &self.view.fdb)
@@ -291,16 +296,31 @@ impl Switch {
         Workers { cycles_per_second: clock::cycles_per_second(), workers }
     }
 
-    /// The number of the port of this name, if one is given.
-    fn port_or_all(&self, name: Option<String>) -> Result<Option<PortId>, Fault> {
-        name.map(|name| self.named(&name).map(|port| port.id)).transpose()
+    /// What addresses a request is about.
+    fn place(
+        &self,
+        port: Option<String>,
+        bridge: Option<String>,
+        vlan: Option<Number>,
+    ) -> Result<Place, Fault> {
+        let port = port.map(|name| self.named(&name).map(|port| port.id)).transpose()?;
+        let ports = self.view.ports.present();
+        let numbered = |name: String| {
+            let mut policies = ports.iter().map(|port| ports.policy(port.id));
+            let found = policies.find(|asked| asked.bridge.name() == name);
+            let text = || format!("bridge must be one that a port names, not '{}'", clip(&name));
+            found.map(|asked| asked.bridge.number()).ok_or_else(|| wrong("bridge", text(), &name))
+        };
+        let bridge = bridge.map(numbered).transpose()?;
+        let vlan = number(vlan, "vlan", 0..=MAX_VLAN.into())?.map(|vlan| vlan as VlanId);
+        Ok(Place { port, bridge, vlan })
     }
 
-    fn addresses(&self, port: Option<PortId>) -> Vec<Entry> {
+    fn addresses(&self, of: &Place) -> Vec<Entry> {
         let mut entries = self.view.fdb.entries(clock::coarse_seconds());
-        entries.retain(|entry| port.is_none_or(|id| entry.port == id));
+        entries.retain(|entry| of.has(entry.port, entry.station.segment));
         // By port and address; the parts are taken from the end.
-        entries.sort_unstable_by_key(|entry| std::cmp::Reverse((entry.port, entry.mac.0)));
+        entries.sort_unstable_by_key(|entry| std::cmp::Reverse((entry.port, entry.station)));
         entries
     }
 
@@ -311,6 +331,27 @@ impl Switch {
 
     pub(super) fn activity(&self) -> MutexGuard<'_, Activity> {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A value of a key, as it is shown.
+fn json_of(key: &config::Key, word: String) -> Value {
+    let number = word.parse::<u64>().ok().filter(|_| key.varlink() == "int");
+    number.map_or_else(|| word.into(), Value::from)
+}
+
+/// A port, a bridge, a VLAN, or all of each that is not named.
+struct Place {
+    port: Option<PortId>,
+    bridge: Option<BridgeId>,
+    vlan: Option<VlanId>,
+}
+
+impl Place {
+    fn has(&self, port: PortId, segment: Segment) -> bool {
+        self.port.is_none_or(|one| one == port)
+            && self.bridge.is_none_or(|one| one == segment.bridge())
+            && self.vlan.is_none_or(|one| one == segment.vlan())
     }
 }
 

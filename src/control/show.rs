@@ -11,7 +11,7 @@ use crate::frame::offload::Offloads;
 use crate::limits::CONTROL_SHOWN_REASONS;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::{ClientStats, Direction, DropReason, Drops, Traffic, WorkerStats};
-use crate::switch::{Entry, EntryAge, Fdb};
+use crate::switch::{Entry, EntryAge, Fdb, Station};
 use crate::wire::{self, State};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -150,12 +150,23 @@ pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<wi
     let port = ports.get(entry.port)?.name.clone();
     let (idle, origin) = match entry.age {
         EntryAge::Static => {
-            let tied = desired.assigned().contains_key(&entry.mac);
+            let tied = desired.is_assigned(entry.station.mac, &port);
             let origin = if tied { Origin::Runtime } else { desired.origin(&port) };
             (None, Some(origin.name().to_owned()))
         }
         EntryAge::Idle(idle) => (Some(idle.into()), None),
     };
-    let (mac, r#static) = (entry.mac.to_string(), origin.is_some());
-    Some(wire::Address { mac, port, r#static, idle, origin })
+    let Station { segment, mac } = entry.station;
+    let asked = ports.policy(entry.port);
+    // Of one that the port has left the number alone is known.
+    let named = asked.segment(segment.vlan()) == segment && segment.bridge() != 0;
+    Some(wire::Address {
+        mac: mac.to_string(),
+        port,
+        bridge: named.then(|| asked.bridge.name().to_owned()),
+        vlan: Some(segment.vlan()).filter(|vlan| *vlan != 0),
+        r#static: origin.is_some(),
+        idle,
+        origin,
+    })
 }

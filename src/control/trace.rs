@@ -1,13 +1,20 @@
 //! What would become of a frame: each step in a sentence, and where it ends.
 
+use std::sync::Arc;
+
 use super::methods::{Switch, unknown_port};
 use super::parameters::{mac, number};
 use super::show;
 use crate::frame::MacAddr;
+use crate::frame::ethernet::TagEdit;
+use crate::limits::MAX_VLAN;
 use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
 use crate::port::{Port, PortTable};
 use crate::stats::DropReason;
-use crate::switch::{Decision, DropCause, Flood, Ingress, Policy, PortId, Source};
+use crate::switch::{
+    Decision, DropCause, Flood, Ingress, Membership, Policy, PortId, PortPolicy, Source, Station,
+    VlanId,
+};
 use crate::wire::{Fault, State, Trace, Traced};
 
 /// A frame of a ping has 98 bytes.
@@ -33,15 +40,24 @@ impl Switch {
         let length = number(given.length, "length", range)?.unwrap_or(LENGTH) as u32;
         let ports = self.view.ports.present();
         let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
+        let tag = number(given.vlan, "vlan", 0..=MAX_VLAN.into())?.map(|vlan| vlan as VlanId);
+        let bytes = head(destination, source, tag);
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let policy = Policy { fdb: &self.view.fdb, ports: &*ports, rules: self.view.rules };
-        let trace = policy.trace(ingress, source, destination);
         let mut told = Told::default();
         told.coming(port);
-        if !port.policy.get().forwards {
+        let asked = ports.policy(port.id);
+        if !asked.forwards {
             told.reason = Some(DropReason::AdminDown);
             return Ok(told.answer());
         }
+        let Some(vlan) = told.admitted(port, &asked.vlans, &bytes, tag) else {
+            return Ok(told.answer());
+        };
+        let segment = asked.segment(vlan);
+        let way = Way { vlan, bytes: &bytes, length };
+        let [from, to] = [source, destination].map(|mac| Station::new(segment, mac));
+        let trace = policy.trace(ingress, from, to);
         told.source(&ports, source, trace.source);
         match trace.decision {
             Decision::Unicast(to) => {
@@ -50,7 +66,7 @@ impl Switch {
                     "{destination} is on {}: the frame is sent there alone",
                     quote(to)
                 ));
-                told.leaving(to, length);
+                told.leaving(to, ports.policy(to.id), way);
             }
             Decision::Flood(flood) => {
                 let why = match flood {
@@ -58,15 +74,17 @@ impl Switch {
                     Flood::Unknown => "is not known",
                 };
                 told.step(format!("{destination} {why}: it is flooded"));
-                for to in ports.iter() {
+                let member = |to: &&Arc<Port>| ports.policy(to.id).is_member(segment);
+                for to in ports.iter().filter(member) {
+                    let asked = ports.policy(to.id);
                     if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
                         if to.id != port.id {
                             told.step(format!("not to {}: both are uplinks", quote(to)));
                         }
-                    } else if to.policy.get().forwards && !to.policy.get().takes(flood) {
+                    } else if asked.forwards && !asked.takes(flood) {
                         told.step(format!("not to {}: flood=off", quote(to)));
                     } else {
-                        told.leaving(to, length);
+                        told.leaving(to, asked, way);
                     }
                 }
             }
@@ -90,6 +108,35 @@ impl Told {
         self.step(format!("in on {}{instead}", quote(port)));
     }
 
+    /// The VLAN that a frame with this tag comes in on, if it does.
+    fn admitted(
+        &mut self,
+        port: &Port,
+        vlans: &Membership,
+        bytes: &[u8],
+        tag: Option<VlanId>,
+    ) -> Option<VlanId> {
+        let vlan = vlans.classify(bytes);
+        match vlan {
+            Some(0) => {}
+            Some(vlan) => self.step(format!("it is in VLAN {vlan}")),
+            None => {
+                let is = match vlans {
+                    Membership::Access(own) => format!("is an access port of VLAN {own}"),
+                    _ if tag.unwrap_or(0) == 0 => "is a trunk without native".to_owned(),
+                    _ => "is a trunk of other VLANs".to_owned(),
+                };
+                let frame = match tag {
+                    Some(tag) => format!("a frame with the tag of VLAN {tag}"),
+                    None => "a frame without a tag".to_owned(),
+                };
+                self.step(format!("{} {is}: {frame} does not come in", quote(port)));
+                self.reason = Some(DropReason::Vlan);
+            }
+        }
+        vlan
+    }
+
     fn source(&mut self, ports: &PortTable, mac: MacAddr, source: Source) {
         let name = |id: PortId| ports.get(id).map_or_else(|| "a port that is gone".into(), quote);
         self.step(match source {
@@ -108,9 +155,11 @@ impl Told {
     }
 
     /// Whether it gets out of a port.
-    fn leaving(&mut self, port: &Port, length: u32) {
+    fn leaving(&mut self, port: &Port, asked: &PortPolicy, way: Way<'_>) {
+        let Way { vlan, bytes, length } = way;
         let (to, state, most) = (quote(port), show::state(port), port.mtu.max_len());
-        let reason = if !port.policy.get().forwards {
+        let edit = asked.vlans.edit(vlan, bytes);
+        let reason = if !asked.forwards {
             self.step(format!("not to {to}: it is administratively down (admin=down)"));
             DropReason::AdminDown
         } else if port.as_tap().is_some() && !port.is_up() {
@@ -134,10 +183,19 @@ impl Told {
             let most = most - MIN_FRAME_LEN;
             self.step(format!("not to {to}: {length} bytes are too long for an MTU of {most}"));
             DropReason::TooBig
-        } else {
-            self.step(format!("out to {to}"));
+        } else if let Some(edit) = edit {
+            let tag = match edit {
+                TagEdit::Keep => "",
+                TagEdit::Pop => " without its tag",
+                TagEdit::Push(_) => " with a tag",
+                TagEdit::Rewrite(_) => " with another tag",
+            };
+            self.step(format!("out to {to}{tag}"));
             self.ports.push(port.name.clone());
             return;
+        } else {
+            self.step(format!("not to {to}: its tag would be that of a VLAN there"));
+            DropReason::Vlan
         };
         self.reason.get_or_insert(reason);
     }
@@ -153,9 +211,13 @@ impl Told {
                 ("is an address that a bridge keeps to itself", DropReason::Reserved)
             }
             DropCause::Hairpin => ("is on the port that it came from", DropReason::Hairpin),
-            // The step about its port has said so.
+            // The steps about its ports have said so.
             DropCause::AdminDown => {
                 self.reason = Some(DropReason::AdminDown);
+                return;
+            }
+            DropCause::Vlan => {
+                self.reason = Some(DropReason::Vlan);
                 return;
             }
             DropCause::UplinkToUplink => {
@@ -178,6 +240,20 @@ impl Told {
         let reason = reason.map(|reason| reason.name().to_owned());
         Traced { steps, verdict, ports, reason }
     }
+}
+
+/// The first bytes of such a frame.
+fn head(destination: MacAddr, source: MacAddr, tag: Option<VlanId>) -> Vec<u8> {
+    let tag = tag.map(|vlan| [[0x81, 0], vlan.to_be_bytes()].concat());
+    [&destination.0[..], &source.0, &tag.unwrap_or_default(), &[8, 0]].concat()
+}
+
+/// A frame on its way out.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    vlan: VlanId,
+    bytes: &'a [u8],
+    length: u32,
 }
 
 fn quote(port: &Port) -> String {

@@ -14,19 +14,30 @@ impl Daemon {
     /// that the port has already is as good.
     pub fn assign_address(&mut self, mac: MacAddr, name: &str) -> Result<(), PortError> {
         self.serving(name)?;
-        if self.desired.owner(mac) == Some(name) {
+        if self.desired.owners(mac).contains(&name) {
             return Ok(());
         }
         let assign = |desired: &mut Desired| Ok(desired.assign(mac, name)?);
         self.edit(assign, |daemon| daemon.reconcile_port(name))
     }
 
-    /// Takes a static address away; the port that had it.
-    pub fn release_address(&mut self, mac: MacAddr) -> Result<String, PortError> {
-        let owner = self.desired.owner(mac).ok_or(PortError::NotStatic(mac))?.to_owned();
+    /// Takes a static address away, from this port if several have it, each in a bridge or VLAN of
+    /// its own; the port that had it.
+    pub fn release_address(
+        &mut self,
+        mac: MacAddr,
+        port: Option<&str>,
+    ) -> Result<String, PortError> {
+        let mut owners = self.desired.owners(mac);
+        owners.retain(|owner| port.is_none_or(|port| *owner == port));
+        let owner = match owners[..] {
+            [] => return Err(PortError::NotStatic(mac)),
+            [owner] => owner.to_owned(),
+            _ => return Err(PortError::Several(mac)),
+        };
         let release = |desired: &mut Desired| {
             let entry = desired.get(&owner).cloned();
-            if !desired.unassign(mac)
+            if !desired.unassign(mac, &owner)
                 && let Some(mut entry) = entry
             {
                 entry.settings.forget(mac);

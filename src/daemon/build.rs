@@ -7,7 +7,7 @@ use super::desired::Desired;
 use crate::config::{Config, Entry, Kind, Memory, Origin, Settings};
 use crate::events::Events;
 use crate::frame::Offloads;
-use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
+use crate::limits::FDB_MAX_PER_PORT;
 use crate::port::{DevicePort, Port, PortTable};
 use crate::switch::{Fdb, PortId};
 
@@ -23,7 +23,7 @@ pub fn build(
         let port = port(id as PortId, settings).telling(events);
         fdb.set_port_cap(port.id, cap(settings.kind));
         for mac in addresses.get(port.name.as_str()).into_iter().flatten() {
-            let Err(error) = fdb.insert_static(*mac, port.id) else { continue };
+            let Err(error) = port.enter_address(*mac, fdb) else { continue };
             if *origin != Origin::Runtime && settings.mac.contains(mac) {
                 return Err(StartError::port(&port.name)(error.into()));
             }
@@ -56,7 +56,8 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
         .with_memory(settings.memory == Memory::Prealloc)
 }
 
-/// How many addresses are learned on a port. A whole network lives behind an uplink.
+/// How many addresses are learned on a port. Whole networks live behind an uplink: the table's
+/// limit and those of segments apply.
 pub fn cap(kind: Kind) -> u32 {
-    if kind == Kind::Tap { FDB_MAX_ENTRIES } else { FDB_MAX_PER_PORT }
+    if kind == Kind::Tap { u32::MAX } else { FDB_MAX_PER_PORT }
 }

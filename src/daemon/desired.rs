@@ -61,9 +61,9 @@ pub enum NotAssigned {
     },
 }
 
-/// An address, as something that only one port may have.
-fn claim(mac: MacAddr) -> (Shared, PathBuf) {
-    (Shared::Mac, mac.to_string().into())
+/// An address, as something that only one port of a bridge and VLAN may have.
+fn claim(home: &Path, mac: MacAddr) -> (Shared, PathBuf) {
+    (Shared::Mac, home.join(mac.to_string()))
 }
 
 /// The owner of the control socket; no port has such a name.
@@ -79,8 +79,8 @@ pub struct Desired {
     owners: HashMap<(Shared, PathBuf), String>,
     /// As the command line and the files have them.
     configured: BTreeMap<String, Entry>,
-    /// Static addresses that were given to ports while the switch runs, and to which.
-    assigned: BTreeMap<MacAddr, String>,
+    /// Static addresses that were given to ports while the switch runs, and where they are.
+    assigned: BTreeMap<(MacAddr, String), PathBuf>,
     /// What ports are like that bring their own sockets; none in a test of this alone.
     template: Option<Settings>,
 }
@@ -129,8 +129,8 @@ impl Desired {
     /// again.
     pub fn changes(&self) -> Vec<Changed<'_>> {
         let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
-        for (mac, name) in &self.assigned {
-            tied.entry(name).or_default().push(*mac);
+        for (mac, name) in self.assigned() {
+            tied.entry(name).or_default().push(mac);
         }
         let lasting = self.entries.values().filter(|entry| entry.origin.plugged_by().is_none());
         let there = lasting.map(|entry| {
@@ -180,7 +180,10 @@ impl Desired {
         let claims = entry.claims();
         self.owners.extend(claims.iter().map(|claim| (claim.clone(), name.clone())));
         // An address of the settings need not be kept beside them.
-        entry.settings.mac.iter().for_each(|mac| drop(self.assigned.remove(mac)));
+        for mac in &entry.settings.mac {
+            self.assigned.remove(&(*mac, name.clone()));
+        }
+        self.rehome(&name, entry.settings.home());
         self.claims.insert(name.clone(), claims);
         self.entries.insert(name, entry);
     }
@@ -191,10 +194,21 @@ impl Desired {
         for (name, entry) in &self.entries {
             all.entry(name).or_default().extend(&entry.settings.mac);
         }
-        for (mac, name) in &self.assigned {
-            all.entry(name).or_default().insert(*mac);
+        for (mac, name) in self.assigned() {
+            all.entry(name).or_default().insert(mac);
         }
         all
+    }
+
+    /// Moves the addresses that a port was given to the bridge and VLAN that it is in now.
+    fn rehome(&mut self, name: &str, home: PathBuf) {
+        let all =
+            self.assigned.iter_mut().filter(|((_, port), there)| port == name && **there != home);
+        for ((mac, _), there) in all {
+            self.owners.remove(&claim(there, *mac));
+            self.owners.insert(claim(&home, *mac), name.to_owned());
+            there.clone_from(&home);
+        }
     }
 
     /// Removes an entry; the addresses that it was given stay.
@@ -210,31 +224,46 @@ impl Desired {
 
     /// What of an entry another one has.
     pub fn clash(&self, entry: &Entry) -> Option<Clash> {
-        entry.claims().into_iter().find_map(|(what, place)| {
+        let home = entry.settings.home();
+        let given = self.assigned_to(&entry.settings.name).map(|mac| claim(&home, mac));
+        entry.claims().into_iter().chain(given).find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
             (*owner != entry.settings.name).then(|| Clash { what, place, owner: owner.clone() })
         })
     }
 
     /// Static addresses that ports were given while the switch runs.
-    pub fn assigned(&self) -> &BTreeMap<MacAddr, String> {
-        &self.assigned
+    pub fn assigned(&self) -> impl Iterator<Item = (MacAddr, &str)> {
+        self.assigned.keys().map(|(mac, name)| (*mac, name.as_str()))
     }
 
     /// The same of one port.
     pub fn assigned_to(&self, name: &str) -> impl Iterator<Item = MacAddr> {
-        self.assigned.iter().filter(move |(_, port)| *port == name).map(|(mac, _)| *mac)
+        self.assigned().filter(move |(_, port)| *port == name).map(|(mac, _)| mac)
     }
 
-    /// The port that has an address.
-    pub fn owner(&self, mac: MacAddr) -> Option<&str> {
-        self.owners.get(&claim(mac)).map(String::as_str)
+    /// Whether a port was given this address while the switch runs.
+    pub fn is_assigned(&self, mac: MacAddr, name: &str) -> bool {
+        self.assigned.contains_key(&(mac, name.to_owned()))
+    }
+
+    /// The ports that have an address, one in each bridge and VLAN.
+    pub fn owners(&self, mac: MacAddr) -> Vec<&str> {
+        let (word, all) = (mac.to_string(), self.owners.iter());
+        let of = all.filter(|((what, place), _)| *what == Shared::Mac && place.ends_with(&word));
+        of.map(|(_, owner)| owner.as_str()).collect()
+    }
+
+    /// The port that has an address where the settings would have theirs.
+    pub fn owner(&self, mac: MacAddr, settings: &Settings) -> Option<&str> {
+        self.owners.get(&claim(&settings.home(), mac)).map(String::as_str)
     }
 
     /// Gives an address to a port.
     pub fn assign(&mut self, mac: MacAddr, name: &str) -> Result<(), NotAssigned> {
         let entry = self.get(name).ok_or(NotAssigned::NoSuchPort)?;
-        match self.owner(mac) {
+        let home = entry.settings.home();
+        match self.owner(mac, &entry.settings) {
             Some(owner) if owner == name => return Ok(()),
             Some(owner) => return Err(NotAssigned::Taken { mac, owner: owner.to_owned() }),
             None => {}
@@ -242,31 +271,28 @@ impl Desired {
         if entry.settings.mac.len() + self.assigned_to(name).count() >= MAX_STATIC_MACS {
             return Err(NotAssigned::Many { name: name.to_owned() });
         }
-        self.owners.insert(claim(mac), name.to_owned());
-        self.assigned.insert(mac, name.to_owned());
+        self.owners.insert(claim(&home, mac), name.to_owned());
+        self.assigned.insert((mac, name.to_owned()), home);
         Ok(())
     }
 
-    /// Takes an address away that a port was given; false if none was.
-    pub fn unassign(&mut self, mac: MacAddr) -> bool {
-        let tied = self.assigned.remove(&mac).is_some();
-        if tied {
-            self.owners.remove(&claim(mac));
-        }
-        tied
+    /// Takes an address away that a port was given; false if it was not.
+    pub fn unassign(&mut self, mac: MacAddr, name: &str) -> bool {
+        let home = self.assigned.remove(&(mac, name.to_owned()));
+        home.inspect(|home| drop(self.owners.remove(&claim(home, mac)))).is_some()
     }
 
     /// Takes all addresses away that a port was given.
     pub fn unassign_all(&mut self, name: &str) {
         let all: Vec<MacAddr> = self.assigned_to(name).collect();
         for mac in all {
-            self.unassign(mac);
+            self.unassign(mac, name);
         }
     }
 
     /// Keeps of the given addresses only those that `now` has not.
     pub fn keep_unassigned(&mut self, now: &Desired) {
-        self.assigned.retain(|mac, name| now.assigned.get(mac) != Some(name));
+        self.assigned.retain(|given, _| !now.assigned.contains_key(given));
     }
 
     /// What there is after going back to this from `now`. What was added meanwhile while the switch
@@ -297,9 +323,9 @@ impl Desired {
                 back.insert(entry.clone());
             }
         }
-        for (mac, name) in self.assigned.iter().chain(&now.assigned) {
+        for (mac, name) in self.assigned().chain(now.assigned()) {
             // The port may be gone, or another one have it by its settings.
-            let _ = back.assign(*mac, name);
+            let _ = back.assign(mac, name);
         }
         back
     }
@@ -338,24 +364,24 @@ mod tests {
         enter(&mut desired, "a", &[1]);
         enter(&mut desired, "b", &[]);
         desired.assign(mac(1), "a").unwrap();
-        assert!(desired.assigned().is_empty(), "its settings have it");
+        assert!(desired.assigned().next().is_none(), "its settings have it");
         desired.assign(mac(2), "a").unwrap();
         assert!(desired.assign(mac(2), "b").is_err() && desired.assign(mac(1), "b").is_err());
         assert!(desired.assign(mac(3), "c").is_err());
         assert!(desired.clash(&Entry::new(settings("b", &[2]), Origin::File)).is_some());
         // Other settings, and for a moment none.
         enter(&mut desired, "a", &[]);
-        assert_eq!((desired.owner(mac(1)), desired.owner(mac(2))), (None, Some("a")));
+        assert_eq!((desired.owners(mac(1)), desired.owners(mac(2))), (vec![], vec!["a"]));
         desired.remove("a");
-        assert_eq!(desired.owner(mac(2)), Some("a"));
+        assert_eq!(desired.owners(mac(2)), ["a"]);
         enter(&mut desired, "a", &[2]);
-        assert!(desired.assigned().is_empty() && desired.owner(mac(2)) == Some("a"));
-        assert!(!desired.unassign(mac(2)));
+        assert!(desired.assigned().next().is_none() && desired.owners(mac(2)) == ["a"]);
+        assert!(!desired.unassign(mac(2), "a"));
         desired.assign(mac(4), "a").unwrap();
         desired.assign(mac(5), "b").unwrap();
         desired.unassign_all("a");
         assert_eq!(desired.assigned_to("b").collect::<Vec<_>>(), [mac(5)]);
-        assert!(desired.unassign(mac(5)) && desired.owner(mac(5)).is_none());
+        assert!(desired.unassign(mac(5), "b") && desired.owners(mac(5)).is_empty());
     }
 
     #[test]

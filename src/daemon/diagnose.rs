@@ -10,6 +10,7 @@ use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
 use crate::port::{Port, PortTable};
 use crate::stats::Direction;
+use crate::switch::Station;
 use crate::sys::clock;
 
 impl Daemon {
@@ -44,7 +45,8 @@ impl View {
     fn facts(&self, ports: &PortTable, port: &Port, now: u32) -> facts::Port {
         let name = |id| ports.get(id).map(|port| port.name.clone());
         let foreign = port.last_seen.foreign().and_then(|mac| {
-            let (owner, is_static) = self.fdb.whose(mac)?;
+            let segment = ports.policy(port.id).untagged()?;
+            let (owner, is_static) = self.fdb.whose(Station::new(segment, mac))?;
             Some((mac, name(owner).filter(|_| is_static && owner != port.id)?))
         });
         let moved = port.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));

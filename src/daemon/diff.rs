@@ -99,9 +99,10 @@ fn ports(desired: &Desired, wanted: &[Entry]) -> Vec<Step> {
         .collect();
     for entry in wanted.iter().filter(|entry| entry.origin != Origin::Cli) {
         let to = entry.settings.name.as_str();
-        let taken = |mac: &MacAddr| desired.assigned().get(mac).filter(|from| *from != to);
         let taken = entry.settings.mac.iter().filter_map(|mac| {
-            Some(Step::Address { mac: *mac, from: taken(mac)?.clone(), to: to.to_owned() })
+            let from = desired.owner(*mac, &entry.settings)?;
+            let taken = from != to && desired.is_assigned(*mac, from);
+            taken.then(|| Step::Address { mac: *mac, from: from.to_owned(), to: to.to_owned() })
         });
         steps.extend(taken);
         match desired.get(entry.settings.name.as_str()) {
@@ -122,7 +123,7 @@ fn ports(desired: &Desired, wanted: &[Entry]) -> Vec<Step> {
 pub fn apply(desired: &mut Desired, steps: &[Step]) -> Vec<String> {
     for step in steps {
         match step {
-            Step::Address { mac, .. } => _ = desired.unassign(*mac),
+            Step::Address { mac, from, .. } => _ = desired.unassign(*mac, from),
             Step::Remove(entry) => {
                 desired.unassign_all(&entry.settings.name);
                 desired.remove(&entry.settings.name);

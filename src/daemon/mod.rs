@@ -60,8 +60,8 @@ use crate::config::{self, Config, Kind, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
-    AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT, MAX_PORTS,
-    SOCKET_OPENS, STOP_TIMEOUT,
+    AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
+    FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SOCKET_OPENS, STOP_TIMEOUT,
 };
 use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
@@ -249,6 +249,8 @@ impl Daemon {
             max_entries: FDB_MAX_ENTRIES,
             max_per_port: FDB_MAX_PER_PORT,
             reserved_per_port: FDB_RESERVED_PER_PORT,
+            max_per_segment: FDB_MAX_PER_SEGMENT,
+            reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
             age_seconds: config.age_seconds,
             ports: MAX_PORTS,
             key: random::key()?,

@@ -69,12 +69,15 @@ pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
             continue;
         };
         let wanted = addresses.get(name).unwrap_or(&none);
-        let old = running.addresses.difference(wanted);
+        // In another bridge or VLAN they are others.
+        let stays = running.entry.settings.home() == entry.settings.home();
+        let kept = |mac: &&MacAddr| stays && running.addresses.contains(*mac);
+        let old = running.addresses.iter().filter(|mac| !stays || !wanted.contains(*mac));
         release.extend(old.map(|mac| Action::Release((*name).to_owned(), *mac)));
         if entry != running.entry {
             change.push(Action::Change(entry.clone()));
         }
-        let new = wanted.difference(running.addresses);
+        let new = wanted.iter().filter(|mac| !kept(mac));
         assign.extend(new.map(|mac| Action::Assign((*name).to_owned(), *mac)));
     }
     for (name, entry) in desired.entries() {
@@ -249,7 +252,7 @@ mod tests {
                 desired.unassign_all(name);
             }
             2 => _ = desired.assign(mac(random.below(5)), name),
-            3 => _ = desired.unassign(mac(random.below(5))),
+            3 => _ = desired.unassign(mac(random.below(5)), name),
             _ => {
                 let entry = &all[random.below(all.len())];
                 if desired.clash(entry).is_none() {

@@ -73,6 +73,9 @@ pub enum PortError {
     /// An address is free already.
     #[error("{0} is no static address of any port")]
     NotStatic(MacAddr),
+    /// Several ports have it.
+    #[error("{0} is a static address of several ports: name the one")]
+    Several(MacAddr),
     /// The file system of its socket's path does not answer.
     #[error("socket {0:?}: its file system does not answer")]
     Silent(PathBuf),
@@ -240,7 +243,7 @@ impl Daemon {
         let fdb = &self.context.fdb;
         fdb.set_port_cap(port.id, build::cap(settings.kind));
         let mut macs = settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
-        let entered = macs.try_for_each(|mac| fdb.insert_static(mac, port.id));
+        let entered = macs.try_for_each(|mac| port.enter_address(mac, fdb));
         if entered.is_err() {
             fdb.close_port(port.id);
         }

@@ -127,7 +127,7 @@ impl Daemon {
         let mut serving = self.serving.swap_remove(self.serving.iter().position(is)?);
         serving.stop();
         for mac in std::mem::take(&mut serving.addresses) {
-            self.context.fdb.remove_static(mac, serving.running().port().id);
+            serving.running().port().take_address(mac, &self.context.fdb);
         }
         if !self.missing.is_tried(name) {
             self.missing.forget_port(name);

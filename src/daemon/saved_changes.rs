@@ -70,8 +70,8 @@ pub fn write(desired: &Desired, back: Option<&Desired>, boot: &str) -> Vec<u8> {
 fn differences(desired: &Desired) -> Value {
     let changes = desired.changes().into_iter().filter(Changed::has_other_settings);
     let changes: Vec<Value> = changes.filter_map(|changed| change(&changed)).collect();
-    let lasts = |port: &String| desired.origin(port).plugged_by().is_none();
-    let tied = desired.assigned().iter().filter(|(_, port)| lasts(port));
+    let lasts = |port: &str| desired.origin(port).plugged_by().is_none();
+    let tied = desired.assigned().filter(|(_, port)| lasts(port));
     let addresses: Vec<Value> =
         tied.map(|(mac, port)| json!({"mac": mac.to_string(), "port": port})).collect();
     json!({"changes": changes, "addresses": addresses})

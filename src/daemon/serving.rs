@@ -81,14 +81,14 @@ impl Serving {
 
     /// Gives the port a static address.
     pub(super) fn assign(&mut self, mac: MacAddr, fdb: &Fdb) -> Result<(), PortError> {
-        fdb.insert_static(mac, self.running.port().id)?;
+        self.running.port().enter_address(mac, fdb)?;
         self.addresses.insert(mac);
         Ok(())
     }
 
     /// Takes a static address from the port.
     pub(super) fn release(&mut self, mac: MacAddr, fdb: &Fdb) {
-        fdb.remove_static(mac, self.running.port().id);
+        self.running.port().take_address(mac, fdb);
         self.addresses.remove(&mac);
     }
 
@@ -179,7 +179,7 @@ impl Daemon {
     fn served(&self, port: &Arc<Port>) -> Result<Serving, PortError> {
         let entry = self.desired.get(&port.name).ok_or(PortError::NoSuchPort)?.clone();
         let given = entry.settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
-        let is_here = |mac: &MacAddr| self.context.fdb.whose(*mac) == Some((port.id, true));
+        let is_here = |mac: &MacAddr| port.has_address(*mac, &self.context.fdb);
         let addresses = given.filter(is_here).collect();
         let running = RunningPort::new(port, entry.settings.clone(), &self.ports, &self.events);
         Ok(Serving { running: Arc::new(running), entry, addresses, thread: None, file: None })

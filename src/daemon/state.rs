@@ -3,11 +3,12 @@
 //! Text, a fact a line, so that releases understand each other as far as they can: a line that
 //! says nothing to the reader is passed over, one for a port that is gone too. The first line
 //! names the version; of another one nothing is taken. Seconds are those of the machine's
-//! monotonic clock, which no restart of ours resets.
+//! monotonic clock, which no restart of ours resets. Behind a port stands its VLAN, if any.
 //!
 //! ```text
 //! vioswitch-state 1
 //! address 52:54:00:00:00:01 4711 vm1
+//! address 52:54:00:00:00:01 4712 up 20
 //! counter vm1 in.0 frames 815
 //! ```
 
@@ -17,7 +18,7 @@ use std::fmt::Write;
 use crate::frame::MacAddr;
 use crate::port::{Port, PortTable};
 use crate::stats::Counter;
-use crate::switch::{Entry, EntryAge, Fdb, PortId};
+use crate::switch::{Entry, EntryAge, Fdb, PortId, PortView, Station};
 
 const FIRST_LINE: &str = "vioswitch-state 1";
 
@@ -38,8 +39,13 @@ pub fn write(ports: &PortTable, addresses: &[Entry], now: u32) -> String {
             continue;
         };
         let seen = now.saturating_sub(idle);
+        let Station { segment, mac } = entry.station;
+        let vlan = match segment.vlan() {
+            0 => String::new(),
+            vlan => format!(" {vlan}"),
+        };
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "address {} {seen} {}", entry.mac, port.name);
+        let _ = writeln!(text, "address {mac} {seen} {}{vlan}", port.name);
     }
     for port in ports.iter() {
         each_counter(port, &mut |part, name, counter| {
@@ -65,10 +71,13 @@ pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Res
     for line in lines {
         let mut words = line.split(' ');
         match [(); 5].map(|()| words.next().unwrap_or_default()) {
-            ["address", mac, seen, port, _] => {
+            ["address", mac, seen, port, vlan] => {
                 let known = mac.parse::<MacAddr>().ok().zip(seen.parse::<u32>().ok());
                 if let (Some((mac, seen)), Some(&port)) = (known, ids.get(port)) {
-                    let learned = fdb.learn(mac, port, seen.min(now)).is_in_table();
+                    let segment = ports.policy(port).segment(vlan.parse().unwrap_or(0));
+                    // It may be a port of another VLAN now.
+                    let learned = ports.is_member(port, segment)
+                        && fdb.learn(Station::new(segment, mac), port, seen.min(now)).is_in_table();
                     restored.addresses += usize::from(learned);
                 }
             }
@@ -156,6 +165,8 @@ mod tests {
             max_entries: FDB_MAX_ENTRIES,
             max_per_port: FDB_MAX_PER_PORT,
             reserved_per_port: 16,
+            max_per_segment: u32::MAX,
+            reserved_per_segment: 0,
             age_seconds: 300,
             ports: ports.iter().count(),
             key: [1, 2],
@@ -187,7 +198,7 @@ mod tests {
         assert_eq!(homes, [Some(2), Some(1), None, Some(3), None]);
         // Idle since they were last seen, not since they were taken over.
         let ages: HashMap<_, _> =
-            fdb.entries(NOW + 5).into_iter().map(|entry| (entry.mac, entry.age)).collect();
+            fdb.entries(NOW + 5).into_iter().map(|entry| (entry.station.mac, entry.age)).collect();
         assert_eq!(ages[&mac(2)], EntryAge::Idle(7));
         let mut seen = 0;
         for (port, n) in new.iter().zip([0, 2, 1, 4]) {

@@ -281,6 +281,8 @@ mod tests {
             max_entries: 64,
             max_per_port: 64,
             reserved_per_port: 1,
+            max_per_segment: u32::MAX,
+            reserved_per_segment: 0,
             age_seconds: 300,
             ports: 1,
             key: [1, 2],

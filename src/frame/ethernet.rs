@@ -76,6 +76,42 @@ impl Addresses {
     }
 }
 
+/// Bytes of a VLAN tag, its type included.
+pub const VLAN_TAG_LEN: usize = 4;
+
+/// The value of the VLAN tag of a frame that begins with `bytes`, at least 14 of them. One that is
+/// cut off has an identifier that no VLAN has.
+#[inline]
+pub fn vlan_tag(bytes: &[u8]) -> Option<u16> {
+    let word =
+        |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|b| u16::from_be_bytes(*b));
+    (word(12) == Some(ETHERTYPE_VLAN))
+        .then(|| word(14).filter(|_| bytes.len() >= 18).unwrap_or(0x0fff))
+}
+
+/// What becomes of the tag of a frame that leaves by a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagEdit {
+    /// Nothing: the frame has the tag that it should have, or none and should have none.
+    Keep,
+    /// It is taken out.
+    Pop,
+    /// The frame gets one of this value.
+    Push(u16),
+    /// It has this value instead.
+    Rewrite(u16),
+}
+
+/// Whether a provider's tag (0x88a8) is at an offset of these bytes.
+pub fn is_service_tagged(bytes: &[u8], at: usize) -> bool {
+    bytes.get(at..at + 2) == Some(&ETHERTYPE_QINQ.to_be_bytes())
+}
+
+/// Whether a tag of either type is at an offset of these bytes.
+pub fn is_tagged(bytes: &[u8], at: usize) -> bool {
+    is_service_tagged(bytes, at) || bytes.get(at..at + 2) == Some(&ETHERTYPE_VLAN.to_be_bytes())
+}
+
 /// Offset of what follows Ethernet and up to two VLAN tags in a frame that begins with `bytes`: at
 /// least 14, at most 22, and maybe beyond their end.
 #[inline]

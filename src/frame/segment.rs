@@ -17,7 +17,7 @@ use super::offload::{
     GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, IPV4_HEADER, IPV6_HEADER, NEEDS_CSUM, Offloads,
     Request, TCP_CSUM, TCP_HEADER, UDP_CSUM, UDP_HEADER,
 };
-use crate::limits::{MAX_HEADERS_LEN, MAX_SEGMENTS};
+use crate::limits::{MAX_EGRESS_HEADERS_LEN, MAX_SEGMENTS};
 
 /// Fields of an IPv4 header: total length, identification, checksum (RFC 791 section 3.1).
 const IPV4_LENGTH: usize = 2;
@@ -40,7 +40,7 @@ const CWR: u8 = 0x80;
 #[derive(Debug, Clone)]
 pub struct Segmenter {
     /// Those of the segment asked for last, of the whole packet at first.
-    headers: [u8; MAX_HEADERS_LEN],
+    headers: [u8; MAX_EGRESS_HEADERS_LEN],
     headers_len: usize,
     /// Network header.
     l3: usize,
@@ -102,7 +102,7 @@ impl Segmenter {
         if !sound || len as usize > unsaid + usize::from(u16::MAX) {
             return None;
         }
-        let mut own = [0; MAX_HEADERS_LEN];
+        let mut own = [0; MAX_EGRESS_HEADERS_LEN];
         own.get_mut(..headers_len)?.copy_from_slice(headers.get(..headers_len)?);
         let mut segmenter = Segmenter {
             headers: own,
@@ -294,7 +294,7 @@ impl Segmenter {
             }
     }
 
-    /// Bytes of the headers; zeros beyond [`MAX_HEADERS_LEN`].
+    /// Bytes of the headers; zeros beyond [`MAX_EGRESS_HEADERS_LEN`].
     #[inline(always)]
     fn field<const N: usize>(&self, at: usize) -> [u8; N] {
         self.headers.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
@@ -481,7 +481,7 @@ mod tests {
                         ..VnetHdr::plain(1)
                     };
                     let request = Request { needs: offload, l3, header };
-                    let bytes = [byte; MAX_HEADERS_LEN];
+                    let bytes = [byte; MAX_EGRESS_HEADERS_LEN];
                     let Some(mut segmenter) = Segmenter::new(&request, &bytes, len) else {
                         continue;
                     };

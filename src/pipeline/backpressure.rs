@@ -12,11 +12,11 @@
 //!    the burst.
 
 use super::plan::{Plan, Run};
-use crate::frame::{MacAddr, ethernet};
+use crate::frame::ethernet;
 use crate::port::credit::{Answer, Blocked, WaitLimits, Waiting};
 use crate::port::{Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
-use crate::switch::{Fdb, PortId};
+use crate::switch::{Fdb, PortId, Station};
 use crate::sys::clock;
 
 /// How frames of one burst may wait.
@@ -262,6 +262,8 @@ impl<'a> Backpressure<'a> {
             return Blocked::Others;
         };
         let (to, mut last) = (waiting.to, (waiting.to, true));
+        // Of a trunk only frames without a tag are known to be in one.
+        let segment = ports.policy(self.from).untagged();
         if waiting.behind == Blocked::Unknown
             && let Some(looked) = ring.all_go(waiting.looked, |next| next == to)
         {
@@ -271,7 +273,9 @@ impl<'a> Backpressure<'a> {
         }
         let short = |next| {
             if next != last.0 {
-                last = (next, next == to || leads_to_short(ports, fdb, next));
+                let station = segment.map(|segment| Station::new(segment, next));
+                let short = station.is_some_and(|station| leads_to_short(ports, fdb, station));
+                last = (next, next == to || short);
             }
             last.1
         };
@@ -338,7 +342,7 @@ fn queue_of(ports: &PortTable, id: PortId, queue: u8) -> Option<&Queue<Rx>> {
 }
 
 /// True if frames for this address would find no buffers either.
-fn leads_to_short(ports: &PortTable, fdb: &Fdb, address: MacAddr) -> bool {
-    let port = fdb.lookup(address).and_then(|id| ports.get(id));
+fn leads_to_short(ports: &PortTable, fdb: &Fdb, station: Station) -> bool {
+    let port = fdb.lookup(station).and_then(|id| ports.get(id));
     port.and_then(Port::as_guest).is_some_and(|guest| guest.rx.iter().all(Queue::is_short))
 }

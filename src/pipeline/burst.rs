@@ -226,7 +226,11 @@ impl Pipeline {
         let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
         let port = source.port();
         let ingress = Ingress { port: port.id, kind: port.kind() };
-        context.classify(&policy, port, ingress, source.memo(), self.time.second);
+        let (memo, now) = (source.memo(), self.time.second);
+        match ports.policy(port.id).screens() {
+            false => context.classify::<false>(&policy, port, ingress, memo, now),
+            true => context.classify::<true>(&policy, port, ingress, memo, now),
+        }
     }
 
     /// Copies what is to be delivered of a guest's burst to private memory, in the time of its

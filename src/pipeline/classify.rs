@@ -11,17 +11,19 @@
 
 use super::burst::{BurstContext, bytes_of};
 use super::plan::Plan;
+use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::ethernet::{self, Addresses, Snapshot, l3_offset};
 use crate::frame::{MacAddr, VnetHdr, flow_hash};
-use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, MIN_FRAME_LEN};
+use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, LOOKS_PER_COPY, MIN_FRAME_LEN};
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::ring::{Burst, Frame, prefetch_read};
 use crate::stats::DropReason;
 use crate::switch::{
-    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, SourceMemo,
+    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, PortPolicy,
+    Segment, SourceMemo, Station,
 };
 
 /// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
@@ -33,6 +35,9 @@ struct Classifier<'a> {
     source: &'a mut SourceMemo,
     memo: &'a mut BurstMemo,
     now: u32,
+    /// What is asked of the port, and where the frame before came in.
+    asked: &'a PortPolicy,
+    segment: Segment,
     /// Read before the first learning, as the memo's rule demands.
     generation: u64,
     /// Addresses of the last frame that was admitted, and what was decided about it.
@@ -60,6 +65,7 @@ impl<'a> Classifier<'a> {
         now: u32,
     ) -> Classifier<'a> {
         let generation = policy.fdb.generation();
+        let asked = policy.ports.policy(ingress.port);
         Classifier {
             policy,
             port,
@@ -67,6 +73,8 @@ impl<'a> Classifier<'a> {
             source,
             memo,
             now,
+            asked,
+            segment: asked.segment(0),
             generation,
             last: Addresses::NONE,
             decision: Decision::Flood(Flood::Group),
@@ -80,7 +88,14 @@ impl<'a> Classifier<'a> {
 
     /// Where a frame goes; an error if it may not come in.
     #[inline(always)]
-    fn decide(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
+    fn decide<const SCREENED: bool>(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
+        if SCREENED {
+            let segment = self.asked.segment(admit(self.asked, frame)?);
+            if segment != self.segment {
+                // The same addresses are others there.
+                (self.segment, self.last) = (segment, Addresses::NONE);
+            }
+        }
         let addresses = ethernet::addresses(&frame.snapshot);
         if addresses != self.last {
             self.turn_to(addresses, frame)?;
@@ -91,7 +106,7 @@ impl<'a> Classifier<'a> {
     /// A frame of another stream than the one before.
     #[inline(never)]
     fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
-        if !self.policy.ports.policy(self.ingress.port).forwards {
+        if !self.asked.forwards {
             return Err(DropReason::AdminDown);
         }
         if !addresses.same_source(self.last) {
@@ -107,9 +122,11 @@ impl<'a> Classifier<'a> {
     /// Admits and learns a source that is not that of the frame before.
     fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
         let (id, generation) = (self.ingress.port, self.generation);
-        if !self.source.covers(from, id, generation, self.now) {
-            let learn = self.policy.admit_source(self.ingress, from, self.now).map_err(reason)?;
-            self.source.note(from, id, generation, self.now, learn);
+        let station = Station::new(self.segment, from);
+        if !self.source.covers(station, id, generation, self.now) {
+            let learn =
+                self.policy.admit_source(self.ingress, station, self.now).map_err(reason)?;
+            self.source.note(station, id, generation, self.now, learn);
             self.count(from, learn);
         }
         Ok(())
@@ -123,7 +140,7 @@ impl<'a> Classifier<'a> {
                 stats.learn_static.add_shared(1);
                 last_seen.note_foreign(from);
             }
-            Learn::TableFull | Learn::PortFull | Learn::BucketFull => {
+            Learn::TableFull | Learn::SegmentFull | Learn::PortFull | Learn::BucketFull => {
                 stats.learn_refused.add_shared(1);
             }
             Learn::Moved { from: before } => {
@@ -137,7 +154,8 @@ impl<'a> Classifier<'a> {
     /// Looks up a destination that is not that of the frame before.
     fn resolve(&mut self, to: MacAddr) {
         let Classifier { policy, ingress, .. } = self;
-        self.decision = self.memo.decide(to, || policy.decide(*ingress, to));
+        let station = Station::new(self.segment, to);
+        self.decision = self.memo.decide(station, || policy.decide(*ingress, station));
         if let Decision::Unicast(egress) = self.decision
             && !policy.ports.policy(egress).forwards
         {
@@ -177,7 +195,7 @@ impl BurstContext {
     /// Admits, learns and decides every frame of the burst; fills the plan. May cut the burst. Its
     /// loop has all registers to itself: inlined it took 2 % more instructions a frame.
     #[inline(never)]
-    pub fn classify(
+    pub fn classify<const SCREENED: bool>(
         &mut self,
         policy: &Policy<'_, PortTable>,
         port: &Port,
@@ -187,10 +205,10 @@ impl BurstContext {
     ) {
         let BurstContext { burst, plan, memo, flows, bytes, outcomes, .. } = self;
         memo.start_burst();
-        if policy.fdb.is_large() {
-            prefetch(policy.fdb, burst.frames());
-        }
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
+        if policy.fdb.is_large() && !SCREENED {
+            prefetch(policy.fdb, burst.frames(), classifier.segment);
+        }
         classifier.hashes = flows.take();
         let mut cut = None;
         let mut flood_copies = 0;
@@ -204,13 +222,14 @@ impl BurstContext {
                 plan.stretch(i as u8);
                 stretch = false;
             }
-            match classifier.decide(frame) {
+            match classifier.decide::<SCREENED>(frame) {
                 Ok(Decision::Unicast(egress)) => {
                     plan.unicast(i as u8, egress, classifier.queue(i, frame));
-                    stretch = !classifier.choice;
+                    stretch = !classifier.choice && !SCREENED;
                 }
                 Ok(Decision::Flood(flood)) => {
-                    if !flood_frame(policy, (ingress, flood), i, plan, &mut flood_copies) {
+                    let from = (ingress, classifier.segment);
+                    if !flood_frame(policy, from, flood, (i, plan), &mut flood_copies) {
                         cut = Some(i);
                         break;
                     }
@@ -228,8 +247,8 @@ impl BurstContext {
             burst.cut(at);
         }
         *bytes = bytes_of(burst);
-        if least < NO_LIMIT {
-            drop_too_big(burst, plan, (ingress.port, policy.ports), least, outcomes);
+        if least < NO_LIMIT || !policy.ports.is_plain() {
+            drop_unfit(burst, plan, (ingress.port, policy.ports), least, outcomes);
         }
     }
 }
@@ -239,14 +258,20 @@ impl BurstContext {
 #[inline(never)]
 fn flood_frame(
     policy: &Policy<'_, PortTable>,
-    (ingress, flood): (Ingress, Flood),
-    i: usize,
-    plan: &mut Plan,
+    from: (Ingress, Segment),
+    flood: Flood,
+    (i, plan): (usize, &mut Plan),
     copies: &mut usize,
 ) -> bool {
     // Of a table that asks for nothing both kinds are one.
-    let flood = if policy.ports.is_plain() { Flood::Group } else { flood };
-    let fan = plan.fan(flood as u32, |targets| find_targets(policy, ingress, flood, targets));
+    let plain = policy.ports.is_plain();
+    let flood = if plain { Flood::Group } else { flood };
+    let key = from.1.to_bits() << 1 | flood as u32;
+    let fan = plan.fan(key, |targets| {
+        find_targets(policy, from, flood, targets);
+        // A frame to each of many VLANs has all ports looked at as often.
+        *copies += if plain { 0 } else { policy.ports.numbers() / LOOKS_PER_COPY };
+    });
     let targets = fan.targets().len();
     if i > 0 && *copies + targets > BURST_FLOOD_COPIES {
         return false;
@@ -262,7 +287,7 @@ fn flood_frame(
 /// Finds the ports that a flood from `ingress` reaches and that are up.
 fn find_targets(
     policy: &Policy<'_, PortTable>,
-    ingress: Ingress,
+    (ingress, segment): (Ingress, Segment),
     flood: Flood,
     targets: &mut Vec<PortId>,
 ) {
@@ -272,7 +297,8 @@ fn find_targets(
             Endpoint::Device(device) => device.is_up(),
         };
         let reached = policy.rules.flood_reaches(ingress, port.id, port.kind());
-        if up && reached && policy.ports.policy(port.id).takes(flood) {
+        let asked = policy.ports.policy(port.id);
+        if up && reached && asked.takes(flood) && asked.is_member(segment) {
             targets.push(port.id);
         }
     }
@@ -280,14 +306,15 @@ fn find_targets(
 
 /// Prefetches what deciding about a burst will read of a large forwarding table, once for each run
 /// of frames of one stream.
-fn prefetch(fdb: &Fdb, burst: &[Frame]) {
+fn prefetch(fdb: &Fdb, burst: &[Frame], segment: Segment) {
     let mut last = Addresses::NONE;
     for frame in burst {
         let addresses = ethernet::addresses(&frame.snapshot);
         if addresses != last {
             last = addresses;
-            let source = ethernet::source(&frame.snapshot);
-            fdb.prefetch(source, ethernet::destination(&frame.snapshot), prefetch_read);
+            let source = Station::new(segment, ethernet::source(&frame.snapshot));
+            let destination = Station::new(segment, ethernet::destination(&frame.snapshot));
+            fdb.prefetch(source, destination, prefetch_read);
         }
     }
 }
@@ -300,26 +327,28 @@ fn reason(cause: DropCause) -> DropReason {
         DropCause::Hairpin => DropReason::Hairpin,
         DropCause::UplinkToUplink => DropReason::UplinkToUplink,
         DropCause::AdminDown => DropReason::AdminDown,
+        DropCause::Vlan => DropReason::Vlan,
     }
 }
 
-/// Takes the frames that are too big for their ports out of the runs of `plan`. `least` is the
-/// smallest limit of all these ports.
+/// Takes the frames that are too big for their ports, or have a tag that may not leave by them, out
+/// of the runs of `plan`. `least` is the smallest limit of all these ports.
 #[inline(never)]
-fn drop_too_big(
+fn drop_unfit(
     burst: &Burst,
     plan: &mut Plan,
     (from, ports): (PortId, &PortTable),
     least: u32,
     outcomes: &mut Outcomes,
 ) {
-    if burst.frames().iter().fold(0, |longest, frame| frame.len.max(longest)) <= least {
+    let longest = burst.frames().iter().fold(0, |longest, frame| frame.len.max(longest));
+    if longest <= least && ports.is_plain() {
         return;
     }
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
-        let port = &ports[run.port];
-        let frames = keep_fitting(burst, (from, run.left()), port, &mut kept, outcomes);
+        let to = (&ports[run.port], Passage::new(ports, from, run.port));
+        let frames = keep_fit(burst, (from, run.left()), to, &mut kept, outcomes);
         run.settle_all_but(frames);
     }
 }
@@ -348,25 +377,28 @@ pub fn longest(burst: &Burst, frames: &[u8]) -> u32 {
     frames.iter().map(|&frame| burst.frames()[usize::from(frame)].len).max().unwrap_or(0)
 }
 
-/// Those of the listed frames that `port` takes; the others are counted. Written to `kept`.
+/// Those of the listed frames that may leave by `port`; the others are counted. Written to `kept`.
 #[inline(never)]
-pub fn keep_fitting<'k>(
+pub fn keep_fit<'k>(
     burst: &Burst,
     (from, frames): (PortId, &[u8]),
-    port: &Port,
+    (port, passage): (&Port, Passage<'_>),
     kept: &'k mut [u8; BURST_FRAMES],
     outcomes: &mut Outcomes,
 ) -> &'k [u8] {
-    let (max_len, mut count) = (port.mtu.max_len(), 0);
+    let (max_len, open, mut count) = (port.mtu.max_len(), passage.is_open(), 0);
     for &index in frames {
         let frame = &burst.frames()[usize::from(index)];
-        if frame.len <= max_len || fits(frame, max_len) {
+        let reason = if frame.len > max_len && !fits(frame, max_len) {
+            DropReason::TooBig
+        } else if !open && passage.edit(frame).is_none() {
+            DropReason::Vlan
+        } else {
             kept[count] = index;
             count += 1;
-        } else {
-            let dropped = (from, &[index][..]);
-            port.drop_copies(&port.stats.drops, dropped, DropReason::TooBig, outcomes);
-        }
+            continue;
+        };
+        port.drop_copies(&port.stats.drops, (from, &[index][..]), reason, outcomes);
     }
     &kept[..count]
 }

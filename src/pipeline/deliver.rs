@@ -18,8 +18,9 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::backpressure::{Backpressure, Offer};
-use super::classify::{keep_fitting, longest};
+use super::classify::{keep_fit, longest};
 use super::plan::{Fan, Plan, Run};
+use super::screen::Passage;
 use super::signals::Signals;
 use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
@@ -104,7 +105,7 @@ pub struct Delivery<'a> {
 impl Delivery<'_> {
     /// Delivers the plan: each destination once, then again what is left over, then floods.
     #[inline(always)]
-    pub fn deliver(&mut self, burst: &Burst, plan: &mut Plan) {
+    pub fn deliver(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let mut settled = true;
         for run in plan.runs() {
             settled &= self.first_try(burst, run);
@@ -115,12 +116,23 @@ impl Delivery<'_> {
         if plan.is_fanned() {
             self.flood(burst, plan);
         }
+        burst.keep_tags();
+    }
+
+    /// Has frames leave by a port with the tags that they should have there.
+    #[inline(always)]
+    fn tag(&self, burst: &mut Burst, to: &Port, frames: &[u8]) {
+        let ports = self.backpressure.ports;
+        if !ports.is_plain() {
+            Passage::new(ports, self.backpressure.from, to.id).tag(burst, frames);
+        }
     }
 
     /// True if the run is settled, or stays in its sender's ring.
     #[inline(always)]
-    fn first_try(&mut self, burst: &Burst, run: &mut Run) -> bool {
+    fn first_try(&mut self, burst: &mut Burst, run: &mut Run) -> bool {
         let port = &self.backpressure.ports[run.port];
+        self.tag(burst, port, run.left());
         match &port.endpoint {
             Endpoint::Guest(guest) => {
                 let to = Egress { port, guest, index: usize::from(run.queue) };
@@ -143,11 +155,12 @@ impl Delivery<'_> {
 
     /// Tries once more what is left over, but for the end of the burst, if that waits.
     #[inline(never)]
-    fn last_tries(&mut self, burst: &Burst, runs: &mut [Run]) {
+    fn last_tries(&mut self, burst: &mut Burst, runs: &mut [Run]) {
         for run in runs.iter_mut().filter(|run| !run.left().is_empty()) {
             let waits = self.backpressure.left.is_some_and(|(at, _)| run.left()[0] == at);
             let port = &self.backpressure.ports[run.port];
             if let (false, Endpoint::Guest(guest)) = (waits, &port.endpoint) {
+                self.tag(burst, port, run.left());
                 self.last_try(port, guest, burst, run, Try::Last);
             }
         }
@@ -379,7 +392,7 @@ impl Delivery<'_> {
 
     /// Delivers the floods of `plan`: one copy for each target and no retry, after all unicast of
     /// the burst.
-    fn flood(&mut self, burst: &Burst, plan: &mut Plan) {
+    fn flood(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let (fans, run, settled) = plan.floods_left();
         for fan in fans {
             self.fan_out(burst, fan, run, settled);
@@ -387,18 +400,20 @@ impl Delivery<'_> {
     }
 
     /// Delivers a copy of a fan's frames to each of its targets; `settled` copies are counted.
-    fn fan_out(&mut self, burst: &Burst, fan: &Fan, run: &mut Run, settled: &mut usize) {
-        let (from, frames) = (self.backpressure.from, fan.frames());
+    fn fan_out(&mut self, burst: &mut Burst, fan: &Fan, run: &mut Run, settled: &mut usize) {
+        let Backpressure { ports, from, .. } = self.backpressure;
+        let frames = fan.frames();
         let longest = longest(burst, frames);
         let mut kept = [0; BURST_FRAMES];
         for &target in fan.targets() {
-            let port = &self.backpressure.ports[target];
-            let max_len = port.mtu.max_len();
-            let fitting = match longest <= max_len {
+            let port = &ports[target];
+            let passage = Passage::new(ports, from, target);
+            let fitting = match longest <= port.mtu.max_len() && passage.is_open() {
                 true => frames,
-                false => keep_fitting(burst, (from, frames), port, &mut kept, self.outcomes),
+                false => keep_fit(burst, (from, frames), (port, passage), &mut kept, self.outcomes),
             };
             *settled += frames.len() - fitting.len();
+            self.tag(burst, port, fitting);
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
                     self.flood_guest(port, guest, burst, fitting, (run, settled));

@@ -4,6 +4,7 @@
 //!
 //! * [`burst`] the story, top to bottom: take, classify, plan, deliver, complete;
 //! * [`classify`] what becomes of each frame, too big ones included;
+//! * [`screen`] what the policies of its ports say, and its VLAN tag;
 //! * [`plan`] the burst sorted by destination;
 //! * [`backpressure`] frames that wait in their sender's ring for their receiver;
 //! * [`deliver`] the runs of a plan into their ports;
@@ -15,6 +16,7 @@ pub mod burst;
 pub mod classify;
 pub mod deliver;
 pub mod plan;
+pub mod screen;
 pub mod signals;
 pub mod stalls;
 

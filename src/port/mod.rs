@@ -41,11 +41,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::outcomes::Outcomes;
 use crate::events::{Events, PortEvents, What};
+use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::guard::bucket::Bucket;
 use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
-use crate::switch::{PortId, PortKind, PortPolicy};
+use crate::switch::{Fdb, PortId, PortKind, PortPolicy, StaticError, Station};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
@@ -169,6 +170,28 @@ impl Port {
     /// The port of which something else is asked.
     pub fn asked(self, policy: PortPolicy) -> Port {
         Port { policy: LivePolicy::new(policy), ..self }
+    }
+
+    /// Where a static address of the port is; nowhere on a trunk without untagged frames.
+    fn station(&self, mac: MacAddr) -> Option<Station> {
+        self.policy.get().untagged().map(|segment| Station::new(segment, mac))
+    }
+
+    /// Enters a static address in the table, where its untagged frames are.
+    pub fn enter_address(&self, mac: MacAddr, fdb: &Fdb) -> Result<(), StaticError> {
+        self.station(mac).map_or(Ok(()), |station| fdb.insert_static(station, self.id))
+    }
+
+    /// Takes it out again.
+    pub fn take_address(&self, mac: MacAddr, fdb: &Fdb) {
+        if let Some(station) = self.station(mac) {
+            fdb.remove_static(station, self.id);
+        }
+    }
+
+    /// Whether it is there.
+    pub fn has_address(&self, mac: MacAddr, fdb: &Fdb) -> bool {
+        self.station(mac).is_none_or(|station| fdb.whose(station) == Some((self.id, true)))
     }
 
     /// Goes on where another VM's port was.

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{GuestPort, Port};
 use crate::capture::Capture;
 use crate::limits::{MAX_CAPTURES, MAX_PORTS};
-use crate::switch::{PortId, PortKind, PortPolicy, PortView};
+use crate::switch::{PortId, PortKind, PortPolicy, PortView, Segment};
 
 /// The ports of one moment, by number.
 #[derive(Debug, Clone)]
@@ -59,6 +59,11 @@ impl PortTable {
     /// All ports, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Port>> {
         self.slots.iter().flatten()
+    }
+
+    /// Ports have numbers below this.
+    pub fn numbers(&self) -> usize {
+        self.slots.len()
     }
 
     /// True if nothing is asked of any port.
@@ -145,6 +150,11 @@ impl PortView for PortTable {
     #[inline]
     fn kind(&self, port: PortId) -> Option<PortKind> {
         self.get(port).map(Port::kind)
+    }
+
+    #[inline]
+    fn is_member(&self, port: PortId, segment: Segment) -> bool {
+        self.policy(port).is_member(segment)
     }
 }
 

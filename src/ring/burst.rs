@@ -9,6 +9,7 @@
 use virtio_queue::desc::split::Descriptor;
 
 use super::chain::{Piece, PieceBuf};
+use super::retag::Tags;
 use crate::frame::ethernet::Snapshot;
 use crate::frame::offload::{self, DATA_VALID, Offloads, Refused, Request};
 use crate::frame::vnet::VnetHdr;
@@ -82,6 +83,8 @@ pub struct Burst {
     pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
     /// Room for [`Burst::stage`]; none before it was needed.
     staging: Box<[u8]>,
+    /// Frames that leave with other tags than they came with.
+    pub(super) tags: Tags,
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
@@ -104,6 +107,7 @@ impl Default for Burst {
             found: Box::new([Found::CHAIN; BURST_FRAMES]),
             chains: Box::new([Descriptor::default(); BURST_FRAMES]),
             staging: Box::default(),
+            tags: Tags::default(),
         }
     }
 }
@@ -118,6 +122,7 @@ impl Burst {
         self.rejects = 0;
         self.pieces.truncate(0);
         self.pieces.linked = 0;
+        self.tags.clear();
     }
 
     /// The frames, in ring order.

@@ -8,7 +8,9 @@
 
 use super::burst::{Burst, Frame};
 use super::chain::Piece;
+use super::retag::Retagged;
 use crate::frame::checksum::Sum;
+use crate::frame::ethernet::TagEdit;
 use crate::frame::offload::{Offloads, Request};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
@@ -19,51 +21,80 @@ use crate::limits::SNAPSHOT_LEN;
 pub struct EgressFrame<'a> {
     burst: &'a Burst,
     frame: &'a Frame,
+    /// Its head, if it leaves with another tag.
+    retagged: Option<&'a Retagged>,
 }
 
 impl Burst {
+    /// From here on the listed frames leave as `edit` says, and no others leave.
+    pub fn retag(&mut self, frames: &[u8], edit: impl Fn(&Frame) -> TagEdit) {
+        self.tags.clear();
+        let (asks, mut kept) = (self.needs_offloads(), true);
+        for &index in frames {
+            let frame = self.frames()[usize::from(index)];
+            let edit = edit(&frame);
+            kept &= edit == TagEdit::Keep;
+            let request = if asks { frame.request() } else { Request::NONE };
+            let head = &frame.snapshot[..SNAPSHOT_LEN.min(frame.len as usize)];
+            self.tags.set(index, head, frame.len, (request, edit));
+        }
+        if !kept {
+            self.tags.take(frames);
+        }
+    }
+
+    /// From here on frames leave as they came.
+    #[inline(always)]
+    pub fn keep_tags(&mut self) {
+        self.tags.clear();
+    }
+
     /// Frame `index` as it leaves the switch.
     #[inline(always)]
     pub fn egress(&self, index: u8) -> EgressFrame<'_> {
-        EgressFrame::new(self, &self.frames()[usize::from(index)])
+        let frame = EgressFrame::new(self, &self.frames()[usize::from(index)]);
+        EgressFrame { retagged: self.tags.of(index), ..frame }
     }
 }
 
 impl<'a> EgressFrame<'a> {
-    /// Of `frame`, which is one of `burst`.
+    /// Of `frame`, which is one of `burst` and leaves as it came.
     #[inline(always)]
     pub(super) fn new(burst: &'a Burst, frame: &'a Frame) -> EgressFrame<'a> {
-        EgressFrame { burst, frame }
+        EgressFrame { burst, frame, retagged: None }
     }
 
     /// Its bytes.
     #[inline(always)]
     #[expect(clippy::len_without_is_empty, reason = "no frame is empty")]
     pub fn len(self) -> u32 {
-        self.frame.len
+        self.retagged.map_or(self.frame.len, |other| other.len)
     }
 
     /// Its virtio-net header; see [`Frame::header`].
     #[inline(always)]
     pub fn header(self) -> VnetHdr {
-        self.frame.header
+        self.retagged.map_or(self.frame.header, Retagged::header)
     }
 
     /// What a receiver must have acknowledged to get it with that; only if the burst asks.
     #[inline(always)]
     pub fn needs(self) -> Offloads {
-        self.frame.needs
+        self.retagged.map_or(self.frame.needs, Retagged::needs)
     }
 
     /// What it asks for; only if the burst asks.
     pub fn request(self) -> Request {
-        self.frame.request()
+        self.retagged.map_or_else(|| self.frame.request(), |other| other.request)
     }
 
     /// Its first bytes, which are private.
     #[inline(always)]
     pub fn head(self) -> &'a [u8] {
-        &self.frame.snapshot[..SNAPSHOT_LEN.min(self.frame.len as usize)]
+        match self.retagged {
+            Some(other) => other.head(),
+            None => &self.frame.snapshot[..SNAPSHOT_LEN.min(self.frame.len as usize)],
+        }
     }
 
     /// What is behind these, in the sender's memory or private.
@@ -80,7 +111,7 @@ impl<'a> EgressFrame<'a> {
 
     /// At its first byte.
     pub(super) fn reader(self) -> Reader<'a> {
-        let EgressFrame { burst, frame } = self;
+        let EgressFrame { burst, frame, .. } = self;
         let head = self.head();
         let snapshot = Piece { at: head.as_ptr().cast_mut(), len: head.len() as u32 };
         Reader { snapshot, rest: frame.rest, more: burst.more(frame), index: 0, offset: 0 }
@@ -93,7 +124,11 @@ impl<'a> EgressFrame<'a> {
     /// to that.
     #[inline(always)]
     pub(super) unsafe fn copy_to(self, to: *mut u8) {
-        let EgressFrame { burst, frame } = self;
+        let EgressFrame { burst, frame, retagged } = self;
+        if retagged.is_some() {
+            // SAFETY: the caller's promise.
+            return unsafe { copy_retagged(to, self) };
+        }
         // SAFETY: the caller's promise.
         unsafe {
             copy_front(to, frame);
@@ -343,6 +378,24 @@ unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
     for piece in pieces {
         // SAFETY: the caller's promise.
         unsafe {
+            std::ptr::copy_nonoverlapping(piece.at, to, piece.len as usize);
+            to = to.add(piece.len as usize);
+        }
+    }
+}
+
+/// Copies a frame with another head to `to`.
+///
+/// # Safety
+/// As for [`EgressFrame::copy_to`].
+#[inline(never)]
+unsafe fn copy_retagged(to: *mut u8, frame: EgressFrame<'_>) {
+    let head = frame.head();
+    // SAFETY: the caller's promise; head and pieces add up to the frame's length.
+    unsafe {
+        std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
+        let mut to = to.add(head.len());
+        for piece in frame.payload() {
             std::ptr::copy_nonoverlapping(piece.at, to, piece.len as usize);
             to = to.add(piece.len as usize);
         }

@@ -17,7 +17,7 @@ use crate::frame::checksum::Sum;
 use crate::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
 use crate::frame::segment::Segmenter;
 use crate::frame::vnet::VnetHdr;
-use crate::limits::{FRAME_DESCRIPTORS, MAX_HEADERS_LEN, MAX_MERGED_BUFFERS};
+use crate::limits::{FRAME_DESCRIPTORS, MAX_EGRESS_HEADERS_LEN, MAX_MERGED_BUFFERS};
 
 /// A packet and how much of it has become segments.
 struct Progress<'a> {
@@ -67,7 +67,7 @@ impl SplitRing {
         let need = u64::from(self.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let request = frame.request();
-        let mut bytes = [0u8; MAX_HEADERS_LEN];
+        let mut bytes = [0u8; MAX_EGRESS_HEADERS_LEN];
         let mut from = frame.reader();
         let first = from.read(&mut bytes);
         let (start, at) = (request.csum_start(), request.csum_at());
@@ -97,9 +97,9 @@ impl SplitRing {
         cut: Cut,
     ) -> Result<(), PutError> {
         let request = frame.request();
-        let mut headers = [0u8; MAX_HEADERS_LEN];
+        let mut headers = [0u8; MAX_EGRESS_HEADERS_LEN];
         let mut payload = frame.reader();
-        let len = payload.read(&mut headers[..request.headers_len().min(MAX_HEADERS_LEN)]);
+        let len = payload.read(&mut headers[..request.headers_len().min(MAX_EGRESS_HEADERS_LEN)]);
         let Some(segmenter) = Segmenter::new(&request, &headers[..len], frame.len()) else {
             return Err(PutError::Changed);
         };

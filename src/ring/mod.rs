@@ -7,7 +7,8 @@
 //! * [`tx`] takes a burst of frames from a driver's transmit queue and completes it;
 //! * [`rx`] delivers frames into a driver's receive queue;
 //! * `fallback` the same for frames that ask for more than the driver has acknowledged;
-//! * `copy` a frame as it leaves, from one guest's memory to another's.
+//! * `copy` a frame as it leaves, from one guest's memory to another's;
+//! * `retag` the same with another VLAN tag.
 //!
 //! Rules. A field of a ring is read exactly once per use: what was checked is what is used. A head
 //! taken goes back exactly once, in ring order, on every path; nothing is half done when a ring's
@@ -23,6 +24,7 @@ pub mod burst;
 pub mod chain;
 mod copy;
 mod fallback;
+mod retag;
 pub mod rx;
 pub mod split;
 pub mod tx;

@@ -148,7 +148,7 @@ impl SplitRing {
         let mut done = Delivered::default();
         scratch.gathered.start(run.len());
         match self.look_ahead(run.len(), &mut scratch.ahead) {
-            Ok(()) if burst.needs_offloads() => {
+            Ok(()) if burst.needs_offloads() || !burst.tags.are_kept() => {
                 self.put_run::<true>(burst, run, scratch, &mut done, cut)
             }
             Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, cut),
@@ -158,7 +158,8 @@ impl SplitRing {
         done
     }
 
-    /// With `OFFLOADS` each frame's own header is delivered, else one that asks for nothing.
+    /// With `OFFLOADS` each frame's own header and head are delivered, else a header that asks for
+    /// nothing, and the head that came.
     #[inline(always)]
     fn put_run<const OFFLOADS: bool>(
         &mut self,
@@ -263,7 +264,10 @@ impl SplitRing {
         let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
         let (mut count, mut bytes) = (0u16, 0u64);
         for (&index, buffer) in run.iter().zip(ready) {
-            let frame = EgressFrame::new(burst, &frames[usize::from(index)]);
+            let frame = match OFFLOADS {
+                true => burst.egress(index),
+                false => EgressFrame::new(burst, &frames[usize::from(index)]),
+            };
             let need = HEADER_LEN as u32 + frame.len();
             if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs())) {
                 break;

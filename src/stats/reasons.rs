@@ -77,6 +77,11 @@ drop_reasons! {
     "the destination is on the port that the frame came from",
     "nothing, where the guest bridges between several addresses of its own";
 
+    Vlan, "vlan", "in, port",
+    "its VLAN tag is one that may not come in by its port, or leave by the one that it is for",
+    "compare vlan, trunk and native of both ports with what the guest sends: vioswitchctl trace \
+     names the port. A second tag behind one that is taken out is refused";
+
     AdminDown, "admin_down", "in",
     "the port that the frame came from, or that it is for, is administratively down",
     "vioswitchctl port set NAME admin=up, unless that is intended";

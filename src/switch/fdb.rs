@@ -17,6 +17,7 @@
 
 use std::sync::{PoisonError, TryLockError};
 
+use super::segment::{Segment, Station};
 use crate::frame::MacAddr;
 use crate::limits::{
     FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_SHARDS,
@@ -49,6 +50,10 @@ pub struct FdbConfig {
     pub max_per_port: u32,
     /// Entries a port may learn although the table is full.
     pub reserved_per_port: u32,
+    /// Entries a segment may hold; the default one as many as the table.
+    pub max_per_segment: u32,
+    /// Entries a segment may hold although the table is full.
+    pub reserved_per_segment: u32,
     /// An entry idle for more than this many seconds is removed; 0: never.
     pub age_seconds: u32,
     /// Ports are numbered from 0 up to this, exclusive.
@@ -73,8 +78,10 @@ pub enum Learn {
     },
     /// Refused: it belongs to another port by configuration.
     Static,
-    /// Refused: the table is full, and so is what is reserved for this port.
+    /// Refused: the table is full, and so is what is reserved for this port and this segment.
     TableFull,
+    /// Refused: the segment holds as many as it may.
+    SegmentFull,
     /// Refused: the port holds as many as it may. A moving address stays where it was, so that a
     /// port at its cap cannot take its neighbours' addresses.
     PortFull,
@@ -120,8 +127,8 @@ pub enum StaticError {
 /// One entry of [`Fdb::entries`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// The address.
-    pub mac: MacAddr,
+    /// The address and its segment.
+    pub station: Station,
     /// Where it lives.
     pub port: PortId,
     /// How long it was silent.
@@ -168,20 +175,20 @@ impl Fdb {
             age_seconds: config.age_seconds,
             buckets_per_shard,
             shards: (0..FDB_SHARDS).map(|_| CacheLine(Mutex::new(vec![0; runs]))).collect(),
-            quota: Quota::new(ports, max_entries, config.max_per_port, config.reserved_per_port),
+            quota: Quota::new(ports, &FdbConfig { max_entries, ..config }),
             generation: CacheLine(AtomicU64::new(0)),
         }
     }
 
     /// The port where this address lives.
     #[inline]
-    pub fn lookup(&self, mac: MacAddr) -> Option<PortId> {
-        self.slots.find(self.slots.home(mac)).map(|found| found.word.port())
+    pub fn lookup(&self, station: impl Into<Station>) -> Option<PortId> {
+        self.slots.find(self.slots.home(station.into())).map(|found| found.word.port())
     }
 
     /// The same, and whether the address is configured there.
-    pub fn whose(&self, mac: MacAddr) -> Option<(PortId, bool)> {
-        let found = self.slots.find(self.slots.home(mac))?;
+    pub fn whose(&self, station: impl Into<Station>) -> Option<(PortId, bool)> {
+        let found = self.slots.find(self.slots.home(station.into()))?;
         Some((found.word.port(), found.word.is_static()))
     }
 
@@ -195,26 +202,27 @@ impl Fdb {
     /// destination. For a whole burst, before the first of them: its misses overlap then, which
     /// else wait for each other behind the branches on what is found.
     #[inline(always)]
-    pub fn prefetch(&self, source: MacAddr, destination: MacAddr, read: impl Fn(*const u8)) {
+    pub fn prefetch(&self, source: Station, destination: Station, read: impl Fn(*const u8)) {
         let (word, stamp) = self.slots.lines(self.slots.home(source));
         read(word);
         read(stamp);
         read(self.slots.lines(self.slots.home(destination)).0);
     }
 
-    /// Notes that a frame from `mac` came in on `port` in second `now`.
+    /// Notes that a frame from `station` came in on `port` in second `now`.
     #[inline]
-    pub fn learn(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
-        let home = self.slots.home(mac);
+    pub fn learn(&self, station: impl Into<Station>, port: PortId, now: u32) -> Learn {
+        let station = station.into();
+        let home = self.slots.home(station);
         let now = now.min(EXPIRING - 1);
         match self.slots.find(home) {
             Some(found) if found.word.port() == port => {
-                self.refresh(found, now).unwrap_or_else(|| self.learn_locked(mac, port, now))
+                self.refresh(found, now).unwrap_or_else(|| self.learn_locked(station, port, now))
             }
             Some(found) if found.word.is_static() => Learn::Static,
             Some(_) if self.quota.is_port_full(port) => Learn::PortFull,
-            Some(_) => self.learn_locked(mac, port, now),
-            None => self.learn_new(mac, port, now),
+            Some(_) => self.learn_locked(station, port, now),
+            None => self.learn_new(station, port, now),
         }
     }
 
@@ -248,18 +256,20 @@ impl Fdb {
     /// A new address: what needs no lock is refused without one, so that a guest with a million
     /// addresses costs its neighbours no lock traffic.
     #[cold]
-    fn learn_new(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
-        if !mac.is_station() {
+    fn learn_new(&self, station: Station, port: PortId, now: u32) -> Learn {
+        if !station.mac.is_station() {
             return Learn::NotStation;
         }
-        self.quota.refusal(port).unwrap_or_else(|| self.learn_locked(mac, port, now))
+        self.quota
+            .refusal(port, station.segment)
+            .unwrap_or_else(|| self.learn_locked(station, port, now))
     }
 
     /// Learns under the shard's lock, where no other thread inserts, moves or removes in this
     /// bucket.
     #[cold]
-    fn learn_locked(&self, mac: MacAddr, port: PortId, now: u32) -> Learn {
-        let home = self.slots.home(mac);
+    fn learn_locked(&self, station: Station, port: PortId, now: u32) -> Learn {
+        let home = self.slots.home(station);
         let Some(mut shard) = self.lock_briefly(self.shard_of(home)) else {
             return Learn::Busy;
         };
@@ -271,41 +281,45 @@ impl Fdb {
                 Learn::Refreshed
             }
             Some(found) if found.word.is_static() => Learn::Static,
-            Some(found) => self.relocate(found, mac, port, now),
-            None => self.insert(&mut shard[self.run_of(home)], home, mac, port, now),
+            Some(found) => self.relocate(found, station, port, now),
+            None => self.insert(&mut shard[self.run_of(home)], home, station, port, now),
         }
     }
 
-    fn relocate(&self, found: Found, mac: MacAddr, port: PortId, now: u32) -> Learn {
+    fn relocate(&self, found: Found, station: Station, port: PortId, now: u32) -> Learn {
         let from = found.word.port();
         if let Err(refusal) = self.quota.transfer(from, port) {
             return refusal;
         }
-        self.write(found.slot, Word::learned(mac, port), now);
+        self.write(found.slot, station.segment, Word::learned(station, port), now);
         self.count_generation();
         Learn::Moved { from }
     }
 
-    fn insert(&self, run: &mut u32, home: Home, mac: MacAddr, port: PortId, now: u32) -> Learn {
+    fn insert(&self, run: &mut u32, home: Home, station: Station, port: PortId, now: u32) -> Learn {
         let Some(free) = self.slots.bucket(home).find(|slot| slot.word == Word::EMPTY) else {
-            return self.replace_own_oldest(home, mac, port, now);
+            return self.replace_own_oldest(home, station, port, now);
         };
-        if let Err(refusal) = self.quota.take(port) {
+        if let Err(refusal) = self.quota.take(port, station.segment) {
             return refusal;
         }
         *run += 1;
-        self.write(free.slot, Word::learned(mac, port), now);
+        self.write(free.slot, station.segment, Word::learned(station, port), now);
         Learn::Inserted
     }
 
     /// The bucket is full: a port may displace its own entries only, or a guest that sends from
     /// many addresses would push its neighbours out.
-    fn replace_own_oldest(&self, home: Home, mac: MacAddr, port: PortId, now: u32) -> Learn {
+    fn replace_own_oldest(&self, home: Home, station: Station, port: PortId, now: u32) -> Learn {
         let own = |word: Word| word.port() == port;
         let Some(victim) = self.oldest_learned(home, own) else {
             return Learn::BucketFull;
         };
-        self.write(victim.slot, Word::learned(mac, port), now);
+        let before = self.slots.segment(victim);
+        if let Err(refusal) = self.quota.change_segment(before, station.segment) {
+            return refusal;
+        }
+        self.write(victim.slot, station.segment, Word::learned(station, port), now);
         self.count_generation();
         Learn::Inserted
     }
@@ -320,17 +334,22 @@ impl Fdb {
 
     /// Ties an address to a port for good: it cannot be learned elsewhere. What was learned about
     /// it is replaced; caps do not apply to configured entries, though they count.
-    pub fn insert_static(&self, mac: MacAddr, port: PortId) -> Result<(), StaticError> {
+    pub fn insert_static(
+        &self,
+        station: impl Into<Station>,
+        port: PortId,
+    ) -> Result<(), StaticError> {
+        let station @ Station { segment, mac } = station.into();
         if !mac.is_station() {
             return Err(StaticError::NotStation(mac));
         }
         if !self.quota.knows(port) {
             return Err(StaticError::NoSuchPort(port));
         }
-        let home = self.slots.home(mac);
+        let home = self.slots.home(station);
         let mut shard = self.lock(self.shard_of(home));
         let slot = match self.slots.find(home) {
-            Some(found) if found.word == Word::configured(mac, port) => return Ok(()),
+            Some(found) if found.word == Word::configured(station, port) => return Ok(()),
             Some(found) if found.word.is_static() => {
                 return Err(StaticError::Taken { mac, port: found.word.port() });
             }
@@ -338,9 +357,9 @@ impl Fdb {
                 self.quota.transfer_static(found.word.port(), port);
                 found.slot
             }
-            None => self.slot_for_static(&mut shard[self.run_of(home)], home, mac, port)?,
+            None => self.slot_for_static(&mut shard[self.run_of(home)], home, station, port)?,
         };
-        self.write(slot, Word::configured(mac, port), 0);
+        self.write(slot, segment, Word::configured(station, port), 0);
         self.count_generation();
         Ok(())
     }
@@ -351,25 +370,28 @@ impl Fdb {
         &self,
         run: &mut u32,
         home: Home,
-        mac: MacAddr,
+        station: Station,
         port: PortId,
     ) -> Result<usize, StaticError> {
         if let Some(free) = self.slots.bucket(home).find(|slot| slot.word == Word::EMPTY) {
-            self.quota.take_static(port);
+            self.quota.take_static(port, station.segment);
             *run += 1;
             return Ok(free.slot);
         }
-        let victim = self.oldest_learned(home, |_| true).ok_or(StaticError::BucketFull(mac))?;
+        let victim =
+            self.oldest_learned(home, |_| true).ok_or(StaticError::BucketFull(station.mac))?;
         self.quota.transfer_static(victim.word.port(), port);
+        self.quota.change_segment_static(self.slots.segment(victim), station.segment);
         Ok(victim.slot)
     }
 
     /// Removes a static entry of this port; false if the port has none for this address.
-    pub fn remove_static(&self, mac: MacAddr, port: PortId) -> bool {
-        let home = self.slots.home(mac);
+    pub fn remove_static(&self, station: impl Into<Station>, port: PortId) -> bool {
+        let station = station.into();
+        let home = self.slots.home(station);
         let mut shard = self.lock(self.shard_of(home));
         match self.slots.find(home) {
-            Some(found) if found.word == Word::configured(mac, port) => {
+            Some(found) if found.word == Word::configured(station, port) => {
                 self.clear(&mut shard[self.run_of(home)], found);
                 self.count_generation();
                 true
@@ -389,9 +411,12 @@ impl Fdb {
         self.sweep(|found| !found.word.is_static() && found.word.port() == port)
     }
 
-    /// Removes what was learned on any port; static entries stay. Returns how many.
-    pub fn flush(&self) -> usize {
-        self.sweep(|found| !found.word.is_static())
+    /// Removes what was learned on those ports in those segments that `wanted` says yes to; static
+    /// entries stay. Returns how many.
+    pub fn flush(&self, wanted: impl Fn(PortId, Segment) -> bool) -> usize {
+        self.sweep(|found| {
+            !found.word.is_static() && wanted(found.word.port(), self.slots.segment(found))
+        })
     }
 
     /// Removes all entries of a port that is gone, static ones too. Returns how many.
@@ -471,7 +496,8 @@ impl Fdb {
                 true => EntryAge::Static,
                 false => EntryAge::Idle(now.saturating_sub(stamp)),
             };
-            entries.push(Entry { mac: found.word.mac(), port: found.word.port(), age });
+            let station = Station::new(self.slots.segment(found), found.word.mac());
+            entries.push(Entry { station, port: found.word.port(), age });
             false
         });
         entries
@@ -521,14 +547,16 @@ impl Fdb {
 
     /// Stamp first: who sees the word (Acquire) sees its stamp, so a new entry never looks as old
     /// as the slot's last tenant.
-    fn write(&self, slot: usize, word: Word, stamp: u32) {
+    fn write(&self, slot: usize, segment: Segment, word: Word, stamp: u32) {
+        self.slots.enter(slot, segment);
         self.slots.stamp(slot).store(stamp, Ordering::Relaxed);
         self.slots.set(slot, word);
     }
 
     fn clear(&self, run: &mut u32, found: Found) {
+        let segment = self.slots.segment(found);
         self.slots.set(found.slot, Word::EMPTY);
-        self.quota.give_back(found.word.port());
+        self.quota.give_back(found.word.port(), segment);
         *run -= 1;
     }
 

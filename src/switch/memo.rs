@@ -12,7 +12,7 @@
 
 use super::fdb::{Learn, PortId};
 use super::policy::{Decision, Flood};
-use crate::frame::MacAddr;
+use super::segment::Station;
 use crate::limits::BURST_FRAMES;
 
 /// Twice the addresses, so that probes stay short.
@@ -29,7 +29,7 @@ const _: () = assert!(BURST_FRAMES.is_power_of_two() && BURST_FRAMES < 256);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SourceMemo {
     /// Zero, which no station has, when nothing is remembered.
-    source: MacAddr,
+    source: Station,
     generation: u64,
     second: u32,
     port: PortId,
@@ -38,19 +38,19 @@ pub struct SourceMemo {
 impl SourceMemo {
     /// Whether `source` needs no learning: it is in the table on this port, stamped `now`.
     #[inline]
-    pub fn covers(&self, source: MacAddr, port: PortId, generation: u64, now: u32) -> bool {
+    pub fn covers(&self, source: Station, port: PortId, generation: u64, now: u32) -> bool {
         // The zero address of an empty memo is no station: it must reach `admit_source`.
         self.source == source
             && self.second == now
             && self.generation == generation
             && self.port == port
-            && !source.is_zero()
+            && !source.mac.is_zero()
     }
 
     /// Remembers what [`super::Fdb::learn`] answered, if it may be; `generation` as read before
     /// that call, or a removal in between would go unnoticed.
     #[inline]
-    pub fn note(&mut self, source: MacAddr, port: PortId, generation: u64, now: u32, learn: Learn) {
+    pub fn note(&mut self, source: Station, port: PortId, generation: u64, now: u32, learn: Learn) {
         if learn.is_in_table() {
             *self = SourceMemo { source, generation, second: now, port };
         }
@@ -64,7 +64,7 @@ impl SourceMemo {
 pub struct BurstMemo {
     /// Position in `known` plus one, or 0.
     index: [u8; INDEX_SLOTS],
-    known: [(MacAddr, Decision); BURST_FRAMES],
+    known: [(Station, Decision); BURST_FRAMES],
     count: usize,
 }
 
@@ -73,7 +73,7 @@ impl BurstMemo {
     pub const fn new() -> BurstMemo {
         BurstMemo {
             index: [0; INDEX_SLOTS],
-            known: [(MacAddr([0; 6]), Decision::Flood(Flood::Unknown)); BURST_FRAMES],
+            known: [(Station::NONE, Decision::Flood(Flood::Unknown)); BURST_FRAMES],
             count: 0,
         }
     }
@@ -88,8 +88,9 @@ impl BurstMemo {
     /// The burst's decision about `destination`: the remembered one, or `decide`'s, which is then
     /// remembered. Past [`BURST_FRAMES`] different addresses it only asks.
     #[inline]
-    pub fn decide(&mut self, destination: MacAddr, decide: impl FnOnce() -> Decision) -> Decision {
-        let mut probe = (destination.to_bits().wrapping_mul(GOLDEN) >> INDEX_SHIFT) as usize;
+    pub fn decide(&mut self, destination: Station, decide: impl FnOnce() -> Decision) -> Decision {
+        let bits = destination.mac.to_bits() ^ u64::from(destination.segment.to_bits());
+        let mut probe = (bits.wrapping_mul(GOLDEN) >> INDEX_SHIFT) as usize;
         // Half the index is empty at least, so the probe ends.
         while let Some(position) = usize::from(self.index[probe]).checked_sub(1) {
             let (address, decision) = self.known[position % BURST_FRAMES];
@@ -117,9 +118,11 @@ impl Default for BurstMemo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::MacAddr;
+    use crate::switch::Segment;
 
-    fn station(n: u64) -> MacAddr {
-        MacAddr::from_bits(0x5254_0000_0000 + n)
+    fn station(n: u64) -> Station {
+        MacAddr::from_bits(0x5254_0000_0000 + n).into()
     }
 
     #[test]
@@ -130,6 +133,8 @@ mod tests {
         assert!(memo.covers(station(1), 3, 7, 100));
         assert!(!memo.covers(station(2), 3, 7, 100), "another source");
         assert!(!memo.covers(station(1), 4, 7, 100), "another port");
+        let elsewhere = Station::new(Segment::new(0, 5), station(1).mac);
+        assert!(!memo.covers(elsewhere, 3, 7, 100), "another VLAN");
         assert!(!memo.covers(station(1), 3, 8, 100), "something moved or went");
         assert!(!memo.covers(station(1), 3, 7, 101), "the stamp must be renewed");
     }
@@ -139,6 +144,7 @@ mod tests {
         let refusals = [
             Learn::Static,
             Learn::TableFull,
+            Learn::SegmentFull,
             Learn::PortFull,
             Learn::BucketFull,
             Learn::Busy,
@@ -153,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_empty_memo_does_not_cover_the_zero_address() {
-        assert!(!SourceMemo::default().covers(MacAddr::default(), 0, 0, 0));
+        assert!(!SourceMemo::default().covers(Station::default(), 0, 0, 0));
     }
 
     #[test]
@@ -176,7 +182,7 @@ mod tests {
     #[test]
     fn the_zero_destination_is_not_taken_for_an_empty_place() {
         let mut memo = BurstMemo::new();
-        let zero = MacAddr::default();
+        let zero = Station::default();
         assert_eq!(memo.decide(zero, || Decision::Unicast(1)), Decision::Unicast(1));
         memo.start_burst();
         assert_eq!(memo.decide(zero, || Decision::Unicast(2)), Decision::Unicast(2));

@@ -5,17 +5,22 @@
 //! * No frame makes it panic, allocate, or wait.
 //! * A port is a number, and its properties come in through [`policy::PortView`].
 //!
-//! `fdb` is the table, `policy` the story of one frame, `memo` what a worker may remember between
-//! frames and when it must forget, `trace` what would become of a frame.
+//! `fdb` is the table, `policy` the story of one frame, `segment` and `vlan` where it may go at all
+//! and with what tag, `memo` what a worker may remember between frames and when it must forget,
+//! `trace` what would become of a frame.
 
 pub mod fdb;
 pub mod memo;
 pub mod policy;
+pub mod segment;
 pub mod trace;
+pub mod vlan;
 
 pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
 pub use memo::{BurstMemo, SourceMemo};
 pub use policy::{
     Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
 };
+pub use segment::{Bridge, Segment, Station, VlanId};
 pub use trace::{Source, Trace};
+pub use vlan::{Membership, VlanSet};

@@ -9,7 +9,8 @@
 //! where what it remembers of a burst (`memo.rs`) does not answer.
 
 use super::fdb::{Fdb, Learn, PortId};
-use crate::frame::MacAddr;
+use super::segment::{Bridge, Segment, Station, VlanId};
+use super::vlan::Membership;
 
 /// What stands behind a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +25,9 @@ pub enum PortKind {
 pub trait PortView {
     /// The kind of a port, or `None` if there is no such port (any more).
     fn kind(&self, port: PortId) -> Option<PortKind>;
+
+    /// Whether frames of a segment leave by a port.
+    fn is_member(&self, port: PortId, segment: Segment) -> bool;
 }
 
 /// A slice indexed by port number.
@@ -31,6 +35,10 @@ pub trait PortView {
 impl PortView for [Option<PortKind>] {
     fn kind(&self, port: PortId) -> Option<PortKind> {
         self.get(usize::from(port)).copied().flatten()
+    }
+
+    fn is_member(&self, _: PortId, segment: Segment) -> bool {
+        segment == Segment::DEFAULT
     }
 }
 
@@ -51,15 +59,46 @@ pub struct PortPolicy {
     pub flood_unknown: bool,
     /// Frames pass; otherwise none does, in either direction.
     pub forwards: bool,
+    /// The bridge that it is a port of.
+    pub bridge: Bridge,
+    /// The VLANs of that bridge that it is a member of.
+    pub vlans: Membership,
 }
 
 impl PortPolicy {
     /// Nothing is asked.
-    pub const PLAIN: PortPolicy = PortPolicy { flood_unknown: true, forwards: true };
+    pub const PLAIN: PortPolicy = PortPolicy {
+        flood_unknown: true,
+        forwards: true,
+        bridge: Bridge::DEFAULT,
+        vlans: Membership::Opaque,
+    };
 
     /// Whether such floods go there.
     pub fn takes(&self, flood: Flood) -> bool {
         self.forwards && (flood == Flood::Group || self.flood_unknown)
+    }
+
+    /// Whether frames from there are looked at one by one.
+    #[inline(always)]
+    pub fn screens(&self) -> bool {
+        self.vlans != Membership::Opaque
+    }
+
+    /// A VLAN of its bridge.
+    #[inline(always)]
+    pub fn segment(&self, vlan: VlanId) -> Segment {
+        Segment::new(self.bridge.number(), vlan)
+    }
+
+    /// Where its frames without a tag are, and its static addresses.
+    pub fn untagged(&self) -> Option<Segment> {
+        self.vlans.untagged().map(|vlan| self.segment(vlan))
+    }
+
+    /// Whether frames of a segment leave by it.
+    pub fn is_member(&self, segment: Segment) -> bool {
+        segment.bridge() == self.bridge.number() && self.vlans.is_member(segment.vlan())
     }
 }
 
@@ -109,6 +148,8 @@ pub enum DropCause {
     UplinkToUplink,
     /// One of its ports does not forward ([`PortPolicy`]).
     AdminDown,
+    /// Its VLAN tag is none that may come in, or leave.
+    Vlan,
 }
 
 impl Rules {
@@ -144,10 +185,10 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
     pub fn admit_source(
         &self,
         ingress: Ingress,
-        source: MacAddr,
+        source: Station,
         now: u32,
     ) -> Result<Learn, DropCause> {
-        if !source.is_station() {
+        if !source.mac.is_station() {
             return Err(DropCause::BadSource);
         }
         Ok(self.fdb.learn(source, ingress.port, now))
@@ -155,9 +196,9 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
 
     /// Where a frame with this destination goes, its source being admitted.
     #[inline]
-    pub fn decide(&self, ingress: Ingress, destination: MacAddr) -> Decision {
-        if destination.is_group() {
-            return match destination.is_bridge_reserved() {
+    pub fn decide(&self, ingress: Ingress, destination: Station) -> Decision {
+        if destination.mac.is_group() {
+            return match destination.mac.is_bridge_reserved() {
                 true => Decision::Drop(DropCause::ReservedAddress),
                 false => Decision::Flood(Flood::Group),
             };
@@ -171,6 +212,10 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         match self.ports.kind(egress) {
             // The port is gone and its addresses are about to be flushed: none is known.
             None => Decision::Flood(Flood::Unknown),
+            // It has left the segment since it was learned there.
+            Some(_) if !self.ports.is_member(egress, destination.segment) => {
+                Decision::Flood(Flood::Unknown)
+            }
             Some(kind) if !self.rules.allow(ingress.kind, kind) => {
                 Decision::Drop(DropCause::UplinkToUplink)
             }
@@ -182,6 +227,7 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::MacAddr;
     use crate::switch::fdb::FdbConfig;
 
     const GUEST_A: Ingress = Ingress { port: 0, kind: PortKind::Guest };
@@ -217,6 +263,8 @@ mod tests {
                 max_entries: 64,
                 max_per_port,
                 reserved_per_port: 0,
+                max_per_segment: u32::MAX,
+                reserved_per_segment: 0,
                 age_seconds: 300,
                 ports: 4,
                 key: [1, 2],
@@ -231,10 +279,10 @@ mod tests {
 
         fn forward(&self, ingress: Ingress, source: MacAddr, destination: MacAddr) -> Verdict {
             let policy = self.policy();
-            match policy.admit_source(ingress, source, NOW) {
+            match policy.admit_source(ingress, source.into(), NOW) {
                 Err(cause) => Verdict { learned: None, decision: Decision::Drop(cause) },
                 Ok(learn) => {
-                    let decision = policy.decide(ingress, destination);
+                    let decision = policy.decide(ingress, destination.into());
                     Verdict { learned: Some(learn), decision }
                 }
             }

@@ -2,7 +2,7 @@
 
 use super::fdb::PortId;
 use super::policy::{Decision, DropCause, Ingress, Policy, PortView};
-use crate::frame::MacAddr;
+use super::segment::Station;
 
 /// What is known of a frame's source before it comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,8 +31,8 @@ pub struct Trace {
 impl<P: PortView + ?Sized> Policy<'_, P> {
     /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame, in a table that
     /// has room for its source.
-    pub fn trace(&self, ingress: Ingress, source: MacAddr, destination: MacAddr) -> Trace {
-        if !source.is_station() {
+    pub fn trace(&self, ingress: Ingress, source: Station, destination: Station) -> Trace {
+        if !source.mac.is_station() {
             let decision = Decision::Drop(DropCause::BadSource);
             return Trace { source: Source::Bad, decision };
         }
@@ -56,6 +56,7 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::MacAddr;
     use crate::switch::{Fdb, FdbConfig, PortKind, Rules};
 
     const NOW: u32 = 10;
@@ -78,6 +79,8 @@ mod tests {
             max_entries: 64,
             max_per_port: 16,
             reserved_per_port: 0,
+            max_per_segment: u32::MAX,
+            reserved_per_segment: 0,
             age_seconds: 300,
             ports: 5,
             key: [1, 2],
@@ -103,10 +106,10 @@ mod tests {
                         let fdb = table();
                         let rules = Rules { uplink_to_uplink };
                         let policy = Policy { fdb: &fdb, ports: &KINDS[..], rules };
-                        let told = policy.trace(ingress, source, destination);
-                        assert_eq!(policy.trace(ingress, source, destination), told);
-                        let done = match policy.admit_source(ingress, source, NOW) {
-                            Ok(_) => policy.decide(ingress, destination),
+                        let told = policy.trace(ingress, source.into(), destination.into());
+                        assert_eq!(policy.trace(ingress, source.into(), destination.into()), told);
+                        let done = match policy.admit_source(ingress, source.into(), NOW) {
+                            Ok(_) => policy.decide(ingress, destination.into()),
                             Err(cause) => Decision::Drop(cause),
                         };
                         let what = format!("{source} to {destination} from {port}: {told:?}");
@@ -122,14 +125,15 @@ mod tests {
         let fdb = table();
         let policy = Policy { fdb: &fdb, ports: &KINDS[..], rules: Rules::default() };
         let ingress = Ingress { port: 1, kind: PortKind::Guest };
-        let source = |mac| policy.trace(ingress, mac, MacAddr::BROADCAST).source;
+        let source =
+            |mac: MacAddr| policy.trace(ingress, mac.into(), MacAddr::BROADCAST.into()).source;
         assert_eq!(source(station(1)), Source::Moves(0));
         assert_eq!(source(station(2)), Source::Here(false));
         assert_eq!(source(station(5)), Source::Here(true));
         assert_eq!(source(station(6)), Source::New);
         assert_eq!(source(MacAddr::BROADCAST), Source::Bad);
         let other = Ingress { port: 0, kind: PortKind::Guest };
-        let spoofed = policy.trace(other, station(5), MacAddr::BROADCAST);
+        let spoofed = policy.trace(other, station(5).into(), MacAddr::BROADCAST.into());
         assert_eq!(spoofed.source, Source::Static(1));
     }
 }

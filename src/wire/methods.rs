@@ -88,11 +88,16 @@ methods! {
     /// The present findings that the switch makes itself, the worst first, 256 at most, some in
     /// each reply: call it with "more".
     [more] GetFindings {} -> Findings { findings: Vec<Finding> }
-    /// The addresses of a port, or of all, some in each reply: call it with "more".
-    [more] ListAddresses { port?: String } -> Addresses { addresses: Vec<Address> }
-    /// Forgets the learned addresses of a port, or of all; static addresses stay. Frames for them
-    /// are flooded until they are learned again.
-    [admin] FlushAddresses { port?: String } -> Flushed { flushed: u64 }
+    /// The addresses of a port, a bridge or a VLAN, or all, some in each reply: call it with
+    /// "more".
+    [more] ListAddresses { port?: String, bridge?: String, vlan?: Number } -> Addresses {
+        addresses: Vec<Address>,
+    }
+    /// Forgets the learned addresses of a port, a bridge or a VLAN, or all; static addresses stay.
+    /// Frames for them are flooded until they are learned again.
+    [admin] FlushAddresses { port?: String, bridge?: String, vlan?: Number } -> Flushed {
+        flushed: u64,
+    }
     /// Events after this number, 0 for all that are kept, and then new ones, unless follow is
     /// false: call it with "more". Without a number: new ones. lost: events that are not kept any
     /// more. A number above the last one is of an earlier process, and counts as 0.
@@ -114,12 +119,15 @@ methods! {
     /// takes precedence.
     [admin] AddAddress { mac: String, port: String } -> Tied {}
     /// Deletes a static address and answers its port; it can be learned again. An address of the
-    /// port's settings is removed from these, as by SetPort.
-    [admin] DeleteAddress { mac: String } -> Untied { port: String }
+    /// port's settings is removed from these, as by SetPort. port: needed where several ports have
+    /// it, each in a bridge or VLAN of its own.
+    [admin] DeleteAddress { mac: String, port?: String } -> Untied { port: String }
     /// Explains what the switch would do with a frame of so many bytes, 98 by default, that enters
-    /// by a port: each step in a sentence, and the verdict. ports: its receivers. reason: of drops.
-    /// Sends and learns nothing.
-    Trace { port: String, source: String, destination: String, length?: Number } -> Traced {
+    /// by a port, with the tag of this VLAN if one is given: each step in a sentence, and the
+    /// verdict. ports: its receivers. reason: of drops. Sends and learns nothing.
+    Trace {
+        port: String, source: String, destination: String, length?: Number, vlan?: Number,
+    } -> Traced {
         steps: Vec<String>, verdict: String, ports: Vec<String>, reason?: String,
     }
     /// Counters and states in the text format of Prometheus, a part in each reply: call it with

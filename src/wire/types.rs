@@ -78,9 +78,13 @@ structs! { answered [serde(default)]
         signals: u64, signals_suppressed: u64, signals_failed: u64, lock_misses: u64,
         lock_parks: u64, moves: u64, stalls: u64,
     }
-    /// An address and its port. idle: seconds since the last frame from a learned address. origin:
-    /// of a static address.
-    Address { mac: String, port: String, r#static: bool, idle?: u64, origin?: String as Origin }
+    /// An address and its port. bridge, vlan: where it is, unless that is the default bridge and no
+    /// VLAN. idle: seconds since the last frame from a learned address. origin: of a static
+    /// address.
+    Address {
+        mac: String, port: String, bridge?: String, vlan?: u16, r#static: bool, idle?: u64,
+        origin?: String as Origin,
+    }
     /// Connections of clients now and in all, and those that were closed because there were too
     /// many, for an invalid message, a message that was too long or too slow, and for unread
     /// replies.

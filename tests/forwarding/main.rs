@@ -10,3 +10,4 @@ mod segmentation;
 mod stream;
 mod switching;
 mod uplink;
+mod vlan;

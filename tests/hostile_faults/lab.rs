@@ -193,6 +193,8 @@ impl Lab {
             max_entries: 1024,
             max_per_port: 256,
             reserved_per_port: 16,
+            max_per_segment: u32::MAX,
+            reserved_per_segment: 0,
             age_seconds: 300,
             ports: TAP + 1,
             key: [1, 2],

@@ -122,7 +122,7 @@ pub enum Command {
     Trace {
         /// The port where the frame enters
         port: String,
-        /// src (MAC), dst (MAC), len (bytes, 98 by default, as a ping)
+        /// src (MAC), dst (MAC), vlan (of its tag), len (bytes, 98 by default, as a ping)
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },
@@ -296,7 +296,12 @@ pub enum Fdb {
         port: String,
     },
     /// Delete a static address
-    Del { mac: String },
+    Del {
+        mac: String,
+        /// The port, where several have it, each in a bridge or VLAN of its own
+        #[arg(value_name = "NAME")]
+        port: Option<String>,
+    },
     /// Forget learned addresses; static ones stay
     Flush {
         #[command(flatten)]
@@ -304,7 +309,7 @@ pub enum Fdb {
     },
 }
 
-/// Whose addresses a command is about: all, without either.
+/// Whose addresses a command is about: all, without any of these.
 #[derive(Debug, clap::Args)]
 pub struct Of {
     /// Only addresses of this port
@@ -313,6 +318,12 @@ pub struct Of {
     /// The same as NAME
     #[arg(long, value_name = "NAME", conflicts_with = "name")]
     port: Option<String>,
+    /// Only addresses of this bridge
+    #[arg(long, value_name = "BRIDGE")]
+    pub bridge: Option<String>,
+    /// Only addresses of this VLAN; 0 for those of none
+    #[arg(long, value_name = "VLAN", value_parser = clap::value_parser!(u16).range(..=4094))]
+    pub vlan: Option<u16>,
 }
 
 impl Of {

@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use serde_json::{Value, json};
 use vioswitch::config::{KEYS, Key, Kind};
-use vioswitch::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN, RELOAD_REMOVE_TIMEOUT};
+use vioswitch::limits::{MAX_FRAME_LEN, MAX_VLAN, MIN_FRAME_LEN, RELOAD_REMOVE_TIMEOUT};
 use vioswitch::wire::{
     self, Add, AddAddress, ConfirmConfig, DeleteAddress, DeletePort, Deleted, DiffConfig,
     FlushAddresses, GetConfig, GetStatus, ListAddresses, Parameters, ReloadConfig, Set, Trace,
@@ -224,17 +224,24 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
 
 /// The commands about addresses.
 fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
-    let name = |of: &args::Of| of.port().map(str::to_owned);
+    let place =
+        |of: &args::Of| (of.port().map(str::to_owned), of.bridge.clone(), of.vlan.map(Into::into));
     Ok(match command {
         Fdb::Add { mac, port } => {
             done(&client.call(&AddAddress { mac: mac.clone(), port: port.clone() })?)
         }
-        Fdb::Del { mac } => done(&client.call(&DeleteAddress { mac: mac.clone() })?),
+        Fdb::Del { mac, port } => {
+            done(&client.call(&DeleteAddress { mac: mac.clone(), port: port.clone() })?)
+        }
         Fdb::Show { of } => {
-            let all = client.list(&ListAddresses { port: name(of) }, |part| part.addresses)?;
+            let (port, bridge, vlan) = place(of);
+            let all = client.list(&ListAddresses { port, bridge, vlan }, |part| part.addresses)?;
             listed("addresses", &all, show::addresses)
         }
-        Fdb::Flush { of } => told(&client.call(&FlushAddresses { port: name(of) })?, show::flushed),
+        Fdb::Flush { of } => {
+            let (port, bridge, vlan) = place(of);
+            told(&client.call(&FlushAddresses { port, bridge, vlan })?, show::flushed)
+        }
     })
 }
 
@@ -252,22 +259,24 @@ fn delete(
     }
 }
 
-/// `trace PORT src=MAC dst=MAC len=BYTES`. Errors name these keys, not the switch's parameters.
+/// `trace PORT src=MAC dst=MAC vlan=VLAN len=BYTES`. Errors name these keys, not the switch's
+/// parameters.
 fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::Traced, Failure> {
-    let form = "a frame is src=MAC dst=MAC [len=BYTES]";
-    let (mut source, mut destination, mut length) = (None, None, None);
+    let form = "a frame is src=MAC dst=MAC [vlan=VLAN] [len=BYTES]";
+    let (mut source, mut destination, mut length, mut vlan) = (None, None, None, None);
     for setting in settings {
         match setting.split_once('=').unwrap_or((setting, "")) {
             ("src", word) => source = Some(word.to_owned()),
             ("dst", word) => destination = Some(word.to_owned()),
             ("len", word) => length = Some(frame_length(word)?.into()),
+            ("vlan", word) => vlan = Some(vlan_of(word)?.into()),
             (key, _) => return Err(Failure::usage(format!("unknown key '{key}': {form}"))),
         }
     }
     let missing = |key: &str| Failure::usage(format!("{key} is missing: {form}"));
     let source = source.ok_or_else(|| missing("src"))?;
     let destination = destination.ok_or_else(|| missing("dst"))?;
-    let request = Trace { port: port.to_owned(), source, destination, length };
+    let request = Trace { port: port.to_owned(), source, destination, length, vlan };
     client.call(&request).map_err(|failure| {
         failure.told_as(|text| {
             let keys = [("source", "src"), ("destination", "dst"), ("length", "len")];
@@ -275,6 +284,12 @@ fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::T
             own.map_or_else(|| text.to_owned(), |(key, rest)| format!("{key}{rest}"))
         })
     })
+}
+
+/// The VLAN of a frame's tag; 0 for one that carries a priority alone.
+fn vlan_of(word: &str) -> Result<u16, Failure> {
+    let vlan = word.parse().ok().filter(|vlan| *vlan <= MAX_VLAN);
+    vlan.ok_or_else(|| Failure::usage(format!("vlan must be 0 to {MAX_VLAN}, not '{word}'")))
 }
 
 /// A frame's length, from an Ethernet header to the longest that the switch carries.

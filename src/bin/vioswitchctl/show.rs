@@ -27,7 +27,10 @@ pub fn words(all: &[String]) -> String {
 }
 
 /// Columns of a table: the title of each, and its cell of a row.
-pub type Columns<'c, T> = &'c [(&'c str, &'c dyn Fn(&T) -> String)];
+pub type Columns<'c, T> = &'c [Column<'c, T>];
+
+/// The title of a column, and its cell of a row.
+pub type Column<'c, T> = (&'c str, &'c dyn Fn(&T) -> String);
 
 /// A table with a row for each item.
 pub fn listing<T>(items: &[T], columns: Columns<'_, T>) -> String {
@@ -250,15 +253,20 @@ pub fn addresses(addresses: &[Address]) -> String {
         None => "static".to_owned(),
         Some(idle) => format!("{idle} s"),
     };
-    listing(
-        addresses,
-        &[
-            ("ADDRESS", &|address| text(&address.mac)),
-            ("PORT", &|address| text(&address.port)),
-            ("IDLE", &idle),
-            ("ORIGIN", &|address| maybe(address.origin.as_ref())),
-        ],
-    )
+    let bridge: Column<'_, Address> =
+        ("BRIDGE", &|address| address.bridge.clone().unwrap_or_else(|| "default".to_owned()));
+    let vlan: Column<'_, Address> = ("VLAN", &|address| maybe(address.vlan));
+    let mut columns: Vec<Column<'_, Address>> = vec![
+        ("ADDRESS", &|address| text(&address.mac)),
+        ("PORT", &|address| text(&address.port)),
+        ("IDLE", &idle),
+        ("ORIGIN", &|address| maybe(address.origin.as_ref())),
+    ];
+    // Columns without a word are left out.
+    let has = |there: fn(&Address) -> bool| addresses.iter().any(there);
+    columns.splice(2..2, has(|address| address.vlan.is_some()).then_some(vlan));
+    columns.splice(2..2, has(|address| address.bridge.is_some()).then_some(bridge));
+    listing(addresses, &columns)
 }
 
 /// `fdb flush`.

@@ -32,6 +32,22 @@ struct Known {
     port: Port,
     /// The address that is asked about, or was heard of last.
     address: Option<String>,
+    /// The VLAN that it is in.
+    vlan: Option<u16>,
+}
+
+impl Known {
+    /// The value of a key that is shown.
+    fn key(&self, key: &str) -> Option<String> {
+        let value = self.port.keys.0.get(key)?;
+        Some(value.as_str().map_or_else(|| value.to_string(), text))
+    }
+
+    /// The tag that its frames have.
+    fn tag(&self) -> Option<u16> {
+        let native = self.key("native").and_then(|vlan| vlan.parse().ok());
+        self.vlan.filter(|vlan| self.key("trunk").is_some() && native != Some(*vlan))
+    }
 }
 
 /// A trace as lines.
@@ -76,6 +92,16 @@ fn report(client: &mut Client, words: [&String; 2]) -> Result<Report, Failure> {
     for one in &known {
         report.state(one);
     }
+    for key in ["bridge", "vlan"] {
+        if let [Some(one), Some(other)] = known.each_ref().map(|port| port.key(key))
+            && one != other
+        {
+            let [a, b] = names;
+            let text = format!("'{a}' is in {key} {one} and '{b}' in {key} {other}");
+            report.problems.push(format!("{text}: no frame passes from one to the other"));
+            return Ok(report);
+        }
+    }
     report.findings(names, &look::findings(client)?);
     for [from, to] in [[0, 1], [1, 0]].map(|way| way.map(|at| &known[at])) {
         one_way(client, from, to, &mut report)?;
@@ -106,7 +132,8 @@ fn find(client: &mut Client, name: &str, report: &mut Report) -> Result<Option<K
         let all = addresses(client, Some(name))?;
         // A configured one is there before its guest is.
         let newest = all.into_iter().min_by_key(|entry| entry.idle.unwrap_or(u64::MAX));
-        return Ok(Some(Known { port, address: newest.map(|entry| entry.mac) }));
+        let vlan = newest.as_ref().and_then(|entry| entry.vlan);
+        return Ok(Some(Known { port, address: newest.map(|entry| entry.mac), vlan }));
     };
     let Some(home) = addresses(client, None)?.into_iter().rfind(|entry| entry.mac == mac) else {
         report.problems.push(format!(
@@ -117,13 +144,13 @@ fn find(client: &mut Client, name: &str, report: &mut Report) -> Result<Option<K
     };
     let port = client.call(&GetPort { name: home.port })?.port;
     report.notes.push(format!("{mac} is on '{}'", port.name));
-    Ok(Some(Known { port, address: Some(mac) }))
+    Ok(Some(Known { port, address: Some(mac), vlan: home.vlan }))
 }
 
 /// The addresses of a port, or of all.
 fn addresses(client: &mut Client, port: Option<&str>) -> Result<Vec<Address>, Failure> {
     let port = port.map(str::to_owned);
-    client.list(&ListAddresses { port }, |part| part.addresses)
+    client.list(&ListAddresses { port, bridge: None, vlan: None }, |part| part.addresses)
 }
 
 /// What becomes of a short and of a long frame.
@@ -134,11 +161,13 @@ fn one_way(
     report: &mut Report,
 ) -> Result<(), Failure> {
     let (Some(source), Some(destination)) = (&from.address, &to.address) else { return Ok(()) };
-    let (from, to) = (&from.port.name, &to.port.name);
+    let (vlan, from, to) = (from.tag().map(Into::into), &from.port.name, &to.port.name);
     for (length, what) in [(SHORT, "frames"), (LONG, "long frames")] {
         let (source, destination) = (source.clone(), destination.clone());
         let length = Some(length.into());
-        let traced = client.call(&Trace { port: from.clone(), source, destination, length })?;
+        let vlan = vlan.clone();
+        let traced =
+            client.call(&Trace { port: from.clone(), source, destination, length, vlan })?;
         if traced.ports.contains(to) {
             continue;
         }
@@ -168,7 +197,7 @@ fn last_drops(client: &mut Client, names: [&str; 2]) -> Result<Option<String>, F
 }
 
 impl Report {
-    fn state(&mut self, Known { port, address }: &Known) {
+    fn state(&mut self, Known { port, address, .. }: &Known) {
         let (name, vm) = (&port.name, port.kind == "vm");
         let problem = match port.state {
             State::LeftOut => format!(

@@ -171,7 +171,8 @@ fn floods_of_unknown_addresses_may_be_kept_from_a_port() {
         let port = format!("a,socket=/a,flood={word}");
         let args = config(&["--port", &port, "--tap", &format!("up,ifname=t,flood={word}")]);
         let asked: Vec<_> = settings(&args).iter().map(|port| port.policy()).collect();
-        assert_eq!(asked, [PortPolicy { flood_unknown, ..PortPolicy::PLAIN }; 2]);
+        let expected = PortPolicy { flood_unknown, ..PortPolicy::PLAIN };
+        assert_eq!(asked, [expected.clone(), expected]);
         let port = format!("[[port]]\nname='a'\nsocket='/a'\nflood='{word}'\n");
         let file = format!("{port}[[tap]]\nname='up'\nifname='t'\nflood='{word}'\n");
         assert_eq!(good_file(&file, &[]), args);

@@ -66,7 +66,7 @@ impl Lab {
             plan.unicast(i, 0, 0);
         }
         plan.close();
-        delivery.deliver(&burst, &mut plan);
+        delivery.deliver(&mut burst, &mut plan);
         let waits = delivery.backpressure.left.is_some();
         (plan.runs()[0].left().len(), waits)
     }

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use super::DevicePort;
 use crate::capture::outcomes::Outcomes;
 use crate::frame::checksum::Sum;
+use crate::frame::ethernet::VLAN_TAG_LEN;
 use crate::frame::offload::{NEEDS_CSUM, Request};
 use crate::frame::segment::Segmenter;
 use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
-use crate::limits::{MAX_FRAME_LEN, MAX_HEADERS_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
+use crate::limits::{MAX_EGRESS_HEADERS_LEN, MAX_FRAME_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
 use crate::port::Port;
 use crate::ring::{Burst, EgressFrame};
 use crate::stats::{Fallbacks, QueueStats};
@@ -22,7 +23,7 @@ pub struct FrameWriter {
     /// A header that asks for nothing, except within a call, then as much of a frame as is copied.
     linear: Box<[u8]>,
     /// Header and headers of a segment.
-    front: [u8; VNET_HDR_LEN + MAX_HEADERS_LEN],
+    front: [u8; VNET_HDR_LEN + MAX_EGRESS_HEADERS_LEN],
 }
 
 // SAFETY: the pointers in `pieces` are only used within one call of `write`.
@@ -30,9 +31,10 @@ unsafe impl Send for FrameWriter {}
 
 impl Default for FrameWriter {
     fn default() -> FrameWriter {
-        let mut linear = vec![0; VNET_HDR_LEN + MAX_FRAME_LEN as usize].into_boxed_slice();
+        let mut linear =
+            vec![0; VNET_HDR_LEN + MAX_FRAME_LEN as usize + VLAN_TAG_LEN].into_boxed_slice();
         linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
-        let front = [0; VNET_HDR_LEN + MAX_HEADERS_LEN];
+        let front = [0; VNET_HDR_LEN + MAX_EGRESS_HEADERS_LEN];
         FrameWriter { pieces: Vec::with_capacity(TAP_GATHER_PIECES + 2), linear, front }
     }
 }

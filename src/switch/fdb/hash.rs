@@ -8,6 +8,9 @@
 
 use crate::frame::fold::{PI, fold};
 
+/// 2^32 divided by the golden ratio, odd: Knuth's multiplicative hash.
+const GOLDEN: u32 = 0x9e37_79b1;
+
 /// The two secret multipliers and the secret offset of one table.
 #[derive(Clone, Copy)]
 pub(super) struct MacHash {
@@ -26,10 +29,13 @@ impl MacHash {
         }
     }
 
-    /// 64 well-mixed bits of an address given as a number below 2^48.
+    /// 64 well-mixed bits of an address, given as a number below 2^48, and the number of its
+    /// segment, which makes for 0 what the address alone makes.
     #[inline(always)]
-    pub(super) fn hash(&self, mac_bits: u64) -> u64 {
-        fold(fold(mac_bits ^ self.offset, self.first), self.second)
+    pub(super) fn hash(&self, mac_bits: u64, segment: u32) -> u64 {
+        // Numbers that follow each other differ in the upper half of the product.
+        let segment = u64::from(segment.wrapping_mul(GOLDEN) >> 16) << 48;
+        fold(fold(mac_bits ^ segment ^ self.offset, self.first), self.second)
     }
 }
 
@@ -44,7 +50,7 @@ mod tests {
         let mut load = vec![0u32; BUCKETS];
         let count = BUCKETS as u64 * 16;
         for i in 0..count {
-            load[hash.hash(address(i)) as usize % BUCKETS] += 1;
+            load[hash.hash(address(i), 0) as usize % BUCKETS] += 1;
         }
         load.iter().map(|&n| (f64::from(n) - 16.0).powi(2) / 16.0).sum()
     }
@@ -72,8 +78,8 @@ mod tests {
     fn another_key_gives_other_neighbours() {
         let (one, two) = (MacHash::new([1, 2]), MacHash::new([3, 4]));
         let mates = |hash: MacHash| {
-            let home = hash.hash(7) % 16;
-            (0..256).filter(|&mac| hash.hash(mac) % 16 == home).collect::<Vec<u64>>()
+            let home = hash.hash(7, 0) % 16;
+            (0..256).filter(|&mac| hash.hash(mac, 0) % 16 == home).collect::<Vec<u64>>()
         };
         assert_ne!(mates(one), mates(two));
     }

@@ -1,16 +1,23 @@
-//! How many entries the table and each port may hold.
+//! How many entries the table, each port and each segment may hold.
 //!
 //! A guest that sends from a million source addresses may spoil its own learning, no other guest's:
 //! the port cap keeps it from filling the table, and the first few entries of every port are
 //! reserved, so that even many such guests together cannot keep a quiet one from being learned.
+//! Segments likewise: behind one uplink are the networks of several tenants.
 //!
 //! What is refused is answered as [`Learn`] has it.
 //!
 //! Counts are taken before a word is stored and given back after it is cleared: a count may be
 //! too high for a moment, never too low, so a cap is never exceeded.
 
+use std::sync::OnceLock;
+
 use super::sync::{AtomicU32, Ordering};
-use super::{CacheLine, Learn, PortId};
+use super::{CacheLine, FdbConfig, Learn, PortId, Segment};
+use crate::limits::{FDB_MAX_BRIDGES, FDB_VLANS};
+
+/// Entries of each VLAN of a bridge.
+type Vlans = OnceLock<Box<[AtomicU32]>>;
 
 struct PortQuota {
     entries: AtomicU32,
@@ -21,18 +28,26 @@ struct PortQuota {
 pub(super) struct Quota {
     table_cap: u32,
     reserved_per_port: u32,
+    segment_cap: u32,
+    reserved_per_segment: u32,
     total: CacheLine<AtomicU32>,
     ports: Vec<PortQuota>,
+    /// By bridge. The default segment is not counted.
+    segments: Vec<Vlans>,
 }
 
 impl Quota {
-    pub(super) fn new(ports: usize, table_cap: u32, port_cap: u32, reserved: u32) -> Quota {
-        let port = || PortQuota { entries: AtomicU32::new(0), cap: AtomicU32::new(port_cap) };
+    pub(super) fn new(ports: usize, config: &FdbConfig) -> Quota {
+        let cap = config.max_per_port;
+        let port = || PortQuota { entries: AtomicU32::new(0), cap: AtomicU32::new(cap) };
         Quota {
-            table_cap,
-            reserved_per_port: reserved,
+            table_cap: config.max_entries,
+            reserved_per_port: config.reserved_per_port,
+            segment_cap: config.max_per_segment,
+            reserved_per_segment: config.reserved_per_segment,
             total: CacheLine(AtomicU32::new(0)),
             ports: (0..ports).map(|_| port()).collect(),
+            segments: (0..FDB_MAX_BRIDGES).map(|_| Vlans::new()).collect(),
         }
     }
 
@@ -63,35 +78,60 @@ impl Quota {
 
     /// Why a new entry would be refused now, without taking it. Lets a port that hammers a full
     /// table be turned away without touching a lock.
-    pub(super) fn refusal(&self, port: PortId) -> Option<Learn> {
+    pub(super) fn refusal(&self, port: PortId, segment: Segment) -> Option<Learn> {
         if self.is_port_full(port) {
             return Some(Learn::PortFull);
         }
-        let reserved = self.of_port(port) < self.reserved_per_port;
+        let in_segment = self.of_segment(segment).map(|count| count.load(Ordering::Relaxed));
+        if in_segment.is_some_and(|count| count >= self.segment_cap) {
+            return Some(Learn::SegmentFull);
+        }
+        let reserved = self.of_port(port) < self.reserved_per_port
+            || in_segment.is_some_and(|count| count < self.reserved_per_segment);
         (!reserved && self.total() >= self.table_cap).then_some(Learn::TableFull)
     }
 
     /// Takes room for one new entry.
     ///
-    /// The table holds at most `table_cap + ports × reserved_per_port` entries: an entry beyond
-    /// `table_cap` is always among its port's reserved ones.
-    pub(super) fn take(&self, port: PortId) -> Result<(), Learn> {
+    /// The table holds at most `table_cap + ports × reserved_per_port + segments ×
+    /// reserved_per_segment` entries: an entry beyond `table_cap` is always among the reserved ones
+    /// of its port or its segment.
+    pub(super) fn take(&self, port: PortId, segment: Segment) -> Result<(), Learn> {
         let before = self.take_port(port)?;
-        if before < self.reserved_per_port {
-            self.total.0.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        if count_up_below(&self.total.0, self.table_cap).is_none() {
+        let Ok(in_segment) = self.take_segment(segment) else {
             self.drop_port(port);
+            return Err(Learn::SegmentFull);
+        };
+        let reserved = before < self.reserved_per_port
+            || in_segment.is_some_and(|count| count < self.reserved_per_segment);
+        if reserved {
+            self.total.0.fetch_add(1, Ordering::Relaxed);
+        } else if count_up_below(&self.total.0, self.table_cap).is_none() {
+            self.drop_port(port);
+            self.drop_segment(segment);
             return Err(Learn::TableFull);
         }
         Ok(())
     }
 
     /// Counts an entry the administrator ordered; no cap applies.
-    pub(super) fn take_static(&self, port: PortId) {
+    pub(super) fn take_static(&self, port: PortId, segment: Segment) {
         self.total.0.fetch_add(1, Ordering::Relaxed);
         self.add_port(port);
+        self.add_segment(segment);
+    }
+
+    /// Counts an entry that gives its place to one of another segment; refused, it keeps it.
+    pub(super) fn change_segment(&self, from: Segment, to: Segment) -> Result<(), Learn> {
+        self.take_segment(to)?;
+        self.drop_segment(from);
+        Ok(())
+    }
+
+    /// The same by configuration; no cap applies.
+    pub(super) fn change_segment_static(&self, from: Segment, to: Segment) {
+        self.add_segment(to);
+        self.drop_segment(from);
     }
 
     /// Counts a learned entry that moves; refused, it stays where it is.
@@ -107,14 +147,44 @@ impl Quota {
         self.drop_port(from);
     }
 
-    pub(super) fn give_back(&self, port: PortId) {
+    pub(super) fn give_back(&self, port: PortId, segment: Segment) {
         self.drop_port(port);
+        self.drop_segment(segment);
         self.total.0.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn take_port(&self, port: PortId) -> Result<u32, Learn> {
         let quota = self.ports.get(usize::from(port)).ok_or(Learn::PortFull)?;
         count_up_below(&quota.entries, quota.cap.load(Ordering::Relaxed)).ok_or(Learn::PortFull)
+    }
+
+    /// The count of a segment that is counted.
+    fn of_segment(&self, segment: Segment) -> Option<&AtomicU32> {
+        if segment == Segment::DEFAULT {
+            return None;
+        }
+        let none = || (0..FDB_VLANS).map(|_| AtomicU32::new(0)).collect();
+        let vlans = self.segments.get(usize::from(segment.bridge()))?.get_or_init(none);
+        vlans.get(usize::from(segment.vlan()))
+    }
+
+    /// Takes room in a segment: how many it held, if it is counted.
+    fn take_segment(&self, segment: Segment) -> Result<Option<u32>, Learn> {
+        let count = self.of_segment(segment);
+        let taken = count.map(|count| count_up_below(count, self.segment_cap));
+        taken.map_or(Ok(None), |before| before.map(Some).ok_or(Learn::SegmentFull))
+    }
+
+    fn add_segment(&self, segment: Segment) {
+        if let Some(count) = self.of_segment(segment) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn drop_segment(&self, segment: Segment) {
+        if let Some(count) = self.of_segment(segment) {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     fn add_port(&self, port: PortId) {
@@ -140,40 +210,83 @@ fn count_up_below(count: &AtomicU32, cap: u32) -> Option<u32> {
 mod tests {
     use super::*;
 
+    fn quota(table_cap: u32, port_cap: u32, reserved: u32) -> Quota {
+        Quota::new(
+            2,
+            &FdbConfig {
+                max_entries: table_cap,
+                max_per_port: port_cap,
+                reserved_per_port: reserved,
+                max_per_segment: 3,
+                reserved_per_segment: 2,
+                age_seconds: 300,
+                ports: 2,
+                key: [0; 2],
+            },
+        )
+    }
+
     #[test]
     fn beyond_the_table_cap_a_port_gets_its_reserve_and_no_more() {
-        let quota = Quota::new(2, 4, 100, 2);
-        let taken = |port| (0..10).filter(|_| quota.take(port).is_ok()).count();
+        let quota = quota(4, 100, 2);
+        let taken = |port| (0..10).filter(|_| quota.take(port, Segment::DEFAULT).is_ok()).count();
         assert_eq!((taken(0), taken(1)), (4, 2));
-        assert_eq!(quota.take(1), Err(Learn::TableFull));
-        assert_eq!(quota.refusal(1), Some(Learn::TableFull));
+        assert_eq!(quota.take(1, Segment::DEFAULT), Err(Learn::TableFull));
+        assert_eq!(quota.refusal(1, Segment::DEFAULT), Some(Learn::TableFull));
     }
 
     #[test]
     fn a_refused_entry_takes_nothing() {
-        let quota = Quota::new(2, 3, 2, 0);
-        assert_eq!([quota.take(0), quota.take(0), quota.take(1)], [Ok(()); 3]);
-        assert_eq!(quota.take(0), Err(Learn::PortFull));
-        assert_eq!(quota.take(1), Err(Learn::TableFull));
+        let quota = quota(3, 2, 0);
+        assert_eq!(
+            [
+                quota.take(0, Segment::DEFAULT),
+                quota.take(0, Segment::DEFAULT),
+                quota.take(1, Segment::DEFAULT)
+            ],
+            [Ok(()); 3]
+        );
+        assert_eq!(quota.take(0, Segment::DEFAULT), Err(Learn::PortFull));
+        assert_eq!(quota.take(1, Segment::DEFAULT), Err(Learn::TableFull));
         assert_eq!(quota.transfer(1, 0), Err(Learn::PortFull));
-        assert_eq!(quota.take(2), Err(Learn::PortFull), "no such port");
+        assert_eq!(quota.take(2, Segment::DEFAULT), Err(Learn::PortFull), "no such port");
         assert_eq!((quota.total(), quota.of_port(0), quota.of_port(1)), (3, 2, 1));
     }
 
     #[test]
     fn caps_hold_exactly_when_ports_fill_from_many_threads() {
-        let quota = Quota::new(2, 1000, 70, 0);
+        let quota = quota(1000, 70, 0);
         let taken = AtomicU32::new(0);
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let (quota, taken) = (&quota, &taken);
                 scope.spawn(move || {
-                    let granted = (0..100).filter(|_| quota.take(thread % 2).is_ok()).count();
+                    let granted = (0..100)
+                        .filter(|_| quota.take(thread % 2, Segment::DEFAULT).is_ok())
+                        .count();
                     taken.fetch_add(granted as u32, Ordering::Relaxed);
                 });
             }
         });
         assert_eq!((quota.of_port(0), quota.of_port(1), quota.total()), (70, 70, 140));
         assert_eq!(taken.into_inner(), 140);
+    }
+
+    /// A network that is large leaves room for the others, and costs the default segment nothing.
+    #[test]
+    fn a_segment_gets_its_reserve_and_never_more_than_its_cap() {
+        let quota = quota(4, 100, 0);
+        let [a, b] = [1, 2].map(|vlan| Segment::new(1, vlan));
+        let taken = |segment| (0..10).filter(|_| quota.take(0, segment).is_ok()).count();
+        assert_eq!((taken(a), taken(Segment::DEFAULT), taken(b)), (3, 1, 2));
+        assert_eq!(quota.refusal(0, a), Some(Learn::SegmentFull));
+        assert_eq!(quota.refusal(0, b), Some(Learn::TableFull));
+        assert_eq!(quota.change_segment(b, a), Err(Learn::SegmentFull));
+        quota.give_back(0, a);
+        assert_eq!(
+            (quota.refusal(0, a), quota.change_segment(b, a)),
+            (Some(Learn::TableFull), Ok(()))
+        );
+        assert_eq!((quota.take(0, b), quota.total()), (Ok(()), 6));
     }
 }

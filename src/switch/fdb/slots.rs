@@ -1,8 +1,13 @@
 //! Storage of the forwarding table: words, time stamps, and how they are laid out in memory.
 //!
-//! A word is one table entry in one atomic: 48 bits of address, one bit "static", 15 bits of port.
-//! Zero is an empty slot; no entry looks like it, because the zero address is never stored. An
-//! entry therefore changes hands in one store, and a reader sees the old or the new one, whole.
+//! A word is one table entry in one atomic: 48 bits of address, 5 bits of its segment, one bit
+//! "static", 10 bits of port. Zero is an empty slot; no entry looks like it, because the zero
+//! address is never stored. An entry therefore changes hands in one store, and a reader sees the
+//! old or the new one, whole.
+//!
+//! Five zero bits are the default segment. Other segments have numbers in an array beside the
+//! words. A slot passes from one segment to another through an empty word, and a reader that has
+//! found a number looks at the word again: then both are of one entry.
 //!
 //! A bucket is the eight slots of one cache line. A probe never leaves its bucket, so a lookup
 //! costs at most one miss, and one shard lock covers everything an insertion may touch.
@@ -10,20 +15,26 @@
 //! Memory is taken zeroed from the allocator and stays untouched, thus unbacked, until an entry
 //! is written; a table that holds ten addresses costs ten pages, not 6 MiB.
 
-use super::PortId;
 use super::hash::MacHash;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
+use super::{PortId, Segment, Station};
 use crate::frame::MacAddr;
+use crate::limits::FDB_MAX_PORTS;
 
 /// Slots in a bucket: 8 × 8 bytes are one cache line of x86-64 and arm64.
 pub(super) const BUCKET_SLOTS: usize = 8;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 /// Low bits of a word that are not the address.
-const TAIL_BITS: u32 = 16;
-const TAIL_MASK: u64 = 0xffff;
-const STATIC_BIT: u64 = 0x8000;
-const PORT_MASK: u64 = 0x7fff;
+const KEY_SHIFT: u32 = 16;
+/// Those that are not its segment either.
+const TAIL_BITS: u32 = 11;
+const TAIL_MASK: u64 = 0x7ff;
+const STATIC_BIT: u64 = 0x400;
+const PORT_MASK: u64 = 0x3ff;
+const _: () = assert!(FDB_MAX_PORTS as u64 == PORT_MASK + 1);
+/// Other values of a word's segment bits than that of the default segment.
+const MARKS: u32 = 31;
 
 /// One entry, or [`Word::EMPTY`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,17 +43,22 @@ pub(super) struct Word(u64);
 impl Word {
     pub(super) const EMPTY: Word = Word(0);
 
-    pub(super) fn learned(mac: MacAddr, port: PortId) -> Word {
-        Word(pack(mac) << TAIL_BITS | u64::from(port) & PORT_MASK)
+    pub(super) fn learned(station: Station, port: PortId) -> Word {
+        Word(key(station) | u64::from(port) & PORT_MASK)
     }
 
-    pub(super) fn configured(mac: MacAddr, port: PortId) -> Word {
-        Word(Word::learned(mac, port).0 | STATIC_BIT)
+    pub(super) fn configured(station: Station, port: PortId) -> Word {
+        Word(Word::learned(station, port).0 | STATIC_BIT)
     }
 
     pub(super) fn mac(self) -> MacAddr {
         let [_, _, a, b, c, d, e, f] = self.0.to_le_bytes();
         MacAddr([a, b, c, d, e, f])
+    }
+
+    /// Its segment is the default one; else the array beside the words has its number.
+    fn is_default(self) -> bool {
+        self.0 >> TAIL_BITS & u64::from(MARKS) == 0
     }
 
     #[inline(always)]
@@ -64,11 +80,22 @@ fn pack(mac: MacAddr) -> u64 {
     u64::from(u32::from_le_bytes([a, b, c, d])) | u64::from(u16::from_le_bytes([e, f])) << 32
 }
 
-/// Where an address belongs: its bucket's first slot, and the address placed as in a word.
+/// Address and segment as a word has them.
+#[inline(always)]
+fn key(Station { segment, mac }: Station) -> u64 {
+    let mark = match segment.to_bits() {
+        0 => 0,
+        number => 1 + number % MARKS,
+    };
+    pack(mac) << KEY_SHIFT | u64::from(mark) << TAIL_BITS
+}
+
+/// Where a station belongs: its bucket's first slot, and what it looks like in a word.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     first: usize,
     key: u64,
+    segment: Segment,
 }
 
 /// An occupied slot as it was at the moment of the scan.
@@ -86,6 +113,8 @@ pub(super) struct Slots {
     skip: usize,
     words: Vec<AtomicU64>,
     stamps: Vec<AtomicU32>,
+    /// Of words that are not of the default segment.
+    segments: Vec<AtomicU32>,
 }
 
 impl Slots {
@@ -97,16 +126,18 @@ impl Slots {
         // `vec![0; n]` asks for zeroed memory without touching it, and the map is done in place:
         // optimised builds reduce it to nothing, so the pages stay unbacked.
         let words: Vec<AtomicU64> = vec![0u64; length].into_iter().map(AtomicU64::new).collect();
-        let stamps: Vec<AtomicU32> = vec![0u32; length].into_iter().map(AtomicU32::new).collect();
+        let numbers = || vec![0u32; length].into_iter().map(AtomicU32::new).collect();
+        let (stamps, segments) = (numbers(), numbers());
         let skip = words.as_ptr().addr().wrapping_neg() % LINE / size_of::<AtomicU64>();
-        Slots { hash: MacHash::new(key), bucket_mask: buckets - 1, skip, words, stamps }
+        Slots { hash: MacHash::new(key), bucket_mask: buckets - 1, skip, words, stamps, segments }
     }
 
     #[inline(always)]
-    pub(super) fn home(&self, mac: MacAddr) -> Home {
-        let bits = pack(mac);
-        let bucket = self.hash.hash(bits) as usize & self.bucket_mask;
-        Home { first: self.skip + bucket * BUCKET_SLOTS, key: bits << TAIL_BITS }
+    pub(super) fn home(&self, station: Station) -> Home {
+        let Station { segment, mac } = station;
+        let hash = self.hash.hash(pack(mac), segment.to_bits());
+        let bucket = hash as usize & self.bucket_mask;
+        Home { first: self.skip + bucket * BUCKET_SLOTS, key: key(station), segment }
     }
 
     pub(super) fn bucket_of(&self, home: Home) -> usize {
@@ -135,11 +166,46 @@ impl Slots {
             let word = word.load(Ordering::Acquire);
             if word ^ home.key <= TAIL_MASK {
                 let found = Found { slot: home.first + i, word: Word(word) };
+                if home.segment != Segment::DEFAULT {
+                    match self.of_segment(found, home) {
+                        Some(found) => return Some(found),
+                        None => continue,
+                    }
+                }
                 // The zero address matches every empty slot, and has no entry.
                 return (found.word != Word::EMPTY).then_some(found);
             }
         }
         None
+    }
+
+    /// What was found, as it is now, if it is an entry of the segment of `home`.
+    #[inline(never)]
+    fn of_segment(&self, mut found: Found, home: Home) -> Option<Found> {
+        // Each further round sees an entry that moved meanwhile.
+        loop {
+            // Acquire: who sees the next segment's number sees the empty word before it.
+            let segment = self.segments[found.slot].load(Ordering::Acquire);
+            if segment != home.segment.to_bits() {
+                return None;
+            }
+            let word = self.word(found.slot);
+            if word == found.word {
+                return Some(found);
+            }
+            if word.0 ^ home.key > TAIL_MASK {
+                return None;
+            }
+            found.word = word;
+        }
+    }
+
+    /// The segment of an entry; only with the shard's lock held.
+    pub(super) fn segment(&self, found: Found) -> Segment {
+        match found.word.is_default() {
+            true => Segment::DEFAULT,
+            false => Segment::from_bits(self.segments[found.slot].load(Ordering::Relaxed)),
+        }
     }
 
     /// Where the bucket's words and stamps begin, to be prefetched: a line, and half of one.
@@ -163,6 +229,15 @@ impl Slots {
         self.words[slot].store(word.0, Ordering::Release);
     }
 
+    /// Makes room in a slot for an entry of this segment; likewise.
+    pub(super) fn enter(&self, slot: usize, segment: Segment) {
+        let number = &self.segments[slot];
+        if segment != Segment::DEFAULT && number.load(Ordering::Relaxed) != segment.to_bits() {
+            self.set(slot, Word::EMPTY);
+            number.store(segment.to_bits(), Ordering::Release);
+        }
+    }
+
     #[inline(always)]
     pub(super) fn stamp(&self, slot: usize) -> &AtomicU32 {
         &self.stamps[slot]
@@ -176,8 +251,11 @@ mod tests {
     #[test]
     fn a_word_gives_back_what_it_was_made_of() {
         let mac = MacAddr([0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]);
-        for port in [0, 1, 0x7fff] {
-            let (learned, configured) = (Word::learned(mac, port), Word::configured(mac, port));
+        for (port, segment) in [(0, 0), (1, 1), (0x3ff, 0), (0x3ff, u32::MAX)] {
+            let station = Station::new(Segment::from_bits(segment), mac);
+            let (learned, configured) =
+                (Word::learned(station, port), Word::configured(station, port));
+            assert_eq!(learned.is_default(), segment == 0);
             assert_eq!((learned.mac(), learned.port(), learned.is_static()), (mac, port, false));
             assert_eq!(
                 (configured.mac(), configured.port(), configured.is_static()),
@@ -199,18 +277,18 @@ mod tests {
     fn the_last_slot_of_a_bucket_is_found_behind_seven_empty_ones() {
         let slots = Slots::new(64, [0; 2]);
         let mac = MacAddr([2, 0, 0, 0, 0, 1]);
-        let home = slots.home(mac);
+        let home = slots.home(mac.into());
         assert!(slots.find(home).is_none());
         let last = home.first + BUCKET_SLOTS - 1;
-        slots.set(last, Word::configured(mac, 9));
+        slots.set(last, Word::configured(mac.into(), 9));
         let found = slots.find(home).map(|found| (found.slot, found.word));
-        assert_eq!(found, Some((last, Word::configured(mac, 9))));
+        assert_eq!(found, Some((last, Word::configured(mac.into(), 9))));
     }
 
     #[test]
     fn the_zero_address_matches_no_empty_slot() {
         let slots = Slots::new(64, [0; 2]);
-        let home = slots.home(MacAddr::default());
+        let home = slots.home(Station::default());
         assert!(slots.find(home).is_none());
     }
 }

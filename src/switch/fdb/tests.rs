@@ -15,6 +15,8 @@ fn config() -> FdbConfig {
         max_entries: 1024,
         max_per_port: 256,
         reserved_per_port: 0,
+        max_per_segment: u32::MAX,
+        reserved_per_segment: 0,
         age_seconds: AGE,
         ports: 8,
         key: [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210],
@@ -32,14 +34,14 @@ fn station(n: u64) -> MacAddr {
 /// `count` addresses that share a bucket.
 fn neighbours(fdb: &Fdb, count: usize) -> Vec<MacAddr> {
     let bucket = |mac| fdb.slots.bucket_of(fdb.slots.home(mac));
-    let home = bucket(station(0));
-    (0..).map(station).filter(|&mac| bucket(mac) == home).take(count).collect()
+    let home = bucket(station(0).into());
+    (0..).map(station).filter(|&mac| bucket(mac.into()) == home).take(count).collect()
 }
 
 /// Counts agree with each other and with the words, and no address is in the table twice.
 fn assert_consistent(fdb: &Fdb) {
     let entries = fdb.entries(0);
-    let addresses: HashSet<MacAddr> = entries.iter().map(|entry| entry.mac).collect();
+    let addresses: HashSet<MacAddr> = entries.iter().map(|entry| entry.station.mac).collect();
     assert_eq!(addresses.len(), entries.len(), "an address is there twice");
     assert_eq!(fdb.len(), entries.len());
     for port in 0..8 {
@@ -65,8 +67,9 @@ fn fill_a_new_address_is_inserted_and_found() {
 fn prefetch_names_what_learning_and_looking_up_will_read() {
     let fdb = table();
     let asked = std::cell::RefCell::new(Vec::new());
-    fdb.prefetch(station(1), station(2), |at| asked.borrow_mut().push(at));
-    let [(word, stamp), (other, _)] = [1, 2].map(|n| fdb.slots.lines(fdb.slots.home(station(n))));
+    fdb.prefetch(station(1).into(), station(2).into(), |at| asked.borrow_mut().push(at));
+    let [(word, stamp), (other, _)] =
+        [1, 2].map(|n| fdb.slots.lines(fdb.slots.home(station(n).into())));
     assert_eq!(asked.into_inner(), [word, stamp, other]);
 }
 
@@ -155,7 +158,7 @@ fn the_last_second_of_time_is_no_mark_of_expiry() {
 fn refresh_of_a_claimed_entry_is_left_to_the_lock() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
-    let found = fdb.slots.find(fdb.slots.home(station(1))).unwrap();
+    let found = fdb.slots.find(fdb.slots.home(station(1).into())).unwrap();
     assert!(fdb.claim_if_idle(found.slot, 11 + AGE));
     assert_eq!(fdb.refresh(found, 11 + AGE), None);
 }
@@ -164,11 +167,11 @@ fn refresh_of_a_claimed_entry_is_left_to_the_lock() {
 fn refresh_and_claim_that_saw_the_same_stamp_do_not_both_succeed() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
-    let slot = fdb.slots.find(fdb.slots.home(station(1))).unwrap().slot;
+    let slot = fdb.slots.find(fdb.slots.home(station(1).into())).unwrap().slot;
     assert!(fdb.claim_if_idle(slot, 11 + AGE));
     assert!(!fdb.restamp(slot, 10, 11 + AGE), "a refresh that saw second 10 comes too late");
     fdb.learn(station(2), 3, 10);
-    let slot = fdb.slots.find(fdb.slots.home(station(2))).unwrap().slot;
+    let slot = fdb.slots.find(fdb.slots.home(station(2).into())).unwrap().slot;
     assert!(fdb.restamp(slot, 10, 11 + AGE));
     assert!(!fdb.restamp(slot, 10, EXPIRING), "a claim that saw second 10 comes too late");
 }
@@ -366,7 +369,7 @@ fn bucket_full_yields_to_configuration_but_not_to_nine_of_them() {
 fn a_worker_does_not_wait_for_a_held_shard() {
     let fdb = table();
     fdb.learn(station(1), 3, 0);
-    let shard = fdb.lock(fdb.shard_of(fdb.slots.home(station(1))));
+    let shard = fdb.lock(fdb.shard_of(fdb.slots.home(station(1).into())));
     assert_eq!(fdb.learn(station(1), 4, 0), Learn::Busy);
     assert_eq!(fdb.lookup(station(1)), Some(3));
     assert_eq!(fdb.learn(station(1), 3, 1), Learn::Refreshed, "known needs no lock");
@@ -377,7 +380,7 @@ fn a_worker_does_not_wait_for_a_held_shard() {
 #[test]
 fn a_poisoned_shard_goes_on() {
     let fdb = table();
-    let shard = fdb.shard_of(fdb.slots.home(station(1)));
+    let shard = fdb.shard_of(fdb.slots.home(station(1).into()));
     thread::scope(|scope| {
         let holder = scope.spawn(|| {
             let _guard = fdb.lock(shard);
@@ -402,7 +405,7 @@ fn sweeps_reach_every_run_of_every_shard() {
     assert_eq!(fdb.age(AGE + 1), 5_000);
     assert_consistent(&fdb);
     let first = fdb.flush_port(0);
-    let flushed = first + fdb.flush();
+    let flushed = first + fdb.flush(|_, _| true);
     assert_eq!((flushed, fdb.len()), (5_000, 0));
 }
 
@@ -413,8 +416,8 @@ fn entries_tell_address_port_and_age() {
     fdb.insert_static(station(2), 4).unwrap();
     let mut entries = fdb.entries(25);
     entries.sort_by_key(|entry| entry.port);
-    let learned = Entry { mac: station(1), port: 3, age: EntryAge::Idle(15) };
-    let configured = Entry { mac: station(2), port: 4, age: EntryAge::Static };
+    let learned = Entry { station: station(1).into(), port: 3, age: EntryAge::Idle(15) };
+    let configured = Entry { station: station(2).into(), port: 4, age: EntryAge::Static };
     assert_eq!(entries, [learned, configured]);
 }
 

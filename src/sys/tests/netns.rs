@@ -12,6 +12,11 @@ pub(crate) fn run(test: impl FnOnce() + Send) {
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return Err(io::Error::last_os_error());
             }
+            // Else the kernel would add frames of its own.
+            for name in ["all", "default"] {
+                let path = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+                let _ = std::fs::write(path, "1");
+            }
             test();
             Ok(())
         });

@@ -9,7 +9,10 @@ use vmm_sys_util::eventfd::EventFd;
 use super::*;
 use crate::frame::Offloads;
 use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
-use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
+use crate::limits::{
+    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
+    FDB_RESERVED_PER_SEGMENT,
+};
 use crate::port::device::{Device, fake::Fake};
 use crate::port::{DevicePort, GuestPort, Port};
 use crate::stats::QueueStats;
@@ -30,6 +33,8 @@ fn worker_and_reserve() -> [Worker; 2] {
         max_entries: FDB_MAX_ENTRIES,
         max_per_port: FDB_MAX_PER_PORT,
         reserved_per_port: FDB_RESERVED_PER_PORT,
+        max_per_segment: FDB_MAX_PER_SEGMENT,
+        reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
         age_seconds: 300,
         ports: 1,
         key: [1, 2],

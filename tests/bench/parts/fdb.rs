@@ -46,6 +46,8 @@ fn empty() -> Fdb {
         max_entries: FDB_MAX_ENTRIES,
         max_per_port: FDB_MAX_ENTRIES,
         reserved_per_port: 16,
+        max_per_segment: u32::MAX,
+        reserved_per_segment: 0,
         age_seconds: FDB_AGE_SECONDS,
         ports: PORTS,
         key: [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210],

@@ -16,11 +16,11 @@ pub fn all(c: &mut Criterion) {
 
     let (port, generation, now) = (3, 7, 100);
     let mut memo = SourceMemo::default();
-    memo.note(station(1), port, generation, now, Learn::Known);
+    memo.note(station(1).into(), port, generation, now, Learn::Known);
     let frames = [station(1); BURST];
     group.bench_function("source", |b| {
         b.iter(|| {
-            let covered = |mac: &&MacAddr| memo.covers(**mac, port, generation, now);
+            let covered = |mac: &&MacAddr| memo.covers((**mac).into(), port, generation, now);
             assert_eq!(black_box(&frames).iter().filter(covered).count(), BURST);
         });
     });
@@ -37,7 +37,7 @@ pub fn all(c: &mut Criterion) {
                         asked += 1;
                         Decision::Unicast(asked as PortId)
                     };
-                    black_box(memo.decide(mac, decide));
+                    black_box(memo.decide(mac.into(), decide));
                 }
                 assert_eq!(asked, destinations);
             });

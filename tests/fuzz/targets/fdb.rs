@@ -7,10 +7,15 @@ use std::collections::HashMap;
 
 use vioswitch::frame::MacAddr;
 use vioswitch::switch::fdb::{EntryAge, Fdb, FdbConfig, Learn, StaticError};
+use vioswitch::switch::{Segment, Station};
 
 use super::input::Input;
 
 const PORTS: u16 = 5;
+
+/// Segments that addresses are in: the second and third look alike in an entry.
+const SEGMENTS: [Segment; 4] =
+    [Segment::DEFAULT, Segment::new(0, 10), Segment::new(0, 41), Segment::new(1, 10)];
 
 /// What the map knows of an address.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -23,7 +28,7 @@ struct Known {
 /// The table, and what it should hold.
 struct Both {
     fdb: Fdb,
-    map: HashMap<MacAddr, Known>,
+    map: HashMap<Station, Known>,
     config: FdbConfig,
     caps: [u32; PORTS as usize],
 }
@@ -35,6 +40,8 @@ pub fn run(data: &[u8]) {
         max_entries: input.choose(&[4, 64, 16, 1024]),
         max_per_port: input.choose(&[8, 2, 64, 1000]),
         reserved_per_port: input.choose(&[0, 1, 4]),
+        max_per_segment: 40,
+        reserved_per_segment: 2,
         age_seconds: input.choose(&[3, 0, 300]),
         ports: PORTS.into(),
         key: [input.u8().into(), 7],
@@ -54,21 +61,25 @@ pub fn run(data: &[u8]) {
             0x20 => MacAddr::from_bits(u64::from(input.u16())),
             _ => MacAddr::from_bits(input.u64() >> 16),
         };
+        let segment = SEGMENTS[usize::from(mac.0[5]) / 4 % SEGMENTS.len()];
+        let station = Station::new(segment, mac);
         let port = u16::from(code >> 6) + u16::from(input.u8() % 2);
         match code & 0x0f {
-            0..=6 => both.learn(mac, port, now),
+            0..=6 => both.learn(station, port, now),
             7 => now = now.wrapping_add(input.u8().into()),
             8 => now = input.choose(&[0, u32::MAX, now.wrapping_sub(1), now / 2]),
             9 => both.age(now),
             10 => both.flush(port),
-            11 => both.insert_static(mac, port),
-            12 => both.remove_static(mac, port),
+            11 => both.insert_static(station, port),
+            12 => both.remove_static(station, port),
             13 => {
                 let cap = u32::from(input.u8());
                 both.fdb.set_port_cap(port, cap);
                 both.caps[usize::from(port)] = cap;
             }
-            14 => assert_eq!(both.fdb.lookup(mac), both.map.get(&mac).map(|known| known.port)),
+            14 => {
+                assert_eq!(both.fdb.lookup(station), both.map.get(&station).map(|known| known.port))
+            }
             _ => both.compare(now),
         }
     }
@@ -76,10 +87,10 @@ pub fn run(data: &[u8]) {
 }
 
 impl Both {
-    fn learn(&mut self, mac: MacAddr, port: u16, now: u32) {
-        let before = self.map.get(&mac).copied();
+    fn learn(&mut self, station: Station, port: u16, now: u32) {
+        let before = self.map.get(&station).copied();
         let (len, generation) = (self.fdb.len(), self.fdb.generation());
-        let answer = self.fdb.learn(mac, port, now);
+        let answer = self.fdb.learn(station, port, now);
         let known = Known { port, stamp: Some(now.min(u32::MAX - 1)) };
         match answer {
             Learn::Known => {
@@ -89,26 +100,33 @@ impl Both {
             }
             Learn::Refreshed => {
                 assert!(before.is_some_and(|b| b.port == port && b.stamp != known.stamp));
-                self.map.insert(mac, known);
+                self.map.insert(station, known);
             }
             Learn::Moved { from } => {
                 assert!(before.is_some_and(|b| b.port == from && b.stamp.is_some()));
                 assert_ne!(from, port);
-                self.map.insert(mac, known);
+                self.map.insert(station, known);
             }
             Learn::Inserted => {
-                assert!(before.is_none() && mac.is_station());
+                assert!(before.is_none() && station.mac.is_station());
                 if self.fdb.len() == len {
                     self.forget_displaced(port);
                     assert_ne!(self.fdb.generation(), generation);
                 }
-                self.map.insert(mac, known);
+                self.map.insert(station, known);
             }
             Learn::Static => assert!(before.is_some_and(|b| b.stamp.is_none() && b.port != port)),
-            Learn::NotStation => assert!(!mac.is_station()),
+            Learn::NotStation => assert!(!station.mac.is_station()),
             Learn::TableFull => {
                 assert!(before.is_none() && len >= self.config.max_entries as usize);
                 assert!(self.of(port) >= self.config.reserved_per_port as usize);
+                let reserved = self.config.reserved_per_segment as usize;
+                let default = station.segment == Segment::DEFAULT;
+                assert!(default || self.within(station.segment) >= reserved);
+            }
+            Learn::SegmentFull => {
+                assert!(station.segment != Segment::DEFAULT);
+                assert!(self.within(station.segment) >= self.config.max_per_segment as usize);
             }
             Learn::PortFull => {
                 assert!(before.is_none_or(|b| b.port != port));
@@ -117,7 +135,7 @@ impl Both {
             Learn::BucketFull => assert!(before.is_none() && self.map.len() >= 8),
             Learn::Busy => panic!("nobody else holds a lock"),
         }
-        assert_eq!(self.fdb.lookup(mac), self.map.get(&mac).map(|known| known.port));
+        assert_eq!(self.fdb.lookup(station), self.map.get(&station).map(|known| known.port));
         assert_eq!(self.fdb.len(), self.map.len());
         if matches!(answer, Learn::Moved { .. }) {
             assert_ne!(self.fdb.generation(), generation, "a move makes answers wrong");
@@ -126,8 +144,8 @@ impl Both {
 
     /// A full bucket gave up an entry of the same port: exactly one.
     fn forget_displaced(&mut self, port: u16) {
-        let gone: Vec<MacAddr> =
-            self.map.keys().copied().filter(|&mac| self.fdb.lookup(mac).is_none()).collect();
+        let gone: Vec<Station> =
+            self.map.keys().copied().filter(|&one| self.fdb.lookup(one).is_none()).collect();
         assert_eq!(gone.len(), 1);
         let known = self.map.remove(&gone[0]);
         assert!(known.is_some_and(|known| known.port == port && known.stamp.is_some()));
@@ -135,6 +153,10 @@ impl Both {
 
     fn of(&self, port: u16) -> usize {
         self.map.values().filter(|known| known.port == port).count()
+    }
+
+    fn within(&self, segment: Segment) -> usize {
+        self.map.keys().filter(|station| station.segment == segment).count()
     }
 
     fn age(&mut self, now: u32) {
@@ -163,22 +185,22 @@ impl Both {
         assert_eq!(self.fdb.flush_port(port), before - self.map.len());
     }
 
-    fn insert_static(&mut self, mac: MacAddr, port: u16) {
-        let before = self.map.get(&mac).copied();
+    fn insert_static(&mut self, station: Station, port: u16) {
+        let before = self.map.get(&station).copied();
         let len = self.fdb.len();
-        match self.fdb.insert_static(mac, port) {
+        match self.fdb.insert_static(station, port) {
             Ok(()) => {
-                assert!(mac.is_station() && port < PORTS);
+                assert!(station.mac.is_station() && port < PORTS);
                 if before.is_none() && self.fdb.len() == len {
-                    let gone: Vec<MacAddr> = self.map.keys().copied().collect();
-                    let gone: Vec<MacAddr> =
+                    let gone: Vec<Station> = self.map.keys().copied().collect();
+                    let gone: Vec<Station> =
                         gone.into_iter().filter(|&m| self.fdb.lookup(m).is_none()).collect();
                     assert_eq!(gone.len(), 1);
                     assert!(self.map.remove(&gone[0]).is_some_and(|k| k.stamp.is_some()));
                 }
-                self.map.insert(mac, Known { port, stamp: None });
+                self.map.insert(station, Known { port, stamp: None });
             }
-            Err(StaticError::NotStation(_)) => assert!(!mac.is_station()),
+            Err(StaticError::NotStation(_)) => assert!(!station.mac.is_station()),
             Err(StaticError::NoSuchPort(_)) => assert!(port >= PORTS),
             Err(StaticError::Taken { port: owner, .. }) => {
                 assert_eq!(before, Some(Known { port: owner, stamp: None }));
@@ -190,11 +212,11 @@ impl Both {
         }
     }
 
-    fn remove_static(&mut self, mac: MacAddr, port: u16) {
-        let there = self.map.get(&mac) == Some(&Known { port, stamp: None });
-        assert_eq!(self.fdb.remove_static(mac, port), there);
+    fn remove_static(&mut self, station: Station, port: u16) {
+        let there = self.map.get(&station) == Some(&Known { port, stamp: None });
+        assert_eq!(self.fdb.remove_static(station, port), there);
         if there {
-            self.map.remove(&mac);
+            self.map.remove(&station);
         }
     }
 
@@ -203,20 +225,20 @@ impl Both {
         let entries = self.fdb.entries(now);
         assert_eq!(entries.len(), self.map.len());
         for entry in entries {
-            let known = self.map.get(&entry.mac).expect("an entry nobody made");
+            let known = self.map.get(&entry.station).expect("an entry nobody made");
             assert_eq!(entry.port, known.port);
             match (entry.age, known.stamp) {
                 (EntryAge::Static, None) => {}
                 (EntryAge::Idle(idle), Some(stamp)) => assert_eq!(idle, now.saturating_sub(stamp)),
-                other => panic!("{:?}: {other:?}", entry.mac),
+                other => panic!("{:?}: {other:?}", entry.station),
             }
         }
         assert_eq!(self.fdb.len(), self.map.len());
         for port in 0..PORTS {
             assert_eq!(self.fdb.port_len(port), self.of(port));
         }
-        for (mac, known) in &self.map {
-            assert_eq!(self.fdb.lookup(*mac), Some(known.port));
+        for (station, known) in &self.map {
+            assert_eq!(self.fdb.lookup(*station), Some(known.port));
         }
     }
 }

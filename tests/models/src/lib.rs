@@ -14,13 +14,16 @@ pub mod loomed;
 pub mod limits {
     pub const FDB_LOCK_ATTEMPTS: u32 = 1;
     pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
-    pub const FDB_MAX_PORTS: usize = 1 << 15;
+    pub const FDB_MAX_BRIDGES: usize = 2;
+    pub const FDB_MAX_PORTS: usize = 1 << 10;
     pub const FDB_PREFETCH_ENTRIES: u32 = 1536;
     pub const FDB_SHARDS: usize = 1;
     pub const FDB_SWEEP_BUCKETS: usize = 1;
+    pub const FDB_VLANS: usize = 4;
 }
 
 #[path = "../../../src/switch"]
 pub mod switch {
     pub mod fdb;
+    pub mod segment;
 }

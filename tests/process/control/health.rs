@@ -325,9 +325,13 @@ fn a_try_that_lasts_holds_up_no_client_and_no_removal() {
         { links }.any(|path| path == late.join(name))
     };
     let mut client = lab.client();
-    assert!(wait_for(LOST, is_tried), "{}", lab.d.log());
-    let status = client.call("GetStatus", json!({}))["parameters"].clone();
-    assert!(is_tried(), "the answer came when it was over");
+    // A try lasts for a second, and a busy machine may keep this thread waiting for longer.
+    let mut answered = || {
+        assert!(wait_for(LOST, is_tried), "{}", lab.d.log());
+        let answer = client.call("GetStatus", json!({}))["parameters"].clone();
+        is_tried().then_some(answer)
+    };
+    let status = (0..10).find_map(|_| answered()).expect("an answer before a try is over");
     assert_eq!(status["degradations"][0]["subject"], "p1", "{status}");
     let answer = client.call("DeletePort", json!({"name": "p1"}));
     assert!(answer["error"].is_null(), "{answer}");

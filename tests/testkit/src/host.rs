@@ -100,6 +100,7 @@ impl Host {
         };
         set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER_BYTES);
         set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1);
+        set(libc::SOL_PACKET, libc::PACKET_AUXDATA, 1);
         if headers {
             set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1);
         }
@@ -154,6 +155,36 @@ impl Host {
                 _ => panic!("host: receive: {error}"),
             }
         }
+    }
+
+    /// The same with the VLAN tag that the kernel has taken out of it, if it had one.
+    pub fn receive_whole(&self, limit: Duration) -> Option<Vec<u8>> {
+        let fd = self.socket.as_raw_fd();
+        if !sys::poll_in(&[fd], limit) {
+            return None;
+        }
+        let mut frame = vec![0; FRAME_ROOM];
+        let mut piece = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
+        let mut control = [0u64; 16];
+        // SAFETY: all-zero bytes are a valid msghdr; what it points to lives across the call, and
+        // control messages are read where CMSG_DATA says.
+        let (len, aux) = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&control);
+            let len = libc::recvmsg(fd, &mut message, 0);
+            let first = libc::CMSG_FIRSTHDR(&message);
+            let aux = (!first.is_null())
+                .then(|| libc::CMSG_DATA(first).cast::<libc::tpacket_auxdata>().read_unaligned());
+            (usize::try_from(len).expect("a frame"), aux)
+        };
+        frame.truncate(len);
+        if let Some(aux) = aux.filter(|aux| aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0) {
+            let tag = [0x8100u16.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes()].concat();
+            frame.splice(12..12, tag);
+        }
+        Some(frame)
     }
 
     /// Forgets what has come so far.

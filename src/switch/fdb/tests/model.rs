@@ -21,6 +21,8 @@ const MODEL_CAPS: FdbConfig = FdbConfig {
     max_entries: 40,
     max_per_port: 14,
     reserved_per_port: 3,
+    max_per_segment: u32::MAX,
+    reserved_per_segment: 0,
     age_seconds: 20,
     ports: 5,
     key: [7, 8],
@@ -123,7 +125,7 @@ fn random_operations_agree_with_a_plain_map() {
             }
         }
         for entry in fdb.entries(0) {
-            assert_eq!(model.entries.get(&entry.mac).map(|e| e.port), Some(entry.port));
+            assert_eq!(model.entries.get(&entry.station.mac).map(|e| e.port), Some(entry.port));
         }
         assert_eq!(fdb.len(), model.entries.len());
     }

@@ -56,6 +56,8 @@ impl World {
             max_entries: 64,
             max_per_port: 16,
             reserved_per_port: 2,
+            max_per_segment: u32::MAX,
+            reserved_per_segment: 0,
             age_seconds: 1,
             ports: PORTS,
             key: [1, 2],

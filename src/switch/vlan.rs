@@ -1,0 +1,275 @@
+//! VLANs of a port: in which one a frame comes in, which ones leave by it, and with what tag.
+//!
+//! After IEEE Std 802.1Q-2018, clauses 6.9 (support of the EISS), 8.6.2 (ingress) and 8.6.4
+//! (egress). Only tags of type 0x8100 are VLANs' tags. A tag with the identifier 0 carries a
+//! priority and stands for no tag.
+
+use super::segment::VlanId;
+use crate::frame::ethernet::{self, TagEdit, VLAN_TAG_LEN};
+use crate::limits::MAX_VLAN;
+
+/// Which of a tag's 16 bits are the identifier.
+const VID_MASK: u16 = 0x0fff;
+
+/// A set of VLANs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct VlanSet(Box<[u64; 64]>);
+
+impl VlanSet {
+    /// None.
+    pub fn new() -> VlanSet {
+        VlanSet(Box::new([0; 64]))
+    }
+
+    /// Those from `first` to `last`.
+    pub fn of(first: VlanId, last: VlanId) -> VlanSet {
+        let mut set = VlanSet::new();
+        set.add(first, last);
+        set
+    }
+
+    /// All there are.
+    pub fn all() -> VlanSet {
+        VlanSet::of(1, MAX_VLAN)
+    }
+
+    /// Adds those from `first` to `last`.
+    pub fn add(&mut self, first: VlanId, last: VlanId) {
+        for vlan in first..=last.min(VID_MASK) {
+            self.0[usize::from(vlan / 64)] |= 1 << (vlan % 64);
+        }
+    }
+
+    /// Whether it is among them.
+    #[inline]
+    pub fn has(&self, vlan: VlanId) -> bool {
+        self.0[usize::from(vlan / 64) % 64] >> (vlan % 64) & 1 != 0
+    }
+
+    /// They as ranges, in order, each with its first and last.
+    pub fn ranges(&self) -> Vec<(VlanId, VlanId)> {
+        let mut ranges: Vec<(VlanId, VlanId)> = Vec::new();
+        for vlan in (0..=VID_MASK).filter(|vlan| self.has(*vlan)) {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == vlan => *last = vlan,
+                _ => ranges.push((vlan, vlan)),
+            }
+        }
+        ranges
+    }
+}
+
+impl Default for VlanSet {
+    fn default() -> VlanSet {
+        VlanSet::new()
+    }
+}
+
+/// `all`, or `10,20-29`.
+impl std::fmt::Display for VlanSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if *self == VlanSet::all() {
+            return f.write_str("all");
+        }
+        for (n, (first, last)) in self.ranges().into_iter().enumerate() {
+            let comma = if n > 0 { "," } else { "" };
+            match first == last {
+                true => write!(f, "{comma}{first}")?,
+                false => write!(f, "{comma}{first}-{last}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for VlanSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "VlanSet({self})")
+    }
+}
+
+/// Of which VLANs a port is a member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Membership {
+    /// Of none. Tags are what its frames carry, and nothing to the switch.
+    #[default]
+    Opaque,
+    /// Of this one, without a tag.
+    Access(VlanId),
+    /// Of several.
+    Trunk {
+        /// With a tag.
+        tagged: VlanSet,
+        /// Without a tag; 0 is no VLAN. Frames without a tag do not come in if there is none.
+        native: Option<VlanId>,
+    },
+}
+
+impl Membership {
+    /// The VLAN that a frame which begins with `bytes`, at least 14, comes in on; nothing if it may
+    /// not come in.
+    pub fn classify(&self, bytes: &[u8]) -> Option<VlanId> {
+        let tag = || ethernet::vlan_tag(bytes).map(|tag| tag & VID_MASK);
+        match self {
+            Membership::Opaque => Some(0),
+            // Its own tag too: a guest that tags is meant to be on a trunk.
+            Membership::Access(own) => {
+                let untagged = tag().unwrap_or(0) == 0 && !ethernet::is_service_tagged(bytes, 12);
+                untagged.then_some(*own)
+            }
+            Membership::Trunk { native, .. } => match tag() {
+                None | Some(0) => *native,
+                Some(vlan) => self.is_member(vlan).then_some(vlan),
+            },
+        }
+    }
+
+    /// Whether frames of a VLAN leave by the port.
+    #[inline]
+    pub fn is_member(&self, vlan: VlanId) -> bool {
+        match self {
+            Membership::Opaque => vlan == 0,
+            Membership::Access(own) => vlan == *own,
+            Membership::Trunk { tagged, native } => {
+                *native == Some(vlan) || vlan != 0 && tagged.has(vlan)
+            }
+        }
+    }
+
+    /// The VLAN of frames without a tag.
+    pub fn untagged(&self) -> Option<VlanId> {
+        match self {
+            Membership::Opaque => Some(0),
+            Membership::Access(own) => Some(*own),
+            Membership::Trunk { native, .. } => *native,
+        }
+    }
+
+    /// How a frame of `vlan`, of which the port is a member, leaves by it: it begins with `bytes`
+    /// and came in where [`Membership::classify`] said so. Nothing if it may not leave.
+    pub fn edit(&self, vlan: VlanId, bytes: &[u8]) -> Option<TagEdit> {
+        let tag = ethernet::vlan_tag(bytes);
+        match self {
+            Membership::Opaque => Some(TagEdit::Keep),
+            Membership::Access(_) if ethernet::is_service_tagged(bytes, 12) => None,
+            Membership::Trunk { native, .. } if *native != Some(vlan) => Some(match tag {
+                None => TagEdit::Push(vlan),
+                Some(tag) if tag & VID_MASK == vlan => TagEdit::Keep,
+                Some(tag) => TagEdit::Rewrite(tag & !VID_MASK | vlan),
+            }),
+            // Without a tag from here on.
+            _ => match tag {
+                None => Some(TagEdit::Keep),
+                // A frame of no VLAN would be one of a VLAN out there.
+                Some(tag) if tag & VID_MASK != vlan && tag & VID_MASK != 0 => None,
+                Some(_) => (!ethernet::is_tagged(bytes, 12 + VLAN_TAG_LEN)).then_some(TagEdit::Pop),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first bytes of a frame with these tags.
+    fn frame(tags: &[(u16, u16)]) -> Vec<u8> {
+        let mut bytes = vec![2; 12];
+        for (kind, tag) in tags {
+            bytes.extend(kind.to_be_bytes());
+            bytes.extend(tag.to_be_bytes());
+        }
+        bytes.extend([8, 0]);
+        bytes.resize(64, 0);
+        bytes
+    }
+
+    fn trunk(list: &[VlanId], native: Option<VlanId>) -> Membership {
+        let mut tagged = VlanSet::new();
+        list.iter().for_each(|vlan| tagged.add(*vlan, *vlan));
+        Membership::Trunk { tagged, native }
+    }
+
+    const C: u16 = 0x8100;
+    const S: u16 = 0x88a8;
+
+    #[test]
+    fn a_set_is_written_as_it_is_read() {
+        let mut set = VlanSet::new();
+        assert_eq!((set.to_string().as_str(), set.has(0)), ("", false));
+        set.add(20, 29);
+        set.add(10, 10);
+        set.add(4094, 4094);
+        assert_eq!(set.to_string(), "10,20-29,4094");
+        assert!(
+            set.has(25) && !set.has(30) && set.has(4094) && !set.has(4095) && !set.has(u16::MAX)
+        );
+        assert_eq!(VlanSet::all().to_string(), "all");
+        assert!(!VlanSet::all().has(0) && !VlanSet::all().has(4095));
+    }
+
+    #[test]
+    fn what_comes_in_where() {
+        let plain = frame(&[]);
+        let access = Membership::Access(10);
+        assert_eq!(access.classify(&plain), Some(10));
+        assert_eq!(access.classify(&frame(&[(C, 0xe000)])), Some(10), "a priority");
+        for tags in [[(C, 10)], [(C, 20)], [(C, 4095)], [(S, 10)], [(S, 0)]] {
+            assert_eq!(access.classify(&frame(&tags)), None, "{tags:x?}");
+        }
+        let native = trunk(&[20, 30], Some(10));
+        for (tags, vlan) in [(0, 10), (10, 10), (20, 20), (0xe01e, 30)] {
+            assert_eq!(native.classify(&frame(&[(C, tags)])), Some(vlan), "{tags:x}");
+        }
+        assert_eq!(native.classify(&plain), Some(10));
+        assert_eq!(native.classify(&frame(&[(S, 20)])), Some(10), "what it carries");
+        assert_eq!(native.classify(&frame(&[(C, 40)])), None);
+        let none = trunk(&[20], None);
+        assert_eq!((none.classify(&plain), none.classify(&frame(&[(C, 0)]))), (None, None));
+        let zero = Membership::Trunk { tagged: VlanSet::all(), native: Some(0) };
+        assert_eq!(
+            (zero.classify(&plain), zero.classify(&frame(&[(C, 4094)]))),
+            (Some(0), Some(4094))
+        );
+        assert_eq!(zero.classify(&frame(&[(C, 4095)])), None);
+        assert_eq!(zero.classify(&frame(&[(C, 5)])[..16]), None, "half a tag");
+        assert_eq!(Membership::Opaque.classify(&frame(&[(C, 5)])), Some(0));
+    }
+
+    #[test]
+    fn what_leaves_how() {
+        let (plain, priority) = (frame(&[]), frame(&[(C, 0x6000)]));
+        let (own, other) = (frame(&[(C, 0x600a)]), frame(&[(C, 20)]));
+        let keep = Some(TagEdit::Keep);
+        for bytes in [&plain, &priority, &other] {
+            assert_eq!(Membership::Opaque.edit(0, bytes), keep);
+        }
+        for untagged in [Membership::Access(10), trunk(&[20], Some(10))] {
+            assert_eq!(untagged.edit(10, &plain), keep);
+            assert_eq!(untagged.edit(10, &priority), Some(TagEdit::Pop));
+            assert_eq!(untagged.edit(10, &own), Some(TagEdit::Pop));
+            for inner in [(C, 20), (S, 20), (C, 0)] {
+                let double = frame(&[(C, 10), inner]);
+                assert_eq!(untagged.edit(10, &double), None, "it would pop into {inner:x?}");
+            }
+        }
+        let tagged = trunk(&[10], Some(20));
+        assert_eq!(tagged.edit(10, &plain), Some(TagEdit::Push(10)));
+        assert_eq!(tagged.edit(10, &priority), Some(TagEdit::Rewrite(0x600a)));
+        assert_eq!(tagged.edit(10, &own), keep);
+        assert_eq!(tagged.edit(10, &frame(&[(C, 10), (C, 20)])), keep, "what it carries");
+        assert_eq!(Membership::Access(10).edit(10, &frame(&[(S, 7)])), None);
+        let zero = trunk(&[10], Some(0));
+        assert_eq!((zero.edit(0, &plain), zero.edit(0, &priority)), (keep, Some(TagEdit::Pop)));
+        assert_eq!(zero.edit(0, &own), None, "it would be one of VLAN 10 out there");
+    }
+
+    #[test]
+    fn who_is_a_member() {
+        let zero = Membership::Trunk { tagged: VlanSet::all(), native: None };
+        assert!(!zero.is_member(0) && zero.is_member(1) && zero.is_member(4094));
+        assert!(Membership::Opaque.is_member(0) && !Membership::Opaque.is_member(1));
+        assert!(Membership::Access(7).is_member(7) && !Membership::Access(7).is_member(0));
+        assert!(trunk(&[], Some(7)).is_member(7) && trunk(&[], Some(0)).is_member(0));
+    }
+}
