@@ -66,7 +66,9 @@ impl Daemon {
                     self.serving_mut(name).map(|serving| serving.release(*mac, &fdb))
                 }
                 Action::Change(entry) => {
-                    self.serving_mut(&entry.settings.name).and_then(|serving| serving.change(entry))
+                    let fdb = Arc::clone(&self.context.fdb);
+                    let serving = self.serving_mut(&entry.settings.name);
+                    serving.and_then(|serving| serving.change(entry, &fdb))
                 }
                 Action::Assign(name, mac) => {
                     let fdb = Arc::clone(&self.context.fdb);

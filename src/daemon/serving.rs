@@ -73,9 +73,16 @@ impl Serving {
     }
 
     /// Changes what needs no other socket or interface; nothing if that fails.
-    pub(super) fn change(&mut self, entry: &Entry) -> Result<(), PortError> {
+    pub(super) fn change(&mut self, entry: &Entry, fdb: &Fdb) -> Result<(), PortError> {
+        let port = self.running.port();
+        let before = port.policy.get();
         self.running.change(&entry.settings)?;
         self.entry = entry.clone();
+        let now = port.policy.get();
+        if (&before.bridge, &before.vlans) != (&now.bridge, &now.vlans) {
+            // What a worker still learns there for a moment leads nowhere, and ages.
+            fdb.flush(|id, segment| id == port.id && !now.is_member(segment));
+        }
         Ok(())
     }
 

@@ -149,7 +149,7 @@ mod tests {
     use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
     use crate::port::DevicePort;
     use crate::stats::DropReason;
-    use crate::switch::FdbConfig;
+    use crate::switch::{FdbConfig, Membership, PortPolicy, Segment, VlanSet};
 
     const NOW: u32 = 1000;
 
@@ -208,6 +208,26 @@ mod tests {
             });
         }
         assert_eq!(restored.counters, seen);
+    }
+
+    /// In the bridge and VLAN that it was learned in, if its port is still a member.
+    #[test]
+    fn a_successor_knows_vlans() {
+        let trunk = |list: &[u16]| {
+            let mut tagged = VlanSet::new();
+            list.iter().for_each(|vlan| tagged.add(*vlan, *vlan));
+            let vlans = Membership::Trunk { tagged, native: None };
+            let policy = PortPolicy { vlans, ..PortPolicy::PLAIN };
+            [Arc::new(Port::guest(0, "a", 1).asked(policy))].into_iter().collect::<PortTable>()
+        };
+        let at = |vlan| Station::new(Segment::new(0, vlan), mac(1));
+        let (old, new) = (trunk(&[10, 20]), trunk(&[20, 30]));
+        let fdb = table(&old);
+        [10, 20].iter().for_each(|vlan| _ = fdb.learn(at(*vlan), 0, NOW));
+        let text = write(&old, &fdb.entries(NOW), NOW);
+        let fdb = table(&new);
+        assert_eq!(restore(&text, &new, &fdb, NOW).map(|all| all.addresses), Some(1));
+        assert_eq!([0, 10, 20].map(|vlan| fdb.lookup(at(vlan))), [None, None, Some(0)]);
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod save;
 mod schema;
 mod settings;
 mod streams;
+mod tenants;
 mod top;
 mod trace;
 mod turns;

@@ -19,7 +19,7 @@ pub mod limits {
     pub const FDB_PREFETCH_ENTRIES: u32 = 1536;
     pub const FDB_SHARDS: usize = 1;
     pub const FDB_SWEEP_BUCKETS: usize = 1;
-    pub const FDB_VLANS: usize = 4;
+    pub const FDB_VLANS: usize = 8;
 }
 
 #[path = "../../../src/switch"]

@@ -5,6 +5,7 @@ use loom::sync::Arc;
 use loom::thread;
 use vioswitch_models::frame::MacAddr;
 use vioswitch_models::switch::fdb::{Fdb, FdbConfig, Learn};
+use vioswitch_models::switch::segment::{Segment, Station};
 
 const AGE: u32 = 3;
 
@@ -93,6 +94,50 @@ fn a_move_shows_the_old_or_the_new_port() {
         assert!(matches!((first, second), (1, 1 | 2) | (2, 2)), "{first}, then {second}");
         writer.join().unwrap();
         assert_eq!(fdb.lookup(station(1)), Some(2));
+        assert_consistent(&fdb);
+    });
+}
+
+/// Two segments that look alike in an entry.
+fn alike() -> [Station; 2] {
+    [(0, 5), (1, 1)].map(|(bridge, vlan)| Station::new(Segment::new(bridge, vlan), station(1)))
+}
+
+/// A slot passes from one segment to another: neither ever has the other's port.
+#[test]
+fn a_segment_never_has_the_port_of_another() {
+    model(|| {
+        let (fdb, [one, other]) = (table(), alike());
+        fdb.learn(one, 1, 0);
+        let writer = {
+            let fdb = Arc::clone(&fdb);
+            thread::spawn(move || {
+                fdb.flush_port(1);
+                fdb.learn(other, 2, 0);
+            })
+        };
+        assert!(matches!(fdb.lookup(one), Some(1) | None));
+        assert!(matches!(fdb.lookup(other), Some(2) | None));
+        writer.join().unwrap();
+        assert_eq!((fdb.lookup(one), fdb.lookup(other)), (None, Some(2)));
+        assert_consistent(&fdb);
+    });
+}
+
+/// In a segment too a move shows the old port or the new one, and no gap.
+#[test]
+fn a_move_in_a_segment_shows_the_old_or_the_new_port() {
+    model(|| {
+        let (fdb, [one, _]) = (table(), alike());
+        fdb.learn(one, 1, 0);
+        let writer = {
+            let fdb = Arc::clone(&fdb);
+            thread::spawn(move || assert_eq!(fdb.learn(one, 2, 0), Learn::Moved { from: 1 }))
+        };
+        let first = fdb.lookup(one).expect("never a gap");
+        let second = fdb.lookup(one).expect("never a gap");
+        assert!(matches!((first, second), (1, 1 | 2) | (2, 2)), "{first}, then {second}");
+        writer.join().unwrap();
         assert_consistent(&fdb);
     });
 }
