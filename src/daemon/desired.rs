@@ -32,11 +32,19 @@ impl Changed<'_> {
 
 /// An entry claims what another one has.
 #[derive(Debug, thiserror::Error)]
-#[error("{} {} is already used by {owner}", what.noun(), place.display())]
+#[error("{} {} is already used by {owner}", what.noun(), self.shown().display())]
 pub struct Clash {
     what: Shared,
     place: PathBuf,
     owner: String,
+}
+
+impl Clash {
+    /// The path, or of an address what is behind its bridge and VLAN.
+    fn shown(&self) -> &Path {
+        let address = self.place.file_name().filter(|_| self.what == Shared::Mac);
+        address.map_or(&self.place, Path::new)
+    }
 }
 
 /// Why a port cannot be given an address.

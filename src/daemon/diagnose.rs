@@ -10,7 +10,7 @@ use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
 use crate::port::{Port, PortTable};
 use crate::stats::Direction;
-use crate::switch::Station;
+use crate::switch::{PortView, Segment, Station};
 use crate::sys::clock;
 
 impl Daemon {
@@ -59,6 +59,7 @@ impl View {
             mtu: port.mtu.get(),
             addresses: self.fdb.port_len(port.id),
             is_disabled: !port.policy.get().forwards,
+            alone: alone(ports, port),
             broken: broken(port),
             offloads: offloads(port),
             moment,
@@ -69,6 +70,19 @@ impl View {
             moved,
         }
     }
+}
+
+/// The bridge or VLAN of a port's untagged frames, if no other port is in that.
+fn alone(ports: &PortTable, port: &Port) -> Option<String> {
+    let asked = ports.policy(port.id);
+    let segment = asked.untagged().filter(|segment| *segment != Segment::DEFAULT)?;
+    let mut others = ports.iter().filter(|other| other.id != port.id);
+    let bridge = format!("bridge '{}'", asked.bridge.name());
+    let place = match segment.vlan() {
+        0 => bridge,
+        vlan => format!("VLAN {vlan} of {bridge}"),
+    };
+    (!others.any(|other| ports.is_member(other.id, segment))).then_some(place)
 }
 
 fn link(port: &Port) -> Option<Link> {

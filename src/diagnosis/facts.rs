@@ -49,6 +49,8 @@ pub struct Port {
     pub addresses: usize,
     /// The administrator has it forward nothing.
     pub is_disabled: bool,
+    /// The bridge or VLAN of its untagged frames, if no other port is in that.
+    pub alone: Option<String>,
     /// Rings that are left alone, by their index.
     pub broken: Vec<usize>,
     /// Frames that went out, and what was done for some of them, since the port began.

@@ -73,6 +73,7 @@ codes! {
     FDB_FULL "fdb-full" Warn;
     ADDRESS_OF_ANOTHER "address-of-another" Warn;
     ADDRESS_MOVING "address-moving" Warn;
+    PORT_ALONE "port-alone" Warn;
     TAP_GONE "tap-gone" Fail;
     TAP_DOWN "tap-down" Fail;
     UPLINKS_IN_ONE_BRIDGE "uplinks-in-one-bridge" Warn;

@@ -40,7 +40,7 @@ fn healthy() -> Facts {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const FAULTS: [Fault; 16] = [
+const FAULTS: [Fault; 17] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
         let port = Some("vm2".to_owned());
@@ -58,6 +58,7 @@ const FAULTS: [Fault; 16] = [
         facts.ports[0].minute.learn_static = 1;
         facts.ports[0].foreign = Some((mac(), "vm2".to_owned()));
     }),
+    ("port-alone", |facts| facts.ports[0].alone = Some("VLAN 10 of bridge 'blue'".to_owned())),
     ("address-moving", |facts| {
         for (at, from) in [(0, "vm2"), (1, "vm1")] {
             facts.ports[at].minute.moves = 3;
@@ -107,12 +108,12 @@ fn each_fault_is_found_by_its_own_code() {
 fn a_finding_names_those_it_is_about() {
     let cause = |at: usize| found(FAULTS[at].1)[0].cause.clone();
     assert!(cause(3).contains("5 % of those for it") && cause(3).contains("100 % from 'vm2'"));
-    let moving = &found(FAULTS[10].1)[0];
+    let moving = &found(FAULTS[11].1)[0];
     assert_eq!((moving.port.as_deref(), &moving.with[..]), (Some("vm1"), &["vm2".to_owned()][..]));
     assert!(moving.cause.contains("6 moves") && moving.cause.contains("52:54:00:00:00:01"));
     let foreign = &found(FAULTS[9].1)[0];
     assert!(foreign.cause.contains("52:54:00:00:00:01, which is tied to 'vm2'"), "{foreign:?}");
-    let (bridge, looped) = (&found(FAULTS[13].1)[0], &found(FAULTS[14].1)[0]);
+    let (bridge, looped) = (&found(FAULTS[14].1)[0], &found(FAULTS[15].1)[0]);
     assert!(bridge.cause.contains("up0 and away0 are in one bridge, br1"), "{bridge:?}");
     assert_eq!((bridge.level, looped.level), (Level::Warn, Level::Fail));
     let full = found(|facts| {

@@ -347,8 +347,11 @@ fn drop_unfit(
     }
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
-        let to = (&ports[run.port], Passage::new(ports, from, run.port));
-        let frames = keep_fit(burst, (from, run.left()), to, &mut kept, outcomes);
+        let (port, passage) = (&ports[run.port], Passage::new(ports, from, run.port));
+        if longest <= port.mtu.max_len() && passage.takes(burst, run.left()) {
+            continue;
+        }
+        let frames = keep_fit(burst, (from, run.left()), (port, passage), &mut kept, outcomes);
         run.settle_all_but(frames);
     }
 }
@@ -386,12 +389,12 @@ pub fn keep_fit<'k>(
     kept: &'k mut [u8; BURST_FRAMES],
     outcomes: &mut Outcomes,
 ) -> &'k [u8] {
-    let (max_len, open, mut count) = (port.mtu.max_len(), passage.is_open(), 0);
+    let (max_len, mut count) = (port.mtu.max_len(), 0);
     for &index in frames {
         let frame = &burst.frames()[usize::from(index)];
         let reason = if frame.len > max_len && !fits(frame, max_len) {
             DropReason::TooBig
-        } else if !open && passage.edit(frame).is_none() {
+        } else if passage.edit(frame).is_none() {
             DropReason::Vlan
         } else {
             kept[count] = index;

@@ -41,7 +41,7 @@ const GONE: &[(&str, &str)] = &[
     ("tells the same story", "does the same"),
 ];
 /// Pages that name instead the actor, or the action.
-const PLAIN: [&str; 19] = [
+const PLAIN: [&str; 20] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -56,6 +56,7 @@ const PLAIN: [&str; 19] = [
     "docs/glossary.md",
     "docs/limits.md",
     "docs/network.md",
+    "docs/tenants.md",
     "docs/operate.md",
     "docs/performance.md",
     "docs/testing.md",

@@ -201,7 +201,7 @@ pub fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
 }
 
 /// What is always told of a port.
-const PORT: [&str; 20] = [
+const PORT: [&str; 21] = [
     "name",
     "number",
     "kind",
@@ -212,6 +212,7 @@ const PORT: [&str; 20] = [
     "send_offloads",
     "flood",
     "admin",
+    "bridge",
     "pending",
     "addresses",
     "dropped_from",
@@ -246,7 +247,11 @@ fn the_json_of_each_command_has_its_keys() {
     let stats = lab.json(&["stats"]);
     same_keys(&stats, &["ports", "workers", "cycles_per_second"], &[]);
     for port in [&list["ports"][0], &show["port"], &stats["ports"][0]] {
-        same_keys(port, &PORT, &["mtu", "front_end", "interface", "label"]);
+        same_keys(
+            port,
+            &PORT,
+            &["mtu", "front_end", "interface", "label", "vlan", "trunk", "native"],
+        );
         same_keys(&port["in"], &["frames", "bytes", "drops"], &[]);
         assert!(port["in"]["frames"].as_u64() > Some(0), "{port}");
     }

@@ -12,7 +12,7 @@ use super::commands::talk;
 use super::*;
 
 /// Port and code of what a doctor finds; what the machine's other work does is no fault.
-fn found(lab: &Lab) -> Vec<(String, String)> {
+pub fn found(lab: &Lab) -> Vec<(String, String)> {
     let output = lab.ctl(&["--json", "doctor"]);
     let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let findings = told["findings"].as_array().expect("findings");

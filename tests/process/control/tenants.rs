@@ -60,6 +60,7 @@ fn ports_move_between_vlans_and_bridges() {
     let found = lab.ctl(&["why", "p2", "p3"]);
     let text = String::from_utf8(found.stdout).expect("UTF-8");
     assert!(text.contains("'p2' is in vlan 20 and 'p3' in vlan 10: no frame passes"), "{text}");
+    assert!(super::findings::found(&lab).contains(&("p2".to_owned(), "port-alone".to_owned())));
     // The same address in the other VLAN, and not in the same one.
     lab.done(&["port", "set", "p3", mac]);
     let (status, line) = lab.fails(&["port", "set", "p2", "vlan=10"]);
