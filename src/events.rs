@@ -133,6 +133,17 @@ pub enum What {
         /// How many moved here since the port's last event of this kind.
         moves: u64,
     },
+    /// A frame broke a rule of the port's guard.
+    GuardViolation {
+        /// The rule that the last one broke.
+        rule: &'static str,
+        /// The address that is not the port's, if that is the matter.
+        address: Option<String>,
+        /// Such frames are dropped.
+        dropped: bool,
+        /// How many broke one since the port's last event of this kind.
+        frames: u64,
+    },
     /// Frames are dropped, after some time in which none was for this reason.
     DropsBegan {
         /// On their way into the switch, or out of it.
@@ -247,6 +258,10 @@ kinds! {
         "closed for {seconds}s: its front-end harmed others";
     What::MacMoved { mac, from, moves } => "mac_moved" "c26707b169be4383bbf6f73a57c600e3" Info,
         "{mac} moved here from port {}{}", old_port(from), others(*moves);
+    What::GuardViolation { rule, address, dropped, frames } =>
+        "guard_violation" "5d3e0b7c92a14f68b1c7e94d20fa6383" Warn,
+        "guard: rule {rule}{}{}{}", about(address), others(*frames),
+        if *dropped { "" } else { " (not dropped)" };
     What::DropsBegan { direction, reason } => "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
         "drops began: {} {}", direction.name(), reason.name();
     What::DropsEnded { direction, reason, frames } =>
@@ -260,6 +275,10 @@ fn of_user(uid: Option<u32>) -> String {
 
 fn old_port(name: &Option<String>) -> &str {
     name.as_deref().unwrap_or("one that is gone")
+}
+
+fn about(address: &Option<String>) -> String {
+    address.as_ref().map_or_else(String::new, |address| format!(", {address}"))
 }
 
 fn others(moves: u64) -> String {

@@ -505,6 +505,10 @@ pub const MAX_STREAMS: usize = 64;
 /// Static MAC addresses of one port, which the table never evicts.
 pub const MAX_STATIC_MACS: usize = 64;
 
+/// Source addresses of a port with a guard, and as many IP addresses and prefixes: each frame is
+/// compared with them one after another.
+pub const MAX_ALLOWED: usize = 64;
+
 /// Characters of a port's name, which is part of its log lines and counters.
 pub const MAX_NAME_LEN: usize = 64;
 

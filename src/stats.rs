@@ -205,6 +205,28 @@ counters! {
 }
 
 counters! {
+    /// Frames that broke a rule of a port with a guard, dropped or not; written from several
+    /// threads.
+    GuardStats {
+        mac "The source address is not the port's.",
+        ip "The source address of IP is not the port's.",
+        arp "The sender of an ARP packet is not the port's.",
+        rarp "The sender of a RARP packet is not the port's.",
+        nd "Target or link-layer address of neighbour discovery is not the port's.",
+        dhcp "A DHCP client gives another hardware address than the port's.",
+        server "A server's: DHCP, DHCPv6, router advertisement or redirect.",
+        headers "The headers cannot be read, or not safely: cut off, in fragments, too long.",
+    }
+}
+
+impl GuardStats {
+    /// All of them together.
+    pub fn total(&self) -> u64 {
+        self.counters().map(|(_, counter)| counter.get()).sum()
+    }
+}
+
+counters! {
     /// What belongs to a port as a whole; written from several threads.
     PortStats {
         attaches "Front-ends that connected, one for each start of the VM and of the switch.",
@@ -225,6 +247,8 @@ counters! {
     drops: Drops,
     /// Announcements sent on the guest's behalf; written by the first worker only.
     announced: QueueStats,
+    /// Frames from there that broke a rule of its guard.
+    guard: GuardStats,
 }
 
 impl PortStats {
@@ -232,6 +256,9 @@ impl PortStats {
     /// are a queue's.
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
         self.counters().for_each(|(name, counter)| visit(name, counter));
+        for (rule, counter) in self.guard.counters() {
+            visit(&format!("guard.{rule}"), counter);
+        }
         self.drops.each(visit);
     }
 }

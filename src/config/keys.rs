@@ -14,11 +14,14 @@ use serde::{Deserialize, Serialize};
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADMIN, BRIDGE, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE,
-    OFFLOAD, ON_OFF, PERMISSIONS, QUEUES, SOCKET, TRUNK, VLAN,
+    ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, FLOOD, GROUP, GUARD, INHERITED,
+    INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PERMISSIONS, QUEUES,
+    SOCKET, TRUNK, VLAN,
 };
-use super::types::{Admin, Memory, Mode, Offload, Slot, is_list, words_of};
-use crate::frame::MacAddr;
+use super::types::{
+    Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
+};
+use crate::frame::{MacAddr, Prefix};
 use crate::limits;
 use crate::switch::{Bridge, VlanId, VlanSet};
 
@@ -231,6 +234,7 @@ const HELP_INDENT: usize = 22;
 
 const PORTS: &[Kind] = &Kind::PORTS;
 const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
+const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Template];
 const TAPS: &[Kind] = &[Kind::Tap];
 const VMS: &[Kind] = &[Kind::Port, Kind::Template];
 const OFFLOADED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Template];
@@ -319,6 +323,18 @@ port_keys! {
     "native" native: Option<VlanId> = None, NATIVE, ALL, Now, "1",
         "The VLAN of a trunk's frames without a tag; 0: the frames of ports in no VLAN. Without it \
          they are dropped.";
+    "guard" guard: Guard = Guard::Off, GUARD, GUARDED, Now, "\"off\"",
+        "`on`: drop frames whose sender is not the port's, and servers' frames; `log`: count them.";
+    "allowed-macs" allowed_macs: Vec<AllowedMac> = Vec::new(), ALLOWED_MACS, SOCKETS, Now,
+        "[\"own\"]",
+        "For `guard`: a source address of the port; `own`, the default where there are some, are \
+         those of `mac`, `vrrp` those of virtual routers.";
+    "allowed-ips" allowed_ips: Vec<Prefix> = Vec::new(), ALLOWED_IPS, SOCKETS, Now,
+        "[\"10.0.0.5\", \"fd00::/64\"]",
+        "For `guard`: an IP address or prefix of the port; without any, all.";
+    "allow-server" allow_server: Vec<Server> = Vec::new(), ALLOW_SERVER, GUARDED, Now,
+        "[\"dhcp\"]",
+        "For `guard`: a server that may be behind the port.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "`prealloc`: refuse a VM without QEMU's prealloc=on, whose unused pages the kernel would \
          charge to the daemon.";

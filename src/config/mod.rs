@@ -25,7 +25,7 @@ pub use nearest::nearest;
 pub use raw::Value;
 pub use settings::{Difference, Entry, Origin, Wrong};
 pub use sources::{Text, Texts};
-pub use types::{Admin, Memory, Mode, Offload};
+pub use types::{Admin, AllowedMac, Guard, Memory, Mode, Offload, Server};
 pub use value::is_port_name;
 
 mod args;
@@ -250,6 +250,8 @@ impl Request {
             let (workers, cpus) = (config.workers, counted(self.cpus, "CPU"));
             config.warnings.push(format!("{workers} workers share {cpus}: fewer forward more"));
         }
+        let ports = config.ports.iter().flat_map(|entry| entry.settings.warnings());
+        config.warnings.extend(ports);
         Ok(config)
     }
 }

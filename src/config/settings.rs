@@ -6,10 +6,11 @@ use super::Endpoint;
 use super::entries::{Shared, conflicts, place};
 use super::keys::{Effect, KEYS, Key, Kind, Settings};
 use super::raw::{Complaint, Place, Section, Setting, Value};
-use super::types::{Admin, Mode};
+use super::types::{Admin, AllowedMac, Guard, Mode, Server};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
-use crate::switch::{Bridge, Membership, PortPolicy};
+use crate::switch::port_security::{AllowedIps, AllowedMacs};
+use crate::switch::{Bridge, Membership, PortPolicy, PortSecurity};
 
 /// Who gave a port its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +152,7 @@ impl Settings {
             forwards: self.admin == Admin::Up && bridge.is_some(),
             bridge: bridge.unwrap_or_default(),
             vlans: self.vlans(),
+            security: (self.guard != Guard::Off).then(|| self.security()),
         }
     }
 
@@ -172,6 +174,52 @@ impl Settings {
             Some(vlan) => Path::new(&self.bridge).join(vlan.to_string()),
             None => Path::new("trunk").join(&self.name),
         }
+    }
+
+    fn security(&self) -> PortSecurity {
+        PortSecurity {
+            enforced: self.guard == Guard::On,
+            macs: self.source_addresses(),
+            ips: AllowedIps::new(&self.allowed_ips),
+            servers: Server::all(&self.allow_server),
+        }
+    }
+
+    /// Without a list those of `mac`, or any where there is none.
+    fn source_addresses(&self) -> AllowedMacs {
+        let given = &self.allowed_macs;
+        if given.is_empty() && self.mac.is_empty() {
+            return AllowedMacs::Any;
+        }
+        let own = given.is_empty() || given.contains(&AllowedMac::Own);
+        let own = if own { &self.mac[..] } else { &[] };
+        let others = given.iter().filter_map(|one| match one {
+            AllowedMac::One(mac) => Some(*mac),
+            _ => None,
+        });
+        let list = own.iter().copied().chain(others).collect();
+        AllowedMacs::Only { list, vrrp: given.contains(&AllowedMac::Vrrp) }
+    }
+
+    /// What its guard does that may not be meant, a line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let lists = !(self.allowed_macs.is_empty() && self.allowed_ips.is_empty());
+        let own = self.allowed_macs.contains(&AllowedMac::Own);
+        let mut said = Vec::new();
+        if self.guard == Guard::Off {
+            if lists {
+                said.push("its lists of addresses have no effect without guard=on or guard=log");
+            }
+        } else {
+            if own && self.mac.is_empty() {
+                said.push("allowed-macs=own, and it has no mac: none of its own is allowed");
+            }
+            let has_v6 = self.allowed_ips.iter().any(|prefix| prefix.v6().is_some());
+            if !self.allowed_ips.is_empty() && !has_v6 {
+                said.push("allowed-ips has no address of IPv6: no frame of IPv6 is allowed");
+            }
+        }
+        said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
     }
 
     /// The port that this template makes of the socket at `path`.
@@ -279,6 +327,14 @@ mod tests {
                     ("flood", "off"),
                     ("mtu", "9000"),
                     ("memory", "prealloc"),
+                    ("guard", "log"),
+                    ("allowed-macs", "own"),
+                    ("allowed-macs", "vrrp"),
+                    ("allowed-macs", "52:54:00:00:00:03"),
+                    ("allowed-ips", "10.0.0.5"),
+                    ("allowed-ips", "fd00::/64"),
+                    ("allow-server", "dhcp"),
+                    ("allow-server", "ra"),
                 ],
             ),
             read("port", &[name, socket, ("offload", "off")]),

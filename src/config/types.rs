@@ -7,13 +7,14 @@ use super::entries::Shared;
 use super::keys::Kind;
 use super::raw::Setting;
 use super::value::{
-    group, inherited_socket, interface_name, label, number, one_of, permissions, port_name,
-    socket_path, station_address, vlan_set,
+    group, inherited_socket, interface_name, label, number, one_of, permissions, port_name, prefix,
+    socket_path, station_address, text as text_of, vlan_set,
 };
-use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
+use crate::frame::{MacAddr, Prefix};
 use crate::limits;
 use crate::limits::MAX_VLAN;
+use crate::switch::port_security::Servers;
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
 
@@ -59,16 +60,39 @@ impl<T: 'static> Slot<T> for Option<T> {
     }
 }
 
-impl Slot<MacAddr> for Vec<MacAddr> {
+/// What there may be a list of.
+pub(super) trait Listed: 'static {
+    /// How many, and of what.
+    const MOST: (usize, &'static str);
+}
+
+impl Listed for MacAddr {
+    const MOST: (usize, &'static str) = (limits::MAX_STATIC_MACS, "mac addresses");
+}
+
+impl Listed for AllowedMac {
+    const MOST: (usize, &'static str) = (limits::MAX_ALLOWED, "allowed-macs");
+}
+
+impl Listed for Prefix {
+    const MOST: (usize, &'static str) = (limits::MAX_ALLOWED, "allowed-ips");
+}
+
+impl Listed for Server {
+    const MOST: (usize, &'static str) = (limits::MAX_ALLOWED, "servers");
+}
+
+impl<T: Listed> Slot<T> for Vec<T> {
     const IS_LIST: bool = true;
-    fn put(&mut self, one: MacAddr) -> Result<(), String> {
-        if self.len() == limits::MAX_STATIC_MACS {
-            return Err(format!("more than {} mac addresses", limits::MAX_STATIC_MACS));
+    fn put(&mut self, one: T) -> Result<(), String> {
+        let (most, what) = T::MOST;
+        if self.len() == most {
+            return Err(format!("more than {most} {what}"));
         }
         self.push(one);
         Ok(())
     }
-    fn all(&self) -> impl Iterator<Item = &MacAddr> {
+    fn all(&self) -> impl Iterator<Item = &T> {
         self.iter()
     }
 }
@@ -189,6 +213,78 @@ impl Words for Memory {
         &[("any", Memory::Any), ("prealloc", Memory::Prealloc)];
 }
 
+/// Whether frames whose sender is not the port's are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    /// No.
+    Off,
+    /// They are counted.
+    Log,
+    /// They are dropped.
+    On,
+}
+
+impl Words for Guard {
+    const WORDS: &'static [(&'static str, Guard)] =
+        &[("off", Guard::Off), ("log", Guard::Log), ("on", Guard::On)];
+}
+
+/// A server that may be behind a port with a guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server {
+    /// Of DHCP.
+    Dhcp,
+    /// Of DHCPv6.
+    Dhcpv6,
+    /// A router that advertises itself.
+    Ra,
+}
+
+impl Words for Server {
+    const WORDS: &'static [(&'static str, Server)] =
+        &[("dhcp", Server::Dhcp), ("dhcpv6", Server::Dhcpv6), ("ra", Server::Ra)];
+}
+
+impl Server {
+    /// Those of a list.
+    pub fn all(list: &[Server]) -> Servers {
+        let has = |server| list.contains(&server);
+        Servers { dhcp: has(Server::Dhcp), dhcpv6: has(Server::Dhcpv6), ra: has(Server::Ra) }
+    }
+}
+
+/// Source addresses of a port with a guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllowedMac {
+    /// Those of `mac`.
+    Own,
+    /// Those of virtual routers.
+    Vrrp,
+    /// This one.
+    One(MacAddr),
+}
+
+impl AllowedMac {
+    const WORDS: [(&'static str, AllowedMac); 2] =
+        [("own", AllowedMac::Own), ("vrrp", AllowedMac::Vrrp)];
+
+    fn read(setting: &Setting) -> Result<AllowedMac, String> {
+        let word = text_of(setting)?;
+        match AllowedMac::WORDS.iter().find(|(known, _)| *known == word) {
+            Some((_, value)) => Ok(*value),
+            None => station_address(setting).map(AllowedMac::One),
+        }
+    }
+
+    fn word(&self) -> String {
+        match self {
+            AllowedMac::One(mac) => mac.to_string(),
+            AllowedMac::Own => "own".to_owned(),
+            AllowedMac::Vrrp => "vrrp".to_owned(),
+        }
+    }
+}
+
 /// What is offered to what is behind a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offload {
@@ -259,3 +355,9 @@ pub(super) const TRUNK: Type<VlanSet> = Type {
 const VLANS: (u64, u64) = (1, MAX_VLAN as u64);
 pub(super) const LABEL: Type<String> =
     shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));
+pub(super) const GUARD: Type<Guard> = shown(words());
+pub(super) const ALLOWED_MACS: Type<AllowedMac> =
+    text(|_| "own|vrrp|MAC".to_owned(), |s, _| AllowedMac::read(s), AllowedMac::word);
+pub(super) const ALLOWED_IPS: Type<Prefix> =
+    text(|_| "IP[/LENGTH]".to_owned(), |s, _| prefix(s), Prefix::to_string);
+pub(super) const ALLOW_SERVER: Type<Server> = words();

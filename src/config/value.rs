@@ -12,7 +12,8 @@ use super::MetricsSocket;
 use super::keys::Kind;
 use super::nearest::nearest;
 use super::raw::{Setting, Value, is_unprintable, quote};
-use crate::frame::MacAddr;
+use crate::frame::prefix::ParsePrefixError;
+use crate::frame::{MacAddr, Prefix};
 use crate::limits::MAX_VLAN;
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
@@ -290,14 +291,24 @@ pub(super) fn group(setting: &Setting) -> Result<u32, String> {
 /// An address one station can have.
 pub(super) fn station_address(setting: &Setting) -> Result<MacAddr, String> {
     let word = text(setting)?;
-    let mac: MacAddr = word.parse().map_err(|error| format!("mac {}: {error}", quote(word)))?;
+    let key = &setting.key;
+    let mac: MacAddr = word.parse().map_err(|error| format!("{key} {}: {error}", quote(word)))?;
     if mac.is_group() {
-        return Err(format!("mac {} is a group address", quote(word)));
+        return Err(format!("{key} {} is a group address", quote(word)));
     }
     if mac.is_zero() {
-        return Err(format!("mac {} is not the address of a station", quote(word)));
+        return Err(format!("{key} {} is not the address of a station", quote(word)));
     }
     Ok(mac)
+}
+
+/// An IP address, or a prefix.
+pub(super) fn prefix(setting: &Setting) -> Result<Prefix, String> {
+    let word = text(setting)?;
+    word.parse().map_err(|error| match error {
+        ParsePrefixError::Malformed => format!("{} {}: {error}", setting.key, quote(word)),
+        _ => format!("{} {} {error}", setting.key, quote(word)),
+    })
 }
 
 /// The name of a network interface: what the kernel takes (`dev_valid_name` in net/core/dev.c),

@@ -5,6 +5,7 @@
 //! and for [`CONTROL_LOOK_TIMEOUT`] at most: the path may lead into a directory of another user's,
 //! and to a file system that never answers. The rest are counters.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::parts::Part;
 use super::{show, virtio};
 use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use crate::port::{Endpoint, Port, RegionFacts, RingFacts, SessionFacts};
-use crate::stats::{Direction, Fallbacks, QueueStats};
+use crate::stats::{Direction, Fallbacks, GuardStats, QueueStats};
 use crate::sys::blocking::{NotBegun, Task};
 use crate::sys::waker::Waker;
 use crate::wire::{self, PortDetails, Region, Ring, Session, Socket};
@@ -67,7 +68,8 @@ impl DetailsWait {
         activity.look(&self.port, now);
         let told = details(&self.port, facts.as_ref(), switch.show(&self.port), &activity);
         let socket = self.socket.as_mut().map(SocketLook::answer);
-        Part::reply(&PortDetails { socket, ..told }, false)
+        let lists = switch.lists(&self.port.name);
+        Part::reply(&PortDetails { socket, lists, ..told }, false)
     }
 }
 
@@ -140,7 +142,15 @@ fn details(
         rings: rings.collect(),
         learn_static: port.stats.learn_static.get(),
         log_suppressed: port.log.suppressed.get(),
+        lists: Vec::new(),
+        violations: violations(&port.stats.guard),
     }
+}
+
+/// Frames that broke a rule, by rule, those that happened.
+fn violations(stats: &GuardStats) -> BTreeMap<String, u64> {
+    let counts = stats.counters().map(|(rule, counter)| (rule.to_owned(), counter.get()));
+    counts.filter(|(_, count)| *count > 0).collect()
 }
 
 /// The queues of a port with the index of their ring, their number and direction, in the order of

@@ -92,6 +92,10 @@ fn details(what: What) -> Event {
         What::MacMoved { mac, from, moves } => {
             (told.mac, told.from, told.moves) = (Some(mac.to_string()), from, Some(moves));
         }
+        What::GuardViolation { rule, address, dropped, frames } => {
+            (told.rule, told.address) = (Some(rule.to_owned()), address);
+            (told.dropped, told.frames) = (Some(dropped), Some(frames));
+        }
         What::DropsBegan { direction, reason } => {
             (told.direction, told.reason) = (Some(direction), Some(reason.name().to_owned()));
         }

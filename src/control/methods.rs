@@ -256,6 +256,16 @@ impl Switch {
         }
     }
 
+    /// Keys of a port that are lists, those that are not empty.
+    pub(super) fn lists(&self, name: &str) -> Vec<wire::ConfigKey> {
+        let daemon = self.daemon();
+        let words = daemon.desired().get(name).map(|entry| entry.settings.words());
+        let is_list = |(name, _): &(&str, Vec<String>)| {
+            config::KEYS.iter().any(|key| key.name == *name && key.is_list)
+        };
+        keys(words.unwrap_or_default().into_iter().filter(is_list))
+    }
+
     /// Who changes the switch stands in the log.
     pub(super) fn tell(&self, does: &str, name: &str, Caller { pid, uid, .. }: Caller) {
         if self.log.take() {

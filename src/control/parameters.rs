@@ -1,5 +1,6 @@
 //! Values of parameters: ranges of numbers, addresses, and the keys of a port.
 
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use serde_json::{Number, Value};
@@ -19,6 +20,12 @@ pub fn mac(word: &str, key: &str) -> Result<MacAddr, Fault> {
     word.parse().map_err(|_| {
         wrong(key, format!("{key} must be a MAC address, such as 52:54:00:12:34:56"), word)
     })
+}
+
+/// An IP address.
+pub fn ip(word: &str, key: &str) -> Result<IpAddr, Fault> {
+    let text = || format!("{key} must be an IP address, such as 10.0.0.5 or fd00::5");
+    word.parse().map_err(|_| wrong(key, text(), word))
 }
 
 /// A whole number, if it is given.

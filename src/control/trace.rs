@@ -1,9 +1,10 @@
 //! What would become of a frame: each step in a sentence, and where it ends.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::methods::{Switch, unknown_port};
-use super::parameters::{mac, number};
+use super::parameters::{ip, mac, number};
 use super::show;
 use crate::frame::MacAddr;
 use crate::frame::ethernet::TagEdit;
@@ -11,6 +12,7 @@ use crate::limits::MAX_VLAN;
 use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
 use crate::port::{Port, PortTable};
 use crate::stats::DropReason;
+use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
     Decision, DropCause, Flood, Ingress, Membership, Policy, PortId, PortPolicy, Source, Station,
     VlanId,
@@ -36,6 +38,7 @@ impl Switch {
         let name = given.port;
         let source = mac(&given.source, "source")?;
         let destination = mac(&given.destination, "destination")?;
+        let ip = given.ip.as_deref().map(|word| ip(word, "ip")).transpose()?;
         let range = MIN_FRAME_LEN.into()..=MAX_FRAME_LEN.into();
         let length = number(given.length, "length", range)?.unwrap_or(LENGTH) as u32;
         let ports = self.view.ports.present();
@@ -49,6 +52,9 @@ impl Switch {
         let asked = ports.policy(port.id);
         if !asked.forwards {
             told.reason = Some(DropReason::AdminDown);
+            return Ok(told.answer());
+        }
+        if told.guard(port, asked, source, ip) {
             return Ok(told.answer());
         }
         let Some(vlan) = told.admitted(port, &asked.vlans, &bytes, tag) else {
@@ -135,6 +141,27 @@ impl Told {
             }
         }
         vlan
+    }
+
+    /// What the port's guard says of a frame with these addresses; true if it drops it.
+    fn guard(
+        &mut self,
+        port: &Port,
+        asked: &PortPolicy,
+        source: MacAddr,
+        ip: Option<IpAddr>,
+    ) -> bool {
+        let Some(rules) = &asked.security else { return false };
+        let bytes = headers(source, ip);
+        let frame = Headers { bytes: &bytes, len: bytes.len(), sum_at: None, is_cut: false };
+        let Err(Refused::Broken(violation)) = port_security::check(rules, &frame) else {
+            return false;
+        };
+        let (address, to) = (violation.address, quote(port));
+        let does = if rules.enforced { "guard=on" } else { "guard=log, which counts it alone" };
+        self.step(format!("{address} is not allowed as a source address of {to} ({does})"));
+        self.reason = rules.enforced.then_some(DropReason::Guard);
+        rules.enforced
     }
 
     fn source(&mut self, ports: &PortTable, mac: MacAddr, source: Source) {
@@ -254,6 +281,25 @@ struct Way<'a> {
     vlan: VlanId,
     bytes: &'a [u8],
     length: u32,
+}
+
+/// The first bytes of a frame from there, of TCP if it is one of IP.
+fn headers(source: MacAddr, ip: Option<IpAddr>) -> Vec<u8> {
+    let mut bytes = [[0; 6], source.0].concat();
+    match ip {
+        None => bytes.extend([0x88, 0xb5]),
+        Some(IpAddr::V4(ip)) => {
+            bytes.extend([8, 0, 0x45, 0, 0, 20, 0, 0, 0, 0, 64, 6, 0, 0]);
+            bytes.extend(ip.octets());
+            bytes.extend([0; 4]);
+        }
+        Some(IpAddr::V6(ip)) => {
+            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 6, 64]);
+            bytes.extend(ip.octets());
+            bytes.extend([0; 16]);
+        }
+    }
+    bytes
 }
 
 fn quote(port: &Port) -> String {

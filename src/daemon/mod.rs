@@ -44,6 +44,7 @@ mod state;
 mod state_store;
 mod stream;
 mod uplink;
+mod violations;
 
 use std::collections::BTreeSet;
 use std::io;

@@ -199,6 +199,7 @@ impl Daemon {
     /// A new port in the table, with its addresses. Before it is served: an event of its own must
     /// find it.
     fn publish(&mut self, id: PortId, settings: &Settings) -> Result<Arc<Port>, StaticError> {
+        settings.warnings().iter().for_each(|warning| log::warn!("{warning}"));
         let port = build::port(id, settings);
         let port = Arc::new(port.telling(&self.events));
         self.enter_addresses(&port, settings)?;

@@ -48,9 +48,10 @@ fn say(line: &mut String, name: &str, count: u64) {
     let _ = write!(line, " {name} {count}");
 }
 
-/// Says a counter; of drops those that happened.
+/// Says a counter; of drops, and of violations of a guard's rules, those that happened.
 fn say_counter(line: &mut String, name: &str, counter: &Counter) {
-    if counter.get() > 0 || !name.starts_with("drop.") {
+    let is_rare = name.starts_with("drop.") || name.starts_with("guard.");
+    if counter.get() > 0 || !is_rare {
         say(line, name, counter.get());
     }
 }

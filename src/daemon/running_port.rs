@@ -92,7 +92,11 @@ impl RunningPort {
         if let (Kind::Tap, Some(mtu)) = (now.kind, wanted.mtu.filter(|_| now.mtu != wanted.mtu)) {
             port.mtu.set_link(mtu.into())?;
         }
+        let known = now.warnings();
         now.take_now(wanted);
+        let warnings = now.warnings();
+        let new = warnings.iter().filter(|warning| !known.contains(warning));
+        new.for_each(|warning| log::warn!("{warning}"));
         port.mtu.configure(wanted.mtu);
         port.policy.set(wanted.policy());
         let waits = now.kind == Kind::Port && now != wanted;

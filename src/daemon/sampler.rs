@@ -1,10 +1,10 @@
 //! Looks once a second at what ports count.
 //!
 //! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
-//! begin and end ([`super::drops`]) and that addresses moved ([`super::moves`]), and remembers what
-//! each port counted in the last minutes, which findings are judged by ([`super::diagnose`]). While
-//! all workers sleep nothing is counted, and the thread has no timer once all drops that began have
-//! ended and all moves are told.
+//! begin and end ([`super::drops`]), that addresses moved ([`super::moves`]) and what guards
+//! refused ([`super::violations`]), and remembers what each port counted in the last minutes, which
+//! findings are judged by ([`super::diagnose`]). While all workers sleep nothing is counted, and
+//! the thread has no timer once all drops that began have ended and all else is told.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::drops::Drops;
 use super::moves::Moves;
+use super::violations::Violations;
 use crate::diagnosis::facts::Sender;
 use crate::diagnosis::history::{Counts, History, Senders};
 use crate::port::{Port, PortTable, Ports};
@@ -53,6 +54,7 @@ pub struct Seen {
     port: Arc<Port>,
     drops: Drops,
     moves: Moves,
+    violations: Violations,
     /// Unknown while counters of before are being carried over.
     history: Option<History>,
     /// Whose frames found no room there.
@@ -71,7 +73,9 @@ impl Samples {
         let mut ledger = self.ledger();
         for port in ports.iter() {
             let traffic = port.line.is_whole().then(|| port.traffic());
-            let before = traffic.as_ref().map(|traffic| (traffic, port.stats.mac_moves.get()));
+            let before = traffic
+                .as_ref()
+                .map(|traffic| (traffic, [port.stats.mac_moves.get(), port.stats.guard.total()]));
             ledger.ports.insert(port.name.clone(), Seen::new(port, before, now));
         }
     }
@@ -83,7 +87,7 @@ impl Samples {
         let looks = ledger.looks;
         for port in ports.iter() {
             if ledger.ports.get(&port.name).is_none_or(|seen| !port.line.is(&seen.port.line)) {
-                let new = Seen::new(port, Some((&Default::default(), 0)), now);
+                let new = Seen::new(port, Some((&Default::default(), [0; 2])), now);
                 ledger.ports.insert(port.name.clone(), new);
             }
             let Some(seen) = ledger.ports.get_mut(&port.name) else { continue };
@@ -107,7 +111,9 @@ impl Samples {
 
     /// True if nothing is left to be told, unless there is more.
     pub fn are_over(&self) -> bool {
-        let over = |seen: &Seen| seen.drops.are_over() && seen.moves.are_over(&seen.port);
+        let over = |Seen { port, drops, moves, violations, .. }: &Seen| {
+            drops.are_over() && moves.are_over(port) && violations.are_over(port)
+        };
         self.ledger().ports.values().all(over)
     }
 
@@ -130,14 +136,16 @@ impl Samples {
 }
 
 impl Seen {
-    /// Of a port that has counted so much `before`, if that is known: its traffic, and addresses
-    /// that moved.
-    fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], u64)>, now: u32) -> Seen {
-        let (traffic, moves) = before.unzip();
+    /// Of a port that has counted so much `before`, if that is known: its traffic, addresses that
+    /// moved, and frames that broke a rule.
+    fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], [u64; 2])>, now: u32) -> Seen {
+        let (traffic, told) = before.unzip();
+        let (moves, violations) = told.map(|[moves, violations]| (moves, violations)).unzip();
         Seen {
             port: Arc::clone(port),
             drops: Drops::new(traffic),
             moves: Moves::new(moves),
+            violations: Violations::new(violations),
             history: traffic.map(|traffic| History::new(now, counts(port, traffic))),
             senders: Senders::default(),
             look: 0,
@@ -145,10 +153,11 @@ impl Seen {
     }
 
     fn look_at(&mut self, ports: &PortTable, now: u32) {
-        let Seen { port, drops, moves, history, senders, .. } = self;
+        let Seen { port, drops, moves, violations, history, senders, .. } = self;
         let traffic = port.traffic();
         drops.look(port, &traffic, now);
         moves.look(port, ports, now);
+        violations.look(port, now);
         let counts = counts(port, &traffic);
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
         let mut more = Vec::new();

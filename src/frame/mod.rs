@@ -9,6 +9,7 @@ pub mod ethernet;
 pub mod fold;
 pub mod mac;
 pub mod offload;
+pub mod prefix;
 pub mod rarp;
 #[cfg(test)]
 #[path = "tests/samples.rs"]
@@ -21,5 +22,6 @@ pub use checksum::Sum;
 pub use ethernet::flow_hash;
 pub use mac::MacAddr;
 pub use offload::Offloads;
+pub use prefix::Prefix;
 pub use segment::Segmenter;
 pub use vnet::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY, VnetHdr};

@@ -26,5 +26,9 @@ pub const EVENTS_QUEUED: usize = 64;
 /// Seconds between reports of a port's moved addresses.
 pub const MOVES_TOLD_SECONDS: u32 = 10;
 
+/// Seconds between reports of what a port's guard refused: with a port's other events these do not
+/// use up what it may report.
+pub const VIOLATIONS_TOLD_SECONDS: u32 = 4;
+
 /// Seconds without a drop that end a reason, and its next drop a new beginning.
 pub const DROPS_QUIET_SECONDS: u32 = 5;

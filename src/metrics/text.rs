@@ -14,7 +14,7 @@ use crate::daemon::{Daemon, View};
 use crate::diagnosis::Finding;
 use crate::limits::{FDB_MAX_ENTRIES, METRICS_SERIES_A_PORT};
 use crate::port::Port;
-use crate::stats::{Direction, DropReason, PortStats, Traffic, WorkerStats};
+use crate::stats::{Direction, DropReason, GuardStats, PortStats, Traffic, WorkerStats};
 use crate::sys::clock;
 
 /// A port's numbers of one moment.
@@ -28,6 +28,8 @@ struct Figures {
     addresses: u64,
     /// Those of [`PortStats`], and [`LOG_SUPPRESSED`].
     whole: Vec<u64>,
+    /// Those of [`GuardStats`].
+    guard: Vec<u64>,
 }
 
 /// A counter of a port as a whole beside its [`PortStats`].
@@ -36,17 +38,21 @@ const LOG_SUPPRESSED: (&str, &str) =
 /// Counters of a port as a whole.
 const WHOLE: usize = PortStats::TABLE.len() + 1;
 
-/// Series of a port beside its drops: info, up, frames and bytes both ways, addresses, [`WHOLE`].
-const UNDROPPED: usize = 2 + 4 + 1 + WHOLE;
+/// Series of a port that are always there: info, up, frames and bytes both ways, addresses,
+/// [`WHOLE`].
+const ALWAYS: usize = 2 + 4 + 1 + WHOLE;
+/// Series of drops that a port has room for.
+const DROPS: usize = METRICS_SERIES_A_PORT - ALWAYS - GuardStats::TABLE.len();
 
 impl Figures {
     fn of(port: &Port, addresses: u64, health: &Health) -> Figures {
         let counted = port.stats.counters().map(|(_, counter)| counter.get());
         let whole = counted.chain([port.log.suppressed.get()]).collect();
+        let guard = port.stats.guard.counters().map(|(_, counter)| counter.get()).collect();
         let (name, is_up) = (port.name.clone(), port.is_up());
         let info = health.info.get(&name).cloned().unwrap_or_default();
         let info = format!(",kind=\"{}\"{info}", port.kind_name());
-        Figures { name, info, is_up, traffic: port.traffic(), addresses, whole }
+        Figures { name, info, is_up, traffic: port.traffic(), addresses, whole, guard }
     }
 }
 
@@ -198,11 +204,12 @@ enum Family {
     Bytes(Direction),
     Drops(Direction),
     Addresses,
+    Violations,
     Whole(usize),
 }
 
 /// Those before the families of [`WHOLE`].
-const FIRST: [Family; 9] = [
+const FIRST: [Family; 10] = [
     Family::Info,
     Family::Up,
     Family::Frames(Direction::In),
@@ -212,6 +219,7 @@ const FIRST: [Family; 9] = [
     Family::Bytes(Direction::Out),
     Family::Drops(Direction::Out),
     Family::Addresses,
+    Family::Violations,
 ];
 
 impl Family {
@@ -233,6 +241,7 @@ impl Family {
             Family::Bytes(way) => format!("{}_bytes_total", way.name()),
             Family::Drops(way) => format!("{}_drops_total", way.name()),
             Family::Addresses => "addresses".to_owned(),
+            Family::Violations => "guard_violations_total".to_owned(),
             Family::Whole(at) => format!("{}_total", Family::whole(at).0),
         }
     }
@@ -260,6 +269,14 @@ impl Family {
                 return format!("Frames dropped on their way {way}, by reason: {told}.").into();
             }
             Family::Addresses => "Entries of the forwarding table for the port.",
+            Family::Violations => {
+                let rules = GuardStats::TABLE.iter();
+                let told =
+                    rules.map(|(rule, help)| format!("{rule} ({})", help.trim_end_matches('.')));
+                let told = told.collect::<Vec<_>>().join("; ");
+                return format!("Frames that broke a rule of the port's guard, by rule: {told}.")
+                    .into();
+            }
             Family::Whole(at) => Family::whole(at).1,
         })
     }
@@ -278,6 +295,12 @@ impl Family {
             Family::Bytes(way) => say(port.traffic[way as usize].bytes),
             Family::Addresses => say(port.addresses),
             Family::Whole(at) => say(port.whole[at]),
+            Family::Violations => {
+                let rules = GuardStats::TABLE.iter().zip(&port.guard);
+                for ((rule, _), count) in rules.filter(|(_, count)| **count > 0) {
+                    let _ = writeln!(out, "{name}{{port=\"{label}\",rule=\"{rule}\"}} {count}");
+                }
+            }
             Family::Drops(way) => {
                 for (reason, count) in port.drops(way) {
                     let reason = reason.name();
@@ -292,12 +315,11 @@ impl Family {
 impl Figures {
     /// Reasons that happened, in this direction, as far as a port has room for series.
     fn drops(&self, way: Direction) -> impl Iterator<Item = (DropReason, u64)> {
-        let room = METRICS_SERIES_A_PORT - UNDROPPED;
         let before = match way {
             Direction::In => 0,
             Direction::Out => self.traffic[Direction::In as usize].dropped().count(),
         };
-        self.traffic[way as usize].dropped().take(room.saturating_sub(before))
+        self.traffic[way as usize].dropped().take(DROPS.saturating_sub(before))
     }
 }
 
@@ -379,6 +401,7 @@ mod tests {
             traffic: [traffic; 2],
             addresses: count,
             whole: vec![count; WHOLE],
+            guard: vec![count; GuardStats::TABLE.len()],
         }
     }
 
@@ -405,7 +428,9 @@ mod tests {
         let count = |port: &str| {
             text.lines().filter(|line| line.contains(&format!("port=\"{port}\""))).count()
         };
-        assert_eq!((count("a"), count("b")), (UNDROPPED, METRICS_SERIES_A_PORT));
+        assert_eq!((count("a"), count("b")), (ALWAYS, METRICS_SERIES_A_PORT));
+        let violations = "vioswitch_port_guard_violations_total{port=\"b\",rule=\"arp\"} 3\n";
+        assert!(text.contains(violations), "{text}");
         assert!(text.contains("vioswitch_port_in_drops_total{port=\"b\",reason=\"hairpin\"} 3\n"));
         assert!(text.contains("vioswitch_port_up{port=\"a\"} 0\n"));
     }
@@ -432,8 +457,8 @@ mod tests {
         let helps = text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
         let rows: String = helps
             .map(|(name, help)| {
-                // The reasons and their meanings stand in the table of drops.
-                let end = if name.contains("drops") { help.find(": ") } else { None };
+                // Reasons and rules with their meanings stand in tables of their own.
+                let end = if help.contains(", by r") { help.find(": ") } else { None };
                 let help = help[..end.unwrap_or(help.len())].trim_end_matches('.');
                 format!("| `{name}` | {help} |\n")
             })

@@ -26,6 +26,7 @@ use std::time::Instant;
 
 use super::backpressure::{self, Backpressure};
 use super::deliver::{Delivery, Room, report_broken};
+use super::guard::Violations;
 use super::plan::Plan;
 use super::signals::{Broken, Signals};
 use super::stalls::{At, Stalls};
@@ -204,6 +205,10 @@ impl Pipeline {
                     self.stage(&mut source, &mut guard);
                 }
                 let next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
+                if !guard.violations.is_empty() {
+                    let kept = guard.burst.frames().len();
+                    guard.violations.count(kept, source.port());
+                }
                 if guard.outcomes.are_wanted() {
                     self.capture(ports, source.port().id, &mut guard);
                 }
@@ -308,6 +313,8 @@ pub struct BurstContext {
     pub memo: BurstMemo,
     /// Where its frames go.
     pub plan: Plan,
+    /// What its frames broke of the rules of their port's guard.
+    pub violations: Violations,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
     /// Until when it may wait for rings that another worker holds, once it does.

@@ -203,8 +203,14 @@ impl BurstContext {
         source: &mut SourceMemo,
         now: u32,
     ) {
-        let BurstContext { burst, plan, memo, flows, bytes, outcomes, .. } = self;
+        let BurstContext { burst, plan, memo, flows, bytes, outcomes, violations, .. } = self;
         memo.start_burst();
+        // Before anything is learned from them.
+        let asked = policy.ports.policy(ingress.port);
+        let refused = match &asked.security {
+            Some(rules) if SCREENED && asked.forwards => violations.find(burst, rules),
+            _ => 0,
+        };
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
         if policy.fdb.is_large() && !SCREENED {
             prefetch(policy.fdb, burst.frames(), classifier.segment);
@@ -221,6 +227,10 @@ impl BurstContext {
                 }
                 plan.stretch(i as u8);
                 stretch = false;
+            }
+            if SCREENED && refused >> i & 1 != 0 {
+                plan.drop(i as u8, DropReason::Guard);
+                continue;
             }
             match classifier.decide::<SCREENED>(frame) {
                 Ok(Decision::Unicast(egress)) => {

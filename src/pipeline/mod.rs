@@ -3,6 +3,7 @@
 //! One worker has one [`Pipeline`] and works one burst at a time:
 //!
 //! * [`burst`] the story, top to bottom: take, classify, plan, deliver, complete;
+//! * [`guard`] frames whose sender is not the port's;
 //! * [`classify`] what becomes of each frame, too big ones included;
 //! * [`screen`] what the policies of its ports say, and its VLAN tag;
 //! * [`plan`] the burst sorted by destination;
@@ -15,6 +16,7 @@ pub mod backpressure;
 pub mod burst;
 pub mod classify;
 pub mod deliver;
+pub mod guard;
 pub mod plan;
 pub mod screen;
 pub mod signals;

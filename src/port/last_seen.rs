@@ -1,14 +1,15 @@
 //! The last source addresses of a port that are worth a look: one that is tied to another port,
-//! and one that was behind another port before.
+//! one that was behind another port before, and one that the port's guard refused.
 //!
 //! Workers write them where such an address is counted, which the frames of a stream do not reach;
-//! the diagnosis reads them. An address and a port's number are one word, so
-//! neither is torn.
+//! the diagnosis reads them. An address and a port's number are one word, so neither is torn; what
+//! the guard refused has a lock, which a worker only tries.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::frame::MacAddr;
-use crate::switch::PortId;
+use crate::switch::{PortId, Violation};
 
 /// Bits of an address; those above are a port's number.
 const MAC_BITS: u32 = 48;
@@ -18,6 +19,7 @@ const MAC_BITS: u32 = 48;
 pub struct LastSeen {
     foreign: AtomicU64,
     moved: AtomicU64,
+    violation: Mutex<Option<Violation>>,
 }
 
 impl LastSeen {
@@ -32,6 +34,19 @@ impl LastSeen {
     pub fn note_moved(&self, mac: MacAddr, from: PortId) {
         let word = mac.to_bits() | u64::from(from) << MAC_BITS;
         self.moved.store(word, Ordering::Relaxed);
+    }
+
+    /// A frame broke a rule of the port's guard.
+    #[cold]
+    pub fn note_violation(&self, violation: Violation) {
+        if let Ok(mut last) = self.violation.try_lock() {
+            *last = Some(violation);
+        }
+    }
+
+    /// What the port's guard refused last.
+    pub fn violation(&self) -> Option<Violation> {
+        *self.violation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The last address that is, or was then, tied to another port.

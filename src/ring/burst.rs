@@ -2,9 +2,9 @@
 //!
 //! A frame's first [`SNAPSHOT_LEN`] bytes and its virtio-net header are private copies: decisions
 //! are made on them and they are what gets delivered, so the sender may rewrite its buffer at any
-//! moment without changing what was checked. Where a frame asks for an offload that takes more of
-//! its headers to check, these become private too ([`Burst::examine`]). The rest of the payload
-//! stays where it is.
+//! moment without changing what was checked. Where more of a frame's headers has to be checked, for
+//! an offload ([`Burst::examine`]) or for the port's security ([`Burst::headers`]), these become
+//! private too, and are delivered from there. The rest of the payload stays where it is.
 
 use virtio_queue::desc::split::Descriptor;
 
@@ -74,7 +74,8 @@ pub struct Burst {
     rejected: [(u8, DropReason); BURST_FRAMES],
     rejects: usize,
     pub(super) pieces: PieceBuf,
-    /// First bytes of frames whose headers are longer than a snapshot.
+    /// First bytes of frames whose headers are longer than a snapshot, by the frame's position: its
+    /// place among the frames changes where another one is rejected.
     headers: Box<[[u8; MAX_HEADERS_LEN]; BURST_FRAMES]>,
     /// Left by the first pass for the second; kept here as clearing it would cost a short burst
     /// more than its frames.
@@ -266,13 +267,9 @@ impl Burst {
     #[inline(never)]
     fn examine_each(&mut self, may: Offloads, kernel: bool) {
         let mut kept = 0;
-        // One pointer for all slots: each stays valid while others are written.
-        let slots = self.headers.as_mut_ptr();
         for i in 0..self.count {
             let header = self.frames[i].header;
-            // SAFETY: there is a slot for each frame.
-            let slot = unsafe { &mut *slots.add(i) };
-            match self.request_of(i, may, slot) {
+            match self.request_of(i, may) {
                 Ok(request) => {
                     let frame = &mut self.frames[i];
                     (frame.needs, frame.l3, frame.header) =
@@ -291,33 +288,53 @@ impl Burst {
         }
         self.count = kept;
         self.rejected[..self.rejects].sort_unstable_by_key(|&(position, _)| position);
-        // The private headers are the only source from here on; see `settle` in `tx`.
-        std::hint::black_box(&mut self.headers);
     }
 
     /// Checks what frame `index` asks for.
-    fn request_of(
-        &mut self,
-        index: usize,
-        may: Offloads,
-        slot: &mut [u8; MAX_HEADERS_LEN],
-    ) -> Result<Request, Refused> {
-        let Frame { snapshot, header, len, .. } = &self.frames[index];
-        let (header, len) = (*header, *len);
-        let first = (len as usize).min(SNAPSHOT_LEN);
-        match offload::check(header, &snapshot[..first], len, may) {
+    fn request_of(&mut self, index: usize, may: Offloads) -> Result<Request, Refused> {
+        let Frame { header, len, .. } = self.frames[index];
+        match offload::check(header, self.head(index), len, may) {
             Err(Refused::Short) => {
-                let known = self.extend(index, slot).ok_or(Refused::Nonsense)?;
-                offload::check(header, &slot[..known], len, may)
+                let headers = self.headers(index).ok_or(Refused::Nonsense)?;
+                offload::check(header, headers, len, may)
             }
             answer => answer,
         }
     }
 
+    /// The snapshot of frame `index`, as far as the frame goes.
+    #[inline(always)]
+    pub fn head(&self, index: usize) -> &[u8] {
+        let Frame { snapshot, len, .. } = &self.frames[index];
+        &snapshot[..SNAPSHOT_LEN.min(*len as usize)]
+    }
+
+    /// The first [`MAX_HEADERS_LEN`] bytes of frame `index`, or all there are. They are private and
+    /// what is delivered, from the first call on. None if there is no room for another piece.
+    pub fn headers(&mut self, index: usize) -> Option<&[u8]> {
+        let Frame { len, rest, position, .. } = self.frames[index];
+        let known = (len as usize).min(MAX_HEADERS_LEN);
+        if known <= SNAPSHOT_LEN {
+            return Some(self.head(index));
+        }
+        // No reference to the slots: frames refer to what was written there.
+        let slots = (&raw mut *self.headers).cast::<[u8; MAX_HEADERS_LEN]>();
+        let slot = slots.wrapping_add(usize::from(position) % BURST_FRAMES);
+        if rest.at != slot.cast::<u8>().wrapping_add(SNAPSHOT_LEN) {
+            self.extend(index, slot)?;
+        }
+        // SAFETY: it is one of the slots, and nothing writes there while the burst is borrowed.
+        let slot = unsafe { &*slot };
+        Some(&slot[..known])
+    }
+
     /// Makes the first [`MAX_HEADERS_LEN`] bytes of frame `index`, which is longer than a snapshot,
-    /// private: they are copied to `slot`, and the frame refers to them there. Returns their
-    /// number; none if there is no room for another piece.
-    fn extend(&mut self, index: usize, slot: &mut [u8; MAX_HEADERS_LEN]) -> Option<usize> {
+    /// private: they are copied to its slot, and the frame refers to them there. None if there is
+    /// no room for another piece, and the frame is as it was.
+    fn extend(&mut self, index: usize, at: *mut [u8; MAX_HEADERS_LEN]) -> Option<()> {
+        // SAFETY: it is one of the slots. Positions count the heads of a burst, of which there are
+        // as many as slots at most, so that no other frame refers to this one.
+        let slot = unsafe { &mut *at };
         let frame = &mut self.frames[index];
         let wanted = (frame.len as usize).min(MAX_HEADERS_LEN);
         let mut rest = frame.rest;
@@ -343,10 +360,12 @@ impl Burst {
             }
             left += 1;
         }
-        let at = slot.as_mut_ptr().wrapping_add(SNAPSHOT_LEN);
+        // The private copy is the only source from here on; see `make_private` in `tx`.
+        std::hint::black_box(slot);
+        let at = at.cast::<u8>().wrapping_add(SNAPSHOT_LEN);
         frame.rest = Piece { at, len: (filled - SNAPSHOT_LEN) as u32 };
         frame.more = (next as u16, left as u16);
-        Some(filled)
+        Some(())
     }
 
     /// Counts something that came and is no frame to be forwarded.

@@ -86,6 +86,12 @@ drop_reasons! {
     "the port that the frame came from, or that it is for, is administratively down",
     "vioswitchctl port set NAME admin=up, unless that is intended";
 
+    Guard, "guard", "in",
+    "the sender's addresses in the frame are not the port's, it is a server's, or its headers \
+     cannot be read (guard=on)",
+    "the counters guard.* of the port and the event guard_violation name the rule and the address: \
+     see docs/network.md";
+
     UplinkToUplink, "uplink_to_uplink", "in",
     "from one uplink to another, which is a loop unless it is configured",
     "--uplink-to-uplink, if the two are to be joined";

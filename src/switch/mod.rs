@@ -5,13 +5,14 @@
 //! * No frame makes it panic, allocate, or wait.
 //! * A port is a number, and its properties come in through [`policy::PortView`].
 //!
-//! `fdb` is the table, `policy` the story of one frame, `segment` and `vlan` where it may go at all
-//! and with what tag, `memo` what a worker may remember between frames and when it must forget,
-//! `trace` what would become of a frame.
+//! `fdb` is the table, `policy` the story of one frame, `port_security` what a port may send,
+//! `segment` and `vlan` where it may go at all and with what tag, `memo` what a worker may remember
+//! between frames and when it must forget, `trace` what would become of a frame.
 
 pub mod fdb;
 pub mod memo;
 pub mod policy;
+pub mod port_security;
 pub mod segment;
 pub mod trace;
 pub mod vlan;
@@ -21,6 +22,7 @@ pub use memo::{BurstMemo, SourceMemo};
 pub use policy::{
     Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
 };
+pub use port_security::{PortSecurity, Rule, Violation};
 pub use segment::{Bridge, Segment, Station, VlanId};
 pub use trace::{Source, Trace};
 pub use vlan::{Membership, VlanSet};

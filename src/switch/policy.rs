@@ -9,6 +9,7 @@
 //! where what it remembers of a burst (`memo.rs`) does not answer.
 
 use super::fdb::{Fdb, Learn, PortId};
+use super::port_security::PortSecurity;
 use super::segment::{Bridge, Segment, Station, VlanId};
 use super::vlan::Membership;
 
@@ -63,6 +64,8 @@ pub struct PortPolicy {
     pub bridge: Bridge,
     /// The VLANs of that bridge that it is a member of.
     pub vlans: Membership,
+    /// What it may send; none if that is anything.
+    pub security: Option<PortSecurity>,
 }
 
 impl PortPolicy {
@@ -72,6 +75,7 @@ impl PortPolicy {
         forwards: true,
         bridge: Bridge::DEFAULT,
         vlans: Membership::Opaque,
+        security: None,
     };
 
     /// Whether such floods go there.
@@ -82,7 +86,7 @@ impl PortPolicy {
     /// Whether frames from there are looked at one by one.
     #[inline(always)]
     pub fn screens(&self) -> bool {
-        self.vlans != Membership::Opaque
+        self.vlans != Membership::Opaque || self.security.is_some()
     }
 
     /// A VLAN of its bridge.

@@ -1,5 +1,7 @@
 //! The methods of the switch, with what they take and answer.
 
+use std::collections::BTreeMap;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
@@ -11,8 +13,9 @@ use super::interface::{keyed, methods, structs};
 #[cfg(test)]
 use super::tests::{Fields, Varlink, body, item, lines, method, named, of_keys};
 use super::types::{
-    Address, Change, Clients, ConfigEntry, Degradation, DropReason, Event, Finding, Instruction,
-    Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step, Unconfirmed, Worker,
+    Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, Event, Finding,
+    Instruction, Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step, Unconfirmed,
+    Worker,
 };
 use crate::config::Kind;
 
@@ -66,10 +69,12 @@ methods! {
     /// One port.
     GetPort { name: String } -> OnePort { port: Port }
     /// A port in detail. command: the name of the front-end's process. The switch waits for the
-    /// session a quarter of a second, for the file system of the socket a second.
+    /// session a quarter of a second, for the file system of the socket a second. lists: its keys
+    /// that are lists and not empty. violations: frames that broke a rule of its guard, by rule.
     GetPortDetails { name: String } -> PortDetails {
         port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
-        learn_static: u64, log_suppressed: u64,
+        learn_static: u64, log_suppressed: u64, lists: Vec<ConfigKey>,
+        violations: BTreeMap<String, u64>,
     }
     /// Answers when a port has reached a state: listening, negotiating or attached, the default; or
     /// with TimedOut after so many milliseconds, a day at most.
@@ -124,9 +129,11 @@ methods! {
     [admin] DeleteAddress { mac: String, port?: String } -> Untied { port: String }
     /// Explains what the switch would do with a frame of so many bytes, 98 by default, that enters
     /// by a port, with the tag of this VLAN if one is given: each step in a sentence, and the
-    /// verdict. ports: its receivers. reason: of drops. Sends and learns nothing.
+    /// verdict. ip: its source address of IP, if it has one. ports: its receivers. reason: of
+    /// drops. Sends and learns nothing.
     Trace {
         port: String, source: String, destination: String, length?: Number, vlan?: Number,
+        ip?: String,
     } -> Traced {
         steps: Vec<String>, verdict: String, ports: Vec<String>, reason?: String,
     }

@@ -9,6 +9,7 @@
 
 mod duo;
 mod fetch;
+mod guard;
 mod headers;
 mod lab;
 mod lost;

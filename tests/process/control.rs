@@ -13,6 +13,7 @@ mod details;
 mod doctor;
 mod events;
 mod findings;
+mod guard;
 mod health;
 mod held_up;
 mod hung_files;

@@ -122,7 +122,8 @@ pub enum Command {
     Trace {
         /// The port where the frame enters
         port: String,
-        /// src (MAC), dst (MAC), vlan (of its tag), len (bytes, 98 by default, as a ping)
+        /// src (MAC), dst (MAC), vlan (of its tag), ip (its source address), len (bytes, 98 by
+        /// default, as a ping)
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },

@@ -1,6 +1,7 @@
 //! `port show`: all that is known of one port, for people.
 
-use vioswitch::wire::{Ring, Socket};
+use vioswitch::config::KEYS;
+use vioswitch::wire::{ConfigKey, Ring, Socket};
 
 use crate::look::{Details, Rate};
 use crate::show::{bits, human, listing, maybe, memory, pairs, port, text, words};
@@ -10,6 +11,14 @@ pub fn show(Details { details, rates }: &Details) -> String {
     let mut told = port(&details.port);
     told.extend(details.socket.as_ref().map(|one| ("socket", text(&one.path) + &who(one))));
     told.extend(details.command.as_ref().map(|command| ("command", text(command))));
+    let name = |key: &ConfigKey| KEYS.iter().find(|known| known.name == key.key);
+    told.extend(
+        details.lists.iter().filter_map(|list| Some((name(list)?.name, words(&list.values)))),
+    );
+    if !details.violations.is_empty() {
+        let each = details.violations.iter().map(|(rule, count)| format!("{rule} {count}"));
+        told.push(("guard broken", text(each.collect::<Vec<_>>().join(", "))));
+    }
     told.push(("learn_static", details.learn_static.to_string()));
     told.push(("log_suppressed", details.log_suppressed.to_string()));
     if let Some(rates) = rates {

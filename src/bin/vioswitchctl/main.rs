@@ -259,15 +259,17 @@ fn delete(
     }
 }
 
-/// `trace PORT src=MAC dst=MAC vlan=VLAN len=BYTES`. Errors name these keys, not the switch's
+/// `trace PORT src=MAC dst=MAC vlan=VLAN ip=IP len=BYTES`. Errors name these keys, not the switch's
 /// parameters.
 fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::Traced, Failure> {
-    let form = "a frame is src=MAC dst=MAC [vlan=VLAN] [len=BYTES]";
-    let (mut source, mut destination, mut length, mut vlan) = (None, None, None, None);
+    let form = "a frame is src=MAC dst=MAC [vlan=VLAN] [ip=IP] [len=BYTES]";
+    let (mut source, mut destination) = (None, None);
+    let (mut length, mut vlan, mut ip) = (None, None, None);
     for setting in settings {
         match setting.split_once('=').unwrap_or((setting, "")) {
             ("src", word) => source = Some(word.to_owned()),
             ("dst", word) => destination = Some(word.to_owned()),
+            ("ip", word) => ip = Some(word.to_owned()),
             ("len", word) => length = Some(frame_length(word)?.into()),
             ("vlan", word) => vlan = Some(vlan_of(word)?.into()),
             (key, _) => return Err(Failure::usage(format!("unknown key '{key}': {form}"))),
@@ -276,7 +278,7 @@ fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::T
     let missing = |key: &str| Failure::usage(format!("{key} is missing: {form}"));
     let source = source.ok_or_else(|| missing("src"))?;
     let destination = destination.ok_or_else(|| missing("dst"))?;
-    let request = Trace { port: port.to_owned(), source, destination, length, vlan };
+    let request = Trace { port: port.to_owned(), source, destination, length, vlan, ip };
     client.call(&request).map_err(|failure| {
         failure.told_as(|text| {
             let keys = [("source", "src"), ("destination", "dst"), ("length", "len")];

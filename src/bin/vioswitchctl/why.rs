@@ -165,9 +165,8 @@ fn one_way(
     for (length, what) in [(SHORT, "frames"), (LONG, "long frames")] {
         let (source, destination) = (source.clone(), destination.clone());
         let length = Some(length.into());
-        let vlan = vlan.clone();
-        let traced =
-            client.call(&Trace { port: from.clone(), source, destination, length, vlan })?;
+        let (port, vlan) = (from.clone(), vlan.clone());
+        let traced = client.call(&Trace { port, source, destination, length, vlan, ip: None })?;
         if traced.ports.contains(to) {
             continue;
         }

@@ -172,6 +172,41 @@ fn frames_keep_their_bytes_whatever_is_examined() {
     }
 }
 
+/// Headers become private once, whoever needs them first and wherever the frame stands by then, and
+/// are what is delivered.
+#[test]
+fn headers_are_private_from_the_first_look_on() {
+    for (asks, bad) in [(true, true), (true, false), (false, false)] {
+        for cuts in layouts(tcp(true, 1000).len()) {
+            let guest = Guest::new();
+            let mut pair = Pair::new(&guest, Offloads::ALL, true);
+            let packet = tcp(true, 1000);
+            // Nonsense is rejected, so that the others' places change.
+            let nonsense = asking(false, 1);
+            pair.send(if bad { nonsense } else { asking(true, 0) }, &packet, &[]);
+            let header = if asks { asking(true, 0) } else { VnetHdr::plain(0) };
+            pair.send(header, &packet, &cuts);
+            pair.send(header, &packet, &cuts[..cuts.len().min(5)]);
+            pair.take();
+            let count = if bad { 2 } else { 3 };
+            assert_eq!(pair.burst.frames().len(), count);
+            for round in 0..2 {
+                for index in (0..count).rev() {
+                    let headers = pair.burst.headers(index).expect("room");
+                    assert!(headers == &packet[..256], "{cuts:?}, round {round}");
+                }
+                guest.write(DATA, &vec![0xee; (MEMORY - DATA) as usize]);
+            }
+            for index in 0..count {
+                let all = bytes(&pair.burst, &pair.burst.frames()[index]);
+                assert_eq!(all.len(), packet.len());
+                assert!(all[..256] == packet[..256], "{cuts:?}");
+                assert!(all[256..].iter().all(|&byte| byte == 0xee), "{cuts:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_acknowledged_passes_as_it_is() {
     for (v6, size) in [(false, 40_000), (true, 40_000), (false, 1500), (true, 700)] {

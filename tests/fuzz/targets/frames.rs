@@ -1,14 +1,18 @@
 //! Any bytes as header and frame: nothing panics, an answer does not depend on how many of a
 //! frame's first bytes were at hand, and what is accepted lies inside the frame; segments of sound
 //! packets hold the payload, whole and in order, and each is a complete packet by arithmetic of its
-//! own and by etherparse.
+//! own and by etherparse; a guard lets no packet pass whose source, by etherparse, is not the
+//! port's.
 
-use etherparse::PacketHeaders;
+use etherparse::{NetHeaders, PacketHeaders};
 use vioswitch::frame::ethernet::{self, Addresses};
 use vioswitch::frame::offload::{self, Offloads, Refused, Request};
-use vioswitch::frame::{Segmenter, Sum, VnetHdr, flow_hash, rarp};
+use vioswitch::frame::{MacAddr, Segmenter, Sum, VnetHdr, flow_hash, rarp};
 use vioswitch::limits::{
     MAX_DATAGRAMS, MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_SEGMENTS, SNAPSHOT_LEN,
+};
+use vioswitch::switch::port_security::{
+    self, AllowedIps, AllowedMacs, Headers, PortSecurity, Servers,
 };
 
 use super::input::Input;
@@ -235,6 +239,42 @@ fn look(frame: &[u8]) {
     assert_eq!(mac.to_string().parse(), Ok(mac));
     let announced = rarp::request(mac);
     assert_eq!(announced[6..12], mac.0);
+    guarded(frame, mac);
+}
+
+/// What a guard says of a frame from its own address, of as many of its bytes as are at hand.
+fn guarded(frame: &[u8], source: MacAddr) {
+    let ips = ["10.0.0.0/8", "fd00::/8"].map(|ip| ip.parse().expect("a prefix"));
+    let rules = PortSecurity {
+        enforced: true,
+        macs: AllowedMacs::Only { list: [source].into(), vrrp: false },
+        ips: AllowedIps::new(&ips),
+        servers: Servers::default(),
+    };
+    let first = &frame[..frame.len().min(MAX_HEADERS_LEN)];
+    let asked = |known: usize| {
+        let bytes = &first[..known.min(first.len())];
+        let len = frame.len();
+        port_security::check(&rules, &Headers { bytes, len, sum_at: None, is_cut: false })
+    };
+    let answer = asked(first.len());
+    assert_ne!(answer, Err(port_security::Refused::Short), "there are no more bytes to look at");
+    for known in [SNAPSHOT_LEN, 14, first.len() / 2] {
+        let early = asked(known);
+        assert!(early == Err(port_security::Refused::Short) || early == answer, "{known}");
+    }
+    let (Ok(()), Ok(packet)) = (answer, PacketHeaders::from_ethernet_slice(frame)) else { return };
+    match packet.net {
+        Some(NetHeaders::Ipv4(header, _)) => {
+            assert!(matches!(header.source, [10, ..] | [0, 0, 0, 0]), "{:?}", header.source);
+        }
+        Some(NetHeaders::Ipv6(header, _)) => {
+            let bytes = header.source;
+            let listed = bytes[0] == 0xfd || (bytes[0] == 0xfe && bytes[1] & 0xc0 == 0x80);
+            assert!(listed || bytes == [0; 16], "{bytes:?}");
+        }
+        _ => {}
+    }
 }
 
 /// Sums of parts, wherever they are cut, are the sum of the whole.

@@ -65,9 +65,12 @@ fn a_trace_names_the_key_that_is_wrong() {
     for (args, words) in [
         (&[SOURCE, DESTINATION, "len=9"][..], "len must be a number from 14 to 65557, not '9'"),
         (&[SOURCE, DESTINATION, "len=x"], "len must be a number from 14 to 65557, not 'x'"),
-        (&[SOURCE], "dst is missing: a frame is src=MAC dst=MAC [vlan=VLAN] [len=BYTES]"),
+        (&[SOURCE], "dst is missing: a frame is src=MAC dst=MAC [vlan=VLAN] [ip=IP] [len=BYTES]"),
         (&[SOURCE, "dst=2"], "dst must be a MAC address, such as 52:54:00:12:34:56"),
-        (&[SOURCE, "to=2"], "unknown key 'to': a frame is src=MAC dst=MAC [vlan=VLAN] [len=BYTES]"),
+        (
+            &[SOURCE, "to=2"],
+            "unknown key 'to': a frame is src=MAC dst=MAC [vlan=VLAN] [ip=IP] [len=BYTES]",
+        ),
     ] {
         let args: Vec<&str> = ["trace", "p0"].iter().chain(args).copied().collect();
         assert_eq!(lab.fails(&args), (2, words.to_owned()), "{args:?}");

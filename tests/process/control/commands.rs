@@ -201,7 +201,7 @@ pub fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
 }
 
 /// What is always told of a port.
-const PORT: [&str; 21] = [
+const PORT: [&str; 22] = [
     "name",
     "number",
     "kind",
@@ -213,6 +213,7 @@ const PORT: [&str; 21] = [
     "flood",
     "admin",
     "bridge",
+    "guard",
     "pending",
     "addresses",
     "dropped_from",
@@ -242,7 +243,7 @@ fn the_json_of_each_command_has_its_keys() {
     assert_eq!(status["clients"]["connected"], 1);
     let [list, show] = [&["port", "list"][..], &["port", "show", "p0"]].map(|args| lab.json(args));
     same_keys(&list, &["ports"], &[]);
-    let keys = ["port", "rings", "learn_static", "log_suppressed"];
+    let keys = ["port", "rings", "learn_static", "log_suppressed", "lists", "violations"];
     same_keys(&show, &keys, &["socket", "command", "session"]);
     let stats = lab.json(&["stats"]);
     same_keys(&stats, &["ports", "workers", "cycles_per_second"], &[]);

@@ -25,7 +25,7 @@ impl Lab {
     }
 
     /// Waits for an event of this kind, the last one there is.
-    fn event(&self, kind: &str) -> Value {
+    pub(super) fn event(&self, kind: &str) -> Value {
         let mut found = None;
         let came = wait_for(LOST, || {
             found = self.events().into_iter().rev().find(|event| event["kind"] == kind);

@@ -1,0 +1,300 @@
+//! What a port may send: the addresses its frames may give as their sender's, and the servers that
+//! may be behind it.
+//!
+//! [`check`] looks at the source address of Ethernet and of IP, at the sender in ARP and RARP, at
+//! targets and link-layer addresses of neighbour discovery, and at the client's address in DHCP.
+//!
+//! * Each check is made whatever another one says. An exception (a DHCP client without an address,
+//!   duplicate address detection, an ARP probe) excuses one field of a frame and no other.
+//! * A frame whose headers cannot be followed to their end is refused: its receiver may read them
+//!   otherwise. That are headers behind the first [`MAX_HEADERS_LEN`] bytes, neighbour discovery
+//!   and DHCP in fragments (RFC 6980, 7112, 7113), more than two VLAN tags, LLC with SNAP in front
+//!   of what stands on Ethernet elsewhere, and a checksum that would be written over what was read.
+//! * What a tunnel carries is not looked at.
+//!
+//! The bytes are private ones, of which a frame of most kinds needs no more than the snapshot:
+//! [`Refused::Short`] says that it needs the rest of [`MAX_HEADERS_LEN`].
+//!
+//! [`MAX_HEADERS_LEN`]: crate::limits::MAX_HEADERS_LEN
+
+mod arp;
+mod dhcp;
+mod headers;
+mod ipv4;
+mod ipv6;
+#[cfg(test)]
+mod tests;
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::fmt;
+
+pub use headers::{Headers, Refused};
+
+use crate::frame::MacAddr;
+use crate::frame::prefix::Prefix;
+
+/// What a port may send.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PortSecurity {
+    /// Frames that break a rule are dropped; otherwise they are only counted.
+    pub enforced: bool,
+    /// Link-layer addresses of the port.
+    pub macs: AllowedMacs,
+    /// IP addresses of the port.
+    pub ips: AllowedIps,
+    /// Servers that may be behind it.
+    pub servers: Servers,
+}
+
+/// Link-layer addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AllowedMacs {
+    /// Any; those inside a frame must be its source address.
+    Any,
+    /// These alone.
+    Only {
+        /// The addresses.
+        list: Box<[MacAddr]>,
+        /// Virtual routers' too (RFC 9568 section 7.3).
+        vrrp: bool,
+    },
+}
+
+impl AllowedMacs {
+    /// True if a frame may have this source address.
+    #[inline]
+    pub fn allow(&self, mac: MacAddr) -> bool {
+        match self {
+            AllowedMacs::Any => true,
+            AllowedMacs::Only { list, vrrp } => list.contains(&mac) || (*vrrp && is_vrrp(mac)),
+        }
+    }
+
+    /// True if a frame from `source` may have this address as its sender's inside.
+    fn allow_inside(&self, mac: MacAddr, source: MacAddr) -> bool {
+        match self {
+            AllowedMacs::Any => mac == source,
+            only => only.allow(mac),
+        }
+    }
+}
+
+/// True for addresses of virtual routers, of IPv4 and of IPv6.
+fn is_vrrp(mac: MacAddr) -> bool {
+    matches!(mac.0, [0, 0, 0x5e, 0, 1 | 2, router] if router != 0)
+}
+
+/// IP addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AllowedIps {
+    /// No list was given.
+    any: bool,
+    /// First addresses and masks.
+    v4: Box<[(u32, u32)]>,
+    v6: Box<[(u128, u128)]>,
+    /// The list names link-local addresses, so that others are not allowed.
+    names_link_local: bool,
+}
+
+/// fe80::/10 (RFC 4291 section 2.5.6).
+const LINK_LOCAL: (u128, u128) = (0xfe80 << 112, 0xffc0 << 112);
+
+impl AllowedIps {
+    /// Those of a list; any if it is empty. If some are of IPv6, link-local ones are allowed unless
+    /// the list names such itself.
+    pub fn new(list: &[Prefix]) -> AllowedIps {
+        let v6: Box<[_]> = list.iter().filter_map(|prefix| prefix.v6()).collect();
+        AllowedIps {
+            any: list.is_empty(),
+            v4: list.iter().filter_map(|prefix| prefix.v4()).collect(),
+            names_link_local: v6.iter().any(|(first, _)| is_in(*first, LINK_LOCAL)),
+            v6,
+        }
+    }
+
+    fn allow_v4(&self, address: Ipv4Addr) -> bool {
+        let address = address.to_bits();
+        let is_station = address != 0 && address < 0xe000_0000;
+        let listed = || self.v4.iter().any(|(first, mask)| address & mask == *first);
+        self.any || (is_station && listed())
+    }
+
+    fn allow_v6(&self, address: Ipv6Addr) -> bool {
+        if self.any {
+            return true;
+        }
+        let bits = address.to_bits();
+        let is_station = bits != 0 && !address.is_multicast();
+        let link_local = is_in(bits, LINK_LOCAL);
+        is_station && if link_local { self.allow_link_local(bits) } else { self.lists_v6(bits) }
+    }
+
+    fn allow_link_local(&self, bits: u128) -> bool {
+        let others = !self.v6.is_empty() && !self.names_link_local;
+        others || self.lists_v6(bits)
+    }
+
+    fn lists_v6(&self, bits: u128) -> bool {
+        self.v6.iter().any(|prefix| is_in(bits, *prefix))
+    }
+
+    /// True if a station of IPv4 may be there.
+    fn has_v4(&self) -> bool {
+        self.any || !self.v4.is_empty()
+    }
+
+    /// The same of IPv6.
+    fn has_v6(&self) -> bool {
+        self.any || !self.v6.is_empty()
+    }
+}
+
+fn is_in(address: u128, (first, mask): (u128, u128)) -> bool {
+    address & mask == first
+}
+
+/// Kinds of servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Servers {
+    /// DHCP, or a relay of it.
+    pub dhcp: bool,
+    /// DHCPv6, or a relay of it.
+    pub dhcpv6: bool,
+    /// A router that advertises itself or redirects.
+    pub ra: bool,
+}
+
+/// What a frame was refused for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// The rule that it breaks.
+    pub rule: Rule,
+    /// The address that is not the port's, if that is the matter.
+    pub address: Address,
+}
+
+/// Rules, by what of a frame breaks them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// The source address.
+    Mac,
+    /// The source address of IPv4 or IPv6.
+    Ip,
+    /// The sender of an ARP packet.
+    Arp,
+    /// The sender of a RARP packet.
+    Rarp,
+    /// Target or link-layer address of neighbour discovery.
+    Nd,
+    /// The client's hardware address of DHCP.
+    Dhcp,
+    /// It is a server's.
+    Server,
+    /// Its headers cannot be read.
+    Headers,
+}
+
+impl Rule {
+    /// As it is called in counters and events.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Rule::Mac => "mac",
+            Rule::Ip => "ip",
+            Rule::Arp => "arp",
+            Rule::Rarp => "rarp",
+            Rule::Nd => "nd",
+            Rule::Dhcp => "dhcp",
+            Rule::Server => "server",
+            Rule::Headers => "headers",
+        }
+    }
+}
+
+/// An address that a frame has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Address {
+    /// None is the matter.
+    None,
+    /// One of the link layer.
+    Mac(MacAddr),
+    /// One of IP.
+    Ip(IpAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::None => Ok(()),
+            Address::Mac(mac) => mac.fmt(f),
+            Address::Ip(ip) => ip.fmt(f),
+        }
+    }
+}
+
+impl Rule {
+    fn of_mac(self, mac: MacAddr) -> Refused {
+        Refused::Broken(Violation { rule: self, address: Address::Mac(mac) })
+    }
+
+    fn of_ip(self, ip: impl Into<IpAddr>) -> Refused {
+        Refused::Broken(Violation { rule: self, address: Address::Ip(ip.into()) })
+    }
+
+    const fn alone(self) -> Refused {
+        Refused::Broken(Violation { rule: self, address: Address::None })
+    }
+}
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_ARP: u16 = 0x0806;
+const ETHERTYPE_RARP: u16 = 0x8035;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// Tags: of 802.1Q, 802.1ad, and one in use before that.
+const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+/// Below it is a length (IEEE Std 802.3 section 3.2.6).
+const FIRST_ETHERTYPE: u16 = 0x600;
+/// Service access point of SNAP; the last bit makes it a group's.
+const SNAP: u8 = 0xaa;
+
+/// Whether a frame may be sent from a port with these rules; the first rule that it breaks.
+#[inline]
+pub fn check(rules: &PortSecurity, frame: &Headers<'_>) -> Result<(), Refused> {
+    let source = frame.mac(6)?;
+    if !rules.macs.allow(source) {
+        return Err(Rule::Mac.of_mac(source));
+    }
+    match frame.u16(12)? {
+        ETHERTYPE_IPV4 => ipv4::check(rules, frame, 14, source),
+        ETHERTYPE_IPV6 => ipv6::check(rules, frame, 14, source),
+        other => check_other(rules, frame, other, source),
+    }
+}
+
+/// The same of a frame that is not IP without a tag.
+#[inline(never)]
+fn check_other(
+    rules: &PortSecurity,
+    frame: &Headers<'_>,
+    mut ethertype: u16,
+    source: MacAddr,
+) -> Result<(), Refused> {
+    let mut at = 14;
+    while TAGS.contains(&ethertype) {
+        if at == 22 {
+            return Err(Rule::Headers.alone());
+        }
+        ethertype = frame.u16(at + 2)?;
+        at += 4;
+    }
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4::check(rules, frame, at, source),
+        ETHERTYPE_IPV6 => ipv6::check(rules, frame, at, source),
+        ETHERTYPE_ARP => arp::check(rules, frame, at, source),
+        ETHERTYPE_RARP => arp::check_reverse(rules, frame, at, source),
+        // Some receivers take IP and ARP from there too (CVE-2021-27853 and its like).
+        length if length < FIRST_ETHERTYPE && frame.has(at) && frame.u8(at)? & !1 == SNAP => {
+            Err(Rule::Headers.alone())
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,78 @@
+//! ARP (RFC 826, 5227) and RARP (RFC 903).
+
+use super::{Headers, PortSecurity, Refused, Rule};
+use crate::frame::MacAddr;
+
+/// Offsets behind the Ethernet header.
+const OPERATION: usize = 6;
+const SENDER_MAC: usize = 8;
+const SENDER_IP: usize = 14;
+const TARGET_MAC: usize = 18;
+const TARGET_IP: usize = 24;
+
+const REQUEST: u16 = 1;
+const REQUEST_REVERSE: u16 = 3;
+
+/// An ARP packet: the sender is the port's. One without an address may ask whether the address that
+/// it is about to use, one of the port's, is free.
+pub fn check(
+    rules: &PortSecurity,
+    frame: &Headers<'_>,
+    at: usize,
+    source: MacAddr,
+) -> Result<(), Refused> {
+    let sender = sender(rules, frame, at, source, Rule::Arp)?;
+    let from = frame.v4(at + SENDER_IP)?;
+    if rules.ips.allow_v4(from) {
+        return Ok(());
+    }
+    let target = frame.v4(at + TARGET_IP)?;
+    let probes = from.is_unspecified() && sender == REQUEST;
+    match probes {
+        true if rules.ips.allow_v4(target) => Ok(()),
+        true => Err(Rule::Arp.of_ip(target)),
+        false => Err(Rule::Arp.of_ip(from)),
+    }
+}
+
+/// A RARP packet: a request of a station for itself, as after a migration. It has no addresses of
+/// IP yet, or the port's.
+pub fn check_reverse(
+    rules: &PortSecurity,
+    frame: &Headers<'_>,
+    at: usize,
+    source: MacAddr,
+) -> Result<(), Refused> {
+    let operation = sender(rules, frame, at, source, Rule::Rarp)?;
+    let target = frame.mac(at + TARGET_MAC)?;
+    if operation != REQUEST_REVERSE || !rules.macs.allow_inside(target, source) {
+        return Err(Rule::Rarp.of_mac(target));
+    }
+    for place in [SENDER_IP, TARGET_IP] {
+        let address = frame.v4(at + place)?;
+        if !address.is_unspecified() && !rules.ips.allow_v4(address) {
+            return Err(Rule::Rarp.of_ip(address));
+        }
+    }
+    Ok(())
+}
+
+/// Checks what both have in common, the sender's link-layer address; the operation.
+fn sender(
+    rules: &PortSecurity,
+    frame: &Headers<'_>,
+    at: usize,
+    source: MacAddr,
+    rule: Rule,
+) -> Result<u16, Refused> {
+    // Ethernet and IPv4, with addresses of their lengths.
+    let kind = [frame.u16(at)?, frame.u16(at + 2)?, frame.u16(at + 4)?];
+    if kind != [1, 0x0800, 0x0604] {
+        return Err(Rule::Headers.alone());
+    }
+    let sender = frame.mac(at + SENDER_MAC)?;
+    if !rules.macs.allow_inside(sender, source) {
+        return Err(rule.of_mac(sender));
+    }
+    frame.u16(at + OPERATION)
+}

@@ -1,0 +1,175 @@
+//! IPv6 (RFC 8200) with its extension headers, and neighbour discovery (RFC 4861).
+
+use core::net::Ipv6Addr;
+
+use super::dhcp::{self, Datagram};
+use super::ipv4::UDP;
+use super::{Headers, PortSecurity, Refused, Rule};
+use crate::frame::MacAddr;
+
+const HEADER: usize = 40;
+const ICMPV6: u8 = 58;
+
+/// Next headers that another one follows.
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION: u8 = 60;
+const MOBILITY: u8 = 135;
+const HOST_IDENTITY: u8 = 139;
+const SHIM6: u8 = 140;
+
+/// Messages of ICMPv6: of multicast listeners (RFC 2710, 3810), of neighbour discovery, and of
+/// inverse discovery (RFC 3122).
+const LISTENER_REPORT: u8 = 131;
+const LISTENER_DONE: u8 = 132;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+const INVERSE_SOLICITATION: u8 = 141;
+const INVERSE_ADVERTISEMENT: u8 = 142;
+const LISTENER_REPORT_2: u8 = 143;
+
+/// Options with a link-layer address: the source's, the target's.
+const SOURCE_MAC: u8 = 1;
+const TARGET_MAC: u8 = 2;
+
+/// Where the headers of a packet end.
+struct Upper {
+    /// The protocol there; none of a fragment that is not the first.
+    protocol: Option<u8>,
+    at: usize,
+    /// There is a fragment header before it.
+    fragment: bool,
+}
+
+/// A packet: its source is the port's. A station without an address may look whether the one that
+/// it is about to use, one of the port's, is free; look for routers; and say which groups it is in.
+#[inline]
+pub fn check(
+    rules: &PortSecurity,
+    frame: &Headers<'_>,
+    at: usize,
+    source: MacAddr,
+) -> Result<(), Refused> {
+    if frame.u8(at)? >> 4 != 6 {
+        return Err(Rule::Headers.alone());
+    }
+    let from = frame.v6(at + 8)?;
+    let upper = upper(frame, at)?;
+    let begins = match upper.protocol {
+        Some(UDP) => {
+            let datagram = Datagram { at: upper.at, whole: !upper.fragment };
+            dhcp::check_v6(rules, frame, datagram)?;
+            false
+        }
+        Some(ICMPV6) => icmp(rules, frame, at, &upper, (source, from))?,
+        _ => false,
+    };
+    let excused = begins && from.is_unspecified() && rules.ips.has_v6();
+    match rules.ips.allow_v6(from) || excused {
+        true => Ok(()),
+        false => Err(Rule::Ip.of_ip(from)),
+    }
+}
+
+/// Follows the headers of the packet at `at`. It ends with the bytes: each header has at least
+/// eight.
+#[inline]
+fn upper(frame: &Headers<'_>, at: usize) -> Result<Upper, Refused> {
+    let mut next = frame.u8(at + 6)?;
+    let mut upper = Upper { protocol: None, at: at + HEADER, fragment: false };
+    loop {
+        let at = upper.at;
+        match next {
+            HOP_BY_HOP | ROUTING | DESTINATION | MOBILITY | HOST_IDENTITY | SHIM6 => {
+                next = frame.u8(at)?;
+                upper.at += 8 + 8 * usize::from(frame.u8(at + 1)?);
+            }
+            AUTHENTICATION => {
+                next = frame.u8(at)?;
+                upper.at += 8 + 4 * usize::from(frame.u8(at + 1)?);
+            }
+            FRAGMENT => {
+                next = frame.u8(at)?;
+                upper.at += 8;
+                upper.fragment = true;
+                if frame.u16(at + 2)? & 0xfff8 != 0 {
+                    return Ok(upper);
+                }
+            }
+            protocol => return Ok(Upper { protocol: Some(protocol), ..upper }),
+        }
+    }
+}
+
+/// A message of ICMPv6 in the packet at `packet`; true if its sender may have no address yet.
+#[inline(never)]
+fn icmp(
+    rules: &PortSecurity,
+    frame: &Headers<'_>,
+    packet: usize,
+    upper: &Upper,
+    (source, from): (MacAddr, Ipv6Addr),
+) -> Result<bool, Refused> {
+    let at = upper.at;
+    let kind = frame.u8(at)?;
+    // Where its options begin.
+    let options = match kind {
+        LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_2 => return Ok(true),
+        ROUTER_ADVERTISEMENT | REDIRECT if !rules.servers.ra => return Err(Rule::Server.alone()),
+        ROUTER_SOLICITATION | INVERSE_SOLICITATION | INVERSE_ADVERTISEMENT => at + 8,
+        ROUTER_ADVERTISEMENT => at + 16,
+        NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => at + 24,
+        REDIRECT => at + 40,
+        _ => return Ok(false),
+    };
+    let end = packet + HEADER + usize::from(frame.u16(packet + 4)?);
+    // RFC 6980: not in fragments, even if there is only one.
+    if upper.fragment || options > end || end > frame.len {
+        return Err(Rule::Headers.alone());
+    }
+    let named = macs(frame, options, end, |option, mac| {
+        // What a router redirects to has an address of its own.
+        let is_own = rules.macs.allow_inside(mac, source);
+        match is_own || (kind == REDIRECT && option == TARGET_MAC) {
+            true => Ok(()),
+            false => Err(Rule::Nd.of_mac(mac)),
+        }
+    })?;
+    let is_probe = kind == NEIGHBOUR_SOLICITATION && from.is_unspecified();
+    if kind == NEIGHBOUR_ADVERTISEMENT || is_probe {
+        let target = frame.v6(at + 8)?;
+        if !rules.ips.allow_v6(target) {
+            return Err(Rule::Nd.of_ip(target));
+        }
+    }
+    // RFC 4861 sections 4.1 and 4.3: without an address of IP it gives none of the link layer.
+    Ok(!named && matches!(kind, ROUTER_SOLICITATION | NEIGHBOUR_SOLICITATION))
+}
+
+/// Calls `each` for all options from `at` to `end` that have a link-layer address; true if there
+/// are any.
+fn macs(
+    frame: &Headers<'_>,
+    mut at: usize,
+    end: usize,
+    mut each: impl FnMut(u8, MacAddr) -> Result<(), Refused>,
+) -> Result<bool, Refused> {
+    let mut any = false;
+    while at < end {
+        let (option, len) = (frame.u8(at)?, 8 * usize::from(frame.u8(at + 1)?));
+        if len == 0 || at + len > end {
+            return Err(Rule::Headers.alone());
+        }
+        if matches!(option, SOURCE_MAC | TARGET_MAC) {
+            each(option, frame.mac(at + 2)?)?;
+            any = true;
+        }
+        at += len;
+    }
+    Ok(any)
+}
