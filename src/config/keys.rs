@@ -14,12 +14,13 @@ use serde::{Deserialize, Serialize};
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADMIN, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, OFFLOAD,
-    ON_OFF, PERMISSIONS, QUEUES, SOCKET,
+    ADMIN, BURST, FLOOD, GROUP, INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, OFFLOAD,
+    ON_OFF, PERMISSIONS, QUEUES, RATE, SOCKET,
 };
 use super::types::{Admin, Memory, Mode, Offload, Slot, is_list, words_of};
 use crate::frame::MacAddr;
 use crate::limits;
+use crate::switch::{Rate, Size};
 
 /// What is behind a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -303,6 +304,18 @@ port_keys! {
         "Send frames for unknown addresses to the port.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
+    "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
+        "The most that passes from the port, in bits a second, packets a second, or both: \
+         `10mbit`, `5kpps`, `10mbit,5kpps`. What exceeds it waits where it is sent.";
+    "burst-in" burst_in: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
+        "What passes from the port at once, in bytes, packets, or both: `64kib`, `100pkt`. Without \
+         it the larger of 64 KiB, or 64 packets, and 10 ms of rate-in.";
+    "rate-out" rate_out: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
+        "The most that passes to the port. What exceeds it waits where a VM sends it, as for a \
+         full receiver, or is dropped.";
+    "burst-out" burst_out: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
+        "What passes to the port at once. Without it the larger of 64 KiB, or 64 packets, and \
+         10 ms of rate-out.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "`down`: keep the front-end, and drop and count frames from and for the port.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",

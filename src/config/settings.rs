@@ -9,7 +9,7 @@ use super::raw::{Complaint, Place, Section, Setting, Value};
 use super::types::{Admin, Mode};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
-use crate::switch::PortPolicy;
+use crate::switch::{Limit, PortPolicy, Rate, Size};
 
 /// Who gave a port its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,6 +144,15 @@ impl Settings {
         PortPolicy { flood_unknown: self.flood, forwards: self.admin == Admin::Up }
     }
 
+    /// What may pass from the port, and to it.
+    pub fn limits(&self) -> [Limit; 2] {
+        let limit = |rate: Option<Rate>, burst: Option<Size>| Limit {
+            rate: rate.unwrap_or_default(),
+            burst: burst.unwrap_or_default(),
+        };
+        [limit(self.rate_in, self.burst_in), limit(self.rate_out, self.burst_out)]
+    }
+
     /// The port that this template makes of the socket at `path`.
     pub fn plugged(&self, name: &str, path: PathBuf) -> Settings {
         let (name, socket, mode) = (name.to_owned(), Some(path), Mode::Client);
@@ -248,6 +257,10 @@ mod tests {
                     ("platform", "on"),
                     ("flood", "off"),
                     ("mtu", "9000"),
+                    ("rate-in", "10mbit,5kpps"),
+                    ("burst-in", "64kib"),
+                    ("rate-out", "1001kbit"),
+                    ("burst-out", "100kb,20pkt"),
                     ("memory", "prealloc"),
                 ],
             ),

@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use super::amount::{rate, rate_word, size, size_word};
 use super::entries::Shared;
 use super::keys::Kind;
 use super::raw::Setting;
@@ -13,6 +14,7 @@ use super::value::{
 use crate::frame::MacAddr;
 use crate::frame::offload::Offloads;
 use crate::limits;
+use crate::switch::{Rate, Size};
 
 /// A type whose values are `T`.
 pub(super) struct Type<T: 'static> {
@@ -241,5 +243,7 @@ pub(super) const OFFLOAD: Type<Offload> = words();
 pub(super) const ON_OFF: Type<bool> = words();
 pub(super) const FLOOD: Type<bool> = shown(words());
 pub(super) const ADMIN: Type<Admin> = shown(words());
+pub(super) const RATE: Type<Rate> = shown(text(|_| "RATE".to_owned(), |s, _| rate(s), rate_word));
+pub(super) const BURST: Type<Size> = shown(text(|_| "SIZE".to_owned(), |s, _| size(s), size_word));
 pub(super) const LABEL: Type<String> =
     shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));

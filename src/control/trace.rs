@@ -3,6 +3,7 @@
 use super::methods::{Switch, unknown_port};
 use super::parameters::{mac, number};
 use super::show;
+use crate::config::rate_word;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
 use crate::port::{Port, PortTable};
@@ -41,6 +42,9 @@ impl Switch {
         if !port.policy.get().forwards {
             told.reason = Some(DropReason::AdminDown);
             return Ok(told.answer());
+        }
+        if let Some(rate) = port.rates.input.rate() {
+            told.step(format!("its rate-in is {}: what exceeds it waits there", rate_word(&rate)));
         }
         told.source(&ports, source, trace.source);
         match trace.decision {
@@ -135,7 +139,12 @@ impl Told {
             self.step(format!("not to {to}: {length} bytes are too long for an MTU of {most}"));
             DropReason::TooBig
         } else {
-            self.step(format!("out to {to}"));
+            self.step(match port.rates.output.rate().map(|rate| rate_word(&rate)) {
+                Some(rate) => {
+                    format!("out to {to}, unless its rate-out of {rate} is used up (rate)")
+                }
+                None => format!("out to {to}"),
+            });
             self.ports.push(port.name.clone());
             return;
         };

@@ -95,6 +95,7 @@ impl RunningPort {
         now.take_now(wanted);
         port.mtu.configure(wanted.mtu);
         port.policy.set(wanted.policy());
+        port.rates.set(wanted.limits());
         let waits = now.kind == Kind::Port && now != wanted;
         state.next = waits.then(|| wanted.clone());
         drop(state);

@@ -17,6 +17,7 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
+use super::backpressure::rate::keep_within_rate;
 use super::backpressure::{Backpressure, Offer};
 use super::classify::{keep_fitting, longest};
 use super::plan::{Fan, Plan, Run};
@@ -397,6 +398,13 @@ impl Delivery<'_> {
             let fitting = match longest <= max_len {
                 true => frames,
                 false => keep_fitting(burst, (from, frames), port, &mut kept, self.outcomes),
+            };
+            let fitting = match port.rates.output.is_on() {
+                true => {
+                    let fitting = (from, fitting);
+                    keep_within_rate(burst, fitting, port, self.backpressure.now, self.outcomes)
+                }
+                false => fitting,
             };
             *settled += frames.len() - fitting.len();
             match &port.endpoint {

@@ -26,6 +26,8 @@ pub struct PortTable {
     serial: u64,
     /// Nothing is asked of any of them ([`PortPolicy`]).
     plain: bool,
+    /// Some have a rate.
+    limited: bool,
     /// The captures that want copies of their frames.
     captures: Box<[Arc<Capture>]>,
     /// Numbers that no port has lie between those in use where a port has gone.
@@ -65,6 +67,12 @@ impl PortTable {
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
         self.plain
+    }
+
+    /// True if a port has a rate.
+    #[inline(always)]
+    pub fn is_limited(&self) -> bool {
+        self.limited
     }
 
     /// True if frames may come from a port of this table and go there.
@@ -122,6 +130,7 @@ impl FromIterator<Arc<Port>> for PortTable {
         PortTable {
             serial: 0,
             plain: slots.iter().flatten().all(plain),
+            limited: slots.iter().flatten().any(|port| port.rates.are_on()),
             captures: Box::default(),
             slots: slots.into(),
         }

@@ -69,7 +69,7 @@ methods! {
     /// session a quarter of a second, for the file system of the socket a second.
     GetPortDetails { name: String } -> PortDetails {
         port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
-        learn_static: u64, log_suppressed: u64,
+        learn_static: u64, rate_waits: u64, log_suppressed: u64,
     }
     /// Answers when a port has reached a state: listening, negotiating or attached, the default; or
     /// with TimedOut after so many milliseconds, a day at most.
