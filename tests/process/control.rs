@@ -21,6 +21,7 @@ mod looking;
 mod network;
 mod origins;
 mod plug;
+mod rates;
 mod reload;
 mod removing;
 mod run;
