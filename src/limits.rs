@@ -4,7 +4,8 @@
 //! data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`, those
 //! of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of events in
 //! `limits/events.rs`, of findings in `limits/diagnosis.rs`, of metrics in `limits/metrics.rs`, of
-//! ports that come by themselves in `limits/plug.rs`, of what is tried again in `limits/retry.rs`.
+//! ports that come by themselves in `limits/plug.rs`, of rates in `limits/rates.rs`, of what is
+//! tried again in `limits/retry.rs`.
 
 mod capture;
 mod control;
@@ -12,6 +13,7 @@ mod diagnosis;
 mod events;
 mod metrics;
 mod plug;
+mod rates;
 mod retry;
 #[cfg(test)]
 mod tests;
@@ -23,6 +25,7 @@ pub use diagnosis::*;
 pub use events::*;
 pub use metrics::*;
 pub use plug::*;
+pub use rates::*;
 pub use retry::*;
 pub use workers::*;
 

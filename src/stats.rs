@@ -241,6 +241,7 @@ counters! {
         mac_moves
             "Addresses that moved here from another port; many: two stations share one, or a \
              loop.",
+        rate_waits "Times that frames of the port began to wait for its rate-in.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
     /// Copies dropped because they are too big for the port, or no ring of it could be chosen.

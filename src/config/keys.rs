@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, FLOOD, GROUP, GUARD, INHERITED,
+    ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD, INHERITED,
     INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PERMISSIONS, QUEUES,
-    SOCKET, TRUNK, VLAN,
+    RATE, SOCKET, TRUNK, VLAN,
 };
 use super::types::{
     Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
 };
 use crate::frame::{MacAddr, Prefix};
 use crate::limits;
-use crate::switch::{Bridge, VlanId, VlanSet};
+use crate::switch::{Bridge, Rate, Size, VlanId, VlanSet};
 
 /// What is behind a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -311,6 +311,18 @@ port_keys! {
         "Send frames for unknown addresses to the port.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
+    "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
+        "The most that passes from the port, in bits a second, packets a second, or both: \
+         `10mbit`, `5kpps`, `10mbit,5kpps`. What exceeds it waits where it is sent.";
+    "burst-in" burst_in: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
+        "What passes from the port at once, in bytes, packets, or both: `64kib`, `100pkt`. Without \
+         it the larger of 64 KiB, or 64 packets, and 10 ms of rate-in.";
+    "rate-out" rate_out: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
+        "The most that passes to the port. What exceeds it waits where a VM sends it, as for a \
+         full receiver, or is dropped.";
+    "burst-out" burst_out: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
+        "What passes to the port at once. Without it the larger of 64 KiB, or 64 packets, and \
+         10 ms of rate-out.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "`down`: keep the front-end, and drop and count frames from and for the port.";
     "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",

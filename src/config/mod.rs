@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
+pub use amount::rate_word;
 pub use entries::{Places, Shared, place};
 pub use keys::{Effect, KEYS, Key, Kind, Settings};
 pub use nearest::nearest;
@@ -28,6 +29,7 @@ pub use sources::{Text, Texts};
 pub use types::{Admin, AllowedMac, Guard, Memory, Mode, Offload, Server};
 pub use value::is_port_name;
 
+mod amount;
 mod args;
 mod cpus;
 mod entries;

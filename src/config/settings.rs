@@ -10,7 +10,7 @@ use super::types::{Admin, AllowedMac, Guard, Mode, Server};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
 use crate::switch::port_security::{AllowedIps, AllowedMacs};
-use crate::switch::{Bridge, Membership, PortPolicy, PortSecurity};
+use crate::switch::{Bridge, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
 
 /// Who gave a port its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,6 +222,15 @@ impl Settings {
         said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
     }
 
+    /// What may pass from the port, and to it.
+    pub fn limits(&self) -> [Limit; 2] {
+        let limit = |rate: Option<Rate>, burst: Option<Size>| Limit {
+            rate: rate.unwrap_or_default(),
+            burst: burst.unwrap_or_default(),
+        };
+        [limit(self.rate_in, self.burst_in), limit(self.rate_out, self.burst_out)]
+    }
+
     /// The port that this template makes of the socket at `path`.
     pub fn plugged(&self, name: &str, path: PathBuf) -> Settings {
         let (name, socket, mode) = (name.to_owned(), Some(path), Mode::Client);
@@ -326,6 +335,10 @@ mod tests {
                     ("platform", "on"),
                     ("flood", "off"),
                     ("mtu", "9000"),
+                    ("rate-in", "10mbit,5kpps"),
+                    ("burst-in", "64kib"),
+                    ("rate-out", "1001kbit"),
+                    ("burst-out", "100kb,20pkt"),
                     ("memory", "prealloc"),
                     ("guard", "log"),
                     ("allowed-macs", "own"),

@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use super::amount::{rate, rate_word, size, size_word};
 use super::entries::Shared;
 use super::keys::Kind;
 use super::raw::Setting;
@@ -17,6 +18,7 @@ use crate::limits::MAX_VLAN;
 use crate::switch::port_security::Servers;
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
+use crate::switch::{Rate, Size};
 
 /// A type whose values are `T`.
 pub(super) struct Type<T: 'static> {
@@ -353,6 +355,10 @@ pub(super) const TRUNK: Type<VlanSet> = Type {
 };
 /// What the identifiers of VLANs may be.
 const VLANS: (u64, u64) = (1, MAX_VLAN as u64);
+pub(super) const RATE: Type<Rate> =
+    Type { has_commas: true, ..shown(text(|_| "RATE".to_owned(), |s, _| rate(s), rate_word)) };
+pub(super) const BURST: Type<Size> =
+    Type { has_commas: true, ..shown(text(|_| "SIZE".to_owned(), |s, _| size(s), size_word)) };
 pub(super) const LABEL: Type<String> =
     shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));
 pub(super) const GUARD: Type<Guard> = shown(words());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::methods::{Switch, unknown_port};
 use super::parameters::{ip, mac, number};
 use super::show;
+use crate::config::rate_word;
 use crate::frame::MacAddr;
 use crate::frame::ethernet::TagEdit;
 use crate::limits::MAX_VLAN;
@@ -64,6 +65,9 @@ impl Switch {
         let way = Way { vlan, bytes: &bytes, length };
         let [from, to] = [source, destination].map(|mac| Station::new(segment, mac));
         let trace = policy.trace(ingress, from, to);
+        if let Some(rate) = port.rates.input.rate() {
+            told.step(format!("its rate-in is {}: what exceeds it waits there", rate_word(&rate)));
+        }
         told.source(&ports, source, trace.source);
         match trace.decision {
             Decision::Unicast(to) => {
@@ -217,7 +221,10 @@ impl Told {
                 TagEdit::Push(_) => " with a tag",
                 TagEdit::Rewrite(_) => " with another tag",
             };
-            self.step(format!("out to {to}{tag}"));
+            let rate = port.rates.output.rate().map(|rate| rate_word(&rate));
+            let rate =
+                rate.map(|rate| format!(", unless its rate-out of {rate} is used up (rate)"));
+            self.step(format!("out to {to}{tag}{}", rate.unwrap_or_default()));
             self.ports.push(port.name.clone());
             return;
         } else {

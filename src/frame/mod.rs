@@ -7,6 +7,7 @@
 pub mod checksum;
 pub mod ethernet;
 pub mod fold;
+pub mod load;
 pub mod mac;
 pub mod offload;
 pub mod prefix;
@@ -20,6 +21,7 @@ pub mod vnet;
 
 pub use checksum::Sum;
 pub use ethernet::flow_hash;
+pub use load::Load;
 pub use mac::MacAddr;
 pub use offload::Offloads;
 pub use prefix::Prefix;

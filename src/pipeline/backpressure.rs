@@ -11,6 +11,8 @@
 //! 3. while delivering, where a receiver turns out to be short: its frames, if they are the end of
 //!    the burst.
 
+pub mod rate;
+
 use super::plan::{Plan, Run};
 use crate::frame::ethernet;
 use crate::port::credit::{Answer, Blocked, WaitLimits, Waiting};
@@ -79,11 +81,20 @@ impl<'a> Backpressure<'a> {
             gate.receiver = None;
             return Ok(limit);
         }
+        if let Some(next) = self.look_at_rate(waiting) {
+            return Err(next);
+        }
+        self.look_at_buffers(waiting, limit)
+    }
+
+    fn look_at_buffers(&mut self, waiting: Waiting, limit: usize) -> Result<usize, Next> {
         let Some(queue) = receiver_of(self.ports, waiting) else { return Ok(limit) };
         let Some(mut receiver) = queue.lock_again() else {
             return self.look_again_or_stall(queue).map(|()| limit);
         };
         let Some((receive_ring, admission)) = receiver.admission() else { return Ok(limit) };
+        let Some((state, _)) = &mut self.ring else { return Ok(limit) };
+        let Some(ring) = &mut state.vring.ring else { return Ok(limit) };
         let (wanted, free) = (limit.min(ring.offered().into()), receive_ring.offered());
         let granted = admission.admit_waiting(self.from, wanted, free);
         let wait = state.wait(self.now, waiting.behind, self.limits);
@@ -183,14 +194,18 @@ impl<'a> Backpressure<'a> {
         }
         let (at, to, has_buffers) = first?;
         let began = self.note(burst, at, to, behind);
-        self.leave_from(at, began, has_buffers);
+        self.leave_from(at, began, self.next_look(has_buffers));
         Some(at)
     }
 
     /// True if what is left of a run is the end of the burst, which may wait.
     #[inline]
     pub fn is_end(&self, burst: &Burst, run: &Run) -> bool {
-        let left = run.left();
+        self.is_tail(burst, run.left())
+    }
+
+    /// True if these frames are the end of the burst, which may wait.
+    fn is_tail(&self, burst: &Burst, left: &[u8]) -> bool {
         let is_end =
             left.first().is_some_and(|&at| usize::from(at) + left.len() == burst.frames().len());
         let drains = |state: &TxState| state.side.gate.drain_to.is_some();
@@ -220,16 +235,16 @@ impl<'a> Backpressure<'a> {
         if self.refused {
             return false;
         }
-        self.leave_from(at, began, offer.again);
+        self.leave_from(at, began, self.next_look(offer.again));
         true
     }
 
-    /// The burst waits from frame `at` on, which `began` with this; its receiver may have buffers.
-    fn leave_from(&mut self, at: u8, began: bool, has_buffers: bool) {
+    /// The burst waits from frame `at` on, which `began` with this.
+    fn leave_from(&mut self, at: u8, began: bool, next: Next) {
         if let Some((_, queue)) = &self.ring {
             queue.stats.waits.add(u64::from(began));
         }
-        self.left = Some((at, self.next_look(has_buffers)));
+        self.left = Some((at, next));
     }
 
     /// Nothing of the burst waits. If it was what a receiver had granted to frames that waited, the
@@ -302,8 +317,14 @@ impl<'a> Backpressure<'a> {
             behind,
             charged_until: self.now,
             blocked_since: None,
+            booked: None,
         };
-        state.side.gate.receiver.replace(waiting).is_none()
+        let before = state.side.gate.receiver.replace(waiting);
+        // What is booked stays so when it waits for buffers.
+        if let (Some(before), Some(now)) = (&before, &mut state.side.gate.receiver) {
+            now.booked = before.booked.filter(|_| before.port == now.port);
+        }
+        before.is_none()
     }
 
     fn is_short(&self, run: &Run) -> bool {
@@ -319,6 +340,10 @@ pub fn listen(worker: usize, ports: &PortTable, state: &mut TxState) -> bool {
         return false;
     };
     let more = ring.enable_kicks_behind();
+    if waiting.booked.is_some() {
+        // Its time comes without an event.
+        return more;
+    }
     let Some(receiver) = receiver_of(ports, waiting) else { return true };
     let came = match receiver.lock_again() {
         Some(mut state) => {

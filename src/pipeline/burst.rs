@@ -18,13 +18,14 @@ pub mod announce;
 mod capture;
 mod device;
 mod guest;
+mod rate;
 
 use std::iter::repeat_n;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::backpressure::{self, Backpressure};
+use super::backpressure::{self, Backpressure, rate::refund};
 use super::deliver::{Delivery, Room, report_broken};
 use super::guard::Violations;
 use super::plan::Plan;
@@ -197,6 +198,13 @@ impl Pipeline {
                 instead
             }
             Ok(()) => {
+                if ports.is_limited()
+                    && let Some(next) = self.limit_input(&mut source, &mut guard)
+                {
+                    let next = source.complete(self, guard, stats, next);
+                    self.context = Some(context);
+                    return next;
+                }
                 if ports.is_captured() {
                     self.begin_capture(&mut guard);
                 }
@@ -274,6 +282,12 @@ impl Pipeline {
         {
             context.give_back(at);
         }
+        if ports.is_limited() {
+            let BurstContext { burst, plan, outcomes, .. } = &mut *context;
+            if let Some(at) = backpressure.limit(burst, plan, outcomes) {
+                context.give_back(at);
+            }
+        }
         let BurstContext { burst, plan, room, outcomes, wait_until, .. } = &mut *context;
         let mut delivery = Delivery {
             worker: *worker,
@@ -297,6 +311,9 @@ impl Pipeline {
             backpressure.go_on(plan);
             return Next::More;
         };
+        if ports.is_limited() {
+            refund(ports, &context.burst, &mut context.plan, at);
+        }
         context.give_back(at);
         next
     }

@@ -17,6 +17,7 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
+use super::backpressure::rate::keep_within_rate;
 use super::backpressure::{Backpressure, Offer};
 use super::classify::{keep_fit, longest};
 use super::plan::{Fan, Plan, Run};
@@ -411,6 +412,13 @@ impl Delivery<'_> {
             let fitting = match longest <= port.mtu.max_len() && passage.takes(burst, frames) {
                 true => frames,
                 false => keep_fit(burst, (from, frames), (port, passage), &mut kept, self.outcomes),
+            };
+            let fitting = match port.rates.output.is_on() {
+                true => {
+                    let fitting = (from, fitting);
+                    keep_within_rate(burst, fitting, port, self.backpressure.now, self.outcomes)
+                }
+                false => fitting,
             };
             *settled += frames.len() - fitting.len();
             self.tag(burst, port, fitting);

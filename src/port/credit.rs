@@ -40,7 +40,7 @@ use crate::limits::{
     BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS,
     BACKPRESSURE_OTHERS_SHARE, BACKPRESSURE_SHARE, BURST_FRAMES, RETRY_NANOS,
 };
-use crate::switch::PortId;
+use crate::switch::{Booking, PortId};
 use crate::sys::clock::{cycles_in, since};
 
 /// For how long frames may wait, in cycles.
@@ -120,6 +120,8 @@ pub struct Wait {
     pub behind: Blocked,
     /// Their ring may wait in front of frames for others.
     pub in_front: bool,
+    /// All that their sender wants to send is seen: none waits for a place in the ring.
+    pub sees_all: bool,
 }
 
 /// What the first frames of a transmit ring wait for.
@@ -141,6 +143,8 @@ pub struct Waiting {
     pub charged_until: u64,
     /// Another thread has held the receiver's ring since this cycle.
     pub blocked_since: Option<u64>,
+    /// They wait for the receiver's rate, and have booked.
+    pub booked: Option<Booking>,
 }
 
 /// For how long a transmit ring may wait in front of frames for others that may have buffers.
@@ -219,7 +223,10 @@ impl Credit {
         let short = earned.allows_in_front(wait, limits);
         let in_front = short && wait.in_front;
         match wait.behind {
-            Blocked::Unknown => Answer { alone: self.allows_alone(wait, limits), short, in_front },
+            Blocked::Unknown => {
+                let alone = wait.sees_all || self.allows_alone(wait, limits);
+                Answer { alone, short, in_front }
+            }
             Blocked::Short => Answer { alone: in_front, short, in_front },
             Blocked::Others => Answer { alone: in_front, short: in_front, in_front },
         }
@@ -257,7 +264,8 @@ mod tests {
     const FROM: PortId = 3;
 
     fn wait(now: u64, waited: u64, behind: Blocked) -> Wait {
-        Wait { now, waited, ring_size: 100, behind, in_front: behind != Blocked::Unknown }
+        let in_front = behind != Blocked::Unknown;
+        Wait { now, waited, ring_size: 100, behind, in_front, sees_all: false }
     }
 
     /// The credit of a ring, and what its senders have earned.

@@ -17,12 +17,12 @@ use std::time::Duration;
 use super::quantum::Deficit;
 use super::{FrontEnd, Next};
 use crate::frame::vnet::VnetHdr;
-use crate::frame::{Offloads, VNET_HDR_LEN};
+use crate::frame::{Load, Offloads, VNET_HDR_LEN};
 use crate::guard::SignalCost;
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
-use crate::switch::{PortKind, SourceMemo};
+use crate::switch::{Booking, PortKind, Room, SourceMemo};
 use crate::sys::clock;
 use crate::sys::frame_io::{FrameIo, Transfer};
 
@@ -41,6 +41,33 @@ pub struct Reading {
     pub source: SourceMemo,
     /// What its bursts took beyond its quantum of the worker's time.
     pub deficit: Deficit,
+    /// It waits for the rate of its port.
+    pub booked: Option<Booking>,
+    /// The last frame, as long as which the next one is taken for.
+    pub last: Load,
+}
+
+/// How much is read at once at most.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bounds {
+    /// Nothing from this cycle on.
+    pub end: Option<u64>,
+    /// What passes by the port's rate, behind a last frame like this.
+    pub room: Option<(Room, Load)>,
+}
+
+impl Bounds {
+    fn are_reached(&self) -> bool {
+        self.room.is_some_and(|(room, last)| !room.fits(last))
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        let Some((room, last)) = &mut self.room else { return };
+        if let Some((header, frame)) = bytes.split_first_chunk::<VNET_HDR_LEN>() {
+            *last = Load::of(VnetHdr::from_bytes(*header), frame.len() as u32);
+            room.take(*last);
+        }
+    }
 }
 
 /// One queue of a port.
@@ -154,14 +181,14 @@ impl DeviceQueue {
     }
 
     /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the
-    /// reader's memory until the reader is used again; no more from cycle `end` on. Whether there
-    /// may be more: `Again` if no event tells of it, `Empty` if its next event will.
+    /// reader's memory until the reader is used again, within `bounds`. Whether there may be more:
+    /// `Again` if no event tells of it, `Empty` if its next event will.
     pub fn receive(
         &self,
         reader: &mut FrameReader,
         burst: &mut Burst,
         port: &DevicePort,
-        end: Option<u64>,
+        mut bounds: Bounds,
     ) -> Next {
         burst.clear();
         let Some(device) = self.device() else {
@@ -170,10 +197,14 @@ impl DeviceQueue {
         let (mut bytes, mut refused) = (0u32, 0);
         let rejected = port.behind.reasons().rejected;
         for slot in reader.staging.chunks_exact_mut(SLOT) {
+            if bounds.are_reached() {
+                break;
+            }
             match device.read(slot) {
                 Transfer::Done(len) => {
+                    bounds.count(&slot[..len]);
                     bytes += take(&mut slot[..len], burst);
-                    let over = end.is_some_and(|end| clock::cycles() >= end);
+                    let over = bounds.end.is_some_and(|end| clock::cycles() >= end);
                     if over || bytes >= BURST_BYTES {
                         break;
                     }

@@ -8,6 +8,7 @@
 //! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
 //!   the interface comes back, or a connection;
 //! * [`queue`] one ring and everything its lock protects;
+//! * [`rate`] what may pass of a port's frames;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
 //! * [`inspect`] what a session tells of itself when it is asked;
 //! * [`last_seen`] source addresses that are worth a look;
@@ -31,6 +32,7 @@ pub mod moderation;
 pub mod mtu;
 pub mod quantum;
 pub mod queue;
+pub mod rate;
 pub mod session_waker;
 pub mod steering;
 pub mod table;
@@ -46,7 +48,7 @@ use crate::frame::offload::Offloads;
 use crate::guard::bucket::Bucket;
 use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
-use crate::switch::{Fdb, PortId, PortKind, PortPolicy, StaticError, Station};
+use crate::switch::{Fdb, Limit, PortId, PortKind, PortPolicy, StaticError, Station};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
@@ -55,6 +57,7 @@ pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;
 pub use mtu::Mtu;
 pub use queue::{Awaited, Discard, Next, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
+pub use rate::Rates;
 pub use session_waker::SessionWaker;
 pub use table::{PortTable, Ports};
 
@@ -88,6 +91,8 @@ pub struct Port {
     pub preallocated: bool,
     /// What else is asked of it.
     pub policy: LivePolicy,
+    /// What may pass of its frames.
+    pub rates: Rates,
     /// It has no socket or interface yet, and cannot be met.
     pub left_out: AtomicBool,
     /// It is being removed.
@@ -130,6 +135,7 @@ impl Port {
             platform: false,
             preallocated: false,
             policy: LivePolicy::new(PortPolicy::PLAIN),
+            rates: Rates::default(),
             left_out: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             line: Line::default(),
@@ -170,6 +176,12 @@ impl Port {
     /// The port of which something else is asked.
     pub fn asked(self, policy: PortPolicy) -> Port {
         Port { policy: LivePolicy::new(policy), ..self }
+    }
+
+    /// The port of whose frames, from it and to it, only so much may pass.
+    pub fn limited(self, limits: [Limit; 2]) -> Port {
+        self.rates.set(limits);
+        self
     }
 
     /// Where a static address of the port is; nowhere on a trunk without untagged frames.

@@ -22,12 +22,12 @@ use super::credit::{Allowance, Blocked, Wait, WaitLimits, Waiting};
 use super::moderation::Moderation;
 use super::quantum::Deficit;
 use crate::limits::{
-    BURST_FRAMES, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_PAUSE_NANOS,
-    SLOW_PAUSE_PARTS,
+    BURST_FRAMES, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FRAME_SLOTS,
+    MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS,
 };
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
-use crate::switch::SourceMemo;
+use crate::switch::{Booking, SourceMemo};
 use crate::sys::clock;
 
 /// What came of looking at a source.
@@ -76,6 +76,8 @@ pub struct Gate {
     pub discard: Discard,
     /// Its first frames wait for their receiver.
     pub receiver: Option<Waiting>,
+    /// They wait for the rate of their own port.
+    pub booked: Option<Booking>,
     /// For how long they may in front of others'.
     pub allowance: Allowance,
 }
@@ -228,7 +230,7 @@ impl TxState {
         let waited = waiting.map_or(0, |waiting| clock::since(waiting.charged_until, now));
         let holds = waiting.is_some_and(|waiting| waiting.behind != Blocked::Short);
         let in_front = gate.allowance.allows(now, holds, limits);
-        let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front };
+        let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front, sees_all: false };
         gate.drain_to.is_none().then_some(wait)
     }
 
@@ -246,16 +248,30 @@ impl TxState {
             None => 0,
         };
         if left == 0 {
-            self.side.gate.drain_to = None;
-            self.vring.enabled = false;
-            if let Some(ring) = &mut self.vring.ring {
-                // Later frames are discarded on a kick; whether some are there already is the
-                // driver's affair until it kicks again.
-                let _ = ring.enable_kicks();
-            }
-            queue.notify_drained();
+            self.end_drain(queue);
         }
         left
+    }
+
+    /// Disables a ring that is being disabled, and tells the waiting session.
+    #[cold]
+    pub fn end_drain(&mut self, queue: &Queue<Tx>) {
+        self.side.gate.drain_to = None;
+        self.vring.enabled = false;
+        if let Some(ring) = &mut self.vring.ring {
+            // Later frames are discarded on a kick; whether some are there already is the
+            // driver's affair until it kicks again.
+            let _ = ring.enable_kicks();
+        }
+        queue.notify_drained();
+    }
+
+    /// True if all that the driver wants to send is in the ring, as it has room for more: drivers
+    /// stop when a frame of as many pieces as Linux makes ([`MAX_FRAME_SLOTS`]) would not fit.
+    #[cold]
+    pub fn sees_all(&mut self) -> bool {
+        let roomy = |ring: &mut SplitRing| ring.offered() < ring.size() / MAX_FRAME_SLOTS;
+        self.vring.running().is_some_and(roomy)
     }
 }
 

@@ -26,6 +26,8 @@ pub struct PortTable {
     serial: u64,
     /// What is asked of each, by number; of none if the table is plain.
     policies: Box<[Arc<PortPolicy>]>,
+    /// Some have a rate.
+    limited: bool,
     /// The captures that want copies of their frames.
     captures: Box<[Arc<Capture>]>,
     /// Numbers that no port has lie between those in use where a port has gone.
@@ -64,6 +66,12 @@ impl PortTable {
     /// Ports have numbers below this.
     pub fn numbers(&self) -> usize {
         self.slots.len()
+    }
+
+    /// True if a port has a rate.
+    #[inline(always)]
+    pub fn is_limited(&self) -> bool {
+        self.limited
     }
 
     /// True if nothing is asked of any port.
@@ -131,7 +139,8 @@ impl FromIterator<Arc<Port>> for PortTable {
         if policies.iter().all(|policy| **policy == PortPolicy::PLAIN) {
             policies = Box::default();
         }
-        PortTable { serial: 0, policies, captures: Box::default(), slots: slots.into() }
+        let limited = slots.iter().flatten().any(|port| port.rates.are_on());
+        PortTable { serial: 0, policies, limited, captures: Box::default(), slots: slots.into() }
     }
 }
 

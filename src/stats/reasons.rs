@@ -125,6 +125,11 @@ drop_reasons! {
     "longer than the MTU of the port it was going to",
     "make the MTUs agree: see docs/configuration.md";
 
+    Rate, "rate", "port",
+    "the port's rate-out was used up, and the frame could not wait: a flood, one from a TAP or a \
+     stream, or one in front of others",
+    "vioswitchctl port set NAME rate-out=RATE burst-out=SIZE, unless that is intended";
+
     RingBroken, "ring_broken", "out",
     "the receiver's ring is broken until its driver restarts it",
     "the log says why; reset the guest";

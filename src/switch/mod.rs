@@ -1,16 +1,18 @@
 //! Layer-2 decisions: which port has an address, and where a frame goes.
 //!
-//! * Decisions only. No I/O, no virtio, no logging, no clock: time is an argument in seconds, the
-//!   answer is a value. The caller counts refusals and delivers frames.
+//! * Decisions only. No I/O, no virtio, no logging, no clock: time is an argument, the answer is a
+//!   value. The caller counts refusals and delivers frames.
 //! * No frame makes it panic, allocate, or wait.
 //! * A port is a number, and its properties come in through [`policy::PortView`].
 //!
 //! `fdb` is the table, `policy` the story of one frame, `port_security` what a port may send,
 //! `segment` and `vlan` where it may go at all and with what tag, `memo` what a worker may remember
-//! between frames and when it must forget, `trace` what would become of a frame.
+//! between frames and when it must forget, `meter` which frames a rate lets pass, `trace` what
+//! would become of a frame.
 
 pub mod fdb;
 pub mod memo;
+pub mod meter;
 pub mod policy;
 pub mod port_security;
 pub mod segment;
@@ -19,6 +21,7 @@ pub mod vlan;
 
 pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
 pub use memo::{BurstMemo, SourceMemo};
+pub use meter::{Booking, Limit, Meter, Rate, Room, Size};
 pub use policy::{
     Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
 };

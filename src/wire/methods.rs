@@ -73,7 +73,7 @@ methods! {
     /// that are lists and not empty. violations: frames that broke a rule of its guard, by rule.
     GetPortDetails { name: String } -> PortDetails {
         port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
-        learn_static: u64, log_suppressed: u64, lists: Vec<ConfigKey>,
+        learn_static: u64, rate_waits: u64, log_suppressed: u64, lists: Vec<ConfigKey>,
         violations: BTreeMap<String, u64>,
     }
     /// Answers when a port has reached a state: listening, negotiating or attached, the default; or

@@ -19,6 +19,7 @@ mod qemu_kinds;
 mod qemu_machine;
 mod qemu_migration;
 mod qemu_offloads;
+mod qemu_rates;
 mod qemu_restart;
 mod qemu_streams;
 mod service;

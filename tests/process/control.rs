@@ -22,6 +22,7 @@ mod looking;
 mod network;
 mod origins;
 mod plug;
+mod rates;
 mod reload;
 mod removing;
 mod run;

@@ -6,6 +6,7 @@ mod fairness;
 mod hostile_descriptors;
 mod hostile_neighbours;
 mod notifications;
+mod rates;
 mod workers;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

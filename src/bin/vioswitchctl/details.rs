@@ -20,6 +20,7 @@ pub fn show(Details { details, rates }: &Details) -> String {
         told.push(("guard broken", text(each.collect::<Vec<_>>().join(", "))));
     }
     told.push(("learn_static", details.learn_static.to_string()));
+    told.push(("rate_waits", details.rate_waits.to_string()));
     told.push(("log_suppressed", details.log_suppressed.to_string()));
     if let Some(rates) = rates {
         told.extend([("rate in", rate(rates.r#in)), ("rate out", rate(rates.out))]);

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::frame::Offloads;
 use crate::pipeline::stalls::At;
-use crate::port::device::Reading;
+use crate::port::device::{Bounds, Reading};
 use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
@@ -16,6 +16,7 @@ struct DeviceInput<'p> {
     device: &'p DevicePort,
     queue: &'p DeviceQueue,
     reading: MutexGuard<'p, Reading>,
+    bounds: Bounds,
     /// What there is to do next.
     next: Next,
 }
@@ -37,7 +38,15 @@ impl Pipeline {
         if self.account.throttles(&mut reading.deficit) {
             return Next::Throttled;
         }
-        self.forward(ports, DeviceInput { port, device, queue, reading, next: Next::Empty }, stats)
+        let bounds = match port.rates.input.is_on() {
+            true => match self.limit_device(port, &mut reading) {
+                Ok(bounds) => bounds,
+                Err(next) => return next,
+            },
+            false => Bounds::default(),
+        };
+        let next = Next::Empty;
+        self.forward(ports, DeviceInput { port, device, queue, reading, bounds, next }, stats)
     }
 }
 
@@ -56,10 +65,13 @@ impl<'p> Source<'p> for DeviceInput<'p> {
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
         let burst = &mut context.burst;
-        let end = on.account.reading_ends();
-        let state = self.queue.receive(&mut on.reader, burst, self.device, end);
+        let bounds = Bounds { end: on.account.reading_ends(), ..self.bounds };
+        let state = self.queue.receive(&mut on.reader, burst, self.device, bounds);
         // What the kernel forwards comes from outside too.
         burst.examine(Offloads::ALL, true);
+        if self.bounds.room.is_some() {
+            on.charge_device(self.port, self.bounds, &mut self.reading, burst.frames());
+        }
         let taken = burst.taken() > 0;
         self.next = match state {
             Next::Empty if taken => Next::Last,

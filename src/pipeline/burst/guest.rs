@@ -44,7 +44,7 @@ impl Pipeline {
             return Next::Gone;
         }
         self.is_at(At::sender(id));
-        match self.may_take(ports, id, queue, &mut state) {
+        match self.may_take(ports, port, queue, &mut state) {
             Ok(limit) => {
                 let ring = TransmitRing { port, guest, queue, index, state, limit };
                 self.forward(ports, ring, stats)
@@ -61,11 +61,17 @@ impl Pipeline {
     fn may_take(
         &mut self,
         ports: &PortTable,
-        id: PortId,
+        port: &Port,
         queue: &Queue<Tx>,
         state: &mut TxState,
     ) -> Result<usize, Next> {
+        let id = port.id;
         let limit = state.may_take(queue, self.time.cycle)?;
+        if state.side.gate.booked.is_some()
+            && let Some(next) = self.waits_for_rate(port, queue, state)
+        {
+            return Err(next);
+        }
         if self.account.throttles(&mut state.side.deficit) {
             return Err(Next::Throttled);
         }

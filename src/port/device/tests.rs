@@ -72,7 +72,7 @@ fn receive(
     burst: &mut Burst,
     refused: &mut Vec<DropReason>,
 ) -> Next {
-    let state = tap(port).queues()[0].receive(reader, burst, tap(port), None);
+    let state = tap(port).queues()[0].receive(reader, burst, tap(port), Bounds::default());
     assert_eq!(burst.taken(), burst.frames().len() + burst.rejected().count());
     refused.extend(burst.rejected());
     state
@@ -150,7 +150,7 @@ fn each_loss_is_told_and_mended() {
             send(&port, &burst, &mut writer);
             assert_eq!(device.counts(), (0, 1));
         } else {
-            let state = tap.queues()[0].receive(&mut reader, &mut received, tap, None);
+            let state = tap.queues()[0].receive(&mut reader, &mut received, tap, Bounds::default());
             assert_eq!((state, device.counts()), (Next::Gone, (1, 0)));
         }
         assert!(tap.is_lost() && !tap.is_up());
@@ -246,7 +246,7 @@ fn a_read_from_a_deleted_interface_loses_it_once() {
         device.queue(&[0; 72]);
         let queue = &tap(&port).queues()[0];
         for n in 0..TIMES {
-            let state = queue.receive(&mut reader, &mut burst, tap(&port), None);
+            let state = queue.receive(&mut reader, &mut burst, tap(&port), Bounds::default());
             assert_eq!((state, burst.taken()), (Next::Gone, usize::from(n == 0)), "{answer:?}");
         }
         assert_eq!(device.counts(), (2, 0), "one frame, one answer, and then never again");
@@ -537,7 +537,7 @@ fn frames_of_every_length_cross_unchanged() {
 
         device.queue(&written);
         *lock(&device.answer) = Transfer::WouldBlock;
-        queue.receive(&mut reader, &mut burst, tap(&port), None);
+        queue.receive(&mut reader, &mut burst, tap(&port), Bounds::default());
         *lock(&device.answer) = Transfer::Done(0);
         assert_eq!(burst.rejected().count(), 0);
         let [read] = burst.frames() else { panic!("{len}: {} frames", burst.frames().len()) };
@@ -562,7 +562,7 @@ fn bursts_from_a_tap_are_bounded() {
     for (len, expected) in [(60, 64), (1514, 44), (30_000, 3), (65_549, 1)] {
         (0..100).for_each(|_| device.queue(&vec![0; 12 + len]));
         let queue = &tap(&port).queues()[0];
-        let state = queue.receive(&mut reader, &mut burst, tap(&port), None);
+        let state = queue.receive(&mut reader, &mut burst, tap(&port), Bounds::default());
         assert_eq!((state, burst.frames().len()), (Next::More, expected), "{len}");
         lock(&device.queued).clear();
     }

@@ -243,16 +243,16 @@ fn the_json_of_each_command_has_its_keys() {
     assert_eq!(status["clients"]["connected"], 1);
     let [list, show] = [&["port", "list"][..], &["port", "show", "p0"]].map(|args| lab.json(args));
     same_keys(&list, &["ports"], &[]);
-    let keys = ["port", "rings", "learn_static", "log_suppressed", "lists", "violations"];
+    let keys =
+        ["port", "rings", "learn_static", "rate_waits", "log_suppressed", "lists", "violations"];
     same_keys(&show, &keys, &["socket", "command", "session"]);
     let stats = lab.json(&["stats"]);
     same_keys(&stats, &["ports", "workers", "cycles_per_second"], &[]);
     for port in [&list["ports"][0], &show["port"], &stats["ports"][0]] {
-        same_keys(
-            port,
-            &PORT,
-            &["mtu", "front_end", "interface", "label", "vlan", "trunk", "native"],
-        );
+        let vlans = ["vlan", "trunk", "native"];
+        let rates = ["rate_in", "burst_in", "rate_out", "burst_out"];
+        let optional = ["mtu", "front_end", "interface", "label"];
+        same_keys(port, &PORT, &[&optional[..], &vlans, &rates].concat());
         same_keys(&port["in"], &["frames", "bytes", "drops"], &[]);
         assert!(port["in"]["frames"].as_u64() > Some(0), "{port}");
     }

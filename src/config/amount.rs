@@ -1,0 +1,188 @@
+//! Values with a unit: rates, as `10mbit,5kpps`, and sizes of bursts, as `64kib`.
+
+use std::ops::RangeInclusive;
+
+use super::raw::{Setting, Value, quote};
+use crate::limits::{BURST_SIZE_BYTES, BURST_SIZE_PACKETS, RATE_BITS, RATE_PACKETS};
+use crate::switch::{Rate, Size};
+
+/// A unit of one of two kinds: its name, and how many of the smallest it is.
+type Unit = (&'static str, u64);
+
+/// What an amount of some kind looks like.
+struct Form {
+    /// The units of either kind, the ones to be written with first.
+    units: [&'static [Unit]; 2],
+    ranges: [RangeInclusive<u64>; 2],
+    examples: &'static str,
+}
+
+const RATES: Form = Form {
+    units: [
+        &[("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)],
+        &[("mpps", 1_000_000), ("kpps", 1_000), ("pps", 1)],
+    ],
+    ranges: [RATE_BITS, RATE_PACKETS],
+    examples: "a rate with its unit, such as 10mbit, 5kpps or 10mbit,5kpps",
+};
+
+const SIZES: Form = Form {
+    units: [
+        &[("mb", 1_000_000), ("kb", 1_000), ("mib", 1 << 20), ("kib", 1 << 10), ("byte", 1)],
+        &[("kpkt", 1_000), ("pkt", 1)],
+    ],
+    ranges: [BURST_SIZE_BYTES, BURST_SIZE_PACKETS],
+    examples: "a size with its unit, such as 64kib, 100pkt or 64kib,100pkt",
+};
+
+/// `rate-in=`, `rate-out=`.
+pub(super) fn rate(setting: &Setting) -> Result<Rate, String> {
+    RATES.read(setting).map(|[bits, packets]| Rate { bits, packets })
+}
+
+/// A rate as it is written.
+pub fn rate_word(rate: &Rate) -> String {
+    RATES.word([rate.bits, rate.packets])
+}
+
+/// `burst-in=`, `burst-out=`.
+pub(super) fn size(setting: &Setting) -> Result<Size, String> {
+    SIZES.read(setting).map(|[bytes, packets]| Size { bytes, packets })
+}
+
+/// As it is written.
+pub(super) fn size_word(size: &Size) -> String {
+    SIZES.word([size.bytes, size.packets])
+}
+
+impl Form {
+    /// How much of either kind; 0 of one that is not given.
+    fn read(&self, setting: &Setting) -> Result<[u64; 2], String> {
+        let wrong = |given: &str| {
+            let all = self.units.concat();
+            let units: Vec<&str> = all.iter().rev().map(|(name, _)| *name).collect();
+            let (wanted, units) = (self.examples, units.join(", "));
+            format!("{} must be {wanted} (units: {units}), not {given}", setting.key)
+        };
+        let given = match &setting.value {
+            Value::Word(word) | Value::Text(word) => word,
+            Value::Integer(number) => return Err(wrong(&number.to_string())),
+            _ => return Err(wrong("that")),
+        };
+        let mut amounts = [0; 2];
+        for part in given.split(',') {
+            let digits = part.bytes().take_while(u8::is_ascii_digit).count();
+            let (number, unit) = part.split_at(digits);
+            let unit = unit.to_ascii_lowercase();
+            let known = |units: &&[Unit]| units.iter().find(|(name, _)| *name == unit).copied();
+            let found = (0..2).find_map(|kind| Some((kind, known(&self.units[kind])?)));
+            let (Some((kind, (_, factor))), Ok(number)) = (found, number.parse::<u64>()) else {
+                return Err(wrong(&quote(given)));
+            };
+            let range = &self.ranges[kind];
+            let amount = number.saturating_mul(factor);
+            if !range.contains(&amount) {
+                let (least, most) = (self.one(kind, *range.start()), self.one(kind, *range.end()));
+                let part = quote(part);
+                return Err(format!("{} must be from {least} to {most}, not {part}", setting.key));
+            }
+            if amounts[kind] != 0 {
+                return Err(wrong(&quote(given)));
+            }
+            amounts[kind] = amount;
+        }
+        Ok(amounts)
+    }
+
+    /// One amount in the largest unit in which it is a whole number.
+    fn one(&self, kind: usize, amount: u64) -> String {
+        let whole = self.units[kind].iter().find(|(_, factor)| amount.is_multiple_of(*factor));
+        whole.map_or(String::new(), |(name, factor)| format!("{}{name}", amount / factor))
+    }
+
+    fn word(&self, amounts: [u64; 2]) -> String {
+        let given = (0..2).filter(|kind| amounts[*kind] != 0);
+        given.map(|kind| self.one(kind, amounts[kind])).collect::<Vec<_>>().join(",")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::raw::Place;
+
+    fn setting(key: &str, value: Value) -> Setting {
+        Setting { key: key.to_owned(), value, at: Place::Command }
+    }
+
+    fn rate_of(word: &str) -> Result<Rate, String> {
+        rate(&setting("rate-in", Value::Word(word.to_owned())))
+    }
+
+    fn size_of(word: &str) -> Result<Size, String> {
+        size(&setting("burst-in", Value::Word(word.to_owned())))
+    }
+
+    #[test]
+    fn amounts_are_read_and_written_the_same() {
+        for (word, bits, packets) in [
+            ("10mbit", 10_000_000, 0),
+            ("5kpps", 0, 5_000),
+            ("10mbit,5kpps", 10_000_000, 5_000),
+            ("1001kbit,1pps", 1_001_000, 1),
+            ("9999bit", 9_999, 0),
+            ("1000gbit", 1_000_000_000_000, 0),
+        ] {
+            let rate = rate_of(word).expect(word);
+            assert_eq!(rate, Rate { bits, packets }, "{word}");
+            assert_eq!(rate_word(&rate), word);
+        }
+        assert_eq!(rate_word(&rate_of("5000PPS,1000Kbit").unwrap()), "1mbit,5kpps");
+        for (word, bytes, packets) in
+            [("64kib", 65_536, 0), ("100kb,3kpkt", 100_000, 3_000), ("1514byte", 1_514, 0)]
+        {
+            let size = size_of(word).expect(word);
+            assert_eq!(size, Size { bytes, packets }, "{word}");
+            assert_eq!(size_word(&size), word);
+        }
+    }
+
+    #[test]
+    fn what_is_no_amount_is_refused_with_its_key_and_what_it_wants() {
+        for word in [
+            "10",
+            "0",
+            "",
+            ",",
+            "mbit",
+            "10 mbit",
+            "-1mbit",
+            "1.5mbit",
+            "10mb",
+            "10mbit,",
+            "1mbit,9kbit",
+            "10mbps",
+            "0x10mbit",
+            "99999999999999999999mbit",
+            "٣mbit",
+        ] {
+            let error = rate_of(word).expect_err(word);
+            let start = "rate-in must be a rate with its unit, such as 10mbit, 5kpps";
+            assert!(error.starts_with(start), "{word}: {error}");
+        }
+        for word in ["1kbit", "0mbit", "1001gbit", "0pps", "18446744073709551615gbit", "1001mpps"] {
+            let error = rate_of(word).expect_err(word);
+            assert!(error.starts_with("rate-in must be from "), "{word}: {error}");
+        }
+        assert_eq!(
+            rate_of("7kbit").unwrap_err(),
+            "rate-in must be from 8kbit to 1000gbit, not '7kbit'"
+        );
+        for word in ["100", "10kbit", "1513byte", "2000mb", "0pkt"] {
+            assert!(size_of(word).expect_err(word).starts_with("burst-in must be "), "{word}");
+        }
+        let error = rate(&setting("rate-out", Value::Integer(10))).unwrap_err();
+        assert!(error.starts_with("rate-out must be a rate with its unit"), "{error}");
+        assert!(error.ends_with("not 10"), "{error}");
+    }
+}

@@ -1,0 +1,140 @@
+//! What passes of the frames that a port sends, by its `rate-in`: the others stay in the guest's
+//! ring, or in the kernel's queue, and are looked at again when they may pass.
+
+use super::{BurstContext, Pipeline, Source};
+use crate::frame::Load;
+use crate::limits::{BURST_FRAMES, RATE_LOOK_NANOS};
+use crate::port::device::{Bounds, Reading};
+use crate::port::{Next, Port, Queue, Tx, TxState};
+use crate::ring::Frame;
+use crate::sys::clock;
+
+/// What a frame is on a wire.
+pub fn load(frame: &Frame) -> Load {
+    Load::of(frame.header, frame.len)
+}
+
+impl Pipeline {
+    /// When to look again at frames that wait for a rate until this cycle.
+    fn rate_look(&self, until: u64) -> Next {
+        let now = self.time.cycle;
+        Next::At(until.min(now.saturating_add(clock::cycles_in(RATE_LOOK_NANOS))))
+    }
+
+    /// What to do instead of taking frames of a ring, if they wait for the rate of their port.
+    #[cold]
+    pub(super) fn waits_for_rate(
+        &mut self,
+        port: &Port,
+        queue: &Queue<Tx>,
+        state: &mut TxState,
+    ) -> Option<Next> {
+        let booked = state.side.gate.booked?;
+        let input = &port.rates.input;
+        if !input.is_on() {
+            return None;
+        }
+        let Some(metered) = input.lock() else { return Some(Next::Again) };
+        let until = metered.meter.waits(&booked, self.time.cycle)?;
+        drop(metered);
+        if state.side.gate.drain_to.is_some() {
+            // A session waits, and they can stay where they are.
+            state.end_drain(queue);
+            return Some(Next::Gone);
+        }
+        Some(self.rate_look(until))
+    }
+
+    /// Gives back what may not pass now of the burst of a ring; if that is all of it, what to do
+    /// next.
+    #[cold]
+    pub(super) fn limit_input<'p>(
+        &mut self,
+        source: &mut impl Source<'p>,
+        context: &mut BurstContext,
+    ) -> Option<Next> {
+        let port = source.port();
+        if !port.rates.input.is_on() {
+            return None;
+        }
+        let (state, queue) = source.ring()?;
+        let now = self.time.cycle;
+        let (passed, next) = match port.rates.input.lock() {
+            Some(mut metered) => {
+                let loads = context.burst.frames().iter().map(load);
+                let booked = state.side.gate.booked.take();
+                let passed = metered.meter.admit(loads, booked, true, now);
+                let left = &context.burst.frames()[passed..];
+                let first = left.first()?;
+                let until = if state.side.gate.drain_to.is_some() {
+                    drop(metered);
+                    state.end_drain(queue);
+                    None
+                } else {
+                    let all = context.burst.frames().iter().map(load).sum();
+                    let booking = metered.meter.book(load(first), all, now);
+                    state.side.gate.booked = Some(booking);
+                    if booked.is_none() {
+                        port.stats.rate_waits.add_shared(1);
+                    }
+                    metered.meter.waits(&booking, now)
+                };
+                (passed, until.map_or(Next::Gone, |until| self.rate_look(until)))
+            }
+            None => (0, Next::Again),
+        };
+        context.give_back(passed as u8);
+        if context.burst.taken() > 0 {
+            return None;
+        }
+        // They are those of this burst.
+        let _ = context.flows.take();
+        Some(next)
+    }
+
+    /// How much may be read of a device now, or what to do instead.
+    #[cold]
+    pub(super) fn limit_device(
+        &mut self,
+        port: &Port,
+        reading: &mut Reading,
+    ) -> Result<Bounds, Next> {
+        let (now, last) = (self.time.cycle, reading.last);
+        let Some(mut metered) = port.rates.input.lock() else { return Err(self.retry()) };
+        let waits = reading.booked.and_then(|booked| metered.meter.waits(&booked, now));
+        if let Some(until) = waits {
+            return Err(self.rate_look(until));
+        }
+        let booked = reading.booked.take();
+        let room = metered.meter.room(booked, true, now);
+        if room.fits(last) {
+            return Ok(Bounds { end: None, room: Some((room, last)) });
+        }
+        metered.meter.spend(&room);
+        let as_many = BURST_FRAMES as u64;
+        let all = Load { packets: last.packets * as_many, bytes: last.bytes * as_many };
+        let booking = metered.meter.book(last, all, now);
+        reading.booked = Some(booking);
+        if booked.is_none() {
+            port.stats.rate_waits.add_shared(1);
+        }
+        Err(self.rate_look(metered.meter.waits(&booking, now).unwrap_or(now)))
+    }
+
+    /// Charges a port for what was read of its device within `bounds`.
+    #[cold]
+    pub(super) fn charge_device(
+        &self,
+        port: &Port,
+        bounds: Bounds,
+        reading: &mut Reading,
+        frames: &[Frame],
+    ) {
+        let Some((mut room, _)) = bounds.room else { return };
+        frames.iter().map(load).for_each(|load| room.take(load));
+        reading.last = frames.last().map_or(reading.last, load);
+        if let Some(mut metered) = port.rates.input.lock() {
+            metered.meter.spend(&room);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The rates of one port: what is set, and what may pass now.
+//!
+//! The lock is held for a burst's worth of arithmetic, by a worker or by the thread that changes
+//! the rate, with no other lock taken inside. A worker does not park on it: what cannot be asked
+//! waits for the next look, or is dropped.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::admission::Admission;
+use crate::switch::{Limit, Meter, Rate};
+use crate::sys::clock;
+
+/// Tries to get a lock that is held for some hundred instructions.
+const LOCK_TRIES: usize = 1024;
+
+/// Both directions.
+#[derive(Debug, Default)]
+pub struct Rates {
+    /// From the port into the switch.
+    pub input: Metered,
+    /// From the switch to the port.
+    pub output: Metered,
+}
+
+impl Rates {
+    /// Goes by these limits from now on, for frames from the port and to it.
+    pub fn set(&self, [input, output]: [Limit; 2]) {
+        self.input.set(input);
+        self.output.set(output);
+    }
+
+    /// True if something is limited.
+    pub fn are_on(&self) -> bool {
+        self.input.is_on() || self.output.is_on()
+    }
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+pub struct Metered {
+    on: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// What its lock protects.
+#[derive(Debug, Default)]
+pub struct State {
+    limit: Limit,
+    /// What may pass.
+    pub meter: Meter,
+    /// To a port: for how long frames may wait, as for the buffers of a receive ring.
+    pub waits: Option<Admission>,
+}
+
+impl Metered {
+    /// True if something is limited.
+    #[inline(always)]
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// What is set in the long run, if something is.
+    pub fn rate(&self) -> Option<Rate> {
+        let limit = self.state.lock().unwrap_or_else(PoisonError::into_inner).limit;
+        limit.is_on().then_some(limit.rate)
+    }
+
+    /// Goes by another limit from now on; one that is in force goes on.
+    pub fn set(&self, limit: Limit) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.limit == limit {
+            return;
+        }
+        if !state.limit.is_on() {
+            state.meter = Meter::new(clock::cycles_per_second());
+        }
+        state.limit = limit;
+        state.meter.set(limit, clock::cycles());
+        state.waits = None;
+        self.on.store(limit.is_on(), Ordering::Relaxed);
+    }
+
+    /// What may pass now; none if another thread has it, which does not run.
+    pub fn lock(&self) -> Option<MutexGuard<'_, State>> {
+        for _ in 0..LOCK_TRIES {
+            match self.state.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,343 @@
+//! Senders that always have more, or come now and then, by clocks that tests make.
+
+use super::*;
+
+/// Ticks a second: of a fast counter, of nanoseconds, of a slow counter.
+const CLOCKS: [u64; 3] = [3_000_000_000, 1_000_000_000, 25_000_000];
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end.max(1)
+    }
+}
+
+fn frame(bytes: u64) -> Load {
+    Load { packets: 1, bytes }
+}
+
+/// A packet of so many segments of 1,448 bytes of payload.
+fn segments(count: u64) -> Load {
+    Load { packets: count, bytes: count * 1514 }
+}
+
+/// What a sender sends.
+type Frames = fn(&mut Random) -> Load;
+
+const KINDS: [(&str, Frames); 5] = [
+    ("short", |_| frame(60)),
+    ("full", |_| frame(1514)),
+    ("any", |random| frame(60 + random.below(1455))),
+    ("TSO", |_| segments(45)),
+    ("mixed", |random| match random.below(3) {
+        0 => segments(1 + random.below(45)),
+        1 => frame(60),
+        _ => frame(60 + random.below(1455)),
+    }),
+];
+
+fn bits(bits: u64) -> Limit {
+    Limit { rate: Rate { bits, packets: 0 }, burst: Size::default() }
+}
+
+fn packets(packets: u64) -> Limit {
+    Limit { rate: Rate { bits: 0, packets }, burst: Size::default() }
+}
+
+fn meter(second: u64, limit: Limit, now: u64) -> Meter {
+    let mut meter = Meter::new(second);
+    meter.set(limit, now);
+    meter
+}
+
+/// One who always has a burst of frames to send.
+struct Greedy {
+    frames: Frames,
+    pending: Vec<Load>,
+    booked: Option<Booking>,
+    at: u64,
+    sent: Load,
+}
+
+impl Greedy {
+    fn new(frames: Frames, at: u64) -> Greedy {
+        Greedy { frames, pending: Vec::new(), booked: None, at, sent: Load::NONE }
+    }
+
+    /// Sends what may pass; comes again when the next may, or `late` ticks later.
+    fn look(&mut self, meter: &mut Meter, random: &mut Random, late: u64) {
+        self.pending.resize_with(64, || (self.frames)(random));
+        let pending = self.pending.iter().copied();
+        let all = pending.clone().sum();
+        let passed = meter.admit(pending, self.booked.take(), true, self.at);
+        self.sent += self.pending.drain(..passed).sum();
+        self.at += 300;
+        if let Some(first) = self.pending.first() {
+            let booking = meter.book(*first, all, self.at);
+            self.booked = Some(booking);
+            let until = meter.waits(&booking, self.at).unwrap_or(self.at);
+            self.at = until + random.below(late);
+        }
+    }
+}
+
+/// What one sends in each of so many seconds who comes up to two milliseconds late.
+fn run(second: u64, limit: Limit, frames: Frames, seconds: u64) -> Vec<Load> {
+    let (start, mut random) = (second * 77 + 12_345, Random(0x1234_5678_9abc_def1));
+    let mut meter = meter(second, limit, start);
+    let mut sender = Greedy::new(frames, start);
+    (1..=seconds)
+        .map(|n| {
+            let before = sender.sent;
+            while sender.at < start + n * second {
+                sender.look(&mut meter, &mut random, second / 500);
+            }
+            let Load { packets, bytes } = sender.sent;
+            Load { packets: packets - before.packets, bytes: bytes - before.bytes }
+        })
+        .collect()
+}
+
+/// Within so many percent, and the longest frame of all.
+fn within(got: u64, due: u64, percent: u64) -> bool {
+    got.abs_diff(due) <= due * percent / 100 + segments(45).bytes
+}
+
+#[test]
+fn a_bit_rate_is_kept_within_two_percent() {
+    for second in CLOCKS {
+        for rate in [1_000_000, 10_000_000, 50_000_000, 100_000_000, 1_000_000_000, 10_000_000_000]
+        {
+            for (kind, frames) in KINDS {
+                // Not millions of frames for each clock.
+                let many = rate > 100_000_000 && kind != "TSO";
+                if many && second != CLOCKS[0] || kind == "short" && rate > 1_000_000_000 {
+                    continue;
+                }
+                let sent = run(second, bits(rate), frames, 11);
+                let bytes: Load = sent[1..].iter().copied().sum();
+                let due = 10 * rate / 8;
+                assert!(within(bytes.bytes, due, 2), "{second} {rate} {kind}: {bytes:?} of {due}");
+                let most = rate / 8 * 105 / 100 + (rate / 800).max(65_536);
+                assert!(sent[0].bytes <= most, "{second} {rate} {kind}: {:?} of {most}", sent[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_packet_rate_is_kept_within_two_percent() {
+    for rate in [100, 5_000, 1_000_000, 10_000_000] {
+        for (kind, frames) in KINDS {
+            let sent = run(3_000_000_000, packets(rate), frames, 11);
+            let all: Load = sent[1..].iter().copied().sum();
+            let off = all.packets.abs_diff(10 * rate);
+            assert!(off <= rate / 5 + 45, "{rate} {kind}: {all:?}");
+            let first = rate * 105 / 100 + (rate / 100).max(64);
+            assert!(sent[0].packets <= first, "{rate} {kind}: {:?} of {first}", sent[0]);
+        }
+    }
+}
+
+/// Where short and long frames meet both limits, each of them holds, and one of them is reached.
+#[test]
+fn of_two_rates_the_lower_one_counts() {
+    let both = |bits, packets| Limit { rate: Rate { bits, packets }, burst: Size::default() };
+    for (bits, packets) in
+        [(10_000_000, 5_000), (10_000_000, 500), (100_000_000, 20_000), (1_000_000, 100_000)]
+    {
+        for (kind, frames) in KINDS {
+            let sent = run(3_000_000_000, both(bits, packets), frames, 11);
+            let all: Load = sent[1..].iter().copied().sum();
+            let parts = [all.bytes * 8 * 100 / (10 * bits), all.packets * 100 / (10 * packets)];
+            let most = parts[0].max(parts[1]);
+            // A packet of 68 kB is 5 % of a megabit's ten seconds.
+            assert!((94..=106).contains(&most), "{bits} {packets} {kind}: {parts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_burst_passes_at_once_and_comes_back_with_the_time() {
+    let (second, start) = (1_000_000_000, 5_000_000_000);
+    let limit = Limit {
+        rate: Rate { bits: 8_000_000, packets: 0 },
+        burst: Size { bytes: 100_000, packets: 0 },
+    };
+    let mut meter = meter(second, limit, start);
+    let mut passed = |now| meter.admit(std::iter::repeat_n(frame(1000), 1000), None, true, now);
+    // The burst, and 10 ms of the rate.
+    assert_eq!(passed(start), 110);
+    assert_eq!(passed(start), 0);
+    assert_eq!(passed(start + 999_999), 0);
+    assert_eq!(passed(start + 1_000_000), 1);
+    assert_eq!(passed(start + 11_000_000), 10);
+    assert_eq!(passed(start + 10 * second), 110, "no more is saved up");
+}
+
+/// A frame that is longer than a burst passes by what is left of a whole one, and is paid for.
+#[test]
+fn a_frame_longer_than_a_burst_passes_too() {
+    for burst in [1514, 10_000, 65_536] {
+        let size = Size { bytes: burst, packets: 0 };
+        let limit = Limit { burst: size, ..bits(50_000_000) };
+        let sent = run(1_000_000_000, limit, |_| segments(45), 11);
+        let bytes: Load = sent[1..].iter().copied().sum();
+        assert!(within(bytes.bytes, 62_500_000, 2), "{burst}: {bytes:?}");
+    }
+}
+
+#[test]
+fn while_the_time_stands_a_burst_passes_and_no_more() {
+    let start = 1 << 40;
+    let mut meter = meter(1_000_000_000, bits(1_000_000_000), start);
+    let mut sender = Greedy::new(|_| frame(1514), start);
+    for _ in 0..100_000 {
+        sender.at = start;
+        sender.look(&mut meter, &mut Random(1), 1);
+    }
+    // 10 ms, and 10 ms for being late.
+    assert!((2_400_000..2_700_000).contains(&sender.sent.bytes), "{:?}", sender.sent);
+}
+
+/// A step back costs the time of it at most, and a second if it is a long one.
+#[test]
+fn a_time_that_steps_back_neither_gives_a_rate_away_nor_stops_it() {
+    let second = 1_000_000_000;
+    for back in [1, 1_000, 1_000_000, 100_000_000, 400 * second, 1 << 50] {
+        let start = (1 << 50) + 7 * second;
+        let mut meter = meter(second, bits(10_000_000), start);
+        let mut random = Random(9);
+        let mut sender = Greedy::new(|_| frame(1514), start);
+        for round in 1..20 {
+            let before = sender.sent.bytes;
+            sender.at = sender.at.saturating_sub(back);
+            let end = sender.at + second;
+            while sender.at < end {
+                sender.look(&mut meter, &mut random, 1000);
+            }
+            let sent = sender.sent.bytes - before;
+            assert!(sent <= 1_250_000 * 105 / 100 + 65_536, "{back} {round}: {sent}");
+            let lost = if back < second / 4 { 1_250_000 * back / second } else { 0 };
+            assert!(sent >= 1_200_000 - lost, "{back} {round}: {sent}");
+        }
+    }
+}
+
+#[test]
+fn a_meter_that_was_idle_for_years_goes_on() {
+    let second = 3_000_000_000;
+    for idle in [second, 3600 * second, 200 * 24 * 3600 * second, u64::MAX / 4] {
+        let start = 1_000;
+        let mut meter = meter(second, bits(1_000_000), start);
+        let all = || std::iter::repeat_n(frame(1000), 1000);
+        assert!(meter.admit(all(), None, true, start) > 60);
+        let now = start + idle;
+        assert!(meter.admit(all(), None, true, now) > 60, "{idle}");
+        assert!(meter.admit(all(), None, true, now + second) > 60, "{idle}");
+        assert!(meter.admit(all(), None, true, now + second) == 0, "{idle}");
+    }
+}
+
+#[test]
+fn another_rate_holds_from_its_beginning() {
+    let (second, start) = (1_000_000_000, 1_000_000_000);
+    let mut meter = meter(second, bits(8_000), start);
+    let (mut random, mut sender) = (Random(3), Greedy::new(|_| segments(45), start));
+    sender.look(&mut meter, &mut random, 1);
+    let booked = sender.booked.expect("it waits");
+    assert!(meter.waits(&booked, start + second).is_some(), "68 kB take a minute");
+    for (n, rate) in [1_000_000_000, 10_000_000, 0, 100_000_000].into_iter().enumerate() {
+        let now = start + (n as u64 + 1) * 10 * second;
+        meter.set(bits(rate), now);
+        assert_eq!(meter.waits(&booked, now), None, "bookings end with their rate");
+        let before = sender.sent.bytes;
+        sender.at = now;
+        while sender.at < now + if rate > 0 { second } else { second / 100 } {
+            sender.look(&mut meter, &mut random, 1000);
+        }
+        let sent = sender.sent.bytes - before;
+        let most = rate / 8 * 105 / 100 + (rate / 800).max(65_536);
+        match rate {
+            0 => assert!(sent > 1_000_000_000, "{sent}"),
+            _ => assert!((rate / 8 * 98 / 100..=most).contains(&sent), "{rate}: {sent}"),
+        }
+    }
+}
+
+/// What comes first in each turn of a worker, which looks once a millisecond, gets no more.
+#[test]
+fn all_that_wait_get_their_part() {
+    let second = 1_000_000_000;
+    for rate in [1_000_000, 10_000_000, 100_000_000, 1_000_000_000] {
+        for count in [2, 3, 20] {
+            let mut meter = meter(second, bits(rate), 0);
+            let mut random = Random(5);
+            let mut all: Vec<Greedy> =
+                (0..count).map(|_| Greedy::new(|_| frame(1514), 0)).collect();
+            for now in (0..40 * second).step_by(second as usize / 1000) {
+                for sender in &mut all {
+                    while sender.at <= now {
+                        sender.at = now;
+                        sender.look(&mut meter, &mut random, 1);
+                    }
+                }
+            }
+            let total: u64 = all.iter().map(|sender| sender.sent.bytes).sum();
+            assert!(within(total, 40 * rate / 8, 3), "{rate}: {total}");
+            let sent: Vec<u64> = all.iter().map(|sender| sender.sent.bytes).collect();
+            let least = sent.iter().min().unwrap();
+            let due = total.saturating_sub(65_536) / count as u64;
+            assert!(least * 10 >= due * 7, "{rate}: {sent:?}");
+        }
+    }
+}
+
+/// Frames that cannot wait meet those that have booked ahead of them.
+#[test]
+fn who_cannot_wait_is_not_shut_out_by_those_who_can() {
+    let second = 1_000_000_000;
+    for count in [1, 8, 64] {
+        let mut meter = meter(second, bits(100_000_000), 0);
+        let mut random = Random(5);
+        let mut all: Vec<Greedy> = (0..count).map(|_| Greedy::new(|_| frame(1514), 0)).collect();
+        let mut other = Load::NONE;
+        for now in (0..10 * second).step_by(second as usize / 5000) {
+            for sender in &mut all {
+                while sender.at <= now {
+                    sender.at = now;
+                    sender.look(&mut meter, &mut random, 1);
+                }
+            }
+            let passed = meter.admit(std::iter::repeat_n(frame(1514), 64), None, false, now);
+            other += std::iter::repeat_n(frame(1514), passed).sum();
+        }
+        let waited: u64 = all.iter().map(|sender| sender.sent.bytes).sum();
+        let total = waited + other.bytes;
+        assert!(within(total, 125_000_000, 3), "{count}: {total}");
+        for part in [waited, other.bytes] {
+            assert!(part >= total / 20, "{count}: {waited} and {other:?}");
+        }
+    }
+}
+
+#[test]
+fn what_did_not_pass_is_given_back() {
+    let mut meter = meter(1_000_000_000, bits(10_000_000), 0);
+    let mut now = 0;
+    let mut passed = 0;
+    while now < 10_000_000_000 {
+        let got = meter.admit(std::iter::repeat_n(frame(1514), 64), None, true, now);
+        // Half of it finds no buffer.
+        let back = got / 2;
+        meter.refund(std::iter::repeat_n(frame(1514), back).sum());
+        passed += (got - back) * 1514;
+        now += 500_000;
+    }
+    assert!(within(passed as u64, 12_500_000, 2), "{passed}");
+}

@@ -1,0 +1,201 @@
+//! Rates of ports that serve: set while frames wait, shown, and what becomes of waiting frames when
+//! their port goes, or its guest stops.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use testkit::proc::{Dir, wait_for};
+use testkit::traffic::{self, Checker, Stream, To};
+use testkit::vm::{Vm, VmConfig, mac_of};
+
+use super::{LOST, Lab};
+
+/// So many frames of a kilobyte are sent at once: a burst of 64 KiB, and some that wait. They are
+/// so few that the switch sees all that is sent.
+const FRAMES: u32 = 74;
+
+fn shown(lab: &Lab, name: &str) -> Value {
+    lab.json(&["port", "show", name])["port"].clone()
+}
+
+/// Guests 2 and 3 at ports of these keys.
+fn guests(lab: &Lab, keys: [&str; 2]) -> [Vm; 2] {
+    [2, 3].map(|id| {
+        let name = format!("vm{id}");
+        let own: Vec<&str> = keys[usize::from(id) - 2].split_whitespace().collect();
+        lab.done(&[&["port", "add", &name][..], &own].concat());
+        let mut vm = Vm::connect(&lab.socket(&format!("{name}.sock")), VmConfig::new(id));
+        let hello = [&[0xff; 6][..], &vm.mac(), &[0x88, 0xb5], &[0; 46]].concat();
+        vm.tx[0].send_waiting(&hello, LOST);
+        vm.tx[0].drain(LOST);
+        vm
+    })
+}
+
+fn stream() -> Stream {
+    Stream { sender: 2, queue: 0, to: To::Vm(3), flow: 0 }
+}
+
+/// The receiver's books.
+struct Books {
+    checker: Checker,
+    frames: u32,
+}
+
+impl Books {
+    /// Sends all frames at once; some pass, the others wait.
+    fn begin(from: &mut Vm, to: &mut Vm) -> Books {
+        let mut books = Books { checker: Checker::new(3, 1), frames: 0 };
+        let mut frame = Vec::new();
+        for n in 0..FRAMES {
+            traffic::build(&stream(), n, 1000, &mut frame);
+            assert!(from.tx[0].queue(&frame));
+        }
+        from.tx[0].ring.publish();
+        assert!(wait_for(LOST, || books.receive(to) >= 60), "a burst passes at once");
+        std::thread::sleep(Duration::from_millis(300));
+        books.receive(to);
+        from.tx[0].reclaim();
+        let left = from.tx[0].ring.in_flight();
+        assert!((4..=14).contains(&left), "{left} wait");
+        books
+    }
+
+    /// Takes what came; how many frames of the stream that makes so far.
+    fn receive(&mut self, to: &mut Vm) -> u32 {
+        to.rx[0].recv(1024, |_, frame| {
+            if frame[6..12] == mac_of(stream().sender) {
+                self.checker.accept(0, frame);
+                self.frames += 1;
+            }
+        });
+        self.frames
+    }
+
+    /// All frames come, in order.
+    fn end(mut self, from: &mut Vm, to: &mut Vm) {
+        let all = wait_for(LOST, || self.receive(to) == FRAMES);
+        assert!(all, "{} of {FRAMES} came", self.frames);
+        from.tx[0].drain(LOST);
+        self.checker.complete(&stream(), FRAMES.into());
+    }
+}
+
+#[test]
+fn a_rate_is_changed_while_frames_wait_for_it() {
+    let lab = Lab::new(0, &[]);
+    for (key, who) in [("rate-in", "vm2"), ("rate-out", "vm3")] {
+        let keys = [("vm2", "rate-in"), ("vm3", "rate-out")]
+            .map(|of| if of == (who, key) { format!("{key}=8kbit") } else { String::new() });
+        let [mut from, mut to] = guests(&lab, [&keys[0], &keys[1]]);
+        assert_eq!(shown(&lab, who)[key.replace('-', "_")], "8kbit");
+        assert!(lab.done(&["port", "show", who]).contains("8kbit"));
+        let books = Books::begin(&mut from, &mut to);
+        let path = ["trace", "vm2", "src=02:56:53:00:00:02", "dst=02:56:53:00:00:03"];
+        let told = lab.done(&path);
+        assert!(told.contains(&format!("its {key} ")) && told.contains("8kbit"), "{told}");
+        if key == "rate-in" {
+            let waits = lab.json(&["port", "show", who]).to_string();
+            assert!(waits.contains("rate_waits"), "{waits}");
+        }
+        let changed = lab.done(&["port", "set", who, &format!("{key}=")]);
+        assert_eq!(changed, format!("{key} 8kbit -> -  now\n"));
+        books.end(&mut from, &mut to);
+        drop((from, to));
+        lab.done(&["port", "del", "vm2"]);
+        lab.done(&["port", "del", "vm3"]);
+    }
+    lab.d.counters().balance();
+    lab.d.stop();
+}
+
+#[test]
+fn ports_go_while_frames_wait_for_a_rate() {
+    let lab = Lab::new(2, &[]);
+    let bystanders = lab.bystanders();
+    for (keys, goes) in [
+        (["rate-in=8kbit", ""], "vm2"),
+        (["", "rate-out=8kbit"], "vm3"),
+        (["rate-in=8kbit", ""], "vm3"),
+        (["", "rate-out=8kbit"], "vm2"),
+    ] {
+        let [mut from, mut to] = guests(&lab, keys);
+        drop(Books::begin(&mut from, &mut to));
+        let start = Instant::now();
+        lab.done(&["port", "del", goes]);
+        assert!(start.elapsed() < Duration::from_secs(5), "{keys:?} {goes}");
+        if goes == "vm3" && keys[1] != "" {
+            // Nothing holds them back any more.
+            from.tx[0].drain(LOST);
+        }
+        drop((from, to));
+        let stays = if goes == "vm2" { "vm3" } else { "vm2" };
+        lab.done(&["port", "del", stays]);
+    }
+    bystanders.finish();
+    lab.d.stop();
+}
+
+/// Its rings are given back at once, and what waited there goes on with the next start.
+#[test]
+fn a_guest_stops_while_its_frames_wait_for_a_rate() {
+    let lab = Lab::new(0, &[]);
+    for keys in [["rate-in=8kbit", ""], ["", "rate-out=8kbit"]] {
+        let [mut from, mut to] = guests(&lab, keys);
+        let books = Books::begin(&mut from, &mut to);
+        let start = Instant::now();
+        from.stop();
+        assert!(start.elapsed() < Duration::from_secs(2), "{keys:?}: {:?}", start.elapsed());
+        from.start();
+        lab.done(&["port", "set", "vm2", "rate-in="]);
+        lab.done(&["port", "set", "vm3", "rate-out="]);
+        books.end(&mut from, &mut to);
+        drop((from, to));
+        lab.done(&["port", "del", "vm2"]);
+        lab.done(&["port", "del", "vm3"]);
+    }
+    lab.d.counters().balance();
+    lab.d.stop();
+}
+
+/// Disabled and enabled again, as cloud-hypervisor pauses and resumes.
+#[test]
+fn a_ring_is_disabled_while_its_frames_wait_for_a_rate() {
+    let lab = Lab::new(0, &[]);
+    let [mut from, mut to] = guests(&lab, ["rate-in=8kbit", ""]);
+    let books = Books::begin(&mut from, &mut to);
+    let ring = from.tx[0].ring.index;
+    let start = Instant::now();
+    from.fe.set_vring_enable(ring, false).expect("disable");
+    from.settle();
+    assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
+    from.fe.set_vring_enable(ring, true).expect("enable");
+    from.settle();
+    lab.done(&["port", "set", "vm2", "rate-in="]);
+    books.end(&mut from, &mut to);
+    drop((from, to));
+    lab.d.counters().balance();
+    lab.d.stop();
+}
+
+#[test]
+fn what_is_no_rate_is_refused_with_its_key() {
+    let lab = Lab::new(1, &[]);
+    for (word, key) in [
+        ("rate-in=10", "rate-in must be a rate with its unit, such as 10mbit, 5kpps"),
+        ("rate-out=1kbit", "rate-out must be from 8kbit to 1000gbit"),
+        ("burst-in=100", "burst-in must be a size with its unit, such as 64kib"),
+    ] {
+        let (status, line) = lab.fails(&["port", "set", "p0", word]);
+        assert!(status == 2 && line.contains(key), "{status} {line}");
+    }
+    let dir = Dir::new();
+    let socket = dir.path().join("s").display().to_string();
+    let port = format!("--port=a,socket={socket},rate-in=10");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_vioswitchd")).arg(port).output();
+    let output = output.expect("vioswitchd");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("rate-in must be a rate with its unit"), "{said}");
+    lab.d.stop();
+}
