@@ -124,7 +124,7 @@ fn ports_go_while_frames_wait_for_a_rate() {
         let start = Instant::now();
         lab.done(&["port", "del", goes]);
         assert!(start.elapsed() < Duration::from_secs(5), "{keys:?} {goes}");
-        if goes == "vm3" && keys[1] != "" {
+        if goes == "vm3" && !keys[1].is_empty() {
             // Nothing holds them back any more.
             from.tx[0].drain(LOST);
         }
