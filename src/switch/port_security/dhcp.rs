@@ -89,7 +89,8 @@ pub fn check_v6(
         return Err(Rule::Server.alone());
     }
     if to == SERVER_V6 {
-        if frame.is_cut {
+        // The kind of message may be in another fragment, or in another datagram.
+        if !datagram.whole || frame.is_cut {
             return Err(Rule::Headers.alone());
         }
         if OF_SERVERS.contains(&frame.u8(datagram.at + UDP_HEADER)?) {

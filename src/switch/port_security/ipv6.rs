@@ -8,6 +8,8 @@ use super::{Headers, PortSecurity, Refused, Rule};
 use crate::frame::MacAddr;
 
 const HEADER: usize = 40;
+/// Of UDP, the shortest header that is looked at behind those of IPv6.
+const SHORTEST_UPPER: usize = 8;
 const ICMPV6: u8 = 58;
 
 /// Next headers that another one follows.
@@ -60,6 +62,14 @@ pub fn check(
     }
     let from = frame.v6(at + 8)?;
     let upper = upper(frame, at)?;
+    if upper.fragment && upper.protocol.is_some() {
+        // RFC 7112: all headers are in the first fragment. Behind its end stands padding, which may
+        // look like one while the next fragment has the real one.
+        let end = at + HEADER + usize::from(frame.u16(at + 4)?);
+        if upper.at + SHORTEST_UPPER > end {
+            return Err(Rule::Headers.alone());
+        }
+    }
     let begins = match upper.protocol {
         Some(UDP) => {
             let datagram = Datagram { at: upper.at, whole: !upper.fragment };

@@ -72,6 +72,32 @@ fn what_follows_a_packet_is_padding() {
     all_are(&both(), Err(Rule::Headers), &[("no length", frame)]);
 }
 
+/// The first fragment has all headers (RFC 7112): what stands behind its end seems to be one, and
+/// the next fragment has the real one.
+#[test]
+fn headers_do_not_hide_in_the_next_fragment() {
+    let chain = [(44, fragment(1)), (60, options(1))];
+    let first = |proto, rest: &[u8], payload: u8| {
+        let mut frame = from(OWN, ETHERTYPE_IPV6, &v6(OWN_V6, &chain, proto, rest));
+        frame[14 + 5] = payload;
+        frame
+    };
+    let tcp = |payload| first(6, &[0; 24], payload);
+    all_are(&both(), Ok(()), &[("all of it", tcp(16 + 24)), ("a header of UDP's size", tcp(24))]);
+    let asks = udp(5000, 547, &[1; 16]);
+    all_are(
+        &both(),
+        Err(Rule::Headers),
+        &[
+            ("the end of the chain", tcp(16)),
+            ("a header of the chain", tcp(8)),
+            ("an echo request", first(58, &[128; 24], 16)),
+            ("ports", first(17, &udp(5000, 5001, &[0; 16]), 16)),
+            ("a message to a DHCPv6 server", first(17, &asks, 24)),
+        ],
+    );
+}
+
 #[test]
 fn a_dhcp_client_asks_for_itself() {
     let message = |op, chaddr| udp(68, 67, &bootp(op, chaddr));
