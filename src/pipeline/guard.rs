@@ -78,7 +78,7 @@ fn check(burst: &mut Burst, index: usize, rules: &PortSecurity) -> Result<(), Vi
     let asks = burst.needs_offloads();
     let sum_at = (asks && request.header.flags & NEEDS_CSUM != 0).then(|| request.csum_at());
     let known = Headers {
-        bytes: burst.head(index),
+        bytes: frame.head(),
         len: frame.len as usize,
         sum_at,
         is_cut: asks && request.is_gso(),

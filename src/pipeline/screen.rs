@@ -5,16 +5,10 @@
 //! asked for: what segment a frame is in is not kept for each.
 
 use crate::frame::ethernet::{self, TagEdit};
-use crate::limits::SNAPSHOT_LEN;
 use crate::port::PortTable;
 use crate::ring::{Burst, Frame};
 use crate::stats::DropReason;
 use crate::switch::{Membership, PortId, PortPolicy, VlanId};
-
-/// The first bytes of a frame.
-fn head(frame: &Frame) -> &[u8] {
-    &frame.snapshot[..SNAPSHOT_LEN.min(frame.len as usize)]
-}
 
 /// Whether a frame begins with a tag that may be a VLAN's.
 #[inline(always)]
@@ -27,7 +21,7 @@ fn is_tagged(frame: &Frame) -> bool {
 #[inline(always)]
 pub fn admit(asked: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
     let vlan =
-        if is_tagged(frame) { asked.vlans.classify(head(frame)) } else { asked.vlans.untagged() };
+        if is_tagged(frame) { asked.vlans.classify(frame.head()) } else { asked.vlans.untagged() };
     vlan.ok_or(DropReason::Vlan)
 }
 
@@ -66,7 +60,7 @@ impl<'a> Passage<'a> {
 
     #[inline(never)]
     fn edit_tagged(self, frame: &Frame) -> Option<TagEdit> {
-        let head = head(frame);
+        let head = frame.head();
         self.to.edit(self.from.classify(head)?, head)
     }
 

@@ -45,6 +45,12 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// The first bytes, as far as the snapshot and the frame go.
+    #[inline(always)]
+    pub fn head(&self) -> &[u8] {
+        &self.snapshot[..SNAPSHOT_LEN.min(self.len as usize)]
+    }
+
     /// What the frame asks for; only if the burst asks.
     pub fn request(&self) -> Request {
         Request { needs: self.needs, l3: self.l3, header: self.header }
@@ -293,7 +299,7 @@ impl Burst {
     /// Checks what frame `index` asks for.
     fn request_of(&mut self, index: usize, may: Offloads) -> Result<Request, Refused> {
         let Frame { header, len, .. } = self.frames[index];
-        match offload::check(header, self.head(index), len, may) {
+        match offload::check(header, self.frames[index].head(), len, may) {
             Err(Refused::Short) => {
                 let headers = self.headers(index).ok_or(Refused::Nonsense)?;
                 offload::check(header, headers, len, may)
@@ -302,20 +308,13 @@ impl Burst {
         }
     }
 
-    /// The snapshot of frame `index`, as far as the frame goes.
-    #[inline(always)]
-    pub fn head(&self, index: usize) -> &[u8] {
-        let Frame { snapshot, len, .. } = &self.frames[index];
-        &snapshot[..SNAPSHOT_LEN.min(*len as usize)]
-    }
-
     /// The first [`MAX_HEADERS_LEN`] bytes of frame `index`, or all there are. They are private and
     /// what is delivered, from the first call on. None if there is no room for another piece.
     pub fn headers(&mut self, index: usize) -> Option<&[u8]> {
         let Frame { len, rest, position, .. } = self.frames[index];
         let known = (len as usize).min(MAX_HEADERS_LEN);
         if known <= SNAPSHOT_LEN {
-            return Some(self.head(index));
+            return Some(self.frames[index].head());
         }
         // No reference to the slots: frames refer to what was written there.
         let slots = (&raw mut *self.headers).cast::<[u8; MAX_HEADERS_LEN]>();

@@ -35,8 +35,7 @@ impl Burst {
             let edit = edit(&frame);
             kept &= edit == TagEdit::Keep;
             let request = if asks { frame.request() } else { Request::NONE };
-            let head = &frame.snapshot[..SNAPSHOT_LEN.min(frame.len as usize)];
-            self.tags.set(index, head, frame.len, (request, edit));
+            self.tags.set(index, frame.head(), frame.len, (request, edit));
         }
         if !kept {
             self.tags.take(frames);
@@ -93,7 +92,7 @@ impl<'a> EgressFrame<'a> {
     pub fn head(self) -> &'a [u8] {
         match self.retagged {
             Some(other) => other.head(),
-            None => &self.frame.snapshot[..SNAPSHOT_LEN.min(self.frame.len as usize)],
+            None => self.frame.head(),
         }
     }
 
