@@ -10,7 +10,7 @@ use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
 use crate::port::{Port, PortTable};
 use crate::stats::Direction;
-use crate::switch::{PortView, Segment, Station};
+use crate::switch::{Membership, PortKind, PortView, Segment, Station};
 use crate::sys::clock;
 
 impl Daemon {
@@ -59,7 +59,7 @@ impl View {
             mtu: port.mtu.get(),
             addresses: self.fdb.port_len(port.id),
             is_disabled: !port.policy.get().forwards,
-            alone: alone(ports, port),
+            segment: segment(ports, port),
             broken: broken(port),
             offloads: offloads(port),
             moment,
@@ -72,17 +72,27 @@ impl View {
     }
 }
 
-/// The bridge or VLAN of a port's untagged frames, if no other port is in that.
-fn alone(ports: &PortTable, port: &Port) -> Option<String> {
-    let asked = ports.policy(port.id);
-    let segment = asked.untagged().filter(|segment| *segment != Segment::DEFAULT)?;
-    let mut others = ports.iter().filter(|other| other.id != port.id);
-    let bridge = format!("bridge '{}'", asked.bridge.name());
-    let place = match segment.vlan() {
+/// Where a port's untagged frames are, and whom they reach there.
+fn segment(ports: &PortTable, port: &Port) -> Option<facts::Segment> {
+    let own = ports.policy(port.id);
+    let segment = own.untagged().filter(|segment| *segment != Segment::DEFAULT)?;
+    let bridge = format!("bridge '{}'", own.bridge.name());
+    let name = match segment.vlan() {
         0 => bridge,
         vlan => format!("VLAN {vlan} of {bridge}"),
     };
-    (!others.any(|other| ports.is_member(other.id, segment))).then_some(place)
+    let mut found = facts::Segment { name, is_shared: false, is_cut_off: false };
+    let mut leads_out = false;
+    for other in ports.iter().filter(|other| ports.policy(other.id).bridge == own.bridge) {
+        let is_member = ports.is_member(other.id, segment);
+        let is_uplink = other.kind() == PortKind::Uplink;
+        let is_trunk = matches!(ports.policy(other.id).vlans, Membership::Trunk { .. });
+        found.is_shared |= is_member && other.id != port.id;
+        found.is_cut_off |= is_uplink;
+        leads_out |= is_member && (is_uplink || is_trunk);
+    }
+    found.is_cut_off &= !leads_out;
+    Some(found)
 }
 
 fn link(port: &Port) -> Option<Link> {

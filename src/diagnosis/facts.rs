@@ -49,8 +49,8 @@ pub struct Port {
     pub addresses: usize,
     /// The administrator has it forward nothing.
     pub is_disabled: bool,
-    /// The bridge or VLAN of its untagged frames, if no other port is in that.
-    pub alone: Option<String>,
+    /// Where its untagged frames are, but for the default bridge without VLANs.
+    pub segment: Option<Segment>,
     /// Rings that are left alone, by their index.
     pub broken: Vec<usize>,
     /// Frames that went out, and what was done for some of them, since the port began.
@@ -73,6 +73,17 @@ pub struct Port {
     pub foreign: Option<(MacAddr, String)>,
     /// The last address that moved here, and the port it came from.
     pub moved: Option<(MacAddr, String)>,
+}
+
+/// A bridge, or a VLAN of one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// What it is called.
+    pub name: String,
+    /// Another port is in it.
+    pub is_shared: bool,
+    /// Its bridge has an uplink, but neither an uplink nor a trunk is in it.
+    pub is_cut_off: bool,
 }
 
 /// The interface of a TAP.

@@ -2,7 +2,7 @@
 //!
 //! * [`facts`] what is judged;
 //! * [`history`] what a port counted in the last minutes;
-//! * `of_switch`, `of_ports`, `of_addresses` what is wrong with that.
+//! * `of_switch`, `of_ports`, `of_addresses`, `of_vlans` what is wrong with that.
 //!
 //! A client that asks for the health of the switch gets these findings: `vioswitchctl doctor`,
 //! `health` and `why`, and the metrics. What can be seen on the host alone, `doctor` adds.
@@ -15,6 +15,7 @@ pub mod history;
 mod of_addresses;
 mod of_ports;
 mod of_switch;
+mod of_vlans;
 #[cfg(test)]
 mod tests;
 
@@ -74,6 +75,7 @@ codes! {
     ADDRESS_OF_ANOTHER "address-of-another" Warn;
     ADDRESS_MOVING "address-moving" Warn;
     PORT_ALONE "port-alone" Warn;
+    VLAN_WITHOUT_UPLINK "vlan-without-uplink" Warn;
     TAP_GONE "tap-gone" Fail;
     TAP_DOWN "tap-down" Fail;
     UPLINKS_IN_ONE_BRIDGE "uplinks-in-one-bridge" Warn;
@@ -116,6 +118,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     of_switch::judge(facts, &mut found);
     of_ports::judge(facts, &mut found);
     of_addresses::judge(facts, &mut found);
+    of_vlans::judge(facts, &mut found);
     found.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     found.truncate(FINDINGS_TOLD);
     found

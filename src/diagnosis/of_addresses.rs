@@ -1,7 +1,7 @@
 //! What is wrong with where addresses live.
 
 use super::facts::{Facts, Port};
-use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding, PORT_ALONE};
+use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
 use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
 
 /// Moves to each of two ports in a minute: a guest that migrates moves once, and back at most.
@@ -11,7 +11,6 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for (at, port) in facts.ports.iter().enumerate() {
         found.extend(full(port, facts));
         found.extend(foreign(port));
-        found.extend(alone(port));
         found.extend(moving(at, port, facts));
     }
 }
@@ -46,14 +45,6 @@ fn foreign(port: &Port) -> Option<Finding> {
     );
     let with = vec![owner.clone()];
     Some(Finding { with, ..Finding::of(ADDRESS_OF_ANOTHER, port, cause, command) })
-}
-
-fn alone(port: &Port) -> Option<Finding> {
-    let place = port.alone.as_ref()?;
-    let cause = format!("it is the only port of {place}: its frames reach no other");
-    let command =
-        format!("vioswitchctl port show {}; the same bridge and vlan for others", port.name);
-    Some(Finding::of(PORT_ALONE, port, cause, command))
 }
 
 /// Told of the first one of two ports.

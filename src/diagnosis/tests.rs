@@ -1,6 +1,6 @@
 //! Each fault of a healthy switch is found by its own code, and by no other one.
 
-use super::facts::{Bridge, Degraded, Link, LinkState, Offloads, Port, Sender};
+use super::facts::{Bridge, Degraded, Link, LinkState, Offloads, Port, Segment, Sender};
 use super::history::Counts;
 use super::*;
 use crate::frame::MacAddr;
@@ -38,9 +38,13 @@ fn healthy() -> Facts {
     Facts { ports, addresses: 9, ..Facts::default() }
 }
 
+fn vlan(is_shared: bool, is_cut_off: bool) -> Segment {
+    Segment { name: "VLAN 10 of bridge 'blue'".to_owned(), is_shared, is_cut_off }
+}
+
 type Fault = (&'static str, fn(&mut Facts));
 
-const FAULTS: [Fault; 17] = [
+const FAULTS: [Fault; 18] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
         let port = Some("vm2".to_owned());
@@ -58,7 +62,12 @@ const FAULTS: [Fault; 17] = [
         facts.ports[0].minute.learn_static = 1;
         facts.ports[0].foreign = Some((mac(), "vm2".to_owned()));
     }),
-    ("port-alone", |facts| facts.ports[0].alone = Some("VLAN 10 of bridge 'blue'".to_owned())),
+    ("port-alone", |facts| facts.ports[0].segment = Some(vlan(false, true))),
+    ("vlan-without-uplink", |facts| {
+        for port in [0, 1] {
+            facts.ports[port].segment = Some(vlan(true, true));
+        }
+    }),
     ("address-moving", |facts| {
         for (at, from) in [(0, "vm2"), (1, "vm1")] {
             facts.ports[at].minute.moves = 3;
@@ -108,14 +117,17 @@ fn each_fault_is_found_by_its_own_code() {
 fn a_finding_names_those_it_is_about() {
     let cause = |at: usize| found(FAULTS[at].1)[0].cause.clone();
     assert!(cause(3).contains("5 % of those for it") && cause(3).contains("100 % from 'vm2'"));
-    let moving = &found(FAULTS[11].1)[0];
+    let moving = &found(FAULTS[12].1)[0];
     assert_eq!((moving.port.as_deref(), &moving.with[..]), (Some("vm1"), &["vm2".to_owned()][..]));
     assert!(moving.cause.contains("6 moves") && moving.cause.contains("52:54:00:00:00:01"));
     let foreign = &found(FAULTS[9].1)[0];
     assert!(foreign.cause.contains("52:54:00:00:00:01, which is tied to 'vm2'"), "{foreign:?}");
-    let (bridge, looped) = (&found(FAULTS[14].1)[0], &found(FAULTS[15].1)[0]);
+    let (bridge, looped) = (&found(FAULTS[15].1)[0], &found(FAULTS[16].1)[0]);
     assert!(bridge.cause.contains("up0 and away0 are in one bridge, br1"), "{bridge:?}");
     assert_eq!((bridge.level, looped.level), (Level::Warn, Level::Fail));
+    let cut_off = &found(FAULTS[11].1)[0];
+    let said = (cut_off.port.as_deref(), &cut_off.with[..]);
+    assert_eq!(said, (Some("vm1"), &["vm2".to_owned()][..]), "{cut_off:?}");
     let full = found(|facts| {
         facts.ports[1].lately.learn_refused = 7;
         (facts.ports[2].addresses, facts.addresses) = (65_000, 65_536);
@@ -131,7 +143,8 @@ fn a_finding_names_those_it_is_about() {
 /// What looks like a fault and is none.
 #[test]
 fn what_is_no_fault_is_no_finding() {
-    let harmless: [fn(&mut Facts); 6] = [
+    let harmless: [fn(&mut Facts); 7] = [
+        |facts| facts.ports[0].segment = Some(vlan(true, false)),
         // All that an uplink led to is found behind the other one, once.
         |facts| {
             facts.ports[3].minute.moves = 4_000;

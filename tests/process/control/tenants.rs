@@ -1,6 +1,7 @@
 //! Bridges and VLANs at run time: what `port set` moves, what is refused, and how the commands tell
 //! where a port and an address are.
 
+use testkit::host::in_namespace;
 use testkit::vm::mac_of;
 
 use super::*;
@@ -95,6 +96,26 @@ fn ports_move_between_vlans_and_bridges() {
     assert!(status == 2 && line.contains("bridge must be one that a port names"), "{line}");
     bystanders.finish();
     lab.d.stop();
+}
+
+/// A VLAN is not carried by its bridge's uplink, until it is, or until a router has a trunk.
+#[test]
+fn a_vlan_without_an_uplink_is_found() {
+    in_namespace(|| {
+        let lab = Lab::with_ports(&[",vlan=10", ",vlan=10", ""], &["--tap=up,ifname=v0,trunk=20"]);
+        let is_found = || {
+            let all = super::findings::found(&lab);
+            all.contains(&("p0".to_owned(), "vlan-without-uplink".to_owned()))
+        };
+        assert!(is_found(), "{:?}", super::findings::found(&lab));
+        lab.done(&["tap", "set", "up", "trunk=10,20"]);
+        assert!(!is_found());
+        lab.done(&["tap", "set", "up", "trunk=20"]);
+        assert!(is_found());
+        lab.done(&["port", "set", "p2", "trunk=all", "native=20"]);
+        assert!(!is_found(), "a guest may be its router");
+        lab.d.stop();
+    });
 }
 
 /// Each bad value names its key and what it wants.
