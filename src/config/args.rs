@@ -263,7 +263,7 @@ fn section(kind: Kind, text: &str) -> Result<Section, UsageError> {
 fn goes_on(kind: Kind, before: Option<&mut Setting>, part: &str) -> bool {
     match before {
         Some(Setting { key, value: Value::Word(word), .. })
-            if kind.key(key).is_some_and(|key| key.has_commas) =>
+            if kind.key(key).is_some_and(|key| key.has_commas || key.is_list) =>
         {
             *word += ",";
             *word += part;

@@ -87,7 +87,7 @@ impl Kind {
                 "" => {}
                 default => text += &format!(" [default: {default}]"),
             }
-            wrapped(&tag, if key.is_list { text + " [repeatable]" } else { text }.as_str())
+            wrapped(&tag, if key.is_list { text + " [repeatable, or A,B]" } else { text }.as_str())
         });
         lines.collect::<Vec<_>>().join("\n")
     }

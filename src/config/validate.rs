@@ -3,13 +3,14 @@
 //! Nothing stops at the first error: each setting is checked, and each complaint carries the
 //! place its setting was given at.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::Machine;
 use super::entries::{Checked, Claim, Shared};
 use super::keys::{Key, Kind, Settings};
-use super::raw::{Complaint, Section, Setting, Source, quote};
+use super::raw::{Complaint, Section, Setting, Source, Value, quote};
 use super::scalars::{SCALAR_KEYS, Scalars, claimed_socket};
 use super::types::Mode;
 use super::value::{inherited_socket, unknown_key};
@@ -73,13 +74,27 @@ fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
     Checked { at, settings, claims }
 }
 
+/// The values of a list that is one word of the command line, with commas between; a file has
+/// arrays.
+fn one_by_one(kind: Kind, setting: &Setting) -> Vec<Cow<'_, Setting>> {
+    match &setting.value {
+        Value::Word(all) if kind.key(&setting.key).is_some_and(|key| key.is_list) => {
+            let parts = all.split(',').map(|part| Value::Word(part.to_owned()));
+            parts.map(|value| Cow::Owned(Setting { value, ..setting.clone() })).collect()
+        }
+        _ => vec![Cow::Borrowed(setting)],
+    }
+}
+
 /// All settings of an entry, and what is wrong with them: each is looked at, once.
 pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     let kind = section.kind;
     let mut settings = Settings::new(kind);
     let (mut complaints, mut claims) = (Vec::new(), Vec::new());
+    let all: Vec<Cow<'_, Setting>> =
+        section.settings.iter().flat_map(|setting| one_by_one(kind, setting)).collect();
     let mut given: HashSet<&str> = HashSet::new();
-    for setting in &section.settings {
+    for setting in &all {
         let key = kind.key(&setting.key);
         // A file cannot repeat a key, and a list's values come one by one.
         let again = !given.insert(&setting.key) && !key.is_some_and(|key| key.is_list);

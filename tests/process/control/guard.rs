@@ -127,7 +127,7 @@ impl Pair {
 }
 
 fn keys(guard: &str) -> String {
-    format!(",mac=02:56:53:00:00:00,guard={guard},allowed-ips=10.0.0.1,allowed-ips=fd00::1")
+    format!(",mac=02:56:53:00:00:00,guard={guard},allowed-ips=10.0.0.1,fd00::1")
 }
 
 /// So many rounds of [`spoofed`], by rule.
@@ -184,7 +184,7 @@ fn a_guard_changes_while_frames_flow() {
     assert_eq!(pair.lab.done(&["port", "set", "p0", "guard=on"]), "guard log -> on  now\n");
     assert_eq!(pair.send(&all), honest());
     assert_eq!(pair.counted(), (rules(2), count));
-    pair.lab.done(&["port", "set", "p0", "allow-server=ra", "allowed-ips=10.0.0.9"]);
+    pair.lab.done(&["port", "set", "p0", "allow-server=dhcp,ra", "allowed-ips=10.0.0.9"]);
     let allowed = [frame(OWN, 0x0806, &arp(OWN, OTHER_IP))];
     assert_eq!(pair.send(&[all[0].clone(), allowed[0].clone()]), allowed);
     pair.lab.done(&["port", "set", "p0", "allowed-ips="]);
