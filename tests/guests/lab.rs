@@ -266,10 +266,5 @@ pub fn port(name: &str, socket: &Path, options: &str) -> [String; 2] {
 
 /// `--tap` for the namespace's uplink.
 pub fn tap() -> [String; 2] {
-    tap_named(TAP)
-}
-
-/// The same under another name, for a second daemon in the namespace.
-pub fn tap_named(interface: &str) -> [String; 2] {
-    ["--tap".into(), format!("uplink,ifname={interface}")]
+    ["--tap".into(), format!("uplink,ifname={TAP}")]
 }

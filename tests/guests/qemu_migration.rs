@@ -4,7 +4,8 @@
 //! Both QEMUs are attached to ports of the same switch, or each to a switch of its own with a
 //! bridge between their TAPs, as a network joins two hosts. A TCP stream each way with a second
 //! guest, and the memory of the guest that moves, are checked all the while. One migration is given
-//! up under way: the guest stays. Where the guest cannot announce itself the switch does.
+//! up under way: the guest stays. Where the guest cannot announce itself the switch does. One guest
+//! is a tenant's: its ports have a VLAN, a guard and a rate, and it breaks no rule by moving.
 //!
 //! `VIOSWITCH_LONG=1` migrates 20 times instead of twice.
 
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::lab::{HOST_IP4, Lab, TAP, port, tap, tap_named};
+use crate::lab::{HOST_IP4, Lab, TAP, port};
 use crate::load::{Memory, begin_stream, end_stream, stream_goes_on};
 use crate::talk::pings;
 use crate::vm::{Attach, Qemu, Vm, VmSpec};
@@ -52,6 +53,14 @@ const ENOUGH: u64 = 48 << 20;
 /// The second switch's TAP.
 const OTHER_TAP: &str = "uplink1";
 
+/// Keys of the ports of a tenant's guest that moves, of which there is only one address and whose
+/// stream the rate holds back, and of the other ports.
+const TENANT: [&str; 2] = [
+    ",vlan=10,guard=on,allowed-macs=52:54:00:99:00:02,allowed-ips=10.99.0.2,fd00:99::2,\
+     rate-in=50mbit,rate-out=50mbit",
+    ",vlan=10",
+];
+
 /// What the tests differ in.
 struct Case {
     name: &'static str,
@@ -61,6 +70,8 @@ struct Case {
     announced: bool,
     /// Two switches instead of one.
     apart: bool,
+    /// Keys of the ports of the guest that moves, and of all other ports.
+    keys: [&'static str; 2],
 }
 
 /// Two guests, and a place for one of them to go.
@@ -79,19 +90,23 @@ struct Site {
 
 /// Starts the switches, with a port `vm1`, and `left` and `right` for the guest that moves.
 fn switches(case: &Case) -> Vec<Lab> {
-    let options = format!(",queues={}", case.pairs);
+    let [own, others] = case.keys;
     let mut lab = Lab::new(case.name);
-    let named = |lab: &Lab, name| port(name, &lab.path(&format!("{name}.sock")), &options);
-    let mut args = [named(&lab, "vm1"), named(&lab, "left"), tap()].concat();
+    let named = |lab: &Lab, name, keys: &str| {
+        let options = format!(",queues={}{keys}", case.pairs);
+        port(name, &lab.path(&format!("{name}.sock")), &options)
+    };
+    let uplink = |interface| ["--tap".to_owned(), format!("uplink,ifname={interface}{others}")];
+    let mut args = [named(&lab, "vm1", others), named(&lab, "left", own), uplink(TAP)].concat();
     if !case.apart {
-        args.extend(named(&lab, "right"));
+        args.extend(named(&lab, "right", own));
         lab.start_daemon(&args);
         lab.configure_tap();
         return vec![lab];
     }
     lab.start_daemon(&args);
     let mut other = lab.beside(&format!("{}-right", case.name));
-    other.start_daemon(&[named(&other, "right"), tap_named(OTHER_TAP)].concat());
+    other.start_daemon(&[named(&other, "right", own), uplink(OTHER_TAP)].concat());
     lab.bridge_taps([TAP, OTHER_TAP]);
     vec![lab, other]
 }
@@ -185,7 +200,15 @@ impl Site {
         drop((vm1, guest, next));
         for lab in &mut labs {
             assert!(lab.daemon_runs(), "the daemon is gone");
-            lab.counters_at_rest().assert_balanced();
+            let counters = lab.counters_at_rest();
+            counters.assert_balanced();
+            for port in ["left", "right"] {
+                assert_eq!(
+                    counters.get(port, "in drop.guard"),
+                    0,
+                    "a guest that moves is no spoofer"
+                );
+            }
             lab.stop_daemon();
         }
     }
@@ -351,27 +374,27 @@ fn in_the_long_run(case: &Case, qemu: Result<Qemu, String>) {
 #[test]
 #[ignore = "full"]
 fn between_ports_qemu_7() {
-    let case = Case { name: "ports7", pairs: 2, announced: false, apart: false };
+    let case = Case { name: "ports7", pairs: 2, announced: false, apart: false, keys: ["", ""] };
     in_the_long_run(&case, Qemu::system());
 }
 
 #[test]
 #[ignore = "full"]
 fn between_ports_qemu_10() {
-    let case = Case { name: "ports10", pairs: 1, announced: true, apart: false };
+    let case = Case { name: "ports10", pairs: 1, announced: true, apart: false, keys: ["", ""] };
     there_and_back(&case, Qemu::backported());
 }
 
 #[test]
 #[ignore = "full"]
 fn between_switches_qemu_7() {
-    let case = Case { name: "switches7", pairs: 1, announced: true, apart: true };
+    let case = Case { name: "switches7", pairs: 1, announced: true, apart: true, keys: TENANT };
     there_and_back(&case, Qemu::system());
 }
 
 #[test]
 #[ignore = "full"]
 fn between_switches_qemu_10() {
-    let case = Case { name: "switches10", pairs: 2, announced: false, apart: true };
+    let case = Case { name: "switches10", pairs: 2, announced: false, apart: true, keys: ["", ""] };
     in_the_long_run(&case, Qemu::backported());
 }

@@ -41,6 +41,7 @@ pub mod neighbours;
 pub mod net;
 pub mod packet;
 pub mod proc;
+pub mod relay;
 pub mod ring;
 pub mod rx;
 pub mod shares;

@@ -241,13 +241,16 @@ impl Daemon {
     }
 
     /// A switch with one server port per element (the element: further keys, such as ",queues=4"),
-    /// ready to take connections at [`Daemon::socket`].
+    /// ready to take connections at [`Daemon::socket`]. `VIOSWITCH_PORT_KEYS` has keys for all of
+    /// them, so that tests run once more with what no frame of theirs depends on.
     pub fn with_ports(ports: &[&str], extra: &[&str]) -> Daemon {
         let dir = Dir::new();
         let mut args: Vec<String> = extra.iter().map(|s| s.to_string()).collect();
+        let all = std::env::var("VIOSWITCH_PORT_KEYS").unwrap_or_default();
         for (i, keys) in ports.iter().enumerate() {
+            let socket = dir.path().join(format!("s{i}"));
             args.push("--port".into());
-            args.push(format!("p{i},socket={}{keys}", dir.path().join(format!("s{i}")).display()));
+            args.push(format!("p{i},socket={}{keys}{all}", socket.display()));
         }
         let mut d = Daemon::spawn(dir, &args);
         d.sockets = (0..ports.len()).map(|i| d.socket(i)).collect();
