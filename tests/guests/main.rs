@@ -24,6 +24,7 @@ mod qemu_restart;
 mod qemu_streams;
 mod service;
 mod talk;
+mod tenants;
 mod testpmd;
 mod vm;
 mod wire;
