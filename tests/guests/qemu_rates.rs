@@ -63,6 +63,7 @@ fn rates(p: &mut Pair) {
 const CASES: [Case<Pair>; 1] = [("rates", rates)];
 
 #[test]
+#[ignore = "full"]
 fn tcp_gets_95_percent_of_a_rate() {
     let _alone = alone();
     cases::run(

@@ -93,18 +93,23 @@ fn fill(from: &mut Vm, queue: usize, bytes: &[u8]) {
 }
 
 const RATES: [(&str, usize, f64); 5] = [
-    ("1mbit", 1514, 1e6),
     ("10mbit", 1514, 1e7),
-    ("100mbit", 1514, 1e8),
     ("1gbit", 1514, 1e9),
+    ("1mbit", 1514, 1e6),
+    ("100mbit", 1514, 1e8),
     ("20mbit", 60, 2e7),
 ];
+
+/// All of them in the full run, otherwise the first two.
+fn rates() -> &'static [(&'static str, usize, f64)] {
+    &RATES[..testkit::rounds(2, RATES.len(), RATES.len())]
+}
 
 /// What exceeds the rate waits in the sender's ring: nothing is dropped.
 #[test]
 fn a_guest_sends_at_its_rate_in() {
     let _alone = alone();
-    for (rate, len, due) in RATES {
+    for &(rate, len, due) in rates() {
         in_one_of_a_few_tries(rate, || {
             let d = Daemon::with_ports(&[&format!(",rate-in={rate}"), ""], &[]);
             let [mut from, mut to] = guests(&d, VmConfig::new);
@@ -123,7 +128,7 @@ fn a_guest_sends_at_its_rate_in() {
 #[test]
 fn a_guest_receives_at_its_rate_out() {
     let _alone = alone();
-    for (rate, len, due) in RATES {
+    for &(rate, len, due) in rates() {
         in_one_of_a_few_tries(rate, || {
             let d = Daemon::with_ports(&["", &format!(",rate-out={rate}")], &[]);
             let [mut from, mut to] = guests(&d, VmConfig::new);
