@@ -90,6 +90,9 @@ impl<'a> Classifier<'a> {
     #[inline(always)]
     fn decide<const SCREENED: bool>(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
         if SCREENED {
+            if !self.asked.forwards {
+                return Err(DropReason::AdminDown);
+            }
             let segment = self.asked.segment(admit(self.asked, frame)?);
             if segment != self.segment {
                 // The same addresses are others there.

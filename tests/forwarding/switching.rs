@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use testkit::frontend::{Acks, feat};
+use testkit::hostile::raw_avail;
 use testkit::mem::RegionSpec;
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::Daemon;
@@ -343,4 +344,25 @@ fn floods_of_unknown_addresses_are_kept_from_a_port() {
         drop(vms);
         d.stop();
     }
+}
+
+/// Where something is asked of a port, floods of unknown addresses are apart from those of groups:
+/// the second of a burst finds broken what the first one broke, and not a port that is down.
+#[test]
+fn a_ring_that_breaks_is_broken_for_each_flood_of_a_burst() {
+    let d = Daemon::with_ports(&["", "", ",flood=off"], &[]);
+    let mut vms = [0, 1, 2].map(|id| Vm::connect(&d.socket(id.into()), VmConfig::new(id)));
+    let ring = &vms[1].rx[0].ring;
+    (0..ring.size).for_each(|slot| raw_avail(ring, slot, ring.size));
+    for to in [To::Unknown, To::Broadcast] {
+        let frame = [&to.mac()[..], &mac_of(0), &[0x88, 0xb5], &[0; 46]].concat();
+        assert!(vms[0].tx[0].queue(&frame));
+    }
+    vms[0].tx[0].ring.publish();
+    vms[0].tx[0].drain(SOON);
+    let counters = d.counters();
+    let of =
+        |reason| ["out", ""].map(|side| counters.sum(Some("p1"), side, reason)).iter().sum::<u64>();
+    assert_eq!((of("drop.ring_broken"), of("drop.port_down")), (2, 0));
+    d.stop();
 }

@@ -304,6 +304,18 @@ fn tenants_with_equal_addresses_never_meet() {
     d.stop();
 }
 
+/// A port that is down says so of every frame, also of one whose tag may not come in.
+#[test]
+fn a_port_that_is_down_says_so_of_a_wrong_tag() {
+    let (d, mut vms) = daemon(&["", ",vlan=10,admin=down"]);
+    for tags in [vec![(0x8100, 20)], vec![]] {
+        send(&mut vms[1], &frame(BROADCAST, mac_of(1), &tags, 46));
+    }
+    let c = d.counters();
+    assert_eq!((c.sum(Some("p1"), "in", "drop.admin_down"), dropped(&c, 1)), (2, 0));
+    d.stop();
+}
+
 /// The frame with a tag more.
 fn tagged(header: Header, frame: &[u8], tag: u16) -> (Header, Vec<u8>) {
     let tag = [0x8100u16.to_be_bytes(), tag.to_be_bytes()].concat();

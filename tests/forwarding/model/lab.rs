@@ -459,18 +459,14 @@ impl<'d> Lab<'d> {
         (0..PORTS).for_each(|port| self.no_errors(port));
     }
 
-    /// Rings that were found broken. Unicast comes first; if that finds it, the port is down for
-    /// the floods of the same burst.
+    /// Rings that were found broken, by unicast or, after it in the same burst, a flood.
     fn strike(&mut self) {
         for port in 0..PORTS {
             let Struck { unicast, floods } = std::mem::take(&mut self.struck[port]);
             if unicast + floods == 0 {
                 continue;
             }
-            let of_floods =
-                if unicast > 0 { "lost drop.port_down" } else { "lost drop.ring_broken" };
-            self.naive.count(port, "lost drop.ring_broken", unicast);
-            self.naive.count(port, of_floods, floods);
+            self.naive.count(port, "lost drop.ring_broken", unicast + floods);
             let station = &mut self.stations[port];
             (station.broken, station.held) = (true, false);
             let err = &station.ring(false).err;
