@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD, INHERITED,
-    INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PERMISSIONS, QUEUES,
-    RATE, SOCKET, TRUNK, VLAN,
+    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD,
+    INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF,
+    PERMISSIONS, QUEUES, RATE, SOCKET, SWITCHED, TRUNK, VLAN,
 };
 use super::types::{
     Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
@@ -309,6 +309,14 @@ port_keys! {
         "Serve a network card with iommu_platform=on (SEV, TDX).";
     "flood" flood: bool = true, FLOOD, ALL, Now, "\"on\"",
         "Send frames for unknown addresses to the port.";
+    "isolated" isolated: bool = false, SWITCHED, ALL, Now, "\"off\"",
+        "`on`: no frame passes between the port and others with `isolated=on`.";
+    "learn" learn: bool = true, SWITCHED, ALL, Now, "\"on\"",
+        "Learn the source addresses of the port's frames. Its static addresses are known in either \
+         case.";
+    "max-addresses" max_addresses: Option<u32> = None, ADDRESSES, ALL, Now, "1",
+        "How many addresses the port learns at most, beside its static ones; further ones are not \
+         learned. Without it a VM or stream learns 4096, and a TAP any number.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",

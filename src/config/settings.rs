@@ -150,6 +150,8 @@ impl Settings {
         PortPolicy {
             flood_unknown: self.flood,
             forwards: self.admin == Admin::Up && bridge.is_some(),
+            learns: self.learn,
+            isolated: self.isolated,
             bridge: bridge.unwrap_or_default(),
             vlans: self.vlans(),
             security: (self.guard != Guard::Off).then(|| self.security()),
@@ -334,6 +336,9 @@ mod tests {
                     ("offload", "csum"),
                     ("platform", "on"),
                     ("flood", "off"),
+                    ("isolated", "on"),
+                    ("learn", "off"),
+                    ("max-addresses", "5"),
                     ("mtu", "9000"),
                     ("rate-in", "10mbit,5kpps"),
                     ("burst-in", "64kib"),

@@ -343,6 +343,11 @@ pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const OFFLOAD: Type<Offload> = words();
 pub(super) const ON_OFF: Type<bool> = words();
 pub(super) const FLOOD: Type<bool> = shown(words());
+pub(super) const SWITCHED: Type<bool> = shown(words());
+pub(super) const ADDRESSES: Type<u32> =
+    shown(numbers(|_| range(ADDRESS_CAPS), |s, _| read_in(s, ADDRESS_CAPS)));
+/// How many addresses a port may be limited to.
+const ADDRESS_CAPS: (u64, u64) = (1, limits::FDB_MAX_ENTRIES as u64);
 pub(super) const ADMIN: Type<Admin> = shown(words());
 pub(super) const BRIDGE: Type<String> =
     shown(text(|_| "BRIDGE".to_owned(), |s, _| port_name(s), String::clone));

@@ -85,12 +85,15 @@ impl Switch {
                 };
                 told.step(format!("{destination} {why}: it is flooded"));
                 let member = |to: &&Arc<Port>| ports.policy(to.id).is_member(segment);
+                let from = asked;
                 for to in ports.iter().filter(member) {
                     let asked = ports.policy(to.id);
                     if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
                         if to.id != port.id {
                             told.step(format!("not to {}: both are uplinks", quote(to)));
                         }
+                    } else if !from.reaches(asked) {
+                        told.step(format!("not to {}: both are isolated", quote(to)));
                     } else if asked.forwards && !asked.takes(flood) {
                         told.step(format!("not to {}: flood=off", quote(to)));
                     } else {
@@ -182,6 +185,10 @@ impl Told {
                 )
             }
             Source::New => format!("{mac} is new, and is learned here"),
+            Source::Full => {
+                format!("{mac} is not learned here: the port has as many as it may (max-addresses)")
+            }
+            Source::Off => format!("{mac} is not learned here (learn=off)"),
         });
     }
 
@@ -256,6 +263,9 @@ impl Told {
             }
             DropCause::UplinkToUplink => {
                 ("is on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
+            }
+            DropCause::Isolated => {
+                ("is on another port with isolated=on, as this one is", DropReason::Isolated)
             }
         };
         self.step(format!("{destination} {text}"));

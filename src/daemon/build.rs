@@ -21,7 +21,7 @@ pub fn build(
     let (mut ports, addresses) = (Vec::new(), desired.addresses());
     for (id, Entry { settings, origin, .. }) in config.ports.iter().enumerate() {
         let port = port(id as PortId, settings).telling(events);
-        fdb.set_port_cap(port.id, cap(settings.kind));
+        fdb.set_port_cap(port.id, cap(settings));
         for mac in addresses.get(port.name.as_str()).into_iter().flatten() {
             let Err(error) = port.enter_address(*mac, fdb) else { continue };
             if *origin != Origin::Runtime && settings.mac.contains(mac) {
@@ -59,6 +59,7 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
 
 /// How many addresses are learned on a port. Whole networks live behind an uplink: the table's
 /// limit and those of segments apply.
-pub fn cap(kind: Kind) -> u32 {
-    if kind == Kind::Tap { u32::MAX } else { FDB_MAX_PER_PORT }
+pub fn cap(settings: &Settings) -> u32 {
+    let usual = if settings.kind == Kind::Tap { u32::MAX } else { FDB_MAX_PER_PORT };
+    settings.max_addresses.unwrap_or(usual)
 }

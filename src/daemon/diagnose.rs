@@ -58,6 +58,7 @@ impl View {
             link: link(port),
             mtu: port.mtu.get(),
             addresses: self.fdb.port_len(port.id),
+            has_all_addresses: self.fdb.is_port_full(port.id),
             is_disabled: !port.policy.get().forwards,
             segment: segment(ports, port),
             broken: broken(port),

@@ -242,7 +242,7 @@ impl Daemon {
     /// Enters all addresses of a new port, or none.
     fn enter_addresses(&self, port: &Port, settings: &Settings) -> Result<(), StaticError> {
         let fdb = &self.context.fdb;
-        fdb.set_port_cap(port.id, build::cap(settings.kind));
+        fdb.set_port_cap(port.id, build::cap(settings));
         let mut macs = settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
         let entered = macs.try_for_each(|mac| port.enter_address(mac, fdb));
         if entered.is_err() {

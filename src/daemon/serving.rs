@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::front_end::{Acceptor, PortThread};
 use super::running_port::RunningPort;
-use super::{Daemon, PortError, start_helper, stream, uplink};
+use super::{Daemon, PortError, build, start_helper, stream, uplink};
 use crate::config::Entry;
 use crate::frame::MacAddr;
 use crate::limits::SESSION_STACK_BYTES;
@@ -79,6 +79,11 @@ impl Serving {
         self.running.change(&entry.settings)?;
         self.entry = entry.clone();
         let now = port.policy.get();
+        fdb.set_port_cap(port.id, build::cap(&entry.settings));
+        if before.learns && !now.learns {
+            // What a worker still learns there for a moment ages.
+            fdb.flush_port(port.id);
+        }
         if (&before.bridge, &before.vlans) != (&now.bridge, &now.vlans) {
             // What a worker still learns there for a moment leads nowhere, and ages.
             fdb.flush(|id, segment| id == port.id && !now.is_member(segment));

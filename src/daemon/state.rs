@@ -75,8 +75,9 @@ pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Res
                 let known = mac.parse::<MacAddr>().ok().zip(seen.parse::<u32>().ok());
                 if let (Some((mac, seen)), Some(&port)) = (known, ids.get(port)) {
                     let segment = ports.policy(port).segment(vlan.parse().unwrap_or(0));
-                    // It may be a port of another VLAN now.
+                    // It may be a port of another VLAN now, or learn no more.
                     let learned = ports.is_member(port, segment)
+                        && ports.learns(port)
                         && fdb.learn(Station::new(segment, mac), port, seen.min(now)).is_in_table();
                     restored.addresses += usize::from(learned);
                 }

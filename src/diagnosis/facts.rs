@@ -47,6 +47,8 @@ pub struct Port {
     pub mtu: Option<u32>,
     /// Addresses that live there.
     pub addresses: usize,
+    /// It has learned as many of them as it may.
+    pub has_all_addresses: bool,
     /// The administrator has it forward nothing.
     pub is_disabled: bool,
     /// Where its untagged frames are, but for the default bridge without VLANs.

@@ -2,7 +2,7 @@
 
 use super::facts::{Facts, Port};
 use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
-use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
+use crate::limits::FDB_MAX_ENTRIES;
 
 /// Moves to each of two ports in a minute: a guest that migrates moves once, and back at most.
 const MANY_MOVES: u64 = 3;
@@ -22,9 +22,9 @@ fn full(port: &Port, facts: &Facts) -> Option<Finding> {
     }
     let (own, all) = (port.addresses, facts.addresses);
     let most = facts.ports.iter().max_by_key(|port| port.addresses).unwrap_or(port);
-    let why = match port.link {
-        None if own >= FDB_MAX_PER_PORT as usize => format!("it has all that it may, {own}"),
-        _ => format!(
+    let why = match port.has_all_addresses {
+        true => format!("it has all that it may, {own}"),
+        false => format!(
             "the table has {all} of {FDB_MAX_ENTRIES}, most of them behind '{}', {}",
             most.name, most.addresses
         ),

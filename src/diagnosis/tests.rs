@@ -4,7 +4,6 @@ use super::facts::{Bridge, Degraded, Link, LinkState, Offloads, Port, Segment, S
 use super::history::Counts;
 use super::*;
 use crate::frame::MacAddr;
-use crate::limits::FDB_MAX_PER_PORT;
 
 fn mac() -> MacAddr {
     MacAddr([0x52, 0x54, 0, 0, 0, 1])
@@ -135,7 +134,7 @@ fn a_finding_names_those_it_is_about() {
     assert!(full[0].cause.contains("most of them behind 'up', 65000"), "{full:?}");
     let full = found(|facts| {
         facts.ports[1].lately.learn_refused = 7;
-        facts.ports[1].addresses = FDB_MAX_PER_PORT as usize;
+        (facts.ports[1].addresses, facts.ports[1].has_all_addresses) = (4096, true);
     });
     assert!(full[0].cause.contains("all that it may, 4096"), "{full:?}");
 }

@@ -304,6 +304,7 @@ fn find_targets(
     flood: Flood,
     targets: &mut Vec<PortId>,
 ) {
+    let from = policy.ports.policy(ingress.port);
     for port in policy.ports.iter() {
         let up = match &port.endpoint {
             Endpoint::Guest(guest) => guest.active() != 0,
@@ -311,7 +312,7 @@ fn find_targets(
         };
         let reached = policy.rules.flood_reaches(ingress, port.id, port.kind());
         let asked = policy.ports.policy(port.id);
-        if up && reached && asked.takes(flood) && asked.is_member(segment) {
+        if up && reached && asked.takes(flood) && asked.is_member(segment) && from.reaches(asked) {
             targets.push(port.id);
         }
     }
@@ -339,6 +340,7 @@ fn reason(cause: DropCause) -> DropReason {
         DropCause::BadSource => DropReason::BadSource,
         DropCause::Hairpin => DropReason::Hairpin,
         DropCause::UplinkToUplink => DropReason::UplinkToUplink,
+        DropCause::Isolated => DropReason::Isolated,
         DropCause::AdminDown => DropReason::AdminDown,
         DropCause::Vlan => DropReason::Vlan,
     }

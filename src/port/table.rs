@@ -165,6 +165,16 @@ impl PortView for PortTable {
     fn is_member(&self, port: PortId, segment: Segment) -> bool {
         self.policy(port).is_member(segment)
     }
+
+    #[inline]
+    fn learns(&self, port: PortId) -> bool {
+        self.policy(port).learns
+    }
+
+    #[inline]
+    fn is_isolated(&self, port: PortId) -> bool {
+        self.policy(port).isolated
+    }
 }
 
 /// The ports of a process: the present table, and a number to see that it is the present one.

@@ -96,6 +96,10 @@ drop_reasons! {
     "from one uplink to another, which is a loop unless it is configured",
     "--uplink-to-uplink, if the two are to be joined";
 
+    Isolated, "isolated", "in",
+    "from one isolated port to another",
+    "vioswitchctl port set NAME isolated=off for one of the two, unless that is intended";
+
     NoReceiver, "no_receiver", "in",
     "a flood, and no other port may receive it",
     "nothing";

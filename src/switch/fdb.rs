@@ -18,12 +18,12 @@
 use std::sync::{PoisonError, TryLockError};
 
 use super::segment::{Segment, Station};
-use crate::frame::MacAddr;
 use crate::limits::{
     FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_SHARDS,
     FDB_SWEEP_BUCKETS,
 };
 
+mod answers;
 mod hash;
 mod quota;
 mod slots;
@@ -31,6 +31,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
+pub use answers::{Entry, EntryAge, Learn, StaticError};
 use quota::Quota;
 use slots::{Found, Home, Slots, Word};
 use sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
@@ -46,7 +47,7 @@ const EXPIRING: u32 = u32::MAX;
 pub struct FdbConfig {
     /// Entries the table learns; beyond it only `reserved_per_port` applies.
     pub max_entries: u32,
-    /// Entries one port may hold, unless [`Fdb::set_port_cap`] says otherwise.
+    /// Entries one port may learn, unless [`Fdb::set_port_cap`] says otherwise.
     pub max_per_port: u32,
     /// Entries a port may learn although the table is full.
     pub reserved_per_port: u32,
@@ -60,88 +61,6 @@ pub struct FdbConfig {
     pub ports: usize,
     /// Secret of the hash: random per table in service, fixed in tests.
     pub key: [u64; 2],
-}
-
-/// What became of a source address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Learn {
-    /// Known on this port, by learning in this second or by configuration; nothing was stored.
-    Known,
-    /// Known on this port; its time stamp is now this second.
-    Refreshed,
-    /// New.
-    Inserted,
-    /// It was learned on another port before.
-    Moved {
-        /// The port it left.
-        from: PortId,
-    },
-    /// Refused: it belongs to another port by configuration.
-    Static,
-    /// Refused: the table is full, and so is what is reserved for this port and this segment.
-    TableFull,
-    /// Refused: the segment holds as many as it may.
-    SegmentFull,
-    /// Refused: the port holds as many as it may. A moving address stays where it was, so that a
-    /// port at its cap cannot take its neighbours' addresses.
-    PortFull,
-    /// Refused: eight others share its bucket, none of them this port's own learned ones.
-    BucketFull,
-    /// Not now: another thread held the shard for longer than a worker may wait.
-    Busy,
-    /// Refused: zero or a group address is no station.
-    NotStation,
-}
-
-impl Learn {
-    /// True if the address now is in the table on the asking port: the answer may be remembered
-    /// for this second and generation.
-    #[inline]
-    pub fn is_in_table(self) -> bool {
-        matches!(self, Learn::Known | Learn::Refreshed | Learn::Inserted | Learn::Moved { .. })
-    }
-}
-
-/// Why a static entry was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum StaticError {
-    /// Zero or a group address.
-    #[error("{0} is no station address")]
-    NotStation(MacAddr),
-    /// Another port has it by configuration.
-    #[error("{mac} already belongs to port {port} by configuration")]
-    Taken {
-        /// The address asked for.
-        mac: MacAddr,
-        /// Its owner.
-        port: PortId,
-    },
-    /// The port's number is not below [`FdbConfig::ports`].
-    #[error("port {0} does not exist")]
-    NoSuchPort(PortId),
-    /// Its bucket holds eight static entries.
-    #[error("no room in the forwarding table for {0}")]
-    BucketFull(MacAddr),
-}
-
-/// One entry of [`Fdb::entries`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// The address and its segment.
-    pub station: Station,
-    /// Where it lives.
-    pub port: PortId,
-    /// How long it was silent.
-    pub age: EntryAge,
-}
-
-/// Age of an entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum EntryAge {
-    /// Configured: never ages, never moves.
-    Static,
-    /// Learned, and idle for this many seconds.
-    Idle(u32),
 }
 
 /// Keeps what writers change off the cache lines that lookups read.
@@ -190,6 +109,15 @@ impl Fdb {
     pub fn whose(&self, station: impl Into<Station>) -> Option<(PortId, bool)> {
         let found = self.slots.find(self.slots.home(station.into()))?;
         Some((found.word.port(), found.word.is_static()))
+    }
+
+    /// What becomes of a source address on a port that does not learn.
+    pub fn recognise(&self, station: impl Into<Station>, port: PortId) -> Learn {
+        match self.whose(station) {
+            Some((owner, true)) if owner == port => Learn::Known,
+            Some((_, true)) => Learn::Static,
+            _ => Learn::Off,
+        }
     }
 
     /// Whether [`Fdb::prefetch`] pays: the table outgrew a core's nearest cache.
@@ -465,8 +393,8 @@ impl Fdb {
         self.generation.0.load(Ordering::Acquire)
     }
 
-    /// Sets how many entries one port may hold, for an uplink with a large network behind it.
-    /// A port that holds more already keeps them until they age.
+    /// Sets how many entries one port may learn; as many as the table are any number. A port that
+    /// has learned more already keeps them until they age.
     pub fn set_port_cap(&self, port: PortId, cap: u32) {
         self.quota.set_port_cap(port, cap);
     }
@@ -484,6 +412,11 @@ impl Fdb {
     /// Entries of a port, static ones included.
     pub fn port_len(&self, port: PortId) -> usize {
         self.quota.of_port(port) as usize
+    }
+
+    /// Whether a port has learned as many as it may.
+    pub fn is_port_full(&self, port: PortId) -> bool {
+        self.quota.is_port_full(port)
     }
 
     /// All entries, in no order. Each is what the table held at some moment of the call.
@@ -556,7 +489,7 @@ impl Fdb {
     fn clear(&self, run: &mut u32, found: Found) {
         let segment = self.slots.segment(found);
         self.slots.set(found.slot, Word::EMPTY);
-        self.quota.give_back(found.word.port(), segment);
+        self.quota.give_back(found.word.port(), segment, found.word.is_static());
         *run -= 1;
     }
 

@@ -149,6 +149,7 @@ mod tests {
             Learn::BucketFull,
             Learn::Busy,
             Learn::NotStation,
+            Learn::Off,
         ];
         for refusal in refusals {
             let mut memo = SourceMemo::default();

@@ -29,6 +29,12 @@ pub trait PortView {
 
     /// Whether frames of a segment leave by a port.
     fn is_member(&self, port: PortId, segment: Segment) -> bool;
+
+    /// Whether the sources of a port's frames are learned.
+    fn learns(&self, port: PortId) -> bool;
+
+    /// Whether a port is one of those that do not reach each other.
+    fn is_isolated(&self, port: PortId) -> bool;
 }
 
 /// A slice indexed by port number.
@@ -40,6 +46,14 @@ impl PortView for [Option<PortKind>] {
 
     fn is_member(&self, _: PortId, segment: Segment) -> bool {
         segment == Segment::DEFAULT
+    }
+
+    fn learns(&self, _: PortId) -> bool {
+        true
+    }
+
+    fn is_isolated(&self, _: PortId) -> bool {
+        false
     }
 }
 
@@ -60,6 +74,10 @@ pub struct PortPolicy {
     pub flood_unknown: bool,
     /// Frames pass; otherwise none does, in either direction.
     pub forwards: bool,
+    /// The sources of its frames are learned.
+    pub learns: bool,
+    /// It does not reach the other ports of which this is asked, nor they it.
+    pub isolated: bool,
     /// The bridge that it is a port of.
     pub bridge: Bridge,
     /// The VLANs of that bridge that it is a member of.
@@ -73,6 +91,8 @@ impl PortPolicy {
     pub const PLAIN: PortPolicy = PortPolicy {
         flood_unknown: true,
         forwards: true,
+        learns: true,
+        isolated: false,
         bridge: Bridge::DEFAULT,
         vlans: Membership::Opaque,
         security: None,
@@ -81,6 +101,11 @@ impl PortPolicy {
     /// Whether such floods go there.
     pub fn takes(&self, flood: Flood) -> bool {
         self.forwards && (flood == Flood::Group || self.flood_unknown)
+    }
+
+    /// Whether frames go from here to a port of which this is asked, as far as isolation says.
+    pub fn reaches(&self, other: &PortPolicy) -> bool {
+        !(self.isolated && other.isolated)
     }
 
     /// Whether frames from there are looked at one by one.
@@ -150,6 +175,8 @@ pub enum DropCause {
     Hairpin,
     /// From one uplink to another, which the rules do not allow.
     UplinkToUplink,
+    /// From one isolated port to another.
+    Isolated,
     /// One of its ports does not forward ([`PortPolicy`]).
     AdminDown,
     /// Its VLAN tag is none that may come in, or leave.
@@ -183,8 +210,9 @@ pub struct Policy<'a, P: PortView + ?Sized> {
 impl<P: PortView + ?Sized> Policy<'_, P> {
     /// Refuses a frame whose source no station can have; learns the source otherwise.
     ///
-    /// A source that cannot be learned, because the table is full or because it is configured
-    /// for another port, is no reason to drop the frame: answers to it go elsewhere or flood.
+    /// A source that is not learned, because the table is full, because it is configured for
+    /// another port, or because the port does not learn, is no reason to drop the frame: answers to
+    /// it go elsewhere or flood.
     #[inline]
     pub fn admit_source(
         &self,
@@ -195,7 +223,10 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         if !source.mac.is_station() {
             return Err(DropCause::BadSource);
         }
-        Ok(self.fdb.learn(source, ingress.port, now))
+        match self.ports.learns(ingress.port) {
+            true => Ok(self.fdb.learn(source, ingress.port, now)),
+            false => Ok(self.fdb.recognise(source, ingress.port)),
+        }
     }
 
     /// Where a frame with this destination goes, its source being admitted.
@@ -222,6 +253,9 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
             }
             Some(kind) if !self.rules.allow(ingress.kind, kind) => {
                 Decision::Drop(DropCause::UplinkToUplink)
+            }
+            Some(_) if self.ports.is_isolated(ingress.port) && self.ports.is_isolated(egress) => {
+                Decision::Drop(DropCause::Isolated)
             }
             Some(_) => Decision::Unicast(egress),
         }
@@ -295,6 +329,69 @@ mod tests {
 
     fn station(n: u8) -> MacAddr {
         MacAddr([0x52, 0x54, 0, 0, 0, n])
+    }
+
+    /// Four guests of which something is asked.
+    impl PortView for [PortPolicy; 4] {
+        fn kind(&self, _: PortId) -> Option<PortKind> {
+            Some(PortKind::Guest)
+        }
+
+        fn is_member(&self, port: PortId, segment: Segment) -> bool {
+            self[usize::from(port)].is_member(segment)
+        }
+
+        fn learns(&self, port: PortId) -> bool {
+            self[usize::from(port)].learns
+        }
+
+        fn is_isolated(&self, port: PortId) -> bool {
+            self[usize::from(port)].isolated
+        }
+    }
+
+    /// As of Linux's bridge: two isolated ports do not reach each other, any other pair does.
+    #[test]
+    fn isolated_ports_do_not_reach_each_other_and_all_others() {
+        let of = |isolated| PortPolicy { isolated, ..PortPolicy::PLAIN };
+        let ports = [true, true, false, false].map(of);
+        let bench = Bench::new();
+        let policy = Policy { fdb: &bench.fdb, ports: &ports, rules: Rules::default() };
+        (0..4).for_each(|port| _ = bench.fdb.learn(station(port), port.into(), NOW));
+        for from in 0..4 {
+            for to in (0..4).filter(|to| *to != from) {
+                let ingress = Ingress { port: from, kind: PortKind::Guest };
+                let both = from < 2 && to < 2;
+                let decision = policy.decide(ingress, station(to as u8).into());
+                let expected = match both {
+                    true => Decision::Drop(DropCause::Isolated),
+                    false => Decision::Unicast(to),
+                };
+                assert_eq!(decision, expected, "{from} to {to}");
+                let [a, b] = [from, to].map(|port| &ports[usize::from(port)]);
+                assert_eq!(a.reaches(b), !both);
+            }
+        }
+    }
+
+    /// Sticky: what is configured for a port is known there, and nothing else is.
+    #[test]
+    fn a_port_that_does_not_learn_knows_its_static_addresses() {
+        let mut ports = [(); 4].map(|()| PortPolicy::PLAIN);
+        ports[0].learns = false;
+        let bench = Bench::new();
+        let policy = Policy { fdb: &bench.fdb, ports: &ports, rules: Rules::default() };
+        bench.fdb.insert_static(station(1), 0).unwrap();
+        bench.fdb.insert_static(station(2), 1).unwrap();
+        let admit = |n: u8| policy.admit_source(GUEST_A, station(n).into(), NOW);
+        let known = [1, 2, 3].map(admit);
+        assert_eq!(known, [Ok(Learn::Known), Ok(Learn::Static), Ok(Learn::Off)]);
+        let group = MacAddr::BROADCAST.into();
+        assert_eq!(policy.admit_source(GUEST_A, group, NOW), Err(DropCause::BadSource));
+        // What was learned elsewhere stays there.
+        bench.fdb.learn(station(3), 1, NOW);
+        assert_eq!((admit(3), bench.fdb.lookup(station(3))), (Ok(Learn::Off), Some(1)));
+        assert_eq!(policy.admit_source(GUEST_B, station(4).into(), NOW), Ok(Learn::Inserted));
     }
 
     #[test]

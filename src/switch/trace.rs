@@ -17,6 +17,10 @@ pub enum Source {
     Static(PortId),
     /// It is learned, if there is room.
     New,
+    /// The port has learned as many as it may: not this one.
+    Full,
+    /// The port does not learn.
+    Off,
 }
 
 /// The way of a frame through the switch's decisions.
@@ -39,6 +43,8 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         let known = match self.fdb.whose(source) {
             Some((port, is_static)) if port == ingress.port => Source::Here(is_static),
             Some((port, true)) => Source::Static(port),
+            _ if !self.ports.learns(ingress.port) => Source::Off,
+            _ if self.fdb.is_port_full(ingress.port) => Source::Full,
             Some((port, false)) => Source::Moves(port),
             None => Source::New,
         };

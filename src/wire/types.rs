@@ -36,10 +36,11 @@ structs! { answered [serde(default)]
     /// A key of a port whose value changes; without a value it is not set.
     Change { key: String, from: Option<String>, to: Option<String>, effect: Effect }
     /// A port. Counters grow from the port's beginning on. offloads: what frames may reach it with;
-    /// send_offloads: what its own frames may ask for. flood, admin, guard, bridge, vlan, trunk,
-    /// native, label: its settings of these names. pending: settings for the next front-end.
-    /// owner: the user of the socket, of origin plug. dropped_from: the senders of frames that
-    /// lately found no room there, the most first, five at most.
+    /// send_offloads: what its own frames may ask for. flood, isolated, learn, max_addresses,
+    /// admin, guard, bridge, vlan, trunk, native, label: its settings of these names. pending:
+    /// settings for the next front-end. owner: the user of the socket, of origin plug.
+    /// dropped_from: the senders of frames that lately found no room there, the most first, five
+    /// at most.
     Port {
         name: String, number: u16, kind: String as Kind, origin: String as Origin, owner?: u32,
         state: State, front_end?: FrontEnd, interface?: String, queues: usize, mtu?: u32,

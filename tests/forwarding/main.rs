@@ -2,6 +2,7 @@
 //! several queue pairs; and all of it against a naive model.
 
 mod guard_clients;
+mod isolation;
 mod learning;
 mod model;
 mod mtu;

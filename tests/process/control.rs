@@ -17,6 +17,7 @@ mod guard;
 mod health;
 mod held_up;
 mod hung_files;
+mod isolation;
 mod kept;
 mod looking;
 mod network;

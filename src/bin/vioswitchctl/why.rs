@@ -102,6 +102,12 @@ fn report(client: &mut Client, words: [&String; 2]) -> Result<Report, Failure> {
             return Ok(report);
         }
     }
+    if known.iter().all(|port| port.key("isolated").is_some_and(|value| value == "on")) {
+        let [a, b] = names;
+        let text = format!("'{a}' and '{b}' are both isolated");
+        report.problems.push(format!("{text}: no frame passes from one to the other"));
+        return Ok(report);
+    }
     report.findings(names, &look::findings(client)?);
     for [from, to] in [[0, 1], [1, 0]].map(|way| way.map(|at| &known[at])) {
         one_way(client, from, to, &mut report)?;

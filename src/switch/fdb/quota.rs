@@ -7,6 +7,8 @@
 //!
 //! What is refused is answered as [`Learn`] has it.
 //!
+//! Static entries count, and no cap is about them: beside those a port learns as many as its cap.
+//!
 //! Counts are taken before a word is stored and given back after it is cleared: a count may be
 //! too high for a moment, never too low, so a cap is never exceeded.
 
@@ -21,7 +23,17 @@ type Vlans = OnceLock<Box<[AtomicU32]>>;
 
 struct PortQuota {
     entries: AtomicU32,
+    /// Static ones among them, which the cap leaves out.
+    configured: AtomicU32,
     cap: AtomicU32,
+}
+
+impl PortQuota {
+    /// How many entries it may hold now.
+    fn most(&self) -> u32 {
+        let configured = self.configured.load(Ordering::Relaxed);
+        self.cap.load(Ordering::Relaxed).saturating_add(configured)
+    }
 }
 
 /// The counts. Their lines are apart from what lookups read: learning must not slow forwarding.
@@ -39,7 +51,8 @@ pub(super) struct Quota {
 impl Quota {
     pub(super) fn new(ports: usize, config: &FdbConfig) -> Quota {
         let cap = config.max_per_port;
-        let port = || PortQuota { entries: AtomicU32::new(0), cap: AtomicU32::new(cap) };
+        let number = AtomicU32::new;
+        let port = || PortQuota { entries: number(0), configured: number(0), cap: number(cap) };
         Quota {
             table_cap: config.max_entries,
             reserved_per_port: config.reserved_per_port,
@@ -52,6 +65,8 @@ impl Quota {
     }
 
     pub(super) fn set_port_cap(&self, port: PortId, cap: u32) {
+        // One of the table's size leaves the port what is reserved for it and for segments.
+        let cap = if cap >= self.table_cap { u32::MAX } else { cap };
         if let Some(quota) = self.ports.get(usize::from(port)) {
             quota.cap.store(cap, Ordering::Relaxed);
         }
@@ -71,9 +86,8 @@ impl Quota {
 
     /// Whether a move to this port would be refused. A port that does not exist is full.
     pub(super) fn is_port_full(&self, port: PortId) -> bool {
-        self.ports.get(usize::from(port)).is_none_or(|quota| {
-            quota.entries.load(Ordering::Relaxed) >= quota.cap.load(Ordering::Relaxed)
-        })
+        let is_full = |quota: &PortQuota| quota.entries.load(Ordering::Relaxed) >= quota.most();
+        self.ports.get(usize::from(port)).is_none_or(is_full)
     }
 
     /// Why a new entry would be refused now, without taking it. Lets a port that hammers a full
@@ -117,7 +131,7 @@ impl Quota {
     /// Counts an entry the administrator ordered; no cap applies.
     pub(super) fn take_static(&self, port: PortId, segment: Segment) {
         self.total.0.fetch_add(1, Ordering::Relaxed);
-        self.add_port(port);
+        self.add_configured(port);
         self.add_segment(segment);
     }
 
@@ -141,13 +155,16 @@ impl Quota {
         Ok(())
     }
 
-    /// Counts an entry that moves by configuration; no cap applies.
+    /// Counts a learned entry that becomes one by configuration; no cap applies.
     pub(super) fn transfer_static(&self, from: PortId, to: PortId) {
-        self.add_port(to);
+        self.add_configured(to);
         self.drop_port(from);
     }
 
-    pub(super) fn give_back(&self, port: PortId, segment: Segment) {
+    pub(super) fn give_back(&self, port: PortId, segment: Segment, is_static: bool) {
+        if is_static && let Some(quota) = self.ports.get(usize::from(port)) {
+            quota.configured.fetch_sub(1, Ordering::Relaxed);
+        }
         self.drop_port(port);
         self.drop_segment(segment);
         self.total.0.fetch_sub(1, Ordering::Relaxed);
@@ -155,7 +172,7 @@ impl Quota {
 
     fn take_port(&self, port: PortId) -> Result<u32, Learn> {
         let quota = self.ports.get(usize::from(port)).ok_or(Learn::PortFull)?;
-        count_up_below(&quota.entries, quota.cap.load(Ordering::Relaxed)).ok_or(Learn::PortFull)
+        count_up_below(&quota.entries, quota.most()).ok_or(Learn::PortFull)
     }
 
     /// The count of a segment that is counted.
@@ -187,9 +204,10 @@ impl Quota {
         }
     }
 
-    fn add_port(&self, port: PortId) {
+    fn add_configured(&self, port: PortId) {
         if let Some(quota) = self.ports.get(usize::from(port)) {
             quota.entries.fetch_add(1, Ordering::Relaxed);
+            quota.configured.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -253,6 +271,25 @@ mod tests {
         assert_eq!((quota.total(), quota.of_port(0), quota.of_port(1)), (3, 2, 1));
     }
 
+    /// Static entries neither need room below a cap nor take any.
+    #[test]
+    fn a_cap_is_about_learned_entries() {
+        let quota = quota(100, 2, 0);
+        let fill = || (0..10).filter(|_| quota.take(0, Segment::DEFAULT).is_ok()).count();
+        (0..3).for_each(|_| quota.take_static(0, Segment::DEFAULT));
+        assert_eq!((fill(), quota.of_port(0)), (2, 5));
+        quota.give_back(0, Segment::DEFAULT, true);
+        assert_eq!((fill(), quota.is_port_full(0)), (0, true));
+        // A learned one that becomes static makes room for another.
+        quota.transfer_static(0, 0);
+        assert_eq!((fill(), quota.of_port(0)), (1, 5));
+        quota.set_port_cap(0, 1);
+        assert_eq!((fill(), quota.refusal(0, Segment::DEFAULT)), (0, Some(Learn::PortFull)));
+        // As many as the table: what is reserved comes on top.
+        quota.set_port_cap(0, 100);
+        assert!(!quota.is_port_full(0) && quota.ports[0].most() == u32::MAX);
+    }
+
     #[test]
     fn caps_hold_exactly_when_ports_fill_from_many_threads() {
         let quota = quota(1000, 70, 0);
@@ -282,7 +319,7 @@ mod tests {
         assert_eq!(quota.refusal(0, a), Some(Learn::SegmentFull));
         assert_eq!(quota.refusal(0, b), Some(Learn::TableFull));
         assert_eq!(quota.change_segment(b, a), Err(Learn::SegmentFull));
-        quota.give_back(0, a);
+        quota.give_back(0, a, false);
         assert_eq!(
             (quota.refusal(0, a), quota.change_segment(b, a)),
             (Some(Learn::TableFull), Ok(()))

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::thread;
 
 use super::*;
+use crate::frame::MacAddr;
 
 mod model;
 mod threads;
@@ -211,6 +212,37 @@ fn cap_of_one_port_can_be_raised() {
         fdb.learn(station(10 + n), 4, 0);
     }
     assert_eq!((fdb.port_len(3), fdb.port_len(4)), (1, 3));
+}
+
+/// Lowered below what a port has learned, it takes nothing away, and lets nothing in.
+#[test]
+fn cap_of_one_port_can_be_lowered() {
+    let fdb = Fdb::new(FdbConfig { age_seconds: 10, ..config() });
+    (0..5).for_each(|n| _ = fdb.learn(station(n), 3, n as u32));
+    fdb.insert_static(station(9), 3).unwrap();
+    fdb.set_port_cap(3, 2);
+    assert_eq!(fdb.learn(station(5), 3, 5), Learn::PortFull);
+    assert_eq!(fdb.learn(station(4), 3, 20), Learn::Refreshed, "what it has stays");
+    assert_eq!((fdb.age(20), fdb.port_len(3)), (4, 2));
+    assert_eq!(fdb.learn(station(5), 3, 20), Learn::Inserted);
+    assert_eq!(fdb.learn(station(6), 3, 20), Learn::PortFull);
+    assert!(fdb.remove_static(station(9), 3));
+    assert_eq!(fdb.learn(station(9), 3, 20), Learn::PortFull, "a static one had no room there");
+    assert_consistent(&fdb);
+}
+
+/// A port that does not learn: of its own addresses the static ones are known.
+#[test]
+fn what_is_not_learned_is_recognised() {
+    let fdb = Fdb::new(config());
+    fdb.insert_static(station(1), 3).unwrap();
+    fdb.insert_static(station(2), 4).unwrap();
+    fdb.learn(station(3), 3, 0);
+    let generation = fdb.generation();
+    let known = [1, 2, 3, 4].map(|n| fdb.recognise(station(n), 3));
+    assert_eq!(known, [Learn::Known, Learn::Static, Learn::Off, Learn::Off]);
+    assert_eq!((fdb.len(), fdb.generation()), (3, generation));
+    assert!(!Learn::Off.is_in_table());
 }
 
 #[test]

@@ -4,10 +4,12 @@
 //! Nothing here sleeps for luck: a transmit ring's buffers come back after the last copy was
 //! delivered, front-ends are answered in order, and announcements are counted.
 
+use std::ops::{Deref, DerefMut};
+use std::process::Command;
 use std::time::Duration;
 
 use testkit::packet::{Ask, Kind, Packet, payload};
-use testkit::proc::{Daemon, wait_for};
+use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::sys;
 use testkit::vm::{mac_of, tag_of};
 use testkit::vnet::{Header, NEEDS_CSUM};
@@ -17,7 +19,7 @@ use super::compare::{books_of, differences, match_up, teaches_itself};
 use super::guest::{SOON, Sent, Station};
 use super::naive::{Books, Switch};
 use super::op::{
-    BATCH_BYTES, BATCH_FRAMES, Dst, FIXED, FIXED_STATIONS, Leave, Op, PORTS, STATIONS, Spec,
+    BATCH_BYTES, BATCH_FRAMES, Dst, FIXED, FIXED_STATIONS, Key, Leave, Op, PORTS, STATIONS, Spec,
 };
 
 /// Seconds after which an address is forgotten where ageing is tried.
@@ -50,8 +52,42 @@ struct Struck {
     floods: u64,
 }
 
+/// The daemon that a list runs against, with its control socket.
+pub struct Subject {
+    daemon: Daemon,
+    dir: Dir,
+}
+
+impl Subject {
+    /// Sets a key of a port.
+    fn set(&self, port: usize, key: Key) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+        command.arg("--control").arg(self.dir.path().join("control"));
+        command.args(["port", "set", &format!("p{port}"), &key.word()]);
+        let output = command.output().expect("vioswitchctl");
+        assert!(output.status.success(), "{key:?}: {output:?}");
+    }
+
+    pub fn stop(self) {
+        self.daemon.stop();
+    }
+}
+
+impl Deref for Subject {
+    type Target = Daemon;
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl DerefMut for Subject {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}
+
 pub struct Lab<'d> {
-    d: &'d mut Daemon,
+    d: &'d mut Subject,
     mode: Mode,
     naive: Switch,
     stations: Vec<Station>,
@@ -67,8 +103,10 @@ pub struct Lab<'d> {
     pub frames: u64,
 }
 
-/// The daemon that a list runs against.
-pub fn daemon(mode: Mode) -> Daemon {
+/// A switch to run a list against.
+pub fn subject(mode: Mode) -> Subject {
+    let dir = Dir::new();
+    let control = format!("--control={}", dir.path().join("control").display());
     let macs = FIXED_STATIONS.map(|n| {
         let octets = mac_of(n).map(|octet| format!("{octet:02x}"));
         format!(",mac={}", octets.join(":"))
@@ -77,15 +115,15 @@ pub fn daemon(mode: Mode) -> Daemon {
         (0..PORTS).map(|p| if p == FIXED { macs.concat() } else { String::new() }).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let (workers, age) = (mode.workers.to_string(), AGE.to_string());
-    let mut extra = vec!["--workers", &workers];
+    let mut extra = vec!["--workers", &workers, &control];
     if mode.ageing {
         extra.extend(["--age", &age]);
     }
-    Daemon::with_ports(&keys, &extra)
+    Subject { daemon: Daemon::with_ports(&keys, &extra), dir }
 }
 
 impl<'d> Lab<'d> {
-    pub fn new(d: &'d mut Daemon, mode: Mode) -> Lab<'d> {
+    pub fn new(d: &'d mut Subject, mode: Mode) -> Lab<'d> {
         let fixed = FIXED_STATIONS.map(|n| (mac_of(n), FIXED));
         let stations = (0..PORTS).map(|p| Station::new(p, d.socket(p))).collect();
         Lab {
@@ -158,6 +196,11 @@ impl<'d> Lab<'d> {
                     vm.settle();
                     self.naive.ports[port].mtu = Some(mtu.into());
                 }
+            }
+            Op::Set { port, key } => {
+                // Each worker's next turn sees it.
+                self.d.set(port, key);
+                self.naive.set(port, key);
             }
             Op::Age => std::thread::sleep(FORGOTTEN),
         }
@@ -414,7 +457,10 @@ impl<'d> Lab<'d> {
         let counters = self.d.report();
         let name = format!("p{port}");
         let known = counters.sum(Some(&name), "", "addresses");
-        assert_eq!(known, self.naive.fixed(port) + 1, "port {port} left, its address stayed");
+        let keys = self.naive.ports[port].keys;
+        let learned = u64::from(keys.learns && keys.up);
+        let expected = self.naive.fixed(port) + learned;
+        assert_eq!(known, expected, "port {port} left, its address stayed");
         let late = counters.sum(Some(&name), "announced", "drop.port_down");
         match late - self.late[port] {
             0 => self.announced(port, mac_of(station)),

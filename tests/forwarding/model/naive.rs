@@ -5,13 +5,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use super::op::Key;
+
 type Mac = [u8; 6];
 
 /// What is counted, by port and name: "in frames", "in drop.hairpin", "lost drop.no_buffer".
 pub type Books = BTreeMap<(usize, String), u64>;
 
 /// A port as the switch sees it.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Port {
     /// Its receive ring runs, is enabled, and has held buffers.
     pub up: bool,
@@ -20,6 +22,38 @@ pub struct Port {
     /// The ring runs and is enabled, but has not held a buffer yet: floods pass it by.
     pub empty: bool,
     pub mtu: Option<usize>,
+    pub keys: Keys,
+}
+
+/// What the administrator asks of a port.
+#[derive(Clone, Copy, Debug)]
+pub struct Keys {
+    pub isolated: bool,
+    pub learns: bool,
+    pub most: usize,
+    pub up: bool,
+    pub floods: bool,
+    pub segment: Segment,
+}
+
+/// Whether it is in the other bridge, and its VLAN.
+pub type Segment = (bool, Option<u16>);
+
+impl Port {
+    const NEW: Port = Port {
+        up: false,
+        broken: false,
+        empty: false,
+        mtu: None,
+        keys: Keys {
+            isolated: false,
+            learns: true,
+            most: usize::MAX,
+            up: true,
+            floods: true,
+            segment: (false, None),
+        },
+    };
 }
 
 struct Entry {
@@ -31,15 +65,15 @@ struct Entry {
 pub struct Switch {
     pub ports: Vec<Port>,
     pub books: Books,
-    table: HashMap<Mac, Entry>,
+    table: HashMap<(Segment, Mac), Entry>,
 }
 
 impl Switch {
     pub fn new(ports: usize, fixed: &[(Mac, usize)]) -> Switch {
         let seen = Instant::now();
-        let table =
-            fixed.iter().map(|&(mac, port)| (mac, Entry { port, fixed: true, seen })).collect();
-        Switch { ports: vec![Port::default(); ports], books: Books::new(), table }
+        let table = fixed.iter().map(|&(mac, port)| (home(mac), Entry { port, fixed: true, seen }));
+        let table = table.collect();
+        Switch { ports: vec![Port::NEW; ports], books: Books::new(), table }
     }
 
     pub fn count(&mut self, port: usize, what: &str, n: u64) {
@@ -84,6 +118,13 @@ impl Switch {
             _ if refused => return Err("bad_offload"),
             _ => {}
         }
+        if !self.ports[from].keys.up {
+            return Err("admin_down");
+        }
+        let segment = self.ports[from].keys.segment;
+        if segment.1.is_some() && [[0x81, 0], [0x88, 0xa8]].contains(&[frame[12], frame[13]]) {
+            return Err("vlan");
+        }
         let (dst, src) = (mac(&frame[..6]), mac(&frame[6..12]));
         if src == [0; 6] || src[0] & 1 == 1 {
             return Err("bad_source");
@@ -92,11 +133,13 @@ impl Switch {
         if dst[..5] == [1, 0x80, 0xc2, 0, 0] && dst[5] < 0x10 {
             return Err("reserved");
         }
-        let known = self.table.get(&dst).filter(|_| dst[0] & 1 == 0);
+        let known = self.table.get(&(segment, dst)).filter(|_| dst[0] & 1 == 0);
         match known.map(|entry| entry.port) {
             Some(port) if port == from => Err("hairpin"),
+            Some(port) if self.are_isolated(from, port) => Err("isolated"),
+            Some(port) if !self.ports[port].keys.up => Err("admin_down"),
             Some(port) => Ok((vec![port], false)),
-            None => match self.others(from) {
+            None => match self.others(from, dst[0] & 1 == 1) {
                 none if none.is_empty() => Err("no_receiver"),
                 others => Ok((others, true)),
             },
@@ -107,7 +150,7 @@ impl Switch {
     fn hand_out(&mut self, to: Vec<usize>, size: usize) -> Vec<usize> {
         let mut asked = Vec::new();
         for port in to {
-            let Port { up, broken, empty, mtu } = self.ports[port];
+            let Port { up, broken, empty, mtu, .. } = self.ports[port];
             let reason = match (up, broken) {
                 _ if mtu.is_some_and(|mtu| size > mtu + 14) => "too_big",
                 (_, true) => "ring_broken",
@@ -123,15 +166,65 @@ impl Switch {
         asked
     }
 
-    fn others(&self, from: usize) -> Vec<usize> {
-        (0..self.ports.len()).filter(|&p| p != from && self.ports[p].up).collect()
+    fn are_isolated(&self, one: usize, other: usize) -> bool {
+        [one, other].iter().all(|&port| self.ports[port].keys.isolated)
     }
 
-    pub fn learn(&mut self, mac: Mac, port: usize) {
+    /// The ports that a flood reaches.
+    fn others(&self, from: usize, group: bool) -> Vec<usize> {
+        let takes = |&to: &usize| {
+            let Port { up, keys, .. } = self.ports[to];
+            let reached = keys.segment == self.ports[from].keys.segment && to != from;
+            reached && up && keys.up && (group || keys.floods) && !self.are_isolated(from, to)
+        };
+        (0..self.ports.len()).filter(takes).collect()
+    }
+
+    /// Learns a source; what is static stays where it is, and so does what has no room.
+    fn learn(&mut self, mac: Mac, port: usize) {
+        let (Keys { learns, most, segment, .. }, seen) = (self.ports[port].keys, Instant::now());
+        let room = (self.addresses(port) - self.fixed(port)) < most as u64;
+        let may = match self.table.get(&(segment, mac)) {
+            Some(entry) if entry.fixed => false,
+            Some(entry) if entry.port == port => learns,
+            _ => learns && room,
+        };
+        if may {
+            self.table.insert((segment, mac), Entry { port, fixed: false, seen });
+        }
+    }
+
+    /// A key is set while the port serves.
+    pub fn set(&mut self, port: usize, key: Key) {
+        let keys = &mut self.ports[port].keys;
+        match key {
+            Key::Isolated(on) => keys.isolated = on,
+            Key::Learn(on) => keys.learns = on,
+            Key::MaxAddresses(most) => keys.most = most.unwrap_or(usize::MAX),
+            Key::Admin(up) => keys.up = up,
+            Key::Flood(on) => keys.floods = on,
+            Key::Bridge(other) => keys.segment.0 = other,
+            Key::Vlan(vlan) => keys.segment.1 = vlan,
+        }
+        let segment = keys.segment;
+        match key {
+            Key::Learn(false) => self.flush(port),
+            Key::Bridge(_) | Key::Vlan(_) => self.resettle(port, segment),
+            _ => {}
+        }
+    }
+
+    /// A port is in another bridge or VLAN: its static addresses go with it, its others do not.
+    fn resettle(&mut self, port: usize, segment: Segment) {
+        let mut fixed = Vec::new();
+        self.table.retain(|(of, mac), entry| {
+            let goes = entry.port == port && *of != segment;
+            fixed.extend((goes && entry.fixed).then_some(*mac));
+            !goes
+        });
         let seen = Instant::now();
-        match self.table.get(&mac) {
-            Some(entry) if entry.fixed => {}
-            _ => drop(self.table.insert(mac, Entry { port, fixed: false, seen })),
+        for mac in fixed {
+            self.table.insert((segment, mac), Entry { port, fixed: true, seen });
         }
     }
 
@@ -155,6 +248,11 @@ impl Switch {
         self.table.retain(|_, entry| entry.fixed || entry.seen.elapsed() < sure);
         self.table.values().any(|entry| !entry.fixed && entry.seen.elapsed() > maybe)
     }
+}
+
+/// An address where ports are by themselves.
+fn home(mac: Mac) -> (Segment, Mac) {
+    ((false, None), mac)
 }
 
 fn mac(bytes: &[u8]) -> Mac {

@@ -193,8 +193,61 @@ pub enum Op {
         port: usize,
         station: u8,
     },
+    /// The administrator sets a key of a port that serves.
+    Set {
+        port: usize,
+        key: Key,
+    },
     /// Long enough for every learned address to be forgotten.
     Age,
+}
+
+/// A key of a port, with its value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Key {
+    Isolated(bool),
+    Learn(bool),
+    MaxAddresses(Option<usize>),
+    Admin(bool),
+    Flood(bool),
+    /// Another bridge than the one that ports are in by themselves.
+    Bridge(bool),
+    /// An access port of this VLAN.
+    Vlan(Option<u16>),
+}
+
+impl Key {
+    /// As it is given to `vioswitchctl port set`.
+    pub fn word(self) -> String {
+        let on_off = |on| if on { "on" } else { "off" };
+        match self {
+            Key::Isolated(on) => format!("isolated={}", on_off(on)),
+            Key::Learn(on) => format!("learn={}", on_off(on)),
+            Key::Flood(on) => format!("flood={}", on_off(on)),
+            Key::MaxAddresses(most) => {
+                format!("max-addresses={}", most.map_or(String::new(), |most| most.to_string()))
+            }
+            Key::Bridge(other) => format!("bridge={}", if other { "other" } else { "" }),
+            Key::Vlan(vlan) => {
+                format!("vlan={}", vlan.map_or(String::new(), |vlan| vlan.to_string()))
+            }
+            Key::Admin(up) => format!("admin={}", if up { "up" } else { "down" }),
+        }
+    }
+}
+
+/// What keeps frames away is mostly off.
+fn any_key(rng: &mut Rng) -> Key {
+    match rng.below(14) {
+        10 => Key::Bridge(true),
+        11 => Key::Bridge(false),
+        12..=13 => Key::Vlan((rng.below(3) == 0).then_some(10)),
+        0..=3 => Key::Isolated(rng.below(2) == 0),
+        4 => Key::Learn(rng.below(2) == 0),
+        5..=6 => Key::MaxAddresses((rng.below(3) > 0).then_some(1 + rng.below(3) as usize)),
+        7..=8 => Key::Admin(rng.below(4) > 0),
+        _ => Key::Flood(rng.below(3) > 0),
+    }
 }
 
 fn any_dst(rng: &mut Rng) -> Dst {
@@ -256,7 +309,7 @@ pub fn any(rng: &mut Rng) -> Op {
     let port = rng.below(PORTS as u64) as usize;
     let tx = rng.below(2) == 0;
     let station = rng.below(STATIONS.into()) as u8;
-    match rng.below(100) {
+    match rng.below(106) {
         0..=49 => Op::Send { port, frames: any_frames(rng, port) },
         50..=54 => any_packet(rng, port),
         55..=56 => Op::Junk { port, dst: any_dst(rng), header: rng.below(4) as u8 },
@@ -283,6 +336,7 @@ pub fn any(rng: &mut Rng) -> Op {
         96 => Op::Mtu { port, mtu: if rng.below(2) == 0 { 1500 } else { 9000 } },
         97 => Op::Rarp { port, station },
         98 => Op::RarpAndLeave { port, station },
+        100..=105 => Op::Set { port, key: any_key(rng) },
         _ => Op::Send {
             port,
             frames: vec![Spec { src: Src::Station(station), dst: Dst::Broadcast, len: 60 }],

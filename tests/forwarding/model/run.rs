@@ -56,7 +56,7 @@ fn caught<R>(f: impl FnOnce() -> R) -> Result<R, String> {
 
 /// Runs a list against a daemon of its own.
 pub fn run(ops: &[Op], mode: Mode) -> Result<Done, Failure> {
-    let mut d = lab::daemon(mode);
+    let mut d = lab::subject(mode);
     let at = Cell::new(0);
     let ran = caught(|| {
         let mut lab = Lab::new(&mut d, mode);

@@ -77,9 +77,7 @@ pub fn run(data: &[u8]) {
                 both.fdb.set_port_cap(port, cap);
                 both.caps[usize::from(port)] = cap;
             }
-            14 => {
-                assert_eq!(both.fdb.lookup(station), both.map.get(&station).map(|known| known.port))
-            }
+            14 => both.recognise(station, port),
             _ => both.compare(now),
         }
     }
@@ -114,6 +112,10 @@ impl Both {
                     assert_ne!(self.fdb.generation(), generation);
                 }
                 self.map.insert(station, known);
+                // What was lowered meanwhile takes nothing away, and lets nothing in.
+                let cap = self.caps[usize::from(port)];
+                let is_limited = cap < self.config.max_entries && self.fdb.len() > len;
+                assert!(!is_limited || self.learned(port) <= cap as usize);
             }
             Learn::Static => assert!(before.is_some_and(|b| b.stamp.is_none() && b.port != port)),
             Learn::NotStation => assert!(!station.mac.is_station()),
@@ -130,9 +132,10 @@ impl Both {
             }
             Learn::PortFull => {
                 assert!(before.is_none_or(|b| b.port != port));
-                assert!(self.of(port) >= self.caps[usize::from(port)] as usize);
+                assert!(self.learned(port) >= self.caps[usize::from(port)] as usize);
             }
             Learn::BucketFull => assert!(before.is_none() && self.map.len() >= 8),
+            Learn::Off => panic!("it learns"),
             Learn::Busy => panic!("nobody else holds a lock"),
         }
         assert_eq!(self.fdb.lookup(station), self.map.get(&station).map(|known| known.port));
@@ -140,6 +143,21 @@ impl Both {
         if matches!(answer, Learn::Moved { .. }) {
             assert_ne!(self.fdb.generation(), generation, "a move makes answers wrong");
         }
+    }
+
+    /// A frame on a port that does not learn.
+    fn recognise(&self, station: Station, port: u16) {
+        let known = self.map.get(&station);
+        assert_eq!(self.fdb.lookup(station), known.map(|known| known.port));
+        let expected = match known {
+            Some(Known { port: owner, stamp: None }) if *owner == port => Learn::Known,
+            Some(Known { stamp: None, .. }) => Learn::Static,
+            _ => Learn::Off,
+        };
+        assert_eq!(self.fdb.recognise(station, port), expected);
+        let full = self.learned(port) >= self.caps[usize::from(port)] as usize;
+        let unlimited = self.caps[usize::from(port)] >= self.config.max_entries;
+        assert_eq!(self.fdb.is_port_full(port), full && !unlimited);
     }
 
     /// A full bucket gave up an entry of the same port: exactly one.
@@ -153,6 +171,12 @@ impl Both {
 
     fn of(&self, port: u16) -> usize {
         self.map.values().filter(|known| known.port == port).count()
+    }
+
+    /// Without the static ones.
+    fn learned(&self, port: u16) -> usize {
+        let here = |known: &&Known| known.port == port && known.stamp.is_some();
+        self.map.values().filter(here).count()
     }
 
     fn within(&self, segment: Segment) -> usize {

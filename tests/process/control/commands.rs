@@ -201,7 +201,7 @@ pub fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
 }
 
 /// What is always told of a port.
-const PORT: [&str; 22] = [
+const PORT: [&str; 24] = [
     "name",
     "number",
     "kind",
@@ -211,6 +211,8 @@ const PORT: [&str; 22] = [
     "offloads",
     "send_offloads",
     "flood",
+    "isolated",
+    "learn",
     "admin",
     "bridge",
     "guard",

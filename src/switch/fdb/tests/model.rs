@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use super::*;
 
 /// The table's rules over a plain map.
-#[derive(Default)]
 struct Model {
     entries: HashMap<MacAddr, Modelled>,
+    caps: [u32; 5],
 }
 
 #[derive(Clone, Copy)]
@@ -29,12 +29,22 @@ const MODEL_CAPS: FdbConfig = FdbConfig {
 };
 
 impl Model {
+    fn new() -> Model {
+        Model { entries: HashMap::new(), caps: [MODEL_CAPS.max_per_port; 5] }
+    }
+
+    /// Whether a port has learned as many as it may; static ones do not count.
+    fn is_full(&self, port: PortId) -> bool {
+        let learned = self.entries.values().filter(|entry| entry.port == port && !entry.configured);
+        learned.count() as u32 >= self.caps[usize::from(port)]
+    }
+
     fn held(&self, port: PortId) -> u32 {
         self.entries.values().filter(|entry| entry.port == port).count() as u32
     }
 
     fn learn(&mut self, mac: MacAddr, port: PortId, now: u32) -> Learn {
-        let held = self.held(port);
+        let (held, is_full) = (self.held(port), self.is_full(port));
         let total = self.entries.len() as u32;
         if let Some(entry) = self.entries.get_mut(&mac) {
             if entry.port == port {
@@ -45,14 +55,14 @@ impl Model {
             if entry.configured {
                 return Learn::Static;
             }
-            if held >= MODEL_CAPS.max_per_port {
+            if is_full {
                 return Learn::PortFull;
             }
             let from = entry.port;
             (entry.port, entry.stamp) = (port, now);
             return Learn::Moved { from };
         }
-        if held >= MODEL_CAPS.max_per_port {
+        if is_full {
             return Learn::PortFull;
         }
         if held >= MODEL_CAPS.reserved_per_port && total >= MODEL_CAPS.max_entries {
@@ -92,7 +102,12 @@ fn step_both(fdb: &Fdb, model: &mut Model, random: &mut Random, now: u32) {
             let mine = |m: &MacAddr, e: &Modelled| *m == mac && e.configured && e.port == port;
             assert_eq!(fdb.remove_static(mac, port), model.remove_where(mine) == 1);
         }
-        97..98 => {
+        97 if random.below(3) == 0 => {
+            let cap = random.below(MODEL_CAPS.max_per_port.into()) as u32;
+            fdb.set_port_cap(port, cap);
+            model.caps[usize::from(port)] = cap;
+        }
+        97 => {
             let learned = |_: &MacAddr, e: &Modelled| !e.configured && e.port == port;
             assert_eq!(fdb.flush_port(port), model.remove_where(learned));
         }
@@ -110,7 +125,7 @@ fn step_both(fdb: &Fdb, model: &mut Model, random: &mut Random, now: u32) {
 fn random_operations_agree_with_a_plain_map() {
     let (seeds, steps) = if cfg!(miri) { (2, 400) } else { (20, 5_000) };
     for seed in 0..seeds {
-        let (fdb, mut model, mut random) = (Fdb::new(MODEL_CAPS), Model::default(), Random(seed));
+        let (fdb, mut model, mut random) = (Fdb::new(MODEL_CAPS), Model::new(), Random(seed));
         let mut remembered: HashMap<MacAddr, (PortId, u64)> = HashMap::new();
         for step in 0..steps {
             let now = 1000 + step / 20;
