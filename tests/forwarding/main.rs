@@ -13,3 +13,4 @@ mod stream;
 mod switching;
 mod uplink;
 mod vlan;
+mod vlan_oracle;

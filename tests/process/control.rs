@@ -12,6 +12,7 @@ mod descriptors;
 mod details;
 mod doctor;
 mod events;
+mod fdb_oracle;
 mod findings;
 mod guard;
 mod health;

@@ -40,6 +40,7 @@ pub mod manual;
 pub mod mem;
 pub mod neighbours;
 pub mod net;
+pub mod openvswitch;
 pub mod packet;
 pub mod proc;
 pub mod relay;
