@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::raw::{Setting, Value, quote};
 use crate::limits::{BURST_SIZE_BYTES, BURST_SIZE_PACKETS, RATE_BITS, RATE_PACKETS};
-use crate::switch::{Rate, Size};
+use crate::switch::{FloodClass, Rate, Size};
 
 /// A unit of one of two kinds: its name, and how many of the smallest it is.
 type Unit = (&'static str, u64);
@@ -43,6 +43,39 @@ pub(super) fn rate(setting: &Setting) -> Result<Rate, String> {
 /// A rate as it is written.
 pub fn rate_word(rate: &Rate) -> String {
     RATES.word([rate.bits, rate.packets])
+}
+
+/// What may be flooded a second, of each class by its number.
+pub type FloodRates = [Rate; FloodClass::ALL.len()];
+
+/// `storm=`: classes with a rate each.
+pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
+    let mut rates = FloodRates::default();
+    let classes = FloodClass::ALL.map(FloodClass::word);
+    let wrong = |given: &str| {
+        let known = classes.join(", ");
+        let wanted = format!("CLASS:RATE with classes {known}, such as bcast:1kpps,mcast:1mbit");
+        format!("{} must be {wanted}, not {given}", setting.key)
+    };
+    let (Value::Word(given) | Value::Text(given)) = &setting.value else {
+        return Err(wrong("that"));
+    };
+    for part in given.split(',') {
+        let (class, word) = part.split_once(':').ok_or_else(|| wrong(&quote(given)))?;
+        let number = classes.iter().position(|known| *known == class);
+        let place = number.and_then(|number| rates.get_mut(number));
+        let place = place.filter(|place| **place == Rate::default());
+        let value = Value::Word(word.to_owned());
+        *place.ok_or_else(|| wrong(&quote(given)))? = rate(&Setting { value, ..setting.clone() })?;
+    }
+    Ok(rates)
+}
+
+/// As it is written.
+pub fn storm_word(rates: &FloodRates) -> String {
+    let given = FloodClass::ALL.iter().zip(rates).filter(|(_, rate)| **rate != Rate::default());
+    let words = given.map(|(class, rate)| format!("{}:{}", class.word(), rate_word(rate)));
+    words.collect::<Vec<_>>().join(",")
 }
 
 /// `burst-in=`, `burst-out=`.
@@ -145,6 +178,24 @@ mod tests {
             assert_eq!(size, Size { bytes, packets }, "{word}");
             assert_eq!(size_word(&size), word);
         }
+    }
+
+    #[test]
+    fn limits_of_storms_are_read_and_written_the_same() {
+        let of = |word: &str| storm(&setting("storm", Value::Word(word.to_owned())));
+        for word in ["bcast:1kpps", "bcast:1kpps,mcast:10mbit,unknown:5pps", "unknown:1gbit"] {
+            assert_eq!(storm_word(&of(word).expect(word)), word);
+        }
+        assert_eq!(
+            storm_word(&of("unknown:1mbit,bcast:1pps").unwrap()),
+            "bcast:1pps,unknown:1mbit"
+        );
+        for word in ["", "1kpps", "bcast", "all:1kpps", "bcast:1kpps,bcast:2kpps", "bcast:1kpps,"] {
+            let error = of(word).expect_err(word);
+            assert!(error.starts_with("storm must be CLASS:RATE with classes bcast,"), "{error}");
+        }
+        let error = of("bcast:10").unwrap_err();
+        assert!(error.starts_with("storm must be a rate with its unit"), "{error}");
     }
 
     #[test]

@@ -11,12 +11,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::amount::FloodRates;
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD,
     INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF,
-    PERMISSIONS, QUEUES, RATE, SOCKET, SWITCHED, TRUNK, VLAN,
+    PERMISSIONS, QUEUES, RATE, SOCKET, STORM, SWITCHED, TRUNK, VLAN,
 };
 use super::types::{
     Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
@@ -331,6 +332,10 @@ port_keys! {
     "burst-out" burst_out: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
         "What passes to the port at once. Without it the larger of 64 KiB, or 64 packets, and \
          10 ms of rate-out.";
+    "storm" storm: Option<FloodRates> = None, STORM, ALL, Now, "\"bcast:1kpps,mcast:1kpps\"",
+        "The most of what comes from the port that is flooded, by class: frames for all stations \
+         (`bcast`), for groups (`mcast`), for unknown addresses (`unknown`), each as a rate in \
+         bits or packets a second. What exceeds it is dropped.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "`down`: keep the front-end, and drop and count frames from and for the port.";
     "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",

@@ -10,7 +10,7 @@ use super::types::{Admin, AllowedMac, Guard, Mode, Server};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
 use crate::switch::port_security::{AllowedIps, AllowedMacs};
-use crate::switch::{Bridge, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
+use crate::switch::{Bridge, FloodLimits, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
 
 /// Who gave a port its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,6 +152,7 @@ impl Settings {
             forwards: self.admin == Admin::Up && bridge.is_some(),
             learns: self.learn,
             isolated: self.isolated,
+            limits_floods: self.storm.is_some(),
             bridge: bridge.unwrap_or_default(),
             vlans: self.vlans(),
             security: (self.guard != Guard::Off).then(|| self.security()),
@@ -231,6 +232,12 @@ impl Settings {
             burst: burst.unwrap_or_default(),
         };
         [limit(self.rate_in, self.burst_in), limit(self.rate_out, self.burst_out)]
+    }
+
+    /// What the port may have flooded.
+    pub fn flood_limits(&self) -> FloodLimits {
+        let rates = self.storm.unwrap_or_default();
+        rates.map(|rate| Limit { rate, ..Limit::default() })
     }
 
     /// The port that this template makes of the socket at `path`.
@@ -337,6 +344,7 @@ mod tests {
                     ("platform", "on"),
                     ("flood", "off"),
                     ("isolated", "on"),
+                    ("storm", "bcast:1kpps,unknown:10mbit"),
                     ("learn", "off"),
                     ("max-addresses", "5"),
                     ("mtu", "9000"),

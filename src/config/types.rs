@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use super::amount::{rate, rate_word, size, size_word};
+use super::amount::{FloodRates, rate, rate_word, size, size_word, storm, storm_word};
 use super::entries::Shared;
 use super::keys::Kind;
 use super::raw::Setting;
@@ -364,6 +364,10 @@ pub(super) const RATE: Type<Rate> =
     Type { has_commas: true, ..shown(text(|_| "RATE".to_owned(), |s, _| rate(s), rate_word)) };
 pub(super) const BURST: Type<Size> =
     Type { has_commas: true, ..shown(text(|_| "SIZE".to_owned(), |s, _| size(s), size_word)) };
+pub(super) const STORM: Type<FloodRates> = Type {
+    has_commas: true,
+    ..shown(text(|_| "CLASS:RATE".to_owned(), |s, _| storm(s), storm_word))
+};
 pub(super) const LABEL: Type<String> =
     shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));
 pub(super) const GUARD: Type<Guard> = shown(words());

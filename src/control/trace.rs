@@ -1,7 +1,6 @@
 //! What would become of a frame: each step in a sentence, and where it ends.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use super::methods::{Switch, unknown_port};
 use super::parameters::{ip, mac, number};
@@ -15,8 +14,8 @@ use crate::port::{Port, PortTable};
 use crate::stats::DropReason;
 use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
-    Decision, DropCause, Flood, Ingress, Membership, Policy, PortId, PortPolicy, Source, Station,
-    VlanId,
+    Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId, PortPolicy,
+    Source, Station, VlanId,
 };
 use crate::wire::{Fault, State, Trace, Traced};
 
@@ -84,22 +83,7 @@ impl Switch {
                     Flood::Unknown => "is not known",
                 };
                 told.step(format!("{destination} {why}: it is flooded"));
-                let member = |to: &&Arc<Port>| ports.policy(to.id).is_member(segment);
-                let from = asked;
-                for to in ports.iter().filter(member) {
-                    let asked = ports.policy(to.id);
-                    if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
-                        if to.id != port.id {
-                            told.step(format!("not to {}: both are uplinks", quote(to)));
-                        }
-                    } else if !from.reaches(asked) {
-                        told.step(format!("not to {}: both are isolated", quote(to)));
-                    } else if asked.forwards && !asked.takes(flood) {
-                        told.step(format!("not to {}: flood=off", quote(to)));
-                    } else {
-                        told.leaving(to, asked, way);
-                    }
-                }
+                told.flooded(&policy, port, (destination, flood), way);
             }
             Decision::Drop(cause) => told.dropped(destination, cause),
         }
@@ -110,6 +94,38 @@ impl Switch {
 impl Told {
     fn step(&mut self, text: String) {
         self.steps.push(text);
+    }
+
+    /// The ports that a flood from `port` reaches, and why not the others of its VLAN.
+    fn flooded(
+        &mut self,
+        policy: &Policy<'_, PortTable>,
+        port: &Port,
+        (destination, flood): (MacAddr, Flood),
+        way: Way<'_>,
+    ) {
+        let class = FloodClass::of(destination);
+        if let Some(rate) = port.rates.floods[class as usize].rate() {
+            let (class, rate) = (class.word(), rate_word(&rate));
+            self.step(format!("its storm limit is {class}:{rate}: what exceeds it is dropped"));
+        }
+        let (ports, from) = (policy.ports, policy.ports.policy(port.id));
+        let ingress = Ingress { port: port.id, kind: port.kind() };
+        let segment = from.segment(way.vlan);
+        for to in ports.iter().filter(|to| ports.policy(to.id).is_member(segment)) {
+            let asked = ports.policy(to.id);
+            if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
+                if to.id != port.id {
+                    self.step(format!("not to {}: both are uplinks", quote(to)));
+                }
+            } else if !from.reaches(asked) {
+                self.step(format!("not to {}: both are isolated", quote(to)));
+            } else if asked.forwards && !asked.takes(flood) {
+                self.step(format!("not to {}: flood=off", quote(to)));
+            } else {
+                self.leaving(to, asked, way);
+            }
+        }
     }
 
     fn coming(&mut self, port: &Port) {

@@ -53,7 +53,7 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
     let port = if settings.kind == Kind::Port { port.sending(settings.offload.send) } else { port };
     port.on_platform(settings.platform)
         .asked(settings.policy())
-        .limited(settings.limits())
+        .limited(settings.limits(), settings.flood_limits())
         .with_memory(settings.memory == Memory::Prealloc)
 }
 

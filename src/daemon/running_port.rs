@@ -99,7 +99,7 @@ impl RunningPort {
         new.for_each(|warning| log::warn!("{warning}"));
         port.mtu.configure(wanted.mtu);
         port.policy.set(wanted.policy());
-        port.rates.set(wanted.limits());
+        port.rates.set(wanted.limits(), wanted.flood_limits());
         let waits = now.kind == Kind::Port && now != wanted;
         state.next = waits.then(|| wanted.clone());
         drop(state);

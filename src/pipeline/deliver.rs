@@ -14,6 +14,8 @@
 //!
 //! Nothing that may sleep happens while a receive lock is held: signals and log lines are put off.
 
+mod storm;
+
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
@@ -115,6 +117,10 @@ impl Delivery<'_> {
             self.last_tries(burst, plan.runs());
         }
         if plan.is_fanned() {
+            let Backpressure { ports, from, .. } = self.backpressure;
+            if ports.policy(from).limits_floods {
+                self.limit_floods(burst, plan);
+            }
             self.flood(burst, plan);
         }
         burst.keep_tags();

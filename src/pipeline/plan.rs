@@ -250,6 +250,26 @@ impl Plan {
         self.dropped += 1;
     }
 
+    /// Takes frames out of the floods and drops them, but for those to `keep`.
+    pub fn drop_floods(&mut self, reason: DropReason, mut keep: impl FnMut(u8) -> bool) {
+        let Plan { fans, fanned, drops, dropped, .. } = self;
+        for fan in &mut fans[..*fanned] {
+            let mut kept = 0;
+            for n in 0..fan.count {
+                let frame = fan.frames[n];
+                if keep(frame) {
+                    fan.frames[kept] = frame;
+                    kept += 1;
+                } else {
+                    drops[*dropped] = (frame, reason);
+                    *dropped += 1;
+                }
+            }
+            fan.count = kept;
+        }
+        drops[..*dropped].sort_unstable_by_key(|(frame, _)| *frame);
+    }
+
     /// Frames that go nowhere, in order, and why.
     pub fn drops(&self) -> impl Iterator<Item = (u8, DropReason)> {
         self.drops[..self.dropped].iter().copied()
@@ -376,6 +396,22 @@ mod tests {
                 assert!(run.left().iter().all(here));
             }
         }
+    }
+
+    #[test]
+    fn frames_taken_out_of_floods_are_drops_in_their_order() {
+        let mut plan = Plan::default();
+        for key in [0, 1] {
+            (0..8).filter(|i| i % 2 == key).for_each(|i| {
+                plan.fan(key.into(), |targets| targets.extend([3, 4])).push(i);
+            });
+        }
+        plan.drop(8, DropReason::NoReceiver);
+        plan.drop_floods(DropReason::Storm, |i| i % 3 != 0);
+        let dropped: Vec<u8> = plan.drops().map(|(i, _)| i).collect();
+        assert_eq!((dropped, plan.copies()), (vec![0, 3, 6, 8], 10));
+        let left: Vec<Vec<u8>> = plan.fans().iter().map(|fan| fan.frames().to_vec()).collect();
+        assert_eq!(left, [vec![2, 4], vec![1, 5, 7]]);
     }
 
     #[test]

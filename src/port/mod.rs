@@ -48,7 +48,7 @@ use crate::frame::offload::Offloads;
 use crate::guard::bucket::Bucket;
 use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
-use crate::switch::{Fdb, Limit, PortId, PortKind, PortPolicy, StaticError, Station};
+use crate::switch::{Fdb, FloodLimits, Limit, PortId, PortKind, PortPolicy, StaticError, Station};
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
@@ -179,8 +179,8 @@ impl Port {
     }
 
     /// The port of whose frames, from it and to it, only so much may pass.
-    pub fn limited(self, limits: [Limit; 2]) -> Port {
-        self.rates.set(limits);
+    pub fn limited(self, limits: [Limit; 2], floods: FloodLimits) -> Port {
+        self.rates.set(limits, floods);
         self
     }
 

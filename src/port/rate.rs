@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::admission::Admission;
-use crate::switch::{Limit, Meter, Rate};
+use crate::switch::{FloodClass, FloodLimits, Limit, Meter, Rate};
 use crate::sys::clock;
 
 /// Tries to get a lock that is held for some hundred instructions.
@@ -21,16 +21,19 @@ pub struct Rates {
     pub input: Metered,
     /// From the switch to the port.
     pub output: Metered,
+    /// From the port to all that a flood reaches, by [`FloodClass`].
+    pub floods: [Metered; FloodClass::ALL.len()],
 }
 
 impl Rates {
-    /// Goes by these limits from now on, for frames from the port and to it.
-    pub fn set(&self, [input, output]: [Limit; 2]) {
+    /// Goes by these limits from now on, for frames from the port and to it, and for floods.
+    pub fn set(&self, [input, output]: [Limit; 2], floods: FloodLimits) {
         self.input.set(input);
         self.output.set(output);
+        self.floods.iter().zip(floods).for_each(|(metered, limit)| metered.set(limit));
     }
 
-    /// True if something is limited.
+    /// True if something is limited that is not flooded.
     pub fn are_on(&self) -> bool {
         self.input.is_on() || self.output.is_on()
     }

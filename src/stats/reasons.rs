@@ -134,6 +134,10 @@ drop_reasons! {
      stream, or one in front of others",
     "vioswitchctl port set NAME rate-out=RATE burst-out=SIZE, unless that is intended";
 
+    Storm, "storm", "in",
+    "the port's storm limit for frames that are flooded was used up",
+    "a loop, or a guest that scans: vioswitchctl capture --port NAME; or a higher storm=";
+
     RingBroken, "ring_broken", "out",
     "the receiver's ring is broken until its driver restarts it",
     "the log says why; reset the guest";

@@ -7,8 +7,8 @@
 //!
 //! `fdb` is the table, `policy` the story of one frame, `port_security` what a port may send,
 //! `segment` and `vlan` where it may go at all and with what tag, `memo` what a worker may remember
-//! between frames and when it must forget, `meter` which frames a rate lets pass, `trace` what
-//! would become of a frame.
+//! between frames and when it must forget, `meter` which frames a rate lets pass, `storm` what of
+//! floods is limited apart, `trace` what would become of a frame.
 
 pub mod fdb;
 pub mod memo;
@@ -16,6 +16,7 @@ pub mod meter;
 pub mod policy;
 pub mod port_security;
 pub mod segment;
+pub mod storm;
 pub mod trace;
 pub mod vlan;
 
@@ -27,5 +28,6 @@ pub use policy::{
 };
 pub use port_security::{PortSecurity, Rule, Violation};
 pub use segment::{Bridge, Segment, Station, VlanId};
+pub use storm::{FloodClass, FloodLimits};
 pub use trace::{Source, Trace};
 pub use vlan::{Membership, VlanSet};

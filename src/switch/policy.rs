@@ -78,6 +78,8 @@ pub struct PortPolicy {
     pub learns: bool,
     /// It does not reach the other ports of which this is asked, nor they it.
     pub isolated: bool,
+    /// Only so much of what it sends is flooded.
+    pub limits_floods: bool,
     /// The bridge that it is a port of.
     pub bridge: Bridge,
     /// The VLANs of that bridge that it is a member of.
@@ -93,6 +95,7 @@ impl PortPolicy {
         forwards: true,
         learns: true,
         isolated: false,
+        limits_floods: false,
         bridge: Bridge::DEFAULT,
         vlans: Membership::Opaque,
         security: None,

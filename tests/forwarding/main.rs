@@ -9,6 +9,7 @@ mod mtu;
 mod multiqueue;
 mod offloads;
 mod segmentation;
+mod storm;
 mod stream;
 mod switching;
 mod uplink;

@@ -178,6 +178,39 @@ fn a_ring_is_disabled_while_its_frames_wait_for_a_rate() {
     lab.d.stop();
 }
 
+/// Set at run time, shown, traced, counted where drops are, and taken away again.
+#[test]
+fn a_storm_limit_is_seen_and_changed() {
+    let lab = Lab::new(2, &[]);
+    let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    let mut storm = |count: u32| {
+        let frame = [&[0xff; 6][..], &mac_of(0), &[0x88, 0xb5], &[0; 46]].concat();
+        for _ in 0..count {
+            vms[0].tx[0].send_waiting(&frame, LOST);
+            vms[0].tx[0].drain(LOST);
+            vms[1].rx[0].recv(64, |_, _| {});
+        }
+    };
+    let path = ["trace", "p0", "src=02:56:53:00:00:00", "dst=ff:ff:ff:ff:ff:ff"];
+    storm(500);
+    assert!(!lab.done(&path).contains("storm"));
+    let changed = lab.done(&["port", "set", "p0", "storm=mcast:1kpps,bcast:1pps"]);
+    assert_eq!(changed, "storm - -> bcast:1pps,mcast:1kpps  now\n");
+    assert!(lab.done(&["port", "show", "p0"]).contains("bcast:1pps,mcast:1kpps"));
+    let told = lab.done(&path);
+    assert!(told.contains("its storm limit is bcast:1pps: what exceeds it is dropped"), "{told}");
+    storm(500);
+    let dropped = lab.d.counters().get("p0", "in drop.storm");
+    assert!((400..=436).contains(&dropped), "{dropped}");
+    assert!(lab.done(&["drops", "p0"]).contains("storm"));
+    lab.done(&["port", "set", "p0", "storm="]);
+    storm(500);
+    assert_eq!(lab.d.counters().get("p0", "in drop.storm"), dropped);
+    drop(vms);
+    lab.d.counters().balance();
+    lab.d.stop();
+}
+
 #[test]
 fn what_is_no_rate_is_refused_with_its_key() {
     let lab = Lab::new(1, &[]);
@@ -185,6 +218,8 @@ fn what_is_no_rate_is_refused_with_its_key() {
         ("rate-in=10", "rate-in must be a rate with its unit, such as 10mbit, 5kpps"),
         ("rate-out=1kbit", "rate-out must be from 8kbit to 1000gbit"),
         ("burst-in=100", "burst-in must be a size with its unit, such as 64kib"),
+        ("storm=bcast:100", "storm must be a rate with its unit"),
+        ("storm=1kpps", "storm must be CLASS:RATE with classes bcast, mcast, unknown"),
     ] {
         let (status, line) = lab.fails(&["port", "set", "p0", word]);
         assert!(status == 2 && line.contains(key), "{status} {line}");
