@@ -5,6 +5,7 @@
 # nothing of the host's files, processes and control groups. From outside its files are $machine/…
 #
 # Callers set: run (scratch directory), target, and machine_debian, if it is not that under target/.
+# With several machines at a time each has a machine_name, and a run of its own.
 # shellcheck shell=bash disable=SC2154
 
 # What the Debian has beside the smallest of all: what manages networks and filters them. Programs
@@ -18,6 +19,7 @@ iputils-ping"
 MACHINE_SECONDS=60
 
 machine=
+machine_name=
 machine_unshare=
 machine_init=
 machine_cgroup=
@@ -160,7 +162,7 @@ boot_machine() {
     # Of its own, so that it is root of what it sees, and leaves nothing in ours.
     at=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)
     at+=$(sed -n 's/^0:://p' /proc/self/cgroup)
-    machine_cgroup=${at%/}/vioswitch-demo.$$
+    machine_cgroup=${at%/}/vioswitch-demo.$$${machine_name:+.$machine_name}
     mkdir "$machine_cgroup" "$run/memory"
     (
         echo "$BASHPID" >"$machine_cgroup/cgroup.procs"
@@ -194,8 +196,12 @@ stop_machine() {
     local tries=0
     [ -n "$machine_unshare" ] || return 0
     kill -KILL "$machine_unshare" 2>/dev/null || true
-    # Those who wait outside for a process of the machine end with it.
-    wait 2>/dev/null || true
+    # Those who wait outside for a process of the machine end with it, but not for another machine's.
+    if [ -n "$machine_name" ]; then
+        wait "$machine_unshare" 2>/dev/null || true
+    else
+        wait 2>/dev/null || true
+    fi
     while [ -d "$machine_cgroup" ] && [ $tries -lt 50 ]; do
         find "$machine_cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || true
         tries=$((tries + 1))

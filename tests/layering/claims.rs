@@ -16,8 +16,15 @@ const MARK: &str = "<!-- made from the tests: UPDATE_DOCS=1 cargo test --test la
 /// The last column of tables whose rows each name a test.
 const HELD_BY: &str = " | held by |";
 /// Scripts that test what is installed begin so; the page has their heads too.
-const SCRIPTS: [&str; 6] =
-    ["demo", "first-hour", "libvirt-demo", "network-demo", "package-demo", "service-demo"];
+const SCRIPTS: [&str; 7] = [
+    "demo",
+    "first-hour",
+    "hosts-demo",
+    "libvirt-demo",
+    "network-demo",
+    "package-demo",
+    "service-demo",
+];
 
 /// A test's path, as the runs print it behind the name of its file, and if the quick run lacks it.
 struct Test {

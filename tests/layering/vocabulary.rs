@@ -41,7 +41,7 @@ const GONE: &[(&str, &str)] = &[
     ("tells the same story", "does the same"),
 ];
 /// Pages that name instead the actor, or the action.
-const PLAIN: [&str; 20] = [
+const PLAIN: [&str; 21] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -59,6 +59,7 @@ const PLAIN: [&str; 20] = [
     "docs/tenants.md",
     "docs/operate.md",
     "docs/performance.md",
+    "docs/several-hosts.md",
     "docs/testing.md",
     "docs/threat-model.md",
     "docs/troubleshoot.md",
