@@ -92,7 +92,7 @@ impl Direction {
 pub type Reasons = [u64; DropReason::ALL.len()];
 
 /// What crossed in one direction, over all queues of a port.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
     /// Frames.
     pub frames: u64,
@@ -100,6 +100,13 @@ pub struct Traffic {
     pub bytes: u64,
     /// Frames that were dropped, by their reason.
     pub drops: Reasons,
+}
+
+// An array of more than 32 has no default by itself.
+impl Default for Traffic {
+    fn default() -> Traffic {
+        Traffic { frames: 0, bytes: 0, drops: [0; DropReason::ALL.len()] }
+    }
 }
 
 impl Traffic {
@@ -118,8 +125,14 @@ impl Traffic {
 }
 
 /// A counter per reason.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Drops([Counter; DropReason::ALL.len()]);
+
+impl Default for Drops {
+    fn default() -> Drops {
+        Drops(std::array::from_fn(|_| Counter::default()))
+    }
+}
 
 impl Drops {
     /// Counts `n` under the lock that makes the caller the only writer.

@@ -99,6 +99,19 @@ struct Options {
     )]
     stream: Vec<String>,
 
+    /// Add a mirror, which copies frames of one port to another (repeatable)
+    ///
+    /// {keys}
+    ///
+    /// Replaces a [[mirror]] of the same name in the file as a whole.
+    #[arg(
+        long,
+        value_name = "NAME,from=PORT,to=PORT[,KEY=VALUE]...",
+        allow_hyphen_values = true,
+        verbatim_doc_comment
+    )]
+    mirror: Vec<String>,
+
     /// Add one port, named port0, that listens on PATH
     #[arg(long, value_name = "PATH", conflicts_with = "fd")]
     socket_path: Option<String>,
@@ -204,9 +217,12 @@ fn lower(
     Machine { cpus, allowed }: Machine<'_>,
 ) -> Result<Request, UsageError> {
     let mut source = Source::default();
-    for (kind, texts) in
-        [(Kind::Port, &options.port), (Kind::Tap, &options.tap), (Kind::Stream, &options.stream)]
-    {
+    for (kind, texts) in [
+        (Kind::Port, &options.port),
+        (Kind::Tap, &options.tap),
+        (Kind::Stream, &options.stream),
+        (Kind::Mirror, &options.mirror),
+    ] {
         for text in texts {
             source.sections.push(section(kind, text)?);
         }

@@ -13,6 +13,7 @@ use super::settings::{Entry, Origin};
 use super::validate::Validated;
 use super::{Config, Control};
 use crate::limits;
+use crate::switch::mirror::{Mirror, conflict as conflict_of_mirrors};
 
 /// What only one entry may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,17 +95,34 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
             }
         }
     }
-    if let Some(entry) = checked.entries.get(limits::MAX_PORTS) {
+    let is_port = |entry: &&Checked| entry.settings.kind != Kind::Mirror;
+    if let Some(entry) = checked.entries.iter().filter(is_port).nth(limits::MAX_PORTS) {
         let text = format!("more than {} ports, taps and streams", limits::MAX_PORTS);
         complaints.push(Complaint::new(&entry.at, text));
     }
-    for (kind, most, noun) in
-        [(Kind::Tap, limits::MAX_TAPS, "taps"), (Kind::Stream, limits::MAX_STREAMS, "streams")]
-    {
+    complaints.append(&mut mirrored_mirrors(&checked.entries));
+    for (kind, most, noun) in [
+        (Kind::Tap, limits::MAX_TAPS, "taps"),
+        (Kind::Stream, limits::MAX_STREAMS, "streams"),
+        (Kind::Mirror, limits::MAX_MIRRORS, "mirrors"),
+    ] {
         let mut all = checked.entries.iter().filter(|entry| entry.settings.kind == kind);
         if let Some(entry) = all.nth(most) {
             complaints.push(Complaint::new(&entry.at, format!("more than {most} {noun}")));
         }
+    }
+    complaints
+}
+
+/// Mirrors that cannot be beside those before them.
+fn mirrored_mirrors(entries: &[Checked]) -> Vec<Complaint> {
+    let mut before: Vec<Mirror> = Vec::new();
+    let mut complaints = Vec::new();
+    for Checked { settings, at, .. } in entries {
+        let Some(mirror) = settings.mirror() else { continue };
+        complaints
+            .extend(conflict_of_mirrors(&mirror, &before).map(|text| Complaint::new(at, text)));
+        before.push(mirror);
     }
     complaints
 }

@@ -16,14 +16,15 @@ use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD,
-    INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF,
-    PERMISSIONS, QUEUES, RATE, SOCKET, STORM, SWITCHED, TRUNK, VLAN,
+    INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PEER,
+    PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
 };
 use super::types::{
     Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
 };
 use crate::frame::{MacAddr, Prefix};
 use crate::limits;
+use crate::switch::mirror::Way;
 use crate::switch::{Bridge, Rate, Size, VlanId, VlanSet};
 
 /// What is behind a port.
@@ -35,6 +36,8 @@ pub enum Kind {
     Tap,
     /// A process that speaks QEMU's `-netdev stream`.
     Stream,
+    /// No port: frames of one that are copied to another.
+    Mirror,
     /// No port: what those have in common that bring their own sockets.
     Template,
 }
@@ -42,6 +45,8 @@ pub enum Kind {
 impl Kind {
     /// Those of ports.
     pub const PORTS: [Kind; 3] = [Kind::Port, Kind::Tap, Kind::Stream];
+    /// Those of which there may be several.
+    const NAMED: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Stream, Kind::Mirror];
 
     /// As tables of a file and options are called.
     pub const fn name(self) -> &'static str {
@@ -49,6 +54,7 @@ impl Kind {
             Kind::Port => "port",
             Kind::Tap => "tap",
             Kind::Stream => "stream",
+            Kind::Mirror => "mirror",
             Kind::Template => "template",
         }
     }
@@ -59,12 +65,13 @@ impl Kind {
             Kind::Port | Kind::Template => "Port",
             Kind::Tap => "Tap",
             Kind::Stream => "Stream",
+            Kind::Mirror => "Mirror",
         }
     }
 
-    /// The kind of ports that is called so.
+    /// The kind of entries that is called so.
     pub fn named(name: &str) -> Option<Kind> {
-        Kind::PORTS.into_iter().find(|kind| kind.name() == name)
+        Kind::NAMED.into_iter().find(|kind| kind.name() == name)
     }
 
     /// The keys of its entries.
@@ -221,6 +228,7 @@ impl Key {
     /// No port of its kinds is without it.
     pub fn is_required(&self) -> bool {
         matches!(self.claims, Some(Shared::Name | Shared::Socket | Shared::Interface))
+            || self.kinds == MIRRORS && matches!(self.name, "from" | "to")
     }
 
     /// It is about a socket that is listened on.
@@ -233,13 +241,16 @@ impl Key {
 const HELP_COLUMNS: usize = 90;
 const HELP_INDENT: usize = 22;
 
+const NAMED: &[Kind] = &Kind::NAMED;
 const PORTS: &[Kind] = &Kind::PORTS;
+const MIRRORS: &[Kind] = &[Kind::Mirror];
 const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
 const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Template];
 const TAPS: &[Kind] = &[Kind::Tap];
 const VMS: &[Kind] = &[Kind::Port, Kind::Template];
 const OFFLOADED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Template];
 const ALL: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Stream, Kind::Template];
+const TAGGED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Stream, Kind::Mirror, Kind::Template];
 
 macro_rules! port_keys {
     ($($name:literal $field:ident: $slot:ty = $default:expr, $type:ident, $kinds:expr,
@@ -284,8 +295,8 @@ macro_rules! port_keys {
 
 // name, field: what it holds = default, type, of which kinds, a change takes effect, example, help
 port_keys! {
-    "name" name: String = String::new(), NAME, PORTS, Reopen, "\"vm1\"",
-        "The port's name: letters, digits, `.`, `_` and `-`.";
+    "name" name: String = String::new(), NAME, NAMED, Reopen, "\"vm1\"",
+        "The name: letters, digits, `.`, `_` and `-`.";
     "socket" socket: Option<PathBuf> = None, SOCKET, SOCKETS, Reopen, "\"/run/vioswitch/vm1.sock\"",
         "Path of the Unix socket for the front-end or the stream's peer, at most 107 bytes.";
     "mode" mode: Mode = Mode::Server, MODE, SOCKETS, Reopen, "\"server\"",
@@ -341,8 +352,9 @@ port_keys! {
     "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",
         "The bridge that the port is in: it reaches the ports of that bridge and no others. A \
          bridge is there when a port names it.";
-    "vlan" vlan: Option<VlanId> = None, VLAN, ALL, Now, "10",
-        "The VLAN of an access port: its frames have no tag there, and one on a trunk.";
+    "vlan" vlan: Option<VlanId> = None, VLAN, TAGGED, Now, "10",
+        "The VLAN of an access port: its frames have no tag there, and one on a trunk. Of a \
+         mirror: copy only frames of this VLAN.";
     "trunk" trunk: Option<VlanSet> = None, TRUNK, ALL, Now, "\"10,20-29\"",
         "The VLANs whose frames come and leave with a tag.";
     "native" native: Option<VlanId> = None, NATIVE, ALL, Now, "1",
@@ -360,6 +372,15 @@ port_keys! {
     "allow-server" allow_server: Vec<Server> = Vec::new(), ALLOW_SERVER, GUARDED, Now,
         "[\"dhcp\"]",
         "For `guard`: a server that may be behind the port.";
+    "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
+        "The port whose frames are copied.";
+    "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",
+        "The port that gets the copies. Frames that come from it are dropped, and no others go to \
+         it.";
+    "dir" dir: Way = Way::Both, WAY, MIRRORS, Now, "\"both\"",
+        "Copy what comes from the port (`in`), what was delivered to it (`out`), or both.";
+    "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",
+        "Copy so many bytes of each frame, without a request for offloads; without it all.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "`prealloc`: refuse a VM without QEMU's prealloc=on, whose unused pages the kernel would \
          charge to the daemon.";

@@ -88,7 +88,7 @@ macro_rules! scalars {
             &[$(Scalar { name: $name, form: $form, help: $help },)*];
         /// All that may stand outside of an entry.
         pub(super) const SCALAR_KEYS: &[&str] =
-            &["port", "tap", "stream", $($name,)* "template", "socket-path", "fd"];
+            &["port", "tap", "stream", "mirror", $($name,)* "template", "socket-path", "fd"];
     };
 }
 

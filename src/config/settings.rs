@@ -9,6 +9,7 @@ use super::raw::{Complaint, Place, Section, Setting, Value};
 use super::types::{Admin, AllowedMac, Guard, Mode, Server};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
+use crate::switch::mirror::{Copied, Mirror};
 use crate::switch::port_security::{AllowedIps, AllowedMacs};
 use crate::switch::{Bridge, FloodLimits, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
 
@@ -156,6 +157,7 @@ impl Settings {
             bridge: bridge.unwrap_or_default(),
             vlans: self.vlans(),
             security: (self.guard != Guard::Off).then(|| self.security()),
+            observes: false,
         }
     }
 
@@ -223,6 +225,13 @@ impl Settings {
             }
         }
         said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
+    }
+
+    /// The mirror that they are of.
+    pub fn mirror(&self) -> Option<Mirror> {
+        let (from, to) = self.from.clone().zip(self.to.clone())?;
+        let frames = Copied { way: self.dir, vlan: self.vlan, snaplen: self.snaplen };
+        (self.kind == Kind::Mirror).then(|| Mirror { name: self.name.clone(), from, to, frames })
     }
 
     /// What may pass from the port, and to it.

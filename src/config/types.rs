@@ -15,6 +15,7 @@ use crate::frame::offload::Offloads;
 use crate::frame::{MacAddr, Prefix};
 use crate::limits;
 use crate::limits::MAX_VLAN;
+use crate::switch::mirror::Way;
 use crate::switch::port_security::Servers;
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
@@ -316,6 +317,11 @@ impl Words for Offload {
     }
 }
 
+impl Words for Way {
+    const WORDS: &'static [(&'static str, Way)] =
+        &[("in", Way::In), ("out", Way::Out), ("both", Way::Both)];
+}
+
 impl Words for bool {
     const WORDS: &'static [(&'static str, bool)] = &[("on", true), ("off", false)];
 }
@@ -341,6 +347,13 @@ pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, m
 pub(super) const MODE: Type<Mode> = words();
 pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const OFFLOAD: Type<Offload> = words();
+pub(super) const PEER: Type<String> =
+    text(|_| "NAME".to_owned(), |s, _| port_name(s), String::clone);
+pub(super) const WAY: Type<Way> = words();
+pub(super) const SNAPLEN: Type<u32> =
+    numbers(|_| range(SNAPLENS), |s, _| number(s, SNAPLENS.0, SNAPLENS.1));
+/// What the beginnings may be that a mirror copies.
+const SNAPLENS: (u64, u64) = (limits::MIN_SNAPLEN as u64, limits::MAX_FRAME_LEN as u64);
 pub(super) const ON_OFF: Type<bool> = words();
 pub(super) const FLOOD: Type<bool> = shown(words());
 pub(super) const SWITCHED: Type<bool> = shown(words());

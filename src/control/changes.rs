@@ -106,9 +106,11 @@ impl Switch {
         caller: Caller,
     ) -> Result<Answer, Fault> {
         let mut daemon = self.daemon();
-        if let Some((wanted, entry)) = wanted.zip(daemon.desired().get(&name)) {
+        if let Some(entry) = daemon.desired().get(&name) {
             let is = entry.settings.kind;
-            if is.name() != wanted {
+            let of_any = is != Kind::Mirror && wanted.is_none();
+            let wanted = wanted.as_deref().unwrap_or("port");
+            if !of_any && is.name() != wanted {
                 let text =
                     format!("'{name}' is a {is}, not a {wanted}: {is} del {name} deletes it");
                 return Err(Fault::refused(&text));

@@ -18,6 +18,7 @@ use super::{show, virtio};
 use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use crate::port::{Endpoint, Port, RegionFacts, RingFacts, SessionFacts};
 use crate::stats::{Direction, Fallbacks, GuardStats, QueueStats};
+use crate::switch::mirror::Mirror;
 use crate::sys::blocking::{NotBegun, Task};
 use crate::sys::waker::Waker;
 use crate::wire::{self, PortDetails, Region, Ring, Session, Socket};
@@ -69,7 +70,15 @@ impl DetailsWait {
         let told = details(&self.port, facts.as_ref(), switch.show(&self.port), &activity);
         let socket = self.socket.as_mut().map(SocketLook::answer);
         let lists = switch.lists(&self.port.name);
-        Part::reply(&PortDetails { socket, lists, ..told }, false)
+        let table = switch.view.ports.present();
+        let name = &self.port.name;
+        let of = |is: fn(&Mirror, &str) -> bool| {
+            let all = table.mirrors().iter().filter(|mirror| is(mirror, name));
+            all.map(|mirror| mirror.name.clone()).collect()
+        };
+        let watched_by = of(|mirror, name| mirror.from == name);
+        let observes = of(|mirror, name| mirror.to == name);
+        Part::reply(&PortDetails { socket, lists, watched_by, observes, ..told }, false)
     }
 }
 
@@ -145,6 +154,8 @@ fn details(
         log_suppressed: port.log.suppressed.get(),
         lists: Vec::new(),
         violations: violations(&port.stats.guard),
+        watched_by: Vec::new(),
+        observes: Vec::new(),
     }
 }
 

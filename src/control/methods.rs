@@ -195,6 +195,9 @@ impl Switch {
             Request::Add(given) => self.add(given, caller)?,
             Request::Set(given) => Answer::reply(&self.set(given, caller)?),
             Request::DeletePort(given) => self.delete(given, caller)?,
+            Request::AddMirror(given) => Answer::reply(&self.add_mirror(given, caller)?),
+            Request::ListMirrors(_) => Answer::reply(&self.mirrors()),
+            Request::DeleteMirror(given) => Answer::reply(&self.delete_mirror(given, caller)?),
             Request::AddAddress(given) => Answer::reply(&self.add_address(&given, caller)?),
             Request::DeleteAddress(given) => Answer::reply(&self.delete_address(&given, caller)?),
             Request::FlushAddresses(given) => {
@@ -214,7 +217,7 @@ impl Switch {
     }
 
     /// The port of this name.
-    fn named(&self, name: &str) -> Result<Arc<Port>, Fault> {
+    pub(super) fn named(&self, name: &str) -> Result<Arc<Port>, Fault> {
         let ports = self.view.ports.present();
         ports.named(name).cloned().ok_or_else(|| unknown_port(&ports, name))
     }

@@ -40,6 +40,7 @@ mod findings;
 mod frames;
 mod message;
 mod methods;
+mod mirrors;
 mod parameters;
 mod parts;
 mod ready;

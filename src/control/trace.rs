@@ -54,6 +54,9 @@ impl Switch {
             told.reason = Some(DropReason::AdminDown);
             return Ok(told.answer());
         }
+        if told.mirrored(&ports, port) {
+            return Ok(told.answer());
+        }
         if told.guard(port, asked, source, ip) {
             return Ok(told.answer());
         }
@@ -135,6 +138,26 @@ impl Told {
             state => format!(", which is {state}: nothing comes from there now"),
         };
         self.step(format!("in on {}{instead}", quote(port)));
+    }
+
+    /// What mirrors do with what comes from a port; true if it gets copies itself.
+    fn mirrored(&mut self, ports: &PortTable, port: &Port) -> bool {
+        let name = |id: PortId| ports.get(id).map_or_else(String::new, quote);
+        for watch in ports.watches() {
+            if watch.to == port.id {
+                self.step(format!(
+                    "{} gets the copies of mirror '{}': nothing passes from it",
+                    quote(port),
+                    watch.name
+                ));
+                self.reason = Some(DropReason::Observer);
+                return true;
+            }
+            if watch.takes_in(port.id) {
+                self.step(format!("mirror '{}' copies it to {}", watch.name, name(watch.to)));
+            }
+        }
+        false
     }
 
     /// The VLAN that a frame with this tag comes in on, if it does.

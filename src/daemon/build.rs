@@ -20,6 +20,9 @@ pub fn build(
 ) -> Result<PortTable, StartError> {
     let (mut ports, addresses) = (Vec::new(), desired.addresses());
     for (id, Entry { settings, origin, .. }) in config.ports.iter().enumerate() {
+        if settings.kind == Kind::Mirror {
+            continue;
+        }
         let port = port(id as PortId, settings).telling(events);
         fdb.set_port_cap(port.id, cap(settings));
         for mac in addresses.get(port.name.as_str()).into_iter().flatten() {
@@ -45,7 +48,7 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
         }
         Kind::Stream => (Port::device(id, name, DevicePort::stream()), Offloads::NONE),
         // Twice the configured pairs: some front-ends read the number of rings as pairs.
-        Kind::Port | Kind::Template => {
+        Kind::Port | Kind::Mirror | Kind::Template => {
             (Port::guest(id, name, 2 * settings.queues), settings.offload.receive)
         }
     };

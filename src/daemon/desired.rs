@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, Entry, Origin, Settings, Shared, place};
 use crate::frame::MacAddr;
-use crate::limits::MAX_STATIC_MACS;
+use crate::limits::{MAX_MIRRORS, MAX_STATIC_MACS};
+use crate::switch::mirror::{Mirror, conflict};
 
 /// What became of one port while the switch runs.
 #[derive(Debug)]
@@ -238,6 +239,20 @@ impl Desired {
             let owner = self.owners.get(&(what, place.clone()))?;
             (*owner != entry.settings.name).then(|| Clash { what, place, owner: owner.clone() })
         })
+    }
+
+    /// The mirrors that are wanted, by name.
+    pub fn mirrors(&self) -> impl Iterator<Item = Mirror> {
+        self.entries.values().filter_map(|entry| entry.settings.mirror())
+    }
+
+    /// Why a mirror cannot be beside the others, if it is one.
+    pub fn mirror_conflict(&self, settings: &Settings) -> Option<String> {
+        let (mirror, others) = (settings.mirror()?, self.mirrors().collect::<Vec<_>>());
+        if others.iter().filter(|other| other.name != mirror.name).count() >= MAX_MIRRORS {
+            return Some(format!("there are {MAX_MIRRORS} mirrors already"));
+        }
+        conflict(&mirror, &others)
     }
 
     /// Static addresses that ports were given while the switch runs.

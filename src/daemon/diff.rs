@@ -135,6 +135,9 @@ pub fn apply(desired: &mut Desired, steps: &[Step]) -> Vec<String> {
     let mut wrong = Vec::new();
     for step in steps {
         let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };
+        if let Some(why) = desired.mirror_conflict(&entry.settings) {
+            wrong.push(format!("mirror {}: {why}", entry.settings.name));
+        }
         if let Some(clash) = desired.clash(entry) {
             let Settings { kind, name, .. } = &entry.settings;
             wrong.push(format!("{kind} {name}: {clash}"));

@@ -296,6 +296,7 @@ impl Daemon {
             link_monitor: None,
             helpers: Vec::new(),
         };
+        daemon.set_mirrors();
         match daemon.start_ports(config, received) {
             Ok(()) => Ok(daemon),
             Err(error) => {

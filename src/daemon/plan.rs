@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 
 use super::desired::Desired;
-use crate::config::{Effect, Entry, Shared};
+use crate::config::{Effect, Entry, Kind, Shared};
 use crate::frame::MacAddr;
 
 /// One step, with the name of its port.
@@ -81,7 +81,8 @@ pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
         assign.extend(new.map(|mac| Action::Assign((*name).to_owned(), *mac)));
     }
     for (name, entry) in desired.entries() {
-        if !actual.running.contains_key(name.as_str()) && !held.has_any_of(entry) {
+        let is_port = entry.settings.kind != Kind::Mirror;
+        if is_port && !actual.running.contains_key(name.as_str()) && !held.has_any_of(entry) {
             create.push(Action::Create(entry.clone()));
         }
     }
@@ -129,7 +130,7 @@ fn exclusive(entry: &Entry) -> impl Iterator<Item = (Shared, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Kind, Origin, Settings, Value};
+    use crate::config::{Origin, Settings, Value};
 
     /// A sequence that looks random and is the same each time (splitmix64: Steele et al. 2014).
     struct Random(u64);

@@ -97,6 +97,9 @@ pub enum PortError {
     /// It is done, and the next process will not know.
     #[error("done, but it {0}")]
     Forgotten(NotSaved),
+    /// A mirror that cannot be beside the others.
+    #[error("{0}")]
+    Mirror(String),
     /// Its settings are not those any more from which a change began.
     #[error("it was changed meanwhile: try again")]
     Changed,
@@ -119,6 +122,25 @@ impl Daemon {
         self.check_new(&entry)?;
         let mut socket = opening::open(&entry)?;
         self.add_opened(entry, &mut socket)
+    }
+
+    /// Adds a mirror.
+    pub fn add_mirror(&mut self, settings: &Settings) -> Result<(), PortError> {
+        let name = &settings.name;
+        if self.desired.get(name).is_some() || self.ports.present().named(name).is_some() {
+            return Err(PortError::Exists);
+        }
+        if let Some(why) = self.desired.mirror_conflict(settings) {
+            return Err(PortError::Mirror(why));
+        }
+        let configured = self.desired.configured(name);
+        let origin = configured.map_or(Origin::Runtime, |entry| entry.origin);
+        let entry = Entry { settings: settings.clone(), origin, place: None };
+        let insert = |desired: &mut Desired| {
+            desired.insert(entry);
+            Ok(())
+        };
+        self.edit(insert, |daemon| daemon.reconcile_port(name))
     }
 
     /// The same with its socket open, if it has one, which is left where the port cannot be added:

@@ -15,7 +15,7 @@ use super::front_end::Acceptor;
 use super::plan::{Action, Actual, Running, plan};
 use super::running_port::RunningPort;
 use super::{Daemon, PortError};
-use crate::config::Entry;
+use crate::config::{Entry, Kind};
 
 /// What [`Daemon::reconcile`] came to.
 #[derive(Default)]
@@ -80,7 +80,18 @@ impl Daemon {
                 reconciled.failed.push((action.name().to_owned(), error));
             }
         }
+        self.set_mirrors();
         reconciled
+    }
+
+    /// Has the table of ports the mirrors that are wanted. What was learned on a port that gets
+    /// copies from here on is forgotten.
+    pub(super) fn set_mirrors(&self) {
+        if self.ports.set_mirrors(self.desired.mirrors().collect()) {
+            let ports = self.ports.present();
+            let observers = ports.watches().iter().map(|watch| watch.to);
+            observers.for_each(|port| _ = self.context.fdb.flush_port(port));
+        }
     }
 
     /// Makes one change of what is wanted, with `carry_out` after it, or none of it. The change is
@@ -126,6 +137,7 @@ impl Daemon {
         let running: HashSet<&str> =
             self.serving.iter().map(|serving| serving.running().name()).collect();
         let entries = self.desired.entries().values();
+        let entries = entries.filter(|entry| entry.settings.kind != Kind::Mirror);
         entries.filter(move |entry| !running.contains(entry.settings.name.as_str()))
     }
 

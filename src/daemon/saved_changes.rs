@@ -218,6 +218,9 @@ fn apply_one(config: &mut Config, desired: &mut Desired, change: Change) -> Resu
         if let Some(clash) = desired.clash(entry) {
             return Err(format!("is left out: {clash}"));
         }
+        if let Some(why) = desired.mirror_conflict(&entry.settings) {
+            return Err(format!("is left out: {why}"));
+        }
         let now = &entry.settings;
         let new = usize::from(there.is_none());
         let count = |kind| config.of(kind).count() + if now.kind == kind { new } else { 0 };

@@ -52,3 +52,9 @@ pub const CAPTURE_BYTES_A_REPLY: usize = 32 << 10;
 
 /// Copies in one part of a reply, each of which has about 100 bytes beside the frame's.
 pub const CAPTURE_PACKETS_A_REPLY: usize = 256;
+
+/// Mirrors. Each frame of a mirrored burst is compared with all of them.
+pub const MAX_MIRRORS: usize = 16;
+
+/// The shortest beginning of a frame that a mirror copies: Ethernet's and the network's headers.
+pub const MIN_SNAPLEN: u32 = 64;

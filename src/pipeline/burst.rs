@@ -18,6 +18,7 @@ pub mod announce;
 mod capture;
 mod device;
 mod guest;
+mod mirror;
 mod rate;
 
 use std::iter::repeat_n;
@@ -205,10 +206,13 @@ impl Pipeline {
                     self.context = Some(context);
                     return next;
                 }
-                if ports.is_captured() {
-                    self.begin_capture(&mut guard);
+                if ports.is_observed() {
+                    self.begin_observing(ports, &mut guard);
                 }
                 self.classify(ports, &mut source, &mut guard);
+                if guard.outcomes.are_wanted() {
+                    self.find_mirrored(ports, source.port().id, &mut guard);
+                }
                 if self.stalls.is_watching() {
                     self.stage(&mut source, &mut guard);
                 }
@@ -218,7 +222,7 @@ impl Pipeline {
                     guard.violations.count(kept, source.port());
                 }
                 if guard.outcomes.are_wanted() {
-                    self.capture(ports, source.port().id, &mut guard);
+                    self.observe(ports, source.port().id, source.counters(), &mut guard, stats);
                 }
                 source.complete(self, guard, stats, next)
             }
@@ -342,6 +346,8 @@ pub struct BurstContext {
     pub room: Room,
     /// Room for the beginning of a frame that is captured.
     pub beginning: Vec<u8>,
+    /// Room for the frames that mirrors shorten; none before it was needed.
+    pub excerpts: Option<Box<Burst>>,
 }
 
 /// Flow hashes of a burst's frames, where its source needed them.

@@ -421,6 +421,29 @@ pub fn keep_fit<'k>(
     &kept[..count]
 }
 
+/// The same of copies for the port of a mirror, whose VLANs are of no account.
+#[cold]
+pub fn keep_short<'k>(
+    burst: &Burst,
+    (from, frames): (PortId, &[u8]),
+    port: &Port,
+    kept: &'k mut [u8; BURST_FRAMES],
+) -> &'k [u8] {
+    let (max_len, mut count) = (port.mtu.max_len(), 0);
+    for &index in frames {
+        let frame = &burst.frames()[usize::from(index)];
+        if frame.len <= max_len || fits(frame, max_len) {
+            kept[count] = index;
+            count += 1;
+        } else {
+            let copy = (from, &[index][..]);
+            let reason = DropReason::TooBig;
+            port.drop_copies(&port.stats.drops, copy, reason, &mut Outcomes::default());
+        }
+    }
+    &kept[..count]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

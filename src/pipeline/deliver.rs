@@ -21,13 +21,14 @@ use std::time::{Duration, Instant};
 
 use super::backpressure::rate::keep_within_rate;
 use super::backpressure::{Backpressure, Offer};
-use super::classify::{keep_fit, longest};
+use super::classify::{keep_fit, keep_short, longest};
 use super::plan::{Fan, Plan, Run};
 use super::screen::Passage;
 use super::signals::Signals;
 use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
+use crate::frame::ethernet::VLAN_TAG_LEN;
 use crate::frame::flow_hash;
 use crate::limits::{
     BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS, MAX_SEGMENTS,
@@ -47,6 +48,8 @@ enum Try {
     Last,
     /// The only one of a flooded copy.
     Flood,
+    /// The only one of a mirrored copy, for which nothing waits.
+    Mirror,
 }
 
 /// What becomes of the frames of a run that were not delivered.
@@ -178,8 +181,11 @@ impl Delivery<'_> {
     fn last_try(&mut self, port: &Port, guest: &GuestPort, burst: &Burst, run: &mut Run, how: Try) {
         let mut to = Egress { port, guest, index: usize::from(run.queue) };
         let may_stay = how == Try::Last && self.backpressure.is_end(burst, run);
-        let mut state = self.lock(to.queue(), may_stay);
-        if let Some(there) = &mut state
+        let mut state = match how {
+            Try::Mirror => to.queue().lock_soon(),
+            _ => self.lock(to.queue(), may_stay),
+        };
+        if let (Some(there), true) = (&mut state, how != Try::Mirror)
             && there.vring.running().is_none()
             && let Some(index) = guest.any_receiver()
         {
@@ -281,7 +287,7 @@ impl Delivery<'_> {
             Try::First => Cut::Whole,
             Try::Last if self.backpressure.is_end(burst, run) => Cut::Whole,
             Try::Last => Cut::Part(MAX_SEGMENTS),
-            Try::Flood => Cut::Part(MAX_FLOOD_SEGMENTS),
+            Try::Flood | Try::Mirror => Cut::Part(MAX_FLOOD_SEGMENTS),
         };
         let base = ring.base();
         let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, cut);
@@ -304,7 +310,7 @@ impl Delivery<'_> {
             }
             return Rest::Nothing;
         }
-        if how == Try::Flood {
+        if matches!(how, Try::Flood | Try::Mirror) {
             return Rest::Drop(DropReason::NoBuffer);
         }
         to.queue().set_short(true);
@@ -341,6 +347,7 @@ impl Delivery<'_> {
                 return true;
             }
             Rest::Left(..) if how == Try::First => return false,
+            Rest::Left(..) | Rest::Drop(_) if how == Try::Mirror => DropReason::Mirror,
             Rest::Left(reason, _) | Rest::Drop(reason) => reason,
         };
         let at = match reason {
@@ -430,7 +437,7 @@ impl Delivery<'_> {
             self.tag(burst, port, fitting);
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
-                    self.flood_guest(port, guest, burst, fitting, (run, settled));
+                    self.flood_guest((port, guest), burst, fitting, (run, settled), Try::Flood);
                 }
                 Endpoint::Device(device) => {
                     self.send(port, device, burst, fitting, &mut |count| *settled += count);
@@ -454,13 +461,43 @@ impl Delivery<'_> {
         device.send(self.worker, burst, frames, writer, (port, self.outcomes), settled);
     }
 
+    /// Delivers copies of frames to the port of a mirror, as they are; how many there are. A port
+    /// that does not take them at once loses them.
+    #[cold]
+    pub fn mirror(&mut self, burst: &Burst, frames: &[u8], port: &Port, run: &mut Run) -> usize {
+        let (from, most) = (self.backpressure.from, port.mtu.max_len());
+        let mut kept = [0; BURST_FRAMES];
+        let fitting = match longest(burst, frames) + VLAN_TAG_LEN as u32 <= most {
+            true => frames,
+            false => keep_short(burst, (from, frames), port, &mut kept),
+        };
+        let fitting = match port.rates.output.is_on() {
+            true => {
+                let fitting = (from, fitting);
+                keep_within_rate(burst, fitting, port, self.backpressure.now, self.outcomes)
+            }
+            false => fitting,
+        };
+        let mut settled = 0;
+        match &port.endpoint {
+            Endpoint::Guest(guest) => {
+                let counted = (run, &mut settled);
+                self.flood_guest((port, guest), burst, fitting, counted, Try::Mirror);
+            }
+            Endpoint::Device(device) => {
+                self.send(port, device, burst, fitting, &mut |count| settled += count);
+            }
+        }
+        frames.len()
+    }
+
     fn flood_guest(
         &mut self,
-        port: &Port,
-        guest: &GuestPort,
+        (port, guest): (&Port, &GuestPort),
         burst: &Burst,
         floods: &[u8],
         (run, settled): (&mut Run, &mut usize),
+        how: Try,
     ) {
         let mut receivers = guest.receivers();
         // One queue for each frame, and what queues that makes.
@@ -478,7 +515,7 @@ impl Delivery<'_> {
             run.restart(port.id, queue);
             floods.iter().zip(chosen).filter(|of| of.1 == queue).for_each(|of| run.push(*of.0));
             let copies = run.left().len();
-            self.last_try(port, guest, burst, run, Try::Flood);
+            self.last_try(port, guest, burst, run, how);
             *settled += copies;
         }
     }

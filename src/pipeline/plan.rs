@@ -333,6 +333,18 @@ impl Plan {
         bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
     }
 
+    /// The frames that go to ports of which `is_one` says so, as bits of their indices.
+    pub fn frames_to(&self, is_one: impl Fn(PortId) -> bool) -> u64 {
+        let runs = self.runs[..self.count].iter().filter(|run| is_one(run.port)).map(Run::left);
+        let fans = self.fans().iter().filter(|fan| fan.targets().iter().any(|port| is_one(*port)));
+        bits(runs.chain(fans.map(Fan::frames)))
+    }
+
+    /// Room for a run beside the plan's, once its floods are settled.
+    pub fn spare_run(&mut self) -> &mut Run {
+        &mut self.flood_run
+    }
+
     /// The frames of which nothing is left to be counted, and the copies that ports have counted;
     /// for a burst that ended in the middle.
     pub fn settled(&self) -> (usize, usize) {

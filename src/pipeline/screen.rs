@@ -20,6 +20,9 @@ fn is_tagged(frame: &Frame) -> bool {
 /// The VLAN in which a frame comes in by a port with this policy; an error if it may not.
 #[inline(always)]
 pub fn admit(asked: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
+    if asked.observes {
+        return Err(DropReason::Observer);
+    }
     let vlan =
         if is_tagged(frame) { asked.vlans.classify(frame.head()) } else { asked.vlans.untagged() };
     vlan.ok_or(DropReason::Vlan)

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{GuestPort, Port};
 use crate::capture::Capture;
 use crate::limits::{MAX_CAPTURES, MAX_PORTS};
+use crate::switch::mirror::{Mirror, Watch};
 use crate::switch::{PortId, PortKind, PortPolicy, PortView, Segment};
 
 /// The ports of one moment, by number.
@@ -30,6 +31,11 @@ pub struct PortTable {
     limited: bool,
     /// The captures that want copies of their frames.
     captures: Box<[Arc<Capture>]>,
+    /// The mirrors that are wanted, and those whose ports are there.
+    mirrors: Arc<[Mirror]>,
+    watches: Box<[Watch]>,
+    /// There are captures or such mirrors.
+    observed: bool,
     /// Numbers that no port has lie between those in use where a port has gone.
     slots: Box<[Option<Arc<Port>>]>,
 }
@@ -86,10 +92,25 @@ impl PortTable {
         self.policies.get(usize::from(id)).map_or(&PortPolicy::PLAIN, Arc::as_ref)
     }
 
-    /// True if frames are captured.
+    /// True if frames are captured or mirrored.
     #[inline(always)]
+    pub fn is_observed(&self) -> bool {
+        self.observed
+    }
+
+    /// True if frames are captured.
     pub fn is_captured(&self) -> bool {
         !self.captures.is_empty()
+    }
+
+    /// The mirrors that are wanted.
+    pub fn mirrors(&self) -> &[Mirror] {
+        &self.mirrors
+    }
+
+    /// The mirrors whose ports are there.
+    pub fn watches(&self) -> &[Watch] {
+        &self.watches
     }
 
     /// The captures that want copies of frames.
@@ -99,7 +120,29 @@ impl PortTable {
 
     /// These ports instead, with all else as it is here.
     fn with(&self, ports: impl Iterator<Item = Arc<Port>>) -> PortTable {
-        PortTable { captures: self.captures.clone(), ..ports.collect() }
+        let (captures, mirrors) = (self.captures.clone(), Arc::clone(&self.mirrors));
+        PortTable { captures, mirrors, ..ports.collect() }.observed()
+    }
+
+    /// With its mirrors resolved. A port that gets their copies does nothing else.
+    fn observed(mut self) -> PortTable {
+        let number = |name: &str| self.named(name).map(|port| port.id);
+        let found = self.mirrors.iter().filter_map(|mirror| {
+            let (from, to) = (number(&mirror.from)?, number(&mirror.to)?);
+            Some(Watch { name: mirror.name.clone(), from, to, frames: mirror.frames })
+        });
+        self.watches = found.collect();
+        self.observed = !self.captures.is_empty() || !self.watches.is_empty();
+        for watch in &self.watches {
+            let policy = self.slots.iter().map(|slot| slot.as_ref().map(|port| port.policy.get()));
+            if self.policies.is_empty() {
+                self.policies = policy.map(Option::unwrap_or_default).collect();
+            }
+            if let Some(policy) = self.policies.get_mut(usize::from(watch.to)) {
+                Arc::make_mut(policy).observes = true;
+            }
+        }
+        self
     }
 
     /// Counts the tables of a process: a later one has a higher number.
@@ -140,7 +183,16 @@ impl FromIterator<Arc<Port>> for PortTable {
             policies = Box::default();
         }
         let limited = slots.iter().flatten().any(|port| port.rates.are_on());
-        PortTable { serial: 0, policies, limited, captures: Box::default(), slots: slots.into() }
+        PortTable {
+            serial: 0,
+            policies,
+            limited,
+            captures: Box::default(),
+            mirrors: Arc::default(),
+            watches: Box::default(),
+            observed: false,
+            slots: slots.into(),
+        }
     }
 }
 
@@ -234,7 +286,7 @@ impl Ports {
         let room = present.captures.len() < MAX_CAPTURES;
         if room {
             let captures = present.captures.iter().chain([capture]).cloned().collect();
-            let next = PortTable { captures, ..PortTable::clone(&present) };
+            let next = PortTable { captures, ..PortTable::clone(&present) }.observed();
             self.replace(&mut present, next);
         }
         room
@@ -244,8 +296,21 @@ impl Ports {
     pub fn end_capture(&self, capture: &Arc<Capture>) {
         self.publish(|table| {
             let others = table.captures.iter().filter(|other| !Arc::ptr_eq(other, capture));
-            PortTable { captures: others.cloned().collect(), ..table.clone() }
+            PortTable { captures: others.cloned().collect(), ..table.clone() }.observed()
         });
+    }
+
+    /// Publishes a table with these mirrors, unless the present one has them; true if it did.
+    pub fn set_mirrors(&self, mirrors: Vec<Mirror>) -> bool {
+        let mut present = self.lock();
+        let new = present.mirrors[..] != mirrors[..];
+        if new {
+            let all = present.iter().cloned();
+            let captures = present.captures.clone();
+            let next = PortTable { captures, mirrors: mirrors.into(), ..all.collect() };
+            self.replace(&mut present, next.observed());
+        }
+        new
     }
 
     /// Publishes a table of the same ports, of which something else is asked now.

@@ -89,7 +89,7 @@ pub struct Burst {
     /// First descriptors of the chains that the second pass has to walk.
     pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
     /// Room for [`Burst::stage`]; none before it was needed.
-    staging: Box<[u8]>,
+    pub(super) staging: Box<[u8]>,
     /// Frames that leave with other tags than they came with.
     pub(super) tags: Tags,
 }

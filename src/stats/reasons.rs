@@ -92,6 +92,15 @@ drop_reasons! {
     "the counters guard.* of the port and the event guard_violation name the rule and the address: \
      see docs/network.md";
 
+    Observer, "observer", "in",
+    "the port that the frame came from gets the copies of a mirror: nothing passes from it",
+    "nothing, where the observer only listens: vioswitchctl mirror list names the mirror";
+
+    Mirror, "mirror", "port, out",
+    "a copy for the port of a mirror, which had no free buffer, was not ready, or was in use",
+    "the observer is too slow: larger rings, a snaplen, or a mirror of one direction. The frame \
+     itself went on";
+
     UplinkToUplink, "uplink_to_uplink", "in",
     "from one uplink to another, which is a loop unless it is configured",
     "--uplink-to-uplink, if the two are to be joined";

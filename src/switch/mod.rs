@@ -8,11 +8,13 @@
 //! `fdb` is the table, `policy` the story of one frame, `port_security` what a port may send,
 //! `segment` and `vlan` where it may go at all and with what tag, `memo` what a worker may remember
 //! between frames and when it must forget, `meter` which frames a rate lets pass, `storm` what of
-//! floods is limited apart, `trace` what would become of a frame.
+//! floods is limited apart, `mirror` whose frames are copied to which port, `trace` what would
+//! become of a frame.
 
 pub mod fdb;
 pub mod memo;
 pub mod meter;
+pub mod mirror;
 pub mod policy;
 pub mod port_security;
 pub mod segment;

@@ -86,6 +86,8 @@ pub struct PortPolicy {
     pub vlans: Membership,
     /// What it may send; none if that is anything.
     pub security: Option<PortSecurity>,
+    /// It gets the copies of a mirror, and takes part in no forwarding.
+    pub observes: bool,
 }
 
 impl PortPolicy {
@@ -99,6 +101,7 @@ impl PortPolicy {
         bridge: Bridge::DEFAULT,
         vlans: Membership::Opaque,
         security: None,
+        observes: false,
     };
 
     /// Whether such floods go there.
@@ -114,7 +117,7 @@ impl PortPolicy {
     /// Whether frames from there are looked at one by one.
     #[inline(always)]
     pub fn screens(&self) -> bool {
-        self.vlans != Membership::Opaque || self.security.is_some()
+        self.vlans != Membership::Opaque || self.security.is_some() || self.observes
     }
 
     /// A VLAN of its bridge.
@@ -130,7 +133,9 @@ impl PortPolicy {
 
     /// Whether frames of a segment leave by it.
     pub fn is_member(&self, segment: Segment) -> bool {
-        segment.bridge() == self.bridge.number() && self.vlans.is_member(segment.vlan())
+        !self.observes
+            && segment.bridge() == self.bridge.number()
+            && self.vlans.is_member(segment.vlan())
     }
 }
 

@@ -14,8 +14,8 @@ use super::interface::{keyed, methods, structs};
 use super::tests::{Fields, Varlink, body, item, lines, method, named, of_keys};
 use super::types::{
     Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, Event, Finding,
-    Instruction, Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step, Unconfirmed,
-    Worker,
+    Instruction, Mirror, Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step,
+    Unconfirmed, Worker,
 };
 use crate::config::Kind;
 
@@ -71,10 +71,11 @@ methods! {
     /// A port in detail. command: the name of the front-end's process. The switch waits for the
     /// session a quarter of a second, for the file system of the socket a second. lists: its keys
     /// that are lists and not empty. violations: frames that broke a rule of its guard, by rule.
+    /// watched_by: mirrors of its frames; observes: mirrors whose copies it gets.
     GetPortDetails { name: String } -> PortDetails {
         port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
         learn_static: u64, rate_waits: u64, log_suppressed: u64, lists: Vec<ConfigKey>,
-        violations: BTreeMap<String, u64>,
+        violations: BTreeMap<String, u64>, watched_by: Vec<String>, observes: Vec<String>,
     }
     /// Answers when a port has reached a state: listening, negotiating or attached, the default; or
     /// with TimedOut after so many milliseconds, a day at most.
@@ -86,6 +87,16 @@ methods! {
     /// port. kind: "port", "tap" or "stream"; another kind is refused. in_progress: what served the
     /// port did not end within 2 s; the removal continues, and the port is listed until it is gone.
     [admin] DeletePort { name: String, kind?: String } -> Deleted { in_progress?: bool }
+    /// Adds a mirror: copies frames of port from to port to, which takes part in no forwarding from
+    /// then on. The parameters are the keys of vioswitchd's --mirror. It lasts as long as an added
+    /// port.
+    [admin] AddMirror {
+        name: String, from: String, to: String, dir?: String, vlan?: Number, snaplen?: Number,
+    } -> MirrorAdded {}
+    /// All mirrors, by name.
+    ListMirrors {} -> Mirrors { mirrors: Vec<Mirror> }
+    /// Deletes a mirror. That of one of the configuration lasts as long as an added port.
+    [admin] DeleteMirror { name: String } -> MirrorDeleted {}
     /// The threads of the data path.
     GetWorkers {} -> Workers { cycles_per_second: u64, workers: Vec<Worker> }
     /// All reasons for a drop.

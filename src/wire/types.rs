@@ -86,6 +86,12 @@ structs! { answered [serde(default)]
         mac: String, port: String, bridge?: String, vlan?: u16, r#static: bool, idle?: u64,
         origin?: String as Origin,
     }
+    /// A mirror. dir: in, out or both, seen from the switch. vlan: only frames of it. snaplen:
+    /// bytes of each frame; all if it is missing. active: both ports are there.
+    Mirror {
+        name: String, from: String, to: String, dir: String, vlan?: u16, snaplen?: u32,
+        origin: String as Origin, active: bool,
+    }
     /// Connections of clients now and in all, and those that were closed because there were too
     /// many, for an invalid message, a message that was too long or too slow, and for unread
     /// replies.

@@ -4,6 +4,7 @@
 mod guard_clients;
 mod isolation;
 mod learning;
+mod mirror;
 mod model;
 mod mtu;
 mod multiqueue;

@@ -21,6 +21,7 @@ mod hung_files;
 mod isolation;
 mod kept;
 mod looking;
+mod mirror;
 mod network;
 mod origins;
 mod plug;

@@ -68,6 +68,11 @@ pub enum Command {
         #[command(subcommand)]
         command: Port,
     },
+    /// Show and change mirrors, which copy frames of one port to another
+    Mirror {
+        #[command(subcommand)]
+        command: Mirror,
+    },
     /// Show, reload and save the configuration
     Config {
         #[command(subcommand)]
@@ -260,6 +265,25 @@ pub enum Port {
     },
     /// Disconnect and delete a port, with an interface that the switch made
     Del(Deleted),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Mirror {
+    /// List mirrors
+    List,
+    /// Add a mirror; vioswitch.toml(5) describes the keys
+    Add {
+        #[arg(value_name = "MIRROR")]
+        name: String,
+        /// {keys}
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
+    },
+    /// Delete a mirror
+    Del {
+        #[arg(value_name = "MIRROR")]
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,7 +1,7 @@
 //! `port show`: all that is known of one port, for people.
 
 use vioswitch::config::KEYS;
-use vioswitch::wire::{ConfigKey, Ring, Socket};
+use vioswitch::wire::{ConfigKey, Mirror, Ring, Socket};
 
 use crate::look::{Details, Rate};
 use crate::show::{bits, human, listing, maybe, memory, pairs, port, text, words};
@@ -18,6 +18,11 @@ pub fn show(Details { details, rates }: &Details) -> String {
     if !details.violations.is_empty() {
         let each = details.violations.iter().map(|(rule, count)| format!("{rule} {count}"));
         told.push(("guard broken", text(each.collect::<Vec<_>>().join(", "))));
+    }
+    for (what, mirrors) in [("watched by", &details.watched_by), ("observes", &details.observes)] {
+        if !mirrors.is_empty() {
+            told.push((what, text(format!("mirror {}", mirrors.join(", ")))));
+        }
     }
     told.push(("learn_static", details.learn_static.to_string()));
     told.push(("rate_waits", details.rate_waits.to_string()));
@@ -99,4 +104,21 @@ fn state(ring: &Ring) -> String {
         Some(true) => "running",
     };
     if is(ring.polled) { format!("{words}, polled") } else { words.to_owned() }
+}
+
+/// The answer of `ListMirrors`.
+pub fn mirrors(all: &[Mirror]) -> String {
+    listing(
+        all,
+        &[
+            ("NAME", &|one| text(&one.name)),
+            ("FROM", &|one| text(&one.from)),
+            ("DIR", &|one| text(&one.dir)),
+            ("VLAN", &|one| maybe(one.vlan)),
+            ("TO", &|one| text(&one.to)),
+            ("SNAPLEN", &|one| maybe(one.snaplen)),
+            ("STATE", &|one| if one.active { "active" } else { "a port is missing" }.to_owned()),
+            ("ORIGIN", &|one| text(&one.origin)),
+        ],
+    )
 }

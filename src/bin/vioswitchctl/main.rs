@@ -38,11 +38,12 @@ use serde_json::{Value, json};
 use vioswitch::config::{KEYS, Key, Kind};
 use vioswitch::limits::{MAX_FRAME_LEN, MAX_VLAN, MIN_FRAME_LEN, RELOAD_REMOVE_TIMEOUT};
 use vioswitch::wire::{
-    self, Add, AddAddress, ConfirmConfig, DeleteAddress, DeletePort, Deleted, DiffConfig,
-    FlushAddresses, GetConfig, GetStatus, ListAddresses, Parameters, ReloadConfig, Set, Trace,
+    self, Add, AddAddress, AddMirror, ConfirmConfig, DeleteAddress, DeleteMirror, DeletePort,
+    Deleted, DiffConfig, FlushAddresses, GetConfig, GetStatus, ListAddresses, ListMirrors,
+    Parameters, ReloadConfig, Set, Trace,
 };
 
-use args::{Command, Config, Fdb, Options, Port};
+use args::{Command, Config, Fdb, Mirror, Options, Port};
 use client::Client;
 use failure::Failure;
 
@@ -148,6 +149,7 @@ fn ask(client: &mut Client, command: &Command, as_json: bool) -> Result<(String,
         Command::Status => told(&client.call(&GetStatus {})?, show::status),
         Command::Stats { watch: None } => told(&look::stats(client)?, show::stats),
         Command::Port { command } | Command::OfPort(command) => port(client, None, command)?,
+        Command::Mirror { command } => mirror(client, command)?,
         Command::Config { command } => configuration(client, command)?,
         Command::Fdb { command } => fdb(client, command)?,
         Command::Tap { command } => port(client, Some(Kind::Tap), command)?,
@@ -198,6 +200,23 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
                 _ => String::new(),
             })
         }
+    })
+}
+
+/// The commands about mirrors.
+fn mirror(client: &mut Client, command: &Mirror) -> Result<Told, Failure> {
+    Ok(match command {
+        Mirror::List => listed("mirrors", &client.call(&ListMirrors {})?.mirrors, details::mirrors),
+        Mirror::Add { name, settings } => {
+            // from=PORT,vlan=N is two keys: no value has a comma.
+            let parts = settings.iter().flat_map(|one| one.split(',')).map(str::to_owned);
+            let parts: Vec<String> = parts.collect();
+            let given = serde_json::from_value(parameters(name, &parts)?.into());
+            let form = "a mirror is from=PORT to=PORT [dir=in|out|both] [vlan=N] [snaplen=BYTES]";
+            let given: AddMirror = given.map_err(|_| Failure::usage(form.to_owned()))?;
+            done(&client.call(&given)?)
+        }
+        Mirror::Del { name } => done(&client.call(&DeleteMirror { name: name.clone() })?),
     })
 }
 

@@ -25,6 +25,8 @@ fn example(key: &Key, kind: Kind) -> String {
     let (name, address) = match kind {
         Kind::Tap => ("uplink", ":02\""),
         Kind::Stream => ("net", ":03\""),
+        Kind::Mirror if key.name == "name" => ("watch", ":01\""),
+        Kind::Mirror => ("vm1", ":01\""),
         Kind::Port | Kind::Template => ("vm1", ":01\""),
     };
     key.example.replace("vm1", name).replace(":01\"", address)
@@ -64,16 +66,21 @@ fn the_commented_example_has_every_key() {
         ("\n#[[port]]\n", Kind::Port),
         ("\n#[[tap]]\n", Kind::Tap),
         ("\n#[[stream]]\n", Kind::Stream),
+        ("\n#[[mirror]]\n", Kind::Mirror),
     ] {
         text = with(&text, header, "\n\n", commented(kind).trim_end());
     }
     hold(ROOT, file, &(text.trim_end().to_owned() + "\n"));
 }
 
+/// Kinds of entries, as tables call them.
+const KINDS: [(Kind, &str); 4] =
+    [(Kind::Port, "VM"), (Kind::Tap, "TAP"), (Kind::Stream, "stream"), (Kind::Mirror, "mirror")];
+
 /// What differs by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
 pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
     let mut all: Vec<(Vec<&str>, String)> = Vec::new();
-    for (kind, name) in Kind::PORTS.into_iter().zip(["VM", "TAP", "stream"]) {
+    for (kind, name) in KINDS {
         let said = if key.kinds.contains(&kind) { of(kind) } else { continue };
         match all.iter_mut().find(|(_, other)| *other == said) {
             Some((names, _)) => names.push(name),
@@ -97,9 +104,8 @@ fn the_page_of_the_configuration_has_every_key() {
                     |---|---|---|---|---|---|\n"
         .to_owned();
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
-        let kinds = Kind::PORTS.into_iter().zip(["VM", "TAP", "stream"]);
-        let kinds: Vec<&str> =
-            kinds.filter(|(kind, _)| key.kinds.contains(kind)).map(|(_, name)| name).collect();
+        let kinds = KINDS.into_iter().filter(|(kind, _)| key.kinds.contains(kind));
+        let kinds: Vec<&str> = kinds.map(|(_, name)| name).collect();
         let values = by_kind(key, |kind| {
             let words: Vec<String> =
                 key.form(kind).split('|').map(|word| format!("`{word}`")).collect();

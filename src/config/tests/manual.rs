@@ -67,7 +67,8 @@ A value below is the default, or an example of a key without default.
 const ENTRIES: &str = "\
 .SH ENTRIES
 One [[port]] for each network card of a virtual machine, one [[tap]] for each interface of the host,
-one [[stream]] for each process that speaks QEMU's \\-netdev stream, such as passt. [template.plug]
+one [[stream]] for each process that speaks QEMU's \\-netdev stream, such as passt,
+one [[mirror]] for frames of a port that are copied to another one. [template.plug]
 has the keys that ports by plug share: those of a port except names, sockets and addresses.
 ";
 

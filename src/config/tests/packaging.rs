@@ -37,7 +37,8 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     // A package starts an empty switch.
     let plain = start_as_installed(EXAMPLE);
     assert!(plain.ports.is_empty());
-    let mut expected = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"]));
+    let mut expected =
+        start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname", "from", "to"]));
     assert_eq!(expected.summary(), "1 port, 1 tap, 1 stream");
     // This machine may have no such group.
     let here = EXAMPLE.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\"");
@@ -108,7 +109,8 @@ fn sockets_of_the_example_are_where_the_unit_makes_a_directory() {
     for word in ["After", "Wants"] {
         assert!(UNIT.contains(&format!("\n{word}=run-vioswitch-plug.mount\n")), "{word}");
     }
-    let config = start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname"]));
+    let config =
+        start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname", "from", "to"]));
     for port in config.of(Kind::Port).chain(config.of(Kind::Stream)) {
         let path = port.socket.as_deref().expect("a socket");
         assert_eq!(path.parent(), Some("/run/vioswitch".as_ref()));

@@ -4,6 +4,7 @@
 use std::iter::once;
 
 use super::{BurstContext, Pipeline};
+use crate::capture::outcomes::Outcome;
 use crate::capture::{Capture, Packet};
 use crate::port::PortTable;
 use crate::stats::Direction;
@@ -11,13 +12,13 @@ use crate::switch::PortId;
 use crate::sys::clock;
 
 impl Pipeline {
-    /// Begins with a burst that is captured. Its frames become private, so that what is
-    /// captured is what is delivered.
+    /// Begins with a burst that may be captured or mirrored. If it is captured its frames become
+    /// private, so that what is captured is what is delivered.
     #[cold]
-    pub(super) fn begin_capture(&self, context: &mut BurstContext) {
+    pub(super) fn begin_observing(&self, ports: &PortTable, context: &mut BurstContext) {
         context.outcomes.begin();
-        // Else they do just before they are delivered.
-        if !self.stalls.is_watching() {
+        // Else they do just before they are delivered, as those of a mirror do.
+        if ports.is_captured() && !self.stalls.is_watching() {
             context.burst.stage(u64::MAX);
         }
     }
@@ -25,9 +26,14 @@ impl Pipeline {
     /// Leaves copies of a burst that came from port `from`. It is delivered, and not yet given back
     /// to its source: what of it waits in its ring is not part of it any more.
     #[cold]
-    pub(super) fn capture(&self, ports: &PortTable, from: PortId, context: &mut BurstContext) {
-        let BurstContext { burst, plan, outcomes, beginning, .. } = context;
-        let (outcomes, lost) = outcomes.end();
+    pub(super) fn capture(
+        &self,
+        ports: &PortTable,
+        from: PortId,
+        (outcomes, lost): (&[Outcome], u64),
+        context: &mut BurstContext,
+    ) {
+        let BurstContext { burst, plan, beginning, .. } = context;
         let (time, direction) = (clock::wall_nanos(), Direction::In);
         let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
         let longest = ports.captures().map(Capture::reads).max().unwrap_or(0);

@@ -245,8 +245,17 @@ fn the_json_of_each_command_has_its_keys() {
     assert_eq!(status["clients"]["connected"], 1);
     let [list, show] = [&["port", "list"][..], &["port", "show", "p0"]].map(|args| lab.json(args));
     same_keys(&list, &["ports"], &[]);
-    let keys =
-        ["port", "rings", "learn_static", "rate_waits", "log_suppressed", "lists", "violations"];
+    let keys = [
+        "port",
+        "rings",
+        "learn_static",
+        "rate_waits",
+        "log_suppressed",
+        "lists",
+        "violations",
+        "watched_by",
+        "observes",
+    ];
     same_keys(&show, &keys, &["socket", "command", "session"]);
     let stats = lab.json(&["stats"]);
     same_keys(&stats, &["ports", "workers", "cycles_per_second"], &[]);

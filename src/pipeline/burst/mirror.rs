@@ -1,0 +1,153 @@
+//! Copies of a burst's frames for the ports of mirrors.
+//!
+//! A frame is copied when the burst is delivered and not yet given back to its source, from what
+//! is known then: what came from its port, and which copies reached which ports. So both
+//! directions are one list of frames for one port, and what was dropped on its way out is not
+//! mirrored as delivered. Whatever becomes of a copy, nothing waits for it: it is delivered in one
+//! try, into a ring that is free at once or after a short spin.
+//!
+//! A burst that no mirror wants pays for one look at where its frames go.
+
+use super::{BurstContext, Pipeline};
+use crate::capture::outcomes::{Outcome, Outcomes};
+use crate::limits::BURST_FRAMES;
+use crate::pipeline::backpressure::Backpressure;
+use crate::pipeline::deliver::Delivery;
+use crate::pipeline::screen::{Passage, admit};
+use crate::port::PortTable;
+use crate::ring::Burst;
+use crate::stats::{QueueStats, WorkerStats};
+use crate::switch::PortId;
+use crate::switch::mirror::Watch;
+
+/// Places of frames in their burst.
+#[derive(Default)]
+struct Places(Vec<u8>);
+
+impl Pipeline {
+    /// Goes by the plan of a burst: those of its frames that a mirror may want become private, so
+    /// that what an observer sees is what was delivered. If there are none, and no captures, what
+    /// becomes of its frames need not be noted.
+    #[cold]
+    pub(super) fn find_mirrored(
+        &self,
+        ports: &PortTable,
+        from: PortId,
+        context: &mut BurstContext,
+    ) {
+        if ports.is_captured() {
+            return;
+        }
+        let watches = ports.watches();
+        let wanted = match watches.iter().any(|watch| watch.takes_in(from)) {
+            true => u64::MAX,
+            false => context.plan.frames_to(|port| watches.iter().any(|w| w.takes_out(port))),
+        };
+        if wanted == 0 {
+            context.outcomes.end();
+        } else if !self.stalls.is_watching() {
+            context.burst.stage(wanted);
+        }
+    }
+
+    /// Leaves copies of a burst that came from port `from` with captures, and delivers those of
+    /// mirrors, which count as its source's.
+    #[cold]
+    pub(super) fn observe(
+        &mut self,
+        ports: &PortTable,
+        from: PortId,
+        source: &QueueStats,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        let mut outcomes = std::mem::take(&mut context.outcomes);
+        let (all, lost) = outcomes.end();
+        if ports.is_captured() {
+            self.capture(ports, from, (all, lost), context);
+        }
+        let mut places = Places(Vec::with_capacity(BURST_FRAMES));
+        for watch in ports.watches() {
+            if watch.takes_in(from) {
+                places.of_all(ports, from, watch, &context.burst);
+                context.burst.keep_tags();
+                self.mirror(ports, from, (watch, &places), source, context, stats);
+            }
+            if places.of_delivered(ports, from, watch, (&context.burst, all)) {
+                if !ports.is_plain() {
+                    Passage::new(ports, from, watch.from).tag(&mut context.burst, &places.0);
+                }
+                self.mirror(ports, from, (watch, &places), source, context, stats);
+            }
+        }
+        context.burst.keep_tags();
+        context.outcomes = outcomes;
+    }
+
+    /// Delivers the listed frames to the port of a mirror.
+    fn mirror(
+        &mut self,
+        ports: &PortTable,
+        from: PortId,
+        (watch, places): (&Watch, &Places),
+        source: &QueueStats,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        let BurstContext { burst, plan, room, wait_until, excerpts, .. } = context;
+        let Pipeline { worker, fdb, time, signals, stalls, .. } = self;
+        let (mut places, mut burst) = (&places.0[..], &*burst);
+        let all: [u8; BURST_FRAMES] = std::array::from_fn(|at| at as u8);
+        if let Some(most) = watch.frames.snaplen {
+            let excerpt = excerpts.get_or_insert_default();
+            excerpt.excerpt(burst, places, most as usize);
+            (places, burst) = (&all[..excerpt.frames().len()], excerpt);
+        }
+        // What becomes of a copy is of no interest to another mirror.
+        let mut outcomes = Outcomes::default();
+        let mut delivery = Delivery {
+            worker: *worker,
+            stats,
+            backpressure: Backpressure::new(ports, fdb, &time.limits, time.cycle, from),
+            wait_until,
+            room,
+            stalls,
+            slow: 0,
+            signals,
+            outcomes: &mut outcomes,
+        };
+        let copies = delivery.mirror(burst, places, &ports[watch.to], plan.spare_run());
+        self.account.forgive(delivery.slow);
+        source.copies.add(copies as u64);
+    }
+}
+
+impl Places {
+    /// All frames of a burst that a mirror wants of those that came in.
+    fn of_all(&mut self, ports: &PortTable, from: PortId, watch: &Watch, burst: &Burst) {
+        self.0.clear();
+        let all = 0..burst.frames().len() as u8;
+        self.0.extend(all.filter(|at| is_in_vlan(ports, from, watch, burst, *at)));
+    }
+
+    /// Those that were delivered to the port that it watches; false if there are none.
+    fn of_delivered(
+        &mut self,
+        ports: &PortTable,
+        from: PortId,
+        watch: &Watch,
+        (burst, outcomes): (&Burst, &[Outcome]),
+    ) -> bool {
+        self.0.clear();
+        let here = |copy: &&Outcome| copy.dropped.is_none() && watch.takes_out(copy.port);
+        let delivered = outcomes.iter().filter(here).map(|copy| copy.frame);
+        self.0.extend(delivered.filter(|at| is_in_vlan(ports, from, watch, burst, *at)));
+        !self.0.is_empty()
+    }
+}
+
+/// Whether a frame is in the VLAN that a mirror is of, if it is of one.
+fn is_in_vlan(ports: &PortTable, from: PortId, watch: &Watch, burst: &Burst, at: u8) -> bool {
+    let frame = &burst.frames()[usize::from(at)];
+    watch.frames.vlan.is_none_or(|vlan| admit(ports.policy(from), frame) == Ok(vlan))
+}
