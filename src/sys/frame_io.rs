@@ -3,6 +3,7 @@
 //! Rule: nothing here waits, retries or logs. The caller counts.
 
 use std::os::fd::AsRawFd;
+use std::sync::Mutex;
 
 use rustix::io::Errno;
 
@@ -40,6 +41,21 @@ impl Transfer {
         }
     }
 
+    /// What came of writing `len` bytes. A device takes a frame or refuses it; a part that was
+    /// taken is some other frame.
+    #[inline(always)]
+    pub fn whole(self, len: usize) -> Transfer {
+        match self {
+            Transfer::Done(written) if written != len => Transfer::Rejected(libc::EIO),
+            result => result,
+        }
+    }
+
+    /// A length, or an errno below zero.
+    pub fn from_answer(answer: i32) -> Transfer {
+        Transfer::from_result(answer as isize, answer.wrapping_neg())
+    }
+
     /// The meaning of an errno.
     pub fn from_errno(errno: i32) -> Transfer {
         match errno {
@@ -64,6 +80,12 @@ pub trait FrameIo: Send + Sync + AsRawFd {
         true
     }
 
+    /// Where frames are collected that go out together; none if each goes by itself. Frames written
+    /// meanwhile by the functions below overtake those collected.
+    fn batch(&self) -> Option<&Mutex<dyn FrameBatch>> {
+        None
+    }
+
     /// Writes one frame that lies in one piece, its header included.
     fn write(&self, bytes: &[u8]) -> Transfer;
 
@@ -77,6 +99,25 @@ pub trait FrameIo: Send + Sync + AsRawFd {
 
     /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
     fn read(&self, buffer: &mut [u8]) -> Transfer;
+}
+
+/// Frames that go to a device together, at the latest when the burst ends that they are part of.
+pub trait FrameBatch: Send {
+    /// Begins a batch. What a thread that panicked left is forgotten.
+    fn begin(&mut self);
+
+    /// Private memory for the next frame and the header before it; none if the batch is full.
+    fn room(&mut self) -> Option<&mut [u8]>;
+
+    /// Adds the frame that lies in the first `len` bytes of the room.
+    fn add(&mut self, len: usize);
+
+    /// Writes all frames in the order in which they were added, and calls `done` with the result
+    /// of each.
+    fn flush(&mut self, done: &mut dyn FnMut(Transfer));
+
+    /// Why frames go by a system call each nevertheless.
+    fn failure(&self) -> Option<String>;
 }
 
 impl From<Result<usize, Errno>> for Transfer {

@@ -28,11 +28,11 @@ const TIMES: u64 = 1_000;
 /// Frames offered at a time.
 const FRAMES: u64 = 8;
 
-fn uplink(queues: u16) -> Port {
+pub(super) fn uplink(queues: u16) -> Port {
     Port::device(0, "up", DevicePort::tap("t0", queues))
 }
 
-fn tap(port: &Port) -> &DevicePort {
+pub(super) fn tap(port: &Port) -> &DevicePort {
     match &port.endpoint {
         crate::port::Endpoint::Device(tap) => tap,
         crate::port::Endpoint::Guest(_) => unreachable!("made by `uplink`"),
@@ -44,7 +44,7 @@ fn attach(port: &Port, device: &Arc<Fake>) {
 }
 
 /// `frames` frames of 60 bytes in private memory.
-fn small_burst(frames: u64) -> Burst {
+pub(super) fn small_burst(frames: u64) -> Burst {
     let mut burst = Burst::default();
     for i in 0..frames {
         assert!(burst.push_small(VnetHdr::plain(0), &[i as u8; 60]));
@@ -53,13 +53,13 @@ fn small_burst(frames: u64) -> Burst {
 }
 
 /// Sends the whole burst from worker 0.
-fn send(port: &Port, burst: &Burst, writer: &mut FrameWriter) {
+pub(super) fn send(port: &Port, burst: &Burst, writer: &mut FrameWriter) {
     let all: Vec<u8> = (0..burst.frames().len() as u8).collect();
     send_frames(port, burst, &all, writer);
 }
 
 /// Sends frames from worker 0; all of them are settled.
-fn send_frames(port: &Port, burst: &Burst, frames: &[u8], writer: &mut FrameWriter) {
+pub(super) fn send_frames(port: &Port, burst: &Burst, frames: &[u8], writer: &mut FrameWriter) {
     let (mut settled, outcomes) = (0, &mut Outcomes::default());
     tap(port).send(0, burst, (1, frames), writer, (port, outcomes), &mut |count| settled += count);
     assert_eq!(settled, frames.len());
@@ -394,11 +394,11 @@ fn a_lost_device_is_closed_by_who_asks_for_it() {
 }
 
 /// A guest's transmit ring over memory of its own, for frames in pieces.
-struct Sender {
-    memory: GuestMemoryMmap<()>,
-    truncated: Arc<AtomicBool>,
+pub(super) struct Sender {
+    pub(super) memory: GuestMemoryMmap<()>,
+    pub(super) truncated: Arc<AtomicBool>,
     ring: SplitRing,
-    burst: Burst,
+    pub(super) burst: Burst,
 }
 
 const DESC: u64 = 0x1000;
@@ -408,7 +408,7 @@ const DATA: u64 = 0x2_0000;
 const RING: u16 = 1024;
 
 impl Sender {
-    fn new() -> Sender {
+    pub(super) fn new() -> Sender {
         let len = 1 << 20;
         let fd = memfd("sender", len).unwrap();
         let file = FileOffset::new(File::from(fd.try_clone().unwrap()), 0);
@@ -433,7 +433,7 @@ impl Sender {
     }
 
     /// Takes one frame that lies in `pieces` pieces behind its header, all over memory.
-    fn take(&mut self, frame: &[u8], pieces: usize) {
+    pub(super) fn take(&mut self, frame: &[u8], pieces: usize) {
         let mut at = DATA;
         let mut rest = frame;
         // It asks for nothing: what else it says means nothing.
@@ -459,7 +459,7 @@ impl Sender {
     }
 }
 
-fn pattern(len: usize) -> Vec<u8> {
+pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(0x9e37_79b1).to_le_bytes()[3]).collect()
 }
 

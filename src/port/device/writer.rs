@@ -1,20 +1,23 @@
 //! Frames to a device: as they lie in guest memory, or completed for one that lacks an offload.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use super::DevicePort;
+use super::{DevicePort, Reasons};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::checksum::Sum;
 use crate::frame::ethernet::VLAN_TAG_LEN;
 use crate::frame::offload::{NEEDS_CSUM, Request};
 use crate::frame::segment::Segmenter;
 use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
-use crate::limits::{MAX_EGRESS_HEADERS_LEN, MAX_FRAME_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
+use crate::limits::{
+    MAX_EGRESS_HEADERS_LEN, MAX_FRAME_LEN, TAP_BATCH_LEAST, TAP_COPY_BYTES, TAP_GATHER_PIECES,
+};
 use crate::port::Port;
 use crate::ring::{Burst, EgressFrame};
-use crate::stats::{Fallbacks, QueueStats};
+use crate::stats::{DropReason, Fallbacks, QueueStats};
 use crate::switch::PortId;
-use crate::sys::frame_io::{FrameIo, Transfer};
+use crate::sys::frame_io::{FrameBatch, FrameIo, Transfer};
 
 /// A worker's room for writing to devices.
 #[derive(Debug)]
@@ -40,9 +43,11 @@ impl Default for FrameWriter {
 }
 
 impl DevicePort {
-    /// Writes the listed frames of `burst`, one system call each or, of a frame that has to be cut
-    /// into segments, for each of these. Calls `settled` with how many more are delivered or
-    /// dropped, and counted. They came `from` another port.
+    /// Writes the listed frames of `burst`: together, if the device does that and no other worker
+    /// is at it, else by one system call each or, of a frame that has to be cut into segments, for
+    /// each of these. Calls `settled` with how many more are delivered or dropped, and counted.
+    /// They came `from` another port. None is left behind for later, so that another guest's memory
+    /// that comes slowly holds up no frame that was taken.
     pub fn send(
         &self,
         worker: usize,
@@ -59,38 +64,108 @@ impl DevicePort {
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
-        let mut sent = Sent { output, settled, frames: 0, bytes: 0 };
-        for (place, &index) in frames.iter().enumerate() {
+        let sent = Sent { output, settled, frames: 0, bytes: 0 };
+        let mut sending =
+            Sending { burst, port, from, frames, reasons, outcomes, sent, done: 0, end: None };
+        let shared = if frames.len() >= TAP_BATCH_LEAST { device.batch() } else { None };
+        let mut batch = shared.and_then(begin);
+        for &index in frames {
             let frame = burst.egress(index);
+            if let Some(batch) = &mut batch {
+                let asks = burst.needs_offloads().then_some(takes);
+                if writer.collect(&mut **batch, frame, asks) {
+                    continue;
+                }
+                batch.flush(&mut |result| sending.settle(result));
+            }
+            if sending.end.is_some() {
+                break;
+            }
             let result = if burst.needs_offloads() {
                 writer.write_asking(&*device, frame, takes, &output.fallbacks)
             } else {
                 writer.write(&*device, frame)
             };
-            let reason = match result {
-                Transfer::Done(_) => {
-                    sent.frames += 1;
-                    sent.bytes += u64::from(frame.len());
-                    outcomes.delivered(index, port.id);
-                    continue;
-                }
-                Transfer::WouldBlock | Transfer::NoBuffers => reasons.full,
-                Transfer::Down => reasons.down,
-                Transfer::Gone => reasons.gone,
-                Transfer::Rejected(_) | Transfer::Fault | Transfer::Eof => reasons.rejected,
-            };
-            // What is down or gone for this frame is so for the rest of the run too.
-            let all = reason == reasons.down || reason == reasons.gone;
-            let dropped = if all { &frames[place..] } else { &[index][..] };
-            port.drop_copies(&output.drops, (from, dropped), reason, outcomes);
-            (sent.settled)(dropped.len());
-            if reason == reasons.gone {
-                self.lose(queue, &device);
-            }
-            if all {
+            sending.settle(result);
+            if sending.end.is_some() {
                 break;
             }
         }
+        if let Some(mut batch) = batch {
+            batch.flush(&mut |result| sending.settle(result));
+        }
+        if sending.finish() {
+            self.lose(queue, &device);
+        }
+    }
+}
+
+/// The right to use a batch, unless another thread has it.
+fn begin(shared: &Mutex<dyn FrameBatch>) -> Option<MutexGuard<'_, dyn FrameBatch + 'static>> {
+    let mut batch = match shared.try_lock() {
+        Ok(batch) => batch,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    batch.begin();
+    Some(batch)
+}
+
+/// A run of frames on its way to a device.
+struct Sending<'a> {
+    burst: &'a Burst,
+    port: &'a Port,
+    from: PortId,
+    frames: &'a [u8],
+    reasons: Reasons,
+    outcomes: &'a mut Outcomes,
+    sent: Sent<'a>,
+    /// So many of the frames are settled.
+    done: usize,
+    /// Why the device takes none of the rest.
+    end: Option<DropReason>,
+}
+
+impl Sending<'_> {
+    /// Counts what came of the next frame.
+    fn settle(&mut self, result: Transfer) {
+        let Some(&index) = self.frames.get(self.done) else { return };
+        let reasons = &self.reasons;
+        let reason = match result {
+            Transfer::Done(_) => {
+                self.done += 1;
+                self.sent.frames += 1;
+                self.sent.bytes += u64::from(self.burst.egress(index).len());
+                return self.outcomes.delivered(index, self.port.id);
+            }
+            Transfer::WouldBlock | Transfer::NoBuffers => reasons.full,
+            Transfer::Down => reasons.down,
+            Transfer::Gone => reasons.gone,
+            Transfer::Rejected(_) | Transfer::Fault | Transfer::Eof => reasons.rejected,
+        };
+        // What is down or gone for this frame is so for the rest of the run too.
+        if reason == reasons.down || reason == reasons.gone {
+            self.end = Some(reason);
+        }
+        self.drop_next(1, reason);
+    }
+
+    /// Drops the next `count` frames.
+    fn drop_next(&mut self, count: usize, reason: DropReason) {
+        let dropped = &self.frames[self.done..self.done + count];
+        let drops = &self.sent.output.drops;
+        self.port.drop_copies(drops, (self.from, dropped), reason, self.outcomes);
+        self.done += count;
+        (self.sent.settled)(count);
+    }
+
+    /// Drops what the device does not take any more; true if it is gone.
+    fn finish(mut self) -> bool {
+        let left = self.frames.len() - self.done;
+        if let (Some(reason), true) = (self.end, left > 0) {
+            self.drop_next(left, reason);
+        }
+        self.end == Some(self.reasons.gone)
     }
 }
 
@@ -111,17 +186,32 @@ impl Drop for Sent<'_> {
     }
 }
 
-/// What came of writing `len` bytes. A device takes a frame or refuses it; a part that was taken is
-/// some other frame.
-#[inline(always)]
-fn whole(result: Transfer, len: usize) -> Transfer {
-    match result {
-        Transfer::Done(written) if written != len => Transfer::Rejected(libc::EIO),
-        result => result,
-    }
-}
-
 impl FrameWriter {
+    /// Adds one frame to a batch; of a burst that asks for offloads with what the device `takes`.
+    /// False if it has to go by itself: it is long, lacks an offload there, or the batch is full.
+    fn collect(
+        &self,
+        batch: &mut dyn FrameBatch,
+        frame: EgressFrame<'_>,
+        takes: Option<Offloads>,
+    ) -> bool {
+        if takes.is_some_and(|takes| !takes.has(frame.needs())) {
+            return false;
+        }
+        let len = VNET_HDR_LEN + frame.len() as usize;
+        let Some(room) = batch.room().and_then(|room| room.get_mut(..len)) else { return false };
+        let (header, rest) = room.split_at_mut(VNET_HDR_LEN);
+        if takes.is_some() {
+            let asked = VnetHdr { num_buffers: [0; 2], ..frame.header() };
+            header.copy_from_slice(&asked.to_bytes());
+        } else {
+            header.copy_from_slice(&self.linear[..VNET_HDR_LEN]);
+        }
+        let copied = frame.copy_beginning(rest);
+        batch.add(VNET_HDR_LEN + copied);
+        true
+    }
+
     /// Writes one frame: header and first bytes from private memory, the rest from where it lies if
     /// it is long.
     #[inline]
@@ -130,7 +220,7 @@ impl FrameWriter {
             || frame.payload().nth(TAP_GATHER_PIECES + 1).is_some();
         if together || !device.gathers() {
             let len = self.copy(frame);
-            return whole(device.write(&self.linear[..len]), len);
+            return device.write(&self.linear[..len]).whole(len);
         }
         let head = VNET_HDR_LEN + frame.head().len();
         self.linear[VNET_HDR_LEN..head].copy_from_slice(frame.head());
@@ -142,7 +232,7 @@ impl FrameWriter {
         // SAFETY: `linear` is private and lives across the call; the other pieces were translated
         // in the sender's memory, which the lock on its ring holds.
         let result = unsafe { device.write_pieces(&self.pieces) };
-        whole(result, VNET_HDR_LEN + frame.len() as usize)
+        result.whole(VNET_HDR_LEN + frame.len() as usize)
     }
 
     /// Writes a frame of a burst that asks for offloads; `takes` is what the device has of them.
@@ -169,7 +259,7 @@ impl FrameWriter {
         if sum {
             self.finish_checksum(&request, len);
         }
-        let result = whole(device.write(&self.linear[..len]), len);
+        let result = device.write(&self.linear[..len]).whole(len);
         if sum && matches!(result, Transfer::Done(_)) {
             fallbacks.checksummed.add_shared(1);
         }
@@ -247,7 +337,7 @@ impl FrameWriter {
         self.add(payload, len as usize);
         // SAFETY: both pieces are private memory that lives across the call.
         let result = unsafe { device.write_pieces(&self.pieces) };
-        whole(result, front + len as usize)
+        result.whole(front + len as usize)
     }
 
     fn add(&mut self, at: *const u8, len: usize) {
