@@ -365,6 +365,10 @@ pub const STREAM_ROUNDS: u32 = 16;
 /// the holder has lost its CPU, and the frame is dropped.
 pub const STREAM_LOCK_NANOS: u64 = 20_000;
 
+/// Time at the start for TAPs that are in use: those of a process that was killed are closed some
+/// milliseconds after it has ended, if they were written by io_uring.
+pub const TAP_CLOSE_MILLIS: u64 = 500;
+
 /// Pause between looks for a lost TAP: attached again within a second, at negligible cost.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 

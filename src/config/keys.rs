@@ -16,7 +16,7 @@ use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD,
-    INHERITED, INTERFACE, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PEER,
+    INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PEER,
     PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
 };
 use super::types::{
@@ -26,6 +26,7 @@ use crate::frame::{MacAddr, Prefix};
 use crate::limits;
 use crate::switch::mirror::Way;
 use crate::switch::{Bridge, Rate, Size, VlanId, VlanSet};
+use crate::sys::tap_ring::Io;
 
 /// What is behind a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -317,6 +318,9 @@ port_keys! {
     "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
         "Offloads: checksums and segmentation, both only for what the VM sends (`send`, for XDP \
          programs), checksums, or none.";
+    "io" io: Io = Io::Auto, IO, TAPS, Reopen, "\"auto\"",
+        "How frames are written to the interface: up to 64 by one call of io_uring, or each by a \
+         call of its own; `auto`: by io_uring where the kernel permits it.";
     "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
         "Serve a network card with iommu_platform=on (SEV, TDX).";
     "flood" flood: bool = true, FLOOD, ALL, Now, "\"on\"",

@@ -20,6 +20,7 @@ use crate::switch::port_security::Servers;
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
 use crate::switch::{Rate, Size};
+use crate::sys::tap_ring::Io;
 
 /// A type whose values are `T`.
 pub(super) struct Type<T: 'static> {
@@ -216,6 +217,11 @@ impl Words for Memory {
         &[("any", Memory::Any), ("prealloc", Memory::Prealloc)];
 }
 
+impl Words for Io {
+    const WORDS: &'static [(&'static str, Io)] =
+        &[("auto", Io::Auto), ("uring", Io::Uring), ("write", Io::Write)];
+}
+
 /// Whether frames whose sender is not the port's are looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
@@ -346,6 +352,7 @@ pub(super) const QUEUES: Type<u16> = numbers(|k| range(queues(k)), |s, k| read_i
 pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, mtu(k)));
 pub(super) const MODE: Type<Mode> = words();
 pub(super) const MEMORY: Type<Memory> = words();
+pub(super) const IO: Type<Io> = words();
 pub(super) const OFFLOAD: Type<Offload> = words();
 pub(super) const PEER: Type<String> =
     text(|_| "NAME".to_owned(), |s, _| port_name(s), String::clone);

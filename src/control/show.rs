@@ -28,6 +28,7 @@ const OFFLOADS: [(Offloads, &str); 6] = [
 pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
     let stats = &port.stats;
     let [input, output] = port.traffic();
+    let writes = port.as_tap().and_then(|(tap, _)| tap.writes());
     wire::Port {
         name: port.name.clone(),
         number: port.id,
@@ -35,6 +36,8 @@ pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
         state: state(port),
         front_end: port.front_end().map(|who| wire::FrontEnd { pid: who.pid, uid: who.uid }),
         interface: port.as_tap().map(|(_, ifname)| ifname.to_owned()),
+        io: writes.as_ref().map(|now| if now.uring { "uring" } else { "write" }.to_owned()),
+        io_refused: writes.and_then(|now| now.why),
         queues: queues(port),
         mtu: port.mtu.get(),
         offloads: offloads(port.offload),

@@ -62,7 +62,7 @@ use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
     AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
-    FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SOCKET_OPENS, STOP_TIMEOUT,
+    FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SOCKET_OPENS, STOP_TIMEOUT, TAP_CLOSE_MILLIS,
 };
 use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
@@ -313,12 +313,13 @@ impl Daemon {
         let mut taps = Vec::new();
         // Why there is no start, if nothing can be served.
         let mut first = None;
+        let end = Instant::now() + Duration::from_millis(TAP_CLOSE_MILLIS);
         for port in ports.iter() {
             if let Some((_, ifname)) = port.as_tap() {
                 let mut kept = received.tap(ifname);
                 let attach = |_: &mut Received| {
                     let workers = &self.context.workers;
-                    uplink::attach(port, workers, kept.take(), &self.handover)
+                    uplink::attach_before(end, port, workers, kept.take(), &self.handover)
                 };
                 match received.open(attach, UplinkError::is_busy) {
                     Ok(created) => taps.push((port, created)),

@@ -8,15 +8,16 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::handover::Handover;
 use crate::events::What;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::device::Device;
-use crate::port::{Port, PortTable};
+use crate::port::{DevicePort, Port, PortTable};
 use crate::sys::netlink;
-use crate::sys::tap::{self, Missing, Tap, TapError};
+use crate::sys::tap::{self, Missing, Tap, TapError, TapQueue};
+use crate::sys::tap_ring::Io;
 use crate::worker::{Token, Workers};
 
 /// Why an uplink cannot be attached.
@@ -80,6 +81,25 @@ pub fn attach(
     );
     serve(port, opened, workers)?;
     Ok(created)
+}
+
+/// The same; tries until `end` to open one that is in use. The kernel closes the rings of a process
+/// that was killed, and with them their TAPs, after the process has ended.
+pub fn attach_before(
+    end: Instant,
+    port: &Port,
+    workers: &Workers,
+    mut kept: Option<Vec<OwnedFd>>,
+    handover: &Handover,
+) -> Result<bool, UplinkError> {
+    loop {
+        match attach(port, workers, kept.take(), handover) {
+            Err(error) if error.is_busy() && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
 }
 
 /// Waits for the loss of a TAP and attaches it again, until `stopping`.
@@ -154,8 +174,9 @@ fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Tap> 
 }
 
 /// Puts the opened queues into service.
-fn serve(port: &Port, opened: Tap, workers: &Workers) -> Result<(), UplinkError> {
+fn serve(port: &Port, mut opened: Tap, workers: &Workers) -> Result<(), UplinkError> {
     let (tap, _) = port.as_tap().ok_or(UplinkError::NotATap)?;
+    prepare_writing(port, tap, &mut opened.queues);
     let devices: Vec<Device> = opened.queues.into_iter().map(|q| Arc::new(q) as Device).collect();
     let token = |queue: usize| Token::Device(port.id, queue as u16);
     // Watched before attached: if that fails the interface must be free for the next attempt.
@@ -168,6 +189,22 @@ fn serve(port: &Port, opened: Tap, workers: &Workers) -> Result<(), UplinkError>
         workers.for_device(port, queue).look(token(queue));
     }
     Ok(())
+}
+
+/// Has frames be written to the queues as the administrator says, and the kernel permits.
+fn prepare_writing(port: &Port, tap: &DevicePort, queues: &mut [TapQueue]) {
+    if tap.io == Io::Write {
+        return;
+    }
+    let refused = queues.iter_mut().find_map(|queue| queue.use_ring().err());
+    if refused.is_some() {
+        // All queues alike: what the port says of itself is so for each.
+        queues.iter_mut().for_each(TapQueue::use_no_ring);
+    }
+    if let (Io::Uring, Some(why)) = (tap.io, &refused) {
+        log::warn!("tap {}: no io_uring ({why}): each frame takes a system call", port.name);
+    }
+    tap.set_refused(refused);
 }
 
 /// Takes a TAP out of service for good. Its reattach thread has ended.
@@ -257,8 +294,8 @@ mod tests {
     use super::*;
     use crate::daemon::start_helper;
     use crate::guard::BlockedWriterWatch;
+    use crate::port::Ports;
     use crate::port::device::fake::attach_lost;
-    use crate::port::{DevicePort, Ports};
     use crate::switch::{Fdb, FdbConfig, Rules};
     use crate::worker::Shared;
 

@@ -25,6 +25,7 @@ use crate::stats::{DropReason, QueueStats};
 use crate::switch::{Booking, PortKind, Room, SourceMemo};
 use crate::sys::clock;
 use crate::sys::frame_io::{FrameIo, Transfer};
+use crate::sys::tap_ring::{Io, Refused};
 
 pub use writer::FrameWriter;
 
@@ -152,6 +153,10 @@ pub struct DevicePort {
     peer: Mutex<Option<FrontEnd>>,
     /// What its peers made us pay.
     pub cost: Arc<SignalCost>,
+    /// How the administrator wants frames written to a TAP.
+    pub io: Io,
+    /// Why the kernel permits no ring for that.
+    refused: Mutex<Option<Refused>>,
     /// What the devices take, as bits of [`Offloads`].
     takes: AtomicU8,
     /// Taken before a queue's device, so that a late loss of the old devices and the attaching of
@@ -164,7 +169,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How frames are written to a TAP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Writes {
+    /// Several by one call.
+    pub uring: bool,
+    /// Why not, if that is not what the administrator wants.
+    pub why: Option<String>,
+}
+
 impl DeviceQueue {
+    /// Why frames are not written together any more. A batch that is in use works.
+    fn batch_failure(&self) -> Option<String> {
+        self.device()?.batch()?.try_lock().ok()?.failure()
+    }
+
     /// The attached device.
     pub fn device(&self) -> Option<Device> {
         lock(&self.device).clone()
@@ -273,10 +292,33 @@ impl DevicePort {
             peer: Mutex::default(),
             cost: Arc::default(),
             queues: (0..queues).map(|_| DeviceQueue::default()).collect(),
+            io: Io::default(),
+            refused: Mutex::default(),
             takes: AtomicU8::new(0),
             loss: Mutex::default(),
             wake: Condvar::new(),
         }
+    }
+
+    /// The same, to which frames are written so.
+    pub fn writing_by(self, io: Io) -> DevicePort {
+        DevicePort { io, ..self }
+    }
+
+    /// The kernel permits no ring, or does.
+    pub fn set_refused(&self, why: Option<Refused>) {
+        *lock(&self.refused) = why;
+    }
+
+    /// How frames are written to a TAP now, and why not by a ring.
+    pub fn writes(&self) -> Option<Writes> {
+        self.ifname()?;
+        if self.io == Io::Write {
+            return Some(Writes { uring: false, why: None });
+        }
+        let refused = lock(&self.refused).map(|why| why.to_string());
+        let why = refused.or_else(|| self.queues.iter().find_map(DeviceQueue::batch_failure));
+        Some(Writes { uring: why.is_none() && self.is_up(), why })
     }
 
     /// The interface's name, if it is a TAP's port.
@@ -402,6 +444,8 @@ impl Default for FrameReader {
     }
 }
 
+#[cfg(test)]
+mod batch_tests;
 #[cfg(test)]
 pub(crate) mod fake;
 #[cfg(test)]

@@ -24,6 +24,7 @@ pub mod signals;
 pub mod state_dir;
 pub mod tap;
 pub mod tap_io;
+pub mod tap_ring;
 #[cfg(test)]
 #[path = "tests/netns.rs"]
 pub(crate) mod testns;

@@ -25,33 +25,53 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex};
 
-use super::frame_io::{FrameIo, Transfer};
+use super::frame_io::{FrameBatch, FrameIo, Transfer};
+use super::tap_ring::{Refused, TapRing};
 
 /// One attached queue; detached on drop.
 #[derive(Debug)]
-pub struct TapQueue(OwnedFd);
+pub struct TapQueue {
+    fd: Arc<OwnedFd>,
+    ring: Option<Mutex<TapRing>>,
+}
 
 impl TapQueue {
     /// Around a descriptor that is attached and non-blocking.
     pub(super) fn new(fd: OwnedFd) -> TapQueue {
-        TapQueue(fd)
+        TapQueue { fd: Arc::new(fd), ring: None }
+    }
+
+    /// Writes several frames by one system call from now on.
+    pub fn use_ring(&mut self) -> Result<(), Refused> {
+        self.ring = Some(Mutex::new(TapRing::new(Arc::clone(&self.fd))?));
+        Ok(())
+    }
+
+    /// Writes each frame by itself again.
+    pub fn use_no_ring(&mut self) {
+        self.ring = None;
     }
 }
 
 impl AsRawFd for TapQueue {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
 impl AsFd for TapQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl FrameIo for TapQueue {
+    fn batch(&self) -> Option<&Mutex<dyn FrameBatch>> {
+        self.ring.as_ref().map(|ring| ring as &Mutex<dyn FrameBatch>)
+    }
+
     fn write(&self, bytes: &[u8]) -> Transfer {
         rustix::io::write(self, bytes).into()
     }

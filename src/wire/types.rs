@@ -38,12 +38,14 @@ structs! { answered [serde(default)]
     /// A port. Counters grow from the port's beginning on. offloads: what frames may reach it with;
     /// send_offloads: what its own frames may ask for. flood, isolated, learn, max_addresses,
     /// admin, guard, bridge, vlan, trunk, native, label: its settings of these names. pending:
-    /// settings for the next front-end. owner: the user of the socket, of origin plug.
-    /// dropped_from: the senders of frames that lately found no room there, the most first, five
-    /// at most.
+    /// settings for the next front-end. owner: the user of the socket, of origin plug. io: of a
+    /// TAP, uring or write, by which frames are written now; io_refused: why not by io_uring, if
+    /// its setting permits that. dropped_from: the senders of frames that lately found no room
+    /// there, the most first, five at most.
     Port {
         name: String, number: u16, kind: String as Kind, origin: String as Origin, owner?: u32,
-        state: State, front_end?: FrontEnd, interface?: String, queues: usize, mtu?: u32,
+        state: State, front_end?: FrontEnd, interface?: String, io?: String,
+        io_refused?: String, queues: usize, mtu?: u32,
         offloads: Vec<String>, send_offloads: Vec<String>,
         #[serde(flatten)] keys: ShownKeys,
         pending: Vec<Change>, addresses: usize, dropped_from: Vec<Sender>,

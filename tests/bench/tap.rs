@@ -5,13 +5,15 @@
 //! * guest to TAP: the real daemon with one guest whose transmit ring is kept full from another
 //!   CPU, against one thread that writes the same bytes out of the same kind of memory (a shared
 //!   memfd) into a TAP set up alike; by `writev` of a header and a frame, and by `write` of both
-//!   in one piece, which only somebody who trusts the guest's header could do;
+//!   in one piece, which only somebody who trusts the guest's header could do. The daemon runs
+//!   twice, with `io=write` and `io=uring`;
 //! * TAP to guest: a queue of frames, filled while the reader is held, read at one go.
 //!
-//! The main figure is CPU time per frame, of the whole daemon and of the loop's thread: other load
-//! on the machine hardly moves it. The wall rate is that of the ring kept full, so it falls when
-//! the driver loses its CPU. Frames end in the host's stack, where nobody wants them: the rest of
-//! a host's work is the same for all and would only blur the ratio.
+//! The main figure is CPU time per frame, of the whole daemon and of the loop's thread, with
+//! that of the kernel's threads for packets: other load on the machine hardly moves it. The wall
+//! rate is that of the ring kept full, so it falls when the driver loses its CPU. Frames end in the
+//! host's stack, where nobody wants them: the rest of a host's work is the same for all and would
+//! only blur the ratio.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use testkit::host::{Host, in_namespace, ip};
 use testkit::mem::{RegionSpec, Span};
-use testkit::proc::{Apart, Daemon, wait_for};
+use testkit::proc::{Daemon, wait_for};
 use testkit::ring::Seg;
 use testkit::rx::RxConfig;
 use testkit::sys;
@@ -76,17 +78,31 @@ fn clock_of(pid: u32) -> libc::clockid_t {
     id
 }
 
+/// CPU nanoseconds of the kernel threads that receive packets for others.
+fn kernel_threads() -> u64 {
+    let mut sum = 0;
+    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+        let read = |file| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        if read("comm").starts_with("ksoftirqd/") {
+            let stat = read("schedstat");
+            sum += stat.split(' ').next().and_then(|used| used.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    sum
+}
+
 /// Runs `work` for `frames` frames and books it on the CPU clock of this thread or of another
-/// process. What a running process used since the last tick is not on its clock yet: it gets time
-/// to fall asleep, which is one more look for frames.
+/// process, and what kernel threads use meanwhile too. What a running process used since the last
+/// tick is not on its clock yet: it gets time to fall asleep, which is one more look for frames.
 fn timed(id: libc::clockid_t, frames: usize, work: impl FnOnce()) -> Sample {
-    let (cpu, wall) = (clock(id), Instant::now());
+    let (kernel, cpu, wall) = (kernel_threads(), clock(id), Instant::now());
     work();
     let wall = wall.elapsed().as_nanos() as f64 / frames as f64;
     if id != OWN {
         std::thread::sleep(Duration::from_millis(1));
     }
-    Sample { cpu: (clock(id) - cpu) as f64 / frames as f64, wall }
+    let cpu = clock(id) - cpu + (kernel_threads() - kernel);
+    Sample { cpu: cpu as f64 / frames as f64, wall }
 }
 
 /// A frame of an EtherType nobody listens to.
@@ -193,17 +209,18 @@ struct Bench {
     bare: Bare,
     /// The driver's CPU and that of whoever is measured.
     cpus: (usize, usize),
-    apart: Option<Apart>,
     len: usize,
     buffers: Vec<Span>,
     idle: Vec<u16>,
 }
 
 impl Bench {
-    fn new(len: usize) -> Bench {
-        let daemon = Daemon::with(1, &["--tap", "up,ifname=tap0"]);
+    /// With frames that are written to the TAP by `io`.
+    fn new(len: usize, io: &str) -> Bench {
+        let (tap, bare) = (format!("tap-{io}"), format!("bare-{io}"));
+        let daemon = Daemon::with(1, &["--tap", &format!("up,ifname={tap},io={io}")]);
         assert!(wait_for(SOON, || daemon.log().contains("ready: ")), "{}", daemon.log());
-        tune("tap0");
+        tune(&tap);
         let mut cfg = VmConfig::new(0);
         cfg.regions = [0, 4 << 30].map(|gpa| RegionSpec::new(gpa, 2 * BYTES + (4 << 20))).to_vec();
         cfg.size = 512;
@@ -215,8 +232,8 @@ impl Bench {
         let bytes = [vec![0; HEADER], frame(HOST, 0, len)].concat();
         let buffers: Vec<Span> = (0..RING).map(|i| all.sub(i * ROOM, ROOM)).collect();
         buffers.iter().for_each(|buffer| buffer.write(0, &bytes));
-        let bare = Bare::open("bare0", &bytes);
-        let host = Host::open("tap0");
+        let bare = Bare::open(&bare, &bytes);
+        let host = Host::open(&tap);
         // The switch learns both sides.
         vm.tx[0].send_waiting(&frame(HOST, 0, 60), SOON);
         assert!(host.receive(SOON).is_some(), "the guest's hello");
@@ -227,8 +244,7 @@ impl Bench {
         let idle = (0..under_way(len) as u16).collect();
         let cpus = sys::cpus();
         let cpus = (cpus[0], *cpus.get(1).unwrap_or(&cpus[0]));
-        let apart = daemon.run_apart();
-        Bench { daemon, vm, bare, cpus, apart, len, buffers, idle }
+        Bench { daemon, vm, bare, cpus, len, buffers, idle }
     }
 
     /// Keeps the transmit ring full until `frames` frames went through it.
@@ -322,13 +338,15 @@ fn heading(title: &str, rate: bool) {
     println!("{}", if rate { "  M frames/s  median" } else { "" });
 }
 
-fn guest_to_tap(bench: &mut Bench, rounds: usize, frames: usize) {
-    let mut rows =
-        [Row("bare writev", vec![]), Row("bare write", vec![]), Row("vioswitchd", vec![])];
-    let before = bench.daemon.counters();
+fn guest_to_tap(bench: &mut Bench, uring: &mut Bench, rounds: usize, frames: usize) {
+    let mut rows = ["bare writev", "bare write", "vioswitchd io=write", "vioswitchd io=uring"]
+        .map(|name| Row(name, vec![]));
+    let counters = |benches: [&Bench; 2]| benches.map(|bench| bench.daemon.counters());
+    let before = counters([bench, uring]);
     let len = bench.len;
     for _ in 0..rounds {
         rows[2].1.push(bench.guest_to_tap(frames));
+        rows[3].1.push(uring.guest_to_tap(frames));
         let (bare, cpu) = (&bench.bare, bench.cpus.1);
         let (a, b) = std::thread::scope(|scope| {
             let thread = scope.spawn(move || {
@@ -346,9 +364,11 @@ fn guest_to_tap(bench: &mut Bench, rounds: usize, frames: usize) {
         rows[0].1.push(a);
         rows[1].1.push(b);
     }
-    let after = bench.daemon.counters();
     let sent = |c: &testkit::counters::Counters| c.sum(Some("up"), "out", "frames");
-    assert_eq!(sent(&after) - sent(&before), (rounds * frames) as u64, "every frame was written");
+    for (before, after) in before.iter().zip(&counters([bench, uring])) {
+        let sent = sent(after) - sent(before);
+        assert_eq!(sent, (rounds * frames) as u64, "every frame was written");
+    }
     heading(&format!("guest to TAP, {len} bytes"), true);
     rows.iter().for_each(|row| row.print(&rows[0], true));
 }
@@ -356,7 +376,7 @@ fn guest_to_tap(bench: &mut Bench, rounds: usize, frames: usize) {
 fn tap_to_guest(bench: &mut Bench, rounds: usize, frames: usize) {
     let mut rows = [Row("bare read", vec![]), Row("vioswitchd", vec![])];
     // Only now: a packet socket costs the writers of its interface a copy of each frame.
-    let (bare, host) = (Host::open("bare0"), Host::open("tap0"));
+    let (bare, host) = (Host::open("bare-write"), Host::open("tap-write"));
     let frame = frame(0, HOST, bench.len);
     let (cpu, tap, len) = (bench.cpus.1, &bench.bare, bench.len);
     let mut held = Vec::new();
@@ -409,18 +429,23 @@ fn main() {
             if !chosen.is_empty() && !chosen.contains(&len) {
                 continue;
             }
-            let mut bench = Bench::new(len);
-            if bench.apart.is_none() {
+            let mut bench = Bench::new(len, "write");
+            let mut uring = Bench::new(len, "uring");
+            // The first one's ends before the other's begins: this thread keeps to its CPU.
+            drop(bench.daemon.run_apart());
+            let apart = uring.daemon.run_apart();
+            if apart.is_none() {
                 println!("one CPU only: the ring is not kept full, and rates mean little");
             }
             if wanted("out", "back") {
-                guest_to_tap(&mut bench, rounds, if real { frames } else { 1000 });
+                let frames = if real { frames } else { 1000 };
+                guest_to_tap(&mut bench, &mut uring, rounds, frames);
             }
             if wanted("back", "out") {
                 tap_to_guest(&mut bench, rounds * if real { 4 } else { 1 }, queued);
             }
-            let Bench { daemon, .. } = bench;
-            daemon.stop();
+            bench.daemon.stop();
+            uring.daemon.stop();
         }
     });
 }

@@ -110,8 +110,9 @@ fn introduce(vms: &mut [&mut Vm], host: &Host) {
 #[test]
 fn frames_pass_both_ways_unchanged() {
     in_namespace(|| {
-        for workers in ["1", "2"] {
-            let d = daemon(2, &["up,ifname=tap0"], &["--workers", workers]);
+        for (workers, io) in [("1", "write"), ("1", "uring"), ("2", "write"), ("2", "uring")] {
+            let d = daemon(2, &[&format!("up,ifname=tap0,io={io}")], &["--workers", workers]);
+            assert!(!d.log().contains("no io_uring"), "{}", d.log());
             let host = Host::open("tap0");
             let (mut one, mut two) = (connect(&d, 0), connect(&d, 1));
             introduce(&mut [&mut one, &mut two], &host);
@@ -300,8 +301,17 @@ fn many_flows(host: &Host, vm: &mut Vm, count: u16) {
 
 #[test]
 fn several_queues_and_workers() {
+    queues_and_workers("up,ifname=tap0,queues=2");
+}
+
+#[test]
+fn several_queues_and_workers_with_a_call_for_each_frame() {
+    queues_and_workers("up,ifname=tap0,queues=2,io=write");
+}
+
+fn queues_and_workers(tap: &str) {
     in_namespace(|| {
-        let d = daemon(2, &["up,ifname=tap0,queues=2"], &["--workers", "2"]);
+        let d = daemon(2, &[tap], &["--workers", "2"]);
         let host = Host::open("tap0");
         let (mut one, mut two) = (connect(&d, 0), connect(&d, 1));
         introduce(&mut [&mut one, &mut two], &host);
@@ -355,6 +365,28 @@ fn a_persistent_interface_stays() {
             assert_eq!(index_of("tap0"), index, "still there");
             ip("link del tap0");
         }
+    });
+}
+
+/// The kernel closes the rings of a process that was killed at a time of its own; the next one
+/// has the interface all the same.
+#[test]
+fn a_killed_switch_leaves_the_interface_to_the_next() {
+    in_namespace(|| {
+        ip("tuntap add dev tap0 mode tap");
+        ip("link set tap0 up");
+        let mut d = daemon(1, &["up,ifname=tap0,io=uring"], &[]);
+        for killed in 1..=10 {
+            let (host, mut vm) = (Host::open("tap0"), connect(&d, 0));
+            introduce(&mut [&mut vm], &host);
+            to_host(&mut vm, &host, &[60; 64]);
+            drop(vm);
+            d.kill();
+            d.restart();
+            let attached = || d.log().matches("attached to interface tap0").count();
+            assert!(wait_for(BACK_LIMIT, || attached() > killed), "{}", d.log());
+        }
+        d.stop();
     });
 }
 

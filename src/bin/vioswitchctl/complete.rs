@@ -116,7 +116,7 @@ mod tests {
             ("port sh", "show"),
             ("port add x of", "offload="),
             ("port add x queues=1 m", "mode= mac= max-addresses= mtu= memory="),
-            ("tap add x i", "ifname= isolated="),
+            ("tap add x i", "ifname= io= isolated="),
             ("port wait x --for a", "attached"),
             ("port wait x --for = l", "listening"),
             ("--control /x port wai", "wait"),

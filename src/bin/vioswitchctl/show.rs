@@ -192,6 +192,10 @@ pub fn port(port: &Port) -> Vec<(&'static str, String)> {
     let who = port.front_end.as_ref();
     told.extend(who.map(|who| ("front-end", format!("pid {} uid {}", who.pid, who.uid))));
     told.extend(port.interface.as_ref().map(|interface| ("interface", text(interface))));
+    told.extend(port.io.as_ref().map(|io| match &port.io_refused {
+        Some(why) => ("io", format!("{} ({})", text(io), text(why))),
+        None => ("io", text(io)),
+    }));
     told.extend([
         ("queues", port.queues.to_string()),
         ("mtu", maybe(port.mtu)),

@@ -48,6 +48,7 @@ impl DevicePort {
     /// each of these. Calls `settled` with how many more are delivered or dropped, and counted.
     /// They came `from` another port. None is left behind for later, so that another guest's memory
     /// that comes slowly holds up no frame that was taken.
+    #[inline(never)]
     pub fn send(
         &self,
         worker: usize,

@@ -169,11 +169,15 @@ impl Probe<'_> {
 
 /// Trouble with the TAP, over and over, while two guests talk and lose nothing.
 fn trouble(trouble: Trouble, queues: u16, workers: &str) {
+    trouble_by(trouble, queues, workers, "uring");
+}
+
+fn trouble_by(trouble: Trouble, queues: u16, workers: &str, io: &str) {
     in_namespace(|| {
         if trouble == Trouble::DeletedByAdmin {
             Probe::create(queues);
         }
-        let tap = format!("up,ifname=tap0,queues={queues}");
+        let tap = format!("up,ifname=tap0,queues={queues},io={io}");
         let d = daemon(3, &[&tap], &["--workers", workers]);
         let (vm, host) = (connect(&d, 2), Host::open("tap0"));
         let mut probe = Probe { d: &d, vm, host, queues, seq: 0, lost: 0, took: Vec::new() };
@@ -213,6 +217,80 @@ fn trouble(trouble: Trouble, queues: u16, workers: &str) {
 #[test]
 fn down_and_up() {
     trouble(Trouble::Down, 1, "1");
+}
+
+/// Bursts of frames while the interface goes down and comes up: each frame arrives, in its place,
+/// or is counted.
+fn in_the_middle_of_bursts(io: &str) {
+    in_namespace(|| {
+        let d = daemon(1, &[&format!("up,ifname=tap0,io={io}")], &[]);
+        let (mut vm, host) = (connect(&d, 0), Host::open("tap0"));
+        introduce(&mut [&mut vm], &host);
+        let (mut sent, mut came) = (Vec::new(), Vec::new());
+        std::thread::scope(|scope| {
+            let script = scope.spawn(|| {
+                for _ in 0..20 {
+                    ip("link set tap0 down");
+                    ip("link set tap0 up");
+                }
+            });
+            while !script.is_finished() {
+                for _ in 0..64 {
+                    let frame = traced(0, To::Vm(HOST), 0, sent.len(), 60 + sent.len() % 1400);
+                    assert!(vm.tx[0].queue(&frame), "the ring is empty before");
+                    sent.push(frame);
+                }
+                vm.tx[0].ring.publish();
+                vm.tx[0].drain(SOON);
+                while let Some(frame) = host.receive(Duration::ZERO) {
+                    came.push(frame);
+                }
+            }
+            script.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+        while let Some(frame) = host.receive(QUIET) {
+            came.push(frame);
+        }
+        let mut rest = sent.iter();
+        assert!(came.iter().all(|frame| rest.any(|of| of == frame)), "out of order, or changed");
+        let mut c = d.counters();
+        let all = |c: &testkit::counters::Counters| {
+            let [frames, down] =
+                ["frames", "drop.tap_down"].map(|key| c.sum(Some("up"), "out", key));
+            (frames, down)
+        };
+        let count = 1 + sent.len() as u64;
+        wait_for(SOON, || {
+            c = d.counters();
+            all(&c).0 + all(&c).1 >= count
+        });
+        let (frames, down) = all(&c);
+        assert_eq!(frames + down, count, "{c:?}");
+        assert!(down > 0 && came.len() as u64 <= frames, "{down} lost, {} came", came.len());
+        println!("{io}: {} frames, {down} while down, {} came", sent.len(), came.len());
+        c.balance();
+        d.stop();
+    });
+}
+
+#[test]
+fn down_in_the_middle_of_bursts() {
+    in_the_middle_of_bursts("uring");
+}
+
+#[test]
+fn down_in_the_middle_of_bursts_with_a_call_for_each_frame() {
+    in_the_middle_of_bursts("write");
+}
+
+#[test]
+fn down_and_up_with_a_call_for_each_frame() {
+    trouble_by(Trouble::Down, 1, "1", "write");
+}
+
+#[test]
+fn deleted_and_made_again_with_a_call_for_each_frame() {
+    trouble_by(Trouble::Deleted, 1, "1", "write");
 }
 
 #[test]

@@ -155,6 +155,25 @@ fn a_taps_mtu_is_the_interfaces() {
     });
 }
 
+#[test]
+fn how_a_taps_frames_are_written_is_shown() {
+    host::in_namespace(|| {
+        let lab = Lab::new(1, &["--tap=up,ifname=vset0", "--tap=plain,ifname=vset1,io=write"]);
+        lab.done(&["tap", "add", "more", "ifname=vset2", "io=uring", "queues=2"]);
+        for (name, io) in [("up", "uring"), ("plain", "write"), ("more", "uring"), ("p0", "")] {
+            let port = shown(&lab, name);
+            assert_eq!(port["io"].as_str().unwrap_or_default(), io, "{port}");
+            assert_eq!(port["io_refused"], json!(null), "{port}");
+        }
+        let told = lab.done(&["tap", "show", "more"]);
+        assert!(told.lines().any(|line| line.split_whitespace().eq(["io:", "uring"])), "{told}");
+        let (status, line) = lab.fails(&["tap", "add", "x", "ifname=vset3", "io=fast"]);
+        let wrong = "io must be auto, uring or write, not 'fast'";
+        assert!(status != 0 && line.contains(wrong), "{line}");
+        lab.d.stop();
+    });
+}
+
 /// A text of the administrator's own is wherever a port is shown.
 #[test]
 fn a_label_is_in_lists_details_events_and_metrics() {

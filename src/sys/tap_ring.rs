@@ -1,0 +1,460 @@
+//! Several frames to one queue of a TAP by one system call, io_uring_enter(2).
+//!
+//! * Frames lie in memory of our own, which the kernel holds from the start: no guest's memory is
+//!   read after its buffer was given back.
+//! * One ring for each queue. Its file is registered, so that the ring may be restricted to writing
+//!   from that memory to that file, and any thread may use it, under the lock of its owner: one
+//!   that stands still keeps the ring, and others write without it.
+//! * [`TapRing::flush`] returns when the kernel has answered for each frame. A TAP is written
+//!   within the call that submits ([`TapRing::new`] tries that), so nothing is under way between
+//!   two calls.
+//! * If the kernel refuses the call itself, the frames that it did not take go by `write`, in
+//!   order, and so do all later ones.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use io_uring::register::Restriction;
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::frame_io::{FrameBatch, Transfer};
+use crate::limits::{BURST_FRAMES, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
+
+/// Removes the registered files: what io_uring_register(2) may be asked for later.
+const UNREGISTER_FILES: u8 = 3;
+/// A result that is not there yet. The kernel's are lengths and errnos.
+const MISSING: i32 = i32::MIN;
+
+/// How frames are written to a TAP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Io {
+    /// By a ring if the kernel permits it.
+    #[default]
+    Auto,
+    /// The same, with a warning if it does not.
+    Uring,
+    /// One system call each.
+    Write,
+}
+
+/// Why there is no ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The kernel refuses a call, by this errno.
+    Call(&'static str, i32),
+    /// The kernel hands writes to threads of its own, or answers them otherwise than `write`.
+    SelfTest,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Refused::Call(call, errno) => {
+                write!(f, "{call}: {}", io::Error::from_raw_os_error(errno))
+            }
+            Refused::SelfTest => f.write_str("this kernel does not write to a TAP at once"),
+        }
+    }
+}
+
+fn refused(call: &'static str) -> impl Fn(io::Error) -> Refused {
+    move |error| Refused::Call(call, error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// The ring of one queue and the frames for it.
+pub struct TapRing {
+    /// None after the kernel refused a call.
+    ring: Option<IoUring>,
+    why: Option<Refused>,
+    tap: Arc<OwnedFd>,
+    frames: Box<[u8]>,
+    lens: [u16; BURST_FRAMES],
+    added: usize,
+}
+
+impl fmt::Debug for TapRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TapRing").field("why", &self.why).field("added", &self.added).finish()
+    }
+}
+
+impl TapRing {
+    /// A ring that can do nothing but write to `tap`, if the kernel permits it and writes at once.
+    pub fn new(tap: Arc<OwnedFd>) -> Result<TapRing, Refused> {
+        let ring = IoUring::builder()
+            .dontfork()
+            .setup_r_disabled()
+            .setup_submit_all()
+            .build(BURST_FRAMES as u32)
+            .map_err(refused("io_uring_setup"))?;
+        let mut frames = vec![0; BURST_FRAMES * TAP_BATCH_ROOM].into_boxed_slice();
+        let submitter = ring.submitter();
+        let memory = libc::iovec { iov_base: frames.as_mut_ptr().cast(), iov_len: frames.len() };
+        // SAFETY: the memory is the ring's for as long as it lives, and the kernel holds its pages
+        // beyond that.
+        unsafe { submitter.register_buffers(&[memory]) }.map_err(refused("register buffers"))?;
+        submitter.register_files(&[tap.as_raw_fd()]).map_err(refused("register files"))?;
+        submitter
+            .register_restrictions(&mut [
+                Restriction::sqe_op(opcode::WriteFixed::CODE),
+                Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()),
+                Restriction::register_op(UNREGISTER_FILES),
+            ])
+            .map_err(refused("register restrictions"))?;
+        submitter.register_enable_rings().map_err(refused("enable"))?;
+        let lens = [0; BURST_FRAMES];
+        let mut made = TapRing { ring: Some(ring), why: None, tap, frames, lens, added: 0 };
+        made.try_out()?;
+        Ok(made)
+    }
+
+    /// Writes what is too short for a frame: the kernel has to refuse it, before the call returns
+    /// that does not wait for it.
+    fn try_out(&mut self) -> Result<(), Refused> {
+        self.lens[0] = 1;
+        let Some(ring) = &mut self.ring else { return Err(Refused::SelfTest) };
+        push(ring, &self.frames, &self.lens[..1]);
+        ring.submit().map_err(refused("io_uring_enter"))?;
+        let answer = ring.completion().next().map(|done| done.result());
+        match answer.map(Transfer::from_answer) {
+            Some(Transfer::Rejected(libc::EINVAL) | Transfer::Down | Transfer::Gone) => Ok(()),
+            _ => Err(Refused::SelfTest),
+        }
+    }
+
+    /// Submits all frames and collects the kernel's answers.
+    fn submit(&mut self, answers: &mut [i32; BURST_FRAMES]) -> Result<(), Refused> {
+        let Some(ring) = &mut self.ring else { return Ok(()) };
+        push(ring, &self.frames, &self.lens[..self.added]);
+        let mut missing = self.added;
+        while missing > 0 {
+            match ring.submit_and_wait(missing) {
+                Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
+                    collect(ring, answers);
+                    return Err(refused("io_uring_enter")(error));
+                }
+                _ => missing -= collect(ring, answers).min(missing),
+            }
+        }
+        Ok(())
+    }
+
+    /// Does without the ring from here on.
+    #[cold]
+    fn retire(&mut self, why: Refused) {
+        self.why = Some(why);
+        if let Some(ring) = self.ring.take() {
+            let _ = ring.submitter().unregister_files();
+        }
+    }
+}
+
+/// Queues a write for each of the lengths.
+fn push(ring: &mut IoUring, frames: &[u8], lens: &[u16]) {
+    let mut submission = ring.submission();
+    for (place, (frame, &len)) in frames.chunks_exact(TAP_BATCH_ROOM).zip(lens).enumerate() {
+        let write = opcode::WriteFixed::new(types::Fixed(0), frame.as_ptr(), u32::from(len), 0);
+        let entry = write.build().user_data(place as u64);
+        // SAFETY: the frame lies in the registered memory, which lives as long as the ring. The
+        // queue has room: it is as long as a batch, and empty before.
+        let _ = unsafe { submission.push(&entry) };
+    }
+}
+
+/// Notes the answers that are there; how many.
+fn collect(ring: &mut IoUring, answers: &mut [i32; BURST_FRAMES]) -> usize {
+    let mut count = 0;
+    for done in ring.completion() {
+        if let Some(answer) = answers.get_mut(done.user_data() as usize) {
+            *answer = done.result();
+        }
+        count += 1;
+    }
+    count
+}
+
+impl FrameBatch for TapRing {
+    fn begin(&mut self) {
+        self.added = 0;
+    }
+
+    fn room(&mut self) -> Option<&mut [u8]> {
+        self.frames.chunks_exact_mut(TAP_BATCH_ROOM).nth(self.added)
+    }
+
+    fn add(&mut self, len: usize) {
+        if let Some(place) = self.lens.get_mut(self.added) {
+            *place = len.min(TAP_BATCH_ROOM) as u16;
+            self.added += 1;
+        }
+    }
+
+    fn flush(&mut self, done: &mut dyn FnMut(Transfer)) {
+        let mut answers = [MISSING; BURST_FRAMES];
+        if self.added >= TAP_BATCH_LEAST
+            && let Err(why) = self.submit(&mut answers)
+        {
+            self.retire(why);
+        }
+        let frames = self.frames.chunks_exact(TAP_BATCH_ROOM).zip(&self.lens).zip(answers);
+        for ((frame, &len), answer) in frames.take(self.added) {
+            let len = usize::from(len);
+            let result = match answer {
+                MISSING => rustix::io::write(&*self.tap, &frame[..len]).into(),
+                answer => Transfer::from_answer(answer),
+            };
+            done(result.whole(len));
+        }
+        self.added = 0;
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.why.map(|why| why.to_string())
+    }
+}
+
+/// The kernel lets go of the file when this returns, not at some time after the ring is closed: an
+/// interface with a queue left counts as taken.
+impl Drop for TapRing {
+    fn drop(&mut self) {
+        if let Some(ring) = &self.ring {
+            let _ = ring.submitter().unregister_files();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::Mutex;
+
+    use crate::frame::Offloads;
+    use crate::sys::frame_io::FrameIo;
+    use crate::sys::netlink::modify;
+    use crate::sys::tap::{self, Missing, TapQueue};
+    use crate::sys::tap_io;
+    use crate::sys::testns::{self, Packets};
+
+    /// IEEE Std 802 local experimental EtherType 2.
+    const TYPE: u16 = 0x88b6;
+
+    /// Header and frame, the `mark`-th.
+    fn frame(mark: u8, len: usize) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([0xff; 6]);
+        frame.extend([2, 0, 0, 0, 0, 1]);
+        frame.extend(TYPE.to_be_bytes());
+        frame.resize(12 + len, mark);
+        frame
+    }
+
+    /// An interface that is up, if `up`, with one queue, whose frames go out by a ring.
+    fn open(up: bool) -> (u32, TapQueue) {
+        let mut tap = tap::open("t0", 1, Offloads::NONE, Missing::Create).unwrap();
+        modify(libc::RTM_NEWLINK, tap.link.index, Some(up), &[]).unwrap();
+        let mut queue = tap.queues.remove(0);
+        queue.use_ring().unwrap();
+        (tap.link.index, queue)
+    }
+
+    fn write(queue: &TapQueue, frames: &[Vec<u8>]) -> Vec<Transfer> {
+        write_to(queue.batch().unwrap(), frames)
+    }
+
+    fn write_to(batch: &Mutex<dyn FrameBatch>, frames: &[Vec<u8>]) -> Vec<Transfer> {
+        let mut batch = batch.lock().unwrap();
+        batch.begin();
+        for frame in frames {
+            batch.room().unwrap()[..frame.len()].copy_from_slice(frame);
+            batch.add(frame.len());
+        }
+        let mut results = vec![];
+        batch.flush(&mut |result| results.push(result));
+        results
+    }
+
+    /// The marks of the frames that came to the host.
+    fn marks(host: &Packets, count: usize) -> Vec<u8> {
+        (0..count).map(|_| *host.receive().unwrap().last().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_batch_is_answered_as_its_frames_one_by_one() {
+        testns::run(|| {
+            let (index, queue) = open(true);
+            let host = Packets::open(index, TYPE);
+            for count in [1, TAP_BATCH_LEAST - 1, TAP_BATCH_LEAST, 17, BURST_FRAMES] {
+                let mut frames: Vec<_> = (0..count as u8).map(|n| frame(n, 60)).collect();
+                // Too short, and with a header that contradicts it.
+                frames[0].truncate(25);
+                frames[count / 2][0] = 1;
+                frames[count / 2][6..10].fill(0xff);
+                frames[count - 1].resize(TAP_BATCH_ROOM, count as u8 - 1);
+                let one_by_one: Vec<_> = frames.iter().map(|frame| queue.write(frame)).collect();
+                let alone = one_by_one.iter().filter(|of| matches!(of, Transfer::Done(_))).count();
+                let first = marks(&host, alone);
+                assert_eq!(write(&queue, &frames), one_by_one, "{count} frames");
+                assert_eq!(marks(&host, alone), first);
+                assert!(first.is_sorted(), "{first:?}");
+            }
+            assert_eq!(queue.batch().unwrap().lock().unwrap().failure(), None);
+        });
+    }
+
+    #[test]
+    fn a_full_batch_has_no_room() {
+        testns::run(|| {
+            let (_, queue) = open(true);
+            let mut batch = queue.batch().unwrap().lock().unwrap();
+            (0..BURST_FRAMES).for_each(|_| batch.add(60));
+            assert!(batch.room().is_none());
+            batch.add(60);
+            let mut results = 0;
+            batch.flush(&mut |_| results += 1);
+            assert_eq!(results, BURST_FRAMES);
+            // What was left by a thread that panicked is not written.
+            batch.add(60);
+            batch.begin();
+            batch.flush(&mut |_| results += 1);
+            assert_eq!(results, BURST_FRAMES);
+        });
+    }
+
+    #[test]
+    fn an_interface_that_is_down_or_gone_says_so_for_each_frame() {
+        testns::run(|| {
+            let (index, queue) = open(false);
+            let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
+            assert_eq!(write(&queue, &frames), [Transfer::Down; 9]);
+            modify(libc::RTM_NEWLINK, index, Some(true), &[]).unwrap();
+            assert_eq!(write(&queue, &frames), [Transfer::Done(72); 9]);
+            modify(libc::RTM_DELLINK, index, None, &[]).unwrap();
+            assert_eq!(write(&queue, &frames), [Transfer::Gone; 9]);
+        });
+    }
+
+    /// A ring holds the file of its queue; an interface of one queue is free when that is closed.
+    #[test]
+    fn the_interface_is_free_when_its_queue_is_closed() {
+        testns::run(|| {
+            for _ in 0..50 {
+                let (_, queue) = open(true);
+                let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
+                assert_eq!(write(&queue, &frames), [Transfer::Done(72); 9]);
+            }
+        });
+    }
+
+    #[test]
+    fn any_thread_may_flush() {
+        testns::run(|| {
+            let (index, queue) = open(true);
+            let host = Packets::open(index, TYPE);
+            for mark in 0..4 {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| write(&queue, &vec![frame(mark, 60); 9]));
+                });
+            }
+            let expected: Vec<u8> = (0..4).flat_map(|mark| [mark; 9]).collect();
+            assert_eq!(marks(&host, 36), expected);
+        });
+    }
+
+    #[test]
+    fn the_ring_can_do_nothing_else() {
+        testns::run(|| {
+            let (_, queue) = open(true);
+            let other: OwnedFd = queue.as_fd().try_clone_to_owned().unwrap();
+            let mut made = TapRing::new(Arc::new(other)).unwrap();
+            let memory = made.frames.as_ptr();
+            let ring = made.ring.as_mut().unwrap();
+            let plain = types::Fd(queue.as_raw_fd());
+            for entry in [
+                opcode::Nop::new().build().flags(squeue::Flags::FIXED_FILE),
+                opcode::Close::new(plain).build(),
+                opcode::Write::new(types::Fixed(0), memory, 72).build(),
+                opcode::WriteFixed::new(plain, memory, 72, 0).build(),
+            ] {
+                // SAFETY: the memory is the ring's.
+                unsafe { ring.submission().push(&entry) }.unwrap();
+                ring.submit_and_wait(1).unwrap();
+                assert_eq!(ring.completion().next().unwrap().result(), -libc::EACCES);
+            }
+            let error = ring.submitter().register_files_update(0, &[0]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+        });
+    }
+
+    /// Has the kernel refuse system call `number` to this thread from now on.
+    fn refuse(number: libc::c_long) {
+        let statement = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+        let filter = [
+            // The call's number; if it is this one EPERM, else go on.
+            statement((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0, 0),
+            statement((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 1, number as u32),
+            statement(libc::BPF_RET as u16, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            statement(libc::BPF_RET as u16, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: 4, filter: filter.as_ptr().cast_mut() };
+        // SAFETY: the kernel reads the program, which lives here; only this thread is affected,
+        // which was made for the test.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let filter = libc::SECCOMP_MODE_FILTER;
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, filter, &program), 0);
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_permits_no_ring_says_why() {
+        testns::run(|| {
+            let (_, mut queue) = open(true);
+            refuse(libc::SYS_io_uring_setup);
+            let why = queue.use_ring().unwrap_err();
+            assert_eq!(why, Refused::Call("io_uring_setup", libc::EPERM));
+            assert_eq!(why.to_string(), "io_uring_setup: Operation not permitted (os error 1)");
+        });
+        testns::run(|| {
+            let mut tap = tap::open("t0", 1, Offloads::NONE, Missing::Create).unwrap();
+            refuse(libc::SYS_io_uring_register);
+            let why = tap.queues[0].use_ring().unwrap_err();
+            assert_eq!(why, Refused::Call("register buffers", libc::EPERM));
+            assert!(tap.queues[0].batch().is_none());
+        });
+    }
+
+    /// The kernel permits the ring, and later not to use it.
+    #[test]
+    fn what_the_kernel_does_not_take_goes_by_write() {
+        testns::run(|| {
+            let (index, queue) = open(true);
+            let host = Packets::open(index, TYPE);
+            refuse(libc::SYS_io_uring_enter);
+            for _ in 0..2 {
+                let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
+                assert_eq!(write(&queue, &frames), [Transfer::Done(72); 9]);
+                assert_eq!(marks(&host, 9), (0..9).collect::<Vec<u8>>());
+                let why = queue.batch().unwrap().lock().unwrap().failure().unwrap();
+                assert_eq!(why, "io_uring_enter: Operation not permitted (os error 1)");
+            }
+        });
+    }
+
+    #[test]
+    fn a_file_that_answers_otherwise_is_refused() {
+        let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+        let refused = TapRing::new(Arc::new(null.into())).unwrap_err();
+        assert_eq!(refused, Refused::SelfTest);
+        // A write that has to wait: the pipe is full.
+        let (_reader, writer) = io::pipe().unwrap();
+        let writer = Arc::new(OwnedFd::from(writer));
+        let fill = tap_io::TapQueue::new(writer.as_fd().try_clone_to_owned().unwrap());
+        crate::sys::descriptor::set_nonblocking(writer.as_fd()).unwrap();
+        while matches!(fill.write(&[0; 4096]), Transfer::Done(_)) {}
+        rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).unwrap();
+        assert_eq!(TapRing::new(writer).unwrap_err(), Refused::SelfTest);
+    }
+}
