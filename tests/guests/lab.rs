@@ -94,9 +94,11 @@ impl Lab {
             .spawn()
             .expect("start vioswitchd");
         self.daemon = Some(child);
-        wait_for("the daemon's sockets", Duration::from_secs(20), || {
+        // Its word, and not its sockets or its TAP: those of one that was killed may still be there.
+        wait_for("the daemon to be ready", Duration::from_secs(20), || {
             assert!(self.daemon_runs(), "the daemon left at once");
-            listening_sockets(args).all(|socket| socket.exists()).then_some(())
+            let log = std::fs::read_to_string(self.log_path()).ok()?;
+            log.contains("] ready: ").then_some(())
         });
         self.sockets = listening_sockets(args).map(Path::to_path_buf).collect();
     }
