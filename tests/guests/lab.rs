@@ -94,7 +94,7 @@ impl Lab {
             .spawn()
             .expect("start vioswitchd");
         self.daemon = Some(child);
-        // Its word, and not its sockets or its TAP: those of one that was killed may still be there.
+        // Its word, not its sockets or its TAP: those of one that was killed may still be there.
         wait_for("the daemon to be ready", Duration::from_secs(20), || {
             assert!(self.daemon_runs(), "the daemon left at once");
             let log = std::fs::read_to_string(self.log_path()).ok()?;
