@@ -1,5 +1,4 @@
-//! Storm control: how much of what a port sends is flooded (IEEE Std 802.1Q has none; switches call
-//! it so).
+//! Storm control: how much of what a port sends may be flooded, by the class of the frame.
 
 use super::meter::Limit;
 use crate::frame::MacAddr;
