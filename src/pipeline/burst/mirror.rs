@@ -20,9 +20,11 @@ use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::PortId;
 use crate::switch::mirror::Watch;
 
-/// Places of frames in their burst.
-#[derive(Default)]
-struct Places(Vec<u8>);
+/// Places of frames in their burst, each once at most.
+struct Places {
+    all: [u8; BURST_FRAMES],
+    count: usize,
+}
 
 impl Pipeline {
     /// Goes by the plan of a burst: those of its frames that a mirror may want become private, so
@@ -66,7 +68,7 @@ impl Pipeline {
         if ports.is_captured() {
             self.capture(ports, from, (all, lost), context);
         }
-        let mut places = Places(Vec::with_capacity(BURST_FRAMES));
+        let mut places = Places { all: [0; BURST_FRAMES], count: 0 };
         for watch in ports.watches() {
             if watch.takes_in(from) {
                 places.of_all(ports, from, watch, &context.burst);
@@ -75,7 +77,7 @@ impl Pipeline {
             }
             if places.of_delivered(ports, from, watch, (&context.burst, all)) {
                 if !ports.is_plain() {
-                    Passage::new(ports, from, watch.from).tag(&mut context.burst, &places.0);
+                    Passage::new(ports, from, watch.from).tag(&mut context.burst, places.get());
                 }
                 self.mirror(ports, from, (watch, &places), source, context, stats);
             }
@@ -96,7 +98,7 @@ impl Pipeline {
     ) {
         let BurstContext { burst, plan, room, wait_until, excerpts, .. } = context;
         let Pipeline { worker, fdb, time, signals, stalls, .. } = self;
-        let (mut places, mut burst) = (&places.0[..], &*burst);
+        let (mut places, mut burst) = (places.get(), &*burst);
         let all: [u8; BURST_FRAMES] = std::array::from_fn(|at| at as u8);
         if let Some(most) = watch.frames.snaplen {
             let excerpt = excerpts.get_or_insert_default();
@@ -125,9 +127,8 @@ impl Pipeline {
 impl Places {
     /// All frames of a burst that a mirror wants of those that came in.
     fn of_all(&mut self, ports: &PortTable, from: PortId, watch: &Watch, burst: &Burst) {
-        self.0.clear();
         let all = 0..burst.frames().len() as u8;
-        self.0.extend(all.filter(|at| is_in_vlan(ports, from, watch, burst, *at)));
+        self.set(all.filter(|at| is_in_vlan(ports, from, watch, burst, *at)));
     }
 
     /// Those that were delivered to the port that it watches; false if there are none.
@@ -138,11 +139,22 @@ impl Places {
         watch: &Watch,
         (burst, outcomes): (&Burst, &[Outcome]),
     ) -> bool {
-        self.0.clear();
         let here = |copy: &&Outcome| copy.dropped.is_none() && watch.takes_out(copy.port);
         let delivered = outcomes.iter().filter(here).map(|copy| copy.frame);
-        self.0.extend(delivered.filter(|at| is_in_vlan(ports, from, watch, burst, *at)));
-        !self.0.is_empty()
+        self.set(delivered.filter(|at| is_in_vlan(ports, from, watch, burst, *at)));
+        self.count > 0
+    }
+
+    fn set(&mut self, places: impl Iterator<Item = u8>) {
+        self.count = 0;
+        for (to, place) in self.all.iter_mut().zip(places) {
+            *to = place;
+            self.count += 1;
+        }
+    }
+
+    fn get(&self) -> &[u8] {
+        &self.all[..self.count]
     }
 }
 
