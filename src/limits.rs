@@ -431,8 +431,8 @@ pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_sec
 /// Panics logged in full each second. A guest that found one can repeat it.
 pub const PANIC_LINES_PER_SECOND: u32 = 5;
 
-/// Sweeps per ageing time.
-pub const AGEING_SWEEPS: u32 = 8;
+/// How far the kernel's coarse clock is behind the precise one, at most: a tick of 100 Hz.
+pub const COARSE_CLOCK_TICK: std::time::Duration = std::time::Duration::from_millis(10);
 
 // --- System layer -------------------------------------------------------------------------
 

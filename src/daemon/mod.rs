@@ -61,8 +61,9 @@ use crate::config::{self, Config, Kind, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
-    AGEING_SWEEPS, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
-    FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SOCKET_OPENS, STOP_TIMEOUT, TAP_CLOSE_MILLIS,
+    COARSE_CLOCK_TICK, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT,
+    FDB_RESERVED_PER_PORT, FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SOCKET_OPENS, STOP_TIMEOUT,
+    TAP_CLOSE_MILLIS,
 };
 use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
@@ -395,7 +396,7 @@ impl Daemon {
         }
         if age_seconds > 0 {
             let (fdb, stopping) = (Arc::clone(&self.context.fdb), Arc::clone(&self.stopping));
-            let age = move || age(&fdb, age_seconds, &stopping);
+            let age = move || age(&fdb, &stopping);
             self.helpers.push(start_helper("ageing".to_owned(), &self.stopping, age)?);
         }
         Ok(())
@@ -526,12 +527,13 @@ fn start_helper(
     builder.spawn(move || run_again_after_panic(&what, stopped, work))
 }
 
-/// Removes entries that were idle for too long. Sweeps an eighth of the age apart, so an entry
-/// lives at most an eighth longer than configured; not part of the data path.
-fn age(fdb: &Fdb, age_seconds: u32, stopping: &AtomicBool) {
-    let pause = Duration::from_secs(u64::from(age_seconds)) / AGEING_SWEEPS;
+/// Removes each address in the second in which it has been idle for too long: a sweep at most once
+/// a second, and none before the first address can be too old. Not part of the data path.
+fn age(fdb: &Fdb, stopping: &AtomicBool) {
     while !stopping.load(Ordering::Acquire) {
-        std::thread::park_timeout(pause.max(Duration::from_millis(500)));
+        let due = Duration::from_secs(fdb.next_expiry(clock::coarse_seconds()).into());
+        let now = Duration::from_nanos(clock::monotonic_nanos());
+        std::thread::park_timeout((due + COARSE_CLOCK_TICK).saturating_sub(now));
         fdb.age(clock::coarse_seconds());
     }
 }

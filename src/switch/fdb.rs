@@ -359,14 +359,26 @@ impl Fdb {
 
     /// Removes entries that were idle for more than the configured age. Returns how many.
     ///
-    /// To be called every few seconds by a thread that is no worker: it visits the whole table,
-    /// one short run of buckets locked at a time.
+    /// For a thread that is no worker: it visits the whole table, one short run of buckets locked
+    /// at a time.
     pub fn age(&self, now: u32) -> usize {
         if self.age_seconds == 0 {
             return 0;
         }
         let now = now.min(EXPIRING - 1);
         self.sweep(|found| !found.word.is_static() && self.claim_if_idle(found.slot, now))
+    }
+
+    /// The second in which [`Fdb::age`] may first find an entry to remove. A visit as `age`'s.
+    pub fn next_expiry(&self, now: u32) -> u32 {
+        let mut oldest = now;
+        self.sweep(|found| {
+            if !found.word.is_static() {
+                oldest = oldest.min(self.slots.stamp(found.slot).load(Ordering::Relaxed));
+            }
+            false
+        });
+        oldest.saturating_add(self.age_seconds).saturating_add(1).max(now + 1)
     }
 
     /// Claims an entry for removal unless it is refreshed in time.

@@ -111,6 +111,23 @@ fn expire_an_entry_idle_for_more_than_its_age_goes() {
 }
 
 #[test]
+fn expire_the_next_is_known_to_the_second() {
+    let fdb = table();
+    assert_eq!(fdb.next_expiry(5), 6 + AGE, "an address learned now");
+    fdb.insert_static(station(9), 3).unwrap();
+    fdb.learn(station(1), 3, 10);
+    fdb.learn(station(2), 3, 11);
+    fdb.learn(station(1), 3, 20);
+    for now in [20, 11 + AGE] {
+        assert_eq!(fdb.next_expiry(now), 12 + AGE);
+        assert_eq!(fdb.age(now), 0);
+    }
+    assert_eq!(fdb.next_expiry(12 + AGE), 13 + AGE, "late, but never in the same second again");
+    assert_eq!(fdb.age(12 + AGE), 1);
+    assert_eq!(fdb.next_expiry(12 + AGE), 21 + AGE);
+}
+
+#[test]
 fn expire_a_refreshed_entry_stays() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
