@@ -20,8 +20,9 @@ use crate::vm::{Attach, BOOT_LIMIT, LISTENING, Qemu, SOON, Vm, VmSpec};
 use crate::{beside_another, cases, progress, qemu_machine, qemu_restart, skip, wait_for};
 
 /// Bytes in each direction that iperf3 must add to the counters: far below an emulated guest's
-/// 20 MB/s, and below the bare acknowledgements of a second, of which a busy machine needs fewer.
-const IPERF_FLOOR_BYTES: u64 = 10_000;
+/// 20 MB/s, and below the bare acknowledgements of a second, of which a busy machine needs fewer
+/// (7,500 were seen).
+const IPERF_FLOOR_BYTES: u64 = 2_000;
 
 fn talk(p: &mut Pair) {
     all_ping(p);
