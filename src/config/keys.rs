@@ -16,8 +16,8 @@ use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD,
-    INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PEER,
-    PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
+    INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PASS,
+    PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
 };
 use super::types::{
     Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
@@ -25,7 +25,7 @@ use super::types::{
 use crate::frame::{MacAddr, Prefix};
 use crate::limits;
 use crate::switch::mirror::Way;
-use crate::switch::{Bridge, Rate, Size, VlanId, VlanSet};
+use crate::switch::{Bridge, Rate, ReservedSet, Size, VlanId, VlanSet};
 use crate::sys::tap_ring::Io;
 
 /// What is behind a port.
@@ -351,6 +351,9 @@ port_keys! {
         "The most of what comes from the port that is flooded, by class: frames for all stations \
          (`bcast`), for groups (`mcast`), for unknown addresses (`unknown`), each as a rate in \
          bits or packets a second. What exceeds it is dropped.";
+    "pass" pass: Option<ReservedSet> = None, PASS, ALL, Now, "\"lldp,stp\"",
+        "Protocols between neighbours whose frames pass from the port, and to it from ports that \
+         pass them too: `lldp`, `lacp`, `stp`. Without it they end at the switch.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "`down`: keep the front-end, and drop and count frames from and for the port.";
     "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",

@@ -9,7 +9,7 @@ use super::keys::Kind;
 use super::raw::Setting;
 use super::value::{
     group, inherited_socket, interface_name, label, number, one_of, permissions, port_name, prefix,
-    socket_path, station_address, text as text_of, vlan_set,
+    protocols, socket_path, station_address, text as text_of, vlan_set,
 };
 use crate::frame::offload::Offloads;
 use crate::frame::{MacAddr, Prefix};
@@ -19,7 +19,7 @@ use crate::switch::mirror::Way;
 use crate::switch::port_security::Servers;
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
-use crate::switch::{Rate, Size};
+use crate::switch::{Rate, ReservedSet, Size};
 use crate::sys::tap_ring::Io;
 
 /// A type whose values are `T`.
@@ -387,6 +387,10 @@ pub(super) const BURST: Type<Size> =
 pub(super) const STORM: Type<FloodRates> = Type {
     has_commas: true,
     ..shown(text(|_| "CLASS:RATE".to_owned(), |s, _| storm(s), storm_word))
+};
+pub(super) const PASS: Type<ReservedSet> = Type {
+    has_commas: true,
+    ..shown(text(|_| "PROTOCOLS".to_owned(), |s, _| protocols(s), ReservedSet::to_string))
 };
 pub(super) const LABEL: Type<String> =
     shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));

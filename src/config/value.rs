@@ -15,6 +15,7 @@ use super::raw::{Setting, Value, is_unprintable, quote};
 use crate::frame::prefix::ParsePrefixError;
 use crate::frame::{MacAddr, Prefix};
 use crate::limits::MAX_VLAN;
+use crate::switch::reserved::{Reserved, ReservedSet};
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
 use crate::{limits, sys};
@@ -161,6 +162,20 @@ pub(super) fn vlan_set(setting: &Setting) -> Result<VlanSet, String> {
                 return Err(format!("{key} must be all, or {rule}, not {}", quote(list)));
             }
         }
+    }
+    Ok(set)
+}
+
+/// Protocols between neighbours with commas between.
+pub(super) fn protocols(setting: &Setting) -> Result<ReservedSet, String> {
+    let list = text(setting)?;
+    let mut set = ReservedSet::NONE;
+    for word in list.split(',') {
+        let Some(known) = Reserved::ALL.into_iter().find(|known| known.word() == word) else {
+            let all = Reserved::ALL.map(Reserved::word).join(",");
+            return Err(format!("{} must be some of {all}, not {}", setting.key, quote(list)));
+        };
+        set.add(known);
     }
     Ok(set)
 }

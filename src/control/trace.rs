@@ -15,7 +15,7 @@ use crate::stats::DropReason;
 use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
     Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId, PortPolicy,
-    Source, Station, VlanId,
+    Reserved, ReservedSet, Source, Station, VlanId,
 };
 use crate::wire::{Fault, State, Trace, Traced};
 
@@ -44,7 +44,9 @@ impl Switch {
         let ports = self.view.ports.present();
         let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
         let tag = number(given.vlan, "vlan", 0..=MAX_VLAN.into())?.map(|vlan| vlan as VlanId);
-        let bytes = head(destination, source, tag);
+        let protocol = Reserved::usual(destination);
+        let rest = protocol.map_or(&[8, 0][..], |(_, rest)| rest);
+        let bytes = head(destination, source, tag, rest);
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let policy = Policy { fdb: &self.view.fdb, ports: &*ports, rules: self.view.rules };
         let mut told = Told::default();
@@ -71,7 +73,12 @@ impl Switch {
             told.step(format!("its rate-in is {}: what exceeds it waits there", rate_word(&rate)));
         }
         told.source(&ports, source, trace.source);
-        match trace.decision {
+        let mut decision = trace.decision;
+        if let (Some((protocol, _)), true) = (protocol, trace.is_reserved()) {
+            told.reserved(port, asked.passes, (destination, protocol));
+            decision = policy.decide_reserved(ingress, &bytes);
+        }
+        match decision {
             Decision::Unicast(to) => {
                 let to = &ports[to];
                 told.step(format!(
@@ -82,10 +89,11 @@ impl Switch {
             }
             Decision::Flood(flood) => {
                 let why = match flood {
-                    Flood::Group => "is a group's address",
-                    Flood::Unknown => "is not known",
+                    Flood::Group => "is a group's address: it is flooded",
+                    Flood::Unknown => "is not known: it is flooded",
+                    Flood::Reserved(_) => "is flooded to the ports that pass it",
                 };
-                told.step(format!("{destination} {why}: it is flooded"));
+                told.step(format!("{destination} {why}"));
                 told.flooded(&policy, port, (destination, flood), way);
             }
             Decision::Drop(cause) => told.dropped(destination, cause),
@@ -124,11 +132,29 @@ impl Told {
             } else if !from.reaches(asked) {
                 self.step(format!("not to {}: both are isolated", quote(to)));
             } else if asked.forwards && !asked.takes(flood) {
-                self.step(format!("not to {}: flood=off", quote(to)));
+                let why = match flood {
+                    Flood::Reserved(protocol) => format!("it does not pass {}", protocol.word()),
+                    _ => "flood=off".to_owned(),
+                };
+                self.step(format!("not to {}: {why}", quote(to)));
             } else {
                 self.leaving(to, asked, way);
             }
         }
+    }
+
+    /// Whether a port passes the protocol of a reserved address.
+    fn reserved(
+        &mut self,
+        port: &Port,
+        passes: ReservedSet,
+        (address, protocol): (MacAddr, Reserved),
+    ) {
+        let (port, word) = (quote(port), protocol.word());
+        let does = if passes.has(protocol) { "passes" } else { "does not pass" };
+        self.step(format!(
+            "taken for a frame of {word}, which {address} is for: {port} {does} {word}"
+        ));
     }
 
     fn coming(&mut self, port: &Port) {
@@ -325,10 +351,10 @@ impl Told {
     }
 }
 
-/// The first bytes of such a frame.
-fn head(destination: MacAddr, source: MacAddr, tag: Option<VlanId>) -> Vec<u8> {
+/// The first bytes of such a frame, of which `rest` are behind its addresses and tag.
+fn head(destination: MacAddr, source: MacAddr, tag: Option<VlanId>, rest: &[u8]) -> Vec<u8> {
     let tag = tag.map(|vlan| [[0x81, 0], vlan.to_be_bytes()].concat());
-    [&destination.0[..], &source.0, &tag.unwrap_or_default(), &[8, 0]].concat()
+    [&destination.0[..], &source.0, &tag.unwrap_or_default(), rest].concat()
 }
 
 /// A frame on its way out.

@@ -23,7 +23,7 @@ use crate::ring::{Burst, Frame, prefetch_read};
 use crate::stats::DropReason;
 use crate::switch::{
     BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, PortPolicy,
-    Segment, SourceMemo, Station,
+    ReservedSet, Segment, SourceMemo, Station,
 };
 
 /// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
@@ -119,6 +119,13 @@ impl<'a> Classifier<'a> {
             self.resolve(ethernet::destination(&frame.snapshot));
         }
         self.last = addresses;
+        if self.decision == Decision::Drop(DropCause::ReservedAddress)
+            && self.asked.passes != ReservedSet::NONE
+        {
+            // The next frame for this address may be of another protocol.
+            self.last = Addresses::NONE;
+            self.decision = self.policy.decide_reserved(self.ingress, frame.head());
+        }
         Ok(())
     }
 
@@ -279,7 +286,7 @@ fn flood_frame(
     // Of a table that asks for nothing both kinds are one.
     let plain = policy.ports.is_plain();
     let flood = if plain { Flood::Group } else { flood };
-    let key = from.1.to_bits() << 1 | flood as u32;
+    let key = from.1.to_bits() << Flood::BITS | flood.number();
     let fan = plan.fan(key, |targets| {
         find_targets(policy, from, flood, targets);
         // A frame to each of many VLANs has all ports looked at as often.

@@ -19,7 +19,7 @@ use super::{GuestPort, Port};
 use crate::capture::Capture;
 use crate::limits::{MAX_CAPTURES, MAX_PORTS};
 use crate::switch::mirror::{Mirror, Watch};
-use crate::switch::{PortId, PortKind, PortPolicy, PortView, Segment};
+use crate::switch::{PortId, PortKind, PortPolicy, PortView, ReservedSet, Segment};
 
 /// The ports of one moment, by number.
 #[derive(Debug, Clone)]
@@ -226,6 +226,11 @@ impl PortView for PortTable {
     #[inline]
     fn is_isolated(&self, port: PortId) -> bool {
         self.policy(port).isolated
+    }
+
+    #[inline]
+    fn passes(&self, port: PortId) -> ReservedSet {
+        self.policy(port).passes
     }
 }
 

@@ -70,8 +70,9 @@ drop_reasons! {
     "look at what the guest sends";
 
     Reserved, "reserved", "in",
-    "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward",
-    "nothing: spanning tree, LLDP and the like end at a switch";
+    "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward, and the frame is \
+     of no protocol that the port passes",
+    "nothing: spanning tree, LLDP and the like end at a switch; or pass= at both ports";
 
     Hairpin, "hairpin", "in",
     "the destination is on the port that the frame came from",

@@ -8,8 +8,8 @@
 //! `fdb` is the table, `policy` the story of one frame, `port_security` what a port may send,
 //! `segment` and `vlan` where it may go at all and with what tag, `memo` what a worker may remember
 //! between frames and when it must forget, `meter` which frames a rate lets pass, `storm` what of
-//! floods is limited apart, `mirror` whose frames are copied to which port, `trace` what would
-//! become of a frame.
+//! floods is limited apart, `reserved` which protocols between neighbours pass, `mirror` whose
+//! frames are copied to which port, `trace` what would become of a frame.
 
 pub mod fdb;
 pub mod memo;
@@ -17,6 +17,7 @@ pub mod meter;
 pub mod mirror;
 pub mod policy;
 pub mod port_security;
+pub mod reserved;
 pub mod segment;
 pub mod storm;
 pub mod trace;
@@ -29,6 +30,7 @@ pub use policy::{
     Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
 };
 pub use port_security::{PortSecurity, Rule, Violation};
+pub use reserved::{Reserved, ReservedSet};
 pub use segment::{Bridge, Segment, Station, VlanId};
 pub use storm::{FloodClass, FloodLimits};
 pub use trace::{Source, Trace};

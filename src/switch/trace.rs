@@ -32,6 +32,13 @@ pub struct Trace {
     pub decision: Decision,
 }
 
+impl Trace {
+    /// Whether what it goes on with is for [`Policy::decide_reserved`] to say.
+    pub fn is_reserved(&self) -> bool {
+        self.decision == Decision::Drop(DropCause::ReservedAddress)
+    }
+}
+
 impl<P: PortView + ?Sized> Policy<'_, P> {
     /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame, in a table that
     /// has room for its source.

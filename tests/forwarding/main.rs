@@ -9,6 +9,7 @@ mod model;
 mod mtu;
 mod multiqueue;
 mod offloads;
+mod reserved;
 mod rfc2889;
 mod segmentation;
 mod storm;

@@ -1,8 +1,8 @@
 //! The whole switch against a naive one: random operations of guests and front-ends, well-behaved
-//! and not, and of the administrator (`bridge`, `vlan`, `isolated` and others) are done to the real
-//! daemon and to a map from address to port with the rules of docs/architecture.md. After each,
-//! every guest must have exactly the frames it should have, in order, once and unchanged (I1 to
-//! I3), nothing else may be written to its memory (I4), every buffer must be back (I5); and the
+//! and not, and of the administrator (`bridge`, `vlan`, `isolated`, `pass` and others) are done to
+//! the real daemon and to a map from address to port with the rules of docs/architecture.md. After
+//! each, every guest must have exactly the frames it should have, in order, once and unchanged (I1
+//! to I3), nothing else may be written to its memory (I4), every buffer must be back (I5); and the
 //! daemon must have counted just that, by port and by reason.
 //!
 //! A list that fails is made shorter and printed, with the line that runs it again.

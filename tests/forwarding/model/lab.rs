@@ -208,7 +208,7 @@ impl<'d> Lab<'d> {
 
     /// A frame that is like no other: operation, number, port, the guest's tag, and then noise.
     fn frame(&self, port: usize, spec: Spec, number: usize) -> Vec<u8> {
-        let mut bytes = [&spec.dst.mac()[..], &spec.src.mac(), &[0x88, 0xb5]].concat();
+        let mut bytes = [&spec.dst.mac()[..], &spec.src.mac(), &spec.dst.ethertype()].concat();
         bytes.extend(self.op.to_le_bytes());
         bytes.extend([number as u8, port as u8]);
         bytes.extend(tag_of(port as u8).to_le_bytes());

@@ -33,6 +33,8 @@ pub struct Keys {
     pub most: usize,
     pub up: bool,
     pub floods: bool,
+    /// It passes what LLDP sends.
+    pub lldp: bool,
     pub segment: Segment,
 }
 
@@ -51,6 +53,7 @@ impl Port {
             most: usize::MAX,
             up: true,
             floods: true,
+            lldp: false,
             segment: (false, None),
         },
     };
@@ -131,7 +134,14 @@ impl Switch {
         }
         self.learn(src, from);
         if dst[..5] == [1, 0x80, 0xc2, 0, 0] && dst[5] < 0x10 {
-            return Err("reserved");
+            // LLDP has three addresses, by IEEE Std 802.1AB.
+            let lldp = [0, 3, 14].contains(&dst[5]) && frame[12..14] == [0x88, 0xcc];
+            if !lldp || !self.ports[from].keys.lldp {
+                return Err("reserved");
+            }
+            let mut others = self.others(from, true);
+            others.retain(|&to| self.ports[to].keys.lldp);
+            return if others.is_empty() { Err("no_receiver") } else { Ok((others, true)) };
         }
         let known = self.table.get(&(segment, dst)).filter(|_| dst[0] & 1 == 0);
         match known.map(|entry| entry.port) {
@@ -203,6 +213,7 @@ impl Switch {
             Key::MaxAddresses(most) => keys.most = most.unwrap_or(usize::MAX),
             Key::Admin(up) => keys.up = up,
             Key::Flood(on) => keys.floods = on,
+            Key::Lldp(on) => keys.lldp = on,
             Key::Bridge(other) => keys.segment.0 = other,
             Key::Vlan(vlan) => keys.segment.1 = vlan,
         }

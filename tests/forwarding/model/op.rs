@@ -48,6 +48,8 @@ pub enum Dst {
     Unknown,
     /// 01:80:c2:00:00:xx.
     Bridge(u8),
+    /// The same, by LLDP.
+    Lldp(u8),
 }
 
 impl Dst {
@@ -57,8 +59,13 @@ impl Dst {
             Dst::Broadcast => [0xff; 6],
             Dst::Multicast => [0x33, 0x33, 0, 0, 0, 1],
             Dst::Unknown => [2, 0x56, 0x53, 0xee, 0xee, 0xee],
-            Dst::Bridge(last) => [1, 0x80, 0xc2, 0, 0, last],
+            Dst::Bridge(last) | Dst::Lldp(last) => [1, 0x80, 0xc2, 0, 0, last],
         }
+    }
+
+    /// The type of frames that are sent there.
+    pub fn ethertype(self) -> [u8; 2] {
+        if let Dst::Lldp(_) = self { [0x88, 0xcc] } else { [0x88, 0xb5] }
     }
 }
 
@@ -210,6 +217,8 @@ pub enum Key {
     MaxAddresses(Option<usize>),
     Admin(bool),
     Flood(bool),
+    /// LLDP passes.
+    Lldp(bool),
     /// Another bridge than the one that ports are in by themselves.
     Bridge(bool),
     /// An access port of this VLAN.
@@ -224,6 +233,7 @@ impl Key {
             Key::Isolated(on) => format!("isolated={}", on_off(on)),
             Key::Learn(on) => format!("learn={}", on_off(on)),
             Key::Flood(on) => format!("flood={}", on_off(on)),
+            Key::Lldp(on) => format!("pass={}", if on { "stp,lldp" } else { "" }),
             Key::MaxAddresses(most) => {
                 format!("max-addresses={}", most.map_or(String::new(), |most| most.to_string()))
             }
@@ -238,7 +248,8 @@ impl Key {
 
 /// What keeps frames away is mostly off.
 fn any_key(rng: &mut Rng) -> Key {
-    match rng.below(14) {
+    match rng.below(16) {
+        14..=15 => Key::Lldp(rng.below(4) > 0),
         10 => Key::Bridge(true),
         11 => Key::Bridge(false),
         12..=13 => Key::Vlan((rng.below(3) == 0).then_some(10)),
@@ -255,7 +266,8 @@ fn any_dst(rng: &mut Rng) -> Dst {
         0..=11 => Dst::Station(rng.below(STATIONS.into()) as u8),
         12..=14 => Dst::Broadcast,
         15..=16 => Dst::Multicast,
-        17..=18 => Dst::Unknown,
+        17 => Dst::Unknown,
+        18 => Dst::Lldp([0, 2, 3, 14][rng.below(4) as usize]),
         // The last one of them is an ordinary group address.
         _ => Dst::Bridge(rng.below(17) as u8),
     }

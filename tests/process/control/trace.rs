@@ -138,3 +138,38 @@ fn why_finds_what_is_in_the_way() {
     let first = text.lines().next().expect("a line");
     assert_eq!(first, "nothing in the switch is in the way between 'p0' and 'wide'", "{text}");
 }
+
+/// Of a reserved address a trace takes the protocol that it is mostly for.
+#[test]
+fn a_trace_says_which_port_does_not_pass_a_protocol() {
+    let lab = Lab::with_ports(&["", "", ""], &[]);
+    let vms = [0, 1, 2].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    let src = format!("src={}", text(mac_of(0)));
+    let trace =
+        |last: &str| lab.done(&["trace", "p0", &src, &format!("dst=01:80:c2:00:00:{last}")]);
+    let has = |told: &str, sentence: &str| assert!(told.contains(sentence), "{sentence}: {told}");
+    let told = trace("0e");
+    has(
+        &told,
+        "taken for a frame of lldp, which 01:80:c2:00:00:0e is for: 'p0' does not pass lldp",
+    );
+    has(&told, "it is dropped: reserved");
+    let changed = lab.done(&["port", "set", "p0", "pass=stp,lldp"]);
+    assert_eq!(changed, "pass - -> lldp,stp  now\n");
+    lab.done(&["port", "set", "p1", "pass=lldp"]);
+    let told = trace("0e");
+    has(&told, "01:80:c2:00:00:0e is flooded to the ports that pass it");
+    has(&told, "not to 'p2': it does not pass lldp");
+    has(&told, "it reaches 'p1'");
+    has(&trace("00"), "it is dropped: no_receiver");
+    has(&trace("02"), "'p0' does not pass lacp");
+    has(&trace("01"), "it is dropped: reserved");
+    assert_eq!(lab.json(&["port", "show", "p1"])["port"]["pass"], json!("lldp"));
+    let complaint = "pass must be some of lldp,lacp,stp, not 'pause'";
+    let refused = lab.fails(&["port", "set", "p1", "pass=pause"]);
+    assert!(refused.0 == 2 && refused.1.contains(complaint), "{refused:?}");
+    lab.done(&["port", "set", "p0", "pass="]);
+    has(&trace("0e"), "it is dropped: reserved");
+    drop(vms);
+    lab.d.stop();
+}
