@@ -48,8 +48,9 @@ struct Upper {
     fragment: bool,
 }
 
-/// A packet: its source is the port's. A station without an address may look whether the one that
-/// it is about to use, one of the port's, is free; look for routers; and say which groups it is in.
+/// A packet: its source is the port's. To groups, a station without an address may look whether the
+/// one that it is about to use, one of the port's, is free; look for routers; and say which groups
+/// it is in.
 #[inline]
 pub fn check(
     rules: &PortSecurity,
@@ -79,7 +80,8 @@ pub fn check(
         Some(ICMPV6) => icmp(rules, frame, at, &upper, (source, from))?,
         _ => false,
     };
-    let excused = begins && from.is_unspecified() && rules.ips.has_v6();
+    let begins = begins && from.is_unspecified() && rules.ips.has_v6();
+    let excused = begins && frame.v6(at + 24)?.is_multicast();
     match rules.ips.allow_v6(from) || excused {
         true => Ok(()),
         false => Err(Rule::Ip.of_ip(from)),

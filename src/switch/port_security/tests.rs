@@ -167,6 +167,23 @@ fn the_source_of_ip_is_the_port_s() {
     );
 }
 
+/// RFC 2710 section 8, RFC 4861 sections 4.1 and 4.3: who has no address yet speaks to groups.
+#[test]
+fn without_an_address_of_ipv6_a_guest_sends_to_groups_only() {
+    let solicitation = icmp(133, &[0; 4], &[]);
+    let report = icmp(143, &[0; 24], &[]);
+    for frame in [
+        nd(NONE, 135, OWN_V6, &[]),
+        from(OWN, ETHERTYPE_IPV6, &v6(NONE, &[], 58, &solicitation)),
+        from(OWN, ETHERTYPE_IPV6, &v6(NONE, &[], 58, &report)),
+    ] {
+        assert_eq!(verdict(&both(), &frame), Ok(()));
+        let mut to_one = frame;
+        to_one[14 + 24..14 + 40].copy_from_slice(&OTHER_V6.parse::<Ipv6Addr>().unwrap().octets());
+        all_are(&both(), Err(Rule::Ip), &[("to one", to_one)]);
+    }
+}
+
 #[test]
 fn a_list_of_one_version_has_no_other() {
     let (four, six) = (rules(&["10.0.0.0/8"]), rules(&["fd00::/8"]));
