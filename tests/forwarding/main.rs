@@ -10,6 +10,7 @@ mod mtu;
 mod multiqueue;
 mod offloads;
 mod reserved;
+mod ovn_oracle;
 mod rfc2889;
 mod segmentation;
 mod storm;

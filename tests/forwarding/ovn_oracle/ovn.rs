@@ -1,0 +1,204 @@
+//! OVN on one host: a logical switch whose guarded ports are dummy devices of Open vSwitch's own
+//! datapath. Nothing of it touches the host: databases, sockets and what a port sends are files of
+//! a directory, and its programs end with the test.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::proc::{Dir, wait_for};
+
+/// Longest wait for a program to do what it must.
+const SOON: Duration = Duration::from_secs(30);
+const PROGRAMS: [&str; 4] = ["ovsdb-server", "ovs-vswitchd", "ovn-northd", "ovn-controller"];
+/// Where a process of these packages has its files.
+const PLACES: [&str; 5] = ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVN_RUNDIR", "OVN_LOGDIR"];
+/// Headers of a capture and of a frame in it.
+const CAPTURE_HEADER: u64 = 24;
+const FRAME_HEADER: usize = 16;
+/// The port that gets all frames.
+const RECEIVER: &str = "receiver";
+
+/// What is missing to run it.
+pub fn missing() -> Option<String> {
+    let runs = |program: &&str| {
+        let output = Command::new(program).arg("--version").output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let lacks = PROGRAMS.iter().find(|program| !runs(program))?;
+    Some(format!("needs Debian's packages ovn-central and ovn-host: no {lacks}"))
+}
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A command that has its files in the directory and ends with this thread.
+fn command(program: &str, dir: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(dir).stdin(Stdio::null()).envs(PLACES.map(|place| (place, dir)));
+    // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    command
+}
+
+/// Runs a command to its end.
+fn done(program: &str, dir: &Path, words: &str) {
+    let output = command(program, dir).args(words.split(' ')).output().expect(program);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {words}: {error}");
+}
+
+pub struct Ovn {
+    running: Vec<Running>,
+    /// Where frames are handed to a port.
+    control: UnixStream,
+    replies: BufReader<UnixStream>,
+    /// What the receiver was sent, and how much of it was read.
+    capture: File,
+    read: u64,
+    requests: u64,
+    dir: Dir,
+}
+
+impl Ovn {
+    /// A switch with ports of these names and `port_security`.
+    pub fn start(ports: &[(&str, &str)]) -> Ovn {
+        let dir = Dir::new();
+        let mut running = Vec::new();
+        start_programs(dir.path(), &mut running);
+        for (port, security) in ports {
+            add_port(dir.path(), port, "");
+            let output = command("ovn-nbctl", dir.path())
+                .args(["--db=unix:db", "lsp-set-port-security", port, security])
+                .output()
+                .expect("ovn-nbctl");
+            assert!(output.status.success(), "{output:?}");
+        }
+        add_port(dir.path(), RECEIVER, " options:tx_pcap=sent");
+        for port in ports.iter().map(|(port, _)| *port).chain([RECEIVER]) {
+            let wait = "--db=unix:db --timeout=30 wait-until Logical_Switch_Port";
+            done("ovn-nbctl", dir.path(), &format!("{wait} {port} up=true"));
+        }
+        done("ovn-nbctl", dir.path(), "--db=unix:db --timeout=30 --wait=hv sync");
+        let control = UnixStream::connect(dir.path().join("control")).expect("its control socket");
+        control.set_read_timeout(Some(SOON)).expect("a limit");
+        let replies = BufReader::new(control.try_clone().expect("a descriptor"));
+        let capture = File::open(dir.path().join("sent")).expect("a capture");
+        Ovn { running, control, replies, capture, read: CAPTURE_HEADER, requests: 0, dir }
+    }
+
+    /// Lets frames, at most a hundred, come in by a port; what the receiver gets of them. The last
+    /// one must be among it.
+    pub fn pass(&mut self, port: &str, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let mut requests = Vec::new();
+        for frame in frames {
+            self.requests += 1;
+            let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
+            let request = json!({
+                "id": self.requests, "method": "netdev-dummy/receive", "params": [port, hex]
+            });
+            requests.extend(request.to_string().into_bytes());
+        }
+        self.control.write_all(&requests).expect("requests");
+        let replies = serde_json::Deserializer::from_reader(&mut self.replies);
+        for reply in replies.into_iter::<Value>().take(frames.len()) {
+            let reply = reply.expect("a reply");
+            assert!(reply["error"].is_null(), "{reply}");
+        }
+        let last = frames.last().expect("a frame");
+        let mut got = Vec::new();
+        let came = wait_for(SOON, || {
+            got.extend(self.more());
+            got.last() == Some(last)
+        });
+        assert!(came, "the last frame did not come: {last:02x?}: {}", self.log());
+        got
+    }
+
+    /// What the receiver was sent since the last look.
+    fn more(&mut self) -> Vec<Vec<u8>> {
+        self.capture.seek(SeekFrom::Start(self.read)).expect("seek");
+        let (mut bytes, mut frames) = (Vec::new(), Vec::new());
+        self.capture.read_to_end(&mut bytes).expect("read");
+        let mut rest = &bytes[..];
+        while let Some((header, behind)) = rest.split_at_checked(FRAME_HEADER) {
+            let len = u32::from_le_bytes(header[8..12].try_into().expect("four")) as usize;
+            let Some((frame, behind)) = behind.split_at_checked(len) else { break };
+            frames.push(frame.to_vec());
+            rest = behind;
+        }
+        self.read += (bytes.len() - rest.len()) as u64;
+        frames
+    }
+
+    /// What its programs reported.
+    fn log(&self) -> String {
+        let read = |program| std::fs::read_to_string(self.dir.path().join(program));
+        PROGRAMS.map(|program| read(program).unwrap_or_default()).concat()
+    }
+}
+
+impl Drop for Ovn {
+    fn drop(&mut self) {
+        // Those that talk to others go first.
+        while self.running.pop().is_some() {}
+    }
+}
+
+fn start_programs(dir: &Path, running: &mut Vec<Running>) {
+    let schemas = [
+        ("local", "/usr/share/openvswitch/vswitch.ovsschema"),
+        ("north", "/usr/share/ovn/ovn-nb.ovsschema"),
+        ("south", "/usr/share/ovn/ovn-sb.ovsschema"),
+    ];
+    for (database, schema) in schemas {
+        done("ovsdb-tool", dir, &format!("create {database} {schema}"));
+    }
+    let mut start = |program: &str, words: &str, socket: &str| {
+        let log = File::create(dir.join(program)).expect("a log");
+        let mut command = command(program, dir);
+        command.args(words.split(' ')).stdout(Stdio::null()).stderr(log);
+        running.push(Running(command.spawn().expect(program)));
+        let up = wait_for(SOON, || UnixStream::connect(dir.join(socket)).is_ok());
+        assert!(up, "{program}: {:?}", std::fs::read_to_string(dir.join(program)));
+    };
+    let databases = "--remote=punix:db --unixctl=server local north south";
+    start("ovsdb-server", databases, "db");
+    done("ovs-vsctl", dir, "--db=unix:db --no-wait init");
+    let dummy = "unix:db --enable-dummy=override --disable-system --unixctl=control";
+    start("ovs-vswitchd", dummy, "control");
+    let north = "--ovnnb-db=unix:db --ovnsb-db=unix:db --unixctl=northd";
+    start("ovn-northd", north, "northd");
+    let chassis = "--db=unix:db set open . external-ids:system-id=chassis \
+                   external-ids:ovn-remote=unix:db external-ids:ovn-encap-type=geneve \
+                   external-ids:ovn-encap-ip=127.0.0.1 -- add-br br-int -- set bridge br-int \
+                   datapath-type=dummy fail-mode=secure";
+    done("ovs-vsctl", dir, chassis);
+    start("ovn-controller", "unix:db", "db");
+    done("ovn-nbctl", dir, "--db=unix:db ls-add switch");
+}
+
+/// A port whose addresses are not known, so that it gets frames for any.
+fn add_port(dir: &Path, port: &str, options: &str) {
+    let logical = "--db=unix:db lsp-add switch";
+    done("ovn-nbctl", dir, &format!("{logical} {port} -- lsp-set-addresses {port} unknown"));
+    let add = format!("--db=unix:db add-port br-int {port} -- set interface {port} type=dummy");
+    done("ovs-vsctl", dir, &format!("{add} external_ids:iface-id={port}{options}"));
+}
