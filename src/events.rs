@@ -133,6 +133,15 @@ pub enum What {
         /// How many moved here since the port's last event of this kind.
         moves: u64,
     },
+    /// An address that flaps was not learned here again: another port keeps it for a while.
+    MacHeld {
+        /// The last one.
+        mac: MacAddr,
+        /// The port that keeps it; none if that is gone.
+        at: Option<String>,
+        /// Frames from such addresses since the port's last event of this kind.
+        frames: u64,
+    },
     /// A frame broke a rule of the port's guard.
     GuardViolation {
         /// The rule that the last one broke.
@@ -258,6 +267,8 @@ kinds! {
         "closed for {seconds}s: its front-end harmed others";
     What::MacMoved { mac, from, moves } => "mac_moved" "c26707b169be4383bbf6f73a57c600e3" Info,
         "{mac} moved here from port {}{}", old_port(from), others(*moves);
+    What::MacHeld { mac, at, frames } => "mac_held" "8f1c2b64d0e94a7795d3a6c1be70f25e" Warn,
+        "{mac} flaps, and is held at port {}{}", old_port(at), others(*frames);
     What::GuardViolation { rule, address, dropped, frames } =>
         "guard_violation" "5d3e0b7c92a14f68b1c7e94d20fa6383" Warn,
         "guard: rule {rule}{}{}{}", about(address), others(*frames),

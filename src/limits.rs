@@ -190,10 +190,10 @@ pub const PORT_LOG_BURST: u32 = 4;
 // --- Forwarding database ------------------------------------------------------------------
 
 /// Addresses one table learns. 128 VMs need hundreds; the rest is for what is behind the uplink.
-/// Reserves 6 MiB of address space.
+/// Reserves 12 MiB of address space.
 pub const FDB_MAX_ENTRIES: u32 = 65_536;
 
-/// Largest configured table: 96 MiB of address space.
+/// Largest configured table: 192 MiB of address space.
 pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
 
 /// Addresses learned from one port: far more than a VM's containers; 16 hostile ports are needed
@@ -206,6 +206,14 @@ pub const FDB_RESERVED_PER_PORT: u32 = 16;
 
 /// Seconds an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
 pub const FDB_AGE_SECONDS: u32 = 300;
+
+/// Moves of an address in one second with which it flaps. A machine that migrates and comes back
+/// makes two; five in three minutes are those of a duplicate by RFC 7432, section 15.1.
+pub const FDB_FLAPS: u32 = 5;
+
+/// Seconds that an address stays where it was before it flapped, one more at most: a second of each
+/// eleven is left to the flapping, and what was a mistake is over soon.
+pub const FDB_HOLD_SECONDS: u32 = 10;
 
 /// Ports that the table distinguishes: 10 bits of a word.
 pub const FDB_MAX_PORTS: usize = MAX_PORTS;

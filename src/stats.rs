@@ -251,6 +251,9 @@ counters! {
         learn_static
             "Frames whose source was not learned because it is static on another port: a guest \
              uses another one's address.",
+        learn_held
+            "Frames whose source was not learned because the address flaps between ports and is \
+             held at another one for a while: two stations share it, or a loop.",
         mac_moves
             "Addresses that moved here from another port; many: two stations share one, or a \
              loop.",

@@ -150,6 +150,7 @@ fn details(
         session: facts.map(session),
         rings: rings.collect(),
         learn_static: port.stats.learn_static.get(),
+        learn_held: port.stats.learn_held.get(),
         rate_waits: port.stats.rate_waits.get(),
         log_suppressed: port.log.suppressed.get(),
         lists: Vec::new(),

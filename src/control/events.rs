@@ -92,6 +92,9 @@ fn details(what: What) -> Event {
         What::MacMoved { mac, from, moves } => {
             (told.mac, told.from, told.moves) = (Some(mac.to_string()), from, Some(moves));
         }
+        What::MacHeld { mac, at, frames } => {
+            (told.mac, told.at, told.frames) = (Some(mac.to_string()), at, Some(frames));
+        }
         What::GuardViolation { rule, address, dropped, frames } => {
             (told.rule, told.address) = (Some(rule.to_owned()), address);
             (told.dropped, told.frames) = (Some(dropped), Some(frames));

@@ -170,6 +170,7 @@ pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<wi
         vlan: Some(segment.vlan()).filter(|vlan| *vlan != 0),
         r#static: origin.is_some(),
         idle,
+        held: entry.held.then_some(true),
         origin,
     })
 }

@@ -17,6 +17,7 @@ use crate::switch::{
     Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId, PortPolicy,
     Reserved, ReservedSet, Source, Station, VlanId,
 };
+use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
 
 /// A frame of a ping has 98 bytes.
@@ -68,7 +69,7 @@ impl Switch {
         let segment = asked.segment(vlan);
         let way = Way { vlan, bytes: &bytes, length };
         let [from, to] = [source, destination].map(|mac| Station::new(segment, mac));
-        let trace = policy.trace(ingress, from, to);
+        let trace = policy.trace(ingress, from, to, clock::coarse_seconds());
         if let Some(rate) = port.rates.input.rate() {
             told.step(format!("its rate-in is {}: what exceeds it waits there", rate_word(&rate)));
         }
@@ -249,6 +250,11 @@ impl Told {
                     name(on)
                 )
             }
+            Source::Held(at) => format!(
+                "{mac} flaps between ports, and is held on {} for a while: not learned here, so \
+                 answers go there",
+                name(at)
+            ),
             Source::New => format!("{mac} is new, and is learned here"),
             Source::Full => {
                 format!("{mac} is not learned here: the port has as many as it may (max-addresses)")

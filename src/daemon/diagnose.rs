@@ -10,7 +10,7 @@ use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
 use crate::port::{Port, PortTable};
 use crate::stats::Direction;
-use crate::switch::{Membership, PortKind, PortView, Segment, Station};
+use crate::switch::{Entry, Membership, PortKind, PortView, Segment, Station};
 use crate::sys::clock;
 
 impl Daemon {
@@ -49,6 +49,10 @@ impl View {
             let (owner, is_static) = self.fdb.whose(Station::new(segment, mac))?;
             Some((mac, name(owner).filter(|_| is_static && owner != port.id)?))
         });
+        let held = port.last_seen.held().and_then(|(mac, at)| {
+            let here = |entry: &Entry| entry.station.mac == mac && entry.port == at && entry.held;
+            Some((mac, name(at)?, self.fdb.entries(now).iter().any(here)))
+        });
         let moved = port.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
         let over = |seen: &Seen| [MOMENT, MINUTE, LATELY].map(|seconds| seen.over(seconds, now));
         let seen = self.samples.of(port, |seen| (over(seen), seen.senders.lately(now)));
@@ -69,6 +73,7 @@ impl View {
             senders,
             foreign,
             moved,
+            held,
         }
     }
 }

@@ -24,6 +24,7 @@ mod diff;
 mod drops;
 mod front_end;
 mod handover;
+mod holds;
 mod link_monitor;
 mod missing;
 mod moves;

@@ -1,10 +1,11 @@
 //! Looks once a second at what ports count.
 //!
 //! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
-//! begin and end ([`super::drops`]), that addresses moved ([`super::moves`]) and what guards
-//! refused ([`super::violations`]), and remembers what each port counted in the last minutes, which
-//! findings are judged by ([`super::diagnose`]). While all workers sleep nothing is counted, and
-//! the thread has no timer once all drops that began have ended and all else is told.
+//! begin and end ([`super::drops`]), that addresses moved ([`super::moves`]) or are held
+//! elsewhere ([`super::holds`]) and what guards refused ([`super::violations`]), and remembers what
+//! each port counted in the last minutes, which findings are judged by ([`super::diagnose`]). While
+//! all workers sleep nothing is counted, and the thread has no timer once all drops that began have
+//! ended and all else is told.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::drops::Drops;
+use super::holds::Holds;
 use super::moves::Moves;
 use super::violations::Violations;
 use crate::diagnosis::facts::Sender;
@@ -54,6 +56,7 @@ pub struct Seen {
     port: Arc<Port>,
     drops: Drops,
     moves: Moves,
+    holds: Holds,
     violations: Violations,
     /// Unknown while counters of before are being carried over.
     history: Option<History>,
@@ -73,9 +76,7 @@ impl Samples {
         let mut ledger = self.ledger();
         for port in ports.iter() {
             let traffic = port.line.is_whole().then(|| port.traffic());
-            let before = traffic
-                .as_ref()
-                .map(|traffic| (traffic, [port.stats.mac_moves.get(), port.stats.guard.total()]));
+            let before = traffic.as_ref().map(|traffic| (traffic, untold(port)));
             ledger.ports.insert(port.name.clone(), Seen::new(port, before, now));
         }
     }
@@ -87,7 +88,7 @@ impl Samples {
         let looks = ledger.looks;
         for port in ports.iter() {
             if ledger.ports.get(&port.name).is_none_or(|seen| !port.line.is(&seen.port.line)) {
-                let new = Seen::new(port, Some((&Default::default(), [0; 2])), now);
+                let new = Seen::new(port, Some((&Default::default(), [0; 3])), now);
                 ledger.ports.insert(port.name.clone(), new);
             }
             let Some(seen) = ledger.ports.get_mut(&port.name) else { continue };
@@ -111,8 +112,11 @@ impl Samples {
 
     /// True if nothing is left to be told, unless there is more.
     pub fn are_over(&self) -> bool {
-        let over = |Seen { port, drops, moves, violations, .. }: &Seen| {
-            drops.are_over() && moves.are_over(port) && violations.are_over(port)
+        let over = |Seen { port, drops, moves, holds, violations, .. }: &Seen| {
+            drops.are_over()
+                && moves.are_over(port)
+                && holds.are_over(port)
+                && violations.are_over(port)
         };
         self.ledger().ports.values().all(over)
     }
@@ -137,15 +141,16 @@ impl Samples {
 
 impl Seen {
     /// Of a port that has counted so much `before`, if that is known: its traffic, addresses that
-    /// moved, and frames that broke a rule.
-    fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], [u64; 2])>, now: u32) -> Seen {
+    /// moved, frames from held ones, and frames that broke a rule.
+    fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], [u64; 3])>, now: u32) -> Seen {
         let (traffic, told) = before.unzip();
-        let (moves, violations) = told.map(|[moves, violations]| (moves, violations)).unzip();
+        let told = |at: usize| told.map(|told: [u64; 3]| told[at]);
         Seen {
             port: Arc::clone(port),
             drops: Drops::new(traffic),
-            moves: Moves::new(moves),
-            violations: Violations::new(violations),
+            moves: Moves::new(told(0)),
+            holds: Holds::new(told(1)),
+            violations: Violations::new(told(2)),
             history: traffic.map(|traffic| History::new(now, counts(port, traffic))),
             senders: Senders::default(),
             look: 0,
@@ -153,10 +158,11 @@ impl Seen {
     }
 
     fn look_at(&mut self, ports: &PortTable, now: u32) {
-        let Seen { port, drops, moves, violations, history, senders, .. } = self;
+        let Seen { port, drops, moves, holds, violations, history, senders, .. } = self;
         let traffic = port.traffic();
         drops.look(port, &traffic, now);
         moves.look(port, ports, now);
+        holds.look(port, ports, now);
         violations.look(port, now);
         let counts = counts(port, &traffic);
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
@@ -180,6 +186,12 @@ impl Seen {
     }
 }
 
+/// What else of a port was counted that is told.
+fn untold(port: &Port) -> [u64; 3] {
+    let stats = &port.stats;
+    [stats.mac_moves.get(), stats.learn_held.get(), stats.guard.total()]
+}
+
 fn counts(port: &Port, [input, output]: &[Traffic; 2]) -> Counts {
     let dropped = |traffic: &Traffic, reason: DropReason| traffic.drops[reason as usize];
     let room = DropReason::ALL.iter().filter(|reason| reason.is_want_of_room());
@@ -189,6 +201,7 @@ fn counts(port: &Port, [input, output]: &[Traffic; 2]) -> Counts {
         too_big: dropped(input, DropReason::TooBig) + dropped(output, DropReason::TooBig),
         learn_refused: port.stats.learn_refused.get(),
         learn_static: port.stats.learn_static.get(),
+        learn_held: port.stats.learn_held.get(),
         moves: port.stats.mac_moves.get(),
     }
 }

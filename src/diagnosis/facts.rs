@@ -75,6 +75,9 @@ pub struct Port {
     pub foreign: Option<(MacAddr, String)>,
     /// The last address that moved here, and the port it came from.
     pub moved: Option<(MacAddr, String)>,
+    /// The last source address from here that flapped and is held at another port, that port, and
+    /// whether it is held there now.
+    pub held: Option<(MacAddr, String, bool)>,
 }
 
 /// A bridge, or a VLAN of one.

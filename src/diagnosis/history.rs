@@ -34,6 +34,8 @@ pub struct Counts {
     pub learn_refused: u64,
     /// Source addresses that are tied to another port.
     pub learn_static: u64,
+    /// Source addresses that are held at another port.
+    pub learn_held: u64,
     /// Addresses that were behind another port before.
     pub moves: u64,
 }
@@ -47,6 +49,7 @@ impl Counts {
             too_big: self.too_big.saturating_sub(before.too_big),
             learn_refused: self.learn_refused.saturating_sub(before.learn_refused),
             learn_static: self.learn_static.saturating_sub(before.learn_static),
+            learn_held: self.learn_held.saturating_sub(before.learn_held),
             moves: self.moves.saturating_sub(before.moves),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::facts::{Facts, Port};
 use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
+use crate::frame::MacAddr;
 use crate::limits::FDB_MAX_ENTRIES;
 
 /// Moves to each of two ports in a minute: a guest that migrates moves once, and back at most.
@@ -11,7 +12,7 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for (at, port) in facts.ports.iter().enumerate() {
         found.extend(full(port, facts));
         found.extend(foreign(port));
-        found.extend(moving(at, port, facts));
+        found.extend(held(port).or_else(|| moving(at, port, facts)));
     }
 }
 
@@ -47,12 +48,38 @@ fn foreign(port: &Port) -> Option<Finding> {
     Some(Finding { with, ..Finding::of(ADDRESS_OF_ANOTHER, port, cause, command) })
 }
 
+/// Told of the port that it is not held at.
+fn held(port: &Port) -> Option<Finding> {
+    let (mac, at, now) = port.held.as_ref().filter(|_| port.minute.learn_held > 0)?;
+    let how = match now {
+        true => format!("it is held at '{at}' now, which had it first"),
+        false => format!("it was held at '{at}' in the last minute"),
+    };
+    let cause = format!(
+        "{mac} flaps between it and '{at}': {how}; two stations have it, or there is a loop"
+    );
+    Some(Finding {
+        with: vec![at.clone()],
+        ..Finding::of(ADDRESS_MOVING, port, cause, settle(mac))
+    })
+}
+
+fn settle(mac: &MacAddr) -> String {
+    format!(
+        "vioswitchctl fdb add {mac} NAME where it belongs, and another address for the other one"
+    )
+}
+
 /// Told of the first one of two ports.
 fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
     let often = |port: &Port| port.minute.moves >= MANY_MOVES;
     let (mac, from) = port.moved.as_ref().filter(|_| often(port))?;
     let (place, other) = (facts.ports.iter().enumerate())
         .find(|(_, other)| other.name == *from && often(other) && other.name != port.name)?;
+    // Of an address that is held the port that does not have it is told of.
+    if other.held.is_some() && other.minute.learn_held > 0 {
+        return None;
+    }
     let back = other.moved.as_ref().is_some_and(|(_, from)| *from == port.name);
     if back && place < at {
         return None;
@@ -62,9 +89,6 @@ fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
         "{mac} moves between it and '{from}' again and again, {moves} moves in the last minute: \
          two stations have this address, or there is a loop"
     );
-    let command = format!(
-        "vioswitchctl fdb add {mac} NAME where it belongs, and another address for the other one"
-    );
     let with = vec![from.clone()];
-    Some(Finding { with, ..Finding::of(ADDRESS_MOVING, port, cause, command) })
+    Some(Finding { with, ..Finding::of(ADDRESS_MOVING, port, cause, settle(mac)) })
 }

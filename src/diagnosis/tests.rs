@@ -43,7 +43,7 @@ fn vlan(is_shared: bool, is_cut_off: bool) -> Segment {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const FAULTS: [Fault; 18] = [
+const FAULTS: [Fault; 19] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
         let port = Some("vm2".to_owned());
@@ -81,6 +81,14 @@ const FAULTS: [Fault; 18] = [
         facts.ports[3] = uplink("away", 1);
     }),
     ("port-disabled", |facts| facts.ports[0].is_disabled = true),
+    ("address-moving", |facts| {
+        for (at, from) in [(0, "vm2"), (1, "vm1")] {
+            facts.ports[at].minute.moves = 3;
+            facts.ports[at].moved = Some((mac(), from.to_owned()));
+        }
+        facts.ports[1].minute.learn_held = 1;
+        facts.ports[1].held = Some((mac(), "vm1".to_owned(), true));
+    }),
 ];
 
 fn state(facts: &mut Facts, state: LinkState) {
@@ -119,6 +127,9 @@ fn a_finding_names_those_it_is_about() {
     let moving = &found(FAULTS[12].1)[0];
     assert_eq!((moving.port.as_deref(), &moving.with[..]), (Some("vm1"), &["vm2".to_owned()][..]));
     assert!(moving.cause.contains("6 moves") && moving.cause.contains("52:54:00:00:00:01"));
+    let held = &found(FAULTS[18].1)[0];
+    assert_eq!((held.port.as_deref(), &held.with[..]), (Some("vm2"), &["vm1".to_owned()][..]));
+    assert!(held.cause.contains("it is held at 'vm1' now"), "{held:?}");
     let foreign = &found(FAULTS[9].1)[0];
     assert!(foreign.cause.contains("52:54:00:00:00:01, which is tied to 'vm2'"), "{foreign:?}");
     let (bridge, looped) = (&found(FAULTS[15].1)[0], &found(FAULTS[16].1)[0]);

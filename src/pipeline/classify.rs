@@ -153,6 +153,10 @@ impl<'a> Classifier<'a> {
             Learn::TableFull | Learn::SegmentFull | Learn::PortFull | Learn::BucketFull => {
                 stats.learn_refused.add_shared(1);
             }
+            Learn::Held { at } => {
+                stats.learn_held.add_shared(1);
+                last_seen.note_held(from, at);
+            }
             Learn::Moved { from: before } => {
                 stats.mac_moves.add_shared(1);
                 last_seen.note_moved(from, before);

@@ -1,5 +1,6 @@
 //! The last source addresses of a port that are worth a look: one that is tied to another port,
-//! one that was behind another port before, and one that the port's guard refused.
+//! one that was behind another port before, one that is held at another port, and one that the
+//! port's guard refused.
 //!
 //! Workers write them where such an address is counted, which the frames of a stream do not reach;
 //! the diagnosis reads them. An address and a port's number are one word, so neither is torn; what
@@ -19,6 +20,7 @@ const MAC_BITS: u32 = 48;
 pub struct LastSeen {
     foreign: AtomicU64,
     moved: AtomicU64,
+    held: AtomicU64,
     violation: Mutex<Option<Violation>>,
 }
 
@@ -32,8 +34,13 @@ impl LastSeen {
     /// A source address was learned that had been behind port `from`.
     #[cold]
     pub fn note_moved(&self, mac: MacAddr, from: PortId) {
-        let word = mac.to_bits() | u64::from(from) << MAC_BITS;
-        self.moved.store(word, Ordering::Relaxed);
+        self.moved.store(word(mac, from), Ordering::Relaxed);
+    }
+
+    /// A source address flaps, and is held at port `at`.
+    #[cold]
+    pub fn note_held(&self, mac: MacAddr, at: PortId) {
+        self.held.store(word(mac, at), Ordering::Relaxed);
     }
 
     /// A frame broke a rule of the port's guard.
@@ -57,10 +64,22 @@ impl LastSeen {
 
     /// The last address that moved here, and the number of the port it came from.
     pub fn moved(&self) -> Option<(MacAddr, PortId)> {
-        let word = self.moved.load(Ordering::Relaxed);
-        let mac = MacAddr::from_bits(word);
-        mac.is_station().then_some((mac, (word >> MAC_BITS) as PortId))
+        parts(self.moved.load(Ordering::Relaxed))
     }
+
+    /// The last address that was held elsewhere, and the number of the port that has it.
+    pub fn held(&self) -> Option<(MacAddr, PortId)> {
+        parts(self.held.load(Ordering::Relaxed))
+    }
+}
+
+fn word(mac: MacAddr, port: PortId) -> u64 {
+    mac.to_bits() | u64::from(port) << MAC_BITS
+}
+
+fn parts(word: u64) -> Option<(MacAddr, PortId)> {
+    let mac = MacAddr::from_bits(word);
+    mac.is_station().then_some((mac, (word >> MAC_BITS) as PortId))
 }
 
 #[cfg(test)]
@@ -75,5 +94,8 @@ mod tests {
         seen.note_foreign(mac);
         seen.note_moved(mac, 0x7fff);
         assert_eq!((seen.foreign(), seen.moved()), (Some(mac), Some((mac, 0x7fff))));
+        assert_eq!(seen.held(), None);
+        seen.note_held(mac, 3);
+        assert_eq!((seen.held(), seen.moved()), (Some((mac, 3)), Some((mac, 0x7fff))));
     }
 }

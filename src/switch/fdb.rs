@@ -24,6 +24,7 @@ use crate::limits::{
 };
 
 mod answers;
+mod damping;
 mod hash;
 mod quota;
 mod slots;
@@ -32,6 +33,7 @@ mod sync;
 mod tests;
 
 pub use answers::{Entry, EntryAge, Learn, StaticError};
+use damping::Moves;
 use quota::Quota;
 use slots::{Found, Home, Slots, Word};
 use sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
@@ -111,6 +113,20 @@ impl Fdb {
         Some((found.word.port(), found.word.is_static()))
     }
 
+    /// Where an address stays because it flaps, or would with its next move, by a frame from `port`
+    /// in second `now`.
+    pub fn held(&self, station: impl Into<Station>, port: PortId, now: u32) -> Option<PortId> {
+        let found = self.slots.find(self.slots.home(station.into()))?;
+        let (at, moves) = (found.word.port(), self.slots.moves(found.slot));
+        if at == port || found.word.is_static() {
+            return None;
+        }
+        match (moves.hold(now), moves.and(at, now)) {
+            (true, _) => Some(at),
+            (false, next) => (next.hold(now) && next.origin() != port).then(|| next.origin()),
+        }
+    }
+
     /// What becomes of a source address on a port that does not learn.
     pub fn recognise(&self, station: impl Into<Station>, port: PortId) -> Learn {
         match self.whose(station) {
@@ -147,9 +163,7 @@ impl Fdb {
             Some(found) if found.word.port() == port => {
                 self.refresh(found, now).unwrap_or_else(|| self.learn_locked(station, port, now))
             }
-            Some(found) if found.word.is_static() => Learn::Static,
-            Some(_) if self.quota.is_port_full(port) => Learn::PortFull,
-            Some(_) => self.learn_locked(station, port, now),
+            Some(found) => self.learn_elsewhere(found, station, port, now),
             None => self.learn_new(station, port, now),
         }
     }
@@ -193,6 +207,20 @@ impl Fdb {
             .unwrap_or_else(|| self.learn_locked(station, port, now))
     }
 
+    /// An address of another port; likewise.
+    #[cold]
+    fn learn_elsewhere(&self, found: Found, station: Station, port: PortId, now: u32) -> Learn {
+        if found.word.is_static() {
+            Learn::Static
+        } else if self.quota.is_port_full(port) {
+            Learn::PortFull
+        } else if self.slots.moves(found.slot).hold(now) {
+            Learn::Held { at: found.word.port() }
+        } else {
+            self.learn_locked(station, port, now)
+        }
+    }
+
     /// Learns under the shard's lock, where no other thread inserts, moves or removes in this
     /// bucket.
     #[cold]
@@ -214,14 +242,30 @@ impl Fdb {
         }
     }
 
+    /// Moves an entry to `port`, or to its origin if it flaps.
     fn relocate(&self, found: Found, station: Station, port: PortId, now: u32) -> Learn {
-        let from = found.word.port();
-        if let Err(refusal) = self.quota.transfer(from, port) {
-            return refusal;
+        let (from, before) = (found.word.port(), self.slots.moves(found.slot));
+        if before.hold(now) {
+            return Learn::Held { at: from };
         }
-        self.write(found.slot, station.segment, Word::learned(station, port), now);
-        self.count_generation();
-        Learn::Moved { from }
+        let moves = before.and(from, now);
+        let held = moves.hold(now);
+        let to = if held { moves.origin() } else { port };
+        if to != from
+            && let Err(refusal) = self.quota.transfer(from, to)
+        {
+            if !held {
+                return refusal;
+            }
+            self.slots.set_moves(found.slot, moves);
+            return Learn::Held { at: from };
+        }
+        self.slots.set_moves(found.slot, moves);
+        if to != from {
+            self.write(found.slot, station.segment, Word::learned(station, to), now);
+            self.count_generation();
+        }
+        if to == port { Learn::Moved { from } } else { Learn::Held { at: to } }
     }
 
     fn insert(&self, run: &mut u32, home: Home, station: Station, port: PortId, now: u32) -> Learn {
@@ -247,6 +291,7 @@ impl Fdb {
         if let Err(refusal) = self.quota.change_segment(before, station.segment) {
             return refusal;
         }
+        self.slots.set_moves(victim.slot, Moves::NONE);
         self.write(victim.slot, station.segment, Word::learned(station, port), now);
         self.count_generation();
         Learn::Inserted
@@ -287,6 +332,7 @@ impl Fdb {
             }
             None => self.slot_for_static(&mut shard[self.run_of(home)], home, station, port)?,
         };
+        self.slots.set_moves(slot, Moves::NONE);
         self.write(slot, segment, Word::configured(station, port), 0);
         self.count_generation();
         Ok(())
@@ -332,29 +378,35 @@ impl Fdb {
     ///
     /// For a port that goes away: call it when no worker can learn for it any more.
     pub fn flush_port(&self, port: PortId) -> usize {
-        // Counts are taken before words are stored: none counted, none there.
-        if self.port_len(port) == 0 {
-            return 0;
-        }
-        self.sweep(|found| !found.word.is_static() && found.word.port() == port)
+        self.flush(|of, _| of == port)
     }
 
-    /// Removes what was learned on those ports in those segments that `wanted` says yes to; static
-    /// entries stay. Returns how many.
+    /// Removes what was learned on those ports in those segments that `wanted` says yes to, and
+    /// forgets that an address moved away from there; static entries stay. Returns how many.
     pub fn flush(&self, wanted: impl Fn(PortId, Segment) -> bool) -> usize {
         self.sweep(|found| {
-            !found.word.is_static() && wanted(found.word.port(), self.slots.segment(found))
+            let segment = self.slots.segment(found);
+            self.forget_origin(found, |origin| wanted(origin, segment));
+            !found.word.is_static() && wanted(found.word.port(), segment)
         })
+    }
+
+    /// No address goes back to a port that is gone.
+    fn forget_origin(&self, found: Found, gone: impl Fn(PortId) -> bool) {
+        let moves = self.slots.moves(found.slot);
+        if moves != Moves::NONE && gone(moves.origin()) {
+            self.slots.set_moves(found.slot, Moves::NONE);
+        }
     }
 
     /// Removes all entries of a port that is gone, static ones too. Returns how many.
     ///
     /// To be called when no worker can learn for it any more.
     pub fn close_port(&self, port: PortId) -> usize {
-        if self.port_len(port) == 0 {
-            return 0;
-        }
-        self.sweep(|found| found.word.port() == port)
+        self.sweep(|found| {
+            self.forget_origin(found, |origin| origin == port);
+            found.word.port() == port
+        })
     }
 
     /// Removes entries that were idle for more than the configured age. Returns how many.
@@ -442,7 +494,8 @@ impl Fdb {
                 false => EntryAge::Idle(now.saturating_sub(stamp)),
             };
             let station = Station::new(self.slots.segment(found), found.word.mac());
-            entries.push(Entry { station, port: found.word.port(), age });
+            let held = self.slots.moves(found.slot).hold(now);
+            entries.push(Entry { station, port: found.word.port(), age, held });
             false
         });
         entries
@@ -500,6 +553,7 @@ impl Fdb {
 
     fn clear(&self, run: &mut u32, found: Found) {
         let segment = self.slots.segment(found);
+        self.slots.set_moves(found.slot, Moves::NONE);
         self.slots.set(found.slot, Word::EMPTY);
         self.quota.give_back(found.word.port(), segment, found.word.is_static());
         *run -= 1;

@@ -143,6 +143,7 @@ mod tests {
     fn refused_learning_is_not_remembered() {
         let refusals = [
             Learn::Static,
+            Learn::Held { at: 1 },
             Learn::TableFull,
             Learn::SegmentFull,
             Learn::PortFull,

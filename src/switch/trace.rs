@@ -15,6 +15,8 @@ pub enum Source {
     Moves(PortId),
     /// It is configured on another port, and is not learned here. The frame goes on.
     Static(PortId),
+    /// It flaps, and stays on another port for a while. The frame goes on.
+    Held(PortId),
     /// It is learned, if there is room.
     New,
     /// The port has learned as many as it may: not this one.
@@ -40,9 +42,15 @@ impl Trace {
 }
 
 impl<P: PortView + ?Sized> Policy<'_, P> {
-    /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame, in a table that
-    /// has room for its source.
-    pub fn trace(&self, ingress: Ingress, source: Station, destination: Station) -> Trace {
+    /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame in second `now`,
+    /// in a table that has room for its source.
+    pub fn trace(
+        &self,
+        ingress: Ingress,
+        source: Station,
+        destination: Station,
+        now: u32,
+    ) -> Trace {
         if !source.mac.is_station() {
             let decision = Decision::Drop(DropCause::BadSource);
             return Trace { source: Source::Bad, decision };
@@ -52,7 +60,10 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
             Some((port, true)) => Source::Static(port),
             _ if !self.ports.learns(ingress.port) => Source::Off,
             _ if self.fdb.is_port_full(ingress.port) => Source::Full,
-            Some((port, false)) => Source::Moves(port),
+            Some((port, false)) => match self.fdb.held(source, ingress.port, now) {
+                Some(at) => Source::Held(at),
+                None => Source::Moves(port),
+            },
             None => Source::New,
         };
         let decision = match known {
@@ -119,8 +130,11 @@ mod tests {
                         let fdb = table();
                         let rules = Rules { uplink_to_uplink };
                         let policy = Policy { fdb: &fdb, ports: &KINDS[..], rules };
-                        let told = policy.trace(ingress, source.into(), destination.into());
-                        assert_eq!(policy.trace(ingress, source.into(), destination.into()), told);
+                        let told = policy.trace(ingress, source.into(), destination.into(), NOW);
+                        assert_eq!(
+                            policy.trace(ingress, source.into(), destination.into(), NOW),
+                            told
+                        );
                         let done = match policy.admit_source(ingress, source.into(), NOW) {
                             Ok(_) => policy.decide(ingress, destination.into()),
                             Err(cause) => Decision::Drop(cause),
@@ -139,14 +153,14 @@ mod tests {
         let policy = Policy { fdb: &fdb, ports: &KINDS[..], rules: Rules::default() };
         let ingress = Ingress { port: 1, kind: PortKind::Guest };
         let source =
-            |mac: MacAddr| policy.trace(ingress, mac.into(), MacAddr::BROADCAST.into()).source;
+            |mac: MacAddr| policy.trace(ingress, mac.into(), MacAddr::BROADCAST.into(), NOW).source;
         assert_eq!(source(station(1)), Source::Moves(0));
         assert_eq!(source(station(2)), Source::Here(false));
         assert_eq!(source(station(5)), Source::Here(true));
         assert_eq!(source(station(6)), Source::New);
         assert_eq!(source(MacAddr::BROADCAST), Source::Bad);
         let other = Ingress { port: 0, kind: PortKind::Guest };
-        let spoofed = policy.trace(other, station(5).into(), MacAddr::BROADCAST.into());
+        let spoofed = policy.trace(other, station(5).into(), MacAddr::BROADCAST.into(), NOW);
         assert_eq!(spoofed.source, Source::Static(1));
     }
 }

@@ -74,8 +74,9 @@ methods! {
     /// watched_by: mirrors of its frames; observes: mirrors whose copies it gets.
     GetPortDetails { name: String } -> PortDetails {
         port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
-        learn_static: u64, rate_waits: u64, log_suppressed: u64, lists: Vec<ConfigKey>,
-        violations: BTreeMap<String, u64>, watched_by: Vec<String>, observes: Vec<String>,
+        learn_static: u64, learn_held: u64, rate_waits: u64, log_suppressed: u64,
+        lists: Vec<ConfigKey>, violations: BTreeMap<String, u64>, watched_by: Vec<String>,
+        observes: Vec<String>,
     }
     /// Answers when a port has reached a state: listening, negotiating or attached, the default; or
     /// with TimedOut after so many milliseconds, a day at most.

@@ -82,11 +82,11 @@ structs! { answered [serde(default)]
         lock_parks: u64, moves: u64, stalls: u64,
     }
     /// An address and its port. bridge, vlan: where it is, unless that is the default bridge and no
-    /// VLAN. idle: seconds since the last frame from a learned address. origin: of a static
-    /// address.
+    /// VLAN. idle: seconds since the last frame from a learned address. held: it flapped between
+    /// ports, and stays here for a while. origin: of a static address.
     Address {
         mac: String, port: String, bridge?: String, vlan?: u16, r#static: bool, idle?: u64,
-        origin?: String as Origin,
+        held?: bool, origin?: String as Origin,
     }
     /// A mirror. dir: in, out or both, seen from the switch. vlan: only frames of it. snaplen:
     /// bytes of each frame; all if it is missing. active: both ports are there.
@@ -109,8 +109,8 @@ structs! { answered [serde(default)]
         sequence: u64, time: u64, monotonic: u64, kind: String as EventKind, text: String,
         port?: String, label?: String, untold?: u64, why?: String, pid?: i32, uid?: u32,
         features?: u64, ring?: u64, seconds?: u64, code?: String, mac?: String, from?: String,
-        moves?: u64, direction?: Direction, reason?: String, frames?: u64, file?: String,
-        rule?: String, address?: String, dropped?: bool,
+        moves?: u64, at?: String, direction?: Direction, reason?: String, frames?: u64,
+        file?: String, rule?: String, address?: String, dropped?: bool,
     }
     /// The directory of ports by plug, and the keys that these share.
     Plug { directory: String, keys: Vec<ConfigKey> }

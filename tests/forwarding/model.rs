@@ -14,6 +14,7 @@
 mod compare;
 mod guest;
 mod lab;
+mod moves;
 mod naive;
 mod op;
 mod run;

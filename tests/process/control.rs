@@ -14,6 +14,7 @@ mod doctor;
 mod events;
 mod fdb_oracle;
 mod findings;
+mod flapping;
 mod guard;
 mod health;
 mod held_up;

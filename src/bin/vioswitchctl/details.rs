@@ -25,6 +25,7 @@ pub fn show(Details { details, rates }: &Details) -> String {
         }
     }
     told.push(("learn_static", details.learn_static.to_string()));
+    told.push(("learn_held", details.learn_held.to_string()));
     told.push(("rate_waits", details.rate_waits.to_string()));
     told.push(("log_suppressed", details.log_suppressed.to_string()));
     if let Some(rates) = rates {

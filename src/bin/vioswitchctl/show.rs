@@ -255,6 +255,7 @@ pub fn stats(stats: &Stats) -> String {
 pub fn addresses(addresses: &[Address]) -> String {
     let idle = |address: &Address| match address.idle {
         None => "static".to_owned(),
+        Some(idle) if address.held == Some(true) => format!("{idle} s held"),
         Some(idle) => format!("{idle} s"),
     };
     let bridge: Column<'_, Address> =

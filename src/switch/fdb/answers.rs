@@ -20,6 +20,12 @@ pub enum Learn {
     },
     /// Refused: it belongs to another port by configuration.
     Static,
+    /// Refused: it flaps, and stays for a while at the port that had it first, or where it is if
+    /// that one has no room.
+    Held {
+        /// The port.
+        at: PortId,
+    },
     /// Refused: the table is full, and so is what is reserved for this port and this segment.
     TableFull,
     /// Refused: the segment holds as many as it may.
@@ -77,6 +83,8 @@ pub struct Entry {
     pub port: PortId,
     /// How long it was silent.
     pub age: EntryAge,
+    /// It flapped, and stays there for a while.
+    pub held: bool,
 }
 
 /// Age of an entry.

@@ -12,9 +12,12 @@
 //! A bucket is the eight slots of one cache line. A probe never leaves its bucket, so a lookup
 //! costs at most one miss, and one shard lock covers everything an insertion may touch.
 //!
+//! A third array has the moves of each entry ([`Moves`]).
+//!
 //! Memory is taken zeroed from the allocator and stays untouched, thus unbacked, until an entry
-//! is written; a table that holds ten addresses costs ten pages, not 6 MiB.
+//! is written; a table that holds ten addresses costs ten pages, not 12 MiB.
 
+use super::damping::Moves;
 use super::hash::MacHash;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::{PortId, Segment, Station};
@@ -105,7 +108,7 @@ pub(super) struct Found {
     pub(super) word: Word,
 }
 
-/// The arrays. A slot's number indexes both.
+/// The arrays. A slot's number indexes each.
 pub(super) struct Slots {
     hash: MacHash,
     bucket_mask: usize,
@@ -115,6 +118,7 @@ pub(super) struct Slots {
     stamps: Vec<AtomicU32>,
     /// Of words that are not of the default segment.
     segments: Vec<AtomicU32>,
+    moves: Vec<AtomicU64>,
 }
 
 impl Slots {
@@ -125,11 +129,13 @@ impl Slots {
         let length = (buckets + 1) * BUCKET_SLOTS;
         // `vec![0; n]` asks for zeroed memory without touching it, and the map is done in place:
         // optimised builds reduce it to nothing, so the pages stay unbacked.
-        let words: Vec<AtomicU64> = vec![0u64; length].into_iter().map(AtomicU64::new).collect();
+        let pairs = || vec![0u64; length].into_iter().map(AtomicU64::new).collect();
+        let (words, moves): (Vec<AtomicU64>, Vec<AtomicU64>) = (pairs(), pairs());
         let numbers = || vec![0u32; length].into_iter().map(AtomicU32::new).collect();
         let (stamps, segments) = (numbers(), numbers());
         let skip = words.as_ptr().addr().wrapping_neg() % LINE / size_of::<AtomicU64>();
-        Slots { hash: MacHash::new(key), bucket_mask: buckets - 1, skip, words, stamps, segments }
+        let (hash, bucket_mask) = (MacHash::new(key), buckets - 1);
+        Slots { hash, bucket_mask, skip, words, stamps, segments, moves }
     }
 
     #[inline(always)]
@@ -235,6 +241,20 @@ impl Slots {
         if segment != Segment::DEFAULT && number.load(Ordering::Relaxed) != segment.to_bits() {
             self.set(slot, Word::EMPTY);
             number.store(segment.to_bits(), Ordering::Release);
+        }
+    }
+
+    /// The last moves of the entry in a slot. Without the shard's lock they may be of the entry
+    /// before it or after: one frame may be answered by another address's moves then.
+    pub(super) fn moves(&self, slot: usize) -> Moves {
+        Moves(self.moves[slot].load(Ordering::Relaxed))
+    }
+
+    /// Only with the shard's lock held. Before the next entry's word is stored, which carries it to
+    /// others; memory that says nothing else stays untouched.
+    pub(super) fn set_moves(&self, slot: usize, moves: Moves) {
+        if self.moves(slot) != moves {
+            self.moves[slot].store(moves.0, Ordering::Relaxed);
         }
     }
 

@@ -6,6 +6,7 @@ use std::thread;
 use super::*;
 use crate::frame::MacAddr;
 
+mod flapping;
 mod model;
 mod threads;
 
@@ -465,8 +466,9 @@ fn entries_tell_address_port_and_age() {
     fdb.insert_static(station(2), 4).unwrap();
     let mut entries = fdb.entries(25);
     entries.sort_by_key(|entry| entry.port);
-    let learned = Entry { station: station(1).into(), port: 3, age: EntryAge::Idle(15) };
-    let configured = Entry { station: station(2).into(), port: 4, age: EntryAge::Static };
+    let held = false;
+    let learned = Entry { station: station(1).into(), port: 3, age: EntryAge::Idle(15), held };
+    let configured = Entry { station: station(2).into(), port: 4, age: EntryAge::Static, held };
     assert_eq!(entries, [learned, configured]);
 }
 

@@ -17,6 +17,7 @@ use testkit::{Rng, frontend::feat};
 
 use super::compare::{books_of, differences, match_up, teaches_itself};
 use super::guest::{SOON, Sent, Station};
+use super::moves;
 use super::naive::{Books, Switch};
 use super::op::{
     BATCH_BYTES, BATCH_FRAMES, Dst, FIXED, FIXED_STATIONS, Key, Leave, Op, PORTS, STATIONS, Spec,
@@ -144,6 +145,7 @@ impl<'d> Lab<'d> {
     pub fn step(&mut self, op: &Op) {
         self.op += 1;
         self.outlive_doubt();
+        moves::begin();
         for station in &mut self.stations {
             station.free = station.vm.as_ref().map_or(0, |vm| vm.rx[0].ring.in_flight());
         }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use super::moves::{Goes, Moves};
 use super::op::Key;
 
 type Mac = [u8; 6];
@@ -63,6 +64,13 @@ struct Entry {
     port: usize,
     fixed: bool,
     seen: Instant,
+    moves: Moves,
+}
+
+impl Entry {
+    fn new(port: usize, fixed: bool) -> Entry {
+        Entry { port, fixed, seen: Instant::now(), moves: Moves::default() }
+    }
 }
 
 pub struct Switch {
@@ -73,8 +81,7 @@ pub struct Switch {
 
 impl Switch {
     pub fn new(ports: usize, fixed: &[(Mac, usize)]) -> Switch {
-        let seen = Instant::now();
-        let table = fixed.iter().map(|&(mac, port)| (home(mac), Entry { port, fixed: true, seen }));
+        let table = fixed.iter().map(|&(mac, port)| (home(mac), Entry::new(port, true)));
         let table = table.collect();
         Switch { ports: vec![Port::NEW; ports], books: Books::new(), table }
     }
@@ -192,16 +199,32 @@ impl Switch {
 
     /// Learns a source; what is static stays where it is, and so does what has no room.
     fn learn(&mut self, mac: Mac, port: usize) {
-        let (Keys { learns, most, segment, .. }, seen) = (self.ports[port].keys, Instant::now());
-        let room = (self.addresses(port) - self.fixed(port)) < most as u64;
-        let may = match self.table.get(&(segment, mac)) {
-            Some(entry) if entry.fixed => false,
-            Some(entry) if entry.port == port => learns,
-            _ => learns && room,
-        };
-        if may {
-            self.table.insert((segment, mac), Entry { port, fixed: false, seen });
+        let Keys { learns, segment, .. } = self.ports[port].keys;
+        if !learns {
+            return;
         }
+        let room: Vec<bool> = (0..self.ports.len()).map(|port| self.has_room(port)).collect();
+        let Some(entry) = self.table.get_mut(&(segment, mac)) else {
+            if room[port] {
+                self.table.insert((segment, mac), Entry::new(port, false));
+            }
+            return;
+        };
+        let to = match entry.port == port {
+            _ if entry.fixed => return,
+            true => port,
+            false if !room[port] => return,
+            false => match entry.moves.one_more(entry.port) {
+                Goes::There => port,
+                Goes::Back(origin) if origin != entry.port && room[origin] => origin,
+                Goes::Back(_) | Goes::Nowhere => return,
+            },
+        };
+        (entry.port, entry.seen) = (to, Instant::now());
+    }
+
+    fn has_room(&self, port: usize) -> bool {
+        (self.addresses(port) - self.fixed(port)) < self.ports[port].keys.most as u64
     }
 
     /// A key is set while the port serves.
@@ -233,14 +256,16 @@ impl Switch {
             fixed.extend((goes && entry.fixed).then_some(*mac));
             !goes
         });
-        let seen = Instant::now();
+        let left = self.table.iter_mut().filter(|((of, _), _)| *of != segment);
+        left.for_each(|(_, entry)| entry.moves.forget(port));
         for mac in fixed {
-            self.table.insert((segment, mac), Entry { port, fixed: true, seen });
+            self.table.insert((segment, mac), Entry::new(port, true));
         }
     }
 
     pub fn flush(&mut self, port: usize) {
         self.table.retain(|_, entry| entry.fixed || entry.port != port);
+        self.table.values_mut().for_each(|entry| entry.moves.forget(port));
     }
 
     /// Addresses of a port.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use vioswitch::frame::MacAddr;
+use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
 use vioswitch::switch::fdb::{EntryAge, Fdb, FdbConfig, Learn, StaticError};
 use vioswitch::switch::{Segment, Station};
 
@@ -25,10 +26,32 @@ struct Known {
     stamp: Option<u32>,
 }
 
+/// The moves of an address since it was quiet.
+#[derive(Clone, Copy)]
+struct Moves {
+    /// The port that it was on before.
+    origin: u16,
+    /// How many there were in the last second of them.
+    count: u32,
+    second: u32,
+}
+
+impl Moves {
+    fn is_recent(&self, now: u32) -> bool {
+        self.second.abs_diff(now) <= FDB_HOLD_SECONDS
+    }
+
+    fn hold(&self, now: u32) -> bool {
+        self.count == FDB_FLAPS && self.is_recent(now)
+    }
+}
+
 /// The table, and what it should hold.
 struct Both {
     fdb: Fdb,
     map: HashMap<Station, Known>,
+    /// Of those that moved.
+    moves: HashMap<Station, Moves>,
     config: FdbConfig,
     caps: [u32; PORTS as usize],
 }
@@ -47,7 +70,8 @@ pub fn run(data: &[u8]) {
         key: [input.u8().into(), 7],
     };
     let caps = [config.max_per_port; PORTS as usize];
-    let mut both = Both { fdb: Fdb::new(config), map: HashMap::new(), config, caps };
+    let mut both =
+        Both { fdb: Fdb::new(config), map: HashMap::new(), moves: HashMap::new(), config, caps };
     let mut now = 100;
     for _ in 0..4000 {
         if input.is_empty() {
@@ -88,6 +112,8 @@ impl Both {
     fn learn(&mut self, station: Station, port: u16, now: u32) {
         let before = self.map.get(&station).copied();
         let (len, generation) = (self.fdb.len(), self.fdb.generation());
+        let held = self.held(station, port, now.min(u32::MAX - 1));
+        assert_eq!(self.fdb.held(station, port, now.min(u32::MAX - 1)), held);
         let answer = self.fdb.learn(station, port, now);
         let known = Known { port, stamp: Some(now.min(u32::MAX - 1)) };
         match answer {
@@ -102,8 +128,22 @@ impl Both {
             }
             Learn::Moved { from } => {
                 assert!(before.is_some_and(|b| b.port == from && b.stamp.is_some()));
-                assert_ne!(from, port);
+                assert!(from != port && held.is_none());
+                self.note_move(station, from, now.min(u32::MAX - 1));
                 self.map.insert(station, known);
+            }
+            Learn::Held { at } => {
+                let from = before.expect("an address").port;
+                let began = !self.moves.get(&station).is_some_and(|m| m.hold(known.stamp.unwrap()));
+                if began {
+                    self.note_move(station, from, now.min(u32::MAX - 1));
+                }
+                // Its origin may have no room.
+                assert!(held == Some(at) || held.is_some() && at == from && began);
+                assert!(held == Some(at) || self.is_full(held.expect("a port")));
+                if at != from {
+                    self.map.insert(station, Known { port: at, ..known });
+                }
             }
             Learn::Inserted => {
                 assert!(before.is_none() && station.mac.is_station());
@@ -145,6 +185,38 @@ impl Both {
         }
     }
 
+    /// Where an address is held, or would be by a frame from `port`.
+    fn held(&self, station: Station, port: u16, now: u32) -> Option<u16> {
+        let known = self.map.get(&station).filter(|known| known.stamp.is_some())?;
+        let moves = self.moves.get(&station).filter(|moves| moves.is_recent(now))?;
+        let next = moves.second == now && moves.count + 1 == FDB_FLAPS;
+        match known.port == port {
+            true => None,
+            false if moves.hold(now) => Some(known.port),
+            false => (next && moves.origin != port).then_some(moves.origin),
+        }
+    }
+
+    fn note_move(&mut self, station: Station, from: u16, now: u32) {
+        let before = self.moves.get(&station).filter(|moves| moves.is_recent(now));
+        let count = before.filter(|moves| moves.second == now).map_or(1, |moves| moves.count + 1);
+        let origin = before.map_or(from, |moves| moves.origin);
+        self.moves.insert(station, Moves { origin, count, second: now });
+    }
+
+    fn is_full(&self, port: u16) -> bool {
+        let cap = self.caps[usize::from(port)];
+        cap < self.config.max_entries && self.learned(port) >= cap as usize
+    }
+
+    /// Of what is not in the map nothing is known.
+    fn forget(&mut self, port: Option<u16>) {
+        let map = &self.map;
+        self.moves.retain(|station, moves| {
+            Some(moves.origin) != port && map.get(station).is_some_and(|k| k.stamp.is_some())
+        });
+    }
+
     /// A frame on a port that does not learn.
     fn recognise(&self, station: Station, port: u16) {
         let known = self.map.get(&station);
@@ -155,9 +227,7 @@ impl Both {
             _ => Learn::Off,
         };
         assert_eq!(self.fdb.recognise(station, port), expected);
-        let full = self.learned(port) >= self.caps[usize::from(port)] as usize;
-        let unlimited = self.caps[usize::from(port)] >= self.config.max_entries;
-        assert_eq!(self.fdb.is_port_full(port), full && !unlimited);
+        assert_eq!(self.fdb.is_port_full(port), self.is_full(port));
     }
 
     /// A full bucket gave up an entry of the same port: exactly one.
@@ -167,6 +237,7 @@ impl Both {
         assert_eq!(gone.len(), 1);
         let known = self.map.remove(&gone[0]);
         assert!(known.is_some_and(|known| known.port == port && known.stamp.is_some()));
+        self.forget(None);
     }
 
     fn of(&self, port: u16) -> usize {
@@ -201,12 +272,14 @@ impl Both {
             });
         }
         assert_eq!(self.fdb.age(now), before - self.map.len());
+        self.forget(None);
     }
 
     fn flush(&mut self, port: u16) {
         let before = self.map.len();
         self.map.retain(|_, known| known.port != port || known.stamp.is_none());
         assert_eq!(self.fdb.flush_port(port), before - self.map.len());
+        self.forget(Some(port));
     }
 
     fn insert_static(&mut self, station: Station, port: u16) {
@@ -223,6 +296,7 @@ impl Both {
                     assert!(self.map.remove(&gone[0]).is_some_and(|k| k.stamp.is_some()));
                 }
                 self.map.insert(station, Known { port, stamp: None });
+                self.forget(None);
             }
             Err(StaticError::NotStation(_)) => assert!(!station.mac.is_station()),
             Err(StaticError::NoSuchPort(_)) => assert!(port >= PORTS),
@@ -251,6 +325,8 @@ impl Both {
         for entry in entries {
             let known = self.map.get(&entry.station).expect("an entry nobody made");
             assert_eq!(entry.port, known.port);
+            let moves = self.moves.get(&entry.station);
+            assert_eq!(entry.held, moves.is_some_and(|moves| moves.hold(now)));
             match (entry.age, known.stamp) {
                 (EntryAge::Static, None) => {}
                 (EntryAge::Idle(idle), Some(stamp)) => assert_eq!(idle, now.saturating_sub(stamp)),

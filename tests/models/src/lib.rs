@@ -14,6 +14,8 @@ pub mod loomed;
 pub mod limits {
     pub const FDB_LOCK_ATTEMPTS: u32 = 1;
     pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
+    pub const FDB_FLAPS: u32 = 5;
+    pub const FDB_HOLD_SECONDS: u32 = 10;
     pub const FDB_MAX_BRIDGES: usize = 2;
     pub const FDB_MAX_PORTS: usize = 1 << 10;
     pub const FDB_PREFETCH_ENTRIES: u32 = 1536;

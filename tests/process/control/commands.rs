@@ -249,6 +249,7 @@ fn the_json_of_each_command_has_its_keys() {
         "port",
         "rings",
         "learn_static",
+        "learn_held",
         "rate_waits",
         "log_suppressed",
         "lists",

@@ -19,7 +19,7 @@ fn frame(to: [u8; 6], from: u8) -> Vec<u8> {
 
 impl Lab {
     /// All events that are kept.
-    fn events(&self) -> Vec<Value> {
+    pub fn events(&self) -> Vec<Value> {
         let text = self.done(&["--json", "events"]);
         text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
     }

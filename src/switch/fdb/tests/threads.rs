@@ -67,8 +67,9 @@ fn threads_a_moving_entry_is_seen_on_one_port_or_the_other() {
     thread::scope(|scope| {
         scope.spawn(|| {
             start.wait();
+            // One move a second: more would be held.
             for round in 0..10 * rounds() {
-                fdb.learn(mac, 6 + (round % 2) as PortId, 0);
+                fdb.learn(mac, 6 + (round % 2) as PortId, round as u32);
             }
             done.store(true, Ordering::Relaxed);
         });
@@ -125,7 +126,8 @@ fn threads_a_new_generation_never_comes_with_an_old_port() {
         scope.spawn(|| {
             start.wait();
             for n in 1..=10 * rounds() {
-                let moved = fdb.learn(mac, (n % 8) as PortId, 0);
+                // One a second: more would be held.
+                let moved = fdb.learn(mac, (n % 8) as PortId, n as u32);
                 assert!(matches!(moved, Learn::Moved { .. }));
             }
             done.store(true, Ordering::Release);

@@ -1,0 +1,168 @@
+//! An address that flaps stays where it was, and nothing else does.
+
+use super::*;
+use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
+
+/// The address moves between these ports, as often as is followed in one second.
+fn flap(fdb: &Fdb, mac: MacAddr, ports: [PortId; 2], now: u32) {
+    for n in 1..FDB_FLAPS as usize {
+        let (from, port) = (ports[(n + 1) % 2], ports[n % 2]);
+        assert_eq!(fdb.learn(mac, port, now), Learn::Moved { from });
+    }
+}
+
+/// Five moves a second are too many: the port that had the address first keeps it.
+#[test]
+fn an_address_that_flaps_stays_with_its_first_port() {
+    let fdb = table();
+    fdb.learn(station(1), 3, 10);
+    flap(&fdb, station(1), [3, 4], 10);
+    let generation = fdb.generation();
+    let until = 10 + FDB_HOLD_SECONDS;
+    for now in 10..=until {
+        assert_eq!(fdb.held(station(1), 4, now), Some(3));
+        assert_eq!(fdb.learn(station(1), 4, now), Learn::Held { at: 3 });
+        assert_eq!(fdb.learn(station(1), 5, now), Learn::Held { at: 3 });
+        assert!(fdb.learn(station(1), 3, now).is_in_table());
+        assert_eq!(fdb.lookup(station(1)), Some(3));
+        assert_eq!(fdb.held(station(1), 3, now), None, "it is there");
+    }
+    assert_eq!(fdb.generation(), generation, "nothing moved");
+    assert_eq!((fdb.entries(until)[0].held, fdb.entries(until + 1)[0].held), (true, false));
+    assert_eq!(fdb.learn(station(1), 4, until + 1), Learn::Moved { from: 3 });
+    assert_consistent(&fdb);
+}
+
+/// What has it at the moment of the last move has no advantage, nor has what took it in silence.
+#[test]
+fn an_address_goes_back_from_whatever_port_has_it() {
+    let fdb = table();
+    fdb.learn(station(1), 3, 10);
+    // Taken in one second; the owner's next frame is the first move of the next.
+    assert_eq!(fdb.learn(station(1), 4, 10), Learn::Moved { from: 3 });
+    for n in 1..FDB_FLAPS as usize {
+        fdb.learn(station(1), [4, 3][n % 2], 11);
+    }
+    assert_eq!(fdb.lookup(station(1)), Some(4));
+    let before = fdb.generation();
+    assert_eq!(fdb.held(station(1), 5, 11), Some(3), "with the next move");
+    assert_eq!(fdb.learn(station(1), 5, 11), Learn::Held { at: 3 });
+    assert!(fdb.generation() > before, "it moved back");
+    assert_eq!((fdb.port_len(3), fdb.port_len(4), fdb.port_len(5)), (1, 0, 0));
+    assert_eq!(fdb.learn(station(1), 4, 12), Learn::Held { at: 3 });
+    assert_consistent(&fdb);
+}
+
+/// Its owner's own frame may be the last move.
+#[test]
+fn the_first_port_takes_an_address_back_itself() {
+    let fdb = table();
+    fdb.learn(station(1), 3, 10);
+    fdb.learn(station(1), 4, 10);
+    for n in 1..=FDB_FLAPS as usize {
+        assert!(fdb.learn(station(1), [4, 3][n % 2], 11).is_in_table(), "{n}");
+    }
+    assert_eq!(fdb.lookup(station(1)), Some(3));
+    assert_eq!(fdb.learn(station(1), 4, 11), Learn::Held { at: 3 });
+}
+
+/// A machine that migrates and comes back, a virtual address that fails over each other second.
+#[test]
+fn what_moves_now_and_then_is_followed() {
+    let fdb = table();
+    fdb.learn(station(1), 3, 10);
+    for (now, port) in [(10, 4), (10, 3), (11, 4), (13, 3), (14, 4), (15, 3), (16, 4), (17, 3)] {
+        assert!(matches!(fdb.learn(station(1), port, now), Learn::Moved { .. }), "{now}");
+        // Announced five times.
+        assert!((0..5).all(|_| fdb.learn(station(1), port, now) == Learn::Known));
+    }
+}
+
+/// Other addresses that flap change nothing about one that does, however many they are.
+#[test]
+fn each_address_has_a_record_of_its_own() {
+    let fdb = table();
+    for n in 0..100 {
+        fdb.learn(station(n), 3, 10);
+    }
+    for n in 0..100 {
+        flap(&fdb, station(n), [3, 4], 10);
+    }
+    assert!((0..100).all(|n| fdb.learn(station(n), 4, 10) == Learn::Held { at: 3 }));
+    assert!((0..100).all(|n| fdb.learn(station(n), 4, 15) == Learn::Held { at: 3 }));
+}
+
+/// What is forgotten, or given by configuration, is held no longer: an address that comes into its
+/// slot begins anew.
+#[test]
+fn nothing_is_left_of_an_address_that_is_forgotten() {
+    let begun = || {
+        let fdb = table();
+        fdb.learn(station(1), 3, 10);
+        flap(&fdb, station(1), [3, 4], 10);
+        assert_eq!(fdb.learn(station(1), 4, 10), Learn::Held { at: 3 });
+        fdb
+    };
+    let fdb = begun();
+    assert_eq!(fdb.flush_port(3), 1);
+    assert_eq!(fdb.learn(station(1), 4, 10), Learn::Inserted);
+    assert_eq!(fdb.learn(station(1), 3, 10), Learn::Moved { from: 4 });
+    let fdb = begun();
+    fdb.insert_static(station(1), 4).unwrap();
+    assert_eq!(fdb.learn(station(1), 3, 10), Learn::Static);
+    assert!(!fdb.entries(10)[0].held && fdb.remove_static(station(1), 4));
+    assert_eq!(fdb.learn(station(1), 3, 10), Learn::Inserted);
+    let fdb = begun();
+    assert_eq!((fdb.age(11 + AGE), fdb.learn(station(1), 4, 12)), (1, Learn::Inserted));
+    assert!(!fdb.entries(12)[0].held);
+    let fdb = begun();
+    assert_eq!(fdb.close_port(3), 1);
+    assert_eq!(fdb.learn(station(1), 4, 10), Learn::Inserted);
+}
+
+/// A port that goes while another one has its address gets it back as one that comes later.
+#[test]
+fn no_address_goes_back_to_a_port_that_is_gone() {
+    for gone in [Fdb::flush_port, Fdb::close_port] {
+        let fdb = table();
+        fdb.learn(station(1), 3, 10);
+        fdb.learn(station(1), 4, 10);
+        assert_eq!(gone(&fdb, 3), 0);
+        for n in 1..FDB_FLAPS as usize {
+            fdb.learn(station(1), [4, 5][n % 2], 10);
+        }
+        assert_eq!(fdb.learn(station(1), 6, 10), Learn::Held { at: 4 });
+    }
+}
+
+/// The first port may have learned as many as it may meanwhile.
+#[test]
+fn an_address_stays_where_it_is_if_its_first_port_has_no_room() {
+    let fdb = Fdb::new(FdbConfig { max_per_port: 1, ..config() });
+    fdb.learn(station(1), 3, 10);
+    assert_eq!(fdb.learn(station(1), 4, 10), Learn::Moved { from: 3 });
+    assert_eq!(fdb.learn(station(2), 3, 10), Learn::Inserted);
+    for n in 1..FDB_FLAPS as usize - 1 {
+        assert!(fdb.learn(station(1), [4, 5][n % 2], 10).is_in_table(), "{n}");
+    }
+    let at = fdb.lookup(station(1)).unwrap();
+    let other = if at == 4 { 5 } else { 4 };
+    assert_eq!(fdb.learn(station(1), 3, 10), Learn::PortFull);
+    assert_eq!(fdb.learn(station(1), other, 10), Learn::Held { at });
+    assert_eq!(fdb.learn(station(1), other, 11), Learn::Held { at });
+    assert_consistent(&fdb);
+}
+
+/// A bucket that is full gives an address of the same port up: with it its record.
+#[test]
+fn an_address_that_displaces_another_begins_anew() {
+    let fdb = table();
+    let crowd = neighbours(&fdb, 9);
+    crowd[..8].iter().for_each(|mac| _ = fdb.learn(*mac, 3, 10));
+    for mac in &crowd[..8] {
+        flap(&fdb, *mac, [3, 4], 10);
+        assert_eq!(fdb.learn(*mac, 4, 10), Learn::Held { at: 3 });
+    }
+    assert_eq!(fdb.learn(crowd[8], 3, 10), Learn::Inserted);
+    assert_eq!(fdb.learn(crowd[8], 4, 10), Learn::Moved { from: 3 });
+}
