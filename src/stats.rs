@@ -258,6 +258,13 @@ counters! {
             "Addresses that moved here from another port; many: two stations share one, or a \
              loop.",
         rate_waits "Times that frames of the port began to wait for its rate-in.",
+        multicast_messages "Reports and queries of IGMP and MLD that snooping read.",
+        multicast_malformed
+            "Those that are malformed, or that no host obeys: they count as other multicast.",
+        multicast_refused
+            "Those for which there was no room, or no time: after a report the port gets the \
+             frames of all groups until the next query.",
+        multicast_limited "Frames from the port that went to members of their group only.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
     /// Copies dropped because they are too big for the port, or no ring of it could be chosen.

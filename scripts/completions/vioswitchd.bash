@@ -23,7 +23,7 @@ _vioswitchd() {
 
     case "${cmd}" in
         vioswitchd)
-            opts="-h -V --config --port --tap --stream --mirror --socket-path --fd --state-dir --strict --check --print-capabilities --workers --cpus --poll --age --control --control-group --control-admin-group --capture-group --metrics --log-level --uplink-to-uplink --plug --help --version"
+            opts="-h -V --config --port --tap --stream --mirror --socket-path --fd --state-dir --strict --check --print-capabilities --workers --cpus --poll --age --control --control-group --control-admin-group --capture-group --metrics --log-level --uplink-to-uplink --multicast-snooping --plug --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -102,6 +102,10 @@ _vioswitchd() {
                     return 0
                     ;;
                 --uplink-to-uplink)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --multicast-snooping)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -182,9 +182,10 @@ pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<Asked, 
 fn separate_truth(args: &[OsString]) -> Option<String> {
     let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
     words.windows(2).find_map(|pair| match pair {
-        [option @ ("--poll" | "--uplink-to-uplink"), truth @ ("true" | "false")] => {
-            Some(format!("unexpected argument '{truth}' found, write {option}={truth}"))
-        }
+        [
+            option @ ("--poll" | "--uplink-to-uplink" | "--multicast-snooping"),
+            truth @ ("true" | "false"),
+        ] => Some(format!("unexpected argument '{truth}' found, write {option}={truth}")),
         _ => None,
     })
 }

@@ -333,6 +333,10 @@ port_keys! {
     "max-addresses" max_addresses: Option<u32> = None, ADDRESSES, ALL, Now, "1",
         "How many addresses the port learns at most, beside its static ones; further ones are not \
          learned. Without it a VM or stream learns 4096, and a TAP any number.";
+    "multicast-router" multicast_router: Option<bool> = None, SWITCHED, ALL, Now, "\"on\"",
+        "`on`: a multicast router or querier may be behind the port: it gets the frames of all \
+         groups, and queries from there count, with --multicast-snooping. Without it a TAP has \
+         `on`, others `off`.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",

@@ -68,6 +68,8 @@ pub struct Config {
     pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
+    /// Frames of a multicast group go to its members, while a querier is heard.
+    pub multicast_snooping: bool,
     /// A directory in which each listening socket becomes a port.
     pub plug: Option<PathBuf>,
     /// What these ports have in common.

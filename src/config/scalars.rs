@@ -124,6 +124,9 @@ scalars! {
     "uplink-to-uplink" uplink_to_uplink: bool = Some(false), "BOOL", |setting, _| truth(setting),
         bool::to_string,
         "Forward between TAPs too; two TAPs in one bridge are then a loop";
+    "multicast-snooping" multicast_snooping: bool = Some(false), "BOOL",
+        |setting, _| truth(setting), bool::to_string,
+        "Send the frames of a multicast group to its members only, while a querier is heard";
     "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
         |path| path.to_string_lossy().into_owned(),
         "Make a port for each socket in this directory, as of libvirt's mode='server'";

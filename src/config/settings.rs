@@ -158,6 +158,7 @@ impl Settings {
             bridge: bridge.unwrap_or_default(),
             vlans: self.vlans(),
             security: (self.guard != Guard::Off).then(|| self.security()),
+            multicast_router: self.multicast_router,
             observes: false,
         }
     }

@@ -15,7 +15,7 @@ use crate::stats::DropReason;
 use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
     Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId, PortPolicy,
-    Reserved, ReservedSet, Source, Station, VlanId,
+    Reserved, ReservedSet, Segment, Source, Station, VlanId,
 };
 use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
@@ -124,9 +124,14 @@ impl Told {
         let (ports, from) = (policy.ports, policy.ports.policy(port.id));
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let segment = from.segment(way.vlan);
+        let limited = self.limited(ports, segment, destination);
         for to in ports.iter().filter(|to| ports.policy(to.id).is_member(segment)) {
             let asked = ports.policy(to.id);
-            if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
+            if limited.as_ref().is_some_and(|reached| !reached.contains(&to.id)) {
+                if to.id != port.id {
+                    self.step(format!("not to {}: it is no member of the group", quote(to)));
+                }
+            } else if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
                 if to.id != port.id {
                     self.step(format!("not to {}: both are uplinks", quote(to)));
                 }
@@ -156,6 +161,27 @@ impl Told {
         self.step(format!(
             "taken for a frame of {word}, which {address} is for: {port} {does} {word}"
         ));
+    }
+
+    /// The ports that frames of the group with this address reach, if these are limited.
+    fn limited(
+        &mut self,
+        ports: &PortTable,
+        segment: Segment,
+        destination: MacAddr,
+    ) -> Option<Vec<PortId>> {
+        let now = clock::coarse_seconds();
+        let groups = ports.snooping()?.limited_by_mac(segment, destination.0, now);
+        let &(group, limited) = groups.first()?;
+        let members = ports.iter().filter(|to| ports.policy(to.id).is_member(segment));
+        let mut reached: Vec<PortId> = members.map(|to| to.id).collect();
+        ports.keep_members(limited, &mut reached);
+        let names: Vec<String> = reached.iter().map(|id| quote(&ports[*id])).collect();
+        self.step(format!(
+            "group {group}: members, routers, and ports not asked yet are {}",
+            names.join(", ")
+        ));
+        Some(reached)
     }
 
     fn coming(&mut self, port: &Port) {

@@ -63,12 +63,12 @@ use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
     COARSE_CLOCK_TICK, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT,
-    FDB_RESERVED_PER_PORT, FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SOCKET_OPENS, STOP_TIMEOUT,
-    TAP_CLOSE_MILLIS,
+    FDB_RESERVED_PER_PORT, FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SNOOPING_SWEEP_PAUSE, SOCKET_OPENS,
+    STOP_TIMEOUT, TAP_CLOSE_MILLIS,
 };
 use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
-use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules};
+use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules, Snooping};
 use crate::sys::blocking::Blocking;
 use crate::sys::eventfd;
 use crate::sys::threads::{join_until, run_again_after_panic};
@@ -262,6 +262,8 @@ impl Daemon {
         let events = Arc::new(Events::new(&news));
         let ports = build::build(config, &desired, &fdb, &events)?;
         received.restore(&ports, &fdb);
+        let snooping = config.multicast_snooping.then(Arc::<Snooping>::default);
+        let ports = ports.with_snooping(snooping);
         let ports = Arc::new(Ports::new(ports));
         let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };
         let shared = Shared {
@@ -395,9 +397,10 @@ impl Daemon {
             let sample = move || sampler::run(&samples, &ports, &workers, &stopping);
             self.helpers.push(start_helper("sampler".to_owned(), &self.stopping, sample)?);
         }
-        if age_seconds > 0 {
+        if age_seconds > 0 || self.ports.present().snooping().is_some() {
             let (fdb, stopping) = (Arc::clone(&self.context.fdb), Arc::clone(&self.stopping));
-            let age = move || age(&fdb, &stopping);
+            let ports = Arc::clone(&self.ports);
+            let age = move || age((&fdb, age_seconds > 0), &ports, &stopping);
             self.helpers.push(start_helper("ageing".to_owned(), &self.stopping, age)?);
         }
         Ok(())
@@ -528,13 +531,25 @@ fn start_helper(
     builder.spawn(move || run_again_after_panic(&what, stopped, work))
 }
 
-/// Removes each address in the second in which it has been idle for too long: a sweep at most once
-/// a second, and none before the first address can be too old. Not part of the data path.
-fn age(fdb: &Fdb, stopping: &AtomicBool) {
+/// Removes each address in the second in which it has been idle for too long, if they age: a sweep
+/// at most once a second, and none before the first address can be too old. Removes groups without
+/// members from time to time, if there is snooping. Not part of the data path.
+fn age((fdb, ages): (&Fdb, bool), ports: &Ports, stopping: &AtomicBool) {
+    let snoops = ports.present().snooping().is_some();
+    let mut sweep = Instant::now() + SNOOPING_SWEEP_PAUSE;
     while !stopping.load(Ordering::Acquire) {
-        let due = Duration::from_secs(fdb.next_expiry(clock::coarse_seconds()).into());
-        let now = Duration::from_nanos(clock::monotonic_nanos());
-        std::thread::park_timeout((due + COARSE_CLOCK_TICK).saturating_sub(now));
-        fdb.age(clock::coarse_seconds());
+        let due = || Duration::from_secs(fdb.next_expiry(clock::coarse_seconds()).into());
+        let now = || Duration::from_nanos(clock::monotonic_nanos());
+        let oldest = ages.then(|| (due() + COARSE_CLOCK_TICK).saturating_sub(now()));
+        let groups = snoops.then(|| sweep.saturating_duration_since(Instant::now()));
+        std::thread::park_timeout([oldest, groups].into_iter().flatten().min().unwrap_or_default());
+        if ages {
+            fdb.age(clock::coarse_seconds());
+        }
+        if snoops && Instant::now() >= sweep {
+            let ports = ports.present();
+            ports.snooping().into_iter().for_each(|all| all.sweep(clock::coarse_seconds()));
+            sweep = Instant::now() + SNOOPING_SWEEP_PAUSE;
+        }
     }
 }

@@ -300,6 +300,7 @@ impl Daemon {
             let unused = workers.have_adopted(serial);
             if unused {
                 fdb.close_port(id);
+                workers.forget_memberships(id);
             }
             !unused
         });

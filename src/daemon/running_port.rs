@@ -98,12 +98,22 @@ impl RunningPort {
         let new = warnings.iter().filter(|warning| !known.contains(warning));
         new.for_each(|warning| log::warn!("{warning}"));
         port.mtu.configure(wanted.mtu);
-        port.policy.set(wanted.policy());
+        let (before, policy) = (port.policy.get(), wanted.policy());
+        let moves = (&before.bridge, &before.vlans) != (&policy.bridge, &policy.vlans);
+        let changes = *before != policy;
+        port.policy.set(policy);
         port.rates.set(wanted.limits(), wanted.flood_limits());
         let waits = now.kind == Kind::Port && now != wanted;
         state.next = waits.then(|| wanted.clone());
         drop(state);
         self.ports.renew();
+        if changes {
+            // Queries may not have reached it as it was before.
+            port.begin();
+        }
+        if moves && let Some(snooping) = self.ports.present().snooping() {
+            snooping.forget(port.id);
+        }
         Ok(())
     }
 

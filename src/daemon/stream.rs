@@ -72,6 +72,7 @@ fn converse(
         return Some(ACCEPT_RETRY_MAX);
     }
     device.set_peer(Some(FrontEnd { pid, uid }));
+    port.begin();
     device.attach(vec![Arc::clone(&connection) as Device], Offloads::NONE);
     port.stats.attaches.add_shared(1);
     port.tell(What::Connected { pid, uid });
@@ -83,6 +84,7 @@ fn converse(
     worker.unwatch(connection.as_raw_fd());
     let end = connection.end().cloned();
     release(device, Some(connection));
+    workers.forget_memberships(port.id);
     match &end {
         None | Some(End::Left) => port.tell(What::Disconnected { why: None }),
         Some(why) => {

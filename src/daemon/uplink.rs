@@ -184,6 +184,7 @@ fn serve(port: &Port, mut opened: Tap, workers: &Workers) -> Result<(), UplinkEr
         workers.for_device(port, queue).watch(device.as_raw_fd(), token(queue))?;
     }
     tap.attach(devices, opened.offloads);
+    port.begin();
     // What came between is found now.
     for queue in 0..tap.queues().len() {
         workers.for_device(port, queue).look(token(queue));

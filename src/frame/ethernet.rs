@@ -11,7 +11,7 @@ use crate::limits::SNAPSHOT_LEN;
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_ARP: u16 = 0x0806;
-const ETHERTYPE_VLAN: u16 = 0x8100;
+pub(super) const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
 
 /// Protocol numbers of IP.

@@ -9,6 +9,7 @@ pub mod ethernet;
 pub mod fold;
 pub mod load;
 pub mod mac;
+pub mod multicast;
 pub mod offload;
 pub mod prefix;
 pub mod rarp;

@@ -12,7 +12,7 @@ use crate::config::{Entry, Key};
 use crate::daemon::degraded::Code;
 use crate::daemon::{Daemon, View};
 use crate::diagnosis::Finding;
-use crate::limits::{FDB_MAX_ENTRIES, METRICS_SERIES_A_PORT};
+use crate::limits::{FDB_MAX_ENTRIES, MAX_GROUPS, METRICS_SERIES_A_PORT};
 use crate::port::Port;
 use crate::stats::{Direction, DropReason, GuardStats, PortStats, Traffic, WorkerStats};
 use crate::sys::clock;
@@ -358,6 +358,15 @@ fn switch(view: &View, health: &Health) -> String {
     say("vioswitch_fdb_addresses", "gauge", help, &one(view.fdb.len() as u64));
     let help = "Addresses that the forwarding table can hold.";
     say("vioswitch_fdb_addresses_limit", "gauge", help, &one(FDB_MAX_ENTRIES.into()));
+    if let Some(snooping) = table.snooping() {
+        let (groups, memberships) = snooping.sizes();
+        let help = "Groups that multicast snooping knows.";
+        say("vioswitch_multicast_groups", "gauge", help, &one(groups as u64));
+        let help = "Groups that multicast snooping can know, those reserved for segments apart.";
+        say("vioswitch_multicast_groups_limit", "gauge", help, &one(MAX_GROUPS as u64));
+        let help = "Memberships of ports in these groups.";
+        say("vioswitch_multicast_memberships", "gauge", help, &one(memberships));
+    }
     say("vioswitch_events_total", "counter", "Events so far.", &one(view.events.last()));
     let clients = &view.clients;
     let help = "Clients connected to the control socket.";

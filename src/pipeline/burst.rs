@@ -29,6 +29,7 @@ use std::time::Instant;
 use super::backpressure::{self, Backpressure, rate::refund};
 use super::deliver::{Delivery, Room, report_broken};
 use super::guard::Violations;
+use super::multicast::Snooped;
 use super::plan::Plan;
 use super::signals::{Broken, Signals};
 use super::stalls::{At, Stalls};
@@ -221,6 +222,10 @@ impl Pipeline {
                     let kept = guard.burst.frames().len();
                     guard.violations.count(kept, source.port());
                 }
+                if let Some(snooping) = ports.snooping() {
+                    let BurstContext { snooped, burst, .. } = &mut *guard;
+                    snooped.note(snooping, burst, (ports, source.port()), self.time.second);
+                }
                 if guard.outcomes.are_wanted() {
                     self.observe(ports, source.port().id, source.counters(), &mut guard, stats);
                 }
@@ -244,7 +249,7 @@ impl Pipeline {
         let port = source.port();
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let (memo, now) = (source.memo(), self.time.second);
-        match ports.policy(port.id).screens() {
+        match ports.policy(port.id).screens() || ports.snooping().is_some() {
             false => context.classify::<false>(&policy, port, ingress, memo, now),
             true => context.classify::<true>(&policy, port, ingress, memo, now),
         }
@@ -336,6 +341,8 @@ pub struct BurstContext {
     pub plan: Plan,
     /// What its frames broke of the rules of their port's guard.
     pub violations: Violations,
+    /// What snooping has to do with its frames.
+    pub snooped: Snooped,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
     /// Until when it may wait for rings that another worker holds, once it does.

@@ -10,6 +10,7 @@
 //! decision cost every frame 5 of 290.
 
 use super::burst::{BurstContext, bytes_of};
+use super::multicast::Reach;
 use super::plan::Plan;
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
@@ -217,7 +218,8 @@ impl BurstContext {
         source: &mut SourceMemo,
         now: u32,
     ) {
-        let BurstContext { burst, plan, memo, flows, bytes, outcomes, violations, .. } = self;
+        let BurstContext { burst, plan, memo, flows, bytes, outcomes, violations, snooped, .. } =
+            self;
         memo.start_burst();
         // Before anything is learned from them.
         let asked = policy.ports.policy(ingress.port);
@@ -253,7 +255,14 @@ impl BurstContext {
                 }
                 Ok(Decision::Flood(flood)) => {
                     let from = (ingress, classifier.segment);
-                    if !flood_frame(policy, from, flood, (i, plan), &mut flood_copies) {
+                    let reach = match flood {
+                        Flood::Group if SCREENED => {
+                            let from = (asked.may_route(ingress.kind), from.1);
+                            snooped.reach(policy.ports.snooping(), (burst, i), from, now)
+                        }
+                        _ => Reach::All,
+                    };
+                    if !flood_frame(policy, from, (flood, reach), (i, plan), &mut flood_copies) {
                         cut = Some(i);
                         break;
                     }
@@ -283,18 +292,24 @@ impl BurstContext {
 fn flood_frame(
     policy: &Policy<'_, PortTable>,
     from: (Ingress, Segment),
-    flood: Flood,
+    (flood, reach): (Flood, Reach),
     (i, plan): (usize, &mut Plan),
     copies: &mut usize,
 ) -> bool {
     // Of a table that asks for nothing both kinds are one.
     let plain = policy.ports.is_plain();
     let flood = if plain { Flood::Group } else { flood };
-    let key = from.1.to_bits() << Flood::BITS | flood.number();
+    let key = match reach {
+        Reach::All => u64::from(from.1.to_bits()) << Flood::BITS | u64::from(flood.number()),
+        Reach::Routers => 1 << 40 | u64::from(from.1.to_bits()),
+        Reach::Members(of) => 2 << 40 | u64::from(of.serial),
+    };
     let fan = plan.fan(key, |targets| {
         find_targets(policy, from, flood, targets);
+        reach.keep(policy.ports, targets);
         // A frame to each of many VLANs has all ports looked at as often.
-        *copies += if plain { 0 } else { policy.ports.numbers() / LOOKS_PER_COPY };
+        *copies +=
+            if plain && reach == Reach::All { 0 } else { policy.ports.numbers() / LOOKS_PER_COPY };
     });
     let targets = fan.targets().len();
     if i > 0 && *copies + targets > BURST_FLOOD_COPIES {

@@ -17,6 +17,7 @@ pub mod burst;
 pub mod classify;
 pub mod deliver;
 pub mod guard;
+pub mod multicast;
 pub mod plan;
 pub mod screen;
 pub mod signals;

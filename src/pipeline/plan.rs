@@ -98,7 +98,7 @@ impl Run {
 #[derive(Debug)]
 pub struct Fan {
     /// What ports these are, as a number.
-    key: u32,
+    key: u64,
     frames: [u8; BURST_FRAMES],
     count: usize,
     targets: Vec<PortId>,
@@ -113,7 +113,7 @@ impl Default for Fan {
 
 impl Fan {
     /// Empties the fan, and has `find` find the ports of `key`.
-    fn restart(&mut self, key: u32, find: impl FnOnce(&mut Vec<PortId>)) {
+    fn restart(&mut self, key: u64, find: impl FnOnce(&mut Vec<PortId>)) {
         (self.key, self.count) = (key, 0);
         self.targets.clear();
         find(&mut self.targets);
@@ -276,7 +276,7 @@ impl Plan {
     }
 
     /// The list of frames that go to the ports of `key`, which `find` finds if it is new.
-    pub fn fan(&mut self, key: u32, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
+    pub fn fan(&mut self, key: u64, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
         let known = self.fans().iter().position(|fan| fan.key == key);
         let at = known.unwrap_or_else(|| {
             if self.fanned == self.fans.len() {

@@ -38,7 +38,7 @@ pub mod steering;
 pub mod table;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::outcomes::Outcomes;
@@ -49,6 +49,7 @@ use crate::guard::bucket::Bucket;
 use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
 use crate::switch::{Fdb, FloodLimits, Limit, PortId, PortKind, PortPolicy, StaticError, Station};
+use crate::sys::clock;
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
@@ -97,6 +98,8 @@ pub struct Port {
     pub left_out: AtomicBool,
     /// It is being removed.
     pub leaving: AtomicBool,
+    /// A second before which what is behind it, or its bridge and VLAN, may have been another.
+    pub since: AtomicU32,
     /// The ports that it came in the place of.
     pub line: Line,
     /// The longest packet that goes there.
@@ -138,6 +141,7 @@ impl Port {
             rates: Rates::default(),
             left_out: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            since: AtomicU32::new(clock::coarse_seconds() + 1),
             line: Line::default(),
             mtu: Mtu::new(None),
             stats: PortStats::default(),
@@ -337,6 +341,11 @@ impl Port {
             self.dropped_from.add(from, frames.len());
         }
         outcomes.dropped(frames, self.id, reason);
+    }
+
+    /// What is behind it is another one from now on. Workers may see that a moment later.
+    pub fn begin(&self) {
+        self.since.store(clock::coarse_seconds() + 1, Ordering::Relaxed);
     }
 
     /// What the switch's policy needs to know.

@@ -19,7 +19,9 @@ use super::{GuestPort, Port};
 use crate::capture::Capture;
 use crate::limits::{MAX_CAPTURES, MAX_PORTS};
 use crate::switch::mirror::{Mirror, Watch};
-use crate::switch::{PortId, PortKind, PortPolicy, PortView, ReservedSet, Segment};
+use crate::switch::{
+    Limited, PortId, PortKind, PortPolicy, PortView, ReservedSet, Segment, Snooping,
+};
 
 /// The ports of one moment, by number.
 #[derive(Debug, Clone)]
@@ -34,6 +36,8 @@ pub struct PortTable {
     /// The mirrors that are wanted, and those whose ports are there.
     mirrors: Arc<[Mirror]>,
     watches: Box<[Watch]>,
+    /// Which ports the frames of groups go to, if that is asked.
+    snooping: Option<Arc<Snooping>>,
     /// There are captures or such mirrors.
     observed: bool,
     /// Numbers that no port has lie between those in use where a port has gone.
@@ -118,10 +122,39 @@ impl PortTable {
         self.captures.iter().map(Arc::as_ref)
     }
 
+    /// Groups and their members, if frames of groups go to these alone.
+    #[inline(always)]
+    pub fn snooping(&self) -> Option<&Snooping> {
+        self.snooping.as_deref()
+    }
+
+    /// Whether multicast routers and queriers may be behind a port.
+    pub fn may_route(&self, id: PortId) -> bool {
+        self.policy(id).may_route(self[id].kind())
+    }
+
+    /// Keeps of these ports those that get the frames of a limited group.
+    pub fn keep_members(&self, of: Limited, ports: &mut Vec<PortId>) {
+        let Some(snooping) = self.snooping() else { return };
+        snooping.members(of, |takes| {
+            let since = |id: PortId| self[id].since.load(Ordering::Relaxed);
+            // Who does not hear the querier does not answer it.
+            let hears = |id: PortId| self.policy(of.querier).reaches(self.policy(id));
+            ports.retain(|id| self.may_route(*id) || !hears(*id) || takes(*id, since(*id)));
+        });
+    }
+
+    /// With groups and their members.
+    #[must_use]
+    pub fn with_snooping(self, snooping: Option<Arc<Snooping>>) -> PortTable {
+        PortTable { snooping, ..self }
+    }
+
     /// These ports instead, with all else as it is here.
     fn with(&self, ports: impl Iterator<Item = Arc<Port>>) -> PortTable {
         let (captures, mirrors) = (self.captures.clone(), Arc::clone(&self.mirrors));
-        PortTable { captures, mirrors, ..ports.collect() }.observed()
+        let snooping = self.snooping.clone();
+        PortTable { captures, mirrors, snooping, ..ports.collect() }.observed()
     }
 
     /// With its mirrors resolved. A port that gets their copies does nothing else.
@@ -190,6 +223,7 @@ impl FromIterator<Arc<Port>> for PortTable {
             captures: Box::default(),
             mirrors: Arc::default(),
             watches: Box::default(),
+            snooping: None,
             observed: false,
             slots: slots.into(),
         }
@@ -312,7 +346,9 @@ impl Ports {
         if new {
             let all = present.iter().cloned();
             let captures = present.captures.clone();
-            let next = PortTable { captures, mirrors: mirrors.into(), ..all.collect() };
+            let snooping = present.snooping.clone();
+            let table = PortTable { captures, snooping, ..all.collect() };
+            let next = PortTable { mirrors: mirrors.into(), ..table };
             self.replace(&mut present, next.observed());
         }
         new

@@ -111,7 +111,7 @@ drop_reasons! {
     "vioswitchctl port set NAME isolated=off for one of the two, unless that is intended";
 
     NoReceiver, "no_receiver", "in",
-    "a flood, and no other port may receive it",
+    "a flood, and no other port may receive it, or is a member of its group",
     "nothing";
 
     Disabled, "disabled", "in",

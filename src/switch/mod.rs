@@ -15,6 +15,7 @@ pub mod fdb;
 pub mod memo;
 pub mod meter;
 pub mod mirror;
+pub mod multicast;
 pub mod policy;
 pub mod port_security;
 pub mod reserved;
@@ -26,6 +27,7 @@ pub mod vlan;
 pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
 pub use memo::{BurstMemo, SourceMemo};
 pub use meter::{Booking, Limit, Meter, Rate, Room, Size};
+pub use multicast::{Limited, Noted, Snooping};
 pub use policy::{
     Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
 };

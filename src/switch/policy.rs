@@ -96,6 +96,8 @@ pub struct PortPolicy {
     pub vlans: Membership,
     /// What it may send; none if that is anything.
     pub security: Option<PortSecurity>,
+    /// Whether multicast routers and queriers may be behind it; if not given, behind uplinks.
+    pub multicast_router: Option<bool>,
     /// It gets the copies of a mirror, and takes part in no forwarding.
     pub observes: bool,
 }
@@ -112,6 +114,7 @@ impl PortPolicy {
         bridge: Bridge::DEFAULT,
         vlans: Membership::Opaque,
         security: None,
+        multicast_router: None,
         observes: false,
     };
 
@@ -128,6 +131,11 @@ impl PortPolicy {
     /// Whether frames go from here to a port of which this is asked, as far as isolation says.
     pub fn reaches(&self, other: &PortPolicy) -> bool {
         !(self.isolated && other.isolated)
+    }
+
+    /// Whether multicast routers and queriers may be behind a port of this kind.
+    pub fn may_route(&self, kind: PortKind) -> bool {
+        self.multicast_router.unwrap_or(kind == PortKind::Uplink)
     }
 
     /// Whether frames from there are looked at one by one.

@@ -573,6 +573,7 @@ impl Drop for Session<'_> {
             guest.detach();
         }
         self.context.fdb.flush_port(self.port.id);
+        self.context.workers.forget_memberships(self.port.id);
         self.port.mtu.agree(None);
     }
 }

@@ -104,6 +104,9 @@ pub(super) fn receive_kick(
         && (ring.has_work() || ring.enable_kicks())
     {
         ring.suppress_kicks();
+        if guest.active() == 0 {
+            port.begin();
+        }
         guest.set_active(index, true);
         waiting = std::mem::take(&mut side.awaited);
     }

@@ -37,6 +37,7 @@ use self::assignment::Assignment;
 use self::reserve::Reserves;
 use crate::limits::{ADOPTION_STEP, RESERVES, STOP_TIMEOUT};
 use crate::port::Port;
+use crate::switch::PortId;
 use crate::sys::affinity;
 use crate::sys::clock;
 use crate::sys::threads::join_until;
@@ -127,6 +128,12 @@ impl Workers {
     pub fn have_adopted(&self, serial: u64) -> bool {
         let threads = self.reserves.threads();
         threads.iter().all(|handle| handle.adopted.load(Ordering::Acquire) >= serial)
+    }
+
+    /// Forgets what groups a port is a member of: what is behind it left.
+    pub fn forget_memberships(&self, port: PortId) {
+        let ports = self.rings.ports().present();
+        ports.snooping().into_iter().for_each(|snooping| snooping.forget(port));
     }
 
     /// Wakes the workers and waits, until `end` at most, for all of them to go by that table. True

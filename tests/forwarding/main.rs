@@ -13,6 +13,7 @@ mod ovn_oracle;
 mod reserved;
 mod rfc2889;
 mod segmentation;
+mod snooping;
 mod storm;
 mod stream;
 mod switching;

@@ -32,6 +32,7 @@ fn defaults() {
         metrics: None,
         log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
+        multicast_snooping: false,
         plug: None,
         template: Settings::new(Kind::Template),
         warnings: vec![],

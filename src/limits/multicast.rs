@@ -1,0 +1,47 @@
+//! Limits of multicast snooping.
+
+/// Seconds after its last query without which a querier counts as gone: "other querier present
+/// interval", RFC 3376 section 8.5.
+pub const QUERIER_SECONDS: u32 = 255;
+
+/// Seconds after its last report without which a port counts as a member no more: "group
+/// membership interval", RFC 3376 section 8.4.
+pub const MEMBERSHIP_SECONDS: u32 = 260;
+
+/// The longest interval between queries that these two allow for, in seconds: a querier that says
+/// that it asks more rarely does not count.
+pub const MAX_QUERY_INTERVAL_SECONDS: u32 = 125;
+
+/// The longest time for answers that they allow for, in seconds.
+pub const MAX_QUERY_RESPONSE_SECONDS: u32 = 10;
+
+/// Seconds that an answer may take beyond the time that the query allows for.
+pub const QUERY_GRACE_SECONDS: u32 = 2;
+
+/// Groups that any bridges and VLANs may have.
+pub const MAX_GROUPS: usize = 2_048;
+
+/// Groups of one bridge or VLAN: a quarter, so that no tenant's network fills the table.
+pub const MAX_GROUPS_PER_SEGMENT: usize = MAX_GROUPS / 4;
+
+/// Groups that a bridge or VLAN may have although the table is full.
+pub const RESERVED_GROUPS_PER_SEGMENT: usize = 16;
+
+/// Groups that one port may be a member of: Linux joins 20 for each socket.
+pub const MAX_GROUPS_PER_PORT: u16 = 256;
+
+/// Bridges and VLANs with a querier.
+pub const MAX_SNOOPED_SEGMENTS: usize = 128;
+
+/// Bytes of a report or query that are read; a longer one is malformed, as is one that no Ethernet
+/// carries in one frame.
+pub const MAX_MEMBERSHIP_MESSAGE_BYTES: usize = 2_048;
+
+/// Attempts of a worker at the table's lock, before it forwards a frame as without snooping.
+pub const SNOOPING_LOCK_ATTEMPTS: u32 = 128;
+
+/// Groups that are looked at under one lock, where those that ended are removed: some µs.
+pub const SNOOPING_SWEEP_GROUPS: usize = 16;
+
+/// Removes groups that ended so often, at least.
+pub const SNOOPING_SWEEP_PAUSE: std::time::Duration = std::time::Duration::from_secs(30);

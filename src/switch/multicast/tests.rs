@@ -1,0 +1,179 @@
+//! Snooping: when groups are limited, to whom, and what the table has room for.
+
+use super::*;
+
+const A: Segment = Segment::new(0, 10);
+const B: Segment = Segment::new(0, 20);
+const UP: PortId = 0;
+const START: u32 = 1_000;
+
+fn group(n: u16) -> IpAddr {
+    [239, 1, (n >> 8) as u8, n as u8].into()
+}
+
+fn general(response: u32) -> Query {
+    let from = [10, 0, 0, 1].into();
+    Query {
+        from,
+        group: None,
+        has_sources: false,
+        suppress: false,
+        response,
+        interval: None,
+        version: 2,
+    }
+}
+
+fn specific(n: u16) -> Query {
+    Query { group: Some(group(n)), ..general(1) }
+}
+
+/// A table in which a querier was heard and answered.
+fn asked() -> Snooping {
+    let all = Snooping::default();
+    assert_eq!(all.query(A, UP, &general(1), START), Noted::Yes);
+    all
+}
+
+fn join(all: &Snooping, segment: Segment, port: PortId, n: u16, now: u32) -> Noted {
+    all.report(segment, port, [group(n)].into_iter(), now)
+}
+
+/// Which of ports 1 to 4, there since `since`, get a group's frames; nothing if all do.
+fn members(all: &Snooping, segment: Segment, n: u16, since: u32, now: u32) -> Option<Vec<PortId>> {
+    let limited = all.limited(segment, group(n), now)?;
+    let mut found = Vec::new();
+    all.members(limited, |takes| found.extend((1..5).filter(|port| takes(*port, since))));
+    Some(found)
+}
+
+#[test]
+fn a_group_is_limited_once_a_query_was_answered() {
+    let all = Snooping::default();
+    assert_eq!(join(&all, A, 1, 1, START), Noted::Ignored, "without a querier");
+    all.query(A, UP, &general(1), START);
+    assert!(all.has_querier(A, true, START) && !all.has_querier(A, false, START));
+    assert_eq!(join(&all, A, 1, 1, START + 1), Noted::Yes);
+    assert_eq!(members(&all, A, 1, 1, START + 2), None, "others may answer still");
+    assert_eq!(members(&all, A, 1, 1, START + 3), Some(vec![1]));
+    assert_eq!(members(&all, A, 2, 1, START + 3), None, "a group without members");
+    assert_eq!(members(&all, B, 1, 1, START + 3), None, "another VLAN");
+    // A port that came after the query has not been asked.
+    assert_eq!(members(&all, A, 1, START, START + 3), Some(vec![1, 2, 3, 4]));
+    all.query(A, UP, &general(1), START + 100);
+    assert_eq!(members(&all, A, 1, START + 50, START + 102), Some(vec![1, 2, 3, 4]));
+    assert_eq!(members(&all, A, 1, START + 50, START + 103), Some(vec![1]));
+}
+
+#[test]
+fn without_its_querier_a_group_is_flooded_again() {
+    let all = asked();
+    let end = START + QUERIER_SECONDS;
+    join(&all, A, 1, 1, end - 1);
+    assert_eq!(members(&all, A, 1, 1, end - 1), Some(vec![1]));
+    assert_eq!(members(&all, A, 1, 1, end), None);
+    // It comes back, and nothing of before counts as asked.
+    all.query(A, UP, &general(5), end + 5);
+    assert_eq!(members(&all, A, 1, 1, end + 6), None);
+    assert_eq!(members(&all, A, 1, 1, end + 12), Some(vec![1]));
+}
+
+#[test]
+fn a_member_ages_and_reports_keep_it() {
+    let all = asked();
+    let mut now = START;
+    join(&all, A, 1, 1, now);
+    join(&all, A, 2, 1, now);
+    for _ in 0..5 {
+        now += 125;
+        all.query(A, UP, &general(1), now);
+        join(&all, A, 1, 1, now);
+    }
+    assert_eq!(members(&all, A, 1, 1, now), Some(vec![1]), "port 2 did not answer");
+    all.sweep(now);
+    assert_eq!(all.sizes(), (1, 1));
+    let found = all.limited_by_mac(A, [1, 0, 0x5e, 1, 0, 1], now);
+    assert_eq!(found.iter().map(|one| one.0).collect::<Vec<_>>(), [group(1)]);
+    assert_eq!(members(&all, A, 1, 1, now + MEMBERSHIP_SECONDS), None);
+    all.sweep(now + MEMBERSHIP_SECONDS);
+    let table = all.0.read().unwrap();
+    assert!(table.places.is_empty() && table.segments.is_empty() && table.free.len() == PLACES);
+    assert!(table.joined.iter().all(|count| *count == 0));
+}
+
+#[test]
+fn who_does_not_answer_a_query_about_the_group_is_a_member_no_more() {
+    let all = asked();
+    [1, 2].into_iter().for_each(|port| _ = join(&all, A, port, 1, START + 3));
+    let now = START + 10;
+    let quiet = Query { suppress: true, ..specific(1) };
+    assert_eq!(all.query(A, UP, &quiet, now), Noted::Ignored);
+    assert_eq!(all.query(A, UP, &specific(1), now), Noted::Yes);
+    all.query(A, UP, &specific(1), now + 1);
+    join(&all, A, 2, 1, now + 1);
+    assert_eq!(members(&all, A, 1, 1, now + 3), Some(vec![1, 2]));
+    assert_eq!(members(&all, A, 1, 1, now + 4), Some(vec![2]));
+}
+
+#[test]
+fn what_left_is_no_member() {
+    let all = asked();
+    [1, 2].into_iter().for_each(|port| _ = join(&all, A, port, 1, START + 3));
+    all.forget(1);
+    assert_eq!(members(&all, A, 1, 1, START + 4), Some(vec![2]));
+}
+
+#[test]
+fn a_querier_that_asks_too_rarely_does_not_count() {
+    let all = Snooping::default();
+    let rare = Query { interval: Some(126), ..general(1) };
+    assert_eq!(all.query(A, UP, &rare, START), Noted::Ignored);
+    assert_eq!(all.query(A, UP, &general(11), START), Noted::Ignored);
+    assert!(!all.has_querier(A, true, START));
+}
+
+/// A guest that joins a million groups fills its own quota; one in a full table leaves those of
+/// others as they are, and room for theirs.
+#[test]
+fn quotas_keep_room_for_others_and_push_none_out() {
+    let all = asked();
+    all.query(B, UP, &general(1), START);
+    join(&all, A, 1, 60_000, START);
+    let capacity = all.0.read().unwrap().places.capacity();
+    for n in 0..1_000_000u32 {
+        let address = IpAddr::from((0xe100_0000 + n).to_be_bytes());
+        let noted = all.report(A, 2, [address].into_iter(), START);
+        assert_eq!(noted == Noted::Yes, n < u32::from(MAX_GROUPS_PER_PORT), "{n}");
+    }
+    assert_eq!(join(&all, A, 1, 1, START), Noted::Yes);
+    // With other ports the segment is full, and with other segments the table.
+    for (n, port) in (0..4_000).map(|n| (n, 3 + n / 200)) {
+        join(&all, A, port, n, START);
+    }
+    assert_eq!(join(&all, A, 40, 50_000, START), Noted::Full);
+    for segment in (100..200).map(|vlan| Segment::new(0, vlan)) {
+        all.query(segment, UP, &general(1), START);
+        (0..100).for_each(|n| _ = join(&all, segment, 100 + n / 10 + segment.vlan(), n, START));
+    }
+    for n in 0..RESERVED_GROUPS_PER_SEGMENT as u16 {
+        assert_eq!(join(&all, B, 1_000, n, START), Noted::Yes, "{n}");
+    }
+    assert_eq!(join(&all, B, 1_000, 100, START), Noted::Full);
+    assert_eq!(members(&all, A, 60_000, 1, START + 3), Some(vec![1]));
+    assert_eq!(members(&all, B, 100, 1, START + 3), None, "no room, no limit");
+    let table = all.0.read().unwrap();
+    assert_eq!(table.places.capacity(), capacity, "nothing was allocated");
+}
+
+/// A place that another group has is not taken for the first one's.
+#[test]
+fn what_was_found_is_not_another_groups() {
+    let all = asked();
+    join(&all, A, 1, 1, START + 3);
+    let found = all.limited(A, group(1), START + 4).unwrap();
+    all.forget(1);
+    all.sweep(START + 4);
+    join(&all, A, 2, 2, START + 4);
+    assert_eq!(all.limited(A, group(2), START + 4).unwrap().place, found.place);
+    all.members(found, |takes| assert!((1..5).all(|port| takes(port, 1))));
+}
