@@ -132,19 +132,7 @@ impl Both {
                 self.note_move(station, from, now.min(u32::MAX - 1));
                 self.map.insert(station, known);
             }
-            Learn::Held { at } => {
-                let from = before.expect("an address").port;
-                let began = !self.moves.get(&station).is_some_and(|m| m.hold(known.stamp.unwrap()));
-                if began {
-                    self.note_move(station, from, now.min(u32::MAX - 1));
-                }
-                // Its origin may have no room.
-                assert!(held == Some(at) || held.is_some() && at == from && began);
-                assert!(held == Some(at) || self.is_full(held.expect("a port")));
-                if at != from {
-                    self.map.insert(station, Known { port: at, ..known });
-                }
-            }
+            Learn::Held { at } => self.stays(station, at, held, known),
             Learn::Inserted => {
                 assert!(before.is_none() && station.mac.is_station());
                 if self.fdb.len() == len {
@@ -182,6 +170,21 @@ impl Both {
         assert_eq!(self.fdb.len(), self.map.len());
         if matches!(answer, Learn::Moved { .. }) {
             assert_ne!(self.fdb.generation(), generation, "a move makes answers wrong");
+        }
+    }
+
+    /// It is held `at` a port, where `held` is due.
+    fn stays(&mut self, station: Station, at: u16, held: Option<u16>, known: Known) {
+        let (from, now) = (self.map[&station].port, known.stamp.expect("a second"));
+        let began = !self.moves.get(&station).is_some_and(|moves| moves.hold(now));
+        if began {
+            self.note_move(station, from, now);
+        }
+        // Its origin may have no room.
+        assert!(held == Some(at) || held.is_some() && at == from && began);
+        assert!(held == Some(at) || self.is_full(held.expect("a port")));
+        if at != from {
+            self.map.insert(station, Known { port: at, ..known });
         }
     }
 
