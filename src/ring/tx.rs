@@ -275,20 +275,26 @@ impl SplitRing {
 
     /// Gives up to `limit` heads back unread, at most those of one burst, and publishes them: their
     /// number, and whether the driver wants to be signalled. Nothing is known of what they lead to,
-    /// so a ring full of chains costs no more than one of frames.
-    pub fn discard(&mut self, limit: usize) -> Result<(usize, bool), RingError> {
+    /// so a ring full of chains costs no more than one of frames. `count` is called with the number
+    /// before the driver sees one: a frame that is back is counted.
+    pub fn discard(
+        &mut self,
+        limit: usize,
+        count: impl FnOnce(usize),
+    ) -> Result<(usize, bool), RingError> {
         self.check_memory()?;
-        let count = usize::from(self.refresh_available()?).min(limit).min(BURST_FRAMES);
-        for i in 0..count {
+        let taken = usize::from(self.refresh_available()?).min(limit).min(BURST_FRAMES);
+        for i in 0..taken {
             let head = self.load_head(self.next_avail.wrapping_add(i as u16));
             if head >= self.size() {
                 return Err(RingError::Head { head, size: self.size() });
             }
             self.store_used(self.next_used.wrapping_add(i as u16), head, 0);
         }
-        self.next_used = self.next_used.wrapping_add(count as u16);
-        self.next_avail = self.next_avail.wrapping_add(count as u16);
-        Ok((count, self.publish()))
+        self.next_used = self.next_used.wrapping_add(taken as u16);
+        self.next_avail = self.next_avail.wrapping_add(taken as u16);
+        count(taken);
+        Ok((taken, self.publish()))
     }
 
     /// Gives every head of the burst back, in ring order, and publishes them at once; true if the

@@ -117,14 +117,16 @@ impl Pipeline {
         // A driver that refills as fast as we discard ends this loop at one ring's worth.
         let mut left = usize::from(ring.size());
         while let (1.., Some(ring)) = (left, &mut vring.ring) {
-            match ring.discard(left) {
+            let count = |taken: usize| {
+                queue.stats.frames.add(taken as u64);
+                queue.stats.drops.add(DropReason::Disabled, taken as u64);
+            };
+            match ring.discard(left, count) {
                 // The driver kicks for the next frame only if asked to, or was just before us.
                 Ok((0, _)) if ring.enable_kicks() => left -= 1,
                 Ok((0, _)) | Err(_) => break,
                 Ok((taken, wanted)) => {
                     left -= taken;
-                    queue.stats.frames.add(taken as u64);
-                    queue.stats.drops.add(DropReason::Disabled, taken as u64);
                     self.signals.note(id, wanted, vring, &queue.stats);
                 }
             }

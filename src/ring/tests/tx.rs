@@ -352,14 +352,26 @@ fn what_is_discarded_goes_back_unread_a_burst_at_a_time() {
         describe(&queue, head, &[desc(u64::MAX, u32::MAX, 0xffff, 0xffff)]);
     }
     offer(&queue, &(0..100).map(|i| i * 2).collect::<Vec<_>>());
-    assert_eq!(ring.discard(10), Ok((10, true)));
-    assert_eq!(ring.discard(256), Ok((64, true)));
-    assert_eq!(ring.discard(256), Ok((26, true)));
-    assert_eq!(ring.discard(256), Ok((0, false)));
+    // They are counted before the driver sees one of them.
+    let mut back = 0;
+    let mut discard = |limit| {
+        let before = used(&queue).len();
+        let discarded = ring.discard(limit, |taken| {
+            assert_eq!(used(&queue).len(), before, "{taken}");
+            back += taken;
+        });
+        assert_eq!(used(&queue).len(), back);
+        discarded
+    };
+    assert_eq!(discard(10), Ok((10, true)));
+    assert_eq!(discard(256), Ok((64, true)));
+    assert_eq!(discard(256), Ok((26, true)));
+    assert_eq!(discard(256), Ok((0, false)));
     let back: Vec<_> = (0..100).map(|i| (i * 2, 0)).collect();
     assert_eq!(used(&queue), back);
     offer(&queue, &[3, 256]);
-    assert_eq!(ring.discard(256), Err(RingError::Head { head: 256, size: 256 }));
+    let counted = |taken| panic!("{taken} counted");
+    assert_eq!(ring.discard(256, counted), Err(RingError::Head { head: 256, size: 256 }));
     assert_eq!(used(&queue), back, "nothing is half done");
     assert_eq!(ring.base(), 100);
 }
