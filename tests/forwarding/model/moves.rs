@@ -10,7 +10,10 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
 
-/// An operation that begins so late in a second waits for the next one.
+/// An operation begins so long after a second's beginning: a worker may have read the clock before
+/// it had to wait for a CPU ...
+const EARLY: Duration = Duration::from_millis(50);
+/// ... and so long before its end.
 const LATE: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -29,11 +32,12 @@ pub fn begin() {
     loop {
         let (second, part) = clock();
         let left = Duration::from_secs(1).saturating_sub(part);
-        if left > LATE {
+        if part >= EARLY && left > LATE {
             SECOND.set(second);
             return;
         }
-        std::thread::sleep(left);
+        let early = EARLY.saturating_sub(part);
+        std::thread::sleep(if early.is_zero() { left + EARLY } else { early });
     }
 }
 
