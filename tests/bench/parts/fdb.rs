@@ -108,8 +108,8 @@ fn look_up(fdb: &Fdb, visits: &[(MacAddr, PortId)]) -> usize {
     visits.iter().filter(|(mac, _)| black_box(fdb.lookup(*mac)).is_some()).count()
 }
 
-/// Learns a burst on port 1 or 2, in turn for each address, and each frame in a second of its own, so
-/// that no address flaps; how many moved.
+/// Learns a burst on port 1 or 2, in turn for each address, and each frame in a second of its own,
+/// so that no address flaps; how many moved.
 #[inline(always)]
 fn shift(fdb: &Fdb, visits: &[(MacAddr, PortId)], now: &mut u32) -> usize {
     let moved = |learn| matches!(learn, Learn::Moved { .. });
