@@ -1,45 +1,46 @@
-//! Tells that addresses moved to a port.
+//! Tells that addresses moved to a port, or flap and are held at another one.
 //!
-//! Workers count that ([`crate::stats::PortStats::mac_moves`]) and note the last one. It is told
-//! once in a while ([`super::sampler`]), as a guest can have an address move with each frame.
+//! Workers count both ([`crate::stats::PortStats::mac_moves`], `learn_held`) and note the last
+//! address. Each is told once in a while ([`super::sampler`]), as a guest can have an address move
+//! with each frame.
 
+use super::paced::Paced;
 use crate::events::What;
 use crate::limits::MOVES_TOLD_SECONDS;
 use crate::port::{Port, PortTable};
 
-/// The moves of one port.
+/// The moves to one port, and its frames from addresses that another one keeps.
 #[derive(Debug)]
 pub struct Moves {
-    /// Those that were told, or came before; unknown while counters of before are being carried
-    /// over.
-    told: Option<u64>,
-    /// The second of the last time.
-    second: Option<u32>,
+    moved: Paced,
+    held: Paced,
 }
 
 impl Moves {
-    /// Those so far need not be told.
-    pub fn new(told: Option<u64>) -> Moves {
-        Moves { told, second: None }
+    /// So many of each so far need not be told.
+    pub fn new(moved: Option<u64>, held: Option<u64>) -> Moves {
+        Moves { moved: Paced::new(moved), held: Paced::new(held) }
     }
 
     /// True if all were told.
     pub fn are_over(&self, port: &Port) -> bool {
-        self.told.is_none_or(|told| told == port.stats.mac_moves.get())
+        self.moved.is_over(port.stats.mac_moves.get())
+            && self.held.is_over(port.stats.learn_held.get())
     }
 
-    /// What the port has counted by second `now`; `ports` are those that addresses came from.
+    /// What the port has counted by second `now`; `ports` are those that addresses came from or are
+    /// held at.
     pub fn look(&mut self, port: &Port, ports: &PortTable, now: u32) {
-        let count = port.stats.mac_moves.get();
-        let moves = count.wrapping_sub(*self.told.get_or_insert(count));
-        let lately = self.second.is_some_and(|told| now.abs_diff(told) < MOVES_TOLD_SECONDS);
-        if moves == 0 || lately {
-            return;
+        let name = |id| ports.get(id).map(|port| port.name.clone());
+        let moves = self.moved.due(port.stats.mac_moves.get(), now, MOVES_TOLD_SECONDS);
+        if let (Some(moves), Some((mac, from))) = (moves, port.last_seen.moved()) {
+            let what = What::MacMoved { mac, from: name(from), moves };
+            port.events.tell_and_log(&port.name, what);
         }
-        (self.told, self.second) = (Some(count), Some(now));
-        if let Some((mac, from)) = port.last_seen.moved() {
-            let from = ports.get(from).map(|from| from.name.clone());
-            port.events.tell_and_log(&port.name, What::MacMoved { mac, from, moves });
+        let frames = self.held.due(port.stats.learn_held.get(), now, MOVES_TOLD_SECONDS);
+        if let (Some(frames), Some((mac, at))) = (frames, port.last_seen.held()) {
+            let what = What::MacHeld { mac, at: name(at), frames };
+            port.events.tell_and_log(&port.name, what);
         }
     }
 }
@@ -60,7 +61,7 @@ mod tests {
         let ports: PortTable = [port(0, "a"), port(1, "b")].into_iter().collect();
         let port = &ports[0];
         let mac: MacAddr = "52:54:00:00:00:01".parse().unwrap();
-        let mut moves = Moves::new(Some(0));
+        let mut moves = Moves::new(Some(0), Some(0));
         moves.look(port, &ports, 0);
         for now in [1, 1, 1, 2, 9, 11, 12, 30] {
             port.stats.mac_moves.add_shared(1);
@@ -74,5 +75,23 @@ mod tests {
         let told = events.after(0, 9).events.into_iter().map(|event| event.what);
         let moved = |moves| What::MacMoved { mac, from: Some("b".to_owned()), moves };
         assert_eq!(told.collect::<Vec<_>>(), [1, 5, 2].map(moved));
+    }
+
+    #[test]
+    fn holds_are_told_once_in_a_while() {
+        let events = Arc::new(Events::new(&Arc::new(Waker::new().unwrap())));
+        let port = |id, name| Arc::new(Port::guest(id, name, 1).telling(&events));
+        let ports: PortTable = [port(0, "a"), port(1, "b")].into_iter().collect();
+        let mac: MacAddr = "52:54:00:00:00:01".parse().unwrap();
+        let mut moves = Moves::new(Some(0), Some(0));
+        for now in [1, 1, 2, 9, 11, 30] {
+            ports[0].stats.learn_held.add_shared(1);
+            ports[0].last_seen.note_held(mac, 1);
+            moves.look(&ports[0], &ports, now);
+        }
+        assert!(moves.are_over(&ports[0]));
+        let told = events.after(0, 9).events.into_iter().map(|event| event.what);
+        let held = |frames| What::MacHeld { mac, at: Some("b".to_owned()), frames };
+        assert_eq!(told.collect::<Vec<_>>(), [1, 4, 1].map(held));
     }
 }

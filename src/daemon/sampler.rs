@@ -1,9 +1,9 @@
 //! Looks once a second at what ports count.
 //!
 //! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
-//! begin and end ([`super::drops`]), that addresses moved ([`super::moves`]) or are held
-//! elsewhere ([`super::holds`]) and what guards refused ([`super::violations`]), and remembers what
-//! each port counted in the last minutes, which findings are judged by ([`super::diagnose`]). While
+//! begin and end ([`super::drops`]), that addresses moved or are held elsewhere
+//! ([`super::moves`]) and what guards refused ([`super::violations`]), and remembers what each port
+//! counted in the last minutes, which findings are judged by ([`super::diagnose`]). While
 //! all workers sleep nothing is counted, and the thread has no timer once all drops that began have
 //! ended and all else is told.
 
@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::drops::Drops;
-use super::holds::Holds;
 use super::moves::Moves;
 use super::violations::Violations;
 use crate::diagnosis::facts::Sender;
@@ -56,7 +55,6 @@ pub struct Seen {
     port: Arc<Port>,
     drops: Drops,
     moves: Moves,
-    holds: Holds,
     violations: Violations,
     /// Unknown while counters of before are being carried over.
     history: Option<History>,
@@ -112,11 +110,8 @@ impl Samples {
 
     /// True if nothing is left to be told, unless there is more.
     pub fn are_over(&self) -> bool {
-        let over = |Seen { port, drops, moves, holds, violations, .. }: &Seen| {
-            drops.are_over()
-                && moves.are_over(port)
-                && holds.are_over(port)
-                && violations.are_over(port)
+        let over = |Seen { port, drops, moves, violations, .. }: &Seen| {
+            drops.are_over() && moves.are_over(port) && violations.are_over(port)
         };
         self.ledger().ports.values().all(over)
     }
@@ -148,8 +143,7 @@ impl Seen {
         Seen {
             port: Arc::clone(port),
             drops: Drops::new(traffic),
-            moves: Moves::new(told(0)),
-            holds: Holds::new(told(1)),
+            moves: Moves::new(told(0), told(1)),
             violations: Violations::new(told(2)),
             history: traffic.map(|traffic| History::new(now, counts(port, traffic))),
             senders: Senders::default(),
@@ -158,11 +152,10 @@ impl Seen {
     }
 
     fn look_at(&mut self, ports: &PortTable, now: u32) {
-        let Seen { port, drops, moves, holds, violations, history, senders, .. } = self;
+        let Seen { port, drops, moves, violations, history, senders, .. } = self;
         let traffic = port.traffic();
         drops.look(port, &traffic, now);
         moves.look(port, ports, now);
-        holds.look(port, ports, now);
         violations.look(port, now);
         let counts = counts(port, &traffic);
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);

@@ -3,6 +3,7 @@
 //! Workers count that ([`crate::stats::GuardStats`]) and note the last one. It is told once in a
 //! while ([`super::sampler`]), as a guest can break a rule with each frame.
 
+use super::paced::Paced;
 use crate::events::What;
 use crate::limits::VIOLATIONS_TOLD_SECONDS;
 use crate::port::Port;
@@ -11,35 +12,24 @@ use crate::switch::port_security::Address;
 
 /// The violations of one port.
 #[derive(Debug)]
-pub struct Violations {
-    /// Those that were told, or came before; unknown while counters of before are being carried
-    /// over.
-    told: Option<u64>,
-    /// The second of the last time.
-    second: Option<u32>,
-}
+pub struct Violations(Paced);
 
 impl Violations {
     /// Those so far need not be told.
     pub fn new(told: Option<u64>) -> Violations {
-        Violations { told, second: None }
+        Violations(Paced::new(told))
     }
 
     /// True if all were told.
     pub fn are_over(&self, port: &Port) -> bool {
-        self.told.is_none_or(|told| told == port.stats.guard.total())
+        self.0.is_over(port.stats.guard.total())
     }
 
     /// What the port has counted by second `now`.
     pub fn look(&mut self, port: &Port, now: u32) {
-        let count = port.stats.guard.total();
-        let frames = count.wrapping_sub(*self.told.get_or_insert(count));
-        let lately = self.second.is_some_and(|told| now.abs_diff(told) < VIOLATIONS_TOLD_SECONDS);
-        if frames == 0 || lately {
-            return;
-        }
-        (self.told, self.second) = (Some(count), Some(now));
-        if let Some(Violation { rule, address }) = port.last_seen.violation() {
+        let frames = self.0.due(port.stats.guard.total(), now, VIOLATIONS_TOLD_SECONDS);
+        let violation = port.last_seen.violation();
+        if let (Some(frames), Some(Violation { rule, address })) = (frames, violation) {
             let rule = rule.name();
             let address = (address != Address::None).then(|| address.to_string());
             let dropped = port.policy.get().security.as_ref().is_some_and(|rules| rules.enforced);

@@ -1,0 +1,35 @@
+//! A count that grows with frames of a guest, of which an event tells now and then.
+
+/// What of a count was told, and when.
+#[derive(Debug)]
+pub struct Paced {
+    /// How many were told, or came before; unknown while counters of before are being carried
+    /// over.
+    told: Option<u64>,
+    /// The second of the last time.
+    second: Option<u32>,
+}
+
+impl Paced {
+    /// Those so far need not be told.
+    pub fn new(told: Option<u64>) -> Paced {
+        Paced { told, second: None }
+    }
+
+    /// True if all of `count` were told.
+    pub fn is_over(&self, count: u64) -> bool {
+        self.told.is_none_or(|told| told == count)
+    }
+
+    /// How many of `count` are to be told in second `now`, if any: once in `pause` seconds at most.
+    /// They count as told then.
+    pub fn due(&mut self, count: u64, now: u32, pause: u32) -> Option<u64> {
+        let more = count.wrapping_sub(*self.told.get_or_insert(count));
+        let lately = self.second.is_some_and(|told| now.abs_diff(told) < pause);
+        if more == 0 || lately {
+            return None;
+        }
+        (self.told, self.second) = (Some(count), Some(now));
+        Some(more)
+    }
+}
