@@ -2,15 +2,20 @@
 //! `sampler` remembers of them. Takes no lock that a worker waits for; of a ring that is in use at
 //! the moment it is not known whether it is broken.
 
+use std::cell::LazyCell;
+use std::collections::HashSet;
+use std::ops::Deref;
+
 use super::sampler::Seen;
 use super::{Daemon, View};
 use crate::config::Origin;
 use crate::diagnosis::facts::{self, Condition, Degraded, Facts, Link, LinkState, Offloads};
 use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
+use crate::frame::MacAddr;
 use crate::port::{Port, PortTable};
 use crate::stats::Direction;
-use crate::switch::{Entry, Membership, PortKind, PortView, Segment, Station};
+use crate::switch::{Membership, PortId, PortKind, PortView, Segment, Station};
 use crate::sys::clock;
 
 impl Daemon {
@@ -33,26 +38,36 @@ impl View {
     /// What is wrong with a switch that is in this condition, the worst first.
     pub fn diagnose(&self, condition: Condition) -> Vec<Finding> {
         let (ports, now) = (self.ports.present(), clock::coarse_seconds());
+        // Of all ports at once: a table may have many entries, and guests can have each port ask.
+        let held = LazyCell::new(|| {
+            let held = self.fdb.entries(now).into_iter().filter(|entry| entry.held);
+            held.map(|entry| (entry.station.mac, entry.port)).collect()
+        });
         let facts = Facts {
             condition,
             uplink_to_uplink: self.rules.uplink_to_uplink,
             addresses: self.fdb.len(),
-            ports: ports.iter().map(|port| self.facts(&ports, port, now)).collect(),
+            ports: ports.iter().map(|port| self.facts(&ports, port, &held, now)).collect(),
         };
         diagnosis::judge(&facts)
     }
 
-    fn facts(&self, ports: &PortTable, port: &Port, now: u32) -> facts::Port {
+    /// `held`: addresses that are held now, and where.
+    fn facts(
+        &self,
+        ports: &PortTable,
+        port: &Port,
+        held: &impl Deref<Target = HashSet<(MacAddr, PortId)>>,
+        now: u32,
+    ) -> facts::Port {
         let name = |id| ports.get(id).map(|port| port.name.clone());
         let foreign = port.last_seen.foreign().and_then(|mac| {
             let segment = ports.policy(port.id).untagged()?;
             let (owner, is_static) = self.fdb.whose(Station::new(segment, mac))?;
             Some((mac, name(owner).filter(|_| is_static && owner != port.id)?))
         });
-        let held = port.last_seen.held().and_then(|(mac, at)| {
-            let here = |entry: &Entry| entry.station.mac == mac && entry.port == at && entry.held;
-            Some((mac, name(at)?, self.fdb.entries(now).iter().any(here)))
-        });
+        let last = port.last_seen.held();
+        let held = last.and_then(|(mac, at)| Some((mac, name(at)?, held.contains(&(mac, at)))));
         let moved = port.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
         let over = |seen: &Seen| [MOMENT, MINUTE, LATELY].map(|seconds| seen.over(seconds, now));
         let seen = self.samples.of(port, |seen| (over(seen), seen.senders.lately(now)));
