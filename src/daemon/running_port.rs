@@ -100,17 +100,17 @@ impl RunningPort {
         port.mtu.configure(wanted.mtu);
         let (before, policy) = (port.policy.get(), wanted.policy());
         let moves = (&before.bridge, &before.vlans) != (&policy.bridge, &policy.vlans);
-        let changes = *before != policy;
+        if *before != policy {
+            // Queries may not have reached it as it was before. First: until it is seen to change
+            // it may get too much, and never too little.
+            port.begin();
+        }
         port.policy.set(policy);
         port.rates.set(wanted.limits(), wanted.flood_limits());
         let waits = now.kind == Kind::Port && now != wanted;
         state.next = waits.then(|| wanted.clone());
         drop(state);
         self.ports.renew();
-        if changes {
-            // Queries may not have reached it as it was before.
-            port.begin();
-        }
         if moves && let Some(snooping) = self.ports.present().snooping() {
             snooping.forget(port.id);
         }

@@ -10,7 +10,7 @@
 //! decision cost every frame 5 of 290.
 
 use super::burst::{BurstContext, bytes_of};
-use super::multicast::Reach;
+use super::multicast::{Reach, Snooped};
 use super::plan::Plan;
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
@@ -221,6 +221,9 @@ impl BurstContext {
         let BurstContext { burst, plan, memo, flows, bytes, outcomes, violations, snooped, .. } =
             self;
         memo.start_burst();
+        if SCREENED {
+            *snooped = Snooped::default();
+        }
         // Before anything is learned from them.
         let asked = policy.ports.policy(ingress.port);
         let refused = match &asked.security {

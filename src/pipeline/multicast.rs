@@ -6,6 +6,8 @@
 //! may be given back to its ring and come again. A sender that changes it in between deceives the
 //! switch about itself alone.
 
+use core::net::IpAddr;
+
 use super::screen::admit;
 use crate::frame::ethernet;
 use crate::frame::multicast::{self, Malformed, Message};
@@ -53,6 +55,8 @@ impl Reach {
 pub struct Snooped {
     messages: u64,
     limited: u64,
+    /// The last group, and how its frames are limited: bursts are mostly one stream.
+    last: Option<((Segment, IpAddr), Option<Limited>)>,
 }
 
 impl Snooped {
@@ -93,14 +97,13 @@ impl Snooped {
                 Err(Malformed) => self.messages |= 1 << index,
             }
         }
-        let group = multicast::group(&frame.snapshot, frame.len);
-        match group.and_then(|group| snooping.limited(segment, group, now)) {
-            Some(limited) => {
-                self.limited |= 1 << index;
-                Reach::Members(limited)
-            }
-            None => Reach::All,
-        }
+        let Some(group) = multicast::group(&frame.snapshot, frame.len) else { return Reach::All };
+        let known = self.last.filter(|(of, _)| *of == (segment, group));
+        let (_, limited) = *self.last.insert(
+            known.unwrap_or_else(|| ((segment, group), snooping.limited(segment, group, now))),
+        );
+        self.limited |= u64::from(limited.is_some()) << index;
+        limited.map_or(Reach::All, Reach::Members)
     }
 
     /// Notes what the messages of a burst say, and counts, as far as its frames stay.
@@ -112,7 +115,7 @@ impl Snooped {
         (ports, port): (&PortTable, &Port),
         now: u32,
     ) {
-        let Snooped { messages, limited } = std::mem::take(self);
+        let Snooped { messages, limited, .. } = std::mem::take(self);
         if messages | limited == 0 {
             return;
         }

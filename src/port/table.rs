@@ -347,8 +347,8 @@ impl Ports {
             let all = present.iter().cloned();
             let captures = present.captures.clone();
             let snooping = present.snooping.clone();
-            let table = PortTable { captures, snooping, ..all.collect() };
-            let next = PortTable { mirrors: mirrors.into(), ..table };
+            let mirrors = mirrors.into();
+            let next = PortTable { captures, mirrors, snooping, ..all.collect() };
             self.replace(&mut present, next.observed());
         }
         new

@@ -22,7 +22,9 @@
 
 use core::net::IpAddr;
 use std::collections::HashMap;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{
+    PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult,
+};
 
 use super::fdb::PortId;
 use super::segment::Segment;
@@ -150,28 +152,25 @@ impl Default for Snooping {
     }
 }
 
+/// The table, unless another thread holds it for long.
+fn attempt<T>(lock: impl Fn() -> TryLockResult<T>) -> Option<T> {
+    (0..SNOOPING_LOCK_ATTEMPTS).find_map(|_| match lock() {
+        Ok(table) => Some(table),
+        Err(TryLockError::Poisoned(table)) => Some(table.into_inner()),
+        Err(TryLockError::WouldBlock) => {
+            std::hint::spin_loop();
+            None
+        }
+    })
+}
+
 impl Snooping {
-    /// The table, unless another thread holds it for long.
     fn try_read(&self) -> Option<RwLockReadGuard<'_, Table>> {
-        (0..SNOOPING_LOCK_ATTEMPTS).find_map(|_| match self.0.try_read() {
-            Ok(table) => Some(table),
-            Err(TryLockError::Poisoned(table)) => Some(table.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                std::hint::spin_loop();
-                None
-            }
-        })
+        attempt(|| self.0.try_read())
     }
 
     fn try_write(&self) -> Option<RwLockWriteGuard<'_, Table>> {
-        (0..SNOOPING_LOCK_ATTEMPTS).find_map(|_| match self.0.try_write() {
-            Ok(table) => Some(table),
-            Err(TryLockError::Poisoned(table)) => Some(table.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                std::hint::spin_loop();
-                None
-            }
-        })
+        attempt(|| self.0.try_write())
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Table> {
@@ -293,7 +292,7 @@ impl Table {
     }
 
     /// The ports with a report about a group.
-    fn members(&self, place: u16) -> impl Iterator<Item = PortId> {
+    fn members(&self, place: u16) -> impl Iterator<Item = PortId> + use<> {
         let words = self.groups[usize::from(place)].members;
         words.into_iter().enumerate().flat_map(|(at, mut bits)| {
             std::iter::from_fn(move || {
@@ -399,11 +398,8 @@ impl Table {
 
     fn sweep(&mut self, place: u16, now: u32) {
         let Some(key) = self.groups[usize::from(place)].key else { return };
-        for port in 0..MAX_PORTS as PortId {
-            let is_there =
-                self.groups[usize::from(place)].members[usize::from(port) / 64] >> (port % 64) & 1
-                    != 0;
-            if is_there && !self.is_member(place, port, now) {
+        for port in self.members(place) {
+            if !self.is_member(place, port, now) {
                 self.clear(place, port);
             }
         }
