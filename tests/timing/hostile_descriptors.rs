@@ -159,15 +159,16 @@ fn a_crowd_at_the_call_descriptor() {
     // The session finds out.
     let call = EventFd::new();
     let there_before = Crowd::around(&call, waiters);
-    let begun = Instant::now();
+    let began = Instant::now();
     call.write(1);
-    let slow = begun.elapsed();
+    let slow = began.elapsed();
     println!("a write that wakes {waiters} takes {slow:?}");
     call.take();
     let mut early = Frontend::connect(&d.socket(3), SOON).expect("connect");
     early.set_vring_fd(req::SET_VRING_CALL, 0, Some(call.raw())).expect("sent");
     assert!(early.closed_within(LATEST), "not dropped by its session, {slow:?} a signal");
-    assert!(call.take() <= 16);
+    let (signals, most) = (call.take(), 16 + forgiven(began));
+    assert!(signals <= most, "{signals} slow signals, not {most}");
     drop(there_before);
 
     // A worker finds out.
@@ -176,6 +177,7 @@ fn a_crowd_at_the_call_descriptor() {
     set_call(&mut evil, &call);
     call.take();
     let waiting = Crowd::around(&call, waiters);
+    let began = Instant::now();
     // Some broadcasts find its signals put off.
     let dropped = wait_for(LATEST, || {
         net.run(&[Job::new(0, To::Broadcast, 1, Sizes::Fixed(60))]);
@@ -183,8 +185,8 @@ fn a_crowd_at_the_call_descriptor() {
         evil.fe.closed_within(Duration::from_millis(5))
     });
     assert!(dropped, "not dropped by a worker\n{}", d.log());
-    let signals = call.take();
-    assert!((1..=17).contains(&signals), "{signals} slow signals");
+    let (signals, most) = (call.take(), 17 + forgiven(began));
+    assert!((1..=most).contains(&signals), "{signals} slow signals, not {most}");
     drop(waiting);
 
     // It is not taken again for a while, and its port does not keep the daemon from ending.
