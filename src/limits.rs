@@ -347,14 +347,18 @@ pub const TAP_COPY_BYTES: usize = 4_096;
 /// 1,024 (`UIO_MAXIOV`), and each costs it about 30 ns.
 pub const TAP_GATHER_PIECES: usize = 32;
 
-/// Bytes for each of [`BURST_FRAMES`] frames that go to a queue of a TAP together, its header
-/// included: 128 KiB for a queue, which count as locked memory (`RLIMIT_MEMLOCK`). Longer ones go
-/// by themselves.
+/// Longest of the frames that go to a queue of a TAP together, its header included. Longer ones go
+/// by themselves. Room for [`BURST_FRAMES`] of them, 128 KiB for a queue, counts as locked memory
+/// (`RLIMIT_MEMLOCK`).
 pub const TAP_BATCH_ROOM: usize = 2_048;
 
 /// Fewer frames go by `write` each. By io_uring a frame costs as much in batches of 4, 100 ns more
 /// alone, and 50 ns less in batches of 64.
 pub const TAP_BATCH_LEAST: usize = 6;
+
+/// Headers of a packet to which segments are added: Ethernet with two tags, IPv6 and TCP with all
+/// its options.
+pub const TAP_PACKET_HEADERS: usize = 22 + 40 + 60;
 
 /// Longest frame on a stream: QEMU's largest packet (`NET_BUFSIZE`). Those above [`MAX_FRAME_LEN`]
 /// are dropped; a greater length ends the connection, as nothing behind it can be parsed.

@@ -5,6 +5,7 @@
 //! were already copied out of a ring.
 
 pub mod checksum;
+pub mod coalesce;
 pub mod ethernet;
 pub mod fold;
 pub mod load;

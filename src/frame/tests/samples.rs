@@ -47,6 +47,26 @@ pub fn tcp(v6: bool, payload: usize) -> Vec<u8> {
     p
 }
 
+/// The segments of a TCP stream over IPv4 to `port`, each with so many bytes, complete.
+pub fn segments(port: u16, count: u16, payload: usize) -> Vec<Vec<u8>> {
+    let segment = |index: u16| {
+        let mut p = tcp(false, payload);
+        p[18..20].copy_from_slice(&index.to_be_bytes());
+        p[24..26].fill(0);
+        let sum = !ones(0, &p[14..34]) as u16;
+        p[24..26].copy_from_slice(&sum.to_be_bytes());
+        p[36..38].copy_from_slice(&port.to_be_bytes());
+        let sequence = u32::from(index) * payload as u32;
+        p[38..42].copy_from_slice(&sequence.to_be_bytes());
+        // ACK alone.
+        p[47] = 0x10;
+        let sum = !ones(0, &p[34..]) as u16;
+        p[50..52].copy_from_slice(&sum.to_be_bytes());
+        p
+    };
+    (0..count).map(segment).collect()
+}
+
 /// A header that asks for what is left to do: for segments too if `mss` is not 0.
 pub fn asking(v6: bool, mss: u16) -> VnetHdr {
     let kind = if v6 { GSO_TCPV6 } else { GSO_TCPV4 };

@@ -1,15 +1,16 @@
 //! Any bytes as header and frame: nothing panics, an answer does not depend on how many of a
 //! frame's first bytes were at hand, and what is accepted lies inside the frame; segments of sound
 //! packets hold the payload, whole and in order, and each is a complete packet by arithmetic of its
-//! own and by etherparse; a guard lets no packet pass whose source, by etherparse, is not the
-//! port's.
+//! own and by etherparse; segments that are merged are cut into what they were; a guard lets no
+//! packet pass whose source, by etherparse, is not the port's.
 
 use etherparse::{NetHeaders, PacketHeaders};
+use vioswitch::frame::coalesce::{Order, Packet as Merged};
 use vioswitch::frame::ethernet::{self, Addresses};
 use vioswitch::frame::offload::{self, Offloads, Refused, Request};
 use vioswitch::frame::{MacAddr, Segmenter, Sum, VnetHdr, flow_hash, rarp};
 use vioswitch::limits::{
-    MAX_DATAGRAMS, MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_SEGMENTS, SNAPSHOT_LEN,
+    BURST_FRAMES, MAX_DATAGRAMS, MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_SEGMENTS, SNAPSHOT_LEN,
 };
 use vioswitch::switch::port_security::{
     self, AllowedIps, AllowedMacs, Headers, PortSecurity, Servers,
@@ -191,7 +192,7 @@ fn sound_packet(input: &mut Input<'_>) {
         assert!(!request.is_gso());
         return;
     };
-    let (mut together, mut sequence) = (Vec::new(), None);
+    let (mut together, mut sequence, mut all) = (Vec::new(), None, Vec::new());
     for index in 0..segmenter.segments() {
         let (from, len) = segmenter.payload(index);
         let part = &frame[from as usize..][..len as usize];
@@ -204,10 +205,10 @@ fn sound_packet(input: &mut Input<'_>) {
             assert_eq!(sequence.unwrap_or(told), told, "segment {index}");
             sequence = Some(told.wrapping_add(len));
             // CWR is for the first, FIN and PSH are for the last.
-            let (all, flags) = (frame[packet.l4 + 13], segment.frame[packet.l4 + 13]);
+            let (asked, flags) = (frame[packet.l4 + 13], segment.frame[packet.l4 + 13]);
             let last = together.len() == frame.len() - packet.headers;
             let keeps = if index == 0 { 0xff } else { 0x7f } & if last { 0xff } else { 0xf6 };
-            assert_eq!(flags, all & keeps, "segment {index}");
+            assert_eq!(flags, asked & keeps, "segment {index}");
         }
         if packet.v4 {
             let id =
@@ -218,7 +219,9 @@ fn sound_packet(input: &mut Input<'_>) {
             let parsed = PacketHeaders::from_ethernet_slice(&segment.frame).expect("well formed");
             assert!(parsed.payload.slice().ends_with(part));
         }
+        all.push(segment.frame);
     }
+    merge(&all);
     let rest = &frame[packet.headers..];
     assert!(rest.starts_with(&together));
     assert_eq!(rest.len() == together.len(), segmenter.surplus() == 0);
@@ -240,6 +243,50 @@ fn look(frame: &[u8]) {
     let announced = rarp::request(mac);
     assert_eq!(announced[6..12], mac.0);
     guarded(frame, mac);
+    merge(&[frame.to_vec(), frame.to_vec()]);
+}
+
+/// Frames that may be segments, each behind the one before it.
+fn merge(frames: &[Vec<u8>]) {
+    let listed: Vec<u8> = (0..frames.len().min(BURST_FRAMES) as u8).collect();
+    let head =
+        |at| frames.get(usize::from(at)).map(|frame| &frame[..frame.len().min(SNAPSHOT_LEN)]);
+    if let Some(order) = Order::of(&listed, |at| head(at).unwrap_or_default()) {
+        let mut all = order.frames().to_vec();
+        all.sort_unstable();
+        assert_eq!(all, listed);
+    }
+    let Some((first, others)) = frames.split_first() else { return };
+    let header = VnetHdr::plain(0);
+    let Some(mut merged) = Merged::begin(first, header) else { return };
+    let mut buffer = [first.clone(), vec![0; 1 << 16]].concat();
+    for next in others {
+        let write = |room: &mut [u8]| {
+            room.get_mut(..next.len())?.copy_from_slice(next);
+            Some((next.len(), header))
+        };
+        if !merged.may_take(next.len()) || !merged.add(&mut buffer, write) {
+            break;
+        }
+    }
+    let (len, count) = (merged.len(), usize::from(merged.segments()));
+    let header = VnetHdr { num_buffers: [1, 0], ..merged.finish(&mut buffer) };
+    let packet = &buffer[..len];
+    let first = &packet[..len.min(MAX_HEADERS_LEN)];
+    let request = offload::check(header, first, len as u32, Offloads::ALL).expect("sound");
+    assert_eq!(request.is_gso(), count > 1);
+    let Some(mut segmenter) = Segmenter::new(&request, first, len as u32) else { return };
+    assert_eq!(segmenter.segments() as usize, count);
+    for (index, frame) in (0..).zip(&frames[..count]) {
+        let (from, len) = segmenter.payload(index);
+        let part = &packet[from as usize..][..len as usize];
+        let same = [segmenter.complete(index, Sum::of(part)), part].concat();
+        let at = request.csum_at();
+        let sums = [&same, frame].map(|frame| u16::from_be_bytes([frame[at], frame[at + 1]]));
+        // Both zeros of ones' complement are the same sum.
+        assert!(sums[0] % 0xffff == sums[1] % 0xffff);
+        assert!(with_sum(&same, at, [0; 2]) == with_sum(frame, at, [0; 2]));
+    }
 }
 
 /// What a guard says of a frame from its own address, of as many of its bytes as are at hand.

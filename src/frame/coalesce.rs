@@ -1,0 +1,380 @@
+//! Segments of one TCP stream, one after another, as one large packet: what Linux does with frames
+//! that come from a network card (GRO: `tcp_gro_receive`, `inet_gro_receive`,
+//! `ipv6_gro_receive`), for devices that take such packets.
+//!
+//! What comes of it, cut again as its header asks ([`super::segment`]), is byte for byte what went
+//! into it. So all headers have to be equal but for the lengths, the sums, the sequence numbers and
+//! the IPv4 identifications, which have to follow each other, and PSH, which only the last has; a
+//! checksum is checked before it is left out. All of that is what Linux demands; it also merges
+//! packets with FIN, of extension headers, and with one identification for all, which go by
+//! themselves here.
+//!
+//! Segments are found by their first bytes ([`Place::of`], [`Order`]) and then merged where they
+//! lie in private memory ([`Packet`]).
+
+use super::VnetHdr;
+use super::checksum::Sum;
+use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP, l3_offset};
+use super::offload::{
+    GSO_TCPV4, GSO_TCPV6, IPV4_HEADER, IPV6_HEADER, NEEDS_CSUM, TCP_CSUM, TCP_HEADER,
+};
+use crate::limits::{BURST_FRAMES, TAP_PACKET_HEADERS};
+
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+/// Longest TCP header.
+const TCP_MOST: usize = 60;
+const ACK: u8 = 0x10;
+const PSH: u8 = 0x08;
+
+/// Where in its TCP stream a frame stands, as far as its first bytes say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Addresses and ports.
+    stream: [u8; 36],
+    sequence: u32,
+    /// Bytes of the TCP header and what follows.
+    len: usize,
+}
+
+/// What a frame is to segments that come behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: of another protocol.
+    Other,
+    /// It may be of any stream.
+    Any,
+    /// Of this one.
+    Segment(Place),
+}
+
+impl Kind {
+    /// Of a frame that begins with `head`.
+    #[inline]
+    pub fn of(head: &[u8]) -> Kind {
+        let l3 = l3_offset(head);
+        let Some(&kind) = head.get(l3 - 2..).and_then(<[u8]>::first_chunk) else {
+            return Kind::Other;
+        };
+        match u16::from_be_bytes(kind) {
+            ETHERTYPE_IPV4 => Kind::of_v4(head, l3),
+            ETHERTYPE_IPV6 => Kind::of_v6(head, l3),
+            _ => Kind::Other,
+        }
+    }
+
+    fn of_v4(head: &[u8], l3: usize) -> Kind {
+        let Some((ip, tcp)) = split::<IPV4_HEADER>(head, l3) else { return Kind::Any };
+        match ip[9] {
+            TCP if ip[0] == 0x45 && fragment(ip) & 0x3fff == 0 => {}
+            UDP | ICMP => return Kind::Other,
+            _ => return Kind::Any,
+        }
+        let len = usize::from(u16::from_be_bytes([ip[2], ip[3]])).saturating_sub(IPV4_HEADER);
+        Place::find(&ip[12..20], tcp, len)
+    }
+
+    fn of_v6(head: &[u8], l3: usize) -> Kind {
+        let Some((ip, tcp)) = split::<IPV6_HEADER>(head, l3) else { return Kind::Any };
+        match ip[6] {
+            TCP => {}
+            UDP | ICMPV6 => return Kind::Other,
+            _ => return Kind::Any,
+        }
+        Place::find(&ip[8..40], tcp, usize::from(u16::from_be_bytes([ip[4], ip[5]])))
+    }
+}
+
+/// A network header of `N` bytes and what is behind it.
+fn split<const N: usize>(head: &[u8], l3: usize) -> Option<(&[u8; N], &[u8])> {
+    head.get(l3..)?.split_first_chunk::<N>()
+}
+
+/// Flags and offset of an IPv4 header.
+fn fragment(ip: &[u8]) -> u16 {
+    u16::from_be_bytes([ip[6], ip[7]])
+}
+
+impl Place {
+    fn find(addresses: &[u8], tcp: &[u8], len: usize) -> Kind {
+        let Some(first) = tcp.first_chunk::<8>() else { return Kind::Any };
+        let mut stream = [0; 36];
+        stream[..addresses.len()].copy_from_slice(addresses);
+        stream[32..].copy_from_slice(&first[..4]);
+        let [.., a, b, c, d] = *first;
+        Kind::Segment(Place { stream, sequence: u32::from_be_bytes([a, b, c, d]), len })
+    }
+
+    /// True if this may be what comes behind `before`: the length of its TCP header need not be
+    /// among its first bytes.
+    fn follows(&self, before: &Place) -> bool {
+        let payload = self.sequence.wrapping_sub(before.sequence) as usize;
+        let headers = before.len.wrapping_sub(payload);
+        (TCP_HEADER..=TCP_MOST).contains(&headers) && payload > 0 && self.stream == before.stream
+    }
+
+    /// A number that is the same for all of a stream, below [`BURST_FRAMES`].
+    fn slot(&self) -> usize {
+        let words = self.stream.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word));
+        let mixed = words.fold(0u32, |sum, word| sum.rotate_left(5) ^ word);
+        (mixed.wrapping_mul(0x9e37_79b1) >> 26) as usize % BURST_FRAMES
+    }
+}
+
+/// The order in which the frames of a burst leave so that segments that follow each other do so.
+/// Frames of one stream stay in theirs.
+#[derive(Debug)]
+pub struct Order {
+    frames: [u8; BURST_FRAMES],
+    count: usize,
+    /// Bit n: frame n is the one behind frame n - 1 in its stream.
+    follows: u64,
+}
+
+impl Order {
+    /// Of the listed frames, whose first bytes `head` gives; none if no two of them may be merged.
+    pub fn of<'a>(frames: &[u8], head: impl Fn(u8) -> &'a [u8]) -> Option<Order> {
+        const NONE: u8 = u8::MAX;
+        let frames = &frames[..frames.len().min(BURST_FRAMES)];
+        // Of each frame: its place, and the one behind it. Of each slot: its last frame.
+        let mut places: [Option<Place>; BURST_FRAMES] = [None; BURST_FRAMES];
+        let (mut next, mut last) = ([NONE; BURST_FRAMES], [NONE; BURST_FRAMES]);
+        let mut behind = 0u64;
+        for (at, &index) in frames.iter().enumerate() {
+            let place = match Kind::of(head(index)) {
+                Kind::Other => continue,
+                Kind::Any => {
+                    last = [NONE; BURST_FRAMES];
+                    continue;
+                }
+                Kind::Segment(place) => place,
+            };
+            let slot = &mut last[place.slot()];
+            let before = places.get(usize::from(*slot)).copied().flatten();
+            if before.is_some_and(|before| place.follows(&before)) {
+                next[usize::from(*slot)] = at as u8;
+                behind |= 1 << at;
+            }
+            places[at] = Some(place);
+            *slot = at as u8;
+        }
+        if behind == 0 {
+            return None;
+        }
+        let mut order = Order { frames: [0; BURST_FRAMES], count: 0, follows: 0 };
+        for first in (0..frames.len()).filter(|at| behind >> at & 1 == 0) {
+            let mut at = first;
+            loop {
+                order.follows |= u64::from(at != first) << order.count;
+                order.frames[order.count] = frames[at];
+                order.count += 1;
+                match next[at] {
+                    NONE => break,
+                    behind => at = usize::from(behind),
+                }
+            }
+        }
+        Some(order)
+    }
+
+    /// The frames.
+    pub fn frames(&self) -> &[u8] {
+        &self.frames[..self.count]
+    }
+
+    /// From the `at`-th frame on those that follow each other.
+    pub fn stream(&self, at: usize) -> &[u8] {
+        let count = 1 + (self.follows >> at >> 1).trailing_ones() as usize;
+        self.frames().get(at..at + count).unwrap_or_default()
+    }
+}
+
+/// A packet to which segments are added, at the beginning of a buffer.
+#[derive(Debug)]
+pub struct Packet {
+    l3: usize,
+    l4: usize,
+    /// Bytes of all headers.
+    headers: usize,
+    /// Bytes of the packet.
+    len: usize,
+    /// Payload of each segment but the last.
+    size: usize,
+    segments: u16,
+    /// PSH of the last.
+    push: u8,
+}
+
+impl Packet {
+    /// Of the segment that `bytes` is, which comes with `header`; none if it is not one to which
+    /// others may be added.
+    pub fn begin(bytes: &[u8], header: VnetHdr) -> Option<Packet> {
+        let packet = Packet::of(bytes, header)?;
+        // The next one's headers may not come to lie over the packet's own.
+        (packet.push == 0 && packet.size >= packet.headers).then_some(packet)
+    }
+
+    /// The same if it is a segment at all.
+    fn of(bytes: &[u8], header: VnetHdr) -> Option<Packet> {
+        let l3 = l3_offset(bytes);
+        let ip = bytes.get(l3..)?;
+        let kind = u16::from_be_bytes(*bytes.get(l3 - 2..)?.first_chunk()?);
+        let (network, total) = match kind {
+            ETHERTYPE_IPV4 => {
+                let ip = ip.first_chunk::<IPV4_HEADER>()?;
+                let plain = ip[0] == 0x45 && ip[9] == TCP && fragment(ip) & !0x4000 == 0;
+                let sound = plain && Sum::of(ip).fold() == u16::MAX;
+                (IPV4_HEADER, sound.then(|| u16::from_be_bytes([ip[2], ip[3]]).into())?)
+            }
+            ETHERTYPE_IPV6 => {
+                let ip = ip.first_chunk::<IPV6_HEADER>()?;
+                let plain = ip[0] >> 4 == 6 && ip[6] == TCP;
+                let payload = usize::from(u16::from_be_bytes([ip[4], ip[5]]));
+                (IPV6_HEADER, plain.then_some(IPV6_HEADER + payload)?)
+            }
+            _ => return None,
+        };
+        let l4 = l3 + network;
+        let tcp = bytes.get(l4..)?.first_chunk::<TCP_HEADER>()?;
+        let (offset, flags) = (usize::from(tcp[12] >> 4) * 4, tcp[13]);
+        let headers = l4 + offset;
+        let size = bytes.len().checked_sub(headers).filter(|&size| size > 0)?;
+        let sound = offset >= TCP_HEADER && headers <= TAP_PACKET_HEADERS && total == ip.len();
+        if !sound || flags & !PSH != ACK || bytes.len() > l3 + usize::from(u16::MAX) {
+            return None;
+        }
+        let push = flags & PSH;
+        let packet = Packet { l3, l4, headers, len: bytes.len(), size, segments: 1, push };
+        packet.is_summed(bytes, header).then_some(packet)
+    }
+
+    /// True if the TCP checksum is right, or left to be finished.
+    fn is_summed(&self, bytes: &[u8], header: VnetHdr) -> bool {
+        let pseudo = self.pseudo(bytes, self.len);
+        let right = if header.flags & NEEDS_CSUM != 0 {
+            let start = usize::from(u16::from_le_bytes(header.csum_start));
+            start == self.l4 && bytes[self.l4 + TCP_CSUM..].starts_with(&pseudo.to_bytes())
+        } else {
+            pseudo.plus(Sum::of(&bytes[self.l4..])).fold() == u16::MAX
+        };
+        right && header.gso_type == 0
+    }
+
+    /// The sum of the pseudo-header for a packet of `len` bytes.
+    fn pseudo(&self, bytes: &[u8], len: usize) -> Sum {
+        let addresses = if self.is_v4() { self.l3 + 12 } else { self.l3 + 8 };
+        Sum::of(&bytes[addresses..self.l4]).word(TCP.into()).word((len - self.l4) as u16)
+    }
+
+    fn is_v4(&self) -> bool {
+        self.l4 - self.l3 == IPV4_HEADER
+    }
+
+    /// Bytes of the packet.
+    #[expect(clippy::len_without_is_empty, reason = "no packet is empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Segments in the packet.
+    pub fn segments(&self) -> u16 {
+        self.segments
+    }
+
+    /// True if another segment of `len` bytes may fit behind.
+    pub fn may_take(&self, len: usize) -> bool {
+        let all = self.len + len - self.headers.min(len);
+        self.push == 0
+            && (self.len - self.headers).is_multiple_of(self.size)
+            && all - self.l3 <= u16::MAX.into()
+    }
+
+    /// Adds a segment to the packet at the beginning of `buffer`: `write` is given the buffer from
+    /// where the segment has to lie, and answers with its length there and its header, or with
+    /// none. False if it is not one to be added: the packet is as it was.
+    ///
+    /// The segment's headers lie over the end of the packet, which is put back, so that its payload
+    /// is where it belongs.
+    pub fn add(
+        &mut self,
+        buffer: &mut [u8],
+        write: impl FnOnce(&mut [u8]) -> Option<(usize, VnetHdr)>,
+    ) -> bool {
+        let (at, end) = (self.len - self.headers, self.len);
+        let mut kept = [0; TAP_PACKET_HEADERS];
+        let kept = &mut kept[..self.headers];
+        kept.copy_from_slice(&buffer[at..end]);
+        let fits = write(&mut buffer[at..]).and_then(|(len, header)| {
+            self.accepts(&buffer[..self.headers], &buffer[at..at + len], header)
+        });
+        buffer[at..end].copy_from_slice(kept);
+        let Some((size, push)) = fits else { return false };
+        self.len += size;
+        self.segments += 1;
+        self.push = push;
+        true
+    }
+
+    /// The payload and PSH of a segment, if it is the one behind a packet with these headers.
+    fn accepts(&self, first: &[u8], bytes: &[u8], header: VnetHdr) -> Option<(usize, u8)> {
+        let other = Packet::of(bytes, header)?;
+        let same_place = (other.l3, other.l4, other.headers) == (self.l3, self.l4, self.headers);
+        let fits = same_place && other.size <= self.size && self.may_take(other.len);
+        (fits && self.is_behind(first, &bytes[..self.headers])).then_some((other.size, other.push))
+    }
+
+    /// True if these are the headers of the segment behind the packet with `first` as its headers.
+    fn is_behind(&self, first: &[u8], next: &[u8]) -> bool {
+        let (l3, l4) = (self.l3, self.l4);
+        let same = |from: usize, to: usize| first[from..to] == next[from..to];
+        let network = if self.is_v4() {
+            let id = |ip: &[u8]| u16::from_be_bytes([ip[l3 + 4], ip[l3 + 5]]);
+            let due = id(first).wrapping_add(self.segments);
+            // Service, flags and time to live; addresses.
+            id(next) == due && same(l3, l3 + 2) && same(l3 + 6, l3 + 10) && same(l3 + 12, l4)
+        } else {
+            same(l3, l3 + 4) && same(l3 + 6, l4)
+        };
+        let sequence =
+            |tcp: &[u8]| u32::from_be_bytes([tcp[l4 + 4], tcp[l4 + 5], tcp[l4 + 6], tcp[l4 + 7]]);
+        let due = sequence(first).wrapping_add((self.len - self.headers) as u32);
+        network
+            && sequence(next) == due
+            && same(0, l3)
+            && same(l4, l4 + 4)
+            // Acknowledgement and length; flags were looked at; window; urgent pointer and options.
+            && same(l4 + 8, l4 + 13)
+            && same(l4 + 14, l4 + TCP_CSUM)
+            && same(l4 + 18, self.headers)
+    }
+
+    /// Gives the packet in `buffer` the headers of all of it; the header that it is sent with.
+    pub fn finish(self, buffer: &mut [u8]) -> VnetHdr {
+        let (l3, l4) = (self.l3, self.l4);
+        let mut put = |at: usize, word: [u8; 2]| buffer[at..at + 2].copy_from_slice(&word);
+        if self.is_v4() {
+            put(l3 + 2, ((self.len - l3) as u16).to_be_bytes());
+            put(l3 + 10, [0; 2]);
+            let sum = Sum::of(&buffer[l3..l4]).header_checksum();
+            buffer[l3 + 10..l3 + 12].copy_from_slice(&sum);
+        } else {
+            put(l3 + 4, ((self.len - l4) as u16).to_be_bytes());
+        }
+        buffer[l4 + 13] |= self.push;
+        let sum = self.pseudo(buffer, self.len).to_bytes();
+        buffer[l4 + TCP_CSUM..l4 + TCP_CSUM + 2].copy_from_slice(&sum);
+        VnetHdr {
+            flags: NEEDS_CSUM,
+            gso_type: if self.is_v4() { GSO_TCPV4 } else { GSO_TCPV6 },
+            hdr_len: (self.headers as u16).to_le_bytes(),
+            gso_size: (self.size as u16).to_le_bytes(),
+            csum_start: (l4 as u16).to_le_bytes(),
+            csum_offset: (TCP_CSUM as u16).to_le_bytes(),
+            num_buffers: [0; 2],
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/coalesce.rs"]
+mod tests;
