@@ -208,12 +208,13 @@ impl QueueStats {
 }
 
 counters! {
-    /// Offloads that a receiver lacks, done in software.
+    /// Offloads that a receiver, or a sender, lacks, done in software.
     Fallbacks {
         checksummed "Frames whose checksum was finished.",
         segmented "Frames that were cut into segments.",
         segments "These segments.",
         segments_lost "Segments that found no buffer although their frame counts as delivered.",
+        coalesced "Frames that left as segments of a larger packet.",
     }
 }
 

@@ -321,6 +321,9 @@ port_keys! {
     "io" io: Io = Io::Auto, IO, TAPS, Reopen, "\"auto\"",
         "How frames are written to the interface: up to 64 by one call of io_uring, or each by a \
          call of its own; `auto`: by io_uring where the kernel permits it.";
+    "coalesce" coalesce: bool = true, SWITCHED, TAPS, Reopen, "\"on\"",
+        "Write TCP segments that follow each other in a burst as one packet, as Linux merges what \
+         a network card receives.";
     "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
         "Serve a network card with iommu_platform=on (SEV, TDX).";
     "flood" flood: bool = true, FLOOD, ALL, Now, "\"on\"",

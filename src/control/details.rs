@@ -187,7 +187,7 @@ pub fn queues(port: &Port) -> Vec<(usize, usize, Direction, &QueueStats)> {
 
 /// What was counted of a ring, and what its session says of it.
 fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
-    let Fallbacks { checksummed, segmented, segments, segments_lost } = &stats.fallbacks;
+    let Fallbacks { checksummed, segmented, segments, segments_lost, coalesced } = &stats.fallbacks;
     Ring {
         size: facts.map(|facts| facts.size.into()).filter(|size| *size != 0),
         started: facts.map(|facts| facts.started),
@@ -208,6 +208,7 @@ fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
         segmented: segmented.get(),
         segments: segments.get(),
         segments_lost: segments_lost.get(),
+        coalesced: coalesced.get(),
         ..Ring::default()
     }
 }

@@ -43,7 +43,8 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
     let (name, ifname) = (&settings.name, settings.ifname.as_deref().unwrap_or_default());
     let (port, offload) = match settings.kind {
         Kind::Tap => {
-            let tap = DevicePort::tap(ifname, settings.queues).writing_by(settings.io);
+            let tap =
+                DevicePort::tap(ifname, settings.queues).writing_by(settings.io, settings.coalesce);
             (Port::device(id, name, tap), settings.offload.receive)
         }
         Kind::Stream => (Port::device(id, name, DevicePort::stream()), Offloads::NONE),

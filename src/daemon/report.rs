@@ -113,6 +113,6 @@ mod tests {
         let mut line = String::new();
         stats.each(&mut |name, counter| say_counter(&mut line, name, counter));
         assert!(line.starts_with(" frames 7 bytes 0 copies 0 kicks 0 "), "{line}");
-        assert!(line.ends_with(" segments_lost 0 drop.no_buffer 3"), "{line}");
+        assert!(line.ends_with(" coalesced 0 drop.no_buffer 3"), "{line}");
     }
 }

@@ -8,6 +8,7 @@
 //! whose interface is gone is emptied and reported to the thread that reattaches it.
 
 pub mod stream;
+mod together;
 pub mod writer;
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -155,6 +156,8 @@ pub struct DevicePort {
     pub cost: Arc<SignalCost>,
     /// How the administrator wants frames written to a TAP.
     pub io: Io,
+    /// TCP segments go to a TAP as one packet.
+    pub coalesce: bool,
     /// Why the kernel permits no ring for that.
     refused: Mutex<Option<Refused>>,
     /// What the devices take, as bits of [`Offloads`].
@@ -293,6 +296,7 @@ impl DevicePort {
             cost: Arc::default(),
             queues: (0..queues).map(|_| DeviceQueue::default()).collect(),
             io: Io::default(),
+            coalesce: true,
             refused: Mutex::default(),
             takes: AtomicU8::new(0),
             loss: Mutex::default(),
@@ -301,8 +305,8 @@ impl DevicePort {
     }
 
     /// The same, to which frames are written so.
-    pub fn writing_by(self, io: Io) -> DevicePort {
-        DevicePort { io, ..self }
+    pub fn writing_by(self, io: Io, coalesce: bool) -> DevicePort {
+        DevicePort { io, coalesce, ..self }
     }
 
     /// The kernel permits no ring, or does.
@@ -448,5 +452,7 @@ impl Default for FrameReader {
 mod batch_tests;
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(test)]
+mod packet_tests;
 #[cfg(test)]
 mod tests;

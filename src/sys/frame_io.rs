@@ -106,7 +106,8 @@ pub trait FrameBatch: Send {
     /// Begins a batch. What a thread that panicked left is forgotten.
     fn begin(&mut self);
 
-    /// Private memory for the next frame and the header before it; none if the batch is full.
+    /// Private memory for the next frame and the header before it, at least
+    /// [`TAP_BATCH_ROOM`](crate::limits::TAP_BATCH_ROOM) bytes; none if the batch is full.
     fn room(&mut self) -> Option<&mut [u8]>;
 
     /// Adds the frame that lies in the first `len` bytes of the room.

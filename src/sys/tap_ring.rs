@@ -24,6 +24,8 @@ use crate::limits::{BURST_FRAMES, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
 
 /// Removes the registered files: what io_uring_register(2) may be asked for later.
 const UNREGISTER_FILES: u8 = 3;
+/// Frames begin at multiples of it.
+const CACHE_LINE: usize = 64;
 /// A result that is not there yet. The kernel's are lengths and errnos.
 const MISSING: i32 = i32::MIN;
 
@@ -70,7 +72,8 @@ pub struct TapRing {
     why: Option<Refused>,
     tap: Arc<OwnedFd>,
     frames: Box<[u8]>,
-    lens: [u16; BURST_FRAMES],
+    /// Where each frame that was added begins, and its length.
+    places: [(usize, usize); BURST_FRAMES],
     added: usize,
 }
 
@@ -104,8 +107,8 @@ impl TapRing {
             ])
             .map_err(refused("register restrictions"))?;
         submitter.register_enable_rings().map_err(refused("enable"))?;
-        let lens = [0; BURST_FRAMES];
-        let mut made = TapRing { ring: Some(ring), why: None, tap, frames, lens, added: 0 };
+        let places = [(0, 0); BURST_FRAMES];
+        let mut made = TapRing { ring: Some(ring), why: None, tap, frames, places, added: 0 };
         made.try_out()?;
         Ok(made)
     }
@@ -113,9 +116,8 @@ impl TapRing {
     /// Writes what is too short for a frame: the kernel has to refuse it, before the call returns
     /// that does not wait for it.
     fn try_out(&mut self) -> Result<(), Refused> {
-        self.lens[0] = 1;
         let Some(ring) = &mut self.ring else { return Err(Refused::SelfTest) };
-        push(ring, &self.frames, &self.lens[..1]);
+        push(ring, &self.frames, &[(0, 1)]);
         ring.submit().map_err(refused("io_uring_enter"))?;
         let answer = ring.completion().next().map(|done| done.result());
         match answer.map(Transfer::from_answer) {
@@ -127,7 +129,7 @@ impl TapRing {
     /// Submits all frames and collects the kernel's answers.
     fn submit(&mut self, answers: &mut [i32; BURST_FRAMES]) -> Result<(), Refused> {
         let Some(ring) = &mut self.ring else { return Ok(()) };
-        push(ring, &self.frames, &self.lens[..self.added]);
+        push(ring, &self.frames, &self.places[..self.added]);
         let mut missing = self.added;
         while missing > 0 {
             match ring.submit_and_wait(missing) {
@@ -141,6 +143,11 @@ impl TapRing {
         Ok(())
     }
 
+    /// Where the last frame that was added ends.
+    fn end(&self) -> usize {
+        self.places[..self.added].last().map_or(0, |(at, len)| at + len)
+    }
+
     /// Does without the ring from here on.
     #[cold]
     fn retire(&mut self, why: Refused) {
@@ -151,12 +158,13 @@ impl TapRing {
     }
 }
 
-/// Queues a write for each of the lengths.
-fn push(ring: &mut IoUring, frames: &[u8], lens: &[u16]) {
+/// Queues a write of each of the frames.
+fn push(ring: &mut IoUring, frames: &[u8], places: &[(usize, usize)]) {
     let mut submission = ring.submission();
-    for (place, (frame, &len)) in frames.chunks_exact(TAP_BATCH_ROOM).zip(lens).enumerate() {
-        let write = opcode::WriteFixed::new(types::Fixed(0), frame.as_ptr(), u32::from(len), 0);
-        let entry = write.build().user_data(place as u64);
+    for (index, &(at, len)) in places.iter().enumerate() {
+        let frame = &frames[at..at + len];
+        let write = opcode::WriteFixed::new(types::Fixed(0), frame.as_ptr(), len as u32, 0);
+        let entry = write.build().user_data(index as u64);
         // SAFETY: the frame lies in the registered memory, which lives as long as the ring. The
         // queue has room: it is as long as a batch, and empty before.
         let _ = unsafe { submission.push(&entry) };
@@ -181,12 +189,15 @@ impl FrameBatch for TapRing {
     }
 
     fn room(&mut self) -> Option<&mut [u8]> {
-        self.frames.chunks_exact_mut(TAP_BATCH_ROOM).nth(self.added)
+        (self.added < BURST_FRAMES).then_some(())?;
+        let at = self.end().next_multiple_of(CACHE_LINE);
+        self.frames.get_mut(at..).filter(|room| room.len() >= TAP_BATCH_ROOM)
     }
 
     fn add(&mut self, len: usize) {
-        if let Some(place) = self.lens.get_mut(self.added) {
-            *place = len.min(TAP_BATCH_ROOM) as u16;
+        let at = self.end().next_multiple_of(CACHE_LINE);
+        if let Some(place) = self.places.get_mut(self.added) {
+            *place = (at, len.min(self.frames.len() - at));
             self.added += 1;
         }
     }
@@ -198,11 +209,9 @@ impl FrameBatch for TapRing {
         {
             self.retire(why);
         }
-        let frames = self.frames.chunks_exact(TAP_BATCH_ROOM).zip(&self.lens).zip(answers);
-        for ((frame, &len), answer) in frames.take(self.added) {
-            let len = usize::from(len);
+        for (&(at, len), answer) in self.places[..self.added].iter().zip(answers) {
             let result = match answer {
-                MISSING => rustix::io::write(&*self.tap, &frame[..len]).into(),
+                MISSING => rustix::io::write(&*self.tap, &self.frames[at..at + len]).into(),
                 answer => Transfer::from_answer(answer),
             };
             done(result.whole(len));

@@ -72,7 +72,7 @@ structs! { answered [serde(default)]
         standing?: bool, enabled?: bool, broken?: bool, polled?: bool, available?: u64,
         idle?: u64, frames: u64, bytes: u64, drops: BTreeMap<String, u64>, kicks: u64,
         signals: u64, signals_suppressed: u64, waits: u64, bad_buffers: u64, checksummed: u64,
-        segmented: u64, segments: u64, segments_lost: u64,
+        segmented: u64, segments: u64, segments_lost: u64, coalesced: u64,
     }
     /// A thread of the data path. Cycles are those of cycles_per_second in GetWorkers.
     Worker {

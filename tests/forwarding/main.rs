@@ -1,6 +1,7 @@
 //! What becomes of frames: between guests, to and from the host through a TAP, with offloads, on
 //! several queue pairs; and all of it against a naive model.
 
+mod coalescing;
 mod guard_clients;
 mod isolation;
 mod learning;

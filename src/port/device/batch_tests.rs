@@ -16,13 +16,13 @@ use crate::sys::frame_io::FrameBatch;
 
 /// What a device was given: frames together, or one by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Given {
+pub(super) enum Given {
     Together(Vec<Vec<u8>>),
     Alone(Vec<u8>),
 }
 
 /// Frames that wait, and the kernel's answers to each that it is given.
-struct Batch {
+pub(super) struct Batch {
     frames: Vec<Vec<u8>>,
     room: Vec<u8>,
     answers: Vec<Transfer>,
@@ -67,17 +67,17 @@ impl FrameBatch for Batch {
 }
 
 /// A device that takes frames together.
-struct Together {
-    batch: Mutex<Batch>,
+pub(super) struct Together {
+    pub(super) batch: Mutex<Batch>,
     given: Arc<Mutex<Vec<Given>>>,
 }
 
 impl Together {
-    fn attach(port: &Port, answers: &[Transfer]) -> Arc<Together> {
+    pub(super) fn attach(port: &Port, answers: &[Transfer]) -> Arc<Together> {
         let given = Arc::default();
         let batch = Batch {
             frames: vec![],
-            room: vec![0; TAP_BATCH_ROOM],
+            room: vec![0; BURST_FRAMES * TAP_BATCH_ROOM],
             answers: answers.to_vec(),
             given: Arc::clone(&given),
             vanishes: None,
@@ -87,12 +87,12 @@ impl Together {
         device
     }
 
-    fn given(&self) -> Vec<Given> {
+    pub(super) fn given(&self) -> Vec<Given> {
         std::mem::take(&mut lock(&self.given))
     }
 
     /// How many frames it was given at a time.
-    fn counts(&self) -> Vec<usize> {
+    pub(super) fn counts(&self) -> Vec<usize> {
         let count = |given: &Given| match given {
             Given::Together(frames) => frames.len(),
             Given::Alone(_) => 1,
@@ -277,7 +277,7 @@ fn a_port_says_how_its_frames_are_written() {
     tap(&port).set_refused(Some(Refused::Call("io_uring_setup", libc::EPERM)));
     let why = Some("io_uring_setup: Operation not permitted (os error 1)".to_owned());
     assert_eq!(tap(&port).writes(), Some(Writes { uring: false, why }));
-    let plain = DevicePort::tap("t0", 1).writing_by(Io::Write);
+    let plain = DevicePort::tap("t0", 1).writing_by(Io::Write, true);
     assert_eq!(plain.writes(), Some(Writes { uring: false, why: None }));
     assert_eq!(DevicePort::stream().writes(), None);
 }

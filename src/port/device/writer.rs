@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
+use super::together::{Entries, Run};
 use super::{DevicePort, Reasons};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::checksum::Sum;
@@ -65,35 +66,32 @@ impl DevicePort {
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
-        let sent = Sent { output, settled, frames: 0, bytes: 0 };
-        let mut sending =
-            Sending { burst, port, from, frames, reasons, outcomes, sent, done: 0, end: None };
+        let run = &Run::new(burst, frames, (takes, self.coalesce));
+        let mut outlet = Outlet { device: &*device, writer, run, fallbacks: &output.fallbacks };
+        let sent = Sent { output, settled, frames: 0, bytes: 0, coalesced: 0 };
+        let mut sending = Sending { run, port, from, reasons, outcomes, sent, done: 0, end: None };
         let shared = if frames.len() >= TAP_BATCH_LEAST { device.batch() } else { None };
-        let mut batch = shared.and_then(begin);
-        for &index in frames {
-            let frame = burst.egress(index);
+        let (mut batch, mut entries) = (shared.and_then(begin), Entries::default());
+        let mut at = 0;
+        while at < frames.len() {
             if let Some(batch) = &mut batch {
-                let asks = burst.needs_offloads().then_some(takes);
-                if writer.collect(&mut **batch, frame, asks) {
+                if let Some(made) = batch.room().and_then(|room| run.collect(at, room)) {
+                    batch.add(made.len);
+                    entries.add(made.frames);
+                    at += usize::from(made.frames);
                     continue;
                 }
-                batch.flush(&mut |result| sending.settle(result));
+                sending.flush(&mut **batch, &mut entries, &mut outlet);
             }
             if sending.end.is_some() {
                 break;
             }
-            let result = if burst.needs_offloads() {
-                writer.write_asking(&*device, frame, takes, &output.fallbacks)
-            } else {
-                writer.write(&*device, frame)
-            };
-            sending.settle(result);
-            if sending.end.is_some() {
-                break;
-            }
+            let (result, count) = outlet.write(at);
+            sending.settle_all(result, count, &mut outlet);
+            at += usize::from(count);
         }
         if let Some(mut batch) = batch {
-            batch.flush(&mut |result| sending.settle(result));
+            sending.flush(&mut *batch, &mut entries, &mut outlet);
         }
         if sending.finish() {
             self.lose(queue, &device);
@@ -112,12 +110,45 @@ fn begin(shared: &Mutex<dyn FrameBatch>) -> Option<MutexGuard<'_, dyn FrameBatch
     Some(batch)
 }
 
+/// What frames are written with that are not part of a batch.
+struct Outlet<'a> {
+    device: &'a dyn FrameIo,
+    writer: &'a mut FrameWriter,
+    run: &'a Run<'a>,
+    fallbacks: &'a Fallbacks,
+}
+
+impl Outlet<'_> {
+    /// Writes the `at`-th frame, and with it those that become one packet with it; how many frames
+    /// the result is of.
+    fn write(&mut self, at: usize) -> (Transfer, u8) {
+        if !self.run.may_join(at) {
+            return (self.write_alone(at), 1);
+        }
+        let linear = &mut self.writer.linear;
+        let Some(made) = self.run.collect(at, linear) else { return (self.write_alone(at), 1) };
+        let result = self.device.write(&linear[..made.len]).whole(made.len);
+        linear[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::plain(0).to_bytes());
+        (result, made.frames)
+    }
+
+    /// Writes the `at`-th frame.
+    fn write_alone(&mut self, at: usize) -> Transfer {
+        let Outlet { device, writer, run, fallbacks } = self;
+        let frame = run.burst.egress(run.frames()[at]);
+        if run.burst.needs_offloads() {
+            writer.write_asking(*device, frame, run.takes, fallbacks)
+        } else {
+            writer.write(*device, frame)
+        }
+    }
+}
+
 /// A run of frames on its way to a device.
 struct Sending<'a> {
-    burst: &'a Burst,
+    run: &'a Run<'a>,
     port: &'a Port,
     from: PortId,
-    frames: &'a [u8],
     reasons: Reasons,
     outcomes: &'a mut Outcomes,
     sent: Sent<'a>,
@@ -128,15 +159,36 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
+    /// Writes what is in a batch.
+    fn flush(&mut self, batch: &mut dyn FrameBatch, entries: &mut Entries, outlet: &mut Outlet) {
+        let mut entries = entries.take();
+        batch.flush(&mut |result| {
+            let count = entries.next().unwrap_or_default();
+            self.settle_all(result, count, outlet);
+        });
+    }
+
+    /// Counts what came of the next `count` frames, which were written as one. Those of a packet
+    /// that is refused are written by themselves.
+    fn settle_all(&mut self, result: Transfer, count: u8, outlet: &mut Outlet) {
+        let refused = count > 1 && result == Transfer::Rejected(libc::EINVAL);
+        for _ in 0..count {
+            self.settle(if refused { outlet.write_alone(self.done) } else { result });
+        }
+        if count > 1 && matches!(result, Transfer::Done(_)) {
+            self.sent.coalesced += u64::from(count);
+        }
+    }
+
     /// Counts what came of the next frame.
     fn settle(&mut self, result: Transfer) {
-        let Some(&index) = self.frames.get(self.done) else { return };
+        let Some(&index) = self.run.frames().get(self.done) else { return };
         let reasons = &self.reasons;
         let reason = match result {
             Transfer::Done(_) => {
                 self.done += 1;
                 self.sent.frames += 1;
-                self.sent.bytes += u64::from(self.burst.egress(index).len());
+                self.sent.bytes += u64::from(self.run.burst.egress(index).len());
                 return self.outcomes.delivered(index, self.port.id);
             }
             Transfer::WouldBlock | Transfer::NoBuffers => reasons.full,
@@ -153,7 +205,7 @@ impl Sending<'_> {
 
     /// Drops the next `count` frames.
     fn drop_next(&mut self, count: usize, reason: DropReason) {
-        let dropped = &self.frames[self.done..self.done + count];
+        let dropped = &self.run.frames()[self.done..self.done + count];
         let drops = &self.sent.output.drops;
         self.port.drop_copies(drops, (self.from, dropped), reason, self.outcomes);
         self.done += count;
@@ -162,7 +214,7 @@ impl Sending<'_> {
 
     /// Drops what the device does not take any more; true if it is gone.
     fn finish(mut self) -> bool {
-        let left = self.frames.len() - self.done;
+        let left = self.run.frames().len() - self.done;
         if let (Some(reason), true) = (self.end, left > 0) {
             self.drop_next(left, reason);
         }
@@ -177,10 +229,14 @@ struct Sent<'a> {
     settled: &'a mut dyn FnMut(usize),
     frames: u64,
     bytes: u64,
+    coalesced: u64,
 }
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
+        if self.coalesced > 0 {
+            self.output.fallbacks.coalesced.add_shared(self.coalesced);
+        }
         self.output.frames.add_shared(self.frames);
         self.output.bytes.add_shared(self.bytes);
         (self.settled)(self.frames as usize);
@@ -188,31 +244,6 @@ impl Drop for Sent<'_> {
 }
 
 impl FrameWriter {
-    /// Adds one frame to a batch; of a burst that asks for offloads with what the device `takes`.
-    /// False if it has to go by itself: it is long, lacks an offload there, or the batch is full.
-    fn collect(
-        &self,
-        batch: &mut dyn FrameBatch,
-        frame: EgressFrame<'_>,
-        takes: Option<Offloads>,
-    ) -> bool {
-        if takes.is_some_and(|takes| !takes.has(frame.needs())) {
-            return false;
-        }
-        let len = VNET_HDR_LEN + frame.len() as usize;
-        let Some(room) = batch.room().and_then(|room| room.get_mut(..len)) else { return false };
-        let (header, rest) = room.split_at_mut(VNET_HDR_LEN);
-        if takes.is_some() {
-            let asked = VnetHdr { num_buffers: [0; 2], ..frame.header() };
-            header.copy_from_slice(&asked.to_bytes());
-        } else {
-            header.copy_from_slice(&self.linear[..VNET_HDR_LEN]);
-        }
-        let copied = frame.copy_beginning(rest);
-        batch.add(VNET_HDR_LEN + copied);
-        true
-    }
-
     /// Writes one frame: header and first bytes from private memory, the rest from where it lies if
     /// it is long.
     #[inline]

@@ -1,0 +1,139 @@
+//! Frames collected in private memory, to go to a device together or as one packet.
+
+use crate::frame::coalesce::{Order, Packet};
+use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
+use crate::limits::{BURST_FRAMES, TAP_BATCH_ROOM};
+use crate::ring::{Burst, EgressFrame};
+
+/// What one write to a device takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Collected {
+    /// Bytes, the header included.
+    pub(super) len: usize,
+    /// Frames.
+    pub(super) frames: u8,
+}
+
+/// The frames of a run to a device, in the order in which they leave.
+pub(super) struct Run<'a> {
+    pub(super) burst: &'a Burst,
+    /// What the device takes.
+    pub(super) takes: Offloads,
+    frames: &'a [u8],
+    order: Option<Order>,
+}
+
+impl<'a> Run<'a> {
+    /// Of the listed frames; those of one TCP stream one behind the other, if the device takes
+    /// packets of several segments and `coalesces`.
+    pub(super) fn new(
+        burst: &'a Burst,
+        frames: &'a [u8],
+        (takes, coalesces): (Offloads, bool),
+    ) -> Run<'a> {
+        let packets = takes.has(Offloads::CSUM.or(Offloads::TSO4).or(Offloads::TSO6));
+        let all = burst.frames();
+        let order = (coalesces && packets && frames.len() > 1)
+            .then(|| Order::of(frames, |index| all[usize::from(index)].head()));
+        Run { burst, takes, frames, order: order.flatten() }
+    }
+
+    /// All of them.
+    pub(super) fn frames(&self) -> &[u8] {
+        self.order.as_ref().map_or(self.frames, Order::frames)
+    }
+
+    /// From the `at`-th on those that may become one packet.
+    fn stream(&self, at: usize) -> &[u8] {
+        match &self.order {
+            Some(order) => order.stream(at),
+            None => self.frames.get(at..=at).unwrap_or_default(),
+        }
+    }
+
+    /// True if the `at`-th frame may become a packet with others.
+    pub(super) fn may_join(&self, at: usize) -> bool {
+        self.order.as_ref().is_some_and(|order| order.stream(at).len() > 1)
+    }
+
+    /// Copies the `at`-th frame, and those behind it that become one packet with it, to `room`.
+    /// None if it has to go by itself: it is long, or lacks an offload there.
+    pub(super) fn collect(&self, at: usize, room: &mut [u8]) -> Option<Collected> {
+        let (&first, others) = self.stream(at).split_first()?;
+        let (header, bytes) = room.split_first_chunk_mut::<VNET_HDR_LEN>()?;
+        let (len, mut asked) = self.copy(self.burst.egress(first), bytes)?;
+        let mut collected = Collected { len, frames: 1 };
+        if !others.is_empty()
+            && let Some(packet) = Packet::begin(&bytes[..len], asked)
+        {
+            (collected, asked) = self.join(packet, others, bytes).unwrap_or((collected, asked));
+        }
+        *header = asked.to_bytes();
+        collected.len += VNET_HDR_LEN;
+        Some(collected)
+    }
+
+    /// Adds frames to the packet in `bytes`; what it comes to, and its header, if that is more than
+    /// its first frame.
+    fn join(
+        &self,
+        mut packet: Packet,
+        others: &[u8],
+        bytes: &mut [u8],
+    ) -> Option<(Collected, VnetHdr)> {
+        for &index in others {
+            let frame = self.burst.egress(index);
+            let fits = packet.may_take(frame.len() as usize)
+                && packet.add(bytes, |room| self.copy(frame, room));
+            if !fits {
+                break;
+            }
+        }
+        let (len, frames) = (packet.len(), packet.segments() as u8);
+        (frames > 1).then(|| (Collected { len, frames }, packet.finish(bytes)))
+    }
+
+    /// Copies a frame to `room`; its length and header. None if it has to go by itself.
+    #[inline]
+    fn copy(&self, frame: EgressFrame<'_>, room: &mut [u8]) -> Option<(usize, VnetHdr)> {
+        let len = frame.len() as usize;
+        let room = room.get_mut(..len).filter(|_| len <= TAP_BATCH_ROOM - VNET_HDR_LEN)?;
+        let header = if !self.burst.needs_offloads() {
+            VnetHdr::plain(0)
+        } else if self.takes.has(frame.needs()) {
+            VnetHdr { num_buffers: [0; 2], ..frame.header() }
+        } else {
+            return None;
+        };
+        Some((frame.copy_beginning(room), header))
+    }
+}
+
+/// How many frames each entry of a batch stands for.
+#[derive(Debug)]
+pub(super) struct Entries {
+    frames: [u8; BURST_FRAMES],
+    count: usize,
+}
+
+impl Default for Entries {
+    fn default() -> Entries {
+        Entries { frames: [0; BURST_FRAMES], count: 0 }
+    }
+}
+
+impl Entries {
+    /// Notes one more entry.
+    pub(super) fn add(&mut self, frames: u8) {
+        if let Some(place) = self.frames.get_mut(self.count) {
+            *place = frames;
+            self.count += 1;
+        }
+    }
+
+    /// All entries, which are forgotten.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = u8> + use<> {
+        let count = std::mem::take(&mut self.count);
+        self.frames.into_iter().take(count)
+    }
+}
