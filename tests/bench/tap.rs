@@ -7,6 +7,9 @@
 //!   memfd) into a TAP set up alike; by `writev` of a header and a frame, and by `write` of both
 //!   in one piece, which only somebody who trusts the guest's header could do. The daemon runs
 //!   twice, with `io=write` and `io=uring`;
+//! * streams: the same with TCP segments of one stream, of 8 and of 64 that take turns, by two
+//!   daemons, with `coalesce=off` and `coalesce=on`; the host routes them to a device that takes
+//!   large packets, as network cards do;
 //! * TAP to guest: a queue of frames, filled while the reader is held, read at one go.
 //!
 //! The main figure is CPU time per frame, of the whole daemon and of the loop's thread, with
@@ -212,13 +215,72 @@ struct Bench {
     len: usize,
     buffers: Vec<Span>,
     idle: Vec<u16>,
+    streams: Streams,
+}
+
+/// TCP segments of several streams that take turns.
+#[derive(Default)]
+struct Streams {
+    /// None: frames of no stream.
+    count: usize,
+    /// The segments so far.
+    sent: usize,
+}
+
+/// Where a segment has its identification and IPv4 checksum, port, sequence number and checksum.
+const ID: usize = HEADER + 14 + 4;
+const IP_SUM: usize = HEADER + 14 + 10;
+const PORT: usize = HEADER + 34;
+const SEQUENCE: usize = HEADER + 34 + 4;
+const TCP_SUM: usize = HEADER + 34 + 16;
+
+impl Streams {
+    /// Gives the segment in `buffer`, of `len` bytes, the next place in its stream.
+    fn next(&mut self, buffer: &Span, len: usize) {
+        if self.count == 0 {
+            return;
+        }
+        let (nth, port) = (self.sent / self.count, (self.sent % self.count) as u16);
+        self.sent += 1;
+        let (id, sequence) = (nth as u16, (nth * (len - 66)) as u32);
+        buffer.write(ID, &id.to_be_bytes());
+        buffer.write(PORT, &port.to_be_bytes());
+        buffer.write(SEQUENCE, &sequence.to_be_bytes());
+        // All else is zero, but for what these constants are the sums of.
+        let total = (len - 14) as u32;
+        let ip = 0x4500 + total + u32::from(id) + 0x4000 + 0x4006 + 0x0a00 + 1 + 0x0a00 + 2;
+        let pseudo = 0x0a00 + 1 + 0x0a00 + 2 + 6 + total - 20;
+        let tcp = pseudo + u32::from(port) + (sequence >> 16) + (sequence & 0xffff) + 0x8010;
+        buffer.write(IP_SUM, &checksum(ip));
+        buffer.write(TCP_SUM, &checksum(tcp));
+    }
+}
+
+fn checksum(sum: u32) -> [u8; 2] {
+    let sum = (sum >> 16) + (sum & 0xffff);
+    (!((sum >> 16) + sum) as u16).to_be_bytes()
+}
+
+/// A segment whose payload is zero, and what differs between segments too.
+fn segment(dst: u8, src: u8, len: usize) -> Vec<u8> {
+    let [high, low] = ((len - 14) as u16).to_be_bytes();
+    let ip = [0x45, 0, high, low, 0, 0, 0x40, 0, 0x40, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    let mut frame =
+        [&mac_of(dst)[..], &mac_of(src), &[8, 0], &ip, &[0; 12], &[0x80, 0x10]].concat();
+    frame.resize(len, 0);
+    frame
 }
 
 impl Bench {
     /// With frames that are written to the TAP by `io`.
     fn new(len: usize, io: &str) -> Bench {
-        let (tap, bare) = (format!("tap-{io}"), format!("bare-{io}"));
-        let daemon = Daemon::with(1, &["--tap", &format!("up,ifname={tap},io={io}")]);
+        Bench::with(len, io, &format!("io={io}"), [vec![0; HEADER], frame(HOST, 0, len)].concat())
+    }
+
+    /// With `bytes`, header and frame, in each buffer, and a TAP called like `name`.
+    fn with(len: usize, name: &str, keys: &str, bytes: Vec<u8>) -> Bench {
+        let (tap, bare) = (format!("tap-{name}"), format!("bare-{name}"));
+        let daemon = Daemon::with(1, &["--tap", &format!("up,ifname={tap},{keys}")]);
         assert!(wait_for(SOON, || daemon.log().contains("ready: ")), "{}", daemon.log());
         tune(&tap);
         let mut cfg = VmConfig::new(0);
@@ -229,7 +291,6 @@ impl Bench {
         cfg.tx.buffers = 4;
         let mut vm = Vm::connect(&daemon.socket(0), cfg);
         let all = vm.mem.alloc_in(0, BYTES, 4096);
-        let bytes = [vec![0; HEADER], frame(HOST, 0, len)].concat();
         let buffers: Vec<Span> = (0..RING).map(|i| all.sub(i * ROOM, ROOM)).collect();
         buffers.iter().for_each(|buffer| buffer.write(0, &bytes));
         let bare = Bare::open(&bare, &bytes);
@@ -244,13 +305,14 @@ impl Bench {
         let idle = (0..under_way(len) as u16).collect();
         let cpus = sys::cpus();
         let cpus = (cpus[0], *cpus.get(1).unwrap_or(&cpus[0]));
-        Bench { daemon, vm, bare, cpus, len, buffers, idle }
+        Bench { daemon, vm, bare, cpus, len, buffers, idle, streams: Streams::default() }
     }
 
     /// Keeps the transmit ring full until `frames` frames went through it.
     fn guest_to_tap(&mut self, frames: usize) -> Sample {
         let len = (HEADER + self.len) as u32;
         let (buffers, idle, ring) = (&self.buffers, &mut self.idle, &mut self.vm.guest.tx[0].ring);
+        let streams = &mut self.streams;
         timed(clock_of(self.daemon.pid()), frames, || {
             let (mut sent, mut done, mut spins) = (0, 0, 0u64);
             while done < frames {
@@ -261,13 +323,12 @@ impl Bench {
                 }
                 while sent < frames
                     && let Some(&token) = idle.last()
-                    && ring.add(
-                        &[Seg { gpa: buffers[token as usize].gpa(), len }],
-                        false,
-                        None,
-                        token,
-                    )
                 {
+                    let buffer = &buffers[token as usize];
+                    if !ring.add(&[Seg { gpa: buffer.gpa(), len }], false, None, token) {
+                        break;
+                    }
+                    streams.next(buffer, len as usize - HEADER);
                     idle.pop();
                     sent += 1;
                 }
@@ -373,6 +434,54 @@ fn guest_to_tap(bench: &mut Bench, uring: &mut Bench, rounds: usize, frames: usi
     rows.iter().for_each(|row| row.print(&rows[0], true));
 }
 
+/// Has the host route what comes from its TAPs.
+fn route(taps: [&str; 2]) {
+    ip("link add sink type veth peer name drain");
+    ["sink", "drain"].iter().for_each(|end| drop(ip(&format!("link set {end} up"))));
+    ip("route add 10.0.0.2/32 dev sink");
+    ip("neighbour add 10.0.0.2 lladdr 02:00:00:00:00:02 dev sink nud permanent");
+    let set = |key: &str, value: &str| {
+        let path = format!("/proc/sys/net/ipv4/{key}");
+        std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
+    };
+    set("ip_forward", "1");
+    set("conf/all/rp_filter", "0");
+    let mac: Vec<String> = mac_of(HOST).iter().map(|byte| format!("{byte:02x}")).collect();
+    for tap in taps {
+        set(&format!("conf/{tap}/rp_filter"), "0");
+        ip(&format!("link set {tap} address {}", mac.join(":")));
+    }
+    ip("route add 10.0.0.1/32 dev tap-on");
+}
+
+/// Streams through two daemons, with and without packets made of their segments.
+fn streams(rounds: usize, frames: usize) {
+    const LEN: usize = 1514;
+    let bytes = [vec![0; HEADER], segment(HOST, 0, LEN)].concat();
+    let mut benches =
+        ["off", "on"].map(|on| Bench::with(LEN, on, &format!("coalesce={on}"), bytes.clone()));
+    route(["tap-off", "tap-on"]);
+    for count in [1, 8, 64] {
+        let mut rows = ["coalesce=off", "coalesce=on"].map(|name| Row(name, vec![]));
+        for _ in 0..rounds {
+            for (bench, row) in benches.iter_mut().zip(&mut rows) {
+                bench.streams = Streams { count, sent: 0 };
+                row.1.push(bench.guest_to_tap(frames));
+            }
+        }
+        heading(&format!("{count} TCP streams to a TAP, {LEN} bytes a segment"), true);
+        rows.iter().for_each(|row| row.print(&rows[0], true));
+    }
+    for bench in benches {
+        let counters = bench.daemon.counters();
+        let sum = |name| counters.sum(Some("up"), "out", name);
+        println!("  {} frames, {} of them in packets", sum("frames"), sum("coalesced"));
+        bench.daemon.stop();
+    }
+    let routed = ip("-s link show dev sink");
+    println!("{routed}");
+}
+
 fn tap_to_guest(bench: &mut Bench, rounds: usize, frames: usize) {
     let mut rows = [Row("bare read", vec![]), Row("vioswitchd", vec![])];
     // Only now: a packet socket costs the writers of its interface a copy of each frame.
@@ -419,12 +528,18 @@ fn main() {
     let real = std::env::args().any(|arg| arg == "--bench");
     // Many short rounds: on a busy machine some run undisturbed.
     let rounds = if real { 41 } else { 1 };
-    // Numbers choose lengths, `out` and `back` directions.
+    // `streams`: these alone. Numbers choose lengths, `out` and `back` directions.
     let chosen: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
     let wanted = |way: &str, other: &str| {
         std::env::args().any(|arg| arg == way) || !std::env::args().any(|arg| arg == other)
     };
     in_namespace(|| {
+        if std::env::args().any(|arg| arg == "streams") || !real {
+            streams(rounds, if real { 20_000 } else { 1000 });
+            if real {
+                return;
+            }
+        }
         for (len, frames, queued) in [(60, 20_000, 400), (1514, 20_000, 400), (LONG, 4_000, 48)] {
             if !chosen.is_empty() && !chosen.contains(&len) {
                 continue;
