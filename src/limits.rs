@@ -89,7 +89,7 @@ pub const BURST_BYTES: u32 = 65_536;
 /// broadcast storm to about one turn for any number of ports.
 pub const BURST_FLOOD_COPIES: usize = 512;
 
-/// Ports that are looked at for a flood in the time of one copy.
+/// Tuning: ports that are looked at for a flood in the time of one copy.
 pub const LOOKS_PER_COPY: usize = 16;
 
 /// Descriptors in one chain, direct and indirect together. Linux sends at most 19; 64 KiB in
@@ -104,8 +104,9 @@ pub const FRAME_DESCRIPTORS: u32 = 32;
 /// into the chains of 19 that Linux posts are 2,300.
 pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 
-/// Pieces that receive buffers for one frame may have without being touched before they are written
-/// to. Linux posts 19 for 64 KiB, 47 at most where its kernel is configured so (`MAX_SKB_FRAGS`).
+/// Tuning: pieces that receive buffers for one frame may have without being touched before they are
+/// written to. Linux posts 19 for 64 KiB, 47 at most where its kernel is configured so
+/// (`MAX_SKB_FRAGS`).
 pub const FEW_PIECES: usize = 48;
 
 /// Time that touching the pages of a run may take, before its frames are dropped. A thousand that
@@ -113,11 +114,11 @@ pub const FEW_PIECES: usize = 48;
 /// to clear takes 0.1 to 0.9 ms.
 pub const TOUCH_NANOS: u64 = 4_000_000;
 
-/// The most that counts for one piece: a thread that stands without a CPU, or waits for a hole that
-/// is being punched, does so for longer and once, and pages that are not there are many.
+/// Tuning: the most that counts for one piece: a thread that stands without a CPU, or waits for a
+/// hole that is being punched, does so for longer and once, and pages that are not there are many.
 pub const TOUCH_PIECE_NANOS: u64 = 500_000;
 
-/// Pause of such a receiver as a multiple of that.
+/// Pause of such a receiver, as a multiple of that.
 pub const SLOW_PAUSE_PARTS: u64 = 100;
 
 /// Longest such pause: what blocks a worker for a tenth of a second costs the front-end its place
@@ -128,7 +129,7 @@ pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
 /// 25 ns, a quarter of a frame of 1 KiB.
 pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
 
-/// Memory pieces of one burst; it ends before a chain that might not fit.
+/// Tuning: memory pieces of one burst; it ends before a chain that might not fit.
 pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
 
 /// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; smaller ones cost
@@ -162,11 +163,12 @@ pub const GUARANTEED_MAPPED_BYTES: u64 = 64 << 30;
 /// `vm.max_map_count` of 65,530.
 pub const GUARANTEED_MAPPINGS: u64 = 24;
 
-/// Mappings kept for the process itself: libraries, heap, workers, and two for each of a burst's
-/// [`BURST_PIECES`] in memory that vanished while no other can be had …
+/// Tuning: mappings kept for the process itself: libraries, heap, workers, and two for each of a
+/// burst's [`BURST_PIECES`] in memory that vanished while no other can be had …
 pub const OWN_MAPPINGS: u64 = 8_192;
 
-/// … and for each port's thread: its stack and guard page, its alternate stack, its heap arena.
+/// Tuning: … and for each port's thread: its stack and guard page, its alternate stack, its heap
+/// arena.
 pub const OWN_MAPPINGS_PER_PORT: u64 = 8;
 
 /// Bytes of dirty log: one bit per 4 KiB page of [`MAX_PORT_MAPPED_BYTES`], doubled for holes in
@@ -209,25 +211,25 @@ pub const FDB_RESERVED_PER_PORT: u32 = 16;
 /// Seconds an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
 pub const FDB_AGE_SECONDS: u32 = 300;
 
-/// Moves of an address in one second with which it flaps. A machine that migrates and comes back
+/// Moves in one second with which an address flaps. A machine that migrates and comes back
 /// makes two; five in three minutes are those of a duplicate by RFC 7432, section 15.1.
 pub const FDB_FLAPS: u32 = 5;
 
-/// Seconds that an address stays where it was before it flapped, one more at most: a second of each
+/// Seconds that an address that flaps is held, one more at most: a second of each
 /// eleven is left to the flapping, and what was a mistake is over soon.
 pub const FDB_HOLD_SECONDS: u32 = 10;
 
-/// Ports that the table distinguishes: 10 bits of a word.
+/// Tuning: ports that the table distinguishes: 10 bits of a word.
 pub const FDB_MAX_PORTS: usize = MAX_PORTS;
 
-/// Bridges that the table distinguishes: each port may be in one of its own, and have been in
-/// others that a worker still knows.
+/// Tuning: bridges that the table distinguishes: each port may be in one of its own, and have been
+/// in others that a worker still knows.
 pub const FDB_MAX_BRIDGES: usize = 4 * MAX_PORTS;
 
-/// The highest VLAN identifier that a frame may have (IEEE Std 802.1Q-2018, table 9-2).
+/// The highest VLAN identifier of a frame: IEEE Std 802.1Q-2018, table 9-2.
 pub const MAX_VLAN: u16 = 4094;
 
-/// Identifiers of VLANs, with that of frames in none.
+/// Tuning: identifiers of VLANs, with that of frames in none.
 pub const FDB_VLANS: usize = 4096;
 
 /// Addresses learned in one VLAN, or in a bridge other than the default one: a quarter of the
@@ -237,21 +239,21 @@ pub const FDB_MAX_PER_SEGMENT: u32 = FDB_MAX_ENTRIES / 4;
 /// Addresses that a VLAN may learn although the table is full: stations of a small network.
 pub const FDB_RESERVED_PER_SEGMENT: u32 = 64;
 
-/// Locks for writers, each over an equal run of buckets. Two workers learn in one shard at once
-/// with a chance of 1 in 64.
+/// Tuning: locks for writers, each over an equal run of buckets. Two workers learn in one shard at
+/// once with a chance of 1 in 64.
 pub const FDB_SHARDS: usize = 64;
 
-/// Addresses beyond which a burst prefetches; each takes two cache lines, and a core's first cache
-/// has 512 to 768. Cycles a frame without and with, EPYC: 238 and 229 with 2,048 addresses, 261 and
-/// 238 with 8,192, 388 and 307 with 65,536. With 1,024 it lost 6 % of the rate.
+/// Tuning: addresses beyond which a burst prefetches; each takes two cache lines, and a core's
+/// first cache has 512 to 768. Cycles a frame without and with, EPYC: 238 and 229 with 2,048
+/// addresses, 261 and 238 with 8,192, 388 and 307 with 65,536. With 1,024 it lost 6 % of the rate.
 pub const FDB_PREFETCH_ENTRIES: u32 = 1_536;
 
-/// Buckets of a sweep under one lock: ageing, flush, listing; 0.8 µs in a full table, so that a
-/// worker hardly ever waits.
+/// Tuning: buckets of a sweep under one lock: ageing, flush, listing; 0.8 µs in a full table, so
+/// that a worker hardly ever waits.
 pub const FDB_SWEEP_BUCKETS: usize = 64;
 
-/// Attempts at a shard's lock, 10 to 50 ns each, before a worker leaves learning to the next
-/// frame: they outlast a holder that runs, and give up on one that was preempted.
+/// Tuning: attempts at a shard's lock, 10 to 50 ns each, before a worker leaves learning to the
+/// next frame: they outlast a holder that runs, and give up on one that was preempted.
 pub const FDB_LOCK_ATTEMPTS: u32 = 128;
 
 // --- MTU ----------------------------------------------------------------------------------
@@ -286,14 +288,14 @@ pub const MAX_CLOSERS: usize = 2 * MAX_PORTS;
 /// the control socket accepts no client. Honest ones send none whose closing lasts.
 pub const MAX_HELD_FILES: usize = 64;
 
-/// Time that a session waits for a close itself. Closing takes microseconds; the rest is for a busy
-/// machine.
+/// Tuning: time that a session waits for a close itself. Closing takes microseconds; the rest is
+/// for a busy machine.
 pub const CLOSE_PATIENCE_MILLIS: u32 = 20;
 
-/// Pause between looks at a port with more.
+/// Tuning: pause between looks at a port with more.
 pub const HELD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Time before a signal interrupts a close. Closing takes microseconds.
+/// Tuning: time before a signal interrupts a close. Closing takes microseconds.
 pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Time for a whole message. Front-ends send it in one system call; the time is for one that is
@@ -312,10 +314,10 @@ pub const SOCKET_BACKLOG: i32 = 8;
 /// whether the socket is in use leaves at once.
 pub const FIRST_WORD: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// First and longest pause after a failed `accept`, for want of descriptors or memory. The pending
-/// connection keeps the listener readable: without a pause the thread would spin.
+/// Tuning: first and longest pause after a failed `accept`, for want of descriptors or memory. The
+/// pending connection keeps the listener readable: without a pause the thread would spin.
 pub const ACCEPT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(50);
-/// See [`ACCEPT_RETRY_MIN`].
+/// Tuning: see [`ACCEPT_RETRY_MIN`].
 pub const ACCEPT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// First pause between attempts to connect; doubles up to [`CONNECT_RETRY_MAX`].
@@ -330,8 +332,8 @@ pub const SOCKET_OPEN_TIMEOUT: std::time::Duration = std::time::Duration::from_m
 /// Threads that open them, one for each path. Only those that never end add up.
 pub const SOCKET_OPENS: usize = 16;
 
-/// Time that daemons wait for each other to create sockets, in one directory. Creating one takes
-/// well under a millisecond.
+/// Tuning: time that daemons wait for each other to create sockets, in one directory. Creating one
+/// takes well under a millisecond.
 pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).
@@ -339,25 +341,25 @@ pub const MAX_SOCKET_PATH: usize = 107;
 
 // --- TAPs and announcements ---------------------------------------------------------------
 
-/// Longest frame copied for a TAP, to go out by a plain `write`. `writev` costs 75 to
-/// 100 ns more, as does copying 4 KiB; above 9,000 bytes the copy loses.
+/// Tuning: longest frame copied for a TAP, to go out by a plain `write`. `writev` costs 75 to 100
+/// ns more, as does copying 4 KiB; above 9,000 bytes the copy loses.
 pub const TAP_COPY_BYTES: usize = 4_096;
 
-/// Pieces of a longer one; more are copied together first. Its limit is
-/// 1,024 (`UIO_MAXIOV`), and each costs it about 30 ns.
+/// Tuning: pieces of a longer one; more are copied together first. Its limit is 1,024
+/// (`UIO_MAXIOV`), and each costs it about 30 ns.
 pub const TAP_GATHER_PIECES: usize = 32;
 
-/// Longest of the frames that go to a queue of a TAP together, its header included. Longer ones go
-/// by themselves. Room for [`BURST_FRAMES`] of them, 128 KiB for a queue, counts as locked memory
-/// (`RLIMIT_MEMLOCK`).
+/// Tuning: longest of the frames that go to a queue of a TAP together, its header included. Longer
+/// ones go by themselves. Room for [`BURST_FRAMES`] of them, 128 KiB for a queue, counts as locked
+/// memory (`RLIMIT_MEMLOCK`).
 pub const TAP_BATCH_ROOM: usize = 2_048;
 
-/// Fewer frames go by `write` each. By io_uring a frame costs as much in batches of 4, 100 ns more
-/// alone, and 50 ns less in batches of 64.
+/// Tuning: fewer frames go by `write` each. By io_uring a frame costs as much in batches of 4, 100
+/// ns more alone, and 50 ns less in batches of 64.
 pub const TAP_BATCH_LEAST: usize = 6;
 
-/// Headers of a packet to which segments are added: Ethernet with two tags, IPv6 and TCP with all
-/// its options.
+/// Tuning: headers of a packet to which segments are added: Ethernet with two tags, IPv6 and TCP
+/// with all its options.
 pub const TAP_PACKET_HEADERS: usize = 22 + 40 + 60;
 
 /// Longest frame on a stream: QEMU's largest packet (`NET_BUFSIZE`). Those above [`MAX_FRAME_LEN`]
@@ -372,21 +374,21 @@ pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
 /// time.
 pub const STREAM_READS: u32 = 3;
 
-/// Rounds of a stream's writer for others, so that it does something else too.
+/// Tuning: rounds of a stream's writer for others, so that it does something else too.
 pub const STREAM_ROUNDS: u32 = 16;
 
-/// Time that the next worker tries to write itself: a call takes some 20 µs at most. Beyond that
-/// the holder has lost its CPU, and the frame is dropped.
+/// Tuning: time that the next worker tries to write itself: a call takes some 20 µs at most. Beyond
+/// that the holder has lost its CPU, and the frame is dropped.
 pub const STREAM_LOCK_NANOS: u64 = 20_000;
 
-/// Time at the start for TAPs that are in use: those of a process that was killed are closed some
-/// milliseconds after it has ended, if they were written by io_uring.
+/// Tuning: time at the start for TAPs that are in use: those of a process that was killed are
+/// closed some milliseconds after it has ended, if they were written by io_uring.
 pub const TAP_CLOSE_MILLIS: u64 = 500;
 
-/// Pause between looks for a lost TAP: attached again within a second, at negligible cost.
+/// Tuning: pause between looks for a lost TAP: attached again within a second, at negligible cost.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 
-/// Time that closing a lost TAP waits for workers, which release it at the end of a burst.
+/// Tuning: time that closing a lost TAP waits for workers, which release it at the end of a burst.
 pub const CLOSE_TIMEOUT_MILLIS: u32 = 1_000;
 
 /// Announcements (`SEND_RARP`) of a front-end at once, and the pause after which one more is made.
@@ -420,14 +422,14 @@ pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2
 /// a busy machine. Nothing else waits meanwhile.
 pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Pause between looks at a removal.
+/// Tuning: pause between looks at a removal.
 pub const REMOVE_STEP: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// How long stopping may take in all; the service manager expects a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 
-/// Stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the default
-/// 2 MiB would show in every tool.
+/// Tuning: stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the
+/// default 2 MiB would show in every tool.
 pub const SESSION_STACK_BYTES: usize = 256 << 10;
 
 /// Log lines that wait for their reader: all counters of some hundred ports.
@@ -436,16 +438,16 @@ pub const LOG_QUEUE_BYTES: usize = 256 << 10;
 /// Time that other threads than workers wait for the log: microseconds, if the reader is alive.
 pub const LOG_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Pause of a thread after a panic, at first and at most: a first one costs others no more than a
-/// lost interrupt, a repeated one does not keep a CPU busy.
+/// Tuning: pause of a thread after a panic, at first and at most: a first one costs others no more
+/// than a lost interrupt, a repeated one does not keep a CPU busy.
 pub const RESTART_PAUSE_MIN: std::time::Duration = std::time::Duration::from_millis(10);
-/// See [`RESTART_PAUSE_MIN`].
+/// Tuning: see [`RESTART_PAUSE_MIN`].
 pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Panics logged in full each second. A guest that found one can repeat it.
 pub const PANIC_LINES_PER_SECOND: u32 = 5;
 
-/// How far the kernel's coarse clock is behind the precise one, at most: a tick of 100 Hz.
+/// Tuning: how far the kernel's coarse clock is behind the precise one, at most: a tick of 100 Hz.
 pub const COARSE_CLOCK_TICK: std::time::Duration = std::time::Duration::from_millis(10);
 
 // --- System layer -------------------------------------------------------------------------
@@ -454,12 +456,12 @@ pub const COARSE_CLOCK_TICK: std::time::Duration = std::time::Duration::from_mil
 /// The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
 pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
 
-/// Slots by which their registry grows: one large guest, about 20 KiB.
+/// Tuning: slots by which their registry grows: one large guest, about 20 KiB.
 pub const GUARD_SEGMENT_SLOTS: usize = 512;
 
-/// Pause between looks of the watchdog, over workers and pending signals. A worker that stands
-/// still between two looks is relieved, and a write that is pending at two is freed, so each lasts
-/// at most two pauses: 20 ms of the 30 ms that other ports may wait.
+/// Tuning: pause between looks of the watchdog, over workers and pending signals. A worker that
+/// stands still between two looks is relieved, and a write that is pending at two is freed, so each
+/// lasts at most two pauses: 20 ms of the 30 ms that other ports may wait.
 pub const WATCH_TICK_MILLIS: u64 = 10;
 
 /// CPU time that makes a notification expensive, and its port pays by a pause. Waking a guest takes
@@ -478,8 +480,8 @@ pub const SLOW_WRITES: u32 = 16;
 /// make each fourth one fast. An honest one on a crowded host may meet five in each second.
 pub const SLOW_WRITE_LEAK_MILLIS: u64 = 200;
 
-/// Time of measuring after an expensive one, at 0.6 µs each. A time, as a number of writes could be
-/// fast ones.
+/// Tuning: time of measuring after an expensive one, at 0.6 µs each. A time, as a number of writes
+/// could be fast ones.
 pub const SIGNALS_MEASURED_MILLIS: u64 = 1_000;
 
 /// Pause after a slow write as a multiple of it: a quarter of a worker's time at most, until it is
@@ -489,7 +491,7 @@ pub const SIGNAL_PAUSE_PARTS: u64 = 3;
 /// The same while more ports send, at most: a part for each of them.
 pub const SIGNAL_PAUSE_MOST_PARTS: u64 = 16;
 
-/// Time for which a port counts as a sender, and up to twice that.
+/// Tuning: time for which a port counts as a sender, and up to twice that.
 pub const SENDERS_NANOS: u64 = 1_000_000;
 
 /// The longest such wait, for an honest guest whose host was stopped for seconds in the middle of
@@ -501,19 +503,20 @@ pub const SIGNAL_PAUSE_MILLIS: u64 = 100;
 /// the time.
 pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Looks with more care after a blocked write, 10 s: fellow attackers then cost a system call each,
-/// not two pauses each.
+/// Tuning: looks with more care after a blocked write, 10 s: fellow attackers then cost a system
+/// call each, not two pauses each.
 pub const WATCH_ALERT_TICKS: u32 = 1_000;
 
-/// Time for a netlink request. The kernel answers in microseconds unless another process holds the
-/// network configuration's lock.
+/// Tuning: time for a netlink request. The kernel answers in microseconds unless another process
+/// holds the network configuration's lock.
 pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
 
-/// Messages read for one netlink request: queueing disciplines of 256 devices of 256 queues each.
+/// Tuning: messages read for one netlink request: queueing disciplines of 256 devices of 256 queues
+/// each.
 pub const NETLINK_MAX_MESSAGES: usize = 65_536;
 
-/// Pause of the link monitor after lost changes, or it could not subscribe. It then queries each
-/// TAP.
+/// Tuning: pause of the link monitor after lost changes, or it could not subscribe. It then queries
+/// each TAP.
 pub const LINK_RETRY_MILLIS: u64 = 250;
 
 /// Queues of one TAP. The kernel allows 256; more than workers bring nothing.

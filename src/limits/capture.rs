@@ -12,11 +12,11 @@ pub const CAPTURE_BATCH_BYTES: usize = 4 << 20;
 /// Likewise copies, whose description takes 32 bytes: 6 million a second.
 pub const CAPTURE_BATCH_PACKETS: usize = 48 << 10;
 
-/// Pause between two collections of copies.
+/// Tuning: pause between two collections of copies.
 pub const CAPTURE_STEP: std::time::Duration = std::time::Duration::from_millis(8);
 
-/// Copies of one burst whose outcome is kept: 64 frames to 128 ports. There are more only if
-/// thousands of broadcasts meet hundreds of ports.
+/// Tuning: copies of one burst whose outcome is kept: 64 frames to 128 ports. There are more only
+/// if thousands of broadcasts meet hundreds of ports.
 pub const CAPTURE_OUTCOMES: usize = 8192;
 
 /// Captures' part of a worker's time, one in so many, for filters and copies of all captures;
@@ -27,13 +27,13 @@ pub const CAPTURE_SHARE: u64 = 10;
 /// The most of it at once: how long a burst waits for them, but for the last frame of each.
 pub const CAPTURE_NANOS: u64 = 100_000;
 
-/// Nanoseconds reckoned for an instruction of a filter. On a CPU of 2023 a load took 3.
+/// Tuning: nanoseconds reckoned for an instruction of a filter. On a CPU of 2023 a load took 3.
 pub const CAPTURE_INSTRUCTION_NANOS: u64 = 4;
 
-/// Likewise for looking at a frame, and for keeping a copy, beside instructions and bytes.
+/// Tuning: likewise for looking at a frame, and for keeping a copy, beside instructions and bytes.
 pub const CAPTURE_STEP_NANOS: u64 = 20;
 
-/// Bytes read or kept in a nanosecond.
+/// Tuning: bytes read or kept in a nanosecond.
 pub const CAPTURE_BYTES_A_NANO: u64 = 4;
 
 /// Bytes kept of each frame by default: all of it.
@@ -46,11 +46,11 @@ pub const CAPTURE_FILTER_INSTRUCTIONS: usize = 512;
 /// Bytes of a frame for a filter: all headers there are.
 pub const CAPTURE_FILTER_BYTES: usize = 512;
 
-/// Bytes of frames in one part of a reply, but for the frame that crosses the line; base64 makes
-/// four of three.
+/// Tuning: bytes of frames in one part of a reply, but for the frame that crosses the line; base64
+/// makes four of three.
 pub const CAPTURE_BYTES_A_REPLY: usize = 32 << 10;
 
-/// Copies in one part of a reply, each of which has about 100 bytes beside the frame's.
+/// Tuning: copies in one part of a reply, each of which has about 100 bytes beside the frame's.
 pub const CAPTURE_PACKETS_A_REPLY: usize = 256;
 
 /// Mirrors. Each frame of a mirrored burst is compared with all of them.

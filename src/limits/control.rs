@@ -23,44 +23,44 @@ pub const CONTROL_MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::fr
 /// Bytes of unread replies; one with more is closed.
 pub const CONTROL_UNREAD_BYTES: usize = 256 << 10;
 
-/// The same for the next part of a reply.
+/// Tuning: the same for the next part of a reply.
 pub const CONTROL_STREAM_BYTES: usize = 64 << 10;
 
-/// Bytes taken from one client at a time: some hundred short messages, of which each turn carries
-/// out one.
+/// Tuning: bytes taken from one client at a time: some hundred short messages, of which each turn
+/// carries out one.
 pub const CONTROL_READ_BYTES: usize = 16 << 10;
 
-/// Clients refused between two turns. One that has a place is accepted alone.
+/// Tuning: clients refused between two turns. One that has a place is accepted alone.
 pub const CONTROL_ACCEPTS: usize = 8;
 
 /// One turn of so many is the first client's, whatever its rank, so that others have a part of the
 /// thread beside root and administrators.
 pub const CONTROL_COMMON_TURN: u64 = 4;
 
-/// Ports in one part of a reply: each has its reasons for drops, 3 KiB at most.
+/// Tuning: ports in one part of a reply: each has its reasons for drops, 3 KiB at most.
 pub const CONTROL_PORTS_A_REPLY: usize = 16;
 
-/// Addresses in one part of a reply, about 60 bytes each.
+/// Tuning: addresses in one part of a reply, about 60 bytes each.
 pub const CONTROL_ADDRESSES_A_REPLY: usize = 256;
 
 /// Reasons shown why the switch is degraded; there may be one for each port.
 pub const CONTROL_SHOWN_REASONS: usize = 16;
 
-/// Pause between looks at a removal, which takes a few milliseconds unless its front-end holds it
-/// up.
+/// Tuning: pause between looks at a removal, which takes a few milliseconds unless its front-end
+/// holds it up.
 pub const CONTROL_STEP: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// Time that the end waits for the thread, which may be opening an interface.
+/// Tuning: time that the end waits for the thread, which may be opening an interface.
 pub const CONTROL_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Pause between looks at an awaited port.
+/// Tuning: pause between looks at an awaited port.
 pub const CONTROL_WAIT_STEP: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Longest wait for a port in one call.
 pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 
-/// Time for a session's answer: microseconds, unless it maps memory or its guest's memory makes it
-/// wait.
+/// Tuning: time for a session's answer: microseconds, unless it maps memory or its guest's memory
+/// makes it wait.
 pub const CONTROL_INSPECT_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(250);
 
 /// Time for the file system of a port's socket: microseconds, unless it has a server that does not
@@ -70,14 +70,14 @@ pub const CONTROL_LOOK_TIMEOUT: std::time::Duration = std::time::Duration::from_
 /// Threads that look at such files, one for each path. Only those that never end add up.
 pub const CONTROL_LOOKS: usize = 16;
 
-/// Pause between samples of which rings are used: a read of a counter for each ring.
+/// Tuning: pause between samples of which rings are used: a read of a counter for each ring.
 pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Differences in the answer of a reload; `DiffConfig` lists all.
 pub const CONTROL_SHOWN_CHANGES: usize = 256;
 
-/// Bytes of them, but for the one that crosses the line: a port's change of all addresses is 3
-/// KiB, and a reply of one part does not wait for its reader.
+/// Tuning: bytes of them, but for the one that crosses the line: a port's change of all addresses
+/// is 3 KiB, and a reply of one part does not wait for its reader.
 pub const CONTROL_CHANGES_BYTES: usize = 64 << 10;
 
 /// Longest wait of a reload for its confirmation, in seconds.

@@ -6,13 +6,13 @@
 /// 128 KiB of an answer. Guests can cause some for each port.
 pub const FINDINGS_TOLD: usize = 256;
 
-/// Seconds between samples of a port's counters.
+/// Tuning: seconds between samples of a port's counters.
 pub const SAMPLES_SPACING: u32 = 5;
 
-/// Samples kept of a port, five minutes of them: 3.5 KiB.
+/// Tuning: samples kept of a port, five minutes of them: 3.5 KiB.
 pub const SAMPLES_KEPT: usize = 61;
 
-/// Senders remembered of a port without room.
+/// Tuning: senders remembered of a port without room.
 pub const SENDERS_KEPT: usize = 16;
 
 /// Senders of it reported to clients.

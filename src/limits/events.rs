@@ -8,7 +8,7 @@ pub const EVENTS_KEPT: usize = 2_048;
 /// Characters of a reason in an event: what the log says in a line.
 pub const EVENT_TEXT_CHARS: usize = 240;
 
-/// Events in one part of a reply, less than a kilobyte each.
+/// Tuning: events in one part of a reply, less than a kilobyte each.
 pub const EVENTS_A_REPLY: usize = 64;
 
 /// Events of a port at once: a front-end that comes and goes some times, or a migration. More are
@@ -19,8 +19,8 @@ pub const PORT_EVENT_BURST: u32 = 16;
 /// those of others within the hour.
 pub const PORT_EVENT_EVERY: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Events that may come during a read, which takes microseconds unless the reader loses its CPU.
-/// More are lost, with a count.
+/// Tuning: events that may come during a read, which takes microseconds unless the reader loses its
+/// CPU. More are lost, with a count.
 pub const EVENTS_QUEUED: usize = 64;
 
 /// Seconds between reports of a port's moved addresses.

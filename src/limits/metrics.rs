@@ -6,7 +6,7 @@
 /// a hostile guest would decide about its memory.
 pub const METRICS_SERIES_A_PORT: usize = 52;
 
-/// Bytes of one part of the metrics. An answer is made as its reader takes it.
+/// Tuning: bytes of one part of the metrics. An answer is made as its reader takes it.
 pub const METRICS_PART_BYTES: usize = 32 << 10;
 
 /// Scrapers at a time. One Prometheus needs one, two for a moment; if all places are taken, the
@@ -25,5 +25,5 @@ pub const METRICS_HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_
 /// Time for reading an answer: a Prometheus gives up after ten seconds by default.
 pub const METRICS_READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Scrapers accepted between turns.
+/// Tuning: scrapers accepted between turns.
 pub const METRICS_ACCEPTS: usize = 8;

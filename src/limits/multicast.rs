@@ -37,11 +37,12 @@ pub const MAX_SNOOPED_SEGMENTS: usize = 128;
 /// carries in one frame.
 pub const MAX_MEMBERSHIP_MESSAGE_BYTES: usize = 2_048;
 
-/// Attempts of a worker at the table's lock, before it forwards a frame as without snooping.
+/// Tuning: attempts of a worker at the table's lock, before it forwards a frame as without
+/// snooping.
 pub const SNOOPING_LOCK_ATTEMPTS: u32 = 128;
 
-/// Groups that are looked at under one lock, where those that ended are removed: some µs.
+/// Tuning: groups that are looked at under one lock, where those that ended are removed: some µs.
 pub const SNOOPING_SWEEP_GROUPS: usize = 16;
 
-/// Removes groups that ended so often, at least.
+/// Tuning: removes groups that ended so often, at least.
 pub const SNOOPING_SWEEP_PAUSE: std::time::Duration = std::time::Duration::from_secs(30);

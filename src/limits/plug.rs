@@ -20,17 +20,17 @@ pub const PLUG_EVERY: std::time::Duration = std::time::Duration::from_millis(50)
 /// Files that are examined, in 4 ms. Those of existing ports come first.
 pub const MAX_PLUG_FILES: usize = 2048;
 
-/// Least time between looks at the directory: 4 % of a CPU with [`MAX_PLUG_FILES`].
+/// Tuning: least time between looks at the directory: 4 % of a CPU with [`MAX_PLUG_FILES`].
 pub const PLUG_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Time between looks without an event, at the directory and for a listener: a killed QEMU leaves
-/// its socket's file as it was.
+/// Tuning: time between looks without an event, at the directory and for a listener: a killed QEMU
+/// leaves its socket's file as it was.
 pub const PLUG_LOOK: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Time that a port outlives its listener: bind(2) makes the file, listen(2) comes after it.
 pub const PLUG_GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Time that the end waits for the thread, which may be removing a port.
+/// Tuning: time that the end waits for the thread, which may be removing a port.
 pub const PLUG_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Refused files reported at once, and the pause after which one more is; the rest is a number in

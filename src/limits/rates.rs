@@ -13,28 +13,29 @@ pub const BURST_SIZE_BYTES: std::ops::RangeInclusive<u64> = 1_514..=1_000_000_00
 /// The same in packets.
 pub const BURST_SIZE_PACKETS: std::ops::RangeInclusive<u64> = 1..=100_000_000;
 
-/// A burst without `burst-in` or `burst-out`: one frame of 64 KiB, …
+/// A burst without `burst-in` or `burst-out`: one frame of 64 KiB.
 pub const RATE_BURST_BYTES: u64 = 64 << 10;
 
-/// … or, of packets, what is taken of a ring at once, …
+/// The same in packets: what is taken of a ring at once.
 pub const RATE_BURST_PACKETS: u64 = super::BURST_FRAMES as u64;
 
-/// … or so much of the rate, if that is more: a worker sleeps a millisecond at a time, and a
-/// guest's sender pauses for longer.
+/// Part of the rate that such a burst is if that is more: a worker sleeps a millisecond at a time,
+/// and a guest's sender pauses for longer.
 pub const RATE_BURST_NANOS: u64 = 10_000_000;
 
-/// By so much of the rate a port may exceed its burst, as a worker may come so late to frames that
-/// wait; and once more where frames cannot wait, which are dropped while others' have the rate. In
-/// the first second that makes a hundredth, or two.
+/// Tuning: by so much of the rate a port may exceed its burst, as a worker may come so late to
+/// frames that wait; and once more where frames cannot wait, which are dropped while others' have
+/// the rate. In the first second that makes a hundredth, or two.
 pub const RATE_LATE_NANOS: u64 = 10_000_000;
 
-/// Frames that wait for a rate get so much of it at a time, or one frame, before others have their
-/// turn.
+/// Tuning: frames that wait for a rate get so much of it at a time, or one frame, before others
+/// have their turn.
 pub const RATE_TURN_NANOS: u64 = 1_000_000;
 
-/// Frames that wait for a rate are looked at again after so long, as the rate may be another one.
+/// Tuning: frames that wait for a rate are looked at again after so long, as the rate may be
+/// another one.
 pub const RATE_LOOK_NANOS: u64 = 100_000_000;
 
-/// Descriptors of the largest frame that Linux sends: `MAX_SKB_FRAGS`, the header's and the linear
-/// part's. Its driver stops the queue while fewer are free.
+/// Tuning: descriptors of the largest frame that Linux sends: `MAX_SKB_FRAGS`, the header's and the
+/// linear part's. Its driver stops the queue while fewer are free.
 pub const MAX_FRAME_SLOTS: u16 = 20;

@@ -12,20 +12,20 @@ pub const RETRY_MIN: Duration = Duration::from_secs(1);
 /// socket is a few system calls.
 pub const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Pause between looks for what is due, and for what to report to the service manager, while
-/// something is missing.
+/// Tuning: pause between looks for what is due, and for what to report to the service manager,
+/// while something is missing.
 pub const RETRY_TICK: Duration = Duration::from_secs(1);
 
-/// The same while nothing is missing: only changes that are not kept, or bad files, can be new
-/// then.
+/// Tuning: the same while nothing is missing: only changes that are not kept, or bad files, can be
+/// new then.
 pub const RETRY_IDLE_TICK: Duration = Duration::from_secs(5);
 
-/// Pause between looks at lasting removals, so that what they had is free soon.
+/// Tuning: pause between looks at lasting removals, so that what they had is free soon.
 pub const REMOVE_TICK: Duration = Duration::from_millis(100);
 
-/// Time that the end waits for a try, which a file system may hold up.
+/// Tuning: time that the end waits for a try, which a file system may hold up.
 pub const RETRY_STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Time that the start waits for the first look at ports by plug, which its file system may hold
-/// up, before it reports ready.
+/// Tuning: time that the start waits for the first look at ports by plug, which its file system may
+/// hold up, before it reports ready.
 pub const PLUG_FIRST_LOOK: Duration = Duration::from_secs(1);

@@ -1,5 +1,6 @@
-//! `docs/limits.md` lists each limit with its value and what it bounds, but for numbers that tune
-//! the workers: its tables are made from the source, whose comments have the reasons.
+//! `docs/limits.md` lists each limit with its value and what it bounds: its tables are made from
+//! the source, whose comments have the reasons. Numbers that only tune the switch are not on the
+//! page: those of `workers.rs`, and those whose comment begins with [`TUNING`].
 //!
 //! `UPDATE_DOCS=1 cargo test --lib limits` writes them anew. Each limit needs a doc comment.
 
@@ -8,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 /// What stands behind this line of the page is made here.
 const MARK: &str = "<!-- made from src/limits.rs: UPDATE_DOCS=1 cargo test --lib limits -->\n";
+
+/// What the comment of a number begins with that bounds nothing but how the switch does its work.
+const TUNING: &str = " Tuning: ";
 
 /// The files of limits on the page, `limits.rs` first, each with the title of what stands before
 /// its sections.
@@ -49,6 +53,10 @@ fn tables(title: String, text: &str) -> String {
             let (name, rest) = item.split_once(':').unwrap();
             let (_, value) = rest.split_once(" = ").unwrap();
             assert!(!doc.is_empty(), "{name} has no doc comment that says why");
+            if doc.starts_with(TUNING) {
+                doc.clear();
+                continue;
+            }
             if let Some(title) = title.take() {
                 out += &format!("\n## {title}\n\nlimit | value | what it is\n---|---|---\n");
             }
@@ -62,6 +70,7 @@ fn tables(title: String, text: &str) -> String {
 /// A value as a reader wants it: durations and bytes with their unit, thousands apart.
 fn readable(name: &str, value: &str) -> String {
     let mut value = value.trim_end_matches(';').replace(" as u32", "").replace(" as u64", "");
+    value = value.replace(" as usize", "").replace("super::", "").replace("libc::", "");
     for (from, unit) in [("from_millis(", "ms"), ("from_micros(", "µs"), ("from_secs(", "s")] {
         let text = value.trim_start_matches("std::time::").trim_start_matches("Duration::");
         if let Some(count) = text.strip_prefix(from) {
@@ -120,6 +129,7 @@ fn values_are_told_as_a_reader_wants_them() {
         ("STEP", "std::time::Duration::from_micros(50)", "50 µs"),
         ("TX_COALESCED_BYTES", "4 * BURST_BYTES as u64", "4 * BURST_BYTES"),
         ("PART", "400..=2_500", "400..=2,500"),
+        ("LEN", "super::MAX_LEN as usize", "MAX_LEN"),
     ] {
         assert_eq!(readable(name, &format!("{value};")), told);
     }
@@ -131,6 +141,13 @@ fn a_row_says_what_a_limit_is_and_not_why() {
         assert_eq!(what(doc), "Files");
     }
     assert_eq!(what("Level 1.2 of a.b and …"), "Level 1.2 of a.b and …");
+}
+
+#[test]
+fn what_only_tunes_the_switch_is_not_on_the_page() {
+    let text = "/// Bytes.\npub const A: u32 = 1;\n/// Tuning: looks.\npub const B: u32 = 2;\n";
+    let made = tables("Limits".into(), text);
+    assert!(made.contains("\n`A` | 1 | Bytes\n") && !made.contains("`B`"), "{made}");
 }
 
 #[test]
