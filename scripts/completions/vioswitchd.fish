@@ -2,7 +2,7 @@ complete -c vioswitchd -l config -d 'Read a TOML file and conf.d/*.toml beside i
 complete -c vioswitchd -l port -d 'Add a port for a virtual machine; repeatable' -r
 complete -c vioswitchd -l tap -d 'Add a TAP interface as an uplink; repeatable' -r
 complete -c vioswitchd -l stream -d 'Add a port for a process that speaks QEMU\'s -netdev stream over a Unix socket, such as passt; repeatable' -r
-complete -c vioswitchd -l mirror -d 'Add a mirror, which copies frames of one port to another (repeatable)' -r
+complete -c vioswitchd -l mirror -d 'Add a mirror, which copies frames of one port to another; repeatable' -r
 complete -c vioswitchd -l socket-path -d 'Add one port, named port0, that listens on PATH' -r
 complete -c vioswitchd -l fd -d 'Add one port, named port0, on the inherited socket N' -r
 complete -c vioswitchd -l state-dir -d 'Keep changes made while the switch runs in this directory [default: $STATE_DIRECTORY]' -r -F

@@ -40,12 +40,6 @@ Examples:
     vioswitchd --port vm1,socket=/tmp/vm1.sock \
                --stream net,socket=/tmp/passt.sock,mode=client
 
-  Four queue pairs, a socket for libvirt's QEMU, and a static address:
-    vioswitchd --port vm1,socket=/run/vm1.sock,queues=4,socket-group=kvm,mac=52:54:00:00:00:01
-
-  Ports from a file, and two workers:
-    vioswitchd --config /etc/vioswitch/vioswitch.toml --workers 2
-
 Signals: SIGTERM, SIGINT and SIGQUIT end the switch, SIGUSR1 logs the counters, SIGHUP reads
 the files again.
 Exit status: 0 after an orderly end, 1 if the switch cannot run, 2 for a bad argument or file.";
@@ -62,8 +56,8 @@ struct Options {
     ///
     /// {keys}
     ///
-    /// Write a comma inside a value twice. Replaces a [[port]] of the same name in the file as a
-    /// whole.
+    /// Write a comma inside a value twice. An entry of the same kind and name in the file is
+    /// replaced as a whole.
     #[arg(
         long,
         value_name = "NAME,socket=PATH[,KEY=VALUE]...",
@@ -75,8 +69,6 @@ struct Options {
     /// Add a TAP interface as an uplink; repeatable
     ///
     /// {keys}
-    ///
-    /// Replaces a [[tap]] of the same name in the file as a whole.
     #[arg(
         long,
         value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...",
@@ -89,8 +81,6 @@ struct Options {
     /// passt; repeatable
     ///
     /// {keys}
-    ///
-    /// Replaces a [[stream]] of the same name in the file as a whole.
     #[arg(
         long,
         value_name = "NAME,socket=PATH[,KEY=VALUE]...",
@@ -99,11 +89,9 @@ struct Options {
     )]
     stream: Vec<String>,
 
-    /// Add a mirror, which copies frames of one port to another (repeatable)
+    /// Add a mirror, which copies frames of one port to another; repeatable
     ///
     /// {keys}
-    ///
-    /// Replaces a [[mirror]] of the same name in the file as a whole.
     #[arg(
         long,
         value_name = "NAME,from=PORT,to=PORT[,KEY=VALUE]...",

@@ -319,7 +319,7 @@ port_keys! {
         "Offloads: checksums and segmentation, both only for what the VM sends (`send`, for XDP \
          programs), checksums, or none.";
     "io" io: Io = Io::Auto, IO, TAPS, Reopen, "\"auto\"",
-        "How frames are written to the interface: up to 64 by one call of io_uring, or each by a \
+        "How frames are written to the interface: up to 64 by a call of io_uring, or each by a \
          call of its own; `auto`: by io_uring where the kernel permits it.";
     "coalesce" coalesce: bool = true, SWITCHED, TAPS, Reopen, "\"on\"",
         "Write TCP segments that follow each other in a burst as one packet, as Linux merges what \
@@ -331,41 +331,38 @@ port_keys! {
     "isolated" isolated: bool = false, SWITCHED, ALL, Now, "\"off\"",
         "`on`: no frame passes between the port and others with `isolated=on`.";
     "learn" learn: bool = true, SWITCHED, ALL, Now, "\"on\"",
-        "Learn the source addresses of the port's frames. Its static addresses are known in either \
-         case.";
+        "Learn the source addresses of the port's frames.";
     "max-addresses" max_addresses: Option<u32> = None, ADDRESSES, ALL, Now, "1",
-        "How many addresses the port learns at most, beside its static ones; further ones are not \
-         learned. Without it a VM or stream learns 4096, and a TAP any number.";
+        "The most addresses that the port learns, beside its static ones. Without it a VM or \
+         stream learns 4096, a TAP any number.";
     "multicast-router" multicast_router: Option<bool> = None, SWITCHED, ALL, Now, "\"on\"",
-        "`on`: a multicast router or querier may be behind the port: it gets the frames of all \
-         groups, and queries from there count, with --multicast-snooping. Without it a TAP has \
-         `on`, others `off`.";
+        "`on`: a multicast router or querier may be behind the port: with --multicast-snooping it \
+         gets the frames of all groups, and its queries count. Without it a TAP has `on`, others \
+         `off`.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
-        "The most that passes from the port, in bits a second, packets a second, or both: \
-         `10mbit`, `5kpps`, `10mbit,5kpps`. What exceeds it waits where it is sent.";
+        "The most that passes from the port, in bits a second, packets a second, or both. What \
+         exceeds it waits where it is sent.";
     "burst-in" burst_in: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
-        "What passes from the port at once, in bytes, packets, or both: `64kib`, `100pkt`. Without \
-         it the larger of 64 KiB, or 64 packets, and 10 ms of rate-in.";
+        "What passes from the port at once, in bytes, packets (`100pkt`), or both. Without it the \
+         larger of 64 KiB, or 64 packets, and 10 ms of rate-in.";
     "rate-out" rate_out: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
-        "The most that passes to the port. What exceeds it waits where a VM sends it, as for a \
-         full receiver, or is dropped.";
+        "The most that passes to the port. What exceeds it waits where a VM sends it, or is \
+         dropped.";
     "burst-out" burst_out: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
-        "What passes to the port at once. Without it the larger of 64 KiB, or 64 packets, and \
-         10 ms of rate-out.";
+        "What passes to the port at once. Default as of burst-in, with rate-out.";
     "storm" storm: Option<FloodRates> = None, STORM, ALL, Now, "\"bcast:1kpps,mcast:1kpps\"",
-        "The most of what comes from the port that is flooded, by class: frames for all stations \
-         (`bcast`), for groups (`mcast`), for unknown addresses (`unknown`), each as a rate in \
-         bits or packets a second. What exceeds it is dropped.";
+        "The most of the port's frames that is flooded, in bits or packets a second, by class: for \
+         all stations (`bcast`), groups (`mcast`), unknown addresses (`unknown`). What exceeds it \
+         is dropped.";
     "pass" pass: Option<ReservedSet> = None, PASS, ALL, Now, "\"lldp,stp\"",
-        "Protocols between neighbours whose frames pass from the port, and to it from ports that \
-         pass them too: `lldp`, `lacp`, `stp`. Without it they end at the switch.";
+        "Protocols between neighbours whose frames pass between the port and others that pass them \
+         too: `lldp`, `lacp`, `stp`. Without it they end at the switch.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "`down`: keep the front-end, and drop and count frames from and for the port.";
     "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",
-        "The bridge that the port is in: it reaches the ports of that bridge and no others. A \
-         bridge is there when a port names it.";
+        "The bridge of the port, which reaches the ports of that bridge and no others.";
     "vlan" vlan: Option<VlanId> = None, VLAN, TAGGED, Now, "10",
         "The VLAN of an access port: its frames have no tag there, and one on a trunk. Of a \
          mirror: copy only frames of this VLAN.";
@@ -378,8 +375,8 @@ port_keys! {
         "`on`: drop frames whose sender is not the port's, and servers' frames; `log`: count them.";
     "allowed-macs" allowed_macs: Vec<AllowedMac> = Vec::new(), ALLOWED_MACS, SOCKETS, Now,
         "[\"own\"]",
-        "For `guard`: a source address of the port; `own`, the default where there are some, are \
-         those of `mac`, `vrrp` those of virtual routers.";
+        "For `guard`: a source address of the port. `own` are those of `mac`, the default where \
+         there are some; `vrrp` those of virtual routers.";
     "allowed-ips" allowed_ips: Vec<Prefix> = Vec::new(), ALLOWED_IPS, SOCKETS, Now,
         "[\"10.0.0.5\", \"fd00::/64\"]",
         "For `guard`: an IP address or prefix of the port; without any, all.";
@@ -389,8 +386,7 @@ port_keys! {
     "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
         "The port whose frames are copied.";
     "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",
-        "The port that gets the copies. Frames that come from it are dropped, and no others go to \
-         it.";
+        "The port that gets the copies, and no other frames. Frames from it are dropped.";
     "dir" dir: Way = Way::Both, WAY, MIRRORS, Now, "\"both\"",
         "Copy what comes from the port (`in`), what was delivered to it (`out`), or both.";
     "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",

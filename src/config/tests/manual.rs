@@ -44,22 +44,17 @@ changes made while the switch runs, and the configuration that was last in force
 const FILE_HEAD: &str = "\
 .SH DESCRIPTION
 A TOML file with the configuration of
-.BR vioswitchd (8).
-Each key outside of the entries is an option of the command line too, which takes precedence: a
-single option replaces the value of the file, and a port, TAP or stream replaces the entry of its
-name as a whole.
-.PP
-The switch reads files of the directory
+.BR vioswitchd (8),
+and the files of the directory
 .I conf.d
-beside the file whose names end in .toml after it, in the order of their names. Each key outside of
-the entries may be given in one file only. Unknown keys are errors.
+beside it whose names end in .toml. Each key outside of the entries is an option of the command line
+too, which takes precedence, and may be given in one file only.
 .BR \"vioswitchd \\-\\-check \\-\\-config FILE\"
 reports all errors with their lines,
 .BR \"vioswitchctl config diff\"
-shows what differs from a running switch, and SIGHUP or
+shows what differs from a running switch, and
 .BR \"vioswitchctl config reload\"
-applies it. A file with an error changes nothing; a start then uses the files that were last in
-force.
+applies it.
 .PP
 A value below is the default, or an example of a key without default.
 ";
@@ -69,7 +64,8 @@ const ENTRIES: &str = "\
 One [[port]] for each network card of a virtual machine, one [[tap]] for each interface of the host,
 one [[stream]] for each process that speaks QEMU's \\-netdev stream, such as passt,
 one [[mirror]] for frames of a port that are copied to another one. [template.plug]
-has the keys that ports by plug share: those of a port except names, sockets and addresses.
+has the keys of ports by plug: those of a port except names, sockets and addresses. A key belongs to
+port, tap and stream unless its text names others.
 ";
 
 const FILE_END: &str = "\
@@ -97,10 +93,7 @@ ifname = \"vioswitch0\"
 ";
 
 /// Keys that the example, which is for services, does without.
-const NOT_FOR_SERVICES: [(&str, &str, &str); 2] = [
-    ("socket-path", "\"/run/vm1.sock\"", "One port, named port0, that listens on this path."),
-    ("fd", "3", "One port, named port0, on this inherited socket."),
-];
+const NOT_FOR_SERVICES: [&str; 2] = ["socket-path = \"/run/vm1.sock\"", "fd = 3"];
 
 fn head(name: &str, section: u8, about: &str) -> String {
     let (upper, version) = (name.to_uppercase(), env!("CARGO_PKG_VERSION"));
@@ -110,15 +103,13 @@ fn head(name: &str, section: u8, about: &str) -> String {
 
 /// Help of an option: its paragraphs.
 fn paragraphs(text: &mut String, help: &str) {
-    for (place, paragraph) in help.split("\n\n").enumerate() {
+    // The keys stand in the page of the file.
+    let told = help.split("\n\n").filter(|paragraph| !paragraph.starts_with("  "));
+    for (place, paragraph) in told.enumerate() {
         if place > 0 {
             text.push_str(".IP\n");
         }
-        // The keys stand in the page of the file.
-        let _ = match paragraph.starts_with("  ") {
-            true => writeln!(text, "Keys:\n.BR vioswitch.toml (5)."),
-            false => writeln!(text, "{}", escape(paragraph)),
-        };
+        let _ = writeln!(text, "{}", escape(paragraph));
     }
 }
 
@@ -141,8 +132,8 @@ fn the_daemons_page_has_every_option() {
     let mut page = head("vioswitchd", 8, &command.get_about().expect("about").to_string());
     page += ".SH SYNOPSIS\n.B vioswitchd\n.RI [ OPTION ]...\n.SH DESCRIPTION\n\
              An Ethernet switch for virtual machines, which connect by vhost\\-user sockets, and \
-             for network interfaces of the host. It needs at least one port, or \\-\\-control or \
-             \\-\\-plug.\n.SH OPTIONS\n";
+             for network interfaces of the host. It needs a port, \\-\\-control or \\-\\-plug.\n\
+             .BR vioswitch.toml (5)\ndescribes the keys of entries.\n.SH OPTIONS\n";
     command.get_arguments().for_each(|arg| option(&mut page, arg));
     let after = command.get_after_help().expect("examples").to_string();
     let after = after.strip_prefix("Examples:\n").expect("examples come first");
@@ -155,70 +146,47 @@ fn the_daemons_page_has_every_option() {
     hold_page(ROOT, "docs/man/vioswitchd.8", &(page + DAEMON_END));
 }
 
-/// What the example says of keys outside of any entry: comment, and lines below that share it.
-fn described() -> Vec<(String, Vec<String>)> {
-    let mut groups: Vec<(String, Vec<String>)> = Vec::new();
-    let (mut comment, mut is_told) = (String::new(), false);
+/// Settings outside of any entry, as files have them: those of the example, and the others.
+fn settings() -> Vec<&'static str> {
     let own = EXAMPLE.lines().take_while(|line| !line.starts_with('['));
-    for line in own {
-        let setting = line.trim_start_matches('#');
-        if line.is_empty() {
-            comment.clear();
-            is_told = false;
-        } else if setting.is_empty() || setting.starts_with(' ') {
-            // The first remark behind a setting is about the next one.
-            if std::mem::take(&mut is_told) {
-                comment.clear();
-            }
-            comment += setting;
-            comment.push('\n');
-        } else {
-            match groups.last_mut().filter(|_| is_told) {
-                Some((_, lines)) => lines.push(setting.to_owned()),
-                None => groups.push((comment.clone(), vec![setting.to_owned()])),
-            }
-            is_told = true;
-        }
-    }
-    let more = NOT_FOR_SERVICES
-        .map(|(key, value, text)| (text.to_owned(), vec![format!("{key} = {value}")]));
-    groups.extend(more);
-    groups
+    let bare = own.map(|line| line.strip_prefix('#').unwrap_or(line));
+    let set = bare.filter(|line| !line.is_empty() && !line.starts_with(' '));
+    set.chain(NOT_FOR_SERVICES).collect()
 }
 
-/// Panics for a key outside of any entry that the example does not tell of.
-fn check_scalars(groups: &[(String, Vec<String>)]) {
+/// Panics for a key outside of any entry that the page lacks, or the example says nothing about.
+fn check_scalars(settings: &[&str]) {
     let own = |key: &&&str| Kind::named(key).is_none() && **key != "template";
     for key in SCALAR_KEYS.iter().filter(own) {
-        let tells = |line: &String| line.split_once(" = ").is_some_and(|(told, _)| told == *key);
-        let told = groups.iter().any(|(text, lines)| !text.is_empty() && lines.iter().any(tells));
-        assert!(told, "{key} stands in no comment of the example");
+        let is_of = |line: &&str| line.split_once(" = ").is_some_and(|(told, _)| told == *key);
+        assert!(settings.iter().any(is_of), "{key} is missing");
     }
-}
-
-/// Keys as the manual has them.
-fn keys(page: &mut String, groups: &[(String, Vec<String>)]) {
-    for (text, lines) in groups {
-        for (place, line) in lines.iter().enumerate() {
-            let request = if place == 0 { ".TP" } else { ".TQ" };
-            let _ = writeln!(page, "{request}\n.B {}", escape(line).replace('"', "\\(dq"));
-        }
-        let _ = writeln!(page, "{}", escape(text));
+    let own: Vec<&str> = EXAMPLE.lines().take_while(|line| !line.starts_with('[')).collect();
+    for pair in own.windows(2).filter(|pair| settings.contains(&pair[1].trim_start_matches('#'))) {
+        assert!(!pair[0].is_empty(), "{} has no comment", pair[1]);
     }
 }
 
 /// The keys of entries, each once with the entries that have it.
 fn keys_of_entries(page: &mut String) {
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
-        let kinds = Kind::PORTS.into_iter().filter(|kind| key.kinds.contains(kind));
+        let named = Kind::PORTS.into_iter().chain([Kind::Mirror]);
+        let kinds = named.filter(|kind| key.kinds.contains(kind));
         let kinds: Vec<&str> = kinds.map(Kind::name).collect();
         let setting = escape(&format!("{} = {}", key.name, key.example));
         let _ = writeln!(page, ".TP\n.B {}", setting.replace('"', "\\(dq"));
-        let kinds = kinds.join(", ");
+        let mut text = key.help.replace('`', "\"");
         let values = by_kind(key, |kind| key.form(kind).replace('|', ", "));
-        let values = if values.contains(": ") { values } else { format!("Of {kinds}: {values}") };
-        let help = key.help.replace('`', "\"");
-        let _ = writeln!(page, "{}", escape(&format!("{help} {values}.")));
+        // A single word says no more than the setting above.
+        let values = Some(values).filter(|values| values.contains(' '));
+        let of_all = Kind::PORTS.into_iter().all(|kind| key.kinds.contains(&kind));
+        text += &match values {
+            Some(values) if of_all || values.contains(": ") => format!(" {values}."),
+            Some(values) => format!(" Of {}: {values}.", kinds.join(", ")),
+            None if of_all => String::new(),
+            None => format!(" Of {}.", kinds.join(", ")),
+        };
+        let _ = writeln!(page, "{}", escape(&text));
     }
 }
 
@@ -226,10 +194,11 @@ fn keys_of_entries(page: &mut String) {
 fn the_files_page_has_every_key() {
     let mut page = head("vioswitch.toml", 5, "configuration of vioswitchd");
     page += FILE_HEAD;
-    page += ".SH SETTINGS\n";
-    let groups = described();
-    check_scalars(&groups);
-    keys(&mut page, &groups);
+    // The page of the daemon describes them.
+    let settings = settings();
+    check_scalars(&settings);
+    let lines = escape(&settings.join("\n"));
+    page += &format!(".SH SETTINGS\nOptions of\n.BR vioswitchd (8):\n.nf\n{lines}\n.fi\n");
     page += ENTRIES;
     keys_of_entries(&mut page);
     hold_page(ROOT, "docs/man/vioswitch.toml.5", &(page + FILE_END));
