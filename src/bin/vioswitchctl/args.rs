@@ -127,8 +127,8 @@ pub enum Command {
     Trace {
         /// The port where the frame enters
         port: String,
-        /// src (MAC), dst (MAC), vlan (of its tag), ip (its source address), len (bytes, 98 by
-        /// default, as a ping)
+        /// src (MAC), dst (MAC), vlan (of its tag), ip (its source address), len (bytes, by default
+        /// 98)
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },
@@ -227,7 +227,7 @@ pub enum Port {
     Wait {
         #[arg(value_name = "NAME")]
         name: String,
-        /// The state to wait for
+        /// The state
         #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
         state: State,
         /// How long to wait, such as 500ms, 30s or 5m
@@ -255,7 +255,7 @@ pub enum Port {
     },
     /// Change settings of a port; KEY= restores the default
     ///
-    /// Prints when each change takes effect: now, or when the front-end reconnects.
+    /// Prints when each change takes effect.
     Set {
         #[arg(value_name = "NAME")]
         name: String,
@@ -302,8 +302,8 @@ pub enum Config {
     Confirm,
     /// Write changes that were made while the switch runs into the files
     ///
-    /// Writes added ports to conf.d/saved.toml beside the configuration, and other changes in
-    /// place. Keeps comments, and the old file as FILE~.
+    /// Added ports go to conf.d/saved.toml beside the configuration, other changes where the entry
+    /// stands. Keeps comments, and the old file as FILE~.
     Save(Save),
 }
 

@@ -35,9 +35,8 @@ use facts::{Ended, Facts};
 
 /// Find faults of the switch, its guests, its uplinks and the host
 ///
-/// Each finding has a code that does not change, a cause, and a command that mends it. As root it
-/// examines the processes of front-ends too. Exit status 1 if a finding is FAIL, else 0; 3 if no
-/// switch answers, with what systemd and the journal report of its end.
+/// Each finding has a code, a cause, and a command that mends it. As root it examines the processes
+/// of front-ends too. Exit status 1 if a finding is FAIL, 3 if no switch answers, else 0.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Only this port, and the switch

@@ -40,17 +40,16 @@ Examples:
 
 /// Give guests a network: addresses and NAT of the host, or a bridge with a network card
 ///
-/// Writes and applies the files of systemd-networkd, or of dnsmasq and nftables without it, and of
-/// the switch's TAP vio-NETWORK. Never touches other files. Without a name it lists the networks.
-/// For a bridge it only prints commands, as they may cut off the host.
+/// Writes and applies files of systemd-networkd, or of dnsmasq and nftables, and of the switch's
+/// TAP vio-NETWORK. Without a name it lists the networks.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Network {
     /// A name: at most 11 letters, digits, "_" and "-"
     #[arg(value_name = "NETWORK", value_parser = plan::name)]
     name: Option<String>,
-    /// The host's address in the network, such as 10.77.0.1/24, with NAT for other destinations; an
-    /// IPv6 one may be added: --nat fd77::1/64
+    /// The host's address in the network, such as 10.77.0.1/24, with NAT for other destinations;
+    /// one of IPv6 may be added
     #[arg(long, value_name = "ADDR/LEN", value_parser = address::of_host, requires = "name",
           conflicts_with_all = ["bridge", "remove"])]
     nat: Vec<Cidr>,
