@@ -469,10 +469,10 @@ mod tests {
                 // Reasons and rules with their meanings stand in tables of their own.
                 let end = if help.contains(", by r") { help.find(": ") } else { None };
                 let help = help[..end.unwrap_or(help.len())].trim_end_matches('.');
-                format!("| `{name}` | {help} |\n")
+                format!("`{name}` | {help}\n")
             })
             .collect();
-        let table = format!("| metric | meaning |\n|---|---|\n{rows}");
+        let table = format!("metric | meaning\n---|---\n{rows}");
         hold_table(env!("CARGO_MANIFEST_DIR"), "docs/counters.md", mark, &table);
     }
 

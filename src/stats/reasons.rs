@@ -41,29 +41,28 @@ macro_rules! drop_reasons {
 drop_reasons! {
     BadAddress, "bad_address", "in",
     "a descriptor of the transmit ring points outside the guest's memory",
-    "where the log says that memory was left out, the VM's memory is in a file on a disk: see \
-     docs/troubleshoot.md. Else the guest's driver is broken or hostile";
+    "see docs/troubleshoot.md if the log says that memory was left out; else the driver is broken \
+     or hostile";
 
     BadChain, "bad_chain", "in",
     "a loop, too many descriptors, or a malformed indirect table on the transmit ring",
-    "the guest's driver is broken or hostile";
+    "the driver is broken or hostile";
 
     BadDirection, "bad_direction", "in",
     "a descriptor that the device may write, on the transmit ring",
-    "the guest's driver is broken or hostile";
+    "the driver is broken or hostile";
 
     TooShort, "too_short", "in",
     "no room for the virtio-net header and an Ethernet header",
-    "the guest's driver is broken or hostile";
+    "the driver is broken or hostile";
 
     TooLong, "too_long", "in",
     "longer than 65,557 bytes, the longest frame that the switch carries",
-    "the guest's driver, or a stream's peer, is broken or hostile";
+    "the driver, or a stream's peer, is broken or hostile";
 
     BadOffload, "bad_offload", "in, out",
     "the frame needs an offload that was not negotiated, or its headers contradict the offload",
-    "the guest's driver is broken or hostile; offload=off for its port shows whether offloads are \
-     the cause";
+    "the driver is broken or hostile: try offload=off for its port";
 
     BadSource, "bad_source", "in",
     "the source address is zero or a group address",
@@ -72,7 +71,7 @@ drop_reasons! {
     Reserved, "reserved", "in",
     "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward, and the frame is \
      of no protocol that the port passes",
-    "nothing: spanning tree, LLDP and the like end at a switch; or pass= at both ports";
+    "nothing: spanning tree, LLDP and the like end at a switch, except with pass= at both ports";
 
     Hairpin, "hairpin", "in",
     "the destination is on the port that the frame came from",
@@ -81,7 +80,7 @@ drop_reasons! {
     Vlan, "vlan", "in, port",
     "its VLAN tag is one that may not come in by its port, or leave by the one that it is for",
     "compare vlan, trunk and native of both ports with what the guest sends: vioswitchctl trace \
-     names the port. A second tag behind one that is taken out is refused";
+     names the port";
 
     AdminDown, "admin_down", "in",
     "the port that the frame came from, or that it is for, is administratively down",
@@ -90,17 +89,16 @@ drop_reasons! {
     Guard, "guard", "in",
     "the sender's addresses in the frame are not the port's, it is a server's, or its headers \
      cannot be read (guard=on)",
-    "the counters guard.* of the port and the event guard_violation name the rule and the address: \
-     see docs/network.md";
+    "the event guard_violation names the rule and the address: see docs/network.md";
 
     Observer, "observer", "in",
     "the port that the frame came from gets the copies of a mirror: nothing passes from it",
-    "nothing, where the observer only listens: vioswitchctl mirror list names the mirror";
+    "nothing: vioswitchctl mirror list names the mirror";
 
     Mirror, "mirror", "port, out",
-    "a copy for the port of a mirror, which had no free buffer, was not ready, or was in use",
-    "the observer is too slow: larger rings, a snaplen, or a mirror of one direction. The frame \
-     itself went on";
+    "a copy for the port of a mirror, which had no free buffer, was not ready, or was in use; the \
+     frame itself went on",
+    "the observer is too slow: larger rings, a snaplen, or a mirror of one direction";
 
     UplinkToUplink, "uplink_to_uplink", "in",
     "from one uplink to another, which is a loop unless it is configured",
@@ -108,7 +106,7 @@ drop_reasons! {
 
     Isolated, "isolated", "in",
     "from one isolated port to another",
-    "vioswitchctl port set NAME isolated=off for one of the two, unless that is intended";
+    "vioswitchctl port set NAME isolated=off for one of them, unless that is intended";
 
     NoReceiver, "no_receiver", "in",
     "a flood, and no other port may receive it, or is a member of its group",
@@ -120,7 +118,7 @@ drop_reasons! {
 
     PortDown, "port_down", "port, out",
     "no front-end, or no enabled receive ring that ever held a buffer and has its memory",
-    "start the VM; if it runs, its driver has not set up its card";
+    "start the VM, or its network driver";
 
     NoBuffer, "no_buffer", "out",
     "the receiver had no free buffer, or its share of them was used up, for longer than \
@@ -129,7 +127,7 @@ drop_reasons! {
 
     SlowMemory, "slow_memory", "out",
     "the receiver's buffers lie on pages that took long to come, or did a moment ago",
-    "the VM's memory is sparse, or is being reclaimed: prealloc=on";
+    "the VM's memory is sparse, or is being reclaimed: prealloc=on, on huge pages above all";
 
     NoFit, "no_fit", "out",
     "the frame does not fit the receiver's buffers",
@@ -146,7 +144,7 @@ drop_reasons! {
 
     Storm, "storm", "in",
     "the port's storm limit for frames that are flooded was used up",
-    "a loop, or a guest that scans: vioswitchctl capture --port NAME; or a higher storm=";
+    "a loop, or a guest that scans: vioswitchctl capture NAME; or a higher storm=";
 
     RingBroken, "ring_broken", "out",
     "the receiver's ring is broken until its driver restarts it",
@@ -154,7 +152,8 @@ drop_reasons! {
 
     RingBusy, "ring_busy", "port",
     "another worker or the session held the receiver's ring for longer than its lock is waited for",
-    "the VM's memory is being reclaimed, or the machine has too few CPUs: fewer workers";
+    "the VM's memory is sparse, or is being reclaimed: prealloc=on; or the machine has too few \
+     CPUs: fewer workers, and cpus=";
 
     TapFull, "tap_full", "out",
     "the TAP's queue is full, or the kernel is out of memory",
@@ -166,7 +165,7 @@ drop_reasons! {
 
     TapGone, "tap_gone", "port, out",
     "the TAP's interface is gone and not attached again yet",
-    "make the interface again; the switch looks for it four times a second";
+    "make the interface again";
 
     TapRejected, "tap_rejected", "in, out",
     "the kernel refused this frame, on its way to a TAP or from it",
@@ -178,11 +177,11 @@ drop_reasons! {
 
     StreamGone, "stream_gone", "port, out",
     "no process is connected to the stream",
-    "start the process at the other end; a stream with mode=client tries every two seconds";
+    "start the process at the other end";
 
     Panicked, "panicked", "in",
     "a worker panicked in the middle of the burst, and the frame, or a copy of it, was lost",
-    "this is a bug of vioswitch: report the lines around it in the log";
+    "report this bug with the lines around it in the log";
 }
 
 impl DropReason {
@@ -217,11 +216,11 @@ mod tests {
 
     #[test]
     fn the_page_of_counters_has_the_table() {
-        let mut made = "| where | drop | meaning | what to do |\n|---|---|---|---|\n".to_owned();
+        let mut made = "where | drop | meaning | what to do\n---|---|---|---\n".to_owned();
         for reason in DropReason::ALL {
             let (place, name) = (reason.place(), reason.name());
             let (meaning, advice) = (reason.meaning(), reason.advice());
-            made += &format!("| {place} | `{name}` | {meaning} | {advice} |\n");
+            made += &format!("{place} | `{name}` | {meaning} | {advice}\n");
         }
         hold_table(env!("CARGO_MANIFEST_DIR"), "docs/counters.md", FROM, &made);
     }
