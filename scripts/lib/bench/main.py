@@ -49,7 +49,7 @@ COLUMNS = ["round", "case", "switch", "disturbed", "error", "mpps", "gbps", "sen
 def options():
     parser = argparse.ArgumentParser(
         prog="scripts/bench", description="Measures vioswitchd beside other switches.",
-        epilog="docs/performance.md tells what the cases and columns mean.")
+        epilog="docs/performance.md explains the columns, --list the cases.")
     parser.add_argument("--quick", action="store_true",
                         help="one short round of the main cases: at most 3 minutes")
     parser.add_argument("--long", action="store_true", help="with 2 to 64 ports as well")
