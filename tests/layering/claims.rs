@@ -1,7 +1,7 @@
-//! What proves what: docs/testing.md has of each program what its head claims, up to the first
-//! colon or full stop, how many tests it has, and its files, whose heads have claims too;
-//! `UPDATE_DOCS=1 cargo test --test layering` writes that. Each page that names a test names one
-//! that exists; each promise of docs/threat-model.md names one at least.
+//! What proves what: docs/testing.md has of each file of tests how many there are, and the claim
+//! that its head begins with, up to the first colon or full stop; `UPDATE_DOCS=1 cargo test --test
+//! layering` writes that. Each page that names a test names one that exists; each promise of
+//! docs/threat-model.md names one at least.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -93,8 +93,7 @@ fn count(tests: &[Test]) -> String {
 #[derive(Default)]
 struct Group {
     about: String,
-    tests: Vec<Test>,
-    files: Vec<String>,
+    lines: String,
 }
 
 /// Where a file stands: its directory, and its name there.
@@ -121,31 +120,32 @@ fn unit_tests(src: &[Source]) -> String {
 fn listed(src: &[Source], tests: &[Source], scripts: &[(String, String)]) -> String {
     let mut found: BTreeMap<String, Group> = BTreeMap::new();
     for source in tests {
-        let mut own = tests_of(source);
+        let own = tests_of(source);
         let (group, name) = place(source);
         let is_target = source.path.starts_with("tests/fuzz/targets")
             && source.text.contains("pub fn run(data: &[u8])");
         let group = found.entry(group).or_default();
+        let about = claim(&source.text, "//!");
         if source.path.ends_with("main.rs") {
-            group.about = claim(&source.text, "//!");
+            group.about = about.clone();
         }
+        let says = if group.about == about { String::new() } else { format!(": {about}") };
+        let tests = if is_target { String::new() } else { format!(" {}", count(&own)) };
         if is_target || !own.is_empty() {
-            assert!(source.text.starts_with("//! "), "{}: no claim", source.path.display());
-            group.files.push(format!("[`{name}`](../{})", source.path.display()));
+            let path = source.path.display();
+            let _ = writeln!(group.lines, "- [`{name}`](../{path}){tests}{says}");
         }
-        group.tests.append(&mut own);
     }
     let group = found.entry("scripts".to_owned()).or_default();
     group.about = "What is installed, each in a machine of its own".to_owned();
     for (name, text) in scripts {
-        group.files.push(format!("[`{name}`](../scripts/{name}): {}", claim(text, "#")));
+        let _ = writeln!(group.lines, "- [`{name}`](../scripts/{name}): {}", claim(text, "#"));
     }
     let mut out = String::new();
-    found.retain(|_, group| !group.files.is_empty());
-    for (group, Group { about, tests, files }) in found {
+    found.retain(|_, group| !group.lines.is_empty());
+    for (group, Group { about, lines }) in found {
         let about = if about.is_empty() { about } else { about + ".\n\n" };
-        let tests = if tests.is_empty() { String::new() } else { format!(": {}", count(&tests)) };
-        let _ = writeln!(out, "\n### {group}{tests}\n\n{about}{}.", files.join(",\n"));
+        let _ = write!(out, "\n### {group}\n\n{about}{lines}");
     }
     out + &unit_tests(src)
 }
@@ -159,7 +159,7 @@ fn the_page_of_tests_says_what_the_tests_say() {
     let text = |name: &str| fs::read_to_string(root().join("scripts").join(name)).expect("script");
     let scripts = SCRIPTS.map(|name| (name.to_owned(), text(name)));
     let made = listed(&sources("src"), &sources("tests"), &scripts);
-    assert!(made.matches("\n[`").count() > 130, "the scan is broken:\n{made}");
+    assert!(made.matches("\n- [`").count() > 130, "the scan is broken:\n{made}");
     let path = root().join(PAGE);
     let page = fs::read_to_string(&path).expect(PAGE);
     let (written, old) = page.split_once(MARK).expect("the mark");
@@ -303,24 +303,24 @@ fn names_stand_for_what_they_say() {
     assert_eq!((told, bare), (expected.to_vec(), vec![5, 6]));
 }
 
-/// What a heading has: the number of tests, and what the program's head claims.
+/// What a file's line has: the number of its tests and what its head claims.
 #[test]
-fn a_section_is_made_of_heads_and_tests() {
+fn a_line_is_made_of_a_files_head_and_its_tests() {
     let source = |path: &str, text: &str| Source {
         path: path.into(),
         code: super::code_only(text),
         text: text.into(),
     };
-    let main = "//! Of [`Rings`]\n//! and more: not\n//! this.\n//!\n//! Nor this.\n";
-    let test = "//! One.\n\n#[test]\nfn one() {}\n\n\
+    let test = "//! Of [`Rings`]\n//! and more: not\n//! this.\n//!\n//! Nor this.\n\n\
+                #[test]\nfn one() {}\n\n\
                 #[test]\n#[ignore = \"full\"]\nfn two() {}\n";
-    let tests = [source("tests/p/main.rs", main), source("tests/p/a/b.rs", test)];
+    let tests = [source("tests/p/main.rs", "//! All.\n"), source("tests/p/a/b.rs", test)];
     let src = [source("src/x/y.rs", "//! Code.\nmod tests {\n#[test]\nfn three() {}\n}\n")];
     let made = listed(&src, &tests, &[("demo".into(), "#!/bin/sh\n# Shows it.\n".into())]);
     for part in [
-        "\n### tests/p: 2 (1)\n\nOf `Rings` and more.\n",
-        "\n[`a::b`](../tests/p/a/b.rs).\n",
-        "\n[`demo`](../scripts/demo): Shows it.\n",
+        "\n### tests/p\n\nAll.\n",
+        "- [`a::b`](../tests/p/a/b.rs) 2 (1): Of `Rings` and more\n",
+        "- [`demo`](../scripts/demo): Shows it\n",
         "\n### src\n\nUnit tests: `src/x` 1.\n",
     ] {
         assert!(made.contains(part), "{part}\n{made}");
