@@ -25,6 +25,7 @@
 //! | [`logging`] | the log's queue, its filter, the journal |
 //! | [`sys`] | system calls |
 //! | [`frame`] | frames as bytes |
+//! | [`budget`] | what is earned and spent |
 //! | [`limits`] | every limit and default |
 #![cfg(target_os = "linux")]
 
@@ -32,6 +33,7 @@
 #[cfg(test)]
 use testkit as _;
 
+pub mod budget;
 pub mod capture;
 pub mod config;
 pub mod control;

@@ -4,40 +4,45 @@
 //! filter, bytes that are read and kept. That is counted, not measured: a worker that the kernel
 //! stops in the middle would pay for the pause.
 
+use crate::budget::Budget;
 use crate::limits::{
     CAPTURE_BYTES_A_NANO, CAPTURE_INSTRUCTION_NANOS, CAPTURE_NANOS, CAPTURE_SHARE,
     CAPTURE_STEP_NANOS,
 };
 
 /// Time that a capture may take from one worker.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Allowance {
-    /// Nanoseconds; the last frame may take them below zero.
-    left: i64,
+    /// Nanoseconds.
+    budget: Budget,
     /// Up to when they are earned.
     since: u64,
+}
+
+impl Default for Allowance {
+    fn default() -> Allowance {
+        Allowance { budget: Budget::empty(CAPTURE_NANOS), since: 0 }
+    }
 }
 
 impl Allowance {
     /// Earns the share of one of so many captures until `now`, in nanoseconds of any clock.
     pub fn earn(&mut self, now: u64, captures: usize) {
         let captures = captures.max(1) as u64;
-        let most = (CAPTURE_NANOS / captures) as i64;
-        let passed = now.saturating_sub(self.since) / CAPTURE_SHARE / captures;
-        let earned = i64::try_from(passed).unwrap_or(i64::MAX);
-        (self.left, self.since) = (self.left.saturating_add(earned).min(most), now);
+        self.budget.cap = CAPTURE_NANOS / captures;
+        self.budget.earn(now.saturating_sub(self.since) / CAPTURE_SHARE / captures);
+        self.since = now;
     }
 
     /// True while there is something left.
     pub fn is_left(&self) -> bool {
-        self.left > 0
+        self.budget.level() > 0
     }
 
-    /// Pays for a step, with so many instructions and bytes.
+    /// Pays for a step, with so many instructions and bytes; the last one may be on credit.
     pub fn spend(&mut self, instructions: u64, bytes: usize) {
         let bytes = bytes as u64 / CAPTURE_BYTES_A_NANO;
-        let nanos = CAPTURE_STEP_NANOS + instructions * CAPTURE_INSTRUCTION_NANOS + bytes;
-        self.left = self.left.saturating_sub_unsigned(nanos);
+        self.budget.overdraw(CAPTURE_STEP_NANOS + instructions * CAPTURE_INSTRUCTION_NANOS + bytes);
     }
 }
 

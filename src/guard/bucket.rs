@@ -3,19 +3,24 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::budget::Budget;
+
 /// Hands out tokens; each comes back after a time, up to a number.
 #[derive(Debug)]
 pub struct Bucket {
-    size: u32,
-    every: Duration,
-    /// Tokens there, and when the last one came back.
-    state: Mutex<(u32, Instant)>,
+    /// Nanoseconds of a token.
+    every: u64,
+    /// Those there are, and the time up to which they came back.
+    state: Mutex<(Budget, Instant)>,
 }
 
 impl Bucket {
     /// `size` tokens at first and at most, one more after each `every`.
     pub fn new(size: u32, every: Duration) -> Bucket {
-        Bucket { size, every, state: Mutex::new((size, Instant::now())) }
+        let every = nanos(every).max(1);
+        let mut budget = Budget::empty(every.saturating_mul(size.into()));
+        budget.earn(budget.cap);
+        Bucket { every, state: Mutex::new((budget, Instant::now())) }
     }
 
     /// Takes a token if there is one.
@@ -25,20 +30,15 @@ impl Bucket {
 
     fn take_at(&self, now: Instant) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (tokens, since) = *state;
-        let passed = now.saturating_duration_since(since).as_nanos();
-        let back = passed / self.every.as_nanos().max(1);
-        let there = u128::from(tokens) + back;
-        *state = if there >= u128::from(self.size) {
-            (self.size, now)
-        } else {
-            // `back` is below `size` here; what is left of the time counts on.
-            (there as u32, since + self.every * back as u32)
-        };
-        let left = state.0.checked_sub(1);
-        state.0 = left.unwrap_or(0);
-        left.is_some()
+        let (budget, since) = &mut *state;
+        budget.earn(nanos(now.saturating_duration_since(*since)));
+        *since = now.max(*since);
+        budget.take(self.every)
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

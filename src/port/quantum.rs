@@ -20,6 +20,7 @@
 //!
 //! Time is an argument, in cycles; an [`Account`] reads the clock.
 
+use crate::budget::Budget;
 use crate::limits::{MAX_DEFICIT_NANOS, QUANTUM_NANOS, SHARED_NANOS};
 use crate::stats::QueueStats;
 use crate::sys::clock;
@@ -31,8 +32,6 @@ pub struct Terms {
     pub quantum: u64,
     /// What a skipped turn pays.
     pub pay: u64,
-    /// The most it can owe.
-    pub most: u64,
 }
 
 /// What each ring that competes for a worker may take of a turn, in cycles.
@@ -75,42 +74,45 @@ impl Quantum {
     /// turns in which all were, `idle`, a skipped turn pays four times as much each time: what all
     /// owe is soon paid, and the difference stays.
     #[inline(always)]
-    pub fn next_turn(&mut self, idle: bool) -> (u64, u64) {
+    pub fn next_turn(&mut self, idle: bool) -> Terms {
         if idle {
             self.idle_turns = (self.idle_turns + 1).min(MAX_IDLE_TURNS);
-            return (self.now, self.now << (2 * self.idle_turns));
+            return Terms { quantum: self.now, pay: self.now << (2 * self.idle_turns) };
         }
         self.idle_turns = 0;
         let seen = std::mem::replace(&mut self.cheapest, u64::MAX);
         let drained = std::mem::replace(&mut self.drained, false);
         let most = if drained { self.most } else { GREEDY_QUANTA * self.most };
         self.now = seen.min(self.now + self.now / 16).clamp(self.least, most);
-        (self.now, self.now)
+        Terms { quantum: self.now, pay: self.now }
     }
 }
 
-/// What a transmit ring took beyond its quantum.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Deficit(u64);
+/// What a source took beyond its quantum.
+#[derive(Debug, Clone, Copy)]
+pub struct Deficit(Budget);
+
+impl Default for Deficit {
+    fn default() -> Deficit {
+        Deficit(Budget::empty(clock::cycles_in(MAX_DEFICIT_NANOS)))
+    }
+}
 
 impl Deficit {
-    /// True if the ring skips this turn; `contended` if others had work in the last one.
+    /// True if the source skips this turn; `contended` if others had work in the last one.
     #[inline(always)]
     pub fn is_throttled(&mut self, contended: bool, terms: Terms) -> bool {
         if !contended {
-            self.0 = 0;
+            self.0.spend(u64::MAX);
         }
-        let throttled = self.0 >= terms.pay;
-        if throttled {
-            self.0 -= terms.pay;
-        }
-        throttled
+        self.0.take(terms.pay)
     }
 
     /// Records what a burst took.
     #[inline(always)]
     pub fn charge(&mut self, spent: u64, terms: Terms) {
-        self.0 = (self.0.saturating_add(spent)).saturating_sub(terms.quantum).min(terms.most);
+        self.0.earn(spent);
+        self.0.spend(terms.quantum);
     }
 }
 
@@ -138,7 +140,7 @@ impl Default for Account {
             shared_until: 0,
             shared: clock::cycles_in(SHARED_NANOS),
             quantum: Quantum::new(clock::cycles_in(least), clock::cycles_in(most)),
-            terms: Terms { quantum: 0, pay: 0, most: clock::cycles_in(MAX_DEFICIT_NANOS) },
+            terms: Terms { quantum: 0, pay: 0 },
         }
     }
 }
@@ -151,7 +153,7 @@ impl Account {
         if contended {
             self.shared_until = cycle.saturating_add(self.shared);
         }
-        (self.terms.quantum, self.terms.pay) = self.quantum.next_turn(idle);
+        self.terms = self.quantum.next_turn(idle);
     }
 
     /// What a source may take of this turn, in cycles.
@@ -203,11 +205,16 @@ impl Account {
 mod tests {
     use super::*;
 
-    const TERMS: Terms = Terms { quantum: 10, pay: 10, most: 1000 };
+    const TERMS: Terms = Terms { quantum: 10, pay: 10 };
+    const MOST: u64 = 1000;
+
+    fn deficit(most: u64) -> Deficit {
+        Deficit(Budget::empty(most))
+    }
 
     /// Time that two rings got in so many turns whose bursts take `costs`.
     fn run(costs: [u64; 2], turns: usize) -> [u64; 2] {
-        let mut deficits = [Deficit::default(); 2];
+        let mut deficits = [(); 2].map(|()| deficit(MOST));
         let mut got = [0; 2];
         for _ in 0..turns {
             for (i, deficit) in deficits.iter_mut().enumerate() {
@@ -238,12 +245,11 @@ mod tests {
     fn the_quantum_follows_the_cheapest_burst() {
         for costs in [[300, 1000], [700, 90_000], [3000, 9000], [400, 401], [20_000, 20_000]] {
             let mut quantum = Quantum::new(200, 2500);
-            let mut deficits = [Deficit::default(); 2];
+            let mut deficits = [(); 2].map(|()| deficit(4_000_000));
             let mut got = [0; 2];
             let mut idle = false;
             for _ in 0..100_000 {
-                let (now, pay) = quantum.next_turn(idle);
-                let terms = Terms { quantum: now, pay, most: 4_000_000 };
+                let terms = quantum.next_turn(idle);
                 idle = true;
                 for (i, deficit) in deficits.iter_mut().enumerate() {
                     if !deficit.is_throttled(true, terms) {
@@ -261,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_ring_that_is_alone_owes_nothing() {
-        let mut deficit = Deficit::default();
+        let mut deficit = deficit(MOST);
         for _ in 0..100 {
             deficit.charge(400, TERMS);
             assert!(!deficit.is_throttled(false, TERMS));
@@ -270,9 +276,9 @@ mod tests {
 
     #[test]
     fn deficits_are_bounded() {
-        let mut deficit = Deficit::default();
+        let mut deficit = deficit(MOST);
         deficit.charge(u64::MAX, TERMS);
         let turns = (0..10_000).take_while(|_| deficit.is_throttled(true, TERMS)).count();
-        assert_eq!(turns as u64, TERMS.most / TERMS.quantum);
+        assert_eq!(turns as u64, MOST / TERMS.quantum - 1);
     }
 }

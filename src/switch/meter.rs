@@ -1,10 +1,10 @@
 //! Rates: which frames of a port may pass now, and when the next ones may.
 //!
 //! A [`Meter`] counts bits and packets, each by a clock of its own (the virtual scheduling of the
-//! generic cell rate algorithm, ITU-T I.371): it shows until when what passed is paid for, each
-//! frame moves it on by what it costs at the rate, and frames pass while it is no more than a burst
-//! ahead of the time. So nothing has to be filled up by a timer, a state is one number, and what is
-//! rounded, a part of a picosecond a frame, is not lost by being looked at.
+//! generic cell rate algorithm, ITU-T I.371): each frame moves it on by what it costs at the rate,
+//! time catches up with it, and frames pass while it is no more than a burst ahead. So nothing has
+//! to be filled up by a timer, a state is one number, and what is rounded, a part of a picosecond a
+//! frame, is not lost by being looked at.
 //!
 //! Frames that wait *book*: the clock moves on by what they will cost, or by [`RATE_TURN_NANOS`],
 //! and they pass when that is due, whatever others take meanwhile. So all that wait get their turn,
@@ -15,6 +15,7 @@
 //!
 //! Time is an argument, in ticks of any clock.
 
+use crate::budget::Budget;
 use crate::frame::Load;
 use crate::limits::{
     RATE_BURST_BYTES, RATE_BURST_NANOS, RATE_BURST_PACKETS, RATE_LATE_NANOS, RATE_TURN_NANOS,
@@ -81,34 +82,32 @@ pub struct Booking {
 }
 
 /// One of the two clocks.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Lane {
     /// What a byte or a packet costs, in parts of a part; 0 if they are not limited.
     each: u64,
     /// What may pass at once.
     burst: u64,
-    /// Until when what passed, and what is booked, is paid for.
-    paid: u64,
+    /// How far what passed, and what is booked, is ahead of the time.
+    ahead: Budget,
     /// How much of that is only booked.
     booked: u64,
 }
 
+impl Default for Lane {
+    fn default() -> Lane {
+        Lane { each: 0, burst: 0, ahead: Budget::empty(u64::MAX >> 2), booked: 0 }
+    }
+}
+
 impl Lane {
     fn cost(&self, units: u64) -> u64 {
-        let cost = (u128::from(units) * u128::from(self.each)) >> FINE;
-        // No frame costs an hour, and no sum wraps.
-        cost.min(u128::from(u64::MAX >> 2)) as u64
+        // No frame costs an hour.
+        clamp((u128::from(units) * u128::from(self.each)) >> FINE)
     }
 
-    /// How far it is ahead of the time, `now` in parts.
-    fn ahead(&self, now: u64) -> u64 {
-        u64::try_from(self.paid.wrapping_sub(now) as i64).unwrap_or(0)
-    }
-
-    fn catch_up(&mut self, now: u64) {
-        let ahead = self.ahead(now);
-        self.paid = now.wrapping_add(ahead);
-        self.booked = self.booked.min(ahead);
+    fn ahead(&self) -> u64 {
+        self.ahead.level()
     }
 }
 
@@ -189,23 +188,26 @@ impl Meter {
     /// Begins anew: nothing is owed, and no booking counts any more.
     fn begin(&mut self, now: u64) {
         for lane in &mut self.lanes {
-            (lane.paid, lane.booked) = (now << PARTS, 0);
+            *lane = Lane { each: lane.each, burst: lane.burst, ..Lane::default() };
         }
         self.seen = now;
         self.limits = self.limits.wrapping_add(1);
     }
 
-    /// Brings the clocks up to tick `now`; the same in parts.
-    fn look(&mut self, now: u64) -> u64 {
+    /// Lets time catch up until tick `now`.
+    fn look(&mut self, now: u64) {
         let passed = now.wrapping_sub(self.seen) as i64;
         let (back, idle) = (self.second / STEP_PARTS, self.second.saturating_mul(IDLE_SECONDS));
         if passed < -signed(back) || passed > signed(idle) {
-            self.begin(now);
+            return self.begin(now);
         }
+        // Of two threads one may be a little behind.
+        let Ok(passed) = u64::try_from(passed) else { return };
         self.seen = now;
-        let now = now << PARTS;
-        self.lanes.iter_mut().for_each(|lane| lane.catch_up(now));
-        now
+        for lane in &mut self.lanes {
+            lane.ahead.spend(passed << PARTS);
+            lane.booked = lane.booked.min(lane.ahead());
+        }
     }
 
     /// The tick at which frames that booked may pass, if it has not come at tick `now`.
@@ -218,20 +220,18 @@ impl Meter {
     /// What there is for frames at tick `now` that `booked` before, which ends; and for such as
     /// `may_wait`, or may not.
     pub fn room(&mut self, booked: Option<Booking>, may_wait: bool, now: u64) -> Room {
-        let parts = self.look(now);
+        self.look(now);
         let mut room = Room { lanes: self.lanes, left: [0; 2], booked: [0; 2], used: [0; 2] };
         let booking = booked.filter(|booking| booking.limits == self.limits);
         for (at, lane) in self.lanes.iter_mut().enumerate() {
             if let Some(booking) = &booking {
-                lane.paid = lane.paid.wrapping_sub(booking.cost[at]);
+                lane.ahead.spend(booking.cost[at]);
                 lane.booked = lane.booked.saturating_sub(booking.cost[at]);
             }
             let most = lane.burst.saturating_add(self.late);
             let (most, ahead) = match may_wait {
-                true => (most, lane.ahead(parts)),
-                false => {
-                    (most.saturating_add(self.late), lane.ahead(parts).saturating_sub(lane.booked))
-                }
+                true => (most, lane.ahead()),
+                false => (most.saturating_add(self.late), lane.ahead().saturating_sub(lane.booked)),
             };
             room.left[at] = signed(most).saturating_sub_unsigned(ahead);
         }
@@ -244,17 +244,14 @@ impl Meter {
     /// What was taken of a room has passed.
     pub fn spend(&mut self, room: &Room) {
         for (lane, used) in self.lanes.iter_mut().zip(room.used) {
-            let now = self.seen << PARTS;
-            let ahead = lane.ahead(now);
-            // Bookings that end early may have left it behind.
-            lane.paid = now.wrapping_add(ahead.saturating_add(used).min(u64::MAX >> 2));
+            lane.ahead.earn(used);
         }
     }
 
     /// What passed did not, after all.
     pub fn refund(&mut self, load: Load) {
         for (lane, units) in self.lanes.iter_mut().zip([load.bytes, load.packets]) {
-            lane.paid = lane.paid.wrapping_sub(lane.cost(units));
+            lane.ahead.spend(lane.cost(units));
         }
     }
 
@@ -283,15 +280,15 @@ impl Meter {
     /// burst, those that passed among it, or who once had half a burst would book half of one
     /// again.
     pub fn book(&mut self, first: Load, all: Load, now: u64) -> Booking {
-        let parts = self.look(now);
+        self.look(now);
         let (mut cost, mut wait) = ([0; 2], 0);
         for (at, lane) in self.lanes.iter_mut().enumerate() {
             let units = |load: Load| [load.bytes, load.packets][at];
             let (first, all) = (lane.cost(units(first)), lane.cost(units(all)));
-            let due = lane.ahead(parts).saturating_add(first.min(lane.burst));
+            let due = lane.ahead().saturating_add(first.min(lane.burst));
             wait = due.saturating_sub(lane.burst.saturating_add(self.late)).max(wait);
             cost[at] = first.max(all.min(self.turn));
-            lane.paid = lane.paid.wrapping_add(cost[at]);
+            lane.ahead.earn(cost[at]);
             lane.booked = lane.booked.saturating_add(cost[at]);
         }
         let until = now.saturating_add(wait.div_ceil(1 << PARTS));

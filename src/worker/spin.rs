@@ -27,6 +27,7 @@
 //! Nothing here reads a clock or asks the kernel: time, in cycles, and counts are arguments. A
 //! counter of cycles that steps back ends what it is compared for (see `sys::clock`).
 
+use crate::budget::Budget;
 use crate::limits::{
     BUSY_LOOKS_BEFORE_ARM, EVENT_CHECK_NANOS, IDLE_LOOKS_BEFORE_ARM, SPIN_CREDIT_NANOS,
     SPIN_EVENT_CHECK_NANOS, SPIN_MAX_NANOS, SPIN_MIN_NANOS, SPIN_OFF_MAX_NANOS, SPIN_OFF_NANOS,
@@ -62,7 +63,6 @@ struct Cycles {
     spin_event_check: u64,
     min: u64,
     max: u64,
-    credit: u64,
     off: u64,
     off_max: u64,
     wait: u64,
@@ -79,7 +79,7 @@ pub struct SpinPolicy {
     /// How long a spin lasts at most; 0: none is made.
     window: u64,
     /// What may be spent, and when that was reckoned.
-    credit: u64,
+    credit: Budget,
     credited: u64,
     /// Cycles of work since then.
     worked: u64,
@@ -96,12 +96,12 @@ impl SpinPolicy {
     /// Polling for good, or adaptive. `cycles` tells how many some nanoseconds have, `now` is the
     /// present cycle.
     pub fn new(poll: bool, now: u64, cycles: impl Fn(u64) -> u64) -> SpinPolicy {
+        let credit = Budget::empty(cycles(SPIN_CREDIT_NANOS));
         let cycles = Cycles {
             event_check: cycles(EVENT_CHECK_NANOS),
             spin_event_check: cycles(SPIN_EVENT_CHECK_NANOS),
             min: cycles(SPIN_MIN_NANOS),
             max: cycles(SPIN_MAX_NANOS),
-            credit: cycles(SPIN_CREDIT_NANOS),
             off: cycles(SPIN_OFF_NANOS),
             off_max: cycles(SPIN_OFF_MAX_NANOS),
             wait: cycles(SPIN_WAIT_NANOS),
@@ -112,7 +112,7 @@ impl SpinPolicy {
             checked: now,
             phase: Phase::Working,
             window: 0,
-            credit: 0,
+            credit,
             credited: now,
             worked: 0,
             waited: 0,
@@ -234,7 +234,7 @@ impl SpinPolicy {
             return false;
         }
         self.earn(now);
-        self.credit >= self.window
+        self.credit.level() >= self.window
     }
 
     fn earn(&mut self, now: u64) {
@@ -242,7 +242,7 @@ impl SpinPolicy {
         let earned = passed.max(self.worked / 3 * SPIN_WORK_THIRDS);
         // What is too short to earn anything is not lost.
         if earned > 0 || now < self.credited {
-            self.credit = self.credit.saturating_add(earned).min(self.cycles.credit);
+            self.credit.earn(earned);
             self.credited = now;
             self.worked = 0;
         }
@@ -256,7 +256,7 @@ impl SpinPolicy {
 
     fn pay(&mut self, now: u64, spent: u64) {
         self.earn(now);
-        self.credit = self.credit.saturating_sub(spent);
+        self.credit.spend(spent);
     }
 
     fn grow(&mut self) {

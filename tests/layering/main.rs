@@ -73,7 +73,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "worker",
         &[
             "pipeline", "port", "ring", "switch", "stats", "guard", "logging", "sys", "frame",
-            "limits",
+            "budget", "limits",
         ],
     ),
     (
@@ -83,23 +83,30 @@ const LAYERS: &[(&str, &[&str])] = &[
             "limits",
         ],
     ),
-    ("port", &["ring", "capture", "switch", "events", "stats", "guard", "sys", "frame", "limits"]),
+    (
+        "port",
+        &[
+            "ring", "capture", "switch", "events", "stats", "guard", "sys", "frame", "budget",
+            "limits",
+        ],
+    ),
     ("ring", &["memory", "stats", "guard", "sys", "frame", "limits"]),
     ("memory", &["guard", "sys", "limits"]),
-    ("capture", &["switch", "stats", "limits"]),
-    ("switch", &["frame", "limits"]),
+    ("capture", &["switch", "stats", "budget", "limits"]),
+    ("switch", &["frame", "budget", "limits"]),
     ("events", &["stats", "guard", "sys", "frame", "limits"]),
     ("stats", &[]),
-    ("guard", &["logging", "sys", "limits"]),
+    ("guard", &["logging", "sys", "budget", "limits"]),
     ("logging", &["sys", "limits"]),
     ("sys", &["frame", "limits"]),
     ("frame", &["limits"]),
+    ("budget", &[]),
     ("limits", &[]),
 ];
 
 /// Modules that only compute: no system, no clock, no log. Time is an argument; what is done under
 /// the lock of a receive ring reads the cycle counter.
-const PURE: &[&str] = &["diagnosis", "switch", "frame", "stats", "ring"];
+const PURE: &[&str] = &["diagnosis", "switch", "frame", "stats", "ring", "budget"];
 const IMPURE: &[&str] = &[
     "log::",
     "libc::",

@@ -243,7 +243,7 @@ fn a_counter_that_steps_back_ends_a_spin_and_a_pause() {
     sim.spin.off = u64::MAX / 2;
     assert!(!sim.spin.may_spin(sim.now));
     sim.spin.woke(sim.now, sim.now);
-    sim.spin.credit = sim.spin.cycles.credit;
+    sim.spin.credit.earn(sim.spin.credit.cap);
     assert!(sim.spin.may_spin(sim.spin.asked - 1));
 }
 
@@ -256,11 +256,11 @@ fn a_worker_under_load_may_spin_for_two_thirds_of_its_work() {
         sim.now += RATE * 1_000_000;
         sim.spin.pay(sim.now, RATE * 390_000);
     }
-    let left = sim.spin.credit;
+    let left = sim.spin.credit.level();
     assert!(left > 0, "the work was not earned");
     for _ in 0..100 {
         sim.now += RATE * 1_000_000;
         sim.spin.pay(sim.now, RATE * 110_000);
     }
-    assert_eq!(sim.spin.credit, 0, "without work more than a tenth was earned");
+    assert_eq!(sim.spin.credit.level(), 0, "without work more than a tenth was earned");
 }
