@@ -13,7 +13,7 @@ use super::retag::Tags;
 use crate::frame::ethernet::Snapshot;
 use crate::frame::offload::{self, DATA_VALID, Offloads, Refused, Request};
 use crate::frame::vnet::VnetHdr;
-use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
+use crate::frame::{Load, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
     BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_FRAME_LEN, MAX_HEADERS_LEN, MIN_FRAME_LEN,
     SNAPSHOT_LEN,
@@ -49,6 +49,11 @@ impl Frame {
     #[inline(always)]
     pub fn head(&self) -> &[u8] {
         &self.snapshot[..SNAPSHOT_LEN.min(self.len as usize)]
+    }
+
+    /// What it is on a wire.
+    pub fn load(&self) -> Load {
+        Load::of(self.header, self.len)
     }
 
     /// What the frame asks for; only if the burst asks.
@@ -129,7 +134,7 @@ impl Burst {
         self.rejects = 0;
         self.pieces.truncate(0);
         self.pieces.linked = 0;
-        self.tags.clear();
+        self.keep_tags();
     }
 
     /// The frames, in ring order.

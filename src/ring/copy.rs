@@ -28,24 +28,22 @@ pub struct EgressFrame<'a> {
 impl Burst {
     /// From here on the listed frames leave as `edit` says, and no others leave.
     pub fn retag(&mut self, frames: &[u8], edit: impl Fn(&Frame) -> TagEdit) {
-        self.tags.clear();
-        let (asks, mut kept) = (self.needs_offloads(), true);
+        let (asks, mut are_other) = (self.needs_offloads(), false);
         for &index in frames {
             let frame = self.frames()[usize::from(index)];
             let edit = edit(&frame);
-            kept &= edit == TagEdit::Keep;
+            are_other |= edit != TagEdit::Keep;
             let request = if asks { frame.request() } else { Request::NONE };
-            self.tags.set(index, frame.head(), frame.len, (request, edit));
+            self.tags.heads[usize::from(index)] =
+                Retagged::new(frame.head(), frame.len, request, edit);
         }
-        if !kept {
-            self.tags.take(frames);
-        }
+        self.tags.are_other = are_other;
     }
 
     /// From here on frames leave as they came.
     #[inline(always)]
     pub fn keep_tags(&mut self) {
-        self.tags.clear();
+        self.tags.are_other = false;
     }
 
     /// Becomes the first `most` bytes of each of these frames of another burst, as they leave

@@ -28,62 +28,32 @@ pub(super) struct Retagged {
 const NOTHING: Retagged =
     Retagged { bytes: [0; SNAPSHOT_LEN + VLAN_TAG_LEN], head: 0, len: 0, request: Request::NONE };
 
-/// How frames of a burst leave by the port that they go to now.
+/// How the frames that are being delivered leave, by the port that they go to now.
 #[derive(Debug)]
 pub(super) struct Tags {
-    /// Those that have another head, by their bits: all of a run or none.
-    frames: u64,
-    retagged: Box<[Retagged; BURST_FRAMES]>,
+    /// With other heads than they came with: all of them or none.
+    pub(super) are_other: bool,
+    /// These heads, by the number of the frame.
+    pub(super) heads: Box<[Retagged; BURST_FRAMES]>,
 }
-
-const _: () = assert!(BURST_FRAMES <= 64);
 
 impl Default for Tags {
     fn default() -> Tags {
-        Tags { frames: 0, retagged: Box::new([NOTHING; BURST_FRAMES]) }
+        Tags { are_other: false, heads: Box::new([NOTHING; BURST_FRAMES]) }
     }
 }
 
 impl Tags {
-    /// From here on frames leave as they came.
-    #[inline(always)]
-    pub(super) fn clear(&mut self) {
-        self.frames = 0;
-    }
-
-    /// True if no frame leaves otherwise than it came.
-    #[inline(always)]
-    pub(super) fn are_kept(&self) -> bool {
-        self.frames == 0
-    }
-
-    /// Has frame `index` leave so, if all of a run do: see [`Tags::take`].
-    pub(super) fn set(
-        &mut self,
-        index: u8,
-        head: &[u8],
-        len: u32,
-        (request, edit): (Request, TagEdit),
-    ) {
-        self.retagged[usize::from(index)] = Retagged::new(head, len, request, edit);
-    }
-
-    /// From here on the listed frames, which are set, leave so.
-    pub(super) fn take(&mut self, frames: &[u8]) {
-        self.frames = frames.iter().fold(0, |bits, index| bits | 1 << index);
-    }
-
-    /// How a frame leaves, if not as it came.
+    /// How a frame of these leaves, if not as it came.
     #[inline(always)]
     pub(super) fn of(&self, index: u8) -> Option<&Retagged> {
-        let other = self.frames >> index & 1 != 0;
-        other.then(|| &self.retagged[usize::from(index)])
+        self.are_other.then(|| &self.heads[usize::from(index)])
     }
 }
 
 impl Retagged {
     /// A frame of `len` bytes that begins with `head` and asks for this.
-    fn new(head: &[u8], len: u32, request: Request, edit: TagEdit) -> Retagged {
+    pub(super) fn new(head: &[u8], len: u32, request: Request, edit: TagEdit) -> Retagged {
         let (skipped, tag) = match edit {
             TagEdit::Keep => (0, None),
             TagEdit::Push(tag) => (0, Some(tag)),

@@ -148,7 +148,7 @@ impl SplitRing {
         let mut done = Delivered::default();
         scratch.gathered.start(run.len());
         match self.look_ahead(run.len(), &mut scratch.ahead) {
-            Ok(()) if burst.needs_offloads() || !burst.tags.are_kept() => {
+            Ok(()) if burst.needs_offloads() || burst.tags.are_other => {
                 self.put_run::<true>(burst, run, scratch, &mut done, cut)
             }
             Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, cut),

@@ -15,8 +15,7 @@ use crate::switch::PortId;
 
 /// What frames of a burst are on a wire.
 fn loads<'b>(burst: &'b Burst, frames: &'b [u8]) -> impl Iterator<Item = Load> + 'b {
-    let frames = frames.iter().map(|&at| &burst.frames()[usize::from(at)]);
-    frames.map(|frame| Load::of(frame.header, frame.len))
+    frames.iter().map(|&at| burst.frames()[usize::from(at)].load())
 }
 
 impl Backpressure<'_> {

@@ -9,11 +9,6 @@ use crate::port::{Next, Port, Queue, Tx, TxState};
 use crate::ring::Frame;
 use crate::sys::clock;
 
-/// What a frame is on a wire.
-pub fn load(frame: &Frame) -> Load {
-    Load::of(frame.header, frame.len)
-}
-
 impl Pipeline {
     /// When to look again at frames that wait for a rate until this cycle.
     fn rate_look(&self, until: u64) -> Next {
@@ -61,7 +56,7 @@ impl Pipeline {
         let now = self.time.cycle;
         let (passed, next) = match port.rates.input.lock() {
             Some(mut metered) => {
-                let loads = context.burst.frames().iter().map(load);
+                let loads = context.burst.frames().iter().map(Frame::load);
                 let booked = state.side.gate.booked.take();
                 let passed = metered.meter.admit(loads, booked, true, now);
                 let left = &context.burst.frames()[passed..];
@@ -71,8 +66,8 @@ impl Pipeline {
                     state.end_drain(queue);
                     None
                 } else {
-                    let all = context.burst.frames().iter().map(load).sum();
-                    let booking = metered.meter.book(load(first), all, now);
+                    let all = context.burst.frames().iter().map(Frame::load).sum();
+                    let booking = metered.meter.book(first.load(), all, now);
                     state.side.gate.booked = Some(booking);
                     if booked.is_none() {
                         port.stats.rate_waits.add_shared(1);
@@ -131,8 +126,8 @@ impl Pipeline {
         frames: &[Frame],
     ) {
         let Some((mut room, _)) = bounds.room else { return };
-        frames.iter().map(load).for_each(|load| room.take(load));
-        reading.last = frames.last().map_or(reading.last, load);
+        frames.iter().map(Frame::load).for_each(|load| room.take(load));
+        reading.last = frames.last().map_or(reading.last, Frame::load);
         if let Some(mut metered) = port.rates.input.lock() {
             metered.meter.spend(&room);
         }

@@ -2,7 +2,7 @@
 //! nothing of the burst is given back to its ring any more, so that each frame counts once.
 
 use super::Delivery;
-use crate::frame::{Load, ethernet};
+use crate::frame::ethernet;
 use crate::pipeline::plan::Plan;
 use crate::ring::Burst;
 use crate::stats::DropReason;
@@ -27,7 +27,7 @@ impl Delivery<'_> {
                 if FloodClass::of(ethernet::destination(&frame.snapshot)) != class {
                     return true;
                 }
-                let load = Load::of(frame.header, frame.len);
+                let load = frame.load();
                 room.as_mut().is_some_and(|room| {
                     let fits = room.fits(load);
                     if fits {
