@@ -4,10 +4,11 @@
 //! the rate, with no other lock taken inside. A worker does not park on it: what cannot be asked
 //! waits for the next look, or is dropped.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::admission::Admission;
+use crate::frame::Load;
 use crate::switch::{FloodClass, FloodLimits, Limit, Meter, Rate};
 use crate::sys::clock;
 
@@ -44,6 +45,8 @@ impl Rates {
 pub struct Metered {
     on: AtomicBool,
     state: Mutex<State>,
+    /// Packets and bytes that passed and did not, after all.
+    returned: [AtomicU64; 2],
 }
 
 /// What its lock protects.
@@ -81,11 +84,20 @@ impl Metered {
         state.limit = limit;
         state.meter.set(limit, clock::cycles());
         state.waits = None;
+        self.take_returned();
         self.on.store(limit.is_on(), Ordering::Relaxed);
     }
 
     /// What may pass now; none if another thread has it, which does not run.
     pub fn lock(&self) -> Option<MutexGuard<'_, State>> {
+        let mut state = self.try_lock()?;
+        if self.returned[0].load(Ordering::Relaxed) != 0 {
+            state.meter.refund(self.take_returned());
+        }
+        Some(state)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         for _ in 0..LOCK_TRIES {
             match self.state.try_lock() {
                 Ok(state) => return Some(state),
@@ -94,5 +106,41 @@ impl Metered {
             }
         }
         None
+    }
+
+    /// What passed did not, after all; the next to look finds so, whoever has the lock now.
+    pub fn refund(&self, load: Load) {
+        let [packets, bytes] = &self.returned;
+        bytes.fetch_add(load.bytes, Ordering::Relaxed);
+        packets.fetch_add(load.packets, Ordering::Relaxed);
+    }
+
+    fn take_returned(&self) -> Load {
+        let [packets, bytes] = self.returned.each_ref().map(|n| n.swap(0, Ordering::Relaxed));
+        Load { packets, bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::Size;
+
+    /// Another thread stands still in the middle of its arithmetic.
+    #[test]
+    fn a_refund_counts_although_the_lock_is_held() {
+        let rates = Metered::default();
+        let rate = Rate { bits: 0, packets: 1 };
+        rates.set(Limit { rate, burst: Size { bytes: 0, packets: 10 } });
+        let packets = |count| (0..count).map(|_| Load { packets: 1, bytes: 60 });
+        let now = clock::cycles();
+        let admit = |state: &mut State| state.meter.admit(packets(64), None, true, now);
+        let mut held = rates.lock().unwrap();
+        let all = admit(&mut held);
+        assert!((10..64).contains(&all) && admit(&mut held) == 0, "{all}");
+        rates.refund(packets(3).sum());
+        drop(held);
+        assert_eq!(rates.lock().map(|mut state| admit(&mut state)), Some(3));
+        assert_eq!(rates.lock().map(|mut state| admit(&mut state)), Some(0), "it counts once");
     }
 }

@@ -146,8 +146,8 @@ pub fn refund(ports: &PortTable, burst: &Burst, plan: &mut Plan, at: u8) {
     for run in plan.runs() {
         let output = &ports[run.port].rates.output;
         let first = run.left().partition_point(|&frame| frame < at);
-        if let (true, Some(mut metered)) = (output.is_on(), output.lock()) {
-            metered.meter.refund(loads(burst, &run.left()[first..]).sum());
+        if output.is_on() {
+            output.refund(loads(burst, &run.left()[first..]).sum());
         }
     }
 }
