@@ -53,6 +53,8 @@ struct Classifier<'a> {
     hashes: Option<&'a [u32; BURST_FRAMES]>,
     /// The shortest of the longest frames that the ports decided on take.
     least: u32,
+    /// All of these send frames on with the tags with which they came.
+    keeps_tags: bool,
 }
 
 impl<'a> Classifier<'a> {
@@ -84,6 +86,7 @@ impl<'a> Classifier<'a> {
             only: 0,
             hashes: None,
             least: NO_LIMIT,
+            keeps_tags: true,
         }
     }
 
@@ -184,8 +187,10 @@ impl<'a> Classifier<'a> {
             _ => Receivers::NONE,
         };
         if let Decision::Unicast(egress) = self.decision {
-            let mtu = &self.policy.ports[egress].mtu;
-            self.least = self.least.min(mtu.max_len());
+            let ports = self.policy.ports;
+            self.least = self.least.min(ports[egress].mtu.max_len());
+            let passage = || Passage::new(ports, self.ingress.port, egress);
+            self.keeps_tags &= ports.is_plain() || passage().is_open();
         }
         self.choice = self.receivers.are_many();
         self.only = self.receivers.any().unwrap_or(0) as u8;
@@ -278,12 +283,13 @@ impl BurstContext {
             plan.stretch(burst.frames().len() as u8);
         }
         plan.close();
-        let least = classifier.least;
+        let Classifier { least, keeps_tags, .. } = classifier;
         if let Some(at) = cut {
             burst.cut(at);
         }
         *bytes = bytes_of(burst);
-        if least < NO_LIMIT || !policy.ports.is_plain() {
+        if least < NO_LIMIT || !keeps_tags {
+            let least = if keeps_tags { least } else { 0 };
             drop_unfit(burst, plan, (ingress.port, policy.ports), least, outcomes);
         }
     }
@@ -376,7 +382,7 @@ fn reason(cause: DropCause) -> DropReason {
 }
 
 /// Takes the frames that are too big for their ports, or have a tag that may not leave by them, out
-/// of the runs of `plan`. `least` is the smallest limit of all these ports.
+/// of the runs of `plan`. No frame up to `least` bytes is one of them.
 #[inline(never)]
 fn drop_unfit(
     burst: &Burst,
@@ -386,7 +392,7 @@ fn drop_unfit(
     outcomes: &mut Outcomes,
 ) {
     let longest = burst.frames().iter().fold(0, |longest, frame| frame.len.max(longest));
-    if longest <= least && ports.is_plain() {
+    if longest <= least {
         return;
     }
     let mut kept = [0; BURST_FRAMES];

@@ -45,7 +45,8 @@ impl<'a> Passage<'a> {
         Passage { from, to, untagged }
     }
 
-    fn is_open(self) -> bool {
+    /// True if frames leave as they came, whatever their tags.
+    pub fn is_open(self) -> bool {
         matches!((self.from, self.to), (Membership::Opaque, Membership::Opaque))
     }
 
