@@ -95,7 +95,7 @@ pub const TX_COALESCED_BYTES: u64 = 4 * BURST_BYTES as u64;
 /// sooner.
 pub const TX_COALESCED_NANOS: u64 = 1_000_000;
 
-/// Senders a receive ring tells apart when it has too few buffers for all; 16 bytes each. Ports
+/// Senders a receive ring tells apart when it has too few buffers for all; 32 bytes each. Ports
 /// whose numbers are equal modulo it share a part.
 pub const SHARE_PLACES: usize = 64;
 

@@ -1,5 +1,5 @@
-//! Frames that wait in their sender's ring for a receiver without buffers: `port::credit` says for
-//! how long.
+//! Frames that wait in their sender's ring for a receiver without buffers: `port::admission` says
+//! for how long.
 //!
 //! What waits is always the end of a burst, given back to its ring as if never taken: a ring is
 //! completed in order, so nothing behind a frame that waits may be delivered before it. It is found
@@ -15,7 +15,9 @@ pub mod rate;
 
 use super::plan::{Plan, Run};
 use crate::frame::ethernet;
-use crate::port::credit::{Answer, Blocked, WaitLimits, Waiting};
+use crate::limits::BACKPRESSURE_NANOS;
+use crate::port::admission::Answer;
+use crate::port::gate::{Blocked, Waiting};
 use crate::port::{Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::switch::{Fdb, PortId, Station};
@@ -27,8 +29,8 @@ pub struct Backpressure<'a> {
     pub ports: &'a PortTable,
     /// Where frames behind those that wait would go.
     pub fdb: &'a Fdb,
-    /// For how long.
-    pub limits: &'a WaitLimits,
+    /// Cycles after which to look again at what no event reports.
+    pub retry: u64,
     /// The turn's cycle.
     pub now: u64,
     /// The sender.
@@ -60,11 +62,11 @@ impl<'a> Backpressure<'a> {
     pub fn new(
         ports: &'a PortTable,
         fdb: &'a Fdb,
-        limits: &'a WaitLimits,
         now: u64,
+        retry: u64,
         from: PortId,
     ) -> Backpressure<'a> {
-        Backpressure { ports, fdb, limits, now, from, ring: None, left: None, refused: false }
+        Backpressure { ports, fdb, retry, now, from, ring: None, left: None, refused: false }
     }
 
     /// Looks at the receiver that a ring's first frames wait for: how many frames, `limit` at most,
@@ -97,7 +99,7 @@ impl<'a> Backpressure<'a> {
         let Some(ring) = &mut state.vring.ring else { return Ok(limit) };
         let (wanted, free) = (limit.min(ring.offered().into()), receive_ring.offered());
         let granted = admission.admit_waiting(self.from, wanted, free);
-        let wait = state.wait(self.now, waiting.behind, self.limits);
+        let wait = state.wait(self.now, waiting.behind);
         if let Some(waiting) = &mut state.side.gate.receiver {
             (waiting.blocked_since, waiting.granted) = (None, granted as u16);
         }
@@ -105,7 +107,7 @@ impl<'a> Backpressure<'a> {
             // Where others' frames are among them as many as usual are taken: they need not wait.
             return Ok(if waiting.behind == Blocked::Unknown { granted } else { limit });
         }
-        let answer = wait.map(|wait| admission.may_wait(self.from, wait, self.limits));
+        let answer = wait.map(|wait| admission.may_wait(self.from, wait));
         drop(receiver);
         if !self.allows(answer.unwrap_or_default()) {
             return Ok(limit);
@@ -121,7 +123,7 @@ impl<'a> Backpressure<'a> {
     /// When to look again at a receiver: at once if it has buffers, which others come first for.
     /// Its next ones end the waiting, as [`listen`] asks for before the worker sleeps.
     fn next_look(&self, has_buffers: bool) -> Next {
-        let later = Next::Receiver(self.now.saturating_add(self.limits.retry));
+        let later = Next::Receiver(self.now.saturating_add(self.retry));
         if has_buffers { Next::Again } else { later }
     }
 
@@ -133,7 +135,9 @@ impl<'a> Backpressure<'a> {
         let Some((state, _)) = &mut self.ring else { return Ok(()) };
         let Some(waiting) = &mut state.side.gate.receiver else { return Ok(()) };
         let since = *waiting.blocked_since.get_or_insert(self.now);
-        if clock::since(since, self.now) < self.limits.most && !receiver.is_stalled() {
+        if clock::since(since, self.now) < clock::cycles_in(BACKPRESSURE_NANOS)
+            && !receiver.is_stalled()
+        {
             return Err(Next::Locked);
         }
         receiver.stall();
@@ -167,7 +171,7 @@ impl<'a> Backpressure<'a> {
         let short = !plan.is_fanned() && plan.runs().iter().all(|run| self.is_short(run));
         let behind = if short { Blocked::Short } else { Blocked::Others };
         let (state, _) = self.ring.as_mut()?;
-        let wait = state.wait(self.now, behind, self.limits)?;
+        let wait = state.wait(self.now, behind)?;
         let mut first: Option<(u8, (PortId, u8), bool)> = None;
         for run in plan.runs() {
             let Some(receiver) = queue_of(self.ports, run.port, run.queue) else { continue };
@@ -187,7 +191,7 @@ impl<'a> Backpressure<'a> {
                 continue;
             };
             if first.is_none_or(|(before, ..)| at < before)
-                && admission.may_wait(self.from, wait, self.limits).allows(behind)
+                && admission.may_wait(self.from, wait).allows(behind)
             {
                 first = Some((at, (run.port, run.queue), room > granted));
             }
@@ -218,8 +222,8 @@ impl<'a> Backpressure<'a> {
             return None;
         }
         let (state, _) = self.ring.as_mut()?;
-        let wait = state.wait(self.now, Blocked::Unknown, self.limits)?;
-        let answer = receiver.side.admission.may_wait(self.from, wait, self.limits);
+        let wait = state.wait(self.now, Blocked::Unknown)?;
+        let answer = receiver.side.admission.may_wait(self.from, wait);
         self.refused = !answer.is_maybe();
         let again = receiver.vring.running().is_some_and(|ring| ring.has_work());
         answer.is_maybe().then_some(Offer { answer, again })
@@ -270,7 +274,7 @@ impl<'a> Backpressure<'a> {
 
     /// Looks at what is behind frames that wait, as far as it was not looked at.
     fn look_behind(&mut self) -> Blocked {
-        let Backpressure { ports, fdb, limits, .. } = *self;
+        let Backpressure { ports, fdb, .. } = *self;
         let Some((state, _)) = &mut self.ring else { return Blocked::Others };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         let (Some(waiting), Some(ring)) = (&mut gate.receiver, &mut vring.ring) else {
@@ -283,7 +287,7 @@ impl<'a> Backpressure<'a> {
             && let Some(looked) = ring.all_go(waiting.looked, |next| next == to)
         {
             waiting.looked = looked;
-            gate.allowance.refund(limits);
+            gate.allowance.refund();
             return Blocked::Unknown;
         }
         let short = |next| {

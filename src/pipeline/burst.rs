@@ -36,8 +36,7 @@ use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::flow_hash;
 use crate::guard::SignalSlot;
-use crate::limits::BURST_FRAMES;
-use crate::port::credit::WaitLimits;
+use crate::limits::{BURST_FRAMES, RETRY_NANOS};
 use crate::port::device::FrameReader;
 use crate::port::quantum::Account;
 use crate::port::steering::Steering;
@@ -92,14 +91,14 @@ pub struct Pipeline {
     time: Time,
 }
 
-/// The present turn, and how long things may wait, in cycles.
+/// The present turn.
 struct Time {
     /// The turn's second.
     second: u32,
     /// Its cycle.
     cycle: u64,
-    /// For how long frames may wait for a full receiver.
-    limits: WaitLimits,
+    /// When to look again at what no event reports.
+    retry: u64,
 }
 
 impl Pipeline {
@@ -115,7 +114,7 @@ impl Pipeline {
             signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             account: Account::default(),
-            time: Time { second: 0, cycle: 0, limits: WaitLimits::default() },
+            time: Time { second: 0, cycle: 0, retry: clock::cycles_in(RETRY_NANOS) },
         }
     }
 
@@ -161,7 +160,7 @@ impl Pipeline {
 
     /// Nothing can be forwarded until another thread has done something that no event reports.
     pub fn retry(&self) -> Next {
-        Next::At(self.time.cycle.saturating_add(self.time.limits.retry))
+        Next::At(self.time.cycle.saturating_add(self.time.retry))
     }
 
     /// Before a sleep: asks for kicks at what ends the waiting of a ring's frames; see
@@ -281,7 +280,7 @@ impl Pipeline {
     ) -> Next {
         let from = source.port().id;
         let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
-        let mut backpressure = Backpressure::new(ports, fdb, &time.limits, time.cycle, from);
+        let mut backpressure = Backpressure::new(ports, fdb, time.cycle, time.retry, from);
         backpressure.ring = source.ring();
         // A receiver that is watched is not asked before it is delivered to.
         if !stalls.is_watching()

@@ -258,7 +258,7 @@ impl Delivery<'_> {
         let rest = self.fill(to, run, state, burst, how);
         if watching && let Some(stall) = self.stalls.end_part(to.port, session) {
             self.slow = slow.saturating_add(stall.cycles);
-            pause(to.queue(), session, stall.cycles);
+            to.queue().charge(Some(session), stall.cycles, clock::cycles());
         }
         rest
     }
@@ -519,12 +519,6 @@ impl Delivery<'_> {
             *settled += copies;
         }
     }
-}
-
-/// Makes a receive ring pay, if it is still that session's.
-#[cold]
-fn pause(queue: &Queue<Rx>, session: u64, slow: u64) {
-    queue.charge(Some(session), slow, clock::cycles());
 }
 
 /// Says once that a ring, which session `session` had started, was found broken.

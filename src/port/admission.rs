@@ -1,5 +1,5 @@
-//! Which frames go into a receive ring now, and which may wait for its next buffers: the one place
-//! that is asked, with the ring's lock held. [`super::credit`] says for how long.
+//! Which frames go into a receive ring now, and which may wait in their senders' rings for its next
+//! buffers: the one place that is asked, with the ring's lock held. `gate` is the sender's side.
 //!
 //! # Shares
 //!
@@ -20,19 +20,60 @@
 //! more now; the memory of that is bounded, so that a sender cannot save up a share. A sender that
 //! no longer comes is forgotten within a few bursts of the others and holds nothing back.
 //!
-//! Counted per ingress port, in receive buffers, under the ring's lock. Nothing here waits.
+//! Counted per ingress port, in receive buffers.
+//!
+//! # Credit
+//!
+//! A receiver that lacks buffers at the moment is mostly one that will have some in microseconds
+//! (it is overloaded) or in some milliseconds (its virtual CPU is off). A frame dropped meanwhile
+//! was taken, classified and paid for in vain, and TCP sends it again and slows down. So the first
+//! frames of a transmit ring may stay where they are and be tried again: that costs no memory, the
+//! ring fills, and the sender's own queueing discipline holds the rest back.
+//!
+//! What is behind them waits too, so the time is bounded by a *credit* of each receive ring, spent
+//! while senders wait for it (by each of them) and earned by what it takes. There are two:
+//!
+//! - **No other frames are seen waiting**: all that is in the sender's ring goes to this receiver.
+//!   What is not seen, as the ring has no room for it, shall wait for [`BACKPRESSURE_NANOS`] at
+//!   most: each frame taken earns what lets a full ring drain in that time. One that takes less is
+//!   waited for in one part of the time in [`BACKPRESSURE_SHARE`], so that a short pause costs
+//!   nothing, and one that took nothing while the credit ran out, because it is stopped or hostile,
+//!   not before it takes a frame.
+//! - **Others' frames wait too**: in the same burst or behind it. Each frame taken earns what lets
+//!   a burst pass in [`BACKPRESSURE_OTHERS_NANOS`], and no more than that can be saved up; time
+//!   earns nothing. It is earned for the sender that the frame came from alone, or two guests, one
+//!   that sends and one that takes, could have the ring of a third wait. So a receiver that keeps
+//!   taking frames slows its senders down to what it takes, and one that does not costs the others
+//!   nothing. Where one of these others has buffers, waiting costs it something: so a ring waits in
+//!   front of it for one part of the time in [`BACKPRESSURE_OTHERS_SHARE`] at most, whatever its
+//!   receivers earn ([`Allowance`](super::gate::Allowance)).
+//!
+//! Which of them counts depends on what is behind the frames, and to look at that costs a cache
+//! miss a frame. So it is looked at only where the answers differ.
+//!
+//! Frames count by their length too: one of 64 KiB earns as much as 17 short ones.
+//!
+//! Nothing here waits. Time is an argument, in cycles.
+//!
+//! [`BACKPRESSURE_NANOS`]: crate::limits::BACKPRESSURE_NANOS
+//! [`BACKPRESSURE_OTHERS_NANOS`]: crate::limits::BACKPRESSURE_OTHERS_NANOS
+//! [`BACKPRESSURE_OTHERS_SHARE`]: crate::limits::BACKPRESSURE_OTHERS_SHARE
 
-use super::credit::{Answer, Credit, Earned, Wait, WaitLimits};
+use super::gate::{Blocked, Wait};
+use crate::budget::Budget;
 use crate::limits::{
-    SHARE_IDLE_VISITS, SHARE_LAG_BUFFERS, SHARE_LEAD_BUFFERS, SHARE_PLACES, SHARE_ROUNDS,
+    BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, BACKPRESSURE_SHARE,
+    BURST_FRAMES, SHARE_IDLE_VISITS, SHARE_LAG_BUFFERS, SHARE_LEAD_BUFFERS, SHARE_PLACES,
+    SHARE_ROUNDS,
 };
 use crate::switch::PortId;
+use crate::sys::clock::{cycles_in, since};
 
 // Places in use are a bit mask.
 const _: () = assert!(SHARE_PLACES == u64::BITS as usize);
 
 /// One sender as a receiver sees it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Sender {
     /// Visit at which it last came.
     seen: u32,
@@ -40,13 +81,13 @@ struct Sender {
     demand: u32,
     /// Buffers it was given; only differences between senders mean something.
     served: u64,
-    /// For how long its frames may wait for more.
-    earned: Earned,
+    /// For how long its frames may wait in front of others'.
+    earned: Budget,
 }
 
-/// The senders of one receive ring.
+/// What a receive ring knows of its senders.
 #[derive(Debug)]
-pub struct Shares {
+pub struct Admission {
     /// By port number modulo the number of places: ports that meet in one share a part.
     places: Box<[Sender; SHARE_PLACES]>,
     /// Places whose sender lately came.
@@ -56,29 +97,33 @@ pub struct Shares {
     scarce: u32,
     /// Buffers a frame lately took, rounded up; 0 before the first.
     per_frame: u32,
+    credit: Credit,
 }
 
-impl Default for Shares {
-    fn default() -> Shares {
-        let places = Box::new([Sender::default(); SHARE_PLACES]);
-        Shares { places, active: 0, visits: 0, scarce: 0, per_frame: 0 }
+impl Default for Admission {
+    fn default() -> Admission {
+        let most = |nanos| Budget::empty(cycles_in(nanos));
+        let (alone, earned) = (most(BACKPRESSURE_NANOS), most(BACKPRESSURE_OTHERS_NANOS));
+        let places = Box::new([Sender { seen: 0, demand: 0, served: 0, earned }; SHARE_PLACES]);
+        let credit = Credit { taken: 0, alone, reckoned: 0, spent: false, took_nothing: false };
+        Admission { places, active: 0, visits: 0, scarce: 0, per_frame: 0, credit }
     }
 }
 
-impl Shares {
-    /// How many of the `frames` that `port` brings may be delivered. `buffers` tells how many the
-    /// ring has free; it is asked only if others send to it too, as the answer is a cache miss.
+impl Admission {
+    /// How many of the `frames` that `from` brings may be delivered. `free` tells how many buffers
+    /// the ring has; it is asked only if others send to it too, as the answer is a cache miss.
     #[inline(always)]
-    pub fn allow(&mut self, port: PortId, frames: usize, buffers: impl FnOnce() -> usize) -> usize {
-        self.allow_ahead(port, frames, 0, buffers)
+    pub fn admit(&mut self, from: PortId, frames: usize, free: impl FnOnce() -> u16) -> usize {
+        self.admit_ahead(from, frames, 0, free)
     }
 
-    /// As [`Shares::allow`] for `frames` that wait in their sender's ring until they find buffers,
-    /// of `free` that there are: none, or enough to be worth the visit. Where all wait, who comes
-    /// first may take what the others get next: eight senders that took turns by 8 buffers would
-    /// cost eight times as many cache misses, theirs and the receiver's, as by 64.
-    pub fn grant(&mut self, port: PortId, frames: usize, free: u16) -> usize {
-        let granted = self.allow_ahead(port, frames, SHARE_LEAD_BUFFERS, || free.into());
+    /// As [`Admission::admit`] for `frames` that wait in their sender's ring until they find
+    /// buffers, of `free` that there are: none, or enough to be worth the visit. Where all wait,
+    /// who comes first may take what the others get next: eight senders that took turns by 8
+    /// buffers would cost eight times as many cache misses, theirs and the receiver's, as by 64.
+    pub fn admit_waiting(&mut self, from: PortId, frames: usize, free: u16) -> usize {
+        let granted = self.admit_ahead(from, frames, SHARE_LEAD_BUFFERS, || free);
         let room = self.frames_in(free).min(frames);
         if room < frames {
             self.ran_out();
@@ -88,15 +133,15 @@ impl Shares {
     }
 
     #[inline(always)]
-    fn allow_ahead(
+    fn admit_ahead(
         &mut self,
-        port: PortId,
+        from: PortId,
         frames: usize,
         lead: u64,
-        buffers: impl FnOnce() -> usize,
+        free: impl FnOnce() -> u16,
     ) -> usize {
         self.visits = self.visits.wrapping_add(1);
-        let place = place_of(port);
+        let place = place_of(from);
         if self.active == 1 << place {
             return frames;
         }
@@ -109,26 +154,27 @@ impl Shares {
         }
         self.scarce -= 1;
         self.forget_and_clamp(place);
-        self.part(place, buffers() as u64, lead)
+        self.part(place, free().into(), lead)
     }
 
-    /// Records what was taken of what `port` brought, and whether the ring ran out of buffers over
-    /// it. Others may have come since it was allowed.
+    /// Records what the ring took of what `from` brought, and whether it ran out of buffers over
+    /// it. Others may have come since it was admitted.
     #[inline(always)]
-    pub fn record(&mut self, port: PortId, frames: u64, buffers: u16, ran_out: bool) {
+    pub fn took(&mut self, from: PortId, (frames, bytes): (u64, u64), buffers: u16, ran_out: bool) {
         if frames > 0 && u64::from(buffers) != frames * u64::from(self.per_frame) {
             self.per_frame = u32::from(buffers).div_ceil(frames as u32);
         }
-        self.places[place_of(port)].served += u64::from(buffers);
+        let Sender { served, earned, .. } = &mut self.places[place_of(from)];
+        *served += u64::from(buffers);
+        self.credit.took(earned, frames + bytes / BACKPRESSURE_FRAME_BYTES);
         if ran_out {
             self.ran_out();
         }
     }
 
-    /// What `port` has earned.
-    #[inline(always)]
-    pub fn earned(&mut self, port: PortId) -> &mut Earned {
-        &mut self.places[place_of(port)].earned
+    /// Whether frames of `from` may go on waiting; charges for what they have waited.
+    pub fn may_wait(&mut self, from: PortId, wait: Wait) -> Answer {
+        self.credit.ask(&mut self.places[place_of(from)].earned, wait)
     }
 
     fn ran_out(&mut self) {
@@ -208,252 +254,96 @@ fn place_of(port: PortId) -> usize {
     usize::from(port) % SHARE_PLACES
 }
 
-/// What a receive ring knows of its senders.
-#[derive(Debug, Default)]
-pub struct Admission {
-    shares: Shares,
-    credit: Credit,
+/// Whether frames may wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Answer {
+    alone: bool,
+    short: bool,
+    in_front: bool,
 }
 
-impl Admission {
-    /// How many of the `frames` that `from` brings may be delivered; see [`Shares::allow`].
+impl Answer {
+    /// They may, whatever is behind them.
+    pub const YES: Answer = Answer { alone: true, short: true, in_front: true };
+
+    /// True if they may wait in front of some frames.
+    pub fn is_maybe(self) -> bool {
+        self.alone || self.short
+    }
+
+    /// True if what is behind them makes a difference.
+    pub fn depends(self) -> bool {
+        self.is_maybe() && !(self.alone && self.in_front)
+    }
+
+    /// True if they may wait in front of these.
+    pub fn allows(self, behind: Blocked) -> bool {
+        match behind {
+            Blocked::Unknown => self.alone,
+            Blocked::Short => self.short,
+            Blocked::Others => self.in_front,
+        }
+    }
+}
+
+/// For how long frames may wait for one receive ring.
+#[derive(Debug)]
+struct Credit {
+    /// Frames taken since the credit was last reckoned, the long ones as several.
+    taken: u64,
+    /// While no other frames wait. What a whole ring earns is all of it.
+    alone: Budget,
+    reckoned: u64,
+    /// `alone` ran out, and half of it must be there again: slivers of it would not help.
+    spent: bool,
+    /// Nothing was taken since it ran out.
+    took_nothing: bool,
+}
+
+impl Credit {
+    /// The receiver took frames of a sender, which has `earned` its part of a burst's for each.
     #[inline(always)]
-    pub fn admit(&mut self, from: PortId, frames: usize, free: impl FnOnce() -> u16) -> usize {
-        self.shares.allow(from, frames, || free().into())
+    fn took(&mut self, earned: &mut Budget, frames: u64) {
+        self.taken += frames;
+        earned.earn(frames.saturating_mul(earned.cap / BURST_FRAMES as u64));
     }
 
-    /// How many of the `frames` of `from` that wait for the ring may be delivered; see
-    /// [`Shares::grant`].
-    pub fn admit_waiting(&mut self, from: PortId, frames: usize, free: u16) -> usize {
-        self.shares.grant(from, frames, free)
+    /// Whether frames of a sender may go on waiting; charges for what they have waited.
+    fn ask(&mut self, earned: &mut Budget, wait: Wait) -> Answer {
+        self.earn(wait);
+        earned.spend(wait.waited);
+        let short = earned.level() > 0;
+        let in_front = short && wait.in_front;
+        match wait.behind {
+            Blocked::Unknown => {
+                let alone = wait.sees_all || self.allows_alone(wait);
+                Answer { alone, short, in_front }
+            }
+            Blocked::Short => Answer { alone: in_front, short, in_front },
+            Blocked::Others => Answer { alone: in_front, short: in_front, in_front },
+        }
     }
 
-    /// Records what the ring took of what `from` brought, and whether it ran out of buffers.
-    #[inline(always)]
-    pub fn took(&mut self, from: PortId, (frames, bytes): (u64, u64), buffers: u16, ran_out: bool) {
-        self.shares.record(from, frames, buffers, ran_out);
-        self.credit.took(self.shares.earned(from), frames, bytes);
+    fn allows_alone(&mut self, wait: Wait) -> bool {
+        if !self.spent {
+            self.alone.spend(wait.waited);
+            self.spent = self.alone.level() == 0;
+            self.took_nothing = self.spent;
+        } else if self.alone.level() >= self.alone.cap / 2 && !self.took_nothing {
+            self.spent = false;
+        }
+        !self.spent
     }
 
-    /// Whether frames of `from` may go on waiting; charges for what they have waited.
-    pub fn may_wait(&mut self, from: PortId, wait: Wait, limits: &WaitLimits) -> Answer {
-        self.credit.ask(self.shares.earned(from), wait, limits)
-    }
-
-    /// Frames that so many buffers are likely to hold.
-    pub fn frames_in(&self, buffers: u16) -> usize {
-        self.shares.frames_in(buffers)
-    }
-
-    /// True if several send to the ring and it lately ran out of buffers.
-    pub fn is_scarce(&self) -> bool {
-        self.shares.is_scarce()
+    fn earn(&mut self, wait: Wait) {
+        let taken = std::mem::take(&mut self.taken);
+        self.took_nothing &= taken == 0;
+        let a_frame = self.alone.cap / u64::from(wait.ring_size.max(1));
+        self.alone.earn(since(self.reckoned, wait.now) / BACKPRESSURE_SHARE);
+        self.alone.earn(taken.saturating_mul(a_frame));
+        self.reckoned = wait.now;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A ring that gets `refill` buffers a round; each sender, in the order given, brings `frames`
-    /// of `per_frame` buffers. Returns what each port got.
-    fn run(
-        order: &[PortId],
-        frames: usize,
-        refill: usize,
-        per_frame: usize,
-        rounds: usize,
-    ) -> Vec<usize> {
-        let mut shares = Shares::default();
-        let mut got = vec![0; 80];
-        let mut free = 0;
-        for _ in 0..rounds {
-            free = (free + refill).min(256);
-            for &port in order {
-                let allowed = shares.allow(port, frames, || free).min(frames);
-                let taken = allowed.min(free / per_frame);
-                shares.record(port, taken as u64, (taken * per_frame) as u16, taken < allowed);
-                free -= taken * per_frame;
-                got[usize::from(port)] += taken;
-            }
-        }
-        got
-    }
-
-    /// As [`run`] with senders that wait for what they do not get.
-    fn run_waiting(order: &[PortId], frames: usize, refill: usize, rounds: usize) -> Vec<usize> {
-        let mut shares = Shares::default();
-        let mut got = vec![0; 80];
-        let mut free = 0;
-        for _ in 0..rounds {
-            free = (free + refill).min(256);
-            for &port in order {
-                let taken = shares.grant(port, frames, free as u16);
-                shares.record(port, taken as u64, taken as u16, taken < frames);
-                free -= taken;
-                got[usize::from(port)] += taken;
-            }
-        }
-        got
-    }
-
-    #[test]
-    fn senders_that_wait_get_equal_parts_in_whole_bursts() {
-        for refill in [5, 8, 63, 64, 100, 127, 130, 200, 256] {
-            let order: Vec<PortId> = (0..8).collect();
-            let got = run_waiting(&order, 64, refill, 4000);
-            let total: usize = got.iter().sum();
-            println!("{refill}: {:?} of {}", &got[..8], 4000 * refill);
-            assert!(total >= 3900 * refill, "{refill}: only {total} delivered");
-            for &got in &got[..8] {
-                assert!(got.abs_diff(total / 8) <= total / 100, "{refill}: {got} of {total}");
-            }
-        }
-    }
-
-    /// Two workers ask for two senders before either of them delivers.
-    #[test]
-    fn what_a_sender_took_is_its_own() {
-        for asked in [[0, 1], [1, 0]] {
-            let mut shares = Shares::default();
-            let mut got = [0; 2];
-            for _ in 0..1000 {
-                let mut free = 48;
-                let allowed = asked.map(|port| (port, shares.allow(port, 64, || free)));
-                for (port, allowed) in allowed {
-                    let taken = allowed.min(free);
-                    shares.record(port, taken as u64, taken as u16, taken < 64);
-                    free -= taken;
-                    got[usize::from(port)] += taken;
-                }
-            }
-            assert!(got[0].abs_diff(got[1]) <= 200, "{asked:?}: {got:?}");
-        }
-    }
-
-    #[test]
-    fn one_sender_takes_everything() {
-        assert_eq!(run(&[3], 64, 64, 1, 100)[3], 6400);
-    }
-
-    #[test]
-    fn equal_senders_get_equal_parts_of_a_scarce_ring() {
-        for refill in [8, 63, 64, 100, 127] {
-            let got = run(&[0, 1, 2, 3], 32, refill, 1, 1000);
-            let total: usize = got.iter().sum();
-            assert!(total >= 990 * refill, "{refill}: only {total} delivered");
-            for &got in &got[..4] {
-                assert!(got.abs_diff(total / 4) <= total / 200, "{refill}: {got} of {total}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_receiver_that_keeps_up_gets_everything() {
-        let mut shares = Shares::default();
-        for visit in 0..10_000 {
-            // 64 of the 256 buffers are under way to the receiver, never more.
-            assert_eq!(shares.allow(visit % 8, 64, || 192), 64, "visit {visit}");
-            shares.record(visit % 8, 64, 64, false);
-        }
-    }
-
-    #[test]
-    fn scarcity_is_forgotten_when_it_is_over() {
-        let mut shares = Shares::default();
-        for port in 0..8 {
-            shares.allow(port, 64, || 0);
-            shares.record(port, 0, 0, true);
-        }
-        let cut = (0..10_000u16).filter(|visit| {
-            let allowed = shares.allow(visit % 8, 64, || 192);
-            shares.record(visit % 8, allowed as u64, allowed as u16, false);
-            allowed < 64
-        });
-        assert!(cut.count() <= 8 * SHARE_ROUNDS as usize);
-    }
-
-    #[test]
-    fn a_sender_served_twice_as_often_gets_no_more() {
-        let got = run(&[0, 2, 1, 2], 32, 48, 1, 1000);
-        let total: usize = got.iter().sum();
-        assert!(total >= 47_000);
-        for &got in &got[..3] {
-            assert!(got.abs_diff(total / 3) <= total / 50, "{got} of {total}");
-        }
-    }
-
-    #[test]
-    fn buffers_are_shared_not_frames_of_unknown_size() {
-        let got = run(&[0, 1, 2], 4, 100, 33, 3000);
-        let total: usize = got.iter().sum();
-        for &got in &got[..3] {
-            assert!(got.abs_diff(total / 3) <= total / 20, "{got} of {total}");
-        }
-    }
-
-    #[test]
-    fn a_small_sender_gets_all_it_asks_and_the_others_the_rest() {
-        let mut shares = Shares::default();
-        let (mut small, mut large) = (0, 0);
-        for _ in 0..1000 {
-            let mut free = 64;
-            for (port, frames) in [(0, 64), (1, 64), (2, 3)] {
-                let allowed = shares.allow(port, frames, || free);
-                let taken = allowed.min(free);
-                shares.record(port, taken as u64, taken as u16, taken < allowed);
-                free -= taken;
-                if port == 2 { small += taken } else { large += taken }
-            }
-        }
-        // First come, first served in one round of 17: what it takes to see that it is over.
-        assert!(small >= 2_800, "{small}");
-        // One buffer of 64 cannot be split between two equals.
-        assert!(small + large >= 62_900, "{large}");
-    }
-
-    #[test]
-    fn who_left_holds_nothing_back() {
-        let mut shares = Shares::default();
-        for port in 0..4 {
-            shares.allow(port, 64, || 64);
-            shares.record(port, 0, 0, true);
-        }
-        let taken = (0..100).map(|_| {
-            let taken = shares.allow(0, 64, || 64).min(64);
-            shares.record(0, taken as u64, taken as u16, false);
-            taken
-        });
-        let short = taken.filter(|&taken| taken < 64).count();
-        assert!(short <= 4 * SHARE_IDLE_VISITS as usize, "{short} bursts were cut");
-    }
-
-    #[test]
-    fn a_share_cannot_be_saved_up() {
-        let mut shares = Shares::default();
-        let mut give = |port, frames, free: usize| {
-            let allowed = shares.allow(port, frames, || free);
-            let taken = allowed.min(free);
-            shares.record(port, taken as u64, taken as u16, taken < allowed);
-            taken
-        };
-        for _ in 0..10_000 {
-            give(0, 64, 64);
-            give(1, 1, 64);
-        }
-        let got: usize = (0..100).map(|_| (give(1, 64, 64), give(0, 64, 0)).0).sum();
-        // All of what it lagged, and then half of the rest at most.
-        assert!(got <= SHARE_LAG_BUFFERS as usize + 64 * 100 / 2 + 64, "{got}");
-    }
-
-    #[test]
-    fn many_senders_are_all_served() {
-        let order: Vec<PortId> = (0..80).collect();
-        let got = run(&order, 16, 64, 1, 8000);
-        let total: usize = got.iter().sum();
-        assert!(total > 500_000, "{total}");
-        assert!(got[16..64].iter().all(|&got| got.abs_diff(total / 64) < total / 640), "{got:?}");
-        let shared = (0..16).map(|i| got[i] + got[i + 64]);
-        assert!(shared.into_iter().all(|got| got > total / 80), "{got:?}");
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
 //! What a frame can come from and be delivered to.
 //!
 //! * [`quantum`] equal shares of a worker's time for rings that compete for it;
-//! * [`admission`] which frames go into a receive ring, and whose;
-//! * [`credit`] for how long others may wait for it;
+//! * [`admission`] which frames go into a receive ring, and whose, and which may wait for it;
+//! * [`gate`] what keeps the frames of a transmit ring from being taken;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
 //! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
@@ -22,9 +22,9 @@
 //! before RX). Frames for a port without an enabled receive ring are counted drops.
 
 pub mod admission;
-pub mod credit;
 pub mod device;
 pub mod dropped_from;
+pub mod gate;
 pub mod guest;
 pub mod inspect;
 pub mod last_seen;
@@ -53,11 +53,12 @@ use crate::sys::clock;
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
+pub use gate::Discard;
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;
 pub use mtu::Mtu;
-pub use queue::{Awaited, Discard, Next, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
+pub use queue::{Awaited, Next, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
 pub use rate::Rates;
 pub use session_waker::SessionWaker;
 pub use table::{PortTable, Ports};

@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::admission::Admission;
-use super::credit::{Allowance, Blocked, Wait, WaitLimits, Waiting};
+use super::gate::{Blocked, Gate, Wait, Waiting};
 use super::moderation::Moderation;
 use super::quantum::Deficit;
 use crate::limits::{
@@ -27,7 +27,7 @@ use crate::limits::{
 };
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
-use crate::switch::{Booking, SourceMemo};
+use crate::switch::SourceMemo;
 use crate::sys::clock;
 
 /// What came of looking at a source.
@@ -53,33 +53,6 @@ pub enum Next {
     At(u64),
     /// The same, and what comes before is buffers of a receiver that takes frames.
     Receiver(u64),
-}
-
-/// What becomes of frames that are sent on a disabled ring.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Discard {
-    /// They are kept for the time it is enabled, which it never was.
-    #[default]
-    Never,
-    /// They are kept, until a kick.
-    OnKick,
-    /// After a kick: they are kept until this cycle, for the case that it is enabled again.
-    From(u64),
-}
-
-/// What keeps the frames of a transmit ring from being taken.
-#[derive(Debug, Default)]
-pub struct Gate {
-    /// The ring is being disabled: forward up to this index, then stop.
-    pub drain_to: Option<u16>,
-    /// What a disabled ring's frames come to.
-    pub discard: Discard,
-    /// Its first frames wait for their receiver.
-    pub receiver: Option<Waiting>,
-    /// They wait for the rate of their own port.
-    pub booked: Option<Booking>,
-    /// For how long they may in front of others'.
-    pub allowance: Allowance,
 }
 
 /// What a ring's memory made workers wait, which the guest pays for.
@@ -224,12 +197,12 @@ impl TxState {
     /// How frames may wait that `behind` is behind: not at all if a session waits for the ring.
     /// Reckons for how long they have.
     #[cold]
-    pub fn wait(&mut self, now: u64, behind: Blocked, limits: &WaitLimits) -> Option<Wait> {
+    pub fn wait(&mut self, now: u64, behind: Blocked) -> Option<Wait> {
         let (ring, gate) = (self.vring.ring.as_ref()?, &mut self.side.gate);
         let waiting = gate.receiver.as_ref();
         let waited = waiting.map_or(0, |waiting| clock::since(waiting.charged_until, now));
         let holds = waiting.is_some_and(|waiting| waiting.behind != Blocked::Short);
-        let in_front = gate.allowance.allows(now, holds, limits);
+        let in_front = gate.allowance.allows(now, holds);
         let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front, sees_all: false };
         gate.drain_to.is_none().then_some(wait)
     }

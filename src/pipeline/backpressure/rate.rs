@@ -6,7 +6,7 @@ use crate::capture::outcomes::Outcomes;
 use crate::frame::Load;
 use crate::limits::BURST_FRAMES;
 use crate::pipeline::plan::{Plan, Run};
-use crate::port::credit::{Blocked, Wait, Waiting};
+use crate::port::gate::{Blocked, Wait, Waiting};
 use crate::port::rate::State;
 use crate::port::{Next, Port, PortTable};
 use crate::ring::Burst;
@@ -76,7 +76,7 @@ impl Backpressure<'_> {
     /// How frames may wait for a rate.
     fn rate_wait(&mut self, behind: Blocked) -> Option<Wait> {
         let (state, _) = self.ring.as_mut()?;
-        let wait = state.wait(self.now, behind, self.limits)?;
+        let wait = state.wait(self.now, behind)?;
         Some(Wait { sees_all: state.sees_all(), ..wait })
     }
 
@@ -93,7 +93,7 @@ impl Backpressure<'_> {
         let &at = left.first().filter(|_| self.is_tail(burst, left))?;
         let wait = self.rate_wait(Blocked::Unknown)?;
         let waits = metered.waits.get_or_insert_default();
-        let answer = waits.may_wait(self.from, wait, self.limits);
+        let answer = waits.may_wait(self.from, wait);
         if !answer.is_maybe() {
             return None;
         }
@@ -114,7 +114,7 @@ impl Backpressure<'_> {
     /// When to look again at frames that wait until this cycle: how long they may is asked then
     /// too.
     fn rate_look(&self, until: u64) -> Next {
-        Next::At(until.min(self.now.saturating_add(self.limits.retry)))
+        Next::At(until.min(self.now.saturating_add(self.retry)))
     }
 
     /// What there is to do instead of taking the ring's first frames, if they wait for the rate of
@@ -130,7 +130,7 @@ impl Backpressure<'_> {
         let until = metered.meter.waits(&booking, self.now)?;
         let wait = self.rate_wait(waiting.behind)?;
         let waits = metered.waits.get_or_insert_default();
-        let answer = waits.may_wait(self.from, wait, self.limits);
+        let answer = waits.may_wait(self.from, wait);
         drop(metered);
         if !self.allows(answer) {
             return None;

@@ -79,8 +79,8 @@ impl Pipeline {
             return Ok(limit);
         };
         self.is_at(At::sender(id).and(waiting.port));
-        let Time { cycle, limits, .. } = &self.time;
-        let mut backpressure = Backpressure::new(ports, &self.fdb, limits, *cycle, id);
+        let Time { cycle, retry, .. } = self.time;
+        let mut backpressure = Backpressure::new(ports, &self.fdb, cycle, retry, id);
         backpressure.ring = Some((&mut *state, queue));
         let worth = backpressure.look(limit);
         self.is_at(At::sender(id));

@@ -110,7 +110,7 @@ impl Pipeline {
         let mut delivery = Delivery {
             worker: *worker,
             stats,
-            backpressure: Backpressure::new(ports, fdb, &time.limits, time.cycle, from),
+            backpressure: Backpressure::new(ports, fdb, time.cycle, time.retry, from),
             wait_until,
             room,
             stalls,

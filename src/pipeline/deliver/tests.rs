@@ -7,7 +7,6 @@ use super::*;
 use crate::frame::VnetHdr;
 use crate::guard::BlockedWriterWatch;
 use crate::pipeline::burst::tests::fdb;
-use crate::port::credit::WaitLimits;
 use crate::port::{PortTable, TxState};
 use crate::ring::tests::Guest;
 use crate::switch::Fdb;
@@ -46,8 +45,7 @@ impl Lab {
     fn deliver_until(&self, wait: bool, until: &mut Option<Instant>) -> (usize, bool) {
         let (mut sender, sending) = (TxState::default(), Queue::default());
         sender.vring.ring = Some(self.memory.start(&self.memory.queue()));
-        let limits = WaitLimits { most: 1000, most_others: 100, retry: 0 };
-        let mut backpressure = Backpressure::new(&self.ports, &self.fdb, &limits, 0, 1);
+        let mut backpressure = Backpressure::new(&self.ports, &self.fdb, 0, 0, 1);
         backpressure.ring = wait.then_some((&mut sender, &sending));
         let mut delivery = Delivery {
             worker: 0,

@@ -1,0 +1,138 @@
+//! What keeps the frames of a transmit ring from being taken: the sender's side of waiting;
+//! `admission` is the receiver's.
+
+use crate::budget::Budget;
+use crate::frame::MacAddr;
+use crate::limits::{BACKPRESSURE_OTHERS_NANOS, BACKPRESSURE_OTHERS_SHARE};
+use crate::switch::{Booking, PortId};
+use crate::sys::clock;
+
+/// What keeps the frames of a transmit ring from being taken.
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// The ring is being disabled: forward up to this index, then stop.
+    pub drain_to: Option<u16>,
+    /// What a disabled ring's frames come to.
+    pub discard: Discard,
+    /// Its first frames wait for their receiver.
+    pub receiver: Option<Waiting>,
+    /// They wait for the rate of their own port.
+    pub booked: Option<Booking>,
+    /// For how long they may in front of others'.
+    pub allowance: Allowance,
+}
+
+/// What becomes of frames that are sent on a disabled ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Discard {
+    /// They are kept for the time it is enabled, which it never was.
+    #[default]
+    Never,
+    /// They are kept, until a kick.
+    OnKick,
+    /// After a kick: they are kept until this cycle, for the case that it is enabled again.
+    From(u64),
+}
+
+/// What is behind frames that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blocked {
+    /// Not looked at, or frames for the same receiver when it was.
+    Unknown,
+    /// Frames for others, which lacked buffers too when it was looked at.
+    Short,
+    /// Frames for others, which may have buffers.
+    Others,
+}
+
+/// Frames that may wait, as their receiver is asked about it.
+#[derive(Debug, Clone, Copy)]
+pub struct Wait {
+    /// Now, in cycles.
+    pub now: u64,
+    /// Cycles for which they have been waiting and that were charged to no one.
+    pub waited: u64,
+    /// Size of the ring they wait in.
+    pub ring_size: u16,
+    /// What is behind them.
+    pub behind: Blocked,
+    /// Their ring may wait in front of frames for others.
+    pub in_front: bool,
+    /// All that their sender wants to send is seen: none waits for a place in the ring.
+    pub sees_all: bool,
+}
+
+/// What the first frames of a transmit ring wait for.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    /// The receiver.
+    pub port: PortId,
+    /// Its receive queue.
+    pub queue: u8,
+    /// The address they go to.
+    pub to: MacAddr,
+    /// All frames of the ring up to this index go there, as far as was looked.
+    pub looked: u16,
+    /// So many of them the receiver takes at the next try; 0 if it was not asked.
+    pub granted: u16,
+    /// What is behind them.
+    pub behind: Blocked,
+    /// The cycle up to which the waiting was charged.
+    pub charged_until: u64,
+    /// Another thread has held the receiver's ring since this cycle.
+    pub blocked_since: Option<u64>,
+    /// They wait for the receiver's rate, and have booked.
+    pub booked: Option<Booking>,
+}
+
+/// For how long a transmit ring may wait in front of frames for others that may have buffers.
+#[derive(Debug)]
+pub struct Allowance {
+    left: Budget,
+    reckoned: u64,
+}
+
+impl Default for Allowance {
+    fn default() -> Allowance {
+        let left = Budget::empty(clock::cycles_in(BACKPRESSURE_OTHERS_NANOS));
+        Allowance { left, reckoned: 0 }
+    }
+}
+
+impl Allowance {
+    /// True if the ring may wait, or go on `waiting`, which it has since this was last asked.
+    pub fn allows(&mut self, now: u64, waiting: bool) -> bool {
+        let passed = clock::since(self.reckoned, now);
+        self.reckoned = now;
+        if waiting {
+            self.left.spend(passed);
+            return self.left.level() > 0;
+        }
+        self.left.earn(passed / BACKPRESSURE_OTHERS_SHARE);
+        // Slivers would not help.
+        self.left.level() >= self.left.cap / 4
+    }
+
+    /// Nothing was found behind frames that waited but others for the same receiver: so far they
+    /// have waited in front of nothing.
+    pub fn refund(&mut self) {
+        self.left.earn(self.left.cap);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_waits_in_front_of_others_for_its_part_of_the_time() {
+        let (mut allowance, mut held, mut waiting) = (Allowance::default(), 0, false);
+        allowance.left.cap = 4_000;
+        for now in (1_000_000..2_000_000).step_by(60) {
+            held += if waiting { 60 } else { 0 };
+            waiting = allowance.allows(now, waiting);
+        }
+        let due = 1_000_000 / BACKPRESSURE_OTHERS_SHARE;
+        assert!((due * 9 / 10..=due + due / 10 + 4_000).contains(&held), "{held}, not {due}");
+    }
+}
