@@ -355,6 +355,14 @@ impl ClientStats {
     }
 }
 
+counters! {
+    /// What became of the copies of a mirror.
+    MirrorStats {
+        copies "Copies that reached the observer.",
+        lost "Copies that the observer lost.",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

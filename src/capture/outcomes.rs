@@ -22,6 +22,8 @@ pub struct Outcomes {
     all: Vec<Outcome>,
     /// Copies beyond [`CAPTURE_OUTCOMES`].
     lost: u64,
+    /// All that were dropped, wanted or not.
+    drops: u64,
 }
 
 impl Outcomes {
@@ -41,9 +43,15 @@ impl Outcomes {
     /// Frames were dropped on their way to a port.
     #[inline(always)]
     pub fn dropped(&mut self, frames: &[u8], port: PortId, reason: DropReason) {
+        self.drops += frames.len() as u64;
         if self.wanted {
             frames.iter().for_each(|&frame| self.add(frame, port, Some(reason)));
         }
+    }
+
+    /// Frames that were dropped on their way to ports, since this is there.
+    pub fn drops(&self) -> u64 {
+        self.drops
     }
 
     /// A frame reached a port.
@@ -82,6 +90,7 @@ mod tests {
         outcomes.dropped(&[0, 1], 1, DropReason::NoBuffer);
         outcomes.begin();
         assert_eq!(outcomes.end(), (&[][..], 0), "nobody wanted to know");
+        assert_eq!(outcomes.drops(), 2, "but they are counted");
         outcomes.begin();
         outcomes.add(2, 1, None);
         outcomes.dropped(&[0, 1], 4, DropReason::NoBuffer);

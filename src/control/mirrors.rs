@@ -39,9 +39,15 @@ impl Switch {
             words.map(|(_, words)| words.concat()).unwrap_or_default()
         };
         let entries = daemon.desired().entries().values();
+        let counted = ports.mirrors().iter().zip(ports.mirror_stats());
         let mirrors = entries.filter_map(|entry| {
             let mirror = entry.settings.mirror()?;
+            let counts = counted.clone().find(|(other, _)| other.name == mirror.name);
+            let (copies, lost) =
+                counts.map_or((0, 0), |(_, stats)| (stats.copies.get(), stats.lost.get()));
             Some(Mirror {
+                copies,
+                lost,
                 active: ports.watches().iter().any(|watch| watch.name == mirror.name),
                 name: mirror.name,
                 from: mirror.from,

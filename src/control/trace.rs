@@ -12,6 +12,7 @@ use crate::limits::MAX_VLAN;
 use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
 use crate::port::{Port, PortTable};
 use crate::stats::DropReason;
+use crate::switch::mirror::Watch;
 use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
     Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId, PortPolicy,
@@ -99,6 +100,7 @@ impl Switch {
             }
             Decision::Drop(cause) => told.dropped(destination, cause),
         }
+        told.mirrored_out(&ports);
         Ok(told.answer())
     }
 }
@@ -207,10 +209,25 @@ impl Told {
                 return true;
             }
             if watch.takes_in(port.id) {
-                self.step(format!("mirror '{}' copies it to {}", watch.name, name(watch.to)));
+                let (mirror, to, which) = (&watch.name, name(watch.to), of_vlan(watch));
+                self.step(format!("mirror '{mirror}' copies it to {to}{which}"));
             }
         }
         false
+    }
+
+    /// What mirrors do with what reaches ports.
+    fn mirrored_out(&mut self, ports: &PortTable) {
+        for watch in ports.watches().iter().filter(|watch| watch.takes_out(watch.from)) {
+            let (Some(from), Some(to)) = (ports.get(watch.from), ports.get(watch.to)) else {
+                continue;
+            };
+            if self.ports.contains(&from.name) {
+                let (mirror, which) = (&watch.name, of_vlan(watch));
+                let (from, to) = (quote(from), quote(to));
+                self.step(format!("mirror '{mirror}' copies what leaves by {from} to {to}{which}"));
+            }
+        }
     }
 
     /// The VLAN that a frame with this tag comes in on, if it does.
@@ -414,6 +431,11 @@ fn headers(source: MacAddr, ip: Option<IpAddr>) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// Of which frames alone a mirror is, if that is so.
+fn of_vlan(watch: &Watch) -> String {
+    watch.frames.vlan.map(|vlan| format!(", if it is in VLAN {vlan}")).unwrap_or_default()
 }
 
 fn quote(port: &Port) -> String {

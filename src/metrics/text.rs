@@ -14,7 +14,9 @@ use crate::daemon::{Daemon, View};
 use crate::diagnosis::Finding;
 use crate::limits::{FDB_MAX_ENTRIES, MAX_GROUPS, METRICS_SERIES_A_PORT};
 use crate::port::Port;
-use crate::stats::{Direction, DropReason, GuardStats, PortStats, Traffic, WorkerStats};
+use crate::stats::{
+    Direction, DropReason, GuardStats, MirrorStats, PortStats, Traffic, WorkerStats,
+};
 use crate::sys::clock;
 
 /// A port's numbers of one moment.
@@ -367,6 +369,15 @@ fn switch(view: &View, health: &Health) -> String {
         let help = "Memberships of ports in these groups.";
         say("vioswitch_multicast_memberships", "gauge", help, &one(memberships));
     }
+    let mirrors = table.mirrors().iter().zip(table.mirror_stats());
+    let mirrors = |of: fn(&MirrorStats) -> u64| -> Vec<_> {
+        let label = |name: &str| format!("{{mirror=\"{name}\"}}");
+        mirrors.clone().map(|(one, stats)| (label(&one.name), of(stats).to_string())).collect()
+    };
+    let help = "Copies of frames that reached the port of a mirror.";
+    say("vioswitch_mirror_copies_total", "counter", help, &mirrors(|stats| stats.copies.get()));
+    let help = "Copies of frames that the port of a mirror lost.";
+    say("vioswitch_mirror_lost_total", "counter", help, &mirrors(|stats| stats.lost.get()));
     say("vioswitch_events_total", "counter", "Events so far.", &one(view.events.last()));
     let clients = &view.clients;
     let help = "Clients connected to the control socket.";

@@ -463,6 +463,7 @@ pub fn keep_short<'k>(
     (from, frames): (PortId, &[u8]),
     port: &Port,
     kept: &'k mut [u8; BURST_FRAMES],
+    outcomes: &mut Outcomes,
 ) -> &'k [u8] {
     let (max_len, mut count) = (port.mtu.max_len(), 0);
     for &index in frames {
@@ -472,8 +473,7 @@ pub fn keep_short<'k>(
             count += 1;
         } else {
             let copy = (from, &[index][..]);
-            let reason = DropReason::TooBig;
-            port.drop_copies(&port.stats.drops, copy, reason, &mut Outcomes::default());
+            port.drop_copies(&port.stats.drops, copy, DropReason::TooBig, outcomes);
         }
     }
     &kept[..count]

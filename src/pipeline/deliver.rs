@@ -469,7 +469,7 @@ impl Delivery<'_> {
         let mut kept = [0; BURST_FRAMES];
         let fitting = match longest(burst, frames) + VLAN_TAG_LEN as u32 <= most {
             true => frames,
-            false => keep_short(burst, (from, frames), port, &mut kept),
+            false => keep_short(burst, (from, frames), port, &mut kept, self.outcomes),
         };
         let fitting = match port.rates.output.is_on() {
             true => {

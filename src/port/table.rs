@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{GuestPort, Port};
 use crate::capture::Capture;
 use crate::limits::{MAX_CAPTURES, MAX_PORTS};
+use crate::stats::MirrorStats;
 use crate::switch::mirror::{Mirror, Watch};
 use crate::switch::{
     Limited, PortId, PortKind, PortPolicy, PortView, ReservedSet, Segment, Snooping,
@@ -35,6 +36,7 @@ pub struct PortTable {
     captures: Box<[Arc<Capture>]>,
     /// The mirrors that are wanted, and those whose ports are there.
     mirrors: Arc<[Mirror]>,
+    mirror_stats: Arc<[Arc<MirrorStats>]>,
     watches: Box<[Watch]>,
     /// Which ports the frames of groups go to, if that is asked.
     snooping: Option<Arc<Snooping>>,
@@ -112,6 +114,11 @@ impl PortTable {
         &self.mirrors
     }
 
+    /// What is counted of each of them, in their order.
+    pub fn mirror_stats(&self) -> &[Arc<MirrorStats>] {
+        &self.mirror_stats
+    }
+
     /// The mirrors whose ports are there.
     pub fn watches(&self) -> &[Watch] {
         &self.watches
@@ -153,16 +160,16 @@ impl PortTable {
     /// These ports instead, with all else as it is here.
     fn with(&self, ports: impl Iterator<Item = Arc<Port>>) -> PortTable {
         let (captures, mirrors) = (self.captures.clone(), Arc::clone(&self.mirrors));
-        let snooping = self.snooping.clone();
-        PortTable { captures, mirrors, snooping, ..ports.collect() }.observed()
+        let (snooping, mirror_stats) = (self.snooping.clone(), Arc::clone(&self.mirror_stats));
+        PortTable { captures, mirrors, mirror_stats, snooping, ..ports.collect() }.observed()
     }
 
     /// With its mirrors resolved. A port that gets their copies does nothing else.
     fn observed(mut self) -> PortTable {
         let number = |name: &str| self.named(name).map(|port| port.id);
-        let found = self.mirrors.iter().filter_map(|mirror| {
+        let found = self.mirrors.iter().enumerate().filter_map(|(place, mirror)| {
             let (from, to) = (number(&mirror.from)?, number(&mirror.to)?);
-            Some(Watch { name: mirror.name.clone(), from, to, frames: mirror.frames })
+            Some(Watch { name: mirror.name.clone(), place, from, to, frames: mirror.frames })
         });
         self.watches = found.collect();
         self.observed = !self.captures.is_empty() || !self.watches.is_empty();
@@ -222,6 +229,7 @@ impl FromIterator<Arc<Port>> for PortTable {
             limited,
             captures: Box::default(),
             mirrors: Arc::default(),
+            mirror_stats: Arc::default(),
             watches: Box::default(),
             snooping: None,
             observed: false,
@@ -347,8 +355,15 @@ impl Ports {
             let all = present.iter().cloned();
             let captures = present.captures.clone();
             let snooping = present.snooping.clone();
+            // What was counted of a mirror stays as long as one has its name.
+            let old = present.mirrors.iter().zip(present.mirror_stats.iter());
+            let mirror_stats = mirrors.iter().map(|mirror| {
+                let known = old.clone().find(|(other, _)| other.name == mirror.name);
+                known.map(|(_, stats)| Arc::clone(stats)).unwrap_or_default()
+            });
+            let mirror_stats = mirror_stats.collect();
             let mirrors = mirrors.into();
-            let next = PortTable { captures, mirrors, snooping, ..all.collect() };
+            let next = PortTable { captures, mirrors, mirror_stats, snooping, ..all.collect() };
             self.replace(&mut present, next.observed());
         }
         new

@@ -47,6 +47,8 @@ pub struct Copied {
 pub struct Watch {
     /// Its name.
     pub name: String,
+    /// Its place among the mirrors that are wanted.
+    pub place: usize,
     /// The port that is watched.
     pub from: PortId,
     /// The port that gets the copies.

@@ -89,10 +89,11 @@ structs! { answered [serde(default)]
         held?: bool, origin?: String as Origin,
     }
     /// A mirror. dir: in, out or both, seen from the switch. vlan: only frames of it. snaplen:
-    /// bytes of each frame; all if it is missing. active: both ports are there.
+    /// bytes of each frame; all if it is missing. active: both ports are there. copies, lost: of
+    /// frames, that reached the port to, and that it lost.
     Mirror {
         name: String, from: String, to: String, dir: String, vlan?: u16, snaplen?: u32,
-        origin: String as Origin, active: bool,
+        origin: String as Origin, active: bool, copies: u64, lost: u64,
     }
     /// Connections of clients now and in all, and those that were closed because there were too
     /// many, for an invalid message, a message that was too long or too slow, and for unread

@@ -4,11 +4,14 @@
 
 use std::time::Duration;
 
+use testkit::end::End;
 use testkit::frontend::feat;
+use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::hostile::{loop_chain, raw_avail, raw_avail_idx, restart_with};
 use testkit::packet::{Ask, Kind, Packet, payload};
-use testkit::proc::Daemon;
+use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::ring::{DESC_WRITE, Seg};
+use testkit::stream::Peer;
 use testkit::vm::{Vm, VmConfig, mac_of};
 use testkit::vnet::Header;
 
@@ -279,4 +282,51 @@ fn a_hostile_observer_costs_the_others_no_frame() {
         c.balance();
         d.stop();
     }
+}
+
+/// Behind a TAP or a stream there are copies of frames of every length, with their tags, and
+/// nothing that it sends is let in.
+#[test]
+fn a_tap_and_a_stream_observe_too() {
+    in_namespace(|| {
+        let dir = Dir::new();
+        let socket = dir.path().join("s").display().to_string();
+        for kind in ["tap", "stream"] {
+            let observer = match kind {
+                "tap" => "--tap=o,ifname=o0".to_owned(),
+                _ => format!("--stream=o,socket={socket}"),
+            };
+            for (more, most) in [("", 2000), (",snaplen=100", 100)] {
+                let mirror = format!("--mirror=m,from=p0,to=o{more}");
+                let d = Daemon::with_ports(&["", ""], &[&observer, &mirror]);
+                let mut end = match kind {
+                    "tap" => {
+                        assert!(wait_for(SOON, || index_of("o0").is_some()));
+                        ip("link set o0 up");
+                        assert!(wait_for(SOON, || d.log().contains("came up")), "{}", d.log());
+                        End::Host(Host::open("o0"))
+                    }
+                    _ => End::Peer(Peer::connect(dir.path().join("s").as_path())),
+                };
+                assert!(wait_for(SOON, || kind == "tap" || d.log().contains("port o: ")));
+                let guest = |id: u8| Vm::connect(&d.socket(id.into()), VmConfig::new(id));
+                let mut vms = [guest(0), guest(1)];
+                for (n, len) in (60..1514).step_by(97).enumerate() {
+                    let tag = (n % 3 == 0).then_some(7);
+                    let (there, back) = (frame(to(1), 0, tag, len), frame(to(0), 1, None, len));
+                    for (from, sent) in [(0, there), (1, back)] {
+                        send(&mut vms[from], &sent);
+                        let copy = end.receive(SOON).expect("a copy");
+                        assert_eq!(copy, sent[..most.min(sent.len())], "{kind}{more}");
+                        come(&mut vms[1 - from]);
+                    }
+                }
+                end.send(&frame(BROADCAST, 9, None, 60));
+                assert!(wait_for(SOON, || d.counters().get("o", "in drop.observer") == 1));
+                assert_eq!([0, 1].map(|id: usize| come(&mut vms[id]).len()), [0, 0]);
+                d.counters().balance();
+                d.stop();
+            }
+        }
+    });
 }

@@ -7,6 +7,14 @@ use clap::{Arg, Command};
 
 use crate::client::Client;
 use crate::look::ports;
+use vioswitch::wire::ListMirrors;
+
+/// What the switch has names of.
+#[derive(Clone, Copy)]
+enum Named {
+    Port,
+    Mirror,
+}
 
 /// Where the words lead: a command, how much was given to it, and an option that wants its value.
 struct Place<'a> {
@@ -24,7 +32,7 @@ pub fn run(words: &[String], default: &Path) -> String {
     let (last, before) = words.split_last().unwrap_or((&"", &[]));
     let last = if *last == "=" { "" } else { last };
     let before: Vec<&str> = before.iter().copied().filter(|word| *word != "=").collect();
-    let found = candidates(&place(&command, &before), last, || names(&before, default));
+    let found = candidates(&place(&command, &before), last, |of| names(of, &before, default));
     found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
 }
 
@@ -32,7 +40,7 @@ pub fn run(words: &[String], default: &Path) -> String {
 pub fn keys(words: &[&str]) -> Vec<String> {
     let command = built();
     let positionals = place(&command, words).command.get_positionals();
-    positionals.flat_map(|arg| values(arg, Vec::new)).collect()
+    positionals.flat_map(|arg| values(arg, |_| Vec::new())).collect()
 }
 
 /// With the options of the whole program among those of each command.
@@ -60,7 +68,7 @@ fn place<'a>(command: &'a Command, words: &[&str]) -> Place<'a> {
     place
 }
 
-fn candidates(place: &Place, last: &str, names: impl FnOnce() -> Vec<String>) -> Vec<String> {
+fn candidates(place: &Place, last: &str, names: impl FnOnce(Named) -> Vec<String>) -> Vec<String> {
     let Place { command, given, option } = place;
     if let Some(option) = option {
         return values(option, names);
@@ -80,13 +88,14 @@ fn candidates(place: &Place, last: &str, names: impl FnOnce() -> Vec<String>) ->
     wanted.map_or(Vec::new(), |arg| values(arg, names))
 }
 
-fn values(arg: &Arg, names: impl FnOnce() -> Vec<String>) -> Vec<String> {
+fn values(arg: &Arg, names: impl FnOnce(Named) -> Vec<String>) -> Vec<String> {
     let possible = arg.get_possible_values();
     if !possible.is_empty() {
         return possible.iter().map(|value| value.get_name().to_owned()).collect();
     }
     match arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
-        Some("NAME") => names(),
+        Some("NAME") => names(Named::Port),
+        Some("MIRROR") => names(Named::Mirror),
         // Its help lists the keys.
         Some("KEY=VALUE") => {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -97,12 +106,20 @@ fn values(arg: &Arg, names: impl FnOnce() -> Vec<String>) -> Vec<String> {
     }
 }
 
-/// The ports that there are.
-fn names(words: &[&str], default: &Path) -> Vec<String> {
+/// The ports or mirrors that there are.
+fn names(of: Named, words: &[&str], default: &Path) -> Vec<String> {
     let given = words.iter().position(|word| *word == "--control");
     let path = given.and_then(|at| words.get(at + 1)).map_or(default.to_owned(), PathBuf::from);
-    let ports = Client::connect(&path).and_then(|mut client| ports(&mut client));
-    ports.unwrap_or_default().into_iter().map(|port| port.name).collect()
+    let Ok(mut client) = Client::connect(&path) else { return Vec::new() };
+    match of {
+        Named::Port => {
+            ports(&mut client).unwrap_or_default().into_iter().map(|port| port.name).collect()
+        }
+        Named::Mirror => {
+            let mirrors = client.call(&ListMirrors {}).map(|told| told.mirrors);
+            mirrors.unwrap_or_default().into_iter().map(|mirror| mirror.name).collect()
+        }
+    }
 }
 
 #[cfg(test)]

@@ -118,6 +118,8 @@ pub fn mirrors(all: &[Mirror]) -> String {
             ("VLAN", &|one| maybe(one.vlan)),
             ("TO", &|one| text(&one.to)),
             ("SNAPLEN", &|one| maybe(one.snaplen)),
+            ("COPIES", &|one| one.copies.to_string()),
+            ("LOST", &|one| one.lost.to_string()),
             ("STATE", &|one| if one.active { "active" } else { "a port is missing" }.to_owned()),
             ("ORIGIN", &|one| text(&one.origin)),
         ],

@@ -105,7 +105,7 @@ impl Pipeline {
             excerpt.excerpt(burst, places, most as usize);
             (places, burst) = (&all[..excerpt.frames().len()], excerpt);
         }
-        // What becomes of a copy is of no interest to another mirror.
+        // What becomes of a copy is counted, and of no interest to another mirror.
         let mut outcomes = Outcomes::default();
         let mut delivery = Delivery {
             worker: *worker,
@@ -121,6 +121,9 @@ impl Pipeline {
         let copies = delivery.mirror(burst, places, &ports[watch.to], plan.spare_run());
         self.account.forgive(delivery.slow);
         source.copies.add(copies as u64);
+        let counted = &ports.mirror_stats()[watch.place];
+        counted.copies.add_shared((copies as u64).saturating_sub(outcomes.drops()));
+        counted.lost.add_shared(outcomes.drops());
     }
 }
 

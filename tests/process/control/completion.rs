@@ -21,7 +21,10 @@ fn shell(lab: &Lab, shell: &str, script: &str) -> Option<String> {
 fn bash_completes_commands_keys_and_ports() {
     let lab = Lab::new(2, &[]);
     lab.done(&["port", "add", "database"]);
+    lab.done(&["mirror", "add", "watch", "from=p0", "to=p1"]);
     for (words, found) in [
+        (r#"--control "$CONTROL" mirror del w"#, "watch"),
+        (r#"--control "$CONTROL" mirror del d"#, ""),
         ("po", "port"),
         ("port sh", "show"),
         (r#"--control "$CONTROL" port show da"#, "database"),

@@ -42,7 +42,7 @@ fn a_mirror_is_added_shown_and_deleted() {
     assert!(copies(&mut vms));
     let table = lab.done(&["mirror", "list"]);
     let row: Vec<&str> = table.lines().nth(1).expect("a row").split_whitespace().collect();
-    assert_eq!(row, ["m", "p0", "both", "-", "p2", "-", "active", "runtime"]);
+    assert_eq!(row, ["m", "p0", "both", "-", "p2", "-", "1", "0", "active", "runtime"]);
     for (port, words) in [("p0", "watched by: "), ("p2", "observes: ")] {
         let told = lab.done(&["port", "show", port]);
         let line = told.lines().find(|line| line.starts_with(words)).expect(words);
@@ -54,11 +54,55 @@ fn a_mirror_is_added_shown_and_deleted() {
     };
     assert!(trace("p0").contains("mirror 'm' copies it to 'p2'"), "{}", trace("p0"));
     assert!(trace("p2").contains("dropped: observer"), "{}", trace("p2"));
+    let words = "mirror 'm' copies what leaves by 'p0' to 'p2'";
+    assert!(trace("p1").contains(words), "{}", trace("p1"));
     let file = lab.done(&["config", "show"]);
     assert!(file.contains("[[mirror]]") && file.contains("from = \"p0\""), "{file}");
     lab.done(&["mirror", "del", "m"]);
     assert!(copies(&mut vms), "p2 is a port like others again");
     assert_eq!(lab.json(&["port", "show", "p0"])["watched_by"], Value::Array(vec![]));
+    lab.d.counters().balance();
+    lab.d.stop();
+}
+
+/// Copies that reached the observer, and those that it lost, wherever mirrors are looked at.
+#[test]
+fn copies_and_lost_ones_are_counted() {
+    let lab = Lab::new(3, &[]);
+    let mut vms: Vec<Vm> =
+        (0..3).map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id))).collect();
+    lab.done(&["mirror", "add", "m", "from=p0", "to=p2"]);
+    lab.done(&["mirror", "add", "n", "from=p1", "to=p2", "snaplen=64", "dir=out"]);
+    let counts = |name: &str| {
+        let all = lab.json(&["mirror", "list"])["mirrors"].clone();
+        let one = all.as_array().expect("mirrors").iter().find(|one| one["name"] == name).cloned();
+        let one = one.expect("a mirror");
+        (one["copies"].as_u64().expect("copies"), one["lost"].as_u64().expect("lost"))
+    };
+    let send = |vms: &mut [Vm]| {
+        for _ in 0..5 {
+            let frame = [&[0xff; 6][..], &vms[0].mac(), &[0x88, 0xb5], &[7; 46]].concat();
+            vms[0].tx[0].send_waiting(&frame, LOST);
+            vms[0].tx[0].drain(LOST);
+            assert!(vms[1].rx[0].wait(LOST));
+            vms[1].rx[0].recv(9, |_, _| {});
+        }
+    };
+    send(&mut vms);
+    assert_eq!([counts("m"), counts("n")], [(5, 0), (5, 0)]);
+    vms[2].disconnect();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    send(&mut vms);
+    assert_eq!([counts("m"), counts("n")], [(5, 5), (5, 5)]);
+    let text = lab.done(&["metrics"]);
+    for (series, count) in [("copies", 5), ("lost", 5)] {
+        let line = format!("\nvioswitch_mirror_{series}_total{{mirror=\"m\"}} {count}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
+    // Those of another mirror of this name begin anew; the other one's stay.
+    lab.done(&["mirror", "del", "m"]);
+    lab.done(&["mirror", "add", "m", "from=p0", "to=p2"]);
+    assert_eq!([counts("m"), counts("n")], [(0, 0), (5, 5)]);
     lab.d.counters().balance();
     lab.d.stop();
 }
