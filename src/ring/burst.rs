@@ -202,6 +202,18 @@ impl Burst {
         true
     }
 
+    /// Adds a frame of another burst, or the beginning of one, that asks for nothing; false if the
+    /// burst is full.
+    pub(super) fn push_excerpt(&mut self, frame: Frame) -> bool {
+        let is_full = self.count == BURST_FRAMES;
+        if !is_full {
+            self.frames[self.count] = Frame { position: self.taken as u8, ..frame };
+            self.count += 1;
+            self.taken += 1;
+        }
+        !is_full
+    }
+
     /// Adds a frame from private memory that stays valid until the burst is cleared: `len` bytes
     /// at `at`. False if the burst is full or the frame too short.
     ///

@@ -47,7 +47,8 @@ impl Burst {
     }
 
     /// Becomes the first `most` bytes of each of these frames of another burst, as they leave
-    /// there, with headers that ask for nothing.
+    /// there, with headers that ask for nothing. To be cleared before the other one is: it may
+    /// have the same memory.
     #[cold]
     pub fn excerpt(&mut self, of: &Burst, frames: &[u8], most: usize) {
         self.clear();
@@ -59,6 +60,9 @@ impl Burst {
         }
         let mut room = &mut *staging;
         for &index in frames {
+            if self.push_beginning(of, index, most) {
+                continue;
+            }
             let frame = of.egress(index);
             let len = most.min(frame.len() as usize);
             let Some((to, rest)) = std::mem::take(&mut room).split_at_mut_checked(len) else {
@@ -73,6 +77,24 @@ impl Burst {
             room = rest;
         }
         self.staging = staging;
+    }
+
+    /// Adds the first `most` bytes, a snapshot at least, of another burst's frame without copying
+    /// what is behind its snapshot; false if that is in several pieces, or its head is another one.
+    fn push_beginning(&mut self, of: &Burst, index: u8, most: usize) -> bool {
+        let whole = &of.frames()[usize::from(index)];
+        let behind = most.saturating_sub(SNAPSHOT_LEN) as u32;
+        let has_more = whole.more.1 != 0 && behind > whole.rest.len;
+        if of.tags.of(index).is_some() || has_more {
+            return false;
+        }
+        self.push_excerpt(Frame {
+            header: VnetHdr::plain(0),
+            len: whole.len.min(most as u32),
+            rest: Piece { len: whole.rest.len.min(behind), ..whole.rest },
+            more: (0, 0),
+            ..*whole
+        })
     }
 
     /// Frame `index` as it leaves the switch.

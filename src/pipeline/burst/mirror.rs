@@ -10,7 +10,7 @@
 
 use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::{Outcome, Outcomes};
-use crate::limits::BURST_FRAMES;
+use crate::limits::{BURST_FRAMES, SNAPSHOT_LEN};
 use crate::pipeline::backpressure::Backpressure;
 use crate::pipeline::deliver::Delivery;
 use crate::pipeline::screen::{Passage, admit};
@@ -48,7 +48,7 @@ impl Pipeline {
         if wanted == 0 {
             context.outcomes.end();
         } else if !self.stalls.is_watching() {
-            context.burst.stage(wanted);
+            context.burst.stage(staged(ports, from, context));
         }
     }
 
@@ -119,12 +119,31 @@ impl Pipeline {
             outcomes: &mut outcomes,
         };
         let copies = delivery.mirror(burst, places, &ports[watch.to], plan.spare_run());
-        self.account.forgive(delivery.slow);
+        let slow = delivery.slow;
+        self.account.forgive(slow);
+        if let Some(excerpt) = excerpts {
+            excerpt.clear();
+        }
         source.copies.add(copies as u64);
         let counted = &ports.mirror_stats()[watch.place];
         counted.copies.add_shared((copies as u64).saturating_sub(outcomes.drops()));
         counted.lost.add_shared(outcomes.drops());
     }
+}
+
+/// The frames of a burst of which a mirror copies more than their snapshots.
+fn staged(ports: &PortTable, from: PortId, context: &BurstContext) -> u64 {
+    let watches = ports.watches();
+    let reads =
+        |watch: &Watch| watch.frames.snaplen.is_none_or(|most| most as usize > SNAPSHOT_LEN);
+    if watches.iter().any(|watch| watch.takes_in(from) && reads(watch)) {
+        return u64::MAX;
+    }
+    // Where a tag comes out, what is behind the snapshot moves into the head.
+    let is_open = |port| Passage::new(ports, from, port).is_open();
+    context.plan.frames_to(|port| {
+        watches.iter().any(|watch| watch.takes_out(port) && (reads(watch) || !is_open(port)))
+    })
 }
 
 impl Places {
