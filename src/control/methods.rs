@@ -17,7 +17,7 @@ use super::frames::Frames;
 use super::message::Call;
 use super::parameters::{number, wrong};
 use super::parts::Stream;
-use super::reload::keys;
+use super::reload::{List, keys};
 use super::wait::PortWait;
 use super::{findings, show};
 use crate::config::{self, nearest};
@@ -29,7 +29,7 @@ use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
 use crate::switch::segment::BridgeId;
-use crate::switch::{Entry, PortId, Segment, VlanId};
+use crate::switch::{Entry, PortId, PortPolicy, Segment, VlanId};
 use crate::sys::blocking::Blocking;
 use crate::sys::waker::Waker;
 use crate::sys::{clock, group, unix_socket};
@@ -182,6 +182,10 @@ impl Switch {
             Request::ListAddresses(given) => {
                 let of = self.place(given.port, given.bridge, given.vlan)?;
                 Answer::Stream(Stream::Addresses(self.addresses(&of)))
+            }
+            Request::ListGroups(given) => {
+                let of = self.place(given.port, given.bridge, given.vlan)?;
+                Answer::Stream(Stream::Groups(List::new(self.groups(&of)?)))
             }
             Request::GetFindings(_) => self.findings(),
             Request::GetConfig(_) => self.config(),
@@ -354,17 +358,24 @@ fn json_of(key: &config::Key, word: String) -> Value {
 }
 
 /// A port, a bridge, a VLAN, or all of each that is not named.
-struct Place {
+pub(super) struct Place {
     port: Option<PortId>,
     bridge: Option<BridgeId>,
     vlan: Option<VlanId>,
 }
 
 impl Place {
-    fn has(&self, port: PortId, segment: Segment) -> bool {
+    pub(super) fn has(&self, port: PortId, segment: Segment) -> bool {
         self.port.is_none_or(|one| one == port)
             && self.bridge.is_none_or(|one| one == segment.bridge())
             && self.vlan.is_none_or(|one| one == segment.vlan())
+    }
+
+    /// Whether frames there may pass by a port.
+    pub(super) fn has_port(&self, id: PortId, asked: &PortPolicy) -> bool {
+        self.port.is_none_or(|one| one == id)
+            && self.bridge.is_none_or(|one| one == asked.bridge.number())
+            && self.vlan.is_none_or(|one| asked.is_member(asked.segment(one)))
     }
 }
 

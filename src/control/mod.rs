@@ -38,6 +38,7 @@ mod details;
 mod events;
 mod findings;
 mod frames;
+mod groups;
 mod message;
 mod methods;
 mod mirrors;

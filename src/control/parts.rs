@@ -19,8 +19,8 @@ use crate::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PA
 use crate::metrics::Scrape;
 use crate::switch::{Entry, PortId};
 use crate::wire::{
-    self, Addresses, ConfigEntries, ConfigEntry, Fault, Finding, Findings, Metrics, Ports,
-    RuntimeChange, RuntimeChanges,
+    self, Addresses, ConfigEntries, ConfigEntry, Fault, Finding, Findings, GroupPort, Groups,
+    Metrics, Ports, RuntimeChange, RuntimeChanges,
 };
 
 /// An answer of several parts.
@@ -30,6 +30,8 @@ pub enum Stream {
     Ports(PortId),
     /// Addresses, as they were when they were asked for.
     Addresses(Vec<Entry>),
+    /// Queriers, routers and members, as they were when they were asked for.
+    Groups(List<GroupPort>),
     /// One reply, when a port is as far as is wanted.
     Wait(PortWait),
     /// What is wrong, as it was when it was asked for.
@@ -113,6 +115,7 @@ impl Switch {
                 Part::reply(&Addresses { addresses }, rest > 0)
             }
             Stream::Details(wait) => wait.part(self),
+            Stream::Groups(list) => list.part(|groups| Groups { groups }),
             Stream::Findings(list) => list.part(|findings| Findings { findings }),
             Stream::Config(list) => list.part(|entries| ConfigEntries { entries }),
             Stream::Changes(list) => list.part(|changes| RuntimeChanges { changes }),

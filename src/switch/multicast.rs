@@ -20,7 +20,7 @@
 //!
 //! [`multicast::is_limitable`]: crate::frame::multicast::is_limitable
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
 use std::sync::{
     PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult,
@@ -72,6 +72,24 @@ pub enum Noted {
     Busy,
     /// Nothing follows from it.
     Ignored,
+}
+
+/// What is known of a port in a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Known {
+    /// The segment.
+    pub segment: Segment,
+    /// The group of which there is a member; of a querier the address that stands for all groups
+    /// of its protocol.
+    pub group: IpAddr,
+    /// Where it is.
+    pub port: PortId,
+    /// Whether it is a querier.
+    pub is_querier: bool,
+    /// Seconds since it was heard.
+    pub age: u32,
+    /// Whether frames of the group are limited; of a querier whether those of any can be.
+    pub limits: bool,
 }
 
 /// A querier of a segment, for IGMP or for MLD.
@@ -279,6 +297,35 @@ impl Snooping {
         self.write().segments.retain(|_, side| is_used(side));
     }
 
+    /// All queriers that are heard, and members of groups; not part of the data path. Others wait
+    /// for [`SNOOPING_SWEEP_GROUPS`] places at most.
+    pub fn known(&self, now: u32) -> Vec<Known> {
+        let read = || self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = {
+            let table = read();
+            let sides = table.segments.iter();
+            let queriers = sides.flat_map(|(segment, side)| {
+                let v4 = side.v4.map(|querier| (IpAddr::V4(Ipv4Addr::UNSPECIFIED), querier));
+                let v6 = side.v6.map(|querier| (IpAddr::V6(Ipv6Addr::UNSPECIFIED), querier));
+                v4.into_iter().chain(v6).map(|(group, querier)| (*segment, group, querier))
+            });
+            let present = queriers.filter(|(.., querier)| querier.is_present(now));
+            let known = present.map(|(segment, group, querier)| {
+                let (age, limits) = (now.saturating_sub(querier.heard), querier.asked(now) > 0);
+                Known { segment, group, port: querier.port, is_querier: true, age, limits }
+            });
+            known.collect()
+        };
+        for first in (0..PLACES).step_by(SNOOPING_SWEEP_GROUPS) {
+            let table = read();
+            for place in first..PLACES.min(first + SNOOPING_SWEEP_GROUPS) {
+                all.extend(table.known(place as u16, now));
+            }
+        }
+        all.sort_unstable();
+        all
+    }
+
     /// How many groups there are, and how many memberships of ports in them.
     pub fn sizes(&self) -> (usize, u64) {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -311,6 +358,23 @@ impl Table {
             None => true,
         };
         answered && reported > 0 && now < reported.saturating_add(MEMBERSHIP_SECONDS)
+    }
+
+    /// The members of a group.
+    fn known(&self, place: u16, now: u32) -> impl Iterator<Item = Known> {
+        let key = self.groups[usize::from(place)].key;
+        let limits = key.is_some_and(|(segment, group)| {
+            let querier = self.segments.get(&segment).and_then(|side| side.of(&group));
+            querier.is_some_and(|one| one.is_present(now) && one.asked(now) > 0)
+        });
+        let members = key.into_iter().flat_map(move |key| {
+            self.members(place).map(move |port| (key, port, self.reported(place, port)))
+        });
+        let members = members.filter(move |(_, port, _)| self.is_member(place, *port, now));
+        members.map(move |((segment, group), port, reported)| {
+            let age = now.saturating_sub(reported);
+            Known { segment, group, port, is_querier: false, age, limits }
+        })
     }
 
     fn takes(&self, of: Limited, port: PortId) -> bool {

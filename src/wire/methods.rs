@@ -14,7 +14,7 @@ use super::interface::{keyed, methods, structs};
 use super::tests::{Fields, Varlink, body, item, lines, method, named, of_keys};
 use super::types::{
     Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, Event, Finding,
-    Instruction, Mirror, Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step,
+    GroupPort, Instruction, Mirror, Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step,
     Unconfirmed, Worker,
 };
 use crate::config::Kind;
@@ -109,6 +109,11 @@ methods! {
     /// "more".
     [more] ListAddresses { port?: String, bridge?: String, vlan?: Number } -> Addresses {
         addresses: Vec<Address>,
+    }
+    /// Queriers, routers and members of multicast groups, of a port, a bridge or a VLAN, or all,
+    /// some in each reply: call it with "more". Refused without multicast snooping.
+    [more] ListGroups { port?: String, bridge?: String, vlan?: Number } -> Groups {
+        groups: Vec<GroupPort>,
     }
     /// Forgets the learned addresses of a port, a bridge or a VLAN, or all; static addresses stay.
     /// Frames for them are flooded until they are learned again.

@@ -6,7 +6,7 @@ use serde_json::Number;
 use testkit::manual::hold;
 
 use super::methods::{Added, Changed, declared, keyed};
-use super::types::{ShownKeys, State, answered, given};
+use super::types::{GroupRole, ShownKeys, State, answered, given};
 use crate::config::{Effect, KEYS, Key, Kind};
 use crate::diagnosis::Level;
 use crate::events::KINDS;
@@ -184,6 +184,8 @@ fn description() -> String {
     };
     let states: Vec<&str> = State::ALL.iter().map(|state| state.name()).collect();
     let states = enumeration(State::COMMENT, "State", &states);
+    let roles: Vec<&str> = GroupRole::ALL.iter().map(|role| role.name()).collect();
+    let states = states + &enumeration(GroupRole::COMMENT, "GroupRole", &roles);
     let types = [enumerations, states, answered(), given()].concat();
     let all = [types, declared(), keyed(), super::errors::of_switch()].concat();
     format!("{HEAD}{}\n", all.trim_end())

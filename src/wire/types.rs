@@ -24,6 +24,11 @@ words! {
     }
 }
 
+words! {
+    /// What a port is to multicast groups.
+    GroupRole { Querier "querier", Router "router", Member "member", }
+}
+
 structs! { answered [serde(default)]
     /// Frames and bytes that passed, and dropped frames by the name of the reason.
     Traffic { frames: u64, bytes: u64, drops: BTreeMap<String, u64> }
@@ -94,6 +99,15 @@ structs! { answered [serde(default)]
     Mirror {
         name: String, from: String, to: String, dir: String, vlan?: u16, snaplen?: u32,
         origin: String as Origin, active: bool, copies: u64, lost: u64,
+    }
+    /// A port that gets frames of multicast groups. role: querier, router, which gets those of all
+    /// groups, or member. bridge, vlan: where, unless that is the default bridge and no VLAN.
+    /// group: of a member; protocol: igmp or mld, of a querier. age: seconds since it was heard.
+    /// limited: frames of the group go to members and routers alone; of a querier: those of groups
+    /// with members do.
+    GroupPort {
+        role: GroupRole, port: String, bridge?: String, vlan?: u16, group?: String,
+        protocol?: String, age?: u64, limited?: bool,
     }
     /// Connections of clients now and in all, and those that were closed because there were too
     /// many, for an invalid message, a message that was too long or too slow, and for unread

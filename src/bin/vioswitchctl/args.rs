@@ -83,6 +83,11 @@ pub enum Command {
         #[command(subcommand)]
         command: Fdb,
     },
+    /// Show multicast groups; see --multicast-snooping of vioswitchd
+    Mdb {
+        #[command(subcommand)]
+        command: Mdb,
+    },
     /// Show counters of ports, with drops by reason, and of workers
     Stats {
         /// Print rates every so many seconds
@@ -334,19 +339,28 @@ pub enum Fdb {
     },
 }
 
-/// Whose addresses a command is about: all, without any of these.
+#[derive(Debug, Subcommand)]
+pub enum Mdb {
+    /// Show queriers, ports with routers, and groups with their members
+    Show {
+        #[command(flatten)]
+        of: Of,
+    },
+}
+
+/// What a command is about: all, without any of these.
 #[derive(Debug, clap::Args)]
 pub struct Of {
-    /// Only addresses of this port
+    /// Only those of this port
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// The same as NAME
     #[arg(long, value_name = "NAME", conflicts_with = "name")]
     port: Option<String>,
-    /// Only addresses of this bridge
+    /// Only those of this bridge
     #[arg(long, value_name = "BRIDGE")]
     pub bridge: Option<String>,
-    /// Only addresses of this VLAN; 0 for those of none
+    /// Only those of this VLAN; 0 for those of none
     #[arg(long, value_name = "VLAN", value_parser = clap::value_parser!(u16).range(..=4094))]
     pub vlan: Option<u16>,
 }

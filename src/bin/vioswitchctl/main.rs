@@ -39,11 +39,11 @@ use vioswitch::config::{KEYS, Key, Kind};
 use vioswitch::limits::{MAX_FRAME_LEN, MAX_VLAN, MIN_FRAME_LEN, RELOAD_REMOVE_TIMEOUT};
 use vioswitch::wire::{
     self, Add, AddAddress, AddMirror, ConfirmConfig, DeleteAddress, DeleteMirror, DeletePort,
-    Deleted, DiffConfig, FlushAddresses, GetConfig, GetStatus, ListAddresses, ListMirrors,
-    Parameters, ReloadConfig, Set, Trace,
+    Deleted, DiffConfig, FlushAddresses, GetConfig, GetStatus, ListAddresses, ListGroups,
+    ListMirrors, Parameters, ReloadConfig, Set, Trace,
 };
 
-use args::{Command, Config, Fdb, Mirror, Options, Port};
+use args::{Command, Config, Fdb, Mdb, Mirror, Options, Port};
 use client::Client;
 use failure::Failure;
 
@@ -150,6 +150,7 @@ fn ask(client: &mut Client, command: &Command, as_json: bool) -> Result<(String,
         Command::Stats { watch: None } => told(&look::stats(client)?, show::stats),
         Command::Port { command } | Command::OfPort(command) => port(client, None, command)?,
         Command::Mirror { command } => mirror(client, command)?,
+        Command::Mdb { command } => mdb(client, command)?,
         Command::Config { command } => configuration(client, command)?,
         Command::Fdb { command } => fdb(client, command)?,
         Command::Tap { command } => port(client, Some(Kind::Tap), command)?,
@@ -239,6 +240,14 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
         // It needs several answers, and prints otherwise.
         Config::Save(_) => (json!({}), String::new()),
     })
+}
+
+/// The commands about multicast groups.
+fn mdb(client: &mut Client, Mdb::Show { of }: &Mdb) -> Result<Told, Failure> {
+    let (bridge, vlan) = (of.bridge.clone(), of.vlan.map(Into::into));
+    let request = ListGroups { port: of.port().map(str::to_owned), bridge, vlan };
+    let all = client.list(&request, |part| part.groups)?;
+    Ok(listed("groups", &all, show::groups))
 }
 
 /// The commands about addresses.

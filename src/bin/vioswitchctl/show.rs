@@ -7,7 +7,9 @@ use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 use vioswitch::config::{Effect, KEYS, Key, Kind};
-use vioswitch::wire::{self, Address, Change, Flushed, Port, Status, Traffic};
+use vioswitch::wire::{
+    self, Address, Change, Flushed, GroupPort, GroupRole, Port, Status, Traffic,
+};
 
 use crate::look::{Drops, Health, PortRates, Stats, WorkerShare};
 
@@ -272,6 +274,40 @@ pub fn addresses(addresses: &[Address]) -> String {
     columns.splice(2..2, has(|address| address.vlan.is_some()).then_some(vlan));
     columns.splice(2..2, has(|address| address.bridge.is_some()).then_some(bridge));
     listing(addresses, &columns)
+}
+
+/// `mdb show`.
+pub fn groups(all: &[GroupPort]) -> String {
+    let what = |one: &GroupPort| match (&one.group, &one.protocol) {
+        (Some(group), _) => text(group),
+        (None, Some(protocol)) => text(protocol),
+        _ => "all".to_owned(),
+    };
+    let state = |one: &GroupPort| {
+        let word = match (one.role, one.limited) {
+            (GroupRole::Router, _) => "-",
+            (GroupRole::Querier, Some(false)) => "waits for answers",
+            (GroupRole::Querier, _) => "heard",
+            (GroupRole::Member, Some(true)) => "limited",
+            (GroupRole::Member, _) => "flooded",
+        };
+        word.to_owned()
+    };
+    let bridge: Column<'_, GroupPort> =
+        ("BRIDGE", &|one| one.bridge.clone().unwrap_or_else(|| "default".to_owned()));
+    let vlan: Column<'_, GroupPort> = ("VLAN", &|one| maybe(one.vlan));
+    let mut columns: Vec<Column<'_, GroupPort>> = vec![
+        ("ROLE", &|one| text(one.role.name())),
+        ("GROUP", &what),
+        ("PORT", &|one| text(&one.port)),
+        ("AGE", &|one| maybe(one.age.map(|age| format!("{age} s")))),
+        ("STATE", &state),
+    ];
+    // Columns without a word are left out.
+    let has = |there: fn(&GroupPort) -> bool| all.iter().any(there);
+    columns.splice(3..3, has(|one| one.vlan.is_some()).then_some(vlan));
+    columns.splice(3..3, has(|one| one.bridge.is_some()).then_some(bridge));
+    listing(all, &columns)
 }
 
 /// `fdb flush`.

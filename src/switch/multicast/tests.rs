@@ -177,3 +177,28 @@ fn what_was_found_is_not_another_groups() {
     assert_eq!(all.limited(A, group(2), START + 4).unwrap().place, found.place);
     all.members(found, |takes| assert!((1..5).all(|port| takes(port, 1))));
 }
+
+#[test]
+fn all_that_is_known_is_told() {
+    let all = asked();
+    join(&all, A, 2, 7, START + 1);
+    join(&all, A, 1, 7, START + 2);
+    let told = |now| {
+        let known = all.known(now);
+        let of = |one: &Known| (one.port, one.is_querier, one.age, one.limits);
+        assert!(known.iter().all(|one| one.segment == A));
+        known.iter().map(of).collect::<Vec<_>>()
+    };
+    // The querier's address stands before those of groups.
+    let waits = [(UP, true, 2, false), (1, false, 0, false), (2, false, 1, false)];
+    assert_eq!(told(START + 2), waits);
+    let limits = [(UP, true, 4, true), (1, false, 2, true), (2, false, 3, true)];
+    assert_eq!(told(START + 4), limits);
+    // Who does not answer is a member no more, before it is removed.
+    all.query(A, UP, &specific(7), START + 5);
+    join(&all, A, 1, 7, START + 6);
+    let of_7: Vec<PortId> = all.known(START + 20).iter().map(|one| one.port).collect();
+    assert_eq!(of_7, [UP, 1]);
+    // All ends with the querier but members, whose frames are flooded.
+    assert_eq!(told(START + 5 + QUERIER_SECONDS), [(1, false, QUERIER_SECONDS - 1, false)]);
+}
