@@ -248,9 +248,10 @@ impl Pipeline {
         let port = source.port();
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let (memo, now) = (source.memo(), self.time.second);
-        match ports.policy(port.id).screens() || ports.snooping().is_some() {
-            false => context.classify::<false>(&policy, port, ingress, memo, now),
-            true => context.classify::<true>(&policy, port, ingress, memo, now),
+        match (ports.policy(port.id).screens(), ports.snooping().is_some()) {
+            (false, false) => context.classify::<false, false>(&policy, port, ingress, memo, now),
+            (false, true) => context.classify::<false, true>(&policy, port, ingress, memo, now),
+            (true, _) => context.classify::<true, true>(&policy, port, ingress, memo, now),
         }
     }
 
