@@ -53,9 +53,14 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
         let heard = events.wait(stop, |news| {
             let table = present.get_or_insert_with(|| ports.present());
             for port in taps(table) {
+                let behind = |port: &Port| port.mtu.bridge().map(|bridge| bridge.index);
+                let before = behind(port);
                 match port.mtu.hear(&news) {
                     Ok(change) => tell(port, change),
                     Err(error) => failed = Err(error),
+                }
+                if behind(port) != before {
+                    port.begin();
                 }
             }
         })?;
@@ -76,6 +81,10 @@ fn ask(table: &PortTable) -> Result<(), NetlinkError> {
 
 /// Tells that the interface behind a port came up, or went down.
 fn tell(port: &Port, change: Option<bool>) {
+    if change.is_some() {
+        // Others may be behind it now, which no query has reached.
+        port.begin();
+    }
     match change {
         Some(true) => port.tell(What::InterfaceUp),
         Some(false) => port.tell(What::InterfaceDown),

@@ -51,7 +51,10 @@ inputs = [packets, sys.stdin]
 while True:
     for one in select.select(inputs, [], [])[0]:
         if one is packets:
-            frame = packets.recv(2000)
+            try:
+                frame = packets.recv(2000)
+            except OSError:
+                continue  # The interface went down.
             if frame[12:14] == b"\x08\0" and frame[23] == 2 and frame[38] == 0x11:
                 print("query from", frame[11], flush=True)
             probe = frame.find(b"probe-")
@@ -311,6 +314,21 @@ fn members_and_routers_get_a_group_while_a_querier_is_heard() {
         assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
         assert_eq!(lab.group6(GROUP6), ["up", "m1", "m2"]);
         assert_eq!(lab.counter("raw", "multicast_limited"), 2);
+        let shown = lab.ctl(&["mdb", "show"]);
+        let rows = shown.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
+        let rows: Vec<_> = rows.map(|row| [&row[..3], &row[row.len() - 1..]].concat()).collect();
+        let members = [("239.1.1.1", "m1"), ("239.1.1.1", "m2"), ("ff05::102:304", "m1")];
+        let members = members.into_iter().chain([("ff05::102:304", "m2")]);
+        let members = members.map(|(group, port)| ["member", group, port, "limited"]);
+        let first = [
+            ["querier", "igmp", "up", "heard"],
+            ["querier", "mld", "up", "heard"],
+            ["router", "all", "up", "-"],
+        ];
+        assert_eq!(rows, first.into_iter().chain(members).collect::<Vec<_>>(), "{shown}");
+        let shown = lab.ctl(&["--json", "mdb", "show", "m1"]);
+        assert_eq!(shown.matches(r#""role": "member""#).count(), 2, "{shown}");
+        assert!(shown.contains(r#""age": "#) && !shown.contains("querier"), "{shown}");
         let told = lab.ctl(&["trace", "raw", "src=02:77:00:00:00:09", "dst=01:00:5e:01:01:01"]);
         let members = "group 239.1.1.1: members, routers, and ports not asked yet are";
         assert!(told.contains(&format!("{members} 'up', 'm1', 'm2'")), "{told}");
@@ -428,5 +446,59 @@ fn a_guest_that_joins_a_hundred_thousand_groups_costs_others_nothing() {
         ));
         lab.ask();
         assert_eq!(lab.group([239, 5, 5, 5]), ["up"]);
+    });
+}
+
+/// What comes behind a TAP whose link was down, or that is in another bridge now, was not asked.
+#[test]
+fn a_tap_that_is_no_router_gets_all_after_its_link_was_down() {
+    with(|mut lab| {
+        lab.ctl(&["tap", "set", "up", "multicast-router=off"]);
+        lab.ctl(&["stream", "set", "raw", "multicast-router=on"]);
+        let ask = |lab: &mut Lab| {
+            std::thread::sleep(ATTACHED);
+            lab.raw.send(&query(RAW, [0; 4]));
+            std::thread::sleep(ANSWERED);
+        };
+        ask(&mut lab);
+        assert_eq!(lab.group(GROUP), ["m1", "m2"]);
+        let before = lab.d.log().matches("came up").count();
+        ip(&format!("link set {UPLINK} down"));
+        assert!(wait_for(SOON, || lab.d.log().contains("went down")), "{}", lab.d.log());
+        ip(&format!("link set {UPLINK} up"));
+        assert!(wait_for(SOON, || lab.d.log().matches("came up").count() > before));
+        assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
+        ask(&mut lab);
+        assert_eq!(lab.group(GROUP), ["m1", "m2"]);
+        ip("link add br0 type bridge");
+        ip(&format!("link set {UPLINK} master br0"));
+        let is_seen = || lab.ctl(&["tap", "show", "up"]).contains("br0");
+        wait_for(Duration::from_secs(2), is_seen);
+        assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
+    });
+}
+
+/// The kernel's bridge asks, behind the TAP, and kernels answer.
+#[test]
+fn a_kernels_bridge_is_the_querier() {
+    with(|mut lab| {
+        ip("link add br0 type bridge mcast_snooping 1 mcast_querier 1 \
+            mcast_query_response_interval 100 mcast_query_interval 500 \
+            mcast_startup_query_interval 500");
+        let _ = fs::write("/proc/sys/net/ipv6/conf/br0/disable_ipv6", "0");
+        ip(&format!("link set {UPLINK} master br0"));
+        ip("link set br0 up");
+        let heard = |lab: &Lab| {
+            let shown = lab.ctl(&["mdb", "show", "up"]);
+            shown.lines().filter(|row| row.starts_with("querier") && row.contains("heard")).count()
+        };
+        let is_heard = || heard(&lab) == 2;
+        assert!(wait_for(3 * SOON, is_heard), "{}", lab.ctl(&["mdb", "show"]));
+        assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
+        assert_eq!(lab.group6(GROUP6), ["up", "m1", "m2"]);
+        // It asks on, and members stay members.
+        let asked = lab.counter("up", "multicast_messages");
+        assert!(wait_for(SOON, || lab.counter("up", "multicast_messages") >= asked + 4));
+        assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
     });
 }
