@@ -463,3 +463,37 @@ fn a_tap_and_a_stream_are_members() {
         d.stop();
     });
 }
+
+/// An announcement has no tag: it is in the VLAN of such frames, and a port without one has none to
+/// announce an address in.
+#[test]
+fn an_address_is_announced_in_the_vlan_of_untagged_frames() {
+    let ports = [",trunk=10,20", ",trunk=10,native=20", ",vlan=20", ",trunk=10,20", ",vlan=10"];
+    let d = Daemon::with_ports(&ports, &[]);
+    let connect = |id: u8| Vm::connect(&d.socket(id.into()), VmConfig::new(id));
+    let mut vms: Vec<Vm> = (0..5).map(connect).collect();
+    for (from, reached) in [(0, &[][..]), (1, &[0, 2, 3]), (2, &[0, 1, 3])] {
+        vms[from].fe.send_rarp([2, 0x77, 0, 0, 0, from as u8]).expect("rarp");
+        let counted = |c: &Counters| {
+            c.get(&format!("p{from}"), "announced frames")
+                + c.get(&format!("p{from}"), "announced drop.vlan")
+        };
+        assert!(wait_for(SOON, || counted(&d.counters()) > 0), "{:#?}", d.counters());
+        std::thread::sleep(QUIET);
+        for (to, vm) in vms.iter_mut().enumerate() {
+            let mut tags = Vec::new();
+            vm.rx[0].recv(8, |_, frame| {
+                assert_eq!(frame[6..12], [2, 0x77, 0, 0, 0, from as u8]);
+                tags.push((frame[12..14] == [0x81, 0]).then(|| frame[15]));
+            });
+            let tag = matches!(to, 0 | 3).then_some(20);
+            let wanted = if reached.contains(&to) { vec![tag] } else { Vec::new() };
+            assert_eq!(tags, wanted, "from {from} to {to}");
+        }
+    }
+    let c = d.counters();
+    assert_eq!(c.get("p0", "announced drop.vlan"), 1, "{c:#?}");
+    assert_eq!([0, 1, 2].map(|n| c.get(&format!("p{n}"), "addresses")), [0, 1, 1], "{c:#?}");
+    c.balance();
+    d.stop();
+}
