@@ -2,6 +2,7 @@
 //! several queue pairs; and all of it against a naive model.
 
 mod coalescing;
+mod differential;
 mod guard_clients;
 mod isolation;
 mod learning;
