@@ -5,7 +5,7 @@
 //! bridge between their TAPs, as a network joins two hosts. A TCP stream each way with a second
 //! guest, and the memory of the guest that moves, are checked all the while. One migration is given
 //! up under way: the guest stays. Where the guest cannot announce itself the switch does. One guest
-//! is a tenant's: its ports have a VLAN, a guard and a rate, and it breaks no rule by moving.
+//! is a tenant's: its ports have all that a tenant's may have, and it breaks no rule by moving.
 //!
 //! `VIOSWITCH_LONG=1` migrates 20 times instead of twice.
 
@@ -56,10 +56,19 @@ const OTHER_TAP: &str = "uplink1";
 /// Keys of the ports of a tenant's guest that moves, of which there is only one address and whose
 /// stream the rate holds back, and of the other ports.
 const TENANT: [&str; 2] = [
-    ",vlan=10,guard=on,allowed-macs=52:54:00:99:00:02,allowed-ips=10.99.0.2,fd00:99::2,\
-     rate-in=50mbit,rate-out=50mbit",
-    ",vlan=10",
+    ",bridge=red,vlan=10,guard=on,allowed-macs=52:54:00:99:00:02,allowed-ips=10.99.0.2,\
+     fd00:99::2,rate-in=50mbit,rate-out=50mbit,storm=bcast:1kpps,mcast:1kpps,unknown:1kpps,\
+     pass=lldp,isolated=on,max-addresses=4",
+    ",bridge=red,vlan=10,pass=lldp",
 ];
+
+/// Beside them: groups are looked at, and the port of the guest that moves is watched by one that
+/// loses all copies.
+fn tenants_switch(lab: &Lab, watched: &str) -> Vec<String> {
+    let mirror = format!("watch,from={watched},to=ids,snaplen=128");
+    let others = ["--mirror".to_owned(), mirror, "--multicast-snooping".to_owned()];
+    port("ids", &lab.path("ids.sock"), "").into_iter().chain(others).collect()
+}
 
 /// What the tests differ in.
 struct Case {
@@ -98,6 +107,10 @@ fn switches(case: &Case) -> Vec<Lab> {
     };
     let uplink = |interface| ["--tap".to_owned(), format!("uplink,ifname={interface}{others}")];
     let mut args = [named(&lab, "vm1", others), named(&lab, "left", own), uplink(TAP)].concat();
+    let is_tenants = case.keys == TENANT;
+    if is_tenants {
+        args.extend(tenants_switch(&lab, "left"));
+    }
     if !case.apart {
         args.extend(named(&lab, "right", own));
         lab.start_daemon(&args);
@@ -106,7 +119,11 @@ fn switches(case: &Case) -> Vec<Lab> {
     }
     lab.start_daemon(&args);
     let mut other = lab.beside(&format!("{}-right", case.name));
-    other.start_daemon(&[named(&other, "right", own), uplink(OTHER_TAP)].concat());
+    let mut args = [named(&other, "right", own), uplink(OTHER_TAP)].concat();
+    if is_tenants {
+        args.extend(tenants_switch(&other, "right"));
+    }
+    other.start_daemon(&args);
     lab.bridge_taps([TAP, OTHER_TAP]);
     vec![lab, other]
 }
@@ -203,11 +220,10 @@ impl Site {
             let counters = lab.counters_at_rest();
             counters.assert_balanced();
             for port in ["left", "right"] {
-                assert_eq!(
-                    counters.get(port, "in drop.guard"),
-                    0,
-                    "a guest that moves is no spoofer"
-                );
+                for reason in ["guard", "storm", "vlan", "isolated"] {
+                    let dropped = counters.get(port, &format!("in drop.{reason}"));
+                    assert_eq!(dropped, 0, "{reason}: a guest that moves breaks no rule");
+                }
             }
             lab.stop_daemon();
         }
