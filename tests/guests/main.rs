@@ -22,6 +22,7 @@ mod qemu_offloads;
 mod qemu_rates;
 mod qemu_restart;
 mod qemu_streams;
+mod selftests;
 mod service;
 mod talk;
 mod tenants;

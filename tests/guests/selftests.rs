@@ -1,0 +1,37 @@
+//! Linux's own tests of its bridge, unchanged, find this switch in its place:
+//! `scripts/linux-selftests` runs them in a guest of Debian's kernel, with hosts behind ports of
+//! the switch.
+
+use std::path::Path;
+use std::process::Command;
+
+use testkit::proc::program;
+
+use crate::{progress, skip};
+
+/// Of `scripts/linux-selftests`: it lacks something.
+const MISSING: i32 = 4;
+
+fn passes(script: &str, tests: usize) {
+    let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/linux-selftests");
+    let programs = program();
+    let mut command = Command::new(run);
+    command.arg("--bin").arg(programs.parent().expect("a directory")).arg(script);
+    let output = command.output().expect("run it");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    progress(&said);
+    match output.status.code() {
+        Some(MISSING) => skip(said.lines().last().unwrap_or("something is missing")),
+        code => {
+            let passed = said.matches("[ OK ]").count();
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!((code, passed), (Some(0), tests), "{said}{error}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "full"]
+fn isolated_ports_do_not_reach_each_other() {
+    passes("bridge_port_isolation.sh", 3);
+}
