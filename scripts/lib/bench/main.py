@@ -67,9 +67,13 @@ def options():
                         help="with --instructions: fail above so many, as in 60=300,1514=700")
     parser.add_argument("--parts", action="store_true",
                         help="only the micro-benchmarks, which otherwise come last")
+    parser.add_argument("--behind", action="store_true",
+                        help="only, as the first option: what the kernel behind a TAP costs")
     parser.add_argument("--list", action="store_true", help="list cases and switches")
     parser.add_argument("--target", default=f"{REPO}/target", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.behind:
+        parser.error("--behind comes first")
     chosen.rounds = chosen.rounds or (1 if chosen.quick else 5)
     chosen.seconds = chosen.seconds or (1.0 if chosen.quick else 3.0)
     chosen.out = chosen.out or f"{chosen.target}/bench"
