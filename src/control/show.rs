@@ -9,9 +9,11 @@ use crate::daemon::degraded::Degradation;
 use crate::daemon::desired::Desired;
 use crate::frame::offload::Offloads;
 use crate::limits::CONTROL_SHOWN_REASONS;
+use crate::port::device::Writes;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::{ClientStats, Direction, DropReason, Drops, Traffic, WorkerStats};
 use crate::switch::{Entry, EntryAge, Fdb, Station};
+use crate::sys::tap_ring::Io;
 use crate::wire::{self, State};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -52,6 +54,34 @@ pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
         panics: stats.panics.get(),
         ..wire::Port::default()
     }
+}
+
+/// How frames are written to the TAPs, in a group for each way and reason. There are few reasons:
+/// settings, and errors of the kernel.
+pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
+    let mut groups: Vec<wire::TapWrites> = Vec::new();
+    for port in ports.iter() {
+        let Some((tap, _)) = port.as_tap() else { continue };
+        let Some(Writes { uring, why }) = tap.writes() else { continue };
+        let io = if uring { "uring" } else { "write" };
+        let why = match (why, tap.io()) {
+            (Some(why), _) => why,
+            (None, Io::Write) => "io=write".to_owned(),
+            (None, _) if !uring => "its interface is not attached".to_owned(),
+            (None, Io::Uring) => "io=uring".to_owned(),
+            (None, Io::Auto) => "io=auto, and the kernel permits it".to_owned(),
+        };
+        let at = groups.iter().position(|group| group.io == io && group.why == why);
+        let at = at.unwrap_or_else(|| {
+            groups.push(wire::TapWrites { io: io.to_owned(), why, ..Default::default() });
+            groups.len() - 1
+        });
+        groups[at].taps += 1;
+        if groups[at].taps <= CONTROL_SHOWN_REASONS {
+            groups[at].names.push(port.name.clone());
+        }
+    }
+    groups
 }
 
 /// Why the switch is not all that it was told to be.

@@ -15,7 +15,7 @@ use super::tests::{Fields, Varlink, body, item, lines, method, named, of_keys};
 use super::types::{
     Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, Event, Finding,
     GroupPort, Instruction, Mirror, Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step,
-    Unconfirmed, Worker,
+    TapWrites, Unconfirmed, Worker,
 };
 use crate::config::Kind;
 
@@ -63,6 +63,7 @@ methods! {
         streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
         degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>, plug: Option<Plug>,
         config: Option<String>, state_dir: Option<String>, clients: Clients,
+        tap_writes: Vec<TapWrites>,
     }
     /// All ports by their numbers, some in each reply: call it with "more".
     [more] ListPorts {} -> Ports { ports: Vec<Port> }

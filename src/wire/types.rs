@@ -127,6 +127,9 @@ structs! { answered [serde(default)]
         moves?: u64, at?: String, direction?: Direction, reason?: String, frames?: u64,
         file?: String, rule?: String, address?: String, dropped?: bool,
     }
+    /// How frames are written to some TAPs: io, uring or write, and why; how many TAPs, and the
+    /// names of the first ones.
+    TapWrites { io: String, why: String, taps: usize, names: Vec<String> }
     /// The directory of ports by plug, and the keys that these share.
     Plug { directory: String, keys: Vec<ConfigKey> }
     /// A reload that is undone unless ConfirmConfig comes in so many seconds, and its caller.

@@ -100,6 +100,7 @@ pub fn status(status: &Status) -> String {
         ("addresses", status.addresses.to_string()),
         ("changes", kept),
     ];
+    told.extend(status.tap_writes.iter().map(|group| ("tap writes", tap_writes(group))));
     told.extend(status.plug.as_ref().map(|plug| ("plug", text(&plug.directory))));
     told.extend(status.unconfirmed.as_ref().map(|waiting| ("reload", unconfirmed(waiting))));
     if status.degraded.is_empty() {
@@ -107,6 +108,12 @@ pub fn status(status: &Status) -> String {
     }
     told.extend(status.degraded.iter().map(|reason| ("degraded", text(reason))));
     pairs(told)
+}
+
+/// `uring: 2 (up, lan); io=auto, and the kernel permits it`
+fn tap_writes(wire::TapWrites { io, why, taps, names }: &wire::TapWrites) -> String {
+    let more = if *taps > names.len() { ", ..." } else { "" };
+    format!("{}: {taps} ({}{more}); {}", text(io), text(names.join(", ")), text(why))
 }
 
 /// A reload that waits to be confirmed.

@@ -167,6 +167,16 @@ fn how_a_taps_frames_are_written_is_shown() {
         }
         let told = lab.done(&["tap", "show", "more"]);
         assert!(told.lines().any(|line| line.split_whitespace().eq(["io:", "uring"])), "{told}");
+        // A group for each way and reason.
+        let permitted = "io=auto, and the kernel permits it";
+        let groups = json!([
+            {"io": "uring", "why": permitted, "taps": 1, "names": ["up"]},
+            {"io": "write", "why": "io=write", "taps": 1, "names": ["plain"]},
+            {"io": "uring", "why": "io=uring", "taps": 1, "names": ["more"]},
+        ]);
+        assert_eq!(lab.json(&["status"])["tap_writes"], groups);
+        let told = lab.done(&["status"]);
+        assert!(told.contains(&format!("uring: 1 (up); {permitted}\n")), "{told}");
         let (status, line) = lab.fails(&["tap", "add", "x", "ifname=vset3", "io=fast"]);
         let wrong = "io must be auto, uring or write, not 'fast'";
         assert!(status != 0 && line.contains(wrong), "{line}");
