@@ -3,7 +3,8 @@
 //! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes the
 //! data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`, those
 //! of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of events in
-//! `limits/events.rs`, of findings in `limits/diagnosis.rs`, of metrics in `limits/metrics.rs`, of
+//! `limits/events.rs`, of findings in `limits/diagnosis.rs`, of CPUs that
+//! wake up soon in `limits/latency.rs`, of metrics in `limits/metrics.rs`, of
 //! ports that come by themselves in `limits/plug.rs`, of rates in `limits/rates.rs`, of what is
 //! tried again in `limits/retry.rs`.
 
@@ -11,6 +12,7 @@ mod capture;
 mod control;
 mod diagnosis;
 mod events;
+mod latency;
 mod metrics;
 mod multicast;
 mod plug;
@@ -24,6 +26,7 @@ pub use capture::*;
 pub use control::*;
 pub use diagnosis::*;
 pub use events::*;
+pub use latency::*;
 pub use metrics::*;
 pub use multicast::*;
 pub use plug::*;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::ControlSocket;
 use vioswitch::daemon::degraded::{Code, Degradation};
-use vioswitch::daemon::{self, Daemon, Plug, Reloader, Services, Slot, StateStore};
+use vioswitch::daemon::{self, Daemon, Latency, Plug, Reloader, Services, Slot, StateStore};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
 use vioswitch::metrics::Metrics;
@@ -116,6 +116,7 @@ fn run(
     }
     let reloader = Arc::new(Reloader::new(&daemon, request));
     let mut services = Services::new(&daemon);
+    let latency = serve_latency(&mut services, &daemon);
     let plug = serve_plug(&mut services, &daemon);
     let control = control.map(|socket| socket.serve(&daemon, &reloader)).transpose()?;
     let metrics = serve_metrics(&mut services, config, &daemon);
@@ -141,6 +142,9 @@ fn run(
     if let Some(plug) = plug.take().flatten() {
         plug.stop();
     }
+    if let Some(latency) = latency.take().flatten() {
+        latency.stop();
+    }
     if let Some(control) = control {
         control.stop();
     }
@@ -165,6 +169,12 @@ fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Opti
     let daemon = Arc::clone(daemon);
     services
         .start(Code::Plug, move || Plug::start(&daemon).map_err(|error| format!("plug: {error}")))
+}
+
+/// Has CPUs wake up soon while frames come, if that is configured. Frames pass without that too.
+fn serve_latency(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Latency>> {
+    let daemon = Arc::clone(daemon);
+    services.start(Code::Latency, move || Latency::start(&daemon))
 }
 
 /// Serves metrics, if that is configured. The guests' network does not depend on it.
@@ -227,7 +237,7 @@ fn say_ready(daemon: &Daemon, log: &Log) {
             Code::PortLeftOut | Code::TapLeftOut => {
                 format!("{text}; the port is left out and tried again")
             }
-            Code::Metrics | Code::Plug => format!("{text}; going on without it"),
+            Code::Metrics | Code::Plug | Code::Latency => format!("{text}; going on without it"),
             // Said when it was found.
             _ => {
                 events.keep(None, 0, What::Degraded { why: reason(&text) });

@@ -9,6 +9,7 @@ complete -c vioswitchd -l state-dir -d 'Keep changes made while the switch runs 
 complete -c vioswitchd -l workers -d 'Threads that forward frames, 1 to 256, or auto: one for each CPU, at most 4 [default: 1]' -r
 complete -c vioswitchd -l cpus -d 'Bind worker i to the i-th of these CPUs, such as 0,2-3' -r
 complete -c vioswitchd -l poll -d 'Spin instead of sleeping: lowest latency, and a whole CPU for each worker' -r
+complete -c vioswitchd -l latency -d 'While frames come CPUs wake up at once (low) or in N microseconds [default: normal]' -r
 complete -c vioswitchd -l age -d 'Seconds, 1 to 1000000, after which a silent address is forgotten [default: 300]' -r
 complete -c vioswitchd -l control -d 'Path of the control socket, where vioswitchctl shows and changes the switch' -r
 complete -c vioswitchd -l control-group -d 'Group of the control socket, whose members may look [default: the daemon\'s]' -r

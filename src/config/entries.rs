@@ -198,6 +198,7 @@ fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config
         workers: scalars.workers.unwrap_or_default(),
         cpus: scalars.cpus.unwrap_or_default(),
         poll: scalars.poll.unwrap_or_default(),
+        latency: scalars.latency.unwrap_or_default(),
         age_seconds: scalars.age.unwrap_or_default(),
         control: scalars.control.map(|claim| Control {
             path: claim.value.into(),

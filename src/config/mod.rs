@@ -22,6 +22,7 @@ use log::LevelFilter;
 pub use amount::rate_word;
 pub use entries::{Places, Shared, place};
 pub use keys::{Effect, KEYS, Key, Kind, Settings};
+pub use latency::Latency;
 pub use nearest::nearest;
 pub use raw::Value;
 pub use settings::{Difference, Entry, Origin, Wrong};
@@ -35,6 +36,7 @@ mod cpus;
 mod entries;
 mod file;
 mod keys;
+mod latency;
 mod nearest;
 mod raw;
 mod scalars;
@@ -58,6 +60,8 @@ pub struct Config {
     pub cpus: Vec<usize>,
     /// Workers spin instead of sleeping.
     pub poll: bool,
+    /// How soon CPUs wake up while frames come.
+    pub latency: Latency,
     /// Seconds after which a silent address is forgotten.
     pub age_seconds: u32,
     /// Where the switch is looked at and changed while it runs.

@@ -9,6 +9,7 @@ use log::LevelFilter;
 use super::cpus::cpu_list;
 use super::entries::{Claim, Shared};
 use super::keys::Settings;
+use super::latency::{Latency, latency};
 use super::raw::Setting;
 use super::value::{
     group, log_level, metrics, number, socket_directory, socket_path, text, truth, workers,
@@ -102,6 +103,9 @@ scalars! {
         "Bind worker i to the i-th of these CPUs, such as 0,2-3";
     "poll" poll: bool = Some(false), "BOOL", |setting, _| truth(setting), bool::to_string,
         "Spin instead of sleeping: lowest latency, and a whole CPU for each worker";
+    "latency" latency: Latency = Some(Latency::Normal), "LATENCY",
+        |setting, _| latency(setting), Latency::to_string,
+        "While frames come CPUs wake up at once (low) or in N microseconds [default: normal]";
     "age" age: u32 = Some(limits::FDB_AGE_SECONDS), "SECONDS",
         |setting, _| number(setting, 1, limits::MAX_AGE_SECONDS.into()), u32::to_string,
         "Seconds, 1 to 1000000, after which a silent address is forgotten [default: 300]";

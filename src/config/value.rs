@@ -82,7 +82,7 @@ fn is_decimal(word: &str) -> bool {
 }
 
 /// The name of a value's type.
-fn kind(value: &Value) -> &'static str {
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Word(_) | Value::Text(_) => "a string",
         Value::Integer(_) => "a number",

@@ -304,6 +304,7 @@ impl Switch {
             config: self.config_file(),
             state_dir: daemon.state_dir().map(|path| path.to_string_lossy().into_owned()),
             clients: show::clients(&self.clients),
+            latency: daemon.latency().to_string(),
             tap_writes: show::tap_writes(&ports),
         }
     }

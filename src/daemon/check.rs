@@ -9,8 +9,10 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use crate::config::{Config, Control, Endpoint, Entry};
+use super::latency;
+use crate::config::{Config, Control, Endpoint, Entry, Latency};
 use crate::sys::fs::may_create_in;
+use crate::sys::wakeup::DEVICE;
 use crate::sys::{group, tap, watched_dir};
 
 /// Everything found, one line each.
@@ -29,6 +31,9 @@ pub fn check(config: &Config) -> Vec<String> {
     }
     if let Some(Control { path, group, .. }) = &config.control {
         found.extend(server(path, *group).iter().map(|text| format!("control: {text}")));
+    }
+    if config.latency != Latency::Normal {
+        found.extend(latency::open(Path::new(DEVICE)).err());
     }
     if let Some(path) = &config.plug {
         found.extend(plug(path).map(|text| format!("plug: {text}")));

@@ -38,6 +38,7 @@ codes! {
         "a port was deleted, and what served it has not ended yet",
     Metrics "metrics" "metrics are not served by HTTP",
     Plug "plug" "the directory of ports by plug is not looked at, or not all of it",
+    Latency "latency" "CPUs are not kept from deep idle states while frames come",
     LastGoodConfiguration "last-good-configuration"
         "the files of the configuration have errors, and those that were last in force run",
     ReloadNotConfirmed "reload-not-confirmed"

@@ -32,4 +32,5 @@ pub mod threads;
 pub mod unix_socket;
 pub mod usage;
 pub mod waker;
+pub mod wakeup;
 pub mod watched_dir;

@@ -57,12 +57,12 @@ methods! {
     /// The switch as a whole. events: the number of the last one. degraded: texts of what is
     /// configured and not served; empty if all is. degradations: the first of them with codes.
     /// plug: the directory of ports by plug. config: the file of --config. state_dir: the directory
-    /// of kept changes; without it changes end with the process.
+    /// of kept changes; without it changes end with the process. latency: as configured.
     GetStatus {} -> Status {
         version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
         streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
         degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>, plug: Option<Plug>,
-        config: Option<String>, state_dir: Option<String>, clients: Clients,
+        config: Option<String>, state_dir: Option<String>, clients: Clients, latency: String,
         tap_writes: Vec<TapWrites>,
     }
     /// All ports by their numbers, some in each reply: call it with "more".

@@ -259,17 +259,19 @@ impl WorkerHandle {
     }
 }
 
-/// Threads that look once a second at what workers did, and park while all of these sleep.
+/// Threads that look from time to time at what workers did, and park while all of these sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Helper {
     /// Moves rings by their load.
     Balancer,
     /// Samples counters.
     Sampler,
+    /// Keeps CPUs from deep idle states.
+    Latency,
 }
 
 impl Helper {
-    const COUNT: usize = 2;
+    const COUNT: usize = 3;
 
     pub(super) fn bit(self) -> u8 {
         1 << self as u8

@@ -21,6 +21,7 @@ mod held_up;
 mod hung_files;
 mod isolation;
 mod kept;
+mod latency;
 mod looking;
 mod mirror;
 mod network;

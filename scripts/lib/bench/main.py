@@ -19,7 +19,7 @@ import machine
 import plot
 from cases import CASES, SERIES
 from processes import Failure, end_like_an_exception, run
-from switches import Bridge, OpenVSwitch, Testpmd, Vioswitch
+from switches import Bridge, OpenVSwitch, Testpmd, Vioswitch, VioswitchLow
 
 REPO = os.path.normpath(os.path.join(os.path.dirname(__file__), "../../.."))
 
@@ -109,6 +109,8 @@ class Bench:
         """Why a switch cannot do a case, if so."""
         if case.ours and not isinstance(switch, Vioswitch):
             return "vioswitch only"
+        if case.busy and getattr(switch, "only_unbusy", False):
+            return "as vioswitch while frames come all the time"
         if case.ports > switch.most_ports:
             return f"at most {switch.most_ports} ports"
         if case.learning and not switch.learns:
@@ -404,8 +406,8 @@ def main():
     parser, chosen = options()
     end_like_an_exception()
     binary = f"{chosen.target}/release/vioswitchd"
-    switches = [Vioswitch(binary, True), Vioswitch(binary, False), OpenVSwitch(), Testpmd(),
-                Bridge()]
+    switches = [Vioswitch(binary, "--poll"), Vioswitch(binary), VioswitchLow(binary), OpenVSwitch(),
+                Testpmd(), Bridge()]
     if chosen.list:
         for case in CASES:
             print(f"{case.name:12} {case.title}")

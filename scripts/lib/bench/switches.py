@@ -60,19 +60,23 @@ class Vioswitch:
     sleeps_when_idle = True
     has_sockets = True
 
-    def __init__(self, binary, poll):
+    # For cases alone in which there is not work for all of the time.
+    only_unbusy = False
+
+    def __init__(self, binary, *options):
         self.binary = binary
-        self.poll = poll
-        self.name = "vioswitch-poll" if poll else "vioswitch"
+        self.options = list(options)
+        self.poll = "--poll" in options
+        self.name = "vioswitch-poll" if self.poll else "vioswitch"
 
     def missing(self):
         return None
 
     def version(self):
-        return first_line(self.binary, "--version") + (" --poll" if self.poll else "")
+        return " ".join([first_line(self.binary, "--version"), *self.options])
 
     def command(self, directory, ports, workers=1):
-        command = [self.binary, "--workers", str(workers)] + (["--poll"] if self.poll else [])
+        command = [self.binary, "--workers", str(workers), *self.options]
         for i, path in enumerate(sockets(directory, ports)):
             command += ["--port", f"p{i},socket={path}"]
         return command
@@ -88,6 +92,20 @@ class Vioswitch:
             started.stop()
             raise
         return started
+
+
+class VioswitchLow(Vioswitch):
+    """The same with CPUs that are kept from deep idle states while frames come."""
+
+    only_unbusy = True
+    device = "/dev/cpu_dma_latency"
+
+    def __init__(self, binary):
+        super().__init__(binary, "--latency=low")
+        self.name = "vioswitch-low"
+
+    def missing(self):
+        return None if os.access(self.device, os.W_OK) else f"needs {self.device}"
 
 
 class Testpmd:

@@ -101,6 +101,8 @@ pub fn status(status: &Status) -> String {
         ("changes", kept),
     ];
     told.extend(status.tap_writes.iter().map(|group| ("tap writes", tap_writes(group))));
+    let latency = Some(&status.latency).filter(|latency| !latency.is_empty());
+    told.extend(latency.map(|latency| ("latency", text(latency))));
     told.extend(status.plug.as_ref().map(|plug| ("plug", text(&plug.directory))));
     told.extend(status.unconfirmed.as_ref().map(|waiting| ("reload", unconfirmed(waiting))));
     if status.degraded.is_empty() {

@@ -25,6 +25,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
         "workers",
         "cpus",
         "poll",
+        "latency",
         "age",
         "control",
         "control-group",
@@ -133,6 +134,20 @@ fn bad_scalars_on_the_command_line() {
             "--cpus=-1",
             "--cpus -1: cpus must be CPU numbers and ranges with commas between, such as 0,2-3, \
              not '-1'",
+        ),
+        (
+            "--latency=fast",
+            "--latency fast: latency must be normal, low or microseconds from 1 to 1000, not \
+             'fast'",
+        ),
+        (
+            "--latency=1001",
+            "--latency 1001: latency must be normal, low or microseconds from 1 to 1000, not \
+             '1001'",
+        ),
+        (
+            "--latency=0",
+            "--latency 0: latency must be normal, low or microseconds from 1 to 1000, not '0'",
         ),
         ("--poll=yes", "--poll yes: poll must be true or false, not 'yes'"),
         ("--poll=", "--poll '': poll must be true or false, not ''"),

@@ -87,6 +87,10 @@ fn wrong_types_in_a_file() {
             "workers=99999999999999999999\n",
             "1: workers must be auto or a number from 1 to 256, not an integer",
         ),
+        (
+            "latency=true\n",
+            "1: latency must be normal, low or microseconds from 1 to 1000, not a truth value",
+        ),
         ("age=1979-05-27\n", "1: age must be a number from 1 to 1000000, not a date"),
         ("cpus=true\n", "1: cpus must be a string, not a truth value"),
         ("cpus=[0, 1]\n", "1: cpus must be a string: write cpus = \"0,2-3\""),

@@ -27,6 +27,7 @@ fn defaults() {
         workers: 1,
         cpus: vec![],
         poll: false,
+        latency: Latency::Normal,
         age_seconds: 300,
         control: None,
         metrics: None,
@@ -184,6 +185,20 @@ fn floods_of_unknown_addresses_may_be_kept_from_a_port() {
 fn a_single_address_needs_no_list() {
     let file = format!("[[port]]\nname='a'\nsocket='/a'\nmac='{MAC}'\nsocket-group='0'\n");
     assert_eq!(settings(&good_file(&file, &[]))[0].mac, [MAC.parse().unwrap()]);
+}
+
+#[test]
+fn latency_is_a_word_or_a_number() {
+    for (word, text, meant) in [
+        ("normal", "'normal'", Latency::Normal),
+        ("low", "'low'", Latency::Within(0)),
+        ("20", "20", Latency::Within(20)),
+    ] {
+        let file = good_file(&format!("latency={text}\nsocket-path='/s'"), &[]);
+        let args = config(&[&format!("--latency={word}"), "--socket-path=/s"]);
+        assert_eq!((file.latency, args.latency), (meant, meant));
+        assert_eq!(meant.to_string(), word);
+    }
 }
 
 #[test]

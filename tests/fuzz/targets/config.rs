@@ -169,6 +169,7 @@ fn both_ways(input: &mut Input<'_>) {
         ("workers", ["1", "4", "5", "0"]),
         ("age", ["1", "300", "1000000", "1000001"]),
         ("poll", ["true", "false", "1", ""]),
+        ("latency", ["normal", "low", "20", "1001"]),
         ("uplink-to-uplink", ["true", "false", "no", "True"]),
         ("control", ["/c", "/s0", "", "/c/"]),
     ] {

@@ -38,6 +38,7 @@ pub mod huge_pages;
 pub mod manager;
 pub mod manual;
 pub mod mem;
+pub mod mounts;
 pub mod neighbours;
 pub mod net;
 pub mod openvswitch;

@@ -1,0 +1,101 @@
+//! `--latency`: while frames come, CPUs keep to idle states that they leave soon.
+//!
+//! A worker without frames sleeps, and so does its CPU: the deeper, the later is the next frame.
+//! A thread holds a [`WakeupRequest`] from the moment on in which a worker wakes up, until no frame
+//! came for [`LATENCY_LOOK`]. The worker that wakes this thread makes a system call for that, at
+//! most once in such a pause; frames cost nothing. While the workers sleep nothing is requested and
+//! the thread has no timer.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::{Daemon, start_helper};
+use crate::config;
+use crate::limits::{LATENCY_LOOK, LATENCY_STOP_TIMEOUT};
+use crate::sys::threads::{join_until, pause};
+use crate::sys::wakeup::{DEVICE, WakeupRequest};
+use crate::worker::{Helper, Workers};
+
+impl Daemon {
+    /// How soon CPUs are to wake up while frames come.
+    pub fn latency(&self) -> config::Latency {
+        self.started.latency
+    }
+}
+
+/// Opens the device.
+pub(super) fn open(device: &Path) -> Result<WakeupRequest, String> {
+    WakeupRequest::open(device)
+        .map_err(|error| format!("latency: cannot open {}: {error}", device.display()))
+}
+
+/// The thread that holds the request.
+pub struct Latency {
+    stopping: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Latency {
+    /// Starts it, if the daemon was configured so.
+    pub fn start(daemon: &Mutex<Daemon>) -> Result<Option<Latency>, String> {
+        let (latency, workers) = {
+            let daemon = daemon.lock().unwrap_or_else(PoisonError::into_inner);
+            (daemon.latency(), Arc::clone(&daemon.context.workers))
+        };
+        let config::Latency::Within(micros) = latency else { return Ok(None) };
+        let mut request = open(Path::new(DEVICE))?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stopping);
+        let run = move || {
+            if let Err(error) = run(&mut request, micros, &workers, &stopped) {
+                log::error!("latency: cannot write to {DEVICE}: {error}");
+            }
+        };
+        let thread = start_helper("latency".to_owned(), &stopping, run);
+        let thread = thread.map_err(|error| format!("latency: no thread: {error}"))?;
+        Ok(Some(Latency { stopping, thread }))
+    }
+
+    /// Ends it, and with it the request.
+    pub fn stop(self) {
+        self.stopping.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+        join_until(&mut vec![self.thread], Instant::now() + LATENCY_STOP_TIMEOUT);
+    }
+}
+
+/// The thread's life.
+fn run(
+    request: &mut WakeupRequest,
+    micros: u16,
+    workers: &Workers,
+    stopping: &AtomicBool,
+) -> io::Result<()> {
+    workers.have_helper(Helper::Latency);
+    let frames = || workers.handles().iter().map(|handle| handle.stats.frames.get()).sum::<u64>();
+    let mut seen = frames();
+    loop {
+        let woken = workers.park_while_asleep(Helper::Latency, stopping);
+        if stopping.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if !woken && frames() == seen {
+            // A worker is awake for something else than frames.
+            pause(LATENCY_LOOK, stopping);
+            continue;
+        }
+        request.hold(micros)?;
+        loop {
+            let before = frames();
+            if !pause(LATENCY_LOOK, stopping) || frames() == before {
+                break;
+            }
+        }
+        request.release()?;
+        seen = frames();
+    }
+}
