@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use testkit::host::{in_namespace, index_of, ip};
+use testkit::host::{in_namespace, ip};
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::relay::{INTERFACE, Stack};
 use testkit::skip;
@@ -57,8 +57,9 @@ impl Lab {
         });
         let args: Vec<String> = streams.chain([format!("--tap=up,ifname={UPLINK}")]).collect();
         let d = Daemon::with(0, &args.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(wait_for(SOON, || index_of(UPLINK).is_some()), "{}", d.log());
-        fs::write(format!("/proc/sys/net/ipv6/conf/{UPLINK}/disable_ipv6"), "0").expect("IPv6");
+        // An interface has its number before it has IPv6.
+        let ipv6 = format!("/proc/sys/net/ipv6/conf/{UPLINK}/disable_ipv6");
+        assert!(wait_for(SOON, || fs::write(&ipv6, "0").is_ok()), "{}", d.log());
         ip(&format!("address add 10.77.0.1/24 dev {UPLINK}"));
         ip(&format!("address add fd77::1/64 dev {UPLINK} nodad"));
         ip(&format!("link set {UPLINK} up"));
