@@ -6,19 +6,21 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::ControlSocket;
 use vioswitch::daemon::degraded::{Code, Degradation};
-use vioswitch::daemon::{self, Daemon, Latency, Plug, Reloader, Services, Slot, StateStore};
+use vioswitch::daemon::{self, Daemon, Latency, Reloader, Services, Slot, StateStore};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
-use vioswitch::metrics::Metrics;
+use vioswitch::metrics;
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
 use vioswitch::sys::notify::notify;
+use vioswitch::sys::service::Service;
 use vioswitch::sys::signals::{Signal, Signals};
+use vioswitch::sys::threads::lock;
 
 /// Status of what trying again does not mend.
 const BAD_USAGE: u8 = 2;
@@ -139,17 +141,10 @@ fn run(
     notify_manager("STOPPING=1");
     // First, so that nothing comes any more.
     retry.stop();
-    if let Some(plug) = plug.take().flatten() {
-        plug.stop();
-    }
+    let services = [plug.take().flatten(), control, metrics.take().flatten()];
+    services.into_iter().flatten().for_each(Service::stop);
     if let Some(latency) = latency.take().flatten() {
         latency.stop();
-    }
-    if let Some(control) = control {
-        control.stop();
-    }
-    if let Some(metrics) = metrics.take().flatten() {
-        metrics.stop();
     }
     let mut daemon = lock(&daemon);
     daemon.stop();
@@ -157,18 +152,13 @@ fn run(
     Ok(())
 }
 
-/// The daemon, which the thread `control` has for one step of a request at a time.
-fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
-    // A panic under it was contained.
-    daemon.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Makes ports of sockets that appear, if there is a directory for that. The other guests' network
 /// does not depend on it.
-fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Plug>> {
+fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Service>> {
     let daemon = Arc::clone(daemon);
-    services
-        .start(Code::Plug, move || Plug::start(&daemon).map_err(|error| format!("plug: {error}")))
+    services.start(Code::Plug, move || {
+        daemon::start_plug(&daemon).map_err(|error| format!("plug: {error}"))
+    })
 }
 
 /// Has CPUs wake up soon while frames come, if that is configured. Frames pass without that too.
@@ -182,10 +172,10 @@ fn serve_metrics(
     services: &mut Services,
     config: &Config,
     daemon: &Arc<Mutex<Daemon>>,
-) -> Slot<Option<Metrics>> {
+) -> Slot<Option<Service>> {
     let (socket, daemon) = (config.metrics.clone(), Arc::clone(daemon));
     services.start(Code::Metrics, move || {
-        socket.as_ref().map(|socket| Metrics::start(socket, &daemon)).transpose()
+        socket.as_ref().map(|socket| metrics::start(socket, &daemon)).transpose()
     })
 }
 

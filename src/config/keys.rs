@@ -60,16 +60,6 @@ impl Kind {
         }
     }
 
-    /// As methods of the control socket are called: `AddPort`, `SetTap`.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Kind::Port | Kind::Template => "Port",
-            Kind::Tap => "Tap",
-            Kind::Stream => "Stream",
-            Kind::Mirror => "Mirror",
-        }
-    }
-
     /// The kind of entries that is called so.
     pub fn named(name: &str) -> Option<Kind> {
         Kind::NAMED.into_iter().find(|kind| kind.name() == name)

@@ -1,25 +1,26 @@
-//! Ports, TAPs and streams that are added and changed.
+//! Ports, TAPs, streams and mirrors that are added, changed and deleted.
 
 use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
-use super::parameters::{Values, settings, take, wrong};
+use super::parameters::{Values, settings, wrong};
 use super::parts::Stream;
 use crate::config::{self, Difference, Kind, Settings, Wrong};
 use crate::daemon::PortError;
 use crate::switch::PortId;
-use crate::wire::{self, Added, Change, Changed, DeletePort, Fault, clip};
+use crate::wire::{self, Added, Change, Changed, Delete, Fault, clip};
 
 impl Switch {
-    /// `AddPort`, `AddTap` and `AddStream`, by the kind of what is added.
+    /// `Add`.
     pub(super) fn add(
         &self,
-        wire::Add { kind, mut parameters }: wire::Add,
+        wire::Add { kind, may_exist, keys }: wire::Add,
         caller: Caller,
     ) -> Result<Answer, Fault> {
-        let may_exist = take(&mut parameters, "may_exist")?.unwrap_or(false);
-        let (name, mut given, values) = settings(parameters)?;
-        let default = kind != Kind::Tap && !given.iter().any(|(key, _)| key == "socket");
+        let (kind, may_exist) = (named(kind)?, may_exist.unwrap_or(false));
+        let (name, mut given, values) = settings(keys.0)?;
+        let has_socket = matches!(kind, Kind::Port | Kind::Stream);
+        let default = has_socket && !given.iter().any(|(key, _)| key == "socket");
         if default {
             let socket = self.directory.join(format!("{name}.sock"));
             given.push(("socket".into(), config::Value::Word(socket.to_string_lossy().into())));
@@ -27,6 +28,13 @@ impl Switch {
         let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
         check_endpoint(&wanted, &values)?;
         self.tell("adds", &name, caller);
+        if let Some(mirror) = wanted.mirror() {
+            self.named(&mirror.from)?;
+            self.named(&mirror.to)?;
+            let added = self.daemon().add_mirror(&wanted);
+            added.map_err(|error| self.fault(&name, &error))?;
+            return Ok(Answer::reply(&Added::default()));
+        }
         let wanted = Wanted { settings: wanted, may_exist, any_socket: default };
         // What is there already is told without a look at a path.
         let mut added = self.daemon().check_name(&name);
@@ -54,16 +62,16 @@ impl Switch {
         }
     }
 
-    /// `SetPort`, `SetTap` and `SetStream`: what is not given stays as it is.
+    /// `Set`: what is not given stays as it is.
     pub(super) fn set(
         &self,
-        wire::Set { kind, mut parameters }: wire::Set,
+        wire::Set { kind, unset, keys }: wire::Set,
         caller: Caller,
     ) -> Result<Changed, Fault> {
-        let unset: Option<Vec<String>> = take(&mut parameters, "unset")?;
+        let kind = named(kind)?;
         let unset = unset.unwrap_or_default().into_iter().map(|key| key.replace('_', "-"));
         let unset: Vec<String> = unset.collect();
-        let (name, given, values) = settings(parameters)?;
+        let (name, given, values) = settings(keys.0)?;
         let entry = self.daemon().desired().get(&name).cloned();
         let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
         if there.kind != kind {
@@ -99,22 +107,24 @@ impl Switch {
         }
     }
 
-    /// `DeletePort`: a port of any kind, or only of the one that the caller takes it for.
+    /// `Delete`: a port of any kind, or only an entry of the one that the caller takes it for.
     pub(super) fn delete(
         &self,
-        DeletePort { name, kind: wanted }: DeletePort,
+        Delete { name, kind }: Delete,
         caller: Caller,
     ) -> Result<Answer, Fault> {
+        let (of_any, wanted) = (kind.is_none(), named(kind)?);
         let mut daemon = self.daemon();
-        if let Some(entry) = daemon.desired().get(&name) {
-            let is = entry.settings.kind;
-            let of_any = is != Kind::Mirror && wanted.is_none();
-            let wanted = wanted.as_deref().unwrap_or("port");
-            if !of_any && is.name() != wanted {
+        match daemon.desired().get(&name).map(|entry| entry.settings.kind) {
+            Some(is) if is != wanted && (is == Kind::Mirror || !of_any) => {
                 let text =
                     format!("'{name}' is a {is}, not a {wanted}: {is} del {name} deletes it");
                 return Err(Fault::refused(&text));
             }
+            None if wanted == Kind::Mirror => {
+                return Err(Fault::refused("there is no mirror of this name"));
+            }
+            _ => {}
         }
         self.tell("removes", &name, caller);
         let removal = daemon.begin_removal(&name);
@@ -153,7 +163,14 @@ impl Switch {
 /// What was added: its number, and where its socket is.
 fn reply(number: PortId, settings: &Settings) -> Added {
     let socket = settings.socket.as_ref().map(|path| path.to_string_lossy().into_owned());
-    Added { number, socket }
+    Added { number: Some(number), socket }
+}
+
+/// The kind that is given, or else that of virtual machines.
+fn named(kind: Option<String>) -> Result<Kind, Fault> {
+    let word = kind.unwrap_or_else(|| Kind::Port.name().to_owned());
+    Kind::named(&word)
+        .ok_or_else(|| wrong("kind", "kind must be port, tap, stream or mirror".to_owned(), &word))
 }
 
 /// A key that changes, and when.

@@ -11,16 +11,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::activity::Activity;
 use super::methods::Switch;
 use super::parts::Part;
-use super::{show, virtio};
+use super::show;
+use crate::daemon::Samples;
 use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
-use crate::port::{Endpoint, Port, RegionFacts, RingFacts, SessionFacts};
+use crate::port::{Port, RegionFacts, RingFacts, SessionFacts};
 use crate::stats::{Direction, Fallbacks, GuardStats, QueueStats};
 use crate::switch::mirror::Mirror;
 use crate::sys::blocking::{NotBegun, Task};
+use crate::sys::clock;
 use crate::sys::waker::Waker;
+use crate::vhost_user::features;
 use crate::wire::{self, PortDetails, Region, Ring, Session, Socket};
 
 /// A client waits for what a session says, and a file system.
@@ -65,9 +67,8 @@ impl DetailsWait {
         if let Some(until) = until.filter(|until| now < *until).min() {
             return Part::Later(Some(until));
         }
-        let mut activity = switch.activity();
-        activity.look(&self.port, now);
-        let told = details(&self.port, facts.as_ref(), switch.show(&self.port), &activity);
+        let (shown, samples) = (switch.show(&self.port), &switch.view.samples);
+        let told = details(&self.port, facts.as_ref(), shown, samples);
         let socket = self.socket.as_mut().map(SocketLook::answer);
         let lists = switch.lists(&self.port.name);
         let table = switch.view.ports.present();
@@ -135,20 +136,23 @@ fn details(
     port: &Arc<Port>,
     facts: Option<&SessionFacts>,
     shown: wire::Port,
-    activity: &Activity,
+    samples: &Samples,
 ) -> PortDetails {
-    let rings = queues(port).into_iter().enumerate();
-    let rings = rings.map(|(at, (index, queue, direction, stats))| {
+    let (mut rings, now) = (Vec::new(), clock::coarse_seconds());
+    // Those of a TAP or stream have the indices that a guest's would.
+    port.each_queue(&mut |direction, queue, stats| {
+        let index = 2 * queue + usize::from(direction == Direction::In);
         let facts = facts.and_then(|facts| facts.rings.get(index));
-        let idle = activity.idle(port, at);
-        Ring { index, queue, direction, idle, ..ring(stats, facts) }
+        let idle = samples.idle(port, (direction, queue), stats.frames.get(), now).map(u64::from);
+        rings.push(Ring { index, queue, direction, idle, ..ring(stats, facts) });
     });
+    rings.sort_by_key(|ring| ring.index);
     PortDetails {
         port: shown,
         socket: None,
         command: port.front_end().and_then(|who| command(who.pid)),
         session: facts.map(session),
-        rings: rings.collect(),
+        rings,
         learn_static: port.stats.learn_static.get(),
         learn_held: port.stats.learn_held.get(),
         rate_waits: port.stats.rate_waits.get(),
@@ -164,25 +168,6 @@ fn details(
 fn violations(stats: &GuardStats) -> BTreeMap<String, u64> {
     let counts = stats.counters().map(|(rule, counter)| (rule.to_owned(), counter.get()));
     counts.filter(|(_, count)| *count > 0).collect()
-}
-
-/// The queues of a port with the index of their ring, their number and direction, in the order of
-/// the rings; those of a TAP or stream have the indices that a guest's would.
-pub fn queues(port: &Port) -> Vec<(usize, usize, Direction, &QueueStats)> {
-    let pairs: Vec<(&QueueStats, &QueueStats)> = match &port.endpoint {
-        Endpoint::Guest(guest) => {
-            guest.rx.iter().zip(&guest.tx).map(|(rx, tx)| (&rx.stats, &tx.stats)).collect()
-        }
-        Endpoint::Device(device) => {
-            device.queues().iter().map(|queue| (&queue.output, &queue.input)).collect()
-        }
-    };
-    let pairs = pairs.into_iter().enumerate();
-    pairs
-        .flat_map(|(n, (rx, tx))| {
-            [(2 * n, n, Direction::Out, rx), (2 * n + 1, n, Direction::In, tx)]
-        })
-        .collect()
 }
 
 /// What was counted of a ring, and what its session says of it.
@@ -220,8 +205,8 @@ fn session(facts: &SessionFacts) -> Session {
         Region { address: format!("{gpa:#x}"), bytes: len, backing: backing.to_owned(), page }
     };
     Session {
-        features: virtio::features(facts.features),
-        protocol_features: virtio::protocol_features(facts.protocol),
+        features: features::names(facts.features),
+        protocol_features: features::protocol_names(facts.protocol),
         memory: facts.regions.iter().map(region).collect(),
     }
 }

@@ -56,58 +56,22 @@ fn show(event: &events::Event, label: impl Fn(&str) -> Option<String>) -> Event 
         port: port.clone(),
         label: port.as_deref().and_then(label),
         untold: Some(*untold).filter(|untold| *untold > 0),
-        ..details(what.clone())
+        ..details(what)
     }
 }
 
-/// What a kind of event has.
-fn details(what: What) -> Event {
-    let text = what.to_string();
-    let mut told = Event::default();
+/// What an event says besides its text.
+fn details(what: &What) -> Event {
     match what {
-        What::Ready { .. } | What::Reloaded { .. } | What::PortAdded | What::PortDeleted => {}
-        What::InterfaceGone | What::InterfaceBack | What::InterfaceDown | What::InterfaceUp => {}
-        What::Degraded { why } | What::ReloadFailed { why } | What::Dropped { why } => {
-            told.why = Some(why);
+        What::Detached(Detached::Error(why)) => {
+            Event { why: Some(why.clone()), ..Event::default() }
         }
-        What::Recovered { code, seconds } => {
-            (told.code, told.seconds) = (Some(code.to_owned()), Some(seconds));
+        What::Detached(Detached::Panicked) => {
+            Event { why: Some(what.to_string()), ..Event::default() }
         }
-        What::Attached { pid, uid, features } => {
-            (told.pid, told.uid, told.features) = (Some(pid), Some(uid), Some(features));
-        }
-        What::PortPlugged { uid } => told.uid = Some(uid),
-        What::PlugRefused { file, uid, why } => {
-            (told.file, told.uid, told.why) = (Some(file), uid, Some(why));
-        }
-        What::Connected { pid, uid } => (told.pid, told.uid) = (Some(pid), Some(uid)),
-        What::Disconnected { why } => told.why = why,
-        What::Detached(Detached::Left) => {}
-        What::Detached(Detached::Error(why)) => told.why = Some(why),
-        What::Detached(Detached::Panicked) => told.why = Some(text),
-        What::RingBroken { ring, why } => {
-            (told.ring, told.why) = (Some(ring as u64), Some(why));
-        }
-        What::Closed { seconds } => told.seconds = Some(seconds),
-        What::MacMoved { mac, from, moves } => {
-            (told.mac, told.from, told.moves) = (Some(mac.to_string()), from, Some(moves));
-        }
-        What::MacHeld { mac, at, frames } => {
-            (told.mac, told.at, told.frames) = (Some(mac.to_string()), at, Some(frames));
-        }
-        What::GuardViolation { rule, address, dropped, frames } => {
-            (told.rule, told.address) = (Some(rule.to_owned()), address);
-            (told.dropped, told.frames) = (Some(dropped), Some(frames));
-        }
-        What::DropsBegan { direction, reason } => {
-            (told.direction, told.reason) = (Some(direction), Some(reason.name().to_owned()));
-        }
-        What::DropsEnded { direction, reason, frames } => {
-            (told.direction, told.frames) = (Some(direction), Some(frames));
-            told.reason = Some(reason.name().to_owned());
-        }
+        // Its fields are those of the event.
+        what => serde_json::from_value(wire::json(what)).unwrap_or_default(),
     }
-    told
 }
 
 #[cfg(test)]
@@ -119,6 +83,7 @@ mod tests {
     use super::*;
     use crate::events::{Events, KINDS};
     use crate::limits::EVENTS_KEPT;
+    use crate::stats::{Direction, DropReason};
     use crate::sys::waker::Waker;
 
     fn stream(parameters: Value, events: &Events) -> EventStream {
@@ -160,6 +125,26 @@ mod tests {
         // Of a process that had more.
         let mut other = stream(json!({"since": 1_000_000, "follow": false}), &events);
         assert_eq!(part(&mut other, &events).unwrap().0[0], last + 7);
+    }
+
+    #[test]
+    fn the_fields_of_what_happens_are_told() {
+        let mac = "52:54:00:00:00:01".parse().unwrap();
+        let moved = details(&What::MacMoved { mac, from: Some("vm1".to_owned()), moves: 3 });
+        let (mac, from) = (Some(mac.to_string()), Some("vm1".to_owned()));
+        assert_eq!(moved, Event { mac, from, moves: Some(3), ..Event::default() });
+        let (direction, reason) = (Direction::Out, DropReason::NoBuffer);
+        let ended = details(&What::DropsEnded { direction, reason, frames: 7 });
+        let (direction, reason) = (Some(direction), Some("no_buffer".to_owned()));
+        assert_eq!(ended, Event { direction, reason, frames: Some(7), ..Event::default() });
+        let refused = What::PlugRefused { file: "f".into(), uid: None, why: "w".into() };
+        let (file, why) = (Some("f".to_owned()), Some("w".to_owned()));
+        assert_eq!(details(&refused), Event { file, why: why.clone(), ..Event::default() });
+        let attached = details(&What::Attached { pid: 1, uid: 2, features: 1 << 63 });
+        assert_eq!((attached.pid, attached.features), (Some(1), Some(1 << 63)));
+        assert_eq!(details(&What::Detached(Detached::Left)), Event::default());
+        assert_eq!(details(&What::Detached(Detached::Error("w".into()))).why, why);
+        assert_eq!(details(&What::PortAdded), Event::default());
     }
 
     /// The page names each kind with its number in the journal.

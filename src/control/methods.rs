@@ -2,13 +2,12 @@
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::{Number, Value, json};
 
-use super::activity::Activity;
 use super::changes::change;
 use super::connection::{Caller, Connection, Rank};
 use super::details::DetailsWait;
@@ -31,6 +30,7 @@ use crate::stats::ClientStats;
 use crate::switch::segment::BridgeId;
 use crate::switch::{Entry, PortId, PortPolicy, Segment, VlanId};
 use crate::sys::blocking::Blocking;
+use crate::sys::threads::lock;
 use crate::sys::waker::Waker;
 use crate::sys::{clock, group, unix_socket};
 use crate::wire::{
@@ -79,8 +79,6 @@ pub struct Switch {
     pub log: Bucket,
     /// Wakes the thread for answers that wait for something to happen.
     pub news: Arc<Waker>,
-    /// When rings were last used.
-    activity: Mutex<Activity>,
     /// Threads that look at sockets' files, and one that compares those of the configuration.
     pub(super) looks: Blocking,
     pub(super) diffs: Blocking,
@@ -108,7 +106,6 @@ impl Switch {
             clients,
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
             news,
-            activity: Mutex::default(),
             looks: Blocking::new(CONTROL_LOOKS),
             diffs: Blocking::new(1),
         }
@@ -136,7 +133,7 @@ impl Switch {
         };
         match (interface, name) {
             (SERVICE, _) => service(&method, name, &parameters).map(Answer::Reply),
-            (SWITCH, "DeletePort") if many => {
+            (SWITCH, "Delete") if many => {
                 Err(Fault::refused("too many ports are being removed: try again"))
             }
             (SWITCH, name) => {
@@ -198,10 +195,8 @@ impl Switch {
             }
             Request::Add(given) => self.add(given, caller)?,
             Request::Set(given) => Answer::reply(&self.set(given, caller)?),
-            Request::DeletePort(given) => self.delete(given, caller)?,
-            Request::AddMirror(given) => Answer::reply(&self.add_mirror(given, caller)?),
+            Request::Delete(given) => self.delete(given, caller)?,
             Request::ListMirrors(_) => Answer::reply(&self.mirrors()),
-            Request::DeleteMirror(given) => Answer::reply(&self.delete_mirror(given, caller)?),
             Request::AddAddress(given) => Answer::reply(&self.add_address(&given, caller)?),
             Request::DeleteAddress(given) => Answer::reply(&self.delete_address(&given, caller)?),
             Request::FlushAddresses(given) => {
@@ -342,15 +337,6 @@ impl Switch {
         entries.sort_unstable_by_key(|entry| std::cmp::Reverse((entry.port, entry.station)));
         entries
     }
-
-    /// Looks which rings were used since this was called last.
-    pub fn sample(&self) {
-        self.activity().look_at_all(&self.view.ports.present(), Instant::now());
-    }
-
-    pub(super) fn activity(&self) -> MutexGuard<'_, Activity> {
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A value of a key, as it is shown.
@@ -386,11 +372,6 @@ fn plug(daemon: &Daemon) -> Option<wire::Plug> {
     let (directory, template) = (daemon.plug_directory()?, daemon.desired().template()?);
     let directory = directory.to_string_lossy().into_owned();
     Some(wire::Plug { directory, keys: keys(template.words()) })
-}
-
-fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
-    // A panic under it was contained, and what it left half done is better than no switch.
-    daemon.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Switch {

@@ -1,36 +1,10 @@
-//! Mirrors that are added, listed and deleted.
+//! Mirrors that are listed.
 
-use serde_json::Value;
-
-use super::connection::Caller;
 use super::methods::Switch;
-use super::parameters::{Values, settings};
-use crate::config::{Kind, Settings};
-use crate::daemon::PortError;
-use crate::wire::{
-    self, AddMirror, DeleteMirror, Fault, Mirror, MirrorAdded, MirrorDeleted, Mirrors,
-};
+use crate::config::Settings;
+use crate::wire::{Mirror, Mirrors};
 
 impl Switch {
-    /// `AddMirror`.
-    pub(super) fn add_mirror(
-        &self,
-        given: AddMirror,
-        caller: Caller,
-    ) -> Result<MirrorAdded, Fault> {
-        self.named(&given.from)?;
-        self.named(&given.to)?;
-        let Value::Object(parameters) = wire::json(&given) else {
-            return Err(Fault::parameter("name", None));
-        };
-        let (_, given, values): (_, _, Values) = settings(parameters)?;
-        let wanted = Settings::parse(Kind::Mirror, given).map_err(|wrong| values.fault(wrong))?;
-        self.tell("adds mirror", &wanted.name, caller);
-        let added = self.daemon().add_mirror(&wanted);
-        added.map_err(|error| self.fault(&wanted.name, &error))?;
-        Ok(MirrorAdded {})
-    }
-
     /// `ListMirrors`.
     pub(super) fn mirrors(&self) -> Mirrors {
         let (daemon, ports) = (self.daemon(), self.view.ports.present());
@@ -59,23 +33,5 @@ impl Switch {
             })
         });
         Mirrors { mirrors: mirrors.collect() }
-    }
-
-    /// `DeleteMirror`.
-    pub(super) fn delete_mirror(
-        &self,
-        DeleteMirror { name }: DeleteMirror,
-        caller: Caller,
-    ) -> Result<MirrorDeleted, Fault> {
-        let deleted = {
-            let mut daemon = self.daemon();
-            if daemon.desired().mirrors().all(|mirror| mirror.name != name) {
-                return Err(Fault::refused("there is no mirror of this name"));
-            }
-            self.tell("removes mirror", &name, caller);
-            daemon.remove_port(&name)
-        };
-        deleted.map_err(|error: PortError| self.fault(&name, &error))?;
-        Ok(MirrorDeleted {})
     }
 }

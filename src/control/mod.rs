@@ -11,8 +11,7 @@
 //! * `methods` what each method does; `show` ports, workers and addresses as clients see them;
 //! * `parts` answers of several parts;
 //! * `addresses` static addresses; `changes` ports that are added;
-//! * `details` all that is known of one port; `activity` when its rings were last used; `virtio`
-//!   names of features;
+//! * `details` all that is known of one port;
 //! * `parameters` ranges of values, and the keys of a port;
 //! * `events` what happens, told to those who watch;
 //! * `findings` what is wrong;
@@ -29,7 +28,6 @@
 //! a port, which a front-end can hold up, is begun and gone on with, so that neither other clients
 //! nor the end of the process wait for it.
 
-mod activity;
 mod adding;
 mod addresses;
 mod changes;
@@ -49,7 +47,6 @@ mod reload;
 mod server;
 mod show;
 mod trace;
-mod virtio;
 mod wait;
 
 use std::io;
@@ -96,26 +93,16 @@ impl ControlSocket<'_> {
         Ok(ControlSocket { settings, listener })
     }
 
-    /// Starts the thread that serves clients.
+    /// Starts the thread that serves clients; its end disconnects them and removes the socket.
     pub fn serve(
         self,
         daemon: &Arc<Mutex<Daemon>>,
         reloader: &Arc<Reloader>,
-    ) -> Result<Control, ControlError> {
+    ) -> Result<Service, ControlError> {
         let ControlSocket { settings, listener } = self;
         let switch = Switch::new(settings, daemon, reloader);
         let serve = move |stop: &EventFd| Server::new(&listener, stop, &switch)?.run();
-        Ok(Control(Service::start("control", serve)?))
-    }
-}
-
-/// The thread that serves clients.
-pub struct Control(Service);
-
-impl Control {
-    /// Ends it; clients are disconnected and the socket is removed.
-    pub fn stop(self) {
-        self.0.stop(CONTROL_STOP_TIMEOUT);
+        Ok(Service::start("control", CONTROL_STOP_TIMEOUT, serve)?)
     }
 }
 

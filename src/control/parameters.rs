@@ -44,15 +44,6 @@ pub fn number(
     }
 }
 
-/// Takes a parameter out that is not a key.
-pub fn take<T: serde::de::DeserializeOwned>(
-    parameters: &mut Parameters,
-    key: &str,
-) -> Result<Option<T>, Fault> {
-    let value = parameters.remove(key).unwrap_or_default();
-    serde_json::from_value(value).map_err(|_| Fault::parameter(key, None))
-}
-
 /// What was given, for the answer about what is wrong with it.
 pub struct Values(Parameters);
 

@@ -21,7 +21,7 @@ use crate::daemon::{PortError, Removal};
 use crate::guard::disposal;
 use crate::limits::{
     ACCEPT_RETRY_MIN, CONTROL_ACCEPTS, CONTROL_CONNECTIONS, CONTROL_KEPT_FOR_ADMINS,
-    CONTROL_KEPT_FOR_ROOT, CONTROL_SAMPLE, CONTROL_STEP,
+    CONTROL_KEPT_FOR_ROOT, CONTROL_STEP,
 };
 use crate::vhost_user::socket::Listener;
 use crate::wire::{self, Deleted};
@@ -52,8 +52,6 @@ pub struct Server<'a> {
     step_at: Option<Instant>,
     /// Accepting failed for want of descriptors or memory, and is tried again then.
     closed_until: Option<Instant>,
-    /// When it is looked again which rings are in use.
-    sample_at: Instant,
     /// Numbers connections.
     last: u64,
 }
@@ -81,7 +79,6 @@ impl<'a> Server<'a> {
             leaving: Vec::new(),
             step_at: None,
             closed_until: None,
-            sample_at: Instant::now(),
             last: 0,
         })
     }
@@ -145,7 +142,7 @@ impl<'a> Server<'a> {
         let waits = self.clients().filter_map(Connection::deadline);
         let idle = self.clients().filter_map(|client| client.idle.and_then(|idle| idle.until));
         let all = waits.chain(idle).chain(self.closed_until).chain(self.step_at);
-        let next = all.fold(self.sample_at, Instant::min);
+        let Some(next) = all.min() else { return -1 };
         let left = next.saturating_duration_since(Instant::now()).as_millis();
         i32::try_from(left + 1).unwrap_or(i32::MAX)
     }
@@ -358,10 +355,6 @@ impl<'a> Server<'a> {
             if deadline.is_some_and(|at| at <= now) {
                 self.close(place, Closed::TooSlow);
             }
-        }
-        if self.sample_at <= now {
-            self.switch.sample();
-            self.sample_at = now + CONTROL_SAMPLE;
         }
         if self.closed_until.is_some_and(|until| until <= now) {
             self.watch_listener(EventSet::IN)?;

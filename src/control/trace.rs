@@ -38,11 +38,10 @@ impl Switch {
     /// `Trace`.
     pub(super) fn trace(&self, given: Trace) -> Result<Traced, Fault> {
         let name = given.port;
-        let source = mac(&given.source, "source")?;
-        let destination = mac(&given.destination, "destination")?;
+        let (source, destination) = (mac(&given.src, "src")?, mac(&given.dst, "dst")?);
         let ip = given.ip.as_deref().map(|word| ip(word, "ip")).transpose()?;
         let range = MIN_FRAME_LEN.into()..=MAX_FRAME_LEN.into();
-        let length = number(given.length, "length", range)?.unwrap_or(LENGTH) as u32;
+        let length = number(given.len, "len", range)?.unwrap_or(LENGTH) as u32;
         let ports = self.view.ports.present();
         let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
         let tag = number(given.vlan, "vlan", 0..=MAX_VLAN.into())?.map(|vlan| vlan as VlanId);

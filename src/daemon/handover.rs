@@ -217,17 +217,19 @@ impl Received {
         self.taps.remove(ifname)
     }
 
-    /// Opens what may seem to be in use for a moment: the manager is done with what is no longer
-    /// wanted when it says so, but leaves the closing to a thread (`asynchronous_close()`).
+    /// Opens what may be in use until `end`, or seem to be for a moment: the manager is done with
+    /// what is no longer wanted when it says so, but leaves the closing to a thread
+    /// (`asynchronous_close()`).
     pub fn open<T, E>(
         &mut self,
+        end: Instant,
         mut open: impl FnMut(&mut Received) -> Result<T, E>,
         in_use: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
-        let end = Instant::now() + KEEP_TIMEOUT;
+        let end = if self.discarded { end.max(Instant::now() + KEEP_TIMEOUT) } else { end };
         loop {
             match open(self) {
-                Err(error) if self.discarded && in_use(&error) && Instant::now() < end => {
+                Err(error) if in_use(&error) && Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 result => return result,

@@ -59,7 +59,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::config::{self, Config, Kind, Origin, Texts};
+use crate::config::{self, Config, Entry, Kind, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
@@ -69,14 +69,13 @@ use crate::limits::{
 };
 use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
-use crate::switch::{Entry, Fdb, FdbConfig, PortId, Rules, Snooping};
+use crate::switch::{self, Fdb, FdbConfig, PortId, Rules, Snooping};
 use crate::sys::blocking::Blocking;
 use crate::sys::eventfd;
 use crate::sys::threads::{join_until, run_again_after_panic};
 use crate::sys::waker::Waker;
 use crate::sys::{clock, random};
 use crate::vhost_user::session::{Context, Ledger};
-use crate::vhost_user::socket::SocketError;
 use crate::worker::{Shared, Workers};
 pub use check::check;
 use degraded::Code;
@@ -86,7 +85,7 @@ use handover::{Handover, Received};
 pub use latency::Latency;
 use missing::Missing;
 pub use opening::{Permit, add};
-pub use plug::Plug;
+pub use plug::start_plug;
 pub use ports::PortError;
 pub use reload::{Busy, Confirm, Reloader};
 pub use removing::Removal;
@@ -96,23 +95,16 @@ pub use sampler::Samples;
 use serving::{Opened, Serving};
 use state_store::NotSaved;
 pub use state_store::StateStore;
-use uplink::UplinkError;
 
 /// Why the process cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A port cannot be served.
-    #[error("port {name}: {source}")]
+    /// A port or TAP cannot be served.
+    #[error("{kind} {name}: {source}")]
     Port {
+        /// Which of them it is.
+        kind: &'static str,
         /// Its name.
-        name: String,
-        /// The reason.
-        source: PortError,
-    },
-    /// A TAP cannot be opened.
-    #[error("tap {name}: {source}")]
-    Tap {
-        /// Port name.
         name: String,
         /// The reason.
         source: PortError,
@@ -131,16 +123,13 @@ pub enum StartError {
 impl StartError {
     fn port(name: &str) -> impl FnOnce(PortError) -> StartError {
         let name = name.to_owned();
-        |source| StartError::Port { name, source }
+        |source| StartError::Port { kind: "port", name, source }
     }
 
     /// About a port of any kind.
     fn of(port: &Port, source: PortError) -> StartError {
-        let name = port.name.clone();
-        match port.as_tap() {
-            Some(_) => StartError::Tap { name, source },
-            None => StartError::Port { name, source },
-        }
+        let kind = if port.as_tap().is_some() { "tap" } else { "port" };
+        StartError::Port { kind, name: port.name.clone(), source }
     }
 }
 
@@ -224,7 +213,7 @@ impl Daemon {
     /// all sockets exist, but for those of [`Daemon::degradations`].
     pub fn start_keeping(configured: &Config, mut store: StateStore) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
-        let (mut desired, left_out) = saved_changes::apply(&mut config, store.changes());
+        let (mut desired, left_out) = saved_changes::apply(&mut config, &store.changes());
         for text in left_out {
             store.trouble(Code::KeptChangeLeftOut, text);
         }
@@ -316,54 +305,33 @@ impl Daemon {
         let ports = self.ports.present();
         // Before frames flow, or what comes until its thread looks is taken for what was before.
         self.samples.begin(&ports, clock::coarse_seconds());
-        let mut taps = Vec::new();
+        let mut opened = Vec::with_capacity(config.ports.len());
         // Why there is no start, if nothing can be served.
         let mut first = None;
         let end = Instant::now() + Duration::from_millis(TAP_CLOSE_MILLIS);
-        for port in ports.iter() {
-            if let Some((_, ifname)) = port.as_tap() {
-                let mut kept = received.tap(ifname);
-                let attach = |_: &mut Received| {
-                    let workers = &self.context.workers;
-                    uplink::attach_before(end, port, workers, kept.take(), &self.handover)
-                };
-                match received.open(attach, UplinkError::is_busy) {
-                    Ok(created) => taps.push((port, created)),
-                    Err(error) => {
-                        uplink::detach(port, &self.context.workers, &self.handover);
-                        self.leave_out(port, error.into(), &mut first)?;
-                    }
+        let all = || config.ports.iter().enumerate();
+        let is_tap = |(_, entry): &(usize, &Entry)| entry.settings.kind == Kind::Tap;
+        for (at, entry) in all().filter(is_tap).chain(all().filter(|one| !is_tap(one))) {
+            let Some(port) = ports.shared(at as PortId) else { continue };
+            let endpoint = entry.settings.endpoint();
+            let means = (&*self.context.workers, &*self.handover);
+            match Opened::open(port, endpoint.as_ref(), &mut received, end, means) {
+                Ok(one) => opened.push((port, one)),
+                // Out of descriptors or memory: the service manager tries again, with all ports.
+                Err(PortError::Socket(error)) if !error.is_lasting() => {
+                    return Err(StartError::port(&port.name)(error.into()));
                 }
+                Err(error) => self.leave_out(port, error, &mut first)?,
             }
         }
         uplink::compare_mtus(&ports);
-        let mut acceptors = Vec::with_capacity(config.ports.len());
-        for (at, entry) in config.ports.iter().enumerate() {
-            let endpoint = entry.settings.endpoint();
-            let Some((endpoint, port)) = endpoint.zip(ports.shared(at as PortId)) else { continue };
-            let open = |received: &mut Received| front_end::Acceptor::open(at, &endpoint, received);
-            let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
-            match received.open(open, in_use) {
-                Ok(acceptor) => acceptors.push((port, acceptor)),
-                // Out of descriptors or memory: the service manager tries again, with all ports.
-                Err(error) if !error.is_lasting() => {
-                    return Err(StartError::port(&port.name)(error.into()));
-                }
-                Err(error) => self.leave_out(port, error.into(), &mut first)?,
-            }
-        }
-        let serves = !acceptors.is_empty() || !taps.is_empty() || config.plug.is_some();
+        let serves = !opened.is_empty() || config.plug.is_some();
         if let Some(error) = first.filter(|_| !serves) {
             return Err(error);
         }
-        self.handover.keep_sockets(acceptors.iter_mut().map(|(_, acceptor)| acceptor));
-        for (port, acceptor) in acceptors {
-            let served = self.serve(port, Opened::Socket(acceptor));
-            served.map_err(StartError::port(&port.name))?;
-        }
-        for (port, created) in taps {
-            let served = self.serve(port, Opened::Interface(created));
-            served.map_err(StartError::port(&port.name))?;
+        self.handover.keep_sockets(opened.iter_mut().filter_map(|(_, one)| one.acceptor()));
+        for (port, one) in opened {
+            self.serve(port, one).map_err(StartError::port(&port.name))?;
         }
         self.start_helpers(config.age_seconds)?;
         self.handover.discard_state(&received);
@@ -501,7 +469,7 @@ impl Daemon {
     }
 
     /// Stops everything; returns the addresses that were known before the ports forgot them.
-    fn halt(&mut self) -> Vec<Entry> {
+    fn halt(&mut self) -> Vec<switch::Entry> {
         let end = Instant::now() + STOP_TIMEOUT;
         self.stopping.store(true, Ordering::Release);
         self.context.workers.stop(Instant::now() + STOP_TIMEOUT / 2);

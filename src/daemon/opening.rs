@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::check::found_at;
@@ -21,6 +21,7 @@ use crate::config::{Entry, Origin, Settings, place};
 use crate::limits::SOCKET_OPEN_TIMEOUT;
 use crate::switch::PortId;
 use crate::sys::blocking::{Blocking, NotBegun};
+use crate::sys::threads::lock;
 use crate::sys::waker::Waker;
 use crate::vhost_user::socket::SocketError;
 
@@ -58,11 +59,6 @@ impl PortError {
             NotBegun::Thread(error) => PortError::Io(error),
         }
     }
-}
-
-fn lock(daemon: &Mutex<Daemon>) -> MutexGuard<'_, Daemon> {
-    // A panic under it was contained.
-    daemon.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adds a port that somebody asked for while the switch runs, as [`Daemon::add`] does, and waits

@@ -22,8 +22,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
@@ -39,9 +38,9 @@ use crate::limits::{
     PLUG_FIRST_LOOK, PLUG_GRACE, PLUG_LOOK, PLUG_PAUSE, PLUG_STOP_TIMEOUT, PLUG_TOLD_BURST,
     PLUG_TOLD_EVERY, REMOVE_STEP,
 };
-use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Interest, Wake};
-use crate::sys::threads::{join_until, run_again_after_panic};
+use crate::sys::service::Service;
+use crate::sys::threads::lock;
 use crate::sys::watched_dir::{Found, Kind, WatchedDir};
 use crate::vhost_user::socket::{Connector, Trouble};
 
@@ -78,53 +77,37 @@ impl Daemon {
         }
         self.desired.insert(entry);
         let acceptor = Acceptor::Connector(connector);
-        let port = self.put_before(id, &settings, acceptor);
+        let port = self.put(id, &settings, Some(acceptor));
         let port = port.inspect_err(|_| drop(self.desired.remove(name)))?;
         port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
         Ok(trouble)
     }
 }
 
-/// The thread that makes ports of sockets.
-pub struct Plug {
-    stop: Arc<EventFd>,
-    thread: JoinHandle<()>,
-}
-
-impl Plug {
-    /// Begins to look at the directory that the daemon was told of, if it was.
-    pub fn start(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Plug>> {
-        let (path, events) = {
-            let daemon = daemon.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(path) = daemon.plug_directory() else { return Ok(None) };
-            (path.to_owned(), Arc::clone(daemon.events()))
-        };
-        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let (looked, first_look) = mpsc::sync_channel(1);
-        let mut watcher = Watcher::new(Arc::clone(daemon), path.clone(), events, looked);
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("plug".to_owned()).spawn(move || {
-            let ended = || is_readable(std::os::fd::AsRawFd::as_raw_fd(&*stopped));
-            run_again_after_panic("thread plug", ended, || watcher.run(&stopped));
-        })?;
-        if first_look.recv_timeout(PLUG_FIRST_LOOK).is_err() {
-            let seconds = PLUG_FIRST_LOOK.as_secs();
-            let why = format!("plug {path:?}: not looked at within {seconds} s");
-            let mut daemon = daemon.lock().unwrap_or_else(PoisonError::into_inner);
-            // It may have been just now.
-            if first_look.try_recv().is_err() {
-                daemon.note_service(Code::Plug, Some(why));
-            }
+/// Begins to look at the directory that the daemon has, if it has one. The ports stay when the
+/// service ends, until the daemon does.
+pub fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Service>> {
+    let (path, events) = {
+        let daemon = lock(daemon);
+        let Some(path) = daemon.plug_directory() else { return Ok(None) };
+        (path.to_owned(), Arc::clone(daemon.events()))
+    };
+    let (looked, first_look) = mpsc::sync_channel(1);
+    let mut watcher = Watcher::new(Arc::clone(daemon), path.clone(), events, looked);
+    let service = Service::start("plug", PLUG_STOP_TIMEOUT, move |stop| {
+        watcher.run(stop);
+        Ok(())
+    })?;
+    if first_look.recv_timeout(PLUG_FIRST_LOOK).is_err() {
+        let seconds = PLUG_FIRST_LOOK.as_secs();
+        let why = format!("plug {path:?}: not looked at within {seconds} s");
+        let mut daemon = lock(daemon);
+        // It may have been just now.
+        if first_look.try_recv().is_err() {
+            daemon.note_service(Code::Plug, Some(why));
         }
-        Ok(Some(Plug { stop, thread }))
     }
-
-    /// Ends it. The ports stay until the daemon ends.
-    pub fn stop(self) {
-        // Fails only if it is full, and then it is readable.
-        let _ = self.stop.write(1);
-        join_until(&mut vec![self.thread], Instant::now() + PLUG_STOP_TIMEOUT);
-    }
+    Ok(Some(service))
 }
 
 /// A socket that may become a port.
@@ -194,7 +177,7 @@ impl Watcher {
     }
 
     fn daemon(&self) -> MutexGuard<'_, Daemon> {
-        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.daemon)
     }
 
     fn run(&mut self, stop: &EventFd) {

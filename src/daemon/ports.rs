@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use super::desired::{Clash, Desired, NotAssigned};
 use super::front_end::Acceptor;
+use super::handover::Received;
 use super::opening;
 use super::running_port::ChangeError;
 use super::serving::{Opened, Serving};
@@ -197,10 +198,7 @@ impl Daemon {
             _ => {}
         }
         drop(ports);
-        let port = match socket.take() {
-            None => self.put_tap(id, settings)?,
-            Some(acceptor) => self.put_before(id, settings, acceptor)?,
-        };
+        let port = self.put(id, settings, socket.take())?;
         port.events.tell_surely(&port.name, What::PortAdded);
         Ok(id)
     }
@@ -229,33 +227,29 @@ impl Daemon {
         Ok(port)
     }
 
-    /// Has a port in service whose socket is open, or known.
-    pub(super) fn put_before(
+    /// Has a port in service whose socket is open, or known; or with an interface.
+    pub(super) fn put(
         &mut self,
         id: PortId,
         settings: &Settings,
-        mut acceptor: Acceptor,
+        acceptor: Option<Acceptor>,
     ) -> Result<Arc<Port>, PortError> {
         let port = self.publish(id, settings)?;
-        self.handover.keep_sockets(std::iter::once(&mut acceptor));
-        let file = acceptor.file_that_stays();
-        if let Err(error) = self.serve(&port, Opened::Socket(acceptor)) {
-            self.take_out(id);
-            file.iter().for_each(|file| self.handover.discard_socket(file));
-            return Err(error);
-        }
-        Ok(port)
-    }
-
-    fn put_tap(&mut self, id: PortId, settings: &Settings) -> Result<Arc<Port>, PortError> {
-        let port = self.publish(id, settings)?;
-        let attached = uplink::attach(&port, &self.context.workers, None, &self.handover);
-        let served = attached
-            .map_err(PortError::from)
-            .and_then(|created| self.serve(&port, Opened::Interface(created)));
-        if let Err(error) = served {
+        let means = (&*self.context.workers, &*self.handover);
+        let mut opened = match acceptor {
+            Some(acceptor) => Ok(Opened::Socket(acceptor)),
+            None => {
+                let (mut none, now) = (Received::default(), Instant::now());
+                Opened::open(&port, None, &mut none, now, means)
+            }
+        };
+        let socket = opened.iter_mut().filter_map(Opened::acceptor);
+        self.handover.keep_sockets(socket);
+        let file = opened.as_ref().ok().and_then(Opened::file_that_stays);
+        if let Err(error) = opened.and_then(|opened| self.serve(&port, opened)) {
             uplink::detach(&port, &self.context.workers, &self.handover);
             self.take_out(id);
+            file.iter().for_each(|file| self.handover.discard_socket(file));
             return Err(error);
         }
         Ok(port)

@@ -24,6 +24,7 @@ use super::{Daemon, PortError, Removal};
 use crate::config::{Config, Entry, Request, Texts};
 use crate::events::{What, reason};
 use crate::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
+use crate::sys::threads::lock;
 
 /// Reads the configuration again, for whoever asks.
 pub struct Reloader {
@@ -104,11 +105,11 @@ impl Reloader {
     }
 
     fn daemon(&self) -> MutexGuard<'_, Daemon> {
-        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.daemon)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The files as they are now, and what they change.

@@ -8,12 +8,11 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
-use super::front_end::Acceptor;
 use super::handover::{Handover, Received};
 use super::running_port::RunningPort;
 use super::serving::Opened;
@@ -23,17 +22,12 @@ use crate::events::What;
 use crate::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
 use crate::port::Port;
 use crate::sys::notify::notify;
-use crate::sys::threads::join_until;
+use crate::sys::threads::{join_until, lock};
 use crate::vhost_user::socket::Place;
 use crate::worker::Workers;
 
 /// Starts a service; an error says why it cannot be had.
 type Start = Box<dyn FnMut() -> Result<(), String> + Send>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic under it was contained.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Services beside the ports: the switch goes on without those that cannot be had.
 pub struct Services {
@@ -118,8 +112,7 @@ impl Retry {
 /// What is tried, and what that takes.
 enum Attempt {
     Service(Code),
-    Socket(Arc<RunningPort>, Endpoint),
-    Interface(Arc<RunningPort>),
+    Port(Arc<RunningPort>, Option<Endpoint>),
 }
 
 impl Daemon {
@@ -137,10 +130,7 @@ impl Daemon {
         };
         let running = Arc::clone(serving.running());
         let endpoint = self.desired.get(&name).and_then(|entry| entry.settings.endpoint());
-        Some(match endpoint {
-            Some(endpoint) => Attempt::Socket(running, endpoint),
-            None => Attempt::Interface(running),
-        })
+        Some(Attempt::Port(running, endpoint))
     }
 
     /// A port that is wanted is not served, for this reason, and tried again. An inherited
@@ -217,13 +207,13 @@ impl Retrier {
             match attempt {
                 None => return,
                 Some(Attempt::Service(code)) => self.try_service(code),
-                Some(Attempt::Socket(running, endpoint)) => {
-                    let port = running.port();
-                    self.settle(&running, self.open_socket(&port, &endpoint));
-                }
-                Some(Attempt::Interface(running)) => {
-                    let port = running.port();
-                    self.settle(&running, self.attach(&port));
+                Some(Attempt::Port(running, endpoint)) => {
+                    let (mut none, means) =
+                        (Received::default(), (&*self.workers, &*self.handover));
+                    let (port, now) = (running.port(), Instant::now());
+                    let mut opened = Opened::open(&port, endpoint.as_ref(), &mut none, now, means);
+                    self.handover.keep_sockets(opened.iter_mut().filter_map(Opened::acceptor));
+                    self.settle(&running, opened);
                 }
             }
         }
@@ -235,22 +225,6 @@ impl Retrier {
             Ok(()) => lock(&self.daemon).recovered(code, None),
             Err(why) => self.failed(code, None, &why),
         }
-    }
-
-    fn open_socket(&self, port: &Port, endpoint: &Endpoint) -> Result<Opened, PortError> {
-        let mut acceptor = Acceptor::open(port.id.into(), endpoint, &mut Received::default())?;
-        self.handover.keep_sockets(std::iter::once(&mut acceptor));
-        Ok(Opened::Socket(acceptor))
-    }
-
-    fn attach(&self, port: &Port) -> Result<Opened, PortError> {
-        let attached = uplink::attach(port, &self.workers, None, &self.handover);
-        let attached = attached.inspect_err(|_| self.detach(port));
-        Ok(Opened::Interface(attached?))
-    }
-
-    fn detach(&self, port: &Port) {
-        uplink::detach(port, &self.workers, &self.handover);
     }
 
     /// Puts a port into service with what was opened for it, or lets go of that.
@@ -293,7 +267,7 @@ impl Retrier {
     /// What was opened for a port is not used.
     fn let_go(&self, port: &Port, file: Option<Place>) {
         file.iter().for_each(|file| self.handover.discard_socket(file));
-        self.detach(port);
+        uplink::detach(port, &self.workers, &self.handover);
     }
 
     fn failed(&self, code: Code, port: Option<&str>, why: &str) {

@@ -7,7 +7,7 @@
 //! else takes effect at once, at the port that is there.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::build;
@@ -17,6 +17,7 @@ use crate::events::Events;
 use crate::limits::REMOVE_STEP;
 use crate::port::{Port, Ports};
 use crate::sys::netlink::NetlinkError;
+use crate::sys::threads::lock;
 use crate::worker::Workers;
 
 /// A port, which may be another one for each of its sessions.
@@ -64,7 +65,7 @@ impl RunningPort {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The port as it is now.

@@ -3,13 +3,13 @@
 //! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
 //! begin and end ([`super::drops`]), that addresses moved or are held elsewhere
 //! ([`super::moves`]) and what guards refused ([`super::violations`]), and remembers what each port
-//! counted in the last minutes, which findings are judged by ([`super::diagnose`]). While
-//! all workers sleep nothing is counted, and the thread has no timer once all drops that began have
-//! ended and all else is told.
+//! counted in the last minutes, which findings are judged by ([`super::diagnose`]), and when each
+//! of its rings was last used. While all workers sleep nothing is counted, and the thread has no
+//! timer once all drops that began have ended and all else is reported.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::drops::Drops;
@@ -18,9 +18,9 @@ use super::violations::Violations;
 use crate::diagnosis::facts::Sender;
 use crate::diagnosis::history::{Counts, History, Senders};
 use crate::port::{Port, PortTable, Ports};
-use crate::stats::{DropReason, Traffic};
+use crate::stats::{Direction, DropReason, Traffic};
 use crate::sys::clock;
-use crate::sys::threads::pause;
+use crate::sys::threads::{lock, pause};
 use crate::worker::Helper;
 use crate::worker::Workers;
 
@@ -60,13 +60,22 @@ pub struct Seen {
     history: Option<History>,
     /// Whose frames found no room there.
     pub senders: Senders,
+    /// Its rings, by direction and queue.
+    rings: HashMap<(Direction, usize), Used>,
     /// The number of the last look at which it was there.
     look: u64,
 }
 
+/// The frames of a ring, and the second in which they were last seen to have grown.
+#[derive(Debug, Clone, Copy, Default)]
+struct Used {
+    frames: u64,
+    at: Option<u32>,
+}
+
 impl Samples {
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Begins with ports that nothing is served at yet: their counters may be an earlier process's.
@@ -75,7 +84,9 @@ impl Samples {
         for port in ports.iter() {
             let traffic = port.line.is_whole().then(|| port.traffic());
             let before = traffic.as_ref().map(|traffic| (traffic, untold(port)));
-            ledger.ports.insert(port.name.clone(), Seen::new(port, before, now));
+            let mut seen = Seen::new(port, before, now);
+            seen.look_at_rings(None);
+            ledger.ports.insert(port.name.clone(), seen);
         }
     }
 
@@ -93,7 +104,9 @@ impl Samples {
             seen.look = looks;
             // What is carried over was counted, and told of, before.
             if port.line.is_whole() {
-                seen.port = Arc::clone(port);
+                let other = std::mem::replace(&mut seen.port, Arc::clone(port));
+                // What was carried over is no use of the rings.
+                seen.look_at_rings(Arc::ptr_eq(&other, port).then_some(now));
                 seen.look_at(ports, now);
             }
         }
@@ -119,6 +132,27 @@ impl Samples {
     /// Whose frames found no room at a port lately, the most first.
     pub fn senders(&self, port: &Port, now: u32) -> Vec<Sender> {
         self.of(port, |seen| seen.senders.lately(now)).unwrap_or_default()
+    }
+
+    /// Seconds since a ring, which has had so many `frames`, was last used; none if it never was.
+    pub fn idle(
+        &self,
+        port: &Port,
+        ring: (Direction, usize),
+        frames: u64,
+        now: u32,
+    ) -> Option<u32> {
+        let seen = |seen: &Seen| {
+            let used = seen.rings.get(&ring).copied().unwrap_or_default();
+            let now = if used.frames == frames {
+                used.at.map(|at| now.saturating_sub(at))
+            } else {
+                Some(0)
+            };
+            now.filter(|_| std::ptr::eq(&*seen.port, port))
+        };
+        // One that was added since the last look has carried nothing over.
+        self.of(port, seen).unwrap_or_else(|| (frames > 0).then_some(0))
     }
 
     /// Asks what was seen of a port, if it was looked at.
@@ -147,8 +181,22 @@ impl Seen {
             violations: Violations::new(told(2)),
             history: traffic.map(|traffic| History::new(now, counts(port, traffic))),
             senders: Senders::default(),
+            rings: HashMap::new(),
             look: 0,
         }
+    }
+
+    /// Notes which rings were used by second `now`, or what they have counted before.
+    fn look_at_rings(&mut self, now: Option<u32>) {
+        let Seen { port, rings, .. } = self;
+        port.each_queue(&mut |direction, queue, stats| {
+            let (used, frames) = (rings.entry((direction, queue)).or_default(), stats.frames.get());
+            match now {
+                None => *used = Used { frames, at: None },
+                Some(_) if used.frames != frames => *used = Used { frames, at: now },
+                Some(_) => {}
+            }
+        });
     }
 
     fn look_at(&mut self, ports: &PortTable, now: u32) {
@@ -211,6 +259,41 @@ mod tests {
 
     fn table(ports: &[&Arc<Port>]) -> PortTable {
         ports.iter().map(|port| Arc::clone(port)).collect()
+    }
+
+    /// A ring was used when its frames last grew. What an earlier process counted there, or the
+    /// port in whose place this one came, is no use of it.
+    #[test]
+    fn a_ring_that_counts_is_used() {
+        let port = Arc::new(Port::guest(3, "one", 1));
+        let sent = |port: &Port, frames| {
+            let counter = &port.as_guest().unwrap().tx[0].stats.frames;
+            counter.add(frames);
+            counter.get()
+        };
+        let (samples, ports) = (Samples::default(), table(&[&port]));
+        let idle = |port: &Port, way, frames, now| samples.idle(port, (way, 0), frames, now);
+        let frames = sent(&port, 9);
+        assert_eq!(idle(&port, Direction::In, frames, 99), Some(0), "it is new");
+        samples.begin(&ports, 100);
+        assert_eq!(idle(&port, Direction::In, frames, 100), None);
+        let frames = sent(&port, 1);
+        assert_eq!(idle(&port, Direction::In, frames, 100), Some(0), "before it is looked at");
+        samples.look(&ports, 101);
+        samples.look(&ports, 106);
+        assert_eq!(idle(&port, Direction::In, frames, 108), Some(7));
+        assert_eq!(idle(&port, Direction::Out, 0, 108), None);
+
+        let mut after = Port::guest(3, "one", 1);
+        after.succeed(&port);
+        let after = Arc::new(after);
+        assert_eq!(idle(&after, Direction::In, frames, 108), None);
+        carry(&port, &after);
+        samples.look(&table(&[&after]), 109);
+        assert_eq!(idle(&after, Direction::In, frames, 109), None);
+        let frames = sent(&after, 1);
+        samples.look(&table(&[&after]), 110);
+        assert_eq!(idle(&after, Direction::In, frames, 112), Some(2));
     }
 
     /// What a port counts, and whose frames found no room there, goes on at the port that comes in

@@ -16,171 +16,171 @@
 //! `before` is there while a reload waits to be confirmed: what differs from the configuration that
 //! it has replaced, as it will after going back to that.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 use super::desired::{Changed, Desired};
-use crate::config::{self, Config, Entry, Kind, Origin, Settings};
+use crate::config::{Config, Entry, Kind, Origin, Settings, Value};
 use crate::frame::MacAddr;
 use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS};
 
 const VERSION: u64 = 1;
 
-/// What became of one port while a switch ran.
-#[derive(Debug)]
-pub struct Change {
-    kind: Kind,
-    name: String,
-    /// What the configuration said of it, if it did.
-    configured: Option<Value>,
-    /// What it is; nothing if it was deleted.
-    now: Option<Settings>,
+/// What an earlier process wrote down.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SavedChanges {
+    version: u64,
+    boot: String,
+    #[serde(flatten)]
+    now: Differences,
+    /// What it would be by the configuration before one that waited to be confirmed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    before: Option<Differences>,
 }
 
-/// What an earlier process wrote down.
-#[derive(Debug, Default)]
-pub struct SavedChanges {
+/// What differs from a configuration.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Differences {
     changes: Vec<Change>,
     /// Addresses that were tied to ports.
-    addresses: Vec<(MacAddr, String)>,
-    /// What it would be by the configuration before one that waited to be confirmed.
-    before: Option<Box<SavedChanges>>,
+    addresses: Vec<Address>,
+}
+
+/// What became of one port while a switch ran.
+#[derive(Debug, Serialize, Deserialize)]
+struct Change {
+    kind: String,
+    name: String,
+    /// What the configuration said of it, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    configured: Option<Words>,
+    /// What it is; nothing if it was deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    now: Option<Words>,
+}
+
+/// Settings, by their keys.
+type Words = BTreeMap<String, Vec<String>>;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Address {
+    mac: String,
+    port: String,
 }
 
 impl SavedChanges {
+    /// By the configuration in force.
+    pub fn now(self) -> Differences {
+        self.now
+    }
+
     /// By the configuration before one that was not confirmed. Where nothing is said of that, it
     /// was the one in force.
-    pub fn before(mut self) -> SavedChanges {
-        self.before.take().map_or(self, |before| *before)
+    pub fn before(self) -> Differences {
+        self.before.unwrap_or(self.now)
     }
 }
 
 /// The changes of a process, and what they would be after going `back`.
 pub fn write(desired: &Desired, back: Option<&Desired>, boot: &str) -> Vec<u8> {
-    let mut file = differences(desired);
-    (file["version"], file["boot"]) = (VERSION.into(), boot.into());
-    if let Some(back) = back {
-        file["before"] = differences(back);
-    }
-    let mut text = file.to_string();
-    text.push('\n');
-    text.into_bytes()
+    let (version, boot, now) = (VERSION, boot.to_owned(), Differences::of(desired));
+    let file = SavedChanges { version, boot, now, before: back.map(Differences::of) };
+    // All keys of its maps are texts, so that nothing can fail.
+    let mut text = serde_json::to_vec(&file).unwrap_or_default();
+    text.push(b'\n');
+    text
 }
 
-/// What differs from the configuration.
-fn differences(desired: &Desired) -> Value {
-    let changes = desired.changes().into_iter().filter(Changed::has_other_settings);
-    let changes: Vec<Value> = changes.filter_map(|changed| change(&changed)).collect();
-    let lasts = |port: &str| desired.origin(port).plugged_by().is_none();
-    let tied = desired.assigned().filter(|(_, port)| lasts(port));
-    let addresses: Vec<Value> =
-        tied.map(|(mac, port)| json!({"mac": mac.to_string(), "port": port})).collect();
-    json!({"changes": changes, "addresses": addresses})
-}
-
-fn change(Changed { configured, now, .. }: &Changed<'_>) -> Option<Value> {
-    let settings = &now.or(*configured)?.settings;
-    let mut change = json!({"kind": settings.kind.name(), "name": settings.name});
-    for (key, entry) in [("configured", configured), ("now", now)] {
-        if let Some(entry) = entry {
-            change[key] = words(&entry.settings);
-        }
-    }
-    Some(change)
-}
-
-fn words(settings: &Settings) -> Value {
-    let words = settings.words().into_iter();
-    Value::Object(words.map(|(key, words)| (key.to_owned(), words.into())).collect())
+fn words(settings: &Settings) -> Words {
+    settings.words().into_iter().map(|(key, words)| (key.to_owned(), words)).collect()
 }
 
 /// Reads what an earlier process wrote; `None` if that was before the machine was started.
 pub fn read(bytes: &[u8], boot: &str) -> Result<Option<SavedChanges>, String> {
-    let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    if file["version"] != VERSION {
+    let file: SavedChanges = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if file.version != VERSION {
         return Err("it is of another version".to_owned());
     }
-    let Some(of) = file["boot"].as_str() else {
-        return Err("it says nothing of its start".to_owned());
-    };
-    if of != boot {
+    if file.boot != boot {
         return Ok(None);
     }
-    let mut kept = read_differences(&file)?;
-    if let Some(before) = file.get("before") {
-        kept.before = Some(Box::new(read_differences(before)?));
-    }
-    Ok(Some(kept))
+    [&file.now].into_iter().chain(&file.before).try_for_each(Differences::check)?;
+    Ok(Some(file))
 }
 
-fn read_differences(file: &Value) -> Result<SavedChanges, String> {
-    let changes = file["changes"].as_array().ok_or("it says nothing of changes")?;
-    // Twice as many as there may be ports: as many deleted as there are.
-    if changes.len() > 2 * MAX_PORTS {
-        return Err("it has more changes than there can be".to_owned());
+impl Differences {
+    fn of(desired: &Desired) -> Differences {
+        let changes = desired.changes().into_iter().filter(Changed::has_other_settings);
+        let change = |Changed { configured, now, .. }: Changed<'_>| {
+            let settings = &now.or(configured)?.settings;
+            let of = |entry: Option<&Entry>| entry.map(|entry| words(&entry.settings));
+            let (kind, name) = (settings.kind.name().to_owned(), settings.name.clone());
+            Some(Change { kind, name, configured: of(configured), now: of(now) })
+        };
+        let lasts = |port: &str| desired.origin(port).plugged_by().is_none();
+        let tied = desired.assigned().filter(|(_, port)| lasts(port));
+        let tied = tied.map(|(mac, port)| Address { mac: mac.to_string(), port: port.to_owned() });
+        Differences { changes: changes.filter_map(change).collect(), addresses: tied.collect() }
     }
-    let addresses = file["addresses"].as_array().ok_or("it says nothing of addresses")?;
-    if addresses.len() > MAX_PORTS * MAX_STATIC_MACS {
-        return Err("it has more addresses than there can be".to_owned());
-    }
-    Ok(SavedChanges {
-        changes: changes.iter().map(read_change).collect::<Result<_, _>>()?,
-        addresses: addresses.iter().map(read_address).collect::<Result<_, _>>()?,
-        before: None,
-    })
-}
 
-fn read_address(address: &Value) -> Result<(MacAddr, String), String> {
-    let mac = address["mac"].as_str().and_then(|mac| mac.parse::<MacAddr>().ok());
-    let read = mac.filter(|mac| mac.is_station()).zip(address["port"].as_str());
-    let (mac, port) = read.ok_or_else(|| format!("{address} is no address of a port"))?;
-    Ok((mac, port.to_owned()))
-}
-
-fn read_change(change: &Value) -> Result<Change, String> {
-    let (kind, name) = (change["kind"].as_str().and_then(Kind::named), change["name"].as_str());
-    let (kind, name) = kind.zip(name).ok_or("a change has no kind or no name")?;
-    let now = match &change["now"] {
-        Value::Null => None,
-        Value::Object(words) => Some(read_settings(kind, name, words)?),
-        _ => return Err(format!("the settings of {name:?} are none")),
-    };
-    let configured = Some(change["configured"].clone()).filter(Value::is_object);
-    if now.is_none() && configured.is_none() {
-        return Err(format!("nothing is said of {name:?}"));
-    }
-    Ok(Change { kind, name: name.to_owned(), configured, now })
-}
-
-fn read_settings(kind: Kind, name: &str, words: &Map<String, Value>) -> Result<Settings, String> {
-    let mut given = vec![("name".to_owned(), config::Value::Word(name.to_owned()))];
-    for (key, values) in words {
-        for value in values.as_array().into_iter().flatten() {
-            let Some(text) = value.as_str() else {
-                return Err(format!("{key} of {name:?} is no text"));
-            };
-            given.push((key.clone(), config::Value::Word(text.to_owned())));
+    /// Whether it can be what a process wrote.
+    fn check(&self) -> Result<(), String> {
+        // Twice as many as there may be ports: as many deleted as there are.
+        if self.changes.len() > 2 * MAX_PORTS || self.addresses.len() > MAX_PORTS * MAX_STATIC_MACS
+        {
+            return Err("it has more changes or addresses than there can be".to_owned());
         }
+        self.changes.iter().try_for_each(|change| change.settings().map(drop))?;
+        self.addresses.iter().try_for_each(|address| address.read().map(drop))
     }
-    Settings::parse(kind, given).map_err(|wrong| format!("{kind} {name:?}: {wrong}"))
+}
+
+impl Address {
+    fn read(&self) -> Result<(MacAddr, &str), String> {
+        let mac = self.mac.parse().ok().filter(|mac: &MacAddr| mac.is_station());
+        let mac = mac.ok_or_else(|| format!("{:?} is no address of a port", self.mac))?;
+        Ok((mac, &self.port))
+    }
+}
+
+impl Change {
+    /// What the port is, if it is there.
+    fn settings(&self) -> Result<Option<Settings>, String> {
+        let Change { kind, name, configured, now } = self;
+        let kind = Kind::named(kind).ok_or_else(|| format!("{name:?} is of no kind"))?;
+        let Some(now) = now else {
+            let said = configured.as_ref().map(|_| None);
+            return said.ok_or_else(|| format!("nothing is said of {name:?}"));
+        };
+        let word = |key: &str, word: &String| (key.to_owned(), Value::Word(word.clone()));
+        let given = now.iter().flat_map(|(key, all)| all.iter().map(|one| word(key, one)));
+        let settings =
+            Settings::parse(kind, [word("name", name)].into_iter().chain(given).collect());
+        settings.map(Some).map_err(|wrong| format!("{kind} {name:?}: {wrong}"))
+    }
 }
 
 /// Changes a configuration accordingly; its desired, and what is not done, and why.
-pub fn apply(config: &mut Config, kept: SavedChanges) -> (Desired, Vec<String>) {
+pub fn apply(config: &mut Config, kept: &Differences) -> (Desired, Vec<String>) {
     let mut desired = Desired::new(config);
     let mut said = Vec::new();
-    for change in kept.changes {
-        let about = format!("{} {}", change.kind, change.name);
+    // All of them were read before.
+    let tied: Vec<(MacAddr, &str)> =
+        kept.addresses.iter().filter_map(|address| address.read().ok()).collect();
+    for change in &kept.changes {
+        let now = change.settings().unwrap_or_default();
         // The configuration has it by now, as it is: it is the configuration's.
-        let there = desired.get(&change.name).zip(change.now.as_ref());
-        if there.is_some_and(|(there, now)| is_same(&there.settings, now, &kept.addresses)) {
+        let there = desired.get(&change.name).zip(now.as_ref());
+        if there.is_some_and(|(there, now)| is_same(&there.settings, now, &tied)) {
             continue;
         }
-        if let Err(why) = apply_one(config, &mut desired, change) {
-            said.push(format!("{about}: {why}"));
+        if let Err(why) = apply_one(config, &mut desired, change, now) {
+            said.push(format!("{} {}: {why}", change.kind, change.name));
         }
     }
-    for (mac, port) in kept.addresses {
-        if let Err(why) = desired.assign(mac, &port) {
+    for (mac, port) in tied {
+        if let Err(why) = desired.assign(mac, port) {
             said.push(format!("address {mac} of port {port} is left out: {why}"));
         }
     }
@@ -189,17 +189,21 @@ pub fn apply(config: &mut Config, kept: SavedChanges) -> (Desired, Vec<String>) 
 
 /// Whether a configuration says of a port what was in force, perhaps with addresses that were tied
 /// to it beside its settings.
-fn is_same(configured: &Settings, now: &Settings, tied: &[(MacAddr, String)]) -> bool {
+fn is_same(configured: &Settings, now: &Settings, tied: &[(MacAddr, &str)]) -> bool {
     let mut configured = configured.clone();
     let beside = tied.iter().filter(|(mac, name)| *name == now.name && !now.mac.contains(mac));
     beside.for_each(|(mac, _)| configured.forget(*mac));
     configured == *now
 }
 
-fn apply_one(config: &mut Config, desired: &mut Desired, change: Change) -> Result<(), String> {
-    let Change { name, configured, now, .. } = change;
-    let there = desired.get(&name).cloned();
-    let origin = match (&there, &configured) {
+fn apply_one(
+    config: &mut Config,
+    desired: &mut Desired,
+    Change { name, configured, .. }: &Change,
+    now: Option<Settings>,
+) -> Result<(), String> {
+    let there = desired.get(name).cloned();
+    let origin = match (&there, configured) {
         (None, None) => Origin::Runtime,
         (Some(entry), Some(settings)) if words(&entry.settings) == *settings => entry.origin,
         (None, Some(_)) if now.is_none() => return Ok(()),
@@ -231,8 +235,8 @@ fn apply_one(config: &mut Config, desired: &mut Desired, change: Change) -> Resu
             return Err("is left out: there are too many ports, taps or streams".to_owned());
         }
     }
-    desired.remove(&name);
-    let place = config.ports.iter().position(|entry| entry.settings.name == name);
+    desired.remove(name);
+    let place = config.ports.iter().position(|entry| entry.settings.name == *name);
     match (place, &entry) {
         (Some(place), Some(entry)) => config.ports[place] = entry.clone(),
         (Some(place), None) => drop(config.ports.remove(place)),

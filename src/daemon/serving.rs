@@ -7,18 +7,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
 use super::front_end::{Acceptor, PortThread};
+use super::handover::{Handover, Received};
 use super::running_port::RunningPort;
-use super::{Daemon, PortError, build, start_helper, stream, uplink};
-use crate::config::Entry;
+use super::uplink::{self, UplinkError};
+use super::{Daemon, PortError, build, start_helper, stream};
+use crate::config::{self, Entry};
 use crate::frame::MacAddr;
 use crate::limits::SESSION_STACK_BYTES;
 use crate::port::{Endpoint, Port};
 use crate::switch::Fdb;
-use crate::vhost_user::socket::Place;
+use crate::vhost_user::socket::{Place, SocketError};
+use crate::worker::Workers;
 
 /// What a port is served with.
 pub enum Opened {
@@ -29,6 +33,38 @@ pub enum Opened {
 }
 
 impl Opened {
+    /// Opens what serves a port: its socket, or its interface where there is no `endpoint`; as an
+    /// earlier process left it, or anew. What is in use for a moment is tried until `end`: the
+    /// kernel closes the rings of a process that was killed, and with them their TAPs, after the
+    /// process has ended.
+    pub fn open(
+        port: &Port,
+        endpoint: Option<&config::Endpoint>,
+        received: &mut Received,
+        end: Instant,
+        (workers, handover): (&Workers, &Handover),
+    ) -> Result<Opened, PortError> {
+        let Some(endpoint) = endpoint else {
+            let (_, ifname) = port.as_tap().ok_or(UplinkError::NotATap)?;
+            let mut kept = received.tap(ifname);
+            let attach = |_: &mut Received| uplink::attach(port, workers, kept.take(), handover);
+            let attached = received.open(end, attach, UplinkError::is_busy);
+            let attached = attached.inspect_err(|_| uplink::detach(port, workers, handover));
+            return Ok(Opened::Interface(attached?));
+        };
+        let open = |received: &mut Received| Acceptor::open(port.id.into(), endpoint, received);
+        let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
+        Ok(Opened::Socket(received.open(Instant::now(), open, in_use)?))
+    }
+
+    /// The socket.
+    pub fn acceptor(&mut self) -> Option<&mut Acceptor> {
+        match self {
+            Opened::Socket(acceptor) => Some(acceptor),
+            Opened::Interface(_) => None,
+        }
+    }
+
     /// The socket's file, if it stays when this ends although we made it.
     pub fn file_that_stays(&self) -> Option<Place> {
         match self {

@@ -12,11 +12,11 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use super::degraded::{Code, Degradation};
 use super::desired::Desired;
-use super::saved_changes::{self, SavedChanges};
+use super::saved_changes::{self, Differences};
 use crate::config::{Text, Texts};
 use crate::limits::MAX_STATE_BYTES;
 use crate::sys::state_dir::{self, Prepared, StateDir, Unreadable};
@@ -83,11 +83,11 @@ impl StateStore {
     }
 
     /// What was changed before, since the machine was started. What cannot be read is put aside.
-    pub fn changes(&mut self) -> SavedChanges {
-        let Some(bytes) = self.read(CHANGES) else { return SavedChanges::default() };
+    pub fn changes(&mut self) -> Differences {
+        let Some(bytes) = self.read(CHANGES) else { return Differences::default() };
         match saved_changes::read(&bytes, &self.boot) {
             Ok(Some(kept)) if self.went_back => return kept.before(),
-            Ok(Some(kept)) => return kept,
+            Ok(Some(kept)) => return kept.now(),
             Ok(None) => {
                 log::info!("changes from before the machine was started are forgotten");
                 let removed = self.dir.as_ref().map_or(Ok(()), |dir| dir.remove(CHANGES));
@@ -98,32 +98,29 @@ impl StateStore {
             }
             Err(why) => self.put_aside(CHANGES, &why),
         }
-        SavedChanges::default()
+        Differences::default()
     }
 
     /// The files of the configuration that was last in force.
     pub fn last_files(&mut self) -> Option<Texts> {
-        let texts = texts(&self.files()?, "files");
-        if texts.is_none() {
-            self.put_aside(FILES, "it is no configuration that was kept");
-        }
-        texts
+        Some(texts(self.files()?.files))
     }
 
     /// True if these files were reloaded by an earlier process, and not confirmed.
     pub fn are_unconfirmed(&mut self, found: &Texts) -> bool {
-        let kept = self.files().and_then(|kept| texts(&kept, "unconfirmed"));
-        kept.is_some_and(|kept| kept.files == found.files)
+        let kept = self.files().and_then(|kept| kept.unconfirmed);
+        kept.is_some_and(|kept| texts(kept) == *found)
     }
 
     /// What is kept of the configuration's files.
-    fn files(&mut self) -> Option<Value> {
+    fn files(&mut self) -> Option<Applied> {
         let bytes = self.read(FILES)?;
-        let read = serde_json::from_slice(&bytes);
-        if let Err(error) = &read {
-            self.put_aside(FILES, &error.to_string());
+        match serde_json::from_slice(&bytes) {
+            Ok(kept @ Applied { version: 1, .. }) => return Some(kept),
+            Ok(_) => self.put_aside(FILES, "it is of another version"),
+            Err(error) => self.put_aside(FILES, &error.to_string()),
         }
-        read.ok()
+        None
     }
 
     /// The configuration was not confirmed, and the one before runs since the start.
@@ -143,7 +140,7 @@ impl StateStore {
     /// The configuration has errors; the last one runs in its place. If a reload waits to be
     /// confirmed that is the one before the reload.
     pub fn refuse(&mut self, errors: &[String]) {
-        self.went_back = self.files().is_some_and(|kept| kept.get("unconfirmed").is_some());
+        self.went_back = self.files().is_some_and(|kept| kept.unconfirmed.is_some());
         let text = "the configuration has errors, and the one that was last in force runs";
         let lines = std::iter::once(text).chain(errors.iter().map(String::as_str));
         lines.clone().for_each(|line| log::error!("{line}"));
@@ -154,13 +151,7 @@ impl StateStore {
     /// These files are in force: they are kept for a start with bad ones.
     pub fn keep_files(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         self.refused.clear();
-        match &self.dir {
-            Some(dir) if !texts.files.is_empty() => {
-                let text = json!({"version": 1, "files": listed(texts)}).to_string();
-                Ok(dir.prepare(FILES, text.as_bytes()).and_then(Prepared::commit)?)
-            }
-            _ => Ok(()),
-        }
+        self.write_files(&Applied { version: 1, files: listed(texts), unconfirmed: None })
     }
 
     /// These files are about to be in force, and wait to be confirmed.
@@ -169,11 +160,16 @@ impl StateStore {
             return Ok(());
         }
         let none = || std::io::Error::other("what runs was not kept");
-        let mut kept = self.files().ok_or_else(none)?;
-        kept["unconfirmed"] = listed(texts);
-        let text = kept.to_string();
-        let dir = self.dir.as_ref().ok_or_else(none)?;
-        Ok(dir.prepare(FILES, text.as_bytes()).and_then(Prepared::commit)?)
+        let kept = self.files().ok_or_else(none)?;
+        self.write_files(&Applied { unconfirmed: Some(listed(texts)), ..kept })
+    }
+
+    fn write_files(&self, applied: &Applied) -> Result<(), NotSaved> {
+        let Some(dir) = self.dir.as_ref().filter(|_| !applied.files.is_empty()) else {
+            return Ok(());
+        };
+        let text = serde_json::to_vec(applied).map_err(std::io::Error::from)?;
+        Ok(dir.prepare(FILES, &text).and_then(Prepared::commit)?)
     }
 
     /// The next process is to go back to this, until [`StateStore::stay`].
@@ -247,21 +243,31 @@ impl StateStore {
     }
 }
 
-/// Files as they are kept.
-fn listed(texts: &Texts) -> Value {
-    let file = |Text { name, bytes }: &Text| {
-        let text = String::from_utf8_lossy(bytes);
-        json!({"name": name, "text": text})
+/// The configuration's files in [`FILES`].
+#[derive(Debug, Serialize, Deserialize)]
+struct Applied {
+    version: u64,
+    files: Vec<Listed>,
+    /// Those of a reload that waits to be confirmed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unconfirmed: Option<Vec<Listed>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Listed {
+    name: String,
+    text: String,
+}
+
+fn listed(texts: &Texts) -> Vec<Listed> {
+    let file = |Text { name, bytes }: &Text| Listed {
+        name: name.clone(),
+        text: String::from_utf8_lossy(bytes).into_owned(),
     };
     texts.files.iter().map(file).collect()
 }
 
-/// Files that were kept under a key.
-fn texts(kept: &Value, key: &str) -> Option<Texts> {
-    let files = kept[key].as_array().filter(|_| kept["version"] == 1)?.iter();
-    let text = |file: &Value| {
-        let (name, text) = (file["name"].as_str()?, file["text"].as_str()?);
-        Some(Text { name: name.to_owned(), bytes: text.as_bytes().to_vec() })
-    };
-    Some(Texts { files: files.map(text).collect::<Option<_>>()? })
+fn texts(files: Vec<Listed>) -> Texts {
+    let text = |Listed { name, text }: Listed| Text { name, bytes: text.into_bytes() };
+    Texts { files: files.into_iter().map(text).collect() }
 }

@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::handover::Handover;
 use crate::events::What;
@@ -81,25 +81,6 @@ pub fn attach(
     );
     serve(port, opened, workers)?;
     Ok(created)
-}
-
-/// The same; tries until `end` to open one that is in use. The kernel closes the rings of a process
-/// that was killed, and with them their TAPs, after the process has ended.
-pub fn attach_before(
-    end: Instant,
-    port: &Port,
-    workers: &Workers,
-    mut kept: Option<Vec<OwnedFd>>,
-    handover: &Handover,
-) -> Result<bool, UplinkError> {
-    loop {
-        match attach(port, workers, kept.take(), handover) {
-            Err(error) if error.is_busy() && Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            result => return result,
-        }
-    }
 }
 
 /// Waits for the loss of a TAP and attaches it again, until `stopping`.

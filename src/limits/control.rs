@@ -70,9 +70,6 @@ pub const CONTROL_LOOK_TIMEOUT: std::time::Duration = std::time::Duration::from_
 /// Threads that look at such files, one for each path. Only those that never end add up.
 pub const CONTROL_LOOKS: usize = 16;
 
-/// Tuning: pause between samples of which rings are used: a read of a counter for each ring.
-pub const CONTROL_SAMPLE: std::time::Duration = std::time::Duration::from_secs(10);
-
 /// Differences in the answer of a reload; `DiffConfig` lists all.
 pub const CONTROL_SHOWN_CHANGES: usize = 256;
 

@@ -18,7 +18,7 @@ mod text;
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::net::{SendFlags, SocketFlags, accept_with, send};
@@ -37,6 +37,7 @@ use crate::limits::{
 use crate::sys::descriptor;
 use crate::sys::poll;
 use crate::sys::service::Service;
+use crate::sys::threads::lock;
 use crate::sys::unix_socket;
 use crate::vhost_user::socket::{Access, Listener, SocketError};
 use http::Asked;
@@ -64,9 +65,6 @@ pub enum MetricsError {
     #[error("metrics: {0}")]
     Io(#[from] io::Error),
 }
-
-/// The thread that serves scrapers.
-pub struct Metrics(Service);
 
 /// The socket that scrapers connect to. Dropping it removes a file of ours.
 type Listening = Box<dyn AsFd + Send>;
@@ -104,28 +102,13 @@ fn accept(listener: BorrowedFd<'_>) -> io::Result<ClientSocket> {
     Ok(ClientSocket::new(accept_with(listener, flags)?))
 }
 
-impl Metrics {
-    /// Opens the socket and serves who comes.
-    pub fn start(
-        socket: &MetricsSocket,
-        daemon: &Arc<Mutex<Daemon>>,
-    ) -> Result<Metrics, MetricsError> {
-        let inherited = lock(daemon).take_metrics_socket();
-        let listener = open(socket, inherited)?;
-        let daemon = Arc::clone(daemon);
-        let serve = move |stop: &EventFd| Server::new(listener.as_fd(), stop, &daemon)?.run();
-        Ok(Metrics(Service::start("metrics", serve)?))
-    }
-
-    /// Ends it.
-    pub fn stop(self) {
-        self.0.stop(CONTROL_STOP_TIMEOUT);
-    }
-}
-
-fn lock(daemon: &Mutex<Daemon>) -> std::sync::MutexGuard<'_, Daemon> {
-    // A panic under it was contained.
-    daemon.lock().unwrap_or_else(PoisonError::into_inner)
+/// Opens the socket and serves who comes.
+pub fn start(socket: &MetricsSocket, daemon: &Arc<Mutex<Daemon>>) -> Result<Service, MetricsError> {
+    let inherited = lock(daemon).take_metrics_socket();
+    let listener = open(socket, inherited)?;
+    let daemon = Arc::clone(daemon);
+    let serve = move |stop: &EventFd| Server::new(listener.as_fd(), stop, &daemon)?.run();
+    Ok(Service::start("metrics", CONTROL_STOP_TIMEOUT, serve)?)
 }
 
 /// A scraper that is connected.

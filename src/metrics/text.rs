@@ -4,7 +4,6 @@
 //! ports has megabytes: it is made in parts, from figures that were taken at one moment. Names
 //! have the words of the counters (`docs/counters.md`); what only grows ends in `_total`.
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 
@@ -124,6 +123,7 @@ pub struct Scrape {
     /// By worker, in the order of [`WorkerStats`].
     workers: Vec<Vec<u64>>,
     switch: String,
+    families: Vec<Family>,
     step: Step,
 }
 
@@ -138,6 +138,7 @@ impl Scrape {
             ports: table.iter().map(|port| figures(port)).collect(),
             workers: workers.collect(),
             switch: switch(view, health) + &wrong(findings),
+            families: families(),
             step: Step::Switch,
         }
     }
@@ -166,13 +167,15 @@ impl Scrape {
 
     /// One port's series of a family.
     fn port(&self, out: &mut String, family: usize, at: usize) -> Step {
-        let Some(shown) = Family::numbered(family) else { return Step::Worker(0) };
+        let Some(family_of) = self.families.get(family) else { return Step::Worker(0) };
         let Some(port) = self.ports.get(at) else { return Step::Port(family + 1, 0) };
-        let name = format!("vioswitch_port_{}", shown.name());
+        let Family { name, kind, help, at: which, say } = family_of;
         if at == 0 {
-            head(out, &name, shown.kind(), &shown.help());
+            head(out, name, kind, help);
         }
-        shown.say(out, &name, port);
+        say(port, *which, &mut |labels, value| {
+            let _ = writeln!(out, "{name}{{port=\"{}\"{labels}}} {value}", port.name);
+        });
         Step::Port(family, at + 1)
     }
 
@@ -197,121 +200,80 @@ impl Scrape {
     }
 }
 
-/// A family of series of ports.
-#[derive(Debug, Clone, Copy)]
-enum Family {
-    Info,
-    Up,
-    Frames(Direction),
-    Bytes(Direction),
-    Drops(Direction),
-    Addresses,
-    Violations,
-    Whole(usize),
+/// Takes a series of a port: labels beside its name, and the value.
+type Say<'a> = &'a mut dyn FnMut(&str, u64);
+
+/// A family of series, of each port some.
+#[derive(Debug)]
+struct Family {
+    name: String,
+    kind: &'static str,
+    help: String,
+    /// Which of several figures of one sort it is of.
+    at: usize,
+    say: fn(&Figures, usize, Say<'_>),
 }
 
-/// Those before the families of [`WHOLE`].
-const FIRST: [Family; 10] = [
-    Family::Info,
-    Family::Up,
-    Family::Frames(Direction::In),
-    Family::Bytes(Direction::In),
-    Family::Drops(Direction::In),
-    Family::Frames(Direction::Out),
-    Family::Bytes(Direction::Out),
-    Family::Drops(Direction::Out),
-    Family::Addresses,
-    Family::Violations,
-];
-
-impl Family {
-    fn numbered(number: usize) -> Option<Family> {
-        let whole = || (0..WHOLE).nth(number - FIRST.len()).map(Family::Whole);
-        FIRST.get(number).copied().or_else(whole)
+/// The families of ports.
+fn families() -> Vec<Family> {
+    let family = |kind, name: &str, help: &str, at, say| {
+        let name = format!("vioswitch_port_{name}");
+        Family { name, kind, help: help.to_owned(), at, say }
+    };
+    let gauge = |name, help, say| family("gauge", name, help, 0, say);
+    let counter = |name: &str, help: &str, at, say| {
+        family("counter", &format!("{name}_total"), help, at, say)
+    };
+    let help = "1 while frames pass: a front-end or peer is attached, or the TAP is up.";
+    let mut all = vec![
+        gauge("info", "1, with the port's kind and settings as labels.", |port, _, say| {
+            say(&port.info, 1);
+        }),
+        gauge("up", help, |port, _, say| say("", port.is_up.into())),
+    ];
+    for way in Direction::ALL {
+        let (at, name) = (way as usize, way.name());
+        let from = if way == Direction::In { "from" } else { "to" };
+        let help = format!("Frames {from} the VM or the network.");
+        all.push(counter(&format!("{name}_frames"), &help, at, |port, at, say| {
+            say("", port.traffic[at].frames);
+        }));
+        let help = format!("Bytes of frames {from} the VM or the network.");
+        all.push(counter(&format!("{name}_bytes"), &help, at, |port, at, say| {
+            say("", port.traffic[at].bytes);
+        }));
+        let counted = DropReason::ALL.iter().filter(|reason| reason.is_counted(way));
+        let told = counted.map(|reason| format!("{} ({})", reason.name(), reason.meaning()));
+        let told = told.collect::<Vec<_>>().join("; ");
+        let help = format!("Frames dropped on their way {name}, by reason: {told}.");
+        all.push(counter(&format!("{name}_drops"), &help, at, |port, at, say| {
+            for (reason, count) in port.drops(Direction::ALL[at]) {
+                say(&format!(",reason=\"{}\"", reason.name()), count);
+            }
+        }));
     }
-
-    /// Name and meaning of a counter of a port as a whole.
-    fn whole(at: usize) -> (&'static str, &'static str) {
-        PortStats::TABLE.get(at).copied().unwrap_or(LOG_SUPPRESSED)
-    }
-
-    fn name(self) -> String {
-        match self {
-            Family::Info => "info".to_owned(),
-            Family::Up => "up".to_owned(),
-            Family::Frames(way) => format!("{}_frames_total", way.name()),
-            Family::Bytes(way) => format!("{}_bytes_total", way.name()),
-            Family::Drops(way) => format!("{}_drops_total", way.name()),
-            Family::Addresses => "addresses".to_owned(),
-            Family::Violations => "guard_violations_total".to_owned(),
-            Family::Whole(at) => format!("{}_total", Family::whole(at).0),
+    all.push(gauge(
+        "addresses",
+        "Entries of the forwarding table for the port.",
+        |port, _, say| {
+            say("", port.addresses);
+        },
+    ));
+    let rules = GuardStats::TABLE.iter();
+    let told = rules.map(|(rule, help)| format!("{rule} ({})", help.trim_end_matches('.')));
+    let told = told.collect::<Vec<_>>().join("; ");
+    let help = format!("Frames that broke a rule of the port's guard, by rule: {told}.");
+    all.push(counter("guard_violations", &help, 0, |port, _, say| {
+        let rules = GuardStats::TABLE.iter().zip(&port.guard);
+        for ((rule, _), count) in rules.filter(|(_, count)| **count > 0) {
+            say(&format!(",rule=\"{rule}\""), *count);
         }
-    }
-
-    fn kind(self) -> &'static str {
-        match self {
-            Family::Info | Family::Up | Family::Addresses => "gauge",
-            _ => "counter",
-        }
-    }
-
-    fn help(self) -> Cow<'static, str> {
-        Cow::Borrowed(match self {
-            Family::Info => "1, with the port's kind and settings as labels.",
-            Family::Up => "1 while frames pass: a front-end or peer is attached, or the TAP is up.",
-            Family::Frames(Direction::In) => "Frames from the VM or the network.",
-            Family::Frames(Direction::Out) => "Frames to the VM or the network.",
-            Family::Bytes(Direction::In) => "Bytes of frames from the VM or the network.",
-            Family::Bytes(Direction::Out) => "Bytes of frames to the VM or the network.",
-            Family::Drops(way) => {
-                let counted = DropReason::ALL.iter().filter(|reason| reason.is_counted(way));
-                let told =
-                    counted.map(|reason| format!("{} ({})", reason.name(), reason.meaning()));
-                let (way, told) = (way.name(), told.collect::<Vec<_>>().join("; "));
-                return format!("Frames dropped on their way {way}, by reason: {told}.").into();
-            }
-            Family::Addresses => "Entries of the forwarding table for the port.",
-            Family::Violations => {
-                let rules = GuardStats::TABLE.iter();
-                let told =
-                    rules.map(|(rule, help)| format!("{rule} ({})", help.trim_end_matches('.')));
-                let told = told.collect::<Vec<_>>().join("; ");
-                return format!("Frames that broke a rule of the port's guard, by rule: {told}.")
-                    .into();
-            }
-            Family::Whole(at) => Family::whole(at).1,
-        })
-    }
-
-    fn say(self, out: &mut String, name: &str, port: &Figures) {
-        let label = &port.name;
-        let mut say = |value: u64| {
-            let _ = writeln!(out, "{name}{{port=\"{label}\"}} {value}");
-        };
-        match self {
-            Family::Info => {
-                let _ = writeln!(out, "{name}{{port=\"{label}\"{}}} 1", port.info);
-            }
-            Family::Up => say(port.is_up.into()),
-            Family::Frames(way) => say(port.traffic[way as usize].frames),
-            Family::Bytes(way) => say(port.traffic[way as usize].bytes),
-            Family::Addresses => say(port.addresses),
-            Family::Whole(at) => say(port.whole[at]),
-            Family::Violations => {
-                let rules = GuardStats::TABLE.iter().zip(&port.guard);
-                for ((rule, _), count) in rules.filter(|(_, count)| **count > 0) {
-                    let _ = writeln!(out, "{name}{{port=\"{label}\",rule=\"{rule}\"}} {count}");
-                }
-            }
-            Family::Drops(way) => {
-                for (reason, count) in port.drops(way) {
-                    let reason = reason.name();
-                    let labels = format!("port=\"{label}\",reason=\"{reason}\"");
-                    let _ = writeln!(out, "{name}{{{labels}}} {count}");
-                }
-            }
-        }
-    }
+    }));
+    let whole = PortStats::TABLE.iter().chain([&LOG_SUPPRESSED]).enumerate();
+    all.extend(whole.map(|(at, (name, help))| {
+        counter(name, help, at, |port, at, say| say("", port.whole[at]))
+    }));
+    all
 }
 
 impl Figures {
@@ -427,7 +389,8 @@ mod tests {
 
     fn scrape(ports: Vec<Figures>) -> Scrape {
         let workers = vec![vec![7; WorkerStats::TABLE.len()]; 2];
-        Scrape { ports, workers, switch: String::new(), step: Step::Switch }
+        let (switch, families) = (String::new(), families());
+        Scrape { ports, workers, switch, families, step: Step::Switch }
     }
 
     #[test]
@@ -502,7 +465,7 @@ mod tests {
                 assert!(line.starts_with(&format!("{present}{{")), "{line} in {present}");
             }
         }
-        assert_eq!(families.len(), FIRST.len() + WHOLE + WorkerStats::TABLE.len());
+        assert_eq!(families.len(), super::families().len() + WorkerStats::TABLE.len());
         // In parts it is the same text.
         let (mut scrape, mut parts) = (scrape(ports()), String::new());
         while !scrape.is_done() {

@@ -9,9 +9,10 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::threads::lock;
 use super::waker::Waker;
 
 /// Pause between two attempts to be the one who is at a path.
@@ -130,10 +131,6 @@ impl<T> Task<T> {
     pub fn result(&self) -> Result<T, TryRecvError> {
         self.0.try_recv()
     }
-}
-
-fn lock(paths: &Mutex<HashSet<PathBuf>>) -> MutexGuard<'_, HashSet<PathBuf>> {
-    paths.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ pub enum NetlinkError {
     Malformed,
 }
 
-/// What a TUN/TAP driver says about its interface. Absent before Linux 4.17.
+/// What a TUN/TAP driver says about its interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TunInfo {
     /// TAP (Ethernet frames), not TUN (IP packets).

@@ -17,6 +17,7 @@ use crate::limits::ACCEPT_RETRY_MAX;
 pub struct Service {
     thread: JoinHandle<()>,
     stop: Arc<EventFd>,
+    patience: Duration,
 }
 
 impl Service {
@@ -25,7 +26,8 @@ impl Service {
     /// error, which is that it cannot wait for clients.
     pub fn start(
         name: &'static str,
-        serve: impl Fn(&EventFd) -> io::Result<()> + Send + 'static,
+        patience: Duration,
+        mut serve: impl FnMut(&EventFd) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Service> {
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
         let told = Arc::clone(&stop);
@@ -41,14 +43,14 @@ impl Service {
                 }
             });
         })?;
-        Ok(Service { thread, stop })
+        Ok(Service { thread, stop, patience })
     }
 
-    /// Ends it, and waits so long for that.
-    pub fn stop(self, patience: Duration) {
+    /// Ends it, and waits for that for as long as its `patience`.
+    pub fn stop(self) {
         // Fails only if it is full, and then it is readable.
         let _ = self.stop.write(1);
-        join_until(&mut vec![self.thread], Instant::now() + patience);
+        join_until(&mut vec![self.thread], Instant::now() + self.patience);
     }
 }
 
@@ -67,12 +69,12 @@ mod tests {
             1 => panic!("the second run"),
             _ => poll::pause(stop, Instant::now() + Duration::from_secs(60)).map(|_| ()),
         };
-        let service = Service::start("test", serve).unwrap();
+        let service = Service::start("test", Duration::from_secs(60), serve).unwrap();
         while runs.load(Ordering::Acquire) < 3 {
             std::thread::yield_now();
         }
         let begin = Instant::now();
-        service.stop(Duration::from_secs(60));
+        service.stop();
         assert!(begin.elapsed() < Duration::from_secs(60));
         assert_eq!(runs.load(Ordering::Acquire), 3);
     }

@@ -151,11 +151,8 @@ pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Resu
         Some(link) => examine(link, queues)?,
         None => queues > 1,
     };
-    let (first, multi_queue) = attach_first(name, multi_queue, queues)?;
-    let mut opened = vec![first];
-    for _ in 1..queues {
-        opened.push(attach(name, multi_queue)?);
-    }
+    let opened = (0..queues).map(|_| attach(name, multi_queue));
+    let opened: Vec<File> = opened.collect::<Result<_, _>>()?;
     let offloads = configure(&opened[0], wanted)?;
     let link = look_again(&opened[0], opened.len(), existing.as_ref())?;
     let queues = opened.into_iter().map(|file| TapQueue::new(OwnedFd::from(file))).collect();
@@ -206,13 +203,10 @@ impl TapQueue {
 /// Whether an existing interface takes `queues` queues from us; true if with IFF_MULTI_QUEUE.
 fn examine(link: &Link, queues: u16) -> Result<bool, TapError> {
     match link.tun {
-        _ if link.kind != "tun" => Err(TapError::NotTap),
-        Some(tun) if !tun.tap => Err(TapError::NotTap),
-        Some(tun) if tun.queues > 0 => Err(TapError::Busy),
-        Some(tun) if !tun.multi_queue && queues > 1 => Err(TapError::SingleQueue),
-        Some(tun) => Ok(tun.multi_queue),
-        // A kernel before 4.17 does not say: `attach_first` finds out.
-        None => Ok(queues > 1),
+        Some(tun) if tun.tap && tun.queues > 0 => Err(TapError::Busy),
+        Some(tun) if tun.tap && !tun.multi_queue && queues > 1 => Err(TapError::SingleQueue),
+        Some(tun) if tun.tap => Ok(tun.multi_queue),
+        _ => Err(TapError::NotTap),
     }
 }
 
@@ -233,24 +227,6 @@ fn look_again(
         return Err(TapError::Busy);
     }
     Ok(link)
-}
-
-/// The first queue, and whether the interface is multi-queue. EINVAL can mean that the guess was
-/// wrong, so with one queue the other one is tried as well.
-fn attach_first(name: &str, guess: bool, queues: u16) -> Result<(File, bool), TapError> {
-    let refused = |error: &TapError| matches!(error, TapError::NotTap);
-    let file = match attach(name, guess) {
-        Err(error) if refused(&error) && queues == 1 => {
-            return attach(name, !guess).map(|file| (file, !guess));
-        }
-        Err(error) if refused(&error) => {
-            // Attached with the other flag it would be a TAP after all, just not a multi-queue one.
-            let single = attach(name, !guess).is_ok();
-            return Err(if single { TapError::SingleQueue } else { error });
-        }
-        result => result?,
-    };
-    Ok((file, guess))
 }
 
 /// Opens the clone device and attaches it to `name`. EINVAL comes back as [`TapError::NotTap`].
@@ -451,22 +427,6 @@ mod tests {
             for queue in &tap.queues {
                 assert_eq!(queue.write(&[0; 72]), Transfer::Done(72));
             }
-        });
-    }
-
-    #[test]
-    fn a_wrong_guess_about_multi_queue_is_corrected() {
-        // What happens on kernels that do not describe their TAPs.
-        testns::run(|| {
-            persist("single", libc::IFF_TAP);
-            persist("multi", libc::IFF_TAP | libc::IFF_MULTI_QUEUE);
-            for guess in [false, true] {
-                assert!(!attach_first("single", guess, 1).unwrap().1);
-                assert!(attach_first("multi", guess, 1).unwrap().1);
-            }
-            let refused = attach_first("single", true, 2);
-            assert!(matches!(refused, Err(TapError::SingleQueue)));
-            assert!(matches!(attach_first("lo", true, 2), Err(TapError::NotTap)));
         });
     }
 

@@ -2,12 +2,17 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::limits::{PANIC_LINES_PER_SECOND, RESTART_PAUSE_MAX, RESTART_PAUSE_MIN};
+
+/// Takes a lock. A panic under it was contained; what it left is gone on with.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs `work` until it returns. A panic, which would be a bug of ours, is said and `work` runs
 /// again, after a pause that doubles as long as it lasts no longer than the longest one: a thread
@@ -33,7 +38,7 @@ pub fn run_again_after_panic(what: &str, stopped: impl Fn() -> bool, mut work: i
 pub fn report_panics() {
     let window = Mutex::new((Instant::now(), 0));
     std::panic::set_hook(Box::new(move |info| {
-        let mut window = window.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut window = lock(&window);
         if window.0.elapsed() >= Duration::from_secs(1) {
             *window = (Instant::now(), 0);
         }

@@ -15,7 +15,10 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MQ,
     VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
 };
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX as VIRTIO_F_EVENT_IDX,
+    VIRTIO_RING_F_INDIRECT_DESC as VIRTIO_F_INDIRECT_DESC,
+};
 
 use crate::frame::Offloads;
 
@@ -40,8 +43,8 @@ const fn bit(number: u32) -> u64 {
 const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
     | bit(VIRTIO_F_ANY_LAYOUT)
     | bit(VIRTIO_F_IN_ORDER)
-    | bit(VIRTIO_RING_F_INDIRECT_DESC)
-    | bit(VIRTIO_RING_F_EVENT_IDX)
+    | bit(VIRTIO_F_INDIRECT_DESC)
+    | bit(VIRTIO_F_EVENT_IDX)
     | bit(VIRTIO_NET_F_MRG_RXBUF)
     | bit(VIRTIO_NET_F_MQ)
     | bit(VIRTIO_NET_F_MTU)
@@ -60,6 +63,39 @@ const OFFLOADS: [(Offloads, u64, u64); 6] = [
     (Offloads::USO4, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO4)),
     (Offloads::USO6, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO6)),
 ];
+
+/// Names, as the specifications have them, with their bits.
+macro_rules! named {
+    ($($name:ident)*) => { [$((bit($name), stringify!($name)),)*] };
+}
+
+const NAMES: [(u64, &str); 22] = named! {
+    VIRTIO_NET_F_CSUM VIRTIO_NET_F_GUEST_CSUM VIRTIO_NET_F_MTU VIRTIO_NET_F_GUEST_TSO4
+    VIRTIO_NET_F_GUEST_TSO6 VIRTIO_NET_F_GUEST_ECN VIRTIO_NET_F_HOST_TSO4 VIRTIO_NET_F_HOST_TSO6
+    VIRTIO_NET_F_HOST_ECN VIRTIO_NET_F_MRG_RXBUF VIRTIO_NET_F_CTRL_VQ VIRTIO_NET_F_GUEST_ANNOUNCE
+    VIRTIO_NET_F_MQ VIRTIO_F_ANY_LAYOUT VIRTIO_F_INDIRECT_DESC VIRTIO_F_EVENT_IDX
+    VIRTIO_F_VERSION_1 VIRTIO_F_ACCESS_PLATFORM VIRTIO_F_IN_ORDER VIRTIO_NET_F_GUEST_USO4
+    VIRTIO_NET_F_GUEST_USO6 VIRTIO_NET_F_HOST_USO
+};
+
+/// The features among these bits, by name.
+pub fn names(bits: u64) -> Vec<String> {
+    let others =
+        [(LOG_ALL, "VHOST_F_LOG_ALL"), (PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES")];
+    let known = |bit: &u64| NAMES.iter().chain(&others).find(|(other, _)| other == bit);
+    let set = (0..u64::BITS).map(|number| 1 << number).filter(|bit| bits & bit != 0);
+    set.map(|bit: u64| match known(&bit) {
+        Some((_, name)) => (*name).to_owned(),
+        None => format!("bit {}", bit.trailing_zeros()),
+    })
+    .collect()
+}
+
+/// The features of the protocol among these bits, by name.
+pub fn protocol_names(bits: u64) -> Vec<String> {
+    let set = Protocol::from_bits_truncate(bits);
+    set.iter_names().map(|(name, _)| format!("VHOST_USER_PROTOCOL_F_{name}")).collect()
+}
 
 /// What is offered to one port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +165,7 @@ pub fn multi_queue(features: u64) -> bool {
 
 /// True if notifications are steered by event indices.
 pub fn event_idx(features: u64) -> bool {
-    features & bit(VIRTIO_RING_F_EVENT_IDX) != 0
+    features & bit(VIRTIO_F_EVENT_IDX) != 0
 }
 
 #[cfg(test)]
@@ -149,6 +185,16 @@ mod tests {
             let platform = Offer { features: features | 1 << 33, protocol: 0x803f };
             assert_eq!(offer(offloads, offloads, true), platform);
         }
+    }
+
+    #[test]
+    fn whatever_can_be_negotiated_has_a_name() {
+        let all = offer(Offloads::ALL, Offloads::ALL, true);
+        let told = names(all.features);
+        assert!(told.len() > 20 && told.iter().all(|name| !name.starts_with("bit ")), "{told:?}");
+        assert_eq!(names(1 << 15 | 1 << 63), ["VIRTIO_NET_F_MRG_RXBUF", "bit 63"]);
+        assert_eq!(protocol_names(all.protocol).len(), all.protocol.count_ones() as usize);
+        assert_eq!(protocol_names(1 << 1), ["VHOST_USER_PROTOCOL_F_LOG_SHMFD"]);
     }
 
     /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN and HOST_USO, and nothing that a guest receives with.

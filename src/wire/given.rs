@@ -35,6 +35,11 @@ impl<'de> de::Deserializer<'de> for Given {
     }
 }
 
+/// What a method takes, from the parameters that are given.
+pub fn read<M: de::DeserializeOwned>(parameters: Parameters) -> Result<M, Fault> {
+    M::deserialize(Given(parameters))
+}
+
 struct Fields {
     left: map::IntoIter,
     next: Option<(String, Value)>,
@@ -78,7 +83,7 @@ mod tests {
 
     fn read<T: for<'de> Deserialize<'de>>(given: Value) -> Result<T, Fault> {
         let Value::Object(parameters) = given else { panic!("{given} is no object") };
-        T::deserialize(Given(parameters))
+        super::read(parameters)
     }
 
     #[test]

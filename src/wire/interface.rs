@@ -94,18 +94,14 @@ macro_rules! methods {
         #[allow(missing_docs)]
         pub enum Request {
             $($name($name),)*
-            Add(Add),
-            Set(Set),
         }
 
         impl Request {
             /// Reads the parameters of a method.
             pub fn read(about: About, parameters: Parameters) -> Result<Request, Fault> {
                 match about.name {
-                    $(stringify!($name) => {
-                        $name::deserialize(Given(parameters)).map(Request::$name)
-                    })*
-                    name => Request::of_kind(name, parameters),
+                    $(stringify!($name) => read(parameters).map(Request::$name),)*
+                    name => Err(Fault::method_not_found(name, None)),
                 }
             }
         }
@@ -126,18 +122,6 @@ macro_rules! methods {
         pub(super) fn declared() -> String {
             [$(method(&[$($doc),*], stringify!($name), &$name::lines(), &$answer::lines()),)*]
                 .concat()
-        }
-    };
-}
-
-/// Methods whose parameters are the keys of a kind of port.
-macro_rules! keyed {
-    ($($(#[doc = $doc:literal])* $name:ident $kind:ident,)*) => {
-        const KEYED: &[(&str, Kind)] = &[$((stringify!($name), Kind::$kind),)*];
-
-        #[cfg(test)]
-        pub(super) fn keyed() -> String {
-            [$(of_keys(&[$($doc),*], stringify!($name), Kind::$kind),)*].concat()
         }
     };
 }
@@ -174,4 +158,4 @@ macro_rules! errors {
     };
 }
 
-pub(super) use {errors, keyed, methods, structs, words};
+pub(super) use {errors, methods, structs, words};

@@ -8,16 +8,15 @@ use serde_json::Number;
 
 use super::Parameters;
 use super::errors::Fault;
-use super::given::Given;
-use super::interface::{keyed, methods, structs};
+use super::given::read;
+use super::interface::{methods, structs};
 #[cfg(test)]
-use super::tests::{Fields, Varlink, body, item, lines, method, named, of_keys};
+use super::tests::{Fields, Varlink, body, item, lines, method, named};
 use super::types::{
-    Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, Event, Finding,
-    GroupPort, Instruction, Mirror, Packet, Plug, Port, Ring, RuntimeChange, Session, Socket, Step,
-    TapWrites, Unconfirmed, Worker,
+    Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, EntryKeys, Event,
+    Finding, GroupPort, Instruction, LiveKeys, Mirror, Packet, Plug, Port, Ring, RuntimeChange,
+    Session, Socket, Step, TapWrites, Unconfirmed, Worker,
 };
-use crate::config::Kind;
 
 /// What is known of a method.
 #[derive(Debug, Clone, Copy)]
@@ -84,21 +83,29 @@ methods! {
     WaitForPort { name: String, state?: String as State, timeout_ms?: Number } -> WaitedFor {
         port: Port,
     }
-    /// Deletes a port: its front-end is disconnected, its socket or interface removed, its
-    /// addresses forgotten. The deletion of a port of the configuration lasts as long as an added
-    /// port. kind: "port", "tap" or "stream"; another kind is refused. in_progress: what served the
-    /// port did not end within 2 s; the removal continues, and the port is listed until it is gone.
-    [admin] DeletePort { name: String, kind?: String } -> Deleted { in_progress?: bool }
-    /// Adds a mirror: copies frames of port from to port to, which takes part in no forwarding from
-    /// then on. The parameters are the keys of vioswitchd's --mirror. It lasts as long as an added
-    /// port.
-    [admin] AddMirror {
-        name: String, from: String, to: String, dir?: String, vlan?: Number, snaplen?: Number,
-    } -> MirrorAdded {}
+    /// Adds an entry of this kind: a port for a virtual machine, unless another is given. The other
+    /// parameters are the keys of vioswitchd's --port, --tap, --stream or --mirror. Without socket
+    /// that of a port or stream is NAME.sock beside the control socket. A path begins with "/".
+    /// may_exist accepts an existing port with the same settings. The answer has the path of the
+    /// socket, unless that is an inherited descriptor, and no number of a mirror. With a state_dir
+    /// the entry lasts until the machine is restarted, else as long as the process. A mirror copies
+    /// frames of port from to port to, which takes part in no forwarding from then on.
+    [admin] Add { kind?: String as EntryKind, may_exist?: bool, #[serde(flatten)] keys: EntryKeys }
+        -> Added { number?: u16, socket?: String }
+    /// Changes settings of a port, TAP or stream, all or none: the given ones, and the keys in
+    /// unset, which get their defaults. Answers what changes, and when. A socket cannot be changed.
+    /// mtu is set on the interface of a TAP.
+    [admin] Set {
+        kind?: String as EntryKind, unset?: Vec<String>, #[serde(flatten)] keys: LiveKeys,
+    } -> Changed { changes: Vec<Change> }
+    /// Deletes a port, TAP or stream: its front-end is disconnected, its socket or interface
+    /// removed, its addresses forgotten. With a kind an entry of another one is refused; a mirror
+    /// is deleted only with its kind. The deletion of an entry of the configuration lasts as long
+    /// as an added one. in_progress: what served the port did not end within 2 s; the removal
+    /// continues, and the port is listed until it is gone.
+    [admin] Delete { name: String, kind?: String as EntryKind } -> Deleted { in_progress?: bool }
     /// All mirrors, by name.
     ListMirrors {} -> Mirrors { mirrors: Vec<Mirror> }
-    /// Deletes a mirror. That of one of the configuration lasts as long as an added port.
-    [admin] DeleteMirror { name: String } -> MirrorDeleted {}
     /// The threads of the data path.
     GetWorkers {} -> Workers { cycles_per_second: u64, workers: Vec<Worker> }
     /// All reasons for a drop.
@@ -142,16 +149,15 @@ methods! {
     /// takes precedence.
     [admin] AddAddress { mac: String, port: String } -> Tied {}
     /// Deletes a static address and answers its port; it can be learned again. An address of the
-    /// port's settings is removed from these, as by SetPort. port: needed where several ports have
+    /// port's settings is removed from these, as by Set. port: needed where several ports have
     /// it, each in a bridge or VLAN of its own.
     [admin] DeleteAddress { mac: String, port?: String } -> Untied { port: String }
-    /// Explains what the switch would do with a frame of so many bytes, 98 by default, that enters
-    /// by a port, with the tag of this VLAN if one is given: each step in a sentence, and the
-    /// verdict. ip: its source address of IP, if it has one. ports: its receivers. reason: of
-    /// drops. Sends and learns nothing.
+    /// Explains what the switch would do with a frame of len bytes, 98 by default, that enters by a
+    /// port, with the tag of this VLAN if one is given: each step in a sentence, and the verdict.
+    /// ip: its source address of IP, if it has one. ports: its receivers. reason: of drops. Sends
+    /// and learns nothing.
     Trace {
-        port: String, source: String, destination: String, length?: Number, vlan?: Number,
-        ip?: String,
+        port: String, src: String, dst: String, len?: Number, vlan?: Number, ip?: String,
     } -> Traced {
         steps: Vec<String>, verdict: String, ports: Vec<String>, reason?: String,
     }
@@ -179,83 +185,7 @@ methods! {
     [admin] ConfirmConfig {} -> Confirmed {}
 }
 
-keyed! {
-    /// Adds a port for a virtual machine. The parameters are the keys of vioswitchd's --port;
-    /// without socket it is NAME.sock beside the control socket. A path begins with "/". may_exist
-    /// accepts an existing port with the same settings. The answer has the path of the socket,
-    /// unless that is an inherited descriptor. With a state_dir the port lasts until the machine is
-    /// restarted, else as long as the process.
-    AddPort Port,
-    /// Adds a TAP likewise, with the keys of --tap.
-    AddTap Tap,
-    /// Adds a stream likewise, with the keys of --stream; without socket it is NAME.sock beside the
-    /// control socket.
-    AddStream Stream,
-    /// Changes settings of a port, all or none: the given ones, and the keys in unset, which get
-    /// their defaults. Answers what changes, and when. A socket cannot be changed.
-    SetPort Port,
-    /// Changes a TAP likewise. mtu is set on the interface.
-    SetTap Tap,
-    /// Changes a stream likewise.
-    SetStream Stream,
-}
-
-/// Adds a port, TAP or stream: its keys are the parameters.
-#[derive(Debug, Clone, Serialize)]
-#[serde(transparent)]
-#[allow(missing_docs)]
-pub struct Add {
-    #[serde(skip)]
-    pub kind: Kind,
-    pub parameters: Parameters,
-}
-
-/// Changes a port, TAP or stream: its keys are the parameters.
-#[derive(Debug, Clone, Serialize)]
-#[serde(transparent)]
-#[allow(missing_docs)]
-pub struct Set {
-    #[serde(skip)]
-    pub kind: Kind,
-    pub parameters: Parameters,
-}
-
-structs! { _keyed [serde(default)]
-    /// What adding a port, TAP or stream answers.
-    Added { number: u16, socket?: String }
-    /// What changing one answers.
-    Changed { changes: Vec<Change> }
-}
-
-impl Method for Add {
-    type Answer = Added;
-
-    fn name(&self) -> String {
-        format!("Add{}", self.kind.title())
-    }
-}
-
-impl Method for Set {
-    type Answer = Changed;
-
-    fn name(&self) -> String {
-        format!("Set{}", self.kind.title())
-    }
-}
-
-impl Request {
-    fn of_kind(name: &str, parameters: Parameters) -> Result<Request, Fault> {
-        let known = KEYED.iter().find(|(known, _)| *known == name);
-        let (_, kind) = *known.ok_or_else(|| Fault::method_not_found(name, None))?;
-        Ok(match name.starts_with("Add") {
-            true => Request::Add(Add { kind, parameters }),
-            false => Request::Set(Set { kind, parameters }),
-        })
-    }
-}
-
 /// All methods.
 pub fn all() -> impl Iterator<Item = About> {
-    let keyed = KEYED.iter().map(|(name, _)| About { name, flags: &["admin"] });
-    DECLARED.iter().copied().chain(keyed)
+    DECLARED.iter().copied()
 }

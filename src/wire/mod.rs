@@ -22,6 +22,7 @@ use serde_json::{Map, Value};
 pub use crate::diagnosis::Level;
 pub use crate::stats::Direction;
 pub use errors::{Fault, ServiceError, SwitchError, clip};
+pub use given::read;
 pub use methods::*;
 pub use types::*;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Number;
 use testkit::manual::hold;
 
-use super::methods::{Added, Changed, declared, keyed};
-use super::types::{GroupRole, ShownKeys, State, answered, given};
+use super::methods::declared;
+use super::types::{EntryKeys, GroupRole, LiveKeys, ShownKeys, State, answered, given};
 use crate::config::{Effect, KEYS, Key, Kind};
 use crate::diagnosis::Level;
 use crate::events::KINDS;
@@ -85,15 +85,35 @@ impl<T: Varlink> Varlink for BTreeMap<String, T> {
     }
 }
 
-impl Varlink for ShownKeys {
-    fn varlink() -> String {
-        "[string]string".to_owned()
-    }
+fn is_live(key: &Key) -> bool {
+    let mut all = Kind::PORTS.iter().flat_map(|kind| kind.live_keys());
+    all.any(|live| live.name == key.name)
+}
 
-    fn field(_name: &str) -> String {
-        let shown = KEYS.iter().filter(|key| key.is_shown);
-        shown.map(|key| format!("  {}: ?{},\n", key.field(), key.varlink())).collect()
-    }
+/// Keys of an entry among the fields of a struct.
+macro_rules! keys {
+    ($($type:ident: $of:expr;)*) => {$(
+        impl Varlink for $type {
+            fn varlink() -> String {
+                "[string]string".to_owned()
+            }
+
+            fn field(_name: &str) -> String {
+                let of: fn(&&Key) -> bool = $of;
+                let line = |key: &Key| {
+                    let may = if key.name == "name" { "" } else { "?" };
+                    format!("  {}: {may}{},\n", key.field(), key.varlink())
+                };
+                KEYS.iter().filter(of).map(line).collect()
+            }
+        }
+    )*};
+}
+
+keys! {
+    ShownKeys: |key| key.is_shown;
+    EntryKeys: |_| true;
+    LiveKeys: |key| key.name == "name" || is_live(key);
 }
 
 /// Fields, or words, in brackets.
@@ -114,25 +134,6 @@ pub fn item(comment: &[&str], text: &str) -> String {
 /// A method with what it takes and answers.
 pub fn method(comment: &[&str], name: &str, takes: &[String], answers: &[String]) -> String {
     item(comment, &format!("method {name}{} -> {}", body(takes), body(answers)))
-}
-
-/// A method whose parameters are keys.
-pub fn of_keys(comment: &[&str], name: &str, kind: Kind) -> String {
-    let line = |key: &Key, must: bool| {
-        format!("  {}: {}{},\n", key.field(), if must { "" } else { "?" }, key.varlink())
-    };
-    if name.starts_with("Set") {
-        let keys = kind.key("name").into_iter().chain(kind.live_keys());
-        let mut takes: Vec<String> = keys.map(|key| line(key, key.name == "name")).collect();
-        takes.push("  unset: ?[]string,\n".to_owned());
-        return method(comment, name, &takes, &Changed::lines());
-    }
-    let must = |key: &Key| key.is_required() && key.name != "socket";
-    let mut takes: Vec<String> = kind.keys().map(|key| line(key, must(key))).collect();
-    takes.push("  may_exist: ?bool,\n".to_owned());
-    let mut answers = Added::lines();
-    answers.retain(|line| kind != Kind::Tap || !line.contains("socket"));
-    method(comment, name, &takes, &answers)
 }
 
 fn enumeration(comment: &[&str], name: &str, words: &[&str]) -> String {
@@ -165,6 +166,8 @@ fn description() -> String {
         /// What is behind a port: a virtual machine, a TAP interface of the host, or a process at
         /// the other end of a stream.
         Kind = ["vm", "tap", "stream"];
+        /// What is configured: a port for a virtual machine, or one of the others.
+        EntryKind = ["port", "tap", "stream", "mirror"];
         /// Where a port's settings come from: a configuration file, the command line, a change
         /// while the switch runs, or a socket in the directory of ports by plug.
         Origin = ["file", "cli", "runtime", "plug"];
@@ -187,7 +190,7 @@ fn description() -> String {
     let roles: Vec<&str> = GroupRole::ALL.iter().map(|role| role.name()).collect();
     let states = states + &enumeration(GroupRole::COMMENT, "GroupRole", &roles);
     let types = [enumerations, states, answered(), given()].concat();
-    let all = [types, declared(), keyed(), super::errors::of_switch()].concat();
+    let all = [types, declared(), super::errors::of_switch()].concat();
     format!("{HEAD}{}\n", all.trim_end())
 }
 

@@ -71,7 +71,7 @@ structs! { answered [serde(default)]
     /// would. standing: started, and without memory for now. polled: without a kick. available:
     /// descriptor chains that the driver made available and did not get back. Fields of the session
     /// are missing without a session, or if it did not answer in time. idle: seconds since the ring
-    /// was last used, to within ten.
+    /// was last used.
     Ring {
         index: usize, queue: usize, direction: Direction, size?: u64, started?: bool,
         standing?: bool, enabled?: bool, broken?: bool, polled?: bool, available?: u64,
@@ -185,6 +185,16 @@ structs! { given [allow(missing_docs)]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShownKeys(pub Parameters);
+
+/// The name of an entry, and its keys.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EntryKeys(pub Parameters);
+
+/// The name of an entry, and those of its keys that can be changed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LiveKeys(pub Parameters);
 
 /// The values of a key; none if it is not set.
 pub fn values<'k>(keys: &'k [ConfigKey], key: &str) -> &'k [String] {

@@ -189,7 +189,7 @@ fn the_socket_of_a_port_that_was_added_is_found_by_it() {
     let mut client = UnixStream::connect(&control).expect("connect");
     let added = service.path("p1");
     let parameters = format!("{{\"name\":\"r1\",\"socket\":\"{}\"}}", added.display());
-    let method = "io.vioswitch.Switch.AddPort";
+    let method = "io.vioswitch.Switch.Add";
     write!(client, "{{\"method\":\"{method}\",\"parameters\":{parameters}}}\0").expect("ask");
     let mut answer = [0; 512];
     let len = std::io::Read::read(&mut client, &mut answer).expect("an answer");

@@ -25,7 +25,7 @@ pub struct Stats {
 }
 
 /// Frames, bytes and drops of one direction in a second.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rate {
     pub frames: f64,
     pub bytes: f64,
@@ -33,7 +33,7 @@ pub struct Rate {
 }
 
 /// Those of both directions.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rates {
     pub r#in: Rate,
     pub out: Rate,
@@ -122,7 +122,7 @@ fn rate(before: &Traffic, after: &Traffic, seconds: f64) -> Rate {
     }
 }
 
-fn rates(before: &Port, after: &Port, seconds: f64) -> Rates {
+pub fn rates(before: &Port, after: &Port, seconds: f64) -> Rates {
     Rates {
         r#in: rate(&before.r#in, &after.r#in, seconds),
         out: rate(&before.out, &after.out, seconds),
@@ -231,6 +231,16 @@ pub fn health(client: &mut Client) -> Result<Health, Failure> {
     Ok(Health { health, reasons, degradations, unconfirmed })
 }
 
+/// The share of its time in which each worker found frames.
+pub fn busy(before: &Workers, after: &Workers, seconds: f64) -> Vec<f64> {
+    let cycles = after.cycles_per_second.max(1) as f64 * seconds;
+    let share = |(n, worker): (usize, &Worker)| {
+        let earlier = before.workers.get(n).map_or(0, |worker| worker.busy_cycles);
+        worker.busy_cycles.saturating_sub(earlier) as f64 / cycles
+    };
+    after.workers.iter().enumerate().map(share).collect()
+}
+
 /// `worker`: the counters, and the share of a CPU's time in which frames were found, since the
 /// switch began or over a second.
 pub fn workers(
@@ -248,13 +258,9 @@ pub fn workers(
     }
     let after = client.call(&GetWorkers {})?;
     let seconds = if over_a_second { began.elapsed().as_secs_f64() } else { uptime as f64 };
-    let cycles = after.cycles_per_second.max(1) as f64 * seconds;
-    let share = |(n, worker): (usize, Worker)| {
-        let earlier = before.workers.get(n).map_or(0, |worker| worker.busy_cycles);
-        let busy = worker.busy_cycles.saturating_sub(earlier) as f64 / cycles;
-        WorkerShare { worker, busy: busy.clamp(0.0, 1.0) }
-    };
-    let workers = after.workers.into_iter().enumerate().map(share).collect();
+    let busy = busy(&before, &after, seconds);
+    let share = |(worker, busy): (Worker, f64)| WorkerShare { worker, busy: busy.clamp(0.0, 1.0) };
+    let workers = after.workers.into_iter().zip(busy).map(share).collect();
     Ok((after.cycles_per_second, workers))
 }
 

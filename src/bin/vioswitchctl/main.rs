@@ -36,11 +36,11 @@ use std::process::ExitCode;
 use serde::Serialize;
 use serde_json::{Value, json};
 use vioswitch::config::{KEYS, Key, Kind};
-use vioswitch::limits::{MAX_FRAME_LEN, MAX_VLAN, MIN_FRAME_LEN, RELOAD_REMOVE_TIMEOUT};
+use vioswitch::limits::RELOAD_REMOVE_TIMEOUT;
 use vioswitch::wire::{
-    self, Add, AddAddress, AddMirror, ConfirmConfig, DeleteAddress, DeleteMirror, DeletePort,
-    Deleted, DiffConfig, FlushAddresses, GetConfig, GetStatus, ListAddresses, ListGroups,
-    ListMirrors, Parameters, ReloadConfig, Set, Trace,
+    self, Add, AddAddress, ConfirmConfig, Delete, DeleteAddress, Deleted, DiffConfig, EntryKeys,
+    FlushAddresses, GetConfig, GetStatus, ListAddresses, ListGroups, ListMirrors, LiveKeys,
+    Parameters, ReloadConfig, Set, Trace,
 };
 
 use args::{Command, Config, Fdb, Mdb, Mirror, Options, Port};
@@ -211,13 +211,9 @@ fn mirror(client: &mut Client, command: &Mirror) -> Result<Told, Failure> {
         Mirror::Add { name, settings } => {
             // from=PORT,vlan=N is two keys: no value has a comma.
             let parts = settings.iter().flat_map(|one| one.split(',')).map(str::to_owned);
-            let parts: Vec<String> = parts.collect();
-            let given = serde_json::from_value(parameters(name, &parts)?.into());
-            let form = "a mirror is from=PORT to=PORT [dir=in|out|both] [vlan=N] [snaplen=BYTES]";
-            let given: AddMirror = given.map_err(|_| Failure::usage(form.to_owned()))?;
-            done(&client.call(&given)?)
+            done(&client.call(&new_port(Kind::Mirror, name, &parts.collect::<Vec<_>>(), false)?)?)
         }
-        Mirror::Del { name } => done(&client.call(&DeleteMirror { name: name.clone() })?),
+        Mirror::Del { name } => done(&delete(client, name, Some("mirror"), false)?),
     })
 }
 
@@ -281,86 +277,41 @@ fn delete(
     if_exists: bool,
 ) -> Result<Deleted, Failure> {
     let (name, kind) = (name.to_owned(), kind.map(str::to_owned));
-    match client.call(&DeletePort { name, kind }) {
+    match client.call(&Delete { name, kind }) {
         Err(failure) if if_exists && failure.is("NoSuchPort") => Ok(Deleted::default()),
         answer => answer,
     }
 }
 
-/// `trace PORT src=MAC dst=MAC vlan=VLAN ip=IP len=BYTES`. Errors name these keys, not the switch's
-/// parameters.
+/// `trace PORT src=MAC dst=MAC vlan=VLAN ip=IP len=BYTES`.
 fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::Traced, Failure> {
-    let form = "a frame is src=MAC dst=MAC [vlan=VLAN] [ip=IP] [len=BYTES]";
-    let (mut source, mut destination) = (None, None);
-    let (mut length, mut vlan, mut ip) = (None, None, None);
-    for setting in settings {
-        match setting.split_once('=').unwrap_or((setting, "")) {
-            ("src", word) => source = Some(word.to_owned()),
-            ("dst", word) => destination = Some(word.to_owned()),
-            ("ip", word) => ip = Some(word.to_owned()),
-            ("len", word) => length = Some(frame_length(word)?.into()),
-            ("vlan", word) => vlan = Some(vlan_of(word)?.into()),
-            (key, _) => return Err(Failure::usage(format!("unknown key '{key}': {form}"))),
-        }
-    }
-    let missing = |key: &str| Failure::usage(format!("{key} is missing: {form}"));
-    let source = source.ok_or_else(|| missing("src"))?;
-    let destination = destination.ok_or_else(|| missing("dst"))?;
-    let request = Trace { port: port.to_owned(), source, destination, length, vlan, ip };
-    client.call(&request).map_err(|failure| {
-        failure.told_as(|text| {
-            let keys = [("source", "src"), ("destination", "dst"), ("length", "len")];
-            let own = keys.iter().find_map(|(name, key)| Some((key, text.strip_prefix(name)?)));
-            own.map_or_else(|| text.to_owned(), |(key, rest)| format!("{key}{rest}"))
-        })
-    })
-}
-
-/// The VLAN of a frame's tag; 0 for one that carries a priority alone.
-fn vlan_of(word: &str) -> Result<u16, Failure> {
-    let vlan = word.parse().ok().filter(|vlan| *vlan <= MAX_VLAN);
-    vlan.ok_or_else(|| Failure::usage(format!("vlan must be 0 to {MAX_VLAN}, not '{word}'")))
-}
-
-/// A frame's length, from an Ethernet header to the longest that the switch carries.
-fn frame_length(word: &str) -> Result<u32, Failure> {
-    let length = word.parse().ok();
-    let length = length.filter(|length| (MIN_FRAME_LEN..=MAX_FRAME_LEN).contains(length));
-    length.ok_or_else(|| {
-        let (least, most) = (MIN_FRAME_LEN, MAX_FRAME_LEN);
-        Failure::usage(format!("len must be a number from {least} to {most}, not '{word}'"))
-    })
+    let frame: Result<Trace, _> = wire::read(parameters(("port", port), settings)?);
+    client.call(&frame.map_err(|fault| Failure::answered(fault.message()))?)
 }
 
 /// What is to be added.
 fn new_port(kind: Kind, name: &str, settings: &[String], may_exist: bool) -> Result<Add, Failure> {
-    let mut parameters = parameters(name, settings)?;
-    if may_exist {
-        parameters.insert("may_exist".to_owned(), true.into());
-    }
-    Ok(Add { kind, parameters })
+    let keys = EntryKeys(parameters(("name", name), settings)?);
+    Ok(Add { kind: Some(kind.name().to_owned()), may_exist: Some(may_exist), keys })
 }
 
 /// What is to be changed: a key without a value gets its default.
 fn changed(kind: Kind, name: &str, settings: &[String]) -> Result<Set, Failure> {
     let is_unset = |setting: &&String| setting.len() > 1 && setting.ends_with('=');
     let (unset, given): (Vec<&String>, Vec<&String>) = settings.iter().partition(is_unset);
-    let mut parameters = parameters(name, given)?;
-    if !unset.is_empty() {
-        let keys = unset.iter().map(|setting| setting.trim_end_matches('='));
-        parameters.insert("unset".to_owned(), keys.collect());
-    }
-    Ok(Set { kind, parameters })
+    let unset = unset.iter().map(|setting| setting.trim_end_matches('=').to_owned()).collect();
+    let keys = LiveKeys(parameters(("name", name), given)?);
+    Ok(Set { kind: Some(kind.name().to_owned()), unset: Some(unset), keys })
 }
 
 /// `KEY=VALUE …` as parameters: varlink has `_` where the configuration has `-`, numbers where
 /// these are meant, and a list where a key may be repeated.
 fn parameters<'s>(
-    name: &str,
+    (first, name): (&str, &str),
     settings: impl IntoIterator<Item = &'s String>,
 ) -> Result<Parameters, Failure> {
     let mut parameters = Parameters::new();
-    parameters.insert("name".to_owned(), name.into());
+    parameters.insert(first.to_owned(), name.into());
     for setting in settings {
         let Some((key, word)) = setting.split_once('=') else {
             let text = format!("{setting:?} is not KEY=VALUE, see vioswitchctl port add --help");
@@ -368,9 +319,10 @@ fn parameters<'s>(
         };
         let key = key.replace('-', "_");
         let known = KEYS.iter().find(|known| known.field() == key);
-        let value = match (known.map_or("", Key::varlink), word.parse::<i64>()) {
-            ("int", Ok(number)) => number.into(),
-            ("[]string", _) => json!([word]),
+        let value = match (known.map(Key::varlink), word.parse::<i64>()) {
+            // Not of a port: a frame's length.
+            (Some("int") | None, Ok(number)) => number.into(),
+            (Some("[]string"), _) => json!([word]),
             _ => word.into(),
         };
         match (parameters.get_mut(&key), value) {

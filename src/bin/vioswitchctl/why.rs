@@ -169,10 +169,9 @@ fn one_way(
     let (Some(source), Some(destination)) = (&from.address, &to.address) else { return Ok(()) };
     let (vlan, from, to) = (from.tag().map(Into::into), &from.port.name, &to.port.name);
     for (length, what) in [(SHORT, "frames"), (LONG, "long frames")] {
-        let (source, destination) = (source.clone(), destination.clone());
-        let length = Some(length.into());
+        let (src, dst, len) = (source.clone(), destination.clone(), Some(length.into()));
         let (port, vlan) = (from.clone(), vlan.clone());
-        let traced = client.call(&Trace { port, source, destination, length, vlan, ip: None })?;
+        let traced = client.call(&Trace { port, src, dst, len, vlan, ip: None })?;
         if traced.ports.contains(to) {
             continue;
         }

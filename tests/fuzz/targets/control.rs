@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use vioswitch::config::{Asked, Config, Machine, Request, Settings, Texts};
-use vioswitch::control::{Control, ControlSocket};
+use vioswitch::control::ControlSocket;
 use vioswitch::daemon::{Daemon, Reloader};
+use vioswitch::sys::service::Service;
 
 use super::input::Input;
 
@@ -57,7 +58,7 @@ struct World {
     ports: Vec<Settings>,
     /// Connected from the start on: a panic of the thread would end that.
     witness: UnixStream,
-    control: Control,
+    control: Service,
 }
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);

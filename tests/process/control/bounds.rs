@@ -112,7 +112,7 @@ fn a_client_that_never_reads_is_closed() {
     // An answer of many parts stands still until it is read.
     for n in 0..64 {
         let macs: Vec<String> = (0..64).map(|m| format!("02:00:00:00:{n:02x}:{m:02x}")).collect();
-        watcher.call("AddPort", json!({"name": format!("x{n}"), "mac": macs}));
+        watcher.call("Add", json!({"name": format!("x{n}"), "mac": macs}));
     }
     let list = json!({"method": format!("{INTERFACE}.ListAddresses"), "more": true}).to_string();
     let mut clients: Vec<Client> = (0..8).map(|_| lab.client()).collect();
@@ -128,7 +128,7 @@ fn a_client_that_never_reads_is_closed() {
     assert!(told > 64 * 64, "{told}");
     drop(clients);
     for n in 0..64 {
-        let answer = watcher.call("DeletePort", json!({"name": format!("x{n}")}));
+        let answer = watcher.call("Delete", json!({"name": format!("x{n}")}));
         assert!(answer["error"].is_null(), "{answer}");
     }
     // A thread that has ended is counted until it gets a CPU for the last time.
@@ -160,7 +160,7 @@ fn connections_are_bounded_and_a_few_are_kept_for_admins_and_root() {
         let mut others = lab.clients_of(PLACES - FOR_ROOT - FOR_ADMINS, VIEWER, &[]);
         for client in &mut others {
             assert!(client.call("GetStatus", json!({}))["error"].is_null());
-            let refused = client.call("AddPort", json!({"name": "x"}));
+            let refused = client.call("Add", json!({"name": "x"}));
             assert_eq!(refused["error"], format!("{INTERFACE}.NotPermitted"));
         }
         assert!(lab.clients_of(1, VIEWER, &[])[0].closes(), "one more");
@@ -241,7 +241,7 @@ fn nobody_waits_for_a_port_that_is_being_removed() {
     let fe = Frontend::connect(&lab.d.socket(0), LOST).expect("connect");
     let mut clients: Vec<Client> = (0..8).map(|_| lab.client()).collect();
     // All want the same port gone; whoever asks meanwhile is served.
-    let call = json!({"method": format!("{INTERFACE}.DeletePort"), "parameters": {"name": "p0"}});
+    let call = json!({"method": format!("{INTERFACE}.Delete"), "parameters": {"name": "p0"}});
     clients.iter_mut().for_each(|client| client.ask(&call));
     assert!(lab.client().call("GetStatus", json!({}))["error"].is_null());
     let answers: Vec<_> = clients.iter_mut().map(|client| client.answer().unwrap()).collect();
@@ -251,7 +251,7 @@ fn nobody_waits_for_a_port_that_is_being_removed() {
     assert!(!lab.d.socket(0).exists() && lab.d.socket(1).exists());
     drop(fe);
     // Ended in the middle of a removal, and with clients that are connected.
-    let call = json!({"method": format!("{INTERFACE}.DeletePort"), "parameters": {"name": "p1"}});
+    let call = json!({"method": format!("{INTERFACE}.Delete"), "parameters": {"name": "p1"}});
     clients[0].ask(&call);
     lab.d.stop();
     assert!(clients[1].closes());

@@ -63,14 +63,14 @@ fn an_option_that_is_a_key_is_proposed_as_a_key() {
 fn a_trace_names_the_key_that_is_wrong() {
     let lab = Lab::new(1, &[]);
     for (args, words) in [
-        (&[SOURCE, DESTINATION, "len=9"][..], "len must be a number from 14 to 65557, not '9'"),
-        (&[SOURCE, DESTINATION, "len=x"], "len must be a number from 14 to 65557, not 'x'"),
-        (&[SOURCE], "dst is missing: a frame is src=MAC dst=MAC [vlan=VLAN] [ip=IP] [len=BYTES]"),
-        (&[SOURCE, "dst=2"], "dst must be a MAC address, such as 52:54:00:12:34:56"),
+        (&[SOURCE, DESTINATION, "len=9"][..], "len must be a number from 14 to 65557"),
         (
-            &[SOURCE, "to=2"],
-            "unknown key 'to': a frame is src=MAC dst=MAC [vlan=VLAN] [ip=IP] [len=BYTES]",
+            &[SOURCE, DESTINATION, "len=x"],
+            "parameter 'len' is unknown, missing or of the wrong type",
         ),
+        (&[SOURCE], "parameter 'dst' is unknown, missing or of the wrong type"),
+        (&[SOURCE, "dst=x"], "dst must be a MAC address, such as 52:54:00:12:34:56"),
+        (&[SOURCE, "to=2"], "parameter 'to' is unknown, missing or of the wrong type"),
     ] {
         let args: Vec<&str> = ["trace", "p0"].iter().chain(args).copied().collect();
         assert_eq!(lab.fails(&args), (2, words.to_owned()), "{args:?}");

@@ -306,7 +306,7 @@ fn long_answers_come_in_parts() {
     let mut client = lab.client();
     for n in 0..40 {
         let macs: Vec<String> = (0..20).map(|m| format!("02:00:00:00:{n:02x}:{m:02x}")).collect();
-        let answer = client.call("AddPort", json!({"name": format!("p{n}"), "mac": macs}));
+        let answer = client.call("Add", json!({"name": format!("p{n}"), "mac": macs}));
         assert_eq!(answer["parameters"]["number"], n, "{answer}");
     }
     let mut parts = |method: &str, key: &str| {
@@ -354,11 +354,11 @@ fn a_wrong_call_gets_a_typed_error() {
         (with("GetPort", json!({"name": []})), "InvalidParameter", "name"),
         (with("GetPort", json!({"name": "p0", "nam": 1})), "InvalidParameter", "nearest"),
         (with("GetWorkers", json!({"x": null})), "InvalidParameter", "x"),
-        (with("DeletePort", json!({})), "InvalidParameter", "name"),
-        (with("DeletePort", json!({"name": "p0", "force": true})), "InvalidParameter", "force"),
+        (with("Delete", json!({})), "InvalidParameter", "name"),
+        (with("Delete", json!({"name": "p0", "force": true})), "InvalidParameter", "force"),
         (with("FlushAddresses", json!({"port": false})), "InvalidParameter", "port"),
-        (with("AddPort", json!({})), "InvalidParameter", "name"),
-        (with("AddTap", json!({"name": 1})), "InvalidParameter", "name"),
+        (with("Add", json!({})), "InvalidParameter", "name"),
+        (with("Add", json!({"kind": "tap", "name": 1})), "InvalidParameter", "name"),
     ] {
         client.ask(&json!({"method": method, "parameters": parameters}));
         let answer = client.answer().expect("an answer");
@@ -366,13 +366,13 @@ fn a_wrong_call_gets_a_typed_error() {
         assert!(answer.to_string().contains(words), "{answer}");
     }
     for (method, parameters, field, value) in [
-        ("AddPort", json!({"name": "x", "mac": [1]}), "mac", "[1]"),
-        ("AddPort", json!({"name": "x", "queues": 1.5}), "queues", "1.5"),
-        ("AddPort", json!({"name": "x", "offload": false}), "offload", "false"),
-        ("AddPort", json!({"name": "x", "socket_mode": "9"}), "socket_mode", "9"),
-        ("AddPort", json!({"name": "x", "nonsense": {}}), "nonsense", "{}"),
-        ("AddPort", json!({"name": "x", "socket": "y".repeat(200)}), "socket", "yyy"),
-        ("AddTap", json!({"name": "x", "ifname": "t", "queues": 65}), "queues", "65"),
+        ("Add", json!({"name": "x", "mac": [1]}), "mac", "[1]"),
+        ("Add", json!({"name": "x", "queues": 1.5}), "queues", "1.5"),
+        ("Add", json!({"name": "x", "offload": false}), "offload", "false"),
+        ("Add", json!({"name": "x", "socket_mode": "9"}), "socket_mode", "9"),
+        ("Add", json!({"name": "x", "nonsense": {}}), "nonsense", "{}"),
+        ("Add", json!({"name": "x", "socket": "y".repeat(200)}), "socket", "yyy"),
+        ("Add", json!({"kind": "tap", "name": "x", "ifname": "t", "queues": 65}), "queues", "65"),
     ] {
         let answer = client.call(method, parameters);
         assert_eq!(answer["error"], own("InvalidParameter"), "{answer}");
@@ -381,15 +381,15 @@ fn a_wrong_call_gets_a_typed_error() {
         assert!(told["value"].as_str().unwrap().starts_with(value), "{answer}");
         assert!(!told["wanted"].as_str().unwrap().is_empty(), "{answer}");
     }
-    assert_eq!(client.call("AddPort", json!({"name": "p0"}))["error"], own("PortExists"));
+    assert_eq!(client.call("Add", json!({"name": "p0"}))["error"], own("PortExists"));
     let taken = json!({"name": "x", "socket": lab.d.socket(0)});
-    assert_eq!(client.call("AddPort", taken)["error"], own("Refused"));
-    assert_eq!(client.call("DeletePort", json!({"name": "x"}))["error"], own("NoSuchPort"));
+    assert_eq!(client.call("Add", taken)["error"], own("Refused"));
+    assert_eq!(client.call("Delete", json!({"name": "x"}))["error"], own("NoSuchPort"));
     client.ask(&json!({"method": own("GetStatus"), "upgrade": true}));
     assert_eq!(client.answer().unwrap()["error"], "org.varlink.service.InvalidParameter");
     // No answer is wanted, and the next call's is the next one.
     client.ask(&json!({"method": own("Nonsense"), "oneway": true}));
-    client.ask(&json!({"method": own("DeletePort"), "oneway": true, "parameters": {"name": "p0"}}));
+    client.ask(&json!({"method": own("Delete"), "oneway": true, "parameters": {"name": "p0"}}));
     client.ask(&json!({"method": "org.varlink.service.GetInfo"}));
     let info = client.answer().expect("an answer");
     assert_eq!(info["parameters"]["interfaces"], json!([service, INTERFACE]));
@@ -448,7 +448,7 @@ fn the_varlink_crate_understands_the_switch() {
     };
     let status = method("GetStatus", json!({})).call().expect("a status");
     assert_eq!(status["pid"], lab.d.pid());
-    let added = method("AddPort", json!({"name": "x", "queues": 2})).call().expect("added");
+    let added = method("Add", json!({"name": "x", "queues": 2})).call().expect("added");
     assert_eq!(added["number"], 40);
     let mut list = method("ListPorts", json!({}));
     let parts = list.more().expect("several parts");

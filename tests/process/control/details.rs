@@ -125,7 +125,7 @@ fn static_addresses_come_and_go() {
         assert_eq!(answer["parameters"]["field"], "mac");
     }
     assert_eq!(add(&mut client, mac, "p7")["error"], format!("{INTERFACE}.NoSuchPort"));
-    client.call("DeletePort", json!({"name": "p0"}));
+    client.call("Delete", json!({"name": "p0"}));
     assert_eq!(client.call("GetStatus", json!({}))["parameters"]["addresses"], 0);
     lab.d.stop();
 }

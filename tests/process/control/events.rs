@@ -161,8 +161,8 @@ fn who_does_not_read_is_told_what_was_lost() {
     let mut client = lab.client();
     for n in 0..testkit::rounds(200, 1_500, 5_000) {
         let name = format!("x{n}");
-        assert!(client.call("AddPort", json!({"name": name}))["error"].is_null());
-        assert!(client.call("DeletePort", json!({"name": name}))["error"].is_null());
+        assert!(client.call("Add", json!({"name": name}))["error"].is_null());
+        assert!(client.call("Delete", json!({"name": name}))["error"].is_null());
     }
     let last = client.call("GetStatus", json!({}))["parameters"]["events"].as_u64().unwrap();
     assert!(last > 400);

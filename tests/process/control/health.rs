@@ -333,7 +333,7 @@ fn a_try_that_lasts_holds_up_no_client_and_no_removal() {
     };
     let status = (0..10).find_map(|_| answered()).expect("an answer before a try is over");
     assert_eq!(status["degradations"][0]["subject"], "p1", "{status}");
-    let answer = client.call("DeletePort", json!({"name": "p1"}));
+    let answer = client.call("Delete", json!({"name": "p1"}));
     assert!(answer["error"].is_null(), "{answer}");
     assert!(!is_tried() && !late.join("p1").exists(), "{}", lab.d.log());
     assert!(is_healthy(&lab) && !lab.ctl(&["port", "show", "p1"]).status.success());

@@ -178,7 +178,7 @@ fn others_are_served(lab: &Lab, while_at: &str) {
     for (method, parameters) in [
         ("GetStatus", json!({})),
         ("GetPort", json!({"name": "p0"})),
-        ("SetPort", json!({"name": "p0", "mtu": 1500})),
+        ("Set", json!({"name": "p0", "mtu": 1500})),
     ] {
         let (told, took) = timed(lab, method, parameters);
         assert!(told["error"].is_null(), "{told}");
@@ -201,19 +201,17 @@ fn a_port_that_is_added_where_no_file_answers_holds_up_nobody() {
             return skip("FUSE cannot be mounted");
         };
         // It is silent when the socket is opened, or before, when the path is followed.
-        for (method, name, file) in [
-            ("AddPort", "a", "sock"),
-            ("AddStream", "b", "deep/sock"),
-            ("AddPort", "c", "deep/sock"),
-        ] {
+        for (kind, name, file) in
+            [("port", "a", "sock"), ("stream", "b", "deep/sock"), ("port", "c", "deep/sock")]
+        {
             let path = directory.join(file);
             let mut client = lab.client();
-            let call = json!({"name": name, "socket": path});
+            let call = json!({"kind": kind, "name": name, "socket": path});
             let began = Instant::now();
-            client.ask(&json!({"method": format!("{INTERFACE}.{method}"), "parameters": call}));
-            others_are_served(&lab, method);
+            client.ask(&json!({"method": format!("{INTERFACE}.Add"), "parameters": call}));
+            others_are_served(&lab, name);
             let told = client.answer().expect("an answer");
-            assert!(began.elapsed() < Duration::from_secs(2), "{method}: {:?}", began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(2), "{name}: {:?}", began.elapsed());
             let text = told["parameters"]["reason"].as_str().unwrap_or_default();
             assert!(text.contains(path.to_str().expect("UTF-8")), "{told}");
             assert!(text.contains("does not answer"), "{told}");
@@ -247,11 +245,11 @@ fn a_port_is_changed_where_no_file_answers() {
             return skip("FUSE cannot be mounted");
         };
         let quick = Duration::from_millis(200);
-        let (told, took) = timed(&lab, "SetPort", json!({"name": "hangs", "mtu": 1400}));
+        let (told, took) = timed(&lab, "Set", json!({"name": "hangs", "mtu": 1400}));
         assert_eq!(told["parameters"]["changes"][0]["to"], "1400", "{told}");
         assert!(took < quick, "{took:?}");
         let other = json!({"name": "hangs", "socket": directory.join("other")});
-        let (told, took) = timed(&lab, "SetPort", other);
+        let (told, took) = timed(&lab, "Set", other);
         let text = told["parameters"]["reason"].as_str().unwrap_or_default();
         assert!(text.contains("socket cannot be changed"), "{told}");
         assert!(took < quick, "{took:?}");

@@ -155,15 +155,15 @@ fn a_damaged_file_is_put_aside() {
         ("", "EOF while parsing"),
         (&good[..good.len() / 2], "EOF while parsing"),
         ("\\u{fffd}\\0", "expected"),
-        ("{}", "of another version"),
+        ("{}", "missing field `version`"),
         (&good.replace("\"version\":1", "\"version\":2"), "of another version"),
         (&good.replace("\"queues\":[\"1\"]", "\"queues\":[\"99\"]"), "queues must be"),
-        (&good.replace("\"queues\":[\"1\"]", "\"queues\":[1]"), "is no text"),
+        (&good.replace("\"queues\":[\"1\"]", "\"queues\":[1]"), "invalid type: integer"),
         (&good.replace("\"queues\":[\"1\"]", "\"level\":[\"1\"]"), "unknown key 'level'"),
         (&good.replace("\"name\":\"r1\"", "\"name\":\"/r1\""), "must be 1 to 64"),
         (&good.replace("\"kind\":\"port\"", "\"kind\":\"prot\""), "no kind"),
-        (&good.replace("\"boot\"", "\"root\""), "nothing of its start"),
-        (&good.replace("\"addresses\"", "\"address\""), "nothing of addresses"),
+        (&good.replace("\"boot\"", "\"root\""), "missing field `boot`"),
+        (&good.replace("\"addresses\"", "\"address\""), "missing field `addresses`"),
         (&long, "longer than it may be"),
     ] {
         kept.lab.d.kill();
@@ -255,8 +255,8 @@ fn each_port_is_whole_or_absent_after_a_kill() {
             let name = format!("r{}", rng.below(8));
             let mtu = 1000 + rng.below(1000);
             let (method, parameters) = match known.contains_key(&name) {
-                true => ("DeletePort", json!({"name": name})),
-                false => ("AddPort", json!({"name": name, "mtu": mtu})),
+                true => ("Delete", json!({"name": name})),
+                false => ("Add", json!({"name": name, "mtu": mtu})),
             };
             let call = json!({"method": format!("{INTERFACE}.{method}"), "parameters": parameters});
             let Some(answer) = client.try_call(&call) else { break (name, mtu) };

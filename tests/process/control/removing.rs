@@ -93,7 +93,7 @@ fn a_removal_that_lasts_goes_on_by_itself() {
         // Its name is not free, and that is said with a name for programs. Its address is.
         let other = format!("socket={}", lab.socket("other").display());
         let call = json!({"name": "x", "socket": lab.socket("other").display().to_string()});
-        let refused = lab.client().call("AddPort", call);
+        let refused = lab.client().call("Add", call);
         assert_eq!(refused["error"], format!("{INTERFACE}.PortBeingRemoved"), "{refused}");
         lab.done(&["port", "add", "y", &other, &mac]);
         assert!(lab.done(&["fdb", "show", "y"]).contains(MAC));

@@ -182,10 +182,10 @@ fn json_is_as_described() {
     let vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
     for (args, method) in [
         (&["status"][..], "GetStatus"),
-        (&["port", "add", "x", "mtu=1500"], "AddPort"),
-        (&["port", "set", "x", "mtu=", "flood=off"], "SetPort"),
+        (&["port", "add", "x", "mtu=1500"], "Add"),
+        (&["port", "set", "x", "mtu=", "flood=off"], "Set"),
         (&["fdb", "add", "02:00:00:00:00:01", "x"], "AddAddress"),
-        (&["port", "set", "x", "mtu=1400"], "SetPort"),
+        (&["port", "set", "x", "mtu=1400"], "Set"),
         (&["config", "show"], "GetConfig"),
         (&["port", "list"], "ListPorts"),
         (&["tap", "list"], "ListPorts"),
@@ -198,7 +198,7 @@ fn json_is_as_described() {
         (&["config", "show"], "GetConfig"),
         (&["fdb", "flush"], "FlushAddresses"),
         (&["fdb", "del", "02:00:00:00:00:01"], "DeleteAddress"),
-        (&["port", "del", "x"], "DeletePort"),
+        (&["port", "del", "x"], "Delete"),
     ] {
         schema.named(method, &lab.json(args), &args.join(" "));
     }
@@ -276,9 +276,9 @@ fn every_method_that_is_described_is_there() {
         let error = answer["error"].as_str().expect("a parameter that there is not");
         assert!(!error.ends_with("MethodNotFound"), "{method}: {answer}");
     }
-    let answer = client.call("AdPort", json!({}));
+    let answer = client.call("GetPorts", json!({}));
     assert_eq!(answer["error"], "org.varlink.service.MethodNotFound");
-    assert_eq!(answer["parameters"]["nearest"], "AddPort");
+    assert_eq!(answer["parameters"]["nearest"], "GetPort");
     lab.d.stop();
 }
 
@@ -325,7 +325,7 @@ fn json_of_an_uplink_and_of_its_frames_is_as_described() {
         for (args, method) in [
             (&["tap", "list"][..], "ListPorts"),
             (&["tap", "show", "up"], "GetPortDetails"),
-            (&["tap", "set", "up", "mtu=1400"], "SetTap"),
+            (&["tap", "set", "up", "mtu=1400"], "Set"),
         ] {
             schema.named(method, &lab.json(args), &args.join(" "));
         }

@@ -50,7 +50,7 @@ fn a_trace_says_what_becomes_of_a_frame() {
         (mac_of(1), mac_of(8), 60, "", true),
     ] {
         let parameters = json!({
-            "port": "p0", "source": text(from), "destination": text(to), "length": len,
+            "port": "p0", "src": text(from), "dst": text(to), "len": len,
         });
         let answer = lab.client().call("Trace", parameters);
         let told = &answer["parameters"];

@@ -35,7 +35,7 @@ fn a_wait_ends_with_its_time_or_its_port() {
 
     client
         .ask(&json!({"method": format!("{INTERFACE}.WaitForPort"), "parameters": {"name": "p0"}}));
-    lab.client().call("DeletePort", json!({"name": "p0"}));
+    lab.client().call("Delete", json!({"name": "p0"}));
     assert_eq!(client.answer().expect("an answer")["error"], format!("{INTERFACE}.NoSuchPort"));
 
     for (parameters, error) in [

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use vioswitch::wire::{State, Status, Traffic};
+use vioswitch::wire::{State, Status};
 
-use crate::look::Stats;
+use crate::look::{self, Rates, Stats};
 
 /// Rates that are remembered of each port, for its curve.
 pub const HISTORY: usize = 60;
@@ -35,26 +35,23 @@ impl Sort {
     }
 }
 
-/// Frames and bits in a second.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Rate {
-    pub frames: f64,
-    pub bits: f64,
-}
-
 /// One port.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Row {
     pub name: String,
     pub state: State,
-    pub input: Rate,
-    pub output: Rate,
-    /// Drops in a second, in both directions.
-    pub drops: f64,
-    /// The reason of most of them.
+    pub rates: Rates,
+    /// The reason of most drops.
     pub reason: String,
     /// Frames a second, in both directions, the newest last.
     pub history: Vec<f64>,
+}
+
+impl Row {
+    /// Drops in a second, in both directions.
+    pub fn drops(&self) -> f64 {
+        self.rates.r#in.drops + self.rates.out.drops
+    }
 }
 
 /// A port that is shown alone.
@@ -93,51 +90,33 @@ pub struct Model {
 impl Model {
     /// Takes a look at the switch of `now` over.
     pub fn update(&mut self, all: Stats, now: Instant) {
-        let nothing = Stats::default();
         let (before, seconds) = match &self.last {
             Some((before, then)) => (before, (now - *then).as_secs_f64().max(0.001)),
-            None => (&nothing, 0.0),
-        };
-        let each = |before: u64, after: u64| match seconds > 0.0 {
-            true => after.saturating_sub(before) as f64 / seconds,
-            false => 0.0,
+            None => (&all, 1.0),
         };
         let mut rows = Vec::new();
         for port in &all.ports {
             // One that came since has had no time to do anything.
             let known = before.ports.iter().find(|old| old.number == port.number).unwrap_or(port);
-            let rate = |before: &Traffic, after: &Traffic| Rate {
-                frames: each(before.frames, after.frames),
-                bits: 8.0 * each(before.bytes, after.bytes),
-            };
-            let (mut drops, mut most) = (0.0, (0.0, String::new()));
-            for (before, after) in [(&known.r#in, &port.r#in), (&known.out, &port.out)] {
-                for (reason, count) in &after.drops {
-                    let rate = each(before.drops.get(reason).copied().unwrap_or(0), *count);
-                    drops += rate;
-                    if rate > most.0 {
-                        most = (rate, reason.clone());
-                    }
-                }
-            }
-            let name = port.name.clone();
-            let (input, output) = (rate(&known.r#in, &port.r#in), rate(&known.out, &port.out));
+            let drops = [(&known.r#in, &port.r#in), (&known.out, &port.out)].into_iter();
+            let drops = drops.flat_map(|(before, after)| {
+                after.drops.iter().map(|(reason, count)| {
+                    (count.saturating_sub(before.drops.get(reason).copied().unwrap_or(0)), reason)
+                })
+            });
+            let most = drops.filter(|(more, _)| *more > 0).max_by_key(|(more, _)| *more);
+            let (name, rates) = (port.name.clone(), look::rates(known, port, seconds));
             let history = self.histories.entry(name.clone()).or_default();
             if history.len() == HISTORY {
                 history.pop_front();
             }
-            history.push_back(input.frames + output.frames);
+            history.push_back(rates.r#in.frames + rates.out.frames);
             let history = history.iter().copied().collect();
-            let state = port.state;
-            rows.push(Row { name, state, input, output, drops, reason: most.1, history });
+            let (state, reason) = (port.state, most.map(|(_, reason)| reason.clone()));
+            rows.push(Row { name, state, rates, reason: reason.unwrap_or_default(), history });
         }
-        let cycles = all.workers.cycles_per_second.max(1) as f64;
-        let old = &before.workers.workers;
-        let busy = all.workers.workers.iter().enumerate().map(|(n, worker)| {
-            let before = old.get(n).unwrap_or(worker);
-            each(before.busy_cycles, worker.busy_cycles) / cycles
-        });
-        self.workers = busy.collect();
+        let busy = look::busy(&before.workers, &all.workers, seconds);
+        self.workers = busy;
         self.histories.retain(|name, _| rows.iter().any(|row| row.name == *name));
         self.all = rows;
         self.last = Some((all, now));
@@ -151,9 +130,9 @@ impl Model {
             self.all.iter().filter(|row| row.name.contains(&self.filter)).cloned().collect();
         let by = |row: &Row| match self.sort {
             Sort::Name => 0.0,
-            Sort::In => row.input.bits,
-            Sort::Out => row.output.bits,
-            Sort::Drops => row.drops,
+            Sort::In => row.rates.r#in.bytes,
+            Sort::Out => row.rates.out.bytes,
+            Sort::Drops => row.drops(),
         };
         self.rows.sort_by(|a, b| by(b).total_cmp(&by(a)).then_with(|| a.name.cmp(&b.name)));
         let place = |name| self.rows.iter().position(|row| row.name == name);
@@ -231,15 +210,15 @@ mod tests {
     fn rates_are_of_the_time_between_two_looks() {
         let (mut model, start) = (Model::default(), Instant::now());
         model.update(look(1000), start);
-        assert_eq!((model.rows[0].input, model.workers[0]), (Rate::default(), 0.0));
+        assert_eq!((model.rows[0].rates, model.workers[0]), (Rates::default(), 0.0));
         model.update(look(2000), start + Duration::from_secs(2));
         let vm2 = &model.rows[1];
-        assert_eq!(vm2.input, Rate { frames: 1000.0, bits: 800_000.0 });
-        assert_eq!((vm2.drops, vm2.reason.as_str()), (2000.0, "no_buffer"));
+        assert_eq!((vm2.rates.r#in.frames, vm2.rates.r#in.bytes), (1000.0, 100_000.0));
+        assert_eq!((vm2.drops(), vm2.reason.as_str()), (2000.0, "no_buffer"));
         assert_eq!((&vm2.history[..], model.workers[0]), (&[0.0, 1000.0][..], 0.5));
         // A switch that was restarted has counted less.
         model.update(look(10), start + Duration::from_secs(3));
-        assert_eq!(model.rows[1].input, Rate::default());
+        assert_eq!(model.rows[1].rates, Rates::default());
         for second in 0..100 {
             model.update(look(10), start + Duration::from_secs(4 + second));
         }

@@ -32,11 +32,11 @@ struct Column {
 const COLUMNS: [Column; 8] = [
     text("NAME", Some(Sort::Name), [4, 64], 7, |row| row.name.clone()),
     text("STATE", None, [9, 11], 2, |row| row.state.to_string()),
-    number("IN f/s", None, 1, |row| rate(row.input.frames)),
-    number("IN bit/s", Some(Sort::In), 5, |row| rate(row.input.bits)),
-    number("OUT f/s", None, 1, |row| rate(row.output.frames)),
-    number("OUT bit/s", Some(Sort::Out), 6, |row| rate(row.output.bits)),
-    number("DROPS/s", Some(Sort::Drops), 4, |row| rate(row.drops)),
+    number("IN f/s", None, 1, |row| rate(row.rates.r#in.frames)),
+    number("IN bit/s", Some(Sort::In), 5, |row| rate(8.0 * row.rates.r#in.bytes)),
+    number("OUT f/s", None, 1, |row| rate(row.rates.out.frames)),
+    number("OUT bit/s", Some(Sort::Out), 6, |row| rate(8.0 * row.rates.out.bytes)),
+    number("DROPS/s", Some(Sort::Drops), 4, |row| rate(row.drops())),
     text("REASON", None, [9, 16], 3, |row| row.reason.clone()),
 ];
 
@@ -180,7 +180,7 @@ fn cell(column: &Column, row: &Row) -> Cell<'static> {
     let cell = Cell::from(Line::from((column.cell)(row)).alignment(column.align));
     match column.title {
         "STATE" if row.state != State::Attached => cell.dim(),
-        "DROPS/s" | "REASON" if row.drops > 0.0 => cell.red(),
+        "DROPS/s" | "REASON" if row.drops() > 0.0 => cell.red(),
         _ => cell,
     }
 }
@@ -211,10 +211,13 @@ fn keys(model: &Model, width: u16) -> Vec<Line<'static>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::look::{Rate, Rates};
 
     fn row(name: &str, state: State, reason: &str) -> Row {
         let (name, reason) = (name.to_owned(), reason.to_owned());
-        Row { name, state, reason, drops: 1.0, ..Row::default() }
+        let r#in = Rate { drops: 1.0, ..Rate::default() };
+        let rates = Rates { r#in, ..Rates::default() };
+        Row { name, state, reason, rates, ..Row::default() }
     }
 
     #[test]
