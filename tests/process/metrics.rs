@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -184,8 +184,12 @@ impl Drop for Prometheus {
     }
 }
 
+/// Of an IP address that no other process uses: another one's connection would take the port.
 fn free_address() -> std::net::SocketAddr {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    static LAST: AtomicU8 = AtomicU8::new(0);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let ip = Ipv4Addr::new(127, 1 + high % 254, low, 1 + LAST.fetch_add(1, Ordering::Relaxed));
+    let free = std::net::TcpListener::bind((ip, 0)).expect("bind");
     free.local_addr().expect("address")
 }
 

@@ -467,13 +467,18 @@ impl Daemon {
         tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
     }
 
-    /// The directory in /proc of its thread of this name.
+    /// The directory in /proc of its thread of this name, which it gives itself when it first runs.
     pub fn thread(&self, name: &str) -> PathBuf {
-        let tasks = fs::read_dir(self.proc("task")).expect("tasks").flatten();
         let named = |path: &PathBuf| {
             fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name)
         };
-        tasks.map(|task| task.path()).find(named).expect(name)
+        let mut found = None;
+        wait_for(Duration::from_secs(20), || {
+            let tasks = fs::read_dir(self.proc("task")).expect("tasks").flatten();
+            found = tasks.map(|task| task.path()).find(named);
+            found.is_some()
+        });
+        found.expect(name)
     }
 
     /// How long the daemon's threads and this process's stood ready without a CPU, in all.
