@@ -1,11 +1,11 @@
 //! What happens in the switch, for those who watch it: a bounded ring of typed events.
 //!
-//! An event is told once, here: it becomes a line in the log, and is kept for clients of the
+//! An event is reported once, here: it becomes a line in the log, and is kept for clients of the
 //! control socket, the oldest making way for the newest. Frames are no events; what happens for
 //! each of them is counted.
 //!
 //! Rules: a thread that tells never waits for one that reads. While events are read, new ones wait
-//! in a short queue, and one for which that has no room is lost with a count. A worker tells only
+//! in a short queue, and one for which that has no room is lost with a count. A worker reports only
 //! of what is rare, and never with a ring's lock held: the reader is woken by a system call. What a
 //! guest or a front-end can bring about is bounded for each port ([`PortEvents`]), and what was
 //! left out for that is a number in the port's next event. An event has a number, so that a client
@@ -200,7 +200,7 @@ pub enum Detached {
 /// A kind of events: its name, and its number in the journal's catalog, which never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// As clients are told.
+    /// As clients see it.
     pub name: &'static str,
     /// `MESSAGE_ID=` of its lines in the journal.
     pub message_id: &'static str,
@@ -380,7 +380,7 @@ pub struct Events {
     news: Arc<Waker>,
 }
 
-/// What a client is told at a time.
+/// What a client gets at a time.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Told {
     /// Events that it asked for and that are not kept any more.
@@ -402,10 +402,10 @@ impl Events {
         self.tell_after(0, what);
     }
 
-    /// The same after so many of the kind that were not told.
+    /// The same after so many of the kind that were not reported.
     pub fn tell_after(&self, untold: u64, what: What) {
         what.log(None);
-        // No worker tells that: it may wait for room.
+        // No worker reports that: it may wait for room.
         drop(self.ring());
         self.keep(None, untold, what);
     }
@@ -494,7 +494,7 @@ impl PortEvents {
         told
     }
 
-    /// Tells the end of something whose beginning was told.
+    /// Reports the end of something whose beginning was reported.
     pub fn tell_surely(&self, name: &str, what: What) {
         what.log(Some(name));
         self.keep(name, what);

@@ -2,7 +2,7 @@
 //!
 //! Several files are one configuration: their entries add up, and what is given twice is an error
 //! that names both places. The parser recovers from errors, so all files are read to their end and
-//! all of their errors are told at once. With a syntax error in one of them only those are told:
+//! all of their errors are shown at once. With a syntax error in one of them only those are shown:
 //! what else looks wrong may follow from them.
 
 use std::collections::HashMap;
@@ -48,7 +48,7 @@ pub(super) fn check(
     if complaints.is_empty() { Ok(checked) } else { Err(report(texts, complaints)) }
 }
 
-/// What stands outside of any entry in two files. Which of them is meant cannot be told.
+/// What stands outside of any entry in two files. Which of them is meant is not known.
 fn given_twice(scalars: &[Setting]) -> Vec<Complaint> {
     let mut first: HashMap<&str, &Place> = HashMap::new();
     let mut complaints = Vec::new();
@@ -100,7 +100,7 @@ fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
     Ok((lowering.source, lowering.complaints))
 }
 
-/// What to write instead of a line that is no TOML, where that can be told.
+/// What to write instead of a line that is no TOML, where that is known.
 fn instead(text: &str, at: &Place) -> Option<String> {
     let Place::Line(_, number) = at else { return None };
     let (key, value) = text.lines().nth(number - 1)?.split_once('=')?;

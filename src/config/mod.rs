@@ -7,7 +7,7 @@
 //! control socket gives is read by it too (`settings`).
 //!
 //! Rules: a bad argument is one line that names it; a bad file is all of its errors, each
-//! with its line, and says what to write instead where that can be told. Nothing here opens a
+//! with its line, and says what to write instead where that is known. Nothing here opens a
 //! socket or a device: what can only fail when tried, fails in the daemon, and `daemon::check`
 //! looks for it.
 
@@ -48,7 +48,7 @@ mod types;
 mod validate;
 mod value;
 
-/// Everything the daemon is told before it starts, checked.
+/// Everything the daemon is configured with, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Ports for VMs, then TAPs, then streams, each in the order given and with who gave it. Names,

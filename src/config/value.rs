@@ -288,7 +288,7 @@ pub(super) fn group(setting: &Setting) -> Result<u32, String> {
         Value::Boolean(_) | Value::Other(_) => false,
     };
     if numeric {
-        // The highest number tells chown(2) to change nothing.
+        // The highest number makes chown(2) change nothing.
         let value = match &setting.value {
             Value::Text(text) => Value::Word(text.clone()),
             other => other.clone(),

@@ -1,7 +1,7 @@
 //! A client waits for a port whose socket is being opened.
 //!
 //! The socket's path may lead to a file system that never answers, so a thread of its own follows
-//! it, opens the socket and adds the port. After [`SOCKET_OPEN_TIMEOUT`] the client is told that
+//! it, opens the socket and adds the port. After [`SOCKET_OPEN_TIMEOUT`] the client learns that
 //! there is no answer, and the port does not come later either.
 
 use std::sync::mpsc::TryRecvError;

@@ -36,7 +36,7 @@ impl Switch {
             return Ok(Answer::reply(&Added::default()));
         }
         let wanted = Wanted { settings: wanted, may_exist, any_socket: default };
-        // What is there already is told without a look at a path.
+        // What is there already is answered without a look at a path.
         let mut added = self.daemon().check_name(&name);
         if added.is_ok() {
             if wanted.settings.socket.is_some() {

@@ -6,7 +6,7 @@ use crate::events::{self, Detached, What};
 use crate::limits::EVENTS_A_REPLY;
 use crate::wire::{self, Event, EventList, Fault};
 
-/// A client that is told of events.
+/// A client that gets events.
 #[derive(Debug)]
 pub struct EventStream {
     /// The number of the last one that it knows.

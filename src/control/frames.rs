@@ -30,7 +30,7 @@ pub struct Frames {
     all: bool,
     /// Names of ports, also of those that have gone since.
     names: HashMap<PortId, String>,
-    /// What was collected and not told, and the order to tell it in, from the end.
+    /// What was collected and not sent, and the order to send it in, from the end.
     batches: Vec<Batch>,
     order: Vec<(usize, usize)>,
     begun: bool,
@@ -68,7 +68,7 @@ impl Frames {
         if !std::mem::replace(&mut self.begun, true) {
             return Part::reply(&Packets::default(), true);
         }
-        // What was left before its last port went is told.
+        // What was left before its last port went is sent.
         let over = self.capture.is_over();
         if self.order.is_empty() {
             self.collect(ports);

@@ -391,7 +391,7 @@ impl Switch {
 fn permit(client: &Connection, group: Option<u32>, key: &str) -> Result<(), Fault> {
     let Caller { uid, gid, .. } = client.caller;
     let belongs = |members: u32| {
-        // Who they are cannot be told: they are not.
+        // Where their groups are not known they belong to none.
         gid == members
             || unix_socket::peer_groups(client.as_fd()).is_ok_and(|all| all.contains(&members))
     };

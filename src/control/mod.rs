@@ -13,7 +13,7 @@
 //! * `addresses` static addresses; `changes` ports that are added;
 //! * `details` all that is known of one port;
 //! * `parameters` ranges of values, and the keys of a port;
-//! * `events` what happens, told to those who watch;
+//! * `events` what happens, for clients that watch;
 //! * `findings` what is wrong;
 //! * `wait` an answer that comes when a port is ready;
 //! * `frames` copies of frames for a client;

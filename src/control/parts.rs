@@ -50,7 +50,7 @@ pub enum Stream {
     Events(EventStream),
     /// Copies of frames, as they pass.
     Frames(Frames),
-    /// One reply, when a port's session has told of itself.
+    /// One reply, when a port's session has answered.
     Details(DetailsWait),
     /// Metrics, as they were when they were asked for.
     Metrics(Box<Scrape>),

@@ -26,7 +26,7 @@ use crate::wire::{
     Steps, Unconfirmed,
 };
 
-/// A list that is told in parts, the last one first.
+/// A list that is sent in parts, the last one first.
 #[derive(Debug)]
 pub struct List<T>(Vec<T>);
 

@@ -57,7 +57,7 @@ pub struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Serves nobody yet.
+    /// Serves no client yet.
     pub fn new(
         listener: &'a Listener,
         stop: &EventFd,
@@ -94,7 +94,7 @@ impl<'a> Server<'a> {
 
     /// Takes what has happened, and waits for it while no client is ready. False at the end.
     fn look(&mut self) -> io::Result<bool> {
-        // What happened before it was armed wakes nobody.
+        // What happened before it was armed wakes no thread.
         if self.clients().any(|client| client.idle.is_some()) && self.switch.news.arm() {
             self.resume(|_| true);
         }
@@ -178,7 +178,7 @@ impl<'a> Server<'a> {
         self.shut_door();
     }
 
-    /// Lets nobody in for a moment.
+    /// Lets no client in for a moment.
     fn shut_door(&mut self) {
         if self.watch_listener(EventSet::empty()).is_ok() {
             self.closed_until = Some(Instant::now() + ACCEPT_RETRY_MIN);
@@ -252,7 +252,7 @@ impl<'a> Server<'a> {
         let Some(client) = &mut self.places[place] else { return Ok(()) };
         let call = Call::parse(message).ok_or(Closed::Malformed)?;
         let oneway = call.oneway == Some(true);
-        // One that nobody waits for counts too.
+        // One that no client waits for counts too.
         let many = self.leaving.len() >= CONTROL_CONNECTIONS;
         let answer = match self.switch.answer(call, client, many) {
             Ok(Answer::Reply(parameters)) => reply(parameters, false),

@@ -84,7 +84,7 @@ pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
     groups
 }
 
-/// Why the switch is not all that it was told to be.
+/// Why the switch is not all that it is configured to be.
 pub fn degraded(all: &[Degradation]) -> Vec<String> {
     let shown = all.iter().take(CONTROL_SHOWN_REASONS);
     let mut told: Vec<String> = shown.map(|one| one.text.clone()).collect();

@@ -24,7 +24,7 @@ use crate::wire::{Fault, State, Trace, Traced};
 /// A frame of a ping has 98 bytes.
 const LENGTH: u64 = 98;
 
-/// What is told of a frame.
+/// What the answer has of a frame.
 #[derive(Default)]
 struct Told {
     steps: Vec<String>,

@@ -2,7 +2,7 @@
 //! it: `--check`.
 //!
 //! It may run beside the daemon that serves now, so a socket or TAP in use is none of its business,
-//! and nothing is connected to. It judges with the rights of whoever calls it.
+//! and nothing is connected to. It judges with the rights of its caller.
 
 use std::fs;
 use std::io;

@@ -2,7 +2,7 @@
 //! be said of each case.
 //!
 //! A port, a service or a change that fails does not end the switch. [`Daemon::degradations`] has
-//! all of them; the control socket, the metrics and the service manager are told from it.
+//! all of them; the control socket, the metrics and the service manager have them from it.
 
 use super::Daemon;
 use crate::port::Port;
@@ -60,7 +60,7 @@ impl Code {
     }
 }
 
-/// One thing that the switch was told to have or to do.
+/// One thing that the switch is configured to have or to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Degradation {
     /// What kind it is of.
@@ -82,7 +82,7 @@ impl Degradation {
 }
 
 impl Daemon {
-    /// Why the switch is not all that it was told to be; empty if it is. As many as there are
+    /// Why the switch is not all that it is configured to be; empty if it is. As many as there are
     /// ports, and some more. What can be had later leaves the list.
     pub fn degradations(&self) -> Vec<Degradation> {
         let there = self.store.degraded().chain(self.missing.iter()).cloned();
@@ -116,7 +116,7 @@ impl Daemon {
         (!parts.is_empty()).then(|| format!("degraded, {}", parts.join("; ")))
     }
 
-    /// As the service manager is told of it.
+    /// As the service manager reads it.
     pub fn status_line(&self) -> String {
         self.shortfall().unwrap_or_else(|| "all sockets exist".to_owned())
     }

@@ -117,7 +117,7 @@ fn segment(ports: &PortTable, port: &Port) -> Option<facts::Segment> {
 }
 
 fn link(port: &Port) -> Option<Link> {
-    // Of one that is left out the degradation tells.
+    // Of one that is left out the degradation says so.
     let (_, interface) = port.as_tap().filter(|_| !port.is_left_out())?;
     let state = match port.is_up() {
         false => LinkState::Gone,

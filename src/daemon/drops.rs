@@ -26,7 +26,7 @@ struct Running {
     before: u64,
     /// The second of the last one.
     last: u32,
-    /// Its beginning was told, so its end will be.
+    /// Its beginning was reported, so its end will be.
     told: bool,
 }
 
@@ -36,7 +36,7 @@ impl Drops {
         Drops { counts: traffic.map(counts), running: Vec::new() }
     }
 
-    /// True if nothing is left to be told, unless more is dropped.
+    /// True if nothing is left to be reported, unless more is dropped.
     pub fn are_over(&self) -> bool {
         self.running.is_empty()
     }

@@ -89,7 +89,7 @@ impl Acceptor {
         }
     }
 
-    /// Serves front-ends on behalf of a port until it is told to stop. A panic outside a session
+    /// Serves front-ends on behalf of a port until it is stopped. A panic outside a session
     /// costs a pause: a port without its thread would be unresponsive.
     pub fn serve(self, thread: &PortThread) {
         let PortThread { running, stop, .. } = thread;

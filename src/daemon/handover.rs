@@ -4,13 +4,13 @@
 //!
 //! The service manager holds them (sd_pid_notify_with_fds(3), FDSTORE): sockets and TAPs from the
 //! moment they exist, so that they survive a crash too; the state when we stop, and only until it
-//! is read, so that nobody takes over what is out of date. Listening sockets may also be the
+//! is read, so that no process takes over what is out of date. Listening sockets may also be the
 //! manager's own (socket activation, sd_listen_fds(3)).
 //!
-//! A socket that was kept is told by its file: its name in the store is the device and inode of
+//! A socket that was kept is known by its file: its name in the store is the device and inode of
 //! that, which nothing else has while the socket is open. If the file at the configured path is
 //! another one, or gone, front-ends could not reach the kept socket: it is let go, and the path is
-//! bound anew. A TAP is told by asking the kernel for the interface behind the descriptor.
+//! bound anew. A TAP is known by asking the kernel for the interface behind the descriptor.
 //!
 //! Without a service manager all of this does nothing.
 
@@ -96,7 +96,7 @@ impl Handover {
         (handover, received)
     }
 
-    /// Finds out what each descriptor is; those that nobody here wants are let go.
+    /// Finds out what each descriptor is; those without a use here are let go.
     fn sort(&self, config: &Config, passed: Vec<Passed>) -> Received {
         let mut received = Received::default();
         let mut left_over = Vec::new();
@@ -259,7 +259,7 @@ fn places(config: &Config) -> HashMap<Identity, usize> {
     config.ports.iter().enumerate().filter_map(place).collect()
 }
 
-/// The port at whose path the listening socket `fd` appears. An activated socket is told by the
+/// The port at whose path the listening socket `fd` appears. An activated socket is known by the
 /// path that it was bound to: through whatever links, that must be the same file.
 fn port_of(places: &HashMap<Identity, usize>, name: &str, fd: &OwnedFd) -> Option<usize> {
     if !socket::listens(fd) {

@@ -1,5 +1,5 @@
 //! The thread that follows the MTUs of TAPs, whether they are up, and their bridges: the kernel
-//! tells it of each change, so that no worker has to ask.
+//! reports each change, so that no worker has to ask.
 //!
 //! It asks for all of them itself when it begins, and again after it was told that something was
 //! lost: first it subscribes, then it asks, so no change falls between the two. Where it cannot be

@@ -96,7 +96,7 @@ impl Missing {
         is_new
     }
 
-    /// What was being tried is not any more, and is tried again later: a port that is told to end,
+    /// What was being tried is not any more, and is tried again later: a port that is to end,
     /// or all that a panic left.
     pub fn pause(&mut self, of: impl Fn(&Degradation) -> bool, now: Instant) {
         self.all.iter_mut().filter(|lack| of(&lack.degradation)).for_each(|lack| lack.wait(now));

@@ -8,7 +8,7 @@
 //!
 //! Stop: workers end after their turn, so that what was taken from a ring is delivered and given
 //! back and nothing more is taken: what guests send waits in their rings for the next process. Then
-//! all sessions are told; each makes its rings quiet, one at a time, so guests find
+//! all sessions are stopped; each makes its rings quiet, one at a time, so guests find
 //! them consistent, and removes its socket, if that is not kept. Nobody is waited for longer than
 //! [`STOP_TIMEOUT`] in all.
 //!
@@ -109,7 +109,7 @@ pub enum StartError {
         /// The reason.
         source: PortError,
     },
-    /// Descriptors of front-ends could not be told apart.
+    /// Descriptors of front-ends could not be distinguished.
     #[error("/proc is not mounted: eventfds cannot be recognized")]
     NoProc,
     /// Memory that a front-end takes back would end the process.
@@ -376,7 +376,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Follows the MTUs of TAPs from now on, if nobody does yet.
+    /// Follows the MTUs of TAPs from now on, if no thread does yet.
     fn monitor_links(&mut self) -> io::Result<()> {
         if self.link_monitor.is_none() {
             let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
@@ -440,7 +440,7 @@ impl Daemon {
         self.metrics_socket.take()
     }
 
-    /// What happened, and where to tell of what happens.
+    /// What happened, and where to report it.
     pub fn events(&self) -> &Arc<Events> {
         &self.events
     }

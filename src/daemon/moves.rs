@@ -1,7 +1,7 @@
 //! Tells that addresses moved to a port, or flap and are held at another one.
 //!
 //! Workers count both ([`crate::stats::PortStats::mac_moves`], `learn_held`) and note the last
-//! address. Each is told once in a while ([`super::sampler`]), as a guest can have an address move
+//! address. Each is reported now and then ([`super::sampler`]), as a guest can have an address move
 //! with each frame.
 
 use super::paced::Paced;
@@ -17,12 +17,12 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// So many of each so far need not be told.
+    /// So many of each so far need not be reported.
     pub fn new(moved: Option<u64>, held: Option<u64>) -> Moves {
         Moves { moved: Paced::new(moved), held: Paced::new(held) }
     }
 
-    /// True if all were told.
+    /// True if all were reported.
     pub fn are_over(&self, port: &Port) -> bool {
         self.moved.is_over(port.stats.mac_moves.get())
             && self.held.is_over(port.stats.learn_held.get())

@@ -61,7 +61,7 @@ impl PortError {
     }
 }
 
-/// Adds a port that somebody asked for while the switch runs, as [`Daemon::add`] does, and waits
+/// Adds a port that a client requests while the switch runs, as [`Daemon::add`] does, and waits
 /// for its file system without the daemon.
 pub fn add(
     daemon: &Mutex<Daemon>,
@@ -70,7 +70,7 @@ pub fn add(
 ) -> Result<PortId, PortError> {
     let entry = Entry::new(settings.clone(), Origin::Runtime);
     let path = settings.socket.clone().unwrap_or_default();
-    // What is opened in vain would be told as a socket that is in use.
+    // What is opened in vain would be reported as a socket that is in use.
     lock(daemon).check_new(&entry)?;
     let mut socket = open(&entry)?;
     // Let go of before the socket is, which may last.

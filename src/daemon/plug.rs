@@ -8,7 +8,7 @@
 //!
 //! Who may make files there can make ports, and nothing else: a name that is taken is refused, a
 //! link is not followed, and the port connects to the very file that was looked at. A file stands
-//! for its port as long as it is the same file and somebody listens: bound anew it is another one.
+//! for its port as long as it is the same file and a process listens: bound anew it is another one.
 //! What was refused, left by its listener or deleted by an administrator is looked at again when
 //! the file changes, and what waits for room or for its name, every [`PLUG_LOOK`].
 //!
@@ -139,9 +139,9 @@ struct Watcher {
     path: PathBuf,
     events: Arc<Events>,
     directory: Option<WatchedDir>,
-    /// Told of each look at the directory, until nobody waits for the first.
+    /// Gets each look at the directory, while a thread waits for the first.
     looked: SyncSender<()>,
-    /// Why it could not be looked at, as it was told.
+    /// Why it could not be looked at, as it was reported.
     trouble: Option<String>,
     known: BTreeMap<OsString, Known>,
     removals: Vec<Removal>,
@@ -205,7 +205,7 @@ impl Watcher {
     }
 
     /// Does what differs; how soon the next look has to be, if anything is waited for that the
-    /// kernel does not tell of.
+    /// kernel does not report.
     fn round(&mut self, now: Instant) -> Option<Duration> {
         self.behind = false;
         let found = self.look_and_tell();

@@ -116,7 +116,7 @@ pub enum PortError {
 }
 
 impl Daemon {
-    /// Adds what somebody asked for while the switch runs: a port, whose socket exists when this
+    /// Adds what a client requests while the switch runs: a port, whose socket exists when this
     /// returns, or a TAP, of which frames pass then.
     pub fn add(&mut self, settings: &Settings) -> Result<PortId, PortError> {
         let entry = Entry::new(settings.clone(), Origin::Runtime);
@@ -331,7 +331,7 @@ impl Daemon {
         Ok(self.ports.free(unused)?)
     }
 
-    /// Takes a port out of the table that nobody serves any more.
+    /// Takes a port out of the table that no thread serves any more.
     fn take_out(&mut self, id: PortId) {
         let serial = self.withdraw(id);
         self.context.workers.wait_adopted(serial, Instant::now() + REMOVE_TIMEOUT);

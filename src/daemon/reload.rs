@@ -26,7 +26,7 @@ use crate::events::{What, reason};
 use crate::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
 use crate::sys::threads::lock;
 
-/// Reads the configuration again, for whoever asks.
+/// Reads the configuration again on request.
 pub struct Reloader {
     daemon: Arc<Mutex<Daemon>>,
     request: Box<Request>,
@@ -147,7 +147,7 @@ impl Reloader {
         self.read().map(|(_, _, steps)| steps)
     }
 
-    /// Begins a reload. What it comes to is told by [`Reloader::outcome`].
+    /// Begins a reload. What it comes to is in [`Reloader::outcome`].
     pub fn begin(self: &Arc<Self>, confirm: Option<Confirm>) -> Result<(), Busy> {
         self.check_file()?;
         let mut state = self.state();

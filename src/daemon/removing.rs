@@ -37,7 +37,7 @@ pub(super) struct Removing {
     begun: Instant,
     /// The same by the wall clock: microseconds since 1970.
     since: u64,
-    /// That it lasts was told.
+    /// That it lasts was reported.
     told: bool,
     /// The table without it, once that is published, and when it is waited for no longer.
     published: Option<(u64, Instant)>,
@@ -73,7 +73,7 @@ impl Removing {
     }
 }
 
-/// The removal of one port, for the one who waits for it: [`Daemon::go_on`] tells how far it is.
+/// The removal of one port, for the one who waits for it: [`Daemon::go_on`] says how far it is.
 #[must_use = "whether the port is gone is told by the next looks"]
 pub struct Removal {
     /// None of an entry that nothing served yet.

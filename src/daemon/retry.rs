@@ -4,7 +4,7 @@
 //! One thread tries what is due of the list ([`super::missing`]), one after the other. It holds the
 //! daemon while it chooses and while it puts into service what it got, never while it waits for a
 //! file system or the kernel. A port that is being tried is not removed before that is over. The
-//! same thread tells the service manager what the switch lacks, whenever that changes.
+//! same thread reports to the service manager what the switch lacks, whenever that changes.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,8 +72,8 @@ impl Services {
         Slot(slot)
     }
 
-    /// From now on what is missing is tried again, and the service manager, who was told `status`,
-    /// is told of changes.
+    /// From now on what is missing is tried again, and the service manager, which has `status`,
+    /// gets changes.
     pub fn retry(self, status: String) -> io::Result<Retry> {
         let stopping = Arc::new(AtomicBool::new(false));
         let mut retrier = {
@@ -172,7 +172,7 @@ struct Retrier {
     handover: Arc<Handover>,
     services: Vec<(Code, Start)>,
     stopping: Arc<AtomicBool>,
-    /// As the service manager was told.
+    /// As the service manager has it.
     status: String,
 }
 
@@ -181,7 +181,7 @@ impl Retrier {
         // What a panic left.
         lock(&self.daemon).missing.pause(|_| true, Instant::now());
         while !self.stopping.load(Ordering::Acquire) {
-            // Or until a port is told to end; too early costs a look.
+            // Or until a port is to end; too early costs a look.
             std::thread::park_timeout(self.tick());
             lock(&self.daemon).go_on_removing();
             self.try_all();

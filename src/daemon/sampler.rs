@@ -1,6 +1,6 @@
 //! Looks once a second at what ports count.
 //!
-//! Workers count and say nothing. A thread that is none reads the counters: it tells when drops
+//! Workers count and say nothing. A thread that is none reads the counters: it reports when drops
 //! begin and end ([`super::drops`]), that addresses moved or are held elsewhere
 //! ([`super::moves`]) and what guards refused ([`super::violations`]), and remembers what each port
 //! counted in the last minutes, which findings are judged by ([`super::diagnose`]), and when each
@@ -102,7 +102,7 @@ impl Samples {
             }
             let Some(seen) = ledger.ports.get_mut(&port.name) else { continue };
             seen.look = looks;
-            // What is carried over was counted, and told of, before.
+            // What is carried over was counted, and reported, before.
             if port.line.is_whole() {
                 let other = std::mem::replace(&mut seen.port, Arc::clone(port));
                 // What was carried over is no use of the rings.
@@ -121,7 +121,7 @@ impl Samples {
         }
     }
 
-    /// True if nothing is left to be told, unless there is more.
+    /// True if nothing is left to be reported, unless there is more.
     pub fn are_over(&self) -> bool {
         let over = |Seen { port, drops, moves, violations, .. }: &Seen| {
             drops.are_over() && moves.are_over(port) && violations.are_over(port)
@@ -209,7 +209,7 @@ impl Seen {
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
         let mut more = Vec::new();
         port.dropped_from.take(|from, frames| {
-            // Of one that is gone meanwhile there is nothing to tell.
+            // Of one that is gone meanwhile there is nothing to report.
             more.extend(
                 ports
                     .get(from)
@@ -227,7 +227,7 @@ impl Seen {
     }
 }
 
-/// What else of a port was counted that is told.
+/// What else of a port was counted that is reported.
 fn untold(port: &Port) -> [u64; 3] {
     let stats = &port.stats;
     [stats.mac_moves.get(), stats.learn_held.get(), stats.guard.total()]

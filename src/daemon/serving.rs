@@ -74,7 +74,7 @@ impl Opened {
     }
 }
 
-/// How a port's thread is told to end.
+/// How a port's thread is made to end.
 enum Stop {
     /// A guest's, or a stream's: written once.
     Session(Arc<EventFd>),

@@ -1,6 +1,6 @@
 //! A stream's thread: lets one peer after the other in, or connects to one again and again.
 //!
-//! While a peer is connected its frames are the workers' affair. They tell when the connection has
+//! While a peer is connected its frames are the workers' affair. They say when the connection has
 //! ended, and this thread closes it: there may be descriptors in its queue whose closing lasts
 //! ([`crate::guard::disposal`]). Meanwhile other peers that connect wait in the queue of the
 //! listening socket.

@@ -1,9 +1,9 @@
 //! Attaching TAPs and getting them back.
 //!
 //! A host should not queue for its VMs: the interface gets `noqueue`, as a locking qdisc makes all
-//! senders wait for each other. Where that is not permitted the administrator is told the line that
+//! senders wait for each other. Where that is not permitted the administrator reads the line that
 //! does it. An interface that we created gets its MTU, is brought up, and is created again when
-//! somebody deletes it; one that the administrator made is left as it is, and waited for.
+//! a user deletes it; one that the administrator made is left as it is, and waited for.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub enum UplinkError {
 }
 
 impl UplinkError {
-    /// True if somebody is attached to the interface, or it is one that is about to go.
+    /// True if a process is attached to the interface, or it is one that is about to go.
     pub fn is_busy(&self) -> bool {
         let busy = |error: &TapError| matches!(error, TapError::Busy | TapError::SingleQueue);
         matches!(self, UplinkError::Open { source, .. } if busy(source))

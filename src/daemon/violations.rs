@@ -15,12 +15,12 @@ use crate::switch::port_security::Address;
 pub struct Violations(Paced);
 
 impl Violations {
-    /// Those so far need not be told.
+    /// Those so far need not be reported.
     pub fn new(told: Option<u64>) -> Violations {
         Violations(Paced::new(told))
     }
 
-    /// True if all were told.
+    /// True if all were reported.
     pub fn are_over(&self, port: &Port) -> bool {
         self.0.is_over(port.stats.guard.total())
     }

@@ -76,7 +76,7 @@ fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
     let (mac, from) = port.moved.as_ref().filter(|_| often(port))?;
     let (place, other) = (facts.ports.iter().enumerate())
         .find(|(_, other)| other.name == *from && often(other) && other.name != port.name)?;
-    // Of an address that is held the port that does not have it is told of.
+    // Of an address that is held the port that does not have it is named.
     if other.held.is_some() && other.minute.learn_held > 0 {
         return None;
     }

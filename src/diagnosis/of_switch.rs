@@ -3,7 +3,7 @@
 use super::facts::{Degraded, Facts};
 use super::{DEGRADED, Finding, NOT_KEPT};
 
-/// Names that are told of several.
+/// Names that are listed of several.
 const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {

@@ -114,7 +114,7 @@ fn builder(queue: &LogQueue, journal: bool) -> Builder {
 fn entry(record: &Record<'_>) -> Entry {
     let text = record.args().to_string();
     let mut values = Values(Vec::new());
-    // A value that cannot be told is left out; none of ours can fail.
+    // A value that cannot be written is left out; none of ours can fail.
     let _ = record.key_values().visit(&mut values);
     if let Some(port) = port_of(&text) {
         values.0.push(("VIOSWITCH_PORT".to_owned(), port.to_owned()));

@@ -1,4 +1,4 @@
-//! Who is at the other end, as far as that can be told.
+//! Who is at the other end, as far as that is known.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;

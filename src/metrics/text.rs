@@ -57,7 +57,7 @@ impl Figures {
     }
 }
 
-/// Whether the switch is what it was told to be.
+/// Whether the switch is what it is configured to be.
 #[derive(Debug)]
 pub struct Health {
     /// Reasons why it is not, by kind: as many as [`Code::ALL`].
@@ -116,7 +116,7 @@ enum Step {
     Done,
 }
 
-/// The figures of a moment, as far as they are not told yet.
+/// The figures of a moment, as far as they are not written yet.
 #[derive(Debug)]
 pub struct Scrape {
     ports: Vec<Figures>,
@@ -143,7 +143,7 @@ impl Scrape {
         }
     }
 
-    /// True when all is told.
+    /// True when all is written.
     pub fn is_done(&self) -> bool {
         self.step == Step::Done
     }

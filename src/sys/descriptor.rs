@@ -66,18 +66,18 @@ fn flags_of(number: RawFd) -> io::Result<FdFlags> {
 /// The same descriptor with the operations of an eventfd, for tests that look into one.
 #[cfg(test)]
 pub(crate) fn into_eventfd(file: OwnedFd) -> EventFd {
-    // SAFETY: `file` gave up ownership, so the number is open and owned by nobody else.
+    // SAFETY: `file` gave up ownership, so the number is open and not owned elsewhere.
     unsafe { EventFd::from_raw_fd(file.into_raw_fd()) }
 }
 
 /// The inverse of [`into_eventfd`], for tests that hand eventfds over.
 #[cfg(test)]
 pub(crate) fn from_eventfd(eventfd: EventFd) -> OwnedFd {
-    // SAFETY: `eventfd` gave up ownership, so the number is open and owned by nobody else.
+    // SAFETY: `eventfd` gave up ownership, so the number is open and not owned elsewhere.
     unsafe { OwnedFd::from_raw_fd(eventfd.into_raw_fd()) }
 }
 
-/// A copy of `fd` as a child would inherit it: not close-on-exec, and owned by nobody.
+/// A copy of `fd` as a child would inherit it: not close-on-exec, and without an owner.
 #[cfg(test)]
 pub(crate) fn inheritable(fd: BorrowedFd<'_>) -> RawFd {
     let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3).unwrap();

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 /// True if `fd` is an eventfd, by its name in `/proc/self/fd`. Anonymous inodes have nothing else
-/// to tell them apart, so without /proc nothing is accepted: see [`can_identify`].
+/// to distinguish them, so without /proc nothing is accepted: see [`can_identify`].
 pub fn is_eventfd(fd: RawFd) -> io::Result<bool> {
     let name = std::fs::read_link(format!("/proc/self/fd/{fd}"))?;
     Ok(name.as_os_str() == "anon_inode:[eventfd]")

@@ -12,7 +12,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// As it is now; `None` if the kernel does not tell. Takes the time of a system call for which
+    /// As it is now; `None` if the kernel does not say. Takes the time of a system call for which
     /// all of the process's mappings are not looked at.
     pub fn now() -> Option<Footprint> {
         std::fs::read_to_string("/proc/self/status").ok().map(|status| Footprint::parse(&status))

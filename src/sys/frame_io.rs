@@ -15,7 +15,7 @@ pub enum Transfer {
     Done(usize),
     /// Nothing to read, or no room to write.
     WouldBlock,
-    /// The interface is down; it tells by an event when that has changed.
+    /// The interface is down; an event says when that has changed.
     Down,
     /// The interface was deleted, or the descriptor is none of a TAP, or the connection has ended.
     /// It reports an event for good: stop watching it, close it, open another.

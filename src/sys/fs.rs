@@ -65,7 +65,7 @@ pub fn is_regular(fd: impl AsFd) -> bool {
     })
 }
 
-/// Mappings this process may have (`vm.max_map_count`); the kernel's default if it does not tell.
+/// Mappings this process may have (`vm.max_map_count`); the kernel's default if it does not say.
 pub fn max_map_count() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530)

@@ -1,15 +1,15 @@
-//! Being told of interfaces that change: a netlink socket that listens to the group of links
+//! Notice of interfaces that change: a netlink socket that listens to the group of links
 //! (rtnetlink(7)).
 //!
 //! Facts of the kernel (`net/core/rtnetlink.c`, `net/netlink/af_netlink.c`) that this file is
 //! shaped by:
-//! - Every change is told after it took effect, in the order of the changes, with all there is to
+//! - Every change is sent after it took effect, in the order of the changes, with all there is to
 //!   say of the interface; of a bridge's port once more as that, with the same MTU.
-//! - It is told to the network namespace of the interface, and a socket belongs to that of the
+//! - It is sent to the network namespace of the interface, and a socket belongs to that of the
 //!   thread that made it, for good.
 //! - What does not fit into the socket's buffer is lost, which the next call says (ENOBUFS) before
 //!   it hands out what is there: what comes then is older than what was lost. So nothing that comes
-//!   after a loss is of use, and who was told of one begins anew with another socket.
+//!   after a loss is of use, and after one the reader begins anew with another socket.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,7 +60,7 @@ impl LinkEvents {
             Ok(None) => Ok(Heard::Changes),
             Ok(Some(len)) => match self.buffer.get(..len) {
                 Some(datagram) if netlink::links_in(datagram, each).is_some() => Ok(Heard::Changes),
-                // Longer than anything that the kernel tells, or not to be read.
+                // Longer than anything that the kernel sends, or not to be read.
                 _ => Ok(Heard::Lost),
             },
             Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {

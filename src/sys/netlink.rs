@@ -76,7 +76,7 @@ pub struct TunInfo {
     pub vnet_hdr: bool,
     /// Outlives the descriptors attached to it.
     pub persistent: bool,
-    /// Descriptors attached, by whichever process; only told if `multi_queue`, else 0.
+    /// Descriptors attached, by any process; only known if `multi_queue`, else 0.
     pub queues: u32,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! One datagram to the socket named by `$NOTIFY_SOCKET`. Without that variable no manager
 //! listens and every call succeeds without doing anything. A failure is a value: readiness that
-//! cannot be told must not stop a switch that is ready.
+//! cannot be sent must not stop a switch that is ready.
 
 use std::ffi::OsStr;
 use std::io;
@@ -29,7 +29,7 @@ pub fn notify(state: &str) -> io::Result<()> {
 }
 
 /// The service manager's store of descriptors. Whether it keeps any is its configuration's to say
-/// (`FileDescriptorStoreMax=`); it does not tell.
+/// (`FileDescriptorStoreMax=`); it does not say.
 #[derive(Debug)]
 pub struct FdStore {
     socket: UnixDatagram,

@@ -13,7 +13,7 @@ use super::poll::{self, Wake};
 use super::threads::{join_until, run_again_after_panic};
 use crate::limits::ACCEPT_RETRY_MAX;
 
-/// The thread, and how it is told to end.
+/// The thread, and how it is made to end.
 pub struct Service {
     thread: JoinHandle<()>,
     stop: Arc<EventFd>,

@@ -159,7 +159,7 @@ pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Resu
     Ok(Tap { link, created: existing.is_none(), offloads, queues })
 }
 
-/// Whether `queues` queues of the TAP `name` could be opened, as far as looking tells: permissions
+/// Whether `queues` queues of the TAP `name` could be opened, as far as looking shows: permissions
 /// on the interface are found out by trying only. One that is in use passes.
 pub fn check(name: &str, queues: u16) -> Result<(), TapError> {
     open_driver()?;

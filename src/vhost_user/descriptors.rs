@@ -25,7 +25,7 @@ pub enum DescriptorError {
     /// It is of a kind that serves nothing here.
     #[error("neither an eventfd nor memory (memfd, tmpfs, hugetlbfs) but {0}")]
     Strange(String),
-    /// The kernel would not tell, or would not set the flag.
+    /// The kernel would not say, or would not set the flag.
     #[error("cannot examine a descriptor: {0}")]
     Io(#[from] io::Error),
 }

@@ -47,7 +47,7 @@ impl Setup {
         None
     }
 
-    /// True if it left as one does that wants more queue pairs than it was told of.
+    /// True if it left as one does that wants more queue pairs than it was offered.
     pub fn wanted_more(&self) -> bool {
         self.asked && !self.rings
     }

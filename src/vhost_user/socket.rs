@@ -1,7 +1,7 @@
 //! The sockets on which front-ends are met: listening, connecting, inherited.
 //!
 //! - A listening socket appears complete: it is bound in a `PrivateDir`, given its mode and group,
-//!   told to listen, and then linked to its name. link(2) never replaces anything.
+//!   made to listen, and then linked to its name. link(2) never replaces anything.
 //! - Mode and group are given to a socket, never to a path, where another's may be by then. One
 //!   that is adopted is known by device and inode.
 //! - A path in use is left alone: connect(2) shows whether a process lives behind it. What is not a
@@ -144,7 +144,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// What tells the socket's file from others.
+    /// What distinguishes the socket's file from others.
     pub fn identity(&self) -> Identity {
         self.identity
     }
@@ -278,7 +278,7 @@ impl Listener {
     }
 }
 
-/// What tells the socket at `path` from others; `None` if there is none.
+/// What distinguishes the socket at `path`; `None` if there is none.
 pub fn identity_of(path: &Path) -> Option<Identity> {
     let found = fs::symlink_metadata(path).ok()?;
     found.file_type().is_socket().then(|| (found.dev(), found.ino()))
@@ -417,7 +417,7 @@ fn take_over(fd: &OwnedFd) -> io::Result<()> {
     // The parent may hold the same socket: without this, losing the race for a connection would
     // leave us blocked in accept(2), without a look at the stop request.
     descriptor::set_nonblocking(fd.as_fd())?;
-    // A peer that connects is told which process called listen(2), by which we know our own.
+    // A peer that connects learns which process called listen(2), by which we know our own.
     unix_socket::listen(fd.as_fd(), SOCKET_BACKLOG)
 }
 

@@ -480,7 +480,7 @@ fn grouped(inner: &str) -> Option<String> {
     Some(format!("{} {inner}", group.get_name()))
 }
 
-/// True if a failure is to be told as JSON; the command line may be what is wrong.
+/// True if a failure is to be printed as JSON; the command line may be what is wrong.
 pub fn wants_json(args: &[OsString]) -> bool {
     args.iter().take_while(|word| *word != OsStr::new("--")).any(|word| word == "--json")
 }

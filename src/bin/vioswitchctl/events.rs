@@ -13,7 +13,7 @@ use crate::show::text;
 /// Events that `--follow` begins with, as journalctl(1) does.
 const FIRST: u64 = 10;
 
-/// Prints events as they come; with `follow` until the switch ends or nobody reads any more.
+/// Prints events as they come; with `follow` until the switch ends or its reader is gone.
 pub fn run(
     client: &mut Client,
     since: Option<u64>,

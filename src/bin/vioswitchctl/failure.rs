@@ -37,7 +37,7 @@ impl Failure {
         Failure::new(REFUSED, text)
     }
 
-    /// The same, told as a part of something.
+    /// The same, as a part of a longer text.
     pub fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
         self.text = tell(&self.text);
         self

@@ -83,7 +83,7 @@ pub struct Share {
     pub share: f64,
 }
 
-/// Whether the switch serves all that it was told to.
+/// Whether the switch serves all that is configured.
 #[derive(Debug, Serialize)]
 pub struct Health {
     pub health: &'static str,
@@ -144,7 +144,7 @@ pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Details,
     Ok(Details { details, rates })
 }
 
-/// `stats --watch`: the rates of all ports, again and again until nobody reads any more.
+/// `stats --watch`: the rates of all ports, again and again until its reader is gone.
 pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), Failure> {
     let (mut before, mut began) = (ports(client)?, Instant::now());
     loop {
@@ -219,11 +219,11 @@ pub fn finding_line(Finding { code, port, cause, .. }: &Finding) -> String {
     text(format!("{code}: {about}{cause}"))
 }
 
-/// `health`: why the switch does not serve all that it was told to.
+/// `health`: why the switch does not serve all that is configured.
 pub fn health(client: &mut Client) -> Result<Health, Failure> {
     let status = client.call(&GetStatus {})?;
     let mut reasons = status.degraded;
-    // What is not served is told already.
+    // What is not served is in the list already.
     let fails = |one: &&Finding| one.level == Level::Fail && one.code != "degraded";
     reasons.extend(findings(client)?.iter().filter(fails).map(finding_line));
     let health = if reasons.is_empty() { "healthy" } else { "degraded" };

@@ -90,7 +90,7 @@ fn printed<T>(_: T) -> (String, u8) {
     (String::new(), 0)
 }
 
-/// An answer for programs, and as it is told to people.
+/// An answer for programs, and as people read it.
 type Told = (Value, String);
 
 fn told<T: Serialize>(answer: &T, text: impl FnOnce(&T) -> String) -> Told {

@@ -49,7 +49,7 @@ impl Version {
         [native.as_str(), "kvm", "/usr/libexec/qemu-kvm"].into_iter().find_map(Version::of)
     }
 
-    /// How a character device is told to connect again.
+    /// How a character device is made to connect again.
     pub fn reconnect(self) -> &'static str {
         if self >= RECONNECT_MS { "reconnect-ms=200" } else { "reconnect=1" }
     }

@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(output(&["no-such-program"]), None);
     }
 
-    /// Neither holds anybody up: one that is silent, and one that runs on without a word.
+    /// Neither holds the caller up: one that is silent, and one that runs on without a word.
     #[test]
     fn what_does_not_end_is_given_up() {
         for script in ["exec sleep 60", "exec >&- sleep 60"] {

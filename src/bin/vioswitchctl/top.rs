@@ -24,7 +24,7 @@ use model::{Model, Sort};
 /// How soon a signal is noticed.
 const STEP: Duration = Duration::from_millis(200);
 
-/// Runs until it is told to end.
+/// Runs until the user ends it.
 pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let text = "top needs a terminal; vioswitchctl stats --watch writes lines";

@@ -3,7 +3,7 @@
 //! The owner of the directory may put something else where the front-end's socket was: a link to
 //! another VM's socket, or to one of this daemon, to which they have no right themselves. So the
 //! last component of the path is no link: the file is opened as a path and connected to by that
-//! handle. And a connection to ourselves is refused: the kernel tells which process had the socket
+//! handle. And a connection to ourselves is refused: the kernel says which process had the socket
 //! listen, and one that was kept or inherited is made to listen anew.
 
 use std::io;

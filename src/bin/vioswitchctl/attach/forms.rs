@@ -224,7 +224,7 @@ pub fn kvm() -> bool {
     std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// Huge pages of the default size that nobody uses.
+/// Huge pages of the default size that no process uses.
 pub fn free_huge_mib() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let number = |key: &str| {

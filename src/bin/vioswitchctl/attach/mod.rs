@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::qemu::Version;
 use crate::say;
 
-/// What tells this machine from others; empty where there is none.
+/// What distinguishes this machine from others; empty where there is none.
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// Print the arguments that attach a virtual machine to a port
@@ -210,7 +210,7 @@ pub struct Wanted {
     pub version: Version,
     /// A guest of QEMU would run without KVM.
     pub emulated: bool,
-    /// MiB of huge pages that nobody uses.
+    /// MiB of huge pages that no process uses.
     pub free_huge_mib: u64,
 }
 

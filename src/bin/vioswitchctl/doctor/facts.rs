@@ -119,7 +119,7 @@ pub struct Host {
     /// Frames on bridges are shown to the firewall of IP.
     pub bridge_filtered: bool,
     pub forward: Option<Forward>,
-    /// Pages that nobody has, by their size in bytes.
+    /// Free pages, by their size in bytes.
     pub free_huge: BTreeMap<u64, u64>,
 }
 

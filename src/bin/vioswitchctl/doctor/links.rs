@@ -76,7 +76,7 @@ fn spread(sysfs: &Path, name: &str) -> Option<&'static str> {
     if receive.iter().any(steered) {
         return Some("RPS");
     }
-    // Only hardware has a device; the queues of a virtual interface are filled by whoever sends.
+    // Only hardware has a device; the queues of a virtual interface are filled by the sender.
     (receive.len() > 1 && interface.join("device").exists()).then_some("RSS")
 }
 

@@ -137,7 +137,7 @@ fn judge_ended(failure: &Failure, ended: &Ended) -> Vec<Finding> {
 }
 
 impl Doctor {
-    /// What is told, and the exit status.
+    /// What is printed, and the exit status.
     pub fn run(&self, control: &Path, as_json: bool) -> Result<(String, u8), Failure> {
         if let Some(every) = self.watch {
             return watch::run(every, as_json, || Ok(self.look(control)?.1))

@@ -8,7 +8,7 @@ use crate::show;
 
 /// The share of the time that a worker may be ready without a CPU, in percent.
 const MOST_WAITING: u64 = 20;
-/// Names that are told of several.
+/// Names that are listed of several.
 const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, findings: &mut Findings) {

@@ -114,7 +114,7 @@ impl User {
 #[derive(Debug)]
 pub struct View(OwnedFd);
 
-/// What tells one file from all others.
+/// What distinguishes one file from all others.
 pub type Identity = (u64, u64);
 
 impl View {

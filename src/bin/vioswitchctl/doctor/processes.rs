@@ -19,7 +19,7 @@ const SWITCH: &str = "vioswitch";
 const WORKER: &str = "worker-";
 /// Processes between a front-end and the first one of all that are looked at.
 const MAX_GENERATIONS: usize = 64;
-/// Most processes that are told of as others for a port.
+/// Most processes that are listed as others for a port.
 const MAX_OTHERS: usize = 8;
 /// Most words about KVM that are kept of a command line.
 const MAX_ACCELERATORS: usize = 8;
@@ -246,7 +246,7 @@ pub fn of_user(user: &str) -> Option<Process> {
     Some(Process { name: user.to_owned(), uid, groups, ..Process::default() })
 }
 
-/// Huge pages that nobody has, by their size in bytes.
+/// Free huge pages, by their size in bytes.
 pub fn free_huge_pages() -> BTreeMap<u64, u64> {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     let known = sizes.filter_map(|size| {

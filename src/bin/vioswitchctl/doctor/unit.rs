@@ -14,7 +14,7 @@ const PACKAGED: [&str; 2] = ["/usr/lib/systemd/", "/lib/systemd/"];
 /// The drop-in that docs/network.md has people install, who need it: to take it away would cut the
 /// host off.
 const MAKE_TAPS: &str = include_str!("../../../../scripts/systemd/make-taps.conf");
-/// Last lines of the journal that are told.
+/// Last lines of the journal that are shown.
 const LINES: &str = "--lines=5";
 
 /// Properties of a unit; none if systemd does not answer.

@@ -15,7 +15,7 @@ use crate::say;
 /// What makes two findings the same: figures in their cause may differ.
 type Key = (String, Option<String>, Vec<String>);
 
-/// Looks again and again until nobody reads any more.
+/// Looks again and again until its reader is gone.
 pub fn run(
     every: Duration,
     as_json: bool,
@@ -33,7 +33,7 @@ pub fn run(
     }
 }
 
-/// Findings that came, and those that are gone, which are told with their last cause.
+/// Findings that came, and those that are gone, which are shown with their last cause.
 fn changes(known: &mut BTreeMap<Key, Finding>, found: Vec<Finding>) -> Vec<(bool, Finding)> {
     let key = |one: &Finding| (one.code.clone(), one.port.clone(), one.with.clone());
     let now: BTreeMap<Key, Finding> = found.into_iter().map(|one| (key(&one), one)).collect();

@@ -83,7 +83,7 @@ impl Cidr {
         self.with(mask).address
     }
 
-    /// True for addresses that nobody outside a site has.
+    /// True for addresses that no host outside a site has.
     pub fn is_private(self) -> bool {
         match self.address {
             IpAddr::V4(address) => {

@@ -1,6 +1,6 @@
 //! A bridge with one of the host's network cards and the switch's TAP: printed, never carried out.
 //!
-//! The card's addresses move to the bridge, and whoever came in through it is cut off when anything
+//! The card's addresses move to the bridge, and a user who came in by it is cut off when anything
 //! of that goes wrong. That is for an administrator with a console, so what is printed begins with
 //! a way back that goes by itself.
 
@@ -23,9 +23,9 @@ pub struct Bridge {
     pub manager: Manager,
     /// The card's hardware address, so that the network goes on knowing the host by it.
     mac: String,
-    /// Its addresses and router, if nobody leases them.
+    /// Its addresses and router, if they are not leased.
     fixed: Option<(Vec<Cidr>, Option<String>)>,
-    /// It has no address, so that it is not known whether somebody leases them.
+    /// It has no address, so that it is not known whether they are leased.
     bare: bool,
 }
 

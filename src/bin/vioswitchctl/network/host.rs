@@ -57,7 +57,7 @@ pub fn has_user() -> bool {
     tool::output(&["id", "-u", "vioswitch"]).is_some()
 }
 
-/// What guests are told to ask for names, where who serves them would not know: networkd asks
+/// What guests are given to ask for names, where who serves them would not know: networkd asks
 /// systemd-resolved, which may not run.
 pub fn dns(root: &Path, manager: Manager) -> Vec<IpAddr> {
     let resolved = root.join("run/systemd/resolve/resolv.conf").exists();
@@ -75,7 +75,7 @@ fn servers(resolv_conf: &str) -> Vec<IpAddr> {
     all.filter(|server| !server.is_loopback()).take(3).collect()
 }
 
-/// Interfaces and routes, as `ip -json` tells them.
+/// Interfaces and routes, as `ip -json` lists them.
 #[derive(Debug, Default)]
 pub struct Net {
     pub links: Vec<Link>,
@@ -141,7 +141,7 @@ impl Net {
         for route in self.routes.iter().filter(|route| route.dev != interface) {
             let to = &route.dst;
             let bits = if wanted.is_ipv4() { 32 } else { 128 };
-            // One of a single host has no prefix, and the default route is in nobody's way.
+            // One of a single host has no prefix, and the default route is in no network's way.
             let parsed = Cidr::parse(to).or_else(|| Cidr::parse(&format!("{to}/{bits}")));
             let Some(to) = parsed.filter(|to| to.overlaps(wanted)) else { continue };
             let via = text(&route.dev);
@@ -207,7 +207,7 @@ mod tests {
     fn others_are_taken_with_a_word_where_one_is_due() {
         let notes = |plan: &Plan, ours| net().judge(plan, ours).expect("taken");
         assert!(notes(&plan("x", "172.21.0.1/24"), false).is_empty());
-        // Our own addresses and routes are in nobody's way, but for the wider route.
+        // Our own addresses and routes are in no network's way, but for the wider route.
         for address in ["10.77.0.1/24", "10.78.0.1/24"] {
             let notes = notes(&plan("lan", address), true);
             assert!(notes.len() == 1 && notes[0].contains("10.0.0.0/8 by tun0"), "{notes:?}");

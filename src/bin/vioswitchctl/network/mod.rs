@@ -102,7 +102,7 @@ struct Told {
 }
 
 impl Network {
-    /// What is told, and the exit status.
+    /// What is printed, and the exit status.
     pub fn run(&self, control: &Path, as_json: bool) -> Result<(String, u8), Failure> {
         let told = match &self.name {
             None => self.list(),
@@ -120,7 +120,7 @@ impl Network {
         Store { root: self.root.clone().unwrap_or_else(|| "/".into()) }
     }
 
-    /// The switch to tell, unless it is another machine's files that are written.
+    /// The switch to reload, unless it is another machine's files that are written.
     fn live<'a>(&self, control: &'a Path) -> Option<&'a Path> {
         self.root.is_none().then_some(control)
     }
@@ -172,7 +172,7 @@ impl Network {
         let before = store.wanted(name);
         let judged = self.judge(&plan, &store, before.is_some());
         if self.print {
-            // Whoever only looks is told, and sees what it would be.
+            // With --print it is a note, and the files are shown.
             let (notes, refused) = match judged {
                 Ok(notes) => (notes, None),
                 Err(failure) => (vec![failure.text.clone()], Some(failure)),

@@ -128,7 +128,7 @@ impl Plan {
         units
     }
 
-    /// True if somebody must answer guests: with DHCP, or with router advertisements.
+    /// True if a server must answer guests: with DHCP, or with router advertisements.
     pub fn serves(&self) -> bool {
         self.dhcp || self.ipv6().is_some()
     }
@@ -167,7 +167,7 @@ pub fn of_switch(name: &str) -> String {
     format!("/etc/vioswitch/conf.d/{name}.toml")
 }
 
-/// All files that a network of this name may have, whoever manages it.
+/// All files that a network of this name may have, with any manager.
 pub fn possible(name: &str) -> Vec<File> {
     let of = |manager| Plan {
         name: name.to_owned(),

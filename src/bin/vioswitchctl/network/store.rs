@@ -1,4 +1,4 @@
-//! The files of networks: written whole or not at all, and never over somebody else's.
+//! The files of networks: written whole or not at all, and never over another's.
 //!
 //! A text is ours if its first line says so, for this network; a link, if it leads where ours does.
 

@@ -81,7 +81,7 @@ impl Run {
         signals.run(program, given.iter().chain(&missing))
     }
 
-    /// Sees that there is the port, and nobody on it; true if it was made.
+    /// Sees that there is the port, and no front-end on it; true if it was made.
     fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
         let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist);
         match client.call(&new(false)?) {
