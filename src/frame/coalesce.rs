@@ -9,7 +9,7 @@
 //! packets with FIN, of extension headers, and with one identification for all, which go by
 //! themselves here.
 //!
-//! Segments are found by their first bytes ([`Place::of`], [`Order`]) and then merged where they
+//! Segments are found by their first bytes ([`Kind::of`], [`Order`]) and then merged where they
 //! lie in private memory ([`Packet`]).
 
 use super::VnetHdr;
