@@ -64,7 +64,7 @@ pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
         let Some((tap, _)) = port.as_tap() else { continue };
         let Some(Writes { uring, why }) = tap.writes() else { continue };
         let io = if uring { "uring" } else { "write" };
-        let why = match (why, tap.io()) {
+        let why = match (why, tap.io) {
             (Some(why), _) => why,
             (None, Io::Write) => "io=write".to_owned(),
             (None, _) if !uring => "its interface is not attached".to_owned(),

@@ -314,11 +314,6 @@ impl DevicePort {
         *lock(&self.refused) = why;
     }
 
-    /// How the administrator wants frames to be written to a TAP.
-    pub fn io(&self) -> Io {
-        self.io
-    }
-
     /// How frames are written to a TAP now, and why not by a ring.
     pub fn writes(&self) -> Option<Writes> {
         self.ifname()?;
