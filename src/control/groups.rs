@@ -3,21 +3,32 @@
 use std::net::IpAddr;
 
 use super::methods::{Place, Switch};
+use super::parts::Part;
+use super::reload::List;
+use crate::limits::CONTROL_ADDRESSES_A_REPLY;
 use crate::port::{Port, PortTable};
 use crate::switch::Known;
 use crate::sys::clock;
-use crate::wire::{Fault, GroupPort, GroupRole};
+use crate::wire::{Fault, GroupPort, GroupRole, Groups};
+
+/// What is known of groups at a place. Members are many: they are read as the client takes them.
+#[derive(Debug)]
+pub struct GroupList {
+    of: Place,
+    /// Queriers and routers, as they were at first.
+    first: List<GroupPort>,
+    /// Where the next members are.
+    next: usize,
+}
 
 impl Switch {
     /// Queriers, routers and members at a place.
-    pub(super) fn groups(&self, of: &Place) -> Result<Vec<GroupPort>, Fault> {
+    pub(super) fn groups(&self, of: Place) -> Result<GroupList, Fault> {
         let ports = self.view.ports.present();
         let Some(snooping) = ports.snooping() else {
             return Err(Fault::refused("vioswitchd runs without --multicast-snooping"));
         };
-        let known = snooping.known(clock::coarse_seconds());
-        let known = known.iter().filter(|one| of.has(one.port, one.segment));
-        let known: Vec<_> = known.filter_map(|one| shown(one, &ports)).collect();
+        let queriers = of.shown(&snooping.queriers(clock::coarse_seconds()), &ports);
         let is_router = |port: &Port| ports.may_route(port.id);
         let is_here = |port: &Port| of.has_port(port.id, ports.policy(port.id));
         let routers = ports.iter().filter(|port| is_router(port) && is_here(port));
@@ -26,9 +37,32 @@ impl Switch {
             port: port.name.clone(),
             ..GroupPort::default()
         });
-        let (queriers, members): (Vec<_>, Vec<_>) =
-            known.into_iter().partition(|one| one.role == GroupRole::Querier);
-        Ok(queriers.into_iter().chain(routers).chain(members).collect())
+        let first = List::new(queriers.into_iter().chain(routers).collect());
+        Ok(GroupList { of, first, next: 0 })
+    }
+}
+
+impl GroupList {
+    /// The next part.
+    pub fn part(&mut self, ports: &PortTable) -> Part {
+        if !self.first.is_empty() {
+            return self.first.part(|groups| Groups { groups }).followed();
+        }
+        let Some(snooping) = ports.snooping() else {
+            return Part::reply(&Groups::default(), false);
+        };
+        let (now, most) = (clock::coarse_seconds(), CONTROL_ADDRESSES_A_REPLY);
+        let (members, next) = snooping.memberships(self.next, most, now);
+        self.next = next.unwrap_or_default();
+        Part::reply(&Groups { groups: self.of.shown(&members, ports) }, next.is_some())
+    }
+}
+
+impl Place {
+    /// Those that are here.
+    fn shown(&self, known: &[Known], ports: &PortTable) -> Vec<GroupPort> {
+        let known = known.iter().filter(|one| self.has(one.port, one.segment));
+        known.filter_map(|one| shown(one, ports)).collect()
     }
 }
 

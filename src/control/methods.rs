@@ -16,7 +16,7 @@ use super::frames::Frames;
 use super::message::Call;
 use super::parameters::{number, wrong};
 use super::parts::Stream;
-use super::reload::{List, keys};
+use super::reload::keys;
 use super::wait::PortWait;
 use super::{findings, show};
 use crate::config::{self, nearest};
@@ -182,7 +182,7 @@ impl Switch {
             }
             Request::ListGroups(given) => {
                 let of = self.place(given.port, given.bridge, given.vlan)?;
-                Answer::Stream(Stream::Groups(List::new(self.groups(&of)?)))
+                Answer::Stream(Stream::Groups(Box::new(self.groups(of)?)))
             }
             Request::GetFindings(_) => self.findings(),
             Request::GetConfig(_) => self.config(),
@@ -346,6 +346,7 @@ fn json_of(key: &config::Key, word: String) -> Value {
 }
 
 /// A port, a bridge, a VLAN, or all of each that is not named.
+#[derive(Debug)]
 pub(super) struct Place {
     port: Option<PortId>,
     bridge: Option<BridgeId>,

@@ -10,6 +10,7 @@ use super::connection::{Closed, Connection, Idle};
 use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
+use super::groups::GroupList;
 use super::message;
 use super::methods::Switch;
 use super::reload::{DiffWait, List, ReloadWait};
@@ -19,8 +20,8 @@ use crate::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, METRICS_PA
 use crate::metrics::Scrape;
 use crate::switch::{Entry, PortId};
 use crate::wire::{
-    self, Addresses, ConfigEntries, ConfigEntry, Fault, Finding, Findings, GroupPort, Groups,
-    Metrics, Ports, RuntimeChange, RuntimeChanges,
+    self, Addresses, ConfigEntries, ConfigEntry, Fault, Finding, Findings, Metrics, Ports,
+    RuntimeChange, RuntimeChanges,
 };
 
 /// An answer of several parts.
@@ -30,8 +31,8 @@ pub enum Stream {
     Ports(PortId),
     /// Addresses, as they were when they were asked for.
     Addresses(Vec<Entry>),
-    /// Queriers, routers and members, as they were when they were asked for.
-    Groups(List<GroupPort>),
+    /// Queriers, routers, and members of groups.
+    Groups(Box<GroupList>),
     /// One reply, when a port is as far as is wanted.
     Wait(PortWait),
     /// What is wrong, as it was when it was asked for.
@@ -71,6 +72,14 @@ impl Part {
     /// An answer, or a part of one.
     pub fn reply(answer: &impl Serialize, more: bool) -> Part {
         Part::Reply(wire::json(answer), more)
+    }
+
+    /// The same, with others behind it.
+    pub fn followed(self) -> Part {
+        match self {
+            Part::Reply(parameters, _) => Part::Reply(parameters, true),
+            other => other,
+        }
     }
 }
 
@@ -115,7 +124,7 @@ impl Switch {
                 Part::reply(&Addresses { addresses }, rest > 0)
             }
             Stream::Details(wait) => wait.part(self),
-            Stream::Groups(list) => list.part(|groups| Groups { groups }),
+            Stream::Groups(list) => list.part(&ports),
             Stream::Findings(list) => list.part(|findings| Findings { findings }),
             Stream::Config(list) => list.part(|entries| ConfigEntries { entries }),
             Stream::Changes(list) => list.part(|changes| RuntimeChanges { changes }),

@@ -36,6 +36,11 @@ impl<T> List<T> {
         List(items)
     }
 
+    /// True if there is no further part.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The next part, as `answer` has it.
     pub fn part<A: Serialize>(&mut self, answer: impl FnOnce(Vec<T>) -> A) -> Part {
         let rest = self.0.len().saturating_sub(CONTROL_PORTS_A_REPLY);

@@ -297,33 +297,44 @@ impl Snooping {
         self.write().segments.retain(|_, side| is_used(side));
     }
 
-    /// All queriers that are heard, and members of groups; not part of the data path. Others wait
-    /// for [`SNOOPING_SWEEP_GROUPS`] places at most.
-    pub fn known(&self, now: u32) -> Vec<Known> {
-        let read = || self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<_> = {
-            let table = read();
-            let sides = table.segments.iter();
-            let queriers = sides.flat_map(|(segment, side)| {
-                let v4 = side.v4.map(|querier| (IpAddr::V4(Ipv4Addr::UNSPECIFIED), querier));
-                let v6 = side.v6.map(|querier| (IpAddr::V6(Ipv6Addr::UNSPECIFIED), querier));
-                v4.into_iter().chain(v6).map(|(group, querier)| (*segment, group, querier))
-            });
-            let present = queriers.filter(|(.., querier)| querier.is_present(now));
-            let known = present.map(|(segment, group, querier)| {
-                let (age, limits) = (now.saturating_sub(querier.heard), querier.asked(now) > 0);
-                Known { segment, group, port: querier.port, is_querier: true, age, limits }
-            });
-            known.collect()
-        };
-        for first in (0..PLACES).step_by(SNOOPING_SWEEP_GROUPS) {
-            let table = read();
-            for place in first..PLACES.min(first + SNOOPING_SWEEP_GROUPS) {
-                all.extend(table.known(place as u16, now));
-            }
-        }
+    /// All queriers that are heard; not part of the data path.
+    pub fn queriers(&self, now: u32) -> Vec<Known> {
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let queriers = table.segments.iter().flat_map(|(segment, side)| {
+            let v4 = side.v4.map(|querier| (IpAddr::V4(Ipv4Addr::UNSPECIFIED), querier));
+            let v6 = side.v6.map(|querier| (IpAddr::V6(Ipv6Addr::UNSPECIFIED), querier));
+            v4.into_iter().chain(v6).map(|(group, querier)| (*segment, group, querier))
+        });
+        let present = queriers.filter(|(.., querier)| querier.is_present(now));
+        let known = present.map(|(segment, group, querier)| {
+            let (age, limits) = (now.saturating_sub(querier.heard), querier.asked(now) > 0);
+            Known { segment, group, port: querier.port, is_querier: true, age, limits }
+        });
+        let mut all: Vec<_> = known.collect();
         all.sort_unstable();
         all
+    }
+
+    /// Members of groups, `most` of them from a position on, 0 at first, and the next position if
+    /// there are more. Not part of the data path: others wait for [`SNOOPING_SWEEP_GROUPS`] places
+    /// at most.
+    pub fn memberships(&self, mut at: usize, most: usize, now: u32) -> (Vec<Known>, Option<usize>) {
+        let mut found = Vec::new();
+        while at < PLACES * MAX_PORTS {
+            let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+            let first = at / MAX_PORTS;
+            for place in first..PLACES.min(first + SNOOPING_SWEEP_GROUPS) {
+                for known in table.known(place as u16, now) {
+                    let position = place * MAX_PORTS + usize::from(known.port);
+                    if position >= at && found.len() == most {
+                        return (found, Some(position));
+                    }
+                    found.extend(Some(known).filter(|_| position >= at));
+                }
+                at = (place + 1) * MAX_PORTS;
+            }
+        }
+        (found, None)
     }
 
     /// How many groups there are, and how many memberships of ports in them.

@@ -31,6 +31,7 @@ mod why;
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -242,7 +243,12 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
 fn mdb(client: &mut Client, Mdb::Show { of }: &Mdb) -> Result<Told, Failure> {
     let (bridge, vlan) = (of.bridge.clone(), of.vlan.map(Into::into));
     let request = ListGroups { port: of.port().map(str::to_owned), bridge, vlan };
-    let all = client.list(&request, |part| part.groups)?;
+    let mut all = client.list(&request, |part| part.groups)?;
+    // Members come in no order, behind all else.
+    all.sort_by_cached_key(|one| {
+        let group = one.group.as_ref().map(|group| group.parse::<IpAddr>().ok());
+        group.map(|group| (one.bridge.clone(), one.vlan, group, one.port.clone()))
+    });
     Ok(listed("groups", &all, show::groups))
 }
 

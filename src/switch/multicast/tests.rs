@@ -178,13 +178,41 @@ fn what_was_found_is_not_another_groups() {
     all.members(found, |takes| assert!((1..5).all(|port| takes(port, 1))));
 }
 
+/// Queriers and members.
+fn known(all: &Snooping, now: u32) -> Vec<Known> {
+    let (members, more) = all.memberships(0, usize::MAX, now);
+    assert_eq!(more, None);
+    [all.queriers(now), members].concat()
+}
+
+/// As many memberships as ports may have: parts are no longer than asked for, and together all.
+#[test]
+fn members_come_in_parts() {
+    let all = asked();
+    for group in 0..255 {
+        (0..MAX_PORTS as PortId).for_each(|port| _ = join(&all, A, port, group, START + 1));
+    }
+    let (_, count) = all.sizes();
+    assert!(count > 200_000, "{count}");
+    let (mut position, mut found) = (Some(0), Vec::new());
+    while let Some(at) = position {
+        let (part, next) = all.memberships(at, 1_000, START + 2);
+        assert!(part.len() == 1_000 || next.is_none() && part.len() < 1_000);
+        found.extend(part);
+        position = next;
+    }
+    assert_eq!(found.len() as u64, count);
+    found.dedup();
+    assert_eq!(found.len() as u64, count, "none twice");
+}
+
 #[test]
 fn all_that_is_known_is_told() {
     let all = asked();
     join(&all, A, 2, 7, START + 1);
     join(&all, A, 1, 7, START + 2);
     let told = |now| {
-        let known = all.known(now);
+        let known = known(&all, now);
         let of = |one: &Known| (one.port, one.is_querier, one.age, one.limits);
         assert!(known.iter().all(|one| one.segment == A));
         known.iter().map(of).collect::<Vec<_>>()
@@ -197,7 +225,7 @@ fn all_that_is_known_is_told() {
     // Who does not answer is a member no more, before it is removed.
     all.query(A, UP, &specific(7), START + 5);
     join(&all, A, 1, 7, START + 6);
-    let of_7: Vec<PortId> = all.known(START + 20).iter().map(|one| one.port).collect();
+    let of_7: Vec<PortId> = known(&all, START + 20).iter().map(|one| one.port).collect();
     assert_eq!(of_7, [UP, 1]);
     // All ends with the querier but members, whose frames are flooded.
     assert_eq!(told(START + 5 + QUERIER_SECONDS), [(1, false, QUERIER_SECONDS - 1, false)]);
