@@ -4,12 +4,12 @@
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::openvswitch::{self, Running, lacks};
 use testkit::proc::{Dir, wait_for};
 
 use super::{Copies, Frame, Keys, SLOTS, Switch, Tag};
@@ -23,36 +23,13 @@ const FIRST: u8 = 10;
 
 /// What is missing to run it.
 pub fn missing() -> Option<String> {
-    let runs = |program: &&str| {
-        let output = Command::new(program).arg("--version").output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let lacks = PROGRAMS.iter().find(|program| !runs(program))?;
+    let lacks = lacks(&PROGRAMS)?;
     Some(format!("needs Debian's package openvswitch-switch: no {lacks}"))
 }
 
-/// A program that ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A command that has its files in the directory and ends with this thread.
+/// A command that has its files in the directory.
 fn command(program: &str, dir: &Path) -> Command {
-    let mut command = Command::new(program);
-    command.current_dir(dir).stdin(Stdio::null()).envs(PLACES.map(|place| (place, dir)));
-    // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            Ok(())
-        });
-    }
-    command
+    openvswitch::command(program, &PLACES, dir)
 }
 
 pub struct Ovs {

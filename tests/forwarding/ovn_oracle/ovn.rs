@@ -5,12 +5,12 @@
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::openvswitch::{self, Running, lacks};
 use testkit::proc::{Dir, wait_for};
 
 /// Longest wait for a program to do what it must.
@@ -26,36 +26,13 @@ const RECEIVER: &str = "receiver";
 
 /// What is missing to run it.
 pub fn missing() -> Option<String> {
-    let runs = |program: &&str| {
-        let output = Command::new(program).arg("--version").output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let lacks = PROGRAMS.iter().find(|program| !runs(program))?;
+    let lacks = lacks(&PROGRAMS)?;
     Some(format!("needs Debian's packages ovn-central and ovn-host: no {lacks}"))
 }
 
-/// A program that ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A command that has its files in the directory and ends with this thread.
+/// A command that has its files in the directory.
 fn command(program: &str, dir: &Path) -> Command {
-    let mut command = Command::new(program);
-    command.current_dir(dir).stdin(Stdio::null()).envs(PLACES.map(|place| (place, dir)));
-    // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            Ok(())
-        });
-    }
-    command
+    openvswitch::command(program, &PLACES, dir)
 }
 
 /// Runs a command to its end.

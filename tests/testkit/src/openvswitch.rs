@@ -1,8 +1,9 @@
-//! The tests of Open vSwitch, to compare with: their text is read where Debian's package
-//! openvswitch-source has it.
+//! Open vSwitch, to compare with: its programs, and its tests, whose text is read where Debian's
+//! package openvswitch-source has it.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use crate::skip;
 
@@ -34,4 +35,39 @@ pub fn section<'t>(text: &'t str, title: &str) -> &'t str {
     let head = format!("AT_SETUP([ofproto-dpif - {title}])");
     let (_, rest) = text.split_once(&head).unwrap_or_else(|| panic!("no test '{title}'"));
     rest.split_once("AT_CLEANUP").expect("its end").0
+}
+
+/// Which of these programs cannot be run, if one cannot.
+pub fn lacks(programs: &[&'static str]) -> Option<&'static str> {
+    let runs = |program: &&&str| {
+        let output = Command::new(program).arg("--version").output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    programs.iter().find(|program| !runs(program)).copied()
+}
+
+/// A program that ends with the test.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A command that has its files in the directory, as these variables name it, and ends with this
+/// thread.
+pub fn command(program: &str, variables: &[&str], dir: &Path) -> Command {
+    let mut command = Command::new(program);
+    let places = variables.iter().map(|variable| (variable, dir));
+    command.current_dir(dir).stdin(Stdio::null()).envs(places);
+    // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    command
 }
