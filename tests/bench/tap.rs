@@ -454,32 +454,36 @@ fn route(taps: [&str; 2]) {
     ip("route add 10.0.0.1/32 dev tap-on");
 }
 
-/// Streams through two daemons, with and without packets made of their segments.
+/// Frames through two daemons, with and without packets made of segments: short ones of no stream,
+/// which cost what looking for streams does, and segments of some streams.
 fn streams(rounds: usize, frames: usize) {
-    const LEN: usize = 1514;
-    let bytes = [vec![0; HEADER], segment(HOST, 0, LEN)].concat();
-    let mut benches =
-        ["off", "on"].map(|on| Bench::with(LEN, on, &format!("coalesce={on}"), bytes.clone()));
-    route(["tap-off", "tap-on"]);
-    for count in [1, 8, 64] {
-        let mut rows = ["coalesce=off", "coalesce=on"].map(|name| Row(name, vec![]));
-        for _ in 0..rounds {
-            for (bench, row) in benches.iter_mut().zip(&mut rows) {
-                bench.streams = Streams { count, sent: 0 };
-                row.1.push(bench.guest_to_tap(frames));
-            }
+    for (len, counts) in [(60, &[0][..]), (1514, &[1, 8, 64])] {
+        let bytes = if counts == [0] { frame(HOST, 0, len) } else { segment(HOST, 0, len) };
+        let bytes = [vec![0; HEADER], bytes].concat();
+        let mut benches =
+            ["off", "on"].map(|on| Bench::with(len, on, &format!("coalesce={on}"), bytes.clone()));
+        if counts != [0] {
+            route(["tap-off", "tap-on"]);
         }
-        heading(&format!("{count} TCP streams to a TAP, {LEN} bytes a segment"), true);
-        rows.iter().for_each(|row| row.print(&rows[0], true));
+        for &count in counts {
+            let mut rows = ["coalesce=off", "coalesce=on"].map(|name| Row(name, vec![]));
+            for _ in 0..rounds {
+                for (bench, row) in benches.iter_mut().zip(&mut rows) {
+                    bench.streams = Streams { count, sent: 0 };
+                    row.1.push(bench.guest_to_tap(frames));
+                }
+            }
+            heading(&format!("{count} TCP streams to a TAP, {len} bytes a frame"), true);
+            rows.iter().for_each(|row| row.print(&rows[0], true));
+        }
+        for bench in benches {
+            let counters = bench.daemon.counters();
+            let sum = |name| counters.sum(Some("up"), "out", name);
+            println!("  {} frames, {} of them in packets", sum("frames"), sum("coalesced"));
+            bench.daemon.stop();
+        }
     }
-    for bench in benches {
-        let counters = bench.daemon.counters();
-        let sum = |name| counters.sum(Some("up"), "out", name);
-        println!("  {} frames, {} of them in packets", sum("frames"), sum("coalesced"));
-        bench.daemon.stop();
-    }
-    let routed = ip("-s link show dev sink");
-    println!("{routed}");
+    println!("{}", ip("-s link show dev sink"));
 }
 
 fn tap_to_guest(bench: &mut Bench, rounds: usize, frames: usize) {
