@@ -252,8 +252,9 @@ impl Packet {
     fn is_summed(&self, bytes: &[u8], header: VnetHdr) -> bool {
         let pseudo = self.pseudo(bytes, self.len);
         let right = if header.flags & NEEDS_CSUM != 0 {
-            let start = usize::from(u16::from_le_bytes(header.csum_start));
-            start == self.l4 && bytes[self.l4 + TCP_CSUM..].starts_with(&pseudo.to_bytes())
+            let field = [header.csum_start, header.csum_offset].map(u16::from_le_bytes);
+            field.map(usize::from) == [self.l4, TCP_CSUM]
+                && bytes[self.l4 + TCP_CSUM..].starts_with(&pseudo.to_bytes())
         } else {
             pseudo.plus(Sum::of(&bytes[self.l4..])).fold() == u16::MAX
         };

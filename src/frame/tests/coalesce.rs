@@ -227,6 +227,10 @@ fn what_is_no_plain_segment_begins_no_packet() {
         (0..segment.len()).for_each(|len| assert!(!begins(&segment[..len]), "{len}"));
         let gso = VnetHdr { gso_type: 1, gso_size: [100, 0], ..shape.header() };
         assert!(Packet::begin(&segment, gso).is_none());
+        if shape.partial {
+            let elsewhere = VnetHdr { csum_offset: [6, 0], ..shape.header() };
+            assert!(Packet::begin(&segment, elsewhere).is_none(), "a sum that is not TCP's");
+        }
         // With FIN, SYN, RST, URG, ECE, CWR, and without ACK.
         for flags in [1, 2, 4, 0x20, 0x40, 0x80].map(|flag| ACK | flag).into_iter().chain([0]) {
             let mut other = segment.clone();
