@@ -55,12 +55,15 @@ def options():
     parser.add_argument("--long", action="store_true", help="with 2 to 64 ports as well")
     parser.add_argument("--cases", metavar="LIST", help="of these cases alone (see --list)")
     parser.add_argument("--switches", metavar="LIST", help="of these switches alone (see --list)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds (5; with --quick 1)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds (5; with --ndr 10, with --quick 1)")
     parser.add_argument("--seconds", type=float, metavar="S",
                         help="seconds measured in each run (3; with --quick 1)")
     parser.add_argument("--out", metavar="DIR", help="for the results (target/bench)")
     parser.add_argument("--install", action="store_true",
                         help="install the other switches' packages with apt (root)")
+    parser.add_argument("--ndr", action="store_true",
+                        help="instead search for the highest rates without loss and with 0.5 %%, "
+                             "with DPDK's driver")
     parser.add_argument("--instructions", action="store_true",
                         help="count vioswitchd's instructions per frame under valgrind instead")
     parser.add_argument("--limit", metavar="LEN=N,…", default="",
@@ -74,7 +77,7 @@ def options():
     chosen = parser.parse_args()
     if chosen.behind:
         parser.error("--behind comes first")
-    chosen.rounds = chosen.rounds or (1 if chosen.quick else 5)
+    chosen.rounds = chosen.rounds or (1 if chosen.quick else 10 if chosen.ndr else 5)
     chosen.seconds = chosen.seconds or (1.0 if chosen.quick else 3.0)
     chosen.out = chosen.out or f"{chosen.target}/bench"
     if chosen.rounds < 1 or not 0.1 <= chosen.seconds <= 600:
@@ -374,21 +377,31 @@ def measure(parser, chosen, all_switches, work):
     place = machine.cpus()
     if len(place) < 2:
         raise Failure("two CPUs are needed: one for the switch, one for the generator")
-    cases = select(parser, chosen.cases, CASES,
-                   lambda c: c.quick if chosen.quick else chosen.long or not c.long)
+    if chosen.ndr:
+        cases = select(parser, chosen.cases, [c for c in CASES if c.driver], lambda _: True)
+        all_switches = [s for s in all_switches if s.has_sockets and not getattr(s, "only_unbusy", False)]
+    else:
+        cases = select(parser, chosen.cases, CASES,
+                       lambda c: c.quick if chosen.quick else chosen.long or not c.long)
     switches = usable(select(parser, chosen.switches, all_switches, lambda _: True))
     pages = machine.HugePages()
     try:
-        if any(s.name in ("testpmd", "ovs-dpdk") for s in switches) and not pages.acquire():
+        wanted = chosen.ndr or any(s.name in ("testpmd", "ovs-dpdk") for s in switches)
+        there = wanted and pages.acquire()
+        if chosen.ndr and not there:
+            raise Failure("DPDK's driver needs huge pages (root)")
+        if wanted and not there:
             print("not measured: testpmd, ovs-dpdk: no huge pages (needs root)")
             switches = [s for s in switches if s.name not in ("testpmd", "ovs-dpdk")]
         if not switches:
             raise Failure("no switch to measure")
         generator, others = place[-1], place[:-1]
         words = f"switch {others[0]}, generator {generator}, of {place}"
-        bench = Bench(chosen, switches, cases, (generator, others), work)
         about = machine.describe(REPO, switches, words)
         print("\n".join(about), flush=True)
+        if chosen.ndr:
+            return search_rates(chosen, switches, cases, (generator, others), work, about)
+        bench = Bench(chosen, switches, cases, (generator, others), work)
         try:
             bench.all()
         finally:
@@ -400,6 +413,16 @@ def measure(parser, chosen, all_switches, work):
     finally:
         pages.release()
     return 1 if any("error" in row for row in bench.rows) else 0
+
+
+def search_rates(chosen, switches, cases, place, work, about):
+    """The search for rates; answers the exit status."""
+    import ndr  # Its library is there with --ndr alone.
+    lines, failed = ndr.main(chosen, switches, cases, place, work)
+    with open(f"{chosen.out}/ndr.txt", "w", encoding="utf-8") as file:
+        file.write("\n".join(about + lines) + "\n")
+    print("\n".join(["", *about, *lines, "", f"written to {chosen.out}"]), flush=True)
+    return int(failed)
 
 
 def main():
