@@ -27,11 +27,15 @@
 //! | [`frame`] | frames as bytes |
 //! | [`budget`] | what is earned and spent |
 //! | [`limits`] | every limit and default |
+//! | [`words`] | enumerations with a word for each value |
 #![cfg(target_os = "linux")]
 
 // Sets signals, umask and environment as tests rely on them.
 #[cfg(test)]
 use testkit as _;
+
+#[macro_use]
+pub mod words;
 
 pub mod budget;
 pub mod capture;

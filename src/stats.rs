@@ -64,27 +64,15 @@ macro_rules! counters {
     };
 }
 
-/// Which way frames go.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// From a port into the switch.
-    #[default]
-    In,
-    /// From the switch to a port.
-    Out,
-}
-
-impl Direction {
-    /// Both.
-    pub const ALL: [Direction; 2] = [Direction::In, Direction::Out];
-
-    /// The name used in logs and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Direction::In => "in",
-            Direction::Out => "out",
-        }
+words! {
+    /// Which way frames go.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Direction {
+        /// From a port into the switch.
+        In "in",
+        /// From the switch to a port.
+        Out "out",
     }
 }
 

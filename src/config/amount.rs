@@ -51,7 +51,7 @@ pub type FloodRates = [Rate; FloodClass::ALL.len()];
 /// `storm=`: classes with a rate each.
 pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
     let mut rates = FloodRates::default();
-    let classes = FloodClass::ALL.map(FloodClass::word);
+    let classes = FloodClass::ALL.map(FloodClass::name);
     let wrong = |given: &str| {
         let known = classes.join(", ");
         let wanted = format!("CLASS:RATE with classes {known}, such as bcast:1kpps,mcast:1mbit");
@@ -74,7 +74,7 @@ pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
 /// As it is written.
 pub fn storm_word(rates: &FloodRates) -> String {
     let given = FloodClass::ALL.iter().zip(rates).filter(|(_, rate)| **rate != Rate::default());
-    let words = given.map(|(class, rate)| format!("{}:{}", class.word(), rate_word(rate)));
+    let words = given.map(|(class, rate)| format!("{}:{}", class.name(), rate_word(rate)));
     words.collect::<Vec<_>>().join(",")
 }
 

@@ -15,28 +15,17 @@ use super::{Config, Control};
 use crate::limits;
 use crate::switch::mirror::{Mirror, conflict as conflict_of_mirrors};
 
-/// What only one entry may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Shared {
-    /// The name.
-    Name,
-    /// Where its socket appears.
-    Socket,
-    /// The TAP's interface.
-    Interface,
-    /// A static address.
-    Mac,
-}
-
-impl Shared {
-    /// As it is called in a message.
-    pub fn noun(self) -> &'static str {
-        match self {
-            Shared::Name => "name",
-            Shared::Socket => "socket",
-            Shared::Interface => "interface",
-            Shared::Mac => "mac",
-        }
+words! {
+    /// What only one entry may have.
+    Shared {
+        /// The name.
+        Name "name",
+        /// Where its socket appears.
+        Socket "socket",
+        /// The TAP's interface.
+        Interface "interface",
+        /// A static address.
+        Mac "mac",
     }
 }
 
@@ -137,7 +126,7 @@ fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
         other if other == at => "given twice".to_owned(),
         other => format!("already used {}", whereabouts(other, at)),
     };
-    Complaint::new(at, format!("{} {} is {place}", later.what.noun(), quote(&later.value)))
+    Complaint::new(at, format!("{} {} is {place}", later.what, quote(&later.value)))
 }
 
 /// Where something else was given, for a complaint about what was given `at` a place.

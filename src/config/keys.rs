@@ -15,7 +15,7 @@ use super::amount::FloodRates;
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, FLOOD, GROUP, GUARD,
+    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, GROUP, GUARD,
     INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PASS,
     PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
 };
@@ -28,19 +28,20 @@ use crate::switch::mirror::Way;
 use crate::switch::{Bridge, Rate, ReservedSet, Size, VlanId, VlanSet};
 use crate::sys::tap_ring::Io;
 
-/// What is behind a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    /// A virtual machine.
-    Port,
-    /// A network interface of the host.
-    Tap,
-    /// A process that speaks QEMU's `-netdev stream`.
-    Stream,
-    /// No port: frames of one that are copied to another.
-    Mirror,
-    /// No port: what those have in common that bring their own sockets.
-    Template,
+words! {
+    /// What is behind a port, with the name of its tables in a file, and of its option.
+    Kind {
+        /// A virtual machine.
+        Port "port",
+        /// A network interface of the host.
+        Tap "tap",
+        /// A process that speaks QEMU's `-netdev stream`.
+        Stream "stream",
+        /// No port: frames of one that are copied to another.
+        Mirror "mirror",
+        /// No port: what those have in common that bring their own sockets.
+        Template "template",
+    }
 }
 
 impl Kind {
@@ -48,17 +49,6 @@ impl Kind {
     pub const PORTS: [Kind; 3] = [Kind::Port, Kind::Tap, Kind::Stream];
     /// Those of which there may be several.
     const NAMED: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Stream, Kind::Mirror];
-
-    /// As tables of a file and options are called.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Port => "port",
-            Kind::Tap => "tap",
-            Kind::Stream => "stream",
-            Kind::Mirror => "mirror",
-            Kind::Template => "template",
-        }
-    }
 
     /// The kind of entries that is called so.
     pub fn named(name: &str) -> Option<Kind> {
@@ -97,12 +87,6 @@ impl Kind {
     }
 }
 
-impl std::fmt::Display for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A tag and its text in a column of its own, in lines of [`HELP_COLUMNS`].
 fn wrapped(tag: &str, text: &str) -> String {
     let mut lines = vec![format!("  {tag:HELP_INDENT$}")];
@@ -121,37 +105,21 @@ fn wrapped(tag: &str, text: &str) -> String {
     lines.join("\n")
 }
 
-/// When a change of a key takes effect.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Effect {
-    /// It has.
-    #[default]
-    Now,
-    /// When a front-end connects again; the one that is connected keeps what it was offered.
-    Reconnect,
-    /// With another socket or interface: the front-end is disconnected.
-    Reopen,
-    /// With the next start.
-    Restart,
-    /// With ports that come later.
-    NewPorts,
-}
-
-impl Effect {
-    /// All of them.
-    pub const ALL: [Effect; 5] =
-        [Effect::Now, Effect::Reconnect, Effect::Reopen, Effect::Restart, Effect::NewPorts];
-
-    /// As programs read it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Effect::Now => "now",
-            Effect::Reconnect => "reconnect",
-            Effect::Reopen => "reopen",
-            Effect::Restart => "restart",
-            Effect::NewPorts => "new_ports",
-        }
+words! {
+    /// When a change of a key takes effect.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Effect {
+        /// It has.
+        Now "now",
+        /// When a front-end connects again; the one that is connected keeps what it was offered.
+        Reconnect "reconnect",
+        /// With another socket or interface: the front-end is disconnected.
+        Reopen "reopen",
+        /// With the next start.
+        Restart "restart",
+        /// With ports that come later.
+        NewPorts "new_ports",
     }
 }
 
@@ -316,7 +284,7 @@ port_keys! {
          a network card receives.";
     "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
         "Serve a network card with iommu_platform=on (SEV, TDX).";
-    "flood" flood: bool = true, FLOOD, ALL, Now, "\"on\"",
+    "flood" flood: bool = true, SWITCHED, ALL, Now, "\"on\"",
         "Send frames for unknown addresses to the port.";
     "isolated" isolated: bool = false, SWITCHED, ALL, Now, "\"off\"",
         "`on`: no frame passes between the port and others with `isolated=on`.";

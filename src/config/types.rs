@@ -21,6 +21,7 @@ use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
 use crate::switch::{Rate, ReservedSet, Size};
 use crate::sys::tap_ring::Io;
+use crate::words::Words;
 
 /// A type whose values are `T`.
 pub(super) struct Type<T: 'static> {
@@ -111,24 +112,18 @@ pub(super) fn words_of<T, S: Slot<T>>(of: &Type<T>, slot: &S) -> Vec<String> {
 }
 
 /// A type of whose values each has a word.
-pub(super) trait Words: Copy + PartialEq + 'static {
-    const WORDS: &'static [(&'static str, Self)];
-
-    /// The words that a kind of ports takes.
-    fn of(_: Kind) -> Vec<(&'static str, Self)> {
-        Self::WORDS.to_vec()
-    }
+const fn words<T: Words>() -> Type<T> {
+    text(|_| forms(T::WORDS), |setting, _| one_of(setting, T::WORDS), word_of)
 }
 
-const fn words<T: Words>() -> Type<T> {
-    text(
-        |kind| T::of(kind).iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|"),
-        |setting, kind| one_of(setting, &T::of(kind)),
-        |value| {
-            let found = T::WORDS.iter().find(|(_, other)| other == value);
-            found.map_or("", |(word, _)| word).to_owned()
-        },
-    )
+/// `on|off`
+fn forms<T>(words: &[(&str, T)]) -> String {
+    words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|")
+}
+
+fn word_of<T: Words>(value: &T) -> String {
+    let found = T::WORDS.iter().find(|(_, other)| other == value);
+    found.map_or("", |(word, _)| word).to_owned()
 }
 
 /// A type whose values are described by a word for them.
@@ -138,11 +133,6 @@ const fn text<T>(
     word: fn(&T) -> String,
 ) -> Type<T> {
     Type { form, read, word, is_number: false, claims: None, is_shown: false, has_commas: false }
-}
-
-/// A type of whose values each is one port's.
-const fn claimed<T>(claims: Shared, of: Type<T>) -> Type<T> {
-    Type { claims: Some(claims), ..of }
 }
 
 /// A type of what is shown wherever a port is.
@@ -176,82 +166,46 @@ fn mtu(kind: Kind) -> (u64, u64) {
     (limits::MIN_MTU, most)
 }
 
-/// What becomes of a port's socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// It is listened on.
-    Server,
-    /// It is connected to.
-    Client,
-}
-
-impl Words for Mode {
-    const WORDS: &'static [(&'static str, Mode)] =
-        &[("server", Mode::Server), ("client", Mode::Client)];
-}
-
-/// What the administrator has a port do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admin {
-    /// It forwards.
-    Up,
-    /// It forwards nothing.
-    Down,
-}
-
-impl Words for Admin {
-    const WORDS: &'static [(&'static str, Admin)] = &[("up", Admin::Up), ("down", Admin::Down)];
-}
-
-/// What of a VM's memory must be there when it is mapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// Nothing.
-    Any,
-    /// All of it.
-    Prealloc,
-}
-
-impl Words for Memory {
-    const WORDS: &'static [(&'static str, Memory)] =
-        &[("any", Memory::Any), ("prealloc", Memory::Prealloc)];
-}
-
-impl Words for Io {
-    const WORDS: &'static [(&'static str, Io)] =
-        &[("auto", Io::Auto), ("uring", Io::Uring), ("write", Io::Write)];
-}
-
-/// Whether frames whose sender is not the port's are looked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Guard {
-    /// No.
-    Off,
-    /// They are counted.
-    Log,
-    /// They are dropped.
-    On,
-}
-
-impl Words for Guard {
-    const WORDS: &'static [(&'static str, Guard)] =
-        &[("off", Guard::Off), ("log", Guard::Log), ("on", Guard::On)];
-}
-
-/// A server that may be behind a port with a guard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
-    /// Of DHCP.
-    Dhcp,
-    /// Of DHCPv6.
-    Dhcpv6,
-    /// A router that advertises itself.
-    Ra,
-}
-
-impl Words for Server {
-    const WORDS: &'static [(&'static str, Server)] =
-        &[("dhcp", Server::Dhcp), ("dhcpv6", Server::Dhcpv6), ("ra", Server::Ra)];
+words! {
+    /// What becomes of a port's socket.
+    Mode {
+        /// It is listened on.
+        Server "server",
+        /// It is connected to.
+        Client "client",
+    }
+    /// What the administrator has a port do.
+    Admin {
+        /// It forwards.
+        Up "up",
+        /// It forwards nothing.
+        Down "down",
+    }
+    /// What of a VM's memory must be there when it is mapped.
+    Memory {
+        /// Nothing.
+        Any "any",
+        /// All of it.
+        Prealloc "prealloc",
+    }
+    /// Whether frames whose sender is not the port's are looked for.
+    Guard {
+        /// No.
+        Off "off",
+        /// They are counted.
+        Log "log",
+        /// They are dropped.
+        On "on",
+    }
+    /// A server that may be behind a port with a guard.
+    Server {
+        /// Of DHCP.
+        Dhcp "dhcp",
+        /// Of DHCPv6.
+        Dhcpv6 "dhcpv6",
+        /// A router that advertises itself.
+        Ra "ra",
+    }
 }
 
 impl Server {
@@ -273,10 +227,12 @@ pub enum AllowedMac {
     One(MacAddr),
 }
 
-impl AllowedMac {
-    const WORDS: [(&'static str, AllowedMac); 2] =
-        [("own", AllowedMac::Own), ("vrrp", AllowedMac::Vrrp)];
+impl Words for AllowedMac {
+    const WORDS: &'static [(&'static str, AllowedMac)] =
+        &[("own", AllowedMac::Own), ("vrrp", AllowedMac::Vrrp)];
+}
 
+impl AllowedMac {
     fn read(setting: &Setting) -> Result<AllowedMac, String> {
         let word = text_of(setting)?;
         match AllowedMac::WORDS.iter().find(|(known, _)| *known == word) {
@@ -286,11 +242,7 @@ impl AllowedMac {
     }
 
     fn word(&self) -> String {
-        match self {
-            AllowedMac::One(mac) => mac.to_string(),
-            AllowedMac::Own => "own".to_owned(),
-            AllowedMac::Vrrp => "vrrp".to_owned(),
-        }
+        if let AllowedMac::One(mac) = self { mac.to_string() } else { word_of(self) }
     }
 }
 
@@ -315,88 +267,75 @@ impl Words for Offload {
         ("csum", Offload { send: Offloads::CSUM, receive: Offloads::CSUM }),
         ("off", Offload { send: Offloads::NONE, receive: Offloads::NONE }),
     ];
-
-    // With the kernel there is one agreement for both directions.
-    fn of(kind: Kind) -> Vec<(&'static str, Offload)> {
-        let has = |(word, _): &(&str, Offload)| kind != Kind::Tap || *word != "send";
-        Offload::WORDS.iter().copied().filter(has).collect()
-    }
 }
 
-impl Words for Way {
-    const WORDS: &'static [(&'static str, Way)] =
-        &[("in", Way::In), ("out", Way::Out), ("both", Way::Both)];
+/// The words that a kind of ports takes. With the kernel there is one agreement for both
+/// directions.
+fn offloads(kind: Kind) -> Vec<(&'static str, Offload)> {
+    let has = |(word, _): &(&str, Offload)| kind != Kind::Tap || *word != "send";
+    Offload::WORDS.iter().copied().filter(has).collect()
 }
 
 impl Words for bool {
     const WORDS: &'static [(&'static str, bool)] = &[("on", true), ("off", false)];
 }
 
-pub(super) const NAME: Type<String> =
-    claimed(Shared::Name, text(|_| "NAME".to_owned(), |s, _| port_name(s), String::clone));
-pub(super) const SOCKET: Type<PathBuf> = claimed(
-    Shared::Socket,
-    text(|_| "PATH".to_owned(), |s, _| socket_path(s), |path| path.to_string_lossy().into_owned()),
-);
-pub(super) const INTERFACE: Type<String> = claimed(
-    Shared::Interface,
-    text(|_| "IFNAME".to_owned(), |s, _| interface_name(s), String::clone),
-);
-pub(super) const MAC: Type<MacAddr> =
-    claimed(Shared::Mac, text(|_| "MAC".to_owned(), |s, _| station_address(s), MacAddr::to_string));
-pub(super) const PERMISSIONS: Type<u32> =
-    text(|_| "MODE".to_owned(), |s, _| permissions(s), |mode| format!("{mode:04o}"));
-pub(super) const GROUP: Type<u32> = numbers(|_| "GROUP".to_owned(), |s, _| group(s));
-pub(super) const INHERITED: Type<RawFd> = numbers(|_| "N".to_owned(), |s, _| inherited_socket(s));
-pub(super) const QUEUES: Type<u16> = numbers(|k| range(queues(k)), |s, k| read_in(s, queues(k)));
-pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, mtu(k)));
+/// Types of one form each: how it is called, read and written, and what else is to be said of it.
+macro_rules! types {
+    ($($name:ident $type:ty:
+        $form:literal, $read:expr, $word:expr $(, $field:ident: $value:expr)*;)*) => {$(
+        pub(super) const $name: Type<$type> = Type {
+            $($field: $value,)*
+            ..text(|_| $form.to_owned(), |setting, _| $read(setting), $word)
+        };
+    )*};
+}
+
+types! {
+    NAME String: "NAME", port_name, String::clone, claims: Some(Shared::Name);
+    SOCKET PathBuf: "PATH", socket_path, |path| path.to_string_lossy().into_owned(),
+        claims: Some(Shared::Socket);
+    INTERFACE String: "IFNAME", interface_name, String::clone, claims: Some(Shared::Interface);
+    MAC MacAddr: "MAC", station_address, MacAddr::to_string, claims: Some(Shared::Mac);
+    PERMISSIONS u32: "MODE", permissions, |mode| format!("{mode:04o}");
+    GROUP u32: "GROUP", group, u32::to_string, is_number: true;
+    INHERITED RawFd: "N", inherited_socket, RawFd::to_string, is_number: true;
+    PEER String: "NAME", port_name, String::clone;
+    BRIDGE String: "BRIDGE", port_name, String::clone, is_shown: true;
+    TRUNK VlanSet: "all|VLANS", vlan_set, VlanSet::to_string, is_shown: true, has_commas: true;
+    RATE Rate: "RATE", rate, rate_word, is_shown: true, has_commas: true;
+    BURST Size: "SIZE", size, size_word, is_shown: true, has_commas: true;
+    STORM FloodRates: "CLASS:RATE", storm, storm_word, is_shown: true, has_commas: true;
+    PASS ReservedSet: "PROTOCOLS", protocols, ReservedSet::to_string, is_shown: true,
+        has_commas: true;
+    LABEL String: "TEXT", label, String::clone, is_shown: true;
+    ALLOWED_MACS AllowedMac: "own|vrrp|MAC", AllowedMac::read, AllowedMac::word;
+    ALLOWED_IPS Prefix: "IP[/LENGTH]", prefix, Prefix::to_string;
+}
+
 pub(super) const MODE: Type<Mode> = words();
 pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const IO: Type<Io> = words();
-pub(super) const OFFLOAD: Type<Offload> = words();
-pub(super) const PEER: Type<String> =
-    text(|_| "NAME".to_owned(), |s, _| port_name(s), String::clone);
 pub(super) const WAY: Type<Way> = words();
-pub(super) const SNAPLEN: Type<u32> =
-    numbers(|_| range(SNAPLENS), |s, _| number(s, SNAPLENS.0, SNAPLENS.1));
-/// What the beginnings may be that a mirror copies.
-const SNAPLENS: (u64, u64) = (limits::MIN_SNAPLEN as u64, limits::MAX_FRAME_LEN as u64);
 pub(super) const ON_OFF: Type<bool> = words();
-pub(super) const FLOOD: Type<bool> = shown(words());
+pub(super) const ALLOW_SERVER: Type<Server> = words();
 pub(super) const SWITCHED: Type<bool> = shown(words());
+pub(super) const ADMIN: Type<Admin> = shown(words());
+pub(super) const GUARD: Type<Guard> = shown(words());
+pub(super) const OFFLOAD: Type<Offload> =
+    text(|kind| forms(&offloads(kind)), |s, kind| one_of(s, &offloads(kind)), word_of);
+
+pub(super) const QUEUES: Type<u16> = numbers(|k| range(queues(k)), |s, k| read_in(s, queues(k)));
+pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, mtu(k)));
+pub(super) const SNAPLEN: Type<u32> = numbers(|_| range(SNAPLENS), |s, _| read_in(s, SNAPLENS));
 pub(super) const ADDRESSES: Type<u32> =
     shown(numbers(|_| range(ADDRESS_CAPS), |s, _| read_in(s, ADDRESS_CAPS)));
-/// How many addresses a port may be limited to.
-const ADDRESS_CAPS: (u64, u64) = (1, limits::FDB_MAX_ENTRIES as u64);
-pub(super) const ADMIN: Type<Admin> = shown(words());
-pub(super) const BRIDGE: Type<String> =
-    shown(text(|_| "BRIDGE".to_owned(), |s, _| port_name(s), String::clone));
 pub(super) const VLAN: Type<VlanId> = shown(numbers(|_| range(VLANS), |s, _| read_in(s, VLANS)));
 pub(super) const NATIVE: Type<VlanId> =
     shown(numbers(|_| range((0, VLANS.1)), |s, _| read_in(s, (0, VLANS.1))));
-pub(super) const TRUNK: Type<VlanSet> = Type {
-    has_commas: true,
-    ..shown(text(|_| "all|VLANS".to_owned(), |s, _| vlan_set(s), VlanSet::to_string))
-};
+/// What the beginnings may be that a mirror copies.
+const SNAPLENS: (u64, u64) = (limits::MIN_SNAPLEN as u64, limits::MAX_FRAME_LEN as u64);
+/// How many addresses a port may be limited to.
+const ADDRESS_CAPS: (u64, u64) = (1, limits::FDB_MAX_ENTRIES as u64);
 /// What the identifiers of VLANs may be.
 const VLANS: (u64, u64) = (1, MAX_VLAN as u64);
-pub(super) const RATE: Type<Rate> =
-    Type { has_commas: true, ..shown(text(|_| "RATE".to_owned(), |s, _| rate(s), rate_word)) };
-pub(super) const BURST: Type<Size> =
-    Type { has_commas: true, ..shown(text(|_| "SIZE".to_owned(), |s, _| size(s), size_word)) };
-pub(super) const STORM: Type<FloodRates> = Type {
-    has_commas: true,
-    ..shown(text(|_| "CLASS:RATE".to_owned(), |s, _| storm(s), storm_word))
-};
-pub(super) const PASS: Type<ReservedSet> = Type {
-    has_commas: true,
-    ..shown(text(|_| "PROTOCOLS".to_owned(), |s, _| protocols(s), ReservedSet::to_string))
-};
-pub(super) const LABEL: Type<String> =
-    shown(text(|_| "TEXT".to_owned(), |s, _| label(s), String::clone));
-pub(super) const GUARD: Type<Guard> = shown(words());
-pub(super) const ALLOWED_MACS: Type<AllowedMac> =
-    text(|_| "own|vrrp|MAC".to_owned(), |s, _| AllowedMac::read(s), AllowedMac::word);
-pub(super) const ALLOWED_IPS: Type<Prefix> =
-    text(|_| "IP[/LENGTH]".to_owned(), |s, _| prefix(s), Prefix::to_string);
-pub(super) const ALLOW_SERVER: Type<Server> = words();

@@ -171,8 +171,8 @@ pub(super) fn protocols(setting: &Setting) -> Result<ReservedSet, String> {
     let list = text(setting)?;
     let mut set = ReservedSet::NONE;
     for word in list.split(',') {
-        let Some(known) = Reserved::ALL.into_iter().find(|known| known.word() == word) else {
-            let all = Reserved::ALL.map(Reserved::word).join(",");
+        let Some(known) = Reserved::ALL.into_iter().find(|known| known.name() == word) else {
+            let all = Reserved::ALL.map(Reserved::name).join(",");
             return Err(format!("{} must be some of {all}, not {}", setting.key, quote(list)));
         };
         set.add(known);

@@ -119,7 +119,7 @@ impl Told {
     ) {
         let class = FloodClass::of(destination);
         if let Some(rate) = port.rates.floods[class as usize].rate() {
-            let (class, rate) = (class.word(), rate_word(&rate));
+            let (class, rate) = (class.name(), rate_word(&rate));
             self.step(format!("its storm limit is {class}:{rate}: what exceeds it is dropped"));
         }
         let (ports, from) = (policy.ports, policy.ports.policy(port.id));
@@ -140,7 +140,7 @@ impl Told {
                 self.step(format!("not to {}: both are isolated", quote(to)));
             } else if asked.forwards && !asked.takes(flood) {
                 let why = match flood {
-                    Flood::Reserved(protocol) => format!("it does not pass {}", protocol.word()),
+                    Flood::Reserved(protocol) => format!("it does not pass {protocol}"),
                     _ => "flood=off".to_owned(),
                 };
                 self.step(format!("not to {}: {why}", quote(to)));
@@ -157,7 +157,7 @@ impl Told {
         passes: ReservedSet,
         (address, protocol): (MacAddr, Reserved),
     ) {
-        let (port, word) = (quote(port), protocol.word());
+        let (port, word) = (quote(port), protocol.name());
         let does = if passes.has(protocol) { "passes" } else { "does not pass" };
         self.step(format!(
             "taken for a frame of {word}, which {address} is for: {port} {does} {word}"

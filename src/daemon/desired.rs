@@ -33,7 +33,7 @@ impl Changed<'_> {
 
 /// An entry claims what another one has.
 #[derive(Debug, thiserror::Error)]
-#[error("{} {} is already used by {owner}", what.noun(), self.shown().display())]
+#[error("{what} {} is already used by {owner}", self.shown().display())]
 pub struct Clash {
     what: Shared,
     place: PathBuf,

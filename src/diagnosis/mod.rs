@@ -24,24 +24,15 @@ use serde::{Deserialize, Serialize};
 use crate::limits::FINDINGS_TOLD;
 use facts::Facts;
 
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// Frames pass, and not as well as they could, or not after the next restart.
-    #[default]
-    Warn,
-    /// Frames do not pass, or something that was asked for is not there.
-    Fail,
-}
-
-impl Level {
-    /// The word for programs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Level::Warn => "warn",
-            Level::Fail => "fail",
-        }
+words! {
+    /// How bad a finding is.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Level {
+        /// Frames pass, and not as well as they could, or not after the next restart.
+        Warn "warn",
+        /// Frames do not pass, or something that was asked for is not there.
+        Fail "fail",
     }
 }
 

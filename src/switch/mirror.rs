@@ -7,15 +7,16 @@
 
 use super::{PortId, VlanId};
 
-/// Which frames of a port, seen from the switch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Those that come from it.
-    In,
-    /// Those that were delivered to it.
-    Out,
-    /// All.
-    Both,
+words! {
+    /// Which frames of a port, seen from the switch.
+    Way {
+        /// Those that come from it.
+        In "in",
+        /// Those that were delivered to it.
+        Out "out",
+        /// All.
+        Both "both",
+    }
 }
 
 /// A mirror that is wanted.

@@ -173,40 +173,25 @@ pub struct Violation {
     pub address: Address,
 }
 
-/// Rules, by what of a frame breaks them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rule {
-    /// The source address.
-    Mac,
-    /// The source address of IPv4 or IPv6.
-    Ip,
-    /// The sender of an ARP packet.
-    Arp,
-    /// The sender of a RARP packet.
-    Rarp,
-    /// Target or link-layer address of neighbour discovery.
-    Nd,
-    /// The client's hardware address of DHCP.
-    Dhcp,
-    /// It is a server's.
-    Server,
-    /// Its headers cannot be read.
-    Headers,
-}
-
-impl Rule {
-    /// As it is called in counters and events.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Rule::Mac => "mac",
-            Rule::Ip => "ip",
-            Rule::Arp => "arp",
-            Rule::Rarp => "rarp",
-            Rule::Nd => "nd",
-            Rule::Dhcp => "dhcp",
-            Rule::Server => "server",
-            Rule::Headers => "headers",
-        }
+words! {
+    /// Rules, by what of a frame breaks them, with the names of their counters and in events.
+    Rule {
+        /// The source address.
+        Mac "mac",
+        /// The source address of IPv4 or IPv6.
+        Ip "ip",
+        /// The sender of an ARP packet.
+        Arp "arp",
+        /// The sender of a RARP packet.
+        Rarp "rarp",
+        /// Target or link-layer address of neighbour discovery.
+        Nd "nd",
+        /// The client's hardware address of DHCP.
+        Dhcp "dhcp",
+        /// It is a server's.
+        Server "server",
+        /// Its headers cannot be read.
+        Headers "headers",
     }
 }
 

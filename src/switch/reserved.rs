@@ -7,15 +7,16 @@
 use crate::frame::MacAddr;
 use crate::frame::ethernet::l3_offset;
 
-/// A protocol whose frames may pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reserved {
-    /// IEEE Std 802.1AB.
-    Lldp,
-    /// IEEE Std 802.1AX, with the marker protocol.
-    Lacp,
-    /// IEEE Std 802.1D and 802.1Q: STP, RSTP and MSTP.
-    Stp,
+words! {
+    /// A protocol whose frames may pass, with its name in `pass=`.
+    Reserved {
+        /// IEEE Std 802.1AB.
+        Lldp "lldp",
+        /// IEEE Std 802.1AX, with the marker protocol.
+        Lacp "lacp",
+        /// IEEE Std 802.1D and 802.1Q: STP, RSTP and MSTP.
+        Stp "stp",
+    }
 }
 
 /// The last octets of LLDP's addresses: nearest customer bridge, nearest bridge other than a
@@ -34,9 +35,6 @@ const LLC_STP: [u8; 3] = [0x42, 0x42, 0x03];
 const LEAST_TYPE: u16 = 0x0600;
 
 impl Reserved {
-    /// Each, in the order of their numbers.
-    pub const ALL: [Reserved; 3] = [Reserved::Lldp, Reserved::Lacp, Reserved::Stp];
-
     /// The protocol of a frame that begins with `bytes` and is for a reserved address.
     pub fn of(bytes: &[u8]) -> Option<Reserved> {
         let last = *bytes.get(5)?;
@@ -63,11 +61,6 @@ impl Reserved {
             _ => None,
         }
     }
-
-    /// Its name in `pass=`.
-    pub fn word(self) -> &'static str {
-        ["lldp", "lacp", "stp"][self as usize]
-    }
 }
 
 /// Some of these protocols.
@@ -93,7 +86,7 @@ impl ReservedSet {
 impl std::fmt::Display for ReservedSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let all = Reserved::ALL.into_iter().filter(|protocol| self.has(*protocol));
-        f.write_str(&all.map(Reserved::word).collect::<Vec<_>>().join(","))
+        f.write_str(&all.map(Reserved::name).collect::<Vec<_>>().join(","))
     }
 }
 

@@ -3,22 +3,19 @@
 use super::meter::Limit;
 use crate::frame::MacAddr;
 
-/// What is flooded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FloodClass {
-    /// Frames for all stations.
-    Broadcast,
-    /// Frames for a group of them.
-    Multicast,
-    /// Frames for a station that is not known.
-    Unknown,
+words! {
+    /// What is flooded, with its name in `storm=`.
+    FloodClass {
+        /// Frames for all stations.
+        Broadcast "bcast",
+        /// Frames for a group of them.
+        Multicast "mcast",
+        /// Frames for a station that is not known.
+        Unknown "unknown",
+    }
 }
 
 impl FloodClass {
-    /// Each, in the order of their numbers.
-    pub const ALL: [FloodClass; 3] =
-        [FloodClass::Broadcast, FloodClass::Multicast, FloodClass::Unknown];
-
     /// That of a frame that is flooded, by its destination.
     pub fn of(destination: MacAddr) -> FloodClass {
         match destination {
@@ -26,11 +23,6 @@ impl FloodClass {
             group if group.is_group() => FloodClass::Multicast,
             _ => FloodClass::Unknown,
         }
-    }
-
-    /// Its name in `storm=`.
-    pub fn word(self) -> &'static str {
-        ["bcast", "mcast", "unknown"][self as usize]
     }
 }
 

@@ -29,16 +29,16 @@ const CACHE_LINE: usize = 64;
 /// A result that is not there yet. The kernel's are lengths and errnos.
 const MISSING: i32 = i32::MIN;
 
-/// How frames are written to a TAP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Io {
-    /// By a ring if the kernel permits it.
-    #[default]
-    Auto,
-    /// The same, with a warning if it does not.
-    Uring,
-    /// One system call each.
-    Write,
+words! {
+    /// How frames are written to a TAP.
+    Io {
+        /// By a ring if the kernel permits it.
+        Auto "auto",
+        /// The same, with a warning if it does not.
+        Uring "uring",
+        /// One system call each.
+        Write "write",
+    }
 }
 
 /// Why there is no ring.

@@ -41,43 +41,6 @@ macro_rules! structs {
     };
 }
 
-/// An enumeration.
-macro_rules! words {
-    ($($(#[doc = $doc:literal])* $name:ident { $($variant:ident $word:literal,)* })*) => {$(
-        $(#[doc = $doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Serialize, Deserialize)]
-        #[allow(missing_docs)]
-        pub enum $name { $(#[serde(rename = $word)] $variant,)* }
-
-        impl $name {
-            #[cfg(test)]
-            pub(super) const COMMENT: &[&str] = &[$($doc),*];
-            /// All of them.
-            pub const ALL: &[$name] = &[$($name::$variant,)*];
-
-            /// As the interface has it.
-            pub fn name(self) -> &'static str {
-                match self { $($name::$variant => $word,)* }
-            }
-        }
-
-        impl Default for $name {
-            fn default() -> $name {
-                $name::ALL[0]
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-
-        #[cfg(test)]
-        named! { $name }
-    )*};
-}
-
 /// Methods: what each takes, and the name and fields of what it answers. Before it stand `admin` or
 /// `captor`, the group whom it is for, and `more` if it answers in several parts.
 macro_rules! methods {
@@ -158,4 +121,4 @@ macro_rules! errors {
     };
 }
 
-pub(super) use {errors, methods, structs, words};
+pub(super) use {errors, methods, structs};

@@ -53,7 +53,7 @@ macro_rules! lines {
 
 pub(super) use {lines, named};
 
-named! { Effect Direction Level }
+named! { Effect Direction Level State GroupRole }
 
 macro_rules! plain {
     ($($name:literal: $($type:ty)*,)*) => {
@@ -183,13 +183,17 @@ fn description() -> String {
         EventKind = kinds;
         /// warn: frames pass, and not as well as they could, or not after the next restart. fail:
         /// frames do not pass, or something that is configured is missing.
-        Level = [Level::Warn, Level::Fail].map(Level::name);
+        Level = Level::ALL.map(Level::name);
+        /// listening: no front-end is connected. negotiating: one is connected and takes no frames
+        /// yet. attached: frames pass. down: the TAP's interface is down. gone: the interface was
+        /// deleted, and the switch waits for it. left_out: the port has no socket or interface yet.
+        /// disabled: the port is administratively down. removing: the port was deleted, and what
+        /// served it has not ended yet.
+        State = State::ALL.map(State::name);
+        /// What a port is to multicast groups.
+        GroupRole = GroupRole::ALL.map(GroupRole::name);
     };
-    let states: Vec<&str> = State::ALL.iter().map(|state| state.name()).collect();
-    let states = enumeration(State::COMMENT, "State", &states);
-    let roles: Vec<&str> = GroupRole::ALL.iter().map(|role| role.name()).collect();
-    let states = states + &enumeration(GroupRole::COMMENT, "GroupRole", &roles);
-    let types = [enumerations, states, answered(), given()].concat();
+    let types = [enumerations, answered(), given()].concat();
     let all = [types, declared(), super::errors::of_switch()].concat();
     format!("{HEAD}{}\n", all.trim_end())
 }

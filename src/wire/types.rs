@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Parameters;
-use super::interface::{structs, words};
+use super::interface::structs;
 #[cfg(test)]
 use super::tests::{Fields, Varlink, body, item, lines, named};
 use crate::config::Effect;
@@ -13,11 +13,10 @@ use crate::diagnosis::Level;
 use crate::stats::Direction;
 
 words! {
-    /// listening: no front-end is connected. negotiating: one is connected and takes no frames yet.
-    /// attached: frames pass. down: the TAP's interface is down. gone: the interface was deleted,
-    /// and the switch waits for it. left_out: the port has no socket or interface yet. disabled:
-    /// the port is administratively down. removing: the port was deleted, and what served it has
-    /// not ended yet.
+    /// How far a port is.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[allow(missing_docs)]
     State {
         Listening "listening", Negotiating "negotiating", Attached "attached", Down "down",
         Gone "gone", LeftOut "left_out", Disabled "disabled", Removing "removing",
@@ -26,6 +25,9 @@ words! {
 
 words! {
     /// What a port is to multicast groups.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[allow(missing_docs)]
     GroupRole { Querier "querier", Router "router", Member "member", }
 }
 

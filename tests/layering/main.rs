@@ -61,7 +61,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("diagnosis", &["frame", "limits"]),
-    ("config", &["switch", "sys", "frame", "limits"]),
+    ("config", &["switch", "sys", "frame", "limits", "words"]),
     (
         "vhost_user",
         &[
@@ -102,6 +102,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("frame", &["limits"]),
     ("budget", &[]),
     ("limits", &[]),
+    ("words", &[]),
 ];
 
 /// Modules that only compute: no system, no clock, no log. Time is an argument; what is done under
