@@ -4,11 +4,10 @@
 //! it, opens the socket and adds the port. After [`SOCKET_OPEN_TIMEOUT`] the client learns that
 //! there is no answer, and the port does not come later either.
 
-use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
 
 use super::methods::Switch;
-use super::parts::Part;
+use super::parts::{Part, found};
 use crate::config::Settings;
 use crate::daemon::{Permit, PortError, add};
 use crate::limits::{CONTROL_WAIT_STEP, SOCKET_OPEN_TIMEOUT};
@@ -55,38 +54,25 @@ impl AddWait {
     }
 
     /// The answer, if it is known, or it is time for one.
-    pub(super) fn part(&mut self, switch: &Switch) -> Part {
+    pub(super) fn part(&mut self, switch: &Switch) -> Result<Part, Fault> {
         if self.begun.is_err() {
             self.begin(switch);
         }
-        if let Ok(task) = &self.begun {
-            match task.result() {
-                Ok(added) => {
-                    return match switch.added(&self.wanted, added) {
-                        Ok(added) => Part::reply(&added, false),
-                        Err(fault) => Part::Fault(fault),
-                    };
-                }
-                Err(TryRecvError::Disconnected) => {
-                    return Part::Fault(Fault::refused("it panicked; see the log"));
-                }
-                Err(TryRecvError::Empty) => {}
-            }
+        if let Some(added) = found(&self.begun)? {
+            return Ok(Part::reply(&switch.added(&self.wanted, added)?, false));
         }
         let now = Instant::now();
         if now < self.end {
-            return Part::Later(Some(self.end));
+            return Ok(Part::Later(Some(self.end)));
         }
         if !self.permit.revoke() {
             // The socket is open, and the port about to be there.
-            return Part::Later(Some(now + CONTROL_WAIT_STEP));
+            return Ok(Part::Later(Some(now + CONTROL_WAIT_STEP)));
         }
-        let why = match std::mem::replace(&mut self.begun, Err(NotBegun::Busy)) {
-            Ok(_) => NotBegun::Busy,
-            Err(error) => error,
-        };
-        let path = self.wanted.settings.socket.clone().unwrap_or_default();
-        let error = PortError::unanswered(path, why);
-        Part::Fault(switch.fault(&self.wanted.settings.name, &error))
+        let begun = std::mem::replace(&mut self.begun, Err(NotBegun::Busy));
+        let Settings { name, socket, .. } = &self.wanted.settings;
+        let why = begun.err().unwrap_or(NotBegun::Busy);
+        let error = PortError::unanswered(socket.clone().unwrap_or_default(), why);
+        Err(switch.fault(name, &error))
     }
 }

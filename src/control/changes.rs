@@ -4,7 +4,6 @@ use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::{Values, settings, wrong};
-use super::parts::Stream;
 use crate::config::{self, Difference, Kind, Settings, Wrong};
 use crate::daemon::PortError;
 use crate::switch::PortId;
@@ -40,7 +39,8 @@ impl Switch {
         let mut added = self.daemon().check_name(&name);
         if added.is_ok() {
             if wanted.settings.socket.is_some() {
-                return Ok(Answer::Stream(Stream::Add(Box::new(AddWait::new(wanted, self)))));
+                let mut wait = AddWait::new(wanted, self);
+                return Ok(Answer::parts(move |switch| wait.part(switch)));
             }
             added = self.daemon().add(&wanted.settings);
         }

@@ -69,7 +69,6 @@ pub struct Idle {
 }
 
 /// A client that is connected.
-#[derive(Debug)]
 pub struct Connection {
     socket: ClientSocket,
     /// Who it is.

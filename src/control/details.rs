@@ -5,7 +5,6 @@
 //! and for [`CONTROL_LOOK_TIMEOUT`] at most: the path may lead into a directory of another user's,
 //! and to a file system that never answers. The rest are counters.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use super::show;
 use crate::daemon::Samples;
 use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use crate::port::{Port, RegionFacts, RingFacts, SessionFacts};
-use crate::stats::{Direction, Fallbacks, GuardStats, QueueStats};
+use crate::stats::{Direction, DropReason, QueueStats};
 use crate::switch::mirror::Mirror;
 use crate::sys::blocking::{NotBegun, Task};
 use crate::sys::clock;
@@ -147,6 +146,7 @@ fn details(
         rings.push(Ring { index, queue, direction, idle, ..ring(stats, facts) });
     });
     rings.sort_by_key(|ring| ring.index);
+    let rules = port.stats.guard.counters();
     PortDetails {
         port: shown,
         socket: None,
@@ -158,21 +158,16 @@ fn details(
         rate_waits: port.stats.rate_waits.get(),
         log_suppressed: port.log.suppressed.get(),
         lists: Vec::new(),
-        violations: violations(&port.stats.guard),
+        violations: show::happened(rules.map(|(rule, counter)| (rule, counter.get()))),
         watched_by: Vec::new(),
         observes: Vec::new(),
     }
 }
 
-/// Frames that broke a rule, by rule, those that happened.
-fn violations(stats: &GuardStats) -> BTreeMap<String, u64> {
-    let counts = stats.counters().map(|(rule, counter)| (rule.to_owned(), counter.get()));
-    counts.filter(|(_, count)| *count > 0).collect()
-}
-
 /// What was counted of a ring, and what its session says of it.
 fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
-    let Fallbacks { checksummed, segmented, segments, segments_lost, coalesced } = &stats.fallbacks;
+    let drops = DropReason::ALL.iter().map(|reason| (reason.name(), stats.drops.get(*reason)));
+    let counters = stats.counters().chain(stats.fallbacks.counters());
     Ring {
         size: facts.map(|facts| facts.size.into()).filter(|size| *size != 0),
         started: facts.map(|facts| facts.started),
@@ -181,20 +176,8 @@ fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
         broken: facts.and_then(|facts| facts.broken),
         polled: facts.map(|facts| facts.polled),
         available: facts.and_then(|facts| facts.available).map(u64::from),
-        frames: stats.frames.get(),
-        bytes: stats.bytes.get(),
-        drops: show::drops(&stats.drops),
-        kicks: stats.kicks.get(),
-        signals: stats.signals.get(),
-        signals_suppressed: stats.signals_suppressed.get(),
-        waits: stats.waits.get(),
-        bad_buffers: stats.bad_buffers.get(),
-        checksummed: checksummed.get(),
-        segmented: segmented.get(),
-        segments: segments.get(),
-        segments_lost: segments_lost.get(),
-        coalesced: coalesced.get(),
-        ..Ring::default()
+        drops: show::happened(drops),
+        ..show::counted(counters)
     }
 }
 

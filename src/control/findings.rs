@@ -1,11 +1,10 @@
 //! What is wrong with the switch, for clients: by itself, and among the metrics.
 
 use super::methods::{Answer, Switch};
-use super::parts::Stream;
-use super::reload::List;
+use super::parts::{Part, list};
 use crate::diagnosis;
 use crate::diagnosis::facts::Sender;
-use crate::limits::SENDERS_TOLD;
+use crate::limits::{CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, SENDERS_TOLD};
 use crate::metrics::{Health, Scrape};
 use crate::wire;
 
@@ -15,15 +14,19 @@ impl Switch {
         let daemon = self.daemon();
         let (health, condition) = (Health::of(&daemon), daemon.condition());
         drop(daemon);
-        let scrape = Scrape::new(&self.view, &health, &self.view.diagnose(condition));
-        Answer::Stream(Stream::Metrics(Box::new(scrape)))
+        let mut scrape = Scrape::new(&self.view, &health, &self.view.diagnose(condition));
+        Answer::parts(move |_| {
+            let text = scrape.part(METRICS_PART_BYTES);
+            Ok(Part::reply(&wire::Metrics { text }, !scrape.is_done()))
+        })
     }
 
     /// `GetFindings`.
     pub(super) fn findings(&self) -> Answer {
         let condition = self.daemon().condition();
-        let found = self.view.diagnose(condition).into_iter().map(finding);
-        Answer::Stream(Stream::Findings(List::new(found.collect())))
+        let found = self.view.diagnose(condition).into_iter().map(finding).collect();
+        let answer = |_: &Switch, findings| wire::Findings { findings };
+        Answer::Stream(list(found, CONTROL_PORTS_A_REPLY, answer))
     }
 }
 

@@ -2,59 +2,46 @@
 
 use std::net::IpAddr;
 
-use super::methods::{Place, Switch};
+use super::methods::{Answer, Place, Switch};
 use super::parts::Part;
-use super::reload::List;
-use crate::limits::CONTROL_ADDRESSES_A_REPLY;
+use crate::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY};
 use crate::port::{Port, PortTable};
 use crate::switch::Known;
 use crate::sys::clock;
 use crate::wire::{Fault, GroupPort, GroupRole, Groups};
 
-/// What is known of groups at a place. Members are many: they are read as the client takes them.
-#[derive(Debug)]
-pub struct GroupList {
-    of: Place,
-    /// Queriers and routers, as they were at first.
-    first: List<GroupPort>,
-    /// Where the next members are.
-    next: usize,
-}
-
 impl Switch {
-    /// Queriers, routers and members at a place.
-    pub(super) fn groups(&self, of: Place) -> Result<GroupList, Fault> {
+    /// Queriers and routers at a place, as they are now, and members. These are many: they are read
+    /// as the client takes them.
+    pub(super) fn groups(&self, of: Place) -> Result<Answer, Fault> {
         let ports = self.view.ports.present();
         let Some(snooping) = ports.snooping() else {
             return Err(Fault::refused("vioswitchd runs without --multicast-snooping"));
         };
-        let queriers = of.shown(&snooping.queriers(clock::coarse_seconds()), &ports);
+        let mut first = of.shown(&snooping.queriers(clock::coarse_seconds()), &ports);
         let is_router = |port: &Port| ports.may_route(port.id);
         let is_here = |port: &Port| of.has_port(port.id, ports.policy(port.id));
         let routers = ports.iter().filter(|port| is_router(port) && is_here(port));
-        let routers = routers.map(|port| GroupPort {
+        first.extend(routers.map(|port| GroupPort {
             role: GroupRole::Router,
             port: port.name.clone(),
             ..GroupPort::default()
-        });
-        let first = List::new(queriers.into_iter().chain(routers).collect());
-        Ok(GroupList { of, first, next: 0 })
-    }
-}
-
-impl GroupList {
-    /// The next part.
-    pub fn part(&mut self, ports: &PortTable) -> Part {
-        if !self.first.is_empty() {
-            return self.first.part(|groups| Groups { groups }).followed();
-        }
-        let Some(snooping) = ports.snooping() else {
-            return Part::reply(&Groups::default(), false);
-        };
-        let (now, most) = (clock::coarse_seconds(), CONTROL_ADDRESSES_A_REPLY);
-        let (members, next) = snooping.memberships(self.next, most, now);
-        self.next = next.unwrap_or_default();
-        Part::reply(&Groups { groups: self.of.shown(&members, ports) }, next.is_some())
+        }));
+        let (mut first, mut at) = (first.into_iter(), 0);
+        Ok(Answer::parts(move |switch| {
+            if first.len() > 0 {
+                let groups = first.by_ref().take(CONTROL_PORTS_A_REPLY).collect();
+                return Ok(Part::reply(&Groups { groups }, true));
+            }
+            let ports = switch.view.ports.present();
+            let Some(snooping) = ports.snooping() else {
+                return Ok(Part::reply(&Groups::default(), false));
+            };
+            let (now, most) = (clock::coarse_seconds(), CONTROL_ADDRESSES_A_REPLY);
+            let (members, next) = snooping.memberships(at, most, now);
+            at = next.unwrap_or_default();
+            Ok(Part::reply(&Groups { groups: of.shown(&members, &ports) }, next.is_some()))
+        }))
     }
 }
 

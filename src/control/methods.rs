@@ -15,20 +15,22 @@ use super::events::EventStream;
 use super::frames::Frames;
 use super::message::Call;
 use super::parameters::{number, wrong};
-use super::parts::Stream;
+use super::parts::{Part, Stream, list};
 use super::reload::keys;
-use super::wait::PortWait;
+use super::wait::wait_for_port;
 use super::{findings, show};
 use crate::config::{self, nearest};
 use crate::daemon::desired::NotAssigned;
 use crate::daemon::{Daemon, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
 use crate::limits::MAX_VLAN;
-use crate::limits::{CONTROL_LOOKS, PORT_LOG_BURST, PORT_LOG_EVERY};
+use crate::limits::{
+    CONTROL_ADDRESSES_A_REPLY, CONTROL_LOOKS, CONTROL_PORTS_A_REPLY, PORT_LOG_BURST, PORT_LOG_EVERY,
+};
 use crate::port::{Port, PortTable};
 use crate::stats::ClientStats;
 use crate::switch::segment::BridgeId;
-use crate::switch::{Entry, PortId, PortPolicy, Segment, VlanId};
+use crate::switch::{PortId, PortPolicy, Segment, VlanId};
 use crate::sys::blocking::Blocking;
 use crate::sys::threads::lock;
 use crate::sys::waker::Waker;
@@ -56,6 +58,11 @@ impl Answer {
     /// This, and no more.
     pub fn reply(answer: &impl Serialize) -> Answer {
         Answer::Reply(wire::json(answer))
+    }
+
+    /// Parts, of which each call makes the next one.
+    pub fn parts(next: impl FnMut(&Switch) -> Result<Part, Fault> + 'static) -> Answer {
+        Answer::Stream(Box::new(next))
     }
 }
 
@@ -160,38 +167,39 @@ impl Switch {
     fn own(&self, request: Request, caller: Caller) -> Result<Answer, Fault> {
         Ok(match request {
             Request::GetStatus(_) => Answer::reply(&self.status()),
-            Request::ListPorts(_) => Answer::Stream(Stream::Ports(0)),
+            Request::ListPorts(_) => self.list_ports(),
             Request::GetPort(given) => {
                 Answer::reply(&OnePort { port: self.show(&*self.named(&given.name)?) })
             }
             Request::GetPortDetails(given) => {
-                let port = self.named(&given.name)?;
-                Answer::Stream(Stream::Details(DetailsWait::new(&port, &self.news)))
+                let mut wait = DetailsWait::new(&self.named(&given.name)?, &self.news);
+                Answer::parts(move |switch| Ok(wait.part(switch)))
             }
-            Request::WaitForPort(given) => Answer::Stream(Stream::Wait(PortWait::new(given)?)),
+            Request::WaitForPort(given) => wait_for_port(given)?,
             Request::GetMetrics(_) => self.metrics(),
             Request::Events(given) => {
-                Answer::Stream(Stream::Events(EventStream::new(given, &self.view.events)?))
+                let mut events = EventStream::new(given, &self.view.events)?;
+                Answer::parts(move |switch| Ok(switch.events(&mut events)))
             }
             Request::Trace(given) => Answer::reply(&self.trace(given)?),
             Request::GetWorkers(_) => Answer::reply(&self.workers()),
             Request::GetDropReasons(_) => Answer::reply(&show::reasons()),
             Request::ListAddresses(given) => {
                 let of = self.place(given.port, given.bridge, given.vlan)?;
-                Answer::Stream(Stream::Addresses(self.addresses(&of)))
+                self.addresses(&of)
             }
             Request::ListGroups(given) => {
                 let of = self.place(given.port, given.bridge, given.vlan)?;
-                Answer::Stream(Stream::Groups(Box::new(self.groups(of)?)))
+                self.groups(of)?
             }
             Request::GetFindings(_) => self.findings(),
             Request::GetConfig(_) => self.config(),
             Request::GetChanges(_) => self.changed()?,
             Request::DiffConfig(_) => self.diff()?,
             Request::Capture(given) => {
-                let frames = Frames::new(given, &self.view)?;
+                let mut frames = Frames::new(given, &self.view)?;
                 self.tell("captures frames of", &frames.ports(), caller);
-                Answer::Stream(Stream::Frames(frames))
+                Answer::parts(move |switch| Ok(frames.part(&switch.view.ports.present())))
             }
             Request::Add(given) => self.add(given, caller)?,
             Request::Set(given) => Answer::reply(&self.set(given, caller)?),
@@ -298,7 +306,7 @@ impl Switch {
             plug: plug(&daemon),
             config: self.config_file(),
             state_dir: daemon.state_dir().map(|path| path.to_string_lossy().into_owned()),
-            clients: show::clients(&self.clients),
+            clients: show::counted(self.clients.counters()),
             latency: daemon.latency().to_string(),
             tap_writes: show::tap_writes(&ports),
         }
@@ -306,7 +314,12 @@ impl Switch {
 
     fn workers(&self) -> Workers {
         let workers = self.view.workers.handles().iter().enumerate();
-        let workers = workers.map(|(n, handle)| show::worker(n, &handle.stats)).collect();
+        let workers = workers
+            .map(|(n, handle)| wire::Worker {
+                number: n as u64,
+                ..show::counted(handle.stats.counters())
+            })
+            .collect();
         Workers { cycles_per_second: clock::cycles_per_second(), workers }
     }
 
@@ -330,12 +343,36 @@ impl Switch {
         Ok(Place { port, bridge, vlan })
     }
 
-    fn addresses(&self, of: &Place) -> Vec<Entry> {
+    /// Ports by their numbers; the table is the present one for each part.
+    fn list_ports(&self) -> Answer {
+        let mut next = 0;
+        Answer::parts(move |switch| {
+            let ports = switch.view.ports.present();
+            let mut left = ports.iter().filter(|port| port.id >= next).peekable();
+            let part = left.by_ref().take(CONTROL_PORTS_A_REPLY);
+            let told: Vec<_> = part.map(|port| switch.show(port)).collect();
+            let more = left.peek().is_some();
+            next = told.last().map_or(next, |port| port.number.saturating_add(1));
+            Ok(Part::reply(&wire::Ports { ports: told }, more))
+        })
+    }
+
+    /// Addresses by port, as they are now.
+    fn addresses(&self, of: &Place) -> Answer {
         let mut entries = self.view.fdb.entries(clock::coarse_seconds());
         entries.retain(|entry| of.has(entry.port, entry.station.segment));
-        // By port and address; the parts are taken from the end.
-        entries.sort_unstable_by_key(|entry| std::cmp::Reverse((entry.port, entry.station)));
-        entries
+        entries.sort_unstable_by_key(|entry| (entry.port, entry.station));
+        Answer::Stream(list(entries, CONTROL_ADDRESSES_A_REPLY, |switch, part| {
+            let (ports, daemon) = (switch.view.ports.present(), switch.daemon());
+            let shown = |entry| show::address(entry, &ports, daemon.desired());
+            wire::Addresses { addresses: part.iter().filter_map(shown).collect() }
+        }))
+    }
+
+    /// The next part of `Events`.
+    fn events(&self, events: &mut EventStream) -> Part {
+        let label = |port: &str| self.daemon().desired().get(port)?.settings.label.clone();
+        events.part(&self.view.events, label)
     }
 }
 

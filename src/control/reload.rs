@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -12,115 +11,19 @@ use super::changes::change;
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::number;
-use super::parts::{Part, Stream};
+use super::parts::{Part, Stream, found, list};
 use crate::config::{Difference, Effect, Entry, Origin};
 use crate::daemon::desired::Changed;
-use crate::daemon::{Busy, Confirm, Reloader, Step, Summary};
+use crate::daemon::{Busy, Confirm, Step, Summary};
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
     CONTROL_WAIT_STEP,
 };
-use crate::sys::blocking::{NotBegun, Task};
+use crate::sys::blocking::NotBegun;
 use crate::wire::{
-    self, Change, ConfigEntry, ConfigKey, Confirmed, Fault, ReloadConfig, Reloaded, RuntimeChange,
-    Steps, Unconfirmed,
+    self, Change, ConfigEntries, ConfigEntry, ConfigKey, Confirmed, Fault, ReloadConfig, Reloaded,
+    RuntimeChange, RuntimeChanges, Steps, Unconfirmed,
 };
-
-/// A list that is sent in parts, the last one first.
-#[derive(Debug)]
-pub struct List<T>(Vec<T>);
-
-impl<T> List<T> {
-    pub(super) fn new(mut items: Vec<T>) -> List<T> {
-        items.reverse();
-        List(items)
-    }
-
-    /// True if there is no further part.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The next part, as `answer` has it.
-    pub fn part<A: Serialize>(&mut self, answer: impl FnOnce(Vec<T>) -> A) -> Part {
-        let rest = self.0.len().saturating_sub(CONTROL_PORTS_A_REPLY);
-        let mut part = self.0.split_off(rest);
-        part.reverse();
-        Part::reply(&answer(part), rest > 0)
-    }
-}
-
-/// A client waits for what files say, which are read and compared by a thread of its own, and is
-/// told then.
-#[derive(Debug)]
-pub enum DiffWait {
-    /// Others are being compared.
-    Wanted,
-    /// The thread is at it.
-    UnderWay(Task<Result<Vec<Step>, Vec<String>>>),
-    /// What it found.
-    Told(List<Step>),
-}
-
-impl DiffWait {
-    /// The next part, if it is known.
-    pub fn part(&mut self, switch: &Switch) -> Part {
-        if let DiffWait::Wanted = self {
-            let reloader = Arc::clone(&switch.reloader);
-            // Of the files there is one lot.
-            let begun = switch.diffs.begin(Path::new(""), &switch.news, move || reloader.diff());
-            match begun {
-                Ok(task) => *self = DiffWait::UnderWay(task),
-                Err(NotBegun::Busy | NotBegun::Full) => {}
-                Err(error) => return Part::Fault(Fault::refused(&error.to_string())),
-            }
-        }
-        if let DiffWait::UnderWay(task) = self {
-            match task.result() {
-                Ok(Ok(steps)) => *self = DiffWait::Told(List::new(steps)),
-                Ok(Err(errors)) => return Part::Fault(Fault::bad_config(&errors)),
-                Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => {
-                    return Part::Fault(Fault::refused("it panicked; see the log"));
-                }
-            }
-        }
-        match self {
-            DiffWait::Told(list) => list.part(|steps| Steps {
-                steps: steps.iter().map(|step| switch.step(step)).collect(),
-            }),
-            DiffWait::Wanted | DiffWait::UnderWay(_) => Part::Later(None),
-        }
-    }
-}
-
-/// A client waits for a reload.
-pub struct ReloadWait {
-    reloader: Arc<Reloader>,
-    confirm: Option<u64>,
-}
-
-impl std::fmt::Debug for ReloadWait {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReloadWait").finish_non_exhaustive()
-    }
-}
-
-impl ReloadWait {
-    /// The answer, if it is known.
-    pub fn part(&self, switch: &Switch) -> Part {
-        match self.reloader.outcome() {
-            None => Part::Later(Some(Instant::now() + CONTROL_WAIT_STEP)),
-            Some(Err(errors)) => Part::Fault(Fault::bad_config(&errors)),
-            Some(Ok(steps)) => {
-                let told = some(steps.iter().map(|step| switch.step(step)));
-                let untold = Some((steps.len() - told.len()) as u64).filter(|untold| *untold > 0);
-                let (summary, confirm_seconds) = (Summary(&steps).to_string(), self.confirm);
-                Part::reply(&Reloaded { summary, steps: told, untold, confirm_seconds }, false)
-            }
-        }
-    }
-}
 
 /// As many of these as one reply may have: it cannot wait for its reader as a part of several does.
 fn some<T: Serialize>(all: impl Iterator<Item = T>) -> Vec<T> {
@@ -190,7 +93,8 @@ impl Switch {
                 keys: keys(settings.words()),
                 addresses: tied.remove(name.as_str()).unwrap_or_default(),
             });
-        Answer::Stream(Stream::Config(List::new(entries.collect())))
+        let answer = |_: &Switch, entries| ConfigEntries { entries };
+        Answer::Stream(list(entries.collect(), CONTROL_PORTS_A_REPLY, answer))
     }
 
     /// The file that the switch was started with, wherever the client stands.
@@ -204,13 +108,33 @@ impl Switch {
         self.reloader.check_settled().map_err(busy)?;
         let daemon = self.daemon();
         let changes = daemon.desired().changes().iter().flat_map(differences).collect();
-        Ok(Answer::Stream(Stream::Changes(List::new(changes))))
+        let answer = |_: &Switch, changes| RuntimeChanges { changes };
+        Ok(Answer::Stream(list(changes, CONTROL_PORTS_A_REPLY, answer)))
     }
 
-    /// `DiffConfig`.
+    /// `DiffConfig`: what files say is read and compared by a thread of its own.
     pub(super) fn diff(&self) -> Result<Answer, Fault> {
         self.reloader.check_file().map_err(busy)?;
-        Ok(Answer::Stream(Stream::Diff(DiffWait::Wanted)))
+        let (mut begun, mut told) = (Err(NotBegun::Busy), None::<Stream>);
+        Ok(Answer::parts(move |switch| {
+            if let Some(told) = &mut told {
+                return told(switch);
+            }
+            if let Err(NotBegun::Busy | NotBegun::Full) = begun {
+                let reloader = Arc::clone(&switch.reloader);
+                // Of the files there is one lot.
+                let work = move || reloader.diff();
+                begun = switch.diffs.begin(Path::new(""), &switch.news, work);
+            }
+            if let Err(error @ NotBegun::Thread(_)) = &begun {
+                return Err(Fault::refused(&error.to_string()));
+            }
+            let Some(steps) = found(&begun)? else { return Ok(Part::Later(None)) };
+            let steps = steps.map_err(|errors| Fault::bad_config(&errors))?;
+            told.insert(list(steps, CONTROL_PORTS_A_REPLY, |switch, steps: Vec<Step>| Steps {
+                steps: steps.iter().map(|step| switch.step(step)).collect(),
+            }))(switch)
+        }))
     }
 
     /// `ReloadConfig`.
@@ -224,7 +148,17 @@ impl Switch {
         let reloader = Arc::clone(&self.reloader);
         let by = |seconds| Confirm { time: Duration::from_secs(seconds), pid, uid };
         reloader.begin(confirm.map(by)).map_err(busy)?;
-        Ok(Answer::Stream(Stream::Reload(ReloadWait { reloader, confirm })))
+        Ok(Answer::parts(move |switch| match reloader.outcome() {
+            None => Ok(Part::Later(Some(Instant::now() + CONTROL_WAIT_STEP))),
+            Some(Err(errors)) => Err(Fault::bad_config(&errors)),
+            Some(Ok(steps)) => {
+                let told = some(steps.iter().map(|step| switch.step(step)));
+                let untold = Some((steps.len() - told.len()) as u64).filter(|untold| *untold > 0);
+                let (summary, confirm_seconds) = (Summary(&steps).to_string(), confirm);
+                let reloaded = Reloaded { summary, steps: told, untold, confirm_seconds };
+                Ok(Part::reply(&reloaded, false))
+            }
+        }))
     }
 
     /// `ConfirmConfig`.

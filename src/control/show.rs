@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::config::Origin;
@@ -11,7 +12,7 @@ use crate::frame::offload::Offloads;
 use crate::limits::CONTROL_SHOWN_REASONS;
 use crate::port::device::Writes;
 use crate::port::{Endpoint, Port, PortTable};
-use crate::stats::{ClientStats, Direction, DropReason, Drops, Traffic, WorkerStats};
+use crate::stats::{Counter, Direction, DropReason, Traffic};
 use crate::switch::{Entry, EntryAge, Fdb, Station};
 use crate::sys::tap_ring::Io;
 use crate::wire::{self, State};
@@ -135,15 +136,13 @@ fn offloads(set: Offloads) -> Vec<String> {
 }
 
 fn traffic(traffic: &Traffic) -> wire::Traffic {
-    let drops = traffic.dropped().map(|(reason, count)| (reason.name().to_owned(), count));
-    wire::Traffic { frames: traffic.frames, bytes: traffic.bytes, drops: drops.collect() }
+    let drops = happened(traffic.dropped().map(|(reason, count)| (reason.name(), count)));
+    wire::Traffic { frames: traffic.frames, bytes: traffic.bytes, drops }
 }
 
-/// Drops by their reason, those that happened.
-pub fn drops(drops: &Drops) -> BTreeMap<String, u64> {
-    let counts =
-        DropReason::ALL.iter().map(|reason| (reason.name().to_owned(), drops.get(*reason)));
-    counts.filter(|(_, count)| *count > 0).collect()
+/// Counts by their names, those of what happened.
+pub fn happened<'n>(counts: impl Iterator<Item = (&'n str, u64)>) -> BTreeMap<String, u64> {
+    counts.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 /// What each reason for a drop means.
@@ -157,25 +156,12 @@ pub fn reasons() -> wire::DropReasons {
     wire::DropReasons { reasons: told.collect() }
 }
 
-/// A worker.
-pub fn worker(number: usize, stats: &WorkerStats) -> wire::Worker {
-    let mut told = wire::Parameters::new();
-    told.insert("number".to_owned(), number.into());
-    stats.each(&mut |name, count| drop(told.insert(name.to_owned(), count.into())));
+/// An answer, or a part of one, with counters by their names.
+pub fn counted<'c, T: DeserializeOwned + Default>(
+    counters: impl Iterator<Item = (&'static str, &'c Counter)>,
+) -> T {
+    let told = counters.map(|(name, counter)| (name.to_owned(), counter.get().into())).collect();
     serde_json::from_value(Value::Object(told)).unwrap_or_default()
-}
-
-/// What became of clients.
-pub fn clients(clients: &ClientStats) -> wire::Clients {
-    wire::Clients {
-        connected: clients.connected.get(),
-        accepted: clients.accepted.get(),
-        refused: clients.refused.get(),
-        malformed: clients.malformed.get(),
-        too_long: clients.too_long.get(),
-        too_slow: clients.too_slow.get(),
-        unread: clients.unread.get(),
-    }
 }
 
 /// An address, and who gave it if it is static; none of a port that has gone since.

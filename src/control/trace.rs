@@ -57,10 +57,7 @@ impl Switch {
             told.reason = Some(DropReason::AdminDown);
             return Ok(told.answer());
         }
-        if told.mirrored(&ports, port) {
-            return Ok(told.answer());
-        }
-        if told.guard(port, asked, source, ip) {
+        if told.mirrored(&ports, port) || told.guard(port, asked, source, ip) {
             return Ok(told.answer());
         }
         let Some(vlan) = told.admitted(port, &asked.vlans, &bytes, tag) else {
@@ -128,24 +125,23 @@ impl Told {
         let limited = self.limited(ports, segment, destination);
         for to in ports.iter().filter(|to| ports.policy(to.id).is_member(segment)) {
             let asked = ports.policy(to.id);
-            if limited.as_ref().is_some_and(|reached| !reached.contains(&to.id)) {
-                if to.id != port.id {
-                    self.step(format!("not to {}: it is no member of the group", quote(to)));
-                }
+            let why = if limited.as_ref().is_some_and(|reached| !reached.contains(&to.id)) {
+                "it is no member of the group".to_owned()
             } else if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
-                if to.id != port.id {
-                    self.step(format!("not to {}: both are uplinks", quote(to)));
-                }
+                "both are uplinks".to_owned()
             } else if !from.reaches(asked) {
-                self.step(format!("not to {}: both are isolated", quote(to)));
+                "both are isolated".to_owned()
             } else if asked.forwards && !asked.takes(flood) {
-                let why = match flood {
+                match flood {
                     Flood::Reserved(protocol) => format!("it does not pass {protocol}"),
                     _ => "flood=off".to_owned(),
-                };
-                self.step(format!("not to {}: {why}", quote(to)));
+                }
             } else {
                 self.leaving(to, asked, way);
+                continue;
+            };
+            if to.id != port.id {
+                self.step(format!("not to {}: {why}", quote(to)));
             }
         }
     }
@@ -310,30 +306,25 @@ impl Told {
         let Way { vlan, bytes, length } = way;
         let (to, state, most) = (quote(port), show::state(port), port.mtu.max_len());
         let edit = asked.vlans.edit(vlan, bytes);
-        let reason = if !asked.forwards {
-            self.step(format!("not to {to}: it is administratively down (admin=down)"));
-            DropReason::AdminDown
+        let alone = |why: &str, reason| (why.to_owned(), reason);
+        let (why, reason) = if !asked.forwards {
+            alone("it is administratively down (admin=down)", DropReason::AdminDown)
         } else if port.as_tap().is_some() && !port.is_up() {
-            let why =
-                if port.is_left_out() { "it has no interface" } else { "its interface is gone" };
-            self.step(format!("not to {to}: {why}"));
-            DropReason::TapGone
+            let left_out = port.is_left_out();
+            let why = if left_out { "it has no interface" } else { "its interface is gone" };
+            alone(why, DropReason::TapGone)
         } else if state == State::Down {
-            self.step(format!("not to {to}: its interface is down"));
-            DropReason::TapDown
+            alone("its interface is down", DropReason::TapDown)
         } else if port.is_left_out() && port.as_guest().is_some() {
-            self.step(format!("not to {to}: it has no socket"));
-            DropReason::PortDown
+            alone("it has no socket", DropReason::PortDown)
         } else if port.as_stream().is_some() && state != State::Attached {
-            self.step(format!("not to {to}: no process is connected to it"));
-            DropReason::StreamGone
+            alone("no process is connected to it", DropReason::StreamGone)
         } else if state != State::Attached {
-            self.step(format!("not to {to}: it is {state}, no driver takes frames there"));
-            DropReason::PortDown
+            (format!("it is {state}, no driver takes frames there"), DropReason::PortDown)
         } else if length > most {
             let most = most - MIN_FRAME_LEN;
-            self.step(format!("not to {to}: {length} bytes are too long for an MTU of {most}"));
-            DropReason::TooBig
+            let why = format!("{length} bytes are too long for an MTU of {most}");
+            (why, DropReason::TooBig)
         } else if let Some(edit) = edit {
             let tag = match edit {
                 TagEdit::Keep => "",
@@ -348,32 +339,21 @@ impl Told {
             self.ports.push(port.name.clone());
             return;
         } else {
-            self.step(format!("not to {to}: its tag would be that of a VLAN there"));
-            DropReason::Vlan
+            alone("its tag would be that of a VLAN there", DropReason::Vlan)
         };
+        self.step(format!("not to {to}: {why}"));
         self.reason.get_or_insert(reason);
     }
 
     fn dropped(&mut self, destination: MacAddr, cause: DropCause) {
         let (text, reason) = match cause {
-            // The step about the source has said so.
-            DropCause::BadSource => {
-                self.reason = Some(DropReason::BadSource);
-                return;
-            }
+            // The steps about the source and the ports have said so.
+            DropCause::BadSource => ("", DropReason::BadSource),
+            DropCause::AdminDown => ("", DropReason::AdminDown),
             DropCause::ReservedAddress => {
                 ("is an address that a bridge keeps to itself", DropReason::Reserved)
             }
             DropCause::Hairpin => ("is on the port that it came from", DropReason::Hairpin),
-            // The steps about its ports have said so.
-            DropCause::AdminDown => {
-                self.reason = Some(DropReason::AdminDown);
-                return;
-            }
-            DropCause::Vlan => {
-                self.reason = Some(DropReason::Vlan);
-                return;
-            }
             DropCause::UplinkToUplink => {
                 ("is on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
             }
@@ -381,7 +361,9 @@ impl Told {
                 ("is on another port with isolated=on, as this one is", DropReason::Isolated)
             }
         };
-        self.step(format!("{destination} {text}"));
+        if !text.is_empty() {
+            self.step(format!("{destination} {text}"));
+        }
         self.reason = Some(reason);
     }
 

@@ -379,7 +379,6 @@ fn reason(cause: DropCause) -> DropReason {
         DropCause::UplinkToUplink => DropReason::UplinkToUplink,
         DropCause::Isolated => DropReason::Isolated,
         DropCause::AdminDown => DropReason::AdminDown,
-        DropCause::Vlan => DropReason::Vlan,
     }
 }
 

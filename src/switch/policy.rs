@@ -228,8 +228,6 @@ pub enum DropCause {
     Isolated,
     /// One of its ports does not forward ([`PortPolicy`]).
     AdminDown,
-    /// Its VLAN tag is none that may come in, or leave.
-    Vlan,
 }
 
 impl Rules {
