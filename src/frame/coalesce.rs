@@ -14,14 +14,13 @@
 
 use super::VnetHdr;
 use super::checksum::Sum;
-use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP, l3_offset};
+use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, TCP, UDP, l3_offset};
 use super::offload::{
     GSO_TCPV4, GSO_TCPV6, IPV4_HEADER, IPV6_HEADER, NEEDS_CSUM, TCP_CSUM, TCP_HEADER,
 };
 use crate::limits::{BURST_FRAMES, TAP_PACKET_HEADERS};
 
 const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
 /// Longest TCP header.
 const TCP_MOST: usize = 60;
 const ACK: u8 = 0x10;

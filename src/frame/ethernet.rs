@@ -8,15 +8,21 @@ use super::MacAddr;
 use super::fold::{PI, fold};
 use crate::limits::SNAPSHOT_LEN;
 
-pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
-pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
-const ETHERTYPE_ARP: u16 = 0x0806;
-pub(super) const ETHERTYPE_VLAN: u16 = 0x8100;
-const ETHERTYPE_QINQ: u16 = 0x88a8;
+pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800;
+pub(crate) const ETHERTYPE_IPV6: u16 = 0x86dd;
+pub(crate) const ETHERTYPE_ARP: u16 = 0x0806;
+pub(crate) const ETHERTYPE_RARP: u16 = 0x8035;
+pub(crate) const ETHERTYPE_VLAN: u16 = 0x8100;
+pub(crate) const ETHERTYPE_QINQ: u16 = 0x88a8;
 
-/// Protocol numbers of IP.
-pub(super) const TCP: u8 = 6;
-pub(super) const UDP: u8 = 17;
+/// Protocol numbers of IP, and next headers of IPv6 that another one follows (RFC 8200 section 4).
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
+pub(crate) const ICMPV6: u8 = 58;
+pub(crate) const HOP_BY_HOP: u8 = 0;
+pub(crate) const ROUTING: u8 = 43;
+pub(crate) const FRAGMENT: u8 = 44;
+pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 
 /// First bytes of a frame, zero beyond the frame's end.
 pub type Snapshot = [u8; SNAPSHOT_LEN];

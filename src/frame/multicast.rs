@@ -8,11 +8,11 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::checksum::Sum;
-use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Snapshot, l3_offset};
+use super::ethernet::{
+    ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, HOP_BY_HOP, ICMPV6, Snapshot, l3_offset,
+};
 
 const IGMP: u8 = 2;
-const HOP_BY_HOP: u8 = 0;
-const ICMPV6: u8 = 58;
 /// Tenths and thousandths of a second in a second: units of IGMP's and MLD's times.
 const TENTHS: u32 = 10;
 const THOUSANDTHS: u32 = 1_000;

@@ -10,7 +10,10 @@
 //! anew; section 5.1.6.2.1 forbids relying on it.
 
 use super::VnetHdr;
-use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP, l3_offset};
+use super::ethernet::{
+    DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, HOP_BY_HOP, ROUTING, TCP, UDP,
+    l3_offset,
+};
 use crate::limits::{MAX_DATAGRAMS, MAX_HEADERS_LEN, MIN_TCP_GSO_SIZE};
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
@@ -35,12 +38,6 @@ pub(super) const IPV4_HEADER: usize = 20;
 pub(super) const IPV6_HEADER: usize = 40;
 pub(super) const TCP_HEADER: usize = 20;
 pub(super) const UDP_HEADER: usize = 8;
-
-/// Next headers of IPv6 that another one follows (RFC 8200 section 4).
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const DESTINATION_OPTIONS: u8 = 60;
 
 /// A set of offloads: what a port has acknowledged, or what a frame asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

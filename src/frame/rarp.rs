@@ -1,19 +1,19 @@
 //! The RARP request that announces a migrated guest (RFC 903, opcode 3).
 
 use super::MacAddr;
+use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_RARP};
 
 /// Ethernet minimum without the frame check sequence.
 const LEN: usize = 60;
-const ETHERTYPE_RARP: u16 = 0x8035;
 const HARDWARE_ETHERNET: u16 = 1;
-const PROTOCOL_IPV4: u16 = 0x0800;
 const REQUEST_REVERSE: u16 = 3;
 
 /// A broadcast frame from `mac` asking for its own protocol address; no station answers, but every
 /// switch on the way learns where `mac` lives now.
 pub fn request(mac: MacAddr) -> [u8; LEN] {
     let mut frame = [0; LEN];
-    let numbers = [ETHERTYPE_RARP, HARDWARE_ETHERNET, PROTOCOL_IPV4].map(u16::to_be_bytes).concat();
+    let numbers =
+        [ETHERTYPE_RARP, HARDWARE_ETHERNET, ETHERTYPE_IPV4].map(u16::to_be_bytes).concat();
     let (own, unknown) = (&mac.0[..], &[0; 4]);
     let operation = REQUEST_REVERSE.to_be_bytes();
     let parts = [&MacAddr::BROADCAST.0, own, &numbers, &[6, 4], &operation, own, unknown, own];

@@ -28,9 +28,13 @@ mod tests;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::fmt;
 
+use headers::Sent;
 pub use headers::{Headers, Refused};
 
 use crate::frame::MacAddr;
+use crate::frame::ethernet::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_RARP, ETHERTYPE_VLAN,
+};
 use crate::frame::prefix::Prefix;
 
 /// What a port may send.
@@ -230,12 +234,8 @@ impl Rule {
     }
 }
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_ARP: u16 = 0x0806;
-const ETHERTYPE_RARP: u16 = 0x8035;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// Tags: of 802.1Q, 802.1ad, and one in use before that.
-const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+const TAGS: [u16; 3] = [ETHERTYPE_VLAN, ETHERTYPE_QINQ, 0x9100];
 /// Below it is a length (IEEE Std 802.3 section 3.2.6).
 const FIRST_ETHERTYPE: u16 = 0x600;
 /// Service access point of SNAP; the last bit makes it a group's.
@@ -248,21 +248,17 @@ pub fn check(rules: &PortSecurity, frame: &Headers<'_>) -> Result<(), Refused> {
     if !rules.macs.allow(source) {
         return Err(Rule::Mac.of_mac(source));
     }
+    let frame = &Sent { rules, headers: frame, source };
     match frame.u16(12)? {
-        ETHERTYPE_IPV4 => ipv4::check(rules, frame, 14, source),
-        ETHERTYPE_IPV6 => ipv6::check(rules, frame, 14, source),
-        other => check_other(rules, frame, other, source),
+        ETHERTYPE_IPV4 => ipv4::check(frame, 14),
+        ETHERTYPE_IPV6 => ipv6::check(frame, 14),
+        other => check_other(frame, other),
     }
 }
 
 /// The same of a frame that is not IP without a tag.
 #[inline(never)]
-fn check_other(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    mut ethertype: u16,
-    source: MacAddr,
-) -> Result<(), Refused> {
+fn check_other(frame: &Sent<'_>, mut ethertype: u16) -> Result<(), Refused> {
     let mut at = 14;
     while TAGS.contains(&ethertype) {
         if at == 22 {
@@ -272,10 +268,10 @@ fn check_other(
         at += 4;
     }
     match ethertype {
-        ETHERTYPE_IPV4 => ipv4::check(rules, frame, at, source),
-        ETHERTYPE_IPV6 => ipv6::check(rules, frame, at, source),
-        ETHERTYPE_ARP => arp::check(rules, frame, at, source),
-        ETHERTYPE_RARP => arp::check_reverse(rules, frame, at, source),
+        ETHERTYPE_IPV4 => ipv4::check(frame, at),
+        ETHERTYPE_IPV6 => ipv6::check(frame, at),
+        ETHERTYPE_ARP => arp::check(frame, at),
+        ETHERTYPE_RARP => arp::check_reverse(frame, at),
         // Some receivers take IP and ARP from there too (CVE-2021-27853 and its like).
         length if length < FIRST_ETHERTYPE && frame.has(at) && frame.u8(at)? & !1 == SNAP => {
             Err(Rule::Headers.alone())

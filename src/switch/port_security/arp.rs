@@ -1,7 +1,6 @@
 //! ARP (RFC 826, 5227) and RARP (RFC 903).
 
-use super::{Headers, PortSecurity, Refused, Rule};
-use crate::frame::MacAddr;
+use super::{Refused, Rule, Sent};
 
 /// Offsets behind the Ethernet header.
 const OPERATION: usize = 6;
@@ -15,21 +14,16 @@ const REQUEST_REVERSE: u16 = 3;
 
 /// An ARP packet: the sender is the port's. One without an address may ask whether the address that
 /// it is about to use, one of the port's, is free.
-pub fn check(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    at: usize,
-    source: MacAddr,
-) -> Result<(), Refused> {
-    let sender = sender(rules, frame, at, source, Rule::Arp)?;
+pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
+    let sender = sender(frame, at, Rule::Arp)?;
     let from = frame.v4(at + SENDER_IP)?;
-    if rules.ips.allow_v4(from) {
+    if frame.rules.ips.allow_v4(from) {
         return Ok(());
     }
     let target = frame.v4(at + TARGET_IP)?;
     let probes = from.is_unspecified() && sender == REQUEST;
     match probes {
-        true if rules.ips.allow_v4(target) => Ok(()),
+        true if frame.rules.ips.allow_v4(target) => Ok(()),
         true => Err(Rule::Arp.of_ip(target)),
         false => Err(Rule::Arp.of_ip(from)),
     }
@@ -37,20 +31,15 @@ pub fn check(
 
 /// A RARP packet: a request of a station for itself, as after a migration. It has no addresses of
 /// IP yet, or the port's.
-pub fn check_reverse(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    at: usize,
-    source: MacAddr,
-) -> Result<(), Refused> {
-    let operation = sender(rules, frame, at, source, Rule::Rarp)?;
+pub fn check_reverse(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
+    let operation = sender(frame, at, Rule::Rarp)?;
     let target = frame.mac(at + TARGET_MAC)?;
-    if operation != REQUEST_REVERSE || !rules.macs.allow_inside(target, source) {
+    if operation != REQUEST_REVERSE || !frame.rules.macs.allow_inside(target, frame.source) {
         return Err(Rule::Rarp.of_mac(target));
     }
     for place in [SENDER_IP, TARGET_IP] {
         let address = frame.v4(at + place)?;
-        if !address.is_unspecified() && !rules.ips.allow_v4(address) {
+        if !address.is_unspecified() && !frame.rules.ips.allow_v4(address) {
             return Err(Rule::Rarp.of_ip(address));
         }
     }
@@ -58,20 +47,14 @@ pub fn check_reverse(
 }
 
 /// Checks what both have in common, the sender's link-layer address; the operation.
-fn sender(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    at: usize,
-    source: MacAddr,
-    rule: Rule,
-) -> Result<u16, Refused> {
+fn sender(frame: &Sent<'_>, at: usize, rule: Rule) -> Result<u16, Refused> {
     // Ethernet and IPv4, with addresses of their lengths.
     let kind = [frame.u16(at)?, frame.u16(at + 2)?, frame.u16(at + 4)?];
     if kind != [1, 0x0800, 0x0604] {
         return Err(Rule::Headers.alone());
     }
     let sender = frame.mac(at + SENDER_MAC)?;
-    if !rules.macs.allow_inside(sender, source) {
+    if !frame.rules.macs.allow_inside(sender, frame.source) {
         return Err(rule.of_mac(sender));
     }
     frame.u16(at + OPERATION)

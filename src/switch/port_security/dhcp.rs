@@ -1,7 +1,6 @@
 //! DHCP (RFC 2131) and DHCPv6 (RFC 8415): no servers, and clients that ask for themselves.
 
-use super::{Headers, PortSecurity, Refused, Rule};
-use crate::frame::MacAddr;
+use super::{Refused, Rule, Sent};
 
 /// Ports of UDP.
 const SERVER: u16 = 67;
@@ -33,41 +32,31 @@ pub struct Datagram {
 
 /// A datagram over IPv4; true if a client sends it that may have no address yet.
 #[inline]
-pub fn check(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    datagram: Datagram,
-    source: MacAddr,
-) -> Result<bool, Refused> {
+pub fn check(frame: &Sent<'_>, datagram: Datagram) -> Result<bool, Refused> {
     let (from, to) = (frame.u16(datagram.at)?, frame.u16(datagram.at + 2)?);
     if from == SERVER || to == CLIENT {
-        return if rules.servers.dhcp { Ok(false) } else { Err(Rule::Server.alone()) };
+        return if frame.rules.servers.dhcp { Ok(false) } else { Err(Rule::Server.alone()) };
     }
     if to == SERVER {
-        client(rules, frame, datagram, source)?;
+        client(frame, datagram)?;
     }
     Ok(from == CLIENT && to == SERVER)
 }
 
 /// What goes to a server.
 #[inline(never)]
-fn client(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    Datagram { at, whole }: Datagram,
-    source: MacAddr,
-) -> Result<(), Refused> {
+fn client(frame: &Sent<'_>, Datagram { at, whole }: Datagram) -> Result<(), Refused> {
     // The address may be in another fragment, or in another datagram of one that is cut.
     if !whole || frame.is_cut {
         return Err(Rule::Headers.alone());
     }
     let message = at + UDP_HEADER;
     if frame.u8(message)? != BOOT_REQUEST {
-        return if rules.servers.dhcp { Ok(()) } else { Err(Rule::Server.alone()) };
+        return if frame.rules.servers.dhcp { Ok(()) } else { Err(Rule::Server.alone()) };
     }
     let mac = frame.mac(message + CLIENT_MAC)?;
     let of_ethernet = frame.u16(message + HARDWARE)? == ETHERNET;
-    match of_ethernet && rules.macs.allow_inside(mac, source) {
+    match of_ethernet && frame.rules.macs.allow_inside(mac, frame.source) {
         true => Ok(()),
         false => Err(Rule::Dhcp.of_mac(mac)),
     }
@@ -76,13 +65,9 @@ fn client(
 /// A datagram over IPv6. Its clients have an address, and no link-layer address that a server goes
 /// by.
 #[inline]
-pub fn check_v6(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    datagram: Datagram,
-) -> Result<(), Refused> {
+pub fn check_v6(frame: &Sent<'_>, datagram: Datagram) -> Result<(), Refused> {
     let (from, to) = (frame.u16(datagram.at)?, frame.u16(datagram.at + 2)?);
-    if rules.servers.dhcpv6 {
+    if frame.rules.servers.dhcpv6 {
         return Ok(());
     }
     if from == SERVER_V6 || to == CLIENT_V6 {

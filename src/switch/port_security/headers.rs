@@ -1,8 +1,9 @@
 //! The first bytes of a frame, and what stands in the way of reading them.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
 
-use super::{Rule, Violation};
+use super::{PortSecurity, Rule, Violation};
 use crate::frame::MacAddr;
 use crate::limits::MAX_HEADERS_LEN;
 
@@ -27,6 +28,25 @@ pub struct Headers<'a> {
     pub sum_at: Option<usize>,
     /// It is cut into several packets, of which these bytes are the first.
     pub is_cut: bool,
+}
+
+/// A frame beside what is allowed where it comes from.
+#[derive(Clone, Copy)]
+pub(super) struct Sent<'a> {
+    /// The rules of its port.
+    pub(super) rules: &'a PortSecurity,
+    pub(super) headers: &'a Headers<'a>,
+    /// Its source address.
+    pub(super) source: MacAddr,
+}
+
+impl<'a> Deref for Sent<'a> {
+    type Target = Headers<'a>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Headers<'a> {
+        self.headers
+    }
 }
 
 impl Headers<'_> {

@@ -3,21 +3,14 @@
 use core::net::Ipv4Addr;
 
 use super::dhcp::{self, Datagram};
-use super::{Headers, PortSecurity, Refused, Rule};
-use crate::frame::MacAddr;
+use super::{Refused, Rule, Sent};
+use crate::frame::ethernet::UDP;
 
-/// The protocol UDP.
-pub const UDP: u8 = 17;
 const SHORTEST_HEADER: usize = 20;
 
 /// A packet: its source is the port's. A DHCP client without an address may ask all for one.
 #[inline]
-pub fn check(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    at: usize,
-    source: MacAddr,
-) -> Result<(), Refused> {
+pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let first = frame.u8(at)?;
     let header = usize::from(first & 0xf) * 4;
     if first >> 4 != 4 || header < SHORTEST_HEADER {
@@ -31,14 +24,14 @@ pub fn check(
         if fragment & 0x1fff == 0 {
             let whole = fragment & 0x3fff == 0;
             let datagram = Datagram { at: at + header, whole };
-            asks = dhcp::check(rules, frame, datagram, source)?;
+            asks = dhcp::check(frame, datagram)?;
         }
     }
-    if rules.ips.allow_v4(from) {
+    if frame.rules.ips.allow_v4(from) {
         return Ok(());
     }
     let to_all = frame.v4(at + 16)? == Ipv4Addr::BROADCAST;
-    match asks && from.is_unspecified() && to_all && rules.ips.has_v4() {
+    match asks && from.is_unspecified() && to_all && frame.rules.ips.has_v4() {
         true => Ok(()),
         false => Err(Rule::Ip.of_ip(from)),
     }

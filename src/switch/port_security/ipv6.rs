@@ -3,21 +3,16 @@
 use core::net::Ipv6Addr;
 
 use super::dhcp::{self, Datagram};
-use super::ipv4::UDP;
-use super::{Headers, PortSecurity, Refused, Rule};
+use super::{Headers, Refused, Rule, Sent};
 use crate::frame::MacAddr;
+use crate::frame::ethernet::{DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMPV6, ROUTING, UDP};
 
 const HEADER: usize = 40;
 /// Of UDP, the shortest header that is looked at behind those of IPv6.
 const SHORTEST_UPPER: usize = 8;
-const ICMPV6: u8 = 58;
 
-/// Next headers that another one follows.
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
+/// Further next headers that another one follows.
 const AUTHENTICATION: u8 = 51;
-const DESTINATION: u8 = 60;
 const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
 const SHIM6: u8 = 140;
@@ -52,12 +47,7 @@ struct Upper {
 /// one that it is about to use, one of the port's, is free; look for routers; and say which groups
 /// it is in.
 #[inline]
-pub fn check(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    at: usize,
-    source: MacAddr,
-) -> Result<(), Refused> {
+pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     if frame.u8(at)? >> 4 != 6 {
         return Err(Rule::Headers.alone());
     }
@@ -74,15 +64,15 @@ pub fn check(
     let begins = match upper.protocol {
         Some(UDP) => {
             let datagram = Datagram { at: upper.at, whole: !upper.fragment };
-            dhcp::check_v6(rules, frame, datagram)?;
+            dhcp::check_v6(frame, datagram)?;
             false
         }
-        Some(ICMPV6) => icmp(rules, frame, at, &upper, (source, from))?,
+        Some(ICMPV6) => icmp(frame, at, &upper, from)?,
         _ => false,
     };
-    let begins = begins && from.is_unspecified() && rules.ips.has_v6();
+    let begins = begins && from.is_unspecified() && frame.rules.ips.has_v6();
     let excused = begins && frame.v6(at + 24)?.is_multicast();
-    match rules.ips.allow_v6(from) || excused {
+    match frame.rules.ips.allow_v6(from) || excused {
         true => Ok(()),
         false => Err(Rule::Ip.of_ip(from)),
     }
@@ -97,7 +87,7 @@ fn upper(frame: &Headers<'_>, at: usize) -> Result<Upper, Refused> {
     loop {
         let at = upper.at;
         match next {
-            HOP_BY_HOP | ROUTING | DESTINATION | MOBILITY | HOST_IDENTITY | SHIM6 => {
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM6 => {
                 next = frame.u8(at)?;
                 upper.at += 8 + 8 * usize::from(frame.u8(at + 1)?);
             }
@@ -120,19 +110,15 @@ fn upper(frame: &Headers<'_>, at: usize) -> Result<Upper, Refused> {
 
 /// A message of ICMPv6 in the packet at `packet`; true if its sender may have no address yet.
 #[inline(never)]
-fn icmp(
-    rules: &PortSecurity,
-    frame: &Headers<'_>,
-    packet: usize,
-    upper: &Upper,
-    (source, from): (MacAddr, Ipv6Addr),
-) -> Result<bool, Refused> {
+fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Result<bool, Refused> {
     let at = upper.at;
     let kind = frame.u8(at)?;
     // Where its options begin.
     let options = match kind {
         LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_2 => return Ok(true),
-        ROUTER_ADVERTISEMENT | REDIRECT if !rules.servers.ra => return Err(Rule::Server.alone()),
+        ROUTER_ADVERTISEMENT | REDIRECT if !frame.rules.servers.ra => {
+            return Err(Rule::Server.alone());
+        }
         ROUTER_SOLICITATION | INVERSE_SOLICITATION | INVERSE_ADVERTISEMENT => at + 8,
         ROUTER_ADVERTISEMENT => at + 16,
         NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => at + 24,
@@ -146,7 +132,7 @@ fn icmp(
     }
     let named = macs(frame, options, end, |option, mac| {
         // What a router redirects to has an address of its own.
-        let is_own = rules.macs.allow_inside(mac, source);
+        let is_own = frame.rules.macs.allow_inside(mac, frame.source);
         match is_own || (kind == REDIRECT && option == TARGET_MAC) {
             true => Ok(()),
             false => Err(Rule::Nd.of_mac(mac)),
@@ -155,7 +141,7 @@ fn icmp(
     let is_probe = kind == NEIGHBOUR_SOLICITATION && from.is_unspecified();
     if kind == NEIGHBOUR_ADVERTISEMENT || is_probe {
         let target = frame.v6(at + 8)?;
-        if !rules.ips.allow_v6(target) {
+        if !frame.rules.ips.allow_v6(target) {
             return Err(Rule::Nd.of_ip(target));
         }
     }
