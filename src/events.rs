@@ -29,172 +29,12 @@ use crate::stats::{Direction, DropReason};
 use crate::sys::clock;
 use crate::sys::waker::Waker;
 
-/// What happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum What {
-    /// The switch serves, with what its configuration says.
-    Ready {
-        /// That in short.
-        summary: String,
-    },
-    /// A port of the configuration cannot be served.
-    Degraded {
-        /// The reason.
-        why: String,
-    },
-    /// What could not be served is in service now.
-    Recovered {
-        /// What kind of degradation that was: its code.
-        code: &'static str,
-        /// For how long it was missing.
-        seconds: u64,
-    },
-    /// A changed configuration is in effect.
-    Reloaded {
-        /// What changed.
-        summary: String,
-    },
-    /// A changed configuration was not taken; the one before is in effect.
-    ReloadFailed {
-        /// The reason.
-        why: String,
-    },
-    /// A port or TAP was added.
-    PortAdded,
-    /// A port was added for a socket that appeared.
-    PortPlugged {
-        /// Whose socket it is.
-        uid: u32,
-    },
-    /// It was taken away.
-    PortDeleted,
-    /// A file in the directory of ports by plug was not made a port.
-    PlugRefused {
-        /// Its name there, as it is shown.
-        file: String,
-        /// Whose it is, of a socket.
-        uid: Option<u32>,
-        /// The reason.
-        why: String,
-    },
-    /// The first ring of a front-end runs.
-    Attached {
-        /// Process number of the front-end; 0 outside our PID namespace.
-        pid: i32,
-        /// Its user's number.
-        uid: u32,
-        /// The virtio features that were agreed on.
-        features: u64,
-    },
-    /// A process is at the other end of a stream.
-    Connected {
-        /// Process number; 0 outside our PID namespace.
-        pid: i32,
-        /// Its user's number.
-        uid: u32,
-    },
-    /// The connection with a front-end has ended.
-    #[serde(skip)]
-    Detached(Detached),
-    /// That of a stream has.
-    Disconnected {
-        /// The reason, if it did not just leave.
-        why: Option<String>,
-    },
-    /// The interface of a TAP was deleted.
-    InterfaceGone,
-    /// It is attached again.
-    InterfaceBack,
-    /// It was set down: no frame passes.
-    InterfaceDown,
-    /// It was set up.
-    InterfaceUp,
-    /// A ring is left alone until its driver restarts it.
-    RingBroken {
-        /// Number of the ring in its device.
-        ring: usize,
-        /// The reason.
-        why: String,
-    },
-    /// A front-end is disconnected because it harms others.
-    Dropped {
-        /// What it does.
-        why: String,
-    },
-    /// No front-end is let in for a while, after one that was dropped.
-    Closed {
-        /// How long.
-        seconds: u64,
-    },
-    /// An address was seen behind another port before.
-    MacMoved {
-        /// The last one that moved here.
-        #[serde(serialize_with = "shown")]
-        mac: MacAddr,
-        /// Where it was; none if that port is gone.
-        from: Option<String>,
-        /// How many moved here since the port's last event of this kind.
-        moves: u64,
-    },
-    /// An address that flaps was not learned here again: another port keeps it for a while.
-    MacHeld {
-        /// The last one.
-        #[serde(serialize_with = "shown")]
-        mac: MacAddr,
-        /// The port that keeps it; none if that is gone.
-        at: Option<String>,
-        /// Frames from such addresses since the port's last event of this kind.
-        frames: u64,
-    },
-    /// A frame broke a rule of the port's guard.
-    GuardViolation {
-        /// The rule that the last one broke.
-        rule: &'static str,
-        /// The address that is not the port's, if that is the matter.
-        address: Option<String>,
-        /// Such frames are dropped.
-        dropped: bool,
-        /// How many broke one since the port's last event of this kind.
-        frames: u64,
-    },
-    /// Frames are dropped, after some time in which none was for this reason.
-    DropsBegan {
-        /// On their way into the switch, or out of it.
-        direction: Direction,
-        /// Why.
-        #[serde(serialize_with = "named")]
-        reason: DropReason,
-    },
-    /// None is dropped any more for this reason.
-    DropsEnded {
-        /// On their way into the switch, or out of it.
-        direction: Direction,
-        /// Why.
-        #[serde(serialize_with = "named")]
-        reason: DropReason,
-        /// How many were.
-        frames: u64,
-    },
-}
-
 fn shown<S: Serializer>(mac: &MacAddr, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(mac)
 }
 
 fn named<S: Serializer>(reason: &DropReason, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(reason.name())
-}
-
-/// Why the connection with a front-end has ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Detached {
-    /// It left, or the switch let it go.
-    Left,
-    /// It cannot be talked to.
-    Error(String),
-    /// A bug of ours.
-    Panicked,
 }
 
 /// A kind of events: its name, and its number in the journal's catalog, which never changes.
@@ -206,92 +46,144 @@ pub struct Kind {
     pub message_id: &'static str,
 }
 
-macro_rules! kinds {
-    ($($pattern:pat => $name:literal $message_id:literal $level:ident,
-        $text:literal $(, $arg:expr)*;)*) => {
+/// Each event with its fields = name of its kind, number in the catalog, level; text in the log,
+/// behind the port's name.
+macro_rules! events {
+    ($($(#[$about:meta])* $event:ident $({ $($(#[$meta:meta])* $field:ident: $type:ty),* })?
+        = $name:literal $message_id:literal $level:ident, $text:literal $(, $arg:expr)*;)*) => {
+        /// What happened.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+        #[serde(untagged)]
+        #[allow(missing_docs, reason = "an event tells of its fields")]
+        pub enum What { $($(#[$about])* $event $({ $($(#[$meta])* $field: $type),* })?,)* }
+
         /// All kinds.
         pub const KINDS: &[Kind] = &[$(Kind { name: $name, message_id: $message_id },)*];
 
-        #[allow(unused_variables, reason = "some are for the text alone")]
         impl What {
             /// What kind of event it is.
             pub fn kind(&self) -> Kind {
-                match self { $($pattern => Kind { name: $name, message_id: $message_id },)* }
+                match self {
+                    $(What::$event { .. } => Kind { name: $name, message_id: $message_id },)*
+                }
             }
 
             fn level(&self) -> Level {
-                match self { $($pattern => Level::$level,)* }
+                match self { $(What::$event { .. } => Level::$level,)* }
             }
         }
 
+        #[allow(unused_variables, reason = "some are for programs alone")]
         impl fmt::Display for What {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self { $($pattern => write!(f, $text $(, $arg)*),)* }
+                match self {
+                    $(What::$event $({ $($field),* })? => write!(f, $text $(, $arg)*),)*
+                }
             }
         }
     };
 }
 
-// Event => name, number in the catalog, level; text in the log, behind the port's name.
-kinds! {
-    What::Ready { summary } => "ready" "16d11a7ef9bc4d8785fe32c1d0495ced" Info,
+events! {
+    /// The switch serves, with what its configuration says, in short.
+    Ready { summary: String } = "ready" "16d11a7ef9bc4d8785fe32c1d0495ced" Info,
         "ready: {summary}";
-    What::Degraded { why } => "degraded" "1b4a954731a44f2082f357c03ce4f4c9" Error,
+    /// A port of the configuration cannot be served.
+    Degraded { why: String } = "degraded" "1b4a954731a44f2082f357c03ce4f4c9" Error,
         "{why}";
-    What::Recovered { code, seconds } => "recovered" "b92f4c07d5e84a1386c21f7e905ad3b6" Info,
+    /// What could not be served, by the code of that degradation, is in service now.
+    Recovered { code: &'static str, seconds: u64 }
+        = "recovered" "b92f4c07d5e84a1386c21f7e905ad3b6" Info,
         "in service now, after {seconds} s without ({code})";
-    What::Reloaded { summary } => "reloaded" "0f78e4dd1dcc4134aba6806bf704bf6a" Info,
+    /// A changed configuration is in effect.
+    Reloaded { summary: String } = "reloaded" "0f78e4dd1dcc4134aba6806bf704bf6a" Info,
         "reloaded: {summary}";
-    What::ReloadFailed { why } => "reload_failed" "7df3cebd53084288b664dfe4a96ec816" Error,
+    /// A changed configuration was not taken; the one before is in effect.
+    ReloadFailed { why: String } = "reload_failed" "7df3cebd53084288b664dfe4a96ec816" Error,
         "not reloaded: {why}";
-    What::PortAdded => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
+    /// A port or TAP was added.
+    PortAdded = "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
         "added";
-    What::PortPlugged { uid } => "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
+    /// A port was added for a socket of this user that appeared.
+    PortPlugged { uid: u32 } = "port_added" "b3a7a316071d4fcfa94b9f2e3273b62d" Info,
         "added for the socket of uid {uid}";
-    What::PortDeleted => "port_deleted" "5f01215257524e0db3e3e95daabad6d0" Info,
+    /// It was taken away.
+    PortDeleted = "port_deleted" "5f01215257524e0db3e3e95daabad6d0" Info,
         "removed";
-    What::PlugRefused { file, uid, why } => "plug_refused" "0c9e5a7d1f6b4e2c8a3d94b7f5612e80" Warn,
+    /// A file in the directory of ports by plug, by its name as it is shown, was not made a port;
+    /// whose it is, of a socket.
+    PlugRefused { file: String, uid: Option<u32>, why: String }
+        = "plug_refused" "0c9e5a7d1f6b4e2c8a3d94b7f5612e80" Warn,
         "plug: {file}{} is not made a port: {why}", of_user(*uid);
-    What::Attached { pid, uid, features } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+    /// The first ring of a front-end runs, with these virtio features; its process, which is 0
+    /// outside our PID namespace, and user.
+    Attached { pid: i32, uid: u32, features: u64 }
+        = "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
         "front-end attached (pid {pid} uid {uid}), features {features:#x}";
-    What::Connected { pid, uid } => "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+    /// A process is at the other end of a stream.
+    Connected { pid: i32, uid: u32 } = "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
         "connected (pid {pid} uid {uid})";
-    What::Detached(Detached::Left) => "detached" "75021922b8c2432794877d65cf652b85" Info,
+    /// The connection with a front-end has ended: it left, or the switch let it go.
+    Detached = "detached" "75021922b8c2432794877d65cf652b85" Info,
         "front-end disconnected";
-    What::Detached(Detached::Error(why)) => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+    /// The same of one that cannot be talked to.
+    DetachedBy { why: String } = "detached" "75021922b8c2432794877d65cf652b85" Warn,
         "connection closed: {why}";
-    What::Detached(Detached::Panicked) => "detached" "75021922b8c2432794877d65cf652b85" Error,
-        "its session panicked and was contained";
-    What::Disconnected { why: None } => "detached" "75021922b8c2432794877d65cf652b85" Info,
+    /// The same by a bug of ours.
+    DetachedByPanic { why: &'static str } = "detached" "75021922b8c2432794877d65cf652b85" Error,
+        "{why}";
+    /// The connection of a stream has ended: its peer left.
+    Disconnected = "detached" "75021922b8c2432794877d65cf652b85" Info,
         "disconnected";
-    What::Disconnected { why: Some(why) } => "detached" "75021922b8c2432794877d65cf652b85" Warn,
+    /// The same for another reason.
+    DisconnectedBy { why: String } = "detached" "75021922b8c2432794877d65cf652b85" Warn,
         "disconnected: {why}";
-    What::InterfaceGone => "interface_gone" "9f0c3a5be1d7462d8e64a7bb0f2c9d11" Warn,
+    /// The interface of a TAP was deleted.
+    InterfaceGone = "interface_gone" "9f0c3a5be1d7462d8e64a7bb0f2c9d11" Warn,
         "its interface is gone";
-    What::InterfaceBack => "interface_back" "47be2d90c65f4f1fa3180d6e9c7b5a22" Info,
+    /// It is attached again.
+    InterfaceBack = "interface_back" "47be2d90c65f4f1fa3180d6e9c7b5a22" Info,
         "its interface is back";
-    What::InterfaceDown => "interface_down" "d2e8517a4c0b4b6e95f3c1a87d604e33" Warn,
+    /// It was set down: no frame passes.
+    InterfaceDown = "interface_down" "d2e8517a4c0b4b6e95f3c1a87d604e33" Warn,
         "its interface went down";
-    What::InterfaceUp => "interface_up" "6a13f9d07e824c5db0c2985ef47a1b44" Info,
+    /// It was set up.
+    InterfaceUp = "interface_up" "6a13f9d07e824c5db0c2985ef47a1b44" Info,
         "its interface came up";
-    What::RingBroken { ring, why } => "ring_broken" "bebfdf309d644df789d3bd8c94de66b4" Warn,
+    /// A ring, by its number in its device, is left alone until its driver restarts it.
+    RingBroken { ring: usize, why: String }
+        = "ring_broken" "bebfdf309d644df789d3bd8c94de66b4" Warn,
         "ring {ring} is broken and left alone: {why}";
-    What::Dropped { why } => "dropped" "650528fb32fa41e5915f3c7b83f5705d" Warn,
+    /// A front-end is disconnected because it harms others.
+    Dropped { why: String } = "dropped" "650528fb32fa41e5915f3c7b83f5705d" Warn,
         "front-end dropped: {why}";
-    What::Closed { seconds } => "closed" "ee59fc9bd3d64c21930eb52bb8726d17" Warn,
+    /// No front-end is let in for a while, after one that was dropped.
+    Closed { seconds: u64 } = "closed" "ee59fc9bd3d64c21930eb52bb8726d17" Warn,
         "closed for {seconds}s: its front-end harmed others";
-    What::MacMoved { mac, from, moves } => "mac_moved" "c26707b169be4383bbf6f73a57c600e3" Info,
+    /// An address was seen behind another port before, which may be gone; the last one of so many
+    /// since the port's last event of this kind.
+    MacMoved { #[serde(serialize_with = "shown")] mac: MacAddr, from: Option<String>, moves: u64 }
+        = "mac_moved" "c26707b169be4383bbf6f73a57c600e3" Info,
         "{mac} moved here from port {}{}", old_port(from), others(*moves);
-    What::MacHeld { mac, at, frames } => "mac_held" "8f1c2b64d0e94a7795d3a6c1be70f25e" Warn,
+    /// An address that flaps was not learned here again: another port, which may be gone, keeps it
+    /// for a while; the last one of so many frames since the port's last event of this kind.
+    MacHeld { #[serde(serialize_with = "shown")] mac: MacAddr, at: Option<String>, frames: u64 }
+        = "mac_held" "8f1c2b64d0e94a7795d3a6c1be70f25e" Warn,
         "{mac} flaps, and is held at port {}{}", old_port(at), others(*frames);
-    What::GuardViolation { rule, address, dropped, frames } =>
-        "guard_violation" "5d3e0b7c92a14f68b1c7e94d20fa6383" Warn,
+    /// A frame broke a rule of the port's guard, by this address if that is the matter; the last
+    /// one of so many, dropped or not, since the port's last event of this kind.
+    GuardViolation { rule: &'static str, address: Option<String>, dropped: bool, frames: u64 }
+        = "guard_violation" "5d3e0b7c92a14f68b1c7e94d20fa6383" Warn,
         "guard: rule {rule}{}{}{}", about(address), others(*frames),
         if *dropped { "" } else { " (not dropped)" };
-    What::DropsBegan { direction, reason } => "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
+    /// Frames are dropped, after some time in which none was for this reason.
+    DropsBegan { direction: Direction, #[serde(serialize_with = "named")] reason: DropReason }
+        = "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
         "drops began: {} {}", direction.name(), reason.name();
-    What::DropsEnded { direction, reason, frames } =>
-        "drops_ended" "6a7e961fadc6413085cce637e3e1255a" Info,
+    /// None is dropped any more for this reason.
+    DropsEnded {
+        direction: Direction, #[serde(serialize_with = "named")] reason: DropReason, frames: u64
+    } = "drops_ended" "6a7e961fadc6413085cce637e3e1255a" Info,
         "drops ended: {} {}, {frames} frames", direction.name(), reason.name();
 }
 

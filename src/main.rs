@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use vioswitch::config::{Asked, Config, Machine, Request, Texts, UsageError};
 use vioswitch::control::ControlSocket;
 use vioswitch::daemon::degraded::{Code, Degradation};
-use vioswitch::daemon::{self, Daemon, Latency, Reloader, Services, Slot, StateStore};
+use vioswitch::daemon::{self, Background, Daemon, Reloader, Services, StateStore};
 use vioswitch::events::{Kind, What, reason};
 use vioswitch::logging::{self, Log, LogError};
 use vioswitch::metrics;
@@ -118,10 +118,15 @@ fn run(
     }
     let reloader = Arc::new(Reloader::new(&daemon, request));
     let mut services = Services::new(&daemon);
-    let latency = serve_latency(&mut services, &daemon);
-    let plug = serve_plug(&mut services, &daemon);
+    // The guests' network does not depend on any of them.
+    let latency = services.start(Code::Latency, daemon::start_latency);
+    let start_plug = |daemon: &_| daemon::start_plug(daemon).map_err(|e| format!("plug: {e}"));
+    let plug = services.start(Code::Plug, start_plug);
     let control = control.map(|socket| socket.serve(&daemon, &reloader)).transpose()?;
-    let metrics = serve_metrics(&mut services, config, &daemon);
+    let socket = config.metrics.clone();
+    let metrics = services.start(Code::Metrics, move |daemon| {
+        socket.as_ref().map(|socket| metrics::start(socket, daemon)).transpose()
+    });
     // What fails ends the start, so it comes before the service manager is told.
     let status = lock(&daemon).status_line();
     let retry = services.retry(status)?;
@@ -143,40 +148,11 @@ fn run(
     retry.stop();
     let services = [plug.take().flatten(), control, metrics.take().flatten()];
     services.into_iter().flatten().for_each(Service::stop);
-    if let Some(latency) = latency.take().flatten() {
-        latency.stop();
-    }
+    latency.take().flatten().into_iter().for_each(Background::stop);
     let mut daemon = lock(&daemon);
     daemon.stop();
     daemon.report();
     Ok(())
-}
-
-/// Makes ports of sockets that appear, if there is a directory for that. The other guests' network
-/// does not depend on it.
-fn serve_plug(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Service>> {
-    let daemon = Arc::clone(daemon);
-    services.start(Code::Plug, move || {
-        daemon::start_plug(&daemon).map_err(|error| format!("plug: {error}"))
-    })
-}
-
-/// Has CPUs wake up soon while frames come, if that is configured. Frames pass without that too.
-fn serve_latency(services: &mut Services, daemon: &Arc<Mutex<Daemon>>) -> Slot<Option<Latency>> {
-    let daemon = Arc::clone(daemon);
-    services.start(Code::Latency, move || Latency::start(&daemon))
-}
-
-/// Serves metrics, if that is configured. The guests' network does not depend on it.
-fn serve_metrics(
-    services: &mut Services,
-    config: &Config,
-    daemon: &Arc<Mutex<Daemon>>,
-) -> Slot<Option<Service>> {
-    let (socket, daemon) = (config.metrics.clone(), Arc::clone(daemon));
-    services.start(Code::Metrics, move || {
-        socket.as_ref().map(|socket| metrics::start(socket, &daemon)).transpose()
-    })
 }
 
 /// The configuration that was last in force, where the one there is has errors. A host that starts

@@ -14,6 +14,7 @@ use super::validate::Validated;
 use super::{Config, Control};
 use crate::limits;
 use crate::switch::mirror::{Mirror, conflict as conflict_of_mirrors};
+use crate::sys::fs::directory_of;
 
 words! {
     /// What only one entry may have.
@@ -44,11 +45,7 @@ pub(super) struct Claim {
 /// directory's file system, which may never answer.
 pub fn place(path: &Path) -> PathBuf {
     let spelled: PathBuf = path.components().collect();
-    let directory = match spelled.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    match (directory.canonicalize(), spelled.file_name()) {
+    match (directory_of(&spelled).canonicalize(), spelled.file_name()) {
         (Ok(directory), Some(name)) => directory.join(name),
         _ => spelled,
     }

@@ -2,7 +2,7 @@
 
 use super::parameters::number;
 use super::parts::Part;
-use crate::events::{self, Detached, What};
+use crate::events::{self, What};
 use crate::limits::EVENTS_A_REPLY;
 use crate::wire::{self, Event, EventList, Fault};
 
@@ -62,16 +62,7 @@ fn show(event: &events::Event, label: impl Fn(&str) -> Option<String>) -> Event 
 
 /// What an event says besides its text.
 fn details(what: &What) -> Event {
-    match what {
-        What::Detached(Detached::Error(why)) => {
-            Event { why: Some(why.clone()), ..Event::default() }
-        }
-        What::Detached(Detached::Panicked) => {
-            Event { why: Some(what.to_string()), ..Event::default() }
-        }
-        // Its fields are those of the event.
-        what => serde_json::from_value(wire::json(what)).unwrap_or_default(),
-    }
+    serde_json::from_value(wire::json(what)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -142,8 +133,8 @@ mod tests {
         assert_eq!(details(&refused), Event { file, why: why.clone(), ..Event::default() });
         let attached = details(&What::Attached { pid: 1, uid: 2, features: 1 << 63 });
         assert_eq!((attached.pid, attached.features), (Some(1), Some(1 << 63)));
-        assert_eq!(details(&What::Detached(Detached::Left)), Event::default());
-        assert_eq!(details(&What::Detached(Detached::Error("w".into()))).why, why);
+        assert_eq!(details(&What::Detached), Event::default());
+        assert_eq!(details(&What::DetachedBy { why: "w".into() }).why, why);
         assert_eq!(details(&What::PortAdded), Event::default());
     }
 

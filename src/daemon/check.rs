@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::latency;
 use crate::config::{Config, Control, Endpoint, Entry, Latency};
-use crate::sys::fs::may_create_in;
+use crate::sys::fs::{directory_of, may_create_in};
 use crate::sys::wakeup::DEVICE;
 use crate::sys::{group, tap, watched_dir};
 
@@ -86,10 +86,7 @@ fn relative(path: &Path) -> Option<String> {
 
 /// What is wrong with the directory that the socket is to appear in.
 fn directory(path: &Path) -> Option<String> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let directory = directory_of(path);
     match fs::metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Some(format!("directory {directory:?} does not exist"))

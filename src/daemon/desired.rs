@@ -55,19 +55,11 @@ pub enum NotAssigned {
     #[error("there is no such port")]
     NoSuchPort,
     /// Another port has it.
-    #[error("{mac} is a static address of port '{owner}'")]
-    Taken {
-        /// The address.
-        mac: MacAddr,
-        /// That port.
-        owner: String,
-    },
-    /// It has the most that a port may have.
-    #[error("port '{name}' has {MAX_STATIC_MACS} static addresses already")]
-    Many {
-        /// The port.
-        name: String,
-    },
+    #[error("{0} is a static address of port '{1}'")]
+    Taken(MacAddr, String),
+    /// The port has the most that one may have.
+    #[error("port '{0}' has {MAX_STATIC_MACS} static addresses already")]
+    Many(String),
 }
 
 /// An address, as something that only one port of a bridge and VLAN may have.
@@ -288,11 +280,11 @@ impl Desired {
         let home = entry.settings.home();
         match self.owner(mac, &entry.settings) {
             Some(owner) if owner == name => return Ok(()),
-            Some(owner) => return Err(NotAssigned::Taken { mac, owner: owner.to_owned() }),
+            Some(owner) => return Err(NotAssigned::Taken(mac, owner.to_owned())),
             None => {}
         }
         if entry.settings.mac.len() + self.assigned_to(name).count() >= MAX_STATIC_MACS {
-            return Err(NotAssigned::Many { name: name.to_owned() });
+            return Err(NotAssigned::Many(name.to_owned()));
         }
         self.owners.insert(claim(&home, mac), name.to_owned());
         self.assigned.insert((mac, name.to_owned()), home);
@@ -412,7 +404,7 @@ mod tests {
         let mut desired = Desired::default();
         enter(&mut desired, "a", &[0, 1]);
         (2..MAX_STATIC_MACS).for_each(|n| desired.assign(mac(n as u8), "a").unwrap());
-        assert!(matches!(desired.assign(mac(200), "a"), Err(NotAssigned::Many { .. })));
+        assert!(matches!(desired.assign(mac(200), "a"), Err(NotAssigned::Many(_))));
         desired.assign(mac(0), "a").unwrap();
     }
 }

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::handover::Received;
 use super::running_port::RunningPort;
 use crate::config::Endpoint;
-use crate::events::{Detached, What, reason};
+use crate::events::{What, reason};
 use crate::guard::disposal::{self, Guarded};
 use crate::limits::{DROPPED_PAUSE, FIRST_WORD, HELD_PAUSE};
 use crate::port::{FrontEnd, GuestPort, Port};
@@ -177,16 +177,16 @@ fn converse(
     let ended = catch_unwind(AssertUnwindSafe(talk));
     known(None);
     let (end, detached) = match ended {
-        Ok(Ok(end)) => (Some(end), Detached::Left),
+        Ok(Ok(end)) => (Some(end), What::Detached),
         Ok(Err(error)) => {
             port.stats.session_errors.add_shared(1);
-            (None, Detached::Error(reason(error)))
+            (None, What::DetachedBy { why: reason(error) })
         }
         Err(_) => {
             port.stats.panics.add_shared(1);
-            (None, Detached::Panicked)
+            (None, What::DetachedByPanic { why: "its session panicked and was contained" })
         }
     };
-    port.tell(What::Detached(detached));
+    port.tell(detached);
     end
 }

@@ -9,14 +9,12 @@
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
 
-use super::{Daemon, start_helper};
+use super::{Background, Daemon};
 use crate::config;
 use crate::limits::{LATENCY_LOOK, LATENCY_STOP_TIMEOUT};
-use crate::sys::threads::{join_until, pause};
+use crate::sys::threads::{lock, pause};
 use crate::sys::wakeup::{DEVICE, WakeupRequest};
 use crate::worker::{Helper, Workers};
 
@@ -33,39 +31,21 @@ pub(super) fn open(device: &Path) -> Result<WakeupRequest, String> {
         .map_err(|error| format!("latency: cannot open {}: {error}", device.display()))
 }
 
-/// The thread that holds the request.
-pub struct Latency {
-    stopping: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
-}
-
-impl Latency {
-    /// Starts it, if the daemon was configured so.
-    pub fn start(daemon: &Mutex<Daemon>) -> Result<Option<Latency>, String> {
-        let (latency, workers) = {
-            let daemon = daemon.lock().unwrap_or_else(PoisonError::into_inner);
-            (daemon.latency(), Arc::clone(&daemon.context.workers))
-        };
-        let config::Latency::Within(micros) = latency else { return Ok(None) };
-        let mut request = open(Path::new(DEVICE))?;
-        let stopping = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stopping);
-        let run = move || {
-            if let Err(error) = run(&mut request, micros, &workers, &stopped) {
-                log::error!("latency: cannot write to {DEVICE}: {error}");
-            }
-        };
-        let thread = start_helper("latency".to_owned(), &stopping, run);
-        let thread = thread.map_err(|error| format!("latency: no thread: {error}"))?;
-        Ok(Some(Latency { stopping, thread }))
-    }
-
-    /// Ends it, and with it the request.
-    pub fn stop(self) {
-        self.stopping.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        join_until(&mut vec![self.thread], Instant::now() + LATENCY_STOP_TIMEOUT);
-    }
+/// Starts the thread that holds the request, if the daemon was configured so.
+pub fn start_latency(daemon: &Arc<Mutex<Daemon>>) -> Result<Option<Background>, String> {
+    let (latency, workers) = {
+        let daemon = lock(daemon);
+        (daemon.latency(), Arc::clone(&daemon.context.workers))
+    };
+    let config::Latency::Within(micros) = latency else { return Ok(None) };
+    let mut request = open(Path::new(DEVICE))?;
+    let run = move |stopping: &AtomicBool| {
+        if let Err(error) = run(&mut request, micros, &workers, stopping) {
+            log::error!("latency: cannot write to {DEVICE}: {error}");
+        }
+    };
+    let thread = Background::start("latency", LATENCY_STOP_TIMEOUT, run);
+    thread.map(Some).map_err(|error| format!("latency: no thread: {error}"))
 }
 
 /// The thread's life.

@@ -27,7 +27,6 @@ mod handover;
 mod latency;
 mod link_monitor;
 mod missing;
-mod moves;
 mod opening;
 mod paced;
 mod plan;
@@ -46,7 +45,6 @@ mod state;
 mod state_store;
 mod stream;
 mod uplink;
-mod violations;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -54,7 +52,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
@@ -82,7 +80,7 @@ use degraded::Code;
 use desired::Desired;
 pub use diff::{Step, Summary};
 use handover::{Handover, Received};
-pub use latency::Latency;
+pub use latency::start_latency;
 use missing::Missing;
 pub use opening::{Permit, add};
 pub use plug::start_plug;
@@ -90,7 +88,7 @@ pub use ports::PortError;
 pub use reload::{Busy, Confirm, Reloader};
 pub use removing::Removal;
 use removing::Removing;
-pub use retry::{Retry, Services, Slot};
+pub use retry::{Services, Slot};
 pub use sampler::Samples;
 use serving::{Opened, Serving};
 use state_store::NotSaved;
@@ -99,16 +97,9 @@ pub use state_store::StateStore;
 /// Why the process cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A port or TAP cannot be served.
-    #[error("{kind} {name}: {source}")]
-    Port {
-        /// Which of them it is.
-        kind: &'static str,
-        /// Its name.
-        name: String,
-        /// The reason.
-        source: PortError,
-    },
+    /// A port or TAP, which of them and its name, cannot be served.
+    #[error("{0} {1}: {2}")]
+    Port(&'static str, String, PortError),
     /// Descriptors of front-ends could not be distinguished.
     #[error("/proc is not mounted: eventfds cannot be recognized")]
     NoProc,
@@ -123,33 +114,32 @@ pub enum StartError {
 impl StartError {
     fn port(name: &str) -> impl FnOnce(PortError) -> StartError {
         let name = name.to_owned();
-        |source| StartError::Port { kind: "port", name, source }
+        |error| StartError::Port("port", name, error)
     }
 
     /// About a port of any kind.
-    fn of(port: &Port, source: PortError) -> StartError {
+    fn of(port: &Port, error: PortError) -> StartError {
         let kind = if port.as_tap().is_some() { "tap" } else { "port" };
-        StartError::Port { kind, name: port.name.clone(), source }
+        StartError::Port(kind, port.name.clone(), error)
     }
 }
 
 /// A running switch.
 pub struct Daemon {
-    ports: Arc<Ports>,
+    view: View,
     /// What serves them, and what every session needs.
     serving: Vec<Serving>,
     /// Those on their way out.
     removing: Vec<Removing>,
     context: Context,
     ledger: Arc<Ledger>,
-    rules: Rules,
     /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
     retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
     /// What is wanted and not in service.
     missing: Missing,
     /// The thread that goes on with what takes longer.
-    retrier: Option<std::thread::Thread>,
+    retrier: Option<Thread>,
     /// The ports that are wanted.
     desired: Desired,
     /// Where changes of that are kept.
@@ -158,17 +148,6 @@ pub struct Daemon {
     started: Config,
     /// Names of ports that the thread of a reload makes.
     coming: BTreeSet<String>,
-    /// Threads that open sockets of ports that come while it runs.
-    opens: Arc<Blocking>,
-    /// Wakes the thread that serves those who look at the switch.
-    news: Arc<Waker>,
-    /// What happened.
-    events: Arc<Events>,
-    /// What ports counted lately.
-    samples: Arc<Samples>,
-    /// What became of clients of the control socket.
-    clients: Arc<ClientStats>,
-    started_micros: u64,
     /// A listening socket of the service manager, for those who ask for metrics.
     metrics_socket: Option<OwnedFd>,
     stopping: Arc<AtomicBool>,
@@ -265,13 +244,24 @@ impl Daemon {
             watch: Arc::new(BlockedWriterWatch::start()?),
         };
         let workers = Arc::new(Workers::start(config.workers, &config.cpus, &shared)?);
-        let mut daemon = Daemon {
+        let view = View {
             ports,
+            fdb: Arc::clone(&fdb),
+            workers: Arc::clone(&workers),
+            rules,
+            opens: Arc::new(Blocking::new(SOCKET_OPENS)),
+            news,
+            events,
+            samples: Arc::default(),
+            clients: Arc::default(),
+            started_micros: clock::wall_nanos() / 1_000,
+        };
+        let mut daemon = Daemon {
+            view,
             serving: Vec::new(),
             removing: Vec::new(),
             context: Context { fdb, workers, watch: shared.watch },
             ledger: Arc::default(),
-            rules,
             retired: Vec::new(),
             handover: Arc::new(handover),
             missing: Missing::default(),
@@ -280,12 +270,6 @@ impl Daemon {
             store,
             started: config.clone(),
             coming: BTreeSet::new(),
-            opens: Arc::new(Blocking::new(SOCKET_OPENS)),
-            news,
-            events,
-            samples: Arc::default(),
-            clients: Arc::default(),
-            started_micros: clock::wall_nanos() / 1_000,
             metrics_socket: received.metrics(),
             stopping: Arc::new(AtomicBool::new(false)),
             link_monitor: None,
@@ -302,9 +286,9 @@ impl Daemon {
     }
 
     fn start_ports(&mut self, config: &Config, mut received: Received) -> Result<(), StartError> {
-        let ports = self.ports.present();
+        let ports = self.view.ports.present();
         // Before frames flow, or what comes until its thread looks is taken for what was before.
-        self.samples.begin(&ports, clock::coarse_seconds());
+        self.view.samples.begin(&ports, clock::coarse_seconds());
         let mut opened = Vec::with_capacity(config.ports.len());
         // Why there is no start, if nothing can be served.
         let mut first = None;
@@ -356,22 +340,15 @@ impl Daemon {
 
     fn start_helpers(&mut self, age_seconds: u32) -> io::Result<()> {
         if self.context.workers.handles().len() > 1 {
-            let workers = Arc::clone(&self.context.workers);
-            let stopping = Arc::clone(&self.stopping);
-            let balance = move || workers.balance(&stopping);
-            self.helpers.push(start_helper("balance".to_owned(), &self.stopping, balance)?);
+            self.help("balance", |view, stopping| view.workers.balance(stopping))?;
         }
-        {
-            let (ports, workers) = (Arc::clone(&self.ports), Arc::clone(&self.context.workers));
-            let (samples, stopping) = (Arc::clone(&self.samples), Arc::clone(&self.stopping));
-            let sample = move || sampler::run(&samples, &ports, &workers, &stopping);
-            self.helpers.push(start_helper("sampler".to_owned(), &self.stopping, sample)?);
-        }
-        if age_seconds > 0 || self.ports.present().snooping().is_some() {
-            let (fdb, stopping) = (Arc::clone(&self.context.fdb), Arc::clone(&self.stopping));
-            let ports = Arc::clone(&self.ports);
-            let age = move || age((&fdb, age_seconds > 0), &ports, &stopping);
-            self.helpers.push(start_helper("ageing".to_owned(), &self.stopping, age)?);
+        self.help("sampler", |View { samples, ports, workers, .. }, stopping| {
+            sampler::run(samples, ports, workers, stopping);
+        })?;
+        if age_seconds > 0 || self.view.ports.present().snooping().is_some() {
+            self.help("ageing", move |View { fdb, ports, .. }, stopping| {
+                age((fdb, age_seconds > 0), ports, stopping);
+            })?;
         }
         Ok(())
     }
@@ -380,12 +357,22 @@ impl Daemon {
     fn monitor_links(&mut self) -> io::Result<()> {
         if self.link_monitor.is_none() {
             let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-            let (ports, stopped) = (Arc::clone(&self.ports), Arc::clone(&stop));
-            let monitor = move || link_monitor::run(&ports, &stopped);
-            let name = "link-monitor".to_owned();
-            self.helpers.push(start_helper(name, &self.stopping, monitor)?);
+            let stopped = Arc::clone(&stop);
+            self.help("link-monitor", move |view, _| link_monitor::run(&view.ports, &stopped))?;
             self.link_monitor = Some(stop);
         }
+        Ok(())
+    }
+
+    /// Has a thread do this until the end.
+    fn help(
+        &mut self,
+        name: &str,
+        mut work: impl FnMut(&View, &AtomicBool) + Send + 'static,
+    ) -> io::Result<()> {
+        let (view, stopping) = (self.view(), Arc::clone(&self.stopping));
+        let work = move || work(&view, &stopping);
+        self.helpers.push(start_helper(name.to_owned(), &self.stopping, work)?);
         Ok(())
     }
 
@@ -427,7 +414,7 @@ impl Daemon {
 
     /// The ports there are.
     pub fn ports(&self) -> Arc<PortTable> {
-        self.ports.present()
+        self.view.ports.present()
     }
 
     /// Where addresses live.
@@ -442,30 +429,24 @@ impl Daemon {
 
     /// What happened, and where to report it.
     pub fn events(&self) -> &Arc<Events> {
-        &self.events
+        &self.view.events
     }
 
     /// What those need who look at the switch while it runs, and take no lock for that.
     pub fn view(&self) -> View {
-        let Context { fdb, workers, .. } = &self.context;
-        let (fdb, workers) = (Arc::clone(fdb), Arc::clone(workers));
-        let (news, events) = (Arc::clone(&self.news), Arc::clone(&self.events));
-        let (ports, clients) = (Arc::clone(&self.ports), Arc::clone(&self.clients));
-        let (samples, opens) = (Arc::clone(&self.samples), Arc::clone(&self.opens));
-        let (rules, started_micros) = (self.rules, self.started_micros);
-        View { ports, fdb, workers, rules, opens, news, events, samples, clients, started_micros }
+        self.view.clone()
     }
 
     /// Writes all counters to the log.
     pub fn report(&self) {
-        report::log(&self.ports.present(), &self.context.workers, &self.context.fdb);
+        report::log(&self.view.ports.present(), &self.context.workers, &self.context.fdb);
     }
 
     /// Stops everything and leaves to the next process what it can use; guests find their rings
     /// consistent.
     pub fn stop(&mut self) {
         let addresses = self.halt();
-        self.handover.keep_state(&self.ports.present(), &addresses);
+        self.handover.keep_state(&self.view.ports.present(), &addresses);
     }
 
     /// Stops everything; returns the addresses that were known before the ports forgot them.
@@ -486,6 +467,37 @@ impl Daemon {
         join_until(&mut threads, end);
         join_until(&mut self.helpers, end);
         addresses
+    }
+}
+
+/// A thread beside the ports', which ends before them.
+pub struct Background {
+    thread: JoinHandle<()>,
+    stopping: Arc<AtomicBool>,
+    patience: Duration,
+}
+
+impl Background {
+    fn start(
+        name: &str,
+        patience: Duration,
+        mut work: impl FnMut(&AtomicBool) + Send + 'static,
+    ) -> io::Result<Background> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stopping);
+        let thread = start_helper(name.to_owned(), &stopping, move || work(&stopped))?;
+        Ok(Background { thread, stopping, patience })
+    }
+
+    fn thread(&self) -> &Thread {
+        self.thread.thread()
+    }
+
+    /// Ends it, and waits for that for as long as its `patience`.
+    pub fn stop(self) {
+        self.stopping.store(true, Ordering::Release);
+        self.thread().unpark();
+        join_until(&mut vec![self.thread], Instant::now() + self.patience);
     }
 }
 

@@ -128,7 +128,7 @@ impl Daemon {
     /// Adds a mirror.
     pub fn add_mirror(&mut self, settings: &Settings) -> Result<(), PortError> {
         let name = &settings.name;
-        if self.desired.get(name).is_some() || self.ports.present().named(name).is_some() {
+        if self.desired.get(name).is_some() || self.view.ports.present().named(name).is_some() {
             return Err(PortError::Exists);
         }
         if let Some(why) = self.desired.mirror_conflict(settings) {
@@ -186,7 +186,7 @@ impl Daemon {
     ) -> Result<PortId, PortError> {
         let settings = &entry.settings;
         let id = self.free_number(&settings.name)?;
-        let ports = self.ports.present();
+        let ports = self.view.ports.present();
         let count = |of: fn(&Port) -> bool| ports.iter().filter(|port| of(port)).count();
         match settings.kind {
             Kind::Tap if count(|port| port.as_tap().is_some()) >= MAX_TAPS => {
@@ -221,9 +221,9 @@ impl Daemon {
     fn publish(&mut self, id: PortId, settings: &Settings) -> Result<Arc<Port>, StaticError> {
         settings.warnings().iter().for_each(|warning| log::warn!("{warning}"));
         let port = build::port(id, settings);
-        let port = Arc::new(port.telling(&self.events));
+        let port = Arc::new(port.telling(&self.view.events));
         self.enter_addresses(&port, settings)?;
-        self.ports.add(Arc::clone(&port));
+        self.view.ports.add(Arc::clone(&port));
         Ok(port)
     }
 
@@ -321,14 +321,14 @@ impl Daemon {
             return Err(PortError::Ending);
         }
         self.reclaim();
-        if self.ports.present().named(name).is_some() {
+        if self.view.ports.present().named(name).is_some() {
             return Err(match self.is_being_removed(name) {
                 true => PortError::BeingRemoved(name.to_owned()),
                 false => PortError::Exists,
             });
         }
         let unused = |id| self.retired.iter().all(|(retired, _)| *retired != id);
-        Ok(self.ports.free(unused)?)
+        Ok(self.view.ports.free(unused)?)
     }
 
     /// Takes a port out of the table that no thread serves any more.

@@ -87,8 +87,8 @@ impl Daemon {
     /// Has the table of ports the mirrors that are wanted. What was learned on a port that gets
     /// copies from here on is forgotten.
     pub(super) fn set_mirrors(&self) {
-        if self.ports.set_mirrors(self.desired.mirrors().collect()) {
-            let ports = self.ports.present();
+        if self.view.ports.set_mirrors(self.desired.mirrors().collect()) {
+            let ports = self.view.ports.present();
             let observers = ports.watches().iter().map(|watch| watch.to);
             observers.for_each(|port| _ = self.context.fdb.flush_port(port));
         }

@@ -225,7 +225,7 @@ impl Daemon {
         }
         uplink::detach(&port, &self.context.workers, &self.handover);
         let serial = self.withdraw(port.id);
-        self.samples.forget(&port);
+        self.view.samples.forget(&port);
         self.missing.forget_port(&port.name);
         port.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.
@@ -288,7 +288,7 @@ impl Daemon {
 
     /// Publishes a table without a port; its number may be used again once all workers go by that.
     pub(super) fn withdraw(&mut self, id: PortId) -> u64 {
-        let serial = self.ports.remove(id);
+        let serial = self.view.ports.remove(id);
         self.retired.push((id, serial));
         serial
     }

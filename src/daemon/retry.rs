@@ -9,20 +9,19 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
 use super::handover::{Handover, Received};
 use super::running_port::RunningPort;
 use super::serving::Opened;
-use super::{Daemon, PortError, StartError, start_helper, uplink};
+use super::{Background, Daemon, PortError, StartError, uplink};
 use crate::config::Endpoint;
 use crate::events::What;
 use crate::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
 use crate::port::Port;
 use crate::sys::notify::notify;
-use crate::sys::threads::{join_until, lock};
+use crate::sys::threads::lock;
 use crate::vhost_user::socket::Place;
 use crate::worker::Workers;
 
@@ -55,12 +54,12 @@ impl Services {
     pub fn start<T: Send + 'static, E: std::fmt::Display>(
         &mut self,
         code: Code,
-        mut start: impl FnMut() -> Result<T, E> + Send + 'static,
+        mut start: impl FnMut(&Arc<Mutex<Daemon>>) -> Result<T, E> + Send + 'static,
     ) -> Slot<T> {
         let slot = Arc::new(Mutex::new(None));
-        let place = Arc::clone(&slot);
+        let (place, daemon) = (Arc::clone(&slot), Arc::clone(&self.daemon));
         let mut start: Start = Box::new(move || {
-            let service = start().map_err(|error| error.to_string())?;
+            let service = start(&daemon).map_err(|error| error.to_string())?;
             *lock(&place) = Some(service);
             Ok(())
         });
@@ -74,8 +73,7 @@ impl Services {
 
     /// From now on what is missing is tried again, and the service manager, which has `status`,
     /// gets changes.
-    pub fn retry(self, status: String) -> io::Result<Retry> {
-        let stopping = Arc::new(AtomicBool::new(false));
+    pub fn retry(self, status: String) -> io::Result<Background> {
         let mut retrier = {
             let daemon = lock(&self.daemon);
             Retrier {
@@ -83,29 +81,14 @@ impl Services {
                 handover: Arc::clone(&daemon.handover),
                 daemon: Arc::clone(&self.daemon),
                 services: self.missing,
-                stopping: Arc::clone(&stopping),
                 status,
             }
         };
         let daemon = Arc::clone(&self.daemon);
-        let thread = start_helper("retry".to_owned(), &stopping, move || retrier.run())?;
+        let run = move |stopping: &AtomicBool| retrier.run(stopping);
+        let thread = Background::start("retry", RETRY_STOP_TIMEOUT, run)?;
         lock(&daemon).retrier = Some(thread.thread().clone());
-        Ok(Retry { thread, stopping })
-    }
-}
-
-/// The thread that tries again.
-pub struct Retry {
-    thread: JoinHandle<()>,
-    stopping: Arc<AtomicBool>,
-}
-
-impl Retry {
-    /// Ends it.
-    pub fn stop(self) {
-        self.stopping.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        join_until(&mut vec![self.thread], Instant::now() + RETRY_STOP_TIMEOUT);
+        Ok(thread)
     }
 }
 
@@ -148,9 +131,9 @@ impl Daemon {
     pub(super) fn recovered(&mut self, code: Code, port: Option<&str>) {
         let Some(missed) = self.missing.take(code, port, Instant::now()) else { return };
         let event = What::Recovered { code: code.name(), seconds: missed.as_secs() };
-        match self.ports.present().named(port.unwrap_or_default()) {
+        match self.view.ports.present().named(port.unwrap_or_default()) {
             Some(port) => port.events.tell_surely(&port.name, event),
-            None => self.events.tell(event),
+            None => self.view.events.tell(event),
         }
     }
 
@@ -171,20 +154,19 @@ struct Retrier {
     workers: Arc<Workers>,
     handover: Arc<Handover>,
     services: Vec<(Code, Start)>,
-    stopping: Arc<AtomicBool>,
     /// As the service manager has it.
     status: String,
 }
 
 impl Retrier {
-    fn run(&mut self) {
+    fn run(&mut self, stopping: &AtomicBool) {
         // What a panic left.
         lock(&self.daemon).missing.pause(|_| true, Instant::now());
-        while !self.stopping.load(Ordering::Acquire) {
+        while !stopping.load(Ordering::Acquire) {
             // Or until a port is to end; too early costs a look.
             std::thread::park_timeout(self.tick());
             lock(&self.daemon).go_on_removing();
-            self.try_all();
+            self.try_all(stopping);
             self.tell();
         }
     }
@@ -201,8 +183,8 @@ impl Retrier {
     }
 
     /// What failed is due again after a pause, so that this ends.
-    fn try_all(&mut self) {
-        while !self.stopping.load(Ordering::Acquire) {
+    fn try_all(&mut self, stopping: &AtomicBool) {
+        while !stopping.load(Ordering::Acquire) {
             let attempt = lock(&self.daemon).begin_attempt();
             match attempt {
                 None => return,

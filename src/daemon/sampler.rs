@@ -1,11 +1,11 @@
 //! Looks once a second at what ports count.
 //!
 //! Workers count and say nothing. A thread that is none reads the counters: it reports when drops
-//! begin and end ([`super::drops`]), that addresses moved or are held elsewhere
-//! ([`super::moves`]) and what guards refused ([`super::violations`]), and remembers what each port
-//! counted in the last minutes, which findings are judged by ([`super::diagnose`]), and when each
-//! of its rings was last used. While all workers sleep nothing is counted, and the thread has no
-//! timer once all drops that began have ended and all else is reported.
+//! begin and end ([`super::drops`]), what addresses do and guards refuse ([`super::paced`]), and
+//! remembers what each port counted in the last minutes, which findings are judged by
+//! ([`super::diagnose`]), and when each of its rings was last used. While all workers sleep nothing
+//! is counted, and the thread has no timer once all drops that began have ended and all else is
+//! reported.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::drops::Drops;
-use super::moves::Moves;
-use super::violations::Violations;
+use super::paced::{Reports, counted};
 use crate::diagnosis::facts::Sender;
 use crate::diagnosis::history::{Counts, History, Senders};
 use crate::port::{Port, PortTable, Ports};
@@ -54,8 +53,7 @@ struct Ledger {
 pub struct Seen {
     port: Arc<Port>,
     drops: Drops,
-    moves: Moves,
-    violations: Violations,
+    reports: Reports,
     /// Unknown while counters of before are being carried over.
     history: Option<History>,
     /// Whose frames found no room there.
@@ -83,7 +81,7 @@ impl Samples {
         let mut ledger = self.ledger();
         for port in ports.iter() {
             let traffic = port.line.is_whole().then(|| port.traffic());
-            let before = traffic.as_ref().map(|traffic| (traffic, untold(port)));
+            let before = traffic.as_ref().map(|traffic| (traffic, counted(port)));
             let mut seen = Seen::new(port, before, now);
             seen.look_at_rings(None);
             ledger.ports.insert(port.name.clone(), seen);
@@ -123,9 +121,8 @@ impl Samples {
 
     /// True if nothing is left to be reported, unless there is more.
     pub fn are_over(&self) -> bool {
-        let over = |Seen { port, drops, moves, violations, .. }: &Seen| {
-            drops.are_over() && moves.are_over(port) && violations.are_over(port)
-        };
+        let over =
+            |Seen { port, drops, reports, .. }: &Seen| drops.are_over() && reports.are_over(port);
         self.ledger().ports.values().all(over)
     }
 
@@ -173,12 +170,10 @@ impl Seen {
     /// moved, frames from held ones, and frames that broke a rule.
     fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], [u64; 3])>, now: u32) -> Seen {
         let (traffic, told) = before.unzip();
-        let told = |at: usize| told.map(|told: [u64; 3]| told[at]);
         Seen {
             port: Arc::clone(port),
             drops: Drops::new(traffic),
-            moves: Moves::new(told(0), told(1)),
-            violations: Violations::new(told(2)),
+            reports: Reports::new(told),
             history: traffic.map(|traffic| History::new(now, counts(port, traffic))),
             senders: Senders::default(),
             rings: HashMap::new(),
@@ -200,11 +195,10 @@ impl Seen {
     }
 
     fn look_at(&mut self, ports: &PortTable, now: u32) {
-        let Seen { port, drops, moves, violations, history, senders, .. } = self;
+        let Seen { port, drops, reports, history, senders, .. } = self;
         let traffic = port.traffic();
         drops.look(port, &traffic, now);
-        moves.look(port, ports, now);
-        violations.look(port, now);
+        reports.look(port, ports, now);
         let counts = counts(port, &traffic);
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
         let mut more = Vec::new();
@@ -225,12 +219,6 @@ impl Seen {
     pub fn over(&self, seconds: u32, now: u32) -> Counts {
         self.history.as_ref().map(|history| history.over(seconds, now)).unwrap_or_default()
     }
-}
-
-/// What else of a port was counted that is reported.
-fn untold(port: &Port) -> [u64; 3] {
-    let stats = &port.stats;
-    [stats.mac_moves.get(), stats.learn_held.get(), stats.guard.total()]
 }
 
 fn counts(port: &Port, [input, output]: &[Traffic; 2]) -> Counts {

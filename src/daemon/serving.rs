@@ -229,7 +229,8 @@ impl Daemon {
         let given = entry.settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
         let is_here = |mac: &MacAddr| port.has_address(*mac, &self.context.fdb);
         let addresses = given.filter(is_here).collect();
-        let running = RunningPort::new(port, entry.settings.clone(), &self.ports, &self.events);
+        let running =
+            RunningPort::new(port, entry.settings.clone(), &self.view.ports, &self.view.events);
         Ok(Serving { running: Arc::new(running), entry, addresses, thread: None, file: None })
     }
 

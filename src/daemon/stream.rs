@@ -86,10 +86,10 @@ fn converse(
     release(device, Some(connection));
     workers.forget_memberships(port.id);
     match &end {
-        None | Some(End::Left) => port.tell(What::Disconnected { why: None }),
+        None | Some(End::Left) => port.tell(What::Disconnected),
         Some(why) => {
             port.stats.session_errors.add_shared(1);
-            port.tell(What::Disconnected { why: Some(reason(why)) });
+            port.tell(What::DisconnectedBy { why: reason(why) });
         }
     }
     if !end.is_some_and(|end| end.is_harmful()) {

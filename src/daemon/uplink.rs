@@ -23,22 +23,12 @@ use crate::worker::{Token, Workers};
 /// Why an uplink cannot be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum UplinkError {
-    /// The interface cannot be opened.
-    #[error("interface {ifname}: {source}")]
-    Open {
-        /// Its name.
-        ifname: String,
-        /// The reason.
-        source: TapError,
-    },
-    /// An interface of ours cannot be brought up.
-    #[error("cannot bring up {ifname}: {source}")]
-    Up {
-        /// Its name.
-        ifname: String,
-        /// The reason.
-        source: netlink::NetlinkError,
-    },
+    /// The interface of this name cannot be opened.
+    #[error("interface {0}: {1}")]
+    Open(String, TapError),
+    /// An interface of ours, of this name, cannot be brought up.
+    #[error("cannot bring up {0}: {1}")]
+    Up(String, netlink::NetlinkError),
     /// There is no interface behind the port.
     #[error("it is no tap")]
     NotATap,
@@ -51,7 +41,7 @@ impl UplinkError {
     /// True if a process is attached to the interface, or it is one that is about to go.
     pub fn is_busy(&self) -> bool {
         let busy = |error: &TapError| matches!(error, TapError::Busy | TapError::SingleQueue);
-        matches!(self, UplinkError::Open { source, .. } if busy(source))
+        matches!(self, UplinkError::Open(_, error) if busy(error))
     }
 }
 
@@ -136,7 +126,7 @@ fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Tap, Uplin
     let (tap, ifname) = port.as_tap().ok_or(UplinkError::NotATap)?;
     let queues = tap.queues().len() as u16;
     let opened = tap::open(ifname, queues, port.offload, missing)
-        .map_err(|source| UplinkError::Open { ifname: ifname.to_owned(), source })?;
+        .map_err(|error| UplinkError::Open(ifname.to_owned(), error))?;
     handover.keep_tap(ifname, &opened.queues);
     Ok(opened)
 }
@@ -252,8 +242,7 @@ fn set_up(port: &Port, opened: &Tap) -> Result<(), UplinkError> {
     apply_mtu(port, opened);
     // One that was taken over may have been made by a process with more privileges.
     if opened.created && !link.up {
-        netlink::set_up(link.index)
-            .map_err(|source| UplinkError::Up { ifname: link.name.clone(), source })?;
+        netlink::set_up(link.index).map_err(|error| UplinkError::Up(link.name.clone(), error))?;
     }
     match netlink::set_noqueue(link.index) {
         Err(error) if !matches!(link.qdisc.as_str(), "noqueue" | "noop") => log::warn!(

@@ -50,7 +50,7 @@ fn a_port_tells_so_much_and_counts_the_rest() {
     let events = events();
     let port = PortEvents::new(Some(&events));
     for _ in 0..100 {
-        port.tell("a", What::Detached(Detached::Left), false);
+        port.tell("a", What::Detached, false);
     }
     let told = events.after(0, 1_000).events;
     let few = PORT_EVENT_BURST as usize..=PORT_EVENT_BURST as usize + 2;

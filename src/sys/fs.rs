@@ -10,6 +10,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+/// The directory that a file of this path is in.
+pub fn directory_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}
+
 /// Where a file lives, as far as mapping guest memory is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FileKind {

@@ -111,19 +111,14 @@ pub enum TapError {
     /// Looking at the interface failed.
     #[error("cannot examine the interface: {0}")]
     Netlink(#[from] NetlinkError),
-    /// Any other failure.
-    #[error("{call}: {source}")]
-    Io {
-        /// What was being done.
-        call: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
+    /// Any other failure of a call.
+    #[error("{0}: {1}")]
+    Io(&'static str, io::Error),
 }
 
 impl TapError {
     fn io(call: &'static str) -> TapError {
-        TapError::Io { call, source: io::Error::last_os_error() }
+        TapError::Io(call, io::Error::last_os_error())
     }
 }
 
@@ -182,8 +177,7 @@ pub fn name_behind(fd: &OwnedFd) -> Option<String> {
 pub fn adopt(fds: Vec<OwnedFd>, name: &str, wanted: Offloads) -> Result<Tap, TapError> {
     let link = netlink::link_by_name(name)?.ok_or(TapError::Absent)?;
     for fd in &fds {
-        descriptor::set_nonblocking(fd.as_fd())
-            .map_err(|source| TapError::Io { call: "fcntl", source })?;
+        descriptor::set_nonblocking(fd.as_fd()).map_err(|error| TapError::Io("fcntl", error))?;
     }
     let first = fds.first().ok_or(TapError::BadQueues)?;
     let offloads = configure(first, wanted)?;
@@ -244,7 +238,7 @@ fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
         Some(libc::EBUSY | libc::E2BIG) => TapError::Busy,
         Some(libc::EPERM | libc::EACCES) => TapError::Permission,
         Some(libc::EINVAL) => TapError::NotTap,
-        _ => TapError::Io { call: "TUNSETIFF", source },
+        _ => TapError::Io("TUNSETIFF", source),
     })
 }
 
@@ -255,13 +249,13 @@ fn open_driver() -> Result<File, TapError> {
     options.open(CLONE_DEVICE).map_err(|source| match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => TapError::NoDriver,
         Some(libc::EACCES | libc::EPERM) => TapError::Permission,
-        _ => TapError::Io { call: CLONE_DEVICE, source },
+        _ => TapError::Io(CLONE_DEVICE, source),
     })
 }
 
 /// Header length, byte order and offloads of a freshly attached interface; the offloads it has.
 fn configure(file: &impl AsRawFd, wanted: Offloads) -> Result<Offloads, TapError> {
-    let request = request_of(file).map_err(|source| TapError::Io { call: "TUNGETIFF", source })?;
+    let request = request_of(file).map_err(|error| TapError::Io("TUNGETIFF", error))?;
     let flags = flags_in(&request);
     if flags & libc::IFF_VNET_HDR == 0 {
         // Only the first to attach sets the flags: another process was faster.
@@ -302,7 +296,7 @@ fn set_offload(file: &impl AsRawFd, offloads: Offloads) -> Result<(), TapError> 
     let source = io::Error::last_os_error();
     Err(match source.raw_os_error() {
         Some(libc::EINVAL) => TapError::Offload,
-        _ => TapError::Io { call: "TUNSETOFFLOAD", source },
+        _ => TapError::Io("TUNSETOFFLOAD", source),
     })
 }
 

@@ -21,7 +21,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::fs::DONT_SYNC;
+use super::fs::{DONT_SYNC, directory_of};
 
 /// A file of the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,9 +191,8 @@ fn watch(path: &Path, directory: &OwnedFd) -> io::Result<OwnedFd> {
         | WatchFlags::MOVE_SELF;
     inotify::add_watch(&events, format!("/proc/self/fd/{}", directory.as_raw_fd()), what)?;
     // A directory that is removed while a socket listens in it stays, without an event.
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let gone = WatchFlags::DELETE | WatchFlags::MOVE;
-    inotify::add_watch(&events, parent.unwrap_or(Path::new(".")), gone)?;
+    inotify::add_watch(&events, directory_of(path), gone)?;
     Ok(events)
 }
 

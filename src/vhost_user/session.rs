@@ -313,9 +313,7 @@ impl<'a> Session<'a> {
     /// Anything else is only said in the log, as QEMU relies on it (unknown requests,
     /// addresses that are set again later).
     fn refuse(&mut self, head: Head, refusal: Refusal) -> Result<(), SessionError> {
-        if self.port.log.allow() {
-            log::warn!("port {}: {} refused: {refusal}", self.port.name, head.code);
-        }
+        self.warn(&format!("{} refused: {refusal}", head.code));
         let fatal = matches!(refusal, Refusal::Bad(_)) || refusal.is_resource_exhaustion();
         if !self.can_acknowledge(head) && fatal {
             return Err(refusal.into());
@@ -471,15 +469,12 @@ impl<'a> Session<'a> {
             return Err(TableError::TooMany.into());
         }
         self.left_out.push(spec);
-        if self.port.log.allow() {
-            log::warn!(
-                "port {}: {} MiB of guest memory at {:#x} lie in a file on a disk and are left \
-                 out: frames there are dropped",
-                self.port.name,
-                spec.len >> 20,
-                spec.gpa
-            );
-        }
+        self.warn(&format!(
+            "{} MiB of guest memory at {:#x} lie in a file on a disk and are left out: frames \
+             there are dropped",
+            spec.len >> 20,
+            spec.gpa
+        ));
         Ok(())
     }
 

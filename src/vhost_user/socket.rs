@@ -25,6 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::guard::disposal::Guarded;
 use crate::limits::{ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, MAX_SOCKET_PATH, SOCKET_BACKLOG};
+use crate::sys::fs::directory_of;
 use crate::sys::poll::{Interest, Wake, pause, wait};
 use crate::sys::{descriptor, group, unix_socket};
 pub use connector::{Connector, Trouble};
@@ -329,10 +330,7 @@ struct Directory {
 
 impl Directory {
     fn open(socket: &Path) -> Result<Directory, SocketError> {
-        let path = match socket.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let path = directory_of(socket);
         let handle = File::open(path).map_err(failed("open directory", path))?;
         Ok(Directory { _lock: Lock::take(&by_handle(&handle), path), handle })
     }
