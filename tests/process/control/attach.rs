@@ -34,7 +34,6 @@ fn each_form_fits_its_port() {
         (&["p1", "--qemu"], "size=1G,share=on,prealloc=on\n"),
         (&["p1", "--qemu"], ",iommu_platform=on\n"),
         (&["p0", "--cloud-hypervisor"], "vhost_mode=client,num_queues=4,mac=52:54:00:00:00:07"),
-        (&["p2", "--proxmox", "--mem=4G"], "--memory 4096 --numa 0 --args '-object "),
         (&["p2", "--dpdk"], ",queue_size=256,server=1\n"),
         (&["p0", "--dpdk"], ",queues=2,queue_size=256,mac=52:54:00:00:00:07\n"),
     ] {

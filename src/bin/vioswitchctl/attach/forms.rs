@@ -73,15 +73,6 @@ fn card(wanted: &Wanted) -> Vec<String> {
     pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
 }
 
-fn with_memory(wanted: &Wanted, machine: [&str; 2], more: &[&str]) -> Vec<String> {
-    let object = memory(&wanted.port, MEMORY, &wanted.mem.word());
-    let mut arguments: Vec<String> = more.iter().map(|word| (*word).to_owned()).collect();
-    arguments.extend(["-object".to_owned(), object]);
-    arguments.extend(machine.map(str::to_owned));
-    arguments.append(&mut card(wanted));
-    arguments
-}
-
 fn notes(wanted: &Wanted) -> Vec<String> {
     let mut notes = Vec::new();
     if wanted.emulated && wanted.version.fears_msix() {
@@ -101,31 +92,17 @@ fn notes(wanted: &Wanted) -> Vec<String> {
 /// Options and values, a pair on each line: they go into a command line as they are.
 pub fn qemu(wanted: &Wanted) -> Told {
     let mem = wanted.mem.word();
-    let arguments = with_memory(wanted, ["-machine", "memory-backend=mem"], &["-m", &mem]);
+    let object = memory(&wanted.port, MEMORY, &mem);
+    let mut arguments: Vec<String> =
+        ["-m", &mem, "-object", &object, "-machine", "memory-backend=mem"]
+            .map(str::to_owned)
+            .into();
+    arguments.append(&mut card(wanted));
     Told { text: lines(&arguments), arguments, notes: notes(wanted) }
 }
 
 fn lines(arguments: &[String]) -> String {
     arguments.chunks(2).map(|pair| pair.join(" ") + "\n").collect()
-}
-
-/// A word for a shell.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    }
-}
-
-/// Proxmox writes `-m` itself and takes the rest as `args`.
-pub fn proxmox(wanted: &Wanted) -> Told {
-    let arguments = with_memory(wanted, ["-numa", "node,memdev=mem"], &[]);
-    let words = quoted(&arguments.join(" "));
-    let text = format!("qm set VMID --memory {} --numa 0 --args {words}\n", wanted.mem.mib());
-    let mut notes = notes(wanted);
-    notes.push("VMID is the virtual machine's number; no Proxmox VE was asked".to_owned());
-    Told { arguments, text, notes }
 }
 
 /// Its `num_queues` counts rings, not pairs.
@@ -294,15 +271,11 @@ mod tests {
         let mut wanted = wanted(2, "9.2");
         wanted.port.prealloc = true;
         wanted.port.platform = true;
-        let text = proxmox(&wanted).text;
-        assert!(text.starts_with("qm set VMID --memory 1024 --numa 0 --args '-object "), "{text}");
-        assert!(text.contains("prealloc=on -numa node,memdev=mem ") && text.ends_with("on'\n"));
         let text = cloud_hypervisor(&wanted).text;
         assert!(text.contains("num_queues=4") && text.contains("--cpus boot=2"), "{text}");
         wanted.free_huge_mib = 1024;
         let text = dpdk(&wanted).text;
         assert!(text.starts_with("--no-pci --in-memory --single-file-segments -m 1024"), "{text}");
-        assert_eq!(quoted("a'b c"), "'a'\\''b c'");
         assert_eq!(xml("a'<&"), "a&apos;&lt;&amp;");
     }
 }

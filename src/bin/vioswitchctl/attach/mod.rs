@@ -56,9 +56,6 @@ struct Form {
     /// For cloud-hypervisor's command line
     #[arg(long)]
     cloud_hypervisor: bool,
-    /// For Proxmox VE's qm
-    #[arg(long)]
-    proxmox: bool,
     /// For DPDK's virtio-user
     #[arg(long)]
     dpdk: bool,
@@ -236,10 +233,9 @@ impl Attach {
             }
             port.queues = queues;
         }
-        let Form { qemu, libvirt, cloud_hypervisor, proxmox, dpdk: _ } = self.form;
+        let Form { qemu, libvirt, cloud_hypervisor, dpdk: _ } = self.form;
         let mut notes = Vec::new();
-        let is_qemu = qemu || proxmox;
-        let version = match (self.qemu_version, is_qemu) {
+        let version = match (self.qemu_version, qemu) {
             (Some(version), _) => version,
             (None, false) => Version { major: 0, minor: 0 },
             (None, true) => Version::installed().unwrap_or_else(|| {
@@ -258,7 +254,6 @@ impl Attach {
             () if qemu => ("qemu", forms::qemu(&wanted)),
             () if libvirt => ("libvirt", forms::libvirt(&wanted)),
             () if cloud_hypervisor => ("cloud-hypervisor", forms::cloud_hypervisor(&wanted)),
-            () if proxmox => ("proxmox", forms::proxmox(&wanted)),
             () => ("dpdk", forms::dpdk(&wanted)),
         };
         notes.append(&mut told.notes);
@@ -267,7 +262,7 @@ impl Attach {
             if !told.arguments.is_empty() {
                 answer["arguments"] = told.arguments.into();
             }
-            if is_qemu {
+            if qemu {
                 answer["qemu_version"] = version.to_string().into();
             }
             return Ok(format!("{answer:#}\n"));
