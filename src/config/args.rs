@@ -58,46 +58,26 @@ struct Options {
     ///
     /// Write a comma inside a value twice. An entry of the same kind and name in the file is
     /// replaced as a whole.
-    #[arg(
-        long,
-        value_name = "NAME,socket=PATH[,KEY=VALUE]...",
-        allow_hyphen_values = true,
-        verbatim_doc_comment
-    )]
+    #[arg(long, value_name = "NAME,socket=PATH[,KEY=VALUE]...", verbatim_doc_comment)]
     port: Vec<String>,
 
     /// Add a TAP interface as an uplink; repeatable
     ///
     /// {keys}
-    #[arg(
-        long,
-        value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...",
-        allow_hyphen_values = true,
-        verbatim_doc_comment
-    )]
+    #[arg(long, value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...", verbatim_doc_comment)]
     tap: Vec<String>,
 
     /// Add a port for a process that speaks QEMU's -netdev stream over a Unix socket, such as
     /// passt; repeatable
     ///
     /// {keys}
-    #[arg(
-        long,
-        value_name = "NAME,socket=PATH[,KEY=VALUE]...",
-        allow_hyphen_values = true,
-        verbatim_doc_comment
-    )]
+    #[arg(long, value_name = "NAME,socket=PATH[,KEY=VALUE]...", verbatim_doc_comment)]
     stream: Vec<String>,
 
     /// Add a mirror, which copies frames of one port to another; repeatable
     ///
     /// {keys}
-    #[arg(
-        long,
-        value_name = "NAME,from=PORT,to=PORT[,KEY=VALUE]...",
-        allow_hyphen_values = true,
-        verbatim_doc_comment
-    )]
+    #[arg(long, value_name = "NAME,from=PORT,to=PORT[,KEY=VALUE]...", verbatim_doc_comment)]
     mirror: Vec<String>,
 
     /// Add one port, named port0, that listens on PATH
@@ -131,7 +111,8 @@ pub(super) fn command() -> Command {
         match Kind::named(arg.get_id().as_str()) {
             Some(kind) => {
                 let help = arg.get_long_help().map(ToString::to_string).unwrap_or_default();
-                arg.long_help(help.replace("{keys}", &kind.help()))
+                let help = help.replace("{keys}", &kind.help());
+                arg.long_help(help).allow_hyphen_values(true)
             }
             None => arg,
         }
@@ -183,19 +164,23 @@ pub(super) fn usage_error(text: &str) -> UsageError {
     UsageError { lines: vec![format!("{PROGRAM}: {text}")] }
 }
 
-/// What clap says in several lines, as one: its first paragraph, and its best suggestion.
-fn summary(error: &clap::Error) -> String {
+/// The first paragraph of what clap says, in one line.
+pub fn first_line(error: &clap::Error) -> String {
     let rendered = error.to_string();
     let first = rendered.split("\n\n").next().unwrap_or_default();
     let first = first.strip_prefix("error: ").unwrap_or(first);
     let mut line = first.split_whitespace().collect::<Vec<_>>().join(" ");
     line.retain(|c| !is_unprintable(c));
-    line = clip(&line, 4 * limits::MAX_QUOTED_CHARS);
+    clip(&line, 4 * limits::MAX_QUOTED_CHARS)
+}
+
+/// The same, and its best suggestion.
+fn summary(error: &clap::Error) -> String {
+    let line = first_line(error);
     match error.get(ContextKind::SuggestedArg) {
-        Some(ContextValue::String(option)) => line += &format!(", did you mean '{option}'?"),
-        _ => line += ", see --help",
+        Some(ContextValue::String(option)) => format!("{line}, did you mean '{option}'?"),
+        _ => line + ", see --help",
     }
-    line
 }
 
 /// Options to settings, and these checked. The first malformed `--port`, `--tap` or `--stream` is
@@ -279,7 +264,7 @@ fn goes_on(kind: Kind, before: Option<&mut Setting>, part: &str) -> bool {
 }
 
 /// Splits at commas; two commas in a row are one comma of the value, as on QEMU's command line.
-fn split_commas(text: &str) -> Vec<String> {
+pub fn split_commas(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {

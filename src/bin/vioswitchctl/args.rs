@@ -7,8 +7,9 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use serde_json::Number;
 
-use vioswitch::config::{Key, Kind};
+use vioswitch::config::{Key, Kind, first_line};
 
 use crate::attach::Attach;
 use crate::complete;
@@ -51,43 +52,29 @@ pub enum Command {
     /// Show the switch as a whole, and why it is degraded
     Status,
     /// Show and change ports
-    Port {
-        #[command(subcommand)]
-        command: Port,
-    },
+    #[command(subcommand)]
+    Port(Port),
     /// The same without the word
     #[command(flatten)]
     OfPort(Port),
     /// Show and change TAPs, which are uplinks
-    Tap {
-        #[command(subcommand)]
-        command: Port,
-    },
+    #[command(subcommand)]
+    Tap(Port),
     /// Show and change streams: ports for processes that speak QEMU's -netdev stream
-    Stream {
-        #[command(subcommand)]
-        command: Port,
-    },
+    #[command(subcommand)]
+    Stream(Port),
     /// Show and change mirrors, which copy frames of one port to another
-    Mirror {
-        #[command(subcommand)]
-        command: Mirror,
-    },
+    #[command(subcommand)]
+    Mirror(Mirror),
     /// Show, reload and save the configuration
-    Config {
-        #[command(subcommand)]
-        command: Config,
-    },
+    #[command(subcommand)]
+    Config(Config),
     /// Show and change the forwarding table
-    Fdb {
-        #[command(subcommand)]
-        command: Fdb,
-    },
+    #[command(subcommand)]
+    Fdb(Fdb),
     /// Show multicast groups; see --multicast-snooping of vioswitchd
-    Mdb {
-        #[command(subcommand)]
-        command: Mdb,
-    },
+    #[command(subcommand)]
+    Mdb(Mdb),
     /// Show counters of ports, with drops by reason, and of workers
     Stats {
         /// Print rates every so many seconds
@@ -168,7 +155,6 @@ fn since(text: &str) -> Result<u64, String> {
 /// A port, TAP or stream that is shown.
 #[derive(Debug, clap::Args)]
 pub struct Shown {
-    #[arg(value_name = "NAME")]
     pub name: String,
     /// Measure its rates too, for a second
     #[arg(long)]
@@ -178,7 +164,6 @@ pub struct Shown {
 /// One that is deleted.
 #[derive(Debug, clap::Args)]
 pub struct Deleted {
-    #[arg(value_name = "NAME")]
     pub name: String,
     /// Succeed if no port has this name
     #[arg(long)]
@@ -230,7 +215,6 @@ pub enum Port {
     Show(Shown),
     /// Wait until a port listens, or frames pass
     Wait {
-        #[arg(value_name = "NAME")]
         name: String,
         /// The state
         #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
@@ -243,7 +227,6 @@ pub enum Port {
     ///
     /// Without socket=PATH the socket is NAME.sock beside the control socket.
     Add {
-        #[arg(value_name = "NAME")]
         name: String,
         /// {keys}
         #[arg(value_name = "KEY=VALUE")]
@@ -262,7 +245,6 @@ pub enum Port {
     ///
     /// Prints when each change takes effect.
     Set {
-        #[arg(value_name = "NAME")]
         name: String,
         /// {live keys}
         #[arg(value_name = "KEY=VALUE", required = true)]
@@ -315,10 +297,7 @@ pub enum Config {
 #[derive(Debug, Subcommand)]
 pub enum Fdb {
     /// Show addresses and their ports
-    Show {
-        #[command(flatten)]
-        of: Of,
-    },
+    Show(Of),
     /// Make an address static on a port, until the port is deleted
     Add {
         mac: String,
@@ -333,42 +312,36 @@ pub enum Fdb {
         port: Option<String>,
     },
     /// Forget learned addresses; static ones stay
-    Flush {
-        #[command(flatten)]
-        of: Of,
-    },
+    Flush(Of),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Mdb {
     /// Show queriers, ports with routers, and groups with their members
-    Show {
-        #[command(flatten)]
-        of: Of,
-    },
+    Show(Of),
 }
 
 /// What a command is about: all, without any of these.
 #[derive(Debug, clap::Args)]
 pub struct Of {
     /// Only those of this port
-    #[arg(value_name = "NAME")]
     name: Option<String>,
     /// The same as NAME
     #[arg(long, value_name = "NAME", conflicts_with = "name")]
     port: Option<String>,
     /// Only those of this bridge
     #[arg(long, value_name = "BRIDGE")]
-    pub bridge: Option<String>,
+    bridge: Option<String>,
     /// Only those of this VLAN; 0 for those of none
     #[arg(long, value_name = "VLAN", value_parser = clap::value_parser!(u16).range(..=4094))]
-    pub vlan: Option<u16>,
+    vlan: Option<u16>,
 }
 
 impl Of {
-    /// The port's name.
-    pub fn port(&self) -> Option<&str> {
-        self.name.as_deref().or(self.port.as_deref())
+    /// The port, bridge and VLAN, as a request has them.
+    pub fn place(&self) -> (Option<String>, Option<String>, Option<Number>) {
+        let port = self.name.as_ref().or(self.port.as_ref());
+        (port.cloned(), self.bridge.clone(), self.vlan.map(Into::into))
     }
 }
 
@@ -439,11 +412,7 @@ pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Ou
 
 /// What clap says in several lines, as one: its first paragraph, and what was perhaps meant.
 fn line(error: &clap::Error, args: &[OsString]) -> String {
-    let rendered = error.to_string();
-    let first = rendered.split("\n\n").next().unwrap_or_default();
-    let first = first.strip_prefix("error: ").unwrap_or(first);
-    let line = first.split_whitespace().collect::<Vec<_>>().join(" ");
-    let line: String = line.chars().filter(|c| !c.is_control()).collect();
+    let line = first_line(error);
     let word = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => Some(word.clone()),
         // The best one comes last.

@@ -49,7 +49,11 @@ impl Client {
 
     /// Has the next answers waited for so much longer.
     pub fn wait_for(&mut self, longer: Duration) -> Result<(), Failure> {
-        let set = self.socket.get_ref().set_read_timeout(Some(PATIENCE + longer));
+        self.set_patience(Some(PATIENCE + longer))
+    }
+
+    fn set_patience(&mut self, patience: Option<Duration>) -> Result<(), Failure> {
+        let set = self.socket.get_ref().set_read_timeout(patience);
         set.map_err(|error| Failure::silence(Some(&error)))
     }
 
@@ -90,16 +94,13 @@ impl Client {
 
     /// Waits for answers however long they take, or not.
     pub fn be_patient(&mut self, patient: bool) -> Result<(), Failure> {
-        let timeout = (!patient).then_some(PATIENCE);
-        let set = self.socket.get_mut().set_read_timeout(timeout);
-        set.map_err(|error| Failure::silence(Some(&error)))
+        self.set_patience((!patient).then_some(PATIENCE))
     }
 
     /// Calls a method that answers as long as something happens.
     pub fn begin<M: Method>(&mut self, request: &M) -> Result<(), Failure> {
         self.send(request, true)?;
-        let set = self.socket.get_ref().set_read_timeout(Some(STEP));
-        set.map_err(|error| Failure::silence(Some(&error)))
+        self.set_patience(Some(STEP))
     }
 
     /// The next part, waited for until `stop`, and then for a moment: what happened before that

@@ -6,15 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, Command};
 
 use crate::client::Client;
-use crate::look::ports;
-use vioswitch::wire::ListMirrors;
-
-/// What the switch has names of.
-#[derive(Clone, Copy)]
-enum Named {
-    Port,
-    Mirror,
-}
+use vioswitch::wire::GetConfig;
 
 /// Where the words lead: a command, how much was given to it, and an option that wants its value.
 struct Place<'a> {
@@ -32,7 +24,8 @@ pub fn run(words: &[String], default: &Path) -> String {
     let (last, before) = words.split_last().unwrap_or((&"", &[]));
     let last = if *last == "=" { "" } else { last };
     let before: Vec<&str> = before.iter().copied().filter(|word| *word != "=").collect();
-    let found = candidates(&place(&command, &before), last, |of| names(of, &before, default));
+    let found =
+        candidates(&place(&command, &before), last, |mirrors| names(mirrors, &before, default));
     found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
 }
 
@@ -68,7 +61,7 @@ fn place<'a>(command: &'a Command, words: &[&str]) -> Place<'a> {
     place
 }
 
-fn candidates(place: &Place, last: &str, names: impl FnOnce(Named) -> Vec<String>) -> Vec<String> {
+fn candidates(place: &Place, last: &str, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
     let Place { command, given, option } = place;
     if let Some(option) = option {
         return values(option, names);
@@ -88,14 +81,14 @@ fn candidates(place: &Place, last: &str, names: impl FnOnce(Named) -> Vec<String
     wanted.map_or(Vec::new(), |arg| values(arg, names))
 }
 
-fn values(arg: &Arg, names: impl FnOnce(Named) -> Vec<String>) -> Vec<String> {
+fn values(arg: &Arg, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
     let possible = arg.get_possible_values();
     if !possible.is_empty() {
         return possible.iter().map(|value| value.get_name().to_owned()).collect();
     }
     match arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
-        Some("NAME") => names(Named::Port),
-        Some("MIRROR") => names(Named::Mirror),
+        Some("NAME") => names(false),
+        Some("MIRROR") => names(true),
         // Its help lists the keys.
         Some("KEY=VALUE") => {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -106,20 +99,14 @@ fn values(arg: &Arg, names: impl FnOnce(Named) -> Vec<String>) -> Vec<String> {
     }
 }
 
-/// The ports or mirrors that there are.
-fn names(of: Named, words: &[&str], default: &Path) -> Vec<String> {
+/// The ports there are, or the mirrors.
+fn names(mirrors: bool, words: &[&str], default: &Path) -> Vec<String> {
     let given = words.iter().position(|word| *word == "--control");
     let path = given.and_then(|at| words.get(at + 1)).map_or(default.to_owned(), PathBuf::from);
-    let Ok(mut client) = Client::connect(&path) else { return Vec::new() };
-    match of {
-        Named::Port => {
-            ports(&mut client).unwrap_or_default().into_iter().map(|port| port.name).collect()
-        }
-        Named::Mirror => {
-            let mirrors = client.call(&ListMirrors {}).map(|told| told.mirrors);
-            mirrors.unwrap_or_default().into_iter().map(|mirror| mirror.name).collect()
-        }
-    }
+    let entries = Client::connect(&path)
+        .and_then(|mut client| client.list(&GetConfig {}, |part| part.entries));
+    let of = entries.unwrap_or_default().into_iter();
+    of.filter(|entry| (entry.kind == "mirror") == mirrors).map(|entry| entry.name).collect()
 }
 
 #[cfg(test)]

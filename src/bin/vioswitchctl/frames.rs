@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::Args;
+use jiff::Timestamp;
 use vioswitch::wire::{self, Direction, Instruction, Packet, Packets};
 
 use crate::client::{Client, Next};
@@ -182,18 +183,17 @@ impl Output {
 
 /// A frame in one line: when (UTC), where, from whom to whom, what.
 fn line(frame: &Frame<'_>) -> String {
-    let (seconds, micros) = (frame.time / 1_000_000_000, frame.time / 1_000 % 1_000_000);
-    let (hours, minutes, seconds) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let time = Timestamp::from_nanosecond(frame.time.into()).unwrap_or(Timestamp::MAX);
+    let (time, port) = (time.strftime("%H:%M:%S.%6f"), frame.port);
     let way = if frame.inbound { "in" } else { "out" };
-    let mut line =
-        format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06} {} {way:3} ", frame.port);
+    let mut line = format!("{time} {port} {way:3} ");
     match frame.data.first_chunk::<14>() {
         Some(header) => {
-            let mac = |bytes: &[u8]| {
-                bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+            let mac = |at: usize| {
+                let bytes = header[at..at + 6].iter().map(|byte| format!("{byte:02x}"));
+                bytes.collect::<Vec<_>>().join(":")
             };
-            let kind = u16::from_be_bytes([header[12], header[13]]);
-            let (from, to) = (mac(&header[6..12]), mac(&header[..6]));
+            let (from, to, kind) = (mac(6), mac(0), u16::from_be_bytes([header[12], header[13]]));
             line += &format!("{from} > {to}, ethertype {kind:#06x}, length {}", frame.length);
         }
         None => line += &format!("length {}", frame.length),

@@ -129,17 +129,21 @@ pub fn rates(before: &Port, after: &Port, seconds: f64) -> Rates {
     }
 }
 
+/// Asks twice, a second apart: both answers, and the seconds.
+fn over_a_second<A>(mut ask: impl FnMut() -> Result<A, Failure>) -> Result<(A, A, f64), Failure> {
+    let (before, began) = (ask()?, Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let after = ask()?;
+    Ok((before, after, began.elapsed().as_secs_f64()))
+}
+
 /// `port show`, with what crosses it in a second if that is wanted.
 pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Details, Failure> {
     let request = GetPortDetails { name: name.to_owned() };
-    let before = client.call(&request)?;
     if !with_rate {
-        return Ok(Details { details: before, rates: None });
+        return Ok(Details { details: client.call(&request)?, rates: None });
     }
-    let began = Instant::now();
-    std::thread::sleep(Duration::from_secs(1));
-    let details = client.call(&request)?;
-    let seconds = began.elapsed().as_secs_f64();
+    let (before, details, seconds) = over_a_second(|| client.call(&request))?;
     let rates = Some(rates(&before.port, &details.port, seconds));
     Ok(Details { details, rates })
 }
@@ -243,21 +247,13 @@ pub fn busy(before: &Workers, after: &Workers, seconds: f64) -> Vec<f64> {
 
 /// `worker`: the counters, and the share of a CPU's time in which frames were found, since the
 /// switch began or over a second.
-pub fn workers(
-    client: &mut Client,
-    over_a_second: bool,
-) -> Result<(u64, Vec<WorkerShare>), Failure> {
-    let uptime = client.call(&GetStatus {})?.uptime.max(1);
-    let before = match over_a_second {
-        true => client.call(&GetWorkers {})?,
-        false => Workers::default(),
+pub fn workers(client: &mut Client, rate: bool) -> Result<(u64, Vec<WorkerShare>), Failure> {
+    let (before, after, seconds) = if rate {
+        over_a_second(|| client.call(&GetWorkers {}))?
+    } else {
+        let uptime = client.call(&GetStatus {})?.uptime.max(1);
+        (Workers::default(), client.call(&GetWorkers {})?, uptime as f64)
     };
-    let began = Instant::now();
-    if over_a_second {
-        std::thread::sleep(Duration::from_secs(1));
-    }
-    let after = client.call(&GetWorkers {})?;
-    let seconds = if over_a_second { began.elapsed().as_secs_f64() } else { uptime as f64 };
     let busy = busy(&before, &after, seconds);
     let share = |(worker, busy): (Worker, f64)| WorkerShare { worker, busy: busy.clamp(0.0, 1.0) };
     let workers = after.workers.into_iter().zip(busy).map(share).collect();

@@ -86,11 +86,6 @@ fn give_up(failure: &Failure, as_json: bool) -> ExitCode {
     ExitCode::from(failure.status)
 }
 
-/// What a command that prints as it goes on leaves to print: nothing.
-fn printed<T>(_: T) -> (String, u8) {
-    (String::new(), 0)
-}
-
 /// An answer for programs, and as people read it.
 type Told = (Value, String);
 
@@ -111,19 +106,26 @@ fn listed<T: Serialize>(key: &str, items: &[T], text: impl FnOnce(&[T]) -> Strin
 /// Carries a command out; what is to be printed, and the exit status.
 fn run(options: &Options) -> Result<(String, u8), Failure> {
     let (control, as_json) = (&options.control, options.json);
-    match &options.command {
-        Command::Complete { words } => Ok((complete::run(words, control), 0)),
-        Command::Top { every } => top::run(control, *every).map(printed),
-        Command::Run(run) => run.run(control).map(|status| (String::new(), status)),
-        Command::Network(network) => network.run(control, as_json),
-        Command::Doctor(doctor) => doctor.run(control, as_json),
-        command => ask(&mut Client::connect(control)?, command, as_json),
-    }
+    let (told, status) = match &options.command {
+        Command::Complete { words } => return Ok((complete::run(words, control), 0)),
+        Command::Top { every } => (top::run(control, *every).map(|()| None)?, 0),
+        Command::Run(run) => (None, run.run(control)?),
+        Command::Network(network) => network.run(control).map(|(told, n)| (Some(told), n))?,
+        Command::Doctor(doctor) => doctor.run(control, as_json)?,
+        command => ask(&mut Client::connect(control)?, command, as_json)?,
+    };
+    let text = told.map(|(answer, text)| if as_json { format!("{answer:#}\n") } else { text });
+    Ok((text.unwrap_or_default(), status))
 }
 
-/// Carries a command out that a switch answers.
-fn ask(client: &mut Client, command: &Command, as_json: bool) -> Result<(String, u8), Failure> {
-    let (answer, text) = match command {
+/// Carries a command out that a switch answers; no answer where it was printed as it came.
+fn ask(
+    client: &mut Client,
+    command: &Command,
+    as_json: bool,
+) -> Result<(Option<Told>, u8), Failure> {
+    let printed = |()| (None, 0);
+    let told = match command {
         Command::Complete { .. } | Command::Top { .. } | Command::Run(_) => return Ok(printed(())),
         Command::Network(_) | Command::Doctor(_) => return Ok(printed(())),
         Command::Stats { watch: Some(every) } => {
@@ -132,12 +134,12 @@ fn ask(client: &mut Client, command: &Command, as_json: bool) -> Result<(String,
         Command::Events { since, follow } => {
             return events::run(client, *since, *follow, as_json).map(printed);
         }
-        Command::Why { port, other } => return why::run(client, [port, other], as_json),
-        Command::Attach(attach) => return Ok((attach.run(client, as_json)?, 0)),
-        Command::Capture(capture) => return capture.run(client, as_json).map(printed),
-        Command::Config { command: Config::Save(save) } => {
-            return save.run(client, as_json).map(printed);
+        Command::Why { port, other } => {
+            return why::run(client, [port, other]).map(|(told, status)| (Some(told), status));
         }
+        Command::Capture(capture) => return capture.run(client, as_json).map(printed),
+        Command::Config(Config::Save(save)) => return save.run(client, as_json).map(printed),
+        Command::Attach(attach) => attach.run(client, as_json)?,
         Command::Metrics => told(&look::metrics(client)?, |metrics| metrics.text.clone()),
         Command::Health => told(&look::health(client)?, show::health),
         Command::Drops { port } => told(&look::drops(client, port.as_deref())?, show::dropped),
@@ -149,16 +151,16 @@ fn ask(client: &mut Client, command: &Command, as_json: bool) -> Result<(String,
         Command::Trace { port, frame } => told(&trace(client, port, frame)?, why::trace),
         Command::Status => told(&client.call(&GetStatus {})?, show::status),
         Command::Stats { watch: None } => told(&look::stats(client)?, show::stats),
-        Command::Port { command } | Command::OfPort(command) => port(client, None, command)?,
-        Command::Mirror { command } => mirror(client, command)?,
-        Command::Mdb { command } => mdb(client, command)?,
-        Command::Config { command } => configuration(client, command)?,
-        Command::Fdb { command } => fdb(client, command)?,
-        Command::Tap { command } => port(client, Some(Kind::Tap), command)?,
-        Command::Stream { command } => port(client, Some(Kind::Stream), command)?,
+        Command::Port(command) | Command::OfPort(command) => port(client, None, command)?,
+        Command::Mirror(command) => mirror(client, command)?,
+        Command::Mdb(command) => mdb(client, command)?,
+        Command::Config(command) => configuration(client, command)?,
+        Command::Fdb(command) => fdb(client, command)?,
+        Command::Tap(command) => port(client, Some(Kind::Tap), command)?,
+        Command::Stream(command) => port(client, Some(Kind::Stream), command)?,
     };
-    let text = if as_json { format!("{answer:#}\n") } else { text };
-    Ok((text, u8::from(answer["health"] == "degraded")))
+    let status = u8::from(told.0["health"] == "degraded");
+    Ok((Some(told), status))
 }
 
 /// `version`: the client's and the switch's.
@@ -240,10 +242,9 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
 }
 
 /// The commands about multicast groups.
-fn mdb(client: &mut Client, Mdb::Show { of }: &Mdb) -> Result<Told, Failure> {
-    let (bridge, vlan) = (of.bridge.clone(), of.vlan.map(Into::into));
-    let request = ListGroups { port: of.port().map(str::to_owned), bridge, vlan };
-    let mut all = client.list(&request, |part| part.groups)?;
+fn mdb(client: &mut Client, Mdb::Show(of): &Mdb) -> Result<Told, Failure> {
+    let (port, bridge, vlan) = of.place();
+    let mut all = client.list(&ListGroups { port, bridge, vlan }, |part| part.groups)?;
     // Members come in no order, behind all else.
     all.sort_by_cached_key(|one| {
         let group = one.group.as_ref().map(|group| group.parse::<IpAddr>().ok());
@@ -254,8 +255,6 @@ fn mdb(client: &mut Client, Mdb::Show { of }: &Mdb) -> Result<Told, Failure> {
 
 /// The commands about addresses.
 fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
-    let place =
-        |of: &args::Of| (of.port().map(str::to_owned), of.bridge.clone(), of.vlan.map(Into::into));
     Ok(match command {
         Fdb::Add { mac, port } => {
             done(&client.call(&AddAddress { mac: mac.clone(), port: port.clone() })?)
@@ -263,13 +262,13 @@ fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
         Fdb::Del { mac, port } => {
             done(&client.call(&DeleteAddress { mac: mac.clone(), port: port.clone() })?)
         }
-        Fdb::Show { of } => {
-            let (port, bridge, vlan) = place(of);
+        Fdb::Show(of) => {
+            let (port, bridge, vlan) = of.place();
             let all = client.list(&ListAddresses { port, bridge, vlan }, |part| part.addresses)?;
             listed("addresses", &all, show::addresses)
         }
-        Fdb::Flush { of } => {
-            let (port, bridge, vlan) = place(of);
+        Fdb::Flush(of) => {
+            let (port, bridge, vlan) = of.place();
             told(&client.call(&FlushAddresses { port, bridge, vlan })?, show::flushed)
         }
     })

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::Value;
+use vioswitch::config::split_commas;
 
 use crate::tool;
 
@@ -124,7 +125,7 @@ fn keys(value: &str) -> BTreeMap<String, String> {
         return keys;
     }
     let mut keys = BTreeMap::new();
-    for (at, part) in split(value).into_iter().enumerate() {
+    for (at, part) in split_commas(value).into_iter().enumerate() {
         match part.split_once('=') {
             Some((key, word)) => keys.insert(key.to_owned(), word.to_owned()),
             None if at == 0 => keys.insert(String::new(), part),
@@ -143,20 +144,6 @@ fn flatten(value: &Value, keys: &mut BTreeMap<String, String>) {
             other => drop(keys.insert(key.clone(), other.to_string())),
         }
     }
-}
-
-/// What commas separate; two of them are one that does not.
-fn split(value: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut characters = value.chars().peekable();
-    while let Some(character) = characters.next() {
-        if character == ',' && characters.next_if_eq(&',').is_none() {
-            parts.push(String::new());
-        } else if let Some(part) = parts.last_mut() {
-            part.push(character);
-        }
-    }
-    parts
 }
 
 /// A connection of QEMU's with a port's socket, in a command line.

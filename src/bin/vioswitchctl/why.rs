@@ -5,6 +5,7 @@ use vioswitch::wire::{
     self, Address, Events, Finding, GetPort, ListAddresses, Port, State, Trace, Traced,
 };
 
+use crate::Told;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::look;
@@ -57,18 +58,11 @@ pub fn trace(Traced { steps, verdict, .. }: &Traced) -> String {
 }
 
 /// Looks for what is in the way between two ports, or two addresses and the ports where they live:
-/// what is to be printed, and the exit status.
-pub fn run(
-    client: &mut Client,
-    words: [&String; 2],
-    as_json: bool,
-) -> Result<(String, u8), Failure> {
+/// the answer, and the exit status.
+pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Told, u8), Failure> {
     let report = report(client, words)?;
-    let text = match as_json {
-        true => format!("{:#}\n", wire::json(&report)),
-        false => report.lines(words),
-    };
-    Ok((text, u8::from(!report.problems.is_empty())))
+    let status = u8::from(!report.problems.is_empty());
+    Ok(((wire::json(&report), report.lines(words)), status))
 }
 
 fn report(client: &mut Client, words: [&String; 2]) -> Result<Report, Failure> {
@@ -92,19 +86,16 @@ fn report(client: &mut Client, words: [&String; 2]) -> Result<Report, Failure> {
     for one in &known {
         report.state(one);
     }
-    for key in ["bridge", "vlan"] {
-        if let [Some(one), Some(other)] = known.each_ref().map(|port| port.key(key))
-            && one != other
-        {
-            let [a, b] = names;
-            let text = format!("'{a}' is in {key} {one} and '{b}' in {key} {other}");
-            report.problems.push(format!("{text}: no frame passes from one to the other"));
-            return Ok(report);
-        }
-    }
-    if known.iter().all(|port| port.key("isolated").is_some_and(|value| value == "on")) {
-        let [a, b] = names;
-        let text = format!("'{a}' and '{b}' are both isolated");
+    let [a, b] = names;
+    let apart = ["bridge", "vlan"].into_iter().find_map(|key| {
+        let [Some(one), Some(other)] = known.each_ref().map(|port| port.key(key)) else {
+            return None;
+        };
+        (one != other).then(|| format!("'{a}' is in {key} {one} and '{b}' in {key} {other}"))
+    });
+    let is_isolated = |port: &Known| port.key("isolated").is_some_and(|value| value == "on");
+    let isolated = || format!("'{a}' and '{b}' are both isolated");
+    if let Some(text) = apart.or_else(|| known.iter().all(is_isolated).then(isolated)) {
         report.problems.push(format!("{text}: no frame passes from one to the other"));
         return Ok(report);
     }

@@ -21,7 +21,6 @@ const MACHINE_ID: &str = "/etc/machine-id";
 /// The arguments fit the port and the installed version of QEMU. Notes go to standard error.
 #[derive(Debug, Args)]
 pub struct Attach {
-    #[arg(value_name = "NAME")]
     name: String,
     #[command(flatten)]
     form: Form,
@@ -220,7 +219,7 @@ pub struct Told {
 
 impl Attach {
     /// As JSON, and for people.
-    pub fn run(&self, client: &mut Client, as_json: bool) -> Result<String, Failure> {
+    pub fn run(&self, client: &mut Client, as_json: bool) -> Result<crate::Told, Failure> {
         let mut port = match self.plug {
             true => Port::to_come(client, &self.name)?,
             false => Port::ask(client, &self.name)?,
@@ -257,18 +256,17 @@ impl Attach {
             () => ("dpdk", forms::dpdk(&wanted)),
         };
         notes.append(&mut told.notes);
-        if as_json {
-            let mut answer = json!({"form": kind, "text": told.text, "notes": notes});
-            if !told.arguments.is_empty() {
-                answer["arguments"] = told.arguments.into();
-            }
-            if qemu {
-                answer["qemu_version"] = version.to_string().into();
-            }
-            return Ok(format!("{answer:#}\n"));
+        if !as_json {
+            notes.iter().for_each(|note| say(note));
         }
-        notes.iter().for_each(|note| say(note));
-        Ok(told.text)
+        let mut answer = json!({"form": kind, "text": told.text, "notes": notes});
+        if !told.arguments.is_empty() {
+            answer["arguments"] = told.arguments.into();
+        }
+        if qemu {
+            answer["qemu_version"] = version.to_string().into();
+        }
+        Ok((answer, told.text))
     }
 }
 

@@ -28,9 +28,9 @@ use clap::Args;
 use serde_json::{Value, json};
 use vioswitch::wire::{self, Finding, Level};
 
-use crate::args;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::{Told, args};
 use facts::{Ended, Facts};
 
 /// Find faults of the switch, its guests, its uplinks and the host
@@ -137,22 +137,16 @@ fn judge_ended(failure: &Failure, ended: &Ended) -> Vec<Finding> {
 }
 
 impl Doctor {
-    /// What is printed, and the exit status.
-    pub fn run(&self, control: &Path, as_json: bool) -> Result<(String, u8), Failure> {
+    /// The answer, unless it was printed as it came, and the exit status.
+    pub fn run(&self, control: &Path, as_json: bool) -> Result<(Option<Told>, u8), Failure> {
         if let Some(every) = self.watch {
-            return watch::run(every, as_json, || Ok(self.look(control)?.1))
-                .map(|()| (String::new(), 0));
+            watch::run(every, as_json, || Ok(self.look(control)?.1))?;
+            return Ok((None, 0));
         }
         let (facts, findings, status) = self.look(control)?;
-        let text = match as_json {
-            true => format!("{:#}\n", as_value(&facts, &findings)),
-            false => lines(&facts, &findings),
-        };
-        Ok((text, status))
+        Ok((Some((as_value(&facts, &findings), lines(&facts, &findings))), status))
     }
-}
 
-impl Doctor {
     /// What there is, what is wrong with it, and the exit status.
     fn look(&self, control: &Path) -> Result<(Facts, Vec<Finding>, u8), Failure> {
         let (port, user) = (self.port.as_deref(), self.user.as_deref());

@@ -102,8 +102,8 @@ struct Told {
 }
 
 impl Network {
-    /// What is printed, and the exit status.
-    pub fn run(&self, control: &Path, as_json: bool) -> Result<(String, u8), Failure> {
+    /// The answer, and the exit status.
+    pub fn run(&self, control: &Path) -> Result<(crate::Told, u8), Failure> {
         let told = match &self.name {
             None => self.list(),
             Some(name) if self.remove => apply::remove(&self.store(), name, self.live(control))?,
@@ -112,8 +112,7 @@ impl Network {
                 None => self.nat(name, control)?,
             },
         };
-        let text = if as_json { format!("{:#}\n", told.value) } else { told.text };
-        Ok((text, told.refused.map_or(0, |failure| failure.status)))
+        Ok(((told.value, told.text), told.refused.map_or(0, |failure| failure.status)))
     }
 
     fn store(&self) -> Store {

@@ -29,6 +29,9 @@ enum Found {
     Others,
 }
 
+/// Paths of ours, and of others.
+type Both = (Vec<PathBuf>, Vec<PathBuf>);
+
 impl Store {
     fn at(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -43,11 +46,8 @@ impl Store {
         if kind.is_symlink() {
             let target = fs::read_link(&path)?.to_string_lossy().into_owned();
             let ours = file.content == Content::Link(target);
-            return Ok(if ours {
-                Found::Ours(Content::Link(String::new()))
-            } else {
-                Found::Others
-            });
+            let content = ours.then(|| Content::Link(String::new()));
+            return Ok(content.map_or(Found::Others, Found::Ours));
         }
         if !kind.is_file() || matches!(file.content, Content::Link(_)) {
             return Ok(Found::Others);
@@ -113,11 +113,7 @@ impl Store {
     }
 
     /// What of these files is ours, and what is others'.
-    pub fn ours(
-        &self,
-        name: &str,
-        files: &[File],
-    ) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
+    pub fn ours(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for file in files {
             let found =
@@ -132,11 +128,7 @@ impl Store {
     }
 
     /// Takes away what of these files is ours: the paths that went, and those of others.
-    pub fn remove(
-        &self,
-        name: &str,
-        files: &[File],
-    ) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
+    pub fn remove(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
         let (ours, left) = self.ours(name, files)?;
         for path in &ours {
             fs::remove_file(path).map_err(|error| Failure::file("remove", path, &error))?;

@@ -33,7 +33,6 @@ const STEP: Duration = Duration::from_millis(200);
 /// signal that ended it.
 #[derive(Debug, Args)]
 pub struct Run {
-    #[arg(value_name = "NAME")]
     name: String,
     /// {keys}
     #[arg(value_name = "KEY=VALUE")]

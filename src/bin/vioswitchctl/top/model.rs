@@ -25,13 +25,8 @@ pub enum Sort {
 impl Sort {
     /// The order that a key stands for.
     pub fn by_key(key: char) -> Option<Sort> {
-        match key {
-            'n' => Some(Sort::Name),
-            'i' => Some(Sort::In),
-            'o' => Some(Sort::Out),
-            'd' => Some(Sort::Drops),
-            _ => None,
-        }
+        let keys = [('n', Sort::Name), ('i', Sort::In), ('o', Sort::Out), ('d', Sort::Drops)];
+        keys.into_iter().find(|(known, _)| *known == key).map(|(_, sort)| sort)
     }
 }
 

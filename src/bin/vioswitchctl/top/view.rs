@@ -29,36 +29,29 @@ struct Column {
     cell: fn(&Row) -> String,
 }
 
-const COLUMNS: [Column; 8] = [
-    text("NAME", Some(Sort::Name), [4, 64], 7, |row| row.name.clone()),
-    text("STATE", None, [9, 11], 2, |row| row.state.to_string()),
-    number("IN f/s", None, 1, |row| rate(row.rates.r#in.frames)),
-    number("IN bit/s", Some(Sort::In), 5, |row| rate(8.0 * row.rates.r#in.bytes)),
-    number("OUT f/s", None, 1, |row| rate(row.rates.out.frames)),
-    number("OUT bit/s", Some(Sort::Out), 6, |row| rate(8.0 * row.rates.out.bytes)),
-    number("DROPS/s", Some(Sort::Drops), 4, |row| rate(row.drops())),
-    text("REASON", None, [9, 16], 3, |row| row.reason.clone()),
-];
-
-const fn text(
-    title: &'static str,
-    sort: Option<Sort>,
-    width: [usize; 2],
-    rank: u8,
-    cell: fn(&Row) -> String,
-) -> Column {
-    Column { title, sort, width, rank, align: Alignment::Left, cell }
+macro_rules! columns {
+    ($($title:literal $align:ident $width:expr, $sort:expr, $rank:literal, $cell:expr;)*) => {
+        &[$(Column {
+            title: $title,
+            sort: $sort,
+            width: $width,
+            rank: $rank,
+            align: Alignment::$align,
+            cell: $cell,
+        },)*]
+    };
 }
 
-const fn number(
-    title: &'static str,
-    sort: Option<Sort>,
-    rank: u8,
-    cell: fn(&Row) -> String,
-) -> Column {
-    let width = if title.len() > 6 { title.len() } else { 6 };
-    Column { title, sort, width: [width; 2], rank, align: Alignment::Right, cell }
-}
+const COLUMNS: &[Column] = columns! {
+    "NAME" Left [4, 64], Some(Sort::Name), 7, |row| row.name.clone();
+    "STATE" Left [9, 11], None, 2, |row| row.state.to_string();
+    "IN f/s" Right [6, 6], None, 1, |row| rate(row.rates.r#in.frames);
+    "IN bit/s" Right [8, 8], Some(Sort::In), 5, |row| rate(8.0 * row.rates.r#in.bytes);
+    "OUT f/s" Right [7, 7], None, 1, |row| rate(row.rates.out.frames);
+    "OUT bit/s" Right [9, 9], Some(Sort::Out), 6, |row| rate(8.0 * row.rates.out.bytes);
+    "DROPS/s" Right [7, 7], Some(Sort::Drops), 4, |row| rate(row.drops());
+    "REASON" Left [9, 16], None, 3, |row| row.reason.clone();
+};
 
 fn rate(number: f64) -> String {
     if number > 0.0 { human(number) } else { "- ".to_owned() }
