@@ -17,8 +17,7 @@ impl Daemon {
         if self.desired.owners(mac).contains(&name) {
             return Ok(());
         }
-        let assign = |desired: &mut Desired| Ok(desired.assign(mac, name)?);
-        self.edit(assign, |daemon| daemon.reconcile_port(name))
+        self.edit(|desired| desired.assign(mac, name), |daemon| daemon.reconcile_port(name))
     }
 
     /// Takes a static address away, from this port if several have it, each in a bridge or VLAN of
@@ -35,7 +34,7 @@ impl Daemon {
             [owner] => owner.to_owned(),
             _ => return Err(PortError::Several(mac)),
         };
-        let release = |desired: &mut Desired| {
+        let release = |desired: &mut Desired| -> Result<(), PortError> {
             let entry = desired.get(&owner).cloned();
             if !desired.unassign(mac, &owner)
                 && let Some(mut entry) = entry

@@ -223,14 +223,22 @@ impl Desired {
         Some(entry)
     }
 
-    /// What of an entry another one has.
-    pub fn clash(&self, entry: &Entry) -> Option<Clash> {
+    /// An error if another entry has something of this one.
+    pub fn check(&self, entry: &Entry) -> Result<(), Clash> {
         let home = entry.settings.home();
         let given = self.assigned_to(&entry.settings.name).map(|mac| claim(&home, mac));
-        entry.claims().into_iter().chain(given).find_map(|(what, place)| {
+        let clash = entry.claims().into_iter().chain(given).find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
             (*owner != entry.settings.name).then(|| Clash { what, place, owner: owner.clone() })
-        })
+        });
+        clash.map_or(Ok(()), Err)
+    }
+
+    /// Inserts an entry unless another one has something of it.
+    pub fn enter(&mut self, entry: Entry) -> Result<(), Clash> {
+        self.check(&entry)?;
+        self.insert(entry);
+        Ok(())
     }
 
     /// The mirrors that are wanted, by name.
@@ -239,12 +247,13 @@ impl Desired {
     }
 
     /// Why a mirror cannot be beside the others, if it is one.
-    pub fn mirror_conflict(&self, settings: &Settings) -> Option<String> {
-        let (mirror, others) = (settings.mirror()?, self.mirrors().collect::<Vec<_>>());
+    pub fn check_mirror(&self, settings: &Settings) -> Result<(), String> {
+        let Some(mirror) = settings.mirror() else { return Ok(()) };
+        let others: Vec<Mirror> = self.mirrors().collect();
         if others.iter().filter(|other| other.name != mirror.name).count() >= MAX_MIRRORS {
-            return Some(format!("there are {MAX_MIRRORS} mirrors already"));
+            return Err(format!("there are {MAX_MIRRORS} mirrors already"));
         }
-        conflict(&mirror, &others)
+        conflict(&mirror, &others).map_or(Ok(()), Err)
     }
 
     /// Static addresses that ports were given while the switch runs.
@@ -334,9 +343,8 @@ impl Desired {
         };
         let before = self.entries.values().filter(is_back);
         for entry in before.chain(now.entries.values().filter(stays)) {
-            if back.clash(entry).is_none() {
-                back.insert(entry.clone());
-            }
+            // But what another one has by now.
+            let _ = back.enter(entry.clone());
         }
         for (mac, name) in self.assigned().chain(now.assigned()) {
             // The port may be gone, or another one have it by its settings.
@@ -383,7 +391,7 @@ mod tests {
         desired.assign(mac(2), "a").unwrap();
         assert!(desired.assign(mac(2), "b").is_err() && desired.assign(mac(1), "b").is_err());
         assert!(desired.assign(mac(3), "c").is_err());
-        assert!(desired.clash(&Entry::new(settings("b", &[2]), Origin::File)).is_some());
+        assert!(desired.check(&Entry::new(settings("b", &[2]), Origin::File)).is_err());
         // Other settings, and for a moment none.
         enter(&mut desired, "a", &[]);
         assert_eq!((desired.owners(mac(1)), desired.owners(mac(2))), (vec![], vec!["a"]));

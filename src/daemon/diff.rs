@@ -135,13 +135,10 @@ pub fn apply(desired: &mut Desired, steps: &[Step]) -> Vec<String> {
     let mut wrong = Vec::new();
     for step in steps {
         let (Step::Add(entry) | Step::Change(entry, _)) = step else { continue };
-        if let Some(why) = desired.mirror_conflict(&entry.settings) {
-            wrong.push(format!("mirror {}: {why}", entry.settings.name));
-        }
-        if let Some(clash) = desired.clash(entry) {
-            let Settings { kind, name, .. } = &entry.settings;
-            wrong.push(format!("{kind} {name}: {clash}"));
-        }
+        let Settings { kind, name, .. } = &entry.settings;
+        let mirror = desired.check_mirror(&entry.settings).err();
+        let clash = desired.check(entry).err().map(|clash| clash.to_string());
+        wrong.extend(mirror.into_iter().chain(clash).map(|why| format!("{kind} {name}: {why}")));
         desired.insert(entry.clone());
     }
     wrong

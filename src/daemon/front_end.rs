@@ -22,7 +22,7 @@ use crate::sys::unix_socket;
 use crate::vhost_user::codec::{Connection, WireError};
 use crate::vhost_user::session::{Account, Context, End, Session};
 use crate::vhost_user::socket::{
-    Access, Connector, Inherited, Listener, Opened, Peer, Place, SocketError, inherit,
+    Access, Connector, Inherited, Listener, Opened, Place, SocketError, inherit,
 };
 
 /// What a port's thread serves its front-ends with.
@@ -45,7 +45,7 @@ pub enum Acceptor {
     /// We connect to them.
     Connector(Connector),
     /// One connection, inherited; when it ends the port stays empty.
-    Connection(Guarded<UnixStream>, Peer),
+    Connection(Guarded<UnixStream>, FrontEnd),
 }
 
 impl Acceptor {
@@ -160,7 +160,7 @@ fn left_at_once(socket: &UnixStream, stop: &EventFd) -> bool {
 fn converse(
     thread: &PortThread,
     socket: Guarded<UnixStream>,
-    peer: Peer,
+    peer: FrontEnd,
     door: Option<Arc<Guarded<UnixListener>>>,
 ) -> Option<End> {
     let PortThread { running, account, context, stop } = thread;
@@ -173,7 +173,7 @@ fn converse(
         Session::new(context, port, account, connection.with_listener(door))?.serve()
     };
     let known = |who| port.as_guest().into_iter().for_each(|guest| guest.set_front_end(who));
-    known(Some(FrontEnd { pid: peer.pid, uid: peer.uid }));
+    known(Some(peer));
     let ended = catch_unwind(AssertUnwindSafe(talk));
     known(None);
     let (end, detached) = match ended {

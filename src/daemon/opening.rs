@@ -152,8 +152,7 @@ impl Places {
         if let Some(place) = self.known.borrow().get(path) {
             return place.clone();
         }
-        let silent = self.silent.take();
-        let asked = match silent {
+        let asked = match self.silent.take() {
             Some(error) => Err(error),
             None => {
                 let own = path.to_owned();

@@ -255,10 +255,7 @@ mod tests {
             2 => _ = desired.assign(mac(random.below(5)), name),
             3 => _ = desired.unassign(mac(random.below(5)), name),
             _ => {
-                let entry = &all[random.below(all.len())];
-                if desired.clash(entry).is_none() {
-                    desired.insert(entry.clone());
-                }
+                let _ = desired.enter(all[random.below(all.len())].clone());
             }
         }
     }

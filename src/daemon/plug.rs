@@ -72,10 +72,7 @@ impl Daemon {
         let origin = Origin::Plug(*uid);
         let entry = Entry { settings: settings.clone(), origin, place: Some(place) };
         self.is_clear(&entry)?;
-        if let Some(clash) = self.desired.clash(&entry) {
-            return Err(clash.into());
-        }
-        self.desired.insert(entry);
+        self.desired.enter(entry)?;
         let acceptor = Acceptor::Connector(connector);
         let port = self.put(id, &settings, Some(acceptor));
         let port = port.inspect_err(|_| drop(self.desired.remove(name)))?;
@@ -93,7 +90,20 @@ pub fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Service>> {
         (path.to_owned(), Arc::clone(daemon.events()))
     };
     let (looked, first_look) = mpsc::sync_channel(1);
-    let mut watcher = Watcher::new(Arc::clone(daemon), path.clone(), events, looked);
+    let mut watcher = Watcher {
+        daemon: Arc::clone(daemon),
+        path: path.clone(),
+        events,
+        looked,
+        directory: None,
+        trouble: None,
+        known: BTreeMap::new(),
+        removals: Vec::new(),
+        changes: Bucket::new(PLUG_BURST, PLUG_EVERY),
+        behind: false,
+        telling: Bucket::new(PLUG_TOLD_BURST, PLUG_TOLD_EVERY),
+        untold: 0,
+    };
     let service = Service::start("plug", PLUG_STOP_TIMEOUT, move |stop| {
         watcher.run(stop);
         Ok(())
@@ -154,28 +164,6 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(
-        daemon: Arc<Mutex<Daemon>>,
-        path: PathBuf,
-        events: Arc<Events>,
-        looked: SyncSender<()>,
-    ) -> Watcher {
-        Watcher {
-            daemon,
-            path,
-            events,
-            looked,
-            directory: None,
-            trouble: None,
-            known: BTreeMap::new(),
-            removals: Vec::new(),
-            changes: Bucket::new(PLUG_BURST, PLUG_EVERY),
-            behind: false,
-            telling: Bucket::new(PLUG_TOLD_BURST, PLUG_TOLD_EVERY),
-            untold: 0,
-        }
-    }
-
     fn daemon(&self) -> MutexGuard<'_, Daemon> {
         lock(&self.daemon)
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::desired::{Clash, Desired, NotAssigned};
+use super::desired::{Clash, NotAssigned};
 use super::front_end::Acceptor;
 use super::handover::Received;
 use super::opening;
@@ -131,17 +131,11 @@ impl Daemon {
         if self.desired.get(name).is_some() || self.view.ports.present().named(name).is_some() {
             return Err(PortError::Exists);
         }
-        if let Some(why) = self.desired.mirror_conflict(settings) {
-            return Err(PortError::Mirror(why));
-        }
+        self.desired.check_mirror(settings).map_err(PortError::Mirror)?;
         let configured = self.desired.configured(name);
         let origin = configured.map_or(Origin::Runtime, |entry| entry.origin);
         let entry = Entry { settings: settings.clone(), origin, place: None };
-        let insert = |desired: &mut Desired| {
-            desired.insert(entry);
-            Ok(())
-        };
-        self.edit(insert, |daemon| daemon.reconcile_port(name))
+        self.edit(|desired| desired.enter(entry), |daemon| daemon.reconcile_port(name))
     }
 
     /// The same with its socket open, if it has one, which is left where the port cannot be added:
@@ -155,21 +149,15 @@ impl Daemon {
         // One that the configuration has, and a client deleted, is the configuration's again.
         let configured = self.desired.configured(&entry.settings.name);
         entry.origin = configured.map_or(Origin::Runtime, |entry| entry.origin);
-        let insert = |desired: &mut Desired| {
-            desired.insert(entry.clone());
-            Ok(())
-        };
-        self.edit(insert, |daemon| daemon.create(&entry, socket))
+        self.edit(|desired| desired.enter(entry.clone()), |daemon| daemon.create(&entry, socket))
     }
 
     /// A number for a new port or TAP, if there may be one like this.
     pub(super) fn check_new(&mut self, entry: &Entry) -> Result<PortId, PortError> {
         let id = self.check_name(&entry.settings.name)?;
         self.is_clear(entry)?;
-        match self.desired.clash(entry) {
-            Some(clash) => Err(clash.into()),
-            None => Ok(id),
-        }
+        self.desired.check(entry)?;
+        Ok(id)
     }
 
     /// The same by its name alone.
@@ -299,14 +287,7 @@ impl Daemon {
         }
         // Its socket is where it was.
         let entry = Entry { settings: wanted.clone(), ..entry };
-        if let Some(clash) = self.desired.clash(&entry) {
-            return Err(clash.into());
-        }
-        let insert = |desired: &mut Desired| {
-            desired.insert(entry);
-            Ok(())
-        };
-        self.edit(insert, |daemon| daemon.reconcile_port(name))?;
+        self.edit(|desired| desired.enter(entry), |daemon| daemon.reconcile_port(name))?;
         Ok(changes)
     }
 

@@ -54,7 +54,7 @@ impl Daemon {
     /// Does every step that needs no socket; one that fails keeps no other from being done.
     pub(super) fn reconcile(&mut self) -> Reconciled {
         self.advance_all();
-        let mut reconciled = Reconciled::default();
+        let (fdb, mut reconciled) = (Arc::clone(&self.context.fdb), Reconciled::default());
         for action in self.plan() {
             let done = match &action {
                 Action::Stop(name) => {
@@ -62,16 +62,13 @@ impl Daemon {
                     Ok(())
                 }
                 Action::Release(name, mac) => {
-                    let fdb = Arc::clone(&self.context.fdb);
                     self.serving_mut(name).map(|serving| serving.release(*mac, &fdb))
                 }
                 Action::Change(entry) => {
-                    let fdb = Arc::clone(&self.context.fdb);
                     let serving = self.serving_mut(&entry.settings.name);
                     serving.and_then(|serving| serving.change(entry, &fdb))
                 }
                 Action::Assign(name, mac) => {
-                    let fdb = Arc::clone(&self.context.fdb);
                     self.serving_mut(name).and_then(|serving| serving.assign(*mac, &fdb))
                 }
                 Action::Create(_) => Ok(()),
@@ -96,13 +93,14 @@ impl Daemon {
 
     /// Makes one change of what is wanted, with `carry_out` after it, or none of it. The change is
     /// ready to be kept before it is carried out, so that want of room is an error of the change.
-    pub(super) fn edit<T>(
+    pub(super) fn edit<T, E: Into<PortError>>(
         &mut self,
-        edit: impl FnOnce(&mut Desired) -> Result<(), PortError>,
+        edit: impl FnOnce(&mut Desired) -> Result<(), E>,
         carry_out: impl FnOnce(&mut Daemon) -> Result<T, PortError>,
     ) -> Result<T, PortError> {
         let before = self.desired.clone();
         let edited = edit(&mut self.desired)
+            .map_err(Into::into)
             .and_then(|()| Ok(self.store.prepare(&self.desired)?))
             .and_then(|prepared| Ok((carry_out(self)?, prepared)));
         match edited {

@@ -148,13 +148,9 @@ impl Daemon {
     /// Takes the removal of a port as far as that needs no waiting; true when the port is gone. It
     /// is [`PortError::BeingRemoved`] if it takes longer than the caller wants to wait.
     pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
-        let is = |one: &Removing| {
-            removal
-                .running
-                .as_ref()
-                .is_some_and(|running| Arc::ptr_eq(one.serving.running(), running))
-        };
-        let at = self.removing.iter().position(is);
+        let at = removal.running.as_ref().and_then(|running| {
+            self.removing.iter().position(|one| Arc::ptr_eq(one.serving.running(), running))
+        });
         let gone = at.is_none_or(|at| self.advance(at));
         if !gone && Instant::now() < removal.end {
             return Ok(false);

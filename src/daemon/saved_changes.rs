@@ -17,6 +17,7 @@
 //! it has replaced, as it will after going back to that.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
@@ -219,12 +220,9 @@ fn apply_one(
     };
     let entry = now.map(|settings| Entry::new(settings, origin));
     if let Some(entry) = &entry {
-        if let Some(clash) = desired.clash(entry) {
-            return Err(format!("is left out: {clash}"));
-        }
-        if let Some(why) = desired.mirror_conflict(&entry.settings) {
-            return Err(format!("is left out: {why}"));
-        }
+        let left_out = |why: &dyn Display| format!("is left out: {why}");
+        desired.check(entry).map_err(|clash| left_out(&clash))?;
+        desired.check_mirror(&entry.settings).map_err(|why| left_out(&why))?;
         let now = &entry.settings;
         let new = usize::from(there.is_none());
         let count = |kind| config.of(kind).count() + if now.kind == kind { new } else { 0 };

@@ -183,6 +183,18 @@ impl Serving {
     }
 }
 
+/// The thread of a guest's port waits for front-ends, that of a stream's for peers, or it connects
+/// to one.
+fn start_session(
+    name: String,
+    serve: impl FnOnce(Arc<EventFd>) + Send + 'static,
+) -> Result<Thread, PortError> {
+    let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+    let stopped = Arc::clone(&stop);
+    let thread = std::thread::Builder::new().name(name).stack_size(SESSION_STACK_BYTES);
+    Ok((thread.spawn(move || serve(stopped))?, Stop::Session(stop)))
+}
+
 impl Daemon {
     /// Has a thread serve a port that is wanted with what was opened for it.
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
@@ -239,45 +251,22 @@ impl Daemon {
         running: &Arc<RunningPort>,
         opened: Opened,
     ) -> Result<Thread, PortError> {
+        let (port, workers) = (running.port(), Arc::clone(&self.context.workers));
         match opened {
-            Opened::Interface(created) => self.keep_tap(&running.port(), created),
-            Opened::Socket(acceptor) => match running.port().as_stream() {
-                Some(_) => self.meet_peers(&running.port(), acceptor),
-                None => self.meet_front_ends(running, acceptor),
-            },
+            Opened::Interface(created) => self.keep_tap(&port, created),
+            Opened::Socket(acceptor) if port.as_stream().is_some() => {
+                let serve =
+                    move |stop: Arc<EventFd>| stream::serve(&port, acceptor, &workers, &stop);
+                start_session(format!("stream-{}", running.port().id), serve)
+            }
+            Opened::Socket(acceptor) => {
+                let (account, context) = (self.ledger.open()?, self.context.clone());
+                let running = Arc::clone(running);
+                let serve =
+                    move |stop| acceptor.serve(&PortThread { running, account, context, stop });
+                start_session(format!("port-{}", port.id), serve)
+            }
         }
-    }
-
-    /// The thread of a guest's port waits for front-ends.
-    fn meet_front_ends(
-        &mut self,
-        running: &Arc<RunningPort>,
-        acceptor: Acceptor,
-    ) -> Result<Thread, PortError> {
-        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let thread = PortThread {
-            running: Arc::clone(running),
-            account: self.ledger.open()?,
-            context: self.context.clone(),
-            stop: Arc::clone(&stop),
-        };
-        let thread = std::thread::Builder::new()
-            .name(format!("port-{}", running.port().id))
-            .stack_size(SESSION_STACK_BYTES)
-            .spawn(move || acceptor.serve(&thread))?;
-        Ok((thread, Stop::Session(stop)))
-    }
-
-    /// The thread of a stream's port waits for peers, or connects to one.
-    fn meet_peers(&self, port: &Arc<Port>, acceptor: Acceptor) -> Result<Thread, PortError> {
-        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let (stopped, workers) = (Arc::clone(&stop), Arc::clone(&self.context.workers));
-        let port = Arc::clone(port);
-        let thread = std::thread::Builder::new()
-            .name(format!("stream-{}", port.id))
-            .stack_size(SESSION_STACK_BYTES)
-            .spawn(move || stream::serve(&port, acceptor, &workers, &stopped))?;
-        Ok((thread, Stop::Session(stop)))
     }
 
     /// A thread attaches a TAP's interface again whenever it is lost, and its MTU is followed.

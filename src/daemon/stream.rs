@@ -24,7 +24,7 @@ use crate::sys::eventfd::is_readable;
 use crate::sys::poll::{self, Wake};
 use crate::sys::threads::run_again_after_panic;
 use crate::sys::unix_socket;
-use crate::vhost_user::socket::{Opened, Peer};
+use crate::vhost_user::socket::Opened;
 use crate::worker::{Token, Workers};
 
 /// Serves peers until `stop` is written.
@@ -58,7 +58,7 @@ fn converse(
     port: &Port,
     device: &DevicePort,
     socket: Guarded<UnixStream>,
-    Peer { pid, uid }: Peer,
+    peer: FrontEnd,
     workers: &Workers,
     stopped: &impl Fn() -> bool,
 ) -> Option<Duration> {
@@ -71,11 +71,11 @@ fn converse(
         }
         return Some(ACCEPT_RETRY_MAX);
     }
-    device.set_peer(Some(FrontEnd { pid, uid }));
+    device.set_peer(Some(peer));
     port.begin();
     device.attach(vec![Arc::clone(&connection) as Device], Offloads::NONE);
     port.stats.attaches.add_shared(1);
-    port.tell(What::Connected { pid, uid });
+    port.tell(What::Connected { pid: peer.pid, uid: peer.uid });
     // What came before it was watched is found now.
     worker.look(token);
     while !device.is_lost() && !stopped() {

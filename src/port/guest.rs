@@ -6,6 +6,7 @@
 //! several the guest's own sending chooses (`port::steering`), and for a flow that it has not sent
 //! the flow's hash.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -58,6 +59,12 @@ pub struct FrontEnd {
     pub pid: i32,
     /// User number.
     pub uid: u32,
+}
+
+impl fmt::Display for FrontEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid {} uid {}", self.pid, self.uid)
+    }
 }
 
 /// Why a front-end is dropped.

@@ -18,13 +18,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fmt, thread};
 
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::guard::disposal::Guarded;
 use crate::limits::{ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, MAX_SOCKET_PATH, SOCKET_BACKLOG};
+use crate::port::FrontEnd;
 use crate::sys::fs::directory_of;
 use crate::sys::poll::{Interest, Wake, pause, wait};
 use crate::sys::{descriptor, group, unix_socket};
@@ -99,26 +100,11 @@ pub struct Access {
     pub group: Option<u32>,
 }
 
-/// The process at the other end, for the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
-    /// Process number; 0 if it lives outside our PID namespace.
-    pub pid: i32,
-    /// User number.
-    pub uid: u32,
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pid {} uid {}", self.pid, self.uid)
-    }
-}
-
 /// What waiting for a front-end came to.
 #[derive(Debug)]
 pub enum Opened {
     /// A connection, and who is at its other end.
-    Connection(Guarded<UnixStream>, Peer),
+    Connection(Guarded<UnixStream>, FrontEnd),
     /// The stop eventfd was written.
     Stopped,
 }
@@ -380,11 +366,11 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
 /// A connected socket made ready: nothing but bytes and descriptors shall come out of it. Options
 /// such as `SO_PASSCRED`, which a parent may have set and accept(2) passes on, would put control
 /// messages beside the bytes and make descriptors seem lost.
-fn opened(socket: impl Into<Guarded<UnixStream>>) -> io::Result<(Guarded<UnixStream>, Peer)> {
+fn opened(socket: impl Into<Guarded<UnixStream>>) -> io::Result<(Guarded<UnixStream>, FrontEnd)> {
     let socket = socket.into();
     unix_socket::receive_plainly(socket.as_fd());
     let libc::ucred { pid, uid, .. } = unix_socket::peer_credentials(socket.as_fd())?;
-    Ok((socket, Peer { pid, uid }))
+    Ok((socket, FrontEnd { pid, uid }))
 }
 
 /// An inherited socket, by what it is.
@@ -393,7 +379,7 @@ pub enum Inherited {
     /// It listens. Its path, if it has one, belongs to the process that made it and stays.
     Listener(Listener),
     /// It is connected to a front-end.
-    Connection(Guarded<UnixStream>, Peer),
+    Connection(Guarded<UnixStream>, FrontEnd),
 }
 
 /// Takes over the Unix stream socket that the program which started this one left open as

@@ -57,7 +57,7 @@ fn from_other_process(path: &Path) -> Connector {
     connector
 }
 
-fn accepted(listener: &mut Listener, stop: &EventFd) -> (Guarded<UnixStream>, Peer) {
+fn accepted(listener: &mut Listener, stop: &EventFd) -> (Guarded<UnixStream>, FrontEnd) {
     match listener.accept(stop) {
         Opened::Connection(socket, peer) => (socket, peer),
         Opened::Stopped => panic!("nobody asked to stop"),
