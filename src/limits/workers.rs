@@ -172,7 +172,8 @@ pub const RESERVES: usize = 3;
 /// Events taken from epoll at once.
 pub const EPOLL_BATCH: usize = 64;
 
-/// A turn in which a worker waited longer for memory makes it watch whose that is.
+/// A turn in which a worker waited longer for memory makes it watch whose that is, and a run that
+/// does then makes its receiver pay.
 pub const SLOW_TURN_NANOS: u64 = super::TOUCH_NANOS;
 
 /// It watches for so many times as long as it waited, …
@@ -185,8 +186,9 @@ pub const WATCH_NANOS: std::ops::RangeInclusive<u64> = 100_000_000..=60_000_000_
 /// a millisecond, and processor time. A hole of 100 MiB being punched takes as long.
 pub const HARMFUL_STALL_NANOS: u64 = 20_000_000;
 
-/// A front-end whose memory does that so often, while it is watched, is dropped.
-pub const HARMFUL_STALLS: u32 = 2;
+/// A front-end whose memory does that again so soon is dropped. Once may be an accident of the
+/// kernel's.
+pub const SUSPICION: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Front-ends remembered as having done it once.
 pub const MAX_SUSPECTS: usize = 16;

@@ -14,6 +14,7 @@
 pub mod rate;
 
 use super::plan::{Plan, Run};
+use super::stalls::At;
 use crate::frame::ethernet;
 use crate::limits::BACKPRESSURE_NANOS;
 use crate::port::admission::Answer;
@@ -70,9 +71,10 @@ impl<'a> Backpressure<'a> {
     }
 
     /// Looks at the receiver that a ring's first frames wait for: how many frames, `limit` at most,
-    /// are worth taking now, or what there is to do instead.
+    /// are worth taking now, or what there is to do instead. Calls `is_at` with whose memory it
+    /// looks at, the sender's in the end.
     #[inline(never)]
-    pub fn look(&mut self, limit: usize) -> Result<usize, Next> {
+    pub fn look(&mut self, limit: usize, is_at: impl Fn(At)) -> Result<usize, Next> {
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         let (Some(waiting), None, Some(ring)) = (gate.receiver, gate.drain_to, &mut vring.ring)
@@ -86,10 +88,15 @@ impl<'a> Backpressure<'a> {
         if let Some(next) = self.look_at_rate(waiting) {
             return Err(next);
         }
-        self.look_at_buffers(waiting, limit)
+        self.look_at_buffers(waiting, limit, is_at)
     }
 
-    fn look_at_buffers(&mut self, waiting: Waiting, limit: usize) -> Result<usize, Next> {
+    fn look_at_buffers(
+        &mut self,
+        waiting: Waiting,
+        limit: usize,
+        is_at: impl Fn(At),
+    ) -> Result<usize, Next> {
         let Some(queue) = receiver_of(self.ports, waiting) else { return Ok(limit) };
         let Some(mut receiver) = queue.lock_again() else {
             return self.look_again_or_stall(queue).map(|()| limit);
@@ -97,7 +104,10 @@ impl<'a> Backpressure<'a> {
         let Some((receive_ring, admission)) = receiver.admission() else { return Ok(limit) };
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
         let Some(ring) = &mut state.vring.ring else { return Ok(limit) };
-        let (wanted, free) = (limit.min(ring.offered().into()), receive_ring.offered());
+        let wanted = limit.min(ring.offered().into());
+        is_at(At::NOTHING.and(waiting.port));
+        let free = receive_ring.offered();
+        is_at(At::sender(self.from));
         let granted = admission.admit_waiting(self.from, wanted, free);
         let wait = state.wait(self.now, waiting.behind);
         if let Some(waiting) = &mut state.side.gate.receiver {
@@ -146,10 +156,10 @@ impl<'a> Backpressure<'a> {
 
     /// Before a burst is delivered: what a look has granted, and of a burst for several receivers
     /// of which one was lately short, the first frame that would find no buffer; it and what is
-    /// behind it are to be given back, and [`Backpressure::left`] is set. Calls `is_at` with each
-    /// receiver whose memory it looks at.
+    /// behind it are to be given back, and [`Backpressure::left`] is set. Calls `is_at` as
+    /// [`Backpressure::look`] does.
     #[inline(always)]
-    pub fn begin(&mut self, burst: &Burst, plan: &mut Plan, is_at: impl Fn(PortId)) -> Option<u8> {
+    pub fn begin(&mut self, burst: &Burst, plan: &mut Plan, is_at: impl Fn(At)) -> Option<u8> {
         let (state, _) = self.ring.as_ref()?;
         if let Some(Waiting { port, queue, granted: granted @ 1.., .. }) = state.side.gate.receiver
         {
@@ -158,7 +168,9 @@ impl<'a> Backpressure<'a> {
         if plan.goes_one_way() || !plan.runs().iter().any(|run| self.is_short(run)) {
             return None;
         }
-        self.cut(burst, plan, is_at)
+        let first = self.cut(burst, plan, |receiver| is_at(At::NOTHING.and(receiver)));
+        is_at(At::sender(self.from));
+        first
     }
 
     #[inline(never)]
@@ -338,8 +350,8 @@ impl<'a> Backpressure<'a> {
 
 /// Before worker `worker` sleeps: asks for kicks at what comes behind frames that wait in a ring,
 /// which may be for another receiver, and at the next buffers of theirs. True if something came
-/// already.
-pub fn listen(worker: usize, ports: &PortTable, state: &mut TxState) -> bool {
+/// already. Calls `is_at` with the receiver whose memory it looks at.
+pub fn listen(worker: usize, ports: &PortTable, state: &mut TxState, is_at: impl Fn(At)) -> bool {
     let (Some(waiting), Some(ring)) = (state.side.gate.receiver, state.vring.running()) else {
         return false;
     };
@@ -349,6 +361,7 @@ pub fn listen(worker: usize, ports: &PortTable, state: &mut TxState) -> bool {
         return more;
     }
     let Some(receiver) = receiver_of(ports, waiting) else { return true };
+    is_at(At::NOTHING.and(waiting.port));
     let came = match receiver.lock_again() {
         Some(mut state) => {
             state.side.awaited.add(worker);

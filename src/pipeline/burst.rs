@@ -166,10 +166,7 @@ impl Pipeline {
     /// Before a sleep: asks for kicks at what ends the waiting of a ring's frames; see
     /// [`backpressure::listen`].
     pub fn listen(&self, ports: &PortTable, state: &mut TxState) -> bool {
-        if let Some(waiting) = state.side.gate.receiver {
-            self.signals.slot().also_at(waiting.port.into());
-        }
-        backpressure::listen(self.worker, ports, state)
+        backpressure::listen(self.worker, ports, state, |at| self.is_at(at))
     }
 
     /// What is known of waiting for guests' memory.
@@ -213,8 +210,9 @@ impl Pipeline {
                 if guard.outcomes.are_wanted() {
                     self.find_mirrored(ports, source.port().id, &mut guard);
                 }
-                if self.stalls.is_watching() {
-                    self.stage(&mut source, &mut guard);
+                if self.stalls.is_watching() && source.ring().is_some() {
+                    let unsettled = guard.plan.unsettled();
+                    guard.burst.stage(unsettled);
                 }
                 let next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
                 if !guard.violations.is_empty() {
@@ -228,6 +226,7 @@ impl Pipeline {
                 if guard.outcomes.are_wanted() {
                     self.observe(ports, source.port().id, source.counters(), &mut guard, stats);
                 }
+                self.is_at(At::sender(source.port().id));
                 source.complete(self, guard, stats, next)
             }
         };
@@ -255,20 +254,6 @@ impl Pipeline {
         }
     }
 
-    /// Copies what is to be delivered of a guest's burst to private memory, in the time of its
-    /// sender. A guest has written what it sends, so that its pages are there; one whose pages are
-    /// not sends nothing for many times as long as they took.
-    #[cold]
-    fn stage<'p>(&mut self, source: &mut impl Source<'p>, context: &mut BurstContext) {
-        let port = source.port();
-        let Some((state, _)) = source.ring() else { return };
-        self.stalls.begin_part();
-        context.burst.stage(context.plan.unsettled());
-        if let Some(stall) = self.stalls.end_part(port, state.vring.session) {
-            state.memory.charge(stall.cycles, clock::cycles());
-        }
-    }
-
     /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what
     /// else to do next.
     #[inline(always)]
@@ -283,12 +268,8 @@ impl Pipeline {
         let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
         let mut backpressure = Backpressure::new(ports, fdb, time.cycle, time.retry, from);
         backpressure.ring = source.ring();
-        // A receiver that is watched is not asked before it is delivered to.
-        if !stalls.is_watching()
-            && let Some(at) = backpressure.begin(&context.burst, &mut context.plan, |receiver| {
-                signals.slot().also_at(receiver.into());
-            })
-        {
+        let is_at = |at: At| signals.slot().at(at.0);
+        if let Some(at) = backpressure.begin(&context.burst, &mut context.plan, is_at) {
             context.give_back(at);
         }
         if ports.is_limited() {
@@ -310,12 +291,8 @@ impl Pipeline {
             outcomes,
         };
         delivery.deliver(burst, plan);
-        let Delivery { mut backpressure, slow, stalls, signals, .. } = delivery;
+        let Delivery { mut backpressure, slow, .. } = delivery;
         account.forgive(slow);
-        if stalls.is_watching() {
-            signals.slot().at(At::sender(from).0);
-            stalls.begin_part();
-        }
         let Some((at, next)) = backpressure.left else {
             backpressure.go_on(plan);
             return Next::More;

@@ -238,7 +238,8 @@ impl Delivery<'_> {
         None
     }
 
-    /// As [`Delivery::fill`]; if receivers are watched, in the ring's own time.
+    /// As [`Delivery::fill`]. What a ring's memory makes the worker wait while frames are private
+    /// is the ring's own time.
     #[inline(always)]
     fn fill_timed(
         &mut self,
@@ -249,14 +250,13 @@ impl Delivery<'_> {
         how: Try,
     ) -> Rest {
         self.signals.slot().also_at(to.port.id.into());
-        let (watching, session, slow) = (self.stalls.is_watching(), state.vring.session, self.slow);
-        if watching {
-            // What is watched was copied out of its sender's memory.
+        let (session, slow) = (state.vring.session, self.slow);
+        let start = self.stalls.is_watching().then(clock::cycles);
+        if start.is_some() {
             self.signals.slot().at(At::NOTHING.and(to.port.id).0);
-            self.stalls.begin_part();
         }
         let rest = self.fill(to, run, state, burst, how);
-        if watching && let Some(stall) = self.stalls.end_part(to.port, session) {
+        if let Some(stall) = start.and_then(|start| self.stalls.end_run(start)) {
             self.slow = slow.saturating_add(stall.cycles);
             to.queue().charge(Some(session), stall.cycles, clock::cycles());
         }

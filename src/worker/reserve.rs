@@ -14,16 +14,18 @@
 //! may work, as any two workers may, under the rings' locks.
 //!
 //! The ports whose memory the thread is at are kept apart meanwhile: their rings are suspended, for
-//! all workers, or each of them would be the next to stand still. They pay for it when it is over,
-//! if it is clear which one it was.
+//! all workers, or each of them would be the next to stand still. If it is clear which one it was,
+//! it pays when that is over: its rings pause for many times as long. A front-end whose memory
+//! *blocked* a thread twice (that is the time in which it neither ran nor wanted a CPU nor waited
+//! for a disk) endangers the others: it is dropped and its port stays closed for a while.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::handle::{Duty, Suspended, Takeover, WorkerHandle, lock};
 use crate::guard::Stalled;
-use crate::limits::LOCK_WAIT_STEP;
+use crate::limits::{LOCK_WAIT_STEP, MAX_SUSPECTS, SUSPICION};
 use crate::pipeline::stalls::At;
 use crate::port::Ports;
 use crate::sys::affinity;
@@ -36,6 +38,8 @@ pub struct Reserves {
     threads: Vec<Arc<WorkerHandle>>,
     workers: usize,
     ports: Arc<Ports>,
+    /// Sessions whose memory has blocked a thread, and since when.
+    suspects: Mutex<Vec<(u64, Instant)>>,
 }
 
 impl Reserves {
@@ -45,7 +49,7 @@ impl Reserves {
         workers: usize,
         ports: Arc<Ports>,
     ) -> Reserves {
-        Reserves { threads, workers, ports }
+        Reserves { threads, workers, ports, suspects: Mutex::default() }
     }
 
     /// All threads.
@@ -129,5 +133,39 @@ impl Reserves {
             std::thread::sleep(LOCK_WAIT_STEP);
         }
         None
+    }
+
+    /// The memory of a front-end has blocked a thread, at `now`; true if it has lately done so
+    /// before.
+    pub(super) fn is_harmful(&self, session: u64, now: Instant) -> bool {
+        let mut suspects = lock(&self.suspects);
+        suspects.retain(|&(_, since)| now.saturating_duration_since(since) < SUSPICION);
+        let before = suspects.iter().any(|&(suspect, _)| suspect == session);
+        if !before {
+            if suspects.len() == MAX_SUSPECTS {
+                suspects.remove(0);
+            }
+            suspects.push((session, now));
+        }
+        before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_front_end_is_harmful_the_second_time() {
+        let reserves = Reserves::new(Vec::new(), 0, Arc::new(Ports::new([].into_iter().collect())));
+        let start = Instant::now();
+        assert!(!reserves.is_harmful(7, start));
+        assert!(!reserves.is_harmful(8, start), "another session");
+        assert!(reserves.is_harmful(7, start + SUSPICION / 2));
+        assert!(!reserves.is_harmful(7, start + SUSPICION), "long ago");
+        for session in 0..2 * MAX_SUSPECTS as u64 {
+            reserves.is_harmful(session, start + SUSPICION);
+        }
+        assert_eq!(lock(&reserves.suspects).len(), MAX_SUSPECTS);
     }
 }

@@ -272,7 +272,7 @@ impl Worker {
             let Some(&Ready { token, looks, .. }) = self.ready.get(self.cursor) else {
                 break;
             };
-            let serviced = self.watched(token, |worker| worker.service(token));
+            let serviced = self.service(token);
             self.ready[self.cursor].retry_at = match serviced {
                 Next::At(cycle) | Next::Receiver(cycle) => cycle,
                 _ => 0,
@@ -353,30 +353,6 @@ impl Worker {
         }
     }
 
-    /// Does something that touches the memory of a source's guest; while guests are watched, in its
-    /// own time.
-    #[inline(always)]
-    fn watched<T>(&mut self, token: Token, work: impl FnOnce(&mut Worker) -> T) -> T {
-        let watched = match self.pipeline.stalls().is_watching() {
-            true => self.begin_watched(token),
-            false => None,
-        };
-        let done = work(self);
-        if let Some((id, session)) = watched {
-            self.pipeline.stalls().end_part(&self.ports[id], session);
-        }
-        done
-    }
-
-    /// The guest that a source belongs to, and its session.
-    #[cold]
-    fn begin_watched(&mut self, token: Token) -> Option<(PortId, u64)> {
-        let (Token::Transmit(id, _) | Token::Receive(id, _)) = token else { return None };
-        let session = self.ports.guest(id)?.1.session()?;
-        self.pipeline.stalls().begin_part();
-        Some((id, session))
-    }
-
     /// Gives up the ring that the burst came from, which is counted already, and looks at a TAP
     /// again later: what lies in its queue brings no event. The rings it was being delivered to are
     /// mended by the thread that takes their locks next.
@@ -418,10 +394,6 @@ impl Worker {
     /// Enables the kicks of an empty source and looks again; true if it must stay ready.
     fn arm(&mut self, token: Token) -> bool {
         // A TAP's edge-triggered event is armed by having read it empty.
-        matches!(token, Token::Transmit(..)) && self.watched(token, |worker| worker.arm_ring(token))
-    }
-
-    fn arm_ring(&mut self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
         let Some((_, guest)) = self.ports.guest(id) else { return false };
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
@@ -503,10 +475,6 @@ impl Worker {
 
     /// A guest kicked its ring, or with `kicked` false: the ring is to be looked at.
     fn kick(&mut self, token: Token, kicked: bool) {
-        self.watched(token, |worker| worker.kick_ring(token, kicked));
-    }
-
-    fn kick_ring(&mut self, token: Token, kicked: bool) {
         let ports = Arc::clone(&self.ports);
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
         let Some((port, guest)) = ports.guest(id) else { return };

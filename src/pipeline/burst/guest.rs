@@ -75,15 +75,13 @@ impl Pipeline {
         if self.account.throttles(&mut state.side.deficit) {
             return Err(Next::Throttled);
         }
-        let Some(waiting) = state.side.gate.receiver.filter(|_| !self.stalls.is_watching()) else {
+        if state.side.gate.receiver.is_none() {
             return Ok(limit);
-        };
-        self.is_at(At::sender(id).and(waiting.port));
+        }
         let Time { cycle, retry, .. } = self.time;
         let mut backpressure = Backpressure::new(ports, &self.fdb, cycle, retry, id);
         backpressure.ring = Some((&mut *state, queue));
-        let worth = backpressure.look(limit);
-        self.is_at(At::sender(id));
+        let worth = backpressure.look(limit, |at| self.is_at(at));
         if worth.is_err() {
             self.account.charge(&mut state.side.deficit, &queue.stats, None);
         }
@@ -163,9 +161,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
             Ok(0) => return Err(Next::Empty),
             Ok(_) => {}
             Err(error) => return Err(self.break_ring(on, error)),
-        }
-        if on.stalls.is_watching() {
-            on.stalls.end_part(self.port, self.state.vring.session);
         }
         if let Some(flows) = self.guest.steering() {
             context.flows.note(&context.burst, flows, self.index);

@@ -61,7 +61,7 @@ impl Worker {
         let mut more = false;
         for at in 0..self.ready.len() {
             let token = self.ready[at].token;
-            more |= self.watched(token, |worker| worker.listen_behind_ring(token));
+            more |= self.listen_behind_ring(token);
         }
         self.pipeline.is_at(At::NOTHING);
         let now = clock::cycles();

@@ -1,9 +1,12 @@
 //! A thread begins to work for a worker, or ends that; see `worker::reserve`.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::Worker;
-use crate::pipeline::signals::Owing;
+use crate::limits::HARMFUL_STALL_NANOS;
+use crate::pipeline::signals::{Owing, evict};
+use crate::pipeline::stalls::Stall;
 use crate::port::{Endpoint, Port, QueueRef};
 use crate::sys::clock;
 use crate::worker::Token;
@@ -151,14 +154,17 @@ impl Worker {
         if suspended.is_empty() {
             return;
         }
-        let alone = suspended.len() == 1;
-        let stall = self.pipeline.stalls().last_turn().filter(|_| alone);
+        let stall = self.pipeline.stalls().last_turn().filter(|_| suspended.len() == 1);
         for Suspended { port, session } in suspended {
             let Some(guest) = port.as_guest() else { continue };
             let slow = stall.map_or(0, |stall| stall.cycles);
             guest.queues().for_each(|queue| queue.resume(slow, clock::cycles()));
-            if let (Some(stall), Some(session)) = (stall, session) {
-                self.pipeline.stalls().hold_against(&port, session, stall);
+            if let (Some(Stall { blocked: blocked @ HARMFUL_STALL_NANOS.., .. }), Some(session)) =
+                (stall, session)
+                && self.reserves.is_harmful(session, Instant::now())
+            {
+                let long = Duration::from_nanos(blocked);
+                evict(&port, session, &format!("its memory made a worker wait for {long:.0?}"));
             }
         }
     }
