@@ -109,18 +109,23 @@ impl<'a> Backpressure<'a> {
         let free = receive_ring.offered();
         is_at(At::sender(self.from));
         let granted = admission.admit_waiting(self.from, wanted, free);
+        let alone = waiting.behind == Blocked::Unknown;
+        let gathers = alone
+            && (1..wanted).contains(&granted)
+            && admission.gathers(free, receive_ring.size(), self.now);
         let wait = state.wait(self.now, waiting.behind);
         if let Some(waiting) = &mut state.side.gate.receiver {
             (waiting.blocked_since, waiting.granted) = (None, granted as u16);
         }
-        if granted > 0 {
-            // Where others' frames are among them as many as usual are taken: they need not wait.
-            return Ok(if waiting.behind == Blocked::Unknown { granted } else { limit });
+        // Where others' frames are among them as many as usual are taken: they need not wait.
+        let worth = if granted > 0 && alone { granted } else { limit };
+        if granted > 0 && !gathers {
+            return Ok(worth);
         }
         let answer = wait.map(|wait| admission.may_wait(self.from, wait));
         drop(receiver);
         if !self.allows(answer.unwrap_or_default()) {
-            return Ok(limit);
+            return Ok(worth);
         }
         if let Some((state, _)) = &mut self.ring
             && let Some(waiting) = &mut state.side.gate.receiver

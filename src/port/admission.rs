@@ -63,8 +63,8 @@ use super::gate::{Blocked, Wait};
 use crate::budget::Budget;
 use crate::limits::{
     BACKPRESSURE_FRAME_BYTES, BACKPRESSURE_NANOS, BACKPRESSURE_OTHERS_NANOS, BACKPRESSURE_SHARE,
-    BURST_FRAMES, SHARE_IDLE_VISITS, SHARE_LAG_BUFFERS, SHARE_LEAD_BUFFERS, SHARE_PLACES,
-    SHARE_ROUNDS,
+    BURST_FRAMES, GATHER_NANOS, SHARE_IDLE_VISITS, SHARE_LAG_BUFFERS, SHARE_LEAD_BUFFERS,
+    SHARE_PLACES, SHARE_ROUNDS,
 };
 use crate::switch::PortId;
 use crate::sys::clock::{cycles_in, since};
@@ -97,6 +97,8 @@ pub struct Admission {
     scarce: u32,
     /// Buffers a frame lately took, rounded up; 0 before the first.
     per_frame: u32,
+    /// Frames have left buffers until there are more since this cycle; 0 if none do.
+    gathers_since: u64,
     credit: Credit,
 }
 
@@ -106,7 +108,8 @@ impl Default for Admission {
         let (alone, earned) = (most(BACKPRESSURE_NANOS), most(BACKPRESSURE_OTHERS_NANOS));
         let places = Box::new([Sender { seen: 0, demand: 0, served: 0, earned }; SHARE_PLACES]);
         let credit = Credit { taken: 0, alone, reckoned: 0, spent: false, took_nothing: false };
-        Admission { places, active: 0, visits: 0, scarce: 0, per_frame: 0, credit }
+        let (active, visits, scarce, per_frame, gathers_since) = (0, 0, 0, 0, 0);
+        Admission { places, active, visits, scarce, per_frame, gathers_since, credit }
     }
 }
 
@@ -130,6 +133,21 @@ impl Admission {
         }
         // What is less than half of what there is, is so because others have had less.
         if 2 * granted >= room { granted.min(room) } else { 0 }
+    }
+
+    /// True if frames that wait had better leave `free` buffers of a ring of `size` until there are
+    /// more, at cycle `now`: a receiver that posts some posts others just then, and many small
+    /// bursts cost it and the switch more cache misses than few large ones.
+    pub fn gathers(&mut self, free: u16, size: u16, now: u64) -> bool {
+        let few = u64::from(free) < SHARE_LEAD_BUFFERS.min(u64::from(size) / 4);
+        if few && self.gathers_since == 0 {
+            self.gathers_since = now.max(1);
+        }
+        let gathers = few && since(self.gathers_since, now) < cycles_in(GATHER_NANOS);
+        if !gathers {
+            self.gathers_since = 0;
+        }
+        gathers
     }
 
     #[inline(always)]

@@ -44,6 +44,20 @@ fn run_waiting(order: &[PortId], frames: usize, refill: usize, rounds: usize) ->
     got
 }
 
+/// For a moment, and not for more than a ring is likely to have.
+#[test]
+fn frames_that_wait_leave_a_few_buffers_until_there_are_more() {
+    let (mut shares, most) = (Admission::default(), cycles_in(GATHER_NANOS));
+    for (free, size, start) in [(63, 256, 0), (1, 32_768, 1_000), (15, 64, 7 * most)] {
+        assert!(shares.gathers(free, size, start));
+        assert!(shares.gathers(free, size, start + most - 1));
+        assert!(!shares.gathers(free, size, start + most + 1), "{free} of {size}");
+        assert!(shares.gathers(free, size, start + most + 2), "the next ones");
+        assert!(!shares.gathers(free + 1, size, start + most + 3) || free == 1);
+        shares.gathers_since = 0;
+    }
+}
+
 #[test]
 fn senders_that_wait_get_equal_parts_in_whole_bursts() {
     for refill in [5, 8, 63, 64, 100, 127, 130, 200, 256] {
