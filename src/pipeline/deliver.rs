@@ -217,6 +217,10 @@ impl Delivery<'_> {
         self.wait_for(queue)
     }
 
+    fn sender(&self) -> At {
+        At::sender(self.backpressure.from)
+    }
+
     /// Waits for a lock whose holder does not run, within what the burst has left of that.
     #[cold]
     fn wait_for<'q>(&mut self, queue: &'q Queue<Rx>) -> Option<MutexGuard<'q, RxState>> {
@@ -230,7 +234,7 @@ impl Delivery<'_> {
             std::thread::sleep(LOCK_WAIT_STEP);
             let state = queue.lock_again();
             if state.is_some() {
-                self.signals.slot().at(At::sender(self.backpressure.from).0);
+                self.signals.slot().at(self.sender().0);
                 return state;
             }
         }
@@ -455,10 +459,14 @@ impl Delivery<'_> {
         frames: &[u8],
         settled: &mut dyn FnMut(usize),
     ) {
-        self.signals.slot().at(At::sender(self.backpressure.from).0);
+        // A peer's socket or the host's network may take long, too. What is watched was copied out of
+        // its sender's memory.
+        let from = if self.stalls.is_watching() { At::NOTHING } else { self.sender() };
+        self.signals.slot().at(from.and(port.id).0);
         let frames = (self.backpressure.from, frames);
         let writer = &mut self.room.writer;
         device.send(self.worker, burst, frames, writer, (port, self.outcomes), settled);
+        self.signals.slot().at(self.sender().0);
     }
 
     /// Delivers copies of frames to the port of a mirror, as they are; how many there are. A port

@@ -194,6 +194,8 @@ pub(super) struct Duty {
 pub(super) struct Suspended {
     pub port: Arc<Port>,
     pub session: Option<u64>,
+    /// The thread was at no other port than this.
+    pub alone: bool,
 }
 
 /// What a thread knows of others that work for it, or for which it works.

@@ -98,10 +98,10 @@ impl Reserves {
     fn suspend(&self, takeover: &Takeover, at: At, worker: usize) {
         let present = self.ports.present();
         let guest = |id| present.shared(id).and_then(|port| Some((port, port.as_guest()?)));
-        let guests: Vec<_> = at.ports().filter_map(guest).collect();
-        let whose = if guests.len() == 1 { "its memory" } else { "its memory or another port's" };
+        let alone = at.ports().count() == 1;
+        let whose = if alone { "its memory" } else { "its memory or another port" };
         let mut suspended = lock(&takeover.suspended);
-        for (port, guest) in guests {
+        for (port, guest) in at.ports().filter_map(guest) {
             if suspended.iter().any(|before| Arc::ptr_eq(&before.port, port)) {
                 continue;
             }
@@ -109,7 +109,8 @@ impl Reserves {
                 log::warn!("port {}: {whose} makes worker {worker} wait", port.name);
             }
             guest.queues().for_each(|queue| queue.suspend());
-            suspended.push(Suspended { port: Arc::clone(port), session: guest.session() });
+            let (port, session) = (Arc::clone(port), guest.session());
+            suspended.push(Suspended { port, session, alone });
             takeover.notify();
         }
     }

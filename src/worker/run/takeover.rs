@@ -154,8 +154,9 @@ impl Worker {
         if suspended.is_empty() {
             return;
         }
-        let stall = self.pipeline.stalls().last_turn().filter(|_| suspended.len() == 1);
-        for Suspended { port, session } in suspended {
+        let clear = matches!(suspended[..], [Suspended { alone: true, .. }]);
+        let stall = self.pipeline.stalls().last_turn().filter(|_| clear);
+        for Suspended { port, session, .. } in suspended {
             let Some(guest) = port.as_guest() else { continue };
             let slow = stall.map_or(0, |stall| stall.cycles);
             guest.queues().for_each(|queue| queue.resume(slow, clock::cycles()));

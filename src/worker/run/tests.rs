@@ -266,6 +266,19 @@ fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
     assert_eq!(apart(), [false; 2]);
 }
 
+/// A device that a guest sends to may be what the thread waits for: the guest is kept apart like any
+/// other, and does not pay for it.
+#[test]
+fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
+    let [worker, _] = worker_and_reserve();
+    worker.present.add(Arc::new(Port::guest(1, "sender", 1)));
+    for (at, alone) in [(At::sender(1).and(7), false), (At::sender(1), true)] {
+        worker.reserves.relieve(0, Stalled { thread: 0, at: at.0, step: 0 });
+        let suspended = worker.own.takeover.take_suspended();
+        assert_eq!(suspended.iter().map(|one| one.alone).collect::<Vec<_>>(), [alone], "{at:?}");
+    }
+}
+
 /// A reserve is moved to the CPUs of the thread that stands still before it is woken: one that
 /// moves itself gets behind all that wait there.
 #[test]
