@@ -13,6 +13,12 @@ use super::ethernet::{
 };
 
 const IGMP: u8 = 2;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION: u8 = 60;
+const IGMP_QUERY: u8 = 0x11;
+const MLD_QUERY: u8 = 130;
 /// Tenths and thousandths of a second in a second: units of IGMP's and MLD's times.
 const TENTHS: u32 = 10;
 const THOUSANDTHS: u32 = 1_000;
@@ -187,6 +193,37 @@ pub fn parse(frame: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malforme
     }
 }
 
+/// Whether a frame that [`may_be_message`], and is none for [`parse`], may be a query for others:
+/// Linux's bridge reads behind more extension headers, and takes fragments for whole packets.
+pub fn may_be_query(frame: &[u8]) -> bool {
+    let Some((head, packet)) = frame.split_at_checked(l3_offset(frame)) else { return false };
+    let (message, query) = match head.last_chunk().map(|word| u16::from_be_bytes(*word)) {
+        Some(ETHERTYPE_IPV4) => {
+            let header = packet.first().map_or(0, |first| usize::from(first & 0xf) * 4);
+            (packet.get(header..), IGMP_QUERY)
+        }
+        Some(ETHERTYPE_IPV6) => (icmpv6(packet), MLD_QUERY),
+        _ => return false,
+    };
+    message.and_then(<[u8]>::first) == Some(&query)
+}
+
+/// What follows all extension headers, if that is ICMPv6.
+fn icmpv6(packet: &[u8]) -> Option<&[u8]> {
+    let (mut next, mut rest) = (*packet.get(6)?, packet.get(40..)?);
+    while next != ICMPV6 {
+        let units = usize::from(*rest.get(1)?);
+        let len = match next {
+            HOP_BY_HOP | ROUTING | DESTINATION => 8 * (units + 1),
+            FRAGMENT => 8,
+            AUTHENTICATION => 4 * (units + 2),
+            _ => return None,
+        };
+        (next, rest) = (rest[0], rest.get(len..)?);
+    }
+    Some(rest)
+}
+
 fn igmp(packet: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
     let Some(head) = packet.first_chunk::<20>() else { return Err(Malformed) };
     if head[9] != IGMP {
@@ -209,7 +246,7 @@ fn igmp(packet: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
     let group = Ipv4Addr::from([message[4], message[5], message[6], message[7]]);
     let group = (!group.is_unspecified()).then_some(IpAddr::V4(group));
     Ok(Some(match message[0] {
-        0x11 => Message::Query(igmp_query(message, from, to, group)?),
+        IGMP_QUERY => Message::Query(igmp_query(message, from, to, group)?),
         0x12 | 0x16 => {
             let group = group.filter(IpAddr::is_multicast).ok_or(Malformed)?;
             Message::Report(Report(Groups::One(group)))
@@ -306,7 +343,7 @@ fn mld(packet: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
     else {
         return Err(Malformed);
     };
-    if !message.first().is_some_and(|kind| matches!(kind, 130..=132 | 143)) {
+    if !message.first().is_some_and(|kind| matches!(kind, MLD_QUERY..=132 | 143)) {
         return Ok(None);
     }
     let half = |at: usize| {
@@ -323,7 +360,7 @@ fn mld(packet: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
         return Err(Malformed);
     }
     // A host without an address yet reports from none (RFC 3590).
-    let is_query = message[0] == 130;
+    let is_query = message[0] == MLD_QUERY;
     if !(from.is_unicast_link_local() || from.is_unspecified() && !is_query) {
         return Err(Malformed);
     }
@@ -333,7 +370,7 @@ fn mld(packet: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
     let group = message.get(8..24).and_then(address).ok_or(Malformed)?;
     let group = (!group.is_unspecified()).then_some(group);
     Ok(Some(match message[0] {
-        130 => Message::Query(mld_query(message, from, to, group)?),
+        MLD_QUERY => Message::Query(mld_query(message, from, to, group)?),
         131 => {
             let group = group.filter(IpAddr::is_multicast).ok_or(Malformed)?;
             Message::Report(Report(Groups::One(group)))

@@ -314,6 +314,8 @@ fn flood_frame(
         Reach::All => u64::from(from.1.to_bits()) << Flood::BITS | u64::from(flood.number()),
         Reach::Routers => 1 << 40 | u64::from(from.1.to_bits()),
         Reach::Members(of) => 2 << 40 | u64::from(of.serial),
+        Reach::Hosts => 3 << 40 | u64::from(from.1.to_bits()),
+        Reach::None => 4 << 40,
     };
     let fan = plan.fan(key, |targets| {
         find_targets(policy, from, flood, targets);

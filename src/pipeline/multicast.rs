@@ -27,6 +27,10 @@ pub enum Reach {
     All,
     /// Those with multicast routers.
     Routers,
+    /// All others.
+    Hosts,
+    /// None.
+    None,
     /// These, and the members of its group.
     Members(Limited),
 }
@@ -45,6 +49,8 @@ impl Reach {
         match self {
             Reach::All => {}
             Reach::Routers => targets.retain(|id| ports.may_route(*id)),
+            Reach::Hosts => targets.retain(|id| !ports.may_route(*id)),
+            Reach::None => targets.clear(),
             Reach::Members(of) => ports.keep_members(of, targets),
         }
     }
@@ -78,23 +84,23 @@ impl Snooped {
         if !multicast::is_of_vlan(&frame.snapshot, segment.vlan()) {
             return Reach::All;
         }
-        let to_routers = |is_so: bool| if is_so { Reach::Routers } else { Reach::All };
         if multicast::may_be_message(&frame.snapshot) {
             let is_v4 = frame.snapshot[0] == 1;
+            let has_querier = || snooping.has_querier(segment, is_v4, now);
             let mut room = [0; MAX_MEMBERSHIP_MESSAGE_BYTES];
-            match read(burst, index, &mut room) {
-                Ok(None) => {}
-                Ok(Some(Message::Report(_))) => {
-                    self.messages |= 1 << index;
-                    return to_routers(snooping.has_querier(segment, is_v4, now));
-                }
-                // One that does not count does not make hosts speak another version, either.
-                Ok(Some(Message::Query(_))) => {
-                    self.messages |= 1 << index;
-                    let counts = may_query || !snooping.has_querier(segment, is_v4, now);
-                    return to_routers(!counts);
-                }
-                Err(Malformed) => self.messages |= 1 << index,
+            let (bytes, message) = read(burst, index, &mut room);
+            self.messages |= u64::from(message != Ok(None)) << index;
+            let is_query = match message {
+                Ok(Some(Message::Report(_))) if has_querier() => return Reach::Routers,
+                Ok(Some(Message::Report(_))) => return Reach::All,
+                Ok(Some(Message::Query(_))) if may_query => return Reach::All,
+                Ok(Some(Message::Query(_))) => true,
+                Ok(None) | Err(Malformed) => !may_query && multicast::may_be_query(bytes),
+            };
+            // One that does not count is not heard by queriers, which would yield to a lower
+            // address, nor makes hosts speak another version.
+            if is_query {
+                return if has_querier() { Reach::None } else { Reach::Hosts };
             }
         }
         let Some(group) = multicast::group(&frame.snapshot, frame.len) else { return Reach::All };
@@ -141,7 +147,7 @@ fn note_message(
     // Never an error: the frame came in before.
     let Ok(vlan) = admit(asked, &burst.frames()[index]) else { return };
     let segment = asked.segment(vlan);
-    let message = read(burst, index, &mut room);
+    let (_, message) = read(burst, index, &mut room);
     let is_report = matches!(message, Ok(Some(Message::Report(_))));
     let noted = match message {
         Ok(Some(Message::Query(query))) if asked.may_route(port.kind()) => {
@@ -170,8 +176,9 @@ fn read<'r>(
     burst: &Burst,
     index: usize,
     room: &'r mut [u8; MAX_MEMBERSHIP_MESSAGE_BYTES],
-) -> Result<Option<Message<'r>>, Malformed> {
+) -> (&'r [u8], Result<Option<Message<'r>>, Malformed>) {
     let len = burst.egress(index as u8).copy_beginning(room);
     let summed = burst.frames()[index].header.flags & NEEDS_CSUM == 0;
-    multicast::parse(&room[..len], summed)
+    let bytes = &room[..len];
+    (bytes, multicast::parse(bytes, summed))
 }

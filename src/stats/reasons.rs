@@ -109,7 +109,8 @@ drop_reasons! {
     "vioswitchctl port set NAME isolated=off for one of them, unless that is intended";
 
     NoReceiver, "no_receiver", "in",
-    "a flood, and no other port may receive it, or is a member of its group",
+    "a flood, and no other port may receive it, or is a member of its group; or a query for \
+     members of a port without multicast-router",
     "nothing";
 
     Disabled, "disabled", "in",

@@ -57,6 +57,8 @@ while True:
                 continue  # The interface went down.
             if frame[12:14] == b"\x08\0" and frame[23] == 2 and frame[38] == 0x11:
                 print("query from", frame[11], flush=True)
+            if frame[12:14] == b"\x86\xdd" and frame[20] == 0 and frame[62] == 130:
+                print("query of MLD from", frame[11], flush=True)
             probe = frame.find(b"probe-")
             if probe >= 0:
                 print(frame[probe:probe + 10].decode(), flush=True)
@@ -406,10 +408,20 @@ fn memberships_that_ended_are_removed() {
     });
 }
 
+/// The query in a packet that says that more follows: no host obeys it, and Linux's bridge does.
+fn fragment(mut query: Vec<u8>) -> Vec<u8> {
+    query[20] |= 0x20;
+    query[24..26].fill(0);
+    let right = sum(&[&query[14..38]]);
+    query[24..26].copy_from_slice(&right);
+    query
+}
+
 #[test]
 fn a_guest_is_no_querier() {
     with(|mut lab| {
         lab.raw.send(&query(RAW, [0; 4]));
+        lab.raw.send(&query6(RAW, [0; 16]));
         std::thread::sleep(ANSWERED);
         assert_eq!(lab.group(GROUP), ALL, "its query does not count");
         lab.ask();
@@ -418,10 +430,18 @@ fn a_guest_is_no_querier() {
         let mut old = vec![0x11, 0, 0xee, 0xff, 0, 0, 0, 0];
         old[2..4].copy_from_slice(&(!0x1100u16).to_be_bytes());
         lab.raw.send(&ipv4(RAW, ALL_HOSTS, 2, &old));
+        lab.raw.send(&fragment(query(RAW, [0; 4])));
+        lab.raw.send(&query6(RAW, [0; 16]));
         std::thread::sleep(EXPIRED);
         let said = lab.listener("m1").said();
-        assert_eq!(said.matches("query from 9").count(), 1, "before there was a querier: {said}");
-        assert!(said.contains("query from 1"), "{said}");
+        for query in ["query from", "query of MLD from"] {
+            assert_eq!(said.matches(&format!("{query} 9")).count(), 1, "before another: {said}");
+            assert!(said.contains(&format!("{query} 1")), "{said}");
+        }
+        // Where a querier is, or may be, none of it is heard: the lower address wins an election.
+        let said = lab.listener("up").said();
+        assert!(!said.contains(" from 9"), "{said}");
+        assert_eq!(lab.counter("raw", "in drop.no_receiver"), 4);
         assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
     });
 }
@@ -500,5 +520,11 @@ fn a_kernels_bridge_is_the_querier() {
         let asked = lab.counter("up", "multicast_messages");
         assert!(wait_for(SOON, || lab.counter("up", "multicast_messages") >= asked + 4));
         assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
+        // Nor does a guest end that, to which it would yield.
+        for query in [query(RAW, [0; 4]), fragment(query(RAW, [0; 4])), query6(RAW, [0; 16])] {
+            lab.raw.send(&query);
+        }
+        let asked = lab.counter("up", "multicast_messages");
+        assert!(wait_for(SOON, || lab.counter("up", "multicast_messages") >= asked + 4));
     });
 }

@@ -199,7 +199,46 @@ fn no_bytes_make_it_panic() {
         }
         super::group(&snapshot(&frame), frame.len() as u32);
         may_be_message(&snapshot(&frame));
+        may_be_query(&frame);
     }
+}
+
+/// What is malformed here may be a query for a bridge that is less strict.
+#[test]
+fn what_others_may_take_for_a_query_is_known() {
+    let all = ["ff02::1".parse().unwrap(), "ff02::16".parse().unwrap()];
+    let ask = mld(link_local(), all[0], &[130, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let report = mld(link_local(), all[1], &[143, 0, 0, 0, 0, 0, 0, 0]);
+    let behind = |frame: &[u8], next: u8, header: &[u8]| {
+        // Hop-by-hop options have the next header and eight bytes.
+        let mut frame = [&frame[..62], header, &frame[62..]].concat();
+        (frame[54], frame[62]) = (next, 58);
+        frame[19] += header.len() as u8;
+        frame
+    };
+    let options = [0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for (next, header) in [
+        (60, &options[..8]),
+        (60, &options[..]),
+        (43, &options[..8]),
+        (44, &[0; 8][..]),
+        (51, &[0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0][..]),
+    ] {
+        let (mut ask, mut report) = (behind(&ask, next, header), behind(&report, next, header));
+        if next == 60 || next == 43 {
+            (ask[63], report[63]) = (header.len() as u8 / 8 - 1, header.len() as u8 / 8 - 1);
+        }
+        assert!(!matches!(parse(&ask, true), Ok(Some(_))), "{next}");
+        assert!(may_be_query(&ask) && !may_be_query(&report), "{next}: {ask:02x?}");
+        (0..ask.len()).for_each(|len| assert!(!may_be_query(&ask[..len]) || len > 62));
+    }
+    let mut ask = igmp(HOST, [224, 0, 0, 1], &[0x11, 10, 0, 0, 0, 0, 0, 0]);
+    ask[20] = 0x20;
+    put_sum(&mut ask[14..38], 10, Sum::ZERO);
+    assert_eq!(parse(&ask, true), Err(Malformed), "a fragment");
+    assert!(may_be_query(&ask) && !may_be_query(&ask[..38]));
+    let other = igmp(HOST, [224, 0, 0, 13], &[0x14, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(parse(&other, true) == Ok(None) && !may_be_query(&other), "PIM");
 }
 
 #[test]
