@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::raw::{Setting, Value, quote};
 use crate::limits::{BURST_SIZE_BYTES, BURST_SIZE_PACKETS, RATE_BITS, RATE_PACKETS};
-use crate::switch::{FloodClass, Rate, Size};
+use crate::switch::{FloodClass, Limit, Rate, Size};
 
 /// A unit of one of two kinds: its name, and how many of the smallest it is.
 type Unit = (&'static str, u64);
@@ -41,8 +41,16 @@ pub(super) fn rate(setting: &Setting) -> Result<Rate, String> {
 }
 
 /// A rate as it is written.
-pub fn rate_word(rate: &Rate) -> String {
+pub(super) fn rate_word(rate: &Rate) -> String {
     RATES.word([rate.bits, rate.packets])
+}
+
+/// A limit as it is written, with the burst if that is given.
+pub fn limit_word(limit: &Limit) -> String {
+    match size_word(&limit.burst) {
+        burst if burst.is_empty() => rate_word(&limit.rate),
+        burst => format!("{} (bursts of {burst})", rate_word(&limit.rate)),
+    }
 }
 
 /// What may be flooded a second, of each class by its number.

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-pub use amount::rate_word;
+pub use amount::limit_word;
 pub use args::{first_line, split_commas};
 pub use entries::{Places, Shared, place};
 pub use keys::{Effect, KEYS, Key, Kind, Settings};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::methods::{Switch, unknown_port};
 use super::parameters::{ip, mac, number};
 use super::show;
-use crate::config::rate_word;
+use crate::config::limit_word;
 use crate::frame::MacAddr;
 use crate::frame::ethernet::TagEdit;
 use crate::limits::MAX_VLAN;
@@ -15,8 +15,8 @@ use crate::stats::DropReason;
 use crate::switch::mirror::Watch;
 use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
-    Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId, PortPolicy,
-    Reserved, ReservedSet, Segment, Source, Station, VlanId,
+    Bridge, Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId,
+    PortPolicy, Reserved, ReservedSet, Segment, Source, Station, VlanId,
 };
 use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
@@ -60,15 +60,16 @@ impl Switch {
         if told.mirrored(&ports, port) || told.guard(port, asked, source, ip) {
             return Ok(told.answer());
         }
-        let Some(vlan) = told.admitted(port, &asked.vlans, &bytes, tag) else {
+        let Some(vlan) = told.admitted(port, asked, &bytes, tag) else {
             return Ok(told.answer());
         };
         let segment = asked.segment(vlan);
         let way = Way { vlan, bytes: &bytes, length };
         let [from, to] = [source, destination].map(|mac| Station::new(segment, mac));
         let trace = policy.trace(ingress, from, to, clock::coarse_seconds());
-        if let Some(rate) = port.rates.input.rate() {
-            told.step(format!("its rate-in is {}: what exceeds it waits there", rate_word(&rate)));
+        if let Some(limit) = port.rates.input.limit() {
+            let limit = limit_word(&limit);
+            told.step(format!("its rate-in is {limit}: what exceeds it waits there"));
         }
         told.source(&ports, source, trace.source);
         let mut decision = trace.decision;
@@ -115,8 +116,8 @@ impl Told {
         way: Way<'_>,
     ) {
         let class = FloodClass::of(destination);
-        if let Some(rate) = port.rates.floods[class as usize].rate() {
-            let (class, rate) = (class.name(), rate_word(&rate));
+        if let Some(limit) = port.rates.floods[class as usize].limit() {
+            let (class, rate) = (class.name(), limit_word(&limit));
             self.step(format!("its storm limit is {class}:{rate}: what exceeds it is dropped"));
         }
         let (ports, from) = (policy.ports, policy.ports.policy(port.id));
@@ -204,7 +205,7 @@ impl Told {
                 return true;
             }
             if watch.takes_in(port.id) {
-                let (mirror, to, which) = (&watch.name, name(watch.to), of_vlan(watch));
+                let (mirror, to, which) = (&watch.name, name(watch.to), limits_of(watch));
                 self.step(format!("mirror '{mirror}' copies it to {to}{which}"));
             }
         }
@@ -218,7 +219,7 @@ impl Told {
                 continue;
             };
             if self.ports.contains(&from.name) {
-                let (mirror, which) = (&watch.name, of_vlan(watch));
+                let (mirror, which) = (&watch.name, limits_of(watch));
                 let (from, to) = (quote(from), quote(to));
                 self.step(format!("mirror '{mirror}' copies what leaves by {from} to {to}{which}"));
             }
@@ -229,15 +230,19 @@ impl Told {
     fn admitted(
         &mut self,
         port: &Port,
-        vlans: &Membership,
+        PortPolicy { bridge, vlans, .. }: &PortPolicy,
         bytes: &[u8],
         tag: Option<VlanId>,
     ) -> Option<VlanId> {
         let vlan = vlans.classify(bytes);
-        match vlan {
-            Some(0) => {}
-            Some(vlan) => self.step(format!("it is in VLAN {vlan}")),
-            None => {
+        match (vlan, bridge.name()) {
+            (Some(0), Bridge::DEFAULT_NAME) => {}
+            (Some(0), bridge) => self.step(format!("it is in bridge {bridge}")),
+            (Some(vlan), Bridge::DEFAULT_NAME) => self.step(format!("it is in VLAN {vlan}")),
+            (Some(vlan), bridge) => {
+                self.step(format!("it is in VLAN {vlan} of bridge {bridge}"));
+            }
+            (None, _) => {
                 let is = match vlans {
                     Membership::Access(own) => format!("is an access port of VLAN {own}"),
                     _ if tag.unwrap_or(0) == 0 => "is a trunk without native".to_owned(),
@@ -265,12 +270,19 @@ impl Told {
         let Some(rules) = &asked.security else { return false };
         let bytes = headers(source, ip);
         let frame = Headers { bytes: &bytes, len: bytes.len(), sum_at: None, is_cut: false };
+        let guard = if rules.enforced { "guard=on" } else { "guard=log" };
         let Err(Refused::Broken(violation)) = port_security::check(rules, &frame) else {
+            let servers = rules.servers.names().join(",");
+            let servers = match servers.is_empty() {
+                true => String::new(),
+                false => format!(", allow-server={servers}"),
+            };
+            self.step(format!("its source addresses are allowed ({guard}{servers})"));
             return false;
         };
         let (address, to) = (violation.address, quote(port));
-        let does = if rules.enforced { "guard=on" } else { "guard=log, which counts it alone" };
-        self.step(format!("{address} is not allowed as a source address of {to} ({does})"));
+        let alone = if rules.enforced { "" } else { ", which counts it alone" };
+        self.step(format!("{address} is not allowed as a source address of {to} ({guard}{alone})"));
         self.reason = rules.enforced.then_some(DropReason::Guard);
         rules.enforced
     }
@@ -332,9 +344,9 @@ impl Told {
                 TagEdit::Push(_) => " with a tag",
                 TagEdit::Rewrite(_) => " with another tag",
             };
-            let rate = port.rates.output.rate().map(|rate| rate_word(&rate));
+            let limit = port.rates.output.limit().map(|limit| limit_word(&limit));
             let rate =
-                rate.map(|rate| format!(", unless its rate-out of {rate} is used up (rate)"));
+                limit.map(|limit| format!(", unless its rate-out of {limit} is used up (rate)"));
             self.step(format!("out to {to}{tag}{}", rate.unwrap_or_default()));
             self.ports.push(port.name.clone());
             return;
@@ -414,9 +426,11 @@ fn headers(source: MacAddr, ip: Option<IpAddr>) -> Vec<u8> {
     bytes
 }
 
-/// Of which frames alone a mirror is, if that is so.
-fn of_vlan(watch: &Watch) -> String {
-    watch.frames.vlan.map(|vlan| format!(", if it is in VLAN {vlan}")).unwrap_or_default()
+/// Of which frames alone a mirror is, and how much of each it copies, if that is not all.
+fn limits_of(watch: &Watch) -> String {
+    let vlan = watch.frames.vlan.map(|vlan| format!(", if it is in VLAN {vlan}"));
+    let snaplen = watch.frames.snaplen.map(|bytes| format!(", {bytes} bytes at most"));
+    vlan.into_iter().chain(snaplen).collect()
 }
 
 fn quote(port: &Port) -> String {

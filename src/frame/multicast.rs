@@ -9,14 +9,12 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::checksum::Sum;
 use super::ethernet::{
-    ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, HOP_BY_HOP, ICMPV6, Snapshot, l3_offset,
+    DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FRAGMENT, HOP_BY_HOP,
+    ICMPV6, ROUTING, Snapshot, l3_offset,
 };
 
 const IGMP: u8 = 2;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
-const DESTINATION: u8 = 60;
 const IGMP_QUERY: u8 = 0x11;
 const MLD_QUERY: u8 = 130;
 /// Tenths and thousandths of a second in a second: units of IGMP's and MLD's times.
@@ -214,7 +212,7 @@ fn icmpv6(packet: &[u8]) -> Option<&[u8]> {
     while next != ICMPV6 {
         let units = usize::from(*rest.get(1)?);
         let len = match next {
-            HOP_BY_HOP | ROUTING | DESTINATION => 8 * (units + 1),
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => 8 * (units + 1),
             FRAGMENT => 8,
             AUTHENTICATION => 4 * (units + 2),
             _ => return None,

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::admission::Admission;
 use crate::frame::Load;
-use crate::switch::{FloodClass, FloodLimits, Limit, Meter, Rate};
+use crate::switch::{FloodClass, FloodLimits, Limit, Meter};
 use crate::sys::clock;
 
 /// Tries to get a lock that is held for some hundred instructions.
@@ -66,10 +66,10 @@ impl Metered {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// What is set in the long run, if something is.
-    pub fn rate(&self) -> Option<Rate> {
+    /// What is set, if something is.
+    pub fn limit(&self) -> Option<Limit> {
         let limit = self.state.lock().unwrap_or_else(PoisonError::into_inner).limit;
-        limit.is_on().then_some(limit.rate)
+        limit.is_on().then_some(limit)
     }
 
     /// Goes by another limit from now on; one that is in force goes on.
@@ -124,7 +124,7 @@ impl Metered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch::Size;
+    use crate::switch::{Rate, Size};
 
     /// Another thread stands still in the middle of its arithmetic.
     #[test]

@@ -168,6 +168,14 @@ pub struct Servers {
     pub ra: bool,
 }
 
+impl Servers {
+    /// As they are called in `allow-server`.
+    pub fn names(self) -> Vec<&'static str> {
+        let all = [(self.dhcp, "dhcp"), (self.dhcpv6, "dhcpv6"), (self.ra, "ra")];
+        all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect()
+    }
+}
+
 /// What a frame was refused for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Violation {

@@ -134,7 +134,10 @@ fn addresses_are_cached_up_to_the_limit_and_not_flooded_for() {
         }
         // Of a full table one address in some runs is the ninth of a bucket of eight.
         let displaced = below - cache.held();
-        assert!(displaced <= if below > FDB_MAX_ENTRIES / 2 { 4 } else { 0 }, "{keys}: {displaced}");
+        assert!(
+            displaced <= if below > FDB_MAX_ENTRIES / 2 { 4 } else { 0 },
+            "{keys}: {displaced}"
+        );
         assert_eq!(cache.flooded(below), displaced, "{keys}");
         // Those that are known, and more than there is room for.
         let beyond = most + 200;

@@ -35,6 +35,7 @@ mod save;
 mod schema;
 mod settings;
 mod streams;
+mod tenant_keys;
 mod tenants;
 mod top;
 mod trace;
