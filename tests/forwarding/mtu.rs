@@ -135,6 +135,43 @@ fn what_is_configured_is_the_longest_packet() {
     }
 }
 
+/// The limit is that of the packet, whatever tag comes or goes on its way.
+#[test]
+fn a_tag_that_is_pushed_or_popped_does_not_count() {
+    let keys = [",vlan=5,mtu=1500", ",trunk=5,mtu=1500"];
+    let d = Daemon::with_ports(&keys, &[]);
+    let mut vms = [0, 1].map(|id| Vm::connect(&d.socket(id), config(id)));
+    let mut too_big = [0, 0];
+    for (from, dst) in [(0, BROADCAST), (1, BROADCAST), (0, mac_of(1)), (1, mac_of(0))] {
+        for packet in [46, 1499, 1500, 1501, 1504, 1505] {
+            let forms = [&[][..], &[TAG]];
+            let len = |tags: &[[u8; 4]]| 14 + 4 * tags.len() + packet;
+            let plain = frame(dst, from as u8, &[], len(&[]));
+            let forms = forms.map(|tags| {
+                let mut bytes = frame(dst, from as u8, tags, len(tags));
+                let payload = bytes.len() - packet;
+                bytes[payload..].copy_from_slice(&plain[14..]);
+                bytes
+            });
+            vms[from].tx[0].send_waiting(&forms[from], SOON);
+            vms[from].tx[0].drain(SOON);
+            let rx = &mut vms[1 - from].rx[0];
+            if packet <= 1500 {
+                assert!(rx.wait(SOON), "{packet} bytes from {from}: missed");
+                rx.recv(1, |_, got| assert!(got == forms[1 - from], "{packet} from {from}"));
+            } else {
+                too_big[1 - from] += 1;
+            }
+        }
+    }
+    std::thread::sleep(QUIET);
+    vms.iter_mut().for_each(|vm| _ = vm.rx[0].recv(1, |_, got| panic!("{} bytes", got.len())));
+    let c = d.counters();
+    c.balance();
+    assert_eq!(["p0", "p1"].map(|port| c.sum(Some(port), "", "drop.too_big")), too_big);
+    d.stop();
+}
+
 #[test]
 fn the_front_end_may_say_less_and_it_is_forgotten_with_it() {
     let mut lan = Lan::new(&["", ",mtu=9000"], &[]);

@@ -14,6 +14,7 @@ use testkit::packet::{Ask, Kind, Packet, payload};
 use testkit::proc::Daemon;
 use testkit::ring::Ring;
 use testkit::vm::{Guest, Vm, VmConfig};
+use testkit::vnet::Header;
 
 const PAGE: u64 = 4096;
 const SOON: Duration = Duration::from_secs(2);
@@ -62,6 +63,12 @@ fn pair() -> (Daemon, Vm, Vm) {
 /// The same with offloads.
 fn pair_with(sender: u64, migrating: u64) -> (Daemon, Vm, Vm) {
     let d = Daemon::with(2, &["--workers", "2"]);
+    let (a, b) = guests(&d, sender, migrating);
+    (d, a, b)
+}
+
+/// Guests with these offloads.
+fn guests(d: &Daemon, sender: u64, migrating: u64) -> (Vm, Vm) {
     let a = Vm::connect(&d.socket(0), VmConfig::with_offloads(0, sender, true));
     let mut c = VmConfig::with_offloads(1, migrating, true);
     c.protocol |= proto::LOG_SHMFD;
@@ -69,8 +76,7 @@ fn pair_with(sender: u64, migrating: u64) -> (Daemon, Vm, Vm) {
     // Small buffers, so that frames take several, and a used ring of several pages that wraps.
     (c.size, c.tx_size, c.rx.buffers) = (1024, 1024, 1000);
     c.rx.layouts = vec![vec![600]];
-    let b = Vm::connect(&d.socket(1), c);
-    (d, a, b)
+    (a, Vm::connect(&d.socket(1), c))
 }
 
 /// `n` frames of 1514 bytes from one guest to the other.
@@ -185,6 +191,48 @@ fn what_offloads_write_is_marked() {
                     let got = b.rx[0].take(expected.len(), SOON);
                     let same = got.iter().zip(&expected).all(|(g, e)| g.1 == e.1);
                     assert!(same && got.len() == expected.len(), "{kind:?} {ask:?}");
+                });
+            }
+        }
+        drop((a, b));
+        d.stop();
+    }
+}
+
+/// The frame with the tag of VLAN 10.
+fn tagged((mut header, frame): (Header, Vec<u8>)) -> (Header, Vec<u8>) {
+    header.csum_start += if header.flags & 1 != 0 { 4 } else { 0 };
+    header.hdr_len += if header.gso_type != 0 { 4 } else { 0 };
+    (header, [&frame[..12], &[0x81, 0, 0, 10], &frame[12..]].concat())
+}
+
+/// Frames whose tag comes or goes on the way, whole and in segments: a head of another length, and
+/// what is behind it, are marked where they are written.
+#[test]
+fn what_is_written_with_another_tag_is_marked() {
+    let keys = [",vlan=10", ",trunk=10"];
+    let cases = [0, 1].map(|from| [feat::GUEST_OFFLOADS, 0].map(|features| (from, features)));
+    for (from, migrating) in cases.concat() {
+        let d = Daemon::with_ports(&[keys[from], keys[1 - from]], &["--workers", "2"]);
+        let (mut a, mut b) = guests(&d, feat::HOST_OFFLOADS, migrating);
+        let log = Log::for_guest(&b);
+        log_on(&mut b, &log);
+        for kind in Kind::plain() {
+            let asks = [(60, Ask::Nothing), (1000, Ask::Sum), (9000, Ask::Segments(kind.mss()))];
+            for (len, ask) in asks {
+                let packet = Packet::new(kind, a.mac(), [0xff; 6], &payload(1, len));
+                let (mut sent, mut expected) =
+                    (packet.sent(ask), packet.received(ask, b.cfg.features));
+                match from {
+                    0 => expected = expected.into_iter().map(tagged).collect(),
+                    _ => sent = tagged(sent),
+                }
+                a.tx[0].header = sent.0.bytes(12);
+                check_marks_of(&mut b, &log, |b| {
+                    a.tx[0].send_waiting(&sent.1, SOON);
+                    let got = b.rx[0].take(expected.len(), SOON);
+                    let same = got.iter().zip(&expected).all(|(g, e)| g.1 == e.1);
+                    assert!(same && got.len() == expected.len(), "{from} {kind:?} {ask:?}");
                 });
             }
         }

@@ -17,7 +17,7 @@ use testkit::packet::{
 use testkit::proc::{Daemon, wait_for};
 use testkit::skip;
 use testkit::vm::{Vm, mac_of};
-use testkit::vnet::{DATA_VALID, GSO_NONE, Header};
+use testkit::vnet::{DATA_VALID, GSO_NONE, Header, NEEDS_CSUM};
 
 /// The station on the host's side.
 pub const HOST: u8 = 9;
@@ -168,6 +168,48 @@ fn the_kernel_to_guests() {
             assert_eq!(Work::counted(&d.counters(), &port), work, "{port}");
         }
         finish(d, vms);
+    });
+}
+
+/// Between a guest in a VLAN and a TAP that is its trunk the tag comes and goes, and what is left
+/// to the receiver begins where the headers are then.
+#[test]
+fn offloads_move_with_the_tag_of_a_trunk() {
+    in_namespace(|| {
+        let d = Daemon::with_ports(&[",vlan=10"], &["--tap", "up,ifname=tap0,trunk=10"]);
+        let mut vms = [connect(&d, 0, feat::OFFLOADS, true)];
+        let host = Host::open_with_headers("tap0");
+        let tagged = |header: &Header, frame: &[u8]| {
+            let (summed, cut) = (header.flags & NEEDS_CSUM != 0, header.gso_type != GSO_NONE);
+            let csum_start = header.csum_start + if summed { 4 } else { 0 };
+            let hdr_len = header.hdr_len + if cut { 4 } else { 0 };
+            let frame = [&frame[..12], &[0x81, 0, 0, 10], &frame[12..]].concat();
+            (Header { csum_start, hdr_len, ..*header }, frame)
+        };
+        let packets = |from, to| {
+            Kind::plain().flat_map(move |kind| {
+                [(700, Ask::Nothing), (700, Ask::Sum), (9000, Ask::Segments(kind.mss()))]
+                    .map(|(len, ask)| Sent::new(kind, from, to, len, ask))
+            })
+        };
+        let from = vms[0].mac();
+        for sent in packets(from, mac_of(HOST)) {
+            let (header, frame) = sent.packet.sent(sent.ask);
+            send(&mut vms[0], &header, &frame);
+            let got = host.receive(SOON).unwrap_or_else(|| panic!("missing: {:?}", sent.ask));
+            let (mut want, bytes) = sent.packet.received(sent.ask, u64::MAX).remove(0);
+            want.hdr_len = 0;
+            // The kernel has taken the tag out again.
+            assert_eq!(from_kernel(&got), want, "{:?}", sent.packet.kind);
+            assert!(got[HEADER_LEN..] == bytes, "{:?} {:?}: bytes", sent.packet.kind, sent.ask);
+        }
+        let back: Vec<Sent> = packets(mac_of(HOST), from).collect();
+        let out = |header: &Header, frame: &[u8]| {
+            let (header, frame) = tagged(header, frame);
+            send_out(&host, &header, &frame);
+        };
+        exchange_by(out, &mut vms[0], &back, &mut Work::default());
+        finish(d, vms.into());
     });
 }
 
