@@ -1,16 +1,18 @@
 /*
- * UDP datagrams for the tests of offloads, inside a guest.
+ * UDP datagrams for the tests of offloads and of groups, inside a guest.
  *
  *   datagrams send ADDRESS PORT SIZE COUNT <FILE   the file in datagrams of SIZE bytes, the kernel
  *                                                  given COUNT of them in one write (UDP_SEGMENT), or as many writes
  *                                                  where the device computes no checksums
  *   datagrams receive PORT                         what comes, to standard output, until nothing
  *                                                  has come for two seconds; the first may take ten
+ *   datagrams join GROUP INTERFACE                 a member of a multicast group until it is killed
  *
  * At the end `receive` says on standard error which sizes it saw, as lines of "SIZE TIMES".
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
 #include <stdio.h>
@@ -108,12 +110,30 @@ static int receive(int port)
 	return 0;
 }
 
+static int join(const char *group, const char *device)
+{
+	struct sockaddr_in6 to = address(group, 0);
+	struct ipv6_mreq v6 = { to.sin6_addr, if_nametoindex(device) };
+	struct ip_mreqn v4 = { .imr_ifindex = (int)v6.ipv6mr_interface };
+	int s = socket(AF_INET6, SOCK_DGRAM, 0);
+
+	memcpy(&v4.imr_multiaddr, &to.sin6_addr.s6_addr[12], sizeof v4.imr_multiaddr);
+	if (strchr(group, ':'))
+		check(setsockopt(s, IPPROTO_IPV6, IPV6_JOIN_GROUP, &v6, sizeof v6) == 0, group);
+	else
+		check(setsockopt(s, IPPROTO_IP, IP_ADD_MEMBERSHIP, &v4, sizeof v4) == 0, group);
+	return pause();
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 6 && !strcmp(argv[1], "send"))
 		return send_file(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
 	if (argc == 3 && !strcmp(argv[1], "receive"))
 		return receive(atoi(argv[2]));
-	fputs("usage: datagrams send ADDRESS PORT SIZE COUNT | receive PORT\n", stderr);
+	if (argc == 4 && !strcmp(argv[1], "join"))
+		return join(argv[2], argv[3]);
+	fputs("usage: datagrams send ADDRESS PORT SIZE COUNT | receive PORT | join GROUP INTERFACE\n",
+	      stderr);
 	return 2;
 }

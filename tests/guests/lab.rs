@@ -127,7 +127,8 @@ impl Lab {
         ));
     }
 
-    fn wait_tap(&self, tap: &str) {
+    /// Waits until the daemon has made an interface.
+    pub fn wait_tap(&self, tap: &str) {
         wait_for("the TAP", Duration::from_secs(10), || {
             let found = self.in_netns("ip").args(["link", "show", tap]).output().ok()?;
             found.status.success().then_some(())

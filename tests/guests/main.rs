@@ -15,6 +15,7 @@ mod lab;
 mod load;
 mod pair;
 mod qemu;
+mod qemu_groups;
 mod qemu_kinds;
 mod qemu_machine;
 mod qemu_migration;
