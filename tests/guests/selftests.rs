@@ -35,3 +35,9 @@ fn passes(script: &str, tests: usize) {
 fn isolated_ports_do_not_reach_each_other() {
     passes("bridge_port_isolation.sh", 3);
 }
+
+#[test]
+#[ignore = "full"]
+fn a_static_address_stays_where_it_is() {
+    passes("bridge_sticky_fdb.sh", 1);
+}
