@@ -197,7 +197,10 @@ impl Switch {
         (0..self.ports.len()).filter(takes).collect()
     }
 
-    /// Learns a source; what is static stays where it is, and so does what has no room.
+    /// Learns a source; what is static stays where it is, and so does what has no room. The switch
+    /// leaves that to the next frame while another thread has the place in its table: none has,
+    /// where operations come one by one, but for one that removes what is too old each second, and
+    /// would have to lose its CPU with the very place.
     fn learn(&mut self, mac: Mac, port: usize) {
         let Keys { learns, segment, .. } = self.ports[port].keys;
         if !learns {
