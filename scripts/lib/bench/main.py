@@ -65,7 +65,8 @@ def options():
                         help="instead search for the highest rates without loss and with 0.5 %%, "
                              "with DPDK's driver")
     parser.add_argument("--instructions", action="store_true",
-                        help="count vioswitchd's instructions per frame under valgrind instead")
+                        help="count vioswitchd's instructions per frame under valgrind instead; "
+                             "with --cases all or a list those of tenants' keys")
     parser.add_argument("--limit", metavar="LEN=N,…", default="",
                         help="with --instructions: fail above so many, as in 60=300,1514=700")
     parser.add_argument("--parts", action="store_true",
@@ -434,6 +435,7 @@ def main():
     if chosen.list:
         for case in CASES:
             print(f"{case.name:12} {case.title}")
+        print("with --instructions:", ", ".join(case.name for case in instructions.CASES))
         print("switches:", ", ".join(switch.name for switch in switches))
         return 0
     work = tempfile.mkdtemp(prefix="vioswitch-bench.")
@@ -441,8 +443,12 @@ def main():
         if chosen.instructions:
             limits = dict(pair.split("=", 1) for pair in chosen.limit.split(",") if pair)
             limits = {int(length): float(value) for length, value in limits.items()}
-            return instructions.main(switches[1], f"{chosen.target}/release/examples/loadgen",
-                                     limits, work)
+            loadgen = f"{chosen.target}/release/examples/loadgen"
+            if chosen.cases:
+                cases = select(parser, "" if chosen.cases == "all" else chosen.cases,
+                               instructions.CASES, lambda _: True)
+                return instructions.tenants(switches[1], loadgen, cases, work)
+            return instructions.main(switches[1], loadgen, limits, work)
         return measure(parser, chosen, switches, work)
     except ValueError as error:
         parser.error(str(error))

@@ -5,7 +5,7 @@
 //! It needs no huge pages, no DPDK and no root (but for TAPs). It is an example target, so that it
 //! is never installed. Messages are sent by the front-end of the integration tests; the rings are
 //! its own, made for speed rather than for catching every broken rule. From the bottom up: `mem`,
-//! `ring`, `port`; `frame`, `books`; `run`, `report`.
+//! `outer`, `ring`, `port`; `frame`, `books`; `run`, `report`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,6 +16,7 @@ use clap::Parser;
 mod books;
 mod frame;
 mod mem;
+mod outer;
 mod port;
 mod report;
 mod ring;
@@ -24,11 +25,17 @@ mod system;
 
 use testkit::sys;
 
+use outer::Outer;
 use port::{Port, TapPort, VirtioConfig, VirtioPort};
 use run::{Lengths, Pattern, Plan, Run};
 
 /// 7 : 4 : 1, the "simple IMIX" of routers' data sheets, spread out.
 const MIX: [u32; 12] = [60, 590, 60, 60, 590, 60, 1514, 60, 590, 60, 590, 60];
+
+/// Bytes of a head, or of a first frame.
+const MOST_BYTES: usize = 1514;
+/// From the first frames to the others: a querier's question has been answered by then.
+const ASKED: Duration = Duration::from_secs(4);
 
 /// Seconds a back-end may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -82,6 +89,16 @@ struct Options {
     /// Have all that the back-end writes marked in a log, as while the guests migrate
     #[arg(long)]
     log: bool,
+    /// Bytes behind the addresses of a port's frames, sent and received, as "PORT:HEX"; repeatable
+    #[arg(long, value_name = "PORT:HEX", value_parser = port_bytes)]
+    head: Vec<(usize, Vec<u8>)>,
+    /// The Ethernet address of a group, in the place of that of all stations
+    #[arg(long, value_name = "HEX", value_parser = address)]
+    group: Option<[u8; 6]>,
+    /// A frame that a port sends before all others, as "PORT:HEX"; repeatable. The rest begins
+    /// four seconds later
+    #[arg(long, value_name = "PORT:HEX", value_parser = port_bytes)]
+    first: Vec<(usize, Vec<u8>)>,
     /// Guest memory in huge pages
     #[arg(long)]
     huge_pages: bool,
@@ -109,6 +126,19 @@ fn lengths(text: &str) -> Result<Lengths, String> {
 fn two_cpus(text: &str) -> Result<[usize; 2], String> {
     let cpus = text.split_once(',').and_then(|(a, b)| Some([a.parse().ok()?, b.parse().ok()?]));
     cpus.ok_or_else(|| "not two CPUs as \"0,1\"".to_owned())
+}
+
+fn port_bytes(text: &str) -> Result<(usize, Vec<u8>), String> {
+    let parts = text.split_once(':');
+    let parts = parts.and_then(|(port, hex)| Some((port.parse().ok()?, Outer::bytes(hex)?)));
+    parts
+        .filter(|(_, bytes)| bytes.len() <= MOST_BYTES)
+        .ok_or_else(|| "not a port and bytes as \"0:8100000a\"".to_owned())
+}
+
+fn address(text: &str) -> Result<[u8; 6], String> {
+    let bytes = Outer::bytes(text).and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or_else(|| "not six bytes as \"01005e010101\"".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -147,6 +177,10 @@ fn check(o: &Options) -> Result<(), String> {
     }
     if ports < o.silent || ports > 4096 {
         return Err("more silent ports than ports, or more than 4096".into());
+    }
+    let with_bytes = o.head.iter().chain(&o.first);
+    if with_bytes.map(|(port, _)| *port).any(|port| port >= o.socket.len()) {
+        return Err("bytes for a port that is none".into());
     }
     let active = ports - o.silent;
     let nobody = (0..active).all(|i| o.pattern.receiver(i, active).is_none());
@@ -187,8 +221,29 @@ fn measure(o: &Options) -> Result<String, String> {
         huge_pages: o.huge_pages,
         patience: PATIENCE,
     };
-    let connect = |path: &PathBuf| VirtioPort::connect(path, &config);
-    go(o, o.socket.iter().map(connect).collect::<Result<_, _>>()?, false)
+    let connect = |(port, path): (usize, &PathBuf)| {
+        let head = o.head.iter().find(|(of, _)| *of == port).map(|(_, head)| head.clone());
+        let outer = Outer { head: head.unwrap_or_default(), group: o.group };
+        let frame_len = longest + outer.len() as u32;
+        VirtioPort::connect(path, &VirtioConfig { frame_len, ..config }, outer)
+    };
+    let ports = o.socket.iter().enumerate().map(connect).collect::<Result<Vec<_>, _>>()?;
+    go(o, begin(ports, &o.first), false)
+}
+
+/// Sends what comes before all others.
+fn begin(mut ports: Vec<VirtioPort>, first: &[(usize, Vec<u8>)]) -> Vec<VirtioPort> {
+    if first.is_empty() {
+        return ports;
+    }
+    // A switch that counts whole seconds asks those alone that were there before.
+    std::thread::sleep(ASKED);
+    for (port, bytes) in first {
+        ports[*port].send_first(bytes);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    std::thread::sleep(ASKED);
+    ports
 }
 
 fn go<P: Port>(o: &Options, mut ports: Vec<P>, tap: bool) -> Result<String, String> {

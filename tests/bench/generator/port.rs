@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::mem::Memory;
+use super::outer::Outer;
 use super::ring::{Buffers, Ring, prefetch};
 use testkit::frontend::{Frontend, VringAddr, feat, proto, req};
 use testkit::sys::{self, EventFd};
@@ -58,6 +59,7 @@ pub struct VirtioPort {
     rx: Ring,
     /// Frame length in each transmit descriptor.
     tx_lens: Vec<u32>,
+    outer: Outer,
     tx_kick: EventFd,
     rx_kick: EventFd,
     _calls: [EventFd; 2],
@@ -69,7 +71,7 @@ pub struct VirtioPort {
 
 impl VirtioPort {
     /// Connects to a back-end that listens, and starts both rings.
-    pub fn connect(path: &Path, c: &VirtioConfig) -> Result<VirtioPort, String> {
+    pub fn connect(path: &Path, c: &VirtioConfig, outer: Outer) -> Result<VirtioPort, String> {
         let text =
             |what: &str, e: &dyn std::fmt::Debug| format!("{}: {what}: {e:?}", path.display());
         let stream = connect(path, c.patience).map_err(|e| text("connect", &e))?;
@@ -116,7 +118,30 @@ impl VirtioPort {
         tx_kick.write(1);
         let (tx_lens, _calls) = (vec![0; usize::from(c.ring_size)], calls);
         let (_frontend, _memory) = (frontend, memory);
-        Ok(VirtioPort { tx, rx, tx_lens, tx_kick, rx_kick, _calls, watch, _frontend, _memory })
+        Ok(VirtioPort {
+            tx,
+            rx,
+            tx_lens,
+            outer,
+            tx_kick,
+            rx_kick,
+            _calls,
+            watch,
+            _frontend,
+            _memory,
+        })
+    }
+
+    /// Sends a frame of these bytes.
+    pub fn send_first(&mut self, bytes: &[u8]) {
+        let outer = std::mem::take(&mut self.outer);
+        // SAFETY: buffers have room for 2 KiB at least, and are no part of `bytes`.
+        self.send(bytes.len() as u32, |p| unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len());
+        });
+        self.outer = outer;
+        self.publish();
+        self.kick();
     }
 
     /// Hands `n` frames that have arrived to `f`; fewer if the ring turns out to be at fault.
@@ -141,7 +166,15 @@ impl VirtioPort {
             let merged = unsafe { buffer.add(10).cast::<u16>().read() };
             // Each frame fits one buffer, so that a second one is a fault of the back-end. Length
             // zero makes the checker count it.
-            f(buffer.wrapping_add(HEADER), if merged == 1 { len } else { 0 });
+            let len = if merged == 1 { len } else { 0 };
+            let frame = buffer.wrapping_add(HEADER);
+            if self.outer.is_none() {
+                f(frame, len);
+                continue;
+            }
+            // SAFETY: buffers have room for 2 KiB at least.
+            unsafe { self.outer.take_off(frame) };
+            f(frame.wrapping_add(self.outer.len()), len.saturating_sub(self.outer.len()));
         }
         n
     }
@@ -223,7 +256,13 @@ impl Port for VirtioPort {
     fn send(&mut self, len: u32, build: impl FnOnce(*mut u8)) {
         prefetch(self.tx_line(AHEAD));
         let id = self.tx.next_id(0);
-        build(self.tx.buffer(id).wrapping_add(TX_FRAME_AT));
+        let frame = self.tx.buffer(id).wrapping_add(TX_FRAME_AT);
+        build(frame.wrapping_add(self.outer.len()));
+        if !self.outer.is_none() {
+            // SAFETY: buffers are as long as the longest frame with these bytes.
+            unsafe { self.outer.put_on(frame) };
+        }
+        let len = len + self.outer.len() as u32;
         // SAFETY: ids are below the ring's size, which is the vector's length.
         let known = unsafe { self.tx_lens.get_unchecked_mut(usize::from(id)) };
         if *known != len {
