@@ -131,9 +131,9 @@ mod tests {
     #[test]
     fn each_code_is_on_the_page() {
         let mark = "<!-- made from src/daemon/degraded.rs: UPDATE_DOCS=1 cargo test --lib -->";
-        let row = |code: &Code| format!("| `{}` | {} |\n", code.name(), code.meaning());
+        let row = |code: &Code| format!("`{}` | {}\n", code.name(), code.meaning());
         let rows: String = Code::ALL.iter().map(row).collect();
-        let table = format!("| code | meaning |\n|---|---|\n{rows}");
+        let table = format!("code | meaning\n---|---\n{rows}");
         hold_table(env!("CARGO_MANIFEST_DIR"), "docs/events.md", mark, &table);
     }
 }

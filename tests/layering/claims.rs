@@ -1,10 +1,8 @@
-//! What proves what: docs/testing.md has of each file of tests how many there are, and the claim
-//! that its head begins with, up to the first colon or full stop; `UPDATE_DOCS=1 cargo test --test
+//! What proves what: docs/testing.md names each file of tests; `UPDATE_DOCS=1 cargo test --test
 //! layering` writes that. Each page that names a test names one that exists; each promise of
 //! docs/threat-model.md names one at least.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,8 +12,8 @@ const PAGE: &str = "docs/testing.md";
 /// What stands behind this line of the page is made here.
 const MARK: &str = "<!-- made from the tests: UPDATE_DOCS=1 cargo test --test layering -->\n";
 /// The last column of tables whose rows each name a test.
-const HELD_BY: &str = " | held by |";
-/// Scripts that test what is installed begin so; the page has their heads too.
+const HELD_BY: &str = " | held by";
+/// Scripts that test what is installed; the page names them too.
 const SCRIPTS: [&str; 7] = [
     "demo",
     "first-hour",
@@ -26,12 +24,6 @@ const SCRIPTS: [&str; 7] = [
     "service-demo",
 ];
 
-/// A test's path, as the runs print it behind the name of its file, and if the quick run lacks it.
-struct Test {
-    path: String,
-    full: bool,
-}
-
 /// Path of the module that a file is.
 fn module(source: &Source) -> String {
     let stem = source.path.with_extension("");
@@ -40,7 +32,8 @@ fn module(source: &Source) -> String {
     parts.join("::")
 }
 
-fn tests_of(source: &Source) -> Vec<Test> {
+/// Paths of a file's tests, as the runs print them behind the name of its program.
+fn tests_of(source: &Source) -> Vec<String> {
     let module = module(source);
     let inner = source.code.find("mod tests {");
     let mut found = Vec::new();
@@ -48,11 +41,8 @@ fn tests_of(source: &Source) -> Vec<Test> {
         let Some(name) = words(&source.code[at..], "fn").next().map(|n| at + n + 3) else {
             continue;
         };
-        let full = source.text[at..name].contains("ignore = \"full\"");
         let inside = if inner.is_some_and(|inner| inner < at) { "tests::" } else { "" };
-        let mut add = |name: &str| {
-            found.push(Test { path: format!("{module}::{inside}{name}"), full });
-        };
+        let mut add = |name: &str| found.push(format!("{module}::{inside}{name}"));
         if source.code[name..].starts_with('$') {
             // By a macro, each call of which begins with the name.
             source.code.lines().filter_map(first_argument).for_each(&mut add);
@@ -71,9 +61,8 @@ fn first_argument(line: &str) -> Option<&str> {
 }
 
 /// The claim that a file's head begins with: its first sentence, up to a colon.
-fn claim(text: &str, mark: &str) -> String {
-    let lines = text.lines().skip_while(|line| line.starts_with("#!"));
-    let lines = lines.map_while(|line| line.strip_prefix(mark)).map(str::trim);
+fn claim(text: &str) -> String {
+    let lines = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
     let lines: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     let paragraph = lines.join(" ") + " ";
     let ends = [". ", ": ", "; "].into_iter().filter_map(|end| paragraph.find(end));
@@ -81,19 +70,11 @@ fn claim(text: &str, mark: &str) -> String {
     claim.trim().replace("[`", "`").replace("`]", "`")
 }
 
-/// How many tests there are, and of them those that the quick run lacks.
-fn count(tests: &[Test]) -> String {
-    match tests.iter().filter(|test| test.full).count() {
-        0 => tests.len().to_string(),
-        full => format!("{} ({full})", tests.len()),
-    }
-}
-
-/// The files of one directory, each in a line.
+/// The files of one directory, and what its `main.rs` begins with.
 #[derive(Default)]
 struct Group {
     about: String,
-    lines: String,
+    files: Vec<String>,
 }
 
 /// Where a file stands: its directory, and its name there.
@@ -104,50 +85,30 @@ fn place(source: &Source) -> (String, String) {
     (format!("{top}/{group}"), name.to_owned())
 }
 
-/// Numbers of unit tests, by the directories of the source.
-fn unit_tests(src: &[Source]) -> String {
-    let mut found: BTreeMap<String, Vec<Test>> = BTreeMap::new();
-    for source in src {
-        found.entry(place(source).0).or_default().extend(tests_of(source));
-    }
-    found.retain(|_, tests| !tests.is_empty());
-    let one = |(group, tests): (&String, &Vec<Test>)| format!("`{group}` {}", count(tests));
-    let all = found.iter().map(one).collect::<Vec<_>>().join(",\n");
-    format!("\n### src\n\nUnit tests: {all}.\n")
-}
-
-/// The part of the page that is made of the tests.
-fn listed(src: &[Source], tests: &[Source], scripts: &[(String, String)]) -> String {
+/// The part of the page that is made of the tests: the files of each directory.
+fn listed(tests: &[Source]) -> String {
     let mut found: BTreeMap<String, Group> = BTreeMap::new();
     for source in tests {
-        let own = tests_of(source);
         let (group, name) = place(source);
         let is_target = source.path.starts_with("tests/fuzz/targets")
             && source.text.contains("pub fn run(data: &[u8])");
         let group = found.entry(group).or_default();
-        let about = claim(&source.text, "//!");
         if source.path.ends_with("main.rs") {
-            group.about = about.clone();
+            group.about = claim(&source.text);
         }
-        let says = if group.about == about { String::new() } else { format!(": {about}") };
-        let tests = if is_target { String::new() } else { format!(" {}", count(&own)) };
-        if is_target || !own.is_empty() {
-            let path = source.path.display();
-            let _ = writeln!(group.lines, "- [`{name}`](../{path}){tests}{says}");
+        if is_target || !tests_of(source).is_empty() {
+            group.files.push(format!("[`{name}`](../{})", source.path.display()));
         }
     }
-    let group = found.entry("scripts".to_owned()).or_default();
-    group.about = "What is installed, each in a machine of its own".to_owned();
-    for (name, text) in scripts {
-        let _ = writeln!(group.lines, "- [`{name}`](../scripts/{name}): {}", claim(text, "#"));
-    }
-    let mut out = String::new();
-    found.retain(|_, group| !group.lines.is_empty());
-    for (group, Group { about, lines }) in found {
-        let about = if about.is_empty() { about } else { about + ".\n\n" };
-        let _ = write!(out, "\n### {group}\n\n{about}{lines}");
-    }
-    out + &unit_tests(src)
+    let scripts = SCRIPTS.map(|name| format!("[`{name}`](../scripts/{name})"));
+    let about = "What is installed, each in a machine of its own".to_owned();
+    found.insert("scripts".to_owned(), Group { about, files: scripts.to_vec() });
+    found.retain(|_, group| !group.files.is_empty());
+    let one = |(name, Group { about, files }): (String, Group)| {
+        let about = if about.is_empty() { about } else { about + ":\n" };
+        format!("\n### {name}\n\n{about}{}.\n", files.join(",\n"))
+    };
+    found.into_iter().map(one).collect()
 }
 
 fn root() -> &'static Path {
@@ -156,10 +117,8 @@ fn root() -> &'static Path {
 
 #[test]
 fn the_page_of_tests_says_what_the_tests_say() {
-    let text = |name: &str| fs::read_to_string(root().join("scripts").join(name)).expect("script");
-    let scripts = SCRIPTS.map(|name| (name.to_owned(), text(name)));
-    let made = listed(&sources("src"), &sources("tests"), &scripts);
-    assert!(made.matches("\n- [`").count() > 130, "the scan is broken:\n{made}");
+    let made = listed(&sources("tests"));
+    assert!(made.matches("\n[`").count() > 130, "the scan is broken:\n{made}");
     let path = root().join(PAGE);
     let page = fs::read_to_string(&path).expect(PAGE);
     let (written, old) = page.split_once(MARK).expect("the mark");
@@ -190,10 +149,10 @@ fn names(page: &str) -> (Vec<Name<'_>>, Vec<usize>) {
     let (mut found, mut bare, mut held) = (Vec::new(), Vec::new(), false);
     let written = page.split_once(MARK).map_or(page, |(written, _)| written);
     for (line, text) in written.lines().enumerate() {
-        held = text.starts_with('|') && (held || text.ends_with(HELD_BY));
-        let is_row = held && !text.ends_with(HELD_BY) && !text.starts_with("|---");
-        let row = text.strip_suffix('|').unwrap_or(text);
-        let from = row.rfind(" |").unwrap_or(0);
+        let is_head = text.ends_with(HELD_BY);
+        held = is_head || held && text.contains('|');
+        let is_row = held && !is_head && !text.starts_with("---|");
+        let from = text.rfind(" |").unwrap_or(0);
         let mut at = 0;
         let mut holds_any = false;
         for (n, part) in text.split('`').enumerate() {
@@ -254,7 +213,7 @@ fn is_function(src: &[Source], name: &str) -> bool {
 #[test]
 fn pages_name_tests_that_exist() {
     let (src, tests) = (sources("src"), sources("tests"));
-    let known: Vec<Test> = src.iter().chain(&tests).flat_map(tests_of).collect();
+    let known: Vec<String> = src.iter().chain(&tests).flat_map(tests_of).collect();
     assert!(known.len() > 900, "only {} tests found: the scan is broken", known.len());
     let modules: Vec<String> = src.iter().map(module).collect();
     let (mut complaints, mut held) = (Vec::new(), 0);
@@ -268,7 +227,7 @@ fn pages_name_tests_that_exist() {
         complaints.extend(bare.iter().map(|line| format!("{path}:{line}: held by no test")));
         for Name { line, text, holds } in names {
             held += usize::from(holds);
-            let is_test = |name: &String| known.iter().any(|test| is_named(&test.path, name));
+            let is_test = |name: &String| known.iter().any(|test| is_named(test, name));
             let is_module = |name: &String| {
                 let name = name.trim_start_matches("crate::");
                 modules.iter().any(|module| is_named(module, name)) || is_function(&src, name)
@@ -295,34 +254,32 @@ fn names_stand_for_what_they_say() {
         assert!(!is_named(path, name), "{name}");
     }
     assert_eq!(alternatives("a::{b,c}::d"), ["a::b::d", "a::c::d"]);
-    let page = "`x::y`, `Z::New` | held by\n| attack | held by |\n|---|---|\n\
-                | `no` | `a::b` (full), `c` |\n| `q::r` | |\n| z | s |\n\n| `no` | `d` |\n";
+    let page = "`x::y`, `Z::New`\nattack | held by\n---|---\n\
+                `no` | `a::b` (full), `c`\n`q::r` |\nz | s\n\n`no` | `d`\n";
     let (found, bare) = names(page);
     let told: Vec<_> = found.iter().map(|name| (name.line, name.text, name.holds)).collect();
     let expected = [(1, "x::y", false), (4, "a::b", true), (4, "c", true), (5, "q::r", false)];
     assert_eq!((told, bare), (expected.to_vec(), vec![5, 6]));
 }
 
-/// What a file's line has: the number of its tests and what its head claims.
+/// What the page has of a directory: what its `main.rs` begins with, and its files with tests.
 #[test]
-fn a_line_is_made_of_a_files_head_and_its_tests() {
+fn a_directory_is_listed_with_its_claim_and_its_files() {
     let source = |path: &str, text: &str| Source {
         path: path.into(),
         code: super::code_only(text),
         text: text.into(),
     };
-    let test = "//! Of [`Rings`]\n//! and more: not\n//! this.\n//!\n//! Nor this.\n\n\
-                #[test]\nfn one() {}\n\n\
-                #[test]\n#[ignore = \"full\"]\nfn two() {}\n";
-    let tests = [source("tests/p/main.rs", "//! All.\n"), source("tests/p/a/b.rs", test)];
-    let src = [source("src/x/y.rs", "//! Code.\nmod tests {\n#[test]\nfn three() {}\n}\n")];
-    let made = listed(&src, &tests, &[("demo".into(), "#!/bin/sh\n# Shows it.\n".into())]);
-    for part in [
-        "\n### tests/p\n\nAll.\n",
-        "- [`a::b`](../tests/p/a/b.rs) 2 (1): Of `Rings` and more\n",
-        "- [`demo`](../scripts/demo): Shows it\n",
-        "\n### src\n\nUnit tests: `src/x` 1.\n",
-    ] {
-        assert!(made.contains(part), "{part}\n{made}");
-    }
+    let test = "//! Of one.\n\n#[test]\nfn one() {}\n";
+    let tests = [
+        source("tests/p/main.rs", "//! All\n//! of [`Rings`]: not\n//! this.\n\nmod a;\n"),
+        source("tests/p/a/b.rs", test),
+        source("tests/p/help.rs", "//! No test.\n"),
+        source("tests/p/z.rs", test),
+    ];
+    let made = listed(&tests);
+    let expected = "\n### tests/p\n\nAll of `Rings`:\n\
+                    [`a::b`](../tests/p/a/b.rs),\n[`z`](../tests/p/z.rs).\n";
+    assert!(made.contains(expected), "{made}");
+    assert_eq!(claim("//! One. Two.\n//!\n//! Three.\n"), "One");
 }

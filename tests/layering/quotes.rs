@@ -54,9 +54,7 @@ fn the_words_of_the_program_are_its_own() {
     let mut complaints = Vec::new();
     let mut found = 0;
     for (at, line) in document.lines().enumerate().take_while(|(_, l)| *l != "## What was tried") {
-        let Some(seen) = line.strip_prefix("| ").and_then(|row| row.split(" | ").next()) else {
-            continue;
-        };
+        let Some((seen, _)) = line.split_once(" | ") else { continue };
         let mut others = false;
         for (before, quote) in seen.split('`').step_by(2).zip(quotes(seen)) {
             others |= OTHERS.iter().any(|other| before.contains(other) || quote.starts_with(other));

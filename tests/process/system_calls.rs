@@ -1,5 +1,5 @@
 //! System calls of each kind of thread after the start: observed by a tracer (strace), compared
-//! with the table in docs/threat-model.md, which a sandbox is to be made from.
+//! with the table in `system_calls.md`, which a sandbox is to be made from.
 //!
 //! A call that is not in the table fails the test. So does one that is there, is not said to be
 //! rare, and does not come: the table would rot.
@@ -162,7 +162,7 @@ fn has_latency_device(dir: &Path) -> bool {
 /// What is in the table is all there is, and it is what there is; without the device one thread
 /// less.
 fn compare(seen: &Calls, has_device: bool) {
-    let (mut usual, rare) = table(include_str!("../../docs/threat-model.md"));
+    let (mut usual, rare) = table(include_str!("system_calls.md"));
     if !has_device {
         usual.remove("latency");
     }
@@ -192,10 +192,8 @@ fn compare(seen: &Calls, has_device: bool) {
 
 /// The table in a page: usual calls, and rare ones.
 fn table(page: &str) -> (Calls, Calls) {
-    let section = page.split("\n## System calls after start\n").nth(1).expect("section");
-    let section = section.split("\n## ").next().expect("section");
     let (mut usual, mut rare) = (Calls::new(), Calls::new());
-    for row in section.lines().filter(|line| line.starts_with("| ")).skip(1) {
+    for row in page.lines().filter(|line| line.starts_with("| ")).skip(1) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').collect();
         let [thread, calls, rarely] = cells[..] else { panic!("{row}") };
         let kind = words(thread).next().unwrap_or(ANY).to_owned();

@@ -1,6 +1,6 @@
-//! Guests, front-ends and peers of streams of all kinds come and go on one switch for as long as is
-//! wanted, while two honest pairs talk all the time. The honest pairs' frames arrive in order, once
-//! and unchanged, no longer than a second apart; no other guest's memory holds any of their bytes.
+//! Guests of all kinds come and go while two honest pairs talk: so do front-ends and peers of
+//! streams, for as long as is wanted. The honest pairs' frames arrive in order, once and unchanged,
+//! no longer than a second apart; no other guest's memory holds any of their bytes.
 //! Every 15 seconds or so the others are sent away: then the daemon holds what it held before, and
 //! its counters balance to the frame.
 //!

@@ -355,7 +355,7 @@ fn a_switch_that_ended_is_told_of_with_its_end() {
 /// The codes that the tables of a page begin their rows with, from a heading on, and what is next.
 fn first_column<'p>(page: &'p str, from: &str) -> Vec<(&'p str, String)> {
     let part = &page[page.find(from).expect("a heading")..];
-    let rows = part.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let rows = part.lines().filter_map(|line| line.strip_prefix('`')?.split_once("` | "));
     let mut told: Vec<_> = rows
         .map(|(code, rest)| (code, rest.split(' ').next().unwrap_or_default().to_owned()))
         .collect();
