@@ -44,15 +44,15 @@ pub const MIN_FRAME_LEN: u32 = 14;
 /// Ethernet header and two VLAN tags (virtio 1.2 section 5.1.6.3.1).
 pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
 
-/// Bytes of each frame copied first, and delivered from the copy: a cache line,
+/// Tuning: bytes of each frame copied first, and delivered from the copy: a cache line,
 /// which holds Ethernet, one VLAN tag, IPv4 and TCP without options.
 pub const SNAPSHOT_LEN: usize = 64;
 
-/// Headers of an offloaded frame. Two VLAN tags, IPv6 and TCP with all options are 122 bytes; the
-/// rest is for extension headers.
+/// Headers of a frame with an offload. Two VLAN tags, IPv6 and TCP with all options are 122 bytes;
+/// the rest is for extension headers.
 pub const MAX_HEADERS_LEN: usize = 256;
 
-/// The same of a frame that leaves with a VLAN tag more.
+/// Tuning: the same of a frame that leaves with a VLAN tag more.
 pub const MAX_EGRESS_HEADERS_LEN: usize = MAX_HEADERS_LEN + 4;
 
 /// Least payload of a TCP segment: Linux's `TCP_MIN_GSO_SIZE`, its smallest MSS of 48 less 40
@@ -112,7 +112,7 @@ pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 /// (`MAX_SKB_FRAGS`).
 pub const FEW_PIECES: usize = 48;
 
-/// Time that touching the pages of a run may take, before its frames are dropped. A thousand that
+/// Time for touching the pages of a run, before its frames are dropped. A thousand that
 /// are there take 0.1 ms, as many that the kernel has to find 1 to 3 ms; one huge page that it has
 /// to clear takes 0.1 to 0.9 ms.
 pub const TOUCH_NANOS: u64 = 4_000_000;
@@ -121,15 +121,15 @@ pub const TOUCH_NANOS: u64 = 4_000_000;
 /// hole that is being punched, does so for longer and once, and pages that are not there are many.
 pub const TOUCH_PIECE_NANOS: u64 = 500_000;
 
-/// Pause of such a receiver, as a multiple of that.
+/// Tuning: pause of such a receiver as a multiple of that.
 pub const SLOW_PAUSE_PARTS: u64 = 100;
 
-/// Longest such pause: what blocks a worker for a tenth of a second costs the front-end its place
-/// when it does so again.
+/// Longest pause of a receiver with slow memory: what blocks a worker for a tenth of a second costs
+/// the front-end its place when it does so again.
 pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
 
-/// Price of an excess descriptor in [`BURST_BYTES`]: walking to it and copying a byte takes 20 to
-/// 25 ns, a quarter of a frame of 1 KiB.
+/// Bytes that an excess descriptor counts as: walking to it and copying a byte takes 20
+/// to 25 ns, a quarter of a frame of 1 KiB.
 pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
 
 /// Tuning: memory pieces of one burst; it ends before a chain that might not fit.
@@ -149,11 +149,11 @@ pub const MAX_MEM_SLOTS: usize = 509;
 /// leave a victim room in the 128 TiB of a process.
 pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
 
-/// Bytes beyond that for huge pages at borders of regions: thirty-two borders inside pages of 1
+/// Bytes beyond that for huge pages at borders: thirty-two borders inside pages of 1
 /// GiB. QEMU's memory has two to four.
 pub const MAX_PORT_ROUNDED_BYTES: u64 = 32 << 30;
 
-/// Foreign memory that the process maps, of 128 TiB of addresses on x86-64; the rest is for its
+/// Guests' memory that the process maps, of 128 TiB of addresses on x86-64; the rest is for its
 /// own heap and stacks.
 pub const MAX_MAPPED_BYTES: u64 = 112 << 40;
 
@@ -211,14 +211,14 @@ pub const FDB_MAX_PER_PORT: u32 = 4_096;
 /// traffic flood.
 pub const FDB_RESERVED_PER_PORT: u32 = 16;
 
-/// Seconds an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
+/// Time that an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
 pub const FDB_AGE_SECONDS: u32 = 300;
 
-/// Moves in one second with which an address flaps. A machine that migrates and comes back
+/// Moves in a second of an address that flaps. A machine that migrates and comes back
 /// makes two; five in three minutes are those of a duplicate by RFC 7432, section 15.1.
 pub const FDB_FLAPS: u32 = 5;
 
-/// Seconds that an address that flaps is held, one more at most: a second of each
+/// Time that it is held, a second more at most: a second of each
 /// eleven is left to the flapping, and what was a mistake is over soon.
 pub const FDB_HOLD_SECONDS: u32 = 10;
 
@@ -239,7 +239,7 @@ pub const FDB_VLANS: usize = 4096;
 /// table, so that no tenant's network fills it.
 pub const FDB_MAX_PER_SEGMENT: u32 = FDB_MAX_ENTRIES / 4;
 
-/// Addresses that a VLAN may learn although the table is full: stations of a small network.
+/// Addresses kept for each VLAN in a full table: stations of a small network.
 pub const FDB_RESERVED_PER_SEGMENT: u32 = 64;
 
 /// Tuning: locks for writers, each over an equal run of buckets. Two workers learn in one shard at
@@ -261,13 +261,13 @@ pub const FDB_LOCK_ATTEMPTS: u32 = 128;
 
 // --- MTU ----------------------------------------------------------------------------------
 
-/// MTUs acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's least (RFC 791) up to what a
-/// frame can carry, as a NACK leaves QEMU's guest with a dead device.
+/// Least MTU acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's (RFC 791).
 pub const MIN_MTU: u64 = 68;
-/// See [`MIN_MTU`].
+/// Largest of a VM or stream: what a frame can carry, as a NACK leaves QEMU's guest with a dead
+/// device.
 pub const MAX_CARRIED_MTU: u64 = 65_535;
 
-/// Largest MTU of a TAP: the driver counts the Ethernet header in (`tun_net_initialize`,
+/// Largest of a TAP: the driver counts the Ethernet header in (`tun_net_initialize`,
 /// drivers/net/tun.c).
 pub const MAX_TAP_MTU: u64 = MAX_CARRIED_MTU - 14;
 
@@ -283,8 +283,8 @@ pub const MAX_MESSAGE_BODY: usize = 4096;
 /// (`CONFIGURE_MEM_SLOTS`).
 pub const MAX_MESSAGE_FILES: usize = 32;
 
-/// Threads that close useless descriptors, for such a close may take hours. A hostile one makes one
-/// thread for its port; as many again are for deleted ports.
+/// Tuning: threads that close useless descriptors, for such a close may take hours. A hostile one
+/// makes one thread for its port; as many again are for deleted ports.
 pub const MAX_CLOSERS: usize = 2 * MAX_PORTS;
 
 /// Files of one thread that may wait to be closed: a port with more is served no front-end, and
@@ -313,8 +313,8 @@ pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2)
 /// get an error at once instead of a hang.
 pub const SOCKET_BACKLOG: i32 = 8;
 
-/// Silence after which a connection is a front-end. Those speak at once; a daemon that checks
-/// whether the socket is in use leaves at once.
+/// Tuning: silence after which a connection is a front-end. Those speak at once; a daemon that
+/// checks whether the socket is in use leaves at once.
 pub const FIRST_WORD: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Tuning: first and longest pause after a failed `accept`, for want of descriptors or memory. The
@@ -332,7 +332,7 @@ pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_sec
 /// Longer than the lock below.
 pub const SOCKET_OPEN_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(1500);
 
-/// Threads that open them, one for each path. Only those that never end add up.
+/// Tuning: threads that open such sockets, one for each path. Only those that never end add up.
 pub const SOCKET_OPENS: usize = 16;
 
 /// Tuning: time that daemons wait for each other to create sockets, in one directory. Creating one
@@ -373,8 +373,8 @@ pub const MAX_STREAM_FRAME_LEN: u32 = 4_096 + 65_536;
 /// room behind the beginning of one.
 pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
 
-/// Reads of a stream for one frame. A whole frame is there after one; a peer may send one byte at a
-/// time.
+/// Tuning: reads of a stream for one frame. A whole frame is there after one; a peer may send one
+/// byte at a time.
 pub const STREAM_READS: u32 = 3;
 
 /// Tuning: rounds of a stream's writer for others, so that it does something else too.
@@ -394,13 +394,13 @@ pub const TAP_RETRY_MILLIS: u64 = 250;
 /// Tuning: time that closing a lost TAP waits for workers, which release it at the end of a burst.
 pub const CLOSE_TIMEOUT_MILLIS: u32 = 1_000;
 
-/// Announcements (`SEND_RARP`) of a front-end at once, and the pause after which one more is made.
-/// Each is a frame to every port; QEMU sends five in a second for each migrated guest.
+/// Announcements (`SEND_RARP`) of a front-end at once. Each is a frame to every port; QEMU sends
+/// five in a second for each migrated guest.
 pub const ANNOUNCEMENTS: u32 = 32;
-/// See [`ANNOUNCEMENTS`].
+/// Pause after which one more is made.
 pub const ANNOUNCEMENT_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// Announcements waiting for a worker; QEMU sends five per migrated guest.
+/// Tuning: announcements waiting for a worker; QEMU sends five per migrated guest.
 pub const MAX_NOTES: usize = 256;
 
 // --- The process --------------------------------------------------------------------------
@@ -409,7 +409,7 @@ pub const MAX_NOTES: usize = 256;
 /// as [`MAX_TAPS`] allow.
 pub const MAX_PASSED_FDS: usize = 8192;
 
-/// Time for handing all to the service manager. It reads within microseconds unless it
+/// Time for handing them over. It reads within microseconds unless it
 /// hangs.
 pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
 
@@ -428,7 +428,7 @@ pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from
 /// Tuning: pause between looks at a removal.
 pub const REMOVE_STEP: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// How long stopping may take in all; the service manager expects a second.
+/// Time for stopping; the service manager expects a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 
 /// Tuning: stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the
@@ -438,7 +438,8 @@ pub const SESSION_STACK_BYTES: usize = 256 << 10;
 /// Log lines that wait for their reader: all counters of some hundred ports.
 pub const LOG_QUEUE_BYTES: usize = 256 << 10;
 
-/// Time that other threads than workers wait for the log: microseconds, if the reader is alive.
+/// Tuning: time that other threads than workers wait for the log: microseconds, if the reader is
+/// alive.
 pub const LOG_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Tuning: pause of a thread after a panic, at first and at most: a first one costs others no more
@@ -455,7 +456,7 @@ pub const COARSE_CLOCK_TICK: std::time::Duration = std::time::Duration::from_mil
 
 // --- System layer -------------------------------------------------------------------------
 
-/// Guarded mappings of foreign memory: 128 ports with every memory slot and a dirty log.
+/// Tuning: guarded mappings of guests' memory: 128 ports with every memory slot and a dirty log.
 /// The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
 pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
 
@@ -467,37 +468,38 @@ pub const GUARD_SEGMENT_SLOTS: usize = 512;
 /// lasts at most two pauses: 20 ms of the 30 ms that other ports may wait.
 pub const WATCH_TICK_MILLIS: u64 = 10;
 
-/// CPU time that makes a notification expensive, and its port pays by a pause. Waking a guest takes
+/// CPU time of an expensive notification, and its port pays by a pause. Waking a guest takes
 /// about 10 µs, several times that through a hypervisor. Such a write, or several of one port in
 /// one turn, have the port measured for [`SIGNALS_MEASURED_MILLIS`].
 pub const EXPENSIVE_SIGNAL_MICROS: u64 = 100;
 
-/// CPU time that makes a write slow, and counts towards dropping the front-end. Through two
+/// CPU time of a slow write, and counts towards dropping the front-end. Through two
 /// hypervisors, or under strace, one takes 100 to 200 µs.
 pub const SIGNAL_MICROS: u64 = 1_000;
 
-/// Slow writes for which a front-end is dropped; those of 5 ms count twice, of 50 ms four times.
+/// Slow writes that drop a front-end; those of 5 ms count twice, of 50 ms four times.
 pub const SLOW_WRITES: u32 = 16;
 
-/// Time after which one is forgotten; fast writes in between do not count, as a front-end can
-/// make each fourth one fast. An honest one on a crowded host may meet five in each second.
+/// Tuning: time after which a slow write is forgotten; fast writes in between do not count, as a
+/// front-end can make each fourth one fast. An honest one on a crowded host may meet five in each
+/// second.
 pub const SLOW_WRITE_LEAK_MILLIS: u64 = 200;
 
 /// Tuning: time of measuring after an expensive one, at 0.6 µs each. A time, as a number of writes
 /// could be fast ones.
 pub const SIGNALS_MEASURED_MILLIS: u64 = 1_000;
 
-/// Pause after a slow write as a multiple of it: a quarter of a worker's time at most, until it is
-/// dropped. So they do after an expensive one while two other ports send; …
+/// Tuning: pause after a slow write as a multiple of it: a quarter of a worker's time at most,
+/// until it is dropped. So they do after an expensive one while two other ports send; …
 pub const SIGNAL_PAUSE_PARTS: u64 = 3;
 
-/// The same while more ports send, at most: a part for each of them.
+/// Tuning: the same while more ports send: a part for each of them.
 pub const SIGNAL_PAUSE_MOST_PARTS: u64 = 16;
 
 /// Tuning: time for which a port counts as a sender, and up to twice that.
 pub const SENDERS_NANOS: u64 = 1_000_000;
 
-/// The longest such wait, for an honest guest whose host was stopped for seconds in the middle of
+/// Longest pause after one, for an honest guest whose host was stopped for seconds in the middle of
 /// a signal.
 pub const SIGNAL_PAUSE_MILLIS: u64 = 100;
 
@@ -551,7 +553,7 @@ pub const MAX_NAME_LEN: usize = 64;
 /// Characters of a port's label: it is in every list, event and scrape.
 pub const MAX_LABEL_CHARS: usize = 64;
 
-/// Bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
+/// Tuning: bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
 pub const MAX_IFNAME_LEN: usize = libc::IFNAMSIZ - 1;
 
 /// Bytes of a configuration file: [`MAX_PORTS`] entries of a kilobyte each.
@@ -570,7 +572,7 @@ pub const MAX_STATE_BYTES: u64 = 32 << 20;
 /// Errors of a file that are shown; the rest are only counted.
 pub const MAX_CONFIG_ERRORS: usize = 100;
 
-/// Characters of a rejected value in an error message.
+/// Tuning: characters of a rejected value in an error message.
 pub const MAX_QUOTED_CHARS: usize = 80;
 
 /// Worker threads unless configured: one core is all a small host gives away by default.

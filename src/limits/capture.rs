@@ -9,7 +9,7 @@ pub const MAX_CAPTURES: usize = 4;
 /// [`CAPTURE_STEP`]: 4 Gbit/s of whole frames, or 40 of their headers.
 pub const CAPTURE_BATCH_BYTES: usize = 4 << 20;
 
-/// Likewise copies, whose description takes 32 bytes: 6 million a second.
+/// The same in copies, whose description takes 32 bytes: 6 million a second.
 pub const CAPTURE_BATCH_PACKETS: usize = 48 << 10;
 
 /// Tuning: pause between two collections of copies.
@@ -19,12 +19,12 @@ pub const CAPTURE_STEP: std::time::Duration = std::time::Duration::from_millis(8
 /// if thousands of broadcasts meet hundreds of ports.
 pub const CAPTURE_OUTCOMES: usize = 8192;
 
-/// Captures' part of a worker's time, one in so many, for filters and copies of all captures;
+/// Captures' part of a worker's time (one in so many), for filters and copies of all captures;
 /// frames beyond it are lost to them, with a count. Finding and counting these comes on top: about
 /// 40 ns a frame with four captures of all ports.
 pub const CAPTURE_SHARE: u64 = 10;
 
-/// The most of it at once: how long a burst waits for them, but for the last frame of each.
+/// Tuning: the most of it at once: how long a burst waits for them, but for the last frame of each.
 pub const CAPTURE_NANOS: u64 = 100_000;
 
 /// Tuning: nanoseconds reckoned for an instruction of a filter. On a CPU of 2023 a load took 3.
@@ -56,5 +56,5 @@ pub const CAPTURE_PACKETS_A_REPLY: usize = 256;
 /// Mirrors. Each frame of a mirrored burst is compared with all of them.
 pub const MAX_MIRRORS: usize = 16;
 
-/// The shortest beginning of a frame that a mirror copies: Ethernet's and the network's headers.
+/// Least `snaplen` of a mirror: Ethernet's and the network's headers.
 pub const MIN_SNAPLEN: u32 = 64;

@@ -13,7 +13,7 @@ pub const CONTROL_CONNECTIONS: usize = 32;
 /// Those kept for root, so that an administrator gets in.
 pub const CONTROL_KEPT_FOR_ROOT: usize = 4;
 
-/// Those kept for clients with change rights: the daemon's user, as whom `systemctl reload`
+/// Those kept for change rights: the daemon's user, as whom `systemctl reload`
 /// connects, and the admin group.
 pub const CONTROL_KEPT_FOR_ADMINS: usize = 4;
 
@@ -33,8 +33,8 @@ pub const CONTROL_READ_BYTES: usize = 16 << 10;
 /// Tuning: clients refused between two turns. One that has a place is accepted alone.
 pub const CONTROL_ACCEPTS: usize = 8;
 
-/// One turn of so many is the first client's, whatever its rank, so that others have a part of the
-/// thread beside root and administrators.
+/// Tuning: one turn of so many is the first client's, whatever its rank, so that others have a part
+/// of the thread beside root and administrators.
 pub const CONTROL_COMMON_TURN: u64 = 4;
 
 /// Tuning: ports in one part of a reply: each has its reasons for drops, 3 KiB at most.
@@ -43,7 +43,7 @@ pub const CONTROL_PORTS_A_REPLY: usize = 16;
 /// Tuning: addresses in one part of a reply, about 60 bytes each.
 pub const CONTROL_ADDRESSES_A_REPLY: usize = 256;
 
-/// Reasons shown why the switch is degraded; there may be one for each port.
+/// Tuning: reasons shown why the switch is degraded; there may be one for each port.
 pub const CONTROL_SHOWN_REASONS: usize = 16;
 
 /// Tuning: pause between looks at a removal, which takes a few milliseconds unless its front-end
@@ -57,7 +57,7 @@ pub const CONTROL_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_
 pub const CONTROL_WAIT_STEP: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Longest wait for a port in one call.
-pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
+pub const CONTROL_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(86_400);
 
 /// Tuning: time for a session's answer: microseconds, unless it maps memory or its guest's memory
 /// makes it wait.
@@ -67,15 +67,15 @@ pub const CONTROL_INSPECT_TIMEOUT: std::time::Duration = std::time::Duration::fr
 /// answer.
 pub const CONTROL_LOOK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Threads that look at such files, one for each path. Only those that never end add up.
+/// Tuning: threads that look at such files, one for each path. Only those that never end add up.
 pub const CONTROL_LOOKS: usize = 16;
 
-/// Differences in the answer of a reload; `DiffConfig` lists all.
+/// Tuning: differences in the answer of a reload; `DiffConfig` lists all.
 pub const CONTROL_SHOWN_CHANGES: usize = 256;
 
 /// Tuning: bytes of them, but for the one that crosses the line: a port's change of all addresses
 /// is 3 KiB, and a reply of one part does not wait for its reader.
 pub const CONTROL_CHANGES_BYTES: usize = 64 << 10;
 
-/// Longest wait of a reload for its confirmation, in seconds.
-pub const CONTROL_CONFIRM_SECONDS: u64 = 24 * 60 * 60;
+/// Longest wait of a reload for its confirmation.
+pub const CONTROL_CONFIRM_SECONDS: u64 = 86_400;

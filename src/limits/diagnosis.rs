@@ -15,5 +15,5 @@ pub const SAMPLES_KEPT: usize = 61;
 /// Tuning: senders remembered of a port without room.
 pub const SENDERS_KEPT: usize = 16;
 
-/// Senders of it reported to clients.
+/// Tuning: senders reported for a port without room.
 pub const SENDERS_TOLD: usize = 5;

@@ -5,7 +5,7 @@
 /// Events kept for later readers: less than 2 MiB, and most of a day of a quiet switch.
 pub const EVENTS_KEPT: usize = 2_048;
 
-/// Characters of a reason in an event: what the log says in a line.
+/// Tuning: characters of a reason in an event: what the log says in a line.
 pub const EVENT_TEXT_CHARS: usize = 240;
 
 /// Tuning: events in one part of a reply, less than a kilobyte each.
@@ -15,7 +15,7 @@ pub const EVENTS_A_REPLY: usize = 64;
 /// counted in its next event.
 pub const PORT_EVENT_BURST: u32 = 16;
 
-/// Pause between a port's events in the long run; with less, one hostile guest would displace
+/// Pause between a port's events; with less, one hostile guest would displace
 /// those of others within the hour.
 pub const PORT_EVENT_EVERY: std::time::Duration = std::time::Duration::from_secs(2);
 
@@ -23,12 +23,12 @@ pub const PORT_EVENT_EVERY: std::time::Duration = std::time::Duration::from_secs
 /// CPU. More are lost, with a count.
 pub const EVENTS_QUEUED: usize = 64;
 
-/// Seconds between reports of a port's moved addresses.
+/// Pause between reports of moved addresses.
 pub const MOVES_TOLD_SECONDS: u32 = 10;
 
-/// Seconds between reports of what a port's guard refused: with a port's other events these do not
+/// Pause between reports of a guard: with a port's other events these do not
 /// use up what it may report.
 pub const VIOLATIONS_TOLD_SECONDS: u32 = 4;
 
-/// Seconds without a drop that end a reason, and its next drop a new beginning.
+/// Time without a drop that ends a reason, and its next drop a new beginning.
 pub const DROPS_QUIET_SECONDS: u32 = 5;

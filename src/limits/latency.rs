@@ -4,13 +4,13 @@ use std::time::Duration;
 
 // --- CPUs that wake up soon ---------------------------------------------------------------
 
-/// Pause between looks for frames while CPUs are held out of deep idle states, so that the request
+/// Pause between looks for frames, so that the request
 /// ends 30 to 60 ms after the last frame. Each beginning and end interrupts the idle CPUs of the
 /// host: a guest can have that 33 times a second.
 pub const LATENCY_LOOK: Duration = Duration::from_millis(30);
 
-/// Highest value of `latency` in microseconds, as no idle state takes longer to leave.
+/// Highest value of `latency`, as no idle state takes longer to leave.
 pub const MAX_LATENCY_MICROS: u16 = 1_000;
 
-/// Time that the end of the daemon waits for the end of the request.
+/// Tuning: time that the end of the daemon waits for the end of the request.
 pub const LATENCY_STOP_TIMEOUT: Duration = Duration::from_millis(100);

@@ -16,7 +16,7 @@ pub const METRICS_CONNECTIONS: usize = 16;
 /// Bytes of a request's head. A Prometheus sends some 300.
 pub const METRICS_HEAD_BYTES: usize = 8 << 10;
 
-/// Fields in a request's head.
+/// Tuning: fields in a request's head.
 pub const METRICS_HEAD_FIELDS: usize = 64;
 
 /// Time for a request's head.

@@ -1,39 +1,39 @@
 //! Limits of multicast snooping.
 
-/// Seconds after its last query without which a querier counts as gone: "other querier present
+/// Time that a silent querier counts: "other querier present
 /// interval", RFC 3376 section 8.5.
 pub const QUERIER_SECONDS: u32 = 255;
 
-/// Seconds after its last report without which a port counts as a member no more: "group
-/// membership interval", RFC 3376 section 8.4.
+/// Time that a silent member counts: "group membership
+/// interval", RFC 3376 section 8.4.
 pub const MEMBERSHIP_SECONDS: u32 = 260;
 
-/// The longest interval between queries that these two allow for, in seconds: a querier that says
+/// Longest interval between queries: a querier that says
 /// that it asks more rarely does not count.
 pub const MAX_QUERY_INTERVAL_SECONDS: u32 = 125;
 
-/// The longest time for answers that they allow for, in seconds.
+/// Longest time for answers.
 pub const MAX_QUERY_RESPONSE_SECONDS: u32 = 10;
 
-/// Seconds that an answer may take beyond the time that the query allows for.
+/// Time for late answers.
 pub const QUERY_GRACE_SECONDS: u32 = 2;
 
-/// Groups that any bridges and VLANs may have.
+/// Groups in all.
 pub const MAX_GROUPS: usize = 2_048;
 
 /// Groups of one bridge or VLAN: a quarter, so that no tenant's network fills the table.
 pub const MAX_GROUPS_PER_SEGMENT: usize = MAX_GROUPS / 4;
 
-/// Groups that a bridge or VLAN may have although the table is full.
+/// Groups kept for each in a full table.
 pub const RESERVED_GROUPS_PER_SEGMENT: usize = 16;
 
-/// Groups that one port may be a member of: Linux joins 20 for each socket.
+/// Groups of one port: Linux joins 20 for each socket.
 pub const MAX_GROUPS_PER_PORT: u16 = 256;
 
 /// Bridges and VLANs with a querier.
 pub const MAX_SNOOPED_SEGMENTS: usize = 128;
 
-/// Bytes of a report or query that are read; a longer one is malformed, as is one that no Ethernet
+/// Bytes of a report or query; a longer one is malformed, as is one that no Ethernet
 /// carries in one frame.
 pub const MAX_MEMBERSHIP_MESSAGE_BYTES: usize = 2_048;
 

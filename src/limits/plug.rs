@@ -13,7 +13,7 @@ pub const MAX_PLUG_PORTS_A_USER: usize = 128;
 /// Ports that come or go at once: all, when the switch starts while VMs run.
 pub const PLUG_BURST: u32 = 256;
 
-/// Pause between them in the long run; the rest waits. Each makes another table of ports for all
+/// Pause between them after that; the rest waits. Each makes another table of ports for all
 /// workers, and a thread.
 pub const PLUG_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
 
@@ -33,9 +33,8 @@ pub const PLUG_GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 /// Tuning: time that the end waits for the thread, which may be removing a port.
 pub const PLUG_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Refused files reported at once, and the pause after which one more is; the rest is a number in
-/// the next event.
+/// Refused files reported at once; the rest is a number in the next event.
 pub const PLUG_TOLD_BURST: u32 = 16;
 
-/// See [`PLUG_TOLD_BURST`].
+/// Pause after which one more is.
 pub const PLUG_TOLD_EVERY: std::time::Duration = std::time::Duration::from_secs(10);

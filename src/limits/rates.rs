@@ -1,25 +1,25 @@
 //! Limits of `rate-in=`, `rate-out=` and their bursts.
 
-/// What `rate-in` and `rate-out` may be, in bits a second: a frame of 64 KiB is to take minutes at
+/// Bits a second of `rate-in` and `rate-out`: a frame of 64 KiB is to take minutes at
 /// most, and no frame less than a nanosecond.
 pub const RATE_BITS: std::ops::RangeInclusive<u64> = 8_000..=1_000_000_000_000;
 
-/// The same in packets a second.
+/// Packets a second of them.
 pub const RATE_PACKETS: std::ops::RangeInclusive<u64> = 1..=1_000_000_000;
 
-/// What `burst-in` and `burst-out` may be, in bytes: with less no frame would pass as it came.
+/// Bytes of `burst-in` and `burst-out`: with less no frame would pass as it came.
 pub const BURST_SIZE_BYTES: std::ops::RangeInclusive<u64> = 1_514..=1_000_000_000;
 
-/// The same in packets.
+/// Packets of them.
 pub const BURST_SIZE_PACKETS: std::ops::RangeInclusive<u64> = 1..=100_000_000;
 
-/// A burst without `burst-in` or `burst-out`: one frame of 64 KiB.
+/// A burst without these: one frame of 64 KiB.
 pub const RATE_BURST_BYTES: u64 = 64 << 10;
 
 /// The same in packets: what is taken of a ring at once.
 pub const RATE_BURST_PACKETS: u64 = super::BURST_FRAMES as u64;
 
-/// Part of the rate that such a burst is if that is more: a worker sleeps a millisecond at a time,
+/// Time of the rate that it is if that is more: a worker sleeps a millisecond at a time,
 /// and a guest's sender pauses for longer.
 pub const RATE_BURST_NANOS: u64 = 10_000_000;
 
