@@ -231,28 +231,24 @@ impl GuardStats {
 counters! {
     /// What belongs to a port as a whole; written from several threads.
     PortStats {
-        attaches "Front-ends that connected, one for each start of the VM and of the switch.",
+        attaches "Front-ends that connected.",
         session_errors "Sessions that ended with an error; see the log.",
         rings_broken "Rings ignored because the driver broke a rule; see the log.",
         learn_refused
-            "Frames whose source was not learned because of a limit: a guest floods the table, or \
-             a bridge with more than 4,096 addresses belongs behind a TAP.",
+            "Frames whose source was not learned because of a limit; a bridge with more addresses \
+             belongs behind a TAP.",
         learn_static
-            "Frames whose source was not learned because it is static on another port: a guest \
-             uses another one's address.",
+            "Frames whose source was not learned because it is static on another port.",
         learn_held
-            "Frames whose source was not learned because the address flaps between ports and is \
-             held at another one for a while: two stations share it, or a loop.",
-        mac_moves
-            "Addresses that moved here from another port; many: two stations share one, or a \
-             loop.",
+            "Frames whose source was not learned because the address flaps and is held elsewhere.",
+        mac_moves "Addresses that moved here from another port.",
         rate_waits "Times that frames of the port began to wait for its rate-in.",
         multicast_messages "Reports and queries of IGMP and MLD that snooping read.",
         multicast_malformed
-            "Those that are malformed, or that no host obeys: they count as other multicast.",
+            "Those that are malformed, or that no host obeys.",
         multicast_refused
-            "Those for which there was no room, or no time: after a report the port gets the \
-             frames of all groups until the next query.",
+            "Those for which there was no room, or no time: the port gets the frames of all \
+             groups until the next query.",
         multicast_limited "Frames from the port that went to members of their group only.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
@@ -290,16 +286,14 @@ counters! {
         empty_wakeups "Returns from sleep that no frame followed.",
         signals "Notifications sent to guests.",
         signals_suppressed "Bursts after which a guest needed no notification.",
-        signals_failed
-            "Notifications that a descriptor refused: a stopped guest or a broken front-end.",
+        signals_failed "Notifications that a descriptor refused.",
         lock_misses
-            "Receive rings found locked by another worker; many for each burst: use fewer \
-             workers.",
+            "Receive rings found locked by another worker; many: use fewer workers.",
         lock_parks "Sleeps for such a lock, 8 ms at most: give the workers more CPUs.",
         moves "Transmit rings that came from another worker to spread the load.",
         stalls
             "Times that a reserve thread took the worker's place, mostly because of a guest's \
-             memory: memory=prealloc for the guest that the log names.",
+             memory.",
         busy_turns "Passes that found frames.",
         busy_cycles "Seconds in passes that found frames.",
         idle_cycles "Seconds in other passes, spins included; sleep is in neither.",

@@ -41,36 +41,35 @@ macro_rules! drop_reasons {
 drop_reasons! {
     BadAddress, "bad_address", "in",
     "a descriptor of the transmit ring points outside the guest's memory",
-    "see docs/troubleshoot.md if the log says that memory was left out; else the driver is broken \
-     or hostile";
+    "a broken or hostile driver, unless the log says that memory was left out: see \
+     docs/troubleshoot.md";
 
     BadChain, "bad_chain", "in",
     "a loop, too many descriptors, or a malformed indirect table on the transmit ring",
-    "the driver is broken or hostile";
+    "a broken or hostile driver";
 
     BadDirection, "bad_direction", "in",
     "a descriptor that the device may write, on the transmit ring",
-    "the driver is broken or hostile";
+    "a broken or hostile driver";
 
     TooShort, "too_short", "in",
     "no room for the virtio-net header and an Ethernet header",
-    "the driver is broken or hostile";
+    "a broken or hostile driver";
 
     TooLong, "too_long", "in",
-    "longer than 65,557 bytes, the longest frame that the switch carries",
-    "the driver, or a stream's peer, is broken or hostile";
+    "longer than 65,557 bytes",
+    "a broken or hostile driver, or peer of a stream";
 
     BadOffload, "bad_offload", "in, out",
-    "the frame needs an offload that was not negotiated, or its headers contradict the offload",
-    "the driver is broken or hostile: try offload=off for its port";
+    "the frame needs an offload that was not negotiated, or its headers contradict it",
+    "a broken or hostile driver: try offload=off";
 
     BadSource, "bad_source", "in",
     "the source address is zero or a group address",
     "look at what the guest sends";
 
     Reserved, "reserved", "in",
-    "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward, and the frame is \
-     of no protocol that the port passes",
+    "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward",
     "nothing: spanning tree, LLDP and the like end at a switch, except with pass= at both ports";
 
     Hairpin, "hairpin", "in",
@@ -78,12 +77,11 @@ drop_reasons! {
     "nothing, where the guest bridges between several addresses of its own";
 
     Vlan, "vlan", "in, port",
-    "its VLAN tag is one that may not come in by its port, or leave by the one that it is for",
-    "compare vlan, trunk and native of both ports with what the guest sends: vioswitchctl trace \
-     names the port";
+    "its VLAN may not come in by its port, or leave by the one that it is for",
+    "compare vlan, trunk and native of both ports with what the guest sends: vioswitchctl trace";
 
     AdminDown, "admin_down", "in",
-    "the port that the frame came from, or that it is for, is administratively down",
+    "the port that the frame came from, or that it is for, has admin=down",
     "vioswitchctl port set NAME admin=up, unless that is intended";
 
     Guard, "guard", "in",
@@ -92,17 +90,16 @@ drop_reasons! {
     "the event guard_violation names the rule and the address: see docs/network.md";
 
     Observer, "observer", "in",
-    "the port that the frame came from gets the copies of a mirror: nothing passes from it",
+    "the port that the frame came from gets the copies of a mirror",
     "nothing: vioswitchctl mirror list names the mirror";
 
     Mirror, "mirror", "port, out",
-    "a copy for the port of a mirror, which had no free buffer, was not ready, or was in use; the \
-     frame itself went on",
+    "a copy for the observer of a mirror, which had no free buffer, was not ready, or was in use",
     "the observer is too slow: larger rings, a snaplen, or a mirror of one direction";
 
     UplinkToUplink, "uplink_to_uplink", "in",
-    "from one uplink to another, which is a loop unless it is configured",
-    "--uplink-to-uplink, if the two are to be joined";
+    "from one uplink to another",
+    "--uplink-to-uplink, if the two are to be joined and are no loop";
 
     Isolated, "isolated", "in",
     "from one isolated port to another",
@@ -114,7 +111,7 @@ drop_reasons! {
     "nothing";
 
     Disabled, "disabled", "in",
-    "the front-end disabled the transmit ring: its frames are discarded",
+    "the front-end disabled the transmit ring",
     "nothing while a VM is paused or resumed";
 
     PortDown, "port_down", "port, out",
@@ -122,8 +119,7 @@ drop_reasons! {
     "start the VM, or its network driver";
 
     NoBuffer, "no_buffer", "out",
-    "the receiver had no free buffer, or its share of them was used up, for longer than \
-     back-pressure lasts",
+    "the receiver had no free buffer, or its share was used up, longer than back-pressure lasts",
     "the receiver is overloaded: larger rings (rx_queue_size=1024), more queue pairs, more CPU";
 
     SlowMemory, "slow_memory", "out",
@@ -141,7 +137,7 @@ drop_reasons! {
     Rate, "rate", "port",
     "the port's rate-out was used up, and the frame could not wait: a flood, one from a TAP or a \
      stream, or one in front of others",
-    "vioswitchctl port set NAME rate-out=RATE burst-out=SIZE, unless that is intended";
+    "a higher rate-out or burst-out, unless that is intended";
 
     Storm, "storm", "in",
     "the port's storm limit for frames that are flooded was used up",
@@ -152,7 +148,7 @@ drop_reasons! {
     "the log says why; reset the guest";
 
     RingBusy, "ring_busy", "port",
-    "another worker or the session held the receiver's ring for longer than its lock is waited for",
+    "another worker or the session held the receiver's ring for too long",
     "the VM's memory is sparse, or is being reclaimed: prealloc=on; or the machine has too few \
      CPUs: fewer workers, and cpus=";
 
@@ -173,7 +169,7 @@ drop_reasons! {
     "nothing, for single frames";
 
     StreamFull, "stream_full", "out",
-    "the stream's peer does not read fast enough: 64 KiB wait for it, beside what its socket holds",
+    "the stream's peer does not read fast enough: 64 KiB wait for it",
     "the process at the other end is overloaded, or stopped";
 
     StreamGone, "stream_gone", "port, out",
@@ -181,7 +177,7 @@ drop_reasons! {
     "start the process at the other end";
 
     Panicked, "panicked", "in",
-    "a worker panicked in the middle of the burst, and the frame, or a copy of it, was lost",
+    "a worker panicked in the middle of the burst",
     "report this bug with the lines around it in the log";
 }
 
