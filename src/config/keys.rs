@@ -272,16 +272,15 @@ port_keys! {
     "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, OFFLOADED, Reconnect, "1",
         "Queue pairs offered to a VM, or queues of the interface.";
     "mac" mac: Vec<MacAddr> = Vec::new(), MAC, SOCKETS, Now, "[\"52:54:00:00:00:01\"]",
-        "A static address: other ports cannot learn it. The port may use others too.";
+        "A static address: other ports cannot learn it.";
     "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
         "Offloads: checksums and segmentation, both only for what the VM sends (`send`, for XDP \
          programs), checksums, or none.";
     "io" io: Io = Io::Auto, IO, TAPS, Reopen, "\"auto\"",
-        "How frames are written to the interface: up to 64 by a call of io_uring, or each by a \
-         call of its own; `auto`: by io_uring where the kernel permits it.";
+        "Write up to 64 frames by a call of io_uring, or each by a call of its own; `auto`: by \
+         io_uring where the kernel permits it.";
     "coalesce" coalesce: bool = true, SWITCHED, TAPS, Reopen, "\"on\"",
-        "Write TCP segments that follow each other in a burst as one packet, as Linux merges what \
-         a network card receives.";
+        "Write TCP segments that follow each other in a burst as one packet.";
     "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
         "Serve a network card with iommu_platform=on (SEV, TDX).";
     "flood" flood: bool = true, SWITCHED, ALL, Now, "\"on\"",
@@ -294,9 +293,8 @@ port_keys! {
         "The most addresses that the port learns, beside its static ones. Without it a VM or \
          stream learns 4096, a TAP any number.";
     "multicast-router" multicast_router: Option<bool> = None, SWITCHED, ALL, Now, "\"on\"",
-        "`on`: a multicast router or querier may be behind the port: with --multicast-snooping it \
-         gets the frames of all groups, and its queries count. Without it a TAP has `on`, others \
-         `off`.";
+        "`on`: a multicast router or querier may be behind the port: it gets the frames of all \
+         groups, and its queries count. Without it a TAP has `on`, others `off`.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
@@ -311,12 +309,11 @@ port_keys! {
     "burst-out" burst_out: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
         "What passes to the port at once. Default as of burst-in, with rate-out.";
     "storm" storm: Option<FloodRates> = None, STORM, ALL, Now, "\"bcast:1kpps,mcast:1kpps\"",
-        "The most of the port's frames that is flooded, in bits or packets a second, by class: for \
-         all stations (`bcast`), groups (`mcast`), unknown addresses (`unknown`). What exceeds it \
-         is dropped.";
+        "The most of the port's frames that is flooded, in bits or packets a second: broadcasts \
+         (`bcast`), multicasts (`mcast`), frames for unknown addresses (`unknown`).";
     "pass" pass: Option<ReservedSet> = None, PASS, ALL, Now, "\"lldp,stp\"",
         "Protocols between neighbours whose frames pass between the port and others that pass them \
-         too: `lldp`, `lacp`, `stp`. Without it they end at the switch.";
+         too: `lldp`, `lacp`, `stp`.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
         "`down`: keep the front-end, and drop and count frames from and for the port.";
     "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",
@@ -344,14 +341,13 @@ port_keys! {
     "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
         "The port whose frames are copied.";
     "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",
-        "The port that gets the copies, and no other frames. Frames from it are dropped.";
+        "The port that gets the copies, and no other frames.";
     "dir" dir: Way = Way::Both, WAY, MIRRORS, Now, "\"both\"",
         "Copy what comes from the port (`in`), what was delivered to it (`out`), or both.";
     "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",
         "Copy so many bytes of each frame, without a request for offloads; without it all.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
-        "`prealloc`: refuse a VM without QEMU's prealloc=on, whose unused pages the kernel would \
-         charge to the daemon.";
+        "`prealloc`: refuse a VM without QEMU's prealloc=on.";
     "label" label: Option<String> = None, LABEL, ALL, Now, "\"tenant 7\"",
         "A text of at most 64 characters, shown in lists, events and metrics.";
 }

@@ -289,8 +289,8 @@ pub enum Config {
     Confirm,
     /// Write changes that were made while the switch runs into the files
     ///
-    /// Added ports go to conf.d/saved.toml beside the configuration, other changes where the entry
-    /// stands. Keeps comments, and the old file as FILE~.
+    /// Added ports go to conf.d/saved.toml, other changes where the entry stands. Keeps comments,
+    /// and the old file as FILE~.
     Save(Save),
 }
 

@@ -1,5 +1,6 @@
 //! The manual page vioswitchctl(8): made from the command line's own description, and held to it.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use clap::Command;
@@ -24,6 +25,9 @@ The control socket, where there is no
 .BR vioswitch.toml (5)
 ";
 
+/// How clap_mangen begins each section; once is enough.
+const QUOTES: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
+
 /// docs/man has the page as it is made; with UPDATE_DOCS it is written.
 #[test]
 fn the_page_is_made_from_the_command_line() {
@@ -39,8 +43,10 @@ fn the_page_is_made_from_the_command_line() {
     man.render_description_section(&mut page).expect("description");
     man.render_options_section(&mut page).expect("options");
     let mut text = String::from_utf8(page).expect("UTF-8");
-    text += ".SH COMMANDS\n";
-    each_command(&command, "", &mut |name, inner| describe(&mut text, name, inner));
+    assert!(text.contains(QUOTES));
+    text = QUOTES.to_owned() + &text.replace(QUOTES, "") + ".SH COMMANDS\n";
+    let mut known = HashMap::new();
+    each_command(&command, "", &mut |name, inner| describe(&mut text, &mut known, name, inner));
     text += END;
     hold_page(env!("CARGO_MANIFEST_DIR"), "docs/man/vioswitchctl.8", &text);
 }
@@ -66,7 +72,8 @@ fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Co
     }
 }
 
-fn describe(text: &mut String, name: &str, command: &Command) {
+/// Describes a command; `known` are the options of those before it, with the command that has them.
+fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, command: &Command) {
     let positionals: Vec<String> = command.get_positionals().map(ToString::to_string).collect();
     let _ = writeln!(text, ".SS {name} {}", escape(&positionals.join(" ")));
     let about = command.get_long_about().or(command.get_about());
@@ -76,9 +83,17 @@ fn describe(text: &mut String, name: &str, command: &Command) {
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set());
     // The keys differ by the kind of port: vioswitch.toml(5) has them.
     let is_keys = |arg: &&clap::Arg| arg.get_id() == "settings";
+    let mut options = String::new();
     for arg in own.filter(|arg| arg.get_id() != "help" && !is_keys(arg)) {
         let Some(help) = arg.get_long_help().or(arg.get_help()) else { continue };
         let (name, help) = (escape(&arg.to_string()), escape(&help.to_string()));
-        let _ = writeln!(text, ".TP\n.B {name}\n{help}");
+        let _ = writeln!(options, ".TP\n.B {name}\n{help}");
     }
+    match known.get(&options) {
+        Some(other) if options.matches(".TP").count() > 1 => {
+            let _ = writeln!(text, ".PP\nOptions are those of\n.BR \"{other}\" .");
+        }
+        _ => *text += &options,
+    }
+    known.entry(options).or_insert_with(|| name.to_owned());
 }

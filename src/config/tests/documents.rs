@@ -1,4 +1,4 @@
-//! What the table of keys says is what the documents say: the commented example and the table of
+//! What the table of keys says is what the documents say: the commented example and a table of
 //! docs/configuration.md are made from it.
 
 use std::fmt::Write;
@@ -97,32 +97,24 @@ pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
 }
 
 #[test]
-fn the_page_of_the_configuration_has_every_key() {
+fn the_page_of_the_configuration_says_when_changes_take_effect() {
     let file = "docs/configuration.md";
     let mark = "<!-- made from src/config/keys.rs: UPDATE_DOCS=1 cargo test --lib -->";
-    let mut made = "key | of | values | default | a change takes effect\n\
-                    ---|---|---|---|---\n"
-        .to_owned();
+    let mut effects: Vec<(String, Vec<String>)> = Vec::new();
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
-        let kinds = KINDS.into_iter().filter(|(kind, _)| key.kinds.contains(kind));
-        let kinds: Vec<&str> = kinds.map(|(_, name)| name).collect();
-        let kinds = kinds.join(", ").replace("VM, TAP, stream", "all");
-        let values = by_kind(key, |kind| {
-            let words: Vec<String> =
-                key.form(kind).split('|').map(|word| format!("`{word}`")).collect();
-            let form = key.form(kind);
-            if form.contains('|') { words.join(", ") } else { form }
-        });
-        let default = by_kind(key, |kind| match key.default(kind).as_str() {
-            _ if key.is_required() => "required".to_owned(),
-            "" => String::new(),
-            default => format!("`{default}`"),
-        });
-        let effect = by_kind(key, |kind| key.effect(kind).name().to_owned());
-        let name = key.name;
-        let _ = writeln!(made, "`{name}` | {kinds} | {values} | {default} | {effect}");
+        let effect = by_kind(key, |kind| format!("`{}`", key.effect(kind).name()));
+        let name = format!("`{}`", key.name);
+        match effects.iter_mut().find(|(other, _)| *other == effect) {
+            Some((_, names)) => names.push(name),
+            None => effects.push((effect, vec![name])),
+        }
     }
-    hold_table(ROOT, file, mark, &made);
+    let rows = effects.iter().map(|(effect, names)| match effect.as_str() {
+        "`now`" => format!("{effect} | all others\n"),
+        _ => format!("{effect} | {}\n", names.join(", ")),
+    });
+    let table = rows.collect::<String>();
+    hold_table(ROOT, file, mark, &format!("takes effect | keys\n---|---\n{table}"));
 }
 
 /// Lines of code that name a key, with their files: as a text, a field, or a type.

@@ -19,7 +19,7 @@ const DAEMON_END: &str = "\
 .SH ENVIRONMENT
 .TP
 .B RUST_LOG
-the level of the log, also of parts of the program; overrides \\-\\-log\\-level
+the level of the log, also of parts; overrides \\-\\-log\\-level
 .TP
 .B STATE_DIRECTORY
 in place of \\-\\-state\\-dir, set by systemd
@@ -43,29 +43,27 @@ changes made while the switch runs, and the configuration that was last in force
 
 const FILE_HEAD: &str = "\
 .SH DESCRIPTION
-A TOML file with the configuration of
-.BR vioswitchd (8),
+The TOML file of
+.BR \"vioswitchd \\-\\-config\" ,
 and the files of the directory
 .I conf.d
-beside it whose names end in .toml. Each key outside of the entries is an option of the command line
-too, which takes precedence, and may be given in one file only.
+beside it whose names end in .toml. Options of the command line take precedence.
 .BR \"vioswitchd \\-\\-check \\-\\-config FILE\"
-reports all errors with their lines,
+reports all errors,
 .BR \"vioswitchctl config diff\"
-shows what differs from a running switch, and
+what differs from a running switch;
 .BR \"vioswitchctl config reload\"
 applies it.
 .PP
-A value below is the default, or an example of a key without default.
+A value below is the default, unless the key has none: then it is marked as an example.
 ";
 
 const ENTRIES: &str = "\
 .SH ENTRIES
-One [[port]] for each network card of a virtual machine, one [[tap]] for each interface of the host,
-one [[stream]] for each process that speaks QEMU's \\-netdev stream, such as passt,
-one [[mirror]] for frames of a port that are copied to another one. [template.plug]
-has the keys of ports by plug: those of a port except names, sockets and addresses. A key belongs to
-port, tap and stream unless its text names others.
+One [[port]] for each network card of a virtual machine, [[tap]] for each interface of the host,
+[[stream]] for each process that speaks QEMU's \\-netdev stream, [[mirror]] for frames of a port
+that are copied to another one. [template.plug] has keys of ports by plug. A key belongs to port,
+tap and stream unless its text names others.
 ";
 
 const FILE_END: &str = "\
@@ -136,11 +134,9 @@ fn the_daemons_page_has_every_option() {
              .BR vioswitch.toml (5)\ndescribes the keys of entries.\n.SH OPTIONS\n";
     command.get_arguments().for_each(|arg| option(&mut page, arg));
     let after = command.get_after_help().expect("examples").to_string();
-    let after = after.strip_prefix("Examples:\n").expect("examples come first");
-    let (examples, after) = after.split_once("\nSignals: ").expect("signals");
+    let (_, after) = after.split_once("\nSignals: ").expect("signals");
     let (signals, status) = after.split_once("\nExit status: ").expect("exit status");
-    let (examples, status) = (escape(examples), escape(status));
-    let _ = writeln!(page, ".SH EXAMPLES\n.nf\n{examples}\n.fi");
+    let status = escape(status);
     let signals = escape(&signals.replace('\n', " "));
     let _ = writeln!(page, ".SH SIGNALS\n{signals}\n.SH EXIT STATUS\n{status}");
     hold_page(ROOT, "docs/man/vioswitchd.8", &(page + DAEMON_END));
@@ -173,7 +169,9 @@ fn keys_of_entries(page: &mut String) {
         let named = Kind::PORTS.into_iter().chain([Kind::Mirror]);
         let kinds = named.filter(|kind| key.kinds.contains(kind));
         let kinds: Vec<&str> = kinds.map(Kind::name).collect();
-        let setting = escape(&format!("{} = {}", key.name, key.example));
+        let is_default = key.kinds.iter().any(|kind| !key.default(*kind).is_empty());
+        let mark = if is_default || key.is_required() { "" } else { " (example)" };
+        let setting = escape(&format!("{} = {}{mark}", key.name, key.example));
         let _ = writeln!(page, ".TP\n.B {}", setting.replace('"', "\\(dq"));
         let mut text = key.help.replace('`', "\"");
         let values = by_kind(key, |kind| key.form(kind).replace('|', ", "));
@@ -197,8 +195,10 @@ fn the_files_page_has_every_key() {
     // The page of the daemon describes them.
     let settings = settings();
     check_scalars(&settings);
-    let lines = escape(&settings.join("\n"));
-    page += &format!(".SH SETTINGS\nOptions of\n.BR vioswitchd (8):\n.nf\n{lines}\n.fi\n");
+    let names = settings.iter().filter_map(|line| Some(line.split_once(" = ")?.0));
+    let names = escape(&names.collect::<Vec<_>>().join(", "));
+    let _ =
+        writeln!(page, ".SH SETTINGS\nThese options of\n.BR vioswitchd (8)\nare keys: {names}.");
     page += ENTRIES;
     keys_of_entries(&mut page);
     hold_page(ROOT, "docs/man/vioswitch.toml.5", &(page + FILE_END));
