@@ -1,10 +1,7 @@
 //! The control socket: the switch is looked at and changed while it runs.
 //!
 //! The protocol is varlink (<https://varlink.org>): a message is JSON that ends in a zero byte, and
-//! `docs/io.vioswitch.Switch.varlink` is interface and documentation in one. It is readable on the
-//! wire, has typed errors and answers of several parts, and needs neither an HTTP parser nor an
-//! asynchronous runtime in a process that maps the memory of guests. The crates there are were
-//! looked at: `varlink` reads without a bound, `zlink` is asynchronous only.
+//! `docs/io.vioswitch.Switch.varlink` is interface and documentation in one.
 //!
 //! * `connection` one client: bytes to messages and back, within bounds;
 //! * `message` calls and answers; what they say is in [`crate::wire`];

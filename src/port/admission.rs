@@ -6,9 +6,8 @@
 //! Who gets how many buffers of a receive ring that has too few for all.
 //!
 //! First come, first served gives a scarce receiver to the one that is served first after it posted
-//! buffers: of four equal senders, two got everything at times (Jain's index 0.94 over three
-//! seconds, lower over milliseconds). So each ring remembers who lately sent to it and how many
-//! buffers each was given, and a sender may take only what leaves the others their part.
+//! buffers. So each ring remembers who lately sent to it and how many buffers each was given, and a
+//! sender may take only what leaves the others their part.
 //!
 //! That account is kept always and used only while the ring is scarce: for some rounds after it ran
 //! out of buffers. A receiver that keeps up is never made to drop for the sake of senders that
@@ -25,13 +24,11 @@
 //! # Credit
 //!
 //! A receiver that lacks buffers at the moment is mostly one that will have some in microseconds
-//! (it is overloaded) or in some milliseconds (its virtual CPU is off). A frame dropped meanwhile
-//! was taken, classified and paid for in vain, and TCP sends it again and slows down. So the first
-//! frames of a transmit ring may stay where they are and be tried again: that costs no memory, the
-//! ring fills, and the sender's own queueing discipline holds the rest back.
-//!
-//! What is behind them waits too, so the time is bounded by a *credit* of each receive ring, spent
-//! while senders wait for it (by each of them) and earned by what it takes. There are two:
+//! (it is overloaded) or in some milliseconds (its virtual CPU is off). So the first frames of a
+//! transmit ring may stay where they are and be tried again (docs/architecture.md,
+//! "Back-pressure"). What is behind them waits too, so the time is bounded by a *credit* of each
+//! receive ring, spent while senders wait for it (by each of them) and earned by what it takes.
+//! There are two:
 //!
 //! - **No other frames are seen waiting**: all that is in the sender's ring goes to this receiver.
 //!   What is not seen, as the ring has no room for it, shall wait for [`BACKPRESSURE_NANOS`] at

@@ -9,13 +9,11 @@
 //!
 //! Two things bound what spinning takes from others. A token bucket: spinning earns a tenth of the
 //! time that passes, or two thirds of what the worker works, whichever is more, and pays for every
-//! cycle, found or not. Up to a sixth of a CPU of work that is the tenth; a worker under load has
-//! gaps of a microsecond or two between bursts, and to sleep through each of them costs it, and the
-//! guest that has to kick, more than to wait (60 B, two ports, Mpps: 18.1 at 0.56 CPU with a tenth
-//! alone, 20.7 at 0.74 so, 25.2 at 0.90 with as much as it works, 26.5 polling). And a look
-//! at the worker's run-queue delay: where more threads than CPUs want to run, a
-//! spinning worker is in the way of the guest it waits for, so spinning ends for a while. (How
-//! often it was preempted says less: a monitor that wakes up every 10 ms counts like a rival.)
+//! cycle, found or not: a worker under load has gaps of a microsecond or two between bursts, and to
+//! sleep through each of them costs it, and the guest that has to kick, more than to wait. And a
+//! look at the worker's run-queue delay: where more threads than CPUs want to run, a spinning
+//! worker is in the way of the guest it waits for, so spinning ends for a while. (How often it was
+//! preempted says less: a monitor that wakes up every 10 ms counts like a rival.)
 //!
 //! Turns in which frames wait for a receiver count as work: it mostly takes some within
 //! microseconds, and to be kicked for them would cost it a system call each time.
