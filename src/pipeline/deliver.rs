@@ -459,8 +459,8 @@ impl Delivery<'_> {
         frames: &[u8],
         settled: &mut dyn FnMut(usize),
     ) {
-        // A peer's socket or the host's network may take long, too. What is watched was copied out of
-        // its sender's memory.
+        // A peer's socket or the host's network may take long, too. What is watched was copied out
+        // of its sender's memory.
         let from = if self.stalls.is_watching() { At::NOTHING } else { self.sender() };
         self.signals.slot().at(from.and(port.id).0);
         let frames = (self.backpressure.from, frames);

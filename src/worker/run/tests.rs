@@ -266,8 +266,8 @@ fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
     assert_eq!(apart(), [false; 2]);
 }
 
-/// A device that a guest sends to may be what the thread waits for: the guest is kept apart like any
-/// other, and does not pay for it.
+/// A device that a guest sends to may be what the thread waits for: the guest is kept apart like
+/// any other, and does not pay for it.
 #[test]
 fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
     let [worker, _] = worker_and_reserve();
