@@ -14,7 +14,7 @@
 //! | [`vhost_user`] | one front-end's session |
 //! | [`worker`] | threads of the data path: when each ring is worked, and by which |
 //! | [`pipeline`] | one burst, top to bottom: take, classify, plan, deliver, complete |
-//! | [`port`] | what frames come from and go to: a guest's rings, a TAP |
+//! | [`port`] | what frames come from and go to: a guest's rings, an uplink |
 //! | [`ring`] | split virtqueues |
 //! | [`memory`] | guest memory: mapping, translation, dirty log |
 //! | [`switch`] | decisions: the forwarding table and the policy |

@@ -6,7 +6,7 @@
 //! `limits/events.rs`, of findings in `limits/diagnosis.rs`, of CPUs that
 //! wake up soon in `limits/latency.rs`, of metrics in `limits/metrics.rs`, of
 //! ports that come by themselves in `limits/plug.rs`, of rates in `limits/rates.rs`, of what is
-//! tried again in `limits/retry.rs`.
+//! tried again in `limits/retry.rs`, of XDP uplinks in `limits/xdp.rs`.
 
 mod capture;
 mod control;
@@ -21,6 +21,7 @@ mod retry;
 #[cfg(test)]
 mod tests;
 mod workers;
+mod xdp;
 
 pub use capture::*;
 pub use control::*;
@@ -33,6 +34,7 @@ pub use plug::*;
 pub use rates::*;
 pub use retry::*;
 pub use workers::*;
+pub use xdp::*;
 
 // --- Frames -------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 complete -c vioswitchd -l config -d 'Read a TOML file and conf.d/*.toml beside it; options take precedence' -r -F
 complete -c vioswitchd -l port -d 'Add a port for a virtual machine; repeatable' -r
 complete -c vioswitchd -l tap -d 'Add a TAP interface as an uplink; repeatable' -r
+complete -c vioswitchd -l xdp -d 'Add an interface of the host as an uplink, past its network stack (AF_XDP); repeatable' -r
 complete -c vioswitchd -l stream -d 'Add a port for a process that speaks QEMU\'s -netdev stream over a Unix socket, such as passt; repeatable' -r
 complete -c vioswitchd -l mirror -d 'Add a mirror, which copies frames of one port to another; repeatable' -r
 complete -c vioswitchd -l socket-path -d 'Add one port, named port0, that listens on PATH' -r

@@ -67,6 +67,17 @@ struct Options {
     #[arg(long, value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...", verbatim_doc_comment)]
     tap: Vec<String>,
 
+    /// Add an interface of the host as an uplink, past its network stack (AF_XDP); repeatable
+    ///
+    /// {keys}
+    #[arg(
+        long,
+        value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...",
+        allow_hyphen_values = true,
+        verbatim_doc_comment
+    )]
+    xdp: Vec<String>,
+
     /// Add a port for a process that speaks QEMU's -netdev stream over a Unix socket, such as
     /// passt; repeatable
     ///
@@ -183,8 +194,8 @@ fn summary(error: &clap::Error) -> String {
     }
 }
 
-/// Options to settings, and these checked. The first malformed `--port`, `--tap` or `--stream` is
-/// the error.
+/// Options to settings, and these checked. The first malformed `--port`, `--tap`, `--xdp` or
+/// `--stream` is the error.
 fn lower(
     options: Options,
     matches: &ArgMatches,
@@ -194,6 +205,7 @@ fn lower(
     for (kind, texts) in [
         (Kind::Port, &options.port),
         (Kind::Tap, &options.tap),
+        (Kind::Xdp, &options.xdp),
         (Kind::Stream, &options.stream),
         (Kind::Mirror, &options.mirror),
     ] {

@@ -23,7 +23,7 @@ words! {
         Name "name",
         /// Where its socket appears.
         Socket "socket",
-        /// The TAP's interface.
+        /// The uplink's interface.
         Interface "interface",
         /// A static address.
         Mac "mac",
@@ -89,6 +89,7 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
     complaints.append(&mut mirrored_mirrors(&checked.entries));
     for (kind, most, noun) in [
         (Kind::Tap, limits::MAX_TAPS, "taps"),
+        (Kind::Xdp, limits::MAX_XDPS, "xdp uplinks"),
         (Kind::Stream, limits::MAX_STREAMS, "streams"),
         (Kind::Mirror, limits::MAX_MIRRORS, "mirrors"),
     ] {
@@ -162,9 +163,9 @@ pub(super) fn overlay(
     let mut complaints = conflicts(&all, places);
     // With a control socket the ports may come later.
     if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
-        let text = "nothing to switch: give at least one --port, --tap, --stream, --socket-path or \
-                    --fd, or a --config file with a [[port]], [[tap]] or [[stream]], or \
-                    --control or --plug to add them later";
+        let text = "nothing to switch: give at least one --port, --tap, --xdp, --stream, \
+                    --socket-path or --fd, or a --config file with a [[port]], [[tap]], [[xdp]] or \
+                    [[stream]], or --control or --plug to add them later";
         complaints.push(Complaint::new(&Place::Command, text));
     }
     (config(all.scalars, all.entries, places), complaints)

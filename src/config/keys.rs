@@ -33,8 +33,10 @@ words! {
     Kind {
         /// A virtual machine.
         Port "port",
-        /// A network interface of the host.
+        /// A network interface that the host makes for us.
         Tap "tap",
+        /// A network interface of the host, past its network stack.
+        Xdp "xdp",
         /// A process that speaks QEMU's `-netdev stream`.
         Stream "stream",
         /// No port: frames of one that are copied to another.
@@ -46,9 +48,9 @@ words! {
 
 impl Kind {
     /// Those of ports.
-    pub const PORTS: [Kind; 3] = [Kind::Port, Kind::Tap, Kind::Stream];
+    pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
     /// Those of which there may be several.
-    const NAMED: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Stream, Kind::Mirror];
+    const NAMED: [Kind; 5] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
 
     /// The kind of entries that is called so.
     pub fn named(name: &str) -> Option<Kind> {
@@ -155,7 +157,7 @@ impl Key {
     pub fn effect(&self, kind: Kind) -> Effect {
         match (kind, self.effect) {
             (Kind::Template, _) => Effect::NewPorts,
-            (Kind::Tap | Kind::Stream, Effect::Reconnect) => Effect::Reopen,
+            (Kind::Tap | Kind::Xdp | Kind::Stream, Effect::Reconnect) => Effect::Reopen,
             (_, effect) => effect,
         }
     }
@@ -206,13 +208,17 @@ const MIRRORS: &[Kind] = &[Kind::Mirror];
 const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
 const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Template];
 const TAPS: &[Kind] = &[Kind::Tap];
+const INTERFACES: &[Kind] = &[Kind::Tap, Kind::Xdp];
+const MODES: &[Kind] = &[Kind::Port, Kind::Xdp, Kind::Stream];
 const VMS: &[Kind] = &[Kind::Port, Kind::Template];
 const OFFLOADED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Template];
-const ALL: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Stream, Kind::Template];
-const TAGGED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Stream, Kind::Mirror, Kind::Template];
+const QUEUED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Template];
+const ALL: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Template];
+const TAGGED: &[Kind] =
+    &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Template];
 
 macro_rules! port_keys {
-    ($($name:literal $field:ident: $slot:ty = $default:expr, $type:ident, $kinds:expr,
+    (|$kind:ident| $($name:literal $field:ident: $slot:ty = $default:expr, $type:ident, $kinds:expr,
         $effect:ident, $example:literal, $help:literal;)*) => {
         /// What a port is asked to be.
         #[derive(Debug, Clone, PartialEq, Eq)]
@@ -224,8 +230,8 @@ macro_rules! port_keys {
 
         impl Settings {
             /// One of which nothing is said.
-            pub fn new(kind: Kind) -> Settings {
-                Settings { kind, $($field: $default,)* }
+            pub fn new($kind: Kind) -> Settings {
+                Settings { kind: $kind, $($field: $default,)* }
             }
         }
 
@@ -253,13 +259,14 @@ macro_rules! port_keys {
 }
 
 // name, field: what it holds = default, type, of which kinds, a change takes effect, example, help
-port_keys! {
+port_keys! { |kind|
     "name" name: String = String::new(), NAME, NAMED, Reopen, "\"vm1\"",
         "The name: letters, digits, `.`, `_` and `-`.";
     "socket" socket: Option<PathBuf> = None, SOCKET, SOCKETS, Reopen, "\"/run/vioswitch/vm1.sock\"",
         "Path of the Unix socket for the front-end or the stream's peer, at most 107 bytes.";
-    "mode" mode: Mode = Mode::Server, MODE, SOCKETS, Reopen, "\"server\"",
-        "Listen on the socket, or connect to it, again after each loss.";
+    "mode" mode: Mode = Mode::usual(kind), MODE, MODES, Reopen, "\"server\"",
+        "Listen on the socket, or connect to it, again after each loss. For XDP: take frames in \
+         the interface's driver, in the kernel, or in the driver if it can (`auto`).";
     "socket-mode" socket_mode: u32 = limits::DEFAULT_SOCKET_MODE, PERMISSIONS, SOCKETS, Reopen,
         "\"0660\"",
         "Octal permissions of the socket; mode=server.";
@@ -267,10 +274,10 @@ port_keys! {
         "Group of the socket, a name or a number; mode=server.";
     "fd" fd: Option<RawFd> = None, INHERITED, &[], Reopen, "3",
         "The number of an inherited socket.";
-    "ifname" ifname: Option<String> = None, INTERFACE, TAPS, Reopen, "\"vioswitch0\"",
-        "The interface, at most 15 bytes; created if it does not exist.";
-    "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, OFFLOADED, Reconnect, "1",
-        "Queue pairs offered to a VM, or queues of the interface.";
+    "ifname" ifname: Option<String> = None, INTERFACE, INTERFACES, Reopen, "\"vioswitch0\"",
+        "The interface, at most 15 bytes; a TAP is created if it does not exist.";
+    "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, QUEUED, Reconnect, "1",
+        "Queue pairs offered to a VM, or queues of the interface; of an XDP uplink the first ones.";
     "mac" mac: Vec<MacAddr> = Vec::new(), MAC, SOCKETS, Now, "[\"52:54:00:00:00:01\"]",
         "A static address: other ports cannot learn it.";
     "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
@@ -291,10 +298,11 @@ port_keys! {
         "Learn the source addresses of the port's frames.";
     "max-addresses" max_addresses: Option<u32> = None, ADDRESSES, ALL, Now, "1",
         "The most addresses that the port learns, beside its static ones. Without it a VM or \
-         stream learns 4096, a TAP any number.";
+         stream learns 4096, an uplink any number.";
     "multicast-router" multicast_router: Option<bool> = None, SWITCHED, ALL, Now, "\"on\"",
-        "`on`: a multicast router or querier may be behind the port: it gets the frames of all \
-         groups, and its queries count. Without it a TAP has `on`, others `off`.";
+        "`on`: a multicast router or querier may be behind the port: with --multicast-snooping it \
+         gets the frames of all groups, and its queries count. Without it an uplink has `on`, \
+         others `off`.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",

@@ -102,10 +102,12 @@ impl Config {
     }
 }
 
-/// So many ports, TAPs and, if there are any, streams, in words.
-pub fn summary([ports, taps, streams]: [usize; 3]) -> String {
-    let both = format!("{}, {}", counted(ports, "port"), counted(taps, "tap"));
-    if streams == 0 { both } else { format!("{both}, {}", counted(streams, "stream")) }
+/// So many ports, TAPs and, if there are any, XDP uplinks and streams, in words.
+pub fn summary([ports, taps, xdps, streams]: [usize; 4]) -> String {
+    let mut all = vec![counted(ports, "port"), counted(taps, "tap")];
+    let others = [(xdps, "xdp uplink"), (streams, "stream")];
+    all.extend(others.iter().filter(|(n, _)| *n > 0).map(|(n, noun)| counted(*n, noun)));
+    all.join(", ")
 }
 
 /// The control socket.

@@ -89,7 +89,7 @@ macro_rules! scalars {
             &[$(Scalar { name: $name, form: $form, help: $help },)*];
         /// All that may stand outside of an entry.
         pub(super) const SCALAR_KEYS: &[&str] =
-            &["port", "tap", "stream", "mirror", $($name,)* "template", "socket-path", "fd"];
+            &["port", "tap", "xdp", "stream", "mirror", $($name,)* "template", "socket-path", "fd"];
     };
 }
 

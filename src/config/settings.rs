@@ -140,7 +140,7 @@ impl Settings {
             Mode::Server => {
                 Endpoint::Server { path, mode: self.socket_mode, group: self.socket_group }
             }
-            Mode::Client => Endpoint::Client { path },
+            Mode::Client | Mode::Xdp(_) => Endpoint::Client { path },
         })
     }
 

@@ -21,6 +21,7 @@ use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
 use crate::switch::{Rate, ReservedSet, Size};
 use crate::sys::tap_ring::Io;
+use crate::sys::xdp;
 use crate::words::Words;
 
 /// A type whose values are `T`.
@@ -157,23 +158,24 @@ fn read_in<T: TryFrom<u64>>(setting: &Setting, (min, max): (u64, u64)) -> Result
 }
 
 fn queues(kind: Kind) -> (u64, u64) {
-    let most = if kind == Kind::Tap { limits::MAX_TAP_QUEUES } else { limits::MAX_QUEUE_PAIRS };
+    let most = match kind {
+        Kind::Tap => limits::MAX_TAP_QUEUES,
+        Kind::Xdp => limits::MAX_XDP_QUEUES,
+        _ => limits::MAX_QUEUE_PAIRS,
+    };
     (1, most.into())
 }
 
 fn mtu(kind: Kind) -> (u64, u64) {
-    let most = if kind == Kind::Tap { limits::MAX_TAP_MTU } else { limits::MAX_CARRIED_MTU };
+    let most = match kind {
+        Kind::Tap => limits::MAX_TAP_MTU,
+        Kind::Xdp => limits::MAX_XDP_MTU,
+        _ => limits::MAX_CARRIED_MTU,
+    };
     (limits::MIN_MTU, most)
 }
 
 words! {
-    /// What becomes of a port's socket.
-    Mode {
-        /// It is listened on.
-        Server "server",
-        /// It is connected to.
-        Client "client",
-    }
     /// What the administrator has a port do.
     Admin {
         /// It forwards.
@@ -206,6 +208,45 @@ words! {
         /// A router that advertises itself.
         Ra "ra",
     }
+}
+
+/// What becomes of a port's socket, or where the frames of an XDP uplink are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// It is listened on.
+    Server,
+    /// It is connected to.
+    Client,
+    /// At a place of the interface.
+    Xdp(xdp::Mode),
+}
+
+impl Mode {
+    /// That of a port of which nothing is said.
+    pub fn usual(kind: Kind) -> Mode {
+        if kind == Kind::Xdp { Mode::Xdp(xdp::Mode::Auto) } else { Mode::Server }
+    }
+
+    /// Where the frames of an XDP uplink are taken.
+    pub fn of_xdp(self) -> xdp::Mode {
+        if let Mode::Xdp(mode) = self { mode } else { xdp::Mode::Auto }
+    }
+}
+
+impl Words for Mode {
+    const WORDS: &'static [(&'static str, Mode)] = &[
+        ("server", Mode::Server),
+        ("client", Mode::Client),
+        ("auto", Mode::Xdp(xdp::Mode::Auto)),
+        ("native", Mode::Xdp(xdp::Mode::Native)),
+        ("generic", Mode::Xdp(xdp::Mode::Generic)),
+    ];
+}
+
+/// The words that a kind of ports takes.
+fn modes(kind: Kind) -> Vec<(&'static str, Mode)> {
+    let has = |(_, mode): &(&str, Mode)| matches!(mode, Mode::Xdp(_)) == (kind == Kind::Xdp);
+    Mode::WORDS.iter().copied().filter(has).collect()
 }
 
 impl Server {
@@ -313,7 +354,8 @@ types! {
     ALLOWED_IPS Prefix: "IP[/LENGTH]", prefix, Prefix::to_string;
 }
 
-pub(super) const MODE: Type<Mode> = words();
+pub(super) const MODE: Type<Mode> =
+    text(|kind| forms(&modes(kind)), |setting, kind| one_of(setting, &modes(kind)), word_of);
 pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const IO: Type<Io> = words();
 pub(super) const WAY: Type<Way> = words();

@@ -169,8 +169,9 @@ fn reply(number: PortId, settings: &Settings) -> Added {
 /// The kind that is given, or else that of virtual machines.
 fn named(kind: Option<String>) -> Result<Kind, Fault> {
     let word = kind.unwrap_or_else(|| Kind::Port.name().to_owned());
-    Kind::named(&word)
-        .ok_or_else(|| wrong("kind", "kind must be port, tap, stream or mirror".to_owned(), &word))
+    Kind::named(&word).ok_or_else(|| {
+        wrong("kind", "kind must be port, tap, xdp, stream or mirror".to_owned(), &word)
+    })
 }
 
 /// A key that changes, and when.

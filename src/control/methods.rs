@@ -297,6 +297,7 @@ impl Switch {
             workers: workers.handles().len(),
             ports: count("vm"),
             taps: count("tap"),
+            xdps: count("xdp"),
             streams: count("stream"),
             addresses: fdb.len(),
             events: self.view.events.last(),

@@ -14,7 +14,6 @@ use crate::port::device::Writes;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::{Counter, Direction, DropReason, Traffic};
 use crate::switch::{Entry, EntryAge, Fdb, Station};
-use crate::sys::tap_ring::Io;
 use crate::wire::{self, State};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -31,15 +30,15 @@ const OFFLOADS: [(Offloads, &str); 6] = [
 pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
     let stats = &port.stats;
     let [input, output] = port.traffic();
-    let writes = port.as_tap().and_then(|(tap, _)| tap.writes());
+    let writes = port.as_uplink().and_then(|(tap, _)| tap.writes());
     wire::Port {
         name: port.name.clone(),
         number: port.id,
         kind: port.kind_name().to_owned(),
         state: state(port),
         front_end: port.front_end().map(|who| wire::FrontEnd { pid: who.pid, uid: who.uid }),
-        interface: port.as_tap().map(|(_, ifname)| ifname.to_owned()),
-        io: writes.as_ref().map(|now| if now.uring { "uring" } else { "write" }.to_owned()),
+        interface: port.as_uplink().map(|(_, ifname)| ifname.to_owned()),
+        io: writes.as_ref().map(|now| now.io.to_owned()),
         io_refused: writes.and_then(|now| now.why),
         queues: queues(port),
         mtu: port.mtu.get(),
@@ -57,21 +56,14 @@ pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
     }
 }
 
-/// How frames are written to the TAPs, in a group for each way and reason. There are few reasons:
+/// How frames go to the uplinks, in a group for each way and reason. There are few reasons:
 /// settings, and errors of the kernel.
 pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
     let mut groups: Vec<wire::TapWrites> = Vec::new();
     for port in ports.iter() {
-        let Some((tap, _)) = port.as_tap() else { continue };
-        let Some(Writes { uring, why }) = tap.writes() else { continue };
-        let io = if uring { "uring" } else { "write" };
-        let why = match (why, tap.io) {
-            (Some(why), _) => why,
-            (None, Io::Write) => "io=write".to_owned(),
-            (None, _) if !uring => "its interface is not attached".to_owned(),
-            (None, Io::Uring) => "io=uring".to_owned(),
-            (None, Io::Auto) => "io=auto, and the kernel permits it".to_owned(),
-        };
+        let Some((uplink, _)) = port.as_uplink() else { continue };
+        let Some(Writes { io, why, wish }) = uplink.writes() else { continue };
+        let why = why.unwrap_or_else(|| wish.to_owned());
         let at = groups.iter().position(|group| group.io == io && group.why == why);
         let at = at.unwrap_or_else(|| {
             groups.push(wire::TapWrites { io: io.to_owned(), why, ..Default::default() });

@@ -10,7 +10,7 @@ use crate::frame::MacAddr;
 use crate::frame::ethernet::TagEdit;
 use crate::limits::MAX_VLAN;
 use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
-use crate::port::{Port, PortTable};
+use crate::port::{Behind, Port, PortTable};
 use crate::stats::DropReason;
 use crate::switch::mirror::Watch;
 use crate::switch::port_security::{self, Headers, Refused};
@@ -319,14 +319,17 @@ impl Told {
         let (to, state, most) = (quote(port), show::state(port), port.mtu.max_len());
         let edit = asked.vlans.edit(vlan, bytes);
         let alone = |why: &str, reason| (why.to_owned(), reason);
+        let uplink = port.as_uplink();
+        let is_xdp = uplink.is_some_and(|(device, _)| matches!(device.behind, Behind::Xdp(..)));
         let (why, reason) = if !asked.forwards {
             alone("it is administratively down (admin=down)", DropReason::AdminDown)
-        } else if port.as_tap().is_some() && !port.is_up() {
+        } else if uplink.is_some() && !port.is_up() {
             let left_out = port.is_left_out();
             let why = if left_out { "it has no interface" } else { "its interface is gone" };
-            alone(why, DropReason::TapGone)
+            alone(why, if is_xdp { DropReason::XdpGone } else { DropReason::TapGone })
         } else if state == State::Down {
-            alone("its interface is down", DropReason::TapDown)
+            let reason = if is_xdp { DropReason::XdpDown } else { DropReason::TapDown };
+            alone("its interface is down", reason)
         } else if port.is_left_out() && port.as_guest().is_some() {
             alone("it has no socket", DropReason::PortDown)
         } else if port.as_stream().is_some() && state != State::Attached {

@@ -47,6 +47,11 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
                 DevicePort::tap(ifname, settings.queues).writing_by(settings.io, settings.coalesce);
             (Port::device(id, name, tap), settings.offload.receive)
         }
+        // What does not come through the host's network stack is whole.
+        Kind::Xdp => {
+            let xdp = DevicePort::xdp(ifname, settings.queues, settings.mode.of_xdp());
+            (Port::device(id, name, xdp), Offloads::NONE)
+        }
         Kind::Stream => (Port::device(id, name, DevicePort::stream()), Offloads::NONE),
         // Twice the configured pairs: some front-ends read the number of rings as pairs.
         Kind::Port | Kind::Mirror | Kind::Template => {
@@ -64,6 +69,7 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
 /// How many addresses are learned on a port. Whole networks live behind an uplink: the table's
 /// limit and those of segments apply.
 pub fn cap(settings: &Settings) -> u32 {
-    let usual = if settings.kind == Kind::Tap { u32::MAX } else { FDB_MAX_PER_PORT };
+    let is_uplink = matches!(settings.kind, Kind::Tap | Kind::Xdp);
+    let usual = if is_uplink { u32::MAX } else { FDB_MAX_PER_PORT };
     settings.max_addresses.unwrap_or(usual)
 }

@@ -10,10 +10,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use super::latency;
-use crate::config::{Config, Control, Endpoint, Entry, Latency};
+use crate::config::{Config, Control, Endpoint, Entry, Kind, Latency};
 use crate::sys::fs::{directory_of, may_create_in};
 use crate::sys::wakeup::DEVICE;
-use crate::sys::{group, tap, watched_dir};
+use crate::sys::{group, tap, watched_dir, xdp};
 
 /// Everything found, one line each.
 pub fn check(config: &Config) -> Vec<String> {
@@ -22,7 +22,11 @@ pub fn check(config: &Config) -> Vec<String> {
         let (kind, name) = (settings.kind, &settings.name);
         let complaints = match (&settings.ifname, settings.endpoint()) {
             (Some(ifname), _) => {
-                let error = tap::check(ifname, settings.queues).err();
+                let queues = settings.queues;
+                let error = match kind {
+                    Kind::Xdp => xdp::check(ifname, queues).err().map(|error| error.to_string()),
+                    _ => tap::check(ifname, queues).err().map(|error| error.to_string()),
+                };
                 error.map(|error| format!("interface {ifname}: {error}")).into_iter().collect()
             }
             (None, endpoint) => endpoint.as_ref().map(found_at).unwrap_or_default(),

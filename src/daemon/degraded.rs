@@ -33,7 +33,7 @@ macro_rules! codes {
 
 codes! {
     PortLeftOut "port-left-out" "a port or stream has no socket",
-    TapLeftOut "tap-left-out" "a TAP has no interface since the start",
+    TapLeftOut "tap-left-out" "a TAP or XDP uplink has no interface since the start",
     PortBeingRemoved "port-being-removed"
         "a port was deleted, and what served it has not ended yet",
     Metrics "metrics" "metrics are not served by HTTP",
@@ -51,10 +51,10 @@ codes! {
 impl Code {
     /// Of a port that is left out.
     pub fn of(port: &Port) -> Code {
-        if port.as_tap().is_some() { Code::TapLeftOut } else { Code::PortLeftOut }
+        if port.as_uplink().is_some() { Code::TapLeftOut } else { Code::PortLeftOut }
     }
 
-    /// True if it is about a port, TAP or stream, which is the subject.
+    /// True if it is about a port of any kind, which is the subject.
     pub fn is_port(self) -> bool {
         matches!(self, Code::PortLeftOut | Code::TapLeftOut | Code::PortBeingRemoved)
     }

@@ -118,7 +118,7 @@ fn segment(ports: &PortTable, port: &Port) -> Option<facts::Segment> {
 
 fn link(port: &Port) -> Option<Link> {
     // Of one that is left out the degradation says so.
-    let (_, interface) = port.as_tap().filter(|_| !port.is_left_out())?;
+    let (_, interface) = port.as_uplink().filter(|_| !port.is_left_out())?;
     let state = match port.is_up() {
         false => LinkState::Gone,
         true if port.mtu.link_is_down() => LinkState::Down,
@@ -128,7 +128,8 @@ fn link(port: &Port) -> Option<Link> {
     let bridge = port.mtu.bridge().filter(|bridge| !bridge.filters_vlans);
     let bridge =
         bridge.map(|bridge| facts::Bridge { index: bridge.index, name: bridge.name.to_string() });
-    Some(Link { interface: interface.to_owned(), state, bridge })
+    let is_tap = port.kind_name() == "tap";
+    Some(Link { interface: interface.to_owned(), is_tap, state, bridge })
 }
 
 /// Rings that are left alone, by their index. Of a port that never had one none is looked at.

@@ -93,7 +93,7 @@ fn tell(port: &Port, change: Option<bool>) {
 }
 
 fn taps(table: &PortTable) -> impl Iterator<Item = &Port> {
-    let is_tap = |port: &&Port| port.as_tap().is_some();
+    let is_tap = |port: &&Port| port.as_uplink().is_some();
     table.iter().map(|port| &**port).filter(is_tap)
 }
 

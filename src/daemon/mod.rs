@@ -119,7 +119,7 @@ impl StartError {
 
     /// About a port of any kind.
     fn of(port: &Port, error: PortError) -> StartError {
-        let kind = if port.as_tap().is_some() { "tap" } else { "port" };
+        let kind = if port.as_uplink().is_some() { port.kind_name() } else { "port" };
         StartError::Port(kind, port.name.clone(), error)
     }
 }
@@ -294,8 +294,9 @@ impl Daemon {
         let mut first = None;
         let end = Instant::now() + Duration::from_millis(TAP_CLOSE_MILLIS);
         let all = || config.ports.iter().enumerate();
-        let is_tap = |(_, entry): &(usize, &Entry)| entry.settings.kind == Kind::Tap;
-        for (at, entry) in all().filter(is_tap).chain(all().filter(|one| !is_tap(one))) {
+        let has_interface = |(_, entry): &(usize, &Entry)| entry.settings.ifname.is_some();
+        let (first_ones, others) = (all().filter(has_interface), all());
+        for (at, entry) in first_ones.chain(others.filter(|one| !has_interface(one))) {
             let Some(port) = ports.shared(at as PortId) else { continue };
             let endpoint = entry.settings.endpoint();
             let means = (&*self.context.workers, &*self.handover);

@@ -24,7 +24,8 @@ use crate::config::{Difference, Effect, Entry, Kind, Origin, Settings};
 use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{
-    MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS, MAX_TAPS, REMOVE_TIMEOUT, SOCKET_OPENS,
+    MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS, MAX_TAPS, MAX_XDPS, REMOVE_TIMEOUT,
+    SOCKET_OPENS,
 };
 use crate::port::Port;
 use crate::port::table::Full;
@@ -50,6 +51,9 @@ pub enum PortError {
     /// As many TAPs as there may be.
     #[error("there are {MAX_TAPS} taps already")]
     ManyTaps,
+    /// As many XDP uplinks as there may be.
+    #[error("there are {MAX_XDPS} xdp uplinks already")]
+    ManyXdps,
     /// As many streams as there may be.
     #[error("there are {MAX_STREAMS} streams already")]
     ManyStreams,
@@ -175,14 +179,11 @@ impl Daemon {
         let settings = &entry.settings;
         let id = self.free_number(&settings.name)?;
         let ports = self.view.ports.present();
-        let count = |of: fn(&Port) -> bool| ports.iter().filter(|port| of(port)).count();
+        let count = |kind| ports.iter().filter(|port| port.kind_name() == kind).count();
         match settings.kind {
-            Kind::Tap if count(|port| port.as_tap().is_some()) >= MAX_TAPS => {
-                return Err(PortError::ManyTaps);
-            }
-            Kind::Stream if count(|port| port.as_stream().is_some()) >= MAX_STREAMS => {
-                return Err(PortError::ManyStreams);
-            }
+            Kind::Tap if count("tap") >= MAX_TAPS => return Err(PortError::ManyTaps),
+            Kind::Xdp if count("xdp") >= MAX_XDPS => return Err(PortError::ManyXdps),
+            Kind::Stream if count("stream") >= MAX_STREAMS => return Err(PortError::ManyStreams),
             _ => {}
         }
         drop(ports);

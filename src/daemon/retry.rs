@@ -234,7 +234,7 @@ impl Retrier {
         match daemon.serve_late(running, opened) {
             Ok(()) => {
                 daemon.recovered(code, Some(&port.name));
-                if port.as_tap().is_some() {
+                if port.as_uplink().is_some() {
                     uplink::compare_mtus(&daemon.ports());
                 }
             }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::desired::{Changed, Desired};
 use crate::config::{Config, Entry, Kind, Origin, Settings, Value};
 use crate::frame::MacAddr;
-use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS};
+use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS, MAX_XDPS};
 
 const VERSION: u64 = 1;
 
@@ -228,6 +228,7 @@ fn apply_one(
         let count = |kind| config.of(kind).count() + if now.kind == kind { new } else { 0 };
         if config.ports.len() + new > MAX_PORTS
             || count(Kind::Tap) > MAX_TAPS
+            || count(Kind::Xdp) > MAX_XDPS
             || count(Kind::Stream) > MAX_STREAMS
         {
             return Err("is left out: there are too many ports, taps or streams".to_owned());

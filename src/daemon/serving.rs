@@ -45,7 +45,7 @@ impl Opened {
         (workers, handover): (&Workers, &Handover),
     ) -> Result<Opened, PortError> {
         let Some(endpoint) = endpoint else {
-            let (_, ifname) = port.as_tap().ok_or(UplinkError::NotATap)?;
+            let (_, ifname) = port.as_uplink().ok_or(UplinkError::NoUplink)?;
             let mut kept = received.tap(ifname);
             let attach = |_: &mut Received| uplink::attach(port, workers, kept.take(), handover);
             let attached = received.open(end, attach, UplinkError::is_busy);
@@ -78,7 +78,7 @@ impl Opened {
 enum Stop {
     /// A guest's, or a stream's: written once.
     Session(Arc<EventFd>),
-    /// A TAP's.
+    /// An uplink's.
     Reattach(Arc<AtomicBool>),
 }
 
@@ -253,7 +253,7 @@ impl Daemon {
     ) -> Result<Thread, PortError> {
         let (port, workers) = (running.port(), Arc::clone(&self.context.workers));
         match opened {
-            Opened::Interface(created) => self.keep_tap(&port, created),
+            Opened::Interface(created) => self.keep_uplink(&port, created),
             Opened::Socket(acceptor) if port.as_stream().is_some() => {
                 let serve =
                     move |stop: Arc<EventFd>| stream::serve(&port, acceptor, &workers, &stop);
@@ -269,8 +269,8 @@ impl Daemon {
         }
     }
 
-    /// A thread attaches a TAP's interface again whenever it is lost, and its MTU is followed.
-    fn keep_tap(&mut self, port: &Arc<Port>, created: bool) -> Result<Thread, PortError> {
+    /// A thread attaches an uplink's interface again whenever it is lost, and its MTU is followed.
+    fn keep_uplink(&mut self, port: &Arc<Port>, created: bool) -> Result<Thread, PortError> {
         self.monitor_links()?;
         let stopping = Arc::new(AtomicBool::new(false));
         let keep = {
@@ -278,7 +278,7 @@ impl Daemon {
             let (handover, stopping) = (Arc::clone(&self.handover), Arc::clone(&stopping));
             move || uplink::keep(&port, created, &workers, &handover, &stopping)
         };
-        let thread = start_helper(format!("tap-{}", port.id), &stopping, keep)?;
+        let thread = start_helper(format!("{}-{}", port.kind_name(), port.id), &stopping, keep)?;
         Ok((thread, Stop::Reattach(stopping)))
     }
 }

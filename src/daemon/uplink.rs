@@ -1,9 +1,9 @@
-//! Attaching TAPs and getting them back.
+//! Attaching uplinks, which are TAPs and interfaces that are reached by XDP, and getting them back.
 //!
-//! A host should not queue for its VMs: the interface gets `noqueue`, as a locking qdisc makes all
+//! A host should not queue for its VMs: a TAP gets `noqueue`, as a locking qdisc makes all
 //! senders wait for each other. Where that is not permitted the administrator reads the line that
-//! does it. An interface that we created gets its MTU, is brought up, and is created again when
-//! a user deletes it; one that the administrator made is left as it is, and waited for.
+//! does it. A TAP that we created gets its MTU, is brought up, and is created again when
+//! a user deletes it; an interface that the administrator made is left as it is, and waited for.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use super::handover::Handover;
 use crate::events::What;
+use crate::frame::Offloads;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::device::Device;
-use crate::port::{DevicePort, Port, PortTable};
-use crate::sys::netlink;
+use crate::port::{Behind, DevicePort, Port, PortTable};
+use crate::sys::netlink::{self, Link};
 use crate::sys::tap::{self, Missing, Tap, TapError, TapQueue};
 use crate::sys::tap_ring::Io;
+use crate::sys::xdp::{self, Mode, Xdp, XdpError};
 use crate::worker::{Token, Workers};
 
 /// Why an uplink cannot be attached.
@@ -25,23 +27,95 @@ use crate::worker::{Token, Workers};
 pub enum UplinkError {
     /// The interface of this name cannot be opened.
     #[error("interface {0}: {1}")]
-    Open(String, TapError),
+    Open(String, OpenError),
     /// An interface of ours, of this name, cannot be brought up.
     #[error("cannot bring up {0}: {1}")]
     Up(String, netlink::NetlinkError),
     /// There is no interface behind the port.
-    #[error("it is no tap")]
-    NotATap,
+    #[error("it is no uplink")]
+    NoUplink,
     /// The data path could not watch it.
     #[error("cannot watch the interface: {0}")]
     Watch(#[from] std::io::Error),
 }
 
+/// Why an interface cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// As a TAP.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// By XDP.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
+}
+
 impl UplinkError {
     /// True if a process is attached to the interface, or it is one that is about to go.
     pub fn is_busy(&self) -> bool {
-        let busy = |error: &TapError| matches!(error, TapError::Busy | TapError::SingleQueue);
-        matches!(self, UplinkError::Open(_, error) if busy(error))
+        let UplinkError::Open(_, source) = self else { return false };
+        matches!(
+            source,
+            OpenError::Tap(TapError::Busy | TapError::SingleQueue) | OpenError::Xdp(XdpError::Busy)
+        )
+    }
+}
+
+/// An interface that is open.
+struct Opened {
+    link: Link,
+    /// We created it.
+    created: bool,
+    /// What it takes and gives.
+    offloads: Offloads,
+    devices: Vec<Device>,
+    /// Why frames do not go in the better way.
+    refused: Option<String>,
+}
+
+impl Opened {
+    /// A TAP, to whose queues frames are written as the administrator says, and the kernel permits.
+    fn tap(port: &Port, tap: &DevicePort, opened: Tap) -> Opened {
+        let Tap { link, created, offloads, mut queues } = opened;
+        let refused = prepare_writing(port, tap, &mut queues);
+        let devices = queues.into_iter().map(|queue| Arc::new(queue) as Device).collect();
+        Opened { link, created, offloads, devices, refused }
+    }
+
+    /// An interface that is reached by XDP.
+    fn xdp(port: &Port, opened: Xdp) -> Opened {
+        let Xdp { link, mode, why, queues } = opened;
+        advise(port, &link, queues.len() as u32);
+        if let (Mode::Generic, Some(why)) = (mode, &why) {
+            log::info!("xdp {}: the driver of {} runs no program: {why}", port.name, link.name);
+        }
+        let devices = queues.into_iter().map(|queue| Arc::new(queue) as Device).collect();
+        let offloads = Offloads::NONE;
+        Opened { link, created: false, offloads, devices, refused: why }
+    }
+}
+
+/// Warns of what an interface does to frames before they are ours, or keeps from us.
+fn advise(port: &Port, link: &Link, queues: u32) {
+    let (name, interface) = (&port.name, &link.name);
+    if link.kind == "veth" {
+        log::info!(
+            "xdp {name}: {interface} is one end of a veth pair: frames come whole if its other end \
+             has no offloads: ethtool -K PEER tx off"
+        );
+    } else if xdp::ethtool::strips_tags(interface) {
+        log::warn!(
+            "xdp {name}: {interface} takes the tags of VLANs out of frames: ethtool -K {interface} \
+             rxvlan off"
+        );
+    }
+    let receive = xdp::ethtool::queues(interface).map_or(queues, |(receive, _)| receive);
+    if receive > queues {
+        log::warn!(
+            "xdp {name}: {interface} has {receive} queues, and frames of {} of them go to the \
+             host: queues={receive}, or ethtool -L {interface} combined {queues}",
+            receive - queues
+        );
     }
 }
 
@@ -62,7 +136,8 @@ pub fn attach(
     let created = opened.created;
     set_up(port, &opened)?;
     log::info!(
-        "tap {}: {} interface {} (mac {}, mtu {})",
+        "{} {}: {} interface {} (mac {}, mtu {})",
+        port.kind_name(),
         port.name,
         how.unwrap_or(if created { "created" } else { "attached to" }),
         opened.link.name,
@@ -81,38 +156,39 @@ pub fn keep(
     handover: &Handover,
     stopping: &AtomicBool,
 ) {
-    let Some((tap, ifname)) = port.as_tap() else { return };
+    let Some((uplink, ifname)) = port.as_uplink() else { return };
+    let kind = port.kind_name();
     let missing = if created { Missing::Create } else { Missing::Fail };
     let stopped = || stopping.load(Ordering::Acquire);
     while !stopped() {
-        tap.wait_lost(stopped);
-        if stopped() || !tap.is_lost() {
+        uplink.wait_lost(stopped);
+        if stopped() || !uplink.is_lost() {
             continue;
         }
-        log::warn!("tap {}: interface {} is gone, waiting for it", port.name, ifname);
+        log::warn!("{kind} {}: interface {} is gone, waiting for it", port.name, ifname);
         port.events.tell(&port.name, What::InterfaceGone, false);
         let mut told = None;
         while !stopped() {
             // What is kept of it, or of an attempt that got no further, would pass for one in use.
             handover.discard_tap(ifname);
-            tap.give_up();
-            tap.close_lost();
+            uplink.give_up();
+            uplink.close_lost();
             match open(port, missing, handover).and_then(|opened| {
                 set_up(port, &opened)?;
                 serve(port, opened, workers)
             }) {
                 Ok(()) => {
-                    log::info!("tap {}: attached to interface {} again", port.name, ifname);
+                    log::info!("{kind} {}: attached to interface {} again", port.name, ifname);
                     port.events.tell(&port.name, What::InterfaceBack, false);
                     // Queues whose loss no worker had noticed yet.
-                    tap.close_lost();
+                    uplink.close_lost();
                     break;
                 }
                 Err(error) => {
                     // Once per reason, not four times a second.
                     let text = error.to_string();
                     if told.as_ref() != Some(&text) {
-                        log::warn!("tap {}: {text}", port.name);
+                        log::warn!("{kind} {}: {text}", port.name);
                         told = Some(text);
                     }
                 }
@@ -122,20 +198,25 @@ pub fn keep(
     }
 }
 
-fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Tap, UplinkError> {
-    let (tap, ifname) = port.as_tap().ok_or(UplinkError::NotATap)?;
-    let queues = tap.queues().len() as u16;
-    let opened = tap::open(ifname, queues, port.offload, missing)
-        .map_err(|error| UplinkError::Open(ifname.to_owned(), error))?;
+fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Opened, UplinkError> {
+    let (uplink, ifname) = port.as_uplink().ok_or(UplinkError::NoUplink)?;
+    let queues = uplink.queues().len() as u16;
+    let failed = |source| UplinkError::Open(ifname.to_owned(), source);
+    if let Behind::Xdp(_, mode) = uplink.behind {
+        let opened = xdp::open(ifname, queues, mode).map_err(|error| failed(error.into()))?;
+        return Ok(Opened::xdp(port, opened));
+    }
+    let opened = tap::open(ifname, queues, port.offload, missing);
+    let opened = opened.map_err(|error| failed(error.into()))?;
     handover.keep_tap(ifname, &opened.queues);
-    Ok(opened)
+    Ok(Opened::tap(port, uplink, opened))
 }
 
 /// Goes on with queues that the process before had; `None` if they cannot be used.
-fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Tap> {
-    let (_, ifname) = port.as_tap()?;
+fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Opened> {
+    let (uplink, ifname) = port.as_uplink()?;
     match tap::adopt(queues, ifname, port.offload) {
-        Ok(opened) => Some(opened),
+        Ok(opened) => Some(Opened::tap(port, uplink, opened)),
         Err(error) => {
             log::warn!("tap {}: the kept interface cannot be used: {error}", port.name);
             handover.discard_tap(ifname);
@@ -145,28 +226,28 @@ fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Tap> 
 }
 
 /// Puts the opened queues into service.
-fn serve(port: &Port, mut opened: Tap, workers: &Workers) -> Result<(), UplinkError> {
-    let (tap, _) = port.as_tap().ok_or(UplinkError::NotATap)?;
-    prepare_writing(port, tap, &mut opened.queues);
-    let devices: Vec<Device> = opened.queues.into_iter().map(|q| Arc::new(q) as Device).collect();
+fn serve(port: &Port, opened: Opened, workers: &Workers) -> Result<(), UplinkError> {
+    let (uplink, _) = port.as_uplink().ok_or(UplinkError::NoUplink)?;
     let token = |queue: usize| Token::Device(port.id, queue as u16);
     // Watched before attached: if that fails the interface must be free for the next attempt.
-    for (queue, device) in devices.iter().enumerate() {
+    for (queue, device) in opened.devices.iter().enumerate() {
         workers.for_device(port, queue).watch(device.as_raw_fd(), token(queue))?;
     }
-    tap.attach(devices, opened.offloads);
+    uplink.set_refused(opened.refused);
+    uplink.attach(opened.devices, opened.offloads);
     port.begin();
     // What came between is found now.
-    for queue in 0..tap.queues().len() {
+    for queue in 0..uplink.queues().len() {
         workers.for_device(port, queue).look(token(queue));
     }
     Ok(())
 }
 
-/// Has frames be written to the queues as the administrator says, and the kernel permits.
-fn prepare_writing(port: &Port, tap: &DevicePort, queues: &mut [TapQueue]) {
+/// Has frames be written to the queues as the administrator says, and the kernel permits; why not
+/// by io_uring.
+fn prepare_writing(port: &Port, tap: &DevicePort, queues: &mut [TapQueue]) -> Option<String> {
     if tap.io == Io::Write {
-        return;
+        return None;
     }
     let refused = queues.iter_mut().find_map(|queue| queue.use_ring().err());
     if refused.is_some() {
@@ -176,28 +257,30 @@ fn prepare_writing(port: &Port, tap: &DevicePort, queues: &mut [TapQueue]) {
     if let (Io::Uring, Some(why)) = (tap.io, &refused) {
         log::warn!("tap {}: no io_uring ({why}): each frame takes a system call", port.name);
     }
-    tap.set_refused(refused);
+    refused.map(|why| why.to_string())
 }
 
-/// Takes a TAP out of service for good. Its reattach thread has ended.
+/// Takes an uplink out of service for good. Its reattach thread has ended.
 pub fn detach(port: &Port, workers: &Workers, handover: &Handover) {
-    let Some((tap, ifname)) = port.as_tap() else { return };
-    for (queue, device) in tap.queues().iter().enumerate() {
+    let Some((uplink, ifname)) = port.as_uplink() else { return };
+    for (queue, device) in uplink.queues().iter().enumerate() {
         if let Some(device) = device.device() {
             workers.for_device(port, queue).unwatch(device.as_raw_fd());
         }
     }
-    tap.give_up();
-    tap.close_lost();
+    uplink.give_up();
+    uplink.close_lost();
     handover.discard_tap(ifname);
 }
 
 /// Warns, in one line, of VMs whose configured MTU exceeds an uplink's: what they send of that
 /// length does not get out there.
 pub fn compare_mtus(ports: &PortTable) {
-    let uplinks = ports.iter().filter(|port| port.as_tap().is_some());
-    let known = uplinks.filter_map(|tap| Some((tap.mtu.get()?, &tap.name)));
-    let Some((least, tap)) = known.min() else { return };
+    let uplinks = ports.iter().filter(|port| port.as_uplink().is_some());
+    let known = uplinks.filter_map(|uplink| Some((uplink.mtu.get()?, uplink)));
+    let Some((least, uplink)) = known.min_by_key(|(mtu, uplink)| (*mtu, &uplink.name)) else {
+        return;
+    };
     let guests = ports.iter().filter(|port| port.as_guest().is_some());
     let mut longer = guests.filter_map(|port| {
         let mtu = port.mtu.configured().filter(|&mtu| u32::from(mtu) > least)?;
@@ -208,21 +291,22 @@ pub fn compare_mtus(ports: &PortTable) {
         0 => String::new(),
         n => format!(", and so do those of {n} more ports"),
     };
-    log::warn!("port {name}: mtu {mtu} exceeds the {least} of tap {tap}{more}");
+    let (kind, uplink) = (uplink.kind_name(), &uplink.name);
+    log::warn!("port {name}: mtu {mtu} exceeds the {least} of {kind} {uplink}{more}");
 }
 
 /// Gives an interface of ours its MTU, compares that of another's, and begins to follow it.
-fn apply_mtu(port: &Port, opened: &Tap) {
-    let link = &opened.link;
+fn apply_mtu(port: &Port, opened: &Opened) {
+    let (link, kind) = (&opened.link, port.kind_name());
     match port.mtu.configured().map(u32::from) {
         // One that was taken over has it, and setting it again might not be permitted any more.
         Some(mtu) if opened.created && mtu != link.mtu => {
             if let Err(error) = netlink::set_mtu(link.index, mtu) {
-                log::warn!("tap {}: cannot set the MTU of {}: {error}", port.name, link.name);
+                log::warn!("{kind} {}: cannot set the MTU of {}: {error}", port.name, link.name);
             }
         }
         Some(mtu) if !opened.created && mtu != link.mtu => log::warn!(
-            "tap {}: {} has an MTU of {}, not {mtu}, and keeps it: ip link set {} mtu {mtu}",
+            "{kind} {}: {} has an MTU of {}, not {mtu}, and keeps it: ip link set {} mtu {mtu}",
             port.name,
             link.name,
             link.mtu,
@@ -231,18 +315,22 @@ fn apply_mtu(port: &Port, opened: &Tap) {
         _ => {}
     }
     if let Err(error) = port.mtu.follow(link.index) {
-        log::warn!("tap {}: cannot ask for its MTU: {error}", port.name);
+        log::warn!("{kind} {}: cannot ask for its MTU: {error}", port.name);
     }
 }
 
 /// Brings up what is ours, which nobody else would, and sees to MTU and queueing discipline, where
 /// problems are advice and not errors.
-fn set_up(port: &Port, opened: &Tap) -> Result<(), UplinkError> {
+fn set_up(port: &Port, opened: &Opened) -> Result<(), UplinkError> {
     let link = &opened.link;
     apply_mtu(port, opened);
     // One that was taken over may have been made by a process with more privileges.
     if opened.created && !link.up {
         netlink::set_up(link.index).map_err(|error| UplinkError::Up(link.name.clone(), error))?;
+    }
+    if port.kind_name() != "tap" {
+        // Frames that are sent by XDP pass the queueing discipline.
+        return Ok(());
     }
     match netlink::set_noqueue(link.index) {
         Err(error) if !matches!(link.qdisc.as_str(), "noqueue" | "noop") => log::warn!(
@@ -303,7 +391,7 @@ mod tests {
             watch: Arc::new(BlockedWriterWatch::start().unwrap()),
         };
         let workers = Arc::new(Workers::start(1, &[], &shared).unwrap());
-        let (tap, _) = port.as_tap().unwrap();
+        let (tap, _) = port.as_uplink().unwrap();
         let closed = Arc::new(AtomicU32::new(0));
         let lose = |panics: [bool; 2]| {
             attach_lost(tap, &panics, &closed);

@@ -91,11 +91,13 @@ pub struct Segment {
     pub is_cut_off: bool,
 }
 
-/// The interface of a TAP.
+/// The interface of an uplink.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Its name.
     pub interface: String,
+    /// It is a TAP's.
+    pub is_tap: bool,
     /// How it is.
     pub state: LinkState,
     /// The bridge it is in.

@@ -29,7 +29,7 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     bridges(facts, found);
 }
 
-fn down(port: &Port, Link { interface, state, .. }: &Link) -> Option<Finding> {
+fn down(port: &Port, Link { interface, is_tap, state, .. }: &Link) -> Option<Finding> {
     match state {
         LinkState::Up => None,
         LinkState::Down => {
@@ -38,9 +38,12 @@ fn down(port: &Port, Link { interface, state, .. }: &Link) -> Option<Finding> {
         }
         LinkState::Gone => {
             let cause = format!("its interface {interface} was deleted");
-            let command = format!(
-                "ip tuntap add dev {interface} mode tap multi_queue vnet_hdr user vioswitch"
-            );
+            let command = match is_tap {
+                true => format!(
+                    "ip tuntap add dev {interface} mode tap multi_queue vnet_hdr user vioswitch"
+                ),
+                false => format!("ip link show {interface}, and make it again"),
+            };
             Some(Finding::of(TAP_GONE, port, cause, command))
         }
     }
@@ -117,7 +120,8 @@ fn software(port: &Port) -> Option<Finding> {
         "its receiver lacks offloads: {segmented} packets were cut into {segments} segments and \
          {checksummed} checksums finished, about {millis} ms of a worker's time"
     );
-    let command = match port.link {
+    let command = match &port.link {
+        Some(link) if !link.is_tap => "a TAP in its place, which has offloads: docs/network.md",
         Some(_) => "offload=on for the TAP, and a kernel with TSO and USO for TAPs",
         None => "in the guest: ethtool -K eth0 rx on gro on lro on; offload=on for the port",
     };

@@ -28,7 +28,10 @@ fn guest(name: &str) -> Port {
 fn uplink(name: &str, bridge: u32) -> Port {
     let interface = format!("{name}0");
     let bridge = Some(Bridge { index: bridge, name: format!("br{bridge}") });
-    Port { link: Some(Link { interface, state: LinkState::Up, bridge }), ..guest(name) }
+    Port {
+        link: Some(Link { interface, is_tap: true, state: LinkState::Up, bridge }),
+        ..guest(name)
+    }
 }
 
 /// Ports 0 and 1 are guests, 2 and 3 uplinks.

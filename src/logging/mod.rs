@@ -136,9 +136,9 @@ impl<'a> VisitSource<'a> for Values {
     }
 }
 
-/// The port that a line is about: it begins with `port NAME:` or `tap NAME:`.
+/// The port that a line is about: it begins with `port NAME:`, `tap NAME:` or `xdp NAME:`.
 fn port_of(text: &str) -> Option<&str> {
-    let rest = text.strip_prefix("port ").or_else(|| text.strip_prefix("tap "))?;
+    let rest = ["port ", "tap ", "xdp "].iter().find_map(|kind| text.strip_prefix(kind))?;
     let (name, _) = rest.split_once(':')?;
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (!name.is_empty() && name.bytes().all(is_name)).then_some(name)

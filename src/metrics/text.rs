@@ -308,7 +308,7 @@ fn switch(view: &View, health: &Health) -> String {
     let help = "When the process started, in seconds since 1970.";
     say("process_start_time_seconds", "gauge", help, &started);
     let table = view.ports.present();
-    let kinds = ["vm", "tap", "stream"].map(|kind| {
+    let kinds = ["vm", "tap", "xdp", "stream"].map(|kind| {
         let count = table.iter().filter(|port| port.kind_name() == kind).count();
         (format!("{{kind=\"{kind}\"}}"), count.to_string())
     });

@@ -1,12 +1,15 @@
-//! A port behind descriptors that take and give whole frames: the queues of a TAP interface, or a
-//! [`stream`].
+//! A port behind descriptors that take and give whole frames: the queues of a TAP interface, or of
+//! one that is reached by XDP, or a [`stream`].
 //!
 //! Writing goes straight from the guests' buffers ([`writer`]), one system call a frame, by any
 //! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
-//! unknown before and no system call may run under a receive lock. Every result of the kernel is
+//! unknown before and no system call may run under a receive lock; frames of XDP lie in memory of
+//! the device, and are delivered from there. Every result of the kernel is
 //! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
 //! whose interface is gone is emptied and reported to the thread that reattaches it.
 
+mod behind;
+mod segments;
 pub mod stream;
 mod together;
 pub mod writer;
@@ -20,15 +23,21 @@ use super::{FrontEnd, Next};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Load, Offloads, VNET_HDR_LEN};
 use crate::guard::SignalCost;
-use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
+use crate::limits::{
+    BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN, XDP_LOOK_MILLIS,
+};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{Booking, PortKind, Room, SourceMemo};
 use crate::sys::clock;
-use crate::sys::frame_io::{FrameIo, Transfer};
-use crate::sys::tap_ring::{Io, Refused};
+use crate::sys::frame_io::{FrameInbox, FrameIo, Transfer};
+use crate::sys::tap_ring::Io;
+use crate::sys::xdp::Mode;
 
+pub use behind::{Behind, Writes};
 pub use writer::FrameWriter;
+
+use behind::Reasons;
 
 /// Bytes of staging per frame: header and longest frame, in whole cache lines.
 const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64);
@@ -63,12 +72,15 @@ impl Bounds {
         self.room.is_some_and(|(room, last)| !room.fits(last))
     }
 
-    fn count(&mut self, bytes: &[u8]) {
+    fn count(&mut self, header: VnetHdr, len: u32) {
         let Some((room, last)) = &mut self.room else { return };
-        if let Some((header, frame)) = bytes.split_first_chunk::<VNET_HDR_LEN>() {
-            *last = Load::of(VnetHdr::from_bytes(*header), frame.len() as u32);
-            room.take(*last);
-        }
+        *last = Load::of(header, len);
+        room.take(*last);
+    }
+
+    /// True if the time is over.
+    fn are_over(&self) -> bool {
+        self.end.is_some_and(|end| clock::cycles() >= end)
     }
 }
 
@@ -104,46 +116,6 @@ impl std::fmt::Debug for Loss {
     }
 }
 
-/// What is at the other end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Behind {
-    /// The host, by this interface.
-    Tap(String),
-    /// Another process, by a connection.
-    Stream,
-}
-
-/// By which names frames are dropped that do not pass a device.
-struct Reasons {
-    /// There is no room, or no memory.
-    full: DropReason,
-    /// The administrator has shut it.
-    down: DropReason,
-    /// There is none now.
-    gone: DropReason,
-    /// It refused the frame.
-    rejected: DropReason,
-}
-
-impl Behind {
-    fn reasons(&self) -> Reasons {
-        match self {
-            Behind::Tap(_) => Reasons {
-                full: DropReason::TapFull,
-                down: DropReason::TapDown,
-                gone: DropReason::TapGone,
-                rejected: DropReason::TapRejected,
-            },
-            Behind::Stream => Reasons {
-                full: DropReason::StreamFull,
-                down: DropReason::StreamGone,
-                gone: DropReason::StreamGone,
-                rejected: DropReason::TooLong,
-            },
-        }
-    }
-}
-
 /// The port of one or several devices.
 #[derive(Debug)]
 pub struct DevicePort {
@@ -158,8 +130,8 @@ pub struct DevicePort {
     pub io: Io,
     /// TCP segments go to a TAP as one packet.
     pub coalesce: bool,
-    /// Why the kernel permits no ring for that.
-    refused: Mutex<Option<Refused>>,
+    /// Why the kernel permits no ring for that; for XDP, why the program is not in the driver.
+    refused: Mutex<Option<String>>,
     /// What the devices take, as bits of [`Offloads`].
     takes: AtomicU8,
     /// Taken before a queue's device, so that a late loss of the old devices and the attaching of
@@ -172,19 +144,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How frames are written to a TAP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Writes {
-    /// Several by one call.
-    pub uring: bool,
-    /// Why not, if that is not what the administrator wants.
-    pub why: Option<String>,
-}
-
 impl DeviceQueue {
     /// Why frames are not written together any more. A batch that is in use works.
     fn batch_failure(&self) -> Option<String> {
-        self.device()?.batch()?.try_lock().ok()?.failure()
+        self.device()?.batch(0, BURST_FRAMES)?.try_lock().ok()?.failure()
     }
 
     /// The attached device.
@@ -213,9 +176,16 @@ impl DeviceQueue {
         mut bounds: Bounds,
     ) -> Next {
         burst.clear();
+        reader.release();
         let Some(device) = self.device() else {
             return Next::Gone;
         };
+        if let Some(inbox) = device.inbox() {
+            let next = self.take(inbox, burst, port, bounds);
+            // A burst without a frame is not completed, which would release the device.
+            reader.lender = Some(device).filter(|_| burst.taken() > 0);
+            return next;
+        }
         let (mut bytes, mut refused) = (0u32, 0);
         let rejected = port.behind.reasons().rejected;
         for slot in reader.staging.chunks_exact_mut(SLOT) {
@@ -224,10 +194,8 @@ impl DeviceQueue {
             }
             match device.read(slot) {
                 Transfer::Done(len) => {
-                    bounds.count(&slot[..len]);
-                    bytes += take(&mut slot[..len], burst);
-                    let over = bounds.end.is_some_and(|end| clock::cycles() >= end);
-                    if over || bytes >= BURST_BYTES {
+                    bytes += add_read(&mut slot[..len], burst, &mut bounds);
+                    if bounds.are_over() || bytes >= BURST_BYTES {
                         break;
                     }
                 }
@@ -254,34 +222,78 @@ impl DeviceQueue {
         }
         Next::More
     }
+
+    /// The same from a device that has the frames in memory of its own, where they stay until it is
+    /// next asked for some.
+    fn take(
+        &self,
+        inbox: &dyn FrameInbox,
+        burst: &mut Burst,
+        port: &DevicePort,
+        mut bounds: Bounds,
+    ) -> Next {
+        if bounds.are_reached() {
+            return Next::More;
+        }
+        let mut bytes = 0;
+        let taken = inbox.take(&mut |at, len| {
+            let header = VnetHdr::plain(0);
+            bounds.count(header, len);
+            bytes += len;
+            // SAFETY: the frame stays until the next `take`: the caller holds what is known of
+            // reading this queue until the burst is done with, and its reader the device.
+            unsafe { add(header, at, len, burst) };
+            let full = burst.taken() == BURST_FRAMES || bytes >= BURST_BYTES;
+            !(full || bounds.are_over() || bounds.are_reached())
+        });
+        if taken.lost > 0 {
+            // Nothing is known of them but their number.
+            self.input.frames.add(taken.lost);
+            self.input.drops.add(port.behind.reasons().full, taken.lost);
+        }
+        if taken.more { Next::More } else { Next::Empty }
+    }
 }
 
 /// Adds one frame as the kernel gave it to the burst; returns its length.
-fn take(bytes: &mut [u8], burst: &mut Burst) -> u32 {
+fn add_read(bytes: &mut [u8], burst: &mut Burst, bounds: &mut Bounds) -> u32 {
     let Some((header, frame)) = bytes.split_first_chunk_mut::<VNET_HDR_LEN>() else {
         burst.refuse(DropReason::TooShort);
         return 0;
     };
-    let len = frame.len() as u32;
-    if len > MAX_FRAME_LEN {
-        // It may have been longer still: the kernel cuts what does not fit without a sign.
-        burst.refuse(DropReason::TooLong);
-        return len;
-    }
+    let (header, len) = (VnetHdr::from_bytes(*header), frame.len() as u32);
+    bounds.count(header, len);
     // SAFETY: the frame lies in the reader's staging, which lives as long as the worker and
     // is not written again before the next `receive`, which clears the burst.
-    let taken =
-        unsafe { burst.push_private(VnetHdr::from_bytes(*header), frame.as_mut_ptr(), len) };
-    if !taken {
+    unsafe { add(header, frame.as_mut_ptr(), len, burst) }
+    len
+}
+
+/// Adds one frame to the burst.
+///
+/// # Safety
+///
+/// `at` is valid for reads of `len` bytes until the burst is cleared.
+unsafe fn add(header: VnetHdr, at: *mut u8, len: u32, burst: &mut Burst) {
+    if len > MAX_FRAME_LEN {
+        // It may have been longer still: the kernel cuts what does not fit without a sign.
+        return burst.refuse(DropReason::TooLong);
+    }
+    // SAFETY: the caller's promise.
+    if !unsafe { burst.push_private(header, at, len) } {
         burst.refuse(DropReason::TooShort);
     }
-    len
 }
 
 impl DevicePort {
     /// A TAP with `queues` queues, none attached yet.
     pub fn tap(ifname: &str, queues: u16) -> DevicePort {
         DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
+    }
+
+    /// An interface past the host's network stack, with `queues` queues, none attached yet.
+    pub fn xdp(ifname: &str, queues: u16, mode: Mode) -> DevicePort {
+        DevicePort::new(Behind::Xdp(ifname.to_owned(), mode), queues)
     }
 
     /// A stream that no peer is connected to yet.
@@ -309,34 +321,28 @@ impl DevicePort {
         DevicePort { io, coalesce, ..self }
     }
 
-    /// The kernel permits no ring, or does.
-    pub fn set_refused(&self, why: Option<Refused>) {
+    /// The kernel permits no ring, or no program in the driver, or does.
+    pub fn set_refused(&self, why: Option<String>) {
         *lock(&self.refused) = why;
     }
 
-    /// How frames are written to a TAP now, and why not by a ring.
+    /// How frames go to an interface, or come and go, and why not in the better way; none of a
+    /// stream.
     pub fn writes(&self) -> Option<Writes> {
-        self.ifname()?;
-        if self.io == Io::Write {
-            return Some(Writes { uring: false, why: None });
-        }
-        let refused = lock(&self.refused).map(|why| why.to_string());
-        let why = refused.or_else(|| self.queues.iter().find_map(DeviceQueue::batch_failure));
-        Some(Writes { uring: why.is_none() && self.is_up(), why })
+        let refused = || lock(&self.refused).clone();
+        let failure = || self.queues.iter().find_map(DeviceQueue::batch_failure);
+        self.behind.writes(self.io, self.is_up(), || refused().or_else(failure))
     }
 
-    /// The interface's name, if it is a TAP's port.
+    /// The interface's name, if there is one.
     pub fn ifname(&self) -> Option<&str> {
-        match &self.behind {
-            Behind::Tap(ifname) => Some(ifname),
-            Behind::Stream => None,
-        }
+        self.behind.ifname()
     }
 
     /// What the switch's policy needs to know.
     pub fn kind(&self) -> PortKind {
         match self.behind {
-            Behind::Tap(_) => PortKind::Uplink,
+            Behind::Tap(_) | Behind::Xdp(..) => PortKind::Uplink,
             // One VM, or a router: frames pass between it and an uplink.
             Behind::Stream => PortKind::Guest,
         }
@@ -418,8 +424,19 @@ impl DevicePort {
     /// asked under the lock that `wake` takes: set before that, it is seen here or cuts the wait.
     pub fn wait_lost(&self, stopped: impl Fn() -> bool) {
         let loss = lock(&self.loss);
-        if !loss.lost && !stopped() {
-            drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner));
+        if loss.lost || stopped() {
+            return;
+        }
+        if !matches!(self.behind, Behind::Xdp(..)) {
+            return drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner));
+        }
+        // No event tells of it.
+        let pause = Duration::from_millis(XDP_LOOK_MILLIS);
+        drop(self.wake.wait_timeout(loss, pause).unwrap_or_else(PoisonError::into_inner));
+        for queue in &self.queues {
+            if let Some(device) = queue.device().filter(|device| device.is_gone()) {
+                self.lose(queue, &device);
+            }
         }
     }
 
@@ -437,14 +454,30 @@ impl DevicePort {
 }
 
 /// A worker's room for frames read from devices: one slot each, untouched pages cost nothing.
-#[derive(Debug)]
 pub struct FrameReader {
     staging: Box<[u8]>,
+    /// In whose memory the frames of the last burst are.
+    lender: Option<Device>,
+}
+
+impl std::fmt::Debug for FrameReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FrameReader").field("lends", &self.lender.is_some()).finish()
+    }
 }
 
 impl Default for FrameReader {
     fn default() -> FrameReader {
-        FrameReader { staging: vec![0; SLOT * BURST_FRAMES].into_boxed_slice() }
+        let staging = vec![0; SLOT * BURST_FRAMES].into_boxed_slice();
+        FrameReader { staging, lender: None }
+    }
+}
+
+impl FrameReader {
+    /// The frames of the last burst are used no more.
+    #[inline]
+    pub fn release(&mut self) {
+        self.lender = None;
     }
 }
 
@@ -452,6 +485,8 @@ impl Default for FrameReader {
 mod batch_tests;
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(test)]
+mod lent_tests;
 #[cfg(test)]
 mod packet_tests;
 #[cfg(test)]

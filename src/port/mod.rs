@@ -5,8 +5,8 @@
 //! * [`gate`] what keeps the frames of a transmit ring from being taken;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
-//! * [`device`] descriptors that take and give whole frames: the queues of a TAP, replaced when
-//!   the interface comes back, or a connection;
+//! * [`device`] descriptors that take and give whole frames: the queues of an interface, replaced
+//!   when it comes back, or a connection;
 //! * [`queue`] one ring and everything its lock protects;
 //! * [`rate`] what may pass of a port's frames;
 //! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
@@ -123,7 +123,7 @@ impl Port {
         Port::new(id, name, Endpoint::Guest(GuestPort::new(pairs)))
     }
 
-    /// A port for a TAP or a stream.
+    /// A port for an interface of the host or a stream.
     pub fn device(id: PortId, name: &str, device: DevicePort) -> Port {
         Port::new(id, name, Endpoint::Device(device))
     }
@@ -260,13 +260,14 @@ impl Port {
             Endpoint::Guest(_) => "vm",
             Endpoint::Device(device) => match device.behind {
                 Behind::Tap(_) => "tap",
+                Behind::Xdp(..) => "xdp",
                 Behind::Stream => "stream",
             },
         }
     }
 
-    /// The TAP behind this port with its interface's name, if it is one.
-    pub fn as_tap(&self) -> Option<(&DevicePort, &str)> {
+    /// The interface of the host behind this port, with its name, if there is to be one.
+    pub fn as_uplink(&self) -> Option<(&DevicePort, &str)> {
         match &self.endpoint {
             Endpoint::Device(device) => Some((device, device.ifname()?)),
             Endpoint::Guest(_) => None,

@@ -168,6 +168,24 @@ drop_reasons! {
     "the kernel refused this frame, on its way to a TAP or from it",
     "nothing, for single frames";
 
+    XdpFull, "xdp_full", "in, out",
+    "in: the kernel had no room for the frame, or it is longer than 3,840 bytes; out: there was no \
+     room, or the interface dropped the frame: its queue is full, or it has no carrier",
+    "in: the worker has too little CPU, or gro and large MTUs beyond the interface; out: see ip -s \
+     link show IFNAME";
+
+    XdpDown, "xdp_down", "out",
+    "the interface of the XDP uplink is down",
+    "ip link set IFNAME up";
+
+    XdpGone, "xdp_gone", "port, out",
+    "the interface of the XDP uplink is gone and not attached again yet",
+    "make the interface again";
+
+    XdpRejected, "xdp_rejected", "out",
+    "the kernel refused this frame, or it is longer than 4,084 bytes",
+    "make the MTUs agree: see docs/configuration.md";
+
     StreamFull, "stream_full", "out",
     "the stream's peer does not read fast enough: 64 KiB wait for it",
     "the process at the other end is overloaded, or stopped";
@@ -184,7 +202,9 @@ drop_reasons! {
 impl DropReason {
     /// Whether the receiver takes frames slower than they come.
     pub const fn is_want_of_room(self) -> bool {
-        matches!(self, DropReason::NoBuffer | DropReason::TapFull | DropReason::StreamFull)
+        let full =
+            matches!(self, DropReason::TapFull | DropReason::XdpFull | DropReason::StreamFull);
+        full || matches!(self, DropReason::NoBuffer)
     }
 
     /// Whether a port counts it in this direction. What it drops before a queue is chosen is out.

@@ -80,10 +80,23 @@ pub trait FrameIo: Send + Sync + AsRawFd {
         true
     }
 
-    /// Where frames are collected that go out together; none if each goes by itself. Frames written
-    /// meanwhile by the functions below overtake those collected.
-    fn batch(&self) -> Option<&Mutex<dyn FrameBatch>> {
+    /// Where this worker collects frames that go out together, if it has about so many; none if
+    /// each goes by itself. Frames written meanwhile by the functions below overtake those
+    /// collected.
+    fn batch(&self, worker: usize, frames: usize) -> Option<&Mutex<dyn FrameBatch>> {
+        let _ = (worker, frames);
         None
+    }
+
+    /// Where frames are that have come, in memory of the device; none if each is read by itself.
+    fn inbox(&self) -> Option<&dyn FrameInbox> {
+        None
+    }
+
+    /// True if the interface was deleted, of which no event tells. Once: the device is to be
+    /// closed.
+    fn is_gone(&self) -> bool {
+        false
     }
 
     /// Writes one frame that lies in one piece, its header included.
@@ -99,6 +112,23 @@ pub trait FrameIo: Send + Sync + AsRawFd {
 
     /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
     fn read(&self, buffer: &mut [u8]) -> Transfer;
+}
+
+/// What taking frames came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// There may be more, of which no event tells.
+    pub more: bool,
+    /// Frames that the kernel has dropped for want of room, as far as that is known by now.
+    pub lost: u64,
+}
+
+/// Frames in memory that the kernel wrote, and writes again when it is given back.
+pub trait FrameInbox {
+    /// Gives back the frames that were taken before, and calls `each` with place and length of the
+    /// next ones, until there are none or it returns false. They are the caller's until the next
+    /// call, or until the device is closed.
+    fn take(&self, each: &mut dyn FnMut(*mut u8, u32) -> bool) -> Taken;
 }
 
 /// Frames that go to a device together, at the latest when the burst ends that they are part of.

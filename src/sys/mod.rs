@@ -34,3 +34,4 @@ pub mod usage;
 pub mod waker;
 pub mod wakeup;
 pub mod watched_dir;
+pub mod xdp;

@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex};
 
 use super::frame_io::{FrameBatch, FrameIo, Transfer};
 use super::tap_ring::{Refused, TapRing};
+use crate::limits::TAP_BATCH_LEAST;
 
 /// One attached queue; detached on drop.
 #[derive(Debug)]
@@ -68,8 +69,9 @@ impl AsFd for TapQueue {
 }
 
 impl FrameIo for TapQueue {
-    fn batch(&self) -> Option<&Mutex<dyn FrameBatch>> {
-        self.ring.as_ref().map(|ring| ring as &Mutex<dyn FrameBatch>)
+    fn batch(&self, _: usize, frames: usize) -> Option<&Mutex<dyn FrameBatch>> {
+        let ring = self.ring.as_ref().filter(|_| frames >= TAP_BATCH_LEAST)?;
+        Some(ring as &Mutex<dyn FrameBatch>)
     }
 
     fn write(&self, bytes: &[u8]) -> Transfer {

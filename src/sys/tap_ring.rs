@@ -270,7 +270,7 @@ mod tests {
     }
 
     fn write(queue: &TapQueue, frames: &[Vec<u8>]) -> Vec<Transfer> {
-        write_to(queue.batch().unwrap(), frames)
+        write_to(queue.batch(0, BURST_FRAMES).unwrap(), frames)
     }
 
     fn write_to(batch: &Mutex<dyn FrameBatch>, frames: &[Vec<u8>]) -> Vec<Transfer> {
@@ -309,7 +309,7 @@ mod tests {
                 assert_eq!(marks(&host, alone), first);
                 assert!(first.is_sorted(), "{first:?}");
             }
-            assert_eq!(queue.batch().unwrap().lock().unwrap().failure(), None);
+            assert_eq!(queue.batch(0, BURST_FRAMES).unwrap().lock().unwrap().failure(), None);
         });
     }
 
@@ -317,7 +317,7 @@ mod tests {
     fn a_full_batch_has_no_room() {
         testns::run(|| {
             let (_, queue) = open(true);
-            let mut batch = queue.batch().unwrap().lock().unwrap();
+            let mut batch = queue.batch(0, BURST_FRAMES).unwrap().lock().unwrap();
             (0..BURST_FRAMES).for_each(|_| batch.add(60));
             assert!(batch.room().is_none());
             batch.add(60);
@@ -431,7 +431,7 @@ mod tests {
             refuse(libc::SYS_io_uring_register);
             let why = tap.queues[0].use_ring().unwrap_err();
             assert_eq!(why, Refused::Call("register buffers", libc::EPERM));
-            assert!(tap.queues[0].batch().is_none());
+            assert!(tap.queues[0].batch(0, BURST_FRAMES).is_none());
         });
     }
 
@@ -446,7 +446,7 @@ mod tests {
                 let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
                 assert_eq!(write(&queue, &frames), [Transfer::Done(72); 9]);
                 assert_eq!(marks(&host, 9), (0..9).collect::<Vec<u8>>());
-                let why = queue.batch().unwrap().lock().unwrap().failure().unwrap();
+                let why = queue.batch(0, BURST_FRAMES).unwrap().lock().unwrap().failure().unwrap();
                 assert_eq!(why, "io_uring_enter: Operation not permitted (os error 1)");
             }
         });

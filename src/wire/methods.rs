@@ -59,7 +59,7 @@ methods! {
     /// of kept changes; without it changes end with the process. latency: as configured.
     GetStatus {} -> Status {
         version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
-        streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
+        xdps: usize, streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
         degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>, plug: Option<Plug>,
         config: Option<String>, state_dir: Option<String>, clients: Clients, latency: String,
         tap_writes: Vec<TapWrites>,

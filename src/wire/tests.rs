@@ -165,9 +165,9 @@ fn description() -> String {
     let enumerations = enumerations! {
         /// What is behind a port: a virtual machine, a TAP interface of the host, or a process at
         /// the other end of a stream.
-        Kind = ["vm", "tap", "stream"];
+        Kind = ["vm", "tap", "xdp", "stream"];
         /// What is configured: a port for a virtual machine, or one of the others.
-        EntryKind = ["port", "tap", "stream", "mirror"];
+        EntryKind = ["port", "tap", "xdp", "stream", "mirror"];
         /// Where a port's settings come from: a configuration file, the command line, a change
         /// while the switch runs, or a socket in the directory of ports by plug.
         Origin = ["file", "cli", "runtime", "plug"];
@@ -185,7 +185,7 @@ fn description() -> String {
         /// frames do not pass, or something that is configured is missing.
         Level = Level::ALL.map(Level::name);
         /// listening: no front-end is connected. negotiating: one is connected and takes no frames
-        /// yet. attached: frames pass. down: the TAP's interface is down. gone: the interface was
+        /// yet. attached: frames pass. down: the uplink's interface is down. gone: the interface was
         /// deleted, and the switch waits for it. left_out: the port has no socket or interface yet.
         /// disabled: the port is administratively down. removing: the port was deleted, and what
         /// served it has not ended yet.

@@ -46,9 +46,10 @@ structs! { answered [serde(default)]
     /// send_offloads: what its own frames may ask for. flood, isolated, learn, max_addresses,
     /// admin, guard, bridge, vlan, trunk, native, label: its settings of these names. pending:
     /// settings for the next front-end. owner: the user of the socket, of origin plug. io: of a
-    /// TAP, uring or write, by which frames are written now; io_refused: why not by io_uring, if
-    /// its setting permits that. dropped_from: the senders of frames that lately found no room
-    /// there, the most first, five at most.
+    /// TAP, uring or write, by which frames are written now; of an XDP uplink native or generic,
+    /// where its program runs; io_refused: why not uring, or native, if its setting permits that.
+    /// dropped_from: the senders of frames that lately found no room there, the most first, five at
+    /// most.
     Port {
         name: String, number: u16, kind: String as Kind, origin: String as Origin, owner?: u32,
         state: State, front_end?: FrontEnd, interface?: String, io?: String,
@@ -129,8 +130,8 @@ structs! { answered [serde(default)]
         moves?: u64, at?: String, direction?: Direction, reason?: String, frames?: u64,
         file?: String, rule?: String, address?: String, dropped?: bool,
     }
-    /// How frames are written to some TAPs: io, uring or write, and why; how many TAPs, and the
-    /// names of the first ones.
+    /// How frames go to some uplinks: io, as of a port, and why; how many uplinks, and the names of
+    /// the first ones.
     TapWrites { io: String, why: String, taps: usize, names: Vec<String> }
     /// The directory of ports by plug, and the keys that these share.
     Plug { directory: String, keys: Vec<ConfigKey> }

@@ -2,9 +2,9 @@
 //! ability gets right, for each destination as it is, with its checksum finished, or in segments.
 //!
 //! `lab` has the guests, and what must become of each packet; `matrix` is guests among each other,
-//! `tap` the way to and from the kernel, `options` ports and TAPs with fewer offloads, `scarce`
-//! receivers too small for what is sent to them, `hostile` what a guest must not get out of it,
-//! `segments` what it must not cost others.
+//! `tap` the way to and from the kernel, `xdp` the way past it, `options` ports and TAPs with fewer
+//! offloads, `scarce` receivers too small for what is sent to them, `hostile` what a guest must not
+//! get out of it, `segments` what it must not cost others.
 
 mod hostile;
 mod lab;
@@ -13,3 +13,4 @@ mod options;
 mod scarce;
 mod segments;
 mod tap;
+mod xdp;

@@ -12,6 +12,7 @@ use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig, mac_of};
 
 mod trouble;
+mod xdp;
 
 /// The station on the host's side, and another.
 const HOST: u8 = 9;

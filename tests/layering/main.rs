@@ -140,6 +140,7 @@ const UNSAFE: &[&str] = &[
     "sys/tap",                  // ioctls and frames of a TAP
     "sys/tests/netns.rs",       // namespaces of unit tests
     "sys/unix_socket.rs",       // socket options
+    "sys/xdp",                  // memory and rings that are shared with the kernel, bpf(2)
     "guard/blocked_writers.rs", // the signal that frees a blocked writer
     "guard/sigbus",             // the handler of SIGBUS, its table
     "memory/",                  // `Send`, `Sync` of tables; marks in the log

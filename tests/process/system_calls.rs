@@ -97,6 +97,7 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
         Ok(_) => {}
     }
     in_namespace(|| {
+        make_wire();
         let dir = Dir::new();
         let control = dir.path().join("control");
         let path = control.to_str().expect("UTF-8");
@@ -119,14 +120,16 @@ fn each_kind_of_thread_makes_the_calls_of_its_table() {
             "4",
             "--tap",
             "up,ifname=tap0",
+            "--xdp",
+            "fast,ifname=wire",
             "--control",
             path,
             "--metrics",
             &metrics,
         ];
         let mut d = Daemon::with_ports(&["", ""], &extra);
-        let names = ["balance", "sampler", "ageing", "link-monitor", "tap-2", "stream-3", "port-1"];
-        let more = ["control", "plug", "metrics", "retry"];
+        let names = ["balance", "sampler", "ageing", "link-monitor", "tap-2", "xdp-3", "port-1"];
+        let more = ["stream-4", "control", "plug", "metrics", "retry"];
         let names = names.into_iter().chain(more).map(str::to_owned);
         let names: Vec<String> = names.collect();
         assert!(wait_for(SOON, || names.iter().all(|name| names_of(&d).contains(name))));
@@ -296,6 +299,26 @@ impl Lan {
     }
 }
 
+/// A veth pair, one end of which is an uplink.
+fn make_wire() {
+    ip("link add wire type veth peer name peer");
+    ip("link set peer up");
+    ip("link set wire up");
+}
+
+/// Frames come by XDP for longer than a second; the interface goes, and comes back.
+fn by_xdp(d: &Daemon) {
+    let wire = Host::open("peer");
+    for _ in 0..3 {
+        wire.send(&frame(BROADCAST, PEER + 2, 60));
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    ip("link del wire");
+    assert!(wait_for(SOON, || d.log().contains("interface wire is gone")), "{}", d.log());
+    make_wire();
+    assert!(wait_for(SOON, || d.log().contains("to interface wire again")), "{}", d.log());
+}
+
 /// What happens in a switch's life.
 fn live(d: &Daemon, net: &Path) {
     let vms = [0, 1].map(|id| {
@@ -312,6 +335,7 @@ fn live(d: &Daemon, net: &Path) {
         lan.talk(1400);
         assert!(peer.receive_from(mac_of(HOST), SOON).is_some());
     }
+    by_xdp(d);
     // The MTU changes, and the workers make of it what they need no system call for.
     ip("link set tap0 mtu 9000");
     assert!(wait_for(SOON, || lan.is_passed(9000)), "9000 bytes do not pass");

@@ -60,6 +60,9 @@ pub enum Command {
     /// Show and change TAPs, which are uplinks
     #[command(subcommand)]
     Tap(Port),
+    /// Show and change XDP uplinks: interfaces of the host past its network stack
+    #[command(subcommand)]
+    Xdp(Port),
     /// Show and change streams: ports for processes that speak QEMU's -netdev stream
     #[command(subcommand)]
     Stream(Port),
@@ -205,7 +208,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Subcommand)]
 pub enum Port {
-    /// List ports; tap list and stream list only TAPs and streams
+    /// List ports; tap list, xdp list and stream list only those of their kind
     List {
         /// Print only names
         #[arg(long)]

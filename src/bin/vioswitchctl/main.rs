@@ -157,6 +157,7 @@ fn ask(
         Command::Config(command) => configuration(client, command)?,
         Command::Fdb(command) => fdb(client, command)?,
         Command::Tap(command) => port(client, Some(Kind::Tap), command)?,
+        Command::Xdp(command) => port(client, Some(Kind::Xdp), command)?,
         Command::Stream(command) => port(client, Some(Kind::Stream), command)?,
     };
     let status = u8::from(told.0["health"] == "degraded");

@@ -51,11 +51,11 @@ fn the_page_is_made_from_the_command_line() {
     hold_page(env!("CARGO_MANIFEST_DIR"), "docs/man/vioswitchctl.8", &text);
 }
 
-/// Groups with the commands of `port`, for TAPs and streams alone.
-const AS_PORT: [&str; 2] = ["tap", "stream"];
+/// Groups with the commands of `port`, for ports of a kind alone.
+const AS_PORT: [&str; 3] = ["tap", "xdp", "stream"];
 
-/// Calls `visit` with each command that does something, and its name; those of `port`, `tap` and
-/// `stream` once.
+/// Calls `visit` with each command that does something, and its name; those of `port` and
+/// of [`AS_PORT`] once.
 fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Command)) {
     let shown = |inner: &&Command| {
         !inner.is_hide_set() && inner.get_name() != "help" && !AS_PORT.contains(&inner.get_name())

@@ -96,11 +96,12 @@ pub fn status(status: &Status) -> String {
         ("workers", status.workers.to_string()),
         ("ports", status.ports.to_string()),
         ("taps", status.taps.to_string()),
+        ("xdps", status.xdps.to_string()),
         ("streams", status.streams.to_string()),
         ("addresses", status.addresses.to_string()),
         ("changes", kept),
     ];
-    told.extend(status.tap_writes.iter().map(|group| ("tap writes", tap_writes(group))));
+    told.extend(status.tap_writes.iter().map(|group| ("uplink io", uplink_io(group))));
     let latency = Some(&status.latency).filter(|latency| !latency.is_empty());
     told.extend(latency.map(|latency| ("latency", text(latency))));
     told.extend(status.plug.as_ref().map(|plug| ("plug", text(&plug.directory))));
@@ -113,7 +114,7 @@ pub fn status(status: &Status) -> String {
 }
 
 /// `uring: 2 (up, lan); io=auto, and the kernel permits it`
-fn tap_writes(wire::TapWrites { io, why, taps, names }: &wire::TapWrites) -> String {
+fn uplink_io(wire::TapWrites { io, why, taps, names }: &wire::TapWrites) -> String {
     let more = if *taps > names.len() { ", ..." } else { "" };
     format!("{}: {taps} ({}{more}); {}", text(io), text(names.join(", ")), text(why))
 }

@@ -24,12 +24,17 @@ fn with(text: &str, mark: &str, end: &str, made: &str) -> String {
 fn example(key: &Key, kind: Kind) -> String {
     let (name, address) = match kind {
         Kind::Tap => ("uplink", ":02\""),
+        Kind::Xdp => ("fast", ":04\""),
         Kind::Stream => ("net", ":03\""),
         Kind::Mirror if key.name == "name" => ("watch", ":01\""),
         Kind::Mirror => ("vm1", ":01\""),
         Kind::Port | Kind::Template => ("vm1", ":01\""),
     };
-    key.example.replace("vm1", name).replace(":01\"", address)
+    let example = key.example.replace("vm1", name).replace(":01\"", address);
+    match kind {
+        Kind::Xdp => example.replace("vioswitch0", "eth1").replace("server", "auto"),
+        _ => example,
+    }
 }
 
 /// What a key is for, and its values where they are few.
@@ -65,6 +70,7 @@ fn the_commented_example_has_every_key() {
         ("\n[template.plug]\n", Kind::Template),
         ("\n#[[port]]\n", Kind::Port),
         ("\n#[[tap]]\n", Kind::Tap),
+        ("\n#[[xdp]]\n", Kind::Xdp),
         ("\n#[[stream]]\n", Kind::Stream),
         ("\n#[[mirror]]\n", Kind::Mirror),
     ] {
@@ -74,8 +80,13 @@ fn the_commented_example_has_every_key() {
 }
 
 /// Kinds of entries, as tables call them.
-const KINDS: [(Kind, &str); 4] =
-    [(Kind::Port, "VM"), (Kind::Tap, "TAP"), (Kind::Stream, "stream"), (Kind::Mirror, "mirror")];
+const KINDS: [(Kind, &str); 5] = [
+    (Kind::Port, "VM"),
+    (Kind::Tap, "TAP"),
+    (Kind::Xdp, "XDP"),
+    (Kind::Stream, "stream"),
+    (Kind::Mirror, "mirror"),
+];
 
 /// What differs by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
 pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {

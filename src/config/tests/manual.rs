@@ -60,10 +60,11 @@ A value below is the default, unless the key has none: then it is marked as an e
 
 const ENTRIES: &str = "\
 .SH ENTRIES
-One [[port]] for each network card of a virtual machine, [[tap]] for each interface of the host,
+One [[port]] for each network card of a virtual machine, [[tap]] for each interface that leads
+to the host, [[xdp]] for each interface of the host whose frames pass its network stack by,
 [[stream]] for each process that speaks QEMU's \\-netdev stream, [[mirror]] for frames of a port
 that are copied to another one. [template.plug] has keys of ports by plug. A key belongs to port,
-tap and stream unless its text names others.
+tap, xdp and stream unless its text names others.
 ";
 
 const FILE_END: &str = "\

@@ -97,6 +97,7 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         stats.bursts.add(1);
         stats.frames.add(guard.burst.taken() as u64);
         guard.finish();
+        on.reader.release();
         let more = Some(self.next == Next::More);
         on.account.charge(&mut self.reading.deficit, &self.queue.input, more);
         self.next

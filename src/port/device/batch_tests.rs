@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
+use super::fake::Fake;
 use super::tests::{Sender, pattern, send, send_frames, small_burst, tap, uplink};
 use super::*;
 use crate::limits::{SNAPSHOT_LEN, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
-use crate::port::Port;
+use crate::port::{Endpoint, Port};
 use crate::sys::frame_io::FrameBatch;
+use crate::sys::tap_ring::Refused;
 
 /// What a device was given: frames together, or one by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,11 +71,22 @@ impl FrameBatch for Batch {
 /// A device that takes frames together.
 pub(super) struct Together {
     pub(super) batch: Mutex<Batch>,
+    /// With fewer frames each goes by itself.
+    least: usize,
     given: Arc<Mutex<Vec<Given>>>,
 }
 
 impl Together {
     pub(super) fn attach(port: &Port, answers: &[Transfer]) -> Arc<Together> {
+        Together::attach_with(port, answers, Offloads::ALL)
+    }
+
+    /// One that has no offloads.
+    pub(super) fn attach_without(port: &Port) -> Arc<Together> {
+        Together::attach_with(port, &[], Offloads::NONE)
+    }
+
+    fn attach_with(port: &Port, answers: &[Transfer], offloads: Offloads) -> Arc<Together> {
         let given = Arc::default();
         let batch = Batch {
             frames: vec![],
@@ -82,8 +95,9 @@ impl Together {
             given: Arc::clone(&given),
             vanishes: None,
         };
-        let device = Arc::new(Together { batch: Mutex::new(batch), given });
-        tap(port).attach(vec![Arc::clone(&device) as Device], Offloads::ALL);
+        let least = if offloads.is_empty() { 1 } else { TAP_BATCH_LEAST };
+        let device = Arc::new(Together { batch: Mutex::new(batch), least, given });
+        tap(port).attach(vec![Arc::clone(&device) as Device], offloads);
         device
     }
 
@@ -108,8 +122,9 @@ impl AsRawFd for Together {
 }
 
 impl FrameIo for Together {
-    fn batch(&self) -> Option<&Mutex<dyn FrameBatch>> {
-        Some(&self.batch)
+    fn batch(&self, _: usize, frames: usize) -> Option<&Mutex<dyn FrameBatch>> {
+        let batch: &Mutex<dyn FrameBatch> = &self.batch;
+        (self.least <= frames).then_some(batch)
     }
 
     fn write(&self, bytes: &[u8]) -> Transfer {
@@ -270,14 +285,34 @@ fn memory_that_vanishes_costs_no_frame_that_waits() {
 #[test]
 fn a_port_says_how_its_frames_are_written() {
     let port = uplink(1);
-    assert_eq!(tap(&port).writes(), Some(Writes { uring: false, why: None }), "not attached");
+    let now = |device: &DevicePort| device.writes().map(|now| (now.io, now.why, now.wish));
+    let gone = "its interface is not attached";
+    assert_eq!(now(tap(&port)), Some(("write", None, gone)));
     Together::attach(&port, &[]);
-    let injected = Some("injected".to_owned());
-    assert_eq!(tap(&port).writes(), Some(Writes { uring: false, why: injected }));
-    tap(&port).set_refused(Some(Refused::Call("io_uring_setup", libc::EPERM)));
-    let why = Some("io_uring_setup: Operation not permitted (os error 1)".to_owned());
-    assert_eq!(tap(&port).writes(), Some(Writes { uring: false, why }));
+    assert_eq!(now(tap(&port)), Some(("write", Some("injected".to_owned()), gone)));
+    let why = Some(Refused::Call("io_uring_setup", libc::EPERM).to_string());
+    tap(&port).set_refused(why.clone());
+    assert_eq!(now(tap(&port)), Some(("write", why, gone)));
     let plain = DevicePort::tap("t0", 1).writing_by(Io::Write, true);
-    assert_eq!(plain.writes(), Some(Writes { uring: false, why: None }));
-    assert_eq!(DevicePort::stream().writes(), None);
+    assert_eq!(now(&plain), Some(("write", None, "io=write")));
+    assert_eq!(now(&DevicePort::stream()), None);
+}
+
+#[test]
+fn a_port_by_xdp_says_where_its_program_runs() {
+    let why = Some("no such thing".to_owned());
+    for (mode, refused, io, wish) in [
+        (Mode::Auto, None, "native", "mode=auto, and its driver can"),
+        (Mode::Auto, why.clone(), "generic", "mode=auto, and its driver can"),
+        (Mode::Native, None, "native", "mode=native"),
+        (Mode::Generic, None, "generic", "mode=generic"),
+    ] {
+        let port = Port::device(0, "up", DevicePort::xdp("x0", 1, mode));
+        let Endpoint::Device(device) = &port.endpoint else { panic!("a device") };
+        assert_eq!(device.writes().unwrap().wish, "its interface is not attached");
+        device.set_refused(refused.clone());
+        device.attach(vec![Fake::new(Transfer::WouldBlock)], Offloads::NONE);
+        let now = device.writes().unwrap();
+        assert_eq!((now.io, now.why, now.wish), (io, refused, wish));
+    }
 }

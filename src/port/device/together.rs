@@ -1,9 +1,12 @@
 //! Frames collected in private memory, to go to a device together or as one packet.
 
+use crate::frame::checksum::Sum;
 use crate::frame::coalesce::{Order, Packet};
+use crate::frame::offload::{NEEDS_CSUM, Request};
 use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
 use crate::limits::{BURST_FRAMES, TAP_BATCH_ROOM};
 use crate::ring::{Burst, EgressFrame};
+use crate::stats::Fallbacks;
 
 /// What one write to a device takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub(super) struct Run<'a> {
     pub(super) burst: &'a Burst,
     /// What the device takes.
     pub(super) takes: Offloads,
+    /// Where it is counted what is done in its stead.
+    pub(super) fallbacks: &'a Fallbacks,
     frames: &'a [u8],
     order: Option<Order>,
 }
@@ -30,12 +35,13 @@ impl<'a> Run<'a> {
         burst: &'a Burst,
         frames: &'a [u8],
         (takes, coalesces): (Offloads, bool),
+        fallbacks: &'a Fallbacks,
     ) -> Run<'a> {
         let packets = takes.has(Offloads::CSUM.or(Offloads::TSO4).or(Offloads::TSO6));
         let all = burst.frames();
         let order = (coalesces && packets && frames.len() > 1)
             .then(|| Order::of(frames, |index| all[usize::from(index)].head()));
-        Run { burst, takes, frames, order: order.flatten() }
+        Run { burst, takes, fallbacks, frames, order: order.flatten() }
     }
 
     /// All of them.
@@ -98,14 +104,38 @@ impl<'a> Run<'a> {
     fn copy(&self, frame: EgressFrame<'_>, room: &mut [u8]) -> Option<(usize, VnetHdr)> {
         let len = frame.len() as usize;
         let room = room.get_mut(..len).filter(|_| len <= TAP_BATCH_ROOM - VNET_HDR_LEN)?;
-        let header = if !self.burst.needs_offloads() {
-            VnetHdr::plain(0)
-        } else if self.takes.has(frame.needs()) {
-            VnetHdr { num_buffers: [0; 2], ..frame.header() }
-        } else {
+        if !self.burst.needs_offloads() {
+            return Some((frame.copy_beginning(room), VnetHdr::plain(0)));
+        }
+        if self.takes.has(frame.needs()) {
+            let header = VnetHdr { num_buffers: [0; 2], ..frame.header() };
+            return Some((frame.copy_beginning(room), header));
+        }
+        self.copy_finished(frame, room)
+    }
+
+    /// The same of a frame whose checksum the device does not finish.
+    #[inline(never)]
+    fn copy_finished(&self, frame: EgressFrame<'_>, room: &mut [u8]) -> Option<(usize, VnetHdr)> {
+        let request = frame.request();
+        if request.is_gso() {
             return None;
-        };
-        Some((frame.copy_beginning(room), header))
+        }
+        let len = frame.copy_beginning(room);
+        if request.header.flags & NEEDS_CSUM != 0 {
+            finish_checksum(&request, &mut room[..len]);
+            self.fallbacks.checksummed.add_shared(1);
+        }
+        Some((len, VnetHdr::plain(0)))
+    }
+}
+
+/// Finishes the checksum that a frame asks for.
+pub(super) fn finish_checksum(request: &Request, frame: &mut [u8]) {
+    let (start, at) = (request.csum_start(), request.csum_at());
+    let sum = frame.get(start..).map(Sum::of).unwrap_or_default();
+    if let Some(field) = frame.get_mut(at..at + 2) {
+        field.copy_from_slice(&sum.checksum());
     }
 }
 

@@ -3,17 +3,15 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use super::together::{Entries, Run};
+use super::segments::count_segments;
+use super::together::{Entries, Run, finish_checksum};
 use super::{DevicePort, Reasons};
 use crate::capture::outcomes::Outcomes;
-use crate::frame::checksum::Sum;
 use crate::frame::ethernet::VLAN_TAG_LEN;
-use crate::frame::offload::{NEEDS_CSUM, Request};
+use crate::frame::offload::NEEDS_CSUM;
 use crate::frame::segment::Segmenter;
 use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
-use crate::limits::{
-    MAX_EGRESS_HEADERS_LEN, MAX_FRAME_LEN, TAP_BATCH_LEAST, TAP_COPY_BYTES, TAP_GATHER_PIECES,
-};
+use crate::limits::{MAX_EGRESS_HEADERS_LEN, MAX_FRAME_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
 use crate::port::Port;
 use crate::ring::{Burst, EgressFrame};
 use crate::stats::{DropReason, Fallbacks, QueueStats};
@@ -25,9 +23,9 @@ use crate::sys::frame_io::{FrameBatch, FrameIo, Transfer};
 pub struct FrameWriter {
     pieces: Vec<libc::iovec>,
     /// A header that asks for nothing, except within a call, then as much of a frame as is copied.
-    linear: Box<[u8]>,
+    pub(super) linear: Box<[u8]>,
     /// Header and headers of a segment.
-    front: [u8; VNET_HDR_LEN + MAX_EGRESS_HEADERS_LEN],
+    pub(super) front: [u8; VNET_HDR_LEN + MAX_EGRESS_HEADERS_LEN],
 }
 
 // SAFETY: the pointers in `pieces` are only used within one call of `write`.
@@ -66,11 +64,11 @@ impl DevicePort {
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
-        let run = &Run::new(burst, frames, (takes, self.coalesce));
-        let mut outlet = Outlet { device: &*device, writer, run, fallbacks: &output.fallbacks };
+        let run = &Run::new(burst, frames, (takes, self.coalesce), &output.fallbacks);
+        let mut outlet = Outlet { device: &*device, writer, run };
         let sent = Sent { output, settled, frames: 0, bytes: 0, coalesced: 0 };
         let mut sending = Sending { run, port, from, reasons, outcomes, sent, done: 0, end: None };
-        let shared = if frames.len() >= TAP_BATCH_LEAST { device.batch() } else { None };
+        let shared = device.batch(worker / self.queues.len(), frames.len());
         let (mut batch, mut entries) = (shared.and_then(begin), Entries::default());
         let mut at = 0;
         while at < frames.len() {
@@ -79,6 +77,10 @@ impl DevicePort {
                     batch.add(made.len);
                     entries.add(made.frames);
                     at += usize::from(made.frames);
+                    continue;
+                }
+                if sending.cut(at, &mut **batch, &mut entries, &mut outlet) {
+                    at += 1;
                     continue;
                 }
                 sending.flush(&mut **batch, &mut entries, &mut outlet);
@@ -111,11 +113,10 @@ fn begin(shared: &Mutex<dyn FrameBatch>) -> Option<MutexGuard<'_, dyn FrameBatch
 }
 
 /// What frames are written with that are not part of a batch.
-struct Outlet<'a> {
+pub(super) struct Outlet<'a> {
     device: &'a dyn FrameIo,
-    writer: &'a mut FrameWriter,
+    pub(super) writer: &'a mut FrameWriter,
     run: &'a Run<'a>,
-    fallbacks: &'a Fallbacks,
 }
 
 impl Outlet<'_> {
@@ -134,10 +135,10 @@ impl Outlet<'_> {
 
     /// Writes the `at`-th frame.
     fn write_alone(&mut self, at: usize) -> Transfer {
-        let Outlet { device, writer, run, fallbacks } = self;
+        let Outlet { device, writer, run } = self;
         let frame = run.burst.egress(run.frames()[at]);
         if run.burst.needs_offloads() {
-            writer.write_asking(*device, frame, run.takes, fallbacks)
+            writer.write_asking(*device, frame, run.takes, run.fallbacks)
         } else {
             writer.write(*device, frame)
         }
@@ -145,8 +146,8 @@ impl Outlet<'_> {
 }
 
 /// A run of frames on its way to a device.
-struct Sending<'a> {
-    run: &'a Run<'a>,
+pub(super) struct Sending<'a> {
+    pub(super) run: &'a Run<'a>,
     port: &'a Port,
     from: PortId,
     reasons: Reasons,
@@ -155,15 +156,24 @@ struct Sending<'a> {
     /// So many of the frames are settled.
     done: usize,
     /// Why the device takes none of the rest.
-    end: Option<DropReason>,
+    pub(super) end: Option<DropReason>,
 }
 
 impl Sending<'_> {
     /// Writes what is in a batch.
-    fn flush(&mut self, batch: &mut dyn FrameBatch, entries: &mut Entries, outlet: &mut Outlet) {
+    pub(super) fn flush(
+        &mut self,
+        batch: &mut dyn FrameBatch,
+        entries: &mut Entries,
+        outlet: &mut Outlet,
+    ) {
         let mut entries = entries.take();
         batch.flush(&mut |result| {
             let count = entries.next().unwrap_or_default();
+            if count == 0 && !matches!(result, Transfer::Done(_)) {
+                // A segment that is not the first of its frame.
+                self.run.fallbacks.segments_lost.add_shared(1);
+            }
             self.settle_all(result, count, outlet);
         });
     }
@@ -289,7 +299,7 @@ impl FrameWriter {
         let len = self.copy(frame);
         let sum = request.header.flags & NEEDS_CSUM != 0;
         if sum {
-            self.finish_checksum(&request, len);
+            finish_checksum(&request, &mut self.linear[VNET_HDR_LEN..len]);
         }
         let result = device.write(&self.linear[..len]).whole(len);
         if sum && matches!(result, Transfer::Done(_)) {
@@ -299,16 +309,8 @@ impl FrameWriter {
     }
 
     /// Copies all of a frame behind the header; returns the length with it.
-    fn copy(&mut self, frame: EgressFrame<'_>) -> usize {
+    pub(super) fn copy(&mut self, frame: EgressFrame<'_>) -> usize {
         VNET_HDR_LEN + frame.copy_beginning(&mut self.linear[VNET_HDR_LEN..])
-    }
-
-    fn finish_checksum(&mut self, request: &Request, len: usize) {
-        let (start, at) = (VNET_HDR_LEN + request.csum_start(), VNET_HDR_LEN + request.csum_at());
-        let sum = self.linear.get(start..len).map(Sum::of).unwrap_or_default();
-        if let Some(field) = self.linear.get_mut(at..at + 2) {
-            field.copy_from_slice(&sum.checksum());
-        }
     }
 
     /// Writes a frame as segments. It counts as written with the first of them.
@@ -319,14 +321,10 @@ impl FrameWriter {
         takes: Offloads,
         fallbacks: &Fallbacks,
     ) -> Transfer {
-        let request = frame.request();
-        let len = self.copy(frame);
-        let bytes = &self.linear[VNET_HDR_LEN..len];
-        let headers = &bytes[..request.headers_len().min(bytes.len())];
-        let Some(mut segmenter) = Segmenter::new(&request, headers, frame.len()) else {
+        let Some(mut segmenter) = self.begin_segments(frame) else {
             return Transfer::Rejected(libc::EINVAL);
         };
-        let (all, surplus) = (segmenter.segments(), segmenter.surplus());
+        let all = segmenter.segments();
         let mut made = 0;
         while made < all {
             let result = self.write_segment(device, &mut segmenter, made, takes);
@@ -336,10 +334,8 @@ impl FrameWriter {
                 _ => break,
             }
         }
-        fallbacks.segmented.add_shared(1);
-        fallbacks.segments.add_shared(made.into());
-        fallbacks.segments_lost.add_shared(u64::from(all - made + surplus));
-        Transfer::Done(len)
+        count_segments(fallbacks, &segmenter, made);
+        Transfer::Done(VNET_HDR_LEN + frame.len() as usize)
     }
 
     fn write_segment(
@@ -349,27 +345,17 @@ impl FrameWriter {
         index: u32,
         takes: Offloads,
     ) -> Transfer {
-        let (offset, len) = segmenter.payload(index);
-        let start = VNET_HDR_LEN + offset as usize;
-        let Some(payload) = self.linear.get(start..start + len as usize) else {
+        let Some((front, payload)) = self.make_segment(segmenter, index, takes) else {
             return Transfer::Rejected(libc::EINVAL);
         };
-        let (header, headers) = if takes.has(Offloads::CSUM) {
-            (segmenter.partial_header(), segmenter.partial(index))
-        } else {
-            (VnetHdr::plain(0), segmenter.complete(index, Sum::of(payload)))
-        };
-        let header = VnetHdr { num_buffers: [0; 2], ..header };
-        let front = VNET_HDR_LEN + headers.len();
-        self.front[..VNET_HDR_LEN].copy_from_slice(&header.to_bytes());
-        self.front[VNET_HDR_LEN..front].copy_from_slice(headers);
-        let payload = payload.as_ptr();
+        let len = front + payload.len();
+        let payload = self.linear[payload].as_ptr();
         self.pieces.clear();
         self.add(self.front.as_ptr(), front);
-        self.add(payload, len as usize);
+        self.add(payload, len - front);
         // SAFETY: both pieces are private memory that lives across the call.
         let result = unsafe { device.write_pieces(&self.pieces) };
-        result.whole(front + len as usize)
+        result.whole(len)
     }
 
     fn add(&mut self, at: *const u8, len: usize) {

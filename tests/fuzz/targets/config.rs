@@ -132,8 +132,12 @@ fn check(config: &Config) {
     for Entry { settings: port, .. } in &config.ports {
         assert!(names.insert(&port.name), "{}", port.name);
         assert!(!port.name.is_empty() && port.name.len() <= limits::MAX_NAME_LEN);
-        let tap = port.kind == Kind::Tap;
-        let most = if tap { limits::MAX_TAP_QUEUES } else { limits::MAX_QUEUE_PAIRS };
+        let uplink = matches!(port.kind, Kind::Tap | Kind::Xdp);
+        let most = match port.kind {
+            Kind::Tap => limits::MAX_TAP_QUEUES,
+            Kind::Xdp => limits::MAX_XDP_QUEUES,
+            _ => limits::MAX_QUEUE_PAIRS,
+        };
         assert!((1..=most).contains(&port.queues));
         assert!(port.mac.len() <= limits::MAX_STATIC_MACS);
         assert!(port.mac.iter().all(|mac| mac.is_station() && macs.insert(*mac)));
@@ -147,7 +151,7 @@ fn check(config: &Config) {
             Some(Endpoint::Fd(_)) => {}
             None => {
                 let ifname = port.ifname.as_ref().expect("an interface");
-                assert!(tap && interfaces.insert(ifname));
+                assert!(uplink && interfaces.insert(ifname));
                 assert!((1..=limits::MAX_IFNAME_LEN).contains(&ifname.len()));
             }
         }

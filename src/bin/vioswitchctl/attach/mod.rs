@@ -133,6 +133,7 @@ impl Port {
         if entry.kind != "port" {
             let what = match entry.kind.as_str() {
                 "stream" => "a stream: QEMU's -netdev stream takes its socket",
+                "xdp" => "an XDP uplink: no virtual machine's port",
                 _ => "a TAP: no virtual machine's port",
             };
             return Err(Failure::refused(format!("'{name}' is {what}")));

@@ -148,6 +148,11 @@ impl Port {
         self.shown().kind == "tap"
     }
 
+    /// An interface of the host is behind it, and no socket.
+    pub fn is_uplink(&self) -> bool {
+        self.is_tap() || self.shown().kind == "xdp"
+    }
+
     /// The process that the switch says is connected.
     pub fn pid(&self) -> Option<i32> {
         self.shown().front_end.as_ref().map(|who| who.pid)

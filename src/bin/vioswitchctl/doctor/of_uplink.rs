@@ -57,7 +57,7 @@ fn chain(port: &Port, link: &Link, facts: &Facts, findings: &mut Findings) {
     let own = link.mtu;
     let beside = facts.host.link(bridge).into_iter().chain(facts.host.members(bridge));
     let shorter = beside.filter(|other| !bridge.is_empty() && other.mtu < own);
-    let guests = facts.ports.iter().filter(|other| !other.is_tap());
+    let guests = facts.ports.iter().filter(|other| !other.is_uplink());
     let longer = guests.filter_map(|other| Some((other.name(), other.number("mtu")?)));
     let mut causes: Vec<String> =
         shorter.map(|other| format!("{} has {}", other.ifname, other.mtu)).collect();

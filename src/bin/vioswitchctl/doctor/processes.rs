@@ -76,7 +76,7 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
     let mut reader = Reader::new();
     // Where it may not be looked at, its view is taken for this program's.
     let view = View::of(daemon).or_else(View::own);
-    for port in facts.ports.iter_mut().filter(|port| !port.is_tap()) {
+    for port in facts.ports.iter_mut().filter(|port| !port.is_uplink()) {
         let path = port.socket().to_owned();
         if port.is_silent() {
             let why = match port.is_looked_at() {
@@ -90,7 +90,7 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
     }
     let wanting = wanting(daemon, &facts.ports, &mut reader);
     let (mut unread, mut unseen) = (false, false);
-    for (at, port) in facts.ports.iter_mut().enumerate().filter(|(_, port)| !port.is_tap()) {
+    for (at, port) in facts.ports.iter_mut().enumerate().filter(|(_, port)| !port.is_uplink()) {
         let pid = port.pid().map_or(0, i64::from);
         if pid > 0 {
             port.front_end = process(pid, port.socket(), &mut reader);

@@ -11,9 +11,10 @@ use crate::tool;
 const NAME: &str = "vioswitchd.service";
 /// Where units are that packages install.
 const PACKAGED: [&str; 2] = ["/usr/lib/systemd/", "/lib/systemd/"];
-/// The drop-in that docs/network.md has people install, who need it: to take it away would cut the
-/// host off.
+/// The drop-ins that docs/network.md has people install, who need them: to take one away would cut
+/// the host off.
 const MAKE_TAPS: &str = include_str!("../../../../scripts/systemd/make-taps.conf");
+const XDP: &str = include_str!("../../../../scripts/systemd/xdp.conf");
 /// Last lines of the journal that are shown.
 const LINES: &str = "--lines=5";
 
@@ -72,10 +73,10 @@ fn settings(text: &str) -> Vec<(&str, &str)> {
 }
 
 /// The keys that are set in an installed unit, and otherwise in a drop-in; none for the documented
-/// one.
+/// ones.
 fn changed<'t>(drop_in: &'t str, installed: &str) -> Vec<&'t str> {
-    let (own, installed, documented) =
-        (settings(drop_in), settings(installed), settings(MAKE_TAPS));
+    let (own, installed) = (settings(drop_in), settings(installed));
+    let documented = [settings(MAKE_TAPS), settings(XDP)].concat();
     let mut keys = Vec::new();
     for pair in own {
         let known = installed.iter().any(|(key, _)| *key == pair.0);
@@ -118,6 +119,7 @@ mod tests {
             CapabilityBoundingSet=CAP_NET_ADMIN\n";
         for (drop_in, keys) in [
             (MAKE_TAPS, &[][..]),
+            (XDP, &[]),
             (by_hand, &[]),
             ("", &[]),
             // The site's own business, and what is installed anyway.

@@ -1,0 +1,162 @@
+//! The program that has an interface give its frames to sockets, bpf(2): six instructions, written
+//! down here, so that nothing is compiled or read from a file.
+//!
+//! The program looks up a frame's queue in a map of sockets and redirects the frame there. A frame
+//! of a queue without a socket goes to the host as if there were no program.
+//!
+//! A link attaches it: program and map go when the last descriptor of it is closed, also when the
+//! process is killed, and no other process can replace the program meanwhile.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::Mode;
+
+// Commands and types of linux/bpf.h.
+const MAP_CREATE: libc::c_int = 0;
+const MAP_UPDATE_ELEM: libc::c_int = 2;
+const PROG_LOAD: libc::c_int = 5;
+const LINK_CREATE: libc::c_int = 28;
+const MAP_TYPE_XSKMAP: u32 = 17;
+const PROG_TYPE_XDP: u32 = 6;
+const ATTACH_TYPE_XDP: u32 = 37;
+/// The helper `bpf_redirect_map`.
+const REDIRECT_MAP: i32 = 51;
+/// The answer `XDP_PASS`: on to the host.
+const PASS: i32 = 2;
+/// Where `struct xdp_md` has `rx_queue_index`.
+const RX_QUEUE_INDEX: i16 = 16;
+// Flags of linux/if_link.h: in which way a program is attached.
+const FLAG_GENERIC: u32 = 1 << 1;
+const FLAG_NATIVE: u32 = 1 << 2;
+
+/// `union bpf_attr`, as long as the longest command used here needs, with zeros where nothing is
+/// said.
+struct Attr([u8; 128]);
+
+impl Attr {
+    fn new() -> Attr {
+        Attr([0; 128])
+    }
+
+    fn with(mut self, at: usize, bytes: &[u8]) -> Attr {
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+        self
+    }
+
+    fn number(self, at: usize, number: u32) -> Attr {
+        self.with(at, &number.to_ne_bytes())
+    }
+
+    fn fd(self, at: usize, fd: BorrowedFd<'_>) -> Attr {
+        self.number(at, fd.as_raw_fd() as u32)
+    }
+
+    fn pointer<T>(self, at: usize, to: *const T) -> Attr {
+        self.with(at, &(to as usize as u64).to_ne_bytes())
+    }
+
+    /// Makes the call; a descriptor, or zero.
+    ///
+    /// # Safety
+    ///
+    /// What the pointers lead to is readable for what the command reads there.
+    unsafe fn call(&mut self, command: libc::c_int) -> io::Result<libc::c_int> {
+        let (at, len) = (self.0.as_mut_ptr(), self.0.len() as libc::c_uint);
+        // SAFETY: `at` has `len` bytes; the rest is the caller's promise.
+        let answer = unsafe { libc::syscall(libc::SYS_bpf, command, at, len) };
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as libc::c_int) }
+    }
+
+    /// The same of a command that makes a descriptor.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Attr::call`].
+    unsafe fn open(&mut self, command: libc::c_int) -> io::Result<OwnedFd> {
+        // SAFETY: the caller's promise, and a new descriptor is owned here alone.
+        unsafe { self.call(command).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    }
+}
+
+/// `struct bpf_insn`: operation, registers, offset, constant.
+fn instruction(code: u8, to: u8, from: u8, offset: i16, constant: i32) -> [u8; 8] {
+    // Two bit fields, whose order is that of the bytes.
+    let registers = if cfg!(target_endian = "little") { from << 4 | to } else { to << 4 | from };
+    let (offset, constant) = (offset.to_ne_bytes(), constant.to_ne_bytes());
+    let mut bytes = [code, registers, offset[0], offset[1], 0, 0, 0, 0];
+    bytes[4..].copy_from_slice(&constant);
+    bytes
+}
+
+/// The program, whose sockets are in this map.
+fn program(map: BorrowedFd<'_>) -> [[u8; 8]; 6] {
+    [
+        // r2 = context->rx_queue_index
+        instruction(0x61, 2, 1, RX_QUEUE_INDEX, 0),
+        // r1 = map, in two: the pseudo register 1 says that the constant is a descriptor.
+        instruction(0x18, 1, 1, 0, map.as_raw_fd()),
+        instruction(0, 0, 0, 0, 0),
+        // r3 = XDP_PASS, the answer for a queue without a socket
+        instruction(0xb7, 3, 0, 0, PASS),
+        // r0 = bpf_redirect_map(r1, r2, r3)
+        instruction(0x85, 0, 0, 0, REDIRECT_MAP),
+        // return r0
+        instruction(0x95, 0, 0, 0, 0),
+    ]
+}
+
+/// The sockets of an interface by its queues.
+#[derive(Debug)]
+pub(super) struct Sockets(OwnedFd);
+
+impl Sockets {
+    /// An empty map for so many queues.
+    pub(super) fn new(queues: u32) -> io::Result<Sockets> {
+        let mut attr = Attr::new()
+            .number(0, MAP_TYPE_XSKMAP)
+            .number(4, size_of::<u32>() as u32)
+            .number(8, size_of::<u32>() as u32)
+            .number(12, queues);
+        // SAFETY: there are no pointers.
+        unsafe { attr.open(MAP_CREATE) }.map(Sockets)
+    }
+
+    /// Frames of this queue go to this socket, which is bound to it.
+    pub(super) fn enter(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let value = socket.as_raw_fd() as u32;
+        let mut attr = Attr::new()
+            .fd(0, self.0.as_fd())
+            .pointer(8, &raw const queue)
+            .pointer(16, &raw const value);
+        // SAFETY: key and value are four bytes each, and live here.
+        unsafe { attr.call(MAP_UPDATE_ELEM) }.map(drop)
+    }
+
+    /// The program that uses the map.
+    pub(super) fn load(&self) -> io::Result<OwnedFd> {
+        let code = program(self.0.as_fd());
+        let licence = c"BSD-3-Clause";
+        let mut attr = Attr::new()
+            .number(0, PROG_TYPE_XDP)
+            .number(4, code.len() as u32)
+            .pointer(8, code.as_ptr())
+            .pointer(16, licence.as_ptr())
+            .with(48, b"vioswitch_xdp")
+            .number(68, ATTACH_TYPE_XDP);
+        // SAFETY: code and licence live here.
+        unsafe { attr.open(PROG_LOAD) }
+    }
+}
+
+/// Attaches a program to an interface, until the descriptor is closed.
+pub(super) fn attach(program: BorrowedFd<'_>, interface: u32, mode: Mode) -> io::Result<OwnedFd> {
+    let flags = if mode == Mode::Native { FLAG_NATIVE } else { FLAG_GENERIC };
+    let mut attr = Attr::new()
+        .fd(0, program)
+        .number(4, interface)
+        .number(8, ATTACH_TYPE_XDP)
+        .number(12, flags);
+    // SAFETY: there are no pointers.
+    unsafe { attr.open(LINK_CREATE) }
+}

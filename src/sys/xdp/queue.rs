@@ -1,0 +1,513 @@
+//! One queue of an interface by a socket of AF_XDP: frames come and go in [`Memory`] of ours, and
+//! the kernel copies them.
+//!
+//! As Linux answers `sendto`, which has the kernel take frames from the transmit ring
+//! (net/xdp/xsk.c), and what is made of it:
+//!
+//! | answer | meaning | frames |
+//! |---|---|---|
+//! | 0 | all, or the 32 of one call, were taken | sent |
+//! | EAGAIN, ENOBUFS | so many for one call, or no room | the rest is tried again, then left |
+//! | EBUSY | the interface dropped the frame that was taken last | [`Transfer::WouldBlock`] |
+//! | ENETDOWN | the interface is down, nothing was looked at | [`Transfer::Down`], taken back |
+//! | ENXIO | the interface was deleted | [`Transfer::Gone`] |
+//!
+//! What is left in the ring goes with the next frames, or when the queue is read the next time.
+//!
+//! When the interface is deleted the socket has an error (SO_ERROR), and reports no event: its
+//! `poll` says nothing of one that is bound to nothing.
+//!
+//! The socket is bound without XDP_USE_NEED_WAKEUP: with copies it saves no call, and has every
+//! `epoll_wait` send, so that nothing could be taken back.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libc::xdp_desc;
+use rustix::io::Errno;
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemRegFlags};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
+
+use super::memory::Memory;
+use super::ring::{Consumer, Layout, Producer};
+use super::{Attachment, XdpError};
+use crate::frame::VNET_HDR_LEN;
+use crate::limits::{
+    BURST_FRAMES, XDP_CHUNK, XDP_IDLE_CALLS, XDP_LANES, XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES,
+};
+use crate::sys::clock;
+use crate::sys::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
+
+/// One attached queue; detached on drop.
+#[derive(Debug)]
+pub struct XdpQueue {
+    shared: Arc<Shared>,
+    inbox: Mutex<Inbox>,
+    /// Where workers collect frames, each in its own.
+    lanes: Box<[Mutex<Lane>]>,
+    /// The program that gives us the frames, for as long as a queue is there.
+    attachment: Option<Arc<Attachment>>,
+}
+
+/// What senders share.
+#[derive(Debug)]
+struct Shared {
+    socket: OwnedFd,
+    memory: Memory,
+    /// Locked for a short time, and while the kernel copies; never while a guest's memory is
+    /// touched.
+    outlet: Mutex<Outlet>,
+    /// The kernel left frames in the ring.
+    left: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is behind the layout that the kernel gives its rings.
+fn layout(offset: &libc::xdp_ring_offset) -> Layout {
+    Layout {
+        producer: offset.producer as usize,
+        consumer: offset.consumer as usize,
+        entries: offset.desc as usize,
+    }
+}
+
+/// An option of the socket that is a struct of numbers.
+fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> io::Result<T> {
+    let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
+    let fd = socket.as_raw_fd();
+    // By libc: rustix has the first of these only with its own system calls, and mixes up counts of
+    // the second.
+    // SAFETY: the kernel writes at most `len` bytes of `value`, which any bytes are valid for.
+    let done =
+        unsafe { libc::getsockopt(fd, libc::SOL_XDP, name, (&raw mut value).cast(), &raw mut len) };
+    if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+impl XdpQueue {
+    /// A socket for queue `queue` of an interface. No frame comes before the program has it.
+    pub(super) fn open(interface: u32, queue: u32) -> Result<XdpQueue, XdpError> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+            .map_err(XdpError::of("socket"))?;
+        let memory = Memory::new(XDP_RECEIVE_FRAMES + XDP_SEND_FRAMES)
+            .map_err(|source| XdpError::Io { call: "mmap", source })?;
+        register(&socket, &memory)?;
+        let (inbox, outlet) = rings(&socket)?;
+        let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, interface, queue);
+        rustix::net::bind(&socket, &address).map_err(XdpError::of("bind"))?;
+        let outlet = Mutex::new(outlet);
+        let shared = Arc::new(Shared { socket, memory, outlet, left: AtomicBool::new(false) });
+        let lanes = (0..XDP_LANES).map(|_| Mutex::new(Lane::new(&shared))).collect();
+        Ok(XdpQueue { shared, inbox: Mutex::new(inbox), lanes, attachment: None })
+    }
+
+    /// Frames come as long as this is held.
+    pub(super) fn hold(&mut self, attachment: &Arc<Attachment>) {
+        self.attachment = Some(Arc::clone(attachment));
+    }
+}
+
+/// Tells the kernel of the memory and of the sizes of the rings.
+fn register(socket: &OwnedFd, memory: &Memory) -> Result<(), XdpError> {
+    let (addr, len) = memory.place();
+    let registration = XdpUmemReg {
+        addr,
+        len,
+        chunk_size: XDP_CHUNK as u32,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    sockopt::set_xdp_umem_reg(socket, registration).map_err(|errno| match errno {
+        Errno::NOBUFS => XdpError::Locked,
+        errno => XdpError::of("XDP_UMEM_REG")(errno),
+    })?;
+    let sizes = [
+        sockopt::set_xdp_umem_fill_ring_size(socket, XDP_RECEIVE_FRAMES),
+        sockopt::set_xdp_rx_ring_size(socket, XDP_RECEIVE_FRAMES),
+        sockopt::set_xdp_umem_completion_ring_size(socket, XDP_SEND_FRAMES),
+        sockopt::set_xdp_tx_ring_size(socket, XDP_SEND_FRAMES),
+    ];
+    sizes.into_iter().collect::<Result<(), Errno>>().map_err(XdpError::of("ring size"))
+}
+
+/// The four rings, with all chunks for receiving in the kernel's hands.
+fn rings(socket: &OwnedFd) -> Result<(Inbox, Outlet), XdpError> {
+    let failed = |source| XdpError::Io { call: "rings", source };
+    let offsets: Offsets = option(socket, libc::XDP_MMAP_OFFSETS).map_err(failed)?;
+    let Offsets([rx, tx, fr, cr]) = &offsets;
+    let fd = socket.as_fd();
+    let (fill, completion) = (libc::XDP_UMEM_PGOFF_FILL_RING, libc::XDP_UMEM_PGOFF_COMPLETION_RING);
+    let (fill, completion) = (fill as libc::off_t, completion as libc::off_t);
+    let (receive, send) = (XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES);
+    let mut inbox = Inbox {
+        received: Consumer::map(fd, libc::XDP_PGOFF_RX_RING, layout(rx), receive)
+            .map_err(failed)?,
+        fill: Producer::map(fd, fill, layout(fr), receive).map_err(failed)?,
+        lent: (0..receive).collect(),
+        lost: 0,
+        asked: clock::coarse_seconds(),
+    };
+    inbox.give_back();
+    inbox.lent.shrink_to(BURST_FRAMES);
+    let outlet = Outlet {
+        transmit: Producer::map(fd, libc::XDP_PGOFF_TX_RING, layout(tx), send).map_err(failed)?,
+        done: Consumer::map(fd, completion, layout(cr), send).map_err(failed)?,
+        free: (receive..receive + send).collect(),
+    };
+    Ok((inbox, outlet))
+}
+
+/// `struct xdp_mmap_offsets`: of the rings for receiving, sending, filling and completing.
+#[repr(C)]
+struct Offsets([libc::xdp_ring_offset; 4]);
+
+impl Default for Offsets {
+    fn default() -> Offsets {
+        const NONE: libc::xdp_ring_offset =
+            libc::xdp_ring_offset { producer: 0, consumer: 0, desc: 0, flags: 0 };
+        Offsets([NONE; 4])
+    }
+}
+
+/// `struct xdp_statistics`.
+#[repr(C)]
+#[derive(Default)]
+struct Statistics {
+    /// There was no chunk, or the frame is longer than one.
+    dropped: u64,
+    invalid_descriptors: [u64; 2],
+    ring_full: u64,
+    others: [u64; 2],
+}
+
+/// What receiving needs.
+#[derive(Debug)]
+struct Inbox {
+    received: Consumer<xdp_desc>,
+    fill: Producer<u64>,
+    /// Chunks of the frames that were taken last.
+    lent: Vec<u32>,
+    /// Frames that the kernel had no room for, as far as they are reported.
+    lost: u64,
+    /// The second in which the kernel was asked.
+    asked: u32,
+}
+
+impl Inbox {
+    /// Gives the kernel the chunks of the frames that were taken last.
+    fn give_back(&mut self) {
+        for chunk in self.lent.drain(..) {
+            // There is room: the ring is as long as there are chunks.
+            self.fill.push(u64::from(chunk) * XDP_CHUNK as u64);
+        }
+        self.fill.publish();
+    }
+
+    /// Frames that the kernel has dropped since the last time. It is asked once in a second.
+    fn newly_lost(&mut self, socket: &OwnedFd) -> u64 {
+        let now = clock::coarse_seconds();
+        if std::mem::replace(&mut self.asked, now) == now {
+            return 0;
+        }
+        let Ok(statistics) = option::<Statistics>(socket, libc::XDP_STATISTICS) else { return 0 };
+        let all = statistics.dropped.wrapping_add(statistics.ring_full);
+        all.wrapping_sub(std::mem::replace(&mut self.lost, all))
+    }
+}
+
+impl FrameInbox for XdpQueue {
+    fn take(&self, each: &mut dyn FnMut(*mut u8, u32) -> bool) -> Taken {
+        let inbox = &mut *lock(&self.inbox);
+        inbox.give_back();
+        self.shared.send_left();
+        let mut more = false;
+        while let Some(desc) = inbox.received.pop() {
+            let wants_more = match self.shared.memory.frame(&desc) {
+                Some((at, chunk)) => {
+                    inbox.lent.push(chunk);
+                    each(at.as_ptr(), desc.len)
+                }
+                // Never, of this kernel: it counts as a frame without a byte.
+                None => each(NonNull::dangling().as_ptr(), 0),
+            };
+            if !wants_more || inbox.lent.len() == BURST_FRAMES {
+                more = true;
+                break;
+            }
+        }
+        inbox.received.release();
+        Taken { more, lost: inbox.newly_lost(&self.shared.socket) }
+    }
+}
+
+/// What sending needs.
+#[derive(Debug)]
+struct Outlet {
+    transmit: Producer<xdp_desc>,
+    done: Consumer<u64>,
+    /// Chunks without a frame.
+    free: Vec<u32>,
+}
+
+/// What came of frames.
+#[derive(Debug)]
+struct Outcome {
+    /// A bit for each that the interface dropped.
+    dropped: u64,
+    /// Of all the others.
+    others: Option<Transfer>,
+}
+
+impl Outcome {
+    /// Of the `index`-th, of so many bytes with the header.
+    fn of(&self, index: usize, len: usize) -> Transfer {
+        match self.others {
+            Some(other) => other,
+            None if self.dropped >> index & 1 != 0 => Transfer::WouldBlock,
+            None => Transfer::Done(len),
+        }
+    }
+}
+
+impl Outlet {
+    /// Takes the chunks of frames that were sent, if there are not `count` without a frame.
+    fn reclaim(&mut self, count: usize) {
+        if self.free.len() >= count {
+            return;
+        }
+        let ours = XDP_RECEIVE_FRAMES..XDP_RECEIVE_FRAMES + XDP_SEND_FRAMES;
+        while let Some(addr) = self.done.pop() {
+            let chunk = (addr / XDP_CHUNK as u64) as u32;
+            if ours.contains(&chunk) && self.free.len() < XDP_SEND_FRAMES as usize {
+                self.free.push(chunk);
+            }
+        }
+        self.done.release();
+    }
+
+    fn lend_one(&mut self) -> Option<u32> {
+        self.reclaim(1);
+        self.free.pop()
+    }
+
+    /// Lends up to `count` chunks.
+    fn lend(&mut self, count: usize, to: &mut Vec<u32>) {
+        self.reclaim(count);
+        let first = self.free.len().saturating_sub(count);
+        to.extend(self.free.drain(first..));
+    }
+
+    /// Has the kernel send these frames, and what an earlier call left before them.
+    fn send(&mut self, socket: BorrowedFd<'_>, frames: &[xdp_desc]) -> Outcome {
+        let mut outcome = Outcome { dropped: 0, others: None };
+        let before = self.transmit.pending() as usize;
+        // There is room for all: the ring is as long as there are chunks.
+        let pushed = frames.iter().filter(|frame| self.transmit.push(**frame)).count();
+        self.transmit.publish();
+        let all = before + pushed;
+        let (mut left, mut dropped, mut taken, mut idle) = (all, 0, 0, 0);
+        let mut looked = false;
+        while left > 0 && idle < XDP_IDLE_CALLS && dropped <= all {
+            let answer = rustix::net::send(socket, &[], SendFlags::DONTWAIT);
+            let now = self.transmit.pending() as usize;
+            idle = if now < left { 0 } else { idle + 1 };
+            left = now;
+            match answer {
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {}
+                Err(Errno::BUSY) => {
+                    // The kernel may show that it took the frame only later.
+                    (dropped, idle) = (dropped + 1, 0);
+                    taken = all.saturating_sub(left).max(taken + 1);
+                    if let Some(index) = taken.checked_sub(before + 1).filter(|at| *at < pushed) {
+                        outcome.dropped |= 1 << index;
+                    }
+                }
+                Err(Errno::NETDOWN) => {
+                    if !looked {
+                        self.transmit.take_back(pushed as u32);
+                        self.free.extend(frames.iter().map(chunk_of));
+                        outcome.others = Some(Transfer::Down);
+                    }
+                    break;
+                }
+                Err(errno) => {
+                    outcome.others = Some(Transfer::from_errno(errno.raw_os_error()));
+                    break;
+                }
+            }
+            taken = taken.max(all.saturating_sub(left));
+            looked = true;
+        }
+        outcome
+    }
+}
+
+fn chunk_of(frame: &xdp_desc) -> u32 {
+    (frame.addr / XDP_CHUNK as u64) as u32
+}
+
+impl Shared {
+    /// Has the kernel send frames; what came of each.
+    fn send(&self, outlet: &mut Outlet, frames: &[xdp_desc]) -> Outcome {
+        let outcome = outlet.send(self.socket.as_fd(), frames);
+        self.left.store(outlet.transmit.pending() > 0, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Has the kernel send what it left in the ring, unless another thread is at it.
+    fn send_left(&self) {
+        if self.left.load(Ordering::Relaxed)
+            && let Ok(mut outlet) = self.outlet.try_lock()
+        {
+            self.send(&mut outlet, &[]);
+        }
+    }
+
+    /// The descriptor of a frame behind its header in a chunk.
+    fn describe(chunk: u32, len: usize) -> xdp_desc {
+        let addr = u64::from(chunk) * XDP_CHUNK as u64 + VNET_HDR_LEN as u64;
+        xdp_desc { addr, len: (len - VNET_HDR_LEN) as u32, options: 0 }
+    }
+
+    /// Sends one frame of `len` bytes with its header, which `fill` writes.
+    fn send_one(&self, len: usize, fill: impl FnOnce(*mut u8)) -> Transfer {
+        if !(VNET_HDR_LEN..=XDP_CHUNK).contains(&len) {
+            return Transfer::Rejected(libc::EMSGSIZE);
+        }
+        let mut outlet = lock(&self.outlet);
+        let Some(chunk) = outlet.lend_one() else {
+            self.send(&mut outlet, &[]);
+            return Transfer::WouldBlock;
+        };
+        fill(self.memory.chunk(chunk).as_ptr());
+        self.send(&mut outlet, &[Shared::describe(chunk, len)]).of(0, len)
+    }
+}
+
+/// Frames that a worker collects.
+#[derive(Debug)]
+struct Lane {
+    shared: Arc<Shared>,
+    /// Chunks for those to come.
+    chunks: Vec<u32>,
+    frames: Vec<xdp_desc>,
+}
+
+impl Lane {
+    fn new(shared: &Arc<Shared>) -> Lane {
+        let (chunks, frames) = (Vec::with_capacity(BURST_FRAMES), Vec::with_capacity(BURST_FRAMES));
+        Lane { shared: Arc::clone(shared), chunks, frames }
+    }
+}
+
+impl FrameBatch for Lane {
+    fn begin(&mut self) {
+        self.chunks.extend(self.frames.drain(..).map(|frame| chunk_of(&frame)));
+    }
+
+    fn room(&mut self) -> Option<&mut [u8]> {
+        let missing = BURST_FRAMES - self.frames.len();
+        if self.chunks.is_empty() && missing > 0 {
+            lock(&self.shared.outlet).lend(missing, &mut self.chunks);
+        }
+        let at = self.shared.memory.chunk(*self.chunks.last()?);
+        // SAFETY: the chunk is this lane's alone until its frame is sent.
+        Some(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), XDP_CHUNK) })
+    }
+
+    fn add(&mut self, len: usize) {
+        if let Some(chunk) = self.chunks.pop() {
+            self.frames.push(Shared::describe(chunk, len.clamp(VNET_HDR_LEN, XDP_CHUNK)));
+        }
+    }
+
+    fn flush(&mut self, done: &mut dyn FnMut(Transfer)) {
+        if self.frames.is_empty() && self.chunks.is_empty() {
+            return;
+        }
+        let mut outlet = lock(&self.shared.outlet);
+        outlet.free.append(&mut self.chunks);
+        let outcome = self.shared.send(&mut outlet, &self.frames);
+        drop(outlet);
+        for (index, frame) in self.frames.drain(..).enumerate() {
+            done(outcome.of(index, VNET_HDR_LEN + frame.len as usize));
+        }
+    }
+
+    fn failure(&self) -> Option<String> {
+        None
+    }
+}
+
+impl AsRawFd for XdpQueue {
+    fn as_raw_fd(&self) -> RawFd {
+        self.shared.socket.as_raw_fd()
+    }
+}
+
+impl AsFd for XdpQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.socket.as_fd()
+    }
+}
+
+impl FrameIo for XdpQueue {
+    fn gathers(&self) -> bool {
+        false
+    }
+
+    fn batch(&self, worker: usize, _: usize) -> Option<&Mutex<dyn FrameBatch>> {
+        let lane = self.lanes.get(worker % self.lanes.len())?;
+        Some(lane as &Mutex<dyn FrameBatch>)
+    }
+
+    fn inbox(&self) -> Option<&dyn FrameInbox> {
+        Some(self)
+    }
+
+    fn is_gone(&self) -> bool {
+        !matches!(sockopt::socket_error(&self.shared.socket), Ok(Ok(())))
+    }
+
+    fn write(&self, bytes: &[u8]) -> Transfer {
+        self.shared.send_one(bytes.len(), |to| {
+            // SAFETY: the chunk is as long, and ours until it is sent.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        })
+    }
+
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
+        let len = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.iov_len));
+        self.shared.send_one(len, |mut to| {
+            for piece in pieces {
+                // SAFETY: the pieces are the caller's promise, and together no longer than a chunk.
+                to = unsafe {
+                    std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), to, piece.iov_len);
+                    to.add(piece.iov_len)
+                };
+            }
+        })
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> Transfer {
+        let mut len = None;
+        self.take(&mut |at, bytes| {
+            if let Some((header, rest)) = buffer.split_first_chunk_mut::<VNET_HDR_LEN>() {
+                *header = [0; VNET_HDR_LEN];
+                let bytes = rest.len().min(bytes as usize);
+                // SAFETY: the frame is ours until the next call of `take`.
+                unsafe { std::ptr::copy_nonoverlapping(at, rest.as_mut_ptr(), bytes) };
+                len = Some(VNET_HDR_LEN + bytes);
+            }
+            false
+        });
+        len.map_or(Transfer::WouldBlock, Transfer::Done)
+    }
+}

@@ -1,0 +1,329 @@
+//! A ring of AF_XDP: entries in memory that is shared with the kernel, and two indices that count
+//! on for ever and wrap at 2^32.
+//!
+//! * One side produces, the other consumes. Each writes its own index alone and reads the other's;
+//!   [`Counts`] is that arithmetic, without memory.
+//! * Our side is used by one thread at a time. The kernel is the other side, at any moment.
+//! * The kernel is trusted; an index of its that cannot be counts as no progress all the same, so
+//!   that no entry is used twice.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How far both sides are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    /// Ours: entries that we produced, or consumed.
+    own: u32,
+    /// The kernel's, as it was last looked at.
+    other: u32,
+    /// Entries of the ring, a power of two.
+    size: u32,
+}
+
+impl Counts {
+    /// Of a producer: entries that it may write.
+    fn room(self) -> u32 {
+        self.size.saturating_sub(self.own.wrapping_sub(self.other))
+    }
+
+    /// Of a consumer: entries that it may read.
+    fn ready(self) -> u32 {
+        let ready = self.other.wrapping_sub(self.own);
+        if ready <= self.size { ready } else { 0 }
+    }
+
+    /// The entry of an index.
+    fn slot(self, index: u32) -> usize {
+        (index & (self.size - 1)) as usize
+    }
+}
+
+/// Memory that the kernel made, unmapped on drop.
+#[derive(Debug)]
+struct Mapping {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, offset: libc::off_t, len: usize) -> io::Result<Mapping> {
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
+        // SAFETY: a fresh mapping at a place of the kernel's choice.
+        let at =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, fd.as_raw_fd(), offset) };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { at, len }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and goes with the only ones that use it.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Where the parts of a ring are in its mapping.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) producer: usize,
+    pub(super) consumer: usize,
+    pub(super) entries: usize,
+}
+
+/// A ring, our side of it.
+#[derive(Debug)]
+struct Ring<T> {
+    producer: NonNull<AtomicU32>,
+    consumer: NonNull<AtomicU32>,
+    entries: NonNull<T>,
+    counts: Counts,
+    _memory: Option<Mapping>,
+}
+
+// SAFETY: the pointers lead into the mapping, which is this one's; `T` is plain data.
+unsafe impl<T: Send> Send for Ring<T> {}
+
+impl<T: Copy> Ring<T> {
+    fn map(
+        fd: BorrowedFd<'_>,
+        offset: libc::off_t,
+        layout: Layout,
+        size: u32,
+    ) -> io::Result<Ring<T>> {
+        debug_assert!(size.is_power_of_two());
+        let memory = Mapping::new(fd, offset, layout.entries + size as usize * size_of::<T>())?;
+        // SAFETY: the kernel lays a ring out so: indices and entries lie inside the mapping, each
+        // aligned for its type.
+        let (producer, consumer, entries) = unsafe {
+            let at = |offset: usize| memory.at.add(offset);
+            (at(layout.producer).cast(), at(layout.consumer).cast(), at(layout.entries).cast())
+        };
+        let counts = Counts { own: 0, other: 0, size };
+        Ok(Ring { producer, consumer, entries, counts, _memory: Some(memory) })
+    }
+
+    fn load(&self, index: NonNull<AtomicU32>) -> u32 {
+        // SAFETY: the index lives as long as the ring.
+        unsafe { index.as_ref() }.load(Ordering::Acquire)
+    }
+
+    fn store(&self, index: NonNull<AtomicU32>) {
+        // SAFETY: as above.
+        unsafe { index.as_ref() }.store(self.counts.own, Ordering::Release);
+    }
+}
+
+/// A ring into which we write: fill, and transmit.
+#[derive(Debug)]
+pub(super) struct Producer<T>(Ring<T>);
+
+impl<T: Copy> Producer<T> {
+    pub(super) fn map(
+        fd: BorrowedFd<'_>,
+        offset: libc::off_t,
+        layout: Layout,
+        size: u32,
+    ) -> io::Result<Producer<T>> {
+        Ring::map(fd, offset, layout, size).map(Producer)
+    }
+
+    /// Writes an entry, which the kernel sees when it is published. False if the ring is full.
+    pub(super) fn push(&mut self, entry: T) -> bool {
+        if self.0.counts.room() == 0 {
+            self.0.counts.other = self.0.load(self.0.consumer);
+            if self.0.counts.room() == 0 {
+                return false;
+            }
+        }
+        let slot = self.0.counts.slot(self.0.counts.own);
+        // SAFETY: the slot is below the ring's size, and the kernel does not read it before it is
+        // published.
+        unsafe { self.0.entries.add(slot).write_volatile(entry) };
+        self.0.counts.own = self.0.counts.own.wrapping_add(1);
+        true
+    }
+
+    /// Shows the kernel what was written.
+    pub(super) fn publish(&self) {
+        self.0.store(self.0.producer);
+    }
+
+    /// Entries that the kernel has not taken.
+    pub(super) fn pending(&mut self) -> u32 {
+        self.0.counts.other = self.0.load(self.0.consumer);
+        self.0.counts.own.wrapping_sub(self.0.counts.other)
+    }
+
+    /// Takes back the last `count` entries, at which the kernel has not looked and does not look
+    /// meanwhile.
+    pub(super) fn take_back(&mut self, count: u32) {
+        self.0.counts.own = self.0.counts.own.wrapping_sub(count);
+        self.publish();
+    }
+}
+
+/// A ring from which we read: receive, and completion.
+#[derive(Debug)]
+pub(super) struct Consumer<T>(Ring<T>);
+
+impl<T: Copy> Consumer<T> {
+    pub(super) fn map(
+        fd: BorrowedFd<'_>,
+        offset: libc::off_t,
+        layout: Layout,
+        size: u32,
+    ) -> io::Result<Consumer<T>> {
+        Ring::map(fd, offset, layout, size).map(Consumer)
+    }
+
+    /// The next entry, whose place is the kernel's again when it is released.
+    pub(super) fn pop(&mut self) -> Option<T> {
+        if self.0.counts.ready() == 0 {
+            self.0.counts.other = self.0.load(self.0.producer);
+            if self.0.counts.ready() == 0 {
+                return None;
+            }
+        }
+        let slot = self.0.counts.slot(self.0.counts.own);
+        // SAFETY: the slot is below the ring's size, and the kernel wrote it before its index.
+        let entry = unsafe { self.0.entries.add(slot).read_volatile() };
+        self.0.counts.own = self.0.counts.own.wrapping_add(1);
+        Some(entry)
+    }
+
+    /// Gives the kernel the places of all entries that were read.
+    pub(super) fn release(&self) {
+        self.0.store(self.0.consumer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u32 = 8;
+
+    /// Memory as the kernel's, with both indices at `start`.
+    struct Memory {
+        producer: Box<AtomicU32>,
+        consumer: Box<AtomicU32>,
+        entries: Vec<u64>,
+    }
+
+    impl Memory {
+        fn new(start: u32) -> Memory {
+            let index = || Box::new(AtomicU32::new(start));
+            Memory { producer: index(), consumer: index(), entries: vec![0; SIZE as usize] }
+        }
+
+        fn ring(&mut self, start: u32) -> Ring<u64> {
+            Ring {
+                producer: NonNull::from(&*self.producer),
+                consumer: NonNull::from(&*self.consumer),
+                entries: NonNull::new(self.entries.as_mut_ptr()).unwrap(),
+                counts: Counts { own: start, other: start, size: SIZE },
+                _memory: None,
+            }
+        }
+    }
+
+    /// Starts from which the indices pass 2^32 at each place of the ring.
+    fn starts() -> impl Iterator<Item = u32> {
+        [0, 1, 1 << 31].into_iter().chain((0..=2 * SIZE).map(|back| 0u32.wrapping_sub(back)))
+    }
+
+    #[test]
+    fn indices_wrap() {
+        for start in starts() {
+            for used in 0..=SIZE {
+                let end = start.wrapping_add(used);
+                let producer = Counts { own: end, other: start, size: SIZE };
+                let consumer = Counts { own: start, other: end, size: SIZE };
+                assert_eq!((producer.room(), consumer.ready()), (SIZE - used, used), "{start}");
+                assert_eq!(producer.slot(end), end as usize % SIZE as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn an_index_that_cannot_be_is_no_progress() {
+        for start in starts() {
+            for wrong in [SIZE + 1, 1 << 31, u32::MAX - SIZE, u32::MAX] {
+                let other = start.wrapping_add(wrong);
+                assert_eq!(Counts { own: start, other, size: SIZE }.ready(), 0);
+                let other = start.wrapping_sub(wrong);
+                assert_eq!(Counts { own: start, other, size: SIZE }.room(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_producer_fills_the_ring_and_no_more() {
+        for start in starts() {
+            let mut memory = Memory::new(start);
+            let mut ring = Producer(memory.ring(start));
+            for round in 0..4 {
+                for n in 0..u64::from(SIZE) {
+                    assert!(ring.push(round * 100 + n));
+                }
+                assert!(!ring.push(9), "it is full");
+                let seen = memory.producer.load(Ordering::Relaxed);
+                assert_eq!(ring.pending(), SIZE);
+                ring.publish();
+                let now = memory.producer.load(Ordering::Relaxed);
+                assert_eq!(now.wrapping_sub(seen), SIZE, "nothing is seen before");
+                // The kernel takes all, in order.
+                let taken = memory.consumer.load(Ordering::Relaxed);
+                for n in 0..SIZE {
+                    let slot = (taken.wrapping_add(n) & (SIZE - 1)) as usize;
+                    assert_eq!(memory.entries[slot], round * 100 + u64::from(n));
+                }
+                memory.consumer.store(taken.wrapping_add(SIZE), Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_taken_back_was_not_written() {
+        for start in starts() {
+            let mut memory = Memory::new(start);
+            let mut ring = Producer(memory.ring(start));
+            (0..5).for_each(|n| assert!(ring.push(n)));
+            ring.publish();
+            ring.take_back(3);
+            assert_eq!(memory.producer.load(Ordering::Relaxed), start.wrapping_add(2));
+            assert_eq!(ring.pending(), 2);
+        }
+    }
+
+    #[test]
+    fn a_consumer_reads_what_was_produced_and_no_more() {
+        for start in starts() {
+            let mut memory = Memory::new(start);
+            let mut ring = Consumer(memory.ring(start));
+            for round in 0..4u64 {
+                assert_eq!(ring.pop(), None);
+                let from = memory.producer.load(Ordering::Relaxed);
+                for n in 0..SIZE {
+                    memory.entries[(from.wrapping_add(n) & (SIZE - 1)) as usize] =
+                        round * 100 + u64::from(n);
+                }
+                memory.producer.store(from.wrapping_add(SIZE), Ordering::Relaxed);
+                for n in 0..u64::from(SIZE) {
+                    assert_eq!(ring.pop(), Some(round * 100 + n));
+                }
+                assert_eq!(ring.pop(), None);
+                assert_eq!(memory.consumer.load(Ordering::Relaxed), from, "nothing is given back");
+                ring.release();
+                assert_eq!(memory.consumer.load(Ordering::Relaxed), from.wrapping_add(SIZE));
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Sockets and program with the kernel, at one end of a veth pair.
+
+use testkit::host::{Host, in_namespace, ip};
+use testkit::proc::wait_for;
+
+use super::*;
+use crate::limits::{BURST_FRAMES, XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES};
+use crate::sys::frame_io::{FrameInbox, FrameIo, Transfer};
+use crate::sys::testns;
+
+const SOON: std::time::Duration = std::time::Duration::from_secs(3);
+const MODES: [Mode; 2] = [Mode::Native, Mode::Generic];
+
+fn pair() {
+    ip("link add wire type veth peer name peer");
+    ip("link set peer up");
+    ip("link set wire up");
+}
+
+fn frame(mark: u32, len: usize) -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend([2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
+    frame.extend(mark.to_be_bytes());
+    frame.resize(len, mark as u8);
+    frame
+}
+
+/// Sends these frames together.
+fn send(queue: &XdpQueue, frames: &[Vec<u8>]) -> Vec<Transfer> {
+    let mut batch = queue.batch(0, frames.len()).unwrap().lock().unwrap();
+    let mut results = Vec::new();
+    batch.begin();
+    for frame in frames {
+        let room = batch.room().unwrap();
+        room[12..12 + frame.len()].copy_from_slice(frame);
+        batch.add(12 + frame.len());
+    }
+    batch.flush(&mut |result| results.push(result));
+    results
+}
+
+/// Takes what has come; how many frames the kernel lost.
+fn take(queue: &XdpQueue, frames: &mut Vec<Vec<u8>>) -> u64 {
+    let mut lost = 0;
+    loop {
+        let mut count = 0;
+        let taken = queue.take(&mut |at, len| {
+            // SAFETY: the frame is ours until the next call.
+            frames.push(unsafe { std::slice::from_raw_parts(at, len as usize) }.to_vec());
+            count += 1;
+            true
+        });
+        assert!(count <= BURST_FRAMES);
+        lost += taken.lost;
+        if !taken.more {
+            return lost;
+        }
+    }
+}
+
+/// Enough of them that every entry of each ring is used several times.
+#[test]
+fn frames_pass_both_ways_in_order() {
+    for mode in MODES {
+        in_namespace(|| {
+            pair();
+            let xdp = open("wire", 1, mode).unwrap();
+            assert_eq!((xdp.mode, xdp.link.kind.as_str()), (mode, "veth"));
+            let (queue, host) = (&xdp.queues[0], Host::open("peer"));
+            let mut mark = 0;
+            for round in 0..4 * XDP_SEND_FRAMES as usize / BURST_FRAMES {
+                let frames: Vec<_> =
+                    (0..BURST_FRAMES).map(|n| frame(mark + n as u32, 60 + n + round)).collect();
+                mark += BURST_FRAMES as u32;
+                let sent = send(queue, &frames);
+                let all = frames.iter().map(|frame| Transfer::Done(12 + frame.len()));
+                assert_eq!(sent, all.collect::<Vec<_>>());
+                for frame in &frames {
+                    assert!(host.receive(SOON).as_ref() == Some(frame));
+                }
+                // One by itself, in one piece and in two.
+                let frame = frame(mark, 100);
+                let bytes = [&[0; 12][..], &frame].concat();
+                assert_eq!(queue.write(&bytes), Transfer::Done(112));
+                let (head, tail) = bytes.split_at(30);
+                let pieces = [head, tail].map(|piece| libc::iovec {
+                    iov_base: piece.as_ptr().cast_mut().cast(),
+                    iov_len: piece.len(),
+                });
+                // SAFETY: both pieces live here.
+                assert_eq!(unsafe { queue.write_pieces(&pieces) }, Transfer::Done(112));
+                for _ in 0..2 {
+                    assert!(host.receive(SOON).as_ref() == Some(&frame));
+                }
+            }
+            for round in 0..3 * XDP_RECEIVE_FRAMES / 100 {
+                let frames: Vec<_> = (0..100).map(|n| frame(round * 100 + n, 60)).collect();
+                frames.iter().for_each(|frame| host.send(frame));
+                let mut came = Vec::new();
+                assert!(wait_for(SOON, || {
+                    assert_eq!(take(queue, &mut came), 0);
+                    came.len() >= 100
+                }));
+                assert!(came == frames);
+            }
+            host.send(&frame(7, 60));
+            let mut buffer = [9; 200];
+            assert!(wait_for(SOON, || queue.read(&mut buffer) == Transfer::Done(72)));
+            assert!(buffer[..12] == [0; 12] && buffer[12..72] == frame(7, 60));
+            assert_eq!(queue.read(&mut buffer), Transfer::WouldBlock);
+        });
+    }
+}
+
+/// As many as there are chunks wait; the rest is lost and counted, and what comes later is not.
+#[test]
+fn frames_that_find_no_room_are_counted() {
+    for mode in MODES {
+        in_namespace(|| {
+            pair();
+            let xdp = open("wire", 1, mode).unwrap();
+            let (queue, host) = (&xdp.queues[0], Host::open("peer"));
+            let more = 2_000;
+            for n in 0..XDP_RECEIVE_FRAMES + more {
+                host.send(&frame(n, 60));
+                if n % 50 == 0 {
+                    // The pair itself has room for few.
+                    std::thread::sleep(std::time::Duration::from_micros(500));
+                }
+            }
+            // The kernel is asked once a second.
+            std::thread::sleep(std::time::Duration::from_millis(1_100));
+            let mut came = Vec::new();
+            let lost = take(queue, &mut came);
+            assert_eq!(came.len(), XDP_RECEIVE_FRAMES as usize, "{mode:?}");
+            // On a busy machine the pair loses some before.
+            assert!((1..=u64::from(more)).contains(&lost), "{mode:?}: {lost}");
+            assert!(came.is_sorted(), "out of order");
+            host.send(&frame(1, 60));
+            came.clear();
+            assert!(wait_for(SOON, || {
+                take(queue, &mut came);
+                !came.is_empty()
+            }));
+            assert!(came == [frame(1, 60)]);
+        });
+    }
+}
+
+#[test]
+fn what_is_not_sent_is_not_sent_later() {
+    in_namespace(|| {
+        pair();
+        let xdp = open("wire", 1, Mode::Auto).unwrap();
+        let (queue, host) = (&xdp.queues[0], Host::open("peer"));
+        let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
+        ip("link set wire down");
+        // No chunk is lost by it.
+        for _ in 0..XDP_SEND_FRAMES {
+            assert_eq!(send(queue, &frames), [Transfer::Down; 9]);
+            assert_eq!(queue.write(&[0; 72]), Transfer::Down);
+        }
+        ip("link set wire up");
+        host.drain();
+        assert_eq!(send(queue, &frames), [Transfer::Done(72); 9]);
+        for frame in &frames {
+            assert!(host.receive(SOON).as_ref() == Some(frame));
+        }
+        // No carrier: the interface takes frames and drops them.
+        ip("link set peer down");
+        assert_eq!(send(queue, &frames), [Transfer::WouldBlock; 9]);
+        ip("link set peer up");
+        host.drain();
+        assert_eq!(send(queue, &frames), [Transfer::Done(72); 9]);
+        assert!(host.receive(SOON).as_ref() == Some(&frames[0]));
+    });
+}
+
+#[test]
+fn lengths_are_checked() {
+    in_namespace(|| {
+        pair();
+        let xdp = open("wire", 1, Mode::Auto).unwrap();
+        let refused = Transfer::Rejected(libc::EMSGSIZE);
+        for len in [0, 1, 11, crate::limits::XDP_CHUNK + 1, 70_000] {
+            assert_eq!(xdp.queues[0].write(&vec![0; len]), refused, "{len}");
+        }
+    });
+}
+
+#[test]
+fn an_interface_that_is_gone_is_known_by_both_directions() {
+    in_namespace(|| {
+        pair();
+        let xdp = open("wire", 1, Mode::Auto).unwrap();
+        let queue = &xdp.queues[0];
+        assert!(!queue.is_gone());
+        ip("link del wire");
+        assert!(queue.is_gone());
+        assert_eq!(take(queue, &mut Vec::new()), 0);
+        assert_eq!(queue.write(&[0; 72]), Transfer::Gone);
+        assert_eq!(send(queue, &[frame(1, 60)]), [Transfer::Gone]);
+        // What is left of it is in nothing's way.
+        pair();
+        assert!(open("wire", 1, Mode::Auto).is_ok());
+    });
+}
+
+#[test]
+fn what_cannot_be_had_says_why() {
+    in_namespace(|| {
+        assert!(matches!(open("wire", 1, Mode::Auto), Err(XdpError::Absent)));
+        assert!(matches!(open("a/b", 1, Mode::Auto), Err(XdpError::BadName)));
+        pair();
+        ip("link add br0 type bridge");
+        assert!(matches!(open("br0", 1, Mode::Native), Err(XdpError::NotNative(_))));
+        let soft = open("br0", 1, Mode::Auto).unwrap();
+        assert!(soft.mode == Mode::Generic && soft.why.is_some());
+        let few = open("wire", 2, Mode::Auto).unwrap_err();
+        assert!(matches!(few, XdpError::FewQueues { wanted: 2, there: 1 }), "{few}");
+        let first = open("wire", 1, Mode::Auto).unwrap();
+        assert!(first.why.is_none());
+        assert!(matches!(open("wire", 1, Mode::Auto), Err(XdpError::Busy)));
+        drop(first);
+        testns::without_privilege(|| {
+            assert!(matches!(open("wire", 1, Mode::Auto), Err(XdpError::Permission)));
+        });
+        assert!(check("wire", 1).is_ok());
+        ip("link set wire mtu 9000");
+        assert!(matches!(check("wire", 1), Err(XdpError::LongMtu(9000))));
+    });
+}
+
+#[test]
+fn drivers_say_what_they_have() {
+    in_namespace(|| {
+        ip("link add two numrxqueues 2 numtxqueues 2 type veth peer name one");
+        assert_eq!(ethtool::queues("two"), Some((2, 2)));
+        assert_eq!(ethtool::queues("none"), None);
+        assert!(!ethtool::strips_tags("none"));
+    });
+}
