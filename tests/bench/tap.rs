@@ -10,7 +10,8 @@
 //! * streams: the same with TCP segments of one stream, of 8 and of 64 that take turns, by two
 //!   daemons, with `coalesce=off` and `coalesce=on`; the host routes them to a device that takes
 //!   large packets, as network cards do;
-//! * TAP to guest: a queue of frames, filled while the reader is held, read at one go.
+//! * TAP to guest: a queue of frames, filled while the reader is held, read at one go;
+//! * XDP: both ways by XDP at one end of a veth pair, beside a TAP in a bridge with one (`xdp`).
 //!
 //! The main figure is CPU time per frame, of the whole daemon and of the loop's thread, with
 //! that of the kernel's threads for packets: other load on the machine hardly moves it. The wall
@@ -18,9 +19,9 @@
 //! host's stack, where nobody wants them: the rest of a host's work is the same for all and would
 //! only blur the ratio.
 
-use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+mod bare;
+mod xdp;
+
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ use testkit::ring::Seg;
 use testkit::rx::RxConfig;
 use testkit::sys;
 use testkit::vm::{Vm, VmConfig, mac_of};
+
+use bare::Bare;
 
 /// The longest frame a packet socket can send to a TAP: its largest MTU and an Ethernet header.
 const LONG: usize = 65_535;
@@ -47,9 +50,6 @@ const ROOM: usize = 65_600;
 const BYTES: u64 = (RING * ROOM) as u64;
 /// The station behind the TAP.
 const HOST: u8 = 9;
-/// TUNSETIFF and TUNSETVNETHDRSZ of linux/if_tun.h.
-const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
-const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
 /// This thread's CPU time.
 const OWN: libc::clockid_t = libc::CLOCK_THREAD_CPUTIME_ID;
 const SOON: Duration = Duration::from_secs(10);
@@ -124,85 +124,6 @@ fn tune(ifname: &str) {
     ip(&format!("link set {ifname} mtu {} up", LONG - 14));
     let words = ["qdisc", "replace", "dev", ifname, "root", "noqueue"];
     assert!(Command::new("tc").args(words).status().expect("run tc").success());
-}
-
-/// A TAP set up as the switch sets up its own, and nothing else around it.
-struct Bare {
-    tap: File,
-    /// [`RING`] buffers, shared as a guest's are, with a frame in each.
-    mem: *mut u8,
-}
-
-// SAFETY: the memory is never unmapped, and only the kernel accesses it after the filling.
-unsafe impl Sync for Bare {}
-
-impl Bare {
-    fn open(ifname: &str, bytes: &[u8]) -> Bare {
-        let mut options = OpenOptions::new();
-        let tap = options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
-        let tap = tap.open("/dev/net/tun").expect("open /dev/net/tun");
-        // SAFETY: all-zero bytes are a valid `ifreq`.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(ifname.bytes()) {
-            *to = from as libc::c_char;
-        }
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        request.ifr_ifru.ifru_flags = flags as libc::c_short;
-        let header = HEADER as libc::c_int;
-        // SAFETY: both read, and the first writes, a value of the type given, which lives here.
-        unsafe {
-            assert_eq!(libc::ioctl(tap.as_raw_fd(), TUNSETIFF, &mut request), 0);
-            assert_eq!(libc::ioctl(tap.as_raw_fd(), TUNSETVNETHDRSZ, &header), 0);
-        }
-        tune(ifname);
-        let mem = sys::map_shared(&sys::memfd(BYTES), 0, BYTES);
-        for i in 0..RING {
-            // SAFETY: a buffer is longer than a header and the longest frame.
-            unsafe { mem.add(i * ROOM).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        }
-        Bare { tap, mem }
-    }
-
-    /// The buffer of frame `i` among frames of `len` bytes.
-    fn buffer(&self, i: usize, len: usize) -> *mut u8 {
-        self.mem.wrapping_add(i % under_way(len) * ROOM)
-    }
-
-    /// Writes `frames` frames, header and frame apart.
-    fn writev(&self, len: usize, frames: usize) {
-        let header = [0u8; HEADER];
-        for i in 0..frames {
-            let at = self.buffer(i, len).wrapping_add(HEADER);
-            let header = libc::iovec { iov_base: header.as_ptr() as _, iov_len: HEADER };
-            let pieces = [header, libc::iovec { iov_base: at.cast(), iov_len: len }];
-            // SAFETY: both pieces are readable for their lengths.
-            let n = unsafe { libc::writev(self.tap.as_raw_fd(), pieces.as_ptr(), 2) };
-            assert_eq!(n, (HEADER + len) as isize);
-        }
-    }
-
-    /// Writes `frames` frames in one piece each.
-    fn write(&self, len: usize, frames: usize) {
-        for i in 0..frames {
-            let at = self.buffer(i, len);
-            // SAFETY: the piece is readable for its length.
-            let n = unsafe { libc::write(self.tap.as_raw_fd(), at.cast(), HEADER + len) };
-            assert_eq!(n, (HEADER + len) as isize);
-        }
-    }
-
-    /// Reads until there is nothing left, after waiting for something; answers the frames.
-    fn read_all(&self, len: usize) -> usize {
-        assert!(sys::poll_in(&[self.tap.as_raw_fd()], SOON), "nothing came");
-        for n in 0.. {
-            let at = self.buffer(n, len);
-            // SAFETY: the piece is writable for its length.
-            if unsafe { libc::read(self.tap.as_raw_fd(), at.cast(), ROOM) } < 0 {
-                return n;
-            }
-        }
-        unreachable!("the loop has no end of its own");
-    }
 }
 
 /// The daemon with one guest and one TAP, and the bare loop beside them.
@@ -283,6 +204,11 @@ impl Bench {
         let daemon = Daemon::with(1, &["--tap", &format!("up,ifname={tap},{keys}")]);
         assert!(wait_for(SOON, || daemon.log().contains("ready: ")), "{}", daemon.log());
         tune(&tap);
+        Bench::of(daemon, len, (&tap, &bare), &bytes)
+    }
+
+    /// Of a switch whose uplink leads to the host by the interface `tap`.
+    fn of(daemon: Daemon, len: usize, (tap, bare): (&str, &str), bytes: &[u8]) -> Bench {
         let mut cfg = VmConfig::new(0);
         cfg.regions = [0, 4 << 30].map(|gpa| RegionSpec::new(gpa, 2 * BYTES + (4 << 20))).to_vec();
         cfg.size = 512;
@@ -292,9 +218,9 @@ impl Bench {
         let mut vm = Vm::connect(&daemon.socket(0), cfg);
         let all = vm.mem.alloc_in(0, BYTES, 4096);
         let buffers: Vec<Span> = (0..RING).map(|i| all.sub(i * ROOM, ROOM)).collect();
-        buffers.iter().for_each(|buffer| buffer.write(0, &bytes));
-        let bare = Bare::open(&bare, &bytes);
-        let host = Host::open(&tap);
+        buffers.iter().for_each(|buffer| buffer.write(0, bytes));
+        let bare = Bare::open(bare, bytes);
+        let host = Host::open(tap);
         // The switch learns both sides.
         vm.tx[0].send_waiting(&frame(HOST, 0, 60), SOON);
         assert!(host.receive(SOON).is_some(), "the guest's hello");
@@ -352,9 +278,14 @@ impl Bench {
     /// Holds the daemon, fills the TAP's queue, and lets the daemon deliver it at one go. With no
     /// frame it tells what holding costs.
     fn tap_to_guest(&mut self, host: &Host, frames: usize) -> Sample {
+        self.sent_and_received(host, frames).1
+    }
+
+    /// The same, and before that what the sender and the kernel took to fill the queue.
+    fn sent_and_received(&mut self, host: &Host, frames: usize) -> (Sample, Sample) {
         let frame = frame(0, HOST, self.len);
         self.hold();
-        (0..frames).for_each(|_| host.send(&frame));
+        let sent = timed(OWN, frames.max(1), || (0..frames).for_each(|_| host.send(&frame)));
         let id = clock_of(self.daemon.pid());
         let sample = timed(id, frames.max(1), || {
             self.daemon.signal(libc::SIGCONT);
@@ -366,7 +297,7 @@ impl Bench {
             }
         });
         assert_eq!(self.vm.rx[0].recv(usize::MAX, |_, _| ()), frames);
-        sample
+        (sent, sample)
     }
 }
 
@@ -532,7 +463,7 @@ fn main() {
     let real = std::env::args().any(|arg| arg == "--bench");
     // Many short rounds: on a busy machine some run undisturbed.
     let rounds = if real { 41 } else { 1 };
-    // `streams`: these alone. Numbers choose lengths, `out` and `back` directions.
+    // `streams`, `xdp`: these alone. Numbers choose lengths, `out` and `back` directions.
     let chosen: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
     let wanted = |way: &str, other: &str| {
         std::env::args().any(|arg| arg == way) || !std::env::args().any(|arg| arg == other)
@@ -540,6 +471,13 @@ fn main() {
     in_namespace(|| {
         if std::env::args().any(|arg| arg == "streams") || !real {
             streams(rounds, if real { 20_000 } else { 1000 });
+            if real {
+                return;
+            }
+        }
+        if std::env::args().any(|arg| arg == "xdp") || !real {
+            let frames = if real { 20_000 } else { 1000 };
+            [60, 1514].iter().for_each(|len| xdp::beside(*len, rounds, (frames, 400)));
             if real {
                 return;
             }
