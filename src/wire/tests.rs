@@ -185,10 +185,10 @@ fn description() -> String {
         /// frames do not pass, or something that is configured is missing.
         Level = Level::ALL.map(Level::name);
         /// listening: no front-end is connected. negotiating: one is connected and takes no frames
-        /// yet. attached: frames pass. down: the uplink's interface is down. gone: the interface was
-        /// deleted, and the switch waits for it. left_out: the port has no socket or interface yet.
-        /// disabled: the port is administratively down. removing: the port was deleted, and what
-        /// served it has not ended yet.
+        /// yet. attached: frames pass. down: the uplink's interface is down. gone: the interface
+        /// was deleted, and the switch waits for it. left_out: the port has no socket or interface
+        /// yet. disabled: the port is administratively down. removing: the port was deleted, and
+        /// what served it has not ended yet.
         State = State::ALL.map(State::name);
         /// What a port is to multicast groups.
         GroupRole = GroupRole::ALL.map(GroupRole::name);
