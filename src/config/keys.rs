@@ -318,7 +318,8 @@ port_keys! { |kind|
         "What passes to the port at once. Default as of burst-in, with rate-out.";
     "storm" storm: Option<FloodRates> = None, STORM, ALL, Now, "\"bcast:1kpps,mcast:1kpps\"",
         "The most of the port's frames that is flooded, in bits or packets a second: broadcasts \
-         (`bcast`), multicasts (`mcast`), frames for unknown addresses (`unknown`).";
+         (`bcast`), multicasts (`mcast`), frames for unknown addresses (`unknown`). What exceeds \
+         it is dropped.";
     "pass" pass: Option<ReservedSet> = None, PASS, ALL, Now, "\"lldp,stp\"",
         "Protocols between neighbours whose frames pass between the port and others that pass them \
          too: `lldp`, `lacp`, `stp`.";
@@ -349,7 +350,7 @@ port_keys! { |kind|
     "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
         "The port whose frames are copied.";
     "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",
-        "The port that gets the copies, and no other frames.";
+        "The port that gets the copies, and no other frames; frames from it are dropped.";
     "dir" dir: Way = Way::Both, WAY, MIRRORS, Now, "\"both\"",
         "Copy what comes from the port (`in`), what was delivered to it (`out`), or both.";
     "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",

@@ -1,11 +1,11 @@
 //! Interfaces whose frames are taken and given past the host's network stack, by sockets of AF_XDP
 //! (`Documentation/networking/af_xdp.rst`), a socket for each queue.
 //!
-//! * [`program`] has the interface give the frames of these queues to the sockets;
-//! * [`queue`] a socket: taking and sending frames;
-//! * [`ring`] its four rings, which are shared with the kernel;
-//! * [`memory`] where the frames are;
-//! * [`ethtool`] what the driver says of the interface.
+//! * `program` has the interface give the frames of these queues to the sockets;
+//! * `queue` a socket: taking and sending frames;
+//! * `ring` its four rings, which are shared with the kernel;
+//! * `memory` where the frames are;
+//! * `ethtool` what the driver says of the interface.
 //!
 //! The kernel copies each frame (XDP_COPY): what a driver without copies would keep of the memory,
 //! and for how long, is unknown here. Nothing is left at the interface when the last queue is
