@@ -154,7 +154,7 @@ def table(rows, switches, lengths):
     for length in lengths:
         lines += ["", f"{length} B, two ports both ways: Mpps (95 % confidence); p50, p99 in µs at "
                       + ", ".join(f"{part} %" for part in LOADS) + " of NDR",
-                  f"{'switch':16}{'NDR':>22}{'PDR':>22}" +
+                  f"{'switch':16}{'NDR':>25}{'PDR':>25}" +
                   "".join(f"{f'{part} %':>16}" for part in LOADS) + f"{'repeats':>9}"]
         for switch in switches:
             mine = [row for row in rows if row["length"] == length and row["switch"] == switch.name]
@@ -166,7 +166,7 @@ def table(rows, switches, lengths):
             line = f"{switch.name:16}"
             for name in GOALS:
                 median, low, high = (value / 1e6 for value in interval([r[name] for r in mine]))
-                line += f"{f'{median:.2f} ({low:.2f} to {high:.2f})':>22}"
+                line += f"{f'{median:.2f} ({low:.2f} to {high:.2f})':>25}"
             for part in LOADS:
                 both = [statistics.median(row[f"{q} {part}"] for row in mine) for q in ("p50", "p99")]
                 line += f"{f'{both[0]:.1f}, {both[1]:.1f}':>16}"
