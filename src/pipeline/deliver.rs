@@ -217,8 +217,10 @@ impl Delivery<'_> {
         self.wait_for(queue)
     }
 
+    /// At the memory of the guest that sends, if one does.
     fn sender(&self) -> At {
-        At::sender(self.backpressure.from)
+        let Backpressure { from, ring, .. } = &self.backpressure;
+        if ring.is_some() { At::sender(*from) } else { At::NOTHING }
     }
 
     /// Waits for a lock whose holder does not run, within what the burst has left of that.

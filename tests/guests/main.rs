@@ -59,6 +59,11 @@ pub fn skip(missing: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {missing}");
 }
 
+/// What a test needs, unless the machine lacks it, which is said loudly.
+pub fn or_skip<T>(needed: Result<T, String>) -> Option<T> {
+    needed.inspect_err(|missing| skip(missing)).ok()
+}
+
 /// A line of progress past libtest's capture: these tests take minutes.
 pub fn progress(text: &str) {
     let thread = std::thread::current();

@@ -8,7 +8,7 @@ use crate::lab::{HOST_IP4, HOST_IP6, Lab, TAP, port, tap};
 use crate::pair::{Pair, boot, finish};
 use crate::talk::pings;
 use crate::vm::{Qemu, SOON, Vm};
-use crate::{beside_another, can_make_network, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, or_skip, progress, wait_for};
 
 const GROUPS: [&str; 2] = ["239.1.1.1", "ff05::102:304"];
 /// Of mDNS.
@@ -26,13 +26,7 @@ const BRIDGE: &str = "type bridge mcast_snooping 1 mcast_querier 1 mcast_query_i
                       mcast_startup_query_interval 500 mcast_query_response_interval 100";
 
 fn start(name: &str, qemu: Result<Qemu, String>) -> Option<Pair> {
-    let qemu = match can_make_network().and(qemu) {
-        Ok(qemu) => qemu,
-        Err(missing) => {
-            skip(&missing);
-            return None;
-        }
-    };
+    let qemu = or_skip(can_make_network().and(qemu))?;
     let mut lab = Lab::new(name);
     let sockets = [lab.path("vm1.sock"), lab.path("vm2.sock")];
     let ports = [port("vm1", &sockets[0], ""), port("vm2", &sockets[1], ""), tap()].concat();

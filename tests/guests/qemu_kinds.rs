@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::lab::{Lab, port, tap};
 use crate::talk::pings;
 use crate::vm::{Attach, MEMORY_KIB, Qemu, Vm, VmSpec};
-use crate::{beside_another, can_make_network, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, or_skip, progress, wait_for};
 
 /// One guest to be: options of its port, of its network card, of QEMU.
 #[derive(Default)]
@@ -24,13 +24,7 @@ struct Kind<'a> {
 
 /// A daemon with an uplink, and these guests; `None` (said loudly) if the machine lacks a part.
 fn start(name: &str, qemu: Result<Qemu, String>, kinds: &[Kind]) -> Option<(Lab, Vec<Vm>)> {
-    let qemu = match can_make_network().and(qemu) {
-        Ok(qemu) => qemu,
-        Err(missing) => {
-            skip(&missing);
-            return None;
-        }
-    };
+    let qemu = or_skip(can_make_network().and(qemu))?;
     let mut lab = Lab::new(name);
     let mut args = tap().to_vec();
     let mut specs = Vec::new();

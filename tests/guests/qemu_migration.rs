@@ -19,7 +19,7 @@ use crate::lab::{HOST_IP4, Lab, TAP, port};
 use crate::load::{Memory, begin_stream, end_stream, stream_goes_on};
 use crate::talk::pings;
 use crate::vm::{Attach, Qemu, Vm, VmSpec};
-use crate::{beside_another, can_make_network, is_set, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, is_set, or_skip, progress, wait_for};
 
 /// Memory of the guest that moves; 192 MiB would leave too little for what it is to do. The 8 KiB
 /// more are for QEMU 7.2: under TCG it loses pages that the guest writes while it migrates, with or
@@ -137,13 +137,7 @@ fn lab_of<'a>(labs: &'a mut [Lab], port: &str) -> &'a mut Lab {
 impl Site {
     /// Everything up and at work; `None` (said loudly) if the machine lacks a part.
     fn start(case: &Case, qemu: Result<Qemu, String>) -> Option<Site> {
-        let qemu = match can_make_network().and(qemu) {
-            Ok(qemu) => qemu,
-            Err(missing) => {
-                skip(&missing);
-                return None;
-            }
-        };
+        let qemu = or_skip(can_make_network().and(qemu))?;
         let mut labs = switches(case);
         let device = if case.announced { RINGS_UNANNOUNCED } else { RINGS };
         let [one, left, right] =

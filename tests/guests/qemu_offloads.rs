@@ -18,7 +18,7 @@ use crate::lab::{HOST_IP4, HOST_IP6, Lab, port, tap};
 use crate::talk::{Iperf, iperf, pings};
 use crate::vm::{Attach, Qemu, Vm, VmSpec, datagrams};
 use crate::wire::{FAR_IP4, FAR_IP6, Wire};
-use crate::{beside_another, can_make_network, is_set, need_program, progress, skip, wait_for};
+use crate::{beside_another, can_make_network, is_set, need_program, or_skip, progress, wait_for};
 
 /// A TCP connection whose large packets all get lost depends on retransmissions: a segment each
 /// 200 ms or more, 60 kbit/s. An emulated guest that works reaches 100,000 kbit/s and more.
@@ -55,13 +55,7 @@ impl Lan {
     fn start(name: &str, qemu: Result<Qemu, String>, shapes: &[Shape]) -> Option<Lan> {
         let tools = ["iperf3", "ethtool", "tcpdump"].map(need_program);
         let tools = tools.into_iter().collect::<Result<Vec<()>, _>>();
-        let qemu = match can_make_network().and(tools).and(qemu) {
-            Ok(qemu) => qemu,
-            Err(missing) => {
-                skip(&missing);
-                return None;
-            }
-        };
+        let qemu = or_skip(can_make_network().and(tools).and(qemu))?;
         let mut lab = Lab::new(name);
         let names = ["vm1", "vm2", "vm3", "vm4"];
         let mut args = tap().to_vec();

@@ -64,7 +64,11 @@ class Generator(AbstractMeasurer):
         log = f"{os.path.dirname(sockets[0])}/load.log"
         self.process = Process(command + ["--", str(length)], log, [cpu])
         self.read = 0
-        self.line(lambda line: line == "ready", READY_SECONDS)
+        try:
+            self.line(lambda line: line == "ready", READY_SECONDS)
+        except BaseException:
+            self.process.stop()
+            raise
 
     def line(self, wanted, seconds):
         """The next line that is wanted."""

@@ -219,6 +219,43 @@ fn down_and_up() {
     trouble(Trouble::Down, 1, "1");
 }
 
+/// Bursts of frames of a guest while an interface goes down and comes up: the frames that were sent,
+/// and those of them that came at the host's end, in their places.
+pub(super) fn bursts_while_down(
+    vm: &mut Vm,
+    host: &Host,
+    interface: &str,
+) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let (mut sent, mut came) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| {
+        let script = scope.spawn(|| {
+            for _ in 0..20 {
+                ip(&format!("link set {interface} down"));
+                ip(&format!("link set {interface} up"));
+            }
+        });
+        while !script.is_finished() {
+            for _ in 0..64 {
+                let frame = traced(0, To::Vm(HOST), 0, sent.len(), 60 + sent.len() % 1400);
+                assert!(vm.tx[0].queue(&frame), "the ring is empty before");
+                sent.push(frame);
+            }
+            vm.tx[0].ring.publish();
+            vm.tx[0].drain(SOON);
+            while let Some(frame) = host.receive(Duration::ZERO) {
+                came.push(frame);
+            }
+        }
+        script.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    while let Some(frame) = host.receive(QUIET) {
+        came.push(frame);
+    }
+    let mut rest = sent.iter();
+    assert!(came.iter().all(|frame| rest.any(|of| of == frame)), "out of order, or changed");
+    (sent, came)
+}
+
 /// Bursts of frames while the interface goes down and comes up: each frame arrives, in its place,
 /// or is counted.
 fn in_the_middle_of_bursts(io: &str) {
@@ -226,33 +263,7 @@ fn in_the_middle_of_bursts(io: &str) {
         let d = daemon(1, &[&format!("up,ifname=tap0,io={io}")], &[]);
         let (mut vm, host) = (connect(&d, 0), Host::open("tap0"));
         introduce(&mut [&mut vm], &host);
-        let (mut sent, mut came) = (Vec::new(), Vec::new());
-        std::thread::scope(|scope| {
-            let script = scope.spawn(|| {
-                for _ in 0..20 {
-                    ip("link set tap0 down");
-                    ip("link set tap0 up");
-                }
-            });
-            while !script.is_finished() {
-                for _ in 0..64 {
-                    let frame = traced(0, To::Vm(HOST), 0, sent.len(), 60 + sent.len() % 1400);
-                    assert!(vm.tx[0].queue(&frame), "the ring is empty before");
-                    sent.push(frame);
-                }
-                vm.tx[0].ring.publish();
-                vm.tx[0].drain(SOON);
-                while let Some(frame) = host.receive(Duration::ZERO) {
-                    came.push(frame);
-                }
-            }
-            script.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        });
-        while let Some(frame) = host.receive(QUIET) {
-            came.push(frame);
-        }
-        let mut rest = sent.iter();
-        assert!(came.iter().all(|frame| rest.any(|of| of == frame)), "out of order, or changed");
+        let (sent, came) = bursts_while_down(&mut vm, &host, "tap0");
         let mut c = d.counters();
         let all = |c: &testkit::counters::Counters| {
             let [frames, down] =

@@ -8,6 +8,7 @@ use testkit::proc::{Daemon, wait_for};
 use testkit::traffic::To;
 use testkit::vnet::Header;
 
+use super::trouble::bursts_while_down;
 use super::*;
 
 /// A frame that fills the kernel's part of a chunk.
@@ -265,33 +266,7 @@ fn down_in_the_middle_of_bursts() {
         let d = switch(1, "", &[]);
         let (mut vm, host) = (connect(&d, 0), Host::open("peer"));
         introduce(&mut [&mut vm], &host);
-        let (mut sent, mut came) = (Vec::new(), Vec::new());
-        std::thread::scope(|scope| {
-            let script = scope.spawn(|| {
-                for _ in 0..20 {
-                    ip("link set wire down");
-                    ip("link set wire up");
-                }
-            });
-            while !script.is_finished() {
-                for _ in 0..64 {
-                    let frame = traced(0, To::Vm(HOST), 0, sent.len(), 60 + sent.len() % 1400);
-                    assert!(vm.tx[0].queue(&frame), "the ring is empty before");
-                    sent.push(frame);
-                }
-                vm.tx[0].ring.publish();
-                vm.tx[0].drain(SOON);
-                while let Some(frame) = host.receive(Duration::ZERO) {
-                    came.push(frame);
-                }
-            }
-            script.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        });
-        while let Some(frame) = host.receive(QUIET) {
-            came.push(frame);
-        }
-        let mut rest = sent.iter();
-        assert!(came.iter().all(|frame| rest.any(|of| of == frame)), "out of order, or twice");
+        let (sent, _) = bursts_while_down(&mut vm, &host, "wire");
         let count = 1 + sent.len() as u64;
         let all = || {
             let c = d.counters();
