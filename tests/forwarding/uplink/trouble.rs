@@ -219,7 +219,7 @@ fn down_and_up() {
     trouble(Trouble::Down, 1, "1");
 }
 
-/// Bursts of frames of a guest while an interface goes down and comes up: the frames that were sent,
+/// Bursts of frames of a guest while an interface goes down and comes up: the frames that it sent,
 /// and those of them that came at the host's end, in their places.
 pub(super) fn bursts_while_down(
     vm: &mut Vm,
