@@ -241,6 +241,9 @@ counters! {
             "Frames whose source was not learned because it is static on another port.",
         learn_held
             "Frames whose source was not learned because the address flaps and is held elsewhere.",
+        learn_busy
+            "Frames whose source was not learned because another thread held the table; the next \
+             frame learns.",
         mac_moves "Addresses that moved here from another port.",
         rate_waits "Times that frames of the port began to wait for its rate-in.",
         multicast_messages "Reports and queries of IGMP and MLD that snooping read.",

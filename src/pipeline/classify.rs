@@ -161,6 +161,7 @@ impl<'a> Classifier<'a> {
                 stats.learn_held.add_shared(1);
                 last_seen.note_held(from, at);
             }
+            Learn::Busy => stats.learn_busy.add_shared(1),
             Learn::Moved { from: before } => {
                 stats.mac_moves.add_shared(1);
                 last_seen.note_moved(from, before);

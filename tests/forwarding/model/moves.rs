@@ -2,7 +2,8 @@
 //! goes back to where it was before it moved at all, and stays there for ten seconds.
 //!
 //! The switch counts seconds of a clock that this reads too. It may have read it before or after:
-//! where that could make a difference there is *doubt*, and a run that fails says nothing.
+//! where that could make a difference there is *doubt*, and a run that fails says nothing. So it is
+//! where a thread held the table while a worker wanted to learn.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -44,6 +45,11 @@ pub fn begin() {
 /// Whether there was doubt since this was asked last.
 pub fn take_doubt() -> bool {
     DOUBT.take()
+}
+
+/// A run that fails says nothing.
+pub fn doubt() {
+    DOUBT.set(true);
 }
 
 /// The second in which an address is about to move.

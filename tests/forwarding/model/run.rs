@@ -12,7 +12,7 @@ use super::op::Op;
 /// How long a failing list is made shorter.
 const SHRINK: Duration = Duration::from_secs(60);
 
-/// Runs of a list that fails while the clock's second is in doubt.
+/// Runs of a list that fails while it is in doubt what the switch learned.
 const TRIES: u32 = 8;
 
 /// What a run that found nothing did.
@@ -84,6 +84,9 @@ fn once(ops: &[Op], mode: Mode) -> Result<Done, Failure> {
         frames
     });
     let fail = |what| Failure { at: at.get(), what };
+    if ran.is_err() && d.alive() && d.report().sum(None, "", "learn_busy") > 0 {
+        moves::doubt();
+    }
     let frames = ran.map_err(fail)?;
     caught(|| d.stop()).map_err(fail)?;
     Ok(Done { ops: ops.len() as u64, frames })
