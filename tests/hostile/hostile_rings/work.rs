@@ -1,8 +1,9 @@
 //! What a turn of a worker costs at most: whatever a sender and a receiver of one owner post.
 //!
 //! The figure is the worker's busy cycles per busy turn, from its counters, while nobody else
-//! sends: each turn is a burst of the attack. Of several spans of time the cheapest counts, as what
-//! the machine does besides only adds to one.
+//! sends: each turn is a burst of the attack. Or it is the CPU time of all threads per such turn,
+//! if that is less, as a worker may lack its CPU in a turn. Of several spans of time the cheapest
+//! counts, as what the machine does besides only adds to one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -211,13 +212,14 @@ fn span(d: &Daemon) -> Cost {
         let c = counters(d);
         let [cycles, turns, second] =
             ["busy_cycles", "busy_turns", "cycles_per_second"].map(|key| c.worker(0, key));
-        (cycles, turns, second, c.sum(Some("p2"), "in", "frames") as f64)
+        (cycles / second, turns, d.cpu_time(), c.sum(Some("p2"), "in", "frames") as f64)
     };
     let before = read();
     std::thread::sleep(SPAN);
     let after = read();
     let turns = (after.1 - before.1).max(1.0);
-    let turn = Duration::from_secs_f64((after.0 - before.0) / turns / after.2);
+    let spent = (after.0 - before.0).min((after.2 - before.2).as_secs_f64());
+    let turn = Duration::from_secs_f64(spent / turns);
     Cost { turn, heads: (after.3 - before.3) / turns }
 }
 

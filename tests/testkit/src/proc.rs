@@ -404,14 +404,28 @@ impl Daemon {
 
     /// Times any of its threads gave up the CPU by itself: each wake-up ends in one.
     pub fn voluntary_switches(&self) -> u64 {
+        self.voluntary_switches_of("")
+    }
+
+    /// The same of its threads whose names begin so.
+    pub fn voluntary_switches_of(&self, thread: &str) -> u64 {
         let tasks = fs::read_dir(self.proc("task")).expect("tasks");
         tasks
             .filter_map(|t| fs::read_to_string(t.ok()?.path().join("status")).ok())
+            .filter(|s| s.strip_prefix("Name:\t").is_some_and(|name| name.starts_with(thread)))
             .filter_map(|s| {
                 let line = s.lines().find(|l| l.starts_with("voluntary_ctxt_switches"))?;
                 line.split_whitespace().last()?.parse::<u64>().ok()
             })
             .sum()
+    }
+
+    /// CPU time that its threads used, to the nanosecond.
+    pub fn cpu_time(&self) -> Duration {
+        let tasks = fs::read_dir(self.proc("task")).expect("tasks").flatten();
+        let stats = tasks.filter_map(|t| fs::read_to_string(t.path().join("schedstat")).ok());
+        let spent = stats.filter_map(|s| s.split_whitespace().next()?.parse::<u64>().ok());
+        Duration::from_nanos(spent.sum())
     }
 
     /// CPU time used, in clock ticks (100 per second).
