@@ -11,7 +11,7 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use testkit::host::{HEADER_LEN, Host, in_namespace, index_of, ip};
+use testkit::host::{HEADER_LEN, Host, in_namespace, index_of, ip, veth_up};
 use testkit::packet::payload;
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::relay::{INTERFACE, Stack};
@@ -257,6 +257,7 @@ fn linux() -> Option<[Host; 2]> {
     let done = Command::new("unshare").args(["--mount", "sh", "-ec", &script]).output();
     match done {
         Ok(output) if output.status.success() => {
+            veth_up(["near", "far"]);
             Some([Host::open("near"), Host::open_with_headers("far")])
         }
         other => {

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use testkit::frontend::req;
-use testkit::host::{Host, in_namespace, ip};
+use testkit::host::{Host, in_namespace, ip, veth_up};
 use testkit::mounts::{cover, own_mounts};
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::skip;
@@ -302,8 +302,7 @@ impl Lan {
 /// A veth pair, one end of which is an uplink.
 fn make_wire() {
     ip("link add wire type veth peer name peer");
-    ip("link set peer up");
-    ip("link set wire up");
+    veth_up(["wire", "peer"]);
 }
 
 /// Frames come by XDP for longer than a second; the interface goes, and comes back.

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::lab::{LEVELS, SOON, Sent, Work, connect, finish, introduce, send};
 use super::tap::{HOST, introduce_host, send_out};
-use testkit::host::{HEADER_LEN, Host, in_namespace, ip};
+use testkit::host::{HEADER_LEN, Host, in_namespace, ip, veth_up};
 use testkit::packet::{Kind, verify};
 use testkit::proc::Daemon;
 use testkit::skip;
@@ -15,8 +15,7 @@ use testkit::vnet::Header;
 /// A switch at one end of a veth pair, guests of each level, and the other end.
 fn lab() -> (Daemon, Vec<Vm>, Host) {
     ip("link add wire type veth peer name peer");
-    ip("link set peer up");
-    ip("link set wire up");
+    veth_up(["wire", "peer"]);
     let d = Daemon::with(3, &["--xdp", "up,ifname=wire"]);
     let mut vms: Vec<Vm> =
         (0..).zip(LEVELS).map(|(id, level)| connect(&d, id, level.features(), true)).collect();

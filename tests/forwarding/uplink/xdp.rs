@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::host::{HEADER_LEN, Host, in_namespace, index_of, ip};
+use testkit::host::{HEADER_LEN, Host, in_namespace, index_of, ip, veth_up};
 use testkit::proc::{Daemon, wait_for};
 use testkit::traffic::To;
 use testkit::vnet::Header;
@@ -20,8 +20,7 @@ const ASKED: Duration = Duration::from_millis(1_100);
 fn pair(queues: u16, mtu: u32) {
     let each = format!("mtu {mtu} numrxqueues {queues} numtxqueues {queues}");
     ip(&format!("link add wire {each} type veth peer name peer {each}"));
-    ip("link set peer up");
-    ip("link set wire up");
+    veth_up(["wire", "peer"]);
 }
 
 /// A switch with so many guests, and `wire` as uplink `up` with these keys.
@@ -228,9 +227,9 @@ fn down_and_up() {
                 vm.tx[0].ring.publish();
                 vm.tx[0].drain(SOON);
                 lost += 1 + WINDOW as u64;
-                ip("link set wire up");
+                veth_up(["wire", "peer"]);
                 host.drain();
-                assert!(wait_for(BACK_LIMIT, || {
+                assert!(wait_for(SOON, || {
                     let frame = traced(0, To::Vm(HOST), 1, round, 100);
                     vm.tx[0].send_waiting(&frame, SOON);
                     host.receive(QUIET) == Some(frame)
@@ -278,7 +277,8 @@ fn down_in_the_middle_of_bursts() {
     });
 }
 
-/// It is attached again within a second, and takes no CPU while it is missing.
+/// It is attached again within a second, and takes no CPU while it is missing. The thread that
+/// attaches it sleeps until then.
 #[test]
 fn deleted_and_made_again() {
     in_namespace(|| {
@@ -288,6 +288,9 @@ fn deleted_and_made_again() {
             let d = switch(1, &keys, &["--workers", &queues.to_string()]);
             let (mut vm, mut host) = (connect(&d, 0), Host::open("peer"));
             introduce(&mut [&mut vm], &host);
+            let woken = d.voluntary_switches_of("xdp-");
+            std::thread::sleep(Duration::from_secs(1));
+            assert_eq!(d.voluntary_switches_of("xdp-"), woken, "it looks for what is not there");
             for _ in 0..3 {
                 ip("link del wire");
                 assert!(wait_for(SOON, || d.log().contains("interface wire is gone")));

@@ -4,7 +4,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testkit::host::{Host, in_namespace, ip};
+use testkit::host::{Host, in_namespace, ip, veth_up};
 use testkit::proc::{Dir, wait_for};
 use testkit::vm::{Vm, VmConfig, mac_of};
 
@@ -17,8 +17,7 @@ const FAR: u8 = 9;
 fn pair(name: &str, queues: u16) {
     let each = format!("numrxqueues {queues} numtxqueues {queues}");
     ip(&format!("link add {name} {each} type veth peer name {name}p {each}"));
-    ip(&format!("link set {name}p up"));
-    ip(&format!("link set {name} up"));
+    veth_up([name, &format!("{name}p")]);
 }
 
 fn program(interface: &str) -> bool {

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::proc::wait_for;
 use crate::{skip, sys};
 
 /// A packet socket's receive buffer: a window of frames of 9 KiB with the kernel's overhead.
@@ -54,6 +55,15 @@ pub fn ip(words: &str) -> String {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "ip {words}: {complaint}");
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Sets both ends of a veth pair up. Returns when frames pass: the kernel activates an end some
+/// time after it has a carrier, and drops what it is to send until then without an error.
+pub fn veth_up(ends: [&str; 2]) {
+    ends.iter().for_each(|end| drop(ip(&format!("link set {end} up"))));
+    let is_up = |end: &&str| ip(&format!("link show {end}")).contains("state UP");
+    let up = wait_for(Duration::from_secs(10), || ends.iter().all(is_up));
+    assert!(up, "no carrier: {}", ip("link show"));
 }
 
 /// The number of an interface; none if there is no such interface.
