@@ -1,4 +1,5 @@
-//! The thread that follows the MTUs of TAPs, whether they are up, and their bridges: the kernel
+//! The thread that follows the interfaces of uplinks: their MTUs, whether they are up, their
+//! bridges, and whether those of XDP were deleted, of which a socket reports no event. The kernel
 //! reports each change, so that no worker has to ask.
 //!
 //! It asks for all of them itself when it begins, and again after it was told that something was
@@ -13,7 +14,7 @@ use crate::events::What;
 use crate::limits::LINK_RETRY_MILLIS;
 use crate::port::{Port, PortTable, Ports};
 use crate::sys::link_events::{Heard, LinkEvents};
-use crate::sys::netlink::NetlinkError;
+use crate::sys::netlink::{LinkNews, NetlinkError};
 use crate::sys::poll::{self, Wake};
 
 /// Follows the MTU of every TAP among `ports`, those that are yet to come too, until `stop`.
@@ -52,7 +53,8 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
         let (mut present, mut failed) = (None, Ok(()));
         let heard = events.wait(stop, |news| {
             let table = present.get_or_insert_with(|| ports.present());
-            for port in taps(table) {
+            let LinkNews::Is(news) = news else { return look_for_losses(table) };
+            for port in uplinks(table) {
                 let behind = |port: &Port| port.mtu.bridge().map(|bridge| bridge.index);
                 let before = behind(port);
                 match port.mtu.hear(&news) {
@@ -71,12 +73,18 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
     }
 }
 
-/// Asks how the interface of each TAP is now.
+/// Asks how the interface of each uplink is now.
 fn ask(table: &PortTable) -> Result<(), NetlinkError> {
-    for port in taps(table) {
+    look_for_losses(table);
+    for port in uplinks(table) {
         tell(port, port.mtu.ask()?);
     }
     Ok(())
+}
+
+/// Takes interfaces out of service that were deleted.
+fn look_for_losses(table: &PortTable) {
+    uplinks(table).filter_map(|port| port.as_uplink()).for_each(|(uplink, _)| uplink.look());
 }
 
 /// Tells that the interface behind a port came up, or went down.
@@ -92,9 +100,9 @@ fn tell(port: &Port, change: Option<bool>) {
     }
 }
 
-fn taps(table: &PortTable) -> impl Iterator<Item = &Port> {
-    let is_tap = |port: &&Port| port.as_uplink().is_some();
-    table.iter().map(|port| &**port).filter(is_tap)
+fn uplinks(table: &PortTable) -> impl Iterator<Item = &Port> {
+    let is_uplink = |port: &&Port| port.as_uplink().is_some();
+    table.iter().map(|port| &**port).filter(is_uplink)
 }
 
 #[cfg(test)]

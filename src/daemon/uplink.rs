@@ -235,6 +235,8 @@ fn serve(port: &Port, opened: Opened, workers: &Workers) -> Result<(), UplinkErr
     }
     uplink.set_refused(opened.refused);
     uplink.attach(opened.devices, opened.offloads);
+    // Reported as deleted before it was attached, it would not be missed again.
+    uplink.look();
     port.begin();
     // What came between is found now.
     for queue in 0..uplink.queues().len() {

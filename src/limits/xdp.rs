@@ -20,10 +20,6 @@ pub const XDP_LANES: usize = 4;
 /// the rest waits there.
 pub const XDP_IDLE_CALLS: u32 = 4;
 
-/// Tuning: pause between looks whether the interface of an XDP uplink was deleted, of which a
-/// socket reports no event.
-pub const XDP_LOOK_MILLIS: u64 = 250;
-
 /// Tuning: time for the kernel to be done with an XDP queue that was closed; so long one that is in
 /// use is tried again.
 pub const XDP_CLOSE_MILLIS: u32 = 100;

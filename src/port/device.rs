@@ -23,9 +23,7 @@ use super::{FrontEnd, Next};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Load, Offloads, VNET_HDR_LEN};
 use crate::guard::SignalCost;
-use crate::limits::{
-    BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN, XDP_LOOK_MILLIS,
-};
+use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{Booking, PortKind, Room, SourceMemo};
@@ -424,15 +422,13 @@ impl DevicePort {
     /// asked under the lock that `wake` takes: set before that, it is seen here or cuts the wait.
     pub fn wait_lost(&self, stopped: impl Fn() -> bool) {
         let loss = lock(&self.loss);
-        if loss.lost || stopped() {
-            return;
+        if !loss.lost && !stopped() {
+            drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner));
         }
-        if !matches!(self.behind, Behind::Xdp(..)) {
-            return drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner));
-        }
-        // No event tells of it.
-        let pause = Duration::from_millis(XDP_LOOK_MILLIS);
-        drop(self.wake.wait_timeout(loss, pause).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Looks whether the interface was deleted, which workers that have no frames for it miss.
+    pub fn look(&self) {
         for queue in &self.queues {
             if let Some(device) = queue.device().filter(|device| device.is_gone()) {
                 self.lose(queue, &device);

@@ -93,8 +93,8 @@ pub trait FrameIo: Send + Sync + AsRawFd {
         None
     }
 
-    /// True if the interface was deleted, of which no event tells. Once: the device is to be
-    /// closed.
+    /// True if the interface was deleted, of which its descriptor reports no event. Once: the
+    /// device is to be closed.
     fn is_gone(&self) -> bool {
         false
     }

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::netlink::{self, BUFFER_LEN, Link, NetlinkError};
+use super::netlink::{self, BUFFER_LEN, LinkNews, NetlinkError};
 use super::poll::{Interest, Wake, wait};
 
 /// RTNLGRP_LINK as a bit (`RTMGRP_LINK`).
@@ -52,7 +52,11 @@ impl LinkEvents {
 
     /// Waits for the next changes, without a limit, and calls `each` for every interface that
     /// there is something new of.
-    pub fn wait(&mut self, stop: &EventFd, each: impl FnMut(Link)) -> Result<Heard, NetlinkError> {
+    pub fn wait(
+        &mut self,
+        stop: &EventFd,
+        each: impl FnMut(LinkNews),
+    ) -> Result<Heard, NetlinkError> {
         if wait(self.socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
             return Ok(Heard::Stop);
         }
@@ -80,6 +84,7 @@ mod tests {
     use rustix::net::sockopt::set_socket_recv_buffer_size;
 
     use crate::frame::Offloads;
+    use crate::sys::netlink::Link;
     use crate::sys::poll::is_ready_by;
     use crate::sys::tap::{self, Missing, Tap};
     use crate::sys::testns;
@@ -101,8 +106,10 @@ mod tests {
             if !is_ready_by(events.socket.as_fd(), Interest::Read, now).unwrap() {
                 stop.write(1).unwrap();
             }
-            let told = |Link { index, mtu, .. }| {
-                mtus.insert(index, mtu);
+            let told = |news| {
+                if let LinkNews::Is(Link { index, mtu, .. }) = news {
+                    mtus.insert(index, mtu);
+                }
             };
             match events.wait(&stop, told).unwrap() {
                 Heard::Changes => {}

@@ -178,16 +178,30 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     Some(link)
 }
 
+/// What the kernel reports of interfaces.
+#[derive(Debug)]
+pub enum LinkNews {
+    /// One is like this now.
+    Is(Link),
+    /// One was deleted, or moved to another network namespace.
+    Gone,
+}
+
 /// Calls `each` for each interface that a datagram describes; `None` if it cannot be read to its
-/// end. A message that has no MTU, as not every one about an interface does, is passed over.
-pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(Link)) -> Option<()> {
+/// end. A message that has no MTU, as not every one about an interface does, is passed over, and so
+/// is that an interface left its bridge, as another message says where it is.
+pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(LinkNews)) -> Option<()> {
     while !datagram.is_empty() {
         let (kind, body, rest) = split_message(datagram)?;
         datagram = rest;
+        let of_bridge = body.first() == Some(&(libc::AF_BRIDGE as u8));
+        if kind == libc::RTM_DELLINK && !of_bridge {
+            each(LinkNews::Gone);
+        }
         if kind == libc::RTM_NEWLINK
             && let Some(link) = parse_link(body).filter(|link| link.mtu != 0)
         {
-            each(link);
+            each(LinkNews::Is(link));
         }
     }
     Some(())

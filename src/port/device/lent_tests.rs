@@ -133,15 +133,15 @@ fn a_rate_bounds_what_is_taken() {
     assert_eq!((next, burst.taken()), (Next::More, 1), "the time is over after one");
 }
 
-/// Of an interface that is deleted no event tells.
+/// The descriptor of an interface that is deleted reports no event.
 #[test]
-fn a_loss_that_no_event_tells_is_found() {
+fn a_loss_without_an_event_is_found() {
     let port = port();
     let lender = attach(&port, Lender::default());
-    tap(&port).wait_lost(|| false);
+    tap(&port).look();
     assert!(!tap(&port).is_lost());
     lender.gone.store(true, Ordering::Relaxed);
-    tap(&port).wait_lost(|| false);
+    tap(&port).look();
     assert!(tap(&port).is_lost() && !tap(&port).is_up());
     drop(lender);
     tap(&port).close_lost();
