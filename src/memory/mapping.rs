@@ -10,8 +10,7 @@
 //! what `guard::sigbus` handles.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -19,6 +18,7 @@ use super::ledger::Lease;
 use crate::guard::sigbus;
 use crate::limits::MAX_PORT_MAPPED_BYTES;
 use crate::sys::fs::{self, FileFacts, FileKind};
+use crate::sys::pages::Pages;
 
 /// Why a file cannot serve as guest memory.
 #[derive(Debug, thiserror::Error)]
@@ -64,45 +64,6 @@ pub struct Mapping {
     backing: Backing,
     // Given back when the pages are gone.
     _lease: Option<Lease>,
-}
-
-/// Whole pages of a file in memory; unmapped on drop.
-#[derive(Debug)]
-struct Pages {
-    at: *mut u8,
-    len: usize,
-}
-
-// SAFETY: the pointer is only handed out as a raw pointer; code that follows it must expect that
-// others write there, on this side too.
-unsafe impl Send for Pages {}
-// SAFETY: as above; the value itself never changes.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    fn map(file: &OwnedFd, first: u64, len: usize) -> io::Result<Pages> {
-        let offset = libc::off_t::try_from(first).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let (access, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
-        // SAFETY: a new mapping where the kernel chooses replaces nothing of ours.
-        let at =
-            unsafe { libc::mmap(ptr::null_mut(), len, access, flags, file.as_raw_fd(), offset) };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // A user who may read the daemon's core dump need not read its guests.
-        // SAFETY: the mapping is ours and whole; its contents stay.
-        unsafe { libc::madvise(at, len, libc::MADV_DONTDUMP) };
-        Ok(Pages { at: at.cast(), len })
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, whole, and there is no pointer into it any more: those
-        // are only reachable through the table that owns this.
-        unsafe { libc::munmap(self.at.cast(), self.len) };
-    }
 }
 
 /// A range of a file that may be mapped.
@@ -165,8 +126,10 @@ impl Extent {
     pub fn map(self, truncated: &Arc<AtomicBool>) -> Result<Mapping, MapError> {
         let Extent { file, first, whole, delta, len, facts } = self;
         let FileFacts { identity, kind, page, named, .. } = facts;
-        let pages = Pages::map(&file, first, whole).map_err(MapError::Mmap)?;
-        let guard = sigbus::guard(pages.at as usize, whole, Arc::clone(truncated))
+        let pages = Pages::of(file.as_fd(), first, whole, libc::MAP_NORESERVE);
+        // A user who may read the daemon's core dump need not read its guests.
+        let pages = pages.map_err(MapError::Mmap)?.without_dump();
+        let guard = sigbus::guard(pages.at().as_ptr() as usize, whole, Arc::clone(truncated))
             .map_err(MapError::Guard)?;
         let backing = Backing { kind, page, named };
         Ok(Mapping { _guard: guard, pages, delta, len, identity, backing, _lease: None })
@@ -212,7 +175,7 @@ impl Mapping {
     /// First byte of the range asked for.
     pub fn as_ptr(&self) -> *mut u8 {
         // `delta` lies inside the pages by construction.
-        self.pages.at.wrapping_add(self.delta)
+        self.pages.at().as_ptr().wrapping_add(self.delta)
     }
 
     /// Length of the range asked for, in bytes.
@@ -222,7 +185,7 @@ impl Mapping {
 
     /// The bytes asked for, and those of the whole pages they lie in.
     pub fn size(&self) -> Size {
-        Size { asked: self.len as u64, mapped: self.pages.len as u64 }
+        Size { asked: self.len as u64, mapped: self.pages.bytes() as u64 }
     }
 
     /// What its pages are.

@@ -16,6 +16,7 @@ pub mod inherited;
 pub mod link_events;
 pub mod netlink;
 pub mod notify;
+pub mod pages;
 pub mod poll;
 pub mod random;
 pub mod scm;

@@ -134,6 +134,7 @@ const UNSAFE: &[&str] = &[
     "sys/eventfd.rs",           // `poll`, `preadv2` on shared descriptors
     "sys/frame_io.rs",          // pieces of guest memory
     "sys/inherited.rs",         // a number that may not be open
+    "sys/pages.rs",             // mappings
     "sys/poll.rs",              // `ppoll`
     "sys/scm.rs",               // `recvmsg` with descriptors
     "sys/signals.rs",           // a timer that sends one thread a signal

@@ -8,44 +8,31 @@ use std::io;
 use std::ptr::NonNull;
 
 use crate::limits::XDP_CHUNK;
+use crate::sys::pages::Pages;
 
 /// The chunks of one socket, unmapped on drop. The kernel holds the pages for as long as the socket
-/// is open.
+/// is open; who owns a chunk is said by the rings, under their locks.
 #[derive(Debug)]
 pub(super) struct Memory {
-    at: NonNull<u8>,
+    pages: Pages,
     chunks: u32,
 }
 
-// SAFETY: no reference into it is kept here; who owns a chunk is said by the rings, under their
-// locks.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
 impl Memory {
     pub(super) fn new(chunks: u32) -> io::Result<Memory> {
-        let len = chunks as usize * XDP_CHUNK;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping at a place of the kernel's choice.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
-        match NonNull::new(at.cast::<u8>()) {
-            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Memory { at, chunks }),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(Memory { pages: Pages::anonymous(chunks as usize * XDP_CHUNK)?, chunks })
     }
 
     /// Where it begins, and its length.
     pub(super) fn place(&self) -> (u64, u64) {
-        (self.at.as_ptr() as u64, u64::from(self.chunks) * XDP_CHUNK as u64)
+        (self.pages.at().as_ptr() as u64, self.pages.bytes() as u64)
     }
 
     /// A chunk of [`XDP_CHUNK`] bytes.
     pub(super) fn chunk(&self, number: u32) -> NonNull<u8> {
         let number = number.min(self.chunks - 1) as usize;
         // SAFETY: it lies in the mapping.
-        unsafe { self.at.add(number * XDP_CHUNK) }
+        unsafe { self.pages.at().add(number * XDP_CHUNK) }
     }
 
     /// The frame of a descriptor, and the chunk that it is in; none if it is not in one chunk.
@@ -55,14 +42,6 @@ impl Memory {
         let fits = chunk < self.chunks && desc.len as usize <= XDP_CHUNK - offset;
         // SAFETY: the offset is less than a chunk.
         fits.then(|| (unsafe { self.chunk(chunk).add(offset) }, chunk))
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let len = self.chunks as usize * XDP_CHUNK;
-        // SAFETY: the mapping is ours; pointers into it are not used beyond the socket's life.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), len) };
     }
 }
 

@@ -24,7 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use libc::xdp_desc;
 use rustix::io::Errno;
@@ -32,7 +32,7 @@ use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemReg
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::memory::Memory;
-use super::ring::{Consumer, Layout, Producer};
+use super::ring::{Consumer, Producer, Ring};
 use super::{Attachment, XdpError};
 use crate::frame::VNET_HDR_LEN;
 use crate::limits::{
@@ -40,6 +40,7 @@ use crate::limits::{
 };
 use crate::sys::clock;
 use crate::sys::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
+use crate::sys::threads::lock;
 
 /// One attached queue; detached on drop.
 #[derive(Debug)]
@@ -62,19 +63,6 @@ struct Shared {
     outlet: Mutex<Outlet>,
     /// The kernel left frames in the ring.
     left: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What is behind the layout that the kernel gives its rings.
-fn layout(offset: &libc::xdp_ring_offset) -> Layout {
-    Layout {
-        producer: offset.producer as usize,
-        consumer: offset.consumer as usize,
-        entries: offset.desc as usize,
-    }
 }
 
 /// An option of the socket that is a struct of numbers.
@@ -142,14 +130,12 @@ fn rings(socket: &OwnedFd) -> Result<(Inbox, Outlet), XdpError> {
     let failed = |source| XdpError::Io { call: "rings", source };
     let offsets: Offsets = option(socket, libc::XDP_MMAP_OFFSETS).map_err(failed)?;
     let Offsets([rx, tx, fr, cr]) = &offsets;
-    let fd = socket.as_fd();
-    let (fill, completion) = (libc::XDP_UMEM_PGOFF_FILL_RING, libc::XDP_UMEM_PGOFF_COMPLETION_RING);
-    let (fill, completion) = (fill as libc::off_t, completion as libc::off_t);
-    let (receive, send) = (XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES);
+    let (fd, receive, send) = (socket.as_fd(), XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES);
+    let (rx_at, tx_at) = (libc::XDP_PGOFF_RX_RING as u64, libc::XDP_PGOFF_TX_RING as u64);
+    let (fill_at, done_at) = (libc::XDP_UMEM_PGOFF_FILL_RING, libc::XDP_UMEM_PGOFF_COMPLETION_RING);
     let mut inbox = Inbox {
-        received: Consumer::map(fd, libc::XDP_PGOFF_RX_RING, layout(rx), receive)
-            .map_err(failed)?,
-        fill: Producer::map(fd, fill, layout(fr), receive).map_err(failed)?,
+        received: Consumer(Ring::map(fd, rx_at, rx, receive).map_err(failed)?),
+        fill: Producer(Ring::map(fd, fill_at, fr, receive).map_err(failed)?),
         lent: (0..receive).collect(),
         lost: 0,
         asked: clock::coarse_seconds(),
@@ -157,8 +143,8 @@ fn rings(socket: &OwnedFd) -> Result<(Inbox, Outlet), XdpError> {
     inbox.give_back();
     inbox.lent.shrink_to(BURST_FRAMES);
     let outlet = Outlet {
-        transmit: Producer::map(fd, libc::XDP_PGOFF_TX_RING, layout(tx), send).map_err(failed)?,
-        done: Consumer::map(fd, completion, layout(cr), send).map_err(failed)?,
+        transmit: Producer(Ring::map(fd, tx_at, tx, send).map_err(failed)?),
+        done: Consumer(Ring::map(fd, done_at, cr, send).map_err(failed)?),
         free: (receive..receive + send).collect(),
     };
     Ok((inbox, outlet))

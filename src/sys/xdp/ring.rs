@@ -8,9 +8,11 @@
 //!   that no entry is used twice.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::sys::pages::Pages;
 
 /// How far both sides are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,69 +43,35 @@ impl Counts {
     }
 }
 
-/// Memory that the kernel made, unmapped on drop.
-#[derive(Debug)]
-struct Mapping {
-    at: NonNull<u8>,
-    len: usize,
-}
-
-impl Mapping {
-    fn new(fd: BorrowedFd<'_>, offset: libc::off_t, len: usize) -> io::Result<Mapping> {
-        let (prot, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-        // SAFETY: a fresh mapping at a place of the kernel's choice.
-        let at =
-            unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, fd.as_raw_fd(), offset) };
-        match NonNull::new(at.cast::<u8>()) {
-            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { at, len }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and goes with the only ones that use it.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
-    }
-}
-
-/// Where the parts of a ring are in its mapping.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
-    pub(super) producer: usize,
-    pub(super) consumer: usize,
-    pub(super) entries: usize,
-}
-
 /// A ring, our side of it.
 #[derive(Debug)]
-struct Ring<T> {
+pub(super) struct Ring<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     entries: NonNull<T>,
     counts: Counts,
-    _memory: Option<Mapping>,
+    _memory: Option<Pages>,
 }
 
 // SAFETY: the pointers lead into the mapping, which is this one's; `T` is plain data.
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
-    fn map(
+    /// Maps the ring of `size` entries that is at an offset of the socket, by the kernel's layout.
+    pub(super) fn map(
         fd: BorrowedFd<'_>,
-        offset: libc::off_t,
-        layout: Layout,
+        offset: u64,
+        layout: &libc::xdp_ring_offset,
         size: u32,
     ) -> io::Result<Ring<T>> {
         debug_assert!(size.is_power_of_two());
-        let memory = Mapping::new(fd, offset, layout.entries + size as usize * size_of::<T>())?;
+        let len = layout.desc as usize + size as usize * size_of::<T>();
+        let memory = Pages::of(fd, offset, len, libc::MAP_POPULATE)?;
         // SAFETY: the kernel lays a ring out so: indices and entries lie inside the mapping, each
         // aligned for its type.
         let (producer, consumer, entries) = unsafe {
-            let at = |offset: usize| memory.at.add(offset);
-            (at(layout.producer).cast(), at(layout.consumer).cast(), at(layout.entries).cast())
+            let at = |offset: u64| memory.at().add(offset as usize);
+            (at(layout.producer).cast(), at(layout.consumer).cast(), at(layout.desc).cast())
         };
         let counts = Counts { own: 0, other: 0, size };
         Ok(Ring { producer, consumer, entries, counts, _memory: Some(memory) })
@@ -122,18 +90,9 @@ impl<T: Copy> Ring<T> {
 
 /// A ring into which we write: fill, and transmit.
 #[derive(Debug)]
-pub(super) struct Producer<T>(Ring<T>);
+pub(super) struct Producer<T>(pub(super) Ring<T>);
 
 impl<T: Copy> Producer<T> {
-    pub(super) fn map(
-        fd: BorrowedFd<'_>,
-        offset: libc::off_t,
-        layout: Layout,
-        size: u32,
-    ) -> io::Result<Producer<T>> {
-        Ring::map(fd, offset, layout, size).map(Producer)
-    }
-
     /// Writes an entry, which the kernel sees when it is published. False if the ring is full.
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.0.counts.room() == 0 {
@@ -171,18 +130,9 @@ impl<T: Copy> Producer<T> {
 
 /// A ring from which we read: receive, and completion.
 #[derive(Debug)]
-pub(super) struct Consumer<T>(Ring<T>);
+pub(super) struct Consumer<T>(pub(super) Ring<T>);
 
 impl<T: Copy> Consumer<T> {
-    pub(super) fn map(
-        fd: BorrowedFd<'_>,
-        offset: libc::off_t,
-        layout: Layout,
-        size: u32,
-    ) -> io::Result<Consumer<T>> {
-        Ring::map(fd, offset, layout, size).map(Consumer)
-    }
-
     /// The next entry, whose place is the kernel's again when it is released.
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.0.counts.ready() == 0 {
