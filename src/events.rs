@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use log::Level;
 use serde::{Serialize, Serializer};
@@ -27,6 +27,7 @@ use crate::limits::{
 };
 use crate::stats::{Direction, DropReason};
 use crate::sys::clock;
+use crate::sys::threads::lock;
 use crate::sys::waker::Waker;
 
 fn shown<S: Serializer>(mac: &MacAddr, to: S) -> Result<S::Ok, S::Error> {
@@ -337,8 +338,7 @@ impl Events {
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
-        // Poison is no concern: no thread can panic while it holds this.
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = lock(&self.ring);
         ring.settle();
         ring
     }

@@ -29,7 +29,7 @@ use std::cell::Cell;
 use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ use crate::limits::{
 };
 use crate::logging::never_wait;
 use crate::sys::clock;
-use crate::sys::threads::run_again_after_panic;
+use crate::sys::threads::{lock, run_again_after_panic};
 use crate::sys::usage::cpu_micros;
 
 /// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
@@ -152,7 +152,7 @@ impl BlockedWriterWatch {
             presence: Presence::default(),
             watched,
         });
-        self.shared.entries().push(Arc::clone(&entry));
+        lock(&self.shared.entries).push(Arc::clone(&entry));
         SignalSlot {
             shared: Arc::clone(&self.shared),
             entry,
@@ -324,15 +324,11 @@ impl Drop for SignalSlot {
         self.asleep();
         // The watchdog signals threads under this lock, so none of its signals can be under way
         // to a thread that is about to end.
-        self.shared.entries().retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+        lock(&self.shared.entries).retain(|entry| !Arc::ptr_eq(entry, &self.entry));
     }
 }
 
 impl Shared {
-    fn entries(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Entry>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Unparks the watchdog; does next to nothing if it is not parked.
     #[cold]
     fn wake(&self) {
@@ -360,7 +356,7 @@ impl Shared {
         assert!(!self.broken.swap(false, Ordering::Relaxed), "injected: look");
         let alert = self.alert.load(Ordering::Relaxed);
         self.alert.store(alert.saturating_sub(1), Ordering::Relaxed);
-        for entry in self.entries().iter() {
+        for entry in lock(&self.entries).iter() {
             let state = entry.state.load(Ordering::Relaxed);
             let seen = entry.seen.swap(state, Ordering::Relaxed);
             if state & PHASE == PENDING && seen == state {
@@ -577,7 +573,7 @@ mod tests {
         one.active();
         drop(one);
         assert_eq!(watch.shared.awake.load(Ordering::SeqCst), 0);
-        assert_eq!(watch.shared.entries().len(), 1);
+        assert_eq!(lock(&watch.shared.entries).len(), 1);
     }
 
     #[test]

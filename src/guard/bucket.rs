@@ -1,9 +1,10 @@
 //! A token bucket: so many at once, and so many a second in the long run.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
+use crate::sys::threads::lock;
 
 /// Hands out tokens; each comes back after a time, up to a number.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ impl Bucket {
     }
 
     fn take_at(&self, now: Instant) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let (budget, since) = &mut *state;
         budget.earn(nanos(now.saturating_duration_since(*since)));
         *since = now.max(*since);

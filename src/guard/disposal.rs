@@ -23,7 +23,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::blocked_writers::{RESCUE, prepare_thread};
@@ -33,6 +33,7 @@ use crate::limits::{
 use crate::sys::eventfd::is_eventfd;
 use crate::sys::fs::is_memory;
 use crate::sys::signals::Ticker;
+use crate::sys::threads::lock;
 use crate::sys::unix_socket;
 
 /// What one thread had closed.
@@ -93,10 +94,6 @@ fn is_late() -> bool {
         work.closing = work.closing || (!work.files.is_empty() && start_closer(&shared));
         work.files.len() > MAX_HELD_FILES
     })
-}
-
-fn lock(work: &Mutex<Work>) -> MutexGuard<'_, Work> {
-    work.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a thread that closes; false if there are too many, or none can be had.

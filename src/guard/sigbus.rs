@@ -34,10 +34,11 @@ use std::io;
 use std::os::fd::IntoRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::limits::{GUARD_SEGMENT_SLOTS, MAX_GUARDED_MAPPINGS};
 use crate::sys::fs::{memfd, page_size};
+use crate::sys::threads::lock;
 
 /// Why a range cannot be guarded.
 #[derive(Debug, thiserror::Error)]
@@ -164,7 +165,7 @@ impl Drop for Guard {
 }
 
 fn vacate(number: usize) {
-    VACANT.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+    lock(&VACANT).push(number);
 }
 
 /// fallocate(2) on [`COVER`], whose size stays.
@@ -187,7 +188,7 @@ fn allocate(mode: i32, at: u64, len: u64) -> io::Result<()> {
 
 /// A slot nobody uses.
 fn vacant_slot() -> Result<(usize, &'static Slot), GuardError> {
-    let mut vacant = VACANT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut vacant = lock(&VACANT);
     if let Some(number) = vacant.pop() {
         return slot(number).map(|slot| (number, slot)).ok_or(GuardError::Full);
     }

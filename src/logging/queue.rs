@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::limits::{LOG_QUEUE_BYTES, LOG_TIMEOUT};
-use crate::sys::threads::run_again_after_panic;
+use crate::sys::threads::{lock, run_again_after_panic};
 
 /// Where lines go in the end.
 pub trait Sink: Send + 'static {
@@ -103,7 +103,7 @@ impl LogQueue {
 
     /// Queues one line, its end included.
     pub fn push(&self, line: &[u8]) {
-        let mut state = self.0.state();
+        let mut state = lock(&self.0.state);
         if state.queued.len() + line.len() > LOG_QUEUE_BYTES {
             state.lost += 1;
             return;
@@ -121,7 +121,7 @@ impl LogQueue {
     /// if a thread has just waited in vain: where every CPU is busy it may have been this queue's
     /// own thread that was late, and what a process ends with is why it ends.
     pub fn flush(&self) {
-        let mut state = self.0.state();
+        let mut state = lock(&self.0.state);
         state.stalled = false;
         let end = state.accepted;
         self.0.wait_written(state, end);
@@ -129,10 +129,6 @@ impl LogQueue {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wait_written(&self, mut state: MutexGuard<'_, State>, end: u64) {
         let deadline = Instant::now() + LOG_TIMEOUT;
         while state.written < end && !state.stalled {
@@ -152,7 +148,7 @@ impl Shared {
     fn write_to(&self, out: &mut impl Sink) {
         let mut lines = Vec::new();
         loop {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             while state.queued.is_empty() && state.lost == 0 {
                 state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -166,7 +162,7 @@ impl Shared {
                 // What was lost came after what was queued then.
                 out.say_lost(lost);
             }
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.written += bytes;
             state.stalled = false;
             drop(state);

@@ -9,13 +9,14 @@
 //! back after it is gone, of what will be mapped: whole huge pages where only bytes of them were
 //! asked for.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::limits::{
     GUARANTEED_MAPPED_BYTES, GUARANTEED_MAPPINGS, MAX_MAPPED_BYTES, OWN_MAPPINGS,
     OWN_MAPPINGS_PER_PORT,
 };
 use crate::sys::fs::max_map_count;
+use crate::sys::threads::lock;
 
 /// Bytes of address space, and mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -141,10 +142,6 @@ impl Drop for Lease {
         let mut pool = lock(&self.account.ledger.pool);
         *pool = pool.plus(returned);
     }
-}
-
-fn lock(amount: &Mutex<Amount>) -> MutexGuard<'_, Amount> {
-    amount.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
