@@ -202,14 +202,8 @@ fn lower(
     Machine { cpus, allowed }: Machine<'_>,
 ) -> Result<Request, UsageError> {
     let mut source = Source::default();
-    for (kind, texts) in [
-        (Kind::Port, &options.port),
-        (Kind::Tap, &options.tap),
-        (Kind::Xdp, &options.xdp),
-        (Kind::Stream, &options.stream),
-        (Kind::Mirror, &options.mirror),
-    ] {
-        for text in texts {
+    for kind in Kind::NAMED {
+        for text in matches.get_many::<String>(kind.name()).into_iter().flatten() {
             source.sections.push(section(kind, text)?);
         }
     }

@@ -87,12 +87,8 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
         complaints.push(Complaint::new(&entry.at, text));
     }
     complaints.append(&mut mirrored_mirrors(&checked.entries));
-    for (kind, most, noun) in [
-        (Kind::Tap, limits::MAX_TAPS, "taps"),
-        (Kind::Xdp, limits::MAX_XDPS, "xdp uplinks"),
-        (Kind::Stream, limits::MAX_STREAMS, "streams"),
-        (Kind::Mirror, limits::MAX_MIRRORS, "mirrors"),
-    ] {
+    for kind in [Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror] {
+        let (most, noun) = kind.most();
         let mut all = checked.entries.iter().filter(|entry| entry.settings.kind == kind);
         if let Some(entry) = all.nth(most) {
             complaints.push(Complaint::new(&entry.at, format!("more than {most} {noun}")));

@@ -50,11 +50,23 @@ impl Kind {
     /// Those of ports.
     pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
     /// Those of which there may be several.
-    const NAMED: [Kind; 5] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
+    pub(super) const NAMED: [Kind; 5] =
+        [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
 
     /// The kind of entries that is called so.
     pub fn named(name: &str) -> Option<Kind> {
         Kind::NAMED.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// How many of them there may be, and what they are called.
+    pub fn most(self) -> (usize, &'static str) {
+        match self {
+            Kind::Tap => (limits::MAX_TAPS, "taps"),
+            Kind::Xdp => (limits::MAX_XDPS, "xdp uplinks"),
+            Kind::Stream => (limits::MAX_STREAMS, "streams"),
+            Kind::Mirror => (limits::MAX_MIRRORS, "mirrors"),
+            Kind::Port | Kind::Template => (limits::MAX_PORTS, "ports"),
+        }
     }
 
     /// The keys of its entries.

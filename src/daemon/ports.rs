@@ -20,13 +20,10 @@ use super::serving::{Opened, Serving};
 use super::state_store::NotSaved;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build};
-use crate::config::{Difference, Effect, Entry, Kind, Origin, Settings};
+use crate::config::{Difference, Effect, Entry, Origin, Settings};
 use crate::events::What;
 use crate::frame::MacAddr;
-use crate::limits::{
-    MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, MAX_STREAMS, MAX_TAPS, MAX_XDPS, REMOVE_TIMEOUT,
-    SOCKET_OPENS,
-};
+use crate::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, REMOVE_TIMEOUT, SOCKET_OPENS};
 use crate::port::Port;
 use crate::port::table::Full;
 use crate::switch::{PortId, StaticError};
@@ -48,15 +45,9 @@ pub enum PortError {
     /// No number is left.
     #[error(transparent)]
     Full(#[from] Full),
-    /// As many TAPs as there may be.
-    #[error("there are {MAX_TAPS} taps already")]
-    ManyTaps,
-    /// As many XDP uplinks as there may be.
-    #[error("there are {MAX_XDPS} xdp uplinks already")]
-    ManyXdps,
-    /// As many streams as there may be.
-    #[error("there are {MAX_STREAMS} streams already")]
-    ManyStreams,
+    /// As many of its kind as there may be.
+    #[error("there are {0} {1} already")]
+    Many(usize, &'static str),
     /// As many ports as may come by themselves.
     #[error("there are {MAX_PLUG_PORTS} ports by plug already")]
     ManyPlugged,
@@ -179,12 +170,10 @@ impl Daemon {
         let settings = &entry.settings;
         let id = self.free_number(&settings.name)?;
         let ports = self.view.ports.present();
-        let count = |kind| ports.iter().filter(|port| port.kind_name() == kind).count();
-        match settings.kind {
-            Kind::Tap if count("tap") >= MAX_TAPS => return Err(PortError::ManyTaps),
-            Kind::Xdp if count("xdp") >= MAX_XDPS => return Err(PortError::ManyXdps),
-            Kind::Stream if count("stream") >= MAX_STREAMS => return Err(PortError::ManyStreams),
-            _ => {}
+        let (most, noun) = settings.kind.most();
+        let kind = settings.kind.name();
+        if ports.iter().filter(|port| port.kind_name() == kind).count() >= most {
+            return Err(PortError::Many(most, noun));
         }
         drop(ports);
         let port = self.put(id, settings, socket.take())?;

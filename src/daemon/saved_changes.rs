@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::desired::{Changed, Desired};
 use crate::config::{Config, Entry, Kind, Origin, Settings, Value};
 use crate::frame::MacAddr;
-use crate::limits::{MAX_PORTS, MAX_STATIC_MACS, MAX_STREAMS, MAX_TAPS, MAX_XDPS};
+use crate::limits::{MAX_PORTS, MAX_STATIC_MACS};
 
 const VERSION: u64 = 1;
 
@@ -225,12 +225,8 @@ fn apply_one(
         desired.check_mirror(&entry.settings).map_err(|why| left_out(&why))?;
         let now = &entry.settings;
         let new = usize::from(there.is_none());
-        let count = |kind| config.of(kind).count() + if now.kind == kind { new } else { 0 };
-        if config.ports.len() + new > MAX_PORTS
-            || count(Kind::Tap) > MAX_TAPS
-            || count(Kind::Xdp) > MAX_XDPS
-            || count(Kind::Stream) > MAX_STREAMS
-        {
+        let of_kind = config.of(now.kind).count() + new;
+        if config.ports.len() + new > MAX_PORTS || of_kind > now.kind.most().0 {
             return Err("is left out: there are too many ports, taps or streams".to_owned());
         }
     }
